@@ -49,7 +49,8 @@ test: $(INSTALLED)  ## run all tests, WORKERS=2 files at a time
 
 test-vllm: $(VLLM_INSTALLED)  ## run vLLM itself without a GPU, in an environment of its own (2 GB)
 	@$(VLLM_BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder \
-	--override-ini filterwarnings=default -p no:unraisableexception --engine vllm tests/with_vllm tests/live
+	--override-ini filterwarnings=default -p no:unraisableexception --engine vllm \
+	tests/with_vllm tests/live tests/build/test_vllm_records.py
 
 lint: $(INSTALLED)  ## ruff: rules and formatting; import-linter: the layers between folders
 	@$(BIN)/ruff check .

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from deepseek_triton_build.planning.plan import Plan, PlanWarning, make_plan
     from deepseek_triton_build.planning.plan_request import PlanRequest
     from deepseek_triton_build.planning.target import resolve_target
+    from deepseek_triton_build.planning.vllm_sizes import resolve_vllm_target
     from deepseek_triton_build.render.contract_page import contract_page
     from deepseek_triton_build.render.folder_writer import write_repository
     from deepseek_triton_build.render.formats import (
@@ -78,6 +79,7 @@ __all__ = [
     "quant_config_change",
     "repository_files",
     "resolve_target",
+    "resolve_vllm_target",
     "usable_formats",
     "version_dir",
     "write_quant_config",
@@ -101,6 +103,7 @@ _HOMES = {
     "planning.plan": ("Plan", "PlanWarning", "make_plan"),
     "planning.plan_request": ("PlanRequest",),
     "planning.target": ("resolve_target",),
+    "planning.vllm_sizes": ("resolve_vllm_target",),
     "render.contract_page": ("contract_page",),
     "render.folder_writer": ("write_repository",),
     "render.formats": ("DEFAULT_FORMAT", "FORMATS", "format_files", "format_request", "usable_formats"),

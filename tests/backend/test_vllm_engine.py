@@ -135,7 +135,9 @@ def test_an_output_that_can_not_be_read_ends_its_own_request_only(make: MakeFake
         {"request_id": broken.request_id, "new_token_ids": ["?"]},
         {"request_id": other.request_id, "new_token_ids": HELLO, "finish_reason": "length"},
     )
-    assert isinstance(faked.sink.result(broken)[-1].error, EngineError)
+    error = faked.sink.result(broken)[-1].error
+    assert isinstance(error, EngineError)
+    assert str(error).startswith("an output of vLLM can't be read: ")
     assert text_of(faked, other) == "Hello world"
     wait_for(lambda: faked.core.aborted == [broken.request_id])
     assert faked.engine.health().alive
@@ -179,6 +181,20 @@ def test_an_abort_brings_the_text_that_waits_for_the_rest_of_a_character(make: M
     wait_for(lambda: faked.sink.steps_of(request))
     faked.engine.abort(request.request_id)
     assert text_of(faked, request) == "\ufffd"
+
+
+@WAYS
+def test_an_abort_in_the_turn_of_an_output_loses_none_of_it(make: MakeFaked, public: bool) -> None:
+    faked = make(public=public)
+    request = faked.accepted()
+
+    def at_once() -> None:
+        faked.core.emit_now({"request_id": request.request_id, "new_token_ids": HELLO})
+        faked.core.loop.call_soon(faked.engine._abort, request.request_id)
+
+    faked.core.loop.call_soon_threadsafe(at_once)
+    assert text_of(faked, request) == "Hello world"
+    assert [step.finish_reason for step in faked.sink.steps_of(request)] == [None, "cancelled"]
 
 
 @WAYS
@@ -243,7 +259,7 @@ def test_stop_ends_every_request_and_may_come_twice(make: MakeFaked, public: boo
     assert llm.num_shutdowns == 1
     assert isinstance(faked.refused(), UnavailableError)
     assert not faked.engine.health().alive
-    assert not [thread.name for thread in threading.enumerate() if thread.name == "vllm"]
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("vllm", "tokenizer"))]
 
 
 @pytest.mark.slow
@@ -344,7 +360,7 @@ def test_a_load_that_fails_says_why(make: MakeFaked, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(FakeAsyncLLM, "load_error", error)
     with pytest.raises(EngineError, match="vLLM can't load m: "):
         make()
-    assert not [thread.name for thread in threading.enumerate() if thread.name == "vllm"]
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("vllm", "tokenizer"))]
 
 
 def test_what_model_yaml_leaves_open_is_chosen(
@@ -354,6 +370,7 @@ def test_what_model_yaml_leaves_open_is_chosen(
     monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD", raising=False)
     args = make(model="tiny").engine._llm.args
     assert (args.model, args.disable_log_stats, args.shutdown_timeout) == (str(tmp_path / "tiny"), True, 600)
+    assert args.structured_outputs_config == {"backend": "xgrammar"}
     assert make(model="deepseek-ai/DeepSeek-R1", shutdown_timeout=7).engine._llm.args.shutdown_timeout == 7
 
 
@@ -425,6 +442,26 @@ def test_the_numbers_of_data_parallel_ranks_are_added(make: MakeFaked) -> None:
     numbers.record(None, None)
     stats = faked.engine.stats()
     assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (3, 2, round(0.3 * NUM_BLOCKS))
+
+
+@WAYS
+def test_statistics_that_can_not_be_read_end_nothing(
+    make: MakeFaked, public: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    faked = make(public=public)
+    request = faked.accepted()
+    (numbers,) = faked.engine._llm.stat_loggers
+    for _ in range(2):
+        faked.core.emit(
+            {"request_id": request.request_id, "new_token_ids": HELLO[:1]}, scheduler_stats=SimpleNamespace()
+        )
+        numbers.record(SimpleNamespace(), None)
+    faked.core.emit({"request_id": request.request_id, "finish_reason": "length"})
+    assert text_of(faked, request) == "HelloHello"
+    assert faked.engine.stats().kv_blocks_total == NUM_BLOCKS
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
+        "vLLM's scheduler statistics can't be read; their metrics stay as they are"
+    ]
 
 
 def test_the_record_is_what_the_metrics_name(tmp_path: Path) -> None:

@@ -367,6 +367,19 @@ def test_logprobs_come_with_the_token_first_and_then_the_likeliest(
     assert steps[-1].num_cached_tokens == 3
 
 
+def test_a_row_that_is_wide_for_another_request_is_cut(make: MakeFaked) -> None:
+    """The rows of an iteration are as wide as its most demanding request needs."""
+    faked = make()
+    a, b, c = HELLO[0], HELLO[1], HELLO[0] + 1
+    request = faked.accepted(logprobs=1)
+    wide = arrays([(a, -3.0), (b, -0.5), (c, -1.0)], ranks=[7])
+    faked.core.emit(
+        {"request_id": request.request_id, "new_token_ids": [a], "new_logprobs": wide, "finish_reason": "length"}
+    )
+    (step,) = faked.sink.result(request)
+    assert [[entry[:3] for entry in position] for position in step.logprobs] == [[(a, -3.0, 7), (b, -0.5, 1)]]
+
+
 def test_metrics_have_the_times_on_the_engines_clock() -> None:
     answer = answer_to(return_perf_metrics=True)
     answer.scheduled_s, answer.num_cached_tokens = 0.75, 1

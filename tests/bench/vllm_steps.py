@@ -1,12 +1,11 @@
 """What a token costs on the loop thread of the vLLM engine, beside vLLM's own generate().
 
-    python tests/bench/vllm_steps.py --executor MODULE.CLASS --record RELEASE.YAML [--runs N] [--requests N]
+    .venv-vllm/bin/python tests/bench/vllm_steps.py [--runs N] [--requests N] [--max-tokens N] [--step-ms MS]
 
-Run by hand where vLLM is installed; the executor, which makes the tokens, may be a fake one that needs no GPU. One
-engine serves all runs, by turns: `core` is the engine as it is, `calls` is the engine on vLLM's public way, and
-`generate` is what both are held against: a task a request that reads AsyncLLM.generate() with vLLM's own text. Let the
-executor take 25 ms or so for a step, as a GPU does: when the core is faster than its readers, they get the tokens of
-several steps at once.
+Run by hand; `make test-vllm` makes the environment, and no GPU is needed. One engine serves all runs, by turns: `core`
+is the engine as it is, `calls` is the engine on vLLM's public way, and `generate` is what both are held against: a task
+a request that reads AsyncLLM.generate() with vLLM's own text. --step-ms is the time of an iteration, 25 as on a GPU;
+with 0 the core is faster than its readers, which get the tokens of several iterations at once.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import argparse
 import asyncio
 import os
 import platform
-import shutil
 import sys
 import tempfile
 import threading
@@ -33,6 +31,8 @@ from deepseek_backend.config import parse_config
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.vllm import VllmEngine
 from deepseek_backend.engines.vllm.generate_calls import GenerateCalls
+from deepseek_triton_build.data.vllm import load_vllm
+from support.vllm_arguments import COMMON_ARGUMENTS, filler_arguments, installed_version
 
 
 class Bench:
@@ -122,22 +122,18 @@ class Bench:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--executor", required=True, help="vLLM's distributed_executor_backend, as module.Class")
-    parser.add_argument("--record", type=Path, required=True, help="the record of the installed vLLM")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--requests", type=int, default=256)
-    parser.add_argument("--max-tokens", type=int, default=300)
+    parser.add_argument("--max-tokens", type=int, default=200)
+    parser.add_argument("--step-ms", type=float, default=25)
     arguments = parser.parse_args()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with tempfile.TemporaryDirectory(prefix="deepseek-triton-bench-") as folder:
-        shutil.copy(arguments.record, Path(folder, "release.yaml"))
+        Path(folder, "release.yaml").write_text(load_vllm(installed_version()).text, encoding="utf-8")
         document = {
             "model": str(Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1" / "tiny"),
-            "distributed_executor_backend": arguments.executor,
-            "dtype": "bfloat16",
-            "block_size": 64,
-            "enforce_eager": True,
-            "max_model_len": 4096,
+            **COMMON_ARGUMENTS,
+            **filler_arguments(step_s=arguments.step_ms / 1000, kv_bytes=2 << 30),
             "max_num_seqs": arguments.requests,
             "max_num_batched_tokens": 32_768,
             "triton_config": {"engine": "vllm"},

@@ -55,6 +55,9 @@ MISSPELLED = {
         ("fp4", MODEL_YAML, r"(?m)^ *([a-z_]+):"),
         ("wide", EXTRA, r"(?m)^ *([a-z_]+):"),
         ("serve", SERVE, r"(?m)^  --([a-z_]+) .*\\$"),
+        ("vllm", MODEL_YAML, r"(?m)^ *([a-z_]+):"),
+        ("vllm mtp", MODEL_YAML, r"(?m)^ *([a-z_]+):"),
+        ("vllm serve", SERVE, r"(?m)^  --([a-z-]+).*\\$"),
     ],
 )
 def test_any_key_or_flag_that_is_misspelled_is_found(base: str, file: str, key: str, how: str, tmp_path: Path) -> None:

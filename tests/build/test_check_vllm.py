@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from deepseek_triton_build import PlanRequest, RefusedPlanError, format_files, make_plan, write_repository
 from deepseek_triton_build.build_errors import NothingToCheckError, UnknownNameError
 from deepseek_triton_build.check import CheckOptions, check_repository
 from deepseek_triton_build.check.scripts import ShellScript
@@ -25,6 +26,7 @@ enable_expert_parallel: true
 gpu_memory_utilization: 0.9
 max_model_len: 65536
 max_num_seqs: 256
+scheduling_policy: priority
 speculative_config:
   method: mtp
   num_speculative_tokens: 1
@@ -58,15 +60,15 @@ def test_a_right_repository_has_only_the_note_about_its_checkpoint(tmp_path: Pat
         ("max_num_seqs: 256", "max_num_seqs: '256'", "S014", 6, "without quotes"),
         ("max_num_seqs: 256", "max_num_seqs: true", "S014", 6, "whole number"),
         ("max_num_seqs: 256", "max_batch_size: 256", "S013", 6, "write max_num_seqs: 256"),
-        ("  method: mtp", "  decoding_type: MTP", "S013", 8, "under speculative_config: write method: mtp"),
-        ("  method: mtp", "  methods: mtp", "S011", 8, "did you mean method, under speculative_config?"),
+        ("  method: mtp", "  decoding_type: MTP", "S013", 9, "under speculative_config: write method: mtp"),
+        ("  method: mtp", "  methods: mtp", "S011", 9, "did you mean method, under speculative_config?"),
         ("max_num_seqs: 256", "attention_backend: flashmla\nmax_num_seqs: 256", "", 0, ""),
         ("max_num_seqs: 256", "attention_backend: FLASH_MLA", "S015", 6, "did you mean FLASHMLA?"),
         ("max_num_seqs: 256", "kv_cache_config:\n  dtype: fp8", "S013", 7, "write kv_cache_dtype: fp8"),
         ("max_num_seqs: 256", "kv_cache_config:\n  sink: 1", "S011", 6, "is not an argument of vLLM"),
         ("max_num_seqs: 256", "max_inflight: 256", "S011", 6, "indent it"),
-        ("  decoupled: true", "  decoupled: true\n  max_num_seqs: 1", "T001", 13, "move it to the top level"),
-        ("  engine: vllm", "  engine: vlm", "T002", 11, "tensorrt_llm, vllm, reference"),
+        ("  decoupled: true", "  decoupled: true\n  max_num_seqs: 1", "T001", 14, "move it to the top level"),
+        ("  engine: vllm", "  engine: vlm", "T002", 12, "tensorrt_llm, vllm, reference"),
         ("max_num_seqs: 256", "pipeline_parallel_size: 2", "T013", 0, "8 GPUs for 16 ranks"),
         ("max_num_seqs: 256", "data_parallel_size: 2", "T013", 0, "8 GPUs for 16 ranks"),
         ("tensor_parallel_size: 8", "tensor_parallel_size: 4", "T014", 0, "8 GPUs for 4 ranks"),
@@ -82,6 +84,46 @@ def test_an_edit_is_found(tmp_path: Path, old: str, new: str, code: str, line: i
     finding = only(report, code)
     assert words in f"{finding.message}; {finding.fix}"
     assert line in (0, finding.line)
+
+
+PLANS = [
+    {"variant": variant, "gpu": gpu, "num_gpus": num_gpus, "vllm": version, **more}
+    for variant, gpu, num_gpus in (
+        ("deepseek-r1-0528", "h200", 8),
+        ("deepseek-v3", "h200", 16),
+        ("deepseek-r1", "b200", 8),
+        ("deepseek-v3.2-exp", "b200", 8),
+        ("tiny", "h100", 2),
+    )
+    for version in VLLM_VERSIONS
+    for more in (
+        {},
+        {"profile": "latency"},
+        {"profile": "throughput"},
+        {"parallel": "dp"},
+        {"parallel": "tp", "mtp": 1, "kv_dtype": "fp8"},
+        {"precision": "fp4"},
+        {"precision": "w4a16", "model": "/models/some-w4a16"},
+    )
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["triton", "vllm-serve"])
+def test_what_build_writes_for_vllm_has_no_findings(tmp_path: Path, format: str) -> None:
+    checked = 0
+    for number, fields in enumerate(PLANS):
+        try:
+            plan = make_plan(PlanRequest(engine="vllm", **fields))
+            files = format_files(format, plan, version="0")
+        except RefusedPlanError:
+            continue
+        write_repository(files, tmp_path / str(number))
+        report = check_repository(tmp_path / str(number), CheckOptions())
+        assert [one for one in report.findings if one.code not in ("W001", "W003")] == [], fields
+        assert (report.models[0].engine, report.models[0].release) == ("vllm", fields["vllm"])
+        checked += 1
+    assert checked >= len(PLANS) / 2
 
 
 def test_a_record_of_the_other_library_is_an_error(tmp_path: Path) -> None:
@@ -194,7 +236,7 @@ def settings_of(command: str, version: str = "0.24.0") -> dict[str, Any]:
         ("--tensor_parallel_size=8", {"tensor_parallel_size": 8}),
         ("--max-num-batched-tokens 32k --block-size 64", {"max_num_batched_tokens": 32000, "block_size": 64}),
         ("--max-num-batched-tokens 32K", {"max_num_batched_tokens": 32768}),
-        ("--max-model-len auto", {"max_model_len": "auto"}),
+        ("--max-model-len auto", {}),
         ("--no-enable-prefix-caching --enable-dbo", {"enable_prefix_caching": False, "enable_dbo": True}),
         ("--cudagraph-capture-sizes 1 2 4", {"cudagraph_capture_sizes": [1, 2, 4]}),
         ("--compilation-config.cudagraph_mode FULL -O3", {"compilation_config.cudagraph_mode": "FULL"}),

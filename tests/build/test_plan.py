@@ -536,8 +536,11 @@ def test_an_unknown_preset_is_refused_before_anything_is_written():
             {"variant": "deepseek-v3", "precision": "w4a8"}, RefusedPlanError, "--model has to", id="your own"
         ),
         pytest.param(V32 | {"precision": "w4a8"}, RefusedPlanError, "W4AFP8 is for V3 and R1", id="V3.2 in W4A8"),
-        pytest.param({"engine": "vllm"}, UnknownNameError, "unknown engine 'vllm'", id="engine"),
-        pytest.param({"engine": "reference"}, RefusedPlanError, "runs on: tensorrt_llm", id="wrong engine"),
+        pytest.param({"engine": "sglang"}, UnknownNameError, "unknown engine 'sglang'", id="engine"),
+        pytest.param({"engine": "reference"}, RefusedPlanError, "runs on: tensorrt_llm, vllm", id="wrong engine"),
+        pytest.param({"precision": "w4a16"}, RefusedPlanError, "what works: --engine vllm", id="W4A16"),
+        pytest.param({"vllm": "0.25.1"}, RefusedPlanError, "--vllm is for --engine vllm", id="vLLM's version"),
+        pytest.param({"parallel": "dp"}, RefusedPlanError, "--parallel is for --engine vllm", id="vLLM's parallelism"),
         pytest.param({"preset": "x"}, RefusedPlanError, "simulated engine", id="preset without the simulated engine"),
         pytest.param({"release": "0.20.0"}, RefusedPlanError, "use 0.21.0", id="release without a record"),
         pytest.param({"release": "1.2.2"}, UnknownNameError, "unknown TensorRT-LLM release '1.2.2'", id="release"),

@@ -172,6 +172,7 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
     "H004": (deployed(precision="w4a8", **V32), deployed(precision="w4a8", variant="deepseek-v3")),
     "H005": (deployed(release="0.21.0", **B200), deployed(release="0.21.0", precision="fp4", **B200)),
     "H006": (deployed(release="1.1.0", **V32), deployed(release="1.2.0", **V32)),
+    "H007": (deployed(precision="w4a16"), deployed()),
     "K001": (deployed(FP8_KV, gpu="a100"), deployed(FP8_KV)),
     "K002": (deployed(FP8_KV, precision="w4a8"), deployed(precision="w4a8")),
     "K003": (deployed({"kv_cache_config.dtype": "nvfp4"}), deployed(FP8_KV)),

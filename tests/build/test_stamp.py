@@ -54,6 +54,8 @@ ANOTHER = {
     "precision": "fp4",
     "profile": "latency",
     "release": "1.1.0",
+    "vllm": "0.25.1",
+    "parallel": "dp",
     "container": "26.06",
     "workload": Workload(concurrency=7),
     "mtp": 0,

@@ -29,6 +29,10 @@ KINDS = {
     "trays-of-four": PlanRequest(variant="deepseek-r1", gpu="gb200", num_gpus=8),
     "reference": TINY,
     "simulated": SIMULATED,
+    "vllm": replace(R1, engine="vllm"),
+    "vllm-data-parallel": replace(R1, engine="vllm", parallel="dp"),
+    "vllm-two-nodes": replace(TWO_NODES, engine="vllm"),
+    "vllm-tiny": PlanRequest(variant="tiny", engine="vllm", gpu="h200", num_gpus=2),
     **{f"r1-{release}": replace(R1, release=release) for release in RELEASES},
 }
 LAUNCH = "0123abcd"
@@ -104,6 +108,7 @@ def test_every_script_is_bash(kind):
 def test_what_is_printed_is_what_is_run(run, kind):
     """A shell that gets the printed command starts the same words in the same environment."""
     variables = {"DEEPSEEK_TRITON_LAUNCH": LAUNCH, "HOSTS": "a,b", "SSH_ARGS": "-i it's", "INTERFACE": "eth0"}
+    variables |= {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"} if kind == "vllm-two-nodes" else {}
     result = run(KINDS[kind], "--log-verbose", "1", **variables)
     printed = run(KINDS[kind], "--log-verbose", "1", DRY_RUN="1", **variables)
 
@@ -112,7 +117,7 @@ def test_what_is_printed_is_what_is_run(run, kind):
     assert command == result.argv
     assert environment.items() <= result.environment.items()
     assert environment["DEEPSEEK_TRITON_LAUNCH"] == LAUNCH
-    assert ("PYTHONPATH" in environment) == (KINDS[kind].variant != "tiny")
+    assert ("PYTHONPATH" in environment) == (make_plan(KINDS[kind]).release is not None)
     assert max(map(len, printed.output.splitlines())) < 400
 
 
@@ -130,11 +135,16 @@ def test_a_dry_run_needs_neither_mpirun_nor_python(tmp_path):
 
 
 def test_the_backend_that_the_model_names_is_found(run, tmp_path):
-    """Triton has one backend directory. The link that stands for its own is broken here: there is no Triton."""
+    """Triton has one backend directory. The link that stands for its own is broken here: there is no Triton. The one to
+    its own vLLM backend, which its vLLM containers have, gives way."""
+    (tmp_path / f"deepseek_triton_{LAUNCH}_backends").mkdir()
+    (tmp_path / "their own").mkdir()
+    (tmp_path / f"deepseek_triton_{LAUNCH}_backends/vllm").symlink_to(tmp_path / "their own")
     variables = {"DEEPSEEK_TRITON_LAUNCH": LAUNCH, "TMPDIR": str(tmp_path)}
     for _ in range(2):  # as ranks of one launch do
-        result = run(replace(TINY, backend_name="vllm"), **variables)
+        result = run(replace(TINY, engine="vllm", gpu="h200", backend_name="vllm"), **variables)
 
+    assert list((tmp_path / "their own").iterdir()) == []
     folder = Path(result.argv[result.argv.index("--backend-directory") + 1])
     assert folder == tmp_path / f"deepseek_triton_{LAUNCH}_backends"
     model = Path(result.argv[result.argv.index("--model-repository") + 1]) / "tensorrt_llm"

@@ -9,6 +9,7 @@ own output goes to standard error. `EngineAlone` is the other end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -18,8 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.extend(str(Path(__file__).resolve().parents[2] / each) for each in ("client", "tools", "tests"))
+
+from deepseek_triton_tools.host.process_sessions import kill_all, session_members
 
 
 class EngineAlone:
@@ -77,10 +79,10 @@ class EngineAlone:
     def stop(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        kill_all(lambda: session_members(self.pid))  # the engine core's workers too: they hold the GPUs
+        self._process.wait()
         self._log.close()
 
 

@@ -30,7 +30,17 @@ sys.path.extend(
 
 from gpu.engine_alone import EngineAlone
 from gpu.measuring import Measure, alone, line, record, through
-from gpu.served_engines import OURS, ROOT, gpu_memory_mib, machine, our_repository, server_of, set_environment, start
+from gpu.served_engines import (
+    OURS,
+    ROOT,
+    gpu_memory_mib,
+    machine,
+    our_repository,
+    server_of,
+    set_environment,
+    start,
+    wait_for,
+)
 from gpu.token_streams import Load, Prompt, Target, client_processes
 
 LOADS = ((1, 7902, 1000), (1, 1024, 256), (8, 1024, 256), (32, 1024, 256), (64, 1024, 256))
@@ -61,6 +71,9 @@ W4A16 = {
     },
 }
 """In groups of 128; attention and the output layer keep 16 bits."""
+FREE_MIB = 4000
+"""By which the GPUs' memory in use may differ from before, when the next engine loads."""
+GONE_WITHIN_S = 60
 ENVIRONMENT = {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"}
 """Dummy weights would route every token to the same experts."""
 
@@ -242,10 +255,11 @@ def main() -> int:
         for streams, prompt, output in LOADS
     ]
     (folder / "machine.json").write_text(json.dumps(machine() | {"engine_arguments": given}, indent=1))
-    longest = 0.0
+    longest, idle = 0.0, gpu_memory_mib()
     with (folder / "runs.jsonl").open("w", encoding="utf-8") as runs:
         run = Run(arguments=given, loads=loads, rounds=arguments.rounds, end_s=end_s, runs=runs)
         for phase, system in enumerate(arguments.phases.split(","), start=1):
+            wait_for(lambda: idle is None or (gpu_memory_mib() or 0) <= idle + FREE_MIB, GONE_WITHIN_S)
             if time.monotonic() + longest > end_s:
                 print(f"no time is left for phase {phase}, {system}", flush=True)
                 break

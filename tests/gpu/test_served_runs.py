@@ -39,8 +39,13 @@ def test_figures_of_two_streams():
 
 
 def test_a_stream_that_failed_counts_no_tokens_and_is_told():
-    found = figures([stream(10, 20), stream(10, error="refused"), stream(10)])
-    assert (found.tokens, found.errors) == (2, ("fewer than two responses", "refused"))
+    found = figures([stream(10, 20), stream(10, error="refused"), stream()])
+    assert (found.tokens, found.errors) == (2, ("no response", "refused"))
+
+
+def test_a_stream_whose_tokens_came_in_one_response_counts():
+    found = figures([stream(10, 20), stream(40, tokens=8)])
+    assert (found.tokens, found.errors, found.tpot_ms["p100"]) == (10, (), 10)
 
 
 def test_no_stream_that_ended_well_is_an_error():

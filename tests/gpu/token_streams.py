@@ -107,21 +107,28 @@ class Figures:
 
 
 def figures(samples: Sequence[StreamTimes]) -> Figures:
-    """:raises ValueError: when no stream had two responses."""
-    good = [sample for sample in samples if not sample.error and len(sample.arrivals_ns) > 1]
-    if not good:
-        raise ValueError(f"no stream ended well: {sorted({sample.error for sample in samples})}")
+    """A stream whose tokens all came in one response counts, but has no gap between responses and no TPOT.
+
+    :raises ValueError: when no stream had two responses.
+    """
+    good = [sample for sample in samples if not sample.error and sample.arrivals_ns]
+    several = [sample for sample in good if len(sample.arrivals_ns) > 1]
+    errors = tuple(sorted({one.error or "no response" for one in samples if one.error or not one.arrivals_ns}))
+    if not several:
+        raise ValueError(f"no stream had two responses: {errors}")
     seconds = (max(one.arrivals_ns[-1] for one in good) - min(one.began_ns for one in good)) / 1e9
     tokens = sum(one.num_tokens for one in good)
     return Figures(
         tokens_per_second=tokens / seconds,
         ttft_ms=_quantiles([one.arrivals_ns[0] - one.began_ns for one in good]),
-        itl_ms=_quantiles(np.concatenate([np.diff(one.arrivals_ns) for one in good])),
-        tpot_ms=_quantiles([(one.arrivals_ns[-1] - one.arrivals_ns[0]) / max(1, one.num_tokens - 1) for one in good]),
+        itl_ms=_quantiles(np.concatenate([np.diff(one.arrivals_ns) for one in several])),
+        tpot_ms=_quantiles(
+            [(one.arrivals_ns[-1] - one.arrivals_ns[0]) / max(1, one.num_tokens - 1) for one in several]
+        ),
         responses_per_token=sum(len(one.arrivals_ns) for one in good) / tokens,
         tokens=tokens,
         seconds=seconds,
-        errors=tuple(sorted({one.error or "fewer than two responses" for one in samples if one not in good})),
+        errors=errors,
     )
 
 

@@ -138,6 +138,8 @@ def test_the_rank_of_a_line(line, rank):
             "(EngineCore pid=7) ERROR 07-01 12:00:00 [c.py:9] ValueError: Free memory on device cuda:0 is too small.",
             "ValueError: Free memory on device cuda:0 is too small",
         ),
+        ("ERROR 11-23 01:50:13 [multiproc_executor.py:898] AttributeError: no '_C'", "AttributeError: no '_C'"),
+        ("(EngineCore_DP0 pid=9) ERROR 07-01 12:00:00 [core.py:9] Exception: no GPU.", "Exception: no GPU"),
         (
             "deepseek_backend CRITICAL: RuntimeError: Engine core initialization failed. See root cause above.",
             None,

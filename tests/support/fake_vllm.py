@@ -87,8 +87,11 @@ class FakeCore:
 
     def emit(self, *outputs: Mapping[str, Any], scheduler_stats: Any = None) -> None:
         """Send the outputs of one iteration: fields of an EngineCoreOutput, with the engine's own id as request_id."""
-        rows = [SimpleNamespace(**{**EMPTY_OUTPUT, **output}) for output in outputs]
-        self.loop.call_soon_threadsafe(self._emit, rows, scheduler_stats)
+        self.loop.call_soon_threadsafe(lambda: self.emit_now(*outputs, scheduler_stats=scheduler_stats))
+
+    def emit_now(self, *outputs: Mapping[str, Any], scheduler_stats: Any = None) -> None:
+        """Do the same on the loop thread."""
+        self._emit([SimpleNamespace(**{**EMPTY_OUTPUT, **output}) for output in outputs], scheduler_stats)
 
     def die(self) -> None:
         self.loop.call_soon_threadsafe(self._die)

@@ -261,9 +261,9 @@ def test_plan_and_build_give_the_same_parts_of_the_memory(tmp_path, capsys):
         pytest.param("{bad", "config.json: ", id="broken"),
         pytest.param(None, "config.json: ", id="empty-folder"),
         pytest.param(
-            '{"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": {"quant_method": "awq"}}',
-            "expected fp8, fp4, w4a8 weights, found 'awq'",
-            id="awq",
+            '{"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": {"quant_method": "torchao"}}',
+            "expected fp8, fp4, w4a8, w4a16 weights, found 'torchao'",
+            id="torchao",
         ),
     ],
 )
@@ -331,3 +331,40 @@ def test_the_line_that_runs_it_can_be_pasted_for_any_folder(tmp_path, capsys, va
 
     last = shlex.split(command)[-1]
     assert last in (str(folder), f"{folder}/start.sh")
+
+
+INT4 = {"weights": {"num_bits": 4, "type": "int", "group_size": 128}, "input_activations": None}
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        pytest.param({"quant_method": "awq", "bits": 4}, id="awq"),
+        pytest.param({"quant_method": "gptq", "bits": 4}, id="gptq"),
+        pytest.param({"quant_method": "compressed-tensors", "config_groups": {"group_0": INT4}}, id="INT4"),
+    ],
+)
+def test_a_folder_with_w4a16_weights_is_for_vllm(tmp_path, capsys, quantization):
+    folder = tmp_path / "ck"
+    folder.mkdir()
+    config = {"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": quantization}
+    (folder / "config.json").write_text(json.dumps(config))
+    out = tmp_path / "out"
+
+    assert main([*R1, "--model", str(folder), "--output", str(out)]) == 1
+    assert "H007" in capsys.readouterr().err
+    assert main([*R1, "--engine", "vllm", "--model", str(folder), "--output", str(out)]) == 0
+    assert "w4a16, profile balanced" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("inputs", [{"num_bits": 8, "type": "float"}, None])
+def test_compressed_tensors_of_another_kind_are_not_taken_for_w4a16(tmp_path, capsys, inputs):
+    group = {"weights": {"num_bits": 8, "type": "float"}, "input_activations": inputs}
+    quantization = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": quantization})
+    )
+
+    build = [*R1, "--engine", "vllm", "--model", str(tmp_path), "--output", str(tmp_path / "out")]
+    assert main(build) == 2
+    assert "found 'compressed-tensors'" in capsys.readouterr().err

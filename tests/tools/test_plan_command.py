@@ -375,8 +375,9 @@ def test_a_hugging_face_name_is_variant_precision_and_model(name, gpu, variant, 
 def test_every_published_checkpoint_can_be_named():
     for variant in variants().values():
         for checkpoint_ in () if variant.model else variant.checkpoints.values():
-            gpu = {"fp8": "h200", "fp4": "b200", "w4a8": "h200"}[checkpoint_.precision]
-            assert main(["plan", checkpoint_.model, "--gpu", gpu, "--json"]) == 0
+            gpu = "b200" if checkpoint_.precision == "fp4" else "h200"
+            engine = "vllm" if checkpoint_.precision == "w4a16" else "tensorrt_llm"
+            assert main(["plan", checkpoint_.model, "--gpu", gpu, "--engine", engine, "--json"]) == 0
 
 
 def test_a_model_that_is_not_here_is_noted_and_planned(capsys):
@@ -488,3 +489,79 @@ def test_settings_that_lie_in_a_file_of_their_own_are_shown(capsys):
     assert (file["name"], [row["value"] for row in file["settings"]]) == ("moe-load-balancer.yaml", [288, 1])
     assert "moe_config.load_balancer.num_slots" in shown
     assert "moe-load-balancer.yaml" in shown
+
+
+# vLLM
+
+VLLM = ["plan", "deepseek-r1", "--engine", "vllm", "--gpu", "h200", "--gpus", "8"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        pytest.param(
+            [*VLLM, "--trtllm", "1.2.1"], "--trtllm: only for --engine tensorrt_llm, not for vllm", id="release"
+        ),
+        pytest.param([*VLLM, "--relaxed-acceptance"], "--relaxed-acceptance: only for", id="relaxed acceptance"),
+        pytest.param([*VLLM, "--allow-unpublished"], "--allow-unpublished: only for", id="unpublished"),
+        pytest.param([*R1, "--vllm", "0.25.1"], "--vllm: only for --engine vllm, not for tensorrt_llm", id="version"),
+        pytest.param([*R1, "--parallel", "dp"], "--parallel: only for --engine vllm", id="parallel"),
+        pytest.param(["plan", "tiny", "--vllm", "0.25.1"], "leave out --vllm", id="embedded"),
+        pytest.param([*VLLM, "--vllm", "0.25"], "unknown vLLM version '0.25'", id="unknown version"),
+        pytest.param([*VLLM, "--image", "26.05"], "Triton's container 26.05 has it", id="container without a record"),
+        pytest.param([*VLLM, "--image", "24.01"], "unknown Triton container '24.01'", id="unknown container"),
+    ],
+)
+def test_options_of_another_engine_are_refused_by_name(argv, expected, capsys):
+    assert main(argv) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("image", ["26.07", "nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3"])
+def test_the_image_chooses_the_vllm_version(image, capsys):
+    got = document(capsys, *VLLM[1:], "--image", image)
+
+    assert (got["vllm"], got["release"]) == ("0.24.0", None)
+    assert got["image"] == "nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3"
+    assert got["containers"] == ["26.07"]
+    assert got["formats"] == ["triton", "vllm-serve"]
+    assert got["launch"]["mpi_ranks"] == 0
+
+
+def test_a_plan_for_vllm_is_shown_whole(capsys):
+    assert main([*VLLM, "--vllm", "0.25.1", "--parallel", "dp"]) == 0
+    printed = capsys.readouterr().out
+
+    for text in (
+        "vLLM 0.25.1: no Triton container has it; pip install vllm==0.25.1",
+        "profile balanced: interactive serving",
+        "data_parallel_size",
+        "max_num_seqs allows 1,024",
+        "KV tokens a GPU",
+        "VLLM_WORKER_MULTIPROC_METHOD",
+        "VLLM_ALL2ALL_BACKEND",
+        "where tritonserver and vLLM 0.25.1 are",
+    ):
+        assert text in printed
+
+
+def test_several_nodes_say_how_each_is_started(capsys):
+    got = document(capsys, "deepseek-r1", "--engine", "vllm", "--gpu", "h100")
+
+    assert (got["launch"]["nodes"], got["launch"]["gpus_per_node"]) == (2, 8)
+    assert got["launch"]["command"] == "NODE_RANK=0 MASTER_ADDR=node1 start.sh"
+    assert "--ntasks-per-node 1" in got["launch"]["where"]
+
+
+def test_the_difference_to_a_folder_for_vllm(tmp_path, capsys):
+    assert main(["build", *VLLM[1:], "--output", str(tmp_path / "r")]) == 0
+    assert "vLLM 0.24.0: nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3" in capsys.readouterr().out
+    assert main([*VLLM, "--diff", str(tmp_path / "r")]) == 0
+    assert "nothing would change" in capsys.readouterr().out
+    assert main([*VLLM, "--set", "enable_prefix_caching=false", "--diff", str(tmp_path / "r")]) == 0
+
+    printed = capsys.readouterr().out
+    assert "- enable_prefix_caching: true" in printed
+    assert "+ enable_prefix_caching: false" in printed

@@ -1,8 +1,10 @@
 import json
+from dataclasses import replace
 
 import pytest
 
-from deepseek_triton_build.catalog import RELEASES, gpus, profiles, variants
+from deepseek_triton_build import PlanRequest, make_plan
+from deepseek_triton_build.catalog import PRECISIONS, RELEASES, VLLM_VERSIONS, gpus, profiles, variants
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.terminal import tables
 
@@ -12,18 +14,25 @@ def printed_by(capsys, *argv):
     return capsys.readouterr().out
 
 
+VLLM_TABLE = "With --engine vllm"
+
+
+def rows_of(printed):
+    return {tuple(row[:2]): row[2:] for line in printed.splitlines() if (row := line.split())[2:]}
+
+
 def test_everything_that_can_be_typed_is_in_it(capsys):
     printed = printed_by(capsys)
 
     served = [name for name, variant in variants().items() if variant.checkpoints]
-    for name in (*served, *gpus(), *profiles(), *RELEASES, "26.07", "25.08"):
+    for name in (*served, *gpus(), *profiles(), *RELEASES, *VLLM_VERSIONS, *PRECISIONS, "26.07", "25.08"):
         assert name in printed
     assert "\x1b" not in printed
 
 
 def test_the_counts_are_the_published_ones(capsys):
     """Hardware requirements of TensorRT-LLM examples/models/core/deepseek_v3/README.md."""
-    rows = {tuple(row[:2]): row[2:] for line in printed_by(capsys).splitlines() if (row := line.split())[2:]}
+    rows = rows_of(printed_by(capsys).partition(VLLM_TABLE)[0])
 
     names = rows["variant", "precision"]
     counts = dict(zip(names, rows["deepseek-r1", "fp8"], strict=True))
@@ -43,6 +52,24 @@ def test_the_counts_are_the_published_ones(capsys):
         **dict.fromkeys(("b200", "gb200", "gb200-nvl72"), "4(8)"),
         "since": "",
     }
+
+
+def test_the_counts_with_vllm_are_those_of_its_plans(capsys):
+    rows = rows_of(printed_by(capsys).partition(VLLM_TABLE)[2])
+
+    names = rows["variant", "precision"]
+    assert dict(zip(names, rows["deepseek-r1", "w4a16"], strict=True)) == {
+        "h100": "8",
+        "h200": "4",
+        "h20-96": "8",
+        "h20-141": "4",
+        "a100": "-",
+        **dict.fromkeys(("b200", "gb200", "gb200-nvl72"), "4"),
+    }
+    fp8 = dict(zip(names, rows["deepseek-r1", "fp8"], strict=True))
+    assert fp8.pop("a100") == "-"
+    wanted = PlanRequest(variant="deepseek-r1", precision="fp8", engine="vllm")
+    assert fp8 == {gpu: str(make_plan(replace(wanted, gpu=gpu)).world_size) for gpu in fp8}
 
 
 def test_weights_that_nobody_publishes_are_marked_and_explained(capsys):
@@ -77,6 +104,8 @@ def test_json_has_reasons_and_what_fits_by_arithmetic(capsys):
     (r1,) = [row for row in got["variants"] if (row["variant"], row["precision"]) == ("deepseek-r1", "fp8")]
     cells = {cell["gpu"]: cell for cell in r1["gpus"]}
     assert (cells["b200"]["published_gpus"], cells["b200"]["minimum_gpus"]) == (8, 4)
+    assert (cells["h200"]["vllm_gpus"], cells["a100"]["vllm_gpus"]) == (8, None)
+    assert [row["version"] for row in got["vllm"]] == list(VLLM_VERSIONS)
     assert "latency" in cells["b200"]["profiles"]
     assert cells["a100"]["published_gpus"] is None
     assert "Ampere" in cells["a100"]["reason"]

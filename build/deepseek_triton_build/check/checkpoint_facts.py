@@ -25,6 +25,9 @@ _PRECISIONS: Mapping[str, Precision] = {
     "W4A8_AWQ": "w4a8",
     "MIXED_PRECISION": "w4a8",
     "w4afp8": "w4a8",
+    "W4A16": "w4a16",
+    "awq": "w4a16",
+    "gptq": "w4a16",
 }
 """quant_algo of hf_quant_config.json, or quant_method in config.json's quantization_config -> the precision. These are
 the values of DeepSeek's checkpoints and of those made from them."""
@@ -109,6 +112,8 @@ def read_facts(folder: Path, label: str, *, for_vllm: bool = False) -> tuple[Che
     by_config = in_config.get("quant_algo") or in_config.get("quant_method")
     is_in_quant = bool(in_quant.get("quant_algo")) and not (for_vllm and by_config)
     algo = in_quant["quant_algo"] if is_in_quant else by_config
+    if algo == "compressed-tensors" and _is_w4a16(in_config):
+        algo = "W4A16"
     kv_algo = in_quant.get("kv_cache_quant_algo")
     facts = CheckpointFacts(
         folder=folder,
@@ -123,6 +128,17 @@ def read_facts(folder: Path, label: str, *, for_vllm: bool = False) -> tuple[Che
         is_whole=not findings,
     )
     return facts, findings
+
+
+def _is_w4a16(quantization: Mapping[str, Any]) -> bool:
+    """Tell whether compressed-tensors has INT4 weights and activations as they are."""
+    groups = quantization.get("config_groups")
+    found = [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
+    kinds = [(group.get("weights") or {}, group.get("input_activations")) for group in found]
+    return bool(kinds) and all(
+        isinstance(weights, dict) and weights.get("num_bits") == 4 and weights.get("type") == "int" and not inputs
+        for weights, inputs in kinds
+    )
 
 
 def _differing(config: Mapping[str, Any], architecture: Architecture) -> Mapping[str, tuple[Any, Any]]:

@@ -47,8 +47,10 @@ from deepseek_triton_build.check.model_identity import (
 from deepseek_triton_build.check.pbtxt import NAME as CONFIG
 from deepseek_triton_build.check.pbtxt import ModelConfig, backend_folder, check_config, read_config
 from deepseek_triton_build.check.rule_findings import (
+    Place,
     canonical_settings,
     check_deployment,
+    check_on_vllm,
     make_deployment,
     place_in,
     with_balancer_file,
@@ -253,6 +255,8 @@ class ModelCheck:
         known: Identity = self.keep(
             identify(self.options, self.stamp, _model_of(document), facts, self.file, document.line("model"))
         )
+        place, unknown = partial(_place, document), frozenset(arguments.unknown)
+        self.findings += check_on_vllm(arguments.settings, version, known, place, triton=triton, unknown=unknown)
         if facts is not None:
             self.findings += mtp_problems(facts, num_draft_tokens(arguments.settings))
         self.unchecked += unchecked_facts(known, has_checkpoint=facts is not None)
@@ -336,6 +340,10 @@ def _model_of(document: Document) -> str:
     """Return the checkpoint's folder or name; an empty string when model.yaml names none."""
     model = document.values.get("model")
     return model if isinstance(model, str) else ""
+
+
+def _place(document: Document, key: str | None) -> Place:
+    return document.file, document.line(key) if key else None, key or ""
 
 
 def _num_ranks(document: Document | None, settings: Mapping[str, Any], *others: str) -> int | None:

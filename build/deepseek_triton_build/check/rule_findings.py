@@ -9,12 +9,15 @@ from typing import Any
 
 from deepseek_triton_build.check.documents import Document, read_yaml
 from deepseek_triton_build.check.finding import CheckCode, Finding, make_finding
+from deepseek_triton_build.check.memory_fit import vllm_memory_problems
 from deepseek_triton_build.check.model_identity import Identity
 from deepseek_triton_build.check.schema import CheckedArguments
 from deepseek_triton_build.data.releases import Release, spelling
-from deepseek_triton_build.rules import violations
+from deepseek_triton_build.data.vllm import VllmVersion
+from deepseek_triton_build.rules import violations, vllm_violations
 from deepseek_triton_build.rules.moe import BALANCER
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
+from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
 
 Place = tuple[str, int | None, str]
 """File, line and name of a setting."""
@@ -75,7 +78,40 @@ def check_deployment(
 
     :param place: returns where a canonical key stands, or would stand; for None the file that findings go to.
     """
-    broken: list[tuple[Rule | CheckCode, Violation]] = [*violations(deployment), *others]
+    yield from _report([*violations(deployment), *others], place)
+
+
+def check_on_vllm(
+    settings: Mapping[str, Any],
+    version: VllmVersion,
+    known: Identity,
+    place: Callable[[str | None], Place],
+    *,
+    triton: Mapping[str, Any] | None = None,
+    unknown: frozenset[str] = frozenset(),
+) -> Iterator[Finding]:
+    """Report the rules of vLLM that engine arguments break, and what does not fit the GPUs' memory.
+
+    :param settings: the arguments as dotted paths.
+    :param triton: the content of triton_config.
+    :param unknown: arguments that may be given elsewhere.
+    """
+    deployment = VllmDeployment(
+        settings=settings,
+        unknown=unknown,
+        vllm=version,
+        variant=known.variant,
+        architecture=known.architecture,
+        checkpoint=known.checkpoint,
+        gpu=known.gpu,
+        triton=spelling.flattened(triton or {}),
+    )
+    yield from _report([*vllm_violations(deployment), *vllm_memory_problems(deployment)], place)
+
+
+def _report(
+    broken: Sequence[tuple[Rule | CheckCode, Violation]], place: Callable[[str | None], Place]
+) -> Iterator[Finding]:
     for rule, violation in broken:
         file, line, name = place(violation.key)
         key = name if violation.key else None

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from deepseek_triton_build.check.codes import CHECKS
 from deepseek_triton_build.check.finding import CheckCode
-from deepseek_triton_build.rules import RULES
+from deepseek_triton_build.rules import RULES, VLLM_RULES
 from deepseek_triton_build.rules.rule import Rule
 
 _INTRODUCTION = """\
@@ -23,9 +23,9 @@ is not known (the GPU, the release, the checkpoint). A key that the release is k
 warning where the release ignores it. A key that this project has no record of is a warning.
 
 Each title says what must be true. Issues and pull requests are those of
-[NVIDIA/TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM). "Releases" names the TensorRT-LLM releases that the
-rule applies to, as far as the sources say: "before 1.1" says that 1.1 has the fix or the feature, not that every
-older release was tried.
+[NVIDIA/TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM). "Releases" names the TensorRT-LLM releases (vLLM
+versions, of the rules X) that the rule applies to, as far as the sources say: "before 1.1" says that 1.1 has the fix
+or the feature, not that every older release was tried.
 """
 
 _TOPICS = {
@@ -48,7 +48,7 @@ _TOPICS = {
 
 def rules_page() -> str:
     """Return the page, in Markdown."""
-    entries: list[Rule | CheckCode] = [*RULES, *CHECKS]
+    entries: list[Rule | CheckCode] = [*RULES, *VLLM_RULES, *CHECKS]
     sections = [
         _section(title, (entry for entry in entries if entry.code[0] == letter)) for letter, title in _TOPICS.items()
     ]

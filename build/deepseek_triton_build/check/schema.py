@@ -51,6 +51,8 @@ class CheckedArguments:
     """The arguments that are spelled as in another release, under 1.2.1's keys."""
     places: dict[str, str] = field(default_factory=dict)
     """Key of `meant` -> the key in the file."""
+    unknown: set[str] = field(default_factory=set)
+    """Arguments of vLLM whose values are wrong."""
     findings: list[Finding] = field(default_factory=list)
     """Findings about everything that is not in `settings`."""
 

@@ -132,6 +132,7 @@ class _Walk:
             for name, below in value.items():
                 self.check(f"{key}.{key_name(name)}", below)
         elif problem := value_problem(value, row, self.version):
+            self.found.unknown.add(key)
             self.add(key, problem)
         else:
             self.found.settings[key] = value

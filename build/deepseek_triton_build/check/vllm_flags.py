@@ -34,6 +34,11 @@ class VllmFlags:
     """Arguments whose values depend on more than the script, or are wrong."""
     findings: list[Finding] = field(default_factory=list)
 
+    def place(self, key: str | None) -> tuple[str, int | None, str]:
+        """Return file, line and flag of an argument; without a flag, no line."""
+        line, flag = self.places.get(key or "", (None, key or ""))
+        return self.file, line, flag
+
 
 def read_vllm_flags(script: ShellScript, program: Program, version: VllmVersion) -> VllmFlags:
     """Return what the flags of `program`, which `script` starts, set."""
@@ -120,14 +125,15 @@ def _add(given: VllmFlags, flag: CommandFlag, key: str, *, is_off: bool, version
         _add_section(given, flag, key, keys, version)
         return
     value = _human(flag, row) or typed(flag.values, "str" if row.type.split(" | ")[0] == "str" else row.type)
-    if value is None or (isinstance(value, str) and value.startswith("{")):
+    is_json = isinstance(value, str) and value.startswith("{")
+    if value is None or is_json or (value == "auto" and key in _AUTO):
         given.unknown.add(key)
     else:
         _set(given, flag, key, value, row, version)
 
 
 def _set(given: VllmFlags, flag: CommandFlag, key: str, value: Any, row: Argument, version: VllmVersion) -> None:
-    problem = None if value == "auto" and key in _AUTO else value_problem(value, row, version)
+    problem = value_problem(value, row, version)
     if problem is None:
         given.settings[key] = value
         return
@@ -137,7 +143,7 @@ def _set(given: VllmFlags, flag: CommandFlag, key: str, value: Any, row: Argumen
 
 
 _AUTO = ("max_model_len",)
-"""Flags that take `auto`, which stands for the largest value that fits; the argument is then -1."""
+"""Flags that take `auto`, which stands for the largest value that fits the memory."""
 
 
 def _add_section(

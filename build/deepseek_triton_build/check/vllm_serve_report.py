@@ -20,6 +20,7 @@ from deepseek_triton_build.check.model_identity import (
     identify,
     unchecked_facts,
 )
+from deepseek_triton_build.check.rule_findings import check_on_vllm
 from deepseek_triton_build.check.scripts import Program, ShellScript
 from deepseek_triton_build.check.variables import variable_problems, vllm_variable_problems
 from deepseek_triton_build.check.vllm_arguments import num_draft_tokens
@@ -67,6 +68,7 @@ class _ServeCheck:
         facts = self.checkpoint(model, has_tokenizer="tokenizer" not in given.places)
         known: Identity = self.keep(identify(self.options, stamp, model, facts, self.script.file, None))
         self.findings += self.rank_problems(given, known)
+        self.findings += check_on_vllm(given.settings, version, known, given.place, unknown=frozenset(given.unknown))
         if facts is not None:
             self.findings += mtp_problems(facts, num_draft_tokens(given.settings))
         self.unchecked += unchecked_facts(known, has_checkpoint=facts is not None)

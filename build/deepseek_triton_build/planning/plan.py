@@ -216,7 +216,8 @@ def _engine(request: PlanRequest, variant: Variant) -> str:
             f"{variant.name} is not served on the {engine} engine here; it runs on: {', '.join(variant.engines)}"
         )
     if request.preset and engine != "simulated":
-        raise RefusedPlanError(f"--preset paces the simulated engine; the {engine} engine has its own pace")
+        said = f"--preset paces the simulated engine; the {engine} engine has its own pace"
+        raise RefusedPlanError(said, suggestion={"preset": None})
     if engine != "vllm" and (request.vllm != DEFAULT_VLLM or request.parallel is not None):
         given = "--parallel" if request.vllm == DEFAULT_VLLM else "--vllm"
         without = {"vllm": DEFAULT_VLLM, "parallel": None}

@@ -59,14 +59,14 @@ def _changes(alternatives: Mapping[str, list[Any]], names: tuple[str, ...]) -> I
 def _alternatives(request: PlanRequest) -> dict[str, list[Any]]:
     """Return field -> other values to try, the likeliest first. Extras are given up before the GPU."""
     tried: dict[str, list[Any]] = {
+        "engine": ["vllm"] if request.precision == "w4a16" else [],
         "num_gpus": sorted(set(GPU_COUNTS) - {request.num_gpus}, key=lambda count: _distance(request.num_gpus, count)),
         "precision": [] if request.model else [name for name in PRECISIONS if name != request.precision],
-        "engine": ["vllm"] if request.precision == "w4a16" else [],
         "parallel": [None] if request.engine != "vllm" else [None, "tp", "dp"],
         "release": [DEFAULT_RELEASE],
         "vllm": [DEFAULT_VLLM],
         "profile": [find_variant(request.variant).profile or DEFAULT_PROFILE],
-        "allow_unpublished": [True],
+        "allow_unpublished": [True] if request.engine != "vllm" else [],
         "pipeline_parallel_size": [1],
         "mtp": [3, None] if request.relaxed_acceptance else [None],
         "relaxed_acceptance": [False],

@@ -132,7 +132,7 @@ def _gpu(request: PlanRequest, variant: Variant) -> Gpu:
 def _served_model(request: PlanRequest, variant: Variant, gpu: Gpu) -> ServedModel:
     profile = _profile(request, variant)
     precision = find_precision(request.precision) if request.precision else _default_precision(variant, gpu)
-    checkpoint = _checkpoint(variant, precision, request.model)
+    checkpoint = _checkpoint(variant, precision, request)
     assert variant.architecture is not None  # every variant with checkpoints has one
     return ServedModel(
         request=request,
@@ -188,12 +188,13 @@ def _default_precision(variant: Variant, gpu: Gpu) -> Precision:
     return "fp4" if gpu.architecture == "blackwell" and "fp4" in variant.checkpoints else "fp8"
 
 
-def _checkpoint(variant: Variant, precision: Precision, model: str | None) -> KnownCheckpoint:
+def _checkpoint(variant: Variant, precision: Precision, request: PlanRequest) -> KnownCheckpoint:
     """Return the published checkpoint, or the user's own with sizes from the model's shapes.
 
-    `model` says which of several published ones it is, by its Hugging Face name or a folder called like it. When it is
-    a folder on this machine, its hf_quant_config.json gives the KV cache's dtype.
+    The request's `model` says which of several published ones it is, by its Hugging Face name or a folder called like
+    it. When it is a folder on this machine, its hf_quant_config.json gives the KV cache's dtype.
     """
+    model = request.model
     named = (variant_of_model(model) or variant_of_folder(model)) if model else None
     if named is not None and named[0] is variant and named[1].precision == precision:
         return dataclasses.replace(named[1], **_quantization_here(model))
@@ -206,7 +207,9 @@ def _checkpoint(variant: Variant, precision: Precision, model: str | None) -> Kn
             f"{variant.name} is stored as {stored} only, not as {precision}", fix="leave --precision out"
         )
     if model is None and precision in variant.own_checkpoints:
-        known = ", ".join(f"{name} ({entry.model})" for name, entry in variant.checkpoints.items())
+        foreign = "w4a8" if request.engine == "vllm" else "w4a16"
+        published = {name: entry for name, entry in variant.checkpoints.items() if name != foreign}
+        known = ", ".join(f"{name} ({entry.model})" for name, entry in published.items())
         raise RefusedPlanError(
             f"no {precision} checkpoint of {variant.name} is published, so --model has to name your own; published are "
             f"{known}"

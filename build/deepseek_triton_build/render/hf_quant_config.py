@@ -103,7 +103,12 @@ def write_quant_config(change: QuantConfigChange) -> Path | None:
 
 def _known_algos() -> list[str]:
     """Return the quantizations of the known checkpoints, and W4A8_AWQ, the name of W4AFP8 in TensorRT-LLM's guide."""
-    known = {checkpoint.quant_algo for variant in variants().values() for checkpoint in variant.checkpoints.values()}
+    known = {
+        checkpoint.quant_algo
+        for variant in variants().values()
+        for checkpoint in variant.checkpoints.values()
+        if checkpoint.precision != "w4a16"  # vLLM's, which reads no hf_quant_config.json of it
+    }
     return sorted({*filter(None, known), FP8_BLOCK_SCALES, "W4A8_AWQ"})
 
 

@@ -44,11 +44,12 @@ def violations(deployment: Deployment) -> Iterator[tuple[Rule, Violation]]:
 
 
 def vllm_violations(deployment: VllmDeployment, *, target_only: bool = False) -> Iterator[tuple[Rule, Violation]]:
-    """Yield every rule that `deployment` breaks: errors, warnings and notes. Its settings have their arguments' types.
+    """Yield every rule that `deployment` breaks: errors, warnings and notes.
 
     :param target_only: only the rules about model and GPU, which need no settings.
     """
-    return _broken(tuple(rule for rule in VLLM_RULES if rule.target_only or not target_only), deployment)
+    rules = tuple(rule for rule in VLLM_RULES if rule.target_only or not target_only)
+    return _broken(rules, deployment.well_typed())
 
 
 def _broken(rules: tuple[Rule, ...], deployment: Deployment | VllmDeployment) -> Iterator[tuple[Rule, Violation]]:

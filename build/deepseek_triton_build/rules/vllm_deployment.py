@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import Budget, KvDtype, Layout
 from deepseek_triton_build.arithmetic.vllm_memory import vllm_budget
 from deepseek_triton_build.data.catalog import Architecture, Gpu, KnownCheckpoint, Variant
+from deepseek_triton_build.data.type_strings import fits
 from deepseek_triton_build.data.vllm import VllmVersion
 from deepseek_triton_build.rules.rule import UnknownFactError
 
@@ -47,6 +48,12 @@ class VllmDeployment:
             raise UnknownFactError(key)
         found = self.vllm.find(key)
         return None if found is None else found.default
+
+    def well_typed(self) -> VllmDeployment:
+        """Return the deployment without the settings whose values are not of their arguments' types."""
+        types = {key: found.type for key in self.settings if (found := self.vllm.find(key)) is not None}
+        kept = {key: value for key, value in self.settings.items() if key not in types or fits(value, types[key])}
+        return self if len(kept) == len(self.settings) else replace(self, settings=kept)
 
     @cached_property
     def layout(self) -> Layout:

@@ -94,7 +94,8 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
 def _versions(args: argparse.Namespace, variant: str) -> tuple[str, str, str | None]:
     """Return the TensorRT-LLM release, the vLLM version and the month of the container. --image names the version of
     the engine that is used."""
-    release, vllm = args.trtllm or DEFAULT_RELEASE, args.vllm or DEFAULT_VLLM
+    release = DEFAULT_RELEASE if args.trtllm is None else args.trtllm
+    vllm = DEFAULT_VLLM if args.vllm is None else args.vllm
     if args.image is None:
         return release, vllm, None
     if _engine(variant, args.engine) == "vllm":
@@ -128,7 +129,10 @@ _FOR_GPUS = (
     *("--mtp", "--relaxed-acceptance", "--kv-cache-dtype", "--parallel", "--set"),
 )
 """Options that have no meaning without an engine that runs on GPUs."""
-_FOR_ONE_ENGINE = {"tensorrt_llm": ("--trtllm", "--relaxed-acceptance"), "vllm": ("--vllm", "--parallel")}
+_FOR_ONE_ENGINE = {
+    "tensorrt_llm": ("--trtllm", "--relaxed-acceptance", "--allow-unpublished"),
+    "vllm": ("--vllm", "--parallel"),
+}
 
 
 def _given(args: argparse.Namespace, options: tuple[str, ...]) -> list[str]:

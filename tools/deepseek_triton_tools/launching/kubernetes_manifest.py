@@ -30,9 +30,12 @@ _MAX_WINDOW_S = 3600
 
 
 def sequences_at_once(facts: LaunchFacts) -> int | None:
-    """Return max_batch_size of model.yaml, over all ranks; None when it has none."""
+    """Return max_batch_size of model.yaml, or vLLM's max_num_seqs, over all ranks; None when it has none."""
     document, _ = read_yaml(facts.version_dir / "model.yaml", "model.yaml")
     values = document.values if document else {}
+    if facts.vllm is not None:
+        batch, ranks = values.get("max_num_seqs"), values.get("data_parallel_size", 1)
+        return batch * ranks if isinstance(batch, int) and isinstance(ranks, int) else None
     batch, ranks = values.get("max_batch_size"), values.get("tensor_parallel_size")
     if not isinstance(batch, int):
         return None
@@ -164,7 +167,7 @@ class Manifest(Pods):
             "target_why": (
                 "Sequences in flight, as requested."
                 if target
-                else f"Sequences in flight: {_TARGET_SHARE} of the {running} that run at once (max_batch_size over all "
+                else f"Sequences in flight: {_TARGET_SHARE} of the {running} that run at once (by model.yaml, over all "
                 "ranks); further ones wait."
             ),
             "down_s": str(min(_MAX_WINDOW_S, within_s)),

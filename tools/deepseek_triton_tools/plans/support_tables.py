@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
-from deepseek_triton_build import FORMATS, PlanRequest, RefusedPlanError, resolve_target
+from deepseek_triton_build import FORMATS, PlanRequest, RefusedPlanError, resolve_target, resolve_vllm_target
 from deepseek_triton_build.arithmetic import minimum_gpus
 from deepseek_triton_build.catalog import (
     PRECISIONS,
     RELEASES,
+    VLLM_VERSIONS,
     Gpu,
     KnownCheckpoint,
     Profile,
@@ -19,6 +20,7 @@ from deepseek_triton_build.catalog import (
     find_gpu,
     gpus,
     load_release,
+    load_vllm,
     profiles,
     variants,
 )
@@ -32,10 +34,10 @@ _WIDE = 110
 _FIT_80_COLUMNS = 4
 """GPUs of one table on a narrower terminal."""
 _LEGEND = (
-    "GPUs of one instance, the fewest as published (and as recommended for the best performance); -: can't work or is "
-    "not published; *: your own checkpoint: --model, as nobody publishes one of this very model; since: the oldest "
-    "TensorRT-LLM. `variants --json` has the reasons and what fits by arithmetic; `plan VARIANT --gpu GPU` shows the "
-    "whole deployment."
+    "GPUs of one instance: with TensorRT-LLM the fewest as published (and as recommended for the best performance), "
+    "with vLLM the fewest that fit by arithmetic; -: can't work or is not published; *: your own checkpoint: --model, "
+    "as nobody publishes one of this very model; since: the oldest TensorRT-LLM. `variants --json` has the reasons and "
+    "what fits by arithmetic; `plan VARIANT --gpu GPU` shows the whole deployment."
 )
 
 
@@ -52,6 +54,8 @@ class Cell:
     """GPUs that the publisher recommends for the best performance, where they are more than the fewest."""
     profiles: tuple[str, ...] = ()
     """Names of the profiles that have a recipe for it."""
+    vllm_gpus: int | None = None
+    """Fewest GPUs with vLLM, by arithmetic. None: it can't work."""
     reason: str
     """The reason why it can't work, or the source of the published number."""
 
@@ -70,8 +74,11 @@ def _show(chosen: list[Gpu]) -> None:
     at_once = len(chosen) if tables.width() >= _WIDE else _FIT_80_COLUMNS
     for first in range(0, len(chosen), at_once):
         show(_support_table(chosen[first : first + at_once]))
+    for first in range(0, len(chosen), at_once):
+        show(_vllm_table(chosen[first : first + at_once]))
     show(_profile_table(chosen))
     show(_release_table())
+    show(_vllm_versions_table())
     print(paragraph(_LEGEND, "", ""))
 
 
@@ -81,14 +88,27 @@ def _served() -> Iterable[tuple[Variant, KnownCheckpoint]]:
             yield variant, checkpoint
 
 
-def _cell(variant: Variant, checkpoint: KnownCheckpoint, gpu: Gpu) -> Cell:
-    request = PlanRequest(
+def _request(variant: Variant, checkpoint: KnownCheckpoint, gpu: Gpu, engine: str) -> PlanRequest:
+    return PlanRequest(
         variant=variant.name,
         gpu=gpu.name,
         precision=checkpoint.precision,
-        model=checkpoint.model or _OWN,
-        allow_unpublished=True,
+        model=None if variant.model else checkpoint.model or _OWN,
+        engine=engine,
+        allow_unpublished=engine == "tensorrt_llm",
     )
+
+
+def _vllm_gpus(variant: Variant, checkpoint: KnownCheckpoint, gpu: Gpu) -> int | None:
+    """Return the fewest GPUs with vLLM; None where it can't work."""
+    try:
+        return resolve_vllm_target(_request(variant, checkpoint, gpu, "vllm")).num_gpus
+    except RefusedPlanError:
+        return None
+
+
+def _cell(variant: Variant, checkpoint: KnownCheckpoint, gpu: Gpu) -> Cell:
+    request = _request(variant, checkpoint, gpu, "tensorrt_llm")
     try:
         target = resolve_target(request)
     except RefusedPlanError as refused:
@@ -134,12 +154,25 @@ def _recipes(profile: Profile, gpu: Gpu, precision: str) -> list[Recipe]:
 def _support_table(chosen: list[Gpu]) -> Table:
     rows = []
     for variant, checkpoint in _served():
+        if checkpoint.precision == "w4a16":
+            continue
         cells = [_cell(variant, checkpoint, gpu) for gpu in chosen]
         counts = [_count(cell) for cell in cells]
         mark = "" if checkpoint.model else "*"
         rows.append((variant.name, f"{checkpoint.precision}{mark}", *counts, _since(variant)))
     headings = ("variant", "precision", *(gpu.name for gpu in chosen), "since")
     return Table(title="GPUs of one instance", headings=headings, rows=rows, is_grid=True)
+
+
+def _vllm_table(chosen: list[Gpu]) -> Table:
+    rows = []
+    for variant, checkpoint in _served():
+        counts = [_vllm_gpus(variant, checkpoint, gpu) for gpu in chosen]
+        if checkpoint.precision != "w4a8":
+            mark = "" if checkpoint.model else "*"
+            rows.append((variant.name, f"{checkpoint.precision}{mark}", *(str(count or "-") for count in counts)))
+    headings = ("variant", "precision", *(gpu.name for gpu in chosen))
+    return Table(title="With --engine vllm", headings=headings, rows=rows, is_grid=True)
 
 
 def _count(cell: Cell) -> str:
@@ -154,7 +187,8 @@ def _profile_table(chosen: list[Gpu]) -> Table:
 
 
 def _formats(profile: Profile) -> str:
-    return "all" if set(profile.formats) == set(FORMATS) else ", ".join(profile.formats)
+    of_tensorrt_llm = set(FORMATS) - {"vllm-serve"}
+    return "all" if set(profile.formats) == of_tensorrt_llm else ", ".join(profile.formats)
 
 
 def _where(profile: Profile, chosen: list[Gpu]) -> str:
@@ -187,6 +221,11 @@ def _release_table() -> Table:
     return Table(title="Releases", headings=("TensorRT-LLM", "in Triton containers (--image)"), rows=rows)
 
 
+def _vllm_versions_table() -> Table:
+    rows = [(version, ", ".join(load_vllm(version).containers) or "-") for version in VLLM_VERSIONS]
+    return Table(title="Versions", headings=("vLLM", "in Triton containers (--image)"), rows=rows)
+
+
 def _document(chosen: list[Gpu]) -> dict[str, object]:
     return {
         "schema": SCHEMA,
@@ -199,7 +238,10 @@ def _document(chosen: list[Gpu]) -> dict[str, object]:
                 "also_named": list(checkpoint.alternatives),
                 "weight_bytes": checkpoint.weight_bytes or None,
                 "min_release": _since(variant),
-                "gpus": [asdict(_cell(variant, checkpoint, gpu)) for gpu in chosen],
+                "gpus": [
+                    asdict(replace(_cell(variant, checkpoint, gpu), vllm_gpus=_vllm_gpus(variant, checkpoint, gpu)))
+                    for gpu in chosen
+                ],
             }
             for variant, checkpoint in _served()
         ],
@@ -216,6 +258,7 @@ def _document(chosen: list[Gpu]) -> dict[str, object]:
             {"release": version, "containers": [tag for tag, row in containers().items() if row.trtllm == version]}
             for version in RELEASES
         ],
+        "vllm": [{"version": version, "containers": list(load_vllm(version).containers)} for version in VLLM_VERSIONS],
     }
 
 

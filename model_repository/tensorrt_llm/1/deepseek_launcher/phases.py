@@ -134,7 +134,7 @@ _CAUSES = tuple(
         (r"(CUDA (?:out of memory|error).*)", "{}"),
         (r"(NCCL (?:WARN|error).*)", "{}"),
         # The last line of a traceback that one of vLLM's processes logs.
-        (r"^\(\w+ pid=\d+\) ERROR .*?\] (?:\w+\.)*(\w+(?:Error|Exception): .+)", "{}"),
+        (r"^(?:\(\w+ pid=\d+\) )?ERROR \d\d-\d\d .*?\] (?:\w+\.)*(\w*(?:Error|Exception): .+)", "{}"),
         (r"failed to load '\S+' version \d+: (.+)", "{}"),
         (r"failed to load model '\S+?': (.+)", "{}"),
         (r"error: creating server: (.+)", "{}"),

@@ -56,6 +56,9 @@ class CoreConnection:
         self._entries[entry.core_id] = entry
         await self._core.add_request_async(prepared)
 
+    def flush(self) -> None:
+        """Nothing waits: an iteration is delivered as soon as it is read."""
+
     async def abort(self, entries: Sequence[OpenAnswer]) -> None:
         core_ids = [entry.core_id for entry in entries if self._entries.pop(entry.core_id, None)]
         if core_ids:

@@ -11,6 +11,7 @@ from typing import Any
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.vllm.open_answer import Deliver, OpenAnswer
 from deepseek_backend.engines.vllm.vllm_logprobs import Text, mapped_logprobs
+from deepseek_backend.errors import EngineError, describe
 
 WATCH_PERIOD_S = 0.5
 """How often `read` asks whether the engine core is dead."""
@@ -34,9 +35,16 @@ class GenerateCalls:
         # Closed at once where an output can't be read: vLLM then drops the request.
         async with aclosing(self._llm.generate(request_id=entry.request.request_id, **prepared)) as outputs:
             async for output in outputs:
-                step = self._step(entry, output)
+                try:
+                    step = self._step(entry, output)
+                except Exception as error:
+                    raise EngineError(f"an output of vLLM can't be read: {describe(error)}") from error
                 if step is not None:
                     self._note(entry, step)
+
+    def flush(self) -> None:
+        pending, self._pending = self._pending, []
+        self._deliver(pending)
 
     async def abort(self, entries: Sequence[OpenAnswer]) -> None:
         for entry in entries:
@@ -55,7 +63,8 @@ class GenerateCalls:
         answer.num_cached_tokens = output.num_cached_tokens or 0
         at_s = self.worked_at_s = time.monotonic()
         if (times := output.metrics) is not None:
-            answer.scheduled_s, at_s = times.scheduled_ts, times.last_token_ts or at_s
+            answer.scheduled_s = getattr(times, "scheduled_ts", 0.0)
+            at_s = getattr(times, "last_token_ts", 0.0) or at_s
         if output.prompt_logprobs:
             answer.prompt_logprobs = mapped_logprobs(output.prompt_logprobs, self._text)
         token_ids = list(completion.token_ids)
@@ -67,9 +76,5 @@ class GenerateCalls:
     def _note(self, entry: OpenAnswer, step: Step) -> None:
         """Deliver the step after every task that is ready, so that all steps of an iteration leave together."""
         if not self._pending:
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self.flush)
         self._pending.append((entry, step))
-
-    def _flush(self) -> None:
-        pending, self._pending = self._pending, []
-        self._deliver(pending)

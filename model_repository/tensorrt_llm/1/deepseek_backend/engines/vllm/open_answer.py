@@ -47,6 +47,9 @@ class RequestPath(Protocol):
     async def submit(self, entry: OpenAnswer, prepared: Any) -> None:
         """Send a request. Its steps follow."""
 
+    def flush(self) -> None:
+        """Deliver the steps that wait for others of their iteration."""
+
     async def abort(self, entries: Sequence[OpenAnswer]) -> None:
         """Have vLLM drop requests that have had their last step."""
 

@@ -22,7 +22,7 @@ import logging
 import multiprocessing
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -241,7 +241,7 @@ class VllmEngine:
             except Exception:  # whatever the error, the GPUs have to be released
                 logger.exception("the open requests can't be ended")
             finally:
-                self._tokenizers.shutdown(wait=False, cancel_futures=True)
+                self._tokenizers.shutdown(cancel_futures=True)
                 self._shut_down()
                 self._loop.stop()
 
@@ -336,31 +336,38 @@ class VllmEngine:
 
     def _deliver(self, steps: Sequence[tuple[OpenAnswer, Step]]) -> None:
         """Deliver the steps of one iteration, in one call for each sink."""
-        still_open = [pair for pair in steps if pair[0].is_open]
-        for entry, step in still_open:
-            if step.finish_reason is not None or step.error is not None:
-                entry.is_open = False
-                del self._open[entry.request.request_id]
-                if step.error is not None and not self._fatal:  # vLLM may not know of it, and would go on
-                    self._keep(self._drop([entry]))
         with self._delivery:
-            for sink, its_steps in group_by_sink(still_open):
+            for sink, its_steps in group_by_sink(self._still_open(steps)):
                 try:
                     sink.on_steps(its_steps)
                 except Exception:  # a faulty receiver must not end the loop that serves all requests
                     logger.exception("the receiver of %d steps failed", len(its_steps))
 
+    def _still_open(self, steps: Iterable[tuple[OpenAnswer, Step]]) -> Iterator[tuple[OpenAnswer, Step]]:
+        """Yield the steps of requests that have not ended, and end those whose last step is among them."""
+        for pair in steps:
+            entry, step = pair
+            if not entry.is_open:
+                continue
+            if step.finish_reason is not None or step.error is not None:
+                entry.is_open = False
+                del self._open[entry.request.request_id]
+                if step.error is not None and not self._fatal:  # vLLM may not know of it, and would go on
+                    self._keep(self._drop([entry]))
+            yield pair
+
     def _abort(self, request_id: str) -> None:
         entry = self._open.get(request_id)
         if entry is not None:
             self._cancel([entry])
+            self._keep(self._drop([entry]))
 
     def _cancel(self, entries: Sequence[OpenAnswer]) -> None:
-        """End requests with their text so far, and have vLLM drop them."""
+        """End requests with their text so far."""
+        self._connection.flush()
         self._deliver(
             [(entry, entry.answer.cancel() if entry.answer else Step(finish_reason="cancelled")) for entry in entries]
         )
-        self._keep(self._drop(entries))
 
     async def _drop(self, entries: Sequence[OpenAnswer]) -> None:
         try:
@@ -373,17 +380,15 @@ class VllmEngine:
         if self._fatal:
             return
         self._fatal = reason
+        self._connection.flush()
         logger.critical("%s; answering %d open requests with UNAVAILABLE", reason, len(self._open))
         self._deliver([(entry, Step(error=UnavailableError(reason))) for entry in list(self._open.values())])
 
     async def _end_requests(self) -> None:
         """Abort every request, and wait until vLLM has been told."""
         self._fatal = self._fatal or "the engine is stopping"
-        entries = list(self._open.values())
-        self._deliver(
-            [(entry, entry.answer.cancel() if entry.answer else Step(finish_reason="cancelled")) for entry in entries]
-        )
-        if hasattr(self, "_connection"):
+        if entries := list(self._open.values()):
+            self._cancel(entries)
             await self._drop(entries)
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:

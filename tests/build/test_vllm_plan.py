@@ -1,0 +1,352 @@
+"""Plans for vLLM: what a request gets, what is refused and what works instead, and the memory."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deepseek_triton_build import Plan, PlanRequest, RefusedPlanError, UnknownNameError, Workload, make_plan
+from deepseek_triton_build.arithmetic.gpu_memory import GIB, GPU_COUNTS, Layout
+from deepseek_triton_build.arithmetic.vllm_memory import captured_sizes, vllm_budget
+from deepseek_triton_build.catalog import PRECISIONS, VLLM_VERSIONS, find_gpu, find_variant, gpus, load_vllm, variants
+from deepseek_triton_build.data.type_strings import fits
+from deepseek_triton_build.planning.vllm_sizes import VLLM_PROFILES
+from deepseek_triton_build.render.model_yaml import model_yaml
+from support.space import neighbour, plan_or_refusal
+
+GOLDEN = Path(__file__).with_name("golden_vllm")
+DP = ("data_parallel_size", "all2all_backend")
+
+
+def wanted(variant: str = "deepseek-r1", gpu: str = "h200", **changes: Any) -> PlanRequest:
+    return PlanRequest(variant=variant, gpu=gpu, engine="vllm", **changes)
+
+
+def values_of(plan: Plan) -> dict[str, Any]:
+    return {setting.key: setting.value for setting in plan.settings}
+
+
+# Memory
+
+
+@pytest.mark.parametrize(
+    ("precision", "num_gpus", "weights", "kv_tokens"), [("fp8", 8, 79.59, 550_944), ("w4a16", 4, 86.74, 416_480)]
+)
+def test_the_arithmetic_is_within_3_percent_of_what_was_measured(precision, num_gpus, weights, kv_tokens):
+    """vLLM 0.25.1 on H200s, TP+EP, gpu_memory_utilization 0.85, 8,192 tokens an iteration, 64 requests."""
+    r1 = find_variant("deepseek-r1")
+    budget = vllm_budget(
+        find_gpu("h200"),
+        r1.architecture,
+        r1.checkpoints[precision],
+        Layout(tensor_parallel_size=num_gpus, expert_parallel_size=num_gpus),
+        gpu_memory_utilization=0.85,
+        max_num_batched_tokens=8192,
+        max_num_seqs=64,
+        kv_dtype="bf16",
+    )
+
+    assert budget.weights / GIB == pytest.approx(weights, rel=0.03)
+    assert budget.kv_tokens == pytest.approx(kv_tokens, rel=0.03)
+
+
+def test_data_parallelism_keeps_attention_whole_and_multiplies_the_kv_cache():
+    tp, dp = (make_plan(wanted(num_gpus=8, parallel=way)) for way in ("tp", "dp"))
+
+    assert dp.budget.weights - tp.budget.weights > 14 * GIB
+    assert dp.budget.kv_tokens < tp.budget.kv_tokens < dp.budget.total_kv_tokens
+    assert dp.max_concurrency == 8 * tp.max_concurrency
+
+
+def test_the_captured_sizes_end_at_twice_a_full_batch():
+    assert captured_sizes(4, 0) == (1, 2, 4, 8)
+    assert captured_sizes(4, 1) == (1, 2, 4, 8, 16)
+    assert captured_sizes(1024, 0)[-2:] == (496, 512)
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_gpus"),
+    [
+        pytest.param({}, 8, id="FP8 on H200"),
+        pytest.param({"gpu": "h100"}, 16, id="FP8 on H100"),
+        pytest.param({"gpu": "b200"}, 4, id="FP4 on B200"),
+        pytest.param({"precision": "w4a16"}, 4, id="W4A16 on H200"),
+        pytest.param({"gpu": "h100", "precision": "w4a16"}, 8, id="W4A16 on H100"),
+        pytest.param({"profile": "throughput"}, 8, id="DP"),
+        pytest.param({"variant": "tiny"}, 1, id="tiny"),
+    ],
+)
+def test_the_fewest_gpus_that_fit_are_chosen(changes, num_gpus):
+    assert make_plan(wanted(**changes)).world_size == num_gpus
+
+
+# Parallelism and settings
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param({"num_gpus": 8}, {"tensor_parallel_size": 8}, id="TP+EP"),
+        pytest.param({"num_gpus": 8, "parallel": "dp"}, {"data_parallel_size": 8}, id="DP+EP"),
+        pytest.param({"num_gpus": 8, "profile": "throughput"}, {"data_parallel_size": 8}, id="throughput"),
+        pytest.param(
+            {"num_gpus": 8, "profile": "throughput", "parallel": "tp"}, {"tensor_parallel_size": 8}, id="its opposite"
+        ),
+        pytest.param(
+            {"gpu": "b200", "num_gpus": 4, "precision": "fp4"},
+            {
+                "model": "nvidia/DeepSeek-R1-FP4",
+                "tensor_parallel_size": 4,
+                "kv_cache_dtype": "fp8",
+                "attention_backend": "CUTLASS_MLA",
+                "moe_backend": "flashinfer_trtllm",
+            },
+            id="FP4 on four B200",
+        ),
+        pytest.param({"gpu": "b200", "num_gpus": 8, "parallel": "dp"}, {"data_parallel_size": 8}, id="FP4 on eight"),
+        pytest.param({"gpu": "h100"}, {"tensor_parallel_size": 16, "nnodes": 2}, id="two nodes"),
+        pytest.param(
+            {"gpu": "h100", "num_gpus": 16, "pipeline_parallel_size": 2},
+            {"tensor_parallel_size": 8, "pipeline_parallel_size": 2, "nnodes": 2},
+            id="stages",
+        ),
+        pytest.param(
+            {"mtp": 1},
+            {"speculative_config.method": "mtp", "speculative_config.num_speculative_tokens": 1},
+            id="MTP",
+        ),
+        pytest.param({"variant": "deepseek-v3.2-exp"}, {"tokenizer_mode": "deepseek_v32"}, id="V3.2"),
+        pytest.param({"kv_dtype": "fp8"}, {"kv_cache_dtype": "fp8"}, id="FP8 KV cache"),
+        pytest.param({"variant": "tiny", "num_gpus": 4}, {"tensor_parallel_size": 4, "model": "tiny"}, id="tiny x4"),
+        pytest.param({"variant": "tiny-r1", "num_gpus": 8}, {"data_parallel_size": 8}, id="tiny x8"),
+    ],
+)
+def test_what_a_request_gets(changes, expected):
+    values = values_of(make_plan(wanted(**changes)))
+
+    assert expected.items() <= values.items()
+    assert values["enable_expert_parallel"] is True
+    assert ("tensor_parallel_size" in values) != ("data_parallel_size" in values)
+    assert ("attention_backend" in values) == (changes.get("gpu") == "b200")
+    assert values["triton_config.engine"] == "vllm"
+    assert values["scheduling_policy"] == "priority"
+    assert values["trust_remote_code"] is ("tiny" not in changes.get("variant", ""))
+
+
+@pytest.mark.parametrize(
+    ("changes", "length", "tokens", "requests"),
+    [
+        pytest.param({}, 65536, 16384, 128, id="balanced"),
+        pytest.param({"profile": "latency"}, 65536, 8192, 32, id="latency"),
+        pytest.param({"profile": "throughput"}, 65536, 8192, 256, id="throughput"),
+        pytest.param({"profile": "long-64k"}, 66560, 32768, 16, id="long prompts"),
+        pytest.param({"workload": Workload(isl=8000, osl=1000)}, 9216, 32768, 128, id="prompt-heavy"),
+        pytest.param({"workload": Workload(isl=1000, osl=8000)}, 9216, 16384, 128, id="decode-heavy"),
+        pytest.param({"workload": Workload(concurrency=512)}, 65536, 16384, 512, id="concurrency"),
+        pytest.param({"workload": Workload(concurrency=500), "parallel": "dp"}, 65536, 8192, 63, id="of each rank"),
+        pytest.param({"variant": "tiny"}, 4096, 1024, 8, id="rehearsal"),
+    ],
+)
+def test_the_limits(changes, length, tokens, requests):
+    values = values_of(make_plan(wanted(**changes)))
+
+    assert (values["max_model_len"], values["max_num_batched_tokens"]) == (length, tokens)
+    assert values["max_num_seqs"] == requests
+
+
+@pytest.mark.parametrize(("gpu", "share"), [("h200", 0.95), ("b200", 0.95), ("h100", 0.9), ("h20-96", 0.9)])
+def test_the_share_of_the_memory_leaves_five_gigabytes(gpu, share):
+    plan = make_plan(wanted(gpu=gpu))
+
+    assert values_of(plan)["gpu_memory_utilization"] == share
+    assert plan.budget.free > 4 * GIB
+
+
+def test_what_does_not_fit_is_made_smaller_and_the_reasons_say_so():
+    plan = make_plan(wanted(gpu="b200", num_gpus=4, precision="fp8", profile="long-64k"))
+    reasons = {setting.key: setting.reason for setting in plan.settings}
+
+    assert values_of(plan)["max_num_batched_tokens"] < 32768
+    assert "made smaller" in reasons["max_num_batched_tokens"]
+    assert plan.budget.kv_tokens >= values_of(plan)["max_model_len"]
+
+
+def test_settings_by_hand_change_the_budget():
+    usual = make_plan(wanted(num_gpus=8))
+    overrides = (("gpu_memory_utilization", 0.85), ("enable_prefix_caching", False), ("triton_config.drain_s", 5))
+    own = make_plan(wanted(num_gpus=8, overrides=overrides))
+
+    assert own.budget.kv_tokens < usual.budget.kv_tokens
+    assert values_of(own)["enable_prefix_caching"] is False
+    assert values_of(own)["triton_config.drain_s"] == 5
+    assert {s.key: s.reason for s in own.settings}["gpu_memory_utilization"] == "set by hand instead of 0.95"
+
+
+@pytest.mark.parametrize("version", VLLM_VERSIONS)
+def test_where_the_version_runs(version):
+    plan = make_plan(wanted(num_gpus=8, vllm=version))
+
+    assert plan.vllm == load_vllm(version)
+    in_container = version == "0.24.0"
+    assert plan.image == ("nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3" if in_container else None)
+    assert plan.image_for("vllm-serve") == f"vllm/vllm-openai:v{version}"
+
+
+def test_min_p_is_left_out_of_the_defaults_beside_mtp(tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "min_p": 0.1}')
+    plan = make_plan(wanted(num_gpus=8, mtp=1, model=str(tmp_path)))
+
+    assert "triton_config.default_sampling.min_p" not in values_of(plan)
+    assert values_of(plan)["triton_config.default_sampling.temperature"] == 0.6
+    assert [omission.key for omission in plan.omissions] == ["triton_config.default_sampling.min_p"]
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param({"num_gpus": 4}, "weights take 158.0 GiB a GPU", id="numbers"),
+        pytest.param({"num_gpus": 4}, "what works: --gpus 8, or --precision w4a16", id="more GPUs or fewer bits"),
+        pytest.param({"num_gpus": 4, "gpu": "h100", "precision": "w4a16"}, "86.6 GiB a GPU", id="W4A16 on 4 x H100"),
+        pytest.param({"num_gpus": 4, "gpu": "h100", "precision": "w4a16"}, "works: --gpus 8", id="but 8"),
+        pytest.param({"num_gpus": 3}, "3 GPUs can't share", id="odd number"),
+        pytest.param({"precision": "fp4"}, "X002", id="FP4 on Hopper"),
+        pytest.param({"precision": "w4a8"}, "what works: --precision", id="W4A8"),
+        pytest.param({"gpu": "a100"}, "X001", id="Ampere"),
+        pytest.param({"num_gpus": 16, "parallel": "dp"}, "X006", id="DP over two nodes"),
+        pytest.param({"variant": "tiny", "num_gpus": 8, "parallel": "tp"}, "X005", id="tiny over eight"),
+        pytest.param({"profile": "wide-ep"}, "is for TensorRT-LLM", id="profile"),
+        pytest.param({"relaxed_acceptance": True}, "no relaxed acceptance", id="relaxed acceptance"),
+        pytest.param({"release": "1.1.0"}, "leave --trtllm out", id="release"),
+        pytest.param({"preset": "x"}, "simulated engine", id="preset"),
+        pytest.param({"workload": Workload(isl=163840, osl=1)}, "more than the 163,840", id="too long"),
+        pytest.param({"overrides": (("max_batch_size", 8),)}, "it has max_num_seqs", id="TensorRT-LLM's name"),
+        pytest.param({"overrides": (("max_num_seq", 8),)}, "did you mean max_num_seqs?", id="near name"),
+        pytest.param({"overrides": (("max_num_seqs", "x"),)}, "expected a whole number", id="type"),
+        pytest.param({"overrides": (("tensor_parallel_size", 4),)}, "use --gpus and --parallel", id="not by hand"),
+        pytest.param({"overrides": (("gpu_memory_utilization", 0.5),)}, "--set leaves room for 0", id="no room"),
+        pytest.param({"overrides": (("triton_config.engin", 1),)}, "did you mean engine?", id="our own"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(changes, expected):
+    with pytest.raises(RefusedPlanError) as caught:
+        make_plan(wanted(**changes))
+
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert isinstance(plan_or_refusal(neighbour(wanted(**changes), caught.value)), Plan)
+
+
+@pytest.mark.parametrize("version", ["0.23.0", "latest"])
+def test_an_unknown_version_is_named(version):
+    with pytest.raises(UnknownNameError, match="vLLM version"):
+        make_plan(wanted(vllm=version))
+
+
+# The whole space
+
+
+AXES = {
+    "variant": st.sampled_from([name for name, variant in variants().items() if "vllm" in variant.engines]),
+    "gpu": st.sampled_from(list(gpus())),
+    "num_gpus": st.sampled_from([None, *GPU_COUNTS]),
+    "precision": st.sampled_from([None, *PRECISIONS]),
+    "profile": st.sampled_from(["balanced", *VLLM_PROFILES, "wide-ep", "ctx"]),
+    "vllm": st.sampled_from(VLLM_VERSIONS),
+    "parallel": st.sampled_from([None, "tp", "dp"]),
+    "mtp": st.sampled_from([None, 0, 1, 3]),
+    "kv_dtype": st.sampled_from([None, "auto", "fp8"]),
+    "pipeline_parallel_size": st.sampled_from([1, 2, 3]),
+    "workload": st.builds(
+        Workload,
+        isl=st.none() | st.integers(1, 200_000),
+        osl=st.none() | st.integers(1, 200_000),
+        concurrency=st.none() | st.integers(1, 20_000),
+    ),
+}
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.fixed_dictionaries(AXES))
+def test_every_request_gets_a_plan_that_fits_or_a_neighbour_that_does(axes):
+    request = PlanRequest(engine="vllm", **axes)
+    answer = plan_or_refusal(request)
+    if isinstance(answer, RefusedPlanError):
+        assert "\n" not in str(answer)
+        assert answer.suggestion
+        request = neighbour(request, answer)
+        answer = plan_or_refusal(request)
+    _assert_sound(answer)
+
+
+def _assert_sound(plan: Plan) -> None:
+    values = values_of(plan)
+    assert plan.budget.kv_tokens >= values["max_model_len"]
+    assert plan.budget.free > 0
+    assert values["max_num_batched_tokens"] >= values["max_num_seqs"]
+    assert plan.vllm is not None
+    for setting in plan.settings:
+        assert setting.reason
+        if not setting.key.startswith("triton_config."):
+            known = plan.vllm.find(setting.key)
+            assert known is not None, setting.key
+            assert fits(setting.value, known.type), setting
+    assert {variable.name for variable in plan.environment} <= plan.vllm.environment
+    most = values["max_num_seqs"] * plan.layout.attention_dp_size
+    for requests, tokens in values["triton_config.warmup.shapes"]:
+        assert requests <= most
+        assert tokens < values["max_model_len"]
+
+
+@pytest.mark.slow
+def test_every_plain_request_gets_a_plan_or_a_neighbour():
+    names = [name for name, variant in variants().items() if "vllm" in variant.engines]
+    for axes in itertools.product(names, gpus(), (None, *GPU_COUNTS), PRECISIONS, VLLM_PROFILES):
+        variant, gpu, number, precision, profile = axes
+        request = wanted(variant, gpu, num_gpus=number, precision=precision, profile=profile)
+        answer = plan_or_refusal(request)
+        if isinstance(answer, RefusedPlanError):
+            answer = plan_or_refusal(neighbour(request, answer))
+        _assert_sound(answer)
+
+
+# Goldens: python tests/build/test_vllm_plan.py writes them
+
+GOLDENS = {
+    "r1-fp8-h200x8-tp": wanted("deepseek-r1-0528", num_gpus=8),
+    "r1-fp8-h200x8-dp": wanted("deepseek-r1-0528", num_gpus=8, parallel="dp"),
+    "r1-fp4-b200x4-tp": wanted(gpu="b200", num_gpus=4, precision="fp4"),
+    "r1-fp4-b200x4-dp": wanted(gpu="b200", num_gpus=4, precision="fp4", parallel="dp"),
+    "r1-w4a16-h200x4": wanted(num_gpus=4, precision="w4a16"),
+    "v3.2-fp8-h200x8": wanted("deepseek-v3.2-exp", num_gpus=8),
+    "tiny-h200x1": wanted("tiny", num_gpus=1),
+}
+
+
+def golden_text(request: PlanRequest) -> str:
+    return model_yaml(make_plan(request), stamp="golden")
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_the_settings_are_those_of_the_golden_file(name):
+    assert golden_text(GOLDENS[name]) == (GOLDEN / f"{name}.yaml").read_text("utf-8")
+
+
+def test_a_plan_for_tensorrt_llm_does_not_depend_on_vllm():
+    request = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8)
+    assert make_plan(request).vllm is None
+    assert make_plan(replace(request, engine="vllm")).release is None
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for name, request in GOLDENS.items():
+        (GOLDEN / f"{name}.yaml").write_text(golden_text(request), "utf-8")
