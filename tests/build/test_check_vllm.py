@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from deepseek_triton_build import PlanRequest, RefusedPlanError, format_files, make_plan, write_repository
 from deepseek_triton_build.build_errors import NothingToCheckError, UnknownNameError
-from deepseek_triton_build.check import CheckOptions, check_repository
+from deepseek_triton_build.check import CheckOptions, check_repository, read_facts
 from deepseek_triton_build.check.scripts import ShellScript
 from deepseek_triton_build.check.vllm_flags import as_flag, read_vllm_flags
 from deepseek_triton_build.data.releases import load_release
@@ -181,6 +182,36 @@ def test_vllm_ignores_what_only_tensorrt_llm_reads_of_a_checkpoint(tmp_path: Pat
     write(tmp_path / "other", model_yaml=trtllm)
     found = {finding.code for finding in check_repository(tmp_path / "other", options).findings}
     assert {"W012", "W018"} <= found
+
+
+_INT4 = {"weights": {"num_bits": 4, "type": "int"}, "input_activations": None}
+_W4A8 = {**_INT4, "input_activations": {"num_bits": 8}}
+_INT8 = {"weights": {"num_bits": 8, "type": "int"}}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "precision"),
+    [
+        ({"quant_method": "awq", "bits": 4}, "w4a16"),
+        ({"quant_method": "gptq", "bits": 4}, "w4a16"),
+        ({"quant_method": "gptq", "bits": 8}, None),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": _INT4}}, "w4a16"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": _INT4, "group_1": _INT8}}, None),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": _W4A8}}, None),
+        ({"quant_method": "compressed-tensors", "config_groups": {}}, None),
+        ({"quant_method": "compressed-tensors", "config_groups": [4]}, None),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+    ],
+)  # fmt: skip
+def test_weights_of_4_bits_are_known_by_what_made_them(
+    tmp_path: Path, quantization: dict[str, Any], precision: str | None
+) -> None:
+    text = json.dumps({"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": quantization})
+    (tmp_path / "config.json").write_text(text)
+
+    facts, _ = read_facts(tmp_path, "weights", for_vllm=True)
+
+    assert facts.precision == precision
 
 
 # Triton's own vLLM backend

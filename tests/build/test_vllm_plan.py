@@ -11,10 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_build import Plan, PlanRequest, RefusedPlanError, UnknownNameError, Workload, make_plan
+from deepseek_triton_build import (
+    Plan,
+    PlanRequest,
+    RefusedPlanError,
+    UnknownNameError,
+    Workload,
+    format_files,
+    make_plan,
+    usable_formats,
+    write_repository,
+)
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, GPU_COUNTS, Layout
 from deepseek_triton_build.arithmetic.vllm_memory import captured_sizes, vllm_budget
 from deepseek_triton_build.catalog import PRECISIONS, VLLM_VERSIONS, find_gpu, find_variant, gpus, load_vllm, variants
+from deepseek_triton_build.check import CheckOptions, check_repository
 from deepseek_triton_build.data.type_strings import fits
 from deepseek_triton_build.planning.vllm_sizes import VLLM_PROFILES
 from deepseek_triton_build.render.model_yaml import model_yaml
@@ -338,6 +349,19 @@ def golden_text(request: PlanRequest) -> str:
 @pytest.mark.parametrize("name", GOLDENS)
 def test_the_settings_are_those_of_the_golden_file(name):
     assert golden_text(GOLDENS[name]) == (GOLDEN / f"{name}.yaml").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+@pytest.mark.parametrize("format", ["triton", "vllm-serve"])
+def test_check_finds_nothing_wrong_with_what_is_built(name, format, tmp_path):
+    plan = make_plan(GOLDENS[name])
+    if format not in usable_formats(plan):
+        pytest.skip("the tiny checkpoint travels in a repository only")
+    write_repository(format_files(format, plan, version="1"), tmp_path / "r")
+    report = check_repository(tmp_path / "r", CheckOptions())
+
+    assert [finding.code for finding in report.findings if finding.severity != "note"] == []
+    assert [model.variant for model in report.models] == [plan.variant.name]
 
 
 def test_a_plan_for_tensorrt_llm_does_not_depend_on_vllm():

@@ -14,6 +14,7 @@ from deepseek_triton_build.rules import RULES, VLLM_RULES, vllm_violations
 from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
 
 B200: Mapping[str, Any] = {"gpu": "b200"}
+FP4: Mapping[str, Any] = {"gpu": "b200", "precision": "fp4"}
 W4A16: Mapping[str, Any] = {"precision": "w4a16"}
 V32: Mapping[str, Any] = {"variant": "deepseek-v3.2-exp"}
 MTP = {"speculative_config.num_speculative_tokens": 1}
@@ -49,8 +50,8 @@ CASES = {
     "X001": (deployed(gpu="a100"), deployed()),
     "X002": (deployed(precision="fp4"), deployed(precision="fp4", **B200)),
     "X003": (deployed(precision="w4a8"), deployed(**W4A16)),
-    "X004": (deployed({"tensor_parallel_size": 256}, **W4A16), deployed({"tensor_parallel_size": 128}, **W4A16)),
-    "X005": (deployed({"tensor_parallel_size": 32}), deployed({"tensor_parallel_size": 32}, **W4A16)),
+    "X004": (deployed({"tensor_parallel_size": 256}, **FP4), deployed({"tensor_parallel_size": 128}, **FP4)),
+    "X005": (deployed({"tensor_parallel_size": 32}, **W4A16), deployed({"tensor_parallel_size": 32}, **FP4)),
     "X006": (
         deployed({"tensor_parallel_size": 1, "data_parallel_size": 16}),
         deployed({"tensor_parallel_size": 1, "data_parallel_size": 8}),

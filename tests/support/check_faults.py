@@ -1034,6 +1034,12 @@ FAULTS: tuple[Fault, ...] = (
         ),
         ("no tokenizer", gone(f"{W}/tokenizer.json"), "W014", "no tokenizer"),
         ("other figures", settled(f"{W}/config.json", num_hidden_layers=60), "W016", "num_hidden_layers 60, not 61"),
+        (
+            "weights of 4 bits",
+            settled(f"{W}/config.json", quantization_config={"quant_method": "awq", "bits": 4}),
+            "W006",
+            "found W4A16",
+        ),
     ),
     # A script with `vllm serve`, and variables of the published recipe that newer versions lost
     *_of(

@@ -20,8 +20,8 @@ from deepseek_triton_build.arithmetic.gpu_memory import (
 from deepseek_triton_build.data.catalog import Architecture, Gpu, KnownCheckpoint, Precision
 
 _DRIVER_BYTES = int(0.6 * GIB)
-"""What nvidia-smi counts and PyTorch does not: 140.4 against 139.8 GiB on an H200, 79.6 against 79.1 on an H100 (the
-"total capacity" of public out-of-memory messages)."""
+"""Memory that nvidia-smi counts and PyTorch does not: 140.4 against 139.8 GiB on an H200, 79.6 against 79.1 on an H100
+(the "total capacity" of public out-of-memory messages)."""
 _GRAPH_BYTES = 20 * 2**20
 """A captured size. vLLM's graphs share one pool, so a size takes little: an estimate."""
 _CONTEXT_TOKENS = 64 * 1024

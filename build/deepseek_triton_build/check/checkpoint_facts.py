@@ -25,9 +25,8 @@ _PRECISIONS: Mapping[str, Precision] = {
     "W4A8_AWQ": "w4a8",
     "MIXED_PRECISION": "w4a8",
     "w4afp8": "w4a8",
+    "W4A16_AWQ": "w4a16",
     "W4A16": "w4a16",
-    "awq": "w4a16",
-    "gptq": "w4a16",
 }
 """quant_algo of hf_quant_config.json, or quant_method in config.json's quantization_config -> the precision. These are
 the values of DeepSeek's checkpoints and of those made from them."""
@@ -109,11 +108,9 @@ def read_facts(folder: Path, label: str, *, for_vllm: bool = False) -> tuple[Che
         fix = "point model at the right checkpoint; for another model the rules are not checked"
         findings.append(UNKNOWN_ARCHITECTURE.finding(message, fix, file=f"{label}/config.json"))
     in_config, in_quant = _section(config, "quantization_config"), _section(quant, "quantization")
-    by_config = in_config.get("quant_algo") or in_config.get("quant_method")
+    by_config = in_config.get("quant_algo") or ("W4A16" if _is_w4a16(in_config) else in_config.get("quant_method"))
     is_in_quant = bool(in_quant.get("quant_algo")) and not (for_vllm and by_config)
     algo = in_quant["quant_algo"] if is_in_quant else by_config
-    if algo == "compressed-tensors" and _is_w4a16(in_config):
-        algo = "W4A16"
     kv_algo = in_quant.get("kv_cache_quant_algo")
     facts = CheckpointFacts(
         folder=folder,
@@ -130,15 +127,17 @@ def read_facts(folder: Path, label: str, *, for_vllm: bool = False) -> tuple[Che
     return facts, findings
 
 
-def _is_w4a16(quantization: Mapping[str, Any]) -> bool:
-    """Tell whether compressed-tensors has INT4 weights and activations as they are."""
-    groups = quantization.get("config_groups")
-    found = [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
-    kinds = [(group.get("weights") or {}, group.get("input_activations")) for group in found]
-    return bool(kinds) and all(
-        isinstance(weights, dict) and weights.get("num_bits") == 4 and weights.get("type") == "int" and not inputs
-        for weights, inputs in kinds
-    )
+def _is_w4a16(section: Mapping[str, Any]) -> bool:
+    """Tell whether quantization_config names 4-bit integer weights and 16-bit activations, as AWQ, GPTQ and
+    compressed-tensors write it."""
+    if section.get("quant_method") in ("awq", "gptq"):
+        return bool(section.get("bits", section.get("w_bit")) == 4)
+    if section.get("quant_method") != "compressed-tensors":
+        return False
+    groups = [_section(_section(section, "config_groups"), name) for name in _section(section, "config_groups")]
+    weights = [_section(group, "weights") for group in groups]
+    is_int4 = all((each.get("num_bits"), each.get("type")) == (4, "int") for each in weights)
+    return bool(groups) and is_int4 and not any(group.get("input_activations") for group in groups)
 
 
 def _differing(config: Mapping[str, Any], architecture: Architecture) -> Mapping[str, tuple[Any, Any]]:

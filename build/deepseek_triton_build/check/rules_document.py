@@ -37,6 +37,7 @@ _TOPICS = {
     "D": "Speculative decoding and sampling",
     "L": "Limits and sizes",
     "V": "V3.2",
+    "X": "vLLM",
     "E": "Environment and engine",
     "S": "Files, keys and values",
     "T": "triton_config, instances and GPUs",

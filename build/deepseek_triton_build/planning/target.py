@@ -48,7 +48,7 @@ from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedModel:
+class PlannedModel:
     """Which weights a plan is for, on which GPU, tuned for what."""
 
     request: PlanRequest
@@ -64,7 +64,7 @@ class ServedModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target(ServedModel):
+class Target(PlannedModel):
     """Everything a plan for TensorRT-LLM starts from."""
 
     release: Release
@@ -109,7 +109,7 @@ def resolve_target(request: PlanRequest) -> Target:
     return Target(**vars(model), release=release, recipe=recipe, num_gpus=num_gpus)
 
 
-def resolve_model(request: PlanRequest) -> ServedModel:
+def resolve_model(request: PlanRequest) -> PlannedModel:
     """Return the weights, the GPU and the profile of `request`, without a look at any engine.
 
     :raises UnknownNameError: for an unknown name.
@@ -129,12 +129,12 @@ def _gpu(request: PlanRequest, variant: Variant) -> Gpu:
     return find_gpu(request.gpu)
 
 
-def _served_model(request: PlanRequest, variant: Variant, gpu: Gpu) -> ServedModel:
+def _served_model(request: PlanRequest, variant: Variant, gpu: Gpu) -> PlannedModel:
     profile = _profile(request, variant)
     precision = find_precision(request.precision) if request.precision else _default_precision(variant, gpu)
     checkpoint = _checkpoint(variant, precision, request)
     assert variant.architecture is not None  # every variant with checkpoints has one
-    return ServedModel(
+    return PlannedModel(
         request=request,
         variant=variant,
         architecture=variant.architecture,

@@ -15,7 +15,7 @@ from deepseek_triton_build.data.releases.sampler_support import honoured_fields,
 from deepseek_triton_build.planning.batch_sizes import Sizes
 from deepseek_triton_build.planning.checkpoint_defaults import sampling_defaults
 from deepseek_triton_build.planning.embedded import ENGINE_REASONS, transaction_settings
-from deepseek_triton_build.planning.target import ServedModel, Target
+from deepseek_triton_build.planning.target import PlannedModel, Target
 
 _WARMUP = "triton_config.warmup"
 WARMUP_MAX_S = 300
@@ -123,7 +123,7 @@ def _default_sampling(target: Target, settings: Mapping[str, Any]) -> tuple[list
     return written, ignored
 
 
-def sampling_advice(target: ServedModel) -> tuple[Mapping[str, float], str]:
+def sampling_advice(target: PlannedModel) -> tuple[Mapping[str, float], str]:
     """Return advised sampling fields and their source: the checkpoint, if its folder is here, else the model card."""
     folder = target.request.model
     own = sampling_defaults(Path(folder)) if folder and os.path.isdir(folder) else None

@@ -13,7 +13,7 @@ from deepseek_triton_build.data.releases import DEFAULT_RELEASE
 from deepseek_triton_build.data.vllm import VllmVersion, load_vllm
 from deepseek_triton_build.planning.batch_sizes import MAX_SEQ_LEN, TYPICAL, round_up
 from deepseek_triton_build.planning.plan_request import PlanRequest
-from deepseek_triton_build.planning.target import ServedModel, refuse, resolve_model
+from deepseek_triton_build.planning.target import PlannedModel, refuse, resolve_model
 from deepseek_triton_build.rules import vllm_violations
 from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
 
@@ -21,7 +21,7 @@ GUIDE = "vLLM recipes, DeepSeek-V3 (R1) usage guide"
 
 
 @dataclass(frozen=True, kw_only=True)
-class VllmTarget(ServedModel):
+class VllmTarget(PlannedModel):
     """Everything a plan for vLLM starts from."""
 
     vllm: VllmVersion

@@ -74,20 +74,22 @@ def _attention_shares(d: VllmDeployment) -> Iterator[Violation]:
 
 @RULES.error(
     "X005",
-    title="Each rank of tensor parallelism gets whole FP8 blocks of the dense layers",
-    why="vLLM refuses a share of a weight that is not whole blocks of 128 rows.",
-    source="vLLM vllm/model_executor/layers/quantization/utils/fp8_utils.py, validate_fp8_block_shape",
+    title="Each rank of tensor parallelism gets whole blocks of the dense layers",
+    why="FP8 weights have a scale for each block of 128 x 128, W4A16 weights one for each group of 128. vLLM does not "
+    "load a share that cuts them.",
+    source="vLLM vllm/model_executor/layers/quantization/utils: fp8_utils.py, validate_fp8_block_shape; "
+    "marlin_utils.py, verify_marlin_supports_shape",
 )
 def _dense_shares(d: VllmDeployment) -> Iterator[Violation]:
     ranks, a = d.get("tensor_parallel_size") or 1, d.architecture
-    if a is None or ranks == 1 or d.checkpoint is None or d.checkpoint.precision != "fp8":
+    if a is None or ranks == 1 or d.checkpoint is None or d.checkpoint.precision not in ("fp8", "w4a16"):
         return
     widths = {"dense layers": a.intermediate_size, "shared experts": a.num_shared_experts * a.moe_intermediate_size}
     if not d.get("enable_expert_parallel"):
         widths["routed experts"] = a.moe_intermediate_size
     for what, width in widths.items():
         if width % (FP8_BLOCK * ranks):
-            message = f"{ranks} ranks would cut FP8 blocks of the {what} ({width:,} wide)"
+            message = f"{ranks} ranks would cut blocks of {FP8_BLOCK} values of the {what} ({width:,} wide)"
             yield Violation("tensor_parallel_size", message, "use --parallel dp, or fewer GPUs")
             return
 
