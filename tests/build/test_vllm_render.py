@@ -161,6 +161,7 @@ def test_node_0_has_the_server_and_the_others_have_vllm_without_one(run):
     after = second.argv.index("--") + 1
 
     assert "tritonserver" in first.argv
+    assert first.argv[first.argv.index("--max-restarts") + 1] == "0"
     assert "tritonserver" not in second.argv
     assert second.argv[2:after] == ["rank", "--"]
     assert second.argv[after : after + 3] == ["vllm", "serve", MODEL]

@@ -161,6 +161,9 @@ def _exit_timeout() -> list[str]:
 def _supervisor_options(plan: Plan) -> list[str]:
     ports = [f'--{name}-port "${name}_port"' for name, _ in _ENDPOINTS]
     deadline, why = _ready_within(plan)
+    restarts = "The pauses between restarts grow."
+    if is_one_of_several := plan.vllm is not None and plan.num_nodes > 1:
+        restarts = "The default is 0, because the other nodes have to be started again, too."
     options = [
         '--repository "$repository"',
         *([f"--ranks {plan.world_size} --ranks-per-node {plan.gpus_per_node}"] if plan.release is not None else []),
@@ -168,13 +171,11 @@ def _supervisor_options(plan: Plan) -> list[str]:
         '--http-address "$http_address"',
         f'--ready-within "${{READY_WITHIN:-{deadline}}}"',
         '--exit-timeout "$exit_timeout"',
-        f'--max-restarts "${{MAX_RESTARTS:-{_MAX_RESTARTS}}}"',
+        f'--max-restarts "${{MAX_RESTARTS:-{0 if is_one_of_several else _MAX_RESTARTS}}}"',
     ]
     return [
         *comment_lines(f"READY_WITHIN: seconds within which the server has to be ready; 0 means no limit. {why}"),
-        *comment_lines(
-            "MAX_RESTARTS: how often a server that was ready and failed is restarted. The pauses between restarts grow."
-        ),
+        *comment_lines(f"MAX_RESTARTS: how often a server that was ready and failed is restarted. {restarts}"),
         *comment_lines("READY_FILE: path of a file that exists while the server is ready."),
         *shell.array("options", options),
         'if [[ -n "${READY_FILE:-}" ]]; then options+=(--ready-file "$READY_FILE"); fi',
