@@ -141,9 +141,9 @@ def _kernels(target: VllmTarget, sizes: VllmSizes) -> Iterator[Setting]:
     if target.gpu.architecture != "blackwell" or target.is_rehearsal or target.precision == "w4a16":
         return
     if not target.architecture.is_sparse and not sizes.num_draft_tokens:
-        reason = "the guide's kernel of MLA for Blackwell (VLLM_ATTENTION_BACKEND until 0.14)"
+        reason = "the guide's kernel of MLA for Blackwell (once VLLM_ATTENTION_BACKEND)"
         yield Setting("attention_backend", "CUTLASS_MLA", reason, source=_LOST)
-    reason = f"the guide's kernels of the experts (VLLM_USE_FLASHINFER_MOE_{target.precision.upper()}=1 until 0.23)"
+    reason = f"the guide's kernels of the experts (once VLLM_USE_FLASHINFER_MOE_{target.precision.upper()}=1)"
     yield Setting("moe_backend", "flashinfer_trtllm", reason, source=_LOST)
 
 
