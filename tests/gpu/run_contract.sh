@@ -1,10 +1,10 @@
 #!/bin/bash
 # Runs the live tests of the contract on vLLM on a GPU of this machine, without a network:
 #     run_contract.sh WHEELS OUTPUT [PYTEST_OPTION...]
-# vLLM, tritonserver, numpy below 2, torch and transformers are installed for the python3 on PATH (`. TARGET/activate` of
+# vLLM, tritonserver, numpy below 2, torch and transformers are there for the python3 on PATH (`. TARGET/activate` of
 # unpack.sh). WHEELS has what the tests need beside them (18 MB); a machine with a network fills it:
 #     run_contract.sh --download WHEELS
-# OUTPUT gets pytest's report. The tests are those of `make test-vllm` in tests/live; tests/support/on_vllm.py lists them.
+# OUTPUT gets pytest's report. The tests are those of `make test-vllm` in tests/live (tests/support/on_vllm.py).
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 # tritonclient's dependencies, what the client and the tools import, pytest.

@@ -26,7 +26,9 @@ def vllm_repository(
     build(folder, "tiny", "--engine", "vllm", *machine, *options)
     path = folder / "tensorrt_llm/1/model.yaml"
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    settings = {"metrics_period_s": 0.1, "default_max_tokens": 256, "warmup": None, **(ours or {})}
+    # As the repositories of the embedded engines have it: greedy without a temperature, and no warm-up.
+    same = {"default_max_tokens": 256, "default_sampling": {}, "warmup": None}
+    settings = {"metrics_period_s": 0.1, **same, **(ours or {})}
     document |= {**COMMON_ARGUMENTS, **arguments, "triton_config": document["triton_config"] | settings}
     path.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
     return folder

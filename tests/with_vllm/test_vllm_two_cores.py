@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -17,17 +16,26 @@ from support.vllm_arguments import filler_arguments
 from support.vllm_in_process import StepLog, a_request, answered, running_engine
 
 
+def all_cores() -> set[int]:
+    children = psutil.Process().children(recursive=True)
+    return {child.pid for child in children if "EngineCore" in " ".join(child.cmdline())}
+
+
+OTHER_CORES = set[int]()
+"""Cores of other engines in this process."""
+
+
 @pytest.fixture(scope="module")
 def two_cores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """An engine with room for one request in each core."""
+    OTHER_CORES.update(all_cores())
     arguments = filler_arguments(step_s=0.02) | {"data_parallel_size": 2, "max_num_seqs": 1}
     with running_engine(tmp_path_factory.mktemp("two_cores"), **arguments) as engine:
         yield engine
 
 
 def core_pids() -> list[int]:
-    children = psutil.Process().children(recursive=True)
-    return [child.pid for child in children if "EngineCore" in Path(f"/proc/{child.pid}/cmdline").read_text()]
+    return sorted(all_cores() - OTHER_CORES)
 
 
 def test_both_ranks_answer(two_cores: Any) -> None:

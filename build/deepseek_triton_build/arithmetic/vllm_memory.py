@@ -56,7 +56,7 @@ def vllm_budget(
     graphs = len(captured_sizes(max_num_seqs, num_draft_tokens)) * _GRAPH_BYTES if cuda_graphs else 0
     up_projected = int(_CONTEXT_TOKENS * heads * (a.qk_nope_head_dim + a.v_head_dim) * 2)
     # Each token goes to several experts, of which vLLM keeps input, gate and up in 16 bits. Under data parallelism the
-    # experts get the tokens of every rank.
+    # experts get the tokens of every rank, in one piece (vllm/model_executor/layers/fused_moe/modular_kernel.py).
     each = a.num_experts_per_token * (a.hidden_size + 2 * a.moe_intermediate_size) * 2
     experts = each * _EXPERT_COPIES.get(checkpoint.precision, 1) * max_num_batched_tokens * layout.attention_dp_size
     activations = up_projected + experts
