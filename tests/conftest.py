@@ -32,12 +32,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
-def random_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def random_checkpoint(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a small DeepSeek-V3 with random weights: real forward passes, and long answers."""
-    from support.random_checkpoint import write_checkpoint
+    from support.random_checkpoint import PRODUCTION_HEADS, write_checkpoint
 
     folder = tmp_path_factory.mktemp("random_checkpoint")
-    write_checkpoint(folder)
+    write_checkpoint(folder, PRODUCTION_HEADS if pytestconfig.getoption("--with-gpu") else None)
     return folder
 
 

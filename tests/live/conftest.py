@@ -21,7 +21,7 @@ from support.launched import Launched, install_launchers, prepare
 from support.on_vllm import select
 from support.scraping import scrape
 from support.servers import STANDIN, build, change_yaml, dying_repository, see_it_die, url
-from support.vllm_arguments import filler_arguments, reference_arguments
+from support.vllm_arguments import filler_arguments, gpu_arguments, reference_arguments
 from support.vllm_repository import vllm_repository
 from support.waiting import wait_for
 
@@ -62,8 +62,8 @@ def vllm_chosen(pytestconfig: pytest.Config) -> bool:
 
 @pytest.fixture(scope="session")
 def executor(pytestconfig: pytest.Config) -> dict[str, Any]:
-    """Engine arguments of vLLM without a GPU; none with one."""
-    return {} if pytestconfig.getoption("--with-gpu") else reference_arguments()
+    """Engine arguments of vLLM without a GPU, or of one of several on a GPU."""
+    return gpu_arguments() if pytestconfig.getoption("--with-gpu") else reference_arguments()
 
 
 @pytest.fixture(scope="session")
@@ -94,13 +94,18 @@ def trained_repository(vllm_chosen: bool, executor: dict[str, Any], tmp_path_fac
 
 @pytest.fixture(scope="session")
 def simulated_server(
-    vllm_chosen: bool, executor: dict[str, Any], random_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+    pytestconfig: pytest.Config,
+    vllm_chosen: bool,
+    executor: dict[str, Any],
+    random_checkpoint: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[ServerProcess]:
     """The digital twin of a batch-1 deployment: one request at a time, about 158 tokens a second."""
     preset = "h200x8-r1-fp8-min-latency"
     folder = tmp_path_factory.mktemp("simulated") / "repository"
     if vllm_chosen:
-        paced = executor and filler_arguments(step_s=ONE_PLACE_STEP_S)
+        with_gpu = pytestconfig.getoption("--with-gpu")
+        paced = executor if with_gpu else filler_arguments(step_s=ONE_PLACE_STEP_S)
         repository = vllm_repository(folder, model=random_checkpoint, max_num_seqs=1, **paced)
     else:
         repository = build(folder, "tiny", "--engine", "simulated", "--preset", preset)

@@ -7,7 +7,7 @@ weights, and the tokenizer is written down, not trained.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,16 @@ The reasoning of earlier answers is left out; the tag that ended it stays. Tool 
 # --- configuration and weights ----------------------------------------------------------------------------------------
 
 
+PRODUCTION_HEADS = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": 128,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+"""Sizes of attention that GPUs have kernels for."""
+
+
 def build_config(vocab_size: int) -> dict[str, Any]:
     """Return config.json: smaller than the tiny checkpoint's, and without quantization and MTP."""
     kept = {key: value for key, value in CONFIG.items() if key != "quantization_config"}
@@ -232,11 +242,14 @@ def _matrix(random: np.random.RandomState, rows: int, columns: int, std: float |
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def write_checkpoint(folder: Path) -> None:
-    """Write all files of the checkpoint into the existing `folder`."""
+def write_checkpoint(folder: Path, sizes: Mapping[str, int] | None = None) -> None:
+    """Write all files of the checkpoint into the existing `folder`.
+
+    :param sizes: values of config.json in place of the usual ones.
+    """
     tokenizer = build_tokenizer()
     vocab: dict[str, int] = tokenizer["model"]["vocab"]
-    config = build_config(len(vocab))
+    config = build_config(len(vocab)) | dict(sizes or {})
     ids = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"]}
     tokens = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD}
     documents = {

@@ -20,6 +20,11 @@ def installed_version() -> str:
     return importlib.metadata.version("vllm").partition("+")[0]
 
 
+def gpu_arguments() -> dict[str, Any]:
+    """A KV cache of a fixed size: vLLM else measures the memory that is free, which other servers change meanwhile."""
+    return {"kv_cache_memory_bytes": 4 << 30}
+
+
 def reference_arguments(**options: Any) -> dict[str, Any]:
     """The executor with the reference engine's model, with its `options`."""
     return _executor("reference_executor.ReferenceExecutor", options)
