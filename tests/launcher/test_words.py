@@ -144,6 +144,8 @@ def test_the_rank_of_a_line(line, rank):
             "deepseek_backend CRITICAL: RuntimeError: Engine core initialization failed. See root cause above.",
             None,
         ),
+        ("error: creating server: Internal - failed to load all models", None),
+        ("error: creating server: Invalid argument - no such backend", "Invalid argument - no such backend"),
         ("all is well", None),
     ],
 )

@@ -137,7 +137,7 @@ _CAUSES = tuple(
         (r"^(?:\(\w+ pid=\d+\) )?ERROR \d\d-\d\d .*?\] (?:\w+\.)*(\w*(?:Error|Exception): .+)", "{}"),
         (r"failed to load '\S+' version \d+: (.+)", "{}"),
         (r"failed to load model '\S+?': (.+)", "{}"),
-        (r"error: creating server: (.+)", "{}"),
+        (r"error: creating server: (?!Internal - failed to load all models)(.+)", "{}"),  # the reason stands above it
         (r"(error while loading shared libraries: .+)", "{}"),
         (r"(Socket '\S+' already in use)", "{}"),
         (r"deepseek-triton: (.+ can't be started: .+)", "{}"),
