@@ -39,6 +39,11 @@ for wheel in wheels:
     zipfile.ZipFile(wheel).extractall(sys.argv[2])
 PYTHON
 
+mkdir -p "$output/bin"
+printf '#!/bin/sh\nexec python3 -m deepseek_triton_tools.cli.main "$@"\n' > "$output/bin/deepseek-triton"
+chmod +x "$output/bin/deepseek-triton"
+
+export PATH=$output/bin:$PATH
 export PYTHONPATH=$root/client:$root/build:$root/tools:$site HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1
 # Neither library is needed for a model of this size, and both compile at the start.
 export VLLM_USE_FLASHINFER_SAMPLER=0 VLLM_USE_DEEP_GEMM=0

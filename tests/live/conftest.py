@@ -61,9 +61,13 @@ def vllm_chosen(pytestconfig: pytest.Config) -> bool:
 
 
 @pytest.fixture(scope="session")
-def executor(pytestconfig: pytest.Config) -> dict[str, Any]:
+def executor(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Engine arguments of vLLM without a GPU, or of one of several on a GPU."""
-    return gpu_arguments() if pytestconfig.getoption("--with-gpu") else reference_arguments()
+    if not pytestconfig.getoption("--with-gpu"):
+        return reference_arguments()
+    # A cache of compiled graphs for each of pytest's processes, as engines that start together would share one.
+    os.environ["VLLM_CACHE_ROOT"] = str(tmp_path_factory.mktemp("vllm_cache"))
+    return gpu_arguments()
 
 
 @pytest.fixture(scope="session")
