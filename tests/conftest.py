@@ -42,8 +42,10 @@ def random_checkpoint(pytestconfig: pytest.Config, tmp_path_factory: pytest.Temp
 
 
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Proxies have no business between a test and its loopback server, nor has what is set for the machine's engine."""
+def _clean_environment(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proxies have no business between a test and its loopback server, nor has what is set for the machine's engine,
+    unless the tests are to run on that engine."""
+    keeps_engine = pytestconfig.getoption("--with-gpu")
     for name in list(os.environ):
-        if name.lower().endswith("_proxy") or is_engine_variable(name):
+        if name.lower().endswith("_proxy") or (is_engine_variable(name) and not keeps_engine):
             monkeypatch.delenv(name)
