@@ -193,6 +193,22 @@ def test_a_refusal_of_vllm_names_our_field(error: Exception, sampling: dict[str,
 # Requests
 
 
+def test_a_bad_word_is_banned_with_and_without_a_blank_before_it(make: MakeFaked) -> None:
+    faked = make()
+    request = faked.accepted(bad=(" fox", "The"))
+
+    banned = faked.core.params[request.request_id]._bad_words_token_ids
+
+    assert [TOKENIZER.decode(token_ids) for token_ids in banned] == ["fox", " fox", "The", " The"]
+
+
+def test_vllms_public_way_refuses_bad_words_by_name(make: MakeFaked) -> None:
+    capabilities = make(public=True).engine.capabilities
+
+    assert "bad" not in capabilities.sampling_fields
+    assert "blank" in capabilities.unsupported["bad"]
+
+
 @WAYS
 def test_a_request_that_vllm_refuses_gets_an_error_and_the_next_one_an_answer(make: MakeFaked, public: bool) -> None:
     faked = make(public=public)

@@ -134,7 +134,7 @@ class FakeCore:
     async def add_request_async(self, request: Any) -> None:
         if self.is_dead:
             raise EngineDeadError
-        self.accept(request.external_req_id, request.prompt, request.params, request.priority)
+        self.accept(request.external_req_id, request.prompt, request.sampling_params, request.priority)
 
     async def abort_requests_async(self, request_ids: Sequence[str]) -> None:
         self.aborted += [request_id.removesuffix("-core") for request_id in request_ids]
@@ -161,7 +161,7 @@ class FakeInputProcessor:
         self, request_id: str, prompt: Any, params: Any, supported_tasks: Any, priority: int = 0
     ) -> SimpleNamespace:
         assert supported_tasks == ("generate",)
-        return SimpleNamespace(request_id=request_id, prompt=prompt, params=params, priority=priority)
+        return SimpleNamespace(request_id=request_id, prompt=prompt, sampling_params=params, priority=priority)
 
     @staticmethod
     def assign_request_id(request: Any) -> None:
@@ -309,7 +309,7 @@ def _strict(name: str, fields: Sequence[str]) -> type:
             raise ValueError("bad_words cannot contain an empty string. Got bad_words=['']")
         self.__dict__.update(given)
 
-    return type(name, (), {"__init__": init})
+    return type(name, (), {**dict.fromkeys(fields), "__init__": init})
 
 
 class FakedEngine:

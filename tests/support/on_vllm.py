@@ -23,7 +23,6 @@ LEFT_OUT = {
     "test_the_twin_has_no_logits_to_change": _TWIN,
     "test_guided_decoding_is_refused_with_the_reason": _HAS_GUIDES,
     "test_a_guide_as_vllm_spells_it_is_the_same_guide": _HAS_GUIDES,
-    "test_bad_words_never_appear": "vLLM bans a word after a blank only where it has as many tokens as without one",
     "test_performance_is_measured_on_the_final_response": "vLLM does not count the KV blocks of a request",
     "test_what_the_engine_does_is_told_apart_from_what_it_has": "vLLM lacks no field, so that none is listed",
     "test_a_server_without_metrics_serves": _ITS_OWN_PROGRAM,

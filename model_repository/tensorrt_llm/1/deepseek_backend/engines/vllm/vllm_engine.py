@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as CallTimeoutError
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -79,6 +80,8 @@ class _LoadedVllm:
     decoder: Tokenizer
     """The tokenizer without its Python parts, which makes text of tokens."""
     capabilities: Capabilities
+    differences: Sequence[str]
+    """How the installed vLLM differs inside from its record; empty where it does not."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,13 @@ class VllmEngine:
             self._loop.start(self._load)
         logger.info("vLLM %s has loaded %s", package.__version__, self._config.model)
         self._loaded = self._find_out(release)
-        self._loop.run(self._connect, CONNECT_TIMEOUT_S)
+        try:
+            self._loop.run(self._connect, CONNECT_TIMEOUT_S)
+        except CallTimeoutError as error:
+            raise EngineError(
+                f"vLLM's engine core has loaded {self._config.model}, but does not answer within {CONNECT_TIMEOUT_S:g} "
+                "s; the server's log has the cause"
+            ) from error
 
     def _load(self) -> None:
         others = multiprocessing.active_children()
@@ -171,7 +180,12 @@ class VllmEngine:
         if decoder is None:
             raise EngineError("the checkpoint has no tokenizer.json, of which this engine makes text")
         tokenizer = PromptTokenizer(inner)
+        differences = release.differences(self._llm)
         unsupported = unsupported_fields(release, self._config.llm_args)
+        if differences:
+            unsupported["bad"] = (
+                "vLLM's public way bans a word after a blank only where it has as many tokens as without"
+            )
         max_seq_len = int(self._llm.vllm_config.model_config.max_model_len)
         capabilities = Capabilities(
             sampling_fields=frozenset(SAMPLING_BY_NAME.keys() - unsupported.keys() - {"best_of"}),
@@ -182,12 +196,18 @@ class VllmEngine:
             whole_answers=True,
             unsupported=unsupported,
         )
-        return _LoadedVllm(release=release, tokenizer=tokenizer, decoder=decoder, capabilities=capabilities)
+        return _LoadedVllm(
+            release=release,
+            tokenizer=tokenizer,
+            decoder=decoder,
+            capabilities=capabilities,
+            differences=differences,
+        )
 
     async def _connect(self) -> None:
         """Choose the way to the engine core, and begin to read its outputs."""
         text = self._known.tokenizer.text
-        if differences := self._known.release.differences(self._llm):
+        if differences := self._known.differences:
             logger.warning(
                 "the installed vLLM is not like its record, so that a token costs several times as much: %s",
                 "; ".join(differences),
