@@ -58,7 +58,12 @@ def request(*, wants_steps: bool = True, **sampling: Any) -> GenerateRequest:
 
 
 def arguments(*, max_tokens: int = 20, max_temperature: float | None = 2.0, **sampling: Any) -> dict[str, Any]:
-    return sampling_arguments(request(**sampling), max_tokens=max_tokens, max_temperature=max_temperature)
+    return sampling_arguments(
+        request(**sampling),
+        max_tokens=max_tokens,
+        max_temperature=max_temperature,
+        word_token_ids=lambda word: [len(word)],
+    )
 
 
 # Translation
@@ -85,7 +90,7 @@ GREEDY = {**ALWAYS, "temperature": 0.0}
         ({"min_tokens": 5, "ignore_eos": True}, {**GREEDY, "min_tokens": 5, "ignore_eos": True}),
         ({"min_tokens": 50}, {**GREEDY, "min_tokens": 20}),
         ({"stop_token_ids": (7, 8)}, {**GREEDY, "stop_token_ids": [7, 8]}),
-        ({"bad": ("a", "b")}, {**GREEDY, "bad_words": ["a", "b"]}),
+        ({"bad": ("a", " b")}, {**GREEDY, "_bad_words_token_ids": [[1], [2], [1], [2]]}),
         ({"logprobs": 0, "prompt_logprobs": 5}, {**GREEDY, "logprobs": 0, "prompt_logprobs": 5}),
         (
             {"repetition_penalty": 1.2, "presence_penalty": -1.0, "frequency_penalty": 0.5},
@@ -193,8 +198,9 @@ def test_a_refusal_of_vllm_names_our_field(error: Exception, sampling: dict[str,
 # Requests
 
 
-def test_a_bad_word_is_banned_with_and_without_a_blank_before_it(make: MakeFaked) -> None:
-    faked = make()
+@WAYS
+def test_a_bad_word_is_banned_with_and_without_a_blank_before_it(make: MakeFaked, public: bool) -> None:
+    faked = make(public=public)
     request = faked.accepted(bad=(" fox", "The"))
 
     banned = faked.core.params[request.request_id]._bad_words_token_ids
@@ -202,17 +208,28 @@ def test_a_bad_word_is_banned_with_and_without_a_blank_before_it(make: MakeFaked
     assert [TOKENIZER.decode(token_ids) for token_ids in banned] == ["fox", " fox", "The", " The"]
 
 
-def test_vllms_public_way_refuses_bad_words_by_name(make: MakeFaked) -> None:
-    capabilities = make(public=True).engine.capabilities
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([f"word{number}" for number in range(65)], "at most 64 words"),
+        (["zyxwvutsrqponm" * 60], "at most 1,024 tokens in all"),
+        ([""], "one without a token"),
+    ],
+    ids=["words", "tokens", "empty"],
+)
+def test_bad_words_that_would_end_vllms_worker_are_refused(make: MakeFaked, words: list[str], problem: str) -> None:
+    assert problem in str(make().refused(bad=tuple(words)))
 
-    assert "bad" not in capabilities.sampling_fields
-    assert "blank" in capabilities.unsupported["bad"]
+
+def test_a_bad_word_of_white_space_is_banned_as_it_is(make: MakeFaked) -> None:
+    faked = make()
+    banned = faked.core.params[faked.accepted(bad=("\n",)).request_id]._bad_words_token_ids
+    assert [TOKENIZER.decode(token_ids) for token_ids in banned] == ["\n"]
 
 
 @WAYS
 def test_a_request_that_vllm_refuses_gets_an_error_and_the_next_one_an_answer(make: MakeFaked, public: bool) -> None:
     faked = make(public=public)
-    assert str(faked.refused(bad=("",))).startswith("bad: vLLM refused it: ")
     faked.core.refuse = VLLMValidationError("too long", parameter="prompt_logprobs")
     assert str(faked.refused()) == "prompt_logprobs: vLLM refused it: too long"
     faked.core.refuse = RuntimeError("broken")

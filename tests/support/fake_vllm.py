@@ -1,7 +1,7 @@
 """A vLLM without GPU, model and processes: its engine core does what a test says.
 
 Its modules, classes, fields and parameters are those of a version's record, so that the engine under test finds what it
-would find in that vLLM. tests/vllm runs the engine on vLLM itself.
+would find in that vLLM. tests/with_vllm runs the engine on vLLM itself.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str, *, installed: str | N
     )
     modules["vllm.v1.engine.exceptions"].EngineDeadError = EngineDeadError
     sampling = modules["vllm.sampling_params"]
-    sampling.SamplingParams = _strict("SamplingParams", record["sampling_params"])
+    sampling.SamplingParams = _strict("SamplingParams", [*record["sampling_params"], "_bad_words_token_ids"])
     sampling.StructuredOutputsParams = _strict("StructuredOutputsParams", record["structured_outputs"])
     sampling.RequestOutputKind.DELTA = "delta"
     modules["vllm.engine.arg_utils"].AsyncEngineArgs = dataclasses.make_dataclass(
@@ -305,8 +305,6 @@ def _strict(name: str, fields: Sequence[str]) -> type:
     def init(self: Any, **given: Any) -> None:
         if unknown := given.keys() - set(fields):
             raise TypeError(f"{name} has no {sorted(unknown)}")
-        if "" in given.get("bad_words", ()):
-            raise ValueError("bad_words cannot contain an empty string. Got bad_words=['']")
         self.__dict__.update(given)
 
     return type(name, (), {**dict.fromkeys(fields), "__init__": init})

@@ -38,6 +38,10 @@ class PromptTokenizer:
         vocab_size = len(inner) if hasattr(inner, "__len__") else None
         return list(prompting.prompt_token_ids(request, self._encode, vocab_size))
 
+    def word_token_ids(self, word: str) -> list[int]:
+        """Return a word in token ids, without the special tokens that begin a prompt."""
+        return self._encode(word, add_special_tokens=False)
+
     def render_chat(self, messages: Messages, template_kwargs: Mapping[str, Any]) -> str:
         """Render a conversation, as Engine.render_chat does."""
         return prompting.render_chat(self._tokenizer, messages, template_kwargs)

@@ -36,7 +36,6 @@ class CoreConnection:
         """`supported_tasks`: of AsyncLLM.get_supported_tasks(), which vLLM checks each request against."""
         self._inputs = llm.input_processor
         self._core = llm.engine_core
-        self._tokenizer = llm.get_tokenizer()
         self._supported_tasks = supported_tasks
         self._numbers = numbers
         self._text = text
@@ -50,12 +49,6 @@ class CoreConnection:
             entry.request.request_id, prompt, params, supported_tasks=self._supported_tasks, priority=priority
         )
         self._inputs.assign_request_id(prepared)
-        if params.bad_words:
-            # By itself vLLM bans a word after a blank only where it has as many tokens as without one.
-            spellings = [text for word in map(str.lstrip, params.bad_words) for text in (word, f" {word}")]
-            prepared.sampling_params._bad_words_token_ids = [
-                self._tokenizer.encode(text, add_special_tokens=False) for text in spellings
-            ]
         return prepared
 
     async def submit(self, entry: OpenAnswer, prepared: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from deepseek_backend.contract import SAMPLING_BY_NAME, SAMPLING_FIELDS
@@ -20,6 +20,14 @@ GUIDES = {field.name: field.name.removeprefix("guided_") for field in SAMPLING_F
 """Our field -> the field of vLLM's StructuredOutputsParams."""
 _RENAMED = {"bad": "bad_words"}
 """Our field -> the field of vLLM's SamplingParams, where the names differ."""
+
+
+BANNED = "_bad_words_token_ids"
+"""vLLM's own field for the token ids of `bad_words`."""
+MAX_BANNED_SEQUENCES = 128
+MAX_BANNED_TOKENS = 1024
+"""Bounds of vLLM's worker. Beyond them it fails, and the engine core with it
+(vllm/v1/worker/gpu/sample/bad_words.py, 0.24.0 to 0.33.0)."""
 
 
 def unsupported_fields(release: VllmRelease, llm_args: Mapping[str, Any]) -> dict[str, str]:
@@ -40,14 +48,20 @@ def unsupported_fields(release: VllmRelease, llm_args: Mapping[str, Any]) -> dic
     return reasons
 
 
-def sampling_arguments(request: GenerateRequest, *, max_tokens: int, max_temperature: float | None) -> dict[str, Any]:
+def sampling_arguments(
+    request: GenerateRequest,
+    *,
+    max_tokens: int,
+    max_temperature: float | None,
+    word_token_ids: Callable[[str], list[int]],
+) -> dict[str, Any]:
     """Return keyword arguments of vLLM's SamplingParams, without the guide.
 
     Text, stop strings and special tokens are this engine's and the backend's own work. vLLM takes a temperature between
     0 and 0.01 for 0.01.
 
     :param max_tokens: the request's, cut to the room that the context leaves.
-    :raises RequestError: for a temperature above `max_temperature`.
+    :raises RequestError: for a temperature above `max_temperature`, and for bad words that vLLM can't take.
     """
     sampling = request.sampling
     params: dict[str, Any] = {
@@ -58,7 +72,7 @@ def sampling_arguments(request: GenerateRequest, *, max_tokens: int, max_tempera
         "min_tokens": sampling.min_tokens and min(sampling.min_tokens, max_tokens),
         "ignore_eos": sampling.ignore_eos,
         "stop_token_ids": list(sampling.stop_token_ids) or None,
-        "bad_words": list(sampling.bad) or None,
+        BANNED: banned_token_ids(sampling.bad, word_token_ids) if sampling.bad else None,
         "repetition_penalty": sampling.repetition_penalty,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
@@ -87,6 +101,33 @@ def _randomness(sampling: SamplingParams, max_temperature: float | None) -> dict
     }
 
 
+def banned_token_ids(words: Sequence[str], token_ids_of: Callable[[str], list[int]]) -> list[list[int]]:
+    """Return each word in token ids, and again with a blank before it.
+
+    vLLM would ban a word after a blank only where it has as many tokens as without one.
+
+    :raises RequestError: for a word without tokens, and for more than vLLM takes.
+    """
+    spellings: dict[str, None] = {}
+    for word in words:
+        bare = word if word.isspace() else word.lstrip(" ")
+        spellings |= dict.fromkeys((bare,) if word.isspace() else (bare, f" {bare}"))
+    banned = [token_ids_of(spelling) for spelling in spellings]
+    if not all(words) or not all(banned):
+        raise RequestError("bad: expected words, got one without a token")
+    if len(banned) > MAX_BANNED_SEQUENCES:
+        raise RequestError(
+            f"bad: expected at most {MAX_BANNED_SEQUENCES // 2} words, as vLLM is told each with and without a blank "
+            f"before it, got {len(words)}"
+        )
+    if (num_tokens := sum(map(len, banned))) > MAX_BANNED_TOKENS:
+        raise RequestError(
+            f"bad: expected at most {MAX_BANNED_TOKENS:,} tokens in all, each word with and without a blank before "
+            f"it, got {num_tokens:,}"
+        )
+    return banned
+
+
 def guide(sampling: SamplingParams) -> dict[str, Any]:
     """Return keyword arguments of vLLM's StructuredOutputsParams; none for a request without a guide."""
     return {its_name: value for name, its_name in GUIDES.items() if (value := getattr(sampling, name))}
@@ -101,6 +142,7 @@ def refusal(error: Exception, sampling: SamplingParams) -> RequestError:
     guides = [name for name in GUIDES if getattr(sampling, name)]
     named = str(getattr(error, "parameter", None))
     ours = {_RENAMED.get(name, name): name for name in SAMPLING_BY_NAME}
-    words = [named, *re.findall(r"\w+", message)]
+    # Of a guide, vLLM repeats the client's own words.
+    words = [named] if guides else [named, *(word for word in re.findall(r"\w+", message) if len(word) > 3)]
     field = next((ours[word] for word in words if word in ours), guides[0] if guides else "")
     return RequestError(f"{field}: vLLM refused it: {message}" if field else f"vLLM refused the request: {message}")

@@ -51,7 +51,13 @@ from deepseek_backend.engines.vllm.core_connection import CoreConnection
 from deepseek_backend.engines.vllm.generate_calls import GenerateCalls
 from deepseek_backend.engines.vllm.growing_answer import GrowingAnswer
 from deepseek_backend.engines.vllm.open_answer import OpenAnswer, RequestPath
-from deepseek_backend.engines.vllm.request_fields import guide, refusal, sampling_arguments, unsupported_fields
+from deepseek_backend.engines.vllm.request_fields import (
+    BANNED,
+    guide,
+    refusal,
+    sampling_arguments,
+    unsupported_fields,
+)
 from deepseek_backend.engines.vllm.scheduler_numbers import SchedulerNumbers
 from deepseek_backend.engines.vllm.vllm_release import VllmRelease, read_vllm_release
 from deepseek_backend.engines.vllm.vllm_start import import_vllm, make_llm, prepare_process
@@ -63,6 +69,7 @@ logger = logging.getLogger(__name__)
 NUM_TOKENIZER_THREADS = 4
 MAX_SHORT_PROMPT = 500
 """Most characters of a prompt that the loop thread tokenises itself, as in the TensorRT-LLM engine."""
+CORE_DIED = "vLLM's engine core has died"
 CONNECT_TIMEOUT_S = 60.0
 """Seconds that the engine core, which has just loaded, gets for its first answer."""
 ABORT_TIMEOUT_S = 10.0
@@ -182,10 +189,8 @@ class VllmEngine:
         tokenizer = PromptTokenizer(inner)
         differences = release.differences(self._llm)
         unsupported = unsupported_fields(release, self._config.llm_args)
-        if differences:
-            unsupported["bad"] = (
-                "vLLM's public way bans a word after a blank only where it has as many tokens as without"
-            )
+        if not hasattr(self._vllm.sampling_params, BANNED):
+            unsupported["bad"] = f"vLLM {release.version} has no place for the tokens of the words"
         max_seq_len = int(self._llm.vllm_config.model_config.max_model_len)
         capabilities = Capabilities(
             sampling_fields=frozenset(SAMPLING_BY_NAME.keys() - unsupported.keys() - {"best_of"}),
@@ -261,7 +266,7 @@ class VllmEngine:
             except Exception:  # whatever the error, the GPUs have to be released
                 logger.exception("the open requests can't be ended")
             finally:
-                self._tokenizers.shutdown(cancel_futures=True)
+                self._tokenizers.shutdown(wait=False, cancel_futures=True)
                 self._shut_down()
                 self._loop.stop()
 
@@ -300,7 +305,7 @@ class VllmEngine:
             await self._connection.read()
         except Exception as error:
             logger.debug("reading vLLM's outputs has failed", exc_info=error)
-            reason = "vLLM's engine core has died" if isinstance(error, self._vllm.dead) else describe(error)
+            reason = CORE_DIED if isinstance(error, self._vllm.dead) else describe(error)
             self._fail(f"{reason}; the server's log has the cause")
 
     async def _serve(self, entry: OpenAnswer) -> None:
@@ -309,13 +314,16 @@ class VllmEngine:
             prepared = await self._prepare(entry)
             if entry.is_open:
                 await self._connection.submit(entry, prepared)
-        except Exception as error:  # it ends this request only
+        except Exception as error:  # it ends this request only, unless the engine core is dead
+            if isinstance(error, self._vllm.dead):
+                self._fail(f"{CORE_DIED}; the server's log has the cause")  # the reader may notice seconds later
+            self._connection.flush()
             self._deliver([(entry, Step(error=self._as_backend_error(entry, error)))])
 
     async def _prepare(self, entry: OpenAnswer) -> Any:
         request = entry.request
         is_short = request.prompt_token_ids is None and len(request.prompt) <= MAX_SHORT_PROMPT
-        if is_short and not guide(request.sampling):
+        if is_short and not guide(request.sampling) and not request.sampling.bad:
             return self._prepare_now(entry)
         return await asyncio.get_running_loop().run_in_executor(self._tokenizers, self._prepare_now, entry)
 
@@ -332,6 +340,7 @@ class VllmEngine:
             request,
             max_tokens=min(request.max_tokens, max_seq_len - len(token_ids)),
             max_temperature=known.release.max_temperature,
+            word_token_ids=known.tokenizer.word_token_ids,
         )
         entry.answer = GrowingAnswer(request, known.decoder, len(token_ids), entry.arrived_s)
         prompt = {"type": "token", "prompt_token_ids": token_ids}
@@ -348,11 +357,12 @@ class VllmEngine:
         if isinstance(error, BackendError):
             return error
         if isinstance(error, self._vllm.dead):
-            return UnavailableError("vLLM's engine core has died")
+            return UnavailableError(CORE_DIED)
         if isinstance(error, self._vllm.refusals):  # by the public way the refusal comes from generate()
             return refusal(error, entry.request.sampling)
         logger.error("a request failed in vLLM", exc_info=error)
-        return EngineError(f"vLLM failed: {describe(error)}")
+        # generate() puts an exception of its own around the cause, without a message.
+        return EngineError(f"vLLM failed: {describe(error.__cause__ or error)}")
 
     def _deliver(self, steps: Sequence[tuple[OpenAnswer, Step]]) -> None:
         """Deliver the steps of one iteration, in one call for each sink."""

@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import Any
 
 from deepseek_backend.config import BackendConfig, nearest
@@ -28,6 +29,10 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": "1024",  # generate() gives out so many outputs of an iteration in a turn
 }
+
+
+QUEUE_LIMITS = {"max_num_queued_reqs": "max_inflight", "max_num_queued_tokens": "max_inflight_tokens"}
+"""Engine arguments that only AsyncLLM.generate() reads -> our setting."""
 
 
 def prepare_process() -> None:
@@ -78,10 +83,17 @@ def engine_arguments(config: BackendConfig, known: Iterable[str]) -> dict[str, A
         if name not in names
     ]:
         raise ConfigError(problems)
+    if problems := [
+        f"{name}: expected triton_config.{ours}, which counts running requests too; vLLM's own has no effect here"
+        for name, ours in QUEUE_LIMITS.items()
+        if config.llm_args.get(name) is not None
+    ]:
+        raise ConfigError(problems)
     llm_args = {"disable_log_stats": True, **copy.deepcopy(dict(config.llm_args)), "model": config.resolved_model}
     # By itself vLLM checks a guide with one library and then with another, and compiles it with that of its first
     # request. A guide that only the other library takes would end the engine core.
-    llm_args.setdefault("structured_outputs_config", {"backend": "xgrammar"})
+    if isinstance(guiding := llm_args.setdefault("structured_outputs_config", {}), dict):
+        guiding.setdefault("backend", "xgrammar")
     if llm_args.get("nnodes", 1) > 1:
         # Only a launch knows the address of this node. start.sh takes it from this variable.
         llm_args.setdefault("master_addr", os.environ.get("MASTER_ADDR", "127.0.0.1"))
@@ -98,6 +110,8 @@ def make_llm(config: BackendConfig, numbers: SchedulerNumbers) -> Any:
     args_class = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
     llm_class = importlib.import_module("vllm.v1.engine.async_llm").AsyncLLM
     llm_args = engine_arguments(config, (field.name for field in dataclasses.fields(args_class)))
+    # Outside the group: it has to outlive a crash, after which it removes the shared memory of the others.
+    resource_tracker.ensure_running()
     with own_process_group():
         return llm_class.from_engine_args(args_class(**llm_args), stat_loggers=[lambda *_: numbers])
 
