@@ -110,8 +110,6 @@ def make_llm(config: BackendConfig, numbers: SchedulerNumbers) -> Any:
     args_class = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
     llm_class = importlib.import_module("vllm.v1.engine.async_llm").AsyncLLM
     llm_args = engine_arguments(config, (field.name for field in dataclasses.fields(args_class)))
-    # Outside the group: it has to outlive a crash, after which it removes the shared memory of the others.
-    resource_tracker.ensure_running()
     with own_process_group():
         return llm_class.from_engine_args(args_class(**llm_args), stat_loggers=[lambda *_: numbers])
 
@@ -121,8 +119,10 @@ def own_process_group() -> Iterator[None]:
     """Put the processes that are started within into a process group of their own, whose number is this process's id.
 
     A signal to the server's group, such as Ctrl-C's, would end the engine core's requests, and vLLM's workers at once,
-    before the backend's drain. After a crash of this process the guard process ends this group.
+    before the backend's drain. After a crash of this process the guard process ends this group. multiprocessing's
+    resource tracker stays outside of it: it then removes the shared memory that the others leave.
     """
+    resource_tracker.ensure_running()
     group = os.getpgrp()
     try:
         os.setpgid(0, 0)
