@@ -276,6 +276,7 @@ def test_as_process_1_it_leaves_other_processes_of_the_container_alone(serve):
         [*into, "bash", "-c", "sleep 1000 > /dev/null 2>&1 & exec readlink /proc/self/ns/pid"],
         env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=True,
     )  # fmt: skip
+    wait_for(lambda: "sleep" in map(name_of, children_of(supervisor)))  # bash becomes it
     orphan = next(pid for pid in children_of(supervisor) if name_of(pid) == "sleep")
     os.kill(running.named("tritonserver"), signal.SIGKILL)
     wait_for(lambda: "restart 1 of 1" in running.said and is_ready(running))

@@ -110,7 +110,7 @@ def test_both_disagreements_are_said_at_once(repository: Path) -> None:
 def test_all_bad_keys_are_reported_at_once(repository: Path) -> None:
     change_yaml(
         repository,
-        engine="vllm",
+        engine="sglang",
         default_max_tokenz=9,
         stream_mode="both",
         default_timeout_ms=0,
@@ -122,7 +122,7 @@ def test_all_bad_keys_are_reported_at_once(repository: Path) -> None:
     message = failure(repository)
 
     for expected in (
-        "triton_config.engine: expected one of tensorrt_llm, reference, simulated, got 'vllm'",
+        "triton_config.engine: expected one of tensorrt_llm, vllm, reference, simulated, got 'sglang'",
         "triton_config.default_max_tokenz: unknown key, did you mean default_max_tokens?; known: ",
         "triton_config.stream_mode: expected one of delta, cumulative, got 'both'",
         "triton_config.default_timeout_ms: expected a whole number of milliseconds from 1, or null, got 0",

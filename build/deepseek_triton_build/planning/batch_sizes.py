@@ -146,7 +146,8 @@ def _num_tokens(target: Target, workload: Workload, max_batch_size: int, draft: 
     published = int(target.recipe.value("max_num_tokens", 8192))
     needed = num_tokens_for(isl_of(workload), max_batch_size, draft)
     if chunked:
-        return SAFE_NUM_TOKENS if target.architecture.is_sparse else published
+        limit = SAFE_NUM_TOKENS if target.architecture.is_sparse else published
+        return max(limit, round_up(max_batch_size, _BLOCK))  # each request that decodes has a token in an iteration
     if target.request.workload.isl is not None and not target.is_as_published:
         return needed
     as_many_drafts = draft == target.recipe.value(_DRAFTS, 0)
