@@ -126,7 +126,8 @@ def test_nodes_with_different_files_are_stopped_at_once(supervise, tmp_path):
         model = tmp_path / f"node{rank}/model"
         model.mkdir(parents=True)
         (model / "config.pbtxt").write_text("max_batch_size: 8" if rank == 1 else "")
-    script = 'exec "$0" "$1" rank -- sleep 1000 --model-repository "$2/node$OMPI_COMM_WORLD_RANK"'
+    served = '--model-repository "$2/node$OMPI_COMM_WORLD_RANK"'
+    script = f'exec "$0" "$1" rank -- bash -c "sleep 1000" tritonserver {served}'
     launcher = ["bash", "-c", LAUNCHER, "-", "bash", "-c", script, sys.executable, str(SUPERVISE), str(tmp_path)]
     running = supervise(*launcher, options=["--ranks", "3"], environment={"RANKS": "0 1 2"})
 
