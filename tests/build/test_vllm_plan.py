@@ -233,6 +233,7 @@ def test_min_p_is_left_out_of_the_defaults_beside_mtp(tmp_path):
         pytest.param({"precision": "w4a8"}, "what works: --precision", id="W4A8"),
         pytest.param({"gpu": "a100"}, "X001", id="Ampere"),
         pytest.param({"num_gpus": 16, "parallel": "dp"}, "X006", id="DP over two nodes"),
+        pytest.param({"num_gpus": 16, "parallel": "dp", "pipeline_parallel_size": 2}, "X006", id="stages of DP"),
         pytest.param({"variant": "tiny", "num_gpus": 8, "parallel": "tp"}, "X005", id="tiny over eight"),
         pytest.param({"profile": "wide-ep"}, "is for TensorRT-LLM", id="profile"),
         pytest.param({"relaxed_acceptance": True}, "no relaxed acceptance", id="relaxed acceptance"),
