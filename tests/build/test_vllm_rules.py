@@ -186,7 +186,9 @@ def test_a_rule_sees_what_vllm_makes_of_the_settings(deployment: VllmDeployment,
 def test_only_mtp_takes_the_memory_of_the_mtp_layer() -> None:
     sizes = {"max_num_seqs": 128, "max_num_batched_tokens": 8192}
     none, ngram, mtp = (deployed(sizes, more).budget() for more in ({}, NGRAM, MTP))
-    assert none and ngram and mtp
+    assert none is not None
+    assert ngram is not None
+    assert mtp is not None
     assert none.weights == ngram.weights < mtp.weights
     assert none.kv_bytes_per_token == ngram.kv_bytes_per_token < mtp.kv_bytes_per_token
 
