@@ -140,6 +140,20 @@ def test_a_record_of_the_other_library_is_an_error(tmp_path: Path) -> None:
     assert "expected the record of a version of TensorRT-LLM" in only(report, "S029").message
 
 
+def test_an_unknown_engine_is_the_only_error_as_the_record_says_whose_arguments_these_are(tmp_path: Path) -> None:
+    report = check_repository(repository(tmp_path, edited(MODEL_YAML, "engine: vllm", "engine: vlm")), OPTIONS)
+
+    assert [finding.code for finding in report.findings if finding.severity != "note"] == ["T002"]
+
+
+def test_without_model_yaml_the_record_says_which_library_it_is(tmp_path: Path) -> None:
+    root = repository(tmp_path)
+    (root / "tensorrt_llm/1/model.yaml").unlink()
+    (model,) = check_repository(root / "tensorrt_llm", OPTIONS).models
+
+    assert (model.engine, model.release) == ("vllm", "0.25.1")
+
+
 def test_a_version_that_is_not_known_is_checked_against_the_nearest(tmp_path: Path) -> None:
     report = check_repository(repository(tmp_path, record='vllm: "0.22.1"\n'), OPTIONS)
 
