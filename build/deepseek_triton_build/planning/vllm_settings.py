@@ -85,7 +85,7 @@ def _parallelism(target: VllmTarget) -> Iterator[Setting]:
     if target.request.pipeline_parallel_size > 1:
         yield Setting("pipeline_parallel_size", target.request.pipeline_parallel_size, "asked for by --pp")
     if target.num_nodes > 1:
-        reason = f"nodes of {target.gpu.gpus_per_node} GPUs, by vLLM's own processes; start.sh says which node is which"
+        reason = f"nodes of {target.gpu.gpus_per_node} GPUs, by vLLM's own processes; each node says which it is"
         yield Setting("nnodes", target.num_nodes, reason, source=f"{_CONFIG}/parallel.py, ParallelConfig.nnodes")
 
 
