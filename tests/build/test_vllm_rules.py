@@ -96,6 +96,10 @@ CASES = {
         deployed({"scheduling_policy": "fcfs"}, triton={"engine": "vllm"}),
         deployed(triton={"engine": "vllm"}),
     ),
+    "X023": (
+        deployed(triton={"default_sampling.temperature": 2.1}),
+        deployed(triton={"default_sampling.temperature": 2}),
+    ),
 }
 """Code -> a deployment that breaks the rule, and a neighbour that doesn't."""
 

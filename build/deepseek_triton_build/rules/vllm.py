@@ -343,3 +343,16 @@ def _priority(d: VllmDeployment) -> Iterator[Violation]:
     if d.triton and d.get("scheduling_policy") != "priority":
         message = f"scheduling_policy {d.get('scheduling_policy')}: requests with the field priority are refused"
         yield Violation("scheduling_policy", message, "use scheduling_policy: priority")
+
+
+@RULES.error(
+    "X023",
+    title="The default temperature is within vLLM's limit",
+    why="vLLM takes less than the backend's contract allows, so every request that says nothing would be refused.",
+    source="vLLM vllm/sampling_params.py, SamplingParams._verify_args (the version's record: limits.temperature)",
+)
+def _default_temperature(d: VllmDeployment) -> Iterator[Violation]:
+    given, most = d.triton.get("default_sampling.temperature"), d.vllm.limits.get("temperature", {}).get("max")
+    if isinstance(given, int | float) and most is not None and given > most:
+        message = f"default_sampling.temperature {given}: vLLM {d.vllm.version} takes at most {most:g}"
+        yield Violation("triton_config.default_sampling.temperature", message, f"use {most:g} or less")
