@@ -60,8 +60,12 @@ def test_a_right_repository_has_only_the_note_about_its_checkpoint(tmp_path: Pat
         ("max_num_seqs:", "max_num_seq:", "S011", 6, "did you mean max_num_seqs?"),
         ("max_num_seqs: 256", "max_num_seqs: '256'", "S014", 6, "without quotes"),
         ("max_num_seqs: 256", "max_num_seqs: true", "S014", 6, "whole number"),
+        ("max_num_seqs: 256", "max_num_seqs: 0", "S016", 6, "from 1"),
+        ("max_num_seqs: 256", "max_num_batched_tokens: -1\nmax_num_seqs: 256", "S016", 6, "from 1"),
+        ("max_num_seqs: 256", "block_size: 0\nmax_num_seqs: 256", "S016", 6, "from 1"),
         ("max_num_seqs: 256", "max_batch_size: 256", "S013", 6, "write max_num_seqs: 256"),
         ("  method: mtp", "  decoding_type: MTP", "S013", 9, "under speculative_config: write method: mtp"),
+        ("max_num_seqs: 256", "compilation_config:\n  level: 3", "S013", 7, "under compilation_config: write mode: 3"),
         ("  method: mtp", "  methods: mtp", "S011", 9, "did you mean method, under speculative_config?"),
         ("max_num_seqs: 256", "attention_backend: flashmla\nmax_num_seqs: 256", "", 0, ""),
         ("max_num_seqs: 256", "attention_backend: FLASH_MLA", "S015", 6, "did you mean FLASHMLA?"),
@@ -134,6 +138,20 @@ def test_a_record_of_the_other_library_is_an_error(tmp_path: Path) -> None:
     trtllm = "model: deepseek-ai/DeepSeek-R1\ntensor_parallel_size: 8\ntriton_config: {engine: tensorrt_llm}\n"
     report = check_repository(repository(tmp_path / "b", trtllm), OPTIONS)
     assert "expected the record of a version of TensorRT-LLM" in only(report, "S029").message
+
+
+def test_an_unknown_engine_is_the_only_error_as_the_record_says_whose_arguments_these_are(tmp_path: Path) -> None:
+    report = check_repository(repository(tmp_path, edited(MODEL_YAML, "engine: vllm", "engine: vlm")), OPTIONS)
+
+    assert [finding.code for finding in report.findings if finding.severity != "note"] == ["T002"]
+
+
+def test_without_model_yaml_the_record_says_which_library_it_is(tmp_path: Path) -> None:
+    root = repository(tmp_path)
+    (root / "tensorrt_llm/1/model.yaml").unlink()
+    (model,) = check_repository(root / "tensorrt_llm", OPTIONS).models
+
+    assert (model.engine, model.release) == ("vllm", "0.25.1")
 
 
 def test_a_version_that_is_not_known_is_checked_against_the_nearest(tmp_path: Path) -> None:
@@ -272,6 +290,7 @@ def settings_of(command: str, version: str = "0.24.0") -> dict[str, Any]:
         ("--cudagraph-capture-sizes 1 2 4", {"cudagraph_capture_sizes": [1, 2, 4]}),
         ("--compilation-config.cudagraph_mode FULL -O3", {"compilation_config.cudagraph_mode": "FULL"}),
         ("-cc.mode 3", {"compilation_config.mode": 3}),
+        ("--max-model-len -1 --max-logprobs -1", {"max_model_len": -1, "max_logprobs": -1}),
         (
             "--speculative-config '{\"method\": \"mtp\", \"num_speculative_tokens\": 2}'",
             {"speculative_config.method": "mtp", "speculative_config.num_speculative_tokens": 2},
@@ -282,6 +301,13 @@ def settings_of(command: str, version: str = "0.24.0") -> dict[str, Any]:
 )  # fmt: skip
 def test_flags_count_as_vllm_serve_takes_them(flags: str, settings: dict[str, Any]) -> None:
     assert settings_of(f"vllm serve deepseek-ai/DeepSeek-R1 {flags}") == settings
+
+
+def test_a_flag_without_its_value_is_said_to_have_none() -> None:
+    script = ShellScript(file="serve.sh", text="exec vllm serve m --max-num-seqs --enable-dbo\n")
+    assert script.program is not None
+    (finding,) = read_vllm_flags(script, script.program, load_vllm("0.24.0")).findings
+    assert (finding.code, finding.message) == ("S014", "--max-num-seqs: expected a value after it, found none")
 
 
 @pytest.mark.parametrize("version", VLLM_VERSIONS)

@@ -233,6 +233,7 @@ def test_min_p_is_left_out_of_the_defaults_beside_mtp(tmp_path):
         pytest.param({"precision": "w4a8"}, "what works: --precision", id="W4A8"),
         pytest.param({"gpu": "a100"}, "X001", id="Ampere"),
         pytest.param({"num_gpus": 16, "parallel": "dp"}, "X006", id="DP over two nodes"),
+        pytest.param({"num_gpus": 16, "parallel": "dp", "pipeline_parallel_size": 2}, "X006", id="stages of DP"),
         pytest.param({"variant": "tiny", "num_gpus": 8, "parallel": "tp"}, "X005", id="tiny over eight"),
         pytest.param({"profile": "wide-ep"}, "is for TensorRT-LLM", id="profile"),
         pytest.param({"relaxed_acceptance": True}, "no relaxed acceptance", id="relaxed acceptance"),
@@ -242,6 +243,17 @@ def test_min_p_is_left_out_of_the_defaults_beside_mtp(tmp_path):
         pytest.param({"overrides": (("max_batch_size", 8),)}, "it has max_num_seqs", id="TensorRT-LLM's name"),
         pytest.param({"overrides": (("max_num_seq", 8),)}, "did you mean max_num_seqs?", id="near name"),
         pytest.param({"overrides": (("max_num_seqs", "x"),)}, "expected a whole number", id="type"),
+        pytest.param({"overrides": (("max_num_seqs", 0),)}, "whole number from 1", id="no requests"),
+        pytest.param({"overrides": (("max_num_seqs", None),)}, "from 1, as other settings", id="requests left open"),
+        pytest.param({"overrides": (("max_num_batched_tokens", None),)}, "got null", id="tokens left open"),
+        pytest.param({"overrides": (("max_model_len", None),)}, "got null", id="length left open"),
+        pytest.param({"overrides": (("max_model_len", -1),)}, "got -1", id="length by the memory"),
+        pytest.param(
+            {"overrides": (("speculative_config.num_speculative_token", 1),)},
+            "did you mean speculative_config.num_speculative_tokens?",
+            id="near key of a section",
+        ),
+        pytest.param({"overrides": (("enforce_eager.x", 1),)}, "has no argument", id="key of no section"),
         pytest.param({"overrides": (("tensor_parallel_size", 4),)}, "use --gpus and --parallel", id="not by hand"),
         pytest.param({"overrides": (("gpu_memory_utilization", 0.5),)}, "--set leaves room for 0", id="no room"),
         pytest.param({"overrides": (("triton_config.engin", 1),)}, "did you mean engine?", id="our own"),
@@ -254,6 +266,17 @@ def test_what_cannot_work_is_refused_in_one_line(changes, expected):
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
     assert isinstance(plan_or_refusal(neighbour(wanted(**changes), caught.value)), Plan)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("hf_overrides.rope_theta", 1), ("kv_transfer_config.kv_connector", "x"), ("max_model_len", 1)]
+)
+def test_what_vllm_takes_is_written_and_checks(key, value, tmp_path):
+    plan = make_plan(wanted(overrides=((key, value), ("triton_config.default_max_tokens", 1))))
+    write_repository(format_files("triton", plan, version="1"), tmp_path / "r1")
+
+    assert values_of(plan)[key] == value
+    assert [finding for finding in check_repository(tmp_path / "r1").findings if finding.severity == "error"] == []
 
 
 @pytest.mark.parametrize("version", ["0.23.0", "latest"])

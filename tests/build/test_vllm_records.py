@@ -64,6 +64,7 @@ def test_a_record_is_whole(version: str) -> None:
     assert set(raw["interfaces"]) == set(INTERFACES)
     assert {"model", "tensor_parallel_size", "enable_log_requests"} <= loaded.arguments.keys()
     assert loaded.arguments["max_model_len"].type == "int -1.. | None"
+    assert loaded.arguments["max_num_seqs"].type == "int 1.. | None"
     assert "flashinfer_trtllm" in loaded.arguments["moe_backend"].choices
     assert "CUTLASS_MLA" in loaded.arguments["attention_backend"].choices
     assert type_strings.fits("cutlass_mla", loaded.arguments["attention_backend"].type)

@@ -188,6 +188,7 @@ def test_serve_on_several_nodes(run):
     ("variables", "expected"),
     [
         ({"NODE_RANK": "2", **ADDRESS}, "expected 0 to 1 as NODE_RANK, the number of this node; got '2'"),
+        ({"NODE_RANK": "08", **ADDRESS}, "expected 0 to 1 as NODE_RANK, the number of this node; got '08'"),
         (ADDRESS, "expected 0 to 1 as NODE_RANK, the number of this node; got ''"),
         (
             {"NODE_RANK": "0", "MASTER_ADDR": "localhost"},

@@ -17,7 +17,7 @@ B200: Mapping[str, Any] = {"gpu": "b200"}
 FP4: Mapping[str, Any] = {"gpu": "b200", "precision": "fp4"}
 W4A16: Mapping[str, Any] = {"precision": "w4a16"}
 V32: Mapping[str, Any] = {"variant": "deepseek-v3.2-exp"}
-MTP = {"speculative_config.num_speculative_tokens": 1}
+MTP = {"speculative_config.method": "mtp", "speculative_config.num_speculative_tokens": 1}
 
 
 def deployed(
@@ -81,7 +81,7 @@ CASES = {
     "X014": (deployed({"max_model_len": 163841}), deployed({"max_model_len": 163840})),
     "X015": (deployed({"max_model_len": 2048}, isl=2048), deployed({"max_model_len": 2048}, isl=2047)),
     "X016": (deployed(MTP, **W4A16), deployed(MTP)),
-    "X017": (deployed({"speculative_config.num_speculative_tokens": 2}), deployed(MTP)),
+    "X017": (deployed(MTP, {"speculative_config.num_speculative_tokens": 2}), deployed(MTP)),
     "X018": (
         deployed(MTP, triton={"default_sampling.min_p": 0.1}),
         deployed(triton={"default_sampling.min_p": 0.1}),
@@ -95,6 +95,10 @@ CASES = {
     "X022": (
         deployed({"scheduling_policy": "fcfs"}, triton={"engine": "vllm"}),
         deployed(triton={"engine": "vllm"}),
+    ),
+    "X023": (
+        deployed(triton={"default_sampling.temperature": 2.1}),
+        deployed(triton={"default_sampling.temperature": 2}),
     ),
 }
 """Code -> a deployment that breaks the rule, and a neighbour that doesn't."""
@@ -152,6 +156,45 @@ def test_a_rule_ignores_unknown_facts(fact: str) -> None:
     for broken, whole in CASES.values():
         assert codes_of(replace(whole, **{fact: None})) == []
         codes_of(replace(broken, **{fact: None}))
+
+
+NGRAM = {"speculative_config.method": "ngram", "speculative_config.num_speculative_tokens": 5}
+MIN_P = {"default_sampling.min_p": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("deployment", "codes"),
+    [
+        pytest.param(deployed(NGRAM, **W4A16), [], id="n-grams are no MTP"),
+        pytest.param(deployed(NGRAM, triton=MIN_P), ["X018"], id="but drafted tokens"),
+        pytest.param(deployed({"speculative_config.method": "mtp"}, triton=MIN_P), ["X018"], id="MTP drafts one"),
+        pytest.param(deployed({"max_model_len": -1}, isl=2048, triton={"default_max_tokens": 1}), [], id="by memory"),
+        pytest.param(deployed({"attention_config.backend": "FLASHMLA", "block_size": 32}), ["X009"], id="in section"),
+        pytest.param(deployed({"data_parallel_size": 2}), ["X006"], id="two ranks of eight"),
+        pytest.param(
+            deployed({"tensor_parallel_size": 1, "pipeline_parallel_size": 2, "data_parallel_size": 8}),
+            ["X006"],
+            id="ranks of two stages",
+        ),
+        pytest.param(
+            deployed({"tensor_parallel_size": 1, "data_parallel_size": 16, "data_parallel_size_local": 8}),
+            [],
+            id="the others on other nodes",
+        ),
+    ],
+)
+def test_a_rule_sees_what_vllm_makes_of_the_settings(deployment: VllmDeployment, codes: list[str]) -> None:
+    assert codes_of(deployment) == codes
+
+
+def test_only_mtp_takes_the_memory_of_the_mtp_layer() -> None:
+    sizes = {"max_num_seqs": 128, "max_num_batched_tokens": 8192}
+    none, ngram, mtp = (deployed(sizes, more).budget() for more in ({}, NGRAM, MTP))
+    assert none is not None
+    assert ngram is not None
+    assert mtp is not None
+    assert none.weights == ngram.weights < mtp.weights
+    assert none.kv_bytes_per_token == ngram.kv_bytes_per_token < mtp.kv_bytes_per_token
 
 
 JUNK = ["8", -1, 0, 3.5, float("nan"), True, None, [], ["a"], {}, {"a": 1}, 10**30]

@@ -77,6 +77,13 @@ SECTIONS: Mapping[str, str] = {
 }
 """Arguments that are mappings, whose keys are recorded too -> the class of them."""
 
+_BOUNDED: Mapping[str, str] = {
+    "block_size": "vllm.config.cache:CacheConfig",
+    "max_num_batched_tokens": "vllm.config.scheduler:SchedulerConfig",
+    "max_num_seqs": "vllm.config.scheduler:SchedulerConfig",
+}
+"""Argument whose own default is None -> the class that it is passed to, whose field of this name has its bounds."""
+
 _ARGUMENTS = "vllm.engine.arg_utils"
 _FLAGS = ("vllm.entrypoints.openai.cli_args", "vllm.entrypoints.common.cli_args")
 """The modules of `vllm serve`'s own flags: until 0.25.1, and in 0.33.0."""
@@ -233,6 +240,10 @@ def _arguments(source: VllmSource) -> dict[str, dict[str, Any]]:
     for name, reference in SECTIONS.items():
         type_name = reference.partition(":")[2]
         rows[name] = {**rows[name], "type": _with_none(type_name, rows[name]["default"])}
+    for name in rows.keys() & _BOUNDED.keys():
+        module, _, type_name = _BOUNDED[name].partition(":")
+        _, limits = _Reader(source).attribute(type_name, name, module)
+        rows[name] = {**rows[name], "type": _typed(rows[name]["type"], limits)}
     return dict(sorted(rows.items()))
 
 

@@ -36,6 +36,14 @@ def test_it_says_what_it_wrote_and_how_to_run_it(capsys, tmp_path):
     assert (output / "tensorrt_llm/1/release.yaml").is_file()
 
 
+def test_the_help_names_every_format(capsys):
+    with pytest.raises(SystemExit):
+        main(["build", "--help"])
+
+    printed = capsys.readouterr().out
+    assert [name for name in FORMATS if name not in printed] == []
+
+
 def test_the_same_options_write_the_same_bytes(tmp_path, capsys):
     for name in ("a", "b"):
         assert main([*R1, "--output", str(tmp_path / name)]) == 0

@@ -43,16 +43,20 @@ def vllm_budget(
     max_num_seqs: int,
     kv_dtype: KvDtype,
     num_draft_tokens: int = 0,
+    mtp: bool = False,
     cuda_graphs: bool = True,
 ) -> Budget:
     """Return how a rank's memory is used. A negative KV cache means that it doesn't fit.
 
     :param layout: DP+EP is `attention_dp` here, too: every rank holds attention and dense layers whole.
     :param max_num_seqs: requests of one rank.
+    :param num_draft_tokens: tokens that are drafted a step, by any method.
+    :param mtp: whether the checkpoint's MTP layer drafts, which vLLM loads then. Another method's own weights are not
+        counted.
     """
     a = architecture
     heads = a.num_heads if layout.attention_dp else a.num_heads / layout.tensor_parallel_size
-    held = weight_bytes_per_gpu(a, checkpoint, layout, mtp=num_draft_tokens > 0) + _absorbed(a, checkpoint, heads)
+    held = weight_bytes_per_gpu(a, checkpoint, layout, mtp=mtp) + _absorbed(a, checkpoint, heads)
     graphs = len(captured_sizes(max_num_seqs, num_draft_tokens)) * _GRAPH_BYTES if cuda_graphs else 0
     up_projected = int(_CONTEXT_TOKENS * heads * (a.qk_nope_head_dim + a.v_head_dim) * 2)
     # Each token goes to several experts, of which vLLM keeps input, gate and up in 16 bits. Under data parallelism the
@@ -72,7 +76,7 @@ def vllm_budget(
         kv_bytes_per_token=kv_bytes_per_token(
             a,
             kv_dtype,
-            mtp_layers=min(1, num_draft_tokens),  # vLLM runs the checkpoint's one layer again for each draft token
+            mtp_layers=int(mtp),  # vLLM runs the checkpoint's one layer again for each draft token
             pipeline_parallel_size=layout.pipeline_parallel_size,
         ),
         attention_dp_size=layout.attention_dp_size,

@@ -69,7 +69,7 @@ from deepseek_triton_build.check.variables import as_setting, variable_problems,
 from deepseek_triton_build.check.vllm_arguments import check_vllm_arguments, num_draft_tokens
 from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.data.vllm import VllmVersion
-from deepseek_triton_build.planning.plan_request import EMBEDDED_ENGINES
+from deepseek_triton_build.planning.plan_request import EMBEDDED_ENGINES, ENGINES
 from deepseek_triton_build.text import is_path
 
 OUR_PACKAGE = "deepseek_backend"
@@ -137,7 +137,7 @@ class ModelCheck:
         document = self.keep(read_yaml(self.version_dir / MODEL_YAML, self.file))
         recorded: Recorded = self.keep(read_recorded(self.version_dir, self.in_version))
         triton = {} if document is None else triton_settings(document)
-        engine = str(triton.get("engine", _TENSORRT_LLM)) if self.is_ours else _TENSORRT_LLM
+        engine = self.engine(triton, recorded, has_document=document is not None)
         script = self.start_script()
         if engine == _VLLM:
             library = self.check_on_vllm(document, recorded, triton, script)
@@ -173,6 +173,16 @@ class ModelCheck:
             num_gpus=known.num_gpus,
             unchecked=tuple(self.unchecked),
         )
+
+    def engine(self, triton: Mapping[str, Any], recorded: Recorded, *, has_document: bool) -> str:
+        """Return the engine that the model runs on. Where model.yaml names none that there is, or can't be read, the
+        release's record says whose arguments it has."""
+        named = triton.get("engine", _TENSORRT_LLM) if has_document else None
+        if not self.is_ours:
+            return _TENSORRT_LLM
+        if named in ENGINES:
+            return str(named)
+        return _VLLM if recorded.vllm is not None else _TENSORRT_LLM
 
     def keep(self, read: tuple[Any, list[Finding]]) -> Any:
         """Return what was read, and add its findings to the others."""

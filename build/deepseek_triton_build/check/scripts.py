@@ -33,6 +33,8 @@ _TOKEN = re.compile(
       | (?P<word>(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|[^\s;|&()'"\\])+)""",
     re.VERBOSE | re.DOTALL,
 )
+_VALUE = re.compile(r"[^-]|$|-\d")
+"""The beginning of what is a flag's value and not another flag: `-1` is one."""
 _SHORT_FLAG = re.compile(r"-[a-zA-Z]+(\.[\w.]+)?(=.*)?", re.DOTALL)
 _QUOTED = re.compile(r"""'([^']*)'|"((?:\\.|[^"\\])*)"|\\(.)""", re.DOTALL)
 _ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
@@ -144,7 +146,7 @@ class Program:
             if word.text.startswith("--") or (self.name == VLLM and _SHORT_FLAG.fullmatch(word.text)):
                 name, equals, value = word.text.partition("=")
                 found.append(CommandFlag(name=name, values=(Word(value, word.line),) if equals else (), line=word.line))
-            elif found and not word.text.startswith("-") and word.text != "$@" and "[@]" not in word.text:
+            elif found and _VALUE.match(word.text) and word.text != "$@" and "[@]" not in word.text:
                 last = found[-1]
                 found[-1] = CommandFlag(name=last.name, values=(*last.values, word), line=last.line)
         return found

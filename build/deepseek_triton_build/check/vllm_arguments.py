@@ -21,6 +21,7 @@ from deepseek_triton_build.check.schema import TRITON_SECTION, CheckedArguments,
 from deepseek_triton_build.data import type_strings
 from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, Argument, Replacement, VllmVersion, load_vllm
+from deepseek_triton_build.rules.vllm_deployment import MTP_METHODS
 from deepseek_triton_build.text import edit_instruction, first_names, nearest_name, short_repr
 
 _MOST_CHOICES = 8
@@ -37,8 +38,8 @@ class ArgumentProblem:
 
 def num_draft_tokens(settings: Mapping[str, Any]) -> int:
     """Return how many tokens the checkpoint's own MTP layer drafts."""
-    is_mtp = settings.get("speculative_config.method") in ("mtp", "deepseek_mtp")
-    return settings.get("speculative_config.num_speculative_tokens", 1) if is_mtp else 0
+    is_mtp = settings.get("speculative_config.method") in MTP_METHODS
+    return settings.get("speculative_config.num_speculative_tokens") or 1 if is_mtp else 0
 
 
 def value_problem(value: Any, row: Argument, version: VllmVersion) -> ArgumentProblem | None:

@@ -124,6 +124,11 @@ def _add(given: VllmFlags, flag: CommandFlag, key: str, *, is_off: bool, version
     if keys is not None:
         _add_section(given, flag, key, keys, version)
         return
+    if not flag.values and not type_strings.fits(True, row.type):
+        given.unknown.add(key)
+        message, fix = f"{flag.name}: expected a value after it, found none", f"write {type_strings.in_words(row.type)}"
+        given.findings.append(WRONG_TYPE.finding(message, fix, file=given.file, line=flag.line, key=key))
+        return
     value = _human(flag, row) or typed(flag.values, "str" if row.type.split(" | ")[0] == "str" else row.type)
     is_json = isinstance(value, str) and value.startswith("{")
     if value is None or is_json or (value == "auto" and key in _AUTO):

@@ -85,7 +85,7 @@ def _parallelism(target: VllmTarget) -> Iterator[Setting]:
     if target.request.pipeline_parallel_size > 1:
         yield Setting("pipeline_parallel_size", target.request.pipeline_parallel_size, "asked for by --pp")
     if target.num_nodes > 1:
-        reason = f"nodes of {target.gpu.gpus_per_node} GPUs, by vLLM's own processes; start.sh says which node is which"
+        reason = f"nodes of {target.gpu.gpus_per_node} GPUs, by vLLM's own processes; each node says which it is"
         yield Setting("nnodes", target.num_nodes, reason, source=f"{_CONFIG}/parallel.py, ParallelConfig.nnodes")
 
 
@@ -214,6 +214,8 @@ _NOT_BY_HAND = {
     "pipeline_parallel_size": "other settings depend on it; use --pp",
     "nnodes": "it follows from the GPUs; use --gpus",
 }
+_NUMBERS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs")
+"""Arguments that vLLM would choose by itself when they are null or -1."""
 _TRITON = "triton_config."
 
 
@@ -244,17 +246,32 @@ def _refuse_argument(vllm: VllmVersion, key: str, value: Any) -> None:
     if key in _NOT_BY_HAND:
         raise RefusedPlanError(f"--set {key}: {_NOT_BY_HAND[key]}")
     found = vllm.find(key)
+    if found is None and _is_in_mapping(vllm, key, value):
+        return
     if found is None:
         raise RefusedPlanError(f"vLLM {vllm.version} has no argument {key}{_hint(vllm, key)}")
     if not fits(value, found.type):
         raise RefusedPlanError(f"{key}: expected {in_words(found.type)}, got {short_repr(value)}")
+    if key in _NUMBERS and (value is None or value < 1):
+        raise RefusedPlanError(
+            f"{key}: expected a whole number from 1, as other settings are computed from it, got {short_repr(value)}"
+        )
+
+
+def _is_in_mapping(vllm: VllmVersion, key: str, value: Any) -> bool:
+    """Tell whether `key` lies in an argument that is a mapping, such as hf_overrides, whose keys no record has."""
+    name, dot, below = key.partition(".")
+    argument = vllm.find(name)
+    return bool(dot) and name not in vllm.sections and argument is not None and fits({below: value}, argument.type)
 
 
 def _hint(vllm: VllmVersion, key: str) -> str:
     moved = vllm.moved_arguments.get(key)
     if moved is not None:
         return f"; it has {moved.by}" if moved.by else f": {moved.why}"
-    near = nearest_name(key, vllm.arguments)
+    section = key.rpartition(".")[0]
+    known = [f"{section}.{name}" for name in vllm.sections[section]] if section in vllm.sections else vllm.arguments
+    near = nearest_name(key, known)
     return f"; did you mean {near}?" if near else ""
 
 
@@ -318,7 +335,7 @@ _SHORT, _LONG, _MOST = 64, 1024, 64
 
 def _warmup_shapes(target: VllmTarget, arguments: Mapping[str, Any]) -> list[list[int]]:
     """Return a single request, a longer prompt, and a batch for every rank."""
-    long = min(_LONG, arguments["max_model_len"] // 2, arguments["max_num_batched_tokens"])
+    long = max(1, min(_LONG, arguments["max_model_len"] // 2, arguments["max_num_batched_tokens"]))
     batch = min(_MOST, arguments["max_num_seqs"]) * target.data_parallel_size
     shapes = {(1, min(_SHORT, long)), (1, long), (batch, min(_SHORT, long))}
     return [list(shape) for shape in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))]

@@ -175,6 +175,7 @@ def _deployment(target: VllmTarget) -> VllmDeployment:
     return VllmDeployment(
         settings={
             "tensor_parallel_size": target.tensor_parallel_size,
+            "pipeline_parallel_size": target.request.pipeline_parallel_size,
             "data_parallel_size": target.data_parallel_size,
             "enable_expert_parallel": True,
         },
@@ -301,6 +302,7 @@ def _budget(target: VllmTarget, sizes: VllmSizes) -> Budget:
         max_num_seqs=sizes.max_num_seqs,
         kv_dtype=kv_dtype,
         num_draft_tokens=sizes.num_draft_tokens,
+        mtp=sizes.num_draft_tokens > 0,
     )
 
 

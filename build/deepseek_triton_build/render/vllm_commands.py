@@ -112,7 +112,7 @@ def node_lines(plan: Plan, name: str) -> list[str]:
             f"the process is the node's: srun --nodes {nodes} --ntasks-per-node 1 ./{name}"
         ),
         f'if [[ "${{SLURM_STEP_NUM_TASKS:-}}" == {nodes} ]]; then NODE_RANK="${{NODE_RANK:-$SLURM_PROCID}}"; fi',
-        f'if [[ ! "${{NODE_RANK:-}}" =~ ^[0-9]+$ || "${{NODE_RANK:-}}" -ge {nodes} ]]; then',
+        f'if [[ ! "${{NODE_RANK:-}}" =~ ^(0|[1-9][0-9]{{0,3}})$ || "${{NODE_RANK:-}}" -ge {nodes} ]]; then',
         f"  refuse \"expected 0 to {nodes - 1} as NODE_RANK, the number of this node; got '${{NODE_RANK:-}}'\"",
         "fi",
         *comment_lines("vLLM listens at MASTER_ADDR, so that a name has to become an address."),

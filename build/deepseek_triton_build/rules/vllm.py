@@ -103,8 +103,11 @@ def _dense_shares(d: VllmDeployment) -> Iterator[Violation]:
 )
 def _data_parallel_nodes(d: VllmDeployment) -> Iterator[Violation]:
     ranks = d.get("data_parallel_size") or 1
-    if d.gpu is not None and ranks > d.gpu.gpus_per_node:
-        message = f"{ranks} ranks of data parallelism are more than a node's {d.gpu.gpus_per_node} GPUs"
+    each = (d.get("tensor_parallel_size") or 1) * (d.get("pipeline_parallel_size") or 1)
+    own = d.get("data_parallel_size_local") or ranks  # vllm serve starts these, and other nodes the others
+    if d.gpu is not None and ranks > 1 and own * each > d.gpu.gpus_per_node:
+        what = f"{own} ranks of data parallelism" + (f" with {each} GPUs each" if each > 1 else "")
+        message = f"{what} are more than a node's {d.gpu.gpus_per_node} GPUs"
         yield Violation("data_parallel_size", message, "use --parallel tp, or an instance on each node")
 
 
@@ -126,7 +129,7 @@ whether it reads an FP8 KV cache (the backends' own classes, in 0.24.0, 0.25.1 a
     source=f"{_MLA}, supported_kv_cache_dtypes",
 )
 def _fp8_kv(d: VllmDeployment) -> Iterator[Violation]:
-    backend = str(d.get("attention_backend") or "").upper()
+    backend = d.attention_backend
     if d.has_fp8_kv and backend in _BACKENDS and not _BACKENDS[backend][2]:
         message = f"{backend} does not read an FP8 KV cache"
         yield Violation("attention_backend", message, "leave attention_backend out, or use FLASHMLA")
@@ -139,7 +142,7 @@ def _fp8_kv(d: VllmDeployment) -> Iterator[Violation]:
     source=f"{_MLA}, supports_compute_capability",
 )
 def _backend_gpu(d: VllmDeployment) -> Iterator[Violation]:
-    backend = str(d.get("attention_backend") or "").upper()
+    backend = d.attention_backend
     needed = _BACKENDS.get(backend, (None,))[0]
     if d.gpu is not None and needed not in (None, d.gpu.architecture):
         message = f"{backend} runs on {str(needed).capitalize()}, not on {d.gpu.title}"
@@ -153,7 +156,7 @@ def _backend_gpu(d: VllmDeployment) -> Iterator[Violation]:
     source=f"{_MLA}, get_supported_kernel_block_sizes",
 )
 def _block_size(d: VllmDeployment) -> Iterator[Violation]:
-    backend, size = str(d.get("attention_backend") or "").upper(), d.get("block_size")
+    backend, size = d.attention_backend, d.get("block_size")
     sizes = _BACKENDS.get(backend, (None, (), False))[1]
     if not size or not sizes:
         return
@@ -170,7 +173,7 @@ def _block_size(d: VllmDeployment) -> Iterator[Violation]:
     source="vLLM vllm/platforms/cuda.py, _get_backend_priorities",
 )
 def _sparse_backend(d: VllmDeployment) -> Iterator[Violation]:
-    backend = str(d.get("attention_backend") or "").upper()
+    backend = d.attention_backend
     if backend and d.architecture is not None and d.is_sparse != ("SPARSE" in backend):
         which = "a sparse one, such as FLASHMLA_SPARSE" if d.is_sparse else "one that is not sparse"
         yield Violation("attention_backend", f"{backend}: this model needs {which}", "leave attention_backend out")
@@ -196,7 +199,7 @@ def _context_parallel(d: VllmDeployment) -> Iterator[Violation]:
     source=_SCHEDULER,
 )
 def _whole_prompts(d: VllmDeployment) -> Iterator[Violation]:
-    tokens, longest = d.get("max_num_batched_tokens"), d.get("max_model_len")
+    tokens, longest = d.get("max_num_batched_tokens"), d.max_model_len
     if d.get("enable_chunked_prefill") is False and tokens and longest and tokens < longest:
         message = f"max_num_batched_tokens {tokens:,} is less than max_model_len {longest:,}, without chunked prefill"
         yield Violation("max_num_batched_tokens", message, "leave enable_chunked_prefill out")
@@ -222,7 +225,7 @@ def _tokens_of_a_batch(d: VllmDeployment) -> Iterator[Violation]:
     source="vLLM vllm/config/model.py, get_and_verify_max_len; config.json of deepseek-ai/DeepSeek-V3",
 )
 def _context(d: VllmDeployment) -> Iterator[Violation]:
-    longest = d.get("max_model_len")
+    longest = d.max_model_len
     most = d.architecture.max_position_embeddings if d.architecture is not None else None
     if longest and most and longest > most:
         message = f"max_model_len {longest:,} is more than the model's maximum of {most:,}"
@@ -236,7 +239,7 @@ def _context(d: VllmDeployment) -> Iterator[Violation]:
     source="vLLM vllm/config/model.py, ModelConfig.max_model_len",
 )
 def _input_fits(d: VllmDeployment) -> Iterator[Violation]:
-    longest = d.get("max_model_len")
+    longest = d.max_model_len
     if d.isl is not None and longest and d.isl >= longest:
         message = f"prompts of {d.isl:,} tokens leave no room for an answer in max_model_len {longest:,}"
         yield Violation("max_model_len", message, f"raise it above {d.isl}")
@@ -249,7 +252,7 @@ def _input_fits(d: VllmDeployment) -> Iterator[Violation]:
     source="model card of cpatonn/DeepSeek-V3.1-GPTQ-4bit; vLLM vllm/model_executor/models/deepseek_mtp.py",
 )
 def _mtp_layer(d: VllmDeployment) -> Iterator[Violation]:
-    if d.num_draft_tokens and d.checkpoint is not None and d.checkpoint.precision == "w4a16":
+    if d.has_mtp and d.checkpoint is not None and d.checkpoint.precision == "w4a16":
         message = "most W4A16 checkpoints have no MTP layer"
         yield Violation(
             "speculative_config.num_speculative_tokens",
@@ -267,14 +270,14 @@ def _mtp_layer(d: VllmDeployment) -> Iterator[Violation]:
 )
 def _draft_tokens(d: VllmDeployment) -> Iterator[Violation]:
     layers = d.architecture.num_mtp_layers if d.architecture is not None else None
-    if layers and d.num_draft_tokens > layers:
-        message = f"MTP drafts {d.num_draft_tokens} tokens with {layers} layer"
+    if layers and d.num_mtp_tokens > layers:
+        message = f"MTP drafts {d.num_mtp_tokens} tokens with {layers} layer"
         yield Violation("speculative_config.num_speculative_tokens", message, f"--mtp {layers}, if few are accepted")
 
 
 @RULES.error(
     "X018",
-    title="Sampling defaults are taken beside MTP",
+    title="Sampling defaults are taken beside drafted tokens",
     why="vLLM refuses requests that have these fields when it drafts tokens, so every request would be refused.",
     source="vLLM vllm/sampling_params.py, _verify_spec_decode (the version's record: limits.speculative_config)",
 )
@@ -282,8 +285,10 @@ def _sampling_with_mtp(d: VllmDeployment) -> Iterator[Violation]:
     refused = d.vllm.limits.get("speculative_config", {}).get("refuses", ())
     for name in refused if d.num_draft_tokens else ():
         if d.triton.get(f"default_sampling.{name}"):
-            message = f"default_sampling.{name} with MTP: vLLM {d.vllm.version} refuses it"
-            yield Violation(f"triton_config.default_sampling.{name}", message, "leave it out, or use --mtp 0")
+            message = f"default_sampling.{name} with drafted tokens: vLLM {d.vllm.version} refuses it"
+            yield Violation(
+                f"triton_config.default_sampling.{name}", message, "leave it out, or leave speculative_config out"
+            )
 
 
 @RULES.warning(
@@ -308,7 +313,7 @@ def _held_requests(d: VllmDeployment) -> Iterator[Violation]:
     source="this project's backend: docs/configuration.md",
 )
 def _default_answer(d: VllmDeployment) -> Iterator[Violation]:
-    answer, longest = d.triton.get("default_max_tokens"), d.get("max_model_len")
+    answer, longest = d.triton.get("default_max_tokens"), d.max_model_len
     if isinstance(answer, int) and longest and answer >= longest:
         message = f"default_max_tokens {answer:,} leaves no room for a prompt in max_model_len {longest:,}"
         yield Violation("triton_config.default_max_tokens", message, f"use less than {longest}")
@@ -338,3 +343,16 @@ def _priority(d: VllmDeployment) -> Iterator[Violation]:
     if d.triton and d.get("scheduling_policy") != "priority":
         message = f"scheduling_policy {d.get('scheduling_policy')}: requests with the field priority are refused"
         yield Violation("scheduling_policy", message, "use scheduling_policy: priority")
+
+
+@RULES.error(
+    "X023",
+    title="The default temperature is within vLLM's limit",
+    why="vLLM takes less than the backend's contract allows, so every request that says nothing would be refused.",
+    source="vLLM vllm/sampling_params.py, SamplingParams._verify_args (the version's record: limits.temperature)",
+)
+def _default_temperature(d: VllmDeployment) -> Iterator[Violation]:
+    given, most = d.triton.get("default_sampling.temperature"), d.vllm.limits.get("temperature", {}).get("max")
+    if isinstance(given, int | float) and most is not None and given > most:
+        message = f"default_sampling.temperature {given}: vLLM {d.vllm.version} takes at most {most:g}"
+        yield Violation("triton_config.default_sampling.temperature", message, f"use {most:g} or less")

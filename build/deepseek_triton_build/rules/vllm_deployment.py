@@ -14,6 +14,9 @@ from deepseek_triton_build.data.type_strings import fits
 from deepseek_triton_build.data.vllm import VllmVersion
 from deepseek_triton_build.rules.rule import UnknownFactError
 
+MTP_METHODS = ("mtp", "deepseek_mtp")
+"""Values of speculative_config.method for the checkpoint's own MTP layer; the second is the older name."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class VllmDeployment:
@@ -68,8 +71,29 @@ class VllmDeployment:
 
     @property
     def num_draft_tokens(self) -> int:
-        """Tokens that MTP drafts a step; 0 without it."""
-        return int(self.get("speculative_config.num_speculative_tokens") or 0)
+        """Tokens that are drafted a step by any method; 0 without. MTP drafts one when no number is given."""
+        return int(self.get("speculative_config.num_speculative_tokens") or self.has_mtp)
+
+    @property
+    def has_mtp(self) -> bool:
+        """Whether the checkpoint's own MTP layer drafts."""
+        return self.get("speculative_config.method") in MTP_METHODS
+
+    @property
+    def num_mtp_tokens(self) -> int:
+        """Tokens that the checkpoint's own MTP layer drafts a step; 0 without it."""
+        return self.num_draft_tokens if self.has_mtp else 0
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Tokens of prompt and answer; None where vLLM chooses: by the checkpoint, or with -1 by the memory."""
+        longest = self.get("max_model_len")
+        return None if longest == -1 else longest
+
+    @property
+    def attention_backend(self) -> str:
+        """The attention backend in capitals, as vLLM takes any case; empty where vLLM chooses."""
+        return str(self.get("attention_backend") or self.get("attention_config.backend") or "").upper()
 
     @property
     def has_fp8_kv(self) -> bool:
@@ -104,5 +128,6 @@ class VllmDeployment:
             max_num_seqs=batch,
             kv_dtype=self.kv_dtype,
             num_draft_tokens=self.num_draft_tokens,
+            mtp=self.has_mtp,
             cuda_graphs=not self.get("enforce_eager"),
         )

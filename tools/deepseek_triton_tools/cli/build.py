@@ -18,7 +18,7 @@ def add_options(verb: VerbParser) -> None:
     verb.usage = "%(prog)s VARIANT --gpu GPU --output DIR [options]"
     writing = verb.add_argument_group("writing")
     writing.add_argument("--output", type=path, required=True, metavar="DIR", help="the folder to write to")
-    formats = "triton (default), trtllm-serve, trtllm-bench, trtllm-eval or quickstart"
+    formats = "triton (default), vllm-serve, trtllm-serve, trtllm-bench, trtllm-eval or quickstart"
     writing.add_argument("--format", default="triton", metavar="NAME", help=formats)
     writing.add_argument("--force", action="store_true", help="replace an edited folder or another deployment")
     writing.add_argument(

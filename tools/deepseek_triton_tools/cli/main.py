@@ -26,7 +26,7 @@ VERBS = {
     "demo": "see it work: serve a tiny DeepSeek on a real tritonserver, complete texts, chat, call a tool",
     "variants": "list what can be served: models, precisions, GPUs, profiles, releases",
     "plan": "show what would be built: every setting with its reason, the memory, how many requests fit at once",
-    "build": "write a Triton model repository, or files for trtllm-serve, with a reason for each line",
+    "build": "write a Triton model repository, or files for trtllm-serve or vllm serve, with a reason for each line",
     "check": "check a model repository, also one that build did not write, and the checkpoint it names",
     "doctor": "find what is wrong with one machine or several before a model is loaded, and what works there",
     "warm": "load a checkpoint into the page cache before the engine reads it; warm a server before its first user",
