@@ -26,7 +26,17 @@ from deepseek_backend.engines.vllm.generate_calls import GenerateCalls
 from deepseek_backend.errors import ConfigError, EngineError, UnavailableError
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
 from standin.harness import Sink
-from support.fake_vllm import MAX_MODEL_LEN, NUM_BLOCKS, TOKENIZER, FakeAsyncLLM, FakedEngine, faked_engine
+from support.fake_vllm import (
+    MAX_MODEL_LEN,
+    NUM_BLOCKS,
+    TOKENIZER,
+    FakeAsyncLLM,
+    FakedEngine,
+    GenerationError,
+    RetryableRequestError,
+    VLLMValidationError,
+    faked_engine,
+)
 from support.waiting import wait_for
 
 MakeFaked = Callable[..., FakedEngine]
@@ -230,6 +240,44 @@ def test_an_end_that_is_none_of_an_answer_is_an_error(
     assert str(step.error) == expected
     assert step.finish_reason is None
     assert faked.engine.health().alive
+
+
+@WAYS
+@pytest.mark.parametrize(
+    ("error", "code", "expected"),
+    [
+        (
+            VLLMValidationError("Invalid structured outputs: no rule 'root'"),
+            ErrorCode.INVALID_ARGUMENT,
+            "guided_grammar: vLLM refused it: Invalid structured outputs: no rule 'root'",
+        ),
+        (
+            RetryableRequestError("Generation is paused."),
+            ErrorCode.UNAVAILABLE,
+            "vLLM can't take the request now: RetryableRequestError: Generation is paused.",
+        ),
+        (
+            GenerationError("The cache has no such block."),
+            ErrorCode.INTERNAL,
+            "vLLM failed: GenerationError: The cache has no such block.",
+        ),
+    ],
+)
+def test_the_client_reads_why_the_core_refused_its_request(
+    make: MakeFaked, public: bool, error: Exception, code: ErrorCode, expected: str
+) -> None:
+    faked = make(version="0.33.0", public=public)
+    refused, other = faked.accepted(guided_grammar="x ::= y"), faked.accepted()
+    why = SimpleNamespace(to_exception=lambda: error)
+    faked.core.emit(
+        {"request_id": refused.request_id, "finish_reason": "error", "error": why},
+        {"request_id": other.request_id, "new_token_ids": HELLO, "finish_reason": "length"},
+    )
+    (step,) = faked.sink.result(refused)
+    assert step.error is not None
+    assert (step.error.code, str(step.error)) == (code, expected)
+    assert text_of(faked, other) == "Hello world"
+    assert faked.core.aborted == []
 
 
 @WAYS
@@ -452,13 +500,11 @@ def test_statistics_that_can_not_be_read_end_nothing(
     request = faked.accepted()
     (numbers,) = faked.engine._llm.stat_loggers
     for _ in range(2):
-        unreadable = SimpleNamespace()  # by the public way vLLM itself hands them to the logger
         faked.core.emit(
-            {"request_id": request.request_id, "new_token_ids": HELLO[:1]},
-            scheduler_stats=None if public else unreadable,
+            {"request_id": request.request_id, "new_token_ids": HELLO[:1]}, scheduler_stats=SimpleNamespace()
         )
-        if public:
-            numbers.record(unreadable, None)
+        # On the loop thread, as vLLM calls it: two threads at once could both log.
+        faked.core.loop.call_soon_threadsafe(numbers.record, SimpleNamespace(), None)
     faked.core.emit({"request_id": request.request_id, "finish_reason": "length"})
     assert text_of(faked, request) == "HelloHello"
     assert faked.engine.stats().kv_blocks_total == NUM_BLOCKS

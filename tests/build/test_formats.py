@@ -122,6 +122,11 @@ def test_other_engines_than_tensorrt_llm_are_written_for_triton_only():
         format_files("quickstart", make_plan(PlanRequest(variant="tiny")), version="1.0")
 
 
+def test_the_script_of_vllm_needs_the_engine_of_that_name():
+    with pytest.raises(RefusedPlanError, match=r"can't be written as vllm-serve .*use --engine vllm$"):
+        format_files("vllm-serve", make_plan(PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8)), version="1.0")
+
+
 def test_the_error_for_an_unknown_format_names_the_nearest():
     with pytest.raises(UnknownNameError, match="did you mean 'trtllm-serve'"):
         format_files("trtllm-server", make_plan(R1), version="1.0")

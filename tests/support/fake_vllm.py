@@ -47,6 +47,14 @@ class VLLMValidationError(ValueError):
         self.parameter = parameter
 
 
+class GenerationError(Exception):
+    pass
+
+
+class RetryableRequestError(GenerationError):
+    pass
+
+
 class FakeTokenizer:
     """The parts of transformers' tokenizer that the engine uses."""
 
@@ -101,7 +109,9 @@ class FakeCore:
             for row in rows:
                 if row.prefill_stats is not None:
                     self._num_cached[row.request_id] = row.prefill_stats.num_cached_tokens
-                if row.request_id in self._queues:
+                if (error := getattr(row, "error", None)) is not None:
+                    self._queues[row.request_id].put_nowait(error.to_exception())
+                elif row.request_id in self._queues:
                     num_cached = self._num_cached.get(row.request_id, 0)
                     self._queues[row.request_id].put_nowait(_request_output(row, num_cached))
             return
@@ -260,6 +270,8 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str, *, installed: str | N
         _add(modules[module], path.split("."), fields)
     modules["vllm"].__version__ = installed or version
     modules["vllm.exceptions"].VLLMValidationError = VLLMValidationError
+    if "error" in record["interfaces"]["vllm.v1.engine:EngineCoreOutput"]:
+        modules["vllm.exceptions"].RetryableRequestError = RetryableRequestError
     modules["vllm.v1.engine.async_llm"].AsyncLLM.from_engine_args = _recorded(
         FakeAsyncLLM.from_engine_args, record["interfaces"]["vllm.v1.engine.async_llm:AsyncLLM.from_engine_args"]
     )

@@ -147,6 +147,7 @@ def test_the_repository_of_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
         (["deepseek-r1", "--gpu", "h200"], "--gpu h200 --gpus 8 --trtllm 1.2.1 --output rehearsal"),
         (["deepseek-r1", "--gpu", "gb200-nvl72", "--profile", "wide-ep"], "--gpu gb200-nvl72 --gpus 16 --trtllm 1.2.1"),
         (["tiny", "--engine", "simulated"], None),
+        (["deepseek-r1", "--engine", "vllm", "--gpu", "h200", "--gpus", "8"], "--gpu h200 --gpus 8 --vllm 0.24.0"),
     ],
 )
 def test_a_load_of_hours_is_rehearsed_first(
@@ -159,7 +160,8 @@ def test_a_load_of_hours_is_rehearsed_first(
     main(["doctor", str(tmp_path / "r")])
 
     shown = " ".join(capsys.readouterr().out.split())
-    rehearsal = "deepseek-triton build tiny --engine tensorrt_llm"
+    rehearsal = f"deepseek-triton build tiny --engine {'vllm' if 'vllm' in plan else 'tensorrt_llm'}"
+    assert ("NCCL, MPI and kernels" in shown) == (command is not None and "vllm" not in plan)
     assert f"{rehearsal} {command}" in shown if command else rehearsal not in shown
 
 

@@ -565,3 +565,8 @@ def test_the_difference_to_a_folder_for_vllm(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "- enable_prefix_caching: true" in printed
     assert "+ enable_prefix_caching: false" in printed
+
+
+def test_a_wrong_engine_beside_a_gpu_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "deepseek-r1", "--engine", "vlm", "--gpu", "h200"]) != 0
+    assert "unknown engine 'vlm': did you mean 'vllm'?" in capsys.readouterr().err

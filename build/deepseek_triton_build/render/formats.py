@@ -47,7 +47,8 @@ def format_files(name: str, plan: Plan, *, version: str) -> list[File]:
     if name not in usable:
         of_profile = plan.profile if plan.vllm is None else None
         what = f"profile {of_profile.name}" if of_profile is not None else f"the {plan.engine} engine"
-        named = " or ".join(f"--format {entry}" for entry in usable)
+        named = "--engine vllm" if name == VLLM_SERVE and plan.vllm is None and not plan.carries_checkpoint else ""
+        named = named or " or ".join(f"--format {entry}" for entry in usable)
         raise RefusedPlanError(f"{what} can't be written as {name} ({FORMATS[name].title}); use {named}")
     for_triton = {
         "--no-decoupled": not plan.request.decoupled,

@@ -236,11 +236,14 @@ def _rehearsal(expected: Expected) -> str:
     if not expected.uses_gpus or not expected.gpu or (expected.checkpoint_bytes or 0) < _LARGE:
         return ""
     gpus = min(expected.world_size or 1, _MOST_GPUS_OF_TINY)
-    release = f" --trtllm {expected.release}" if expected.release else ""
+    versions = {"--trtllm": expected.release, "--vllm": expected.vllm}
+    release = "".join(f" {option} {version}" for option, version in versions.items() if version)
+    mpi = ", MPI" if expected.is_tensorrt_llm else ""
     return (
         f"rehearse it, because these are {expected.checkpoint_bytes or 0:,} bytes of weights: the tiny model "
-        "should take about a minute, on the same container, driver, NCCL, MPI and kernels: deepseek-triton build tiny "
-        f"--engine tensorrt_llm --gpu {expected.gpu} --gpus {gpus}{release} --output rehearsal"
+        f"should take about a minute, on the same container, driver, NCCL{mpi} and kernels: "
+        f"deepseek-triton build tiny --engine {expected.engine} --gpu {expected.gpu} --gpus {gpus}{release} "
+        "--output rehearsal"
     )
 
 

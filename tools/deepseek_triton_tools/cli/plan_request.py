@@ -142,7 +142,7 @@ def _given(args: argparse.Namespace, options: tuple[str, ...]) -> list[str]:
 
 def _refuse_meaningless(args: argparse.Namespace, variant: str) -> None:
     """Raise OptionError when there are options that would change nothing."""
-    if variant not in variants():
+    if variant not in variants() or args.engine not in (None, *variants()[variant].engines):  # the planner refuses it
         return
     if _needs_gpu(variant, args.engine):
         used = _engine(variant, args.engine)

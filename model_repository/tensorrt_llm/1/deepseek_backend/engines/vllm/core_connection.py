@@ -14,14 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.vllm.open_answer import Deliver, OpenAnswer
 from deepseek_backend.engines.vllm.scheduler_numbers import SchedulerNumbers
 from deepseek_backend.engines.vllm.vllm_logprobs import Text, array_logprobs
-from deepseek_backend.errors import EngineError, describe
+from deepseek_backend.errors import BackendError, EngineError, describe
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +32,27 @@ MAX_TURN_S = 0.005
 class CoreConnection:
     """A `RequestPath` to the engine core itself."""
 
-    def __init__(self, llm: Any, supported_tasks: Any, numbers: SchedulerNumbers, text: Text, deliver: Deliver) -> None:
-        """`supported_tasks`: of AsyncLLM.get_supported_tasks(), which vLLM checks each request against."""
+    def __init__(
+        self,
+        llm: Any,
+        supported_tasks: Any,
+        numbers: SchedulerNumbers,
+        text: Text,
+        deliver: Deliver,
+        as_backend_error: Callable[[OpenAnswer, Exception], BackendError],
+    ) -> None:
+        """Take the two parts of `llm` that lead to its engine core.
+
+        :param supported_tasks: of AsyncLLM.get_supported_tasks(), which vLLM checks each request against.
+        :param as_backend_error: makes our error of an exception of vLLM's that ends a request.
+        """
         self._inputs = llm.input_processor
         self._core = llm.engine_core
         self._supported_tasks = supported_tasks
         self._numbers = numbers
         self._text = text
         self._deliver = deliver
+        self._as_backend_error = as_backend_error
         self.worked_at_s = 0.0
         self._entries: dict[str, OpenAnswer] = {}
         """Id in the engine core -> request."""
@@ -108,6 +121,9 @@ class CoreConnection:
         """Return the step of an output that has more than tokens."""
         answer, sampling = entry.answer, entry.request.sampling
         assert answer is not None
+        if (error := getattr(output, "error", None)) is not None:  # from 0.33.0 on: the core has refused the request
+            del self._entries[entry.core_id]
+            return Step(error=self._as_backend_error(entry, error.to_exception()))
         for event in output.events or ():
             if event.type.name == "SCHEDULED":
                 answer.scheduled_s = answer.scheduled_s or event.timestamp

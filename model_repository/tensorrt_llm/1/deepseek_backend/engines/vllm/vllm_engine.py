@@ -103,6 +103,8 @@ class _VllmClasses:
     """The error that means that the engine core is dead."""
     refusals: tuple[type[Exception], ...]
     """The errors that mean that the client is at fault."""
+    retryable: tuple[type[Exception], ...]
+    """The errors that mean that another server may take the request; vLLM has had them since 0.33.0."""
 
     @classmethod
     def find(cls) -> _VllmClasses:
@@ -115,6 +117,7 @@ class _VllmClasses:
             importlib.import_module("vllm.v1.engine.exceptions").EngineDeadError,
             # Its refusals were ValueErrors before it had a class of its own for them.
             (ValueError, getattr(errors, "VLLMClientError", ValueError)),
+            (errors.RetryableRequestError,) if hasattr(errors, "RetryableRequestError") else (),
         )
 
 
@@ -220,7 +223,8 @@ class VllmEngine:
             self._connection = GenerateCalls(self._llm, text, self._deliver)
         else:
             tasks = await self._llm.get_supported_tasks()
-            self._connection = CoreConnection(self._llm, tasks, self._numbers, text, self._deliver)
+            as_error = self._as_backend_error
+            self._connection = CoreConnection(self._llm, tasks, self._numbers, text, self._deliver, as_error)
         self._keep(self._read())
 
     @property
@@ -360,9 +364,11 @@ class VllmEngine:
             return UnavailableError(CORE_DIED)
         if isinstance(error, self._vllm.refusals):  # by the public way the refusal comes from generate()
             return refusal(error, entry.request.sampling)
+        cause = error.__cause__ or error  # generate() puts an exception of its own around it, without a message
+        if isinstance(cause, self._vllm.retryable):
+            return UnavailableError(f"vLLM can't take the request now: {describe(cause)}")
         logger.error("a request failed in vLLM", exc_info=error)
-        # generate() puts an exception of its own around the cause, without a message.
-        return EngineError(f"vLLM failed: {describe(error.__cause__ or error)}")
+        return EngineError(f"vLLM failed: {describe(cause)}")
 
     def _deliver(self, steps: Sequence[tuple[OpenAnswer, Step]]) -> None:
         """Deliver the steps of one iteration, in one call for each sink."""
