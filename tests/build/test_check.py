@@ -79,6 +79,13 @@ def test_a_folder_without_a_model_is_an_error_of_one_line(tmp_path: Path, place:
     assert "\n" not in str(raised.value)
 
 
+def test_a_script_is_checked_in_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("vllm serve deepseek-ai/DeepSeek-R1\n")
+
+    with pytest.raises(NothingToCheckError, match=r"run\.sh: .* found a script; name its folder, .* serve\.sh"):
+        check_repository(tmp_path / "run.sh")
+
+
 @pytest.mark.parametrize("wrong", [{"release": "1.2.9"}, {"gpu": "h2000"}])
 def test_an_unknown_release_or_gpu_in_the_options_is_an_error(tmp_path: Path, wrong: dict[str, str]) -> None:
     write(tmp_path)

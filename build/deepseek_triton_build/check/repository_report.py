@@ -12,6 +12,7 @@ from deepseek_triton_build.check.model_identity import CheckOptions, require_mod
 from deepseek_triton_build.check.model_report import MODEL_PY, OUR_PACKAGE, check_model
 from deepseek_triton_build.check.program_report import check_programs, is_program_folder
 from deepseek_triton_build.check.schema import MODEL_YAML
+from deepseek_triton_build.check.scripts import PROGRAM_SCRIPTS, START_SCRIPT
 from deepseek_triton_build.check.vllm_backend_report import check_vllm_backend_model, is_of_vllm_backend
 from deepseek_triton_build.render.stamp import MANIFEST
 
@@ -47,6 +48,11 @@ def _require_path(directory: Path) -> None:
         ) from error
     except OSError as error:
         raise NothingToCheckError(f"{directory}: can't be read: {error.strerror}; make it readable") from error
+    if directory.suffix == ".sh" and os.path.isfile(directory):
+        raise NothingToCheckError(
+            f"{directory}: expected a folder or a YAML file, found a script; name its folder, and call the script "
+            f"{START_SCRIPT} or {', '.join(PROGRAM_SCRIPTS)}"
+        )
 
 
 def _models(directory: Path, *, may_be_none: bool) -> tuple[list[tuple[Path, str]], list[Finding]]:
