@@ -175,8 +175,10 @@ class ModelCheck:
         )
 
     def engine(self, triton: Mapping[str, Any], recorded: Recorded, *, has_document: bool) -> str:
-        """Return the engine that the model runs on. Where model.yaml names none that there is, or can't be read, the
-        release's record says whose arguments it has."""
+        """Return the engine that the model runs on.
+
+        Where model.yaml can't be read or names an unknown engine, the record beside it tells vLLM from TensorRT-LLM.
+        """
         named = triton.get("engine", _TENSORRT_LLM) if has_document else None
         if not self.is_ours:
             return _TENSORRT_LLM
