@@ -82,12 +82,12 @@ $(DEMO): pyproject.toml
 	@$(PYTHON) $(HOST)/preflight.py
 	@echo "installing what the demo needs into $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python $(HOST)/pip_install.py $(VENV)/pip.log 115 --editable '.[demo]'
+	@$(BIN)/python $(HOST)/pip_install.py $(VENV)/pip.log 125 --editable '.[demo]'
 	@touch $@
 
 $(INSTALLED): $(DEMO)
 	@echo "installing what the tests need into $(VENV)"
-	@$(BIN)/python $(HOST)/pip_install.py $(VENV)/pip.log 85 --group dev
+	@$(BIN)/python $(HOST)/pip_install.py $(VENV)/pip.log 100 --editable '.[demo,tracing]' --group dev
 	@touch $@
 
 # numpy's own pin (below 2) holds in one pip for all; what asks for another torch or numpy is installed alone.

@@ -1,0 +1,1 @@
+"""The servers behind the gateway: which there are, how they are, which gets a request, and trying another."""

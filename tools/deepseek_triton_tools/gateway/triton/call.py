@@ -1,0 +1,77 @@
+"""What is asked of a server, what comes back, and the errors between."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+import msgspec
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One request to the model, for any server that has it.
+
+    inputs: the JSON body of Triton's generate endpoint without `id`. request_id: Triton's `id`, by which a stop
+    request finds it. affinity: requests with equal bytes go to the same server if they can; None for no preference.
+    headers: such as traceparent, added to the request.
+    """
+
+    inputs: dict[str, object]
+    request_id: str
+    affinity: bytes | None = None
+    headers: dict[str, str] = {}
+
+
+class Part(msgspec.Struct, gc=False):
+    """What one response says of one sequence. The names are the wire contract's outputs (docs/contract.md).
+
+    sequence: its number in the request. finish_reason: "" while the sequence goes on. num_output_tokens and
+    output_ids: those since the sequence's previous Part. logprobs, prompt_logprobs: JSON, "" where there is none.
+    """
+
+    sequence: int = 0
+    text: str = ""
+    reasoning: str = ""
+    finish_reason: str = ""
+    stop_reason: str = ""
+    num_input_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_reasoning_tokens: int = 0
+    output_ids: list[int] = []
+    logprobs: str = ""
+    prompt_logprobs: str = ""
+
+
+class UpstreamError(Exception):
+    """A server refused a request, failed it, or could not be reached.
+
+    code: the wire contract's error code ("E_OVERLOADED"), or "" where the server gave none. unprocessed: the server
+    has done nothing for it, so that another may be asked. retry_after_s: when it may be sent again.
+    """
+
+    def __init__(
+        self, message: str, *, code: str = "", unprocessed: bool = False, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.unprocessed = unprocessed
+        self.retry_after_s = retry_after_s
+
+
+class Upstream(Protocol):
+    """Whoever answers a Call: one server, or a fleet of them."""
+
+    def generate(self, call: Call) -> AsyncGenerator[list[Part], None]:
+        """The answer as it comes, a list for each response. Closing the generator stops the work on the server.
+
+        Raises UpstreamError.
+        """
+        ...
+
+    async def ask(self, call: Call) -> dict[str, object]:
+        """The outputs of the one response to a task that generates nothing (`task`: tokenize, detokenize, describe).
+
+        Raises UpstreamError.
+        """
+        ...
