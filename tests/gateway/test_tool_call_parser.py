@@ -44,6 +44,7 @@ def put_together(pieces: Iterable[ParsedPiece]) -> Answer:
     for piece in pieces:
         if isinstance(piece, TextPiece):
             assert piece.text
+            assert not calls or calls[-1][2] is not None, "text inside a call"
             text += piece.text
         elif isinstance(piece, CallBegins):
             assert piece.index == len(calls)

@@ -73,7 +73,7 @@ class ToolCallParser:
 
     The pieces joined don't depend on how the text is cut. What may be the beginning of a tag is held back; all else
     comes at once. Text that looks like a call and is none comes out as text, and only tags and the white space around
-    them are dropped.
+    them are dropped. No text comes between a call's beginning and its end.
     """
 
     def __init__(self) -> None:
@@ -89,6 +89,7 @@ class ToolCallParser:
         self._call_end: tuple[str, ...] = ()
         self._parameters = 0
         self._scalar: str | None = None
+        self._stray_text = ""
 
     def feed(self, text: str) -> list[ParsedPiece]:
         """Return what the next text of the answer gives."""
@@ -152,6 +153,8 @@ class ToolCallParser:
 
     def _end_call(self, *, cut: bool = False) -> None:
         self._pieces.append(CallEnds(self._calls - 1, cut))
+        self._text(self._stray_text)
+        self._stray_text = ""
         self._step = self._outside
         self._in_block = self._after_tag = True
 
@@ -288,13 +291,13 @@ class ToolCallParser:
             self._arguments("}" if self._parameters else "{}")
             self._close_call(reader)
         elif not self._dsml_parameter(reader):
-            self._text(reader.next_character())
+            self._stray_text += reader.next_character()
             reader.at = min(reader.at + 1, len(reader.text))
             self._step = self._dsml_stray_text
 
     def _dsml_stray_text(self, reader: TagReader) -> None:
         text = reader.take_before("<")
-        self._text(text)
+        self._stray_text += text
         if not text:
             self._step = self._dsml_parameters
 
