@@ -99,8 +99,8 @@ class ResponseWriter:
     def arguments(self, text: str) -> bytes:
         return self._delta("response.function_call_arguments.delta", text)
 
-    def end_call(self) -> bytes:
-        return self._end_item()
+    def end_call(self, *, cut: bool = False) -> bytes:
+        return self._end_item("incomplete" if cut else "completed")
 
     def end(
         self,
