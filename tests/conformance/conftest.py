@@ -15,8 +15,9 @@ import pytest
 HAS_CLIENTS = all(importlib.util.find_spec(name) for name in ("langchain_tests", "litellm", "lm_eval"))
 collect_ignore_glob = [] if HAS_CLIENTS else ["*"]
 
-# The clients look for news of themselves, and for prices, on the network.
+# The clients look for news of themselves, and for prices, on the network; and they keep what they have read.
 os.environ.update(
+    HF_HOME=str(Path(__file__).resolve().parents[2] / ".cache" / "huggingface"),
     LITELLM_LOCAL_MODEL_COST_MAP="True",
     HF_HUB_OFFLINE="1",
     HF_DATASETS_OFFLINE="1",
@@ -55,3 +56,12 @@ def gateway_url(tiny_triton: str, logs: Path) -> Iterator[str]:
 def base_url(gateway_url: str) -> str:
     """What OpenAI's clients are given as `base_url`."""
     return f"{gateway_url}/v1"
+
+
+@pytest.fixture(scope="session")
+def model_name(base_url: str) -> str:
+    """The name that the gateway serves the tiny model by."""
+    import httpx
+
+    name: str = httpx.get(f"{base_url}/models", timeout=60).json()["data"][0]["id"]
+    return name
