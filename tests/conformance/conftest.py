@@ -65,3 +65,15 @@ def model_name(base_url: str) -> str:
 
     name: str = httpx.get(f"{base_url}/models", timeout=60).json()["data"][0]["id"]
     return name
+
+
+@pytest.fixture(scope="session")
+def obedient_url(tiny_triton: str, logs: Path) -> Iterator[str]:
+    """The base URL of a gateway in front of a model that calls any tool and follows any schema."""
+    from conformance.obedient_triton import obedient_triton
+    from conformance.running import NAMES, gateway
+
+    with obedient_triton(tiny_triton) as server:
+        names = tuple(word for name in NAMES for word in ("--model", f"{name}={server}"))
+        with gateway(log=logs / "obedient_gateway.log", options=names) as url:
+            yield f"{url}/v1"

@@ -2,7 +2,7 @@
 
 The tiny model knows five tools. The tests of others bring their own, and JSON schemas that the reference engine can't
 follow. Requests with tools or with a guide are answered here, in the wire contract's words (docs/contract.md) and in
-V3.1's form of calls; all others go on to the real server.
+V3.1's form of calls; all others go on to the real server. A text that begins with OVERLOADED is refused the first time.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 CALLS, END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, END_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+OVERLOADED = "Overloaded:"
 _PIECE = 5
 """Characters in each event of a stream."""
 
@@ -29,6 +30,7 @@ def obedient_triton(real_url: str) -> Iterator[str]:
 
     class Handler(_Handler):
         real = urlsplit(real_url).netloc
+        refused: ClassVar[set[str]] = set()
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
@@ -44,6 +46,7 @@ def obedient_triton(real_url: str) -> Iterator[str]:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     real: str
+    refused: ClassVar[set[str]]
 
     def do_GET(self) -> None:
         self._relay(b"")
@@ -54,6 +57,11 @@ class _Handler(BaseHTTPRequestHandler):
             inputs = json.loads(body)
         except ValueError:
             inputs = {}
+        asked = _asked(inputs)
+        if asked.startswith(OVERLOADED) and asked not in self.refused:
+            self.refused.add(asked)
+            self._refuse()
+            return
         text = _told(inputs)
         if text is None or inputs.get("task", "generate") != "generate":
             self._relay(body)
@@ -69,6 +77,11 @@ class _Handler(BaseHTTPRequestHandler):
             if number == len(pieces) - 1:
                 outputs |= {"finish_reason": "stop", "num_input_tokens": 10, "num_output_tokens": len(pieces)}
             self._chunk(f"data: {json.dumps(outputs)}\n\n".encode())
+        self._chunk(b"")
+
+    def _refuse(self) -> None:
+        self._begin(503, {"Content-Type": "application/json"})
+        self._chunk(b'{"error":"[E_OVERLOADED] too many requests are in flight"}')
         self._chunk(b"")
 
     def _relay(self, body: bytes) -> None:
@@ -108,7 +121,7 @@ def _told(inputs: Mapping[str, Any]) -> str | None:
     """The answer to a request with tools or with a guide; None for all others."""
     messages = json.loads(inputs.get("messages") or "[]")
     tools = json.loads(inputs.get("tools") or "[]")
-    asked = next((message["content"] for message in reversed(messages) if message["role"] == "user"), "")
+    asked = _asked(inputs)
     if schema := inputs.get("guided_json"):
         return json.dumps(_instance(json.loads(schema), asked), ensure_ascii=False)
     if inputs.get("guided_json_object"):
@@ -120,6 +133,12 @@ def _told(inputs: Mapping[str, Any]) -> str | None:
     function = _chosen(tools, inputs.get("tool_choice", "auto"), asked)
     arguments = json.dumps(_instance(function.get("parameters") or {}, asked), ensure_ascii=False)
     return f"{CALLS}{CALL}{function['name']}{SEPARATOR}{arguments}{END_CALL}{END_CALLS}"
+
+
+def _asked(inputs: Mapping[str, Any]) -> str:
+    """The user's last text; "" where there is none."""
+    messages = json.loads(inputs.get("messages") or "[]")
+    return next((str(message["content"]) for message in reversed(messages) if message["role"] == "user"), "")
 
 
 def _chosen(tools: list[dict[str, Any]], choice: str, asked: str) -> dict[str, Any]:

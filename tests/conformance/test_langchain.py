@@ -6,8 +6,6 @@ ChatOpenAI or the model can't do by its nature is left out by the tests' own pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,20 +15,7 @@ from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 from conformance.asked import FRANCE, PARIS, SUM, THINKING
-from conformance.obedient_triton import obedient_triton
-from conformance.running import gateway
-
-NAMES = ("first", "second")
-"""The same server by two names, because a test asks for another model than the first."""
-
-
-@pytest.fixture(scope="module")
-def obedient_url(tiny_triton: str, logs: Path) -> Iterator[str]:
-    """The base URL of a gateway in front of an obedient model."""
-    with obedient_triton(tiny_triton) as server:
-        names = tuple(word for name in NAMES for word in ("--model", f"{name}={server}"))
-        with gateway(log=logs / "obedient_gateway.log", options=names) as url:
-            yield f"{url}/v1"
+from conformance.running import NAMES
 
 
 class TestChatOpenAI(ChatModelIntegrationTests):
