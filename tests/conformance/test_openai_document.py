@@ -6,6 +6,7 @@ whole openapi.json; without it, the shapes in tests/gateway/openai_facts.json ar
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -64,9 +65,13 @@ def judged(found: object, schema: str) -> list[str]:
     path = os.environ.get("OPENAI_DOCUMENT")
     if not path:
         return faults(found, schema)
-    document = json.loads(Path(path).read_text(encoding="utf-8"), object_hook=_nullable)
-    validator = Draft202012Validator({"$ref": f"#/components/schemas/{schema}", **document})
-    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(found)]
+    return [f"{error.json_path}: {error.message}" for error in _whole(Path(path), schema).iter_errors(found)]
+
+
+@functools.cache
+def _whole(path: Path, schema: str) -> Draft202012Validator:
+    document = json.loads(path.read_text(encoding="utf-8"), object_hook=_nullable)
+    return Draft202012Validator({"$ref": f"#/components/schemas/{schema}", **document})
 
 
 def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
