@@ -14,7 +14,7 @@ CALLS = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": 
     ("message", "read"),
     [
         ({"role": "user", "content": "Hi"}, {}),
-        ({"role": "developer", "content": ""}, {}),
+        ({"role": "developer", "content": ""}, {"role": "system"}),
         ({"role": "tool", "content": "4", "tool_call_id": "1", "name": "f"}, {}),
         ({"role": "assistant", "content": "4", "reasoning_content": "Hm."}, {}),
         ({"role": "assistant", "content": "", "tool_calls": CALLS}, {}),
@@ -35,6 +35,16 @@ def test_a_message_is_kept_and_its_content_made_one_text(message: dict[str, Any]
 
 
 OBJECT = "expected an object with role and content"
+ROLES = "expected one of system, developer, user, assistant, tool"
+FUNCTION = 'expected {"type": "function", "function": {...}}'
+
+
+def answer(**more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, **more}
+
+
+def call(name: str = "f", arguments: Any = "{}", **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}, **more}
 
 
 @pytest.mark.parametrize(
@@ -47,8 +57,10 @@ OBJECT = "expected an object with role and content"
         ({"content": "Hi"}, f": {OBJECT}, got 'content'"),
         ({"tool_calls": CALLS}, f": {OBJECT}, got 'tool_calls'"),
         ({"role": "assistant", "tool_calls": []}, f": {OBJECT}, got 'role', 'tool_calls'"),
-        ({"role": "", "content": "Hi"}, ".role: expected a string that is not empty, got ''"),
-        ({"role": 1, "content": "Hi"}, ".role: expected a string that is not empty, got 1"),
+        ({"role": "", "content": "Hi"}, f".role: {ROLES}, got ''"),
+        ({"role": 1, "content": "Hi"}, f".role: {ROLES}, got 1"),
+        ({"role": ["user"], "content": "Hi"}, f".role: {ROLES}, got an array"),
+        ({"role": "function", "content": "Hi"}, f".role: {ROLES}, got 'function'"),
         ({"role": "user", "content": None}, ".content: expected text or an array of text parts, got None"),
         ({"role": "user", "content": 7}, ".content: expected text or an array of text parts, got 7"),
         ({"role": "user", "content": {"a": 1}}, ".content: expected text or an array of text parts, got an object"),
@@ -62,6 +74,22 @@ OBJECT = "expected an object with role and content"
             ".content[0]: expected a part of type 'text', got one of type None",
         ),
         ({"role": "user", "content": [{"type": "text"}]}, ".content[0].text: expected a string, got None"),
+        (answer(tool_calls={"a": 1}), ".tool_calls: expected an array, got an object"),
+        (answer(tool_calls=["f"]), f".tool_calls[0]: {FUNCTION}, got 'f'"),
+        (answer(tool_calls=[{"type": "custom", "function": {}}]), f".tool_calls[0]: {FUNCTION}, got {{"),
+        (answer(tool_calls=[call("f g")]), ".tool_calls[0].function.name: expected 1 to 64 letters, digits, "),
+        (answer(tool_calls=[call("")]), ".tool_calls[0].function.name: expected 1 to 64 letters, digits, "),
+        (
+            answer(tool_calls=[call(arguments=[1])]),
+            ".tool_calls[0].function.arguments: expected JSON text or an object, got an array",
+        ),
+        (
+            {"role": "user", "content": "", "tool_calls": CALLS},
+            ".tool_calls: expected on messages of the assistant only, got one of role user",
+        ),
+        ({"role": "user", "content": "", "prefix": True}, ".prefix: expected on the last message only, the assistant"),
+        (answer(tool_calls=CALLS, prefix=True), ".prefix: expected on the last message only, the assistant's, without"),
+        (answer(content="", prefix="yes"), ".prefix: expected true or false, got 'yes'"),
         (
             {"role": "user", "content": "\ud83d"},
             ": expected whole characters, got '\\ud83d', half of a surrogate pair",
@@ -72,7 +100,7 @@ def test_a_message_is_refused_with_its_place_what_was_expected_and_what_came(mes
     with pytest.raises(ValueError, match=r"^messages") as raised:
         read_messages(json.dumps([{"role": "user", "content": "Hi"}, message]))
 
-    assert str(raised.value) == f"messages[1]{problem}"
+    assert str(raised.value).startswith(f"messages[1]{problem}")
 
 
 @pytest.mark.parametrize(
@@ -111,3 +139,57 @@ def test_a_message_of_any_depth_is_read_or_refused() -> None:
             refused += 1
 
     assert 0 < refused < 1100
+
+
+def read(*messages: dict[str, Any]) -> list[Any]:
+    return list(read_messages(json.dumps(messages)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('{"a": 1}', '{"a": 1}'),
+        ({"a": "ö"}, '{"a": "ö"}'),
+        ({}, "{}"),
+        ("", "{}"),
+        (None, "{}"),
+        ("no JSON", "no JSON"),
+    ],
+)
+def test_arguments_are_text(arguments: Any, expected: str) -> None:
+    assert read(answer(tool_calls=[call(arguments=arguments)])) == [answer(tool_calls=[call(arguments=expected)])]
+
+
+def result(call_id: str | None) -> dict[str, Any]:
+    return {"role": "tool", "content": f"of {call_id}", **({"tool_call_id": call_id} if call_id else {})}
+
+
+def test_results_stand_in_the_order_of_their_calls_in_each_round() -> None:
+    rounds = [answer(tool_calls=[call(id=name) for name in names]) for names in ("abc", "xy")]
+
+    messages = read(rounds[0], *map(result, "cab"), rounds[1], *map(result, "yx"), answer(content="Done."))
+
+    assert [message["content"][-1] for message in messages if message["role"] == "tool"] == list("abcxy")
+
+
+def test_results_without_ids_keep_their_places_and_unknown_ids_are_refused() -> None:
+    asked = answer(tool_calls=[call(id="a"), call(id="b")])
+    assert [message["content"] for message in read(asked, result("b"), result(None))[1:]] == ["of b", "of None"]
+    with pytest.raises(ValueError, match=r"messages\[2\].tool_call_id: expected the id of .*'a', 'b', got 'c'"):
+        read(asked, result("a"), result("c"))
+
+
+def test_reasoning_is_kept_only_after_the_last_user_message() -> None:
+    user = {"role": "user", "content": "Hi"}
+    old, new = answer(content="", reasoning_content="old"), answer(tool_calls=CALLS, reasoning="new", name="x")
+
+    messages = read(user, old, user, new, result("1"))
+
+    assert messages[1] == answer(content="")
+    assert messages[3] == answer(tool_calls=CALLS, reasoning_content="new", name="x")
+
+
+def test_the_last_message_may_be_a_prefix() -> None:
+    messages = [{"role": "user", "content": "Hi"}, answer(content="He", prefix=True)]
+    assert read(*messages) == messages
+    assert read(*messages[:1], answer(content="He", prefix=False)) == [messages[0], answer(content="He", prefix=False)]

@@ -634,3 +634,50 @@ def test_any_parameters_are_parsed_or_refused_but_never_crash(parameters):
             value = getattr(parsed.sampling, field.name)
             if field.low is not None and isinstance(value, (int, float)) and field.name != "seed":
                 assert field.low <= value <= field.high
+
+
+CHAT = {"text_input": None, "messages": text('[{"role": "user", "content": "Hi"}]')}
+TOOL = {"type": "function", "function": {"name": "f"}}
+TOOLS = {"tools": text(json.dumps([TOOL]))}
+
+
+def test_tools_come_with_messages_from_either_place():
+    own = parse(CHAT | TOOLS | {"tool_choice": text("required")})
+    arguments = {"thinking": True, "tools": [TOOL]}
+    among_arguments = parse(CHAT | {"chat_template_kwargs": text(json.dumps(arguments))})
+
+    assert (own.tool_use.tools, own.tool_use.name) == ([TOOL], "f")
+    assert (among_arguments.tool_use.tools, among_arguments.chat_template_kwargs) == ([TOOL], {"thinking": True})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "problem"),
+    [
+        (TOOLS, "^tools, tool_choice: expected beside messages only"),
+        (CHAT | TOOLS | {"chat_template_kwargs": text(json.dumps({"tools": [TOOL]}))}, "^tools: given twice"),
+        (CHAT | {"tools": text("[1]")}, r"^tools\[0\]: expected "),
+        (CHAT | {"tools": np.array([b"\xff"], dtype=np.object_)}, "^tools: expected UTF-8 text, got byte 0xff"),
+        (CHAT | {"tools": text(" " * (contract.MAX_CHAT_BYTES + 1))}, "^tools: expected at most 4,194,304 bytes, got "),
+        (CHAT | {"tool_choice": text("required")}, "^tool_choice: expected tools beside 'required', got none"),
+        (
+            {"task": text("embed")},
+            "^task: expected 'generate' or 'tokenize' or 'detokenize' or 'describe', got 'embed'",
+        ),
+        ({"task": text("detokenize")}, "^task: detokenize expects input_ids, got text"),
+        (
+            {"task": text("tokenize"), "text_input": None, "input_ids": np.array([1], dtype=np.int32)},
+            "^task: tokenize expects text_input or messages, got input_ids",
+        ),
+    ],
+)
+def test_tools_and_tasks_are_checked(inputs, problem):
+    with pytest.raises(RequestError, match=problem):
+        parse(inputs)
+
+
+def test_tasks_read_what_they_need():
+    assert parse().task == "generate"
+    assert parse(CHAT, {"task": "tokenize"}).task == "tokenize"
+    ids = {"text_input": None, "input_ids": np.array([5], dtype=np.int32)}
+    assert parse(ids, {"task": "detokenize"}).prompts[0].token_ids == (5,)
+    assert parse({"text_input": text("")}, {"task": "describe"}).prompts == ()

@@ -78,11 +78,14 @@ class Exchange:
         """Return the whole answer. To be called after the end."""
         last = self._last
         counts = [each.num_output_tokens for each in self._answers.values() if each.num_output_tokens is not None]
+        answers = self._answers.values()
+        reasoning = [each.num_reasoning_tokens for each in answers if each.num_reasoning_tokens is not None]
         return Completion(
             answers=tuple(answer.answer() for _, answer in sorted(self._answers.items())) or (Answer(text=""),),
             num_input_tokens=last.num_input_tokens if last else None,
             num_output_tokens=sum(counts) if counts else None,
             num_cached_tokens=last.num_cached_tokens if last else None,
+            num_reasoning_tokens=sum(reasoning) if reasoning else None,
             perf_metrics=self._perf_metrics(),
             request_id=self.request.request_id,
             url=self.url,
@@ -170,6 +173,7 @@ class _PartialAnswer:
     finish_reason: str | None = None
     stop_reason: str | None = None
     num_output_tokens: int | None = None
+    num_reasoning_tokens: int | None = None
     output_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -182,6 +186,8 @@ class _PartialAnswer:
             self.reasoning.append(chunk.reasoning)
         if chunk.num_output_tokens is not None:
             self.num_output_tokens = (self.num_output_tokens or 0) + chunk.num_output_tokens
+        if chunk.num_reasoning_tokens is not None:
+            self.num_reasoning_tokens = chunk.num_reasoning_tokens
         if chunk.output_ids:
             self.output_ids.extend(chunk.output_ids)
         if chunk.cumulative_logprob is not None:
@@ -202,6 +208,7 @@ class _PartialAnswer:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             num_output_tokens=self.num_output_tokens,
+            num_reasoning_tokens=self.num_reasoning_tokens,
             output_ids=tuple(self.output_ids),
             cumulative_logprob=self.cumulative_logprob,
             logprobs=tuple(self.logprobs),

@@ -188,6 +188,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "num_input_tokens": ("num_input_tokens", _integer),
     "num_output_tokens": ("num_output_tokens", _integer),
     "num_cached_tokens": ("num_cached_tokens", _integer),
+    "num_reasoning_tokens": ("num_reasoning_tokens", _integer),
     "cumulative_logprob": ("cumulative_logprob", _number_or_none),
     "logprobs": ("logprobs", _logprobs),
     "prompt_logprobs": ("prompt_logprobs", _logprobs),
@@ -203,5 +204,6 @@ _SHARED_BY_ANSWERS = frozenset({"num_input_tokens", "num_cached_tokens", *_PERF}
 
 _OTHER_OUTPUTS = frozenset({*_COLUMNS, "output_ids", *_PERF})
 
-OUTPUT_NAMES = frozenset({"text_output", *_OTHER_OUTPUTS})
-"""Names of all outputs that are read. Others are ignored: a newer server may send more."""
+OUTPUT_NAMES = frozenset({"text_output", "model_info", *_OTHER_OUTPUTS})
+"""Names of all outputs that are read, here or by the tasks of `calls`. Others are ignored: a newer server may send
+more."""

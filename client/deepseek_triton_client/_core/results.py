@@ -59,6 +59,8 @@ class Chunk:
     """Number of tokens since the previous chunk that had this count. On the last chunk."""
     num_cached_tokens: int | None = None
     """Number of prompt tokens found in the KV cache. On the last chunk."""
+    num_reasoning_tokens: int | None = None
+    """Number of tokens of the reasoning, with `separate_reasoning`. On the last chunk."""
     output_ids: tuple[int, ...] = ()
     """Ids of the new tokens, with `return_output_ids`."""
     cumulative_logprob: float | None = None
@@ -84,6 +86,7 @@ class Answer:
     """See `Chunk`; None if the server never tells."""
     stop_reason: str | None = None
     num_output_tokens: int | None = None
+    num_reasoning_tokens: int | None = None
     output_ids: tuple[int, ...] = ()
     cumulative_logprob: float | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -105,6 +108,8 @@ class Completion:
     """Number of generated tokens, all answers together; None if the server does not count."""
     num_cached_tokens: int | None
     """Number of prompt tokens found in the KV cache; None if the server does not count."""
+    num_reasoning_tokens: int | None = None
+    """Number of tokens of the reasoning, all answers together; None if the server does not count."""
     perf_metrics: PerfMetrics | None
     request_id: str
     url: str

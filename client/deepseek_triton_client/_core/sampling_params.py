@@ -16,8 +16,8 @@ from deepseek_triton_client._core.tensor_encoding import checked
 def _field(datatype: str, *, many: bool = False, json: bool = False, neutral: Any = None, plain: bool = False) -> Any:
     """A field of SamplingParams that goes to an input of this datatype.
 
-    `many`: the value is a list; `json`: a mapping is sent as its JSON; `neutral`: the value that asks for nothing;
-    `plain`: the input has the field's own name, without the prefix of the sampling fields.
+    `many`: the value is a list; `json`: a mapping or a list is sent as its JSON; `neutral`: the value that asks for
+    nothing; `plain`: the input has the field's own name, without the prefix of the sampling fields.
     """
     metadata = {"datatype": datatype, "many": many, "json": json, "neutral": neutral, "plain": plain}
     return dataclasses.field(default=None, metadata=metadata)
@@ -103,6 +103,11 @@ class SamplingParams:
     model can do it; otherwise the server's default holds."""
     chat_template_kwargs: str | Mapping[str, Any] | None = _field("BYTES", json=True, plain=True)
     """Further arguments of the chat template, such as {"thinking": True}, as a mapping or in JSON. For chats only."""
+    tools: str | Sequence[Mapping[str, Any]] | None = _field("BYTES", json=True, plain=True)
+    """The functions that the model may call, as OpenAI's API has them, as a list or in JSON. For chats only. The calls
+    come in the text, in the model's own form."""
+    tool_choice: str | Mapping[str, Any] | None = _field("BYTES", json=True, plain=True)
+    """"auto" (by default), "none", "required", or {"type": "function", "function": {"name": ...}}."""
     return_cumulative_logprob: bool | None = _field("BOOL", neutral=False, plain=True)
     """Return `cumulative_logprob`, the sum of the text's log-probabilities."""
     return_logprobs: bool | None = _field("BOOL", neutral=False, plain=True)
@@ -146,10 +151,14 @@ class SamplingField:
     datatype: str
     many: bool
     json: bool
-    """Whether a mapping is sent as its JSON."""
+    """Whether a mapping or a list is sent as its JSON."""
     neutral: Any
     """The value that asks for nothing; None if there is none."""
     plain: bool
+
+    @property
+    def _json_types(self) -> tuple[type, ...]:
+        return (list, tuple) if self.name == "tools" else (Mapping,)
 
     @property
     def tensor_name(self) -> str:
@@ -159,7 +168,7 @@ class SamplingField:
         """Return `value` as plain Python objects, and lists as tuples; None for an empty list, which can't be sent."""
         if self.many:
             return self._elements(value)
-        if self.json and isinstance(value, Mapping):
+        if self.json and isinstance(value, self._json_types):
             value = self._as_json(value)
         if self.name == "seed":
             value = _unsigned_seed(value)
@@ -172,9 +181,10 @@ class SamplingField:
             raise InvalidRequest(f"{self.name}: expected a list, got {values!r:.200}")
         return tuple(checked(self.name, self.datatype, element) for element in values) or None
 
-    def _as_json(self, value: Mapping[str, Any]) -> str:
+    def _as_json(self, value: Any) -> str:
         try:
-            return json.dumps(dict(value), ensure_ascii=False, allow_nan=False)
+            plain = dict(value) if isinstance(value, Mapping) else value
+            return json.dumps(plain, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as exc:
             raise InvalidRequest(f"{self.name}: expected values that JSON can hold: {exc}") from exc
 
@@ -218,6 +228,7 @@ LEFT_OUT: dict[str, str] = {
     "text_input": "give the prompt as the first argument",
     "input_ids": "give the prompt as the first argument, as a list of ids",
     "messages": "use chat() or stream_chat()",
+    "task": "use tokenize(), detokenize() or model_info()",
 }
 """Inputs of the wire contract that the client sets itself -> what a caller does instead. Besides them there is `stop`,
 the flag that ends a request: `cancel()` sends it. The name `stop` means the stop strings here."""

@@ -33,6 +33,40 @@ written as the value itself, and an output with several values as an array. `out
 sequence, then those of the second, and so on; `num_output_tokens` says how many belong to each sequence. When one
 sequence fails, the whole request fails.
 
+Tools
+-----
+`tools` are rendered with the conversation. A chat template that reads them gets them. For a template that does not,
+such as DeepSeek's own, the backend writes them behind the system text, and earlier calls and their results too, in the
+form that the checkpoint's template has for calls (`tool_form` of "Tasks"). Calls come as text in that form, at the end
+of `text_output`; a tag that begins calls also ends the reasoning. With `tool_choice` "required", or a name, the prompt
+ends with the beginning of a call, after the end of the reasoning where the prompt ends inside it. That beginning is
+also the first text of `text_output`, so that the text has the whole call; as tokens it counts to the prompt.
+
+A conversation whose last message is the assistant's with `"prefix": true` is continued: the answer is what follows
+that message's content. Such an answer does not begin with reasoning.
+
+Tasks
+-----
+The inputs of a task are read as those of a generation. Its answer is one response, with or without `streaming`. It
+neither waits for generation nor counts to its limits.
+
+"tokenize" takes text_input or messages and returns their tokens, as a generation would have them: `output_ids`, and
+`num_input_tokens` of each prompt. `tools`, `chat_template_kwargs`, `add_special_tokens` and `truncate_prompt_tokens`
+count. "detokenize" takes input_ids and returns their text as `text_output`, with special tokens unless
+`skip_special_tokens` is true.
+
+"describe" takes no prompt and returns `model_info`, a JSON object:
+
+* `name`: the name under which the model is served to people, such as deepseek-r1; `checkpoint`: model.yaml's `model`;
+  `engine` and `engine_version`, which is "" where there is none
+* `max_seq_len`, `default_max_tokens`, `decoupled`: whether streams are possible
+* `tool_form`: how calls are written: "fenced" (V3, R1), "raw_json" (V3.1, V3.2-Exp), "dsml" (V3.2), "template" (the
+  template renders tools, in another form), or null: tools are refused
+* `thinking_switch`: whether the template argument `thinking` makes a difference
+* `fields`: an object of sampling field, or priority -> "" where it is honoured, else why it is refused
+* `chat_template`: the template's text, or null; `bos_token`, `eos_token`, `pad_token`: texts, "" for none;
+  `vocab_size`, or null
+
 One response to each request
 ----------------------------
 `build --no-decoupled` makes a model that is not decoupled, which is the default of TensorRT-LLM's llmapi model. gRPC's
@@ -168,6 +202,8 @@ MAX_SEQUENCES_OF_REQUEST = 1024
 MAX_INPUT_IDS = 1 << 20
 MAX_CHAT_BYTES = 4 << 20
 """Most bytes of one conversation in JSON: several times what the longest context holds."""
+MAX_TOOLS = 128
+"""Most tools of a request; the limit of DeepSeek's and OpenAI's own APIs."""
 MAX_LOGPROBS = 20
 """Most alternatives to one token; OpenAI's own limit."""
 _GUIDE_LENGTH = 1 << 16
@@ -300,6 +336,8 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
 
 SAMPLING_BY_NAME = {field.name: field for field in SAMPLING_FIELDS}
 
+TASKS = ("generate", "tokenize", "detokenize", "describe")
+
 REQUEST_FIELDS: tuple[SamplingFieldSpec, ...] = (
     _text(
         "stream_mode",
@@ -332,6 +370,11 @@ REQUEST_FIELDS: tuple[SamplingFieldSpec, ...] = (
         low=-INT32_MAX,
         neutral=0,
     ),
+    _text(
+        "task",
+        '"generate": the default. "tokenize", "detokenize" and "describe" generate nothing; see "Tasks".',
+        choices=TASKS,
+    ),
 )
 """Fields of the request as a whole. Each has one value."""
 
@@ -358,6 +401,20 @@ REQUEST_INPUTS: tuple[TensorSpec, ...] = (
     TensorSpec(
         "chat_template_kwargs",
         'A JSON object of further arguments for the chat template, such as {"thinking": true}.',
+        dtype=Dtype.STRING,
+        dims=(1,),
+    ),
+    TensorSpec(
+        "tools",
+        'The tools that the model may call, beside messages: a JSON array of {"type": "function", "function": {"name", '
+        '"description", "parameters"}}, as OpenAI\'s API has them.',
+        dtype=Dtype.STRING,
+        dims=(1,),
+    ),
+    TensorSpec(
+        "tool_choice",
+        '"auto": the model decides (the default). "none": the tools are not shown to it. "required": it must call one. '
+        '{"type": "function", "function": {"name": N}} as JSON: it must call this one.',
         dtype=Dtype.STRING,
         dims=(1,),
     ),
@@ -451,6 +508,12 @@ OUTPUTS: tuple[TensorSpec, ...] = (
     ),
     _output("num_output_tokens", Dtype.INT32, "Tokens generated since the previous response that had this output."),
     _output("num_cached_tokens", Dtype.INT32, "On the final response: prompt tokens found in the KV cache."),
+    _output(
+        "num_reasoning_tokens",
+        Dtype.INT32,
+        "On the final response, with separate_reasoning: generated tokens up to the end of the reasoning, its closing "
+        "tag with them; 0 where there was none.",
+    ),
     _output("sequence_index", Dtype.INT32, "Numbers of the sequences in the response, where a request has several."),
     _output(
         "reasoning_output",
@@ -470,6 +533,7 @@ OUTPUTS: tuple[TensorSpec, ...] = (
         "Like logprobs, but for the tokens of the prompt. It comes with the first chunk; the prompt's first "
         "token has null.",
     ),
+    _output("model_info", Dtype.STRING, 'The answer to the task "describe": a JSON object, see "Tasks".'),
     *PERF_OUTPUTS,
 )
 

@@ -146,6 +146,20 @@ class FieldReader:
             self.problems.add(str(error))
         return kwargs
 
+    def read_json_text(self, name: str, inputs: Mapping[str, npt.NDArray[Any]]) -> str | None:
+        """Return the JSON text of an input; None where it was not given, or is no text."""
+        value = _first(inputs.get(name))
+        if not value:
+            return None
+        if len(value) > MAX_CHAT_BYTES:
+            self.problems.add(f"{name}: expected at most {MAX_CHAT_BYTES:,} bytes, got {len(value):,}")
+            return None
+        try:
+            return str(_decoded(value))
+        except UnicodeDecodeError as error:
+            self.problems.add(f"{name}: {_not_utf8(error)}")
+            return None
+
     def agreed(self, name: str, alias: str, *, default: bool) -> bool:
         """Return the value of a flag that has two names; `name` may be the name of a sampling field."""
         value, by_alias = self.flags.get(name, self.sampling.get(name)), self.flags.get(alias)
@@ -269,7 +283,7 @@ class FieldReader:
             self.warnings.add(partial(_unknown_parameter, name))
 
 
-def _first(array: npt.NDArray[Any] | None) -> object:
+def _first(array: npt.NDArray[Any] | None) -> Any:
     return None if array is None or not array.size else array.flat[0]
 
 

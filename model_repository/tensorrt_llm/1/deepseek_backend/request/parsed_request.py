@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deepseek_backend.engines.generate_request import Messages, SamplingParams
+from deepseek_backend.request.tool_use import NO_TOOLS, ToolUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +21,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRequest:
+    task: str = "generate"
+    """One of contract.TASKS. The others generate nothing, and most of what follows means nothing to them."""
     prompts: tuple[Prompt, ...] = ()
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tool_use: ToolUse = NO_TOOLS
     streaming: bool = False
     cumulative: bool = False
     """Each chunk of a stream carries the whole text so far."""

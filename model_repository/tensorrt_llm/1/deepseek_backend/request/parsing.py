@@ -7,6 +7,7 @@ input tensors.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.errors import RequestError
 from deepseek_backend.request.field_reader import FieldReader
 from deepseek_backend.request.parsed_request import ParsedRequest, Prompt
+from deepseek_backend.request.tool_use import NO_TOOLS, ToolUse, read_tool_use
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +47,14 @@ def parse_request(
     if reader.flags.get("stop"):
         _raise_problems(reader)
         return ParsedRequest(stop=True, returned=_returned(reader.flags, {}))
+    task = reader.settings.get("task", "generate")
+    if task == "describe":
+        _raise_problems(reader)
+        return ParsedRequest(task=task)
     prompts = reader.read_prompts(inputs)
+    _check_task(reader, task, prompts)
     template_kwargs = _template_kwargs(reader, inputs, prompts)
+    tool_use = _tool_use(reader, inputs, prompts, template_kwargs)
     streaming = reader.agreed("streaming", "stream", default=False)
     echo = _echo(reader, prompts, config)
     fields = _with_defaults(reader, config, streaming=streaming)
@@ -64,8 +72,10 @@ def parse_request(
     sampling = SamplingParams.of(fields)
     stream_interval, stream_interval_ms = _stream_interval(settings, config)
     return ParsedRequest(
+        task=task,
         prompts=prompts,
         chat_template_kwargs=template_kwargs,
+        tool_use=tool_use,
         streaming=streaming,
         cumulative=settings.get("stream_mode", config.stream_mode) == "cumulative",
         stream_interval=stream_interval,
@@ -136,13 +146,42 @@ def _with_defaults(reader: FieldReader, config: BackendConfig, *, streaming: boo
 
 def _template_kwargs(
     reader: FieldReader, inputs: Mapping[str, npt.NDArray[Any]], prompts: Sequence[Prompt]
-) -> Mapping[str, Any]:
+) -> dict[str, Any]:
     if "chat_template_kwargs" not in inputs:
         return {}
-    kwargs = reader.read_template_kwargs(inputs["chat_template_kwargs"])
+    kwargs = dict(reader.read_template_kwargs(inputs["chat_template_kwargs"]))
     if kwargs and not any(prompt.messages is not None for prompt in prompts):
         reader.problems.add("chat_template_kwargs: expected beside messages only, because nothing else is rendered")
     return kwargs
+
+
+def _tool_use(
+    reader: FieldReader, inputs: Mapping[str, npt.NDArray[Any]], prompts: Sequence[Prompt], kwargs: dict[str, Any]
+) -> ToolUse:
+    """Return the tools. Those among the template's arguments, where vLLM's clients put them, are taken from there."""
+    tools, choice = (reader.read_json_text(name, inputs) for name in ("tools", "tool_choice"))
+    if kwargs.get("tools"):
+        if tools:
+            reader.problems.add("tools: given twice, by itself and by chat_template_kwargs; expected one of them")
+        tools = json.dumps(kwargs["tools"])
+    kwargs.pop("tools", None)
+    if not tools and not choice:
+        return NO_TOOLS
+    if not any(prompt.messages is not None for prompt in prompts):
+        reader.problems.add("tools, tool_choice: expected beside messages only, because nothing else is rendered")
+    try:
+        return read_tool_use(tools, choice)
+    except ValueError as error:
+        reader.problems.add(str(error))
+        return NO_TOOLS
+
+
+def _check_task(reader: FieldReader, task: str, prompts: Sequence[Prompt]) -> None:
+    has_ids = any(prompt.token_ids is not None for prompt in prompts)
+    if task == "tokenize" and has_ids:
+        reader.problems.add("task: tokenize expects text_input or messages, got input_ids")
+    elif task == "detokenize" and prompts and not has_ids:
+        reader.problems.add("task: detokenize expects input_ids, got text")
 
 
 def _stream_interval(settings: Mapping[str, Any], config: BackendConfig) -> tuple[int | None, int | None]:
