@@ -4,13 +4,16 @@ import json
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_tools.gateway.app.responses_answer import ResponsesAnswer
 from deepseek_triton_tools.gateway.protocol.responses_output import ResponseWriter
+from deepseek_triton_tools.gateway.protocol.responses_request import read_responses_request
 from deepseek_triton_tools.gateway.tool_calls.answer_calls import AnswerCalls
 from deepseek_triton_tools.gateway.triton.call import Part
+from gateway.openai_facts import faults
 
 CALL = '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'
 TWO_CALLS = f"I look.<｜tool▁calls▁begin｜>{CALL}{CALL}<｜tool▁calls▁end｜>"
@@ -49,6 +52,39 @@ def test_reasoning_text_and_calls_are_items_in_their_order() -> None:
         ("function_call", "f", '{"a": 1}', "completed"),
     ]
     assert response["status"] == "completed"
+
+
+REQUEST = {
+    "model": "m",
+    "input": "hi",
+    "tools": [{"type": "function", "name": "f"}],
+    "tool_choice": {"type": "function", "name": "f"},
+    "reasoning": {"effort": "low"},
+    "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}},
+}
+
+
+@pytest.mark.parametrize("echoed", [{"model": "m", "input": "hi"}, REQUEST], ids=["bare", "with all"])
+@pytest.mark.parametrize("finish_reason", ["stop", "length"])
+def test_response_and_events_have_the_shapes_of_openais_description(echoed: dict[str, Any], finish_reason: str) -> None:
+    writer = ResponseWriter("m", read_responses_request(echoed).echoed)
+    logprob = {"token": "a", "bytes": [97], "logprob": -0.5, "top_logprobs": []}
+    answer = ResponsesAnswer(writer, AnswerCalls(), lambda part: [logprob])
+    stream = writer.begin() + answer.take(Part(reasoning="hm")) + answer.take(Part(text=TWO_CALLS, logprobs="[{}]"))
+    stream += answer.take(Part(finish_reason=finish_reason, num_output_tokens=9)) + answer.end()
+    assert faults(json.loads(json.dumps(writer.document)), "Response") == []
+    found = [json.loads(line[6:]) for line in stream.decode().split("\n") if line.startswith("data: ")]
+    assert len(found) > 10
+    assert [fault for event in found for fault in faults(event, "ResponseStreamEvent")] == []
+
+
+def test_a_response_that_failed_has_openais_shape() -> None:
+    writer = ResponseWriter("m", read_responses_request(REQUEST).echoed)
+    answer = ResponsesAnswer(writer, None)
+    answer.take(Part(text="Once"))
+    events = answer.fail("server_error", "gone").decode()
+    assert faults(json.loads(json.dumps(writer.document)), "Response") == []
+    assert events.split("\n\n")[-2].startswith("event: response.failed\n")
 
 
 def test_usage_has_the_details() -> None:
