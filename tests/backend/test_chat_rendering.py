@@ -427,8 +427,8 @@ def test_v32_without_a_template_is_rendered_as_its_own_program_does(make: Make, 
     text = prompt(renderer, messages, thinking=thinking)
 
     assert text == (
-        f"{BOS}Be brief.<｜User｜>Hi<｜Assistant｜></think>Hello.{EOS}<｜User｜>And?<｜Assistant｜>{tag}{reasoning}Let me "
-        f"see.{DSML_CALL}{EOS}\n\n<function_results>\n<result>4</result>\n</function_results>\n\n{tag}"
+        f"{BOS}Be brief.<｜User｜>Hi<｜Assistant｜></think>Hello.{EOS}<｜User｜>And?<｜Assistant｜>{tag}{reasoning}"
+        f"Let me see.{DSML_CALL}{EOS}\n\n<function_results>\n<result>4</result>\n</function_results>\n\n{tag}"
     )
 
 
