@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 
 import msgspec
 
@@ -33,11 +33,11 @@ class TritonServer:
     """An Upstream that asks the server at `url` for `model`, with `headers` on every request."""
 
     def __init__(
-        self, url: str, model: str, *, headers: Iterable[tuple[str, str]] = (), tls: ssl.SSLContext | None = None
+        self, url: str, model: str, *, headers: Mapping[str, str] | None = None, tls: ssl.SSLContext | None = None
     ) -> None:
         self.url = url.rstrip("/")
         self._tls = tls
-        self._headers = tuple(headers)
+        self._headers = tuple((headers or {}).items())
         json_headers = (("Content-Type", "application/json"), *self._headers)
         self._stream_head = request_head("POST", self.url, f"/v2/models/{model}/generate_stream", json_headers)
         self._idle: list[HttpConnection] = []
