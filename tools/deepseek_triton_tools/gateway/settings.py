@@ -55,3 +55,5 @@ class GatewaySettings:
     """Certificates to trust for servers with https://, as PEM. None for the system's."""
     metrics_port: int | None = 8002
     """Where the servers' metrics are, on the host of each. None: they are not asked for."""
+    limits_file: Path | None = None
+    """Where several workers count what keys use; `serve` sets it. None for one process."""
