@@ -46,8 +46,8 @@ class Browser:
             f"--user-data-dir={self._profile}",
         ]
         self._process = subprocess.Popen(
-            # A shell puts the pipes where Chromium looks for them.
-            ["sh", "-c", f'exec "$0" "$@" 3<&{commands} 4>&{answers}', CHROMIUM, *options],
+            # bash puts the pipes where Chromium looks for them. (sh knows one digit only.)
+            ["bash", "-c", f'exec "$0" "$@" 3<&{commands} 4>&{answers}', CHROMIUM, *options],
             pass_fds=(commands, answers),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
