@@ -31,6 +31,7 @@ VERBS = {
     "doctor": "find what is wrong with one machine or several before a model is loaded, and what works there",
     "warm": "load a checkpoint into the page cache before the engine reads it; warm a server before its first user",
     "serve": "run tritonserver on a model repository, in the foreground",
+    "gateway": "serve OpenAI's API in front of one or many Triton servers that run the model",
     "launch": "start a repository that build wrote and keep it running: here, in docker, over nodes, on a cluster",
     "probe": "ask a server once whether it works: one line and an exit code, for Kubernetes, Slurm and scripts",
     "generate": "send a prompt, or a file of prompts, to a server and show the answer as it comes",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 DEFAULT_PORT = 9000
@@ -24,15 +24,34 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """All of a gateway's settings.
-
-    upstream_headers: added to each request to Triton, such as a restricted API's key. keys_file: None lets anyone ask.
-    """
+    """All of a gateway's settings."""
 
     models: tuple[ServedModel, ...]
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     workers: int = 1
-    upstream_headers: tuple[tuple[str, str], ...] = ()
+    tls_certificate: Path | None = None
+    """The gateway's own, as PEM. None for plain HTTP."""
+    tls_key: Path | None = None
+    """None where the certificate's file has the key."""
     keys_file: Path | None = None
+    """None lets anyone ask."""
+    metrics_need_key: bool = False
+    """Whether GET /metrics wants a key, as the API does."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may ask, as in https://chat.example.com; "*" for all."""
+    max_body_bytes: int = 64 * 2**20
+    drain_s: int = 30
+    """How long running requests may go on after a stop was asked for."""
     reasoning_fields: tuple[str, ...] = ("reasoning_content",)
+    """What an answer's reasoning is called: reasoning_content, reasoning, or both."""
+    access_log: str | None = None
+    """A file that gets a line of JSON for each request; "-" for stdout."""
+    traces_url: str | None = None
+    """Where OTLP over HTTP is taken, such as http://localhost:4318."""
+    upstream_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Added to each request to Triton, such as a restricted API's key. They are secrets."""
+    upstream_ca: Path | None = None
+    """Certificates to trust for servers with https://, as PEM. None for the system's."""
+    metrics_port: int | None = 8002
+    """Where the servers' metrics are, on the host of each. None: they are not asked for."""

@@ -1,0 +1,88 @@
+"""What is known of one request: handlers fill it in, and the log, the metrics and the traces read it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One HTTP request to the API, from its first line to its last byte.
+
+    Times are those of time.perf_counter(), in seconds. Counts are those of all choices together.
+    """
+
+    request_id: str
+    """The client's X-Request-Id, or one that was made."""
+    route: str
+    """The path as the gateway declares it, such as /v1/chat/completions."""
+    began_s: float = field(default_factory=time.perf_counter)
+    upstream_id: str = ""
+    """Triton's `id` of the request. It differs from every other request's, whatever clients send."""
+    key_name: str = ""
+    """Whose API key it was; "" without a keys file."""
+    model: str = ""
+    """As the gateway serves it; "" until it is known to exist."""
+    stream: bool = False
+    server: str = ""
+    """The URL of the server that answered, or the last that was tried."""
+    retries: int = 0
+    """How many servers were asked in vain before that one."""
+    status: int = 0
+    """Of the response; 0 where the client left before there was one."""
+    error_code: str = ""
+    """The error's code, or its type where it has none; "" for an answer."""
+    finish_reason: str = ""
+    """Of the first choice."""
+    num_input_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_reasoning_tokens: int = 0
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    ended_s: float | None = None
+    client_left: bool = False
+    """The client closed the connection before the answer was complete."""
+    trace_parent: str = ""
+    """The client's `traceparent` header."""
+    upstream_headers: dict[str, str] = field(default_factory=dict)
+    """What the request to Triton needs beside the settings' headers, such as a `traceparent` of our own span."""
+
+    def token_came(self) -> None:
+        """Note the time of tokens, the first and the last."""
+        self.last_token_s = time.perf_counter()
+        if self.first_token_s is None:
+            self.first_token_s = self.last_token_s
+
+    @property
+    def duration_s(self) -> float:
+        return (self.ended_s or time.perf_counter()) - self.began_s
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to the first token, from the request's first line."""
+        return None if self.first_token_s is None else self.first_token_s - self.began_s
+
+    @property
+    def mean_itl_s(self) -> float | None:
+        """The mean time between two tokens; None for less than two."""
+        if self.first_token_s is None or self.last_token_s is None or self.num_output_tokens < 2:
+            return None
+        return (self.last_token_s - self.first_token_s) / (self.num_output_tokens - 1)
+
+
+class RequestObserver(Protocol):
+    """Who is told about each request: the access log, the metrics, the traces.
+
+    Neither method raises or waits.
+    """
+
+    def begins(self, record: RequestRecord) -> None:
+        """The request's headers have come. It may set `upstream_headers`."""
+        ...
+
+    def ends(self, record: RequestRecord) -> None:
+        """The response has been sent, or its client has gone."""
+        ...
