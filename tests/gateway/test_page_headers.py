@@ -12,25 +12,29 @@ from starlette.testclient import TestClient
 
 from deepseek_triton_tools.gateway.app.page import page_routes
 
+each_page = pytest.mark.parametrize("path", ["/", "/dashboard"])
+
 
 @pytest.fixture(scope="module")
 def client() -> TestClient:
     return TestClient(Starlette(routes=page_routes()))
 
 
-def test_a_page_is_sent_once_and_then_confirmed(client: TestClient) -> None:
-    first = client.get("/")
+@each_page
+def test_a_page_is_sent_once_and_then_confirmed(client: TestClient, path: str) -> None:
+    first = client.get(path)
     assert (first.status_code, first.headers["content-type"]) == (200, "text/html; charset=utf-8")
     tag = first.headers["etag"]
     for known in (tag, f"W/{tag}", f'"another", {tag}'):
-        again = client.get("/", headers={"If-None-Match": known})
+        again = client.get(path, headers={"If-None-Match": known})
         assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
-    assert client.get("/", headers={"If-None-Match": '"another"'}).content == first.content
-    assert client.head("/").headers["etag"] == tag
+    assert client.get(path, headers={"If-None-Match": '"another"'}).content == first.content
+    assert client.head(path).headers["etag"] == tag
 
 
-def test_a_page_may_only_run_itself(client: TestClient) -> None:
-    page = client.get("/")
+@each_page
+def test_a_page_may_only_run_itself(client: TestClient, path: str) -> None:
+    page = client.get(path)
     policy = dict(part.split(" ", 1) for part in page.headers["content-security-policy"].split("; "))
     assert policy["default-src"] == "'none'"
     assert policy["connect-src"] == "'self'"
@@ -40,12 +44,14 @@ def test_a_page_may_only_run_itself(client: TestClient) -> None:
         assert policy[f"{tag}-src"] == " ".join(f"'sha256-{digest}'" for digest in digests)
 
 
-def test_a_page_never_makes_html_of_text(client: TestClient) -> None:
+@each_page
+def test_a_page_never_makes_html_of_text(client: TestClient, path: str) -> None:
     """The policy would stop a script, and not a picture or a form that somebody else's text draws."""
     sinks = "innerHTML|outerHTML|insertAdjacentHTML|document\\.write|srcdoc|DOMParser|createContextualFragment|setHTML"
-    assert re.findall(sinks, client.get("/").text) == []
+    assert re.findall(sinks, client.get(path).text) == []
 
 
-def test_a_page_names_no_other_machine(client: TestClient) -> None:
-    addresses = set(re.findall(r"https?://[^'\"\s]+", client.get("/").text))
+@each_page
+def test_a_page_names_no_other_machine(client: TestClient, path: str) -> None:
+    addresses = set(re.findall(r"https?://[^'\"\s]+", client.get(path).text))
     assert addresses == {"http://www.w3.org/2000/svg"}

@@ -28,8 +28,8 @@ class StaticPage:
 
 
 def page_routes() -> list[Route]:
-    """The chat page at /."""
-    return [Route("/", _read("index.html").respond)]
+    """The chat page at /, and one that watches the servers at /dashboard."""
+    return [Route("/", _read("index.html").respond), Route("/dashboard", _read("dashboard.html").respond)]
 
 
 def _read(name: str) -> StaticPage:
