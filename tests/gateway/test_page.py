@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from deepseek_triton_tools.gateway.app.page import page_routes
+from support.asgi_server import serving_app
 from support.browser import CHROMIUM, Browser, Page
 
 pytestmark = [
@@ -95,15 +95,8 @@ def served() -> Iterator[ScriptedGateway]:
         Route("/v1/models", gateway.list_models),
         Route("/v1/chat/completions", gateway.chat, methods=["POST"]),
     ]
-    server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), port=0, log_level="warning", ws="none"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-    gateway.address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
-    yield gateway
-    server.should_exit = True
-    thread.join()
+    with serving_app(Starlette(routes=routes)) as gateway.address:
+        yield gateway
 
 
 @pytest.fixture
