@@ -56,7 +56,6 @@ class ResponseWriter:
             "service_tier": "default",
             "store": False,
             "truncation": "disabled",
-            "usage": None,
             **echoed,
         }
 
@@ -99,8 +98,8 @@ class ResponseWriter:
     def arguments(self, text: str) -> bytes:
         return self._delta("response.function_call_arguments.delta", text)
 
-    def end_call(self) -> bytes:
-        return self._end_item()
+    def end_call(self, *, cut: bool = False) -> bytes:
+        return self._end_item("incomplete" if cut else "completed")
 
     def end(
         self,
@@ -112,7 +111,9 @@ class ResponseWriter:
     ) -> bytes:
         """reason: why the response is incomplete. error: {code, message} of one that failed."""
         events = self._end_item("completed" if status == "completed" else "incomplete")
-        self._response |= {"status": status, "usage": usage, "error": error}
+        self._response |= {"status": status, "error": error}
+        if usage is not None:
+            self._response["usage"] = usage
         if status == "completed":
             self._response["completed_at"] = int(time.time())
         if reason is not None:
@@ -154,7 +155,8 @@ class ResponseWriter:
         item.document["status"] = status
         if item.kind == "function_call":
             item.document["arguments"] = item.text
-            events = self._part_event("response.function_call_arguments.done", {"arguments": item.text}, in_part=False)
+            whole = {"name": item.document["name"], "arguments": item.text}
+            events = self._part_event("response.function_call_arguments.done", whole, in_part=False)
         elif item.kind == "reasoning":
             events = self._end_part("response.reasoning_text.done", {"type": "reasoning_text", "text": item.text}, {})
         else:

@@ -43,18 +43,17 @@ _ECHOED: dict[str, object] = {
     "max_tool_calls": None,
     "metadata": {},
     "parallel_tool_calls": True,
-    "prompt_cache_key": None,
     "reasoning": {"effort": None, "summary": None},
-    "safety_identifier": None,
     "temperature": None,
     "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
     "tools": [],
     "top_logprobs": 0,
     "top_p": None,
-    "user": None,
 }
 """Fields of the request that the response repeats, with the value for a request without them."""
+_ECHOED_IF_GIVEN = ("prompt_cache_key", "safety_identifier", "user")
+"""Fields that a response has only if the request has them: null is no value of theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +86,7 @@ def read_responses_request(document: Mapping[str, object]) -> ResponsesRequest:
     if "stream" in chat and chat["stream"] is True:
         chat["stream_options"] = {"include_usage": True}
     echoed = {name: given.get(name, absent) for name, absent in _ECHOED.items()}
+    echoed |= {name: given[name] for name in _ECHOED_IF_GIVEN if name in given}
     # OpenAI's description of a response has these two in every tool.
     echoed["tools"] = [{"parameters": None, "strict": None, **tool} for tool in tools if isinstance(tool, dict)]
     return ResponsesRequest(chat, echoed)
