@@ -13,13 +13,15 @@ class Call(msgspec.Struct, frozen=True):
 
     inputs: the JSON body of Triton's generate endpoint without `id`. request_id: Triton's `id`, by which a stop
     request finds it. affinity: requests with equal bytes go to the same server if they can; None for no preference.
-    headers: such as traceparent, added to the request.
+    headers: such as traceparent, added to the request. tried: the URLs of the servers that were asked, the last being
+    the one that answers; filled in by whoever chooses among several.
     """
 
     inputs: dict[str, object]
     request_id: str
     affinity: bytes | None = None
     headers: dict[str, str] = {}
+    tried: list[str] = []
 
 
 class Part(msgspec.Struct, gc=False):

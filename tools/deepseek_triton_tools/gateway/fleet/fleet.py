@@ -1,0 +1,237 @@
+"""All servers of one model as if they were one: who gets a request, and who else when that one refuses it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from contextlib import aclosing
+from urllib.parse import urlsplit
+
+from deepseek_triton_tools.gateway.fleet.fleet_member import FleetMember, FleetServer, ModelIdentity, ServerConnection
+from deepseek_triton_tools.gateway.fleet.routing import choose, estimated_load
+from deepseek_triton_tools.gateway.fleet.server_sources import ServerAddress, ServerSource, SourceError, parse_source
+from deepseek_triton_tools.gateway.settings import GatewaySettings, ServedModel
+from deepseek_triton_tools.gateway.triton.call import Call, Part, UpstreamError
+
+MOST_SERVERS = 3
+"""How many servers are asked for one request, each once."""
+_START_S = 5.0
+"""For the first check of all servers, before the gateway takes requests."""
+_OVERLOADED_S = 1.0
+"""Told to clients as Retry-After where no server named a time."""
+_log = logging.getLogger(__name__)
+
+
+class Fleet:
+    """The servers of one model.
+
+    sources: where the list of servers comes from. connect: makes a connection from a URL. metrics_port: of servers
+    whose address names none; None for no metrics. rng: draws servers for requests without affinity.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[ServerSource],
+        triton_model: str,
+        *,
+        connect: Callable[[str], ServerConnection],
+        metrics_port: int | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._sources = sources
+        self._model = triton_model
+        self._connect = connect
+        self._metrics_port = metrics_port
+        self._rng = rng or random.Random()
+        self._lists: list[Sequence[ServerAddress]] = [()] * len(sources)
+        self._members: dict[str, FleetMember] = {}
+        self._leaving: list[FleetMember] = []
+        self._identity = ModelIdentity()
+        self._watches: dict[FleetMember, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Find the servers, and check each once; some seconds at most. After that it finds changes by itself."""
+        await asyncio.gather(*map(self._read, range(len(self._sources))))
+        for index, source in enumerate(self._sources):
+            if source.period_s is not None:
+                self._begin(self._read_again(index, source.period_s))
+        checks = [asyncio.ensure_future(member.checked.wait()) for member in self._members.values()]
+        if checks:
+            _, late = await asyncio.wait(checks, timeout=_START_S)
+            for check in late:
+                check.cancel()
+
+    async def close(self) -> None:
+        """Close all connections. Requests that still run fail."""
+        tasks = [*self._tasks, *self._watches.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for member in [*self._members.values(), *self._leaving]:
+            await member.close()
+
+    def servers(self) -> list[FleetServer]:
+        """Each server as it is now; those that leave are at the end."""
+        return [member.snapshot() for member in [*self._members.values(), *self._leaving]]
+
+    # Requests.
+
+    async def generate(self, call: Call) -> AsyncGenerator[list[Part], None]:
+        """The answer of one server. Another is asked when one fails before its first response, except where the request
+        itself is wrong. Raises UpstreamError."""
+        errors: list[UpstreamError] = []
+        cost = estimated_load(call)
+        while True:
+            member = self._next(call, errors)
+            call.tried.append(member.url)
+            begun = False
+            with member.working(cost) as server:
+                try:
+                    async with aclosing(server.generate(call)) as answer:
+                        async for parts in answer:
+                            if not begun:
+                                begun = True
+                                member.answered()
+                            yield parts
+                    return
+                except UpstreamError as error:
+                    self._take_note(member, error, errors)
+                    if begun or not _another_may_answer(error):
+                        raise
+
+    async def ask(self, call: Call) -> dict[str, object]:
+        """The outputs of one server, as `generate` chooses it."""
+        errors: list[UpstreamError] = []
+        cost = estimated_load(call)
+        while True:
+            member = self._next(call, errors)
+            call.tried.append(member.url)
+            with member.working(cost) as server:
+                try:
+                    return await server.ask(call)
+                except UpstreamError as error:
+                    self._take_note(member, error, errors)
+                    if not _another_may_answer(error):
+                        raise
+
+    def _next(self, call: Call, errors: Sequence[UpstreamError]) -> FleetMember:
+        """The server to ask after those in `call.tried`, which failed with `errors`. Raises UpstreamError where there
+        is none left."""
+        up = [member for member in self._members.values() if member.state == "up"]
+        left = [member for member in up if member.url not in call.tried]
+        if not left or len(errors) >= MOST_SERVERS:
+            raise self._last_word(errors)
+        # When all are avoided they are asked all the same: room comes back at any moment, and refusing costs little.
+        return choose([member for member in left if not member.avoided] or left, call, self._rng)
+
+    def _take_note(self, member: FleetMember, error: UpstreamError, errors: list[UpstreamError]) -> None:
+        member.failed(error)
+        errors.append(error)
+
+    def _last_word(self, errors: Sequence[UpstreamError]) -> UpstreamError:
+        """A server that is full will have room again, so that is the answer if any of them is."""
+        for error in errors:
+            if error.code == "E_OVERLOADED":
+                return UpstreamError(
+                    str(error), code=error.code, unprocessed=True, retry_after_s=error.retry_after_s or _OVERLOADED_S
+                )
+        members = self._members.values()
+        num_up = sum(member.state == "up" for member in members)
+        soonest = min((member.check_in_s for member in members), default=0.0)
+        text = f"no server of this model can take the request: {num_up} of {len(members)} are up"
+        return UpstreamError(text, code="E_UNAVAILABLE", unprocessed=True, retry_after_s=max(1.0, soonest))
+
+    # The list of servers.
+
+    async def _read_again(self, index: int, period_s: float) -> None:
+        former = ""
+        while True:
+            await asyncio.sleep(period_s)
+            former = await self._read(index, former)
+
+    async def _read(self, index: int, former: str = "") -> str:
+        """Take the list of one source. Returns what is wrong with it, and says it unless it is the same as `former`."""
+        try:
+            addresses = await self._sources[index].read()
+        except SourceError as error:
+            if str(error) != former:
+                _log.warning("%s; the former list of servers stays", error)
+            return str(error)
+        if addresses != self._lists[index]:
+            self._lists[index] = addresses
+            self._take_list(address for addresses in self._lists for address in addresses)
+        return ""
+
+    def _take_list(self, addresses: Iterable[ServerAddress]) -> None:
+        """Begin with servers that are new, and leave those that are no longer in the list."""
+        wanted: dict[str, ServerAddress] = {}
+        for address in addresses:
+            wanted.setdefault(address.url, address)
+        for url in self._members.keys() - wanted.keys():
+            member = self._members.pop(url)
+            member.leaving = True
+            self._leaving.append(member)
+            self._watches.pop(member).cancel()
+            self._begin(self._leave(member))
+        for url in wanted:
+            if url in self._members:
+                continue
+            member = FleetMember(
+                url,
+                self._model,
+                connect=self._connect,
+                metrics_url=_metrics_url(wanted[url], self._metrics_port),
+                accept=self._accept,
+            )
+            self._members[url] = member
+            self._watches[member] = asyncio.create_task(member.watch())
+
+    async def _leave(self, member: FleetMember) -> None:
+        _log.info("%s is no longer in the list of servers; it finishes its requests", member.url)
+        await member.idle()
+        self._leaving.remove(member)
+        await member.close()
+
+    def _accept(self, member: FleetMember, identity: ModelIdentity) -> str:
+        """Why a server with this model may not take part; "" if it may. The model is that of the servers that are up;
+        when none is, the first to come decides."""
+        others_up = any(other.state == "up" for other in self._members.values() if other is not member)
+        if identity == self._identity or not others_up:
+            self._identity = identity
+            return ""
+        return f"It has {identity}, and the other servers have {self._identity}"
+
+    def _begin(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _another_may_answer(error: UpstreamError) -> bool:
+    """Whether the request is right as far as anybody knows: the server refused it, or the connection was lost."""
+    return error.unprocessed or not error.code
+
+
+def _metrics_url(address: ServerAddress, metrics_port: int | None) -> str:
+    port = address.metrics_port or metrics_port
+    if port is None:
+        return ""
+    parts = urlsplit(address.url)
+    host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else parts.hostname
+    return f"http://{host}:{port}"
+
+
+def open_fleet(model: ServedModel, settings: GatewaySettings) -> Fleet:
+    """The fleet of a model as the settings have it; `start` begins. Raises SourceError."""
+    from deepseek_triton_tools.gateway.triton.triton_server import TritonServer
+
+    headers = dict(settings.upstream_headers)
+    return Fleet(
+        [parse_source(text) for text in model.servers],
+        model.triton_model,
+        connect=lambda url: TritonServer(url, model.triton_model, headers=headers),
+        metrics_port=settings.metrics_port,
+    )

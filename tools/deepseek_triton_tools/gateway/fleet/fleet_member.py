@@ -1,0 +1,290 @@
+"""One server of a fleet: whether it is well, what it has to do, and the checks that tell."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Literal, Protocol, TypeVar
+from uuid import uuid4
+
+import msgspec
+
+from deepseek_triton_tools.gateway.fleet.routing import Load
+from deepseek_triton_tools.gateway.triton.call import Call, Upstream, UpstreamError
+
+CHECK_PERIOD_S = 2.0
+"""Between two checks of a server that is up. The backend publishes its load once a second."""
+_FIRST_PAUSE_S = 0.25
+"""Before the first check after a failure; each further failure doubles it."""
+_LONGEST_PAUSE_S = 5.0
+_JITTER = 0.2
+"""Checks of many gateways must not come in step."""
+_ANSWER_S = 5.0
+"""For the answer to one check."""
+_SILENT_CHECKS = 3
+"""After this many checks in a row without any answer the server's machine is presumed gone. A host that lost its power
+closes no connection."""
+_NO_METRICS_PAUSE_S = 30.0
+"""Until a server is asked for its metrics again after it did not give them."""
+_AVOIDED_S = 1.0
+"""After a refusal with E_OVERLOADED that names no time."""
+
+State = Literal["new", "up", "down", "left out"]
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+class ServerConnection(Upstream, Protocol):
+    """The way to one server."""
+
+    async def get(self, path: str) -> tuple[int, bytes]:
+        """The status and body of the answer to GET. Raises UpstreamError."""
+        ...
+
+    async def close(self) -> None:
+        """Close all connections. Whoever still waits for an answer gets an UpstreamError."""
+        ...
+
+
+class ModelIdentity(msgspec.Struct, frozen=True):
+    """The part of `model_info` that all servers of a fleet have in common."""
+
+    name: str = ""
+    checkpoint: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} from {self.checkpoint}"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetServer:
+    """A server as it is now, for people and programs that watch the fleet.
+
+    own: the work that this gateway has given it. others: the further work that its metrics show. leaving: it is no
+    longer in the list, and only finishes what it has.
+    """
+
+    url: str
+    state: State
+    reason: str
+    own: Load
+    others: Load
+    failures: int
+    avoided: bool
+    leaving: bool
+
+
+class FleetMember:
+    """Checks its server until it is stopped, and counts the requests on it.
+
+    connect: makes a connection from a URL. metrics_url: "" for none. accept: is told the model, and returns why a
+    server with that model may not take part, or "".
+    """
+
+    def __init__(
+        self,
+        url: str,
+        triton_model: str,
+        *,
+        connect: Callable[[str], ServerConnection],
+        metrics_url: str,
+        accept: Callable[[FleetMember, ModelIdentity], str],
+    ) -> None:
+        self.url = url
+        self.state: State = "new"
+        self.reason = "not yet asked"
+        self.identity = ModelIdentity()
+        self.leaving = False
+        self.server = connect(url)
+        self._connect = connect
+        self._model_path = f"/v2/models/{triton_model}/ready"
+        self._metrics = connect(metrics_url) if metrics_url else None
+        self._load_lines = re.compile(
+            rb'^deepseek_triton_inflight_(sequences|tokens)\{[^}]*model="%b"[^}]*\} (\S+)$' % triton_model.encode(),
+            re.MULTILINE,
+        )
+        self._accept = accept
+        self._own = Load()
+        self._others = Load()
+        self._failures = 0
+        self._silent = 0
+        self._avoided_until = 0.0
+        self._metrics_at = 0.0
+        self._check_at = 0.0
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.checked = asyncio.Event()
+        """Set when the first check has ended."""
+
+    # Work.
+
+    @property
+    def load(self) -> Load:
+        return self._own.plus(self._others)
+
+    @property
+    def avoided(self) -> bool:
+        return time.monotonic() < self._avoided_until
+
+    @property
+    def check_in_s(self) -> float:
+        return max(0.0, self._check_at - time.monotonic())
+
+    def snapshot(self) -> FleetServer:
+        return FleetServer(
+            self.url, self.state, self.reason, self._own, self._others, self._failures, self.avoided, self.leaving
+        )
+
+    @contextmanager
+    def working(self, cost: Load) -> Iterator[ServerConnection]:
+        """A request is on this server."""
+        self._own = self._own.plus(cost)
+        self._idle.clear()
+        try:
+            yield self.server
+        finally:
+            self._own = self._own.minus(cost)
+            if not self._own.sequences:
+                self._idle.set()
+
+    async def idle(self) -> None:
+        """Wait until it has no request of ours."""
+        await self._idle.wait()
+
+    def answered(self) -> None:
+        """A request has got its first response, so the server is well."""
+        self._failures = 0
+
+    def failed(self, error: UpstreamError) -> None:
+        """A request has failed with this error."""
+        if error.code == "E_OVERLOADED":
+            self._avoided_until = time.monotonic() + (error.retry_after_s or _AVOIDED_S)
+        elif error.code == "E_UNAVAILABLE" or (error.unprocessed and not error.code):
+            if self.state == "up":
+                self._down(str(error))
+        elif not error.code:
+            self._check_at = 0.0
+            self._wake.set()
+
+    # Checks.
+
+    async def watch(self) -> None:
+        """Check it again and again, until cancelled."""
+        while True:
+            self._wake.clear()
+            if (pause := self.check_in_s) > 0:
+                alarm = asyncio.get_running_loop().call_later(pause, self._wake.set)
+                await self._wake.wait()
+                alarm.cancel()
+            else:
+                await self._check()
+                self.checked.set()
+
+    async def _check(self) -> None:
+        before = self._failures
+        try:
+            problem = await _within(_ANSWER_S, self._ask())
+        except TimeoutError:
+            self._down(f"no answer within {_ANSWER_S:g} s")
+            await self._was_silent()
+            return
+        except UpstreamError as error:
+            self._down(str(error))
+            # A host that refuses or resets connections is alive, and closes those of a process that has died.
+            if not isinstance(error.__cause__, ConnectionError):
+                await self._was_silent()
+            return
+        self._silent = 0
+        if problem:
+            self._down(problem)
+            return
+        if self._failures == before:  # else a request failed meanwhile, which is the newer news
+            self._check_at = time.monotonic() + _jittered(CHECK_PERIOD_S)
+        await self._read_load()
+
+    async def _ask(self) -> str:
+        """Why the server is not ready, or "". Raises UpstreamError where it does not answer."""
+        for path in ("/v2/health/ready", self._model_path):
+            status, _ = await self.server.get(path)
+            if status != 200:
+                return f"GET {path}: HTTP {status}"
+        if self.state == "up":
+            return ""
+        before = self._failures
+        try:
+            outputs = await self.server.ask(Call({"task": "describe"}, uuid4().hex))
+            self.identity = _identity(outputs)
+        except (UpstreamError, msgspec.MsgspecError) as error:
+            return f"it does not tell its model: {error}"
+        reason = self._accept(self, self.identity)
+        if self._failures == before:
+            self._enter("left out" if reason else "up", reason)
+        return ""
+
+    def _down(self, reason: str) -> None:
+        self._enter("down", reason)
+        pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures, 10))
+        self._failures += 1
+        self._check_at = time.monotonic() + _jittered(pause)
+        self._wake.set()
+
+    def _enter(self, state: State, reason: str) -> None:
+        if state != self.state:
+            _log.log(logging.INFO if state == "up" else logging.WARNING, "%s is %s. %s", self.url, state, reason)
+        self.state, self.reason = state, reason
+
+    async def _was_silent(self) -> None:
+        self._silent += 1
+        if self._silent == _SILENT_CHECKS:
+            _log.warning("%s has not answered %d checks: its requests are given up", self.url, _SILENT_CHECKS)
+            old, self.server = self.server, self._connect(self.url)
+            await old.close()
+
+    async def _read_load(self) -> None:
+        if self._metrics is None or time.monotonic() < self._metrics_at:
+            return
+        own = self._own
+        try:
+            status, body = await _within(_ANSWER_S, self._metrics.get("/metrics"))
+        except (TimeoutError, UpstreamError):
+            status, body = 0, b""
+        found = {name: float(number) for name, number in self._load_lines.findall(body)} if status == 200 else {}
+        if not found:
+            self._metrics_at = time.monotonic() + _NO_METRICS_PAUSE_S
+        there = Load(int(found.get(b"sequences", 0)), int(found.get(b"tokens", 0)))
+        self._others = there.minus(own)
+
+    async def close(self) -> None:
+        await self.server.close()
+        if self._metrics is not None:
+            await self._metrics.close()
+
+
+async def _within(seconds: float, work: Coroutine[object, object, _T]) -> _T:
+    """The result of `work`. Raises TimeoutError. Before Python 3.12, asyncio.wait_for can lose a cancellation."""
+    task = asyncio.create_task(work)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+        if not done:
+            raise TimeoutError
+        return task.result()
+    finally:
+        task.cancel()
+
+
+def _jittered(seconds: float) -> float:
+    return seconds * random.uniform(1 - _JITTER, 1 + _JITTER)
+
+
+def _identity(outputs: dict[str, object]) -> ModelIdentity:
+    found = msgspec.json.decode(str(outputs.get("model_info", "")), type=ModelIdentity)
+    # The same checkpoint may lie in another folder on each host.
+    return ModelIdentity(found.name, PurePath(found.checkpoint).name)

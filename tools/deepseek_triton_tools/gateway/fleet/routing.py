@@ -1,0 +1,96 @@
+"""Chooses the server for a request, by load and by affinity."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+from deepseek_triton_tools.gateway.fleet.affinity import rendezvous_score
+from deepseek_triton_tools.gateway.triton.call import Call
+
+MOST_LOAD = 1.25
+"""A request goes to the server of its affinity while that has at most this many times the mean load, as in
+"Consistent Hashing with Bounded Loads" (https://arxiv.org/abs/1608.01350)."""
+FREE_SEQUENCES = 4
+"""A server with fewer sequences counts as idle: it is no slower for one more, so the KV cache decides."""
+_CHARACTERS_PER_TOKEN = 4
+_PROMPTS = ("messages", "text_input", "tools")
+
+
+class Load(NamedTuple):
+    """Work in flight. tokens: of prompts, and those that may be generated."""
+
+    sequences: int = 0
+    tokens: int = 0
+
+    def plus(self, other: Load) -> Load:
+        return Load(self.sequences + other.sequences, self.tokens + other.tokens)
+
+    def minus(self, other: Load) -> Load:
+        """Never less than nothing."""
+        return Load(max(0, self.sequences - other.sequences), max(0, self.tokens - other.tokens))
+
+
+class Candidate(Protocol):
+    """A server that may be chosen."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def load(self) -> Load: ...
+
+
+_Candidate = TypeVar("_Candidate", bound=Candidate)
+
+
+def estimated_load(call: Call) -> Load:
+    """The load of a request, before any server has counted its tokens."""
+    prompt = sum(len(value) for name in _PROMPTS if isinstance(value := call.inputs.get(name), str))
+    ids = call.inputs.get("input_ids")
+    most = call.inputs.get("max_tokens")
+    tokens = prompt // _CHARACTERS_PER_TOKEN + (len(ids) if isinstance(ids, list) else 0)
+    return Load(1, tokens + (most if isinstance(most, int) else 0))
+
+
+def choose(candidates: Sequence[_Candidate], call: Call, rng: random.Random) -> _Candidate:
+    """The server of the call's affinity, unless it has too much to do; without affinity the less loaded of two that
+    are drawn. `candidates` has at least one server."""
+    if len(candidates) == 1:
+        return candidates[0]
+    if call.affinity is None:
+        return less_loaded(rng.sample(candidates, 2))
+    return nearest(candidates, call.affinity, estimated_load(call))
+
+
+def less_loaded(candidates: Sequence[_Candidate]) -> _Candidate:
+    shares = _shares([candidate.load for candidate in candidates])
+    return candidates[shares.index(min(shares))]
+
+
+def nearest(candidates: Sequence[_Candidate], affinity: bytes, cost: Load) -> _Candidate:
+    """The first in the affinity's order of servers whose load, with `cost` added, is within the bound."""
+    total = cost
+    for candidate in candidates:
+        total = total.plus(candidate.load)
+    most = MOST_LOAD / len(candidates)
+    order = sorted(candidates, key=lambda candidate: rendezvous_score(affinity, candidate.url))
+    for candidate in order:
+        load = candidate.load
+        if load.sequences < FREE_SEQUENCES or _share(load.plus(cost), total) <= most:
+            return candidate
+    return less_loaded(order)
+
+
+def _shares(loads: Sequence[Load]) -> list[float]:
+    total = Load()
+    for load in loads:
+        total = total.plus(load)
+    return [_share(load, total) for load in loads]
+
+
+def _share(load: Load, total: Load) -> float:
+    """A server's share of all load, from 0 to 1: the mean of its shares of sequences and of tokens."""
+    of_sequences = load.sequences / max(1, total.sequences)
+    return (of_sequences + load.tokens / total.tokens) / 2 if total.tokens else of_sequences
