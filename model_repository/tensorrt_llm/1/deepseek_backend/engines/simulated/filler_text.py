@@ -1,7 +1,8 @@
 """Filler text, made without a model: a tokenizer that only splits text, and a small vocabulary.
 
 Prompt and seed fix the tokens of a request, so that its text is the same in every batch, process and run. A prompt that
-ends inside <think> gets a </think>, at a position that also depends on the request's length.
+ends inside <think> gets a </think>, at a position that also depends on the request's length. A prompt may also dictate
+its answer.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import random
 import re
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from deepseek_backend.engines.reasoning_tags import CLOSING, OPENING
 
@@ -85,6 +87,21 @@ def text_of(token_id: int) -> str:
     return VOCABULARY[token_id] if token_id < len(VOCABULARY) else _UNKNOWN
 
 
+class FillerTokenizer:
+    """A `ModelTokenizer` of filler text. It has text only for the ids of its small vocabulary."""
+
+    chat_template: str | None = None
+    special_tokens: Mapping[str, str] = MappingProxyType({"bos_token": BOS, "eos_token": EOS})
+    vocab_size = _DEEPSEEK_VOCABULARY_SIZE
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return [id_of(token) for token in split_prompt(text, add_special_tokens=add_special_tokens)]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        hidden = len(SPECIAL_TOKENS) if skip_special_tokens else 0
+        return "".join(text_of(token_id) for token_id in token_ids if token_id >= hidden)
+
+
 @functools.cache
 def _tape() -> list[int]:
     """Return the tape of random tokens, which is made once."""
@@ -118,6 +135,32 @@ class Script:
         """Return the index of the first token from `first` up to `end` that is in `token_ids`; None without one."""
         ids, _ = self.read(first, end)
         return next((first + offset for offset, token_id in enumerate(ids) if token_id in token_ids), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Dictation:
+    """An answer that the prompt itself says, for tests of what is made of answers: a `Script` of given tokens."""
+
+    texts: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def read(self, first: int, end: int) -> tuple[tuple[int, ...], str]:
+        """Return ids and text of the tokens from `first` up to `end`; after the last one come end tokens."""
+        texts = self.texts[first:end]
+        return (*map(id_of, texts), *[EOS_ID] * (end - first - len(texts))), "".join(texts)
+
+    def find(self, token_ids: frozenset[int], first: int, end: int) -> int | None:
+        """Return the index of the first token from `first` up to `end` that is in `token_ids`; None without one."""
+        return next((index for index in range(first, end) if self.read(index, index + 1)[0][0] in token_ids), None)
+
+
+def dictation(prompt: str) -> Dictation | None:
+    """Return the answer between the prompt's last <answer> and the </answer> after it; None where there is none."""
+    _, opening, rest = prompt.rpartition("<answer>")
+    answer, closing, _ = rest.partition("</answer>")
+    return Dictation(tuple(_TOKEN.findall(answer))) if opening and closing else None
 
 
 def write_script(prompt: str | Sequence[int], seed: int | None = None, *, closes_at: int = -1) -> Script:
