@@ -142,6 +142,8 @@ class Fleet:
         num_up = sum(member.state == "up" for member in members)
         soonest = min((member.check_in_s for member in members), default=0.0)
         text = f"no server of this model can take the request: {num_up} of {len(members)} are up"
+        if errors:
+            text += f"; the last that was asked: {errors[-1]}"
         return UpstreamError(text, code="E_UNAVAILABLE", unprocessed=True, retry_after_s=max(1.0, soonest))
 
     # The list of servers.
