@@ -10,7 +10,11 @@ from deepseek_triton_tools.tool_errors import InstallationError
 
 
 def add_options(verb: VerbParser) -> None:
-    verb.runs(_gateway, "deepseek-triton gateway --server http://localhost:8000")
+    verb.runs(
+        _gateway,
+        "deepseek-triton gateway --server http://localhost:8000",
+        "deepseek-triton gateway --server http://node1:8000 --server http://node2:8000 --host 0.0.0.0",
+    )
     help_text = "a Triton server that has the model; may be repeated"
     verb.add_argument("--server", action="append", type=words, required=True, metavar="URL", help=help_text)
     verb.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s; all: 0.0.0.0)")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
+import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 @dataclass(slots=True)
@@ -50,6 +55,10 @@ class RequestRecord:
     upstream_headers: dict[str, str] = field(default_factory=dict)
     """What the request to Triton needs beside the settings' headers, such as a `traceparent` of our own span."""
 
+    def end(self) -> None:
+        """Note that the response is complete."""
+        self.ended_s = time.perf_counter()
+
     def token_came(self) -> None:
         """Note the time of tokens, the first and the last."""
         self.last_token_s = time.perf_counter()
@@ -86,3 +95,22 @@ class RequestObserver(Protocol):
     def ends(self, record: RequestRecord) -> None:
         """The response has been sent, or its client has gone."""
         ...
+
+    def close(self) -> None: ...
+
+
+def begin_record(route: str, headers: Iterable[tuple[bytes, bytes]]) -> RequestRecord:
+    """The record of a request with these headers, as ASGI gives them.
+
+    An X-Request-Id that isn't of at most 128 letters, digits and . _ : - is replaced, because it goes into headers and
+    logs.
+    """
+    given = {name: value for name, value in headers if name in (b"x-request-id", b"traceparent")}
+    request_id = given.get(b"x-request-id", b"").decode("latin-1")
+    unique = uuid.uuid4().hex
+    if not _REQUEST_ID.fullmatch(request_id):
+        request_id = f"req-{unique}"
+    # Clients send an id again with a retry, and a stop request at Triton ends every request that has the id.
+    upstream_id = request_id if request_id.endswith(unique) else f"{request_id}-{unique[:12]}"
+    trace_parent = given.get(b"traceparent", b"").decode("latin-1")
+    return RequestRecord(request_id, route, upstream_id=upstream_id, trace_parent=trace_parent)

@@ -10,7 +10,7 @@ class OpenAIError(Exception):
 
     status: the HTTP status. kind: OpenAI's `type`, such as "invalid_request_error". param: the field that is wrong.
     code: a word for programs, such as "context_length_exceeded". retry_after_s: written as Retry-After, in whole
-    seconds, rounded up.
+    seconds, rounded up. headers: others of the response.
     """
 
     def __init__(
@@ -22,6 +22,7 @@ class OpenAIError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: float | None = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -30,6 +31,7 @@ class OpenAIError(Exception):
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
+        self.headers = headers
 
     def body(self) -> bytes:
         """The JSON of the response, and of the one event that tells a stream that it failed."""

@@ -1,0 +1,42 @@
+"""Whoever the settings want to be told about requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from deepseek_triton_tools.gateway.app.access_log import AccessLog
+from deepseek_triton_tools.gateway.app.gateway_metrics import GatewayMetrics
+from deepseek_triton_tools.gateway.app.request_record import RequestObserver, RequestRecord
+from deepseek_triton_tools.gateway.settings import GatewaySettings
+
+
+class Observers:
+    """The metrics, and the access log and traces where the settings have them, as one RequestObserver."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        """Raises OSError for an access log that can't be written, ModuleNotFoundError without the extra `tracing`."""
+        self._metrics = GatewayMetrics()
+        self._all: list[RequestObserver] = [self._metrics]
+        if settings.access_log is not None:
+            self._all.append(AccessLog(settings.access_log))
+        if settings.traces_url is not None:
+            from deepseek_triton_tools.gateway.app.tracing import Traces
+
+            self._all.append(Traces(settings.traces_url))
+
+    def begins(self, record: RequestRecord) -> None:
+        for observer in self._all:
+            observer.begins(record)
+
+    def ends(self, record: RequestRecord) -> None:
+        record.end()
+        for observer in self._all:
+            observer.ends(record)
+
+    def metrics(self, servers_up: Iterable[tuple[str, bool]] = ()) -> bytes:
+        """The text for GET /metrics. `servers_up`: URL, and whether it gets requests."""
+        return self._metrics.text(servers_up)
+
+    def close(self) -> None:
+        for observer in self._all:
+            observer.close()
