@@ -16,6 +16,10 @@ TOO_OLD := "Python 3.10, 3.11 or 3.12 is needed, this is %d.%d: name another, as
 VLLM_VENV := .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
+# So have the clients of others that ask the gateway: their pins are not ours.
+CLIENTS_VENV := .venv-conformance
+CLIENTS_BIN := $(CLIENTS_VENV)/bin
+CLIENTS_INSTALLED := $(CLIENTS_VENV)/.installed
 UNIT := tests/backend tests/build tests/client tests/contract tests/tools
 
 TRAINED := .cache/tiny-checkpoint
@@ -31,7 +35,7 @@ $(BIN)/python -m tiny_checkpoint.score $(TRAINED)/answers.json
 $(BIN)/python -m tiny_checkpoint.acceptance $(TRAINED)/tiny
 endef
 
-.PHONY: help venv demo unit test test-vllm lint types docs generated tiny-checkpoint check clean
+.PHONY: help venv demo unit test test-vllm test-gateway lint types docs generated tiny-checkpoint check clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:[^#]*## */\t/' | expand -t 17
@@ -51,6 +55,9 @@ test-vllm: $(VLLM_INSTALLED)  ## run vLLM itself without a GPU, in an environmen
 	@$(VLLM_BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder \
 	--override-ini filterwarnings=default -p no:unraisableexception --engine vllm \
 	tests/with_vllm tests/live tests/build/test_vllm_records.py
+
+test-gateway: $(DEMO) $(CLIENTS_INSTALLED)  ## ask the gateway with the clients of others, in an environment of its own (1 GB)
+	@$(CLIENTS_BIN)/python -m pytest -c tests/conformance/pytest.ini tests/conformance
 
 lint: $(INSTALLED)  ## ruff: rules and formatting; import-linter: the layers between folders
 	@$(BIN)/ruff check .
@@ -74,7 +81,7 @@ tiny-checkpoint: $(DEMO)  ## train the embedded checkpoint again, in minutes on 
 check: lint types docs test  ## lint, types, docs and test
 
 clean:  ## remove the environments and what the tools leave
-	rm -rf $(VENV) $(VLLM_VENV) dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(CLIENTS_VENV) dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(DEMO): pyproject.toml
@@ -98,4 +105,13 @@ $(VLLM_INSTALLED): pyproject.toml
 	@$(VLLM_BIN)/python $(HOST)/pip_install.py $(VLLM_VENV)/pip.log 320 --editable '.[demo]' --group vllm
 	@$(VLLM_BIN)/python $(HOST)/pip_install.py $(VLLM_VENV)/pip.log 305 --no-deps --group vllm-alone
 	@$(VLLM_BIN)/python $(HOST)/pip_install.py $(VLLM_VENV)/pip.log 1 --no-deps --editable tests/with_vllm/without_gpu
+	@touch $@
+
+# The servers run from .venv: here are only the clients, and ours to compare with.
+$(CLIENTS_INSTALLED): pyproject.toml
+	@$(PYTHON) $(HOST)/preflight.py
+	@echo "installing the clients that ask the gateway into $(CLIENTS_VENV)"
+	@$(PYTHON) -m venv $(CLIENTS_VENV)
+	@$(CLIENTS_BIN)/python $(HOST)/pip_install.py $(CLIENTS_VENV)/pip.log 290 --editable . --group conformance
+	@$(CLIENTS_BIN)/python $(HOST)/pip_install.py $(CLIENTS_VENV)/pip.log 45 --no-deps --group conformance-alone
 	@touch $@

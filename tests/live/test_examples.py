@@ -103,7 +103,8 @@ def shell(server: ServerProcess, folder: Path, statement: str) -> subprocess.Com
     )
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if asking(page)])
+# test_gateway_page.py asks a gateway what the gateway's page asks.
+@pytest.mark.parametrize("page", [page for page in PAGES if asking(page) and page != "docs/gateway.md"])
 def test_what_a_page_asks_a_server_is_answered(simulated_server: ServerProcess, tmp_path: Path, page: str) -> None:
     (tmp_path / "report.txt").write_text("A report.")
     (tmp_path / "talk.json").write_text('[{"role": "user", "content": "Why?"}]')

@@ -1,0 +1,430 @@
+"""The chat page in Chromium, before a server that answers what a test has written.
+
+tests/live/test_gateway_page.py has it before a real gateway and a real model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from deepseek_triton_tools.gateway.app.page import page_routes
+from support.asgi_server import serving_app
+from support.browser import CHROMIUM, Browser, Page
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium"),
+]
+
+EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+TRY_AGAIN = "article.assistant:last-child .buttons button:last-child"
+DONE = b"data: [DONE]\n\n"
+"""The end of a stream."""
+
+
+def chunk(finish_reason: str | None = None, **delta: Any) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+    return f"data: {json.dumps({'choices': [choice]}, ensure_ascii=False)}\n\n".encode()
+
+
+def called(index: int, name: str, arguments: str) -> bytes:
+    function = {"name": name, "arguments": arguments}
+    return chunk(tool_calls=[{"index": index, "id": f"call_{index}", "type": "function", "function": function}])
+
+
+def usage(**counts: Any) -> bytes:
+    return f"data: {json.dumps({'choices': [], 'usage': counts})}\n\n".encode()
+
+
+def said(text: str) -> list[bytes]:
+    return [chunk(content=text), chunk("stop"), usage(prompt_tokens=3, completion_tokens=5), DONE]
+
+
+@dataclass
+class ScriptedGateway:
+    """Answers each chat request with the next answer: pieces of a stream, or an error's response.
+
+    A piece that is None waits until the client leaves.
+    """
+
+    address: str = ""
+    models: list[dict[str, Any]] = field(default_factory=lambda: [{"id": "deepseek-v3.1", "max_model_len": 4096}])
+    answers: list[list[bytes | None] | Response] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    left: threading.Event = field(default_factory=threading.Event)
+
+    async def list_models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": self.models})
+
+    async def chat(self, request: Request) -> Response:
+        self.requests.append(await request.json())
+        self.keys.append(request.headers.get("authorization"))
+        answer = self.answers.pop(0)
+        return answer if isinstance(answer, Response) else StreamingResponse(self._stream(answer))
+
+    async def _stream(self, pieces: list[bytes | None]) -> Any:
+        try:
+            for piece in pieces:
+                if piece is None:
+                    await asyncio.Event().wait()
+                else:
+                    yield piece
+                    await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.left.set()
+            raise
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[ScriptedGateway]:
+    gateway = ScriptedGateway()
+    routes = [
+        *page_routes(),
+        Route("/v1/models", gateway.list_models),
+        Route("/v1/chat/completions", gateway.chat, methods=["POST"]),
+    ]
+    with serving_app(Starlette(routes=routes)) as gateway.address:
+        yield gateway
+
+
+@pytest.fixture
+def gateway(served: ScriptedGateway) -> ScriptedGateway:
+    fresh = ScriptedGateway()
+    for name in ("models", "answers", "requests", "keys", "left"):
+        setattr(served, name, getattr(fresh, name))
+    return served
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser: Browser, gateway: ScriptedGateway) -> Iterator[Page]:
+    with browser.page(gateway.address) as page:
+        page.wait("document.querySelector('#model').value")
+        yield page
+
+
+def send(page: Page, text: str) -> None:
+    """Type it, and wait for all of the answer."""
+    answers = page.run("document.querySelectorAll('.figures').length")
+    page.write("#question", text)
+    page.press("Enter")
+    page.wait(f"document.querySelectorAll('.figures').length > {answers} && document.querySelector('#stop').hidden")
+
+
+def lines(page: Page, selector: str) -> list[str]:
+    """What each such element shows."""
+    found = page.run(f"[...document.querySelectorAll({json.dumps(selector)})].map((one) => one.innerText)")
+    return [str(text) for text in found]
+
+
+def test_an_answer_is_put_together_however_the_stream_is_cut(page: Page, gateway: ScriptedGateway) -> None:
+    text = "Ein Käse für 3 €: 🧀, and **bold** text.\n\nA second paragraph."
+    parts = [chunk(role="assistant", content=""), chunk(reasoning_content="Käse? "), chunk(reasoning="🧀!")]
+    whole = b": keep-alive\n\n" + b"".join([*parts, *(chunk(content=letter) for letter in text)])
+    whole += chunk("stop") + usage(prompt_tokens=1234, completion_tokens=40) + DONE
+    gateway.answers.append([whole[at : at + 7] for at in range(0, len(whole), 7)])
+    send(page, "Käse?")
+    assert lines(page, ".markdown p") == ["Ein Käse für 3 €: 🧀, and bold text.", "A second paragraph."]
+    assert lines(page, ".markdown strong") == ["bold"]
+    assert page.run("document.querySelector('.thought').textContent") == "Käse? 🧀!"
+    assert "1234 in · 40 out" in page.text(".figures")
+    assert page.complaints() == []
+
+
+def test_thinking_is_open_while_it_lasts_and_then_folded(page: Page, gateway: ScriptedGateway) -> None:
+    gateway.answers.append([chunk(reasoning_content="Let me think."), None])
+    page.write("#question", "Why?")
+    page.press("Enter")
+    page.wait("document.querySelector('.thought')?.checkVisibility()")
+    assert page.text(".thinking summary").startswith("Thinking …")
+    page.press("Escape")
+    page.wait("document.querySelector('.figures')")
+    assert gateway.left.wait(30), "the page kept the connection"
+
+    gateway.answers.append([chunk(reasoning_content="Let me think."), *said("Because.")])
+    page.click(TRY_AGAIN)
+    page.wait("document.querySelector('.markdown').innerText === 'Because.'")
+    page.wait("document.querySelector('.figures')")
+    assert page.text(".thinking summary").startswith("Thought for")
+    assert page.run("document.querySelector('.thinking').open") is False
+    page.click(".thinking summary")
+    page.wait("document.querySelector('.thought').checkVisibility()")
+    assert [message["role"] for message in gateway.requests[1]["messages"]] == ["user"]
+
+
+def test_the_button_stops_an_answer_and_its_text_stays(page: Page, gateway: ScriptedGateway) -> None:
+    gateway.answers += [[chunk(content="Once upon a time"), None], said("there was a model.")]
+    page.write("#question", "A story.")
+    page.press("Enter")
+    page.wait("document.querySelector('.markdown').innerText === 'Once upon a time'")
+    page.click("#stop")
+    page.wait("document.querySelector('.figures')")
+    assert gateway.left.wait(30)
+    assert "stopped after" in page.text(".figures")
+    send(page, "Go on.")
+    assert [(message["role"], message["content"]) for message in gateway.requests[1]["messages"]] == [
+        ("user", "A story."), ("assistant", "Once upon a time"), ("user", "Go on.")
+    ]  # fmt: skip
+
+
+def test_nobodys_text_becomes_html(page: Page, gateway: ScriptedGateway, browser: Browser) -> None:
+    """The model's wherever Markdown makes elements of it, the user's, a tool's, an error's, a model's name."""
+    text = (
+        f"{EVIL}\n\n# {EVIL}\n\n- **{EVIL}**\n\n> {EVIL}\n\n| {EVIL} |\n| --- |\n| {EVIL} |\n\n```{EVIL}\n{EVIL}\n```"
+    )
+    text += f"\n\n[a link](javascript:alert(1)) ![a picture]({gateway.address}picture)"
+    gateway.answers.append([chunk(reasoning_content=EVIL), *said(text)])
+    send(page, EVIL)
+    assert lines(page, ".markdown p")[0] == EVIL
+    assert lines(page, ".markdown h3, .markdown strong, .markdown blockquote, .markdown td") == [EVIL] * 4
+    assert page.run("document.querySelector('.said').textContent") == EVIL
+    assert page.run("document.querySelector('.thought').textContent") == EVIL
+
+    page.write("#tools", json.dumps([{"type": "function", "function": {"name": "t"}}]))
+    gateway.answers.append([called(0, EVIL, json.dumps({"a": EVIL})), chunk("tool_calls"), DONE])
+    send(page, "Call it.")
+    page.write("#result_0", EVIL)
+    gateway.answers.append(JSONResponse({"error": {"message": EVIL, "code": EVIL}}, 400, {"x-request-id": "r1"}))
+    page.press("Enter")
+    page.wait("document.querySelector('article .error')")
+    assert EVIL in page.text("article .error")
+    assert page.run("document.querySelectorAll('main img, main script, main a').length") == 0
+    assert page.run("document.title") == "deepseek-triton"
+
+    gateway.models = [{"id": EVIL}]
+    with browser.page(gateway.address) as other:
+        other.wait("document.querySelector('#model').value")
+        assert other.run("document.querySelector('#model').value") == EVIL
+        assert other.text("#offered") == EVIL
+    assert [line for line in page.complaints() if "400" not in line] == []
+
+
+MARKDOWN = """\
+# Title
+Text with `**code**`, *slanted* and 2 * 3 * 4.
+1. one
+2. two
+   - inner
+   - other
+3. three
+
+| a | b |
+|---|:-:|
+| 1 | **2** |
+
+---
+> quoted
+> again
+
+```python
+if a < b:
+
+    c()
+```
+after
+
+```
+open"""
+
+
+def test_markdown(page: Page, gateway: ScriptedGateway) -> None:
+    gateway.answers.append(said(MARKDOWN))
+    send(page, "All of it.")
+    shape = page.run("""(function shape(element) {
+        return [...element.children].map((child) =>
+            [child.localName, child.children.length ? shape(child) : child.textContent]);
+    })(document.querySelector('.markdown'))""")
+    code = [["pre", [["code", "if a < b:\n\n    c()"]]]], [["pre", [["code", "open"]]]]
+    titles = [["figcaption", [["span", language], ["button", "Copy"]]] for language in ("python", "code")]
+    assert shape == [
+        ["h3", "Title"],
+        ["p", [["code", "**code**"], ["em", "slanted"]]],
+        ["ol", [["li", "one"], ["li", [["ul", [["li", "inner"], ["li", "other"]]]]], ["li", "three"]]],
+        ["div", [["table", [
+            ["thead", [["tr", [["th", "a"], ["th", "b"]]]]],
+            ["tbody", [["tr", [["td", "1"], ["td", [["strong", "2"]]]]]]],
+        ]]]],
+        ["hr", ""],
+        ["blockquote", [["p", "quoted\nagain"]]],
+        ["figure", [titles[0], *code[0]]],
+        ["p", "after"],
+        ["figure", [titles[1], *code[1]]],
+    ]  # fmt: skip
+
+
+def test_settings_become_fields_of_the_request(page: Page, gateway: ScriptedGateway) -> None:
+    gateway.answers += [said("One."), said("Two.")]
+    send(page, "Plain.")
+    assert gateway.requests[0] == {
+        "model": "deepseek-v3.1",
+        "messages": [{"role": "user", "content": "Plain."}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    assert gateway.keys == [None]
+    for selector, text in {"#key": "sk-1", "#system": "Be brief.", "#temperature": "0.5", "#max_tokens": "64"}.items():
+        page.write(selector, text)
+    page.click("#example")
+    for selector, value in {"#thinking": "on", "#tool_choice": "required"}.items():
+        page.run(f"document.querySelector('{selector}').value = '{value}'")
+    send(page, "With all.")
+    sent = gateway.requests[1]
+    assert gateway.keys[1] == "Bearer sk-1"
+    assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert (sent["temperature"], sent["max_tokens"], sent["tool_choice"]) == (0.5, 64, "required")
+    assert sent["chat_template_kwargs"] == {"thinking": True}
+    assert [tool["function"]["name"] for tool in sent["tools"]] == ["get_weather"]
+
+
+def test_a_model_without_a_switch_for_thinking_has_none(browser: Browser, gateway: ScriptedGateway) -> None:
+    gateway.models = [{"id": "deepseek-r1", "thinking_switch": False}]
+    with browser.page(gateway.address) as page:
+        page.wait("document.querySelector('#model').value")
+        assert page.run("document.querySelector('#thinking').disabled") is True
+        assert page.text("#no_switch")
+
+
+def test_the_results_of_calls_go_back(page: Page, gateway: ScriptedGateway) -> None:
+    calls = [called(0, "get_weather", ""), *(
+        chunk(tool_calls=[{"index": 0, "function": {"arguments": part}}]) for part in ('{"city"', ': "Berlin"}')
+    ), called(1, "get_time", "not JSON")]  # fmt: skip
+    gateway.answers += [[*calls, chunk("tool_calls"), DONE], said("It is 21 °C.")]
+    page.click("#example")
+    send(page, "Weather and time?")
+    assert lines(page, ".call pre") == ['{\n  "city": "Berlin"\n}', "not JSON"]
+    assert page.run("document.querySelector('#send').disabled") is True
+    page.write("#result_0", '{"temperature": 21}')
+    page.write("#result_1", "noon")
+    page.press("Enter")
+    page.wait("document.querySelectorAll('.markdown')[1]?.innerText === 'It is 21 °C.'")
+    _, made, *results = gateway.requests[1]["messages"]
+    assert [call["function"] for call in made["tool_calls"]] == [
+        {"name": "get_weather", "arguments": '{"city": "Berlin"}'}, {"name": "get_time", "arguments": "not JSON"}
+    ]  # fmt: skip
+    assert results == [
+        {"role": "tool", "tool_call_id": "call_0", "content": '{"temperature": 21}'},
+        {"role": "tool", "tool_call_id": "call_1", "content": "noon"},
+    ]
+    assert lines(page, ".outcome .name") == ["get_weather", "get_time"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "complaint"),
+    [("{", "JSON"), ('{"a": 1}', "Expected a list"), ('[{"type": "function"}]', "Tool 1 needs")],
+)
+def test_tools_that_are_wrong_are_not_sent(page: Page, gateway: ScriptedGateway, typed: str, complaint: str) -> None:
+    page.write("#tools", typed)
+    page.write("#question", "Hello")
+    page.press("Enter")
+    page.wait("document.querySelector('#tools_wrong').checkVisibility()")
+    assert complaint in page.text("#tools_wrong")
+    assert page.run("document.querySelector('#question').value") == "Hello"
+    assert gateway.requests == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        (
+            JSONResponse({"error": {"message": "Too many requests.", "code": "rate_limit_exceeded"}}, 429,
+                         {"Retry-After": "7", "X-Request-Id": "r-5"}),
+            ["Too many requests.", "HTTP 429", "rate_limit_exceeded", "request r-5", "try again in 7 s"],
+        ),
+        (Response("<h1>Bad gateway</h1>", 502), ["<h1>Bad gateway</h1>", "HTTP 502"]),
+        (
+            [chunk(content="Half an"), b'data: {"error": {"message": "The engine died.", "code": "E_INTERNAL"}}\n\n'],
+            ["The engine died.", "E_INTERNAL"],
+        ),
+        ([chunk(content="Half an")], ["The connection ended before the answer did."]),
+    ],
+    ids=["refused", "proxy", "in the stream", "cut off"],
+)  # fmt: skip
+def test_an_error_is_shown_as_it_was_said_and_can_be_tried_again(
+    page: Page, gateway: ScriptedGateway, answer: Any, shown: list[str]
+) -> None:
+    gateway.answers += [answer, said("At last.")]
+    send(page, "Hello")
+    assert [part for part in shown if part not in page.text("article .error")] == []
+    page.click(TRY_AGAIN)
+    page.wait("document.querySelector('.markdown').innerText === 'At last.'")
+    assert gateway.requests[0] == gateway.requests[1]
+    assert page.text("article .error") == ""
+
+
+def test_a_conversation_and_its_settings_survive_a_reload(page: Page, gateway: ScriptedGateway) -> None:
+    gateway.answers += [[chunk(reasoning_content="Hm."), *said("Hello **you**.")], said("Again.")]
+    page.write("#system", "Be kind.")
+    send(page, "Hello")
+    figures = page.text(".figures")
+    page.open(gateway.address)
+    page.wait("document.querySelector('#model').value")
+    assert page.text(".markdown") == "Hello you."
+    assert page.text(".figures") == figures
+    send(page, "And now?")
+    assert [message["role"] for message in gateway.requests[1]["messages"]] == ["system", "user", "assistant", "user"]
+    page.click("#new")
+    assert page.run("document.querySelectorAll('article').length") == 0
+    page.open(gateway.address)
+    assert page.run("document.querySelectorAll('article').length") == 0
+    assert page.run("document.querySelector('#system').value") == "Be kind."
+
+
+def test_the_last_question_can_be_edited(page: Page, gateway: ScriptedGateway) -> None:
+    gateway.answers += [said("Paris."), said("Rome."), said("Oslo.")]
+    send(page, "France?")
+    send(page, "Itly?")
+    page.click("article.user:nth-last-child(2) .buttons button:last-child")
+    assert page.run("document.querySelector('#question').value") == "Itly?"
+    send(page, "Norway?")
+    contents = [message["content"] for message in gateway.requests[2]["messages"]]
+    assert contents == ["France?", "Paris.", "Norway?"]
+
+
+def test_shift_and_enter_begin_a_line(page: Page, gateway: ScriptedGateway) -> None:
+    gateway.answers.append(said("Two lines."))
+    page.write("#question", "one")
+    page.press("Enter", shift=True)
+    page.command("Input.insertText", text="two")
+    page.press("Enter")
+    page.wait("document.querySelector('.figures')")
+    assert gateway.requests[0]["messages"][0]["content"] == "one\ntwo"
+
+
+def test_everything_that_takes_input_has_a_name(page: Page) -> None:
+    nodes = page.command("Accessibility.getFullAXTree")["nodes"]
+    roles = {"button", "textbox", "combobox", "spinbutton"}
+    named = [
+        (node["role"]["value"], node["name"]["value"])
+        for node in nodes
+        if not node.get("ignored") and node["role"]["value"] in roles
+    ]
+    assert len(named) > 10
+    assert [role for role, name in named if not name] == []
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1280])
+def test_nothing_is_wider_than_the_screen(browser: Browser, gateway: ScriptedGateway, width: int) -> None:
+    long = "x" * 400
+    gateway.answers.append(said(f"{long}\n\n```\n{long}\n```\n\n|{'a|' * 40}\n|{'-|' * 40}\n"))
+    with browser.page(gateway.address, width=width) as page:
+        page.wait("document.querySelector('#model').value")
+        send(page, long)
+        assert page.run("document.documentElement.scrollWidth") <= width
+        assert page.run("document.querySelector('#log').scrollWidth <= document.querySelector('#log').clientWidth")

@@ -1,0 +1,120 @@
+"""The chat page in Chromium before a real gateway and the trained tiny model, and the commands of docs/gateway.md.
+
+tests/gateway/test_page.py has what a test must write itself: markup, broken streams, errors.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from conformance.running import gateway
+from deepseek_triton_tools.server.server_process import ServerProcess
+from support.browser import CHROMIUM, Browser, Page
+from support.documents import Command, commands
+from support.scraping import scrape
+from support.servers import url
+from support.waiting import wait_for
+
+pytestmark = pytest.mark.slow
+in_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def tiny_model(trained_repository: Path) -> Iterator[ServerProcess]:
+    with ServerProcess.serving(trained_repository) as server:
+        yield server
+    assert server.returncode == 0, "\n".join(server.log_tail[-60:])
+
+
+@pytest.fixture(scope="module")
+def address(tiny_model: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with gateway(url(tiny_model, "http"), log=tmp_path_factory.mktemp("gateway") / "log") as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser: Browser, address: str) -> Iterator[Page]:
+    with browser.page(address) as page:
+        page.wait("document.querySelector('#model').value")
+        yield page
+        assert page.complaints() == []
+
+
+def send(page: Page, text: str) -> None:
+    answers = page.run("document.querySelectorAll('.figures').length")
+    page.write("#question", text)
+    page.press("Enter")
+    page.wait(f"document.querySelectorAll('.figures').length > {answers} && document.querySelector('#stop').hidden")
+
+
+@in_chromium
+def test_a_question_is_answered(page: Page) -> None:
+    send(page, "What is the capital of France?")
+    assert page.text(".markdown") == "The capital of France is Paris."
+    assert page.text("article .error") == ""
+    for part in ("first token", "tokens/s", " in", " out"):
+        assert part in page.text(".figures")
+
+
+@in_chromium
+def test_the_model_thinks_where_it_is_told_to(page: Page) -> None:
+    page.run("document.querySelector('#thinking').value = 'on'")
+    send(page, "What is 47 + 38?")
+    assert page.text(".markdown") == "47 + 38 = 85."
+    assert page.text(".thinking summary").startswith("Thought for")
+    assert "Ones: 7 + 8 = 15" in page.run("document.querySelector('.thought').textContent")
+    assert page.run("document.querySelector('.thinking').open") is False
+    page.run("document.querySelector('#thinking').value = 'off'")
+    send(page, "What is the capital of France?")
+    assert page.run("document.querySelectorAll('.thought')[1].textContent") == ""
+
+
+@in_chromium
+def test_a_tool_is_called_and_its_result_is_used(page: Page) -> None:
+    page.click("#example")
+    send(page, "What is the weather in Berlin?")
+    assert page.text(".call .name") == "get_weather"
+    assert json.loads(page.text(".call pre")) == {"city": "Berlin"}
+    page.write("#result_0", '{"temperature": 21, "sky": "cloudy"}')
+    page.press("Enter")
+    page.wait("document.querySelectorAll('.markdown')[1]?.innerText === 'It is 21 °C and cloudy in Berlin.'")
+
+
+@in_chromium
+def test_a_stopped_answer_stops_on_the_server(page: Page, tiny_model: ServerProcess) -> None:
+    page.write("#question", "Tell me a story.")
+    page.write("#temperature", "1.5")  # random words end late
+    page.press("Enter")
+    page.press("Escape")
+    page.wait("document.querySelector('.figures')")
+    wait_for(
+        lambda: not any(number for (name, _), number in scrape(tiny_model).items() if name == "inflight_sequences"),
+        lambda: "the server still generates",
+    )
+
+
+ASKED = [command for command in commands("docs/gateway.md") if command.program == "curl"]
+
+
+@pytest.mark.parametrize("command", ASKED, ids=lambda command: command.argv[1])
+def test_what_the_page_asks_is_answered(address: str, command: Command) -> None:
+    script = command.statement.replace("http://localhost:9000", address)
+    done = subprocess.run(["bash", "-euo", "pipefail", "-c", script], capture_output=True, text=True)
+    [choice] = json.loads(done.stdout)["choices"]
+    assert choice["finish_reason"] in ("stop", "length")
+
+
+def test_the_page_is_where_its_document_says(address: str) -> None:
+    assert httpx.get(address).text.startswith("<!doctype html>")
