@@ -4,6 +4,7 @@ from itertools import count
 from typing import Any
 
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
+from deepseek_backend.request.chat_rendering import ChatFacts, ChatRenderer
 from deepseek_backend.request.expansion import expand
 from deepseek_backend.request.parsed_request import ParsedRequest, Prompt
 from support.fakes import ScriptedEngine
@@ -11,7 +12,8 @@ from support.fakes import ScriptedEngine
 
 def expanded(*prompts: Prompt, **sampling: Any) -> list[GenerateRequest]:
     parsed = ParsedRequest(prompts=prompts, sampling=SamplingParams(**sampling), max_tokens=5)
-    return expand(parsed, ScriptedEngine(), count(1))
+    engine = ScriptedEngine()
+    return expand(parsed, engine, ChatRenderer(engine, ChatFacts(form=None), eos_token=""), count(1))
 
 
 def test_each_answer_to_each_prompt_is_a_request_of_its_own() -> None:

@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deepseek_backend.answer.reasoning import ReasoningSplitter
+from deepseek_backend.engines.call_tags import BEGINNINGS, CALLS_BEGIN, DSML_BEGIN
 from deepseek_backend.engines.reasoning_tags import CLOSING, OPENING, ends_inside
 
 
@@ -24,8 +25,9 @@ def expected(text: str, *, opened: bool) -> tuple[str, str]:
     tag = re.match(r"[ \t\r\n]*<think>\n?", text) or (re.match(r"\n?", text) if opened else None)
     if tag is None:
         return "", text
-    reasoning, _, answer = text[tag.end() :].partition(CLOSING)
-    return reasoning, answer.lstrip(" \t\r\n")
+    text = text[tag.end() :]
+    end = re.search(f"{CLOSING}[ \t\r\n]*|(?={'|'.join(BEGINNINGS)})", text)
+    return (text[: end.start()], text[end.end() :]) if end else (text, "")
 
 
 def in_three(text: str) -> list[list[str]]:
@@ -58,6 +60,12 @@ def in_three(text: str) -> list[list[str]]:
         ("<think>Hm.</thin", "Hm.</thin", ""),
         ("<think>a < b </ c <</think>d", "a < b </ c <", "d"),
         ("<think>", "", ""),
+        (f"<think>Hm.\n{CALLS_BEGIN}f", "Hm.\n", f"{CALLS_BEGIN}f"),
+        (f"<think>Hm.\n\n{DSML_BEGIN}\n</think>", "Hm.\n\n", f"{DSML_BEGIN}\n</think>"),
+        (f"<think>Hm.</think>\n{CALLS_BEGIN}", "Hm.", CALLS_BEGIN),
+        ("<think><｜tool▁calls", "<｜tool▁calls", ""),
+        (f"<think><<｜tool▁{CALLS_BEGIN}", "<<｜tool▁", CALLS_BEGIN),
+        (f"{CALLS_BEGIN}<think>", "", f"{CALLS_BEGIN}<think>"),
     ],
 )
 def test_the_output_opens_the_tag_at_its_beginning_or_not_at_all(text: str, reasoning: str, answer: str) -> None:
@@ -96,8 +104,14 @@ def test_a_tag_may_be_cut_anywhere(text: str, opened: bool) -> None:
     assert {split(pieces, opened=opened) for pieces in in_three(text)} == {expected(text, opened=opened)}
 
 
+@pytest.mark.parametrize("tag", BEGINNINGS)
+def test_a_tag_that_begins_calls_may_be_cut_anywhere(tag: str) -> None:
+    text = f"<think>\na{tag}f"
+    assert {split(pieces, opened=False) for pieces in in_three(text)} == {("a", f"{tag}f")}
+
+
 PIECES = st.lists(
-    st.sampled_from([OPENING, CLOSING, "<think", ">", "</", "think", "<", "\n", " ", "a", "\u3000"])
+    st.sampled_from([OPENING, CLOSING, *BEGINNINGS, "<think", ">", "</", "think", "<", "<｜", "\n", " ", "a", "\u3000"])
     | st.text(max_size=3)
 )
 

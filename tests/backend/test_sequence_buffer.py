@@ -6,6 +6,7 @@ import pytest
 
 from deepseek_backend.answer.sequence_buffer import SequenceBuffer, SequenceChunk
 from deepseek_backend.engines.base import Logprob, PerfMetrics, Step
+from deepseek_backend.engines.call_tags import CALLS_BEGIN
 from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.request.parsed_request import ParsedRequest
 
@@ -19,6 +20,54 @@ def buffer(
 
 def token(text: str = "a", **fields: Any) -> Step:
     return Step(text=text, token_ids=[7], num_input_tokens=3, **fields)
+
+
+NO_TAG, CLOSES, BEGINS_CALLS = 7, 8, 9
+ENDS = {CLOSES: 1, BEGINS_CALLS: 0}
+
+
+def counted(texts_and_ids: list[tuple[str, list[int]]], prompt: str = "p", **fields: Any) -> int:
+    """Return num_reasoning_tokens after steps of these texts and ids."""
+    sequence = SequenceBuffer(0, ParsedRequest(separate_reasoning=True, **fields), prompt, "", ENDS)
+    for text, token_ids in texts_and_ids:
+        sequence.add(Step(text=text, token_ids=token_ids))
+    sequence.add(Step(finish_reason="stop"))
+    return sequence.take(counted=True).num_reasoning_tokens
+
+
+INSIDE = "p<think>\n"
+
+
+@pytest.mark.parametrize(
+    ("steps", "prompt", "expected"),
+    [
+        pytest.param([("Hello.", [7])], "p", 0, id="none"),
+        pytest.param([("<think>", [7]), ("Hm", [7]), ("</think>", [8]), ("Hi", [7])], "p", 3, id="token by token"),
+        pytest.param([("<think>Hm</think>Hi.", [7, 7, 8, 7, 7])], "p", 3, id="whole answer"),
+        pytest.param([("Hm</think>Hi", [7, 8, 7])], INSIDE, 2, id="opened by the prompt"),
+        pytest.param([("</think>Hi", [8, 7])], INSIDE, 1, id="empty"),
+        pytest.param([("Hm", [7, 7])], INSIDE, 2, id="never closed"),
+        pytest.param([(f"Hm{CALLS_BEGIN}f", [7, 9, 7])], INSIDE, 1, id="ended by calls"),
+        pytest.param([("Hm</th", [7, 7]), ("ink>", [7]), ("Hi", [7])], INSIDE, 3, id="a tag of several tokens"),
+        pytest.param([("a</think>", [7, 8]), ("b", [7])], "p", 0, id="a tag in the answer"),
+        pytest.param([("<think>a</think>", [7, 7, 8]), ("</think>", [8])], "p", 3, id="a second tag"),
+    ],
+)
+def test_tokens_count_to_the_reasoning_up_to_its_end(
+    steps: list[tuple[str, list[int]]], prompt: str, expected: int
+) -> None:
+    assert counted(steps, prompt) == expected
+
+
+def test_the_answers_beginning_comes_with_the_first_text_and_is_no_reasoning() -> None:
+    parsed = ParsedRequest(separate_reasoning=True, sampling=SamplingParams(stop=("begun",)))
+    sequence = SequenceBuffer(0, parsed, "p<think></think>begun", "begun")
+    assert texts_of(take_each(sequence, [" on"])) == [("", "begun on"), ("", "")]
+
+
+def test_an_echo_and_the_answers_beginning_are_the_whole_prompt() -> None:
+    sequence = SequenceBuffer(0, ParsedRequest(echo=True), "prompt begun", "begun")
+    assert texts_of(take_each(sequence, ["."])) == [("", "prompt begun."), ("", "")]
 
 
 def take_each(sequence: SequenceBuffer, texts: list[str]) -> list[SequenceChunk]:

@@ -19,6 +19,7 @@ from deepseek_backend.engines.base import EngineHealth, Step
 from deepseek_backend.errors import ConfigError, EngineError
 from deepseek_backend.process.readiness import readiness
 from deepseek_backend.process.watcher import ServerAbove, drain_seconds
+from deepseek_backend.request.model_info import is_v32, served_name
 from deepseek_backend.service import Service
 from support.fakes import ListReply, ScriptedEngine
 from support.waiting import PATIENCE_S, wait_for
@@ -739,3 +740,123 @@ def test_on_every_interleaving_each_request_gets_one_final_response_and_none_is_
     assert story.service.inflight == (0, 0)
     aborted_or_over = story.over | {r for r in story.engine.requests if r.request_id in story.engine.aborted}
     assert aborted_or_over == set(story.engine.requests)
+
+
+CHAT = {"text_input": array(""), "messages": array('[{"role": "user", "content": "Hi"}]')}
+TOOLS = array('[{"type": "function", "function": {"name": "f"}}]')
+
+
+def test_tasks_are_answered_while_nothing_else_is(service, engine):
+    """The engine answers nothing here, and admission has no room."""
+    with serving(engine, {"max_inflight": 1}) as full:
+        send(full)
+        tokens = wait(send(full, "Hi there", task="tokenize"))
+        chat = wait(send(full, inputs=CHAT, task="tokenize", streaming=True))
+        ids = {"input_ids": np.array(tokens.last["output_ids"], dtype=np.int32)}
+        text = wait(send(full, inputs=ids, task="detokenize"))
+        assert full.inflight[0] == 1
+
+    assert tokens.last["num_input_tokens"] == len(tokens.last["output_ids"]) == 3
+    assert chat.last["num_input_tokens"] == len(engine.tokenizer.encode("<s><user>Hi", False))
+    assert text.last["text_output"].startswith("<｜begin▁of▁sentence｜>")
+    assert [reply.finals for reply in (tokens, chat, text)] == [1, 1, 1]
+    assert len(engine.requests) == 1
+
+
+def test_tokens_of_several_prompts_come_one_after_the_other(service):
+    both = wait(send(service, "Hi there", "Hi", task="tokenize", sampling_param_add_special_tokens=False)).last
+    one = wait(send(service, "Hi", task="tokenize", sampling_param_add_special_tokens=False)).last
+
+    assert both["num_input_tokens"] == [2, 1]
+    assert both["output_ids"][2] == one["output_ids"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "problem"),
+    [([10**9], "input_ids: expected token ids from 0 to "), ([], "text_input: expected a prompt in")],
+)
+def test_a_task_that_can_not_be_done_is_answered_with_the_reason(service, ids, problem):
+    inputs = {"text_input": array(""), "input_ids": np.array(ids, dtype=np.int32)}
+    (error,) = wait(send(service, inputs=inputs, task="detokenize")).errors
+    assert error.wire_message().startswith(f"[E_INVALID_ARGUMENT] {problem}")
+    assert settled(service)
+
+
+def test_tasks_are_refused_while_the_service_drains(service):
+    service.drain("going")
+    assert wait(send(service, task="tokenize")).errors[0].code is ErrorCode.UNAVAILABLE
+
+
+def test_a_failing_tokenizer_is_answered(service, engine, monkeypatch):
+    monkeypatch.setattr(type(engine.tokenizer), "encode", lambda *_: 1 / 0)
+    assert wait(send(service, task="tokenize")).errors[0].wire_message().startswith("[E_INTERNAL] ZeroDivisionError")
+
+
+def test_describe_says_what_the_model_is(service, engine):
+    info = json.loads(wait(send(service, "", task="describe")).last["model_info"])
+
+    fields = info.pop("fields")
+    assert fields["guided_regex"] == "no grammar in a script"
+    assert fields["temperature"] == fields["best_of"] == ""
+    assert info == {
+        "name": "m",
+        "checkpoint": "m",
+        "engine": "tensorrt_llm",
+        "engine_version": "",
+        "max_seq_len": 4096,
+        "default_max_tokens": 256,
+        "decoupled": True,
+        "tool_form": None,
+        "thinking_switch": True,
+        "chat_template": None,
+        "bos_token": "<｜begin▁of▁sentence｜>",
+        "eos_token": "<｜end▁of▁sentence｜>",
+        "pad_token": "",
+        "vocab_size": 129280,
+    }
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "name"),
+    [
+        ("tiny", "tiny"),
+        ("/models/DeepSeek-R1", "deepseek-r1"),
+        ("/models/DeepSeek-R1/", "deepseek-r1"),
+        ("deepseek-ai/DeepSeek-V3.1", "deepseek-v3.1"),
+        ("/c/models--deepseek-ai--DeepSeek-V3-0324/snapshots/0a1b", "deepseek-v3-0324"),
+        ("", "deepseek"),
+    ],
+)
+def test_a_model_is_served_under_its_checkpoints_name(checkpoint, name):
+    assert served_name(checkpoint) == name
+
+
+@pytest.mark.parametrize(
+    ("config_json", "expected"),
+    [('{"model_type": "deepseek_v32"}', True), ('{"model_type": "deepseek_v3"}', False), ("[]", False), ("", False)],
+)
+def test_v32_is_known_by_its_configuration(tmp_path, config_json, expected):
+    (tmp_path / "config.json").write_text(config_json)
+    assert is_v32(parse_config({"model": str(tmp_path)}, version_dir=Path())) is expected
+    assert not is_v32(parse_config({"model": "no/such"}, version_dir=tmp_path))
+
+
+def test_a_required_call_is_the_beginning_of_the_text(engine):
+    engine.call_form = "raw_json"
+    with serving(engine) as service:
+        inputs = {**CHAT, "tools": TOOLS, "tool_choice": array("required")}
+        reply = send(service, inputs=inputs, streaming=True, separate_reasoning=True)
+        (request,) = engine.requests
+        finish(engine, request, '{"a": 1}')
+        wait(reply)
+
+    begun = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>"
+    assert request.prompt.endswith(begun)
+    assert "## Tools" in request.prompt
+    assert reply.text == f'{begun}{{"a": 1}}'
+    assert (reply.last["num_output_tokens"], reply.last["num_reasoning_tokens"]) == (1, 0)
+
+
+def test_tools_are_refused_where_calls_have_no_form(service):
+    (error,) = wait(send(service, inputs={**CHAT, "tools": TOOLS})).errors
+    assert error.wire_message().startswith("[E_UNSUPPORTED] tools: the checkpoint's chat template shows no tools")

@@ -11,6 +11,7 @@ from deepseek_backend.answer.response_tensors import Outputs
 from deepseek_backend.contract import SAMPLING_FIELDS
 from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStats, Step, StepSink
 from deepseek_backend.engines.generate_request import GenerateRequest, Messages
+from deepseek_backend.engines.simulated.filler_text import FillerTokenizer
 from deepseek_backend.errors import BackendError
 
 
@@ -95,9 +96,14 @@ class ScriptedEngine:
         self.whole_answers = False
         self.worked_at_s = 0.0
         self.stopped = False
+        self.call_form = ""
         self._sink: StepSink | None = None
 
     def start(self) -> None: ...
+
+    @property
+    def tokenizer(self) -> FillerTokenizer:
+        return FillerTokenizer()
 
     @property
     def load_seconds(self) -> dict[str, float]:
@@ -116,6 +122,7 @@ class ScriptedEngine:
             max_prompt_bytes=self.MAX_PROMPT_BYTES,
             bos_token=self.BOS,
             whole_answers=self.whole_answers,
+            call_form=self.call_form,
             unsupported={"guided_regex": "no grammar in a script"},
         )
 

@@ -13,17 +13,21 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import numpy.typing as npt
 
 from deepseek_backend.answer.active_request import ActiveRequest, Reply
+from deepseek_backend.answer.response_tensors import task_outputs
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.delivery.delivery import Delivery
 from deepseek_backend.engine_warmup import warm_up
 from deepseek_backend.engines.base import Engine, EngineHealth, EngineStats, FinishReason, Step
+from deepseek_backend.engines.call_tags import BEGINNINGS
 from deepseek_backend.engines.generate_request import GenerateRequest
+from deepseek_backend.engines.reasoning_tags import CLOSING
 from deepseek_backend.errors import (
     BackendError,
     CancelledError,
@@ -37,7 +41,10 @@ from deepseek_backend.metrics.backend_metrics import BackendMetrics
 from deepseek_backend.process.readiness import TokenClock, readiness
 from deepseek_backend.process.watcher import ServerAbove, Watcher
 from deepseek_backend.request.admission import Admission
-from deepseek_backend.request.expansion import expand
+from deepseek_backend.request.call_forms import FORMS
+from deepseek_backend.request.chat_rendering import ChatRenderer, find_chat_facts
+from deepseek_backend.request.expansion import expand, prompt_tokens, text_of_ids
+from deepseek_backend.request.model_info import is_v32, model_info
 from deepseek_backend.request.parsed_request import ParsedRequest
 from deepseek_backend.request.parsing import parse_request
 from deepseek_backend.request.supported_fields import check_defaults, supported_fields
@@ -79,6 +86,12 @@ class Service:
         """Draft tokens proposed and accepted for the warm-up's requests, which are not a user's."""
         self._supported: dict[str, str] = {}
         """Field -> the reason why it is refused, or "". Set by `load`."""
+        self._chat: ChatRenderer
+        """Set by `load`, like the next one."""
+        self._reasoning_ends: Mapping[int, int] = {}
+        """Token id -> 1 for the tag that closes the reasoning, 0 for those that begin calls of tools."""
+        self._task_thread = ThreadPoolExecutor(1, thread_name_prefix="task")
+        """Answers the requests that generate nothing."""
         self._admission = Admission(max_inflight=config.max_inflight, max_inflight_tokens=config.max_inflight_tokens)
         self.delivery = Delivery(self, self._metrics)
         self._server = server or ServerAbove()
@@ -99,6 +112,7 @@ class Service:
         try:
             self._engine.start()
             self._supported = supported_fields(self._engine.capabilities)
+            self._learn_chat()
             check_defaults(self.config, self._supported)
             load_seconds = {**self._engine.load_seconds, **self._warm_up()}
         except BaseException:
@@ -108,6 +122,15 @@ class Service:
         for name, why in unsupported.items():
             logger.warning("requests that ask for %s are refused: %s", name, why)
         self._metrics.loaded(load_seconds, unsupported)
+
+    def _learn_chat(self) -> None:
+        """Find out how the loaded checkpoint writes conversations."""
+        engine, tokenizer = self._engine, self._engine.tokenizer
+        form = FORMS.get(engine.capabilities.call_form)
+        facts = find_chat_facts(engine, is_v32=is_v32(self.config), form=form)
+        self._chat = ChatRenderer(engine, facts, eos_token=tokenizer.special_tokens.get("eos_token", ""))
+        ends = {tag: tokenizer.encode(tag, False) for tag in (CLOSING, *BEGINNINGS)}
+        self._reasoning_ends = {ids[0]: int(tag == CLOSING) for tag, ids in ends.items() if len(ids) == 1}
 
     def accept(
         self,
@@ -131,6 +154,10 @@ class Service:
                 return
             if self.draining:
                 raise UnavailableError(self.draining)
+            if parsed.task != "generate":
+                active.begin(parsed)
+                self._task_thread.submit(self._answer_task, active)
+                return
             self._submit(active, parsed, timeout_us)
         except BackendError as error:
             self.fail(active, error)
@@ -154,9 +181,11 @@ class Service:
         deadline_s = _deadline_s(active.arrived_s, parsed.timeout_ms, timeout_us or parsed.timeout_us)
         # Steps are dear, and an answer sent at once needs them only where a stop string may end it.
         wants_steps = parsed.streaming or bool(parsed.sampling.stop) or not self._engine.capabilities.whole_answers
-        requests = expand(parsed, self._engine, self._ids, wants_steps=wants_steps)
+        requests = expand(parsed, self._engine, self._chat, self._ids, wants_steps=wants_steps)
         admitted = self._admission.admit(requests)
-        if not active.begin(parsed, requests, admitted=admitted, deadline_s=deadline_s):
+        if not active.begin(
+            parsed, requests, admitted=admitted, deadline_s=deadline_s, reasoning_ends=self._reasoning_ends
+        ):
             admitted.release()  # the server is exiting and has ended everything
             return
         self._metrics.accepted(len(requests))
@@ -168,6 +197,32 @@ class Service:
         # While it was being submitted: an abort may have come before the engine knew the request.
         if active.ended or active.awaits_abort:
             self._abort_in_engine(requests)
+
+    def _answer_task(self, active: ActiveRequest) -> None:
+        """Answer a request that generates nothing. It runs in a thread of its own: a long text takes a second."""
+        parsed = active.parsed
+        try:
+            if parsed.task == "describe":
+                info = model_info(
+                    self.config, self._engine.capabilities, self._engine.tokenizer, self._chat.facts, self._supported
+                )
+                response = task_outputs(model_info=[info.encode()])
+            elif parsed.task == "tokenize":
+                prompts = prompt_tokens(parsed, self._engine, self._chat)
+                response = task_outputs(
+                    output_ids=[token_id for prompt in prompts for token_id in prompt],
+                    num_input_tokens=[len(prompt) for prompt in prompts],
+                )
+            else:
+                response = task_outputs(text_output=[text_of_ids(parsed, self._engine).encode()])
+        except BackendError as error:
+            self.fail(active, error)
+        except Exception as error:  # a tokenizer may raise anything
+            logger.exception("request %r", active.client_id)
+            self.fail(active, EngineError(describe(error)))
+        else:
+            active.end_with(response)
+            self.delivery.put_request(active)
 
     def _stop_by_client_id(self, stopper: ActiveRequest) -> None:
         """End every running request that has the stopper's id, then answer the stopper.
@@ -258,6 +313,7 @@ class Service:
             active.abandon()
             self._abort_in_engine(active.requests)
             self.delivery.put_request(active)
+        self._task_thread.shutdown(cancel_futures=True)
         self.watcher.stop()
         self._engine.stop()
         self.delivery.stop()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import Protocol
 
@@ -91,6 +91,8 @@ class ActiveRequest:
         self._error: BackendError | None = None
         self._admitted: Admitted | None = None
         """The request's share of admission's limits, given back just before the final response."""
+        self._prepared: Outputs | None = None
+        """The response to a task that generates nothing."""
         self._num_unsettled = 0
         """Sequences of which the engine has more to say."""
         self._several = False
@@ -106,6 +108,7 @@ class ActiveRequest:
         *,
         admitted: Admitted | None = None,
         deadline_s: float | None = None,
+        reasoning_ends: Mapping[int, int] | None = None,
     ) -> bool:
         """Take the parsed request and its requests to the engine. False: the request has ended before it began."""
         with self._lock:
@@ -120,7 +123,10 @@ class ActiveRequest:
             )
             self.requests = tuple(requests)
             self._num_unsettled = len(requests)
-            self.sequences = [SequenceBuffer(index, parsed, request.prompt) for index, request in enumerate(requests)]
+            self.sequences = [
+                SequenceBuffer(index, parsed, request.prompt, request.begun, reasoning_ends or {})
+                for index, request in enumerate(requests)
+            ]
             return True
 
     @property
@@ -204,6 +210,12 @@ class ActiveRequest:
         with self._lock:
             return self._end_locked(finish_reason=finish_reason, error=error)
 
+    def end_with(self, response: Outputs) -> None:
+        """End a request that generates nothing, with its one response."""
+        with self._lock:
+            if self._end_locked(finish_reason="stop"):
+                self._prepared = response
+
     def has_news(self) -> bool:
         """A sequence has something for a stream's next response. Reads without the lock, as a hint."""
         if len(self.sequences) == 1:  # nearly always
@@ -235,7 +247,8 @@ class ActiveRequest:
             if final and error is not None:
                 self._reply.send_error(error)
             elif final or chunks:
-                self._send(outputs(chunks, self.parsed, several=self._several), final=final)
+                prepared = self._prepared if final else None
+                self._send(prepared or outputs(chunks, self.parsed, several=self._several), final=final)
             if not final:
                 return False
             with self._lock:

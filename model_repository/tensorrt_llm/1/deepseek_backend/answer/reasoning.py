@@ -1,7 +1,8 @@
 """Separates the model's reasoning from its answer while both stream.
 
 DeepSeek writes its reasoning between <think> and </think>, at the beginning of its output. Some chat templates end with
-the opening tag, so that the output begins inside it; others leave the tag to the model.
+the opening tag, so that the output begins inside it; others leave the tag to the model. A model that begins to call
+tools has also ended its reasoning; at times it leaves out the closing tag.
 
 Anywhere else the tags are plain text. That includes a closing tag without an opening one in the prompt or the output:
 the text before it may be an answer about the tag, so it is sent as an answer and not hidden on a guess.
@@ -11,9 +12,12 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
+from deepseek_backend.engines.call_tags import BEGINNINGS
 from deepseek_backend.engines.reasoning_tags import CLOSING, OPENING, WHITE_SPACE
 
 _OPENING_LINE = OPENING + "\n"
+_ENDS = (CLOSING, *BEGINNINGS)
+"""They all begin with "<" and have it nowhere else."""
 
 
 class _OutputPart(Enum):
@@ -39,6 +43,13 @@ class ReasoningSplitter:
         self._opened = opened
         self._part = _OutputPart.BEGINNING
         self._held = ""
+        self.has_reasoned = False
+        """The output has reasoning, be it empty."""
+
+    @property
+    def is_past(self) -> bool:
+        """The reasoning has ended, or there is none."""
+        return self._part in (_OutputPart.GAP, _OutputPart.ANSWER)
 
     def push(self, text: str) -> tuple[str, str]:
         """Return the (reasoning, answer) that may be sent now. What may be the beginning of a tag is held back."""
@@ -49,7 +60,7 @@ class ReasoningSplitter:
         if self._part is _OutputPart.BEGINNING:
             text = self._after_beginning(text)
         if self._part is _OutputPart.REASONING:
-            reasoning, text = self._up_to_closing(text)
+            reasoning, text = self._up_to_end(text)
         if self._part is _OutputPart.GAP:
             text = text.lstrip(WHITE_SPACE)
             if text:
@@ -75,22 +86,25 @@ class ReasoningSplitter:
         """Settle which part `text`, the output so far, begins with, and return what follows the opening tag."""
         start = text.lstrip(WHITE_SPACE)
         if start.startswith(OPENING):
-            self._part = _OutputPart.REASONING
+            self._part, self.has_reasoned = _OutputPart.REASONING, True
             return start.removeprefix(OPENING).removeprefix("\n")
         if self._opened:
-            self._part = _OutputPart.REASONING
+            self._part, self.has_reasoned = _OutputPart.REASONING, True
             return text.removeprefix("\n")
         self._part = _OutputPart.ANSWER
         return text
 
-    def _up_to_closing(self, text: str) -> tuple[str, str]:
-        """Return (reasoning, the text that follows the closing tag)."""
-        reasoning, closing, rest = text.partition(CLOSING)
-        if closing:
-            self._part = _OutputPart.GAP
-            return reasoning, rest
-        start = text.rfind(CLOSING[0])  # CLOSING has it nowhere else, so an incomplete tag can't begin earlier
-        if start >= 0 and CLOSING.startswith(text[start:]):
-            self._held = text[start:]
-            return text[:start], ""
+    def _up_to_end(self, text: str) -> tuple[str, str]:
+        """Return (reasoning, the text that follows it). Calls of tools are part of what follows."""
+        start = text.find("<")
+        while start >= 0:
+            rest = text[start:]
+            for tag in _ENDS:
+                if rest.startswith(tag):
+                    self._part = _OutputPart.GAP if tag == CLOSING else _OutputPart.ANSWER
+                    return text[:start], rest.removeprefix(CLOSING)
+                if tag.startswith(rest):
+                    self._held = rest
+                    return text[:start], ""
+            start = text.find("<", start + 1)
         return text, ""

@@ -55,7 +55,15 @@ def outputs(chunks: Sequence[SequenceChunk], parsed: ParsedRequest, *, several: 
         result.append(_output("reasoning_output", [chunk.reasoning.encode() for chunk in chunks]))
     if ended:
         result.append(_output("num_cached_tokens", [chunk.num_cached_tokens for chunk in chunks]))
+        if parsed.separate_reasoning:
+            result.append(_output("num_reasoning_tokens", [chunk.num_reasoning_tokens for chunk in chunks]))
     return result + _token_outputs(chunks, parsed)
+
+
+def task_outputs(**values: Sequence[Any]) -> Outputs:
+    """Return the outputs of a task's one response: `values`, and text_output, which every response has."""
+    values.setdefault("text_output", [b""])
+    return [_output(name, each) for name, each in values.items()]
 
 
 def num_bytes(response: Outputs) -> int:

@@ -6,7 +6,9 @@ Text passes the stop string filter and then, if asked for, the split into reason
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from deepseek_backend.answer.reasoning import ReasoningSplitter
 from deepseek_backend.answer.stop_strings import StopStringFilter
@@ -21,6 +23,9 @@ _PIECES = 5
 """An answer leaves in at least this many chunks, however late it is: one lump at the end is no stream."""
 _SMALL_PIECE = 128
 """Characters that are sent as one chunk in any case; about 32 tokens."""
+
+
+_NO_ENDS: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,14 +46,27 @@ class SequenceChunk:
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     cumulative_logprob: float = 0.0
     num_cached_tokens: int = 0
+    num_reasoning_tokens: int = 0
     perf_metrics: PerfMetrics | None = None
 
 
 class SequenceBuffer:
     """The text and the numbers of one sequence that its client has not got yet."""
 
-    def __init__(self, index: int, parsed: ParsedRequest, prompt: str) -> None:
-        """`prompt`: the text given to the engine; empty for a prompt in token ids."""
+    def __init__(
+        self,
+        index: int,
+        parsed: ParsedRequest,
+        prompt: str,
+        begun: str = "",
+        reasoning_ends: Mapping[int, int] = _NO_ENDS,
+    ) -> None:
+        """Begin a sequence.
+
+        :param prompt: the text given to the engine; empty for a prompt in token ids.
+        :param begun: the end of it that is the beginning of the answer.
+        :param reasoning_ends: id of a token that ends the reasoning -> 1 if it counts to it, else 0.
+        """
         self.index = index
         self.finish_reason: FinishReason | None = None
         self.num_input_tokens = 0
@@ -64,8 +82,14 @@ class SequenceBuffer:
         self._parsed = parsed
         self._filter = StopStringFilter(sampling.stop, include_stop=bool(sampling.include_stop_str_in_output))
         self._splitter = ReasoningSplitter(opened=ends_inside(prompt)) if parsed.separate_reasoning else None
-        self._echo = prompt if parsed.echo else ""
+        self._echo = prompt.removesuffix(begun) if parsed.echo else ""
         """The prompt, to be put before the text. It waits for the first step, which has the counts that go with it."""
+        self._begun = begun
+        """The answer's beginning, which waits too."""
+        self._reasoning_ends = reasoning_ends
+        self._num_reasoning = 0
+        """Tokens up to the end of the reasoning, or so far."""
+        self._reasoning_is_over = self._splitter is None
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._length = 0
@@ -99,8 +123,8 @@ class SequenceBuffer:
         if self.finish_reason is not None:
             self._take_metrics(step)
             return
-        if self._echo:
-            self._write_echo()
+        if self._echo or self._begun:
+            self._write_lead()
         self.num_input_tokens = step.num_input_tokens or self.num_input_tokens
         self.num_output_tokens += len(step.token_ids)
         self.num_cached_tokens = step.num_cached_tokens or self.num_cached_tokens
@@ -111,7 +135,9 @@ class SequenceBuffer:
         if step.perf_metrics is not None:
             self._chunk.perf_metrics = step.perf_metrics
         if step.text:
-            self._write(self._filter.push(step.text))
+            self._split(self._filter.push(step.text))
+        if not self._reasoning_is_over:
+            self._count_reasoning(step.token_ids)
         if self._filter.matched is not None:
             self.end("stop", self._filter.matched)
             self._awaits_metrics = bool(self._parsed.sampling.return_perf_metrics) and step.finish_reason is None
@@ -123,12 +149,12 @@ class SequenceBuffer:
         self._awaits_metrics = False
         if self.ended:
             return
-        self._write_echo()
+        self._write_lead()
         self.finish_reason = finish_reason
         self._news = True
         self._chunk.stop_reason = stop_reason
         if self._filter.matched is None:
-            self._write(self._filter.finish())
+            self._split(self._filter.finish())
         if self._splitter is not None:
             self._keep(*self._splitter.finish())
 
@@ -161,6 +187,8 @@ class SequenceBuffer:
         chunk.text, chunk.reasoning = "".join(self._text), "".join(self._reasoning)
         chunk.finish_reason = self.finish_reason
         chunk.cumulative_logprob = self.cumulative_logprob
+        if self._splitter is not None and self._splitter.has_reasoned:
+            chunk.num_reasoning_tokens = self._num_reasoning
         chunk.num_input_tokens, chunk.num_cached_tokens = self.num_input_tokens, self.num_cached_tokens
         chunk.num_output_tokens = self.num_output_tokens - self._num_counted
         if counted:
@@ -188,10 +216,24 @@ class SequenceBuffer:
         """
         return self._characters_sent < _FREE_CHARACTERS or self._length >= self._length_sent * 17 / 16
 
-    def _write_echo(self) -> None:
+    def _write_lead(self) -> None:
+        """Write what comes before the engine's text. No stop string is searched in it."""
         if self._echo:
             self._keep("", self._echo)
-            self._echo = ""
+        if self._begun:
+            self._split(self._begun)
+        self._echo = self._begun = ""
+
+    def _count_reasoning(self, token_ids: Sequence[int]) -> None:
+        """Count the tokens of a step up to the end of the reasoning, which a token or else the text tells."""
+        counted = len(token_ids)
+        for place, token_id in enumerate(token_ids):
+            if token_id in self._reasoning_ends:
+                counted = place + self._reasoning_ends[token_id]
+                self._reasoning_is_over = True
+                break
+        self._num_reasoning += counted
+        self._reasoning_is_over |= self._splitter is not None and self._splitter.is_past
 
     def _take_details(self, step: Step) -> None:
         """Keep what the request asked for beside the text."""
@@ -210,7 +252,7 @@ class SequenceBuffer:
             self._chunk.perf_metrics = step.perf_metrics
             self.num_cached_tokens = step.num_cached_tokens or self.num_cached_tokens
 
-    def _write(self, text: str) -> None:
+    def _split(self, text: str) -> None:
         if self._splitter is not None:
             self._keep(*self._splitter.push(text))
         else:

@@ -150,6 +150,11 @@ class Capabilities:
     """Text that add_special_tokens puts before a prompt, unless the prompt begins with it."""
     priority: bool = False
     """Whether requests with a higher priority go first."""
+    version: str = ""
+    """Version of the engine's package; "" where it has none."""
+    call_form: str = ""
+    """Name of the form in `request.call_forms` in which the model writes calls of tools, where its chat template can't
+    tell."""
     whole_answers: bool = False
     """Whether it is cheaper to send an answer in one step, where GenerateRequest.wants_steps is False."""
     unsupported: dict[str, str] = field(default_factory=dict)
@@ -180,6 +185,27 @@ class EngineStats:
     """Further numbers that this engine counts."""
 
 
+class ModelTokenizer(Protocol):
+    """The tokenizer of an engine's checkpoint, for requests that generate nothing. Any thread may use it."""
+
+    @property
+    def chat_template(self) -> str | None:
+        """Text of the template; None where there is none, or code in its place."""
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """Texts of bos_token, eos_token and pad_token, as far as there are such."""
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Number of token ids; None where it is not known."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> Sequence[int]: ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of all of them; U+FFFD stands for a character that is not whole."""
+
+
 class Engine(Protocol):
     """One model. The constructor takes the validated configuration; `start` loads the model."""
 
@@ -192,6 +218,13 @@ class Engine(Protocol):
     @property
     def capabilities(self) -> Capabilities:
         """Valid after `start`."""
+
+    @property
+    def tokenizer(self) -> ModelTokenizer:
+        """Valid after `start`.
+
+        :raises UnavailableError: when no request is served.
+        """
 
     @property
     def load_seconds(self) -> Mapping[str, float]:

@@ -90,6 +90,8 @@ class GenerateRequest:
     request_id: str
     """Id that the backend makes, unique among its open requests; not the client's id."""
     prompt: str
+    begun: str = ""
+    """The end of `prompt` that is the beginning of the answer, and part of its text."""
     prompt_token_ids: tuple[int, ...] | None = None
     """The prompt in token ids, used unchanged; `prompt` is empty then."""
     shared_token_ids: SharedTokenIds | None = None

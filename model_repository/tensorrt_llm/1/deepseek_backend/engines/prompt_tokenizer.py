@@ -20,7 +20,26 @@ class PromptTokenizer:
     @property
     def bos_token(self) -> str:
         """Text that `prompt_token_ids` puts before a prompt; "" for none."""
-        return prompting.bos_token(self._encode, lambda ids: self.decode(ids, skip_special_tokens=False))
+        return prompting.bos_token(self.encode, lambda ids: self.decode(ids, skip_special_tokens=False))
+
+    @property
+    def vocab_size(self) -> int | None:
+        inner = prompting.unwrapped(self._tokenizer)
+        return len(inner) if hasattr(inner, "__len__") else None
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """Texts of bos_token, eos_token and pad_token, as far as there are such."""
+        inner = prompting.unwrapped(self._tokenizer)
+        return {name: str(text) for name in prompting.SPECIAL_TOKENS if (text := getattr(inner, name, None))}
+
+    @property
+    def chat_template(self) -> str | None:
+        """Text of the chat template; None where there is none, or code in its place."""
+        template = getattr(prompting.unwrapped(self._tokenizer), "chat_template", None)
+        if isinstance(template, dict):  # several by name
+            template = template.get("default")
+        return template if isinstance(template, str) else None
 
     def max_prompt_bytes(self, max_seq_len: int) -> int | None:
         """Return the bytes of the longest possible prompt; None where the tokenizer does not give its vocabulary."""
@@ -34,13 +53,11 @@ class PromptTokenizer:
 
         :raises RequestError: for an id without a token.
         """
-        inner = prompting.unwrapped(self._tokenizer)
-        vocab_size = len(inner) if hasattr(inner, "__len__") else None
-        return list(prompting.prompt_token_ids(request, self._encode, vocab_size))
+        return list(prompting.prompt_token_ids(request, self.encode, self.vocab_size))
 
     def word_token_ids(self, word: str) -> list[int]:
         """Return a word in token ids, without the special tokens that begin a prompt."""
-        return self._encode(word, add_special_tokens=False)
+        return self.encode(word, add_special_tokens=False)
 
     def render_chat(self, messages: Messages, template_kwargs: Mapping[str, Any]) -> str:
         """Render a conversation, as Engine.render_chat does."""
@@ -57,5 +74,5 @@ class PromptTokenizer:
         """Return the text of all of them; U+FFFD stands for a character whose last bytes are missing."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))

@@ -20,6 +20,8 @@ _TEMPLATE_DATA = {"tools", "documents"}
 """Arguments of apply_chat_template that the template itself reads; the others control the library."""
 _CONTROLS = {"chat_template", "continue_final_message", "return_dict", "return_tensors", "tokenizer_kwargs"}
 """Further ones of transformers, which no engine takes from a request: it means the same everywhere."""
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token")
+"""Names of the special tokens that a client may ask for, as tokenizer_config.json has them."""
 NO_CHAT_TEMPLATE = "chat_template is not set"
 """Part of the message of transformers' ValueError."""
 
@@ -79,7 +81,7 @@ def prompt_token_ids(
         token_ids = make() if request.shared_token_ids is None else request.shared_token_ids.get(make)
     else:
         token_ids = request.prompt_token_ids
-        _check_ids(token_ids, vocab_size)
+        check_ids(token_ids, vocab_size)
     return last_tokens(token_ids, sampling.truncate_prompt_tokens)
 
 
@@ -114,7 +116,11 @@ def bos_token(encode: Callable[[str, bool], Sequence[int]], decode: Callable[[Se
     return decode(list(takewhile(lambda token_id: token_id not in plain, encode("a", True))))
 
 
-def _check_ids(token_ids: Sequence[int], vocab_size: int | None) -> None:
+def check_ids(token_ids: Sequence[int], vocab_size: int | None) -> None:
+    """Refuse ids that no token has.
+
+    :raises RequestError: with the id.
+    """
     for token_id in token_ids:
         if token_id < 0 or (vocab_size is not None and token_id >= vocab_size):
             expected = "from 0" if vocab_size is None else f"from 0 to {vocab_size - 1}"

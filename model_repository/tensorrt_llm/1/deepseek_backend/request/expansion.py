@@ -8,15 +8,17 @@ from collections.abc import Iterator, Sequence
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import Capabilities, Engine
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams, SharedTokenIds, utf8_length
+from deepseek_backend.engines.prompting import check_ids, last_tokens
 from deepseek_backend.errors import RequestError
-from deepseek_backend.request.parsed_request import ParsedRequest
+from deepseek_backend.request.chat_rendering import ChatRenderer, Rendered
+from deepseek_backend.request.parsed_request import ParsedRequest, Prompt
 
 MAX_ECHO_CHARACTERS = 16 << 20
 """Most characters of prompts repeated in one response: each answer to a prompt repeats it."""
 
 
 def expand(
-    parsed: ParsedRequest, engine: Engine, ids: Iterator[int], *, wants_steps: bool = True
+    parsed: ParsedRequest, engine: Engine, chat: ChatRenderer, ids: Iterator[int], *, wants_steps: bool = True
 ) -> list[GenerateRequest]:
     """Return the requests to the engine, prompt by prompt, with ids from `ids`.
 
@@ -26,9 +28,7 @@ def expand(
     requests: list[GenerateRequest] = []
     echoed = 0
     for prompt in parsed.prompts:
-        text = prompt.text
-        if prompt.messages is not None:
-            text = engine.render_chat(prompt.messages, parsed.chat_template_kwargs)
+        text, begun = rendered(prompt, parsed, chat)
         if parsed.sampling.truncate_prompt_tokens is None:
             _check_size(text, prompt.token_ids, capabilities)
         echoed += len(text) * answers if parsed.echo else 0
@@ -43,6 +43,7 @@ def expand(
             GenerateRequest(
                 request_id=str(next(ids)),
                 prompt=text,
+                begun=begun,
                 prompt_token_ids=prompt.token_ids,
                 shared_token_ids=shared,
                 sampling=_with_own_seed(sampling, choice),
@@ -53,6 +54,40 @@ def expand(
             for choice in range(answers)
         ]
     return requests
+
+
+def rendered(prompt: Prompt, parsed: ParsedRequest, chat: ChatRenderer) -> Rendered:
+    """Return a prompt as text, "" for one in token ids.
+
+    :raises RequestError: for a conversation that can't be rendered.
+    """
+    if prompt.messages is None:
+        return Rendered(prompt.text)
+    return chat.render(prompt.messages, parsed.chat_template_kwargs, parsed.tool_use)
+
+
+def prompt_tokens(parsed: ParsedRequest, engine: Engine, chat: ChatRenderer) -> list[Sequence[int]]:
+    """Return the token ids of each prompt, as the engine would get them.
+
+    :raises RequestError: for a conversation that can't be rendered.
+    """
+    found = []
+    for prompt in parsed.prompts:
+        text = rendered(prompt, parsed, chat).prompt
+        sampling = _without_second_bos(text, parsed.sampling, engine.capabilities.bos_token)
+        token_ids = engine.tokenizer.encode(text, sampling.add_special_tokens is not False)
+        found.append(last_tokens(token_ids, sampling.truncate_prompt_tokens))
+    return found
+
+
+def text_of_ids(parsed: ParsedRequest, engine: Engine) -> str:
+    """Return the text of the prompt in token ids.
+
+    :raises RequestError: for an id without a token.
+    """
+    token_ids = parsed.prompts[0].token_ids or ()
+    check_ids(token_ids, engine.tokenizer.vocab_size)
+    return engine.tokenizer.decode(token_ids, skip_special_tokens=bool(parsed.sampling.skip_special_tokens))
 
 
 def _check_size(text: str, token_ids: Sequence[int] | None, capabilities: Capabilities) -> None:

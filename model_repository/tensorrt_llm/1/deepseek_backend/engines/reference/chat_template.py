@@ -42,6 +42,7 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        self.source: str | None = source
         self._template = None if source is None else environment.from_string(source)
         self.special_tokens = {name: token for name in _SPECIAL_TOKENS if (token := _token(config.get(name)))}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +39,31 @@ class LoadedCheckpoint:
         """Return the token ids of `text`. Any thread may call it."""
         token_ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return token_ids
+
+
+@dataclass(frozen=True)
+class CheckpointTokenizer:
+    """A `ModelTokenizer` of a loaded checkpoint."""
+
+    checkpoint: LoadedCheckpoint
+
+    @property
+    def chat_template(self) -> str | None:
+        return self.checkpoint.chat_template.source
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        return self.checkpoint.chat_template.special_tokens
+
+    @property
+    def vocab_size(self) -> int:
+        return self.checkpoint.vocab_size
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self.checkpoint.encode(text, add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return str(self.checkpoint.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
 
 def load_checkpoint(name: str, *, version_dir: Path) -> LoadedCheckpoint:

@@ -25,7 +25,7 @@ from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.engines.prompting import render_chat
 from deepseek_backend.engines.reference.batched_generation import BatchedGeneration
 from deepseek_backend.engines.reference.blas_threads import set_blas_threads
-from deepseek_backend.engines.reference.checkpoint_loading import LoadedCheckpoint, load_checkpoint
+from deepseek_backend.engines.reference.checkpoint_loading import CheckpointTokenizer, LoadedCheckpoint, load_checkpoint
 from deepseek_backend.engines.reference.continuous_batch import ContinuousBatch
 from deepseek_backend.engines.reference.model_runner import ModelRunner
 from deepseek_backend.errors import BackendError, ConfigError, EngineError, UnavailableError, describe
@@ -122,6 +122,10 @@ class ReferenceEngine:
     def capabilities(self) -> Capabilities:
         capabilities: Capabilities = require(self._capabilities, "capabilities are known after start()")
         return capabilities
+
+    @property
+    def tokenizer(self) -> CheckpointTokenizer:
+        return CheckpointTokenizer(self._loaded())
 
     @property
     def load_seconds(self) -> Mapping[str, float]:

@@ -12,8 +12,9 @@ import random
 import re
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from deepseek_backend.engines.reasoning_tags import CLOSING, OPENING
 
@@ -83,6 +84,21 @@ def id_of(text: str) -> int:
 def text_of(token_id: int) -> str:
     """Return the token's text; U+FFFD for an id that only a real tokenizer knows."""
     return VOCABULARY[token_id] if token_id < len(VOCABULARY) else _UNKNOWN
+
+
+class FillerTokenizer:
+    """A `ModelTokenizer` of filler text. It has text only for the ids of its small vocabulary."""
+
+    chat_template: str | None = None
+    special_tokens: Mapping[str, str] = MappingProxyType({"bos_token": BOS, "eos_token": EOS})
+    vocab_size = _DEEPSEEK_VOCABULARY_SIZE
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return [id_of(token) for token in split_prompt(text, add_special_tokens=add_special_tokens)]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        hidden = len(SPECIAL_TOKENS) if skip_special_tokens else 0
+        return "".join(text_of(token_id) for token_id in token_ids if token_id >= hidden)
 
 
 @functools.cache

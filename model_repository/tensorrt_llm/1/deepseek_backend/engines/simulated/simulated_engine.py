@@ -29,7 +29,7 @@ from deepseek_backend.engines.base import (
 )
 from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.engines.simulated import chat_form
-from deepseek_backend.engines.simulated.filler_text import BOS
+from deepseek_backend.engines.simulated.filler_text import BOS, FillerTokenizer
 from deepseek_backend.engines.simulated.scheduler import RankLoad, Scheduler
 from deepseek_backend.engines.simulated.simulated_generation import SimulatedGeneration, begin, stamp
 from deepseek_backend.engines.simulated.simulated_options import parse_options
@@ -107,8 +107,13 @@ class SimulatedEngine:
             max_seq_len=self._options.max_seq_len,
             bos_token=BOS,
             priority=True,
+            call_form="raw_json",
             unsupported=_UNSUPPORTED,
         )
+
+    @property
+    def tokenizer(self) -> FillerTokenizer:
+        return FillerTokenizer()
 
     @property
     def load_seconds(self) -> Mapping[str, float]:

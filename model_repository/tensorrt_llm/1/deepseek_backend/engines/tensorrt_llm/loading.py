@@ -82,7 +82,13 @@ def make_llm(package: Any, llm_args: Mapping[str, Any], objects: Mapping[str, An
 
 
 def make_capabilities(
-    max_seq_len: int, support: SamplerSupport, bos_token: str, max_prompt_bytes: int | None, *, has_statistics: bool
+    max_seq_len: int,
+    support: SamplerSupport,
+    bos_token: str,
+    max_prompt_bytes: int | None,
+    *,
+    has_statistics: bool,
+    version: str = "",
 ) -> Capabilities:
     """Return what the engine can do.
 
@@ -99,6 +105,7 @@ def make_capabilities(
         max_seq_len=max_seq_len,
         max_prompt_bytes=max_prompt_bytes,
         bos_token=bos_token,
+        version=version,
         whole_answers=has_statistics and "return_perf_metrics" in support.fields,
         unsupported=unsupported,
     )

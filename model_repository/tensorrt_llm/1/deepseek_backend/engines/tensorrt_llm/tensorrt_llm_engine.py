@@ -193,6 +193,7 @@ class TensorRTLLMEngine:
                 tokenizer.bos_token,
                 tokenizer.max_prompt_bytes(longest),
                 has_statistics=bool(llm_args.get("enable_iter_perf_stats")),
+                version=str(package.__version__),
             ),
             max_prompt_tokens=max_prompt_tokens(llm_args, release, longest),
         )
@@ -212,6 +213,10 @@ class TensorRTLLMEngine:
     def _known(self) -> _Loaded:
         loaded: _Loaded = require(self._loaded, "the engine is used before start()")
         return loaded
+
+    @property
+    def tokenizer(self) -> PromptTokenizer:
+        return self._known.tokenizer
 
     @property
     def load_seconds(self) -> Mapping[str, float]:

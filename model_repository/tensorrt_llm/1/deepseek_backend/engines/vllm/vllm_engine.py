@@ -129,6 +129,8 @@ class VllmEngine:
         self._allow_version_mismatch = version_mismatch_allowed(config.engine_options, engine="vllm")
         self._loaded: _LoadedVllm | None = None
         self._load_seconds: dict[str, float] = {}
+        self._version = ""
+        """The installed vLLM's."""
         self._llm: Any = None
         self._processes: Sequence[BaseProcess] = ()
         """vLLM's engine cores and the coordinator of data parallelism, which are children of this process."""
@@ -164,6 +166,7 @@ class VllmEngine:
         with timed(self._load_seconds, "load"):
             self._loop.start(self._load)
         logger.info("vLLM %s has loaded %s", package.__version__, self._config.model)
+        self._version = str(package.__version__)
         self._loaded = self._find_out(release)
         try:
             self._loop.run(self._connect, CONNECT_TIMEOUT_S)
@@ -201,6 +204,7 @@ class VllmEngine:
             max_prompt_bytes=tokenizer.max_prompt_bytes(max_seq_len),
             bos_token=tokenizer.bos_token,
             priority="priority" not in unsupported,
+            version=self._version,
             whole_answers=True,
             unsupported=unsupported,
         )
@@ -235,6 +239,10 @@ class VllmEngine:
     def _known(self) -> _LoadedVllm:
         loaded: _LoadedVllm = require(self._loaded, "the engine is used before start()")
         return loaded
+
+    @property
+    def tokenizer(self) -> PromptTokenizer:
+        return self._known.tokenizer
 
     @property
     def load_seconds(self) -> Mapping[str, float]:

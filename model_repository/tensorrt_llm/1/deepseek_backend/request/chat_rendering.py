@@ -1,0 +1,233 @@
+"""Makes a prompt of a conversation: the engine's chat template, and what it leaves out.
+
+What a template does with tools is found out by rendering a few messages with it. That holds for templates in Jinja as
+for the tokenizers that have code in their place, and needs no reading of either.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from deepseek_backend.contract import ErrorCode
+from deepseek_backend.engines.call_tags import DSML
+from deepseek_backend.engines.generate_request import Messages
+from deepseek_backend.engines.reasoning_tags import CLOSING, ends_inside
+from deepseek_backend.errors import RequestError
+from deepseek_backend.request.call_forms import DSML_FORM, FENCED, OTHER_FORM, RAW_JSON, CallForm
+from deepseek_backend.request.dsml_prompt import render_dsml
+from deepseek_backend.request.tool_use import ToolUse
+
+_NAME, _VALUE = "probe_of_a_name", "probe_of_a_value"
+_USER = {"role": "user", "content": "Hi"}
+_TOOL = {"type": "function", "function": {"name": _NAME, "description": "", "parameters": {"type": "object"}}}
+_ARGUMENTS = json.dumps({"key": _VALUE})
+_CALL = {"id": "1", "type": "function", "function": {"name": _NAME, "arguments": _ARGUMENTS}}
+_CALLING = {"role": "assistant", "content": None, "tool_calls": [_CALL]}
+
+
+class ChatEngine(Protocol):
+    """The part of an engine that renders conversations."""
+
+    def render_chat(self, messages: Messages, template_kwargs: Mapping[str, Any]) -> str: ...
+
+
+class Rendered(NamedTuple):
+    """A prompt, and the beginning of the answer that it ends with; "" where it ends before the answer."""
+
+    prompt: str
+    begun: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatFacts:
+    """What a checkpoint's chat template does."""
+
+    form: CallForm | None
+    """How calls are written; None where that is not known."""
+    shows_tools: bool = False
+    """The template writes tools, calls and results itself."""
+    quotes_arguments: bool = False
+    """The template makes JSON of a call's arguments, so that it must not get text."""
+    is_code: bool = False
+    """There is no template, and the conversation is rendered by `render_dsml`."""
+    has_switch: bool = False
+    """The argument `thinking` makes a difference."""
+
+
+def find_chat_facts(engine: ChatEngine, *, is_v32: bool, form: CallForm | None = None) -> ChatFacts:
+    """Find out what the engine's chat template does.
+
+    :param is_v32: the checkpoint says that it is DeepSeek-V3.2. The Exp release of it has a template.
+    :param form: how the engine writes calls, where its template can't tell.
+    """
+    try:
+        engine.render_chat([_USER], {})
+    except RequestError as error:
+        if is_v32 and error.code is ErrorCode.UNSUPPORTED:
+            return ChatFacts(form=DSML_FORM, is_code=True, has_switch=True)
+        return ChatFacts(form=None)
+    shows_tools = _NAME in _tried(engine, [_USER], {"tools": [_TOOL]})
+    calls = _tried(engine, [_USER, _CALLING], {"tools": [_TOOL]} if shows_tools else {})
+    thinking, not_thinking = (_tried(engine, [_USER], {"thinking": on}) for on in (True, False))
+    return ChatFacts(
+        form=_form_of(calls) or form or (OTHER_FORM if shows_tools else None),
+        shows_tools=shows_tools,
+        quotes_arguments=_ARGUMENTS not in calls and json.dumps(_ARGUMENTS) in calls,
+        has_switch=thinking != not_thinking,
+    )
+
+
+def _tried(engine: ChatEngine, messages: Messages, template_kwargs: Mapping[str, Any]) -> str:
+    try:
+        return engine.render_chat(messages, template_kwargs)
+    except RequestError:  # it can't be rendered, which is an answer too
+        return ""
+
+
+def _form_of(text: str) -> CallForm | None:
+    if f'<{DSML}invoke name="{_NAME}">' in text:
+        return DSML_FORM
+    return next((form for form in (FENCED, RAW_JSON) if form.beginning(_NAME) in text), None)
+
+
+class ChatRenderer:
+    """Renders conversations for one engine. Any thread may use it."""
+
+    def __init__(self, engine: ChatEngine, facts: ChatFacts, *, eos_token: str) -> None:
+        self.facts = facts
+        self._engine = engine
+        self._eos_token = eos_token
+
+    def render(self, messages: Messages, template_kwargs: Mapping[str, Any], tool_use: ToolUse) -> Rendered:
+        """Return the prompt of a conversation.
+
+        :raises RequestError: when it can't be rendered.
+        """
+        form = self.facts.form
+        if tool_use.tools and form is None:
+            raise RequestError(
+                "tools: the checkpoint's chat template shows no tools to the model, and writes calls in no known form",
+                code=ErrorCode.UNSUPPORTED,
+            )
+        prompt = self._prompt(messages, template_kwargs, tool_use.tools)
+        if not tool_use.required or form is None:
+            return Rendered(prompt)
+        if not form.begins:
+            raise RequestError(
+                "tool_choice: expected auto or none, because this chat template's form of calls is not known",
+                code=ErrorCode.UNSUPPORTED,
+            )
+        begun = form.beginning(tool_use.name)
+        return Rendered(f"{_outside_reasoning(prompt)}{begun}", begun)
+
+    def _prompt(
+        self, messages: Messages, template_kwargs: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
+    ) -> str:
+        facts = self.facts
+        if facts.is_code:
+            return render_dsml(messages, tools, template_kwargs)
+        if tools and facts.shows_tools:
+            template_kwargs = {**template_kwargs, "tools": list(tools)}
+        elif tools and facts.form is not None:
+            messages = _with_system_text(messages, facts.form.tools_text(tools))
+        turns = _Turns(messages, None if facts.shows_tools else facts.form, self._eos_token)
+        if facts.quotes_arguments:
+            turns.messages = [_with_objects(message) for message in turns.messages]
+        return turns.filled_in(self._engine.render_chat(turns.messages, template_kwargs))
+
+
+class _Turns:
+    """A conversation whose turns with calls, and whose last message where it is a prefix, are marks.
+
+    A template renders the marks as it renders any answer, and the text takes their places afterwards. So no template
+    can change the text, and what it writes behind an answer that goes on can be left out.
+    """
+
+    def __init__(self, messages: Messages, form: CallForm | None, eos_token: str) -> None:
+        self.messages: list[Mapping[str, Any]] = []
+        self._texts: dict[str, tuple[str, bool]] = {}
+        """Mark -> the text, and whether the answer ends there."""
+        self._mark = secrets.token_hex(8)
+        self._form = form
+        self._eos_token = eos_token
+        turn: list[Mapping[str, Any]] = []
+        for message in messages:
+            if message["role"] in ("assistant", "tool"):
+                turn.append(message)
+                continue
+            if message["role"] == "user":
+                self._add(turn)
+                turn = []
+            self.messages.append(message)  # a system message ends no turn: templates put all of them first
+        self._add(turn)
+
+    def _add(self, turn: Sequence[Mapping[str, Any]]) -> None:
+        if not turn:
+            return
+        is_open = bool(turn[-1].get("prefix")) or turn[-1]["role"] == "tool"
+        if self._form is not None and any(message["role"] == "tool" or "tool_calls" in message for message in turn):
+            self._put({"role": "assistant"}, self._form.turn(turn, self._eos_token), ends=not is_open)
+        elif turn[-1].get("prefix"):
+            self.messages += turn[:-1]
+            self._put(turn[-1], turn[-1]["content"], ends=False)
+        else:
+            self.messages += turn
+
+    def _put(self, message: Mapping[str, Any], text: str, *, ends: bool) -> None:
+        mark = f"{self._mark}-{len(self._texts)}."
+        self._texts[mark] = (text, ends)
+        self.messages.append({**message, "content": mark})
+
+    def filled_in(self, prompt: str) -> str:
+        """Return the prompt with the texts in the places of their marks.
+
+        :raises RequestError: when the template has left out an answer.
+        """
+        is_last_open = bool(self.messages) and self.messages[-1]["content"] in self._texts
+        for number, (mark, (text, ends)) in enumerate(self._texts.items(), 1):
+            before, found, after = prompt.partition(mark)
+            if not found:
+                raise RequestError("messages: the chat template leaves out an answer of the assistant")
+            if not ends:
+                is_last = is_last_open and number == len(self._texts)
+                after = "" if is_last else after.removeprefix(self._eos_token)
+                before = _outside_reasoning(before)
+            prompt = before + text + after
+        return prompt
+
+
+def _outside_reasoning(prompt: str) -> str:
+    """Return a prompt that ends inside the reasoning with its end; any other as it is."""
+    if not ends_inside(prompt):
+        return prompt
+    return prompt + CLOSING if prompt.endswith(">") else f"{prompt.rstrip()}\n\n{CLOSING}\n\n"
+
+
+def _with_system_text(messages: Messages, text: str) -> Messages:
+    """Return the messages with all system texts and `text` as one: the templates of V3 keep only the last one."""
+    system = [message["content"] for message in messages if message["role"] == "system"]
+    others = [message for message in messages if message["role"] != "system"]
+    return [{"role": "system", "content": "\n\n".join([*filter(None, system), text])}, *others]
+
+
+def _with_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message whose calls have their arguments as objects, as far as these are JSON."""
+    if not message.get("tool_calls"):
+        return message
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _object(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
+
+
+def _object(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
