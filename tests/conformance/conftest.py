@@ -15,8 +15,9 @@ import pytest
 HAS_CLIENTS = all(importlib.util.find_spec(name) for name in ("langchain_tests", "litellm", "lm_eval"))
 collect_ignore_glob = [] if HAS_CLIENTS else ["*"]
 
-# The clients look for news of themselves, and for prices, on the network.
+# The clients look for news of themselves, and for prices, on the network; and they keep what they have read.
 os.environ.update(
+    HF_HOME=str(Path(__file__).resolve().parents[2] / ".cache" / "huggingface"),
     LITELLM_LOCAL_MODEL_COST_MAP="True",
     HF_HUB_OFFLINE="1",
     HF_DATASETS_OFFLINE="1",
@@ -55,3 +56,24 @@ def gateway_url(tiny_triton: str, logs: Path) -> Iterator[str]:
 def base_url(gateway_url: str) -> str:
     """What OpenAI's clients are given as `base_url`."""
     return f"{gateway_url}/v1"
+
+
+@pytest.fixture(scope="session")
+def model_name(base_url: str) -> str:
+    """The name that the gateway serves the tiny model by."""
+    import httpx
+
+    name: str = httpx.get(f"{base_url}/models", timeout=60).json()["data"][0]["id"]
+    return name
+
+
+@pytest.fixture(scope="session")
+def obedient_url(tiny_triton: str, logs: Path) -> Iterator[str]:
+    """The base URL of a gateway in front of a model that calls any tool and follows any schema."""
+    from conformance.obedient_triton import obedient_triton
+    from conformance.running import NAMES, gateway
+
+    with obedient_triton(tiny_triton) as server:
+        names = tuple(word for name in NAMES for word in ("--model", f"{name}={server}"))
+        with gateway(log=logs / "obedient_gateway.log", options=names) as url:
+            yield f"{url}/v1"

@@ -16,6 +16,9 @@ PROGRAM = ROOT / ".venv" / "bin" / "deepseek-triton"
 TINY = ROOT / "model_repository"
 """The repository as it is checked out: the trained tiny checkpoint."""
 
+NAMES = ("first", "second")
+"""The obedient model's: the same server by two names, because some tests ask for another model than the first."""
+
 _START_S = 180
 _STOP_S = 60
 

@@ -43,8 +43,8 @@ def async_client(base_url: str) -> AsyncOpenAI:
 
 
 @pytest.fixture(scope="module")
-def model(client: OpenAI) -> str:
-    return next(iter(client.models.list())).id
+def model(model_name: str) -> str:
+    return model_name
 
 
 # --- models -----------------------------------------------------------------------------------------------------------

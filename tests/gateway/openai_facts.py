@@ -84,7 +84,7 @@ def _shape(schema: Mapping[str, Any]) -> dict[str, Any] | None:
     """A schema without its words; None for what the gateway never answers with."""
     if reference := schema.get("$ref"):
         name = reference.rpartition("/")[2]
-        return {"$ref": f"#/$defs/{name}"} if name in _PARTS else None
+        return _or_null(schema, {"$ref": f"#/$defs/{name}"}) if name in _PARTS else None
     shape: dict[str, Any] = {key: value for key, value in schema.items() if key in _KEPT}
     properties = {name: _shape(value) for name, value in schema.get("properties", {}).items()}
     if properties:
@@ -98,9 +98,12 @@ def _shape(schema: Mapping[str, Any]) -> dict[str, Any] | None:
             shape["anyOf" if union == "oneOf" else union] = choices
     if isinstance(schema.get("items"), Mapping) and (items := _shape(schema["items"])) is not None:
         shape["items"] = items
-    if schema.get("nullable"):
-        return {"anyOf": [shape, {"type": "null"}]}
-    return shape
+    return _or_null(schema, shape)
+
+
+def _or_null(schema: Mapping[str, Any], shape: dict[str, Any]) -> dict[str, Any]:
+    """`nullable` is OpenAPI 3.0's word, which the document has beside JSON schema's own."""
+    return {"anyOf": [shape, {"type": "null"}]} if schema.get("nullable") else shape
 
 
 def _references(shape: object) -> Iterator[str]:

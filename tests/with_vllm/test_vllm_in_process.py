@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_backend.contract import SAMPLING_BY_NAME
+from deepseek_backend.engines.reasoning_tags import ends_inside
 from deepseek_backend.engines.vllm.core_connection import CoreConnection
 from deepseek_backend.engines.vllm.generate_calls import GenerateCalls
 from deepseek_backend.errors import RequestError
@@ -159,7 +160,7 @@ SCHEMA = {
 }
 
 
-@pytest.mark.parametrize(
+GUIDED_ANSWERS = pytest.mark.parametrize(
     ("fields", "holds"),
     [
         ({"guided_json": json.dumps(SCHEMA)}, lambda text: set(json.loads(text)) == {"city", "number"}),
@@ -169,6 +170,9 @@ SCHEMA = {
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
+
+
+@GUIDED_ANSWERS
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}], ids=["greedy", "sampled"])
 def test_an_answer_follows_its_grammar(
     engine: Any, fields: dict[str, Any], holds: Any, sampling: dict[str, Any]
@@ -182,6 +186,20 @@ def test_an_answer_follows_its_grammar(
     assert log.steps["guided"][-1].finish_reason == "stop"
     assert holds(log.text("guided"))
     assert log.text("beside").startswith(" Paris")
+
+
+@GUIDED_ANSWERS
+def test_a_grammar_binds_what_follows_the_reasoning(engine: Any, fields: dict[str, Any], holds: Any) -> None:
+    prompt = engine.render_chat([{"role": "user", "content": QUESTION}], {"thinking": True})
+    assert ends_inside(prompt)
+
+    log = answered(engine, a_request("guided", prompt, max_tokens=300, **fields))
+
+    assert log.steps["guided"][-1].finish_reason == "stop"
+    reasoning, closing, answer = log.text("guided").partition("</think>")
+    assert len(reasoning) > 10
+    assert closing
+    assert holds(answer)
 
 
 @pytest.mark.parametrize(

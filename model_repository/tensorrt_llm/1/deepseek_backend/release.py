@@ -52,6 +52,8 @@ class SamplerSupport:
     conflicts: tuple[Conflict, ...] = ()
     logprobs: LogprobSupport | None = None
     """Set when `fields` has logprobs."""
+    refused_after_reasoning: str = ""
+    """Why a guide can't begin after the reasoning; "" where it can."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,16 @@ class EngineRelease:
                 for entry in section["conflicts"]
             ),
             logprobs=LogprobSupport(of=gives["of"], most=gives["most"]) if "logprobs" in honoured else None,
+            refused_after_reasoning=self._refusal_after_reasoning(llm_args),
         )
+
+    def _refusal_after_reasoning(self, llm_args: Mapping[str, Any]) -> str:
+        features = self.record.get("features", {})  # a record of an earlier version of this project may not have it
+        if features.get("guided_decoding_after_text", {}).get("supported") is not True:
+            return f"TensorRT-LLM {self.version} has no structural tags that end with the answer"
+        if llm_args.get("guided_decoding_backend") != "xgrammar":
+            return "only guided_decoding_backend: xgrammar has structural tags"
+        return ""
 
     def _refusals(self, sampler: Mapping[str, Any], llm_args: Mapping[str, Any]) -> dict[str, str]:
         """Return, by TensorRT-LLM's name of the field, why it can't be asked for."""

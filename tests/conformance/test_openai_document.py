@@ -1,0 +1,156 @@
+"""Raw answers and events of every kind, judged by OpenAI's own API description and by the types of its SDK.
+
+The SDK itself builds its objects unchecked, so that a wrong field would not be noticed. OPENAI_DOCUMENT may name the
+whole openapi.json; without it, the shapes in tests/gateway/openai_facts.json are taken.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from openai.types import Completion, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from conformance.asked import AGE, BERLIN, FRANCE, SUM, THINKING, TIME_TOOL, WEATHER_TOOL
+from conformance.raw_http import answer, ends_with_done, events, post
+from gateway.openai_facts import faults
+
+CHATS: dict[str, dict[str, Any]] = {
+    "plain": {"messages": FRANCE},
+    "usage": {"messages": FRANCE, "stream_options": {"include_usage": True}},
+    "continuous usage": {
+        "messages": FRANCE,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    },
+    "thinking": {"messages": SUM, **THINKING},
+    "call": {"messages": BERLIN, "tools": [WEATHER_TOOL, TIME_TOOL]},
+    "required call": {"messages": BERLIN, "tools": [WEATHER_TOOL], "tool_choice": "required"},
+    "logprobs": {"messages": FRANCE, "logprobs": True, "top_logprobs": 3},
+    "choices": {"messages": FRANCE, "n": 2},
+    "cut": {"messages": FRANCE, "max_tokens": 3},
+    "stop": {"messages": FRANCE, "stop": ["is"]},
+    "json": {"messages": AGE},
+    "nulls": {
+        "messages": FRANCE,
+        **dict.fromkeys(["tools", "tool_choice", "stop", "n", "logprobs", "seed", "max_tokens", "response_format"]),
+    },
+}
+COMPLETIONS: dict[str, dict[str, Any]] = {
+    "plain": {"prompt": "7 + 5 ="},
+    "usage": {"prompt": "7 + 5 =", "stream_options": {"include_usage": True}},
+    "logprobs": {"prompt": "7 + 5 =", "logprobs": 2, "max_tokens": 4},
+    "echo": {"prompt": "7 + 5 =", "echo": True, "logprobs": 1, "max_tokens": 1},
+    "prompts": {"prompt": ["7 + 5 =", "The capital of France is"], "n": 2, "max_tokens": 5},
+    "ids": {"prompt": [100, 101, 102], "max_tokens": 5},
+}
+RESPONSES: dict[str, dict[str, Any]] = {
+    "plain": {"input": FRANCE[0]["content"]},
+    "messages": {"input": FRANCE, "instructions": "Answer in one word."},
+    "thinking": {"input": SUM[0]["content"], **THINKING},
+    "call": {"input": BERLIN, "tools": [{"type": "function", **WEATHER_TOOL["function"]}]},
+    "cut": {"input": FRANCE[0]["content"], "max_output_tokens": 3},
+}
+
+
+def judged(found: object, schema: str) -> list[str]:
+    """Faults by the whole document where there is one, otherwise by the recorded shapes."""
+    path = os.environ.get("OPENAI_DOCUMENT")
+    if not path:
+        return faults(found, schema)
+    return [f"{error.json_path}: {error.message}" for error in _whole(Path(path), schema).iter_errors(found)]
+
+
+@functools.cache
+def _whole(path: Path, schema: str) -> Draft202012Validator:
+    document = json.loads(path.read_text(encoding="utf-8"), object_hook=_nullable)
+    return Draft202012Validator({"$ref": f"#/components/schemas/{schema}", **document})
+
+
+def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    """`nullable` is OpenAPI 3.0's word; JSON schema has none, and the document uses both."""
+    return {"anyOf": [schema, {"type": "null"}]} if schema.pop("nullable", False) is True else schema
+
+
+def without_options(body: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in body.items() if key != "stream_options"}
+
+
+@pytest.mark.parametrize("kind", CHATS)
+def test_chat(base_url: str, model_name: str, kind: str) -> None:
+    body = {"model": model_name, "temperature": 0, **CHATS[kind]}
+    whole = answer(f"{base_url}/chat/completions", without_options(body))
+    assert judged(whole, "CreateChatCompletionResponse") == []
+    ChatCompletion.model_validate(whole)
+
+    chunks = events(f"{base_url}/chat/completions", body)
+    assert len(chunks) > 1
+    assert [fault for chunk in chunks for fault in judged(chunk, "CreateChatCompletionStreamResponse")] == []
+    assert [ChatCompletionChunk.model_validate(chunk) for chunk in chunks]
+    assert ends_with_done(f"{base_url}/chat/completions", body)
+
+
+@pytest.mark.parametrize("kind", COMPLETIONS)
+def test_completions(base_url: str, model_name: str, kind: str) -> None:
+    body = {"model": model_name, "temperature": 0, **COMPLETIONS[kind]}
+    whole = answer(f"{base_url}/completions", without_options(body))
+    assert judged(whole, "CreateCompletionResponse") == []
+    Completion.model_validate(whole)
+
+    chunks = events(f"{base_url}/completions", body)
+    # OpenAI's document has no shape of its own for these chunks: it says that they are like the whole answer, whose
+    # finish_reason is never null. Its SDK reads them with the same type, without checks.
+    for chunk in chunks:
+        ended = [choice | {"finish_reason": choice["finish_reason"] or "stop"} for choice in chunk["choices"]]
+        usage = {key: value for key, value in chunk.items() if key != "usage" or value is not None}
+        assert judged(usage | {"choices": ended}, "CreateCompletionResponse") == []
+        Completion.model_validate(chunk | {"choices": ended})
+
+
+@pytest.mark.parametrize("kind", RESPONSES)
+def test_responses(base_url: str, model_name: str, kind: str) -> None:
+    body = {"model": model_name, "temperature": 0, **RESPONSES[kind]}
+    whole = answer(f"{base_url}/responses", body)
+    assert judged(whole, "Response") == []
+    Response.model_validate(whole)
+
+    found = events(f"{base_url}/responses", body)
+    assert [fault for event in found for fault in judged(event, "ResponseStreamEvent")] == []
+    assert [TypeAdapter(ResponseStreamEvent).validate_python(event) for event in found]
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+
+
+def test_models(base_url: str, model_name: str) -> None:
+    import httpx
+
+    listed = httpx.get(f"{base_url}/models").json()
+    assert judged(listed, "ListModelsResponse") == []
+    assert judged(httpx.get(f"{base_url}/models/{model_name}").json(), "Model") == []
+    Model.model_validate(listed["data"][0])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("chat/completions", {"temperature": "hot"}, 400),
+        ("chat/completions", {"model": "nothing"}, 404),
+        ("chat/completions", [], 400),
+        ("completions", {"prompt": 5}, 400),
+        ("responses", {"previous_response_id": "resp_1"}, 400),
+        ("embeddings", {}, 404),
+    ],
+    ids=str,
+)
+def test_errors(base_url: str, model_name: str, path: str, body: Any, status: int) -> None:
+    asked = {"chat/completions": {"messages": FRANCE}, "responses": {"input": "Hello"}}.get(path, {})
+    response = post(f"{base_url}/{path}", {"model": model_name, **asked} | body if isinstance(body, dict) else body)
+
+    assert response.status_code == status, response.text
+    assert judged(response.json(), "ErrorResponse") == []

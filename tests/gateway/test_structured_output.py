@@ -1,0 +1,94 @@
+"""Structured output: what clients ask, as fields of the wire contract."""
+
+import json
+import re
+
+import pytest
+
+from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
+from deepseek_triton_tools.gateway.protocol.structured_output import format_of_responses, guided_fields
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+SCHEMA_TEXT = json.dumps(SCHEMA, separators=(",", ":"))
+TAG = {"type": "structural_tag", "structures": [], "triggers": []}
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "expected"),
+    [
+        ({}, {}),
+        ({"response_format": None}, {}),
+        ({"response_format": {"type": "text"}}, {}),
+        ({"response_format": {"type": "json_object"}}, {"guided_json_object": True}),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "strict": True, "schema": SCHEMA},
+                }
+            },
+            {"guided_json": SCHEMA_TEXT},
+        ),
+        ({"response_format": {"type": "regex", "regex": "a+"}}, {"guided_regex": "a+"}),
+        ({"response_format": {"type": "ebnf", "ebnf": 'root ::= "a"'}}, {"guided_grammar": 'root ::= "a"'}),
+        ({"response_format": TAG}, {"guided_structural_tag": json.dumps(TAG, separators=(",", ":"))}),
+        ({"structured_outputs": {"json": SCHEMA, "regex": None, "json_object": False}}, {"guided_json": SCHEMA_TEXT}),
+        ({"structured_outputs": {"json": SCHEMA_TEXT}}, {"guided_json": SCHEMA_TEXT}),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, {"guided_regex": "(a|b)"}),
+        ({"structured_outputs": {"grammar": "g"}}, {"guided_grammar": "g"}),
+        ({"structured_outputs": {}}, {}),
+        ({"guided_json": SCHEMA}, {"guided_json": SCHEMA_TEXT}),
+        ({"guided_json_object": True}, {"guided_json_object": True}),
+        ({"guided_json_object": False}, {}),
+        ({"guided_regex": "x"}, {"guided_regex": "x"}),
+        ({"guided_choice": ["x"], "response_format": {"type": "text"}}, {"guided_regex": "(x)"}),
+    ],
+)
+def test_a_form_becomes_a_field_of_the_contract(request_fields: dict[str, object], expected: dict[str, object]) -> None:
+    assert guided_fields(request_fields) == expected
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "message"),
+    [
+        ({"response_format": "json"}, 'response_format: expected an object, got "json"'),
+        ({"response_format": {"type": "xml"}}, "response_format.type: expected text, json_object, json_schema"),
+        ({"response_format": {}}, "response_format.type: expected"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema: expected an object, got nothing"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "response_format.json_schema.schema: expected a JSON schema, got nothing",
+        ),
+        ({"response_format": {"type": "regex"}}, "response_format.regex: expected a text, got nothing"),
+        ({"structured_outputs": {"jsn": {}}}, "structured_outputs: expected one of json, json_object, regex"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs: expected one of"),
+        ({"guided_json": "{"}, "guided_json: expected a JSON schema, got text that is not JSON"),
+        ({"guided_choice": []}, "guided_choice: expected a list of texts, got []"),
+        ({"guided_choice": [1]}, "guided_choice: expected a list of texts, got [1]"),
+        ({"guided_json_object": "yes"}, "guided_json_object: expected true or false"),
+        (
+            {"guided_regex": "a", "response_format": {"type": "json_object"}},
+            "response_format and guided_regex: expected one of them",
+        ),
+    ],
+)
+def test_a_wrong_form_is_refused_by_name(request_fields: dict[str, object], message: str) -> None:
+    with pytest.raises(OpenAIError) as caught:
+        guided_fields(request_fields)
+    assert caught.value.message.startswith(message)
+    assert caught.value.status == 400
+    assert caught.value.param is not None
+    assert message.startswith(caught.value.param)
+
+
+@pytest.mark.parametrize("text", ["a.b", "1 + 1 = 2?", "[x]{y}(z)", "a\\b", "^$|", "é/-"])
+def test_a_choice_stands_for_itself(text: str) -> None:
+    pattern = str(guided_fields({"guided_choice": [text, "other"]})["guided_regex"])
+    assert re.fullmatch(pattern, text)
+    assert not re.fullmatch(pattern, text + "x")
+
+
+def test_the_format_of_the_responses_api_is_that_of_chat() -> None:
+    flat = {"type": "json_schema", "name": "a", "strict": True, "schema": SCHEMA}
+    assert guided_fields({"response_format": format_of_responses(flat)}) == {"guided_json": SCHEMA_TEXT}
+    assert format_of_responses({"type": "text"}) == {"type": "text"}

@@ -1,0 +1,374 @@
+"""The parser of tool calls: all forms, however the text is cut."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from deepseek_triton_tools.gateway.tool_calls.call_tags import (
+    AFTER_PARAMETER,
+    CLOSINGS,
+    DSML_PARAMETER_END,
+    OPENINGS,
+    SEPARATOR,
+)
+from deepseek_triton_tools.gateway.tool_calls.tool_call_parser import (
+    ArgumentsPiece,
+    CallBegins,
+    CallEnds,
+    ParsedPiece,
+    TextPiece,
+    ToolCallParser,
+)
+
+CALLS = "<｜tool▁calls▁begin｜>"
+CALLS_END = "<｜tool▁calls▁end｜>"
+CALL = "<｜tool▁call▁begin｜>"
+CALL_END = "<｜tool▁call▁end｜>"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All pieces put together. calls: (name, arguments, cut), where cut is None for a call that has not ended."""
+
+    text: str
+    calls: tuple[tuple[str, str, bool | None], ...]
+
+
+def put_together(pieces: Iterable[ParsedPiece]) -> Answer:
+    text = ""
+    calls: list[tuple[str, str, bool | None]] = []
+    for piece in pieces:
+        if isinstance(piece, TextPiece):
+            assert piece.text
+            assert not calls or calls[-1][2] is not None, "text inside a call"
+            text += piece.text
+        elif isinstance(piece, CallBegins):
+            assert piece.index == len(calls)
+            calls.append((piece.name, "", None))
+        else:
+            name, arguments, cut = calls[piece.index]
+            assert cut is None, "a call has ended already"
+            assert piece.index == len(calls) - 1
+            if isinstance(piece, ArgumentsPiece):
+                calls[piece.index] = (name, arguments + piece.text, None)
+            else:
+                calls[piece.index] = (name, arguments, piece.cut)
+    return Answer(text, tuple(calls))
+
+
+def parse(chunks: Sequence[str]) -> Answer:
+    parser = ToolCallParser()
+    pieces = [piece for chunk in chunks for piece in parser.feed(chunk)]
+    return put_together(pieces + parser.end())
+
+
+def characters(text: str) -> list[str]:
+    return list(text)
+
+
+def fenced(name: str, arguments: str) -> str:
+    return f"{CALL}function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```{CALL_END}"
+
+
+def raw(name: str, arguments: str) -> str:
+    return f"{CALL}{name}<｜tool▁sep｜>{arguments}{CALL_END}"
+
+
+def dsml(name: str, arguments: dict[str, object], space: str = "") -> str:
+    parameters = "".join(
+        f'<｜DSML｜{space}parameter name="{key}" string="{"true" if isinstance(value, str) else "false"}">'
+        f"{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}</｜DSML｜{space}parameter>\n"
+        for key, value in arguments.items()
+    )
+    return f'<｜DSML｜{space}invoke name="{name}">\n{parameters}</｜DSML｜{space}invoke>'
+
+
+def dsml_block(calls: str, word: str = "function_calls") -> str:
+    return f"\n\n<｜DSML｜{word}>\n{calls}\n</｜DSML｜{word}>"
+
+
+PARIS = '{"city": "Paris"}'
+
+ANSWERS = {
+    "plain": ("a < b\n\nand c", Answer("a < b\n\nand c", ())),
+    "fenced": (
+        f"Let me look.{CALLS}{fenced('get_weather', PARIS)}{CALLS_END}",
+        Answer("Let me look.", (("get_weather", PARIS, False),)),
+    ),
+    "two fenced": (
+        f"{CALLS}{fenced('a', '{}')}\n{fenced('b', PARIS)}{CALLS_END}",
+        Answer("", (("a", "{}", False), ("b", PARIS, False))),
+    ),
+    "no fence": (
+        f"{CALLS}{CALL}function<｜tool▁sep｜>f\n{PARIS}{CALL_END}{CALLS_END}",
+        Answer("", (("f", PARIS, False),)),
+    ),
+    "fence without its word": (
+        f"{CALLS}{CALL}function<｜tool▁sep｜>f\n```\n{PARIS}\n```{CALL_END}{CALLS_END}",
+        Answer("", (("f", PARIS, False),)),
+    ),
+    "newlines as tags are printed": (
+        f"{CALLS}\n{CALL}function<｜tool▁sep｜>f\n```json\n{PARIS}\n```\n{CALL_END}\n{CALLS_END}\n",
+        Answer("", (("f", PARIS, False),)),
+    ),
+    "raw": (
+        f"Yes.{CALLS}{raw('a', PARIS)}{raw('b', '{}')}{CALLS_END}",
+        Answer("Yes.", (("a", PARIS, False), ("b", "{}", False))),
+    ),
+    "raw, in a fence": (
+        f"{CALLS}{raw('a', f'```json{PARIS}```')}{CALLS_END}",
+        Answer("", (("a", PARIS, False),)),
+    ),
+    "a tool named function": (
+        f"{CALLS}{raw('function', PARIS)}{raw('function', '')}{CALLS_END}",
+        Answer("", (("function", PARIS, False), ("function", "{}", False))),
+    ),
+    "no outer tag": (raw("a", PARIS), Answer("", (("a", PARIS, False),))),
+    "no arguments": (
+        f"{CALLS}{raw('now', '')}{CALL}function<｜tool▁sep｜>now{CALL_END}{CALLS_END}",
+        Answer("", (("now", "{}", False), ("now", "{}", False))),
+    ),
+    "text after": (
+        f"{CALLS}{raw('a', PARIS)}{CALLS_END}\nThat was it.\n",
+        Answer("\nThat was it.\n", (("a", PARIS, False),)),
+    ),
+    "text between": (
+        f"{CALLS}{raw('a', PARIS)} and {raw('b', PARIS)}{CALLS_END}",
+        Answer(" and ", (("a", PARIS, False), ("b", PARIS, False))),
+    ),
+    "two blocks": (
+        f"{CALLS}{raw('a', PARIS)}{CALLS_END}{CALLS}{raw('b', PARIS)}{CALLS_END}",
+        Answer("", (("a", PARIS, False), ("b", PARIS, False))),
+    ),
+    "tags inside a JSON string": (
+        f"{CALLS}"
+        + raw("a", json.dumps({"x": f"}}{CALL_END}{CALLS_END}", "y": '"\\'}, ensure_ascii=False))
+        + CALLS_END,
+        Answer("", (("a", json.dumps({"x": f"}}{CALL_END}{CALLS_END}", "y": '"\\'}, ensure_ascii=False), False),)),
+    ),
+    "the last bracket is missing": (
+        f"{CALLS}{raw('a', PARIS[:-1])}{raw('b', PARIS)}{CALLS_END}",
+        Answer("", (("a", PARIS[:-1], False), ("b", PARIS, False))),
+    ),
+    "one bracket too many": (f"{CALLS}{raw('a', PARIS + '}')}{CALLS_END}", Answer("}", (("a", PARIS, False),))),
+    "the call's end tag is missing": (
+        f"{CALLS}{CALL}a<｜tool▁sep｜>{PARIS}{CALLS_END}",
+        Answer("", (("a", PARIS, False),)),
+    ),
+    "arguments that are no JSON": (f"{CALLS}{raw('a', 'x < y')}{CALLS_END}", Answer("", (("a", "x < y", False),))),
+    "dsml": (
+        f"I look.{dsml_block(dsml('get_weather', {'city': 'Paris', 'days': 3}))}",
+        Answer("I look.", (("get_weather", '{"city": "Paris", "days": 3}', False),)),
+    ),
+    "dsml, two calls": (
+        dsml_block(dsml("a", {"x": 'say "hi"\n\\'}) + "\n" + dsml("b", {"y": {"z": [1, None, True]}})),
+        Answer("", (("a", '{"x": "say \\"hi\\"\\n\\\\"}', False), ("b", '{"y": {"z": [1, null, true]}}', False))),
+    ),
+    "dsml without parameters": (dsml_block(dsml("now", {})), Answer("", (("now", "{}", False),))),
+    "dsml with the whole object": (
+        dsml_block(f'<｜DSML｜invoke name="a">\n{PARIS}\n</｜DSML｜invoke>'),
+        Answer("", (("a", PARIS, False),)),
+    ),
+    "dsml of V4": (dsml_block(dsml("a", {"x": "y"}), "tool_calls"), Answer("", (("a", '{"x": "y"}', False),))),
+    "dsml of V4.1": (dsml_block(dsml("a", {"x": "y"}, " "), " calls"), Answer("", (("a", '{"x": "y"}', False),))),
+    "dsml without the outer tag": (dsml("a", {"x": "y"}), Answer("", (("a", '{"x": "y"}', False),))),
+    "dsml, end tags inside a value": (
+        dsml_block(dsml("a", {"x": "1</｜DSML｜invoke></｜DSML｜function_calls>2</｜DSML｜parameter>3"})),
+        Answer(
+            "",
+            (("a", '{"x": "1</｜DSML｜invoke></｜DSML｜function_calls>2</｜DSML｜parameter>3"}', False),),
+        ),
+    ),
+    "dsml, the call's end tag is missing": (
+        dsml_block(dsml("a", {"x": "y"}).removesuffix("</｜DSML｜invoke>")),
+        Answer("", (("a", '{"x": "y"}', False),)),
+    ),
+    "dsml, a string that is called JSON": (
+        dsml_block(
+            '<｜DSML｜invoke name="a"><｜DSML｜parameter name="x" string="false">Paris</｜DSML｜parameter>'
+            '<｜DSML｜parameter name="y" string="false">NaN</｜DSML｜parameter>'
+            '<｜DSML｜parameter name="z" string="false"></｜DSML｜parameter></｜DSML｜invoke>'
+        ),
+        Answer("", (("a", '{"x": "Paris", "y": "NaN", "z": ""}', False),)),
+    ),
+    "dsml, a parameter that is none": (
+        dsml_block('<｜DSML｜invoke name="a">one two <b>\n</｜DSML｜invoke>'),
+        Answer("one two <b>\n", (("a", "{}", False),)),
+    ),
+    "cut in the name": (f"{CALLS}{CALL}get_wea", Answer(f"{CALLS}{CALL}get_wea", ())),
+    "cut after the fenced type": (
+        f"{CALLS}{CALL}function<｜tool▁sep｜>",
+        Answer(f"{CALLS}{CALL}function<｜tool▁sep｜>", ()),
+    ),
+    "cut before the arguments": (f"{CALLS}{CALL}a<｜tool▁sep｜>", Answer("", (("a", "", True),))),
+    "cut in the arguments": (f'{CALLS}{CALL}a<｜tool▁sep｜>{{"x": "y', Answer("", (("a", '{"x": "y', True),))),
+    "cut before the end tag": (f"{CALLS}{CALL}a<｜tool▁sep｜>{PARIS}\n", Answer("", (("a", PARIS, False),))),
+    "dsml, cut in a value": (
+        '<｜DSML｜invoke name="a"><｜DSML｜parameter name="x" string="true">y</｜DSML｜par',
+        Answer("", (("a", '{"x": "y</｜DSML｜par', True),)),
+    ),
+    "dsml, cut in a number": (
+        '<｜DSML｜invoke name="a"><｜DSML｜parameter name="x" string="false">12',
+        Answer("", (("a", '{"x": 12', True),)),
+    ),
+    "dsml, cut between parameters": (
+        '<｜DSML｜invoke name="a"><｜DSML｜parameter name="x" string="true">y</｜DSML｜parameter>\n',
+        Answer("", (("a", '{"x": "y"', True),)),
+    ),
+    "tags in text": (
+        f"The tag {CALL} begins a call and {CALL_END} ends it; <｜DSML｜invoke name=x> is none\n\n\n<",
+        Answer(f"The tag {CALL} begins a call and {CALL_END} ends it; <｜DSML｜invoke name=x> is none\n\n\n<", ()),
+    ),
+    "the outer tag again and again": (CALLS * 5 + "MM", Answer(CALLS * 5 + "MM", ())),
+    "a name without end": (f"{CALL}{'x' * 300}", Answer(f"{CALL}{'x' * 300}", ())),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), ANSWERS.values(), ids=ANSWERS.keys())
+def test_an_answer(text: str, expected: Answer) -> None:
+    assert parse([text]) == expected
+    assert parse(characters(text)) == expected
+
+
+def test_a_name_comes_as_soon_as_it_is_whole_and_arguments_as_they_come() -> None:
+    parser = ToolCallParser()
+    assert parser.feed("Hm.") == [TextPiece("Hm.")]
+    assert parser.feed(f"{CALLS}{CALL}get_weather") == []
+    assert parser.feed("<｜tool▁sep｜>") == [CallBegins(0, "get_weather")]
+    assert parser.feed('{"ci') == [ArgumentsPiece(0, '{"ci')]
+    assert parser.feed('ty": "<') == [ArgumentsPiece(0, 'ty": "<')]
+    assert parser.feed('"}') == [ArgumentsPiece(0, '"}')]
+    assert parser.feed(CALL_END) == [CallEnds(0, cut=False)]
+    assert parser.feed(CALLS_END) + parser.end() == []
+
+
+def test_a_fenced_name_comes_with_its_newline() -> None:
+    parser = ToolCallParser()
+    assert parser.feed(f"{CALL}function<｜tool▁sep｜>get_") == []
+    assert parser.feed("weather\n") == [CallBegins(0, "get_weather")]
+    assert parser.feed("```json") + parser.feed("\n") == []
+    assert parser.feed("{") == [ArgumentsPiece(0, "{")]
+
+
+def test_dsml_arguments_come_as_json_while_they_stream() -> None:
+    parser = ToolCallParser()
+    assert parser.feed('\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="a">') == [CallBegins(0, "a")]
+    assert parser.feed('\n<｜DSML｜parameter name="x" string="true">') == [ArgumentsPiece(0, '{"x": "')]
+    assert parser.feed('a "b"\n') == [ArgumentsPiece(0, 'a \\"b\\"\\n')]
+    assert parser.feed("c</｜DSML｜parameter>") == [ArgumentsPiece(0, "c")]
+    assert parser.feed("\n</｜DSML｜invoke>") == [ArgumentsPiece(0, '"}'), CallEnds(0, cut=False)]
+
+
+def test_only_what_may_be_a_tag_is_held_back() -> None:
+    parser = ToolCallParser()
+    assert parser.feed("a <") == [TextPiece("a ")]
+    assert parser.feed("b>") == [TextPiece("<b>")]
+    assert parser.feed("line\n") == [TextPiece("line")]
+    assert parser.feed("next") == [TextPiece("\nnext")]
+    assert parser.feed("<｜tool▁c") == []
+    assert parser.feed("x") == [TextPiece("<｜tool▁cx")]
+
+
+# Properties
+
+TAGS = (*OPENINGS, *CLOSINGS, *AFTER_PARAMETER, *DSML_PARAMETER_END, SEPARATOR)
+JUNK = st.lists(
+    st.sampled_from(
+        [*TAGS, "function", "f", '"', ">", '" string="true">', '" string="false">', "\n", " ", "```", "json", "{", "}"]
+    )
+    | st.text(alphabet='<>｜▁/"\\{}[]`\n ,:ab1é😀', max_size=6),
+    max_size=14,
+).map("".join)
+
+
+@st.composite
+def cut_text(draw: st.DrawFn, texts: st.SearchStrategy[str]) -> tuple[str, list[str]]:
+    """A text, and the same in chunks of any length."""
+    text = draw(texts)
+    places = sorted(draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    return text, [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+NAMES = st.text(alphabet="abcXYZ019_-.", min_size=1, max_size=12) | st.just("function")
+STRINGS = st.text(max_size=8) | st.lists(st.sampled_from(TAGS) | st.text(max_size=3), max_size=4).map("".join)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | STRINGS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(STRINGS, inner, max_size=3),
+    max_leaves=6,
+)
+OBJECTS = st.dictionaries(STRINGS, VALUES, max_size=4)
+CALL_LISTS = st.lists(st.tuples(NAMES, OBJECTS), min_size=1, max_size=3)
+
+
+def rendered_json(calls: list[tuple[str, dict[str, object]]], *, in_fences: bool, indent: int | None) -> str:
+    write = fenced if in_fences else raw
+    between = "\n" if in_fences else ""
+    texts = [write(name, json.dumps(arguments, ensure_ascii=False, indent=indent)) for name, arguments in calls]
+    return CALLS + between.join(texts) + CALLS_END
+
+
+@settings(max_examples=300)
+@given(CALL_LISTS, st.booleans(), st.sampled_from([None, 2]), st.text(alphabet="ab\n <", max_size=5), st.data())
+def test_calls_written_as_json_come_out_as_they_went_in(
+    calls: list[tuple[str, dict[str, object]]], in_fences: bool, indent: int | None, before: str, data: st.DataObject
+) -> None:
+    text = before.rstrip("\n") + rendered_json(calls, in_fences=in_fences, indent=indent)
+    _, chunks = data.draw(cut_text(st.just(text)))
+    answer = parse(chunks)
+    assert answer.text == before.rstrip("\n")
+    assert [(name, json.loads(arguments), cut) for name, arguments, cut in answer.calls] == [
+        (name, arguments, False) for name, arguments in calls
+    ]
+
+
+def ends_like_a_tag(value: str) -> bool:
+    """A string that DSML can't carry: the form has no escapes, so what follows can look like the parameter's end."""
+    return any(end in value for end in DSML_PARAMETER_END)
+
+
+DSML_OBJECTS = st.dictionaries(st.text(alphabet="ab_é ", min_size=1, max_size=6), VALUES, max_size=4).filter(
+    lambda arguments: not ends_like_a_tag(json.dumps(arguments, ensure_ascii=False))
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(NAMES, DSML_OBJECTS), min_size=1, max_size=3), st.sampled_from(["", " "]), st.data())
+def test_calls_written_as_dsml_come_out_as_they_went_in(
+    calls: list[tuple[str, dict[str, object]]], space: str, data: st.DataObject
+) -> None:
+    text = dsml_block("\n".join(dsml(name, arguments, space) for name, arguments in calls))
+    _, chunks = data.draw(cut_text(st.just(text)))
+    answer = parse(chunks)
+    assert answer.text == ""
+    assert [(name, json.loads(arguments), cut) for name, arguments, cut in answer.calls] == [
+        (name, arguments, False) for name, arguments in calls
+    ]
+
+
+@settings(max_examples=1000)
+@given(cut_text(JUNK))
+@example(('<｜DSML｜invoke name="a">x <b> \n y', ['<｜DSML｜invoke name="a">x', " <b> ", "\n", " y"]))
+def test_any_cut_of_any_text_gives_the_uncut_result(cut: tuple[str, list[str]]) -> None:
+    text, chunks = cut
+    assert parse(chunks) == parse([text])
+
+
+@given(JUNK.filter(lambda text: not any(opening in text for opening in OPENINGS)))
+def test_text_without_a_call_is_given_as_it_is(text: str) -> None:
+    assert parse(characters(text)) == Answer(text, ())
+
+
+@settings(max_examples=1000)
+@given(JUNK)
+def test_only_tags_names_and_white_space_are_dropped(text: str) -> None:
+    """Each character of a text that is no part of a tag comes out, as text, as a name or in arguments."""
+    answer = parse([text])
+    if not answer.calls:
+        assert answer.text == text
+    came = answer.text + "".join(name + arguments for name, arguments, _ in answer.calls)
+    for letter in "é😀":  # these are in no tag
+        assert came.count(letter) == text.count(letter)

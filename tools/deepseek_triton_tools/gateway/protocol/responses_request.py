@@ -1,0 +1,200 @@
+"""A request to the Responses API, as the chat request that asks the same.
+
+Both APIs ask the same model. So only what is different is read here; all other fields go on to the chat request, which
+knows them or refuses them by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError, invalid
+from deepseek_triton_tools.gateway.protocol.responses_input import chat_messages
+from deepseek_triton_tools.gateway.protocol.structured_output import format_of_responses
+
+NO_STATE = "this gateway keeps no responses: send the whole conversation as input"
+
+_NEEDS_STATE = {
+    "previous_response_id": NO_STATE,
+    "conversation": NO_STATE,
+    "prompt": "this gateway keeps no prompt templates: send the text as input and instructions",
+}
+_NOT_DONE = {
+    "background": "a response ends with its connection here: nothing goes on in the background",
+    "background_options": "a response ends with its connection here: nothing goes on in the background",
+    "context_management": "the conversation is never shortened here",
+    "moderation": "there is no moderation here",
+    "access_programs": "there are none here",
+    "image": "the model reads text only",
+}
+_RENAMED = {"max_output_tokens": "max_completion_tokens"}
+"""Field of this API -> chat's field that means the same."""
+_OURS = {"input", "instructions", "tools", "tool_choice", "text", "include", "reasoning", "stream_options", "store"}
+"""Fields that are read here and don't go on."""
+_WITHOUT_EFFECT = {"max_tool_calls", "client_metadata", "prompt_cache_options", "prompt_cache_retention"}
+"""Fields that change nothing here: the first is about built-in tools only, the others are for a hosted service."""
+_INCLUDED_LOGPROBS = "message.output_text.logprobs"
+_INCLUDES = {_INCLUDED_LOGPROBS, "reasoning.encrypted_content"}
+"""What may be asked for. Encrypted reasoning is never given: the reasoning itself is in the item's content."""
+_ECHOED: dict[str, object] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "reasoning": {"effort": None, "summary": None},
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": None,
+}
+"""Fields of the request that the response repeats, with the value for a request without them."""
+_ECHOED_IF_GIVEN = ("prompt_cache_key", "safety_identifier", "user")
+"""Fields that a response has only if the request has them: null is no value of theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesRequest:
+    """chat: the JSON of the chat request that asks the same. echoed: the fields that the response repeats."""
+
+    chat: dict[str, object]
+    echoed: dict[str, object]
+
+
+def read_responses_request(document: Mapping[str, object]) -> ResponsesRequest:
+    """Translate the JSON of a request. null is the same as absent.
+
+    Raises OpenAIError for what needs state, what isn't done here, and input of a kind that the model can't read.
+    """
+    given = {name: value for name, value in document.items() if value is not None}
+    _refuse(given)
+    if "input" not in given:
+        raise invalid("input: expected a text or a list of items, got nothing.", param="input")
+    chat: dict[str, object] = {
+        _RENAMED.get(name, name): value
+        for name, value in given.items()
+        if name not in _OURS | _WITHOUT_EFFECT | _NEEDS_STATE.keys() | _NOT_DONE.keys()
+    }
+    chat.pop("truncation", None)
+    chat["messages"] = chat_messages(given["input"], instructions=_text("instructions", given.get("instructions")))
+    tools = _a_list("tools", given.get("tools", []))
+    chat |= _chat_tools(tools, given.get("tool_choice"))
+    chat |= _answer_form(given)
+    if "stream" in chat and chat["stream"] is True:
+        chat["stream_options"] = {"include_usage": True}
+    echoed = {name: given.get(name, absent) for name, absent in _ECHOED.items()}
+    echoed |= {name: given[name] for name in _ECHOED_IF_GIVEN if name in given}
+    # OpenAI's description of a response has these two in every tool.
+    echoed["tools"] = [{"parameters": None, "strict": None, **tool} for tool in tools if isinstance(tool, dict)]
+    return ResponsesRequest(chat, echoed)
+
+
+def _refuse(given: Mapping[str, object]) -> None:
+    for name, reason in _NEEDS_STATE.items():
+        if name in given:
+            raise invalid(f"{name}: {reason}.", param=name, code="unsupported_parameter")
+    for name, reason in _NOT_DONE.items():
+        if given.get(name):  # false and an empty list ask for nothing
+            raise invalid(f"{name}: {reason}.", param=name, code="unsupported_parameter")
+    if given.get("truncation", "disabled") != "disabled":
+        message = "truncation: expected disabled, because the conversation is never shortened here."
+        raise invalid(message, param="truncation", code="unsupported_value")
+    for name in ("max_tokens", "max_completion_tokens", "messages", "response_format", "n"):
+        if name in given:
+            theirs = {"messages": "input", "response_format": "text.format", "n": ""}.get(name, "max_output_tokens")
+            hint = f" Here it is {theirs}." if theirs else " A response has one answer."
+            raise invalid(f"{name}: this is a field of chat completions.{hint}", param=name, code="unknown_parameter")
+
+
+def _chat_tools(given: list[object], choice: object) -> dict[str, object]:
+    """The tools and the choice among them, in chat's form."""
+    tools = [_chat_tool(f"tools[{at}]", tool) for at, tool in enumerate(given)]
+    if isinstance(choice, dict):
+        kind = choice.get("type")
+        if kind == "allowed_tools":
+            wanted = {
+                str(tool.get("name")) if isinstance(tool, dict) else ""
+                for tool in _a_list("tool_choice.tools", choice.get("tools"))
+            }
+            tools = [tool for tool in tools if _name_of(tool) in wanted]
+            choice = choice.get("mode", "auto")
+            if missing := sorted(wanted - {_name_of(tool) for tool in tools}):
+                raise invalid(f"tool_choice.tools: no function tool has the name {missing[0]!r}.", param="tool_choice")
+        elif kind == "function":
+            choice = {"type": "function", "function": {"name": choice.get("name")}}
+        else:
+            raise invalid(
+                f"tool_choice.type: expected function or allowed_tools, got {kind!r}. Only function tools are known.",
+                param="tool_choice",
+            )
+    chat: dict[str, object] = {}
+    if tools:
+        chat["tools"] = tools
+    if choice is not None:
+        chat["tool_choice"] = choice
+    return chat
+
+
+def _chat_tool(place: str, tool: object) -> dict[str, object]:
+    if not isinstance(tool, dict):
+        raise invalid(f"{place}: expected an object, got {type(tool).__name__}.", param="tools")
+    if tool.get("type") != "function":
+        raise invalid(
+            f"{place}.type: expected function, got {tool.get('type')!r}. The gateway runs no tools itself.",
+            param="tools",
+            code="unsupported_value",
+        )
+    names = ("name", "description", "parameters", "strict")
+    function = {name: tool[name] for name in names if tool.get(name) is not None}
+    return {"type": "function", "function": function}
+
+
+def _name_of(tool: Mapping[str, object]) -> str:
+    function = tool["function"]
+    return str(function.get("name")) if isinstance(function, dict) else ""
+
+
+def _answer_form(given: Mapping[str, object]) -> dict[str, object]:
+    """The answer's form, log-probabilities and how much the model may think."""
+    chat: dict[str, object] = {}
+    text = _an_object("text", given.get("text", {}))
+    if (text_format := text.get("format")) is not None:
+        chat["response_format"] = format_of_responses(text_format)
+    include = _a_list("include", given.get("include", []))
+    for name in include:
+        if name not in _INCLUDES:
+            message = f"include: expected {' or '.join(sorted(_INCLUDES))}, got {name!r}."
+            raise invalid(message, param="include", code="unsupported_value")
+    if _INCLUDED_LOGPROBS in include:
+        chat["logprobs"] = True
+    effort = _an_object("reasoning", given.get("reasoning", {})).get("effort")
+    if effort is not None:
+        chat["reasoning_effort"] = effort
+    return chat
+
+
+def _text(name: str, value: object) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    raise invalid(f"{name}: expected a text, got {type(value).__name__}.", param=name)
+
+
+def _a_list(name: str, value: object) -> list[object]:
+    if isinstance(value, list):
+        return value
+    raise invalid(f"{name}: expected a list, got {type(value).__name__}.", param=name.partition(".")[0])
+
+
+def _an_object(name: str, value: object) -> dict[str, object]:
+    if isinstance(value, dict):
+        return value
+    raise invalid(f"{name}: expected an object, got {type(value).__name__}.", param=name)
+
+
+def not_kept(response_id: str) -> OpenAIError:
+    """The answer to a request for a response by its id."""
+    message = f"No response with the id {response_id!r} is here, because {NO_STATE}."
+    return OpenAIError(404, message, param="response_id", code="response_not_found")
