@@ -35,6 +35,7 @@ class ScriptedServer:
         self.url = url
         self.ready = True
         self.silent = False
+        self.refusing = False
         self.model = "deepseek-r1"
         self.metrics = b""
         self.answers: list[Answer] = []
@@ -64,6 +65,8 @@ class ScriptedServer:
     async def get(self, path: str) -> tuple[int, bytes]:
         if self.silent:
             await asyncio.sleep(3600)
+        if self.refusing:
+            raise UpstreamError("refused", unprocessed=True) from ConnectionRefusedError()
         if path == "/metrics":
             return 200, self.metrics
         return (200 if self.ready else 400), b""
@@ -111,6 +114,7 @@ def run(
         finally:
             await fleet.close()
         assert len(asyncio.all_tasks()) == 1
+        assert all(server.closed for server in servers.values())
 
     asyncio.run(in_loop())
 
@@ -342,6 +346,66 @@ def test_a_host_that_is_gone_loses_its_connections(servers: Servers) -> None:
         servers[URLS[0]].silent = True
         await until(lambda: servers[URLS[0]].closed)
         assert states(fleet)[URLS[0]] == "down"
+
+    run(servers, body, URLS[:1])
+
+
+def test_refused_connections_are_no_silence(servers: Servers) -> None:
+    """The process has gone, or drains: its connections end by themselves."""
+
+    async def body(fleet: Fleet) -> None:
+        servers[URLS[0]].refusing = True
+        await until(lambda: fleet.servers()[0].failures > 5)
+        assert not servers[URLS[0]].closed
+
+    run(servers, body, URLS[:1])
+
+
+def test_a_lost_connection_is_followed_by_a_check(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_member, "CHECK_PERIOD_S", 3600.0)
+
+    async def body(fleet: Fleet) -> None:
+        servers[URLS[0]].ready = False
+        servers[URLS[0]].answers = [["begun", LOST]]
+        assert states(fleet) == {URLS[0]: "up"}
+        with pytest.raises(UpstreamError):
+            await answer(fleet, call())
+        await until(lambda: states(fleet) == {URLS[0]: "down"})
+
+    run(servers, body, URLS[:1])
+
+
+def test_pauses_grow_while_a_server_is_down(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_member, "_FIRST_PAUSE_S", 0.2)
+    monkeypatch.setattr(fleet_member, "_LONGEST_PAUSE_S", 3600.0)
+
+    async def body(fleet: Fleet) -> None:
+        async def refusal() -> float:
+            with pytest.raises(UpstreamError) as caught:
+                await answer(fleet, call())
+            return caught.value.retry_after_s or 0.0
+
+        servers[URLS[0]].ready = False
+        await until(lambda: states(fleet) == {URLS[0]: "down"})
+        while await refusal() <= 1.0:
+            assert fleet.servers()[0].failures < 10
+            await asyncio.sleep(0.05)
+
+    run(servers, body, URLS[:1])
+
+
+def test_only_an_answer_ends_the_growth_of_pauses(servers: Servers) -> None:
+    """A server whose checks succeed and whose requests fail is asked less and less."""
+
+    async def body(fleet: Fleet) -> None:
+        servers[URLS[0]].answers = [[STOPPING], [STOPPING], ["an answer"]]
+        for failures in (1, 2):
+            with pytest.raises(UpstreamError):
+                await answer(fleet, call())
+            assert fleet.servers()[0].failures == failures
+            await until(lambda: states(fleet) == {URLS[0]: "up"})
+        await answer(fleet, call())
+        assert fleet.servers()[0].failures == 0
 
     run(servers, body, URLS[:1])
 
