@@ -3,30 +3,352 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from deepseek_triton_tools.cli.parsing import VerbParser, port, words
+from deepseek_triton_tools.cli.parsing import (
+    VerbParser,
+    nearest,
+    path,
+    port,
+    positive,
+    require_tools,
+    seconds,
+    size,
+    whole_number,
+    words,
+)
 from deepseek_triton_tools.pages import install_extra
-from deepseek_triton_tools.tool_errors import InstallationError
+from deepseek_triton_tools.terminal.output_streams import complain
+from deepseek_triton_tools.tool_errors import InstallationError, PortError, ToolError
+
+if TYPE_CHECKING:
+    from deepseek_triton_tools.gateway.settings import GatewaySettings, ServedModel
+
+_REASONING_FIELDS = ("reasoning_content", "reasoning")
+_NOT_IN_FILE = ("--help", "--config", "--new-key")
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_SET_BY_HTTP = {"connection", "content-length", "content-type", "host", "transfer-encoding"}
+_ORIGIN = re.compile(r"\*|https?://[^/\s?#@]+")
+_COLLECTOR = re.compile(r"https?://[^/\s?#@]+(/[^\s?#]*)?")
+_port_or_none = whole_number("a number from 1 to 65535, or none", least=1, most=65535)
 
 
 def add_options(verb: VerbParser) -> None:
     verb.runs(
         _gateway,
         "deepseek-triton gateway --server http://localhost:8000",
-        "deepseek-triton gateway --server http://node1:8000 --server http://node2:8000 --host 0.0.0.0",
+        "deepseek-triton gateway --model deepseek-r1=http://node1:8000,http://node2:8000 --host 0.0.0.0 --keys keys",
+        notes="URL may also be dns+http://HOST:PORT for all addresses of a name, or file:PATH for a list that is read\n"
+        "again when it changes. docs/gateway.md is for users, docs/gateway-operations.md for owners.",
     )
-    help_text = "a Triton server that has the model; may be repeated"
-    verb.add_argument("--server", action="append", type=words, required=True, metavar="URL", help=help_text)
-    verb.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s; all: 0.0.0.0)")
-    verb.add_argument("--port", type=port, default=9000, metavar="PORT", help="port to listen on (default: 9000)")
+    _add_models(verb.add_argument_group("models"))
+    _add_listening(verb.add_argument_group("clients"))
+    _add_upstream(verb.add_argument_group("Triton servers"))
+    _add_watching(verb.add_argument_group("watching it"))
+
+
+def _add_models(group: argparse._ArgumentGroup) -> None:
+    help_text = "a server; may be repeated. Its model is called what the server says"
+    group.add_argument("--server", action="append", type=words, metavar="URL", help=help_text)
+    help_text = "a model by the name for clients, and its servers; may be repeated"
+    group.add_argument("--model", action="append", type=words, metavar="NAME=URL[,URL...]", help=help_text)
+    help_text = "the models' name on the servers (default: tensorrt_llm)"
+    group.add_argument("--triton-model", type=words, metavar="NAME", help=help_text)
+    help_text = "YAML with these options, without their dashes; the command line wins"
+    group.add_argument("--config", type=path, metavar="FILE", help=help_text)
+
+
+def _add_listening(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--host", type=words, help="address to listen on (default: 127.0.0.1; all: 0.0.0.0)")
+    group.add_argument("--port", type=port, metavar="PORT", help="port to listen on (default: 9000)")
+    group.add_argument("--workers", type=positive, metavar="N", help="processes that share the port (default: 1)")
+    help_text = "file of API keys, read again when it changes (default: anyone may ask)"
+    group.add_argument("--keys", type=path, metavar="FILE", help=help_text)
+    help_text = "print a new API key and its line for the file of --keys, and end"
+    group.add_argument("--new-key", type=words, metavar="NAME", help=help_text)
+    help_text = "let pages of this origin ask, such as https://chat.example.com, or *; may be repeated"
+    group.add_argument("--cors-origin", action="append", type=words, metavar="ORIGIN", help=help_text)
+    group.add_argument("--tls-certificate", type=path, metavar="FILE", help="serve HTTPS with this certificate, as PEM")
+    help_text = "its key (default: in the certificate's file)"
+    group.add_argument("--tls-key", type=path, metavar="FILE", help=help_text)
+    group.add_argument("--max-body", type=size, metavar="SIZE", help="largest request (default: 64MiB)")
+    help_text = "the answers' name for reasoning: reasoning_content (default) or reasoning; may be repeated"
+    group.add_argument("--reasoning-field", action="append", choices=_REASONING_FIELDS, metavar="NAME", help=help_text)
+    help_text = "for running requests after SIGTERM (default: 30)"
+    group.add_argument("--drain-seconds", type=seconds, metavar="S", help=help_text)
+
+
+def _add_upstream(group: argparse._ArgumentGroup) -> None:
+    help_text = "header of each request to them, such as a token; NAME=@FILE reads the value; may be repeated"
+    group.add_argument("--upstream-header", action="append", type=words, metavar="NAME=VALUE", help=help_text)
+    help_text = "certificates to trust for https://, as PEM (default: the system's)"
+    group.add_argument("--upstream-ca", type=path, metavar="FILE", help=help_text)
+    help_text = "port of their metrics, by which load is compared (default: 8002); none for no metrics"
+    group.add_argument("--metrics-port", type=_metrics_port, metavar="PORT", help=help_text)
+
+
+def _add_watching(group: argparse._ArgumentGroup) -> None:
+    help_text = "a line of JSON for each request, to FILE or to stdout (-)"
+    group.add_argument("--access-log", type=words, metavar="FILE", help=help_text)
+    help_text = "send OpenTelemetry traces there by OTLP over HTTP, such as http://localhost:4318"
+    group.add_argument("--traces", type=words, metavar="URL", help=help_text)
+    help_text = "ask for an API key on /metrics too"
+    group.add_argument("--metrics-need-key", action="store_true", default=None, help=help_text)
+
+
+def _metrics_port(text: str) -> int:
+    return 0 if text == "none" else _port_or_none(text)
 
 
 def _gateway(args: argparse.Namespace) -> int:
+    if args.new_key is not None:
+        return _print_new_key(args.new_key)
     try:
         from deepseek_triton_tools.gateway.serving import serve
     except ModuleNotFoundError as error:
         raise InstallationError(f"{error.name} is not installed; {install_extra('gateway')}") from error
-    from deepseek_triton_tools.gateway.settings import GatewaySettings, ServedModel
-
-    serve(GatewaySettings((ServedModel(tuple(args.server)),), args.host, args.port))
+    settings = settings_of(args)
+    _require_port(settings.host, settings.port)
+    print(_announcement(settings), flush=True)
+    if settings.keys_file is None and not _is_loopback(settings.host):
+        complain(f"warning: {settings.host} can be reached from other machines, and without --keys anyone may ask")
+    serve(settings)
     return 0
+
+
+def _print_new_key(name: str) -> int:
+    from deepseek_triton_tools.gateway.guard.api_keys import new_key
+
+    try:
+        key, line = new_key(name)
+    except ValueError as error:
+        raise ToolError(f"--new-key: {error}", exit_code=2) from error
+    print(f"the key, which is kept nowhere: {key}\nits line for the file of --keys:\n{line}")
+    return 0
+
+
+def settings_of(args: argparse.Namespace) -> GatewaySettings:
+    """The settings of the command line and of the file that it names. Raises ToolError with all problems."""
+    from deepseek_triton_tools.gateway.settings import GatewaySettings
+
+    problems: list[str] = []
+    if args.config is not None:
+        _take_file(args, problems)
+    given = {
+        "host": args.host,
+        "port": args.port,
+        "workers": args.workers,
+        "tls_certificate": args.tls_certificate,
+        "tls_key": args.tls_key,
+        "keys_file": args.keys,
+        "metrics_need_key": args.metrics_need_key,
+        "cors_origins": args.cors_origin and tuple(args.cors_origin),
+        "max_body_bytes": args.max_body,
+        "drain_s": args.drain_seconds,
+        "reasoning_fields": args.reasoning_field and tuple(args.reasoning_field),
+        "access_log": args.access_log,
+        "traces_url": args.traces,
+        "upstream_headers": _upstream_headers(args.upstream_header or (), problems),
+        "upstream_ca": args.upstream_ca,
+    }
+    settings = GatewaySettings(
+        _models(args, problems),
+        metrics_port=8002 if args.metrics_port is None else args.metrics_port or None,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    problems.extend(_problems(settings))
+    if problems:
+        raise ToolError("; ".join(problems), exit_code=2)
+    return settings
+
+
+def _take_file(args: argparse.Namespace, problems: list[str]) -> None:
+    """Set those options that the command line left out to the values of the file."""
+    require_tools()
+    import yaml
+
+    file: Path = args.config
+    try:
+        document = yaml.safe_load(file.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        problems.append(f"{file}: {_reason(error)}")
+        return
+    if not isinstance(document, dict):
+        problems.append(f"{file}: expected lines of OPTION: VALUE, such as port: 9000")
+        return
+    options = {
+        option.removeprefix("--"): action
+        for action in args.parser._actions
+        for option in action.option_strings
+        if option.startswith("--") and option not in _NOT_IN_FILE
+    }
+    for name, value in document.items():
+        action = options.get(name)
+        if action is None:
+            problems.append(f"{file}: there is no option {name!r}{nearest(str(name), options)}")
+            continue
+        try:
+            taken = _value_of(action, value)
+        except argparse.ArgumentTypeError as error:
+            problems.append(f"{file}: {name}: {error}")
+            continue
+        if getattr(args, action.dest) is None:
+            setattr(args, action.dest, taken)
+
+
+def _value_of(action: argparse.Action, value: object) -> Any:
+    if isinstance(action, argparse._StoreTrueAction):
+        if isinstance(value, bool):
+            return value
+        raise argparse.ArgumentTypeError(f"expected true or false, got {value!r:.80}")
+    if isinstance(action, argparse._AppendAction):
+        return [_parsed(action, one) for one in (value if isinstance(value, list) else [value])]
+    return _parsed(action, value)
+
+
+def _parsed(action: argparse.Action, value: object) -> Any:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise argparse.ArgumentTypeError(f"expected text or a number, got {value!r:.80}")
+    if action.choices is not None and value not in action.choices:
+        raise argparse.ArgumentTypeError(f"expected {' or '.join(action.choices)}, got {value!r:.80}")
+    return action.type(str(value)) if callable(action.type) else value
+
+
+def _models(args: argparse.Namespace, problems: list[str]) -> tuple[ServedModel, ...]:
+    from deepseek_triton_tools.gateway.fleet.server_sources import SourceError, parse_source
+    from deepseek_triton_tools.gateway.settings import ServedModel
+
+    named: dict[str, list[str]] = {"": args.server} if args.server else {}
+    for text in args.model or ():
+        name, _, servers = text.partition("=")
+        if name and servers and "://" not in name:
+            named.setdefault(name, []).extend(servers.split(","))
+        else:
+            problems.append(f"--model: expected NAME=URL, as in deepseek-r1=http://node1:8000, got {text!r:.200}")
+    if not (args.server or args.model):
+        problems.append("expected --server URL or --model NAME=URL: which servers have the model?")
+    for server in (server for servers in named.values() for server in servers):
+        try:
+            parse_source(server)
+        except SourceError as error:
+            problems.append(str(error))
+    triton_model = args.triton_model or "tensorrt_llm"
+    return tuple(ServedModel(tuple(servers), name, triton_model) for name, servers in named.items())
+
+
+def _upstream_headers(texts: Iterable[str], problems: list[str]) -> tuple[tuple[str, str], ...]:
+    """Name and value of each header. The problems don't show the values, which are secrets."""
+    headers = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not _HEADER.fullmatch(name):
+            problems.append("--upstream-header: expected NAME=VALUE or NAME=@FILE; the name is letters, digits and -")
+            continue
+        if name.lower() in _SET_BY_HTTP:
+            problems.append(f"--upstream-header: {name} is the gateway's own to set")
+            continue
+        if value.startswith("@"):
+            try:
+                value = Path(value[1:]).read_text("utf-8").strip()
+            except (OSError, UnicodeDecodeError) as error:
+                problems.append(f"--upstream-header {name}: {value[1:]}: {_reason(error)}")
+                continue
+        if not value or not value.isascii() or not value.isprintable():
+            problems.append(f"--upstream-header {name}: expected a value of printable ASCII on one line")
+            continue
+        headers.append((name, value))
+    return tuple(headers)
+
+
+def _problems(settings: GatewaySettings) -> Iterable[str]:
+    """What would not work, of what can be tried now."""
+    from importlib.util import find_spec
+
+    from deepseek_triton_tools.gateway.guard.api_keys import KeysFileError
+    from deepseek_triton_tools.gateway.guard.guard import read_keys
+
+    if settings.keys_file is not None:
+        try:
+            read_keys(settings.keys_file)
+        except (OSError, KeysFileError) as error:
+            yield f"{settings.keys_file}: {_reason(error)}"
+    for origin in settings.cors_origins:
+        if not _ORIGIN.fullmatch(origin):
+            yield f"--cors-origin: expected https://HOST, without a path, or *, got {origin!r:.200}"
+    yield from _tls_problems(settings)
+    if settings.access_log not in (None, "-"):
+        try:
+            with open(settings.access_log, "a"):
+                pass
+        except OSError as error:
+            yield f"--access-log {settings.access_log}: {_reason(error)}"
+    if settings.traces_url is not None:
+        if not _COLLECTOR.fullmatch(settings.traces_url):
+            yield f"--traces: expected a URL such as http://localhost:4318, got {settings.traces_url!r:.200}"
+        if find_spec("opentelemetry") is None:
+            yield f"--traces: opentelemetry is not installed; {install_extra('tracing')}"
+
+
+def _tls_problems(settings: GatewaySettings) -> Iterable[str]:
+    import ssl
+
+    if settings.tls_certificate is None:
+        if settings.tls_key is not None:
+            yield "--tls-key: expected --tls-certificate too"
+    else:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_certificate, settings.tls_key)
+        except OSError as error:  # ssl.SSLError is one
+            yield f"--tls-certificate {settings.tls_certificate}: {_reason(error)}; expected PEM, and its key"
+    if settings.upstream_ca is not None:
+        try:
+            ssl.create_default_context(cafile=settings.upstream_ca)
+        except OSError as error:
+            yield f"--upstream-ca {settings.upstream_ca}: {_reason(error)}; expected certificates as PEM"
+
+
+def _reason(error: Exception) -> str:
+    """On one line."""
+    return " ".join(str(error.strerror if isinstance(error, OSError) and error.strerror else error).split())
+
+
+def _require_port(host: str, port: int) -> None:
+    """Raises PortError where it can't be listened on, because uvicorn says less."""
+    import socket
+
+    from deepseek_triton_tools.host.free_ports import holder_of
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        by = holder_of(port)
+        held = f"; {by} has it" if by else ""
+        reason = _reason(error).partition(" (while")[0]
+        raise PortError(f"can't listen on port {port} of {host}: {reason}{held}", exit_code=2) from error
+
+
+def _announcement(settings: GatewaySettings) -> str:
+    """What is served where, to whom."""
+    scheme = "http" if settings.tls_certificate is None else "https"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    many = f" ({settings.workers} workers)" if settings.workers > 1 else ""
+    lines = [f"OpenAI's API at {scheme}://{host}:{settings.port}/v1{many}"]
+    for model in settings.models:
+        lines.append(f"  {model.name or 'the model by its own name'}: {', '.join(model.servers)}")
+    lines.append(f"  API keys: {settings.keys_file or 'none are asked for'}")
+    if settings.upstream_headers:
+        lines.append(f"  headers to the servers: {', '.join(name for name, _ in settings.upstream_headers)}")
+    return "\n".join(lines)
+
+
+def _is_loopback(host: str) -> bool:
+    import ipaddress
+
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

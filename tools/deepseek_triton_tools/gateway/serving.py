@@ -2,47 +2,76 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import logging
 import os
 import pickle
+import signal
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
 
 from deepseek_triton_tools.gateway.settings import GatewaySettings
 
-_STATE_VARIABLE = "DEEPSEEK_TRITON_GATEWAY_STATE"
-"""Names the folder that the processes of one gateway share."""
-_APPLICATION = f"{__name__}:worker_application"
+_FOLDER_VARIABLE = "DEEPSEEK_TRITON_GATEWAY_FOLDER"
+"""Names the folder that the workers of one gateway share."""
+_SETTINGS = "settings"
 
 
 def serve(settings: GatewaySettings) -> None:
     """Serve until SIGINT or SIGTERM; then finish what runs, for at most `drain_s`. Raises SystemExit if it can't."""
-    with tempfile.TemporaryDirectory(prefix="deepseek-triton-gateway-") as folder:
-        # uvicorn makes workers by starting the program anew. The file can be read by this user only, and so can the
-        # secrets in it.
-        (Path(folder) / "settings").write_bytes(pickle.dumps(settings))
-        os.environ[_STATE_VARIABLE] = folder
-        uvicorn.run(
-            _APPLICATION,
-            factory=True,
-            host=settings.host,
-            port=settings.port,
-            workers=settings.workers,
-            ssl_certfile=settings.tls_certificate,
-            ssl_keyfile=settings.tls_key,
-            timeout_graceful_shutdown=settings.drain_s,
-            lifespan="on",
-            ws="none",
-            log_level="warning",
-            access_log=False,  # the gateway has its own
-            server_header=False,
-        )
+    _configure_logging()
+    # uvicorn sends itself the signal again when it has stopped; the folder below is to be removed even then.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if settings.workers == 1:
+        from deepseek_triton_tools.gateway.app.application import create_app
+
+        _run(functools.partial(create_app, settings), settings)
+        return
+    with tempfile.TemporaryDirectory(prefix="deepseek-triton-gateway-") as name:
+        # uvicorn starts workers as new programs, which read the settings from a file. Only this user can read it, and
+        # so the secrets in it.
+        folder = Path(name)
+        metrics = folder / "metrics"
+        metrics.mkdir()
+        shared = dataclasses.replace(settings, limits_file=folder / "limits")
+        (folder / _SETTINGS).write_bytes(pickle.dumps(shared))
+        os.environ |= {_FOLDER_VARIABLE: name, "PROMETHEUS_MULTIPROC_DIR": str(metrics)}
+        _run(f"{__name__}:worker_application", settings)
 
 
 def worker_application() -> object:
-    """The application of one process, with the settings that `serve` was given."""
+    """The application of one worker."""
     from deepseek_triton_tools.gateway.app.application import create_app
 
-    settings: GatewaySettings = pickle.loads((Path(os.environ[_STATE_VARIABLE]) / "settings").read_bytes())
+    _configure_logging()
+    settings: GatewaySettings = pickle.loads((Path(os.environ[_FOLDER_VARIABLE]) / _SETTINGS).read_bytes())
     return create_app(settings)
+
+
+def _run(factory: str | Callable[[], object], settings: GatewaySettings) -> None:
+    uvicorn.run(
+        factory,
+        factory=True,
+        host=settings.host,
+        port=settings.port,
+        workers=settings.workers,
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
+        timeout_graceful_shutdown=settings.drain_s,
+        timeout_keep_alive=75,  # longer than clients and load balancers keep idle connections, mostly 60 s
+        lifespan="on",
+        ws="none",
+        log_config=None,
+        access_log=False,  # the gateway has its own
+        server_header=False,
+    )
+
+
+def _configure_logging() -> None:
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+    logging.getLogger("deepseek_triton_tools").setLevel(logging.INFO)

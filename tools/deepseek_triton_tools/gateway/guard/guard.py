@@ -35,13 +35,13 @@ class Reservation:
 class Guard:
     """The keys of a file, which is read again when it changes, and their limits."""
 
-    def __init__(self, keys_file: Path, table: Path) -> None:
-        """`table` is the file of RateTable. Raises KeysFileError and OSError."""
+    def __init__(self, keys_file: Path, limits_file: Path | None = None) -> None:
+        """`limits_file` is RateTable's, which several processes share. Raises KeysFileError and OSError."""
         self._path = keys_file
         self._seen = _signature(keys_file)
         self._callers = read_keys(keys_file)
         self._look_at_s = time.monotonic() + _LOOK_S
-        self._table = RateTable(table)
+        self._table = RateTable(limits_file)
 
     def close(self) -> None:
         self._table.close()

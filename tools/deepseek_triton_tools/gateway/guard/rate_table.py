@@ -43,9 +43,12 @@ class Budget:
 class RateTable:
     """The budgets of all keys. Charges take the file's lock for microseconds; it ends with the process that has it."""
 
-    def __init__(self, path: Path) -> None:
-        """Open the table at `path`, and make it where there is none."""
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def __init__(self, path: Path | None) -> None:
+        """Open the table at `path`, and make it where there is none; None for a table of this process only."""
+        if path is None:
+            self._file = os.memfd_create("rate_table")
+        else:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.ftruncate(self._file, _NUM_ROWS * _ROW.size)
         self._rows = mmap.mmap(self._file, _NUM_ROWS * _ROW.size)
         self._known: dict[bytes, int] = {}

@@ -1,0 +1,195 @@
+"""A request to /v1/chat/completions as a request to the model's server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from deepseek_triton_tools.gateway.protocol.openai_errors import invalid
+from deepseek_triton_tools.gateway.protocol.request_fields import (
+    a_list,
+    an_object,
+    boolean,
+    check_names,
+    given_fields,
+    integer,
+    model_inputs,
+    stream_options,
+    text,
+    wrong,
+)
+from deepseek_triton_tools.gateway.protocol.structured_output import GUIDE_FIELDS, guided_fields
+
+CHAT_FIELDS = frozenset(
+    {
+        "model",
+        "messages",
+        "stream",
+        "stream_options",
+        "max_completion_tokens",
+        "logprobs",
+        "top_logprobs",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "thinking",
+        "reasoning_effort",
+        "chat_template_kwargs",
+        "include_reasoning",
+        "separate_reasoning",
+        "stream_reasoning",
+        "add_generation_prompt",
+        "continue_final_message",
+        "prompt_cache_key",
+        *GUIDE_FIELDS,
+    }
+)
+"""What only chat has, and what is not a sampling field."""
+_NO_THINKING = ("none", "minimal")
+_EFFORTS = (*_NO_THINKING, "low", "medium", "high", "xhigh", "max")
+_MOST_TOP_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """What the gateway itself has to know of a request, and what it sends on.
+
+    inputs: the body of Triton's generate endpoint, but for `streaming`. has_tools: calls are looked for in the text.
+    drop_calls: calls that the model makes all the same are left out. only_first_call: nothing after one call is given.
+    max_tokens: None where the client gave none.
+    """
+
+    model: str
+    messages: list[object]
+    inputs: dict[str, object]
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    num_choices: int = 1
+    max_tokens: int | None = None
+    include_reasoning: bool = True
+    top_logprobs: int | None = None
+    """None for no log-probabilities."""
+    has_tools: bool = False
+    drop_calls: bool = False
+    only_first_call: bool = False
+    cache_key: str = ""
+
+
+def read_chat_request(document: object) -> ChatRequest:
+    """Raises OpenAIError, which names the field."""
+    given = given_fields(document)
+    check_names(given, CHAT_FIELDS)
+    messages = a_list("messages", given.get("messages"))
+    if not messages:
+        raise invalid("messages: expected at least one message, got none.", param="messages")
+    stream = boolean("stream", given.get("stream", False))
+    include_usage, continuous_usage = stream_options(given)
+    max_tokens = _max_tokens(given)
+    top_logprobs = _top_logprobs(given)
+    sampling: dict[str, object] = {} if top_logprobs is None else {"logprobs": top_logprobs}
+    tools = a_list("tools", given.get("tools", []))
+    parallel = boolean("parallel_tool_calls", given.get("parallel_tool_calls", True))
+    # A conversation with calls in it needs the parser too: the model may go on calling.
+    has_tools = bool(tools) or any(isinstance(message, dict) and message.get("tool_calls") for message in messages)
+    sampling |= guided_fields(given)
+    if max_tokens is not None:
+        sampling["max_tokens"] = max_tokens
+    inputs = model_inputs(given, sampling)
+    inputs |= _rendering(given, messages, tools)
+    if top_logprobs is not None:
+        inputs["return_logprobs"] = True
+    only_first_call = has_tools and not parallel
+    if continuous_usage or only_first_call:
+        # The last response, which has the counts anyway, may never come.
+        inputs |= {"return_num_input_tokens": True, "return_num_output_tokens": True}
+    return ChatRequest(
+        model=text("model", given.get("model", "")),
+        messages=messages,
+        inputs=inputs,
+        stream=stream,
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
+        num_choices=integer("n", given.get("n", 1)),
+        max_tokens=max_tokens,
+        include_reasoning=boolean("include_reasoning", given.get("include_reasoning", True)),
+        top_logprobs=top_logprobs,
+        has_tools=has_tools,
+        drop_calls=given.get("tool_choice") == "none",
+        only_first_call=only_first_call,
+        cache_key=text("prompt_cache_key", given.get("prompt_cache_key", "")),
+    )
+
+
+def _max_tokens(given: Mapping[str, object]) -> int | None:
+    values = {name: integer(name, given[name]) for name in ("max_completion_tokens", "max_tokens") if name in given}
+    if len(set(values.values())) > 1:
+        raise invalid("max_tokens and max_completion_tokens differ: expected one of them.", param="max_tokens")
+    return next(iter(values.values()), None)
+
+
+def _top_logprobs(given: Mapping[str, object]) -> int | None:
+    wanted = boolean("logprobs", given.get("logprobs", False))
+    top = integer("top_logprobs", given.get("top_logprobs", 0))
+    if not 0 <= top <= _MOST_TOP_LOGPROBS:
+        raise wrong("top_logprobs", f"0 to {_MOST_TOP_LOGPROBS}", top)
+    if top and not wanted:
+        raise invalid("top_logprobs needs logprobs true.", param="top_logprobs")
+    return top if wanted else None
+
+
+def _rendering(given: Mapping[str, object], messages: list[object], tools: list[object]) -> dict[str, object]:
+    """What the prompt is made of."""
+    if given.get("add_generation_prompt", True) is not True:
+        raise wrong(
+            "add_generation_prompt", "true: a prompt is rendered to be answered", given["add_generation_prompt"]
+        )
+    if boolean("continue_final_message", given.get("continue_final_message", False)):
+        last = messages[-1]
+        if not isinstance(last, dict) or last.get("role") != "assistant":
+            raise invalid("continue_final_message needs a last message of the assistant.", param="messages")
+        messages = [*messages[:-1], {**last, "prefix": True}]
+    inputs: dict[str, object] = {
+        "messages": _json(messages),
+        "separate_reasoning": boolean("separate_reasoning", given.get("separate_reasoning", True)),
+    }
+    if tools:
+        inputs["tools"] = _json(tools)
+    choice = given.get("tool_choice")
+    if choice is not None and (tools or choice not in ("auto", "none")):
+        inputs["tool_choice"] = choice if isinstance(choice, str) else _json(choice)
+    if kwargs := _template_arguments(given):
+        inputs["chat_template_kwargs"] = _json(kwargs)
+    return inputs
+
+
+def _template_arguments(given: Mapping[str, object]) -> dict[str, object]:
+    """`chat_template_kwargs` with the thinking switch, which has four names."""
+    arguments = dict(an_object("chat_template_kwargs", given.get("chat_template_kwargs", {})))
+    switches: dict[str, object] = {}
+    if "thinking" in arguments:
+        switches["chat_template_kwargs.thinking"] = arguments["thinking"]
+    if "enable_thinking" in arguments:
+        switches["chat_template_kwargs.enable_thinking"] = arguments.pop("enable_thinking")
+    if "thinking" in given:
+        kind = an_object("thinking", given["thinking"]).get("type")
+        if kind not in ("enabled", "disabled"):
+            raise wrong("thinking.type", "enabled or disabled", kind)
+        switches["thinking.type"] = kind == "enabled"
+    if "reasoning_effort" in given:
+        effort = text("reasoning_effort", given["reasoning_effort"])
+        if effort not in _EFFORTS:
+            raise wrong("reasoning_effort", f"one of {', '.join(_EFFORTS)}", effort)
+        switches["reasoning_effort"] = effort not in _NO_THINKING
+    values = {boolean(name, value) for name, value in switches.items()}
+    if len(values) > 1:
+        raise invalid(f"{' and '.join(switches)} contradict each other.", param=next(iter(switches)).partition(".")[0])
+    if values:
+        arguments["thinking"] = values.pop()
+    return arguments
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,185 @@
+"""The fields that chat and text completions have in common: what each may be, and what it sets at the model's server.
+
+A field is read here, or by the request that has it alone, or accepted without effect, or refused with the reason.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError, invalid
+
+Reader = Callable[[str, object], object]
+
+
+def number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise wrong(name, "a number", value)
+    return value
+
+
+def integer(name: str, value: object) -> int:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise wrong(name, "a whole number", value)
+    return value
+
+
+def boolean(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise wrong(name, "true or false", value)
+    return value
+
+
+def text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise wrong(name, "a text", value)
+    return value
+
+
+def texts(name: str, value: object) -> list[str]:
+    """A list of texts, or one text."""
+    if isinstance(value, str):
+        return [value]
+    return [text(f"{name}[{at}]", element) for at, element in enumerate(a_list(name, value))]
+
+
+def integers(name: str, value: object) -> list[int]:
+    return [integer(f"{name}[{at}]", element) for at, element in enumerate(a_list(name, value))]
+
+
+def a_list(name: str, value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise wrong(name, "a list", value)
+    return value
+
+
+def an_object(name: str, value: object) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise wrong(name, "an object", value)
+    return value
+
+
+SAMPLING: Mapping[str, tuple[str, Reader]] = {
+    "max_tokens": ("max_tokens", integer),
+    "temperature": ("temperature", number),
+    "top_p": ("top_p", number),
+    "top_k": ("top_k", integer),
+    "min_p": ("min_p", number),
+    "n": ("n", integer),
+    "stop": ("stop", texts),
+    "seed": ("seed", integer),
+    "presence_penalty": ("presence_penalty", number),
+    "frequency_penalty": ("frequency_penalty", number),
+    "repetition_penalty": ("repetition_penalty", number),
+    "min_tokens": ("min_tokens", integer),
+    "ignore_eos": ("ignore_eos", boolean),
+    "stop_token_ids": ("stop_token_ids", integers),
+    "include_stop_str_in_output": ("include_stop_str_in_output", boolean),
+    "skip_special_tokens": ("skip_special_tokens", boolean),
+    "add_special_tokens": ("add_special_tokens", boolean),
+    "bad_words": ("bad", texts),
+    "prompt_logprobs": ("prompt_logprobs", integer),
+    "truncate_prompt_tokens": ("truncate_prompt_tokens", integer),
+}
+"""Field of OpenAI, vLLM, SGLang or TensorRT-LLM -> the wire contract's sampling field, and its type. The model's server
+holds the limits of each."""
+
+INPUTS: Mapping[str, tuple[str, Reader]] = {
+    "priority": ("priority", integer),
+    "timeout_ms": ("timeout_ms", integer),
+}
+"""Fields that are inputs of the wire contract."""
+
+WITHOUT_EFFECT = {
+    "user": "who asks is nothing to the model",
+    "safety_identifier": "who asks is nothing to the model",
+    "metadata": "nothing is kept here",
+    "store": "nothing is kept here",
+    "service_tier": "there is one tier",
+    "prompt_cache_retention": "the KV cache keeps what it has room for",
+    "prediction": "it is a hint for speed only",
+    "spaces_between_special_tokens": "DeepSeek's tokenizer puts none",
+}
+"""Fields that are accepted and change nothing, because clients send them everywhere. A null is the same as absent."""
+
+REFUSED: Mapping[str, tuple[str, tuple[object, ...]]] = {
+    "logit_bias": ("no engine behind the gateway takes it in every release", ({},)),
+    "audio": ("the model writes text only", ()),
+    "modalities": ("the model writes text only", (["text"],)),
+    "web_search_options": ("the gateway runs no tools itself: give the search as a function in tools", ()),
+    "verbosity": ("ask for it in the prompt", ("medium",)),
+    "functions": ("use tools", ([],)),
+    "function_call": ("use tool_choice", ("none", "auto")),
+    "use_beam_search": ("beam search is not offered: use n", (False,)),
+    "length_penalty": ("it belongs to beam search, which is not offered", (1, 1.0)),
+    "early_stopping": ("it belongs to beam search, which is not offered", (False,)),
+    "documents": ("put the documents into the messages", ([],)),
+    "chat_template": ("the checkpoint's own template is used", ()),
+    "request_id": ("send it as the header X-Request-Id", ()),
+    "return_token_ids": ("token ids are given by Triton's generate endpoint only", (False,)),
+    "logits_processors": ("code is not taken from requests", ([],)),
+    "mm_processor_kwargs": ("the model reads text only", ({},)),
+    "cache_salt": ("the KV cache is not divided between users", ()),
+    "lora_path": ("there are no adapters", ()),
+    "kv_transfer_params": ("the gateway decides itself which servers work together", ()),
+    "moderation": ("there is no moderation here", ()),
+}
+"""Field -> why it is refused, and its values that ask for nothing, which are accepted."""
+
+
+def given_fields(document: object) -> dict[str, object]:
+    """The fields of a request that are not null. Raises OpenAIError for JSON that is no object."""
+    if not isinstance(document, dict):
+        raise invalid(f"the request's body: expected a JSON object, got {_shown(document)}.")
+    return {name: value for name, value in document.items() if value is not None}
+
+
+def check_names(given: Mapping[str, object], own: Iterable[str]) -> None:
+    """Raises OpenAIError for fields that are refused or unknown. own: those that the kind of request has alone."""
+    known = {*SAMPLING, *INPUTS, *WITHOUT_EFFECT, *own}
+    for name, value in given.items():
+        if name in known:
+            continue
+        if name in REFUSED:
+            reason, harmless = REFUSED[name]
+            if value in harmless:
+                continue
+            raise invalid(f"{name} is not supported: {reason}.", param=name, code="unsupported_parameter")
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise invalid(f"unknown field {name!r:.80}.{hint}", param=name[:80], code="unknown_parameter")
+
+
+def model_inputs(given: Mapping[str, object], sampling: Mapping[str, object]) -> dict[str, object]:
+    """The inputs that the common fields give, with `sampling` too, in the JSON of Triton's generate endpoint."""
+    fields = {SAMPLING[name][0]: SAMPLING[name][1](name, value) for name, value in given.items() if name in SAMPLING}
+    inputs = {INPUTS[name][0]: INPUTS[name][1](name, value) for name, value in given.items() if name in INPUTS}
+    return {**inputs, "sampling_parameters": msgspec.json.encode({**fields, **sampling}).decode()}
+
+
+def stream_options(given: Mapping[str, object]) -> tuple[bool, bool]:
+    """Whether a stream ends with its usage, and whether each chunk has it."""
+    options = an_object("stream_options", given.get("stream_options", {}))
+    if options and not given.get("stream"):
+        raise invalid("stream_options is for requests with stream true.", param="stream_options")
+    for name, value in options.items():
+        if name not in ("include_usage", "continuous_usage_stats", "include_obfuscation"):
+            raise invalid(f"stream_options: unknown field {name!r:.80}.", param="stream_options")
+        if value is not None:
+            boolean(f"stream_options.{name}", value)
+    continuous = bool(options.get("continuous_usage_stats"))
+    return bool(options.get("include_usage")) or continuous, continuous
+
+
+def wrong(name: str, expected: str, got: object) -> OpenAIError:
+    return invalid(f"{name}: expected {expected}, got {_shown(got)}.", param=name.partition("[")[0].partition(".")[0])
+
+
+def _shown(value: object) -> str:
+    shown = msgspec.json.encode(value).decode()
+    return shown if len(shown) <= 60 else shown[:57] + "..."

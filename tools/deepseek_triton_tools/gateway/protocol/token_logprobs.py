@@ -1,0 +1,63 @@
+"""Log-probabilities of tokens: the wire contract's JSON in OpenAI's two forms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+_LEAST = -9999.0
+"""In place of minus infinity, which JSON has not."""
+
+
+class _Token(msgspec.Struct):
+    logprob: float | None = None
+    decoded_token: str | None = None
+
+
+_decode = msgspec.json.Decoder(list[dict[str, _Token] | None]).decode
+
+
+def chat_logprobs(logprobs: str, num_top: int) -> list[dict[str, object]]:
+    """The elements of `logprobs.content`: each token that was generated, with the likeliest ones in its place."""
+    content = []
+    for candidates in _decode(logprobs):
+        # The generated token is the first, and is there also when it is none of the likeliest.
+        found = list((candidates or {}).values())
+        top = sorted(found, key=lambda token: _number(token.logprob), reverse=True)[:num_top]
+        content.append({**_chat_token(found[0] if found else _Token()), "top_logprobs": list(map(_chat_token, top))})
+    return content
+
+
+def completion_logprobs(logprobs: Sequence[str], num_top: int, *, offset: int = 0) -> dict[str, object]:
+    """`logprobs` of a completion's choice. A prompt's first token has none.
+
+    logprobs: the contract's JSON, of the prompt and of the text. offset: characters before the first token.
+    """
+    tokens: list[str] = []
+    values: list[float | None] = []
+    tops: list[dict[str, float] | None] = []
+    offsets: list[int] = []
+    for candidates in (candidates for document in logprobs for candidates in _decode(document)):
+        found = list((candidates or {}).values())
+        token = found[0].decoded_token or "" if found else ""
+        known = bool(found) and found[0].logprob is not None
+        tokens.append(token)
+        values.append(_number(found[0].logprob) if known else None)
+        tops.append(
+            {each.decoded_token or "": _number(each.logprob) for each in found[: num_top + 1]} if known else None
+        )
+        offsets.append(offset)
+        offset += len(token)
+    return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+
+def _chat_token(token: _Token) -> dict[str, object]:
+    text = token.decoded_token or ""
+    # A token with a part of a character can't be told by its text.
+    known = None if "\ufffd" in text else list(text.encode())
+    return {"token": text, "logprob": _number(token.logprob), "bytes": known}
+
+
+def _number(value: float | None) -> float:
+    return _LEAST if value is None else max(value, _LEAST)

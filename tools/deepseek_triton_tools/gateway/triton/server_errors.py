@@ -1,0 +1,42 @@
+"""What a server's refusals and failures mean for the request, and for asking another server."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from deepseek_triton_tools.gateway.triton.call import UpstreamError
+
+_CODED = re.compile(r"\[(E_[A-Z_]+)\]\s*(.*)", re.DOTALL)
+_REFUSALS = {"E_OVERLOADED", "E_UNAVAILABLE"}
+"""The backend refuses a request with these before it has done anything for it."""
+_UNKNOWN_MODEL = "Request for unknown model"
+"""Triton's words for a model that it hasn't got, or that is not ready."""
+_QUOTED = 200
+"""Characters of an answer that is not Triton's."""
+
+
+def error_of_message(message: str, *, unprocessed: bool = False) -> UpstreamError:
+    """The error for what a server says went wrong. `unprocessed` is for words that don't tell."""
+    coded = _CODED.match(message)
+    if coded:
+        code, text = coded.groups()
+        return UpstreamError(text, code=code, unprocessed=code in _REFUSALS)
+    if message.startswith(_UNKNOWN_MODEL):
+        return UpstreamError(message, code="E_UNAVAILABLE", unprocessed=True)
+    return UpstreamError(message, unprocessed=unprocessed)
+
+
+def error_of_status(status: int, body: bytes) -> UpstreamError:
+    """The error for a response other than 200."""
+    try:
+        document = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        document = None
+    if isinstance(document, dict) and isinstance(document.get("error"), str):
+        return error_of_message(document["error"], unprocessed=status in (429, 503))
+    text = body[:_QUOTED].decode(errors="replace")
+    if status in (401, 403):
+        return UpstreamError(f"the server refused the gateway (HTTP {status}): {text}", unprocessed=True)
+    return UpstreamError(f"the server answered HTTP {status}: {text!r}", unprocessed=status in (404, 429, 502, 503))

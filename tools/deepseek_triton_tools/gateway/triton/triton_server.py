@@ -1,0 +1,157 @@
+"""One Triton server: its model's answers, over a pool of connections."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+
+import msgspec
+
+from deepseek_triton_tools.gateway.triton.call import Call, Part, UpstreamError
+from deepseek_triton_tools.gateway.triton.http_connection import (
+    ConnectionFailed,
+    HttpConnection,
+    connect,
+    request_head,
+)
+from deepseek_triton_tools.gateway.triton.server_errors import error_of_message, error_of_status
+from deepseek_triton_tools.gateway.triton.server_events import EventReader
+
+_MAX_IDLE = 64
+"""Connections that are kept for the next request. Others are closed after use."""
+_STOP_S = 5.0
+"""How long a request that was stopped may take to end. After that its connection is closed, which ends it too."""
+_GET_S = 5.0
+"""How long a question about the server may take."""
+
+_log = logging.getLogger(__name__)
+
+
+class TritonServer:
+    """An Upstream that asks the server at `url` for `model`, with `headers` on every request."""
+
+    def __init__(
+        self, url: str, model: str, *, headers: Mapping[str, str] | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._tls = tls
+        self._headers = tuple((headers or {}).items())
+        json_headers = (("Content-Type", "application/json"), *self._headers)
+        self._stream_head = request_head("POST", self.url, f"/v2/models/{model}/generate_stream", json_headers)
+        self._idle: list[HttpConnection] = []
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    async def generate(self, call: Call) -> AsyncGenerator[list[Part], None]:
+        connection = await self._send(call.inputs, call.request_id, call.headers)
+        ended = False
+        try:
+            if (status := await connection.status()) != 200:
+                body = await connection.read_all()
+                ended = True
+                raise error_of_status(status, body)
+            reader = EventReader()
+            while data := await connection.read():
+                if parts := reader.feed(data):
+                    yield parts
+            ended = True
+        except ConnectionFailed as error:
+            ended = True
+            raise UpstreamError(f"{self.url}: {error}", unprocessed=True) from error
+        finally:
+            if ended:
+                self._give_back(connection)
+            else:
+                self._in_background(self._stop(call.request_id, connection))
+
+    async def ask(self, call: Call) -> dict[str, object]:
+        connection = await self._send(call.inputs, call.request_id, call.headers)
+        try:
+            status, body = await connection.status(), await connection.read_all()
+        except ConnectionFailed as error:
+            raise UpstreamError(f"{self.url}: {error}", unprocessed=True) from error
+        finally:
+            self._give_back(connection)
+        if status != 200:
+            raise error_of_status(status, body)
+        document = msgspec.json.decode(body.partition(b"data:")[2])
+        if "error" in document:
+            raise error_of_message(document["error"])
+        assert isinstance(document, dict)
+        return document
+
+    async def get(self, path: str) -> tuple[int, bytes]:
+        """GET `path`: the status and the body. Raises UpstreamError."""
+
+        async def ask() -> tuple[int, bytes]:
+            connection = await self._connection()
+            try:
+                connection.send(request_head("GET", self.url, path, self._headers) + b"\r\n")
+                return await connection.status(), await connection.read_all()
+            finally:
+                self._give_back(connection)
+
+        try:
+            return await asyncio.wait_for(ask(), _GET_S)
+        except ConnectionFailed as error:
+            raise UpstreamError(f"{self.url}: {error}", unprocessed=True) from error
+        except asyncio.TimeoutError:
+            raise UpstreamError(f"{self.url}: no answer to GET {path} within {_GET_S:g} s", unprocessed=True) from None
+
+    async def close(self) -> None:
+        """Wait for requests that are being stopped, and close the connections that nobody uses."""
+        if self._stopping:
+            await asyncio.wait(self._stopping)
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    async def _send(self, inputs: Mapping[str, object], request_id: str, headers: Mapping[str, str]) -> HttpConnection:
+        body = msgspec.json.encode({"id": request_id, **inputs})
+        more = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
+        try:
+            connection = await self._connection()
+        except ConnectionFailed as error:
+            raise UpstreamError(f"{self.url}: {error}", unprocessed=True) from error
+        connection.send(b"%b%bContent-Length: %d\r\n\r\n%b" % (self._stream_head, more, len(body), body))
+        return connection
+
+    async def _connection(self) -> HttpConnection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+            connection.close()
+        return await connect(self.url, self._tls)
+
+    def _give_back(self, connection: HttpConnection) -> None:
+        if connection.usable and connection.keep_alive and len(self._idle) < _MAX_IDLE:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    async def _stop(self, request_id: str, connection: HttpConnection) -> None:
+        """End a request that nobody wants any more.
+
+        The model is told, and its last words are awaited, because a connection that closes tells Triton late.
+        """
+        try:
+            await asyncio.wait_for(self._stop_and_wait(request_id, connection), _STOP_S)
+        except (UpstreamError, ConnectionFailed, asyncio.TimeoutError) as error:
+            _log.info("%s: request %s was stopped by closing its connection: %s", self.url, request_id, error)
+            connection.close()
+        else:
+            self._give_back(connection)
+
+    async def _stop_and_wait(self, request_id: str, connection: HttpConnection) -> None:
+        teller = await self._send({"text_input": "", "stop": True}, request_id, {})
+        await teller.status()
+        await teller.read_all()
+        self._give_back(teller)
+        await connection.read_all()
+
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
