@@ -371,6 +371,21 @@ def test_work_of_other_gateways_counts(servers: Servers) -> None:
     run(servers, body, ["http://server-8002:8000", "http://server-9000:8000#metrics=9000"], metrics_port=8002)
 
 
+def test_the_metrics_tell_of_a_dead_engine(servers: Servers) -> None:
+    """Triton before 26.03 says that the model is ready all the same."""
+
+    dead = metrics(0, 0).replace(b"inflight_sequences", b"ready")
+    servers["http://server-0:8002"].metrics = dead.replace(b"} 0", b"} 1")
+
+    async def body(fleet: Fleet) -> None:
+        servers["http://server-0:8002"].metrics = dead
+        await until(lambda: states(fleet)[URLS[0]] == "down")
+        servers["http://server-0:8002"].metrics = dead.replace(b"} 0", b"} 1")
+        await until(lambda: states(fleet)[URLS[0]] == "up")
+
+    run(servers, body, URLS[:1], metrics_port=8002)
+
+
 @pytest.mark.parametrize("text", [b"", b"<html>", metrics(9, 90, "another")])
 def test_without_metrics_only_the_own_work_counts(servers: Servers, text: bytes) -> None:
     servers["http://server-0:8002"].metrics = text

@@ -327,7 +327,8 @@ def _require_port(host: str, port: int) -> None:
     except OSError as error:
         by = holder_of(port)
         held = f"; {by} has it" if by else ""
-        raise PortError(f"can't listen on port {port} of {host}: {_reason(error).partition(" (while")[0]}{held}", exit_code=2) from error
+        reason = _reason(error).partition(" (while")[0]
+        raise PortError(f"can't listen on port {port} of {host}: {reason}{held}", exit_code=2) from error
 
 
 def _announcement(settings: GatewaySettings) -> str:
