@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Iterable
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -95,8 +96,7 @@ class HttpConnection(asyncio.Protocol):
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports have the methods, not the class
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -1,0 +1,133 @@
+"""What every request to the API goes through: its key, its body, its record, and the words for what went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from deepseek_triton_tools.gateway.app.exchange import ClientLeft, Exchange
+from deepseek_triton_tools.gateway.app.gateway_state import GatewayState
+from deepseek_triton_tools.gateway.app.model_front import ModelFront
+from deepseek_triton_tools.gateway.app.request_record import begin_record
+from deepseek_triton_tools.gateway.app.upstream_errors import openai_error
+from deepseek_triton_tools.gateway.guard.api_keys import Caller
+from deepseek_triton_tools.gateway.guard.guard import Reservation
+from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError, invalid
+from deepseek_triton_tools.gateway.triton.call import UpstreamError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ApiRequest:
+    """A request that was let in, and the way to its response."""
+
+    state: GatewayState
+    exchange: Exchange
+    caller: Caller | None
+    document: object
+    """The body's JSON; None where there is no body."""
+    num_body_bytes: int
+    reserved: Reservation | None = None
+
+    async def model(self, name: str, max_tokens: int | None = None) -> tuple[str, ModelFront]:
+        """The model that is asked for, once the key may use it and has enough left. Raises OpenAIError."""
+        known, model = await self.state.model(name)
+        self.exchange.record.model = known
+        if self.caller is not None and self.state.guard is not None:
+            self.state.guard.check_model(self.caller, known)
+            self.reserved = self.state.guard.reserve(self.caller, self.num_body_bytes, max_tokens)
+            self.exchange.headers += self.reserved.headers
+        return known, model
+
+    def settle(self) -> None:
+        """Count the tokens that were used."""
+        if self.caller is not None and self.state.guard is not None and self.reserved is not None:
+            record = self.exchange.record
+            self.state.guard.settle(self.caller, self.reserved, record.num_input_tokens + record.num_output_tokens)
+
+
+Handler = Callable[[ApiRequest], Awaitable[None]]
+
+
+class ApiRoute:
+    """An ASGI application for one path.
+
+    reads_body: the request has a body of JSON. needs_key: only with an API key, where there are any.
+    """
+
+    def __init__(
+        self, state: GatewayState, path: str, handler: Handler, *, reads_body: bool = True, needs_key: bool = True
+    ) -> None:
+        self._state = state
+        self._path = path
+        self._handler = handler
+        self._reads_body = reads_body
+        self._needs_key = needs_key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = begin_record(self._path, scope["headers"])
+        exchange = Exchange(scope, receive, send, record, keep_alive_s=self._state.settings.keep_alive_s)
+        self._state.observers.begins(record)
+        try:
+            await self._answer(exchange)
+        finally:
+            exchange.close()
+            self._state.observers.ends(record)
+
+    async def _answer(self, exchange: Exchange) -> None:
+        try:
+            await self._handle(exchange)
+        except ClientLeft:
+            exchange.record.client_left = True
+        except OpenAIError as error:
+            await exchange.refuse(error)
+        except UpstreamError as error:
+            await exchange.refuse(openai_error(error))
+        except Exception:
+            _log.exception("request %s failed", exchange.record.request_id)
+            text = "the gateway failed at this request; its log says more"
+            await exchange.refuse(OpenAIError(500, text, kind="server_error", code="internal_error"))
+
+    async def _handle(self, exchange: Exchange) -> None:
+        caller = None
+        if self._state.guard is not None and self._needs_key:
+            caller = self._state.guard.check(exchange.request_headers)
+            exchange.record.key_name = caller.name
+        body = await exchange.body(self._state.settings.max_body_bytes)
+        document = _document(body) if self._reads_body else None
+        request = ApiRequest(self._state, exchange, caller, document, len(body))
+        try:
+            await _while_client_waits(exchange, self._handler(request))
+        finally:
+            request.settle()
+
+
+async def _while_client_waits(exchange: Exchange, work: Awaitable[None]) -> None:
+    """Do the work, and stop it when the client leaves. Raises ClientLeft then."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(exchange.client_leaves())
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeft
+        working.result()
+    finally:
+        leaving.cancel()
+        if not working.done():
+            working.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await working
+
+
+def _document(body: bytes) -> object:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(f"the request's body is not JSON: {error}") from None

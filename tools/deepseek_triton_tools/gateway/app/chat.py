@@ -1,0 +1,86 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from deepseek_triton_tools.gateway.app.api_route import ApiRequest
+from deepseek_triton_tools.gateway.app.chat_answer import StreamedChatAnswer, WholeChatAnswer
+from deepseek_triton_tools.gateway.app.model_front import ModelFront
+from deepseek_triton_tools.gateway.app.request_record import RequestRecord
+from deepseek_triton_tools.gateway.app.token_counts import TokenCounts
+from deepseek_triton_tools.gateway.fleet.affinity import affinity_key
+from deepseek_triton_tools.gateway.protocol.chat_request import read_chat_request
+from deepseek_triton_tools.gateway.triton.call import Call, Part
+
+
+async def chat_completion(request: ApiRequest) -> None:
+    asked = read_chat_request(request.document)
+    name, model = await request.model(asked.model, asked.max_tokens)
+    record = request.exchange.record
+    record.stream = asked.stream
+    # Calls may make the rest of an answer unwanted, which is seen in time only while it streams.
+    streaming = asked.stream or asked.only_first_call
+    affinity = affinity_key([m for m in asked.messages if isinstance(m, dict)], hint=asked.cache_key)
+    inputs = {**asked.inputs, "streaming": streaming}
+    making = StreamedChatAnswer if asked.stream else WholeChatAnswer
+    answer = making(
+        asked, f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), name, request.state.settings.reasoning_fields
+    )
+    parts = generate(model, record, inputs, affinity)
+    async with aclosing(parts):
+        try:
+            if isinstance(answer, StreamedChatAnswer):
+                await _stream(request, answer, parts)
+            else:
+                await _respond(request, answer, parts)
+        finally:
+            note(record, answer.counts)
+            record.finish_reason = answer.choices[0].finish_reason
+
+
+async def generate(
+    model: ModelFront, record: RequestRecord, inputs: dict[str, object], affinity: bytes | None, suffix: str = ""
+) -> AsyncGenerator[list[Part], None]:
+    """The model's answer, with what the record has to know of the way to it."""
+    call = Call(inputs, record.upstream_id + suffix, affinity, record.upstream_headers, [])
+    try:
+        async with aclosing(model.fleet.generate(call)) as answer:
+            async for parts in answer:
+                record.token_came()
+                yield parts
+    finally:
+        if call.tried:
+            record.server = call.tried[-1]
+            record.retries += len(call.tried) - 1
+
+
+def note(record: RequestRecord, counts: TokenCounts) -> None:
+    """Write what was used into the record."""
+    record.num_input_tokens, record.num_output_tokens = counts.num_input, counts.num_output
+    record.num_cached_tokens, record.num_reasoning_tokens = counts.num_cached, counts.num_reasoning
+
+
+async def _stream(request: ApiRequest, answer: StreamedChatAnswer, parts: AsyncGenerator[list[Part], None]) -> None:
+    exchange = request.exchange
+    async for some in parts:
+        if not exchange.begun:
+            # Only now, so that a refusal of the server is a response with its own status.
+            await exchange.start_stream()
+            await exchange.send_events(answer.begin() + answer.take(some))
+        elif events := answer.take(some):
+            await exchange.send_events(events)
+        if answer.done:
+            break
+    await exchange.end_stream(answer.end())
+
+
+async def _respond(request: ApiRequest, answer: WholeChatAnswer, parts: AsyncGenerator[list[Part], None]) -> None:
+    async for some in parts:
+        answer.take(some)
+        if answer.done:
+            break
+    await request.exchange.respond(200, answer.document())

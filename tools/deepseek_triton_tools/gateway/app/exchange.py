@@ -1,0 +1,115 @@
+"""One HTTP request and its response, on bare ASGI: no other layer lies between a chunk and the socket."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable
+
+from starlette.types import Message, Receive, Scope, Send
+
+from deepseek_triton_tools.gateway.app.request_record import RequestRecord
+from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
+
+Headers = Iterable[tuple[bytes, bytes]]
+JSON = b"application/json"
+_EVENTS = b"text/event-stream; charset=utf-8"
+_KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment of server-sent events. Proxies close connections on which nothing comes for a minute or so."""
+
+
+class ClientLeft(Exception):
+    """The client has closed the connection. There is nobody to answer."""
+
+
+class Exchange:
+    """headers: of every response, beside those of its kind. keep_alive_s: between two comments in a silent stream."""
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, record: RequestRecord, *, keep_alive_s: float
+    ) -> None:
+        self.record = record
+        self.headers: list[tuple[bytes, bytes]] = [(b"x-request-id", record.request_id.encode())]
+        self.request_headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self.path_parameters: dict[str, str] = scope.get("path_params", {})
+        self.begun = False
+        """A response has begun, so that there can be no other one."""
+        self._receive = receive
+        self._send = send
+        self._keep_alive_s = keep_alive_s
+        self._silent: asyncio.Task[None] | None = None
+        self._sent_at_s = 0.0
+
+    async def body(self, max_bytes: int) -> bytes:
+        """Raises OpenAIError 413, and ClientLeft."""
+        pieces, size = [], 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            piece = message.get("body", b"")
+            size += len(piece)
+            if size > max_bytes:
+                raise OpenAIError(413, f"the request's body has more than {max_bytes} bytes", code="request_too_large")
+            pieces.append(piece)
+            if not message.get("more_body", False):
+                return b"".join(pieces)
+
+    async def client_leaves(self) -> None:
+        """Wait until the client closes the connection; it may be after the response."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def respond(self, status: int, body: bytes, *, media_type: bytes = JSON, headers: Headers = ()) -> None:
+        """Send the whole response."""
+        length = (b"content-length", b"%d" % len(body))
+        await self._start(status, [(b"content-type", media_type), length, *headers])
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def start_stream(self) -> None:
+        """Begin a stream of server-sent events, which `send_events` and `end_stream` go on with."""
+        # nginx holds events back unless it is told not to.
+        headers = [(b"content-type", _EVENTS), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        await self._start(200, headers)
+        self._sent_at_s = asyncio.get_running_loop().time()
+        self._silent = asyncio.ensure_future(self._keep_alive())
+
+    async def send_events(self, events: bytes) -> None:
+        self._sent_at_s = asyncio.get_running_loop().time()
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def end_stream(self, events: bytes = b"") -> None:
+        if self._silent is not None:
+            self._silent.cancel()
+        await self._send({"type": "http.response.body", "body": events})
+
+    async def refuse(self, error: OpenAIError) -> None:
+        """Tell the error: as the response, or as the last event of a stream that has begun."""
+        self.record.error_code = error.code or error.kind
+        if self.begun:
+            await self.end_stream(b"data: %b\n\n" % error.body())
+            return
+        headers = list(error.headers)
+        if error.retry_after_s is not None:
+            headers.append((b"retry-after", b"%d" % math.ceil(error.retry_after_s)))
+        await self.respond(error.status, error.body(), headers=headers)
+
+    def close(self) -> None:
+        """Nothing more will be sent."""
+        if self._silent is not None:
+            self._silent.cancel()
+
+    async def _start(self, status: int, headers: Headers) -> None:
+        self.begun = True
+        self.record.status = status
+        message: Message = {"type": "http.response.start", "status": status, "headers": [*headers, *self.headers]}
+        await self._send(message)
+
+    async def _keep_alive(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            rest_s = self._sent_at_s + self._keep_alive_s - loop.time()
+            if rest_s > 0:
+                await asyncio.sleep(rest_s)
+            else:
+                await self.send_events(_KEEP_ALIVE)

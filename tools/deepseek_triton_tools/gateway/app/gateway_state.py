@@ -1,0 +1,64 @@
+"""What all requests share: the models, the guard, and whoever is told of requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+from deepseek_triton_tools.gateway.app.model_front import ModelFront
+from deepseek_triton_tools.gateway.app.observers import Observers
+from deepseek_triton_tools.gateway.fleet.fleet import open_fleet
+from deepseek_triton_tools.gateway.guard.guard import Guard
+from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
+from deepseek_triton_tools.gateway.settings import GatewaySettings
+from deepseek_triton_tools.gateway.triton.call import UpstreamError
+
+
+class GatewayState:
+    """Lives as long as the application. Raises what Guard and Observers raise."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self.settings = settings
+        self.guard = Guard(settings.keys_file, settings.limits_file) if settings.keys_file is not None else None
+        self.observers = Observers(settings)
+        self.models: Sequence[ModelFront] = [
+            ModelFront(model, open_fleet(model, settings)) for model in settings.models
+        ]
+
+    async def start(self) -> None:
+        await asyncio.gather(*(model.fleet.start() for model in self.models))
+
+    async def close(self) -> None:
+        await asyncio.gather(*(model.fleet.close() for model in self.models))
+        if self.guard is not None:
+            self.guard.close()
+        self.observers.close()
+
+    async def named_models(self) -> dict[str, ModelFront]:
+        """Every model whose name is known. One is unknown while none of its servers has ever been up."""
+        named: dict[str, ModelFront] = {}
+        for model in self.models:
+            with suppress(UpstreamError):
+                named.setdefault(await model.name(), model)
+        return named
+
+    async def model(self, name: str) -> tuple[str, ModelFront]:
+        """The model that a request names, and its name. A gateway with one model needs no name.
+
+        Raises OpenAIError 404, or UpstreamError while no server can tell what the model is called.
+        """
+        if len(self.models) == 1:
+            only = self.models[0]
+            known = await only.name()
+            if name in ("", known):
+                return known, only
+            names = [known]
+        else:
+            named = await self.named_models()
+            if name in named:
+                return name, named[name]
+            names = sorted(named)
+        expected = " or ".join(map(repr, names)) or "one of those that /v1/models lists"
+        got = repr(name[:200]) if name else "nothing"
+        raise OpenAIError(404, f"model: expected {expected}, got {got}.", param="model", code="model_not_found")

@@ -1,0 +1,83 @@
+"""GET /v1/models, and whether the gateway and the servers behind it are well."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+
+from deepseek_triton_tools._version import __version__
+from deepseek_triton_tools.gateway.app.api_route import ApiRequest
+from deepseek_triton_tools.gateway.app.model_front import ModelFront
+from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
+
+_METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+async def list_models(request: ApiRequest) -> None:
+    named = await request.state.named_models()
+    data = [
+        await _entry(name, model)
+        for name, model in named.items()
+        if request.caller is None or request.caller.may_use(name)
+    ]
+    await request.exchange.respond(200, msgspec.json.encode({"object": "list", "data": data}))
+
+
+async def one_model(request: ApiRequest) -> None:
+    name, model = await request.state.model(request.exchange.path_parameters["model"])
+    await request.exchange.respond(200, msgspec.json.encode(await _entry(name, model)))
+
+
+async def health(request: ApiRequest) -> None:
+    """The gateway itself runs."""
+    await request.exchange.respond(200, b"{}")
+
+
+async def ready(request: ApiRequest) -> None:
+    """Every model has a server that takes requests."""
+    missing = [
+        " ".join(server.url for server in model.fleet.servers()) or "an empty list of servers"
+        for model in request.state.models
+        if not any(server.state == "up" for server in model.fleet.servers())
+    ]
+    if missing:
+        text = f"no server is up of: {'; '.join(missing)}"
+        raise OpenAIError(503, text, kind="server_error", code="unavailable", retry_after_s=1.0)
+    await request.exchange.respond(200, b"{}")
+
+
+async def fleet(request: ApiRequest) -> None:
+    """Every server as it is now, for the dashboard."""
+    models = [
+        {
+            "model": model.known_name,
+            "servers": [dataclasses.asdict(server) for server in model.fleet.servers()],
+        }
+        for model in request.state.models
+    ]
+    await request.exchange.respond(200, msgspec.json.encode({"models": models}))
+
+
+async def metrics(request: ApiRequest) -> None:
+    servers = [(server.url, server.state == "up") for model in request.state.models for server in model.fleet.servers()]
+    body = request.state.observers.metrics(servers)
+    await request.exchange.respond(200, body, media_type=_METRICS_TYPE)
+
+
+async def version(request: ApiRequest) -> None:
+    await request.exchange.respond(200, msgspec.json.encode({"version": __version__}))
+
+
+async def _entry(name: str, model: ModelFront) -> dict[str, object]:
+    info = await model.info()
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "deepseek-triton",
+        "root": info.checkpoint,
+        "parent": None,
+        "max_model_len": info.max_seq_len,
+        "thinking_switch": info.thinking_switch,
+    }

@@ -1,0 +1,43 @@
+"""What the model's server says went wrong, as OpenAI's errors."""
+
+from __future__ import annotations
+
+import re
+
+from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
+from deepseek_triton_tools.gateway.triton.call import UpstreamError
+
+_FIELD = re.compile(r"(?:input |field |sampling_param_)?'?([a-z_]+)'?(?=[\[.:, ])")
+_NAMES = {"bad": "bad_words"}
+"""The contract's name of a field -> the name that clients know."""
+
+
+def openai_error(error: UpstreamError) -> OpenAIError:
+    """The answer to a request for which the server gave `error`."""
+    message = str(error)
+    match error.code:
+        case "E_INVALID_ARGUMENT":
+            return OpenAIError(400, message, param=_field_of(message))
+        case "E_UNSUPPORTED":
+            return OpenAIError(400, message, param=_field_of(message), code="unsupported_parameter")
+        case "E_PROMPT_TOO_LONG":
+            return OpenAIError(400, message, param="messages", code="context_length_exceeded")
+        case "E_OVERLOADED":
+            return OpenAIError(
+                429, message, kind="server_error", code="overloaded", retry_after_s=error.retry_after_s or 1.0
+            )
+        case "E_UNAVAILABLE":
+            return OpenAIError(
+                503, message, kind="server_error", code="unavailable", retry_after_s=error.retry_after_s or 1.0
+            )
+        case "E_CANCELLED":
+            return OpenAIError(503, message, kind="server_error", code="cancelled")
+        case "E_INTERNAL":
+            return OpenAIError(500, message, kind="server_error", code="internal_error")
+    return OpenAIError(502, message, kind="server_error", code="bad_gateway")
+
+
+def _field_of(message: str) -> str | None:
+    """The field that the server's message begins with."""
+    found = _FIELD.match(message)
+    return _NAMES.get(found[1], found[1]) if found else None
