@@ -20,10 +20,11 @@ from deepseek_triton_tools.gateway.triton.call import Call, Part, UpstreamError
 
 URLS = [f"http://server-{number}:8000" for number in range(3)]
 REFUSED = UpstreamError("connection refused", unprocessed=True)
-LOST = UpstreamError("the connection was lost")
+LOST = UpstreamError("the connection was lost", unprocessed=True)
 OVERLOADED = UpstreamError("[E_OVERLOADED] full", code="E_OVERLOADED", unprocessed=True, retry_after_s=7)
 STOPPING = UpstreamError("[E_UNAVAILABLE] the model is being stopped", code="E_UNAVAILABLE", unprocessed=True)
 INVALID = UpstreamError("[E_INVALID_ARGUMENT] top_p", code="E_INVALID_ARGUMENT")
+TRITONS = UpstreamError("unexpected inference input 'x'")
 
 Answer = list[str | UpstreamError | asyncio.Event]
 
@@ -66,7 +67,7 @@ class ScriptedServer:
         if self.silent:
             await asyncio.sleep(3600)
         if self.refusing:
-            raise UpstreamError("refused", unprocessed=True) from ConnectionRefusedError()
+            raise UpstreamError("refused", unprocessed=True)
         if path == "/metrics":
             return 200, self.metrics
         return (200 if self.ready else 400), b""
@@ -177,14 +178,16 @@ def test_an_answer_that_has_begun_is_not_begun_again(servers: Servers, error: Up
     assert sum(len(server.asked) for server in servers.values()) == 1
 
 
-def test_a_wrong_request_is_asked_once(servers: Servers) -> None:
+@pytest.mark.parametrize("error", [INVALID, TRITONS])
+def test_a_wrong_request_is_asked_once(servers: Servers, error: UpstreamError) -> None:
     async def body(fleet: Fleet) -> None:
         for url in URLS:
-            servers[url].answers = [[INVALID]] * 3
+            servers[url].answers = [[error]] * 3
         for verb in (lambda: answer(fleet, call()), lambda: fleet.ask(call())):
             with pytest.raises(UpstreamError) as caught:
                 await verb()
-            assert caught.value is INVALID
+            assert caught.value is error
+        assert set(states(fleet).values()) == {"up"}
 
     run(servers, body)
     assert sum(len(server.asked) for server in servers.values()) == 2
@@ -284,6 +287,17 @@ def test_a_server_is_back_when_it_is_ready_again(servers: Servers) -> None:
     run(servers, body)
 
 
+@pytest.mark.parametrize("fault", ["silent", "refusing"])
+def test_a_server_that_does_not_answer_is_down(servers: Servers, fault: str) -> None:
+    async def body(fleet: Fleet) -> None:
+        setattr(servers[URLS[0]], fault, True)
+        await until(lambda: states(fleet) == {URLS[0]: "down"})
+        setattr(servers[URLS[0]], fault, False)
+        await until(lambda: states(fleet) == {URLS[0]: "up"})
+
+    run(servers, body, URLS[:1])
+
+
 def test_a_failed_request_takes_its_server_out_at_once(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_member, "_FIRST_PAUSE_S", 3600.0)
     monkeypatch.setattr(fleet_member, "_LONGEST_PAUSE_S", 3600.0)
@@ -337,28 +351,6 @@ def test_a_fleet_whose_servers_all_went_may_come_back_with_another_model(servers
         await until(lambda: set(states(fleet).values()) == {"up"})
 
     run(servers, body)
-
-
-def test_a_host_that_is_gone_loses_its_connections(servers: Servers) -> None:
-    """Nothing closes the connections of a machine without power: they would wait for ever."""
-
-    async def body(fleet: Fleet) -> None:
-        servers[URLS[0]].silent = True
-        await until(lambda: servers[URLS[0]].closed)
-        assert states(fleet)[URLS[0]] == "down"
-
-    run(servers, body, URLS[:1])
-
-
-def test_refused_connections_are_no_silence(servers: Servers) -> None:
-    """The process has gone, or drains: its connections end by themselves."""
-
-    async def body(fleet: Fleet) -> None:
-        servers[URLS[0]].refusing = True
-        await until(lambda: fleet.servers()[0].failures > 5)
-        assert not servers[URLS[0]].closed
-
-    run(servers, body, URLS[:1])
 
 
 def test_a_lost_connection_is_followed_by_a_check(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
