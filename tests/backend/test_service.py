@@ -773,7 +773,7 @@ def test_tokens_of_several_prompts_come_one_after_the_other(service):
 
 @pytest.mark.parametrize(
     ("ids", "problem"),
-    [([10**9], "input_ids: expected token ids from 0 to "), ([], "text_input: expected a prompt in")],
+    [([10**9], "input_ids: expected token ids from 0 to "), ([], "text_input: expected a prompt, got an empty string")],
 )
 def test_a_task_that_can_not_be_done_is_answered_with_the_reason(service, ids, problem):
     inputs = {"text_input": array(""), "input_ids": np.array(ids, dtype=np.int32)}

@@ -17,6 +17,7 @@ from deepseek_backend.engines.simulated.filler_text import (
     CLOSING_ID,
     EOS_ID,
     VOCABULARY,
+    id_of,
     split_prompt,
     write_script,
 )
@@ -243,6 +244,50 @@ def test_the_end_token_is_no_stamp(start, sampling, ending):
 
 
 # Reasoning and chat
+
+
+DICTATED = 'Hm.</think>a\n<｜tool▁calls▁begin｜>f<｜tool▁sep｜>{"x": "Łódź 👩‍💻"}<x>'
+
+
+def dictating(answer, **sampling):
+    return request(prompt=f"<answer>no</answer> Say <answer>{answer}</answer>.<think>", **sampling)
+
+
+def test_a_prompt_may_dictate_its_answer(start):
+    engine = start(text="dictated")
+
+    sink = generate(engine, dictating(DICTATED, max_tokens=200))
+
+    assert sink.text("a") == DICTATED
+    assert sink.last("a").finish_reason == "stop"
+    assert sink.ids("a")[-1] == EOS_ID
+    assert all(len(step.token_ids) == 1 for step in sink.steps["a"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "sampling", "text", "reason"),
+    [
+        ("one two three", {"max_tokens": 2}, "one two", "length"),
+        ("one two three", {"max_tokens": 3}, "one two three", "length"),
+        ("one two three", {"max_tokens": 4}, "one two three", "stop"),
+        ("one two", {"max_tokens": 4, "ignore_eos": True}, "one two", "length"),
+        ("", {}, "", "stop"),
+        ("one", {"skip_special_tokens": False}, "one<｜end▁of▁sentence｜>", "stop"),
+        ("one two three", {"stop_token_ids": (id_of(" two"),)}, "one", "stop"),
+    ],
+)
+def test_a_dictated_answer_ends_as_others_do(start, answer, sampling, text, reason):
+    sink = generate(start(text="dictated"), dictating(answer, **sampling))
+
+    assert sink.text("a") == text
+    assert sink.last("a").finish_reason == reason
+
+
+def test_without_a_dictation_there_is_filler_text(start):
+    for prompt in ("Hi", "<answer>Hi", "Hi</answer>"):
+        filled, other = (text_of(start(text=text), prompt=prompt) for text in ("filler", "dictated"))
+        assert filled == other
+    assert text_of(start(), prompt="<answer>Hi</answer>") != "Hi"
 
 
 @pytest.mark.parametrize("preset", [None, "b200x8-r1-fp4-min-latency"])
@@ -952,7 +997,7 @@ def test_every_preset_serves(start, name):
         pytest.param({"speed": 0}, "speed: expected a number above 0, got 0", id="speed zero"),
         pytest.param({"speed": float("nan")}, "speed: expected a number above 0, got nan", id="speed nan"),
         pytest.param({"speed": True}, "speed: expected a number above 0, got True", id="speed bool"),
-        pytest.param({"text": "lorem"}, "text: expected filler or stamps, got 'lorem'", id="text"),
+        pytest.param({"text": "lorem"}, "text: expected filler, stamps or dictated, got 'lorem'", id="text"),
         pytest.param({"max_batch_size": 0}, "max_batch_size: expected a whole number above 0, got 0", id="zero"),
         pytest.param({"max_num_tokens": 1.5}, "max_num_tokens: expected a whole number above 0", id="fraction"),
         pytest.param({"max_seq_len": 1}, "max_seq_len: expected a whole number above 1, got 1", id="max_seq_len"),

@@ -1,7 +1,8 @@
 """Filler text, made without a model: a tokenizer that only splits text, and a small vocabulary.
 
 Prompt and seed fix the tokens of a request, so that its text is the same in every batch, process and run. A prompt that
-ends inside <think> gets a </think>, at a position that also depends on the request's length.
+ends inside <think> gets a </think>, at a position that also depends on the request's length. A prompt may also dictate
+its answer.
 """
 
 from __future__ import annotations
@@ -134,6 +135,32 @@ class Script:
         """Return the index of the first token from `first` up to `end` that is in `token_ids`; None without one."""
         ids, _ = self.read(first, end)
         return next((first + offset for offset, token_id in enumerate(ids) if token_id in token_ids), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Dictation:
+    """An answer that the prompt itself says, for tests of what is made of answers: a `Script` of given tokens."""
+
+    texts: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def read(self, first: int, end: int) -> tuple[tuple[int, ...], str]:
+        """Return ids and text of the tokens from `first` up to `end`; after the last one come end tokens."""
+        texts = self.texts[first:end]
+        return (*map(id_of, texts), *[EOS_ID] * (end - first - len(texts))), "".join(texts)
+
+    def find(self, token_ids: frozenset[int], first: int, end: int) -> int | None:
+        """Return the index of the first token from `first` up to `end` that is in `token_ids`; None without one."""
+        return next((index for index in range(first, end) if self.read(index, index + 1)[0][0] in token_ids), None)
+
+
+def dictation(prompt: str) -> Dictation | None:
+    """Return the answer between the prompt's last <answer> and the </answer> after it; None where there is none."""
+    _, opening, rest = prompt.rpartition("<answer>")
+    answer, closing, _ = rest.partition("</answer>")
+    return Dictation(tuple(_TOKEN.findall(answer))) if opening and closing else None
 
 
 def write_script(prompt: str | Sequence[int], seed: int | None = None, *, closes_at: int = -1) -> Script:

@@ -29,7 +29,7 @@ from deepseek_backend.engines.base import (
 )
 from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.engines.simulated import chat_form
-from deepseek_backend.engines.simulated.filler_text import BOS, FillerTokenizer
+from deepseek_backend.engines.simulated.filler_text import BOS, FillerTokenizer, dictation
 from deepseek_backend.engines.simulated.scheduler import RankLoad, Scheduler
 from deepseek_backend.engines.simulated.simulated_generation import SimulatedGeneration, begin, stamp
 from deepseek_backend.engines.simulated.simulated_options import parse_options
@@ -172,7 +172,13 @@ class SimulatedEngine:
         """Return the function that the engine's thread has to run for the request."""
         options = self._options
         try:
-            row = begin(request, sink, max_seq_len=options.max_seq_len, eos_after=options.eos_after)
+            row = begin(
+                request,
+                sink,
+                max_seq_len=options.max_seq_len,
+                eos_after=options.eos_after,
+                dictated=dictation(request.prompt) if options.dictated else None,
+            )
         except RequestError as error:
             return partial(sink.on_steps, [(request, Step(error=error))])
         return partial(self._accept, row)

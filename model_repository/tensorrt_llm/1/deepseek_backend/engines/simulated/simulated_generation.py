@@ -11,7 +11,14 @@ from deepseek_backend.engines.base import FinishReason, PerfMetrics, Step, StepS
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.prompting import check_prompt_length, last_tokens
 from deepseek_backend.engines.reasoning_tags import ends_inside
-from deepseek_backend.engines.simulated.filler_text import EOS_ID, VOCABULARY, Script, split_prompt, write_script
+from deepseek_backend.engines.simulated.filler_text import (
+    EOS_ID,
+    Dictation,
+    Script,
+    split_prompt,
+    text_of,
+    write_script,
+)
 from deepseek_backend.engines.simulated.made_up_logprobs import output_logprobs, prompt_logprobs
 from deepseek_backend.engines.simulated.scheduler import ScheduledRow, Scheduler
 
@@ -22,7 +29,7 @@ class SimulatedGeneration(ScheduledRow):
 
     request: GenerateRequest
     sink: StepSink
-    script: Script
+    script: Script | Dictation
     finish_reason: FinishReason
     """Finish reason, unless the request is cancelled or fails before its end."""
     stop_reason: int | None = None
@@ -69,7 +76,7 @@ class SimulatedGeneration(ScheduledRow):
             else:
                 stop_id, is_shown = self.stop_reason, bool(sampling.include_stop_str_in_output)
             token_ids = (*token_ids[:-1], stop_id)
-            text = self._read(first, self.length - 1, stamp)[1] + (VOCABULARY[stop_id] if is_shown else "")
+            text = self._read(first, self.length - 1, stamp)[1] + (text_of(stop_id) if is_shown else "")
         return Step(text, token_ids, self.finish_reason, self.stop_reason, self.num_input_tokens)
 
     def _read(self, first: int, end: int, stamp: str) -> tuple[tuple[int, ...], str]:
@@ -117,17 +124,26 @@ def stamp() -> str:
     return f" {time.monotonic_ns() // 1000:015d}"
 
 
-def begin(request: GenerateRequest, sink: StepSink, *, max_seq_len: int, eos_after: int | None) -> SimulatedGeneration:
+def begin(
+    request: GenerateRequest,
+    sink: StepSink,
+    *,
+    max_seq_len: int,
+    eos_after: int | None,
+    dictated: Dictation | None = None,
+) -> SimulatedGeneration:
     """Return the request, ready to be scheduled. The caller's thread does this, because a long prompt takes time.
 
+    :param dictated: the answer, which ends after its last token; None for filler text.
     :raises RequestError: when its prompt has no tokens, or leaves no room for an answer.
     """
     sampling = request.sampling
     tokens = _prompt_tokens(request)
     check_prompt_length(len(tokens), max_seq_len - 1)
     max_tokens = min(request.max_tokens, max_seq_len - len(tokens))
-    length, finish_reason = _natural_end(sampling, max_tokens, eos_after)
-    script = _script(request, length)
+    ends_after = eos_after if dictated is None else len(dictated) + 1
+    length, finish_reason = _natural_end(sampling, max_tokens, ends_after)
+    script = _script(request, length) if dictated is None else dictated
     length, finish_reason, stop_reason = _stopped(sampling, script, length, finish_reason)
     details = (sampling.logprobs, sampling.prompt_logprobs, sampling.return_perf_metrics or None)
     return SimulatedGeneration(
@@ -177,7 +193,7 @@ def _natural_end(sampling: SamplingParams, max_tokens: int, eos_after: int | Non
 
 
 def _stopped(
-    sampling: SamplingParams, script: Script, length: int, finish_reason: FinishReason
+    sampling: SamplingParams, script: Script | Dictation, length: int, finish_reason: FinishReason
 ) -> tuple[int, FinishReason, int | None]:
     """Return length, finish reason and stop reason with stop_token_ids. A final end token is not among these."""
     if not sampling.stop_token_ids:

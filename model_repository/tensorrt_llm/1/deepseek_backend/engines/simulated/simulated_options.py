@@ -28,6 +28,8 @@ class SimulatedOptions:
     """Factor of speed: 2.0 halves every modelled duration."""
     stamped: bool
     """Whether the text of a token is the time at which it was made (`stamp`) instead of filler text."""
+    dictated: bool
+    """Whether a prompt may say its answer itself (`dictation`)."""
     eos_after: int | None
     """Number of tokens of a request, the last of which is the end token. None: every request runs to its max_tokens."""
     load_seconds: float
@@ -74,7 +76,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "pace": (lambda value: value in ("real", "none"), "real or none"),
     "speed": (lambda value: _is_number(value) and value > 0, "a number above 0"),
-    "text": (lambda value: value in ("filler", "stamps"), "filler or stamps"),
+    "text": (lambda value: value in ("filler", "stamps", "dictated"), "filler, stamps or dictated"),
     "max_batch_size": _COUNT,
     "max_num_tokens": _COUNT,
     "max_seq_len": (lambda value: _is_count(value) and value >= 2, "a whole number above 1"),
@@ -111,6 +113,7 @@ def parse_options(given: Mapping[str, Any]) -> SimulatedOptions:
         paced=given.get("pace", "real" if preset else "none") == "real",
         speed=float(given.get("speed", 1.0)),
         stamped=given.get("text", "filler") == "stamps",
+        dictated=given.get("text", "filler") == "dictated",
         eos_after=given.get("eos_after"),
         load_seconds=float(given.get("load_seconds", 0.0)),
         fail_load=given.get("fail_load", False),
