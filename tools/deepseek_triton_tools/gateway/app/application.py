@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute, Route
 from deepseek_triton_tools.gateway.app import models, tokenization
 from deepseek_triton_tools.gateway.app.api_route import ApiRoute, Handler
 from deepseek_triton_tools.gateway.app.chat import chat_completion
+from deepseek_triton_tools.gateway.app.completions import completion
 from deepseek_triton_tools.gateway.app.gateway_state import GatewayState
 from deepseek_triton_tools.gateway.app.page import page_routes
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
@@ -22,6 +23,7 @@ from deepseek_triton_tools.gateway.settings import GatewaySettings
 
 _POST: dict[str, Handler] = {
     "/v1/chat/completions": chat_completion,
+    "/v1/completions": completion,
     "/tokenize": tokenization.tokenize,
     "/detokenize": tokenization.detokenize,
 }

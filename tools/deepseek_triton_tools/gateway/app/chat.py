@@ -9,12 +9,10 @@ from contextlib import aclosing
 
 from deepseek_triton_tools.gateway.app.api_route import ApiRequest
 from deepseek_triton_tools.gateway.app.chat_answer import StreamedChatAnswer, WholeChatAnswer
-from deepseek_triton_tools.gateway.app.model_front import ModelFront
-from deepseek_triton_tools.gateway.app.request_record import RequestRecord
-from deepseek_triton_tools.gateway.app.token_counts import TokenCounts
+from deepseek_triton_tools.gateway.app.generating import generate, note
 from deepseek_triton_tools.gateway.fleet.affinity import affinity_key
 from deepseek_triton_tools.gateway.protocol.chat_request import read_chat_request
-from deepseek_triton_tools.gateway.triton.call import Call, Part
+from deepseek_triton_tools.gateway.triton.call import Part
 
 
 async def chat_completion(request: ApiRequest) -> None:
@@ -40,28 +38,6 @@ async def chat_completion(request: ApiRequest) -> None:
         finally:
             note(record, answer.counts)
             record.finish_reason = answer.choices[0].finish_reason
-
-
-async def generate(
-    model: ModelFront, record: RequestRecord, inputs: dict[str, object], affinity: bytes | None, suffix: str = ""
-) -> AsyncGenerator[list[Part], None]:
-    """The model's answer, with what the record has to know of the way to it."""
-    call = Call(inputs, record.upstream_id + suffix, affinity, record.upstream_headers, [])
-    try:
-        async with aclosing(model.fleet.generate(call)) as answer:
-            async for parts in answer:
-                record.token_came()
-                yield parts
-    finally:
-        if call.tried:
-            record.server = call.tried[-1]
-            record.retries += len(call.tried) - 1
-
-
-def note(record: RequestRecord, counts: TokenCounts) -> None:
-    """Write what was used into the record."""
-    record.num_input_tokens, record.num_output_tokens = counts.num_input, counts.num_output
-    record.num_cached_tokens, record.num_reasoning_tokens = counts.num_cached, counts.num_reasoning
 
 
 async def _stream(request: ApiRequest, answer: StreamedChatAnswer, parts: AsyncGenerator[list[Part], None]) -> None:

@@ -8,8 +8,8 @@ from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
 from deepseek_triton_tools.gateway.triton.call import UpstreamError
 
 _FIELD = re.compile(r"(?:input |field |sampling_param_)?'?([a-z_]+)'?(?=[\[.:, ])")
-_NAMES = {"bad": "bad_words"}
-"""The contract's name of a field -> the name that clients know."""
+_NAMES = {"bad": "bad_words", "guided_json": "response_format", "guided_json_object": "response_format"}
+"""The contract's name of a field -> the name that clients know, where they differ."""
 
 
 def openai_error(error: UpstreamError) -> OpenAIError:

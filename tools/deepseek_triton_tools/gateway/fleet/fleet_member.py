@@ -28,9 +28,6 @@ _JITTER = 0.2
 """Checks of many gateways must not come in step."""
 _ANSWER_S = 5.0
 """For the answer to one check."""
-_SILENT_CHECKS = 3
-"""After this many checks in a row without any answer the server's machine is presumed gone. A host that lost its power
-closes no connection."""
 _NO_METRICS_PAUSE_S = 30.0
 """Until a server is asked for its metrics again after it did not give them."""
 _AVOIDED_S = 1.0
@@ -49,7 +46,7 @@ class ServerConnection(Upstream, Protocol):
         ...
 
     async def close(self) -> None:
-        """Close all connections. Whoever still waits for an answer gets an UpstreamError."""
+        """Close all connections, once nobody waits for an answer."""
         ...
 
 
@@ -115,7 +112,6 @@ class FleetMember:
         self._own = Load()
         self._others = Load()
         self._failures = 0
-        self._silent = 0
         self._avoided_until = 0.0
         self._metrics_at = 0.0
         self._check_at = 0.0
@@ -164,16 +160,15 @@ class FleetMember:
         """A request has got its first response, so the server is well."""
         self._failures = 0
 
-    def failed(self, error: UpstreamError) -> None:
-        """A request has failed with this error."""
+    def failed(self, error: UpstreamError, *, begun: bool) -> None:
+        """A request has failed, before its first response or after it had begun."""
         if error.code == "E_OVERLOADED":
             self._avoided_until = time.monotonic() + (error.retry_after_s or _AVOIDED_S)
-        elif error.code == "E_UNAVAILABLE" or (error.unprocessed and not error.code):
-            if self.state == "up":
-                self._down(str(error))
-        elif not error.code:
+        elif begun and error.unprocessed and not error.code:  # a lost connection may be that connection's own fault
             self._check_at = 0.0
             self._wake.set()
+        elif self.state == "up" and (error.code == "E_UNAVAILABLE" or (error.unprocessed and not error.code)):
+            self._down(str(error))
 
     # Checks.
 
@@ -194,16 +189,9 @@ class FleetMember:
         try:
             problem = await _within(_ANSWER_S, self._ask())
         except TimeoutError:
-            self._down(f"no answer within {_ANSWER_S:g} s")
-            await self._was_silent()
-            return
+            problem = f"no answer within {_ANSWER_S:g} s"
         except UpstreamError as error:
-            self._down(str(error))
-            # A host that refuses or resets connections is alive, and closes those of a process that has died.
-            if not isinstance(error.__cause__, ConnectionError):
-                await self._was_silent()
-            return
-        self._silent = 0
+            problem = str(error)
         if problem := problem or await self._read_metrics() or await self._read_model():
             self._down(problem)
         elif self._failures == before:  # else a request failed meanwhile, which is the newer news
@@ -260,13 +248,6 @@ class FleetMember:
         if state != self.state:
             _log.log(logging.INFO if state == "up" else logging.WARNING, "%s is %s. %s", self.url, state, reason)
         self.state, self.reason = state, reason
-
-    async def _was_silent(self) -> None:
-        self._silent += 1
-        if self._silent == _SILENT_CHECKS:
-            _log.warning("%s has not answered %d checks: its requests are given up", self.url, _SILENT_CHECKS)
-            old, self.server = self.server, self._connect(self.url)
-            await old.close()
 
     async def close(self) -> None:
         await self.server.close()

@@ -31,7 +31,7 @@ def error_of_message(message: str, *, unprocessed: bool = False) -> UpstreamErro
 def error_of_status(status: int, body: bytes) -> UpstreamError:
     """The error for a response other than 200."""
     try:
-        document = msgspec.json.decode(body)
+        document = msgspec.json.decode(body.removeprefix(b"data:"))  # Triton refuses a stream with an event
     except msgspec.DecodeError:
         document = None
     if isinstance(document, dict) and isinstance(document.get("error"), str):
