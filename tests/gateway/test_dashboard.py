@@ -41,7 +41,6 @@ class WatchedGateway:
     def __init__(self) -> None:
         self._counted = GatewayMetrics()
         self.models: dict[str, list[FleetServer]] = {}
-        self._counted.begins(RequestRecord("under way", "/v1/chat/completions"))
 
     def _is_locked(self, request: Request) -> bool:
         return request.headers.get("authorization", "").removeprefix("Bearer ") != self.key
@@ -61,6 +60,7 @@ class WatchedGateway:
                 record.num_output_tokens, record.first_token_s, record.last_token_s = 51, 100.25, 101.25
             record.ended_s = 102.0
             self._counted.ends(record)
+        self._counted.ends(RequestRecord("a probe's", "/ready", status=503))
         return Response(self._counted.text(), media_type=CONTENT_TYPE)
 
 
@@ -97,7 +97,7 @@ def test_servers_and_rates_are_shown(page: Page, gateway: WatchedGateway) -> Non
     page.wait("document.querySelector('td')")
     page.wait("document.querySelector(\"output[aria-label='Requests/s']\").textContent !== '–'")
     assert tile(page, "Servers up") == "2 of 4"
-    assert tile(page, "Requests in flight") == "1"
+    assert tile(page, "Requests in flight") == "7"
     assert tile(page, "First token after") == "250 ms"
     assert tile(page, "Between tokens") == "20 ms"
     requests, tokens, errors = (float(tile(page, title)) for title in ("Requests/s", "Tokens/s", "Errors/s"))
