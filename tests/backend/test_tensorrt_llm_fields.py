@@ -297,39 +297,23 @@ def test_a_guide_reaches_the_engine_under_its_name(make_engine: MakeEngine, rele
     assert json.loads(harness.text(**{f"guided_{guide}": GUIDES[guide]})) == {"guided": guide}
 
 
-THINKING = "Why?<｜Assistant｜><think>\n"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("guide", GUIDES)
-def test_after_a_prompt_that_lets_the_model_think_a_guide_is_a_structural_tag(
-    make_engine: MakeEngine, guide: str
-) -> None:
-    harness = make_engine("1.2.1", **guided_llm_args("1.2.1"))
-    text = harness.text(prompt=THINKING, **{f"guided_{guide}": GUIDES[guide]})
-    assert json.loads(text) == {"guided": "structural_tag"}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("release", "backend", "why"),
     [
-        ("1.0.0", "xgrammar", "TensorRT-LLM 1.0.0 has no structural tags that end with the answer"),
-        ("1.1.0", "xgrammar", "TensorRT-LLM 1.1.0 has no structural tags that end with the answer"),
+        ("1.0.0", "xgrammar", "TensorRT-LLM 1.0.0 has no structural tags with a format"),
+        ("1.1.0", "xgrammar", "TensorRT-LLM 1.1.0 has no structural tags with a format"),
         ("1.2.1", "llguidance", "only guided_decoding_backend: xgrammar has structural tags"),
+        ("1.2.1", None, "TensorRT-LLM 1.2.1: needs guided_decoding_backend: xgrammar in model.yaml"),
+        ("1.2.0", "xgrammar", ""),
+        ("1.2.1", "xgrammar", ""),
     ],
 )
-def test_a_guide_that_would_bind_the_reasoning_is_refused(
-    make_engine: MakeEngine, release: str, backend: str, why: str
+def test_structural_tags_with_a_format_need_1_2_and_xgrammar(
+    make_engine: MakeEngine, release: str, backend: str | None, why: str
 ) -> None:
-    harness = make_engine(release, **{**guided_llm_args(release), "guided_decoding_backend": backend})
-    error = refusal(harness, prompt=THINKING, guided_regex="a+")
-    assert error.code is ErrorCode.UNSUPPORTED
-    assert str(error) == (
-        f"guided_regex: the prompt lets the model think first, and then no guide can begin after </think>: {why}; "
-        "turn thinking off"
-    )
-    assert json.loads(harness.text(guided_regex="a+")) == {"guided": "regex"}
+    llm_args = guided_llm_args(release) | {"guided_decoding_backend": backend}
+    assert make_engine(release, **llm_args).engine.capabilities.formats_refused == why
 
 
 def test_a_guide_without_its_backend_says_how_to_get_it(make_engine: MakeEngine) -> None:

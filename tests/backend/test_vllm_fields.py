@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from deepseek_backend.contract import SAMPLING_BY_NAME, SAMPLING_FIELDS, ErrorCode
 from deepseek_backend.engines.base import PerfMetrics, Step
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
-from deepseek_backend.engines.guides import guide
 from deepseek_backend.engines.vllm.growing_answer import GrowingAnswer
 from deepseek_backend.engines.vllm.request_fields import (
     APPLIED_HERE,
     BANNED,
+    guide,
     refusal,
     sampling_arguments,
     unsupported_fields,
@@ -123,7 +123,7 @@ def test_a_temperature_above_vllms_limit_is_refused_with_both_numbers() -> None:
     ],
 )
 def test_a_guide_in_vllms_fields(field: str, value: Any, expected: dict[str, Any]) -> None:
-    assert guide(request(**{field: value})) == expected
+    assert guide(SamplingParams(**{field: value})) == expected
 
 
 EXAMPLES: dict[str, Any] = {
@@ -141,7 +141,7 @@ def test_every_field_of_the_contract_is_translated_or_refused(version: str) -> N
     for name in SAMPLING_BY_NAME.keys() - unsupported.keys() - APPLIED_HERE - {"best_of", "include_stop_str_in_output"}:
         sampling = {"temperature": 0.5, "seed": 7} if name == "seed" else {name: EXAMPLES[name]}
         without = {"temperature": 0.5} if name == "seed" else {}
-        has_effect = arguments(**sampling) != arguments(**without) or guide(request(**sampling))
+        has_effect = arguments(**sampling) != arguments(**without) or guide(SamplingParams(**sampling))
         assert has_effect, name
 
 

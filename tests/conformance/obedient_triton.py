@@ -63,7 +63,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse()
             return
         text = _told(inputs)
-        if text is None or inputs.get("task", "generate") != "generate":
+        if inputs.get("task") == "describe":
+            self._describe(body)
+        elif text is None or inputs.get("task", "generate") != "generate":
             self._relay(body)
         else:
             self._say(text)
@@ -77,6 +79,20 @@ class _Handler(BaseHTTPRequestHandler):
             if number == len(pieces) - 1:
                 outputs |= {"finish_reason": "stop", "num_input_tokens": 10, "num_output_tokens": len(pieces)}
             self._chunk(f"data: {json.dumps(outputs)}\n\n".encode())
+        self._chunk(b"")
+
+    def _describe(self, body: bytes) -> None:
+        """What the real server says of its model, which follows schemas too."""
+        connection = http.client.HTTPConnection(self.real, timeout=120)
+        connection.request("POST", self.path.replace("generate_stream", "generate"), body)
+        outputs = json.loads(connection.getresponse().read())
+        connection.close()
+        info = json.loads(outputs["model_info"])
+        info["fields"] |= {"guided_json": "", "guided_json_object": ""}
+        outputs["model_info"] = json.dumps(info)
+        streams = self.path.endswith("generate_stream")
+        self._begin(200, {"Content-Type": "text/event-stream" if streams else "application/json"})
+        self._chunk((f"data: {json.dumps(outputs)}\n\n" if streams else json.dumps(outputs)).encode())
         self._chunk(b"")
 
     def _refuse(self) -> None:

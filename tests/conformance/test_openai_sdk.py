@@ -155,8 +155,8 @@ def test_max_tokens_ends_with_length(client: OpenAI, model: str) -> None:
 
 
 def test_several_choices(client: OpenAI, model: str) -> None:
-    completion = client.chat.completions.create(model=model, messages=FRANCE, n=3, temperature=0)
-    chunks = list(client.chat.completions.create(model=model, messages=FRANCE, n=3, temperature=0, stream=True))
+    completion = client.chat.completions.create(model=model, messages=FRANCE, n=3, temperature=0.01)
+    chunks = list(client.chat.completions.create(model=model, messages=FRANCE, n=3, temperature=0.01, stream=True))
 
     assert [choice.index for choice in completion.choices] == [0, 1, 2]
     assert {choice.message.content for choice in completion.choices} == {PARIS}
@@ -332,7 +332,7 @@ async def test_a_completion_asynchronously(async_client: AsyncOpenAI, model: str
 
 def test_several_prompts(client: OpenAI, model: str) -> None:
     prompts = ["The capital of France is", "7 + 5 ="]
-    completion = client.completions.create(model=model, prompt=prompts, temperature=0, max_tokens=10, n=2)
+    completion = client.completions.create(model=model, prompt=prompts, temperature=0.01, max_tokens=10, n=2)
 
     assert [choice.index for choice in completion.choices] == [0, 1, 2, 3]
     texts = [choice.text for choice in completion.choices]

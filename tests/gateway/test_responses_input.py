@@ -1,11 +1,14 @@
 """Requests to the Responses API become the chat requests that ask the same."""
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
-from deepseek_triton_tools.gateway.protocol.responses_request import read_responses_request
+from deepseek_triton_tools.gateway.protocol.responses_request import read_responses_request, translated
 
 TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
 CHAT_TOOL = {
@@ -16,7 +19,8 @@ USER = {"role": "user", "content": "hi"}
 
 
 def chat(**fields: object) -> dict[str, object]:
-    return read_responses_request({"model": "m", "input": "hi", **fields}).chat
+    given = {"model": "m", "input": "hi", **fields}
+    return translated({name: value for name, value in given.items() if value is not None})[0]
 
 
 @pytest.mark.parametrize(
@@ -28,8 +32,8 @@ def chat(**fields: object) -> dict[str, object]:
         ({"max_output_tokens": 5}, {"messages": [USER], "max_completion_tokens": 5}),
         ({"reasoning": {"effort": "low", "summary": "auto"}}, {"messages": [USER], "reasoning_effort": "low"}),
         ({"reasoning": {"effort": None}}, {"messages": [USER]}),
-        ({"stream": True}, {"messages": [USER], "stream": True, "stream_options": {"include_usage": True}}),
-        ({"store": True, "background": False, "max_tool_calls": 3, "include": []}, {"messages": [USER]}),
+        ({"stream": True, "stream_options": {"include_obfuscation": False}}, {"messages": [USER], "stream": True}),
+        ({"background": False, "max_tool_calls": 3, "include": [], "truncation": "disabled"}, {"messages": [USER]}),
         (
             {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
             {"messages": [USER], "logprobs": True, "top_logprobs": 2},
@@ -130,16 +134,16 @@ IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "http:
     [
         ({"input": None}, "input", "input: expected a text or a list of items, got nothing"),
         ({"input": []}, "input", "input: expected at least one message"),
-        ({"input": 3}, "input", "input: expected a text or a list of items, got int"),
-        ({"input": ["a"]}, "input", "input[0]: expected an object, got str"),
+        ({"input": 3}, "input", "input: expected a text or a list of items, got 3"),
+        ({"input": ["a"]}, "input", "input[0]: expected an object, got"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "input[0]: this gateway keeps no items"),
         ({"input": [{"type": "web_search_call"}]}, "input", "input[0].type: expected one of message, reasoning"),
         ({"input": [{"role": "critic", "content": ""}]}, "input", "input[0].role: expected user, system"),
         ({"input": [IMAGE]}, "input", "input[0].content[0].type: expected input_text or output_text"),
-        ({"input": [{"role": "user"}]}, "input", "input[0].content: expected a text or a list of parts, got nothing"),
+        ({"input": [{"role": "user"}]}, "input", "input[0].content: expected a text or a list of parts, got null"),
         ({"input": [{"type": "function_call", "name": "f", "call_id": "c"}]}, "input", "input[0].arguments: expected"),
         ({"input": [{"type": ["message"]}]}, "input", "input[0].type: expected one of"),
-        ({"instructions": ["a"]}, "instructions", "instructions: expected a text, got list"),
+        ({"instructions": ["a"]}, "instructions", "instructions: expected a text, got ["),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "previous_response_id: this gateway keeps no"),
         ({"conversation": "conv_1"}, "conversation", "conversation: this gateway keeps no responses"),
         ({"prompt": {"id": "p"}}, "prompt", "prompt: this gateway keeps no prompt templates"),
@@ -155,15 +159,93 @@ IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "http:
         ),
         ({"include": ["file_search_call.results"]}, "include", "include: expected message.output_text.logprobs or"),
         ({"max_tokens": 5}, "max_tokens", "max_tokens: this is a field of chat completions. Here it is max_output"),
+        ({"n": 2}, "n", "n: this is a field of chat completions. A response is one answer"),
+        ({"max_output_tokens": "5"}, "max_output_tokens", 'max_output_tokens: expected a whole number, got "5"'),
+        ({"reasoning": {"effort": "huge"}}, "reasoning", "reasoning.effort: expected one of none"),
+        ({"text": {"format": {"type": "xml"}}}, "text", "text.format.type: expected text, json_object"),
+        ({"temprature": 1}, "temprature", "unknown field 'temprature'. Did you mean temperature?"),
         ({"messages": []}, "messages", "messages: this is a field of chat completions. Here it is input"),
-        ({"text": "json"}, "text", "text: expected an object, got str"),
+        ({"text": "json"}, "text", "text: expected an object, got"),
     ],
 )
 def test_what_is_not_done_is_refused_by_name(fields: dict[str, object], param: str, message: str) -> None:
     with pytest.raises(OpenAIError) as caught:
-        chat(**fields)
+        read_responses_request({"model": "m", "input": "hi", **fields})
     assert caught.value.message.startswith(message)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+KEYS = st.sampled_from(
+    [
+        "input",
+        "instructions",
+        "tools",
+        "tool_choice",
+        "text",
+        "format",
+        "type",
+        "name",
+        "role",
+        "content",
+        "schema",
+        "call_id",
+        "arguments",
+        "output",
+        "include",
+        "reasoning",
+        "effort",
+        "top_logprobs",
+        "stream",
+        "model",
+        "mode",
+        "max_output_tokens",
+        "parallel_tool_calls",
+        "metadata",
+        "truncation",
+        "summary",
+        "json_schema",
+        "function",
+    ]
+)
+WORDS = st.sampled_from(
+    [
+        "message",
+        "function_call",
+        "function_call_output",
+        "reasoning",
+        "item_reference",
+        "user",
+        "assistant",
+        "input_text",
+        "output_text",
+        "reasoning_text",
+        "function",
+        "allowed_tools",
+        "json_schema",
+        "auto",
+        "required",
+    ]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS | st.text(max_size=3), inner, max_size=5),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=500)
+@given(st.dictionaries(KEYS, JSON, max_size=6) | JSON)
+def test_any_json_is_read_or_refused(document: object) -> None:
+    asked = {"input": "hi", **document} if isinstance(document, dict) else document
+    with suppress(OpenAIError):
+        read_responses_request(document)
+    with suppress(OpenAIError):
+        read_responses_request(asked)
+
+
+def test_it_becomes_a_chat_request() -> None:
+    asked = read_responses_request({"input": "hi", "max_output_tokens": 7, "store": True, "tools": [TOOL]}).chat
+    assert (asked.messages, asked.max_tokens, asked.has_tools, asked.stream) == ([USER], 7, True, False)
 
 
 def test_the_response_repeats_the_request() -> None:

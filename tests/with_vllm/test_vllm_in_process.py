@@ -13,10 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_backend.contract import SAMPLING_BY_NAME
+from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.engines.reasoning_tags import ends_inside
 from deepseek_backend.engines.vllm.core_connection import CoreConnection
 from deepseek_backend.engines.vllm.generate_calls import GenerateCalls
 from deepseek_backend.errors import RequestError
+from deepseek_backend.request.answer_format import with_answer_format
+from deepseek_backend.request.tool_use import NO_TOOLS
 from support.vllm_in_process import StepLog, a_request, answered
 
 STORY = "Once upon a time"
@@ -193,7 +196,10 @@ def test_a_grammar_binds_what_follows_the_reasoning(engine: Any, fields: dict[st
     prompt = engine.render_chat([{"role": "user", "content": QUESTION}], {"thinking": True})
     assert ends_inside(prompt)
 
-    log = answered(engine, a_request("guided", prompt, max_tokens=300, **fields))
+    refused = engine.capabilities.formats_refused
+    sampling = with_answer_format(SamplingParams(**fields), NO_TOOLS, None, prompt=prompt, begun="", refused=refused)
+    guided = {"guided_structural_tag": sampling.guided_structural_tag}
+    log = answered(engine, a_request("guided", prompt, max_tokens=300, **guided))
 
     assert log.steps["guided"][-1].finish_reason == "stop"
     reasoning, closing, answer = log.text("guided").partition("</think>")

@@ -52,8 +52,8 @@ class SamplerSupport:
     conflicts: tuple[Conflict, ...] = ()
     logprobs: LogprobSupport | None = None
     """Set when `fields` has logprobs."""
-    refused_after_reasoning: str = ""
-    """Why a guide can't begin after the reasoning; "" where it can."""
+    formats_refused: str = ""
+    """Capabilities.formats_refused."""
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,13 @@ class EngineRelease:
                 for entry in section["conflicts"]
             ),
             logprobs=LogprobSupport(of=gives["of"], most=gives["most"]) if "logprobs" in honoured else None,
-            refused_after_reasoning=self._refusal_after_reasoning(llm_args),
+            formats_refused=self._formats_refused(llm_args),
         )
 
-    def _refusal_after_reasoning(self, llm_args: Mapping[str, Any]) -> str:
+    def _formats_refused(self, llm_args: Mapping[str, Any]) -> str:
         features = self.record.get("features", {})  # a record of an earlier version of this project may not have it
-        if features.get("guided_decoding_after_text", {}).get("supported") is not True:
-            return f"TensorRT-LLM {self.version} has no structural tags that end with the answer"
+        if features.get("structural_tags_with_format", {}).get("supported") is not True:
+            return f"TensorRT-LLM {self.version} has no structural tags with a format"
         if llm_args.get("guided_decoding_backend") != "xgrammar":
             return "only guided_decoding_backend: xgrammar has structural tags"
         return ""

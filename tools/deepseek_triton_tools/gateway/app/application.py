@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from deepseek_triton_tools.gateway.app import models, tokenization
+from deepseek_triton_tools.gateway.app import models, responses, tokenization
 from deepseek_triton_tools.gateway.app.api_route import ApiRoute, Handler
 from deepseek_triton_tools.gateway.app.chat import chat_completion
 from deepseek_triton_tools.gateway.app.completions import completion
@@ -24,6 +24,8 @@ from deepseek_triton_tools.gateway.settings import GatewaySettings
 _POST: dict[str, Handler] = {
     "/v1/chat/completions": chat_completion,
     "/v1/completions": completion,
+    "/v1/responses": responses.create_response,
+    "/v1/responses/input_tokens": responses.count_input_tokens,
     "/tokenize": tokenization.tokenize,
     "/detokenize": tokenization.detokenize,
 }
@@ -56,6 +58,10 @@ def create_app(settings: GatewaySettings) -> Starlette:
     ]
     routes += [
         Route(path, ApiRoute(state, path, handler, reads_body=False), methods=["GET"]) for path, handler in _GET.items()
+    ]
+    routes += [
+        Route(path, ApiRoute(state, path, responses.kept_response, reads_body=False), methods=["GET", "POST", "DELETE"])
+        for path in ("/v1/responses/{response_id}", "/v1/responses/{response_id}/{part}")
     ]
     open_paths = {**_OPEN, **({} if settings.metrics_need_key else {"/metrics": models.metrics})}
     closed_paths = {"/metrics": models.metrics} if settings.metrics_need_key else {}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 
+from deepseek_triton_tools.gateway.app.token_counts import TokenCounts
+from deepseek_triton_tools.gateway.protocol.chat_request import ChatRequest
+from deepseek_triton_tools.gateway.protocol.finish_reasons import finish_of
 from deepseek_triton_tools.gateway.protocol.responses_output import ResponseWriter
+from deepseek_triton_tools.gateway.protocol.token_logprobs import chat_logprobs
 from deepseek_triton_tools.gateway.tool_calls.answer_calls import AnswerCalls
 from deepseek_triton_tools.gateway.tool_calls.tool_call_parser import (
     ArgumentsPiece,
@@ -16,59 +20,66 @@ from deepseek_triton_tools.gateway.triton.call import Part
 
 
 class ResponsesAnswer:
-    """Takes the parts of one sequence, and returns the events that tell a client of them."""
+    """Takes the parts of an answer, and returns the events that tell a client of them."""
 
-    def __init__(
-        self,
-        writer: ResponseWriter,
-        calls: AnswerCalls | None,
-        logprobs_of: Callable[[Part], Sequence[object]] | None = None,
-    ) -> None:
-        """calls: finds the calls in the text; None for a request without tools. logprobs_of: in OpenAI's form."""
+    def __init__(self, writer: ResponseWriter, chat: ChatRequest) -> None:
+        """chat: the chat request that asks the same."""
+        self.counts = TokenCounts()
+        self.finish_reason = ""
+        """In chat's words; "" while the answer goes on."""
         self._writer = writer
-        self._calls = calls
-        self._logprobs_of = logprobs_of
-        self._last = Part()
-        self._num_output_tokens = 0
+        self._calls = AnswerCalls(drop=chat.drop_calls, only_first=chat.only_first_call) if chat.has_tools else None
+        self._top_logprobs = chat.top_logprobs
+        self._logprobs: list[dict[str, object]] = []
+        """Those that wait for the next text."""
 
     @property
-    def complete(self) -> bool:
-        """All that is wanted has come, though the model would go on: the work on the server may be stopped."""
-        return self._calls is not None and self._calls.complete
+    def done(self) -> bool:
+        """All that is wanted has come: the work on the server may be stopped."""
+        return bool(self.finish_reason)
 
-    @property
-    def num_output_tokens(self) -> int:
-        return self._num_output_tokens
-
-    def take(self, part: Part) -> bytes:
-        self._num_output_tokens += part.num_output_tokens
-        self._last = part
-        events = self._writer.reasoning(part.reasoning) if part.reasoning else b""
-        logprobs = self._logprobs_of(part) if self._logprobs_of is not None and part.logprobs else ()
-        if part.text:
-            pieces: Sequence[ParsedPiece] = [TextPiece(part.text)]
-            events += self._write(self._calls.feed(part.text) if self._calls is not None else pieces, logprobs)
+    def take(self, parts: Iterable[Part]) -> bytes:
+        events = b""
+        for part in parts:
+            self.counts.add(part)
+            if not self.done:
+                events += self._take(part)
         return events
 
     def end(self) -> bytes:
         """The last events, after all parts."""
-        events = self._write(self._calls.end(), ()) if self._calls is not None else b""
-        cut = self._last.finish_reason in ("length", "timeout") and not self.complete
-        if cut:
-            return events + self._writer.end("incomplete", usage=self._usage(), reason="max_output_tokens")
-        return events + self._writer.end("completed", usage=self._usage())
+        if self.finish_reason == "length":
+            return self._writer.end("incomplete", usage=self._usage(), reason="max_output_tokens")
+        return self._writer.end("completed", usage=self._usage())
 
     def fail(self, code: str, message: str) -> bytes:
         """The last events of a response whose first events a client has already."""
         return self._writer.end("failed", usage=self._usage(), error={"code": code, "message": message})
 
-    def _write(self, pieces: Sequence[ParsedPiece], logprobs: Sequence[object]) -> bytes:
-        """logprobs: of the text that the pieces are made of. They go with the first text in it."""
+    def _take(self, part: Part) -> bytes:
+        if part.logprobs and self._top_logprobs is not None:
+            self._logprobs += chat_logprobs(part.logprobs, self._top_logprobs)
+        events = self._writer.reasoning(part.reasoning) if part.reasoning else b""
+        if self._calls is None:
+            events += self._write((TextPiece(part.text),) if part.text else ())
+        else:
+            events += self._write(self._calls.feed(part.text))
+            if part.finish_reason:
+                events += self._write(self._calls.end())
+        if self._calls is not None and self._calls.complete:
+            self.finish_reason = "tool_calls"
+        elif part.finish_reason:
+            self.finish_reason, _ = finish_of(part.finish_reason, part.stop_reason)
+            if self.finish_reason == "stop" and self._calls is not None and self._calls.calls:
+                self.finish_reason = "tool_calls"
+        return events
+
+    def _write(self, pieces: Sequence[ParsedPiece]) -> bytes:
         events = b""
         for piece in pieces:
             if isinstance(piece, TextPiece):
-                events += self._writer.text(piece.text, logprobs)
-                logprobs = ()
+                events += self._writer.text(piece.text, self._logprobs)
+                self._logprobs = []
             elif isinstance(piece, ArgumentsPiece):
                 events += self._writer.arguments(piece.text)
             elif isinstance(piece, CallBegins):
@@ -79,11 +90,11 @@ class ResponsesAnswer:
         return events
 
     def _usage(self) -> dict[str, object]:
-        last = self._last
+        counts = self.counts
         return {
-            "input_tokens": last.num_input_tokens,
-            "input_tokens_details": {"cached_tokens": last.num_cached_tokens, "cache_write_tokens": 0},
-            "output_tokens": self._num_output_tokens,
-            "output_tokens_details": {"reasoning_tokens": last.num_reasoning_tokens},
-            "total_tokens": last.num_input_tokens + self._num_output_tokens,
+            "input_tokens": counts.num_input,
+            "input_tokens_details": {"cached_tokens": counts.num_cached, "cache_write_tokens": 0},
+            "output_tokens": counts.num_output,
+            "output_tokens_details": {"reasoning_tokens": counts.num_reasoning},
+            "total_tokens": counts.num_input + counts.num_output,
         }

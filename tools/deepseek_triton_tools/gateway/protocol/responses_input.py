@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError, invalid
+from deepseek_triton_tools.gateway.protocol.openai_errors import invalid
+from deepseek_triton_tools.gateway.protocol.request_fields import text, wrong
 
 _ROLES = ("user", "system", "developer", "assistant")
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
@@ -31,7 +32,7 @@ def chat_messages(items: object, *, instructions: str = "") -> list[dict[str, ob
         for at, item in enumerate(items):
             turns.add_item(f"input[{at}]", item)
     else:
-        raise invalid(f"input: expected a text or a list of items, got {type(items).__name__}.", param="input")
+        raise wrong("input", "a text or a list of items", items)
     # A turn may have been broken off while the model was thinking: it has said nothing.
     messages = [message for message in turns.messages if message["content"] is not None or "tool_calls" in message]
     if not messages:
@@ -51,7 +52,7 @@ class _Turns:
 
     def add_item(self, place: str, item: object) -> None:
         if not isinstance(item, dict):
-            raise _wrong(place, "an object", item)
+            raise wrong(place, "an object", item)
         kind = item.get("type") or ("message" if "role" in item else None)
         read = self._kinds().get(kind) if isinstance(kind, str) else None
         if kind == "item_reference":
@@ -73,25 +74,26 @@ class _Turns:
         role = item.get("role")
         if role not in _ROLES:
             raise invalid(f"{place}.role: expected {', '.join(_ROLES)}, got {role!r}.", param="input")
-        text = _joined(f"{place}.content", item.get("content"))
+        content = _joined(f"{place}.content", item.get("content"))
         if role == "assistant":
-            self._assistant(without=("content", "tool_calls"))["content"] = text
+            self._assistant(without=("content", "tool_calls"))["content"] = content
         else:
-            self.add({"role": role, "content": text})
+            self.add({"role": role, "content": content})
 
     def _reasoning(self, place: str, item: Mapping[str, object]) -> None:
         """Reasoning begins a turn. A summary is not what the model has thought, so it is not given back to it."""
-        text = _joined(f"{place}.content", item.get("content") or [], {"reasoning_text": "text", "text": "text"})
+        parts = {"reasoning_text": "text", "text": "text"}
+        reasoning = _joined(f"{place}.content", item.get("content") or [], parts)
         turn = self._assistant(without=("reasoning_content", "content", "tool_calls"))
-        if text:
-            turn["reasoning_content"] = text
+        if reasoning:
+            turn["reasoning_content"] = reasoning
 
     def _function_call(self, place: str, item: Mapping[str, object]) -> None:
-        name = _a_text(f"{place}.name", item.get("name"))
+        name = text(f"{place}.name", item.get("name"))
         call = {
-            "id": _a_text(f"{place}.call_id", item.get("call_id")),
+            "id": text(f"{place}.call_id", item.get("call_id")),
             "type": "function",
-            "function": {"name": name, "arguments": _a_text(f"{place}.arguments", item.get("arguments"))},
+            "function": {"name": name, "arguments": text(f"{place}.arguments", item.get("arguments"))},
         }
         turn = self._assistant(without=())
         calls = turn.setdefault("tool_calls", [])
@@ -99,7 +101,7 @@ class _Turns:
         calls.append(call)
 
     def _function_call_output(self, place: str, item: Mapping[str, object]) -> None:
-        call_id = _a_text(f"{place}.call_id", item.get("call_id"))
+        call_id = text(f"{place}.call_id", item.get("call_id"))
         output = _joined(f"{place}.output", item.get("output"))
         self.add({"role": "tool", "tool_call_id": call_id, "content": output})
 
@@ -116,27 +118,16 @@ def _joined(place: str, content: object, kinds: Mapping[str, str] = _TEXT_PARTS)
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise _wrong(place, "a text or a list of parts", content)
+        raise wrong(place, "a text or a list of parts", content)
     return "".join(_part_text(f"{place}[{at}]", part, kinds) for at, part in enumerate(content))
 
 
 def _part_text(place: str, part: object, kinds: Mapping[str, str]) -> str:
     if not isinstance(part, dict):
-        raise _wrong(place, "an object", part)
+        raise wrong(place, "an object", part)
     kind = part.get("type")
     if not isinstance(kind, str) or kind not in kinds:
         raise invalid(
             f"{place}.type: expected {' or '.join(kinds)}, got {kind!r}. The model reads text only.", param="input"
         )
-    return _a_text(f"{place}.{kinds[kind]}", part.get(kinds[kind]))
-
-
-def _a_text(place: str, value: object) -> str:
-    if isinstance(value, str):
-        return value
-    raise _wrong(place, "a text", value)
-
-
-def _wrong(place: str, expected: str, got: object) -> OpenAIError:
-    what = "nothing" if got is None else type(got).__name__
-    return invalid(f"{place}: expected {expected}, got {what}.", param="input")
+    return text(f"{place}.{kinds[kind]}", part.get(kinds[kind]))

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from deepseek_triton_tools.gateway.protocol.chat_request import ChatRequest, read_chat_request
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError, invalid
+from deepseek_triton_tools.gateway.protocol.request_fields import a_list, an_object, given_fields, text, wrong
 from deepseek_triton_tools.gateway.protocol.responses_input import chat_messages
 from deepseek_triton_tools.gateway.protocol.structured_output import format_of_responses
 
@@ -30,12 +32,37 @@ _NOT_DONE = {
 }
 _RENAMED = {"max_output_tokens": "max_completion_tokens"}
 """Field of this API -> chat's field that means the same."""
-_OURS = {"input", "instructions", "tools", "tool_choice", "text", "include", "reasoning", "stream_options", "store"}
+_OUR_WORDS = {
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+"""Field of chat that errors may name -> where this API has it."""
+_OURS = {
+    "input",
+    "instructions",
+    "tools",
+    "tool_choice",
+    "text",
+    "include",
+    "reasoning",
+    "stream_options",
+    "truncation",
+}
 """Fields that are read here and don't go on."""
-_WITHOUT_EFFECT = {"max_tool_calls", "client_metadata", "prompt_cache_options", "prompt_cache_retention"}
+_WITHOUT_EFFECT = {"max_tool_calls", "client_metadata", "prompt_cache_options"}
 """Fields that change nothing here: the first is about built-in tools only, the others are for a hosted service."""
+_CHATS_ALONE = {
+    "messages": "Here it is input.",
+    "response_format": "Here it is text.format.",
+    "max_tokens": "Here it is max_output_tokens.",
+    "max_completion_tokens": "Here it is max_output_tokens.",
+    "reasoning_effort": "Here it is reasoning.effort.",
+    "n": "A response is one answer.",
+}
+"""Fields of chat that this API has in other words, or not."""
 _INCLUDED_LOGPROBS = "message.output_text.logprobs"
-_INCLUDES = {_INCLUDED_LOGPROBS, "reasoning.encrypted_content"}
+_INCLUDES = (_INCLUDED_LOGPROBS, "reasoning.encrypted_content")
 """What may be asked for. Encrypted reasoning is never given: the reasoning itself is in the item's content."""
 _ECHOED: dict[str, object] = {
     "instructions": None,
@@ -58,18 +85,29 @@ _ECHOED_IF_GIVEN = ("prompt_cache_key", "safety_identifier", "user")
 
 @dataclass(frozen=True, slots=True)
 class ResponsesRequest:
-    """chat: the JSON of the chat request that asks the same. echoed: the fields that the response repeats."""
+    """chat: the chat request that asks the same. echoed: the fields that the response repeats."""
 
-    chat: dict[str, object]
+    chat: ChatRequest
     echoed: dict[str, object]
 
 
-def read_responses_request(document: Mapping[str, object]) -> ResponsesRequest:
-    """Translate the JSON of a request. null is the same as absent.
+def read_responses_request(document: object) -> ResponsesRequest:
+    """Raises OpenAIError, which names the field: also for what needs state, and for what the model can't read."""
+    given = given_fields(document)
+    chat, echoed = translated(given)
+    try:
+        return ResponsesRequest(read_chat_request(chat), echoed)
+    except OpenAIError as error:
+        theirs = (error.param or "").partition(".")[0]
+        if theirs not in _OUR_WORDS:
+            raise
+        ours = _OUR_WORDS[theirs]
+        message = error.message.replace(theirs, ours)
+        raise OpenAIError(error.status, message, param=ours.partition(".")[0], code=error.code) from None
 
-    Raises OpenAIError for what needs state, what isn't done here, and input of a kind that the model can't read.
-    """
-    given = {name: value for name, value in document.items() if value is not None}
+
+def translated(given: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
+    """Return (the JSON of the chat request that asks the same, the fields that the response repeats)."""
     _refuse(given)
     if "input" not in given:
         raise invalid("input: expected a text or a list of items, got nothing.", param="input")
@@ -78,18 +116,16 @@ def read_responses_request(document: Mapping[str, object]) -> ResponsesRequest:
         for name, value in given.items()
         if name not in _OURS | _WITHOUT_EFFECT | _NEEDS_STATE.keys() | _NOT_DONE.keys()
     }
-    chat.pop("truncation", None)
-    chat["messages"] = chat_messages(given["input"], instructions=_text("instructions", given.get("instructions")))
-    tools = _a_list("tools", given.get("tools", []))
+    instructions = text("instructions", given.get("instructions", ""))
+    chat["messages"] = chat_messages(given["input"], instructions=instructions)
+    tools = a_list("tools", given.get("tools", []))
     chat |= _chat_tools(tools, given.get("tool_choice"))
     chat |= _answer_form(given)
-    if "stream" in chat and chat["stream"] is True:
-        chat["stream_options"] = {"include_usage": True}
     echoed = {name: given.get(name, absent) for name, absent in _ECHOED.items()}
     echoed |= {name: given[name] for name in _ECHOED_IF_GIVEN if name in given}
     # OpenAI's description of a response has these two in every tool.
     echoed["tools"] = [{"parameters": None, "strict": None, **tool} for tool in tools if isinstance(tool, dict)]
-    return ResponsesRequest(chat, echoed)
+    return chat, echoed
 
 
 def _refuse(given: Mapping[str, object]) -> None:
@@ -102,11 +138,9 @@ def _refuse(given: Mapping[str, object]) -> None:
     if given.get("truncation", "disabled") != "disabled":
         message = "truncation: expected disabled, because the conversation is never shortened here."
         raise invalid(message, param="truncation", code="unsupported_value")
-    for name in ("max_tokens", "max_completion_tokens", "messages", "response_format", "n"):
+    for name, hint in _CHATS_ALONE.items():
         if name in given:
-            theirs = {"messages": "input", "response_format": "text.format", "n": ""}.get(name, "max_output_tokens")
-            hint = f" Here it is {theirs}." if theirs else " A response has one answer."
-            raise invalid(f"{name}: this is a field of chat completions.{hint}", param=name, code="unknown_parameter")
+            raise invalid(f"{name}: this is a field of chat completions. {hint}", param=name, code="unknown_parameter")
 
 
 def _chat_tools(given: list[object], choice: object) -> dict[str, object]:
@@ -117,7 +151,7 @@ def _chat_tools(given: list[object], choice: object) -> dict[str, object]:
         if kind == "allowed_tools":
             wanted = {
                 str(tool.get("name")) if isinstance(tool, dict) else ""
-                for tool in _a_list("tool_choice.tools", choice.get("tools"))
+                for tool in a_list("tool_choice.tools", choice.get("tools"))
             }
             tools = [tool for tool in tools if _name_of(tool) in wanted]
             choice = choice.get("mode", "auto")
@@ -140,7 +174,7 @@ def _chat_tools(given: list[object], choice: object) -> dict[str, object]:
 
 def _chat_tool(place: str, tool: object) -> dict[str, object]:
     if not isinstance(tool, dict):
-        raise invalid(f"{place}: expected an object, got {type(tool).__name__}.", param="tools")
+        raise wrong(place, "an object", tool)
     if tool.get("type") != "function":
         raise invalid(
             f"{place}.type: expected function, got {tool.get('type')!r}. The gateway runs no tools itself.",
@@ -160,38 +194,20 @@ def _name_of(tool: Mapping[str, object]) -> str:
 def _answer_form(given: Mapping[str, object]) -> dict[str, object]:
     """The answer's form, log-probabilities and how much the model may think."""
     chat: dict[str, object] = {}
-    text = _an_object("text", given.get("text", {}))
-    if (text_format := text.get("format")) is not None:
+    text_format = an_object("text", given.get("text", {})).get("format")
+    if text_format is not None:
         chat["response_format"] = format_of_responses(text_format)
-    include = _a_list("include", given.get("include", []))
+    include = a_list("include", given.get("include", []))
     for name in include:
         if name not in _INCLUDES:
-            message = f"include: expected {' or '.join(sorted(_INCLUDES))}, got {name!r}."
+            message = f"include: expected {' or '.join(_INCLUDES)}, got {name!r}."
             raise invalid(message, param="include", code="unsupported_value")
-    if _INCLUDED_LOGPROBS in include:
+    if _INCLUDED_LOGPROBS in include or given.get("top_logprobs"):
         chat["logprobs"] = True
-    effort = _an_object("reasoning", given.get("reasoning", {})).get("effort")
+    effort = an_object("reasoning", given.get("reasoning", {})).get("effort")
     if effort is not None:
         chat["reasoning_effort"] = effort
     return chat
-
-
-def _text(name: str, value: object) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
-    raise invalid(f"{name}: expected a text, got {type(value).__name__}.", param=name)
-
-
-def _a_list(name: str, value: object) -> list[object]:
-    if isinstance(value, list):
-        return value
-    raise invalid(f"{name}: expected a list, got {type(value).__name__}.", param=name.partition(".")[0])
-
-
-def _an_object(name: str, value: object) -> dict[str, object]:
-    if isinstance(value, dict):
-        return value
-    raise invalid(f"{name}: expected an object, got {type(value).__name__}.", param=name)
 
 
 def not_kept(response_id: str) -> OpenAIError:

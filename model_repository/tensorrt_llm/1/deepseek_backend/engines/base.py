@@ -157,6 +157,8 @@ class Capabilities:
     tell."""
     whole_answers: bool = False
     """Whether it is cheaper to send an answer in one step, where GenerateRequest.wants_steps is False."""
+    formats_refused: str = "it has no guided decoding"
+    """Why a guide can't be a structural tag of xgrammar with a format; "" where it can."""
     unsupported: dict[str, str] = field(default_factory=dict)
     """Field name -> reason of its refusal, where there is more to say than "not supported by this engine"."""
 

@@ -10,6 +10,7 @@ from deepseek_backend.engines.base import Capabilities, Engine
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams, SharedTokenIds, utf8_length
 from deepseek_backend.engines.prompting import check_ids, last_tokens
 from deepseek_backend.errors import RequestError
+from deepseek_backend.request.answer_format import with_answer_format
 from deepseek_backend.request.chat_rendering import ChatRenderer, Rendered
 from deepseek_backend.request.parsed_request import ParsedRequest, Prompt
 
@@ -37,7 +38,15 @@ def expand(
                 f"exclude_input_from_output: false repeats the prompts, {echoed:,} characters in all; expected at most "
                 f"{MAX_ECHO_CHARACTERS:,}: leave the prompts out, or send fewer at once"
             )
-        sampling = _without_second_bos(text, parsed.sampling, capabilities.bos_token)
+        sampling = with_answer_format(
+            parsed.sampling,
+            parsed.tool_use,
+            chat.facts.form,
+            prompt=text,
+            begun=begun,
+            refused=capabilities.formats_refused,
+        )
+        sampling = _without_second_bos(text, sampling, capabilities.bos_token)
         shared = SharedTokenIds() if answers > 1 else None
         requests += [
             GenerateRequest(

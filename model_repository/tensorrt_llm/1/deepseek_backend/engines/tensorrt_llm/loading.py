@@ -107,6 +107,7 @@ def make_capabilities(
         bos_token=bos_token,
         version=version,
         whole_answers=has_statistics and "return_perf_metrics" in support.fields,
+        formats_refused=unsupported.get("guided_structural_tag") or support.formats_refused,
         unsupported=unsupported,
     )
 

@@ -48,7 +48,6 @@ from deepseek_backend.engines.base import (
     timed,
 )
 from deepseek_backend.engines.generate_request import GenerateRequest, Messages
-from deepseek_backend.engines.guides import guide, is_guided
 from deepseek_backend.engines.loop_thread import LoopThread
 from deepseek_backend.engines.prompt_tokenizer import PromptTokenizer
 from deepseek_backend.engines.prompting import check_prompt_length
@@ -66,7 +65,7 @@ from deepseek_backend.engines.tensorrt_llm.loading import (
 from deepseek_backend.engines.tensorrt_llm.output_increments import OutputIncrements
 from deepseek_backend.engines.tensorrt_llm.ranks import forget_launcher, lead_or_work, world_size
 from deepseek_backend.engines.tensorrt_llm.requested_logprobs import num_logprobs
-from deepseek_backend.engines.tensorrt_llm.translation import refuse_conflicts, sampling_params
+from deepseek_backend.engines.tensorrt_llm.translation import guide, refuse_conflicts, sampling_params
 from deepseek_backend.errors import BackendError, ConfigError, EngineError, RequestError, UnavailableError, describe
 from deepseek_backend.release import SamplerSupport, read_release, version_mismatch_allowed
 from deepseek_backend.workarounds import apply_quirks
@@ -331,7 +330,7 @@ class TensorRTLLMEngine:
             self._finish(entry, Step(finish_reason="cancelled"))
             return
         entry.num_faults = self._faults.count
-        streaming = request.wants_steps or not self._reports_iterations or is_guided(request.sampling)
+        streaming = request.wants_steps or not self._reports_iterations or bool(guide(request.sampling))
         if not streaming:
             params["return_perf_metrics"] = True  # for the time to the first token
         with self._refusals():
@@ -367,7 +366,7 @@ class TensorRTLLMEngine:
         params = sampling_params(request, seeded="seed" in support.fields)
         if (most := num_logprobs(sampling, support.logprobs)) is not None:
             params["logprobs"] = most
-        if guided := guide(request, refused_after_reasoning=support.refused_after_reasoning):
+        if guided := guide(sampling):
             with self._refusals():
                 params["guided_decoding"] = self._llmapi.GuidedDecodingParams(**guided)
         return params
@@ -515,7 +514,7 @@ class TensorRTLLMEngine:
         return EngineError(f"TensorRT-LLM failed: {describe(error)}")
 
     def _worker_refusal(self, entry: _Open, error: Exception) -> RequestError | None:
-        return worker_refusal(str(error), guided=is_guided(entry.request.sampling))
+        return worker_refusal(str(error), guided=bool(guide(entry.request.sampling)))
 
     def _reason_beyond_use(self, entry: _Open, error: Exception) -> str:
         """Return why the engine is beyond use, after `error` has ended `entry`; "" while it is not."""
@@ -523,6 +522,6 @@ class TensorRTLLMEngine:
             return f"{reason}: {describe(error)}"
         if not isinstance(error, self._llmapi.RequestError) or self._worker_refusal(entry, error):
             return ""  # the fault of this engine or of the client
-        if entry.num_tokens_sent == 0 and is_guided(entry.request.sampling):
+        if entry.num_tokens_sent == 0 and guide(entry.request.sampling):
             return ""  # possibly the guide's fault, and no guide may end the server, however often it is sent
         return self._faults.add(" ".join(str(error).split()), entry.num_faults)

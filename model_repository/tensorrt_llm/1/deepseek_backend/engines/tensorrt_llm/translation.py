@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, cast, get_args
 
-from deepseek_backend.contract import SAMPLING_BY_NAME, ErrorCode
+from deepseek_backend.contract import SAMPLING_BY_NAME, SAMPLING_FIELDS, ErrorCode
 from deepseek_backend.engines.base import FinishReason, PerfMetrics
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.errors import EngineError, RequestError
@@ -84,6 +84,14 @@ def _random_sampling(request: GenerateRequest, *, seeded: bool) -> dict[str, Any
         "min_p": sampling.min_p,
         "seed": secrets.randbits(63) if seeded and sampling.seed is None else sampling.seed,
     }
+
+
+def guide(sampling: SamplingParams) -> dict[str, Any]:
+    """Return keyword arguments of tensorrt_llm.llmapi.GuidedDecodingParams; none for a request without a guide."""
+    return {name.removeprefix("guided_"): value for name in _GUIDES if (value := getattr(sampling, name))}
+
+
+_GUIDES = tuple(field.name for field in SAMPLING_FIELDS if field.guided)
 
 
 def refuse_conflicts(sampling: SamplingParams, conflicts: Iterable[Conflict]) -> None:

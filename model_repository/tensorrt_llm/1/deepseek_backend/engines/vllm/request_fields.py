@@ -6,10 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from deepseek_backend.contract import SAMPLING_BY_NAME
+from deepseek_backend.contract import SAMPLING_BY_NAME, SAMPLING_FIELDS
 from deepseek_backend.engines.base import TEXT_LAYER_FIELDS
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
-from deepseek_backend.engines.guides import GUIDES
 from deepseek_backend.engines.vllm.vllm_release import VllmRelease
 from deepseek_backend.errors import RequestError
 
@@ -17,6 +16,8 @@ APPLIED_HERE = TEXT_LAYER_FIELDS | {
     *("max_tokens", "truncate_prompt_tokens", "add_special_tokens", "skip_special_tokens", "return_perf_metrics"),
 }
 """Sampling fields that the backend's text layer and this engine apply themselves, with any vLLM."""
+GUIDES = {field.name: field.name.removeprefix("guided_") for field in SAMPLING_FIELDS if field.guided}
+"""Our field -> the field of vLLM's StructuredOutputsParams."""
 _RENAMED = {"bad": "bad_words"}
 """Our field -> the field of vLLM's SamplingParams, where the names differ."""
 
@@ -125,6 +126,11 @@ def banned_token_ids(words: Sequence[str], token_ids_of: Callable[[str], list[in
             f"it, got {num_tokens:,}"
         )
     return banned
+
+
+def guide(sampling: SamplingParams) -> dict[str, Any]:
+    """Return keyword arguments of vLLM's StructuredOutputsParams; none for a request without a guide."""
+    return {its_name: value for name, its_name in GUIDES.items() if (value := getattr(sampling, name))}
 
 
 def refusal(error: Exception, sampling: SamplingParams) -> RequestError:

@@ -44,7 +44,6 @@ from deepseek_backend.engines.base import (
     timed,
 )
 from deepseek_backend.engines.generate_request import GenerateRequest, Messages
-from deepseek_backend.engines.guides import guide, is_guided
 from deepseek_backend.engines.loop_thread import LoopThread
 from deepseek_backend.engines.prompt_tokenizer import PromptTokenizer
 from deepseek_backend.engines.prompting import check_prompt_length
@@ -54,6 +53,7 @@ from deepseek_backend.engines.vllm.growing_answer import GrowingAnswer
 from deepseek_backend.engines.vllm.open_answer import OpenAnswer, RequestPath
 from deepseek_backend.engines.vllm.request_fields import (
     BANNED,
+    guide,
     refusal,
     sampling_arguments,
     unsupported_fields,
@@ -206,6 +206,7 @@ class VllmEngine:
             priority="priority" not in unsupported,
             version=self._version,
             whole_answers=True,
+            formats_refused=unsupported.get("guided_structural_tag", ""),
             unsupported=unsupported,
         )
         return _LoadedVllm(
@@ -335,7 +336,7 @@ class VllmEngine:
     async def _prepare(self, entry: OpenAnswer) -> Any:
         request = entry.request
         is_short = request.prompt_token_ids is None and len(request.prompt) <= MAX_SHORT_PROMPT
-        if is_short and not is_guided(request.sampling) and not request.sampling.bad:
+        if is_short and not guide(request.sampling) and not request.sampling.bad:
             return self._prepare_now(entry)
         return await asyncio.get_running_loop().run_in_executor(self._tokenizers, self._prepare_now, entry)
 
@@ -357,7 +358,7 @@ class VllmEngine:
         entry.answer = GrowingAnswer(request, known.decoder, len(token_ids), entry.arrived_s)
         prompt = {"type": "token", "prompt_token_ids": token_ids}
         try:
-            if guided := guide(request):
+            if guided := guide(request.sampling):
                 arguments["structured_outputs"] = self._vllm.structured_outputs(**guided)
             params = self._vllm.sampling_params(output_kind=self._vllm.delta, **arguments)
             # vLLM takes the smallest number first.

@@ -1,0 +1,147 @@
+"""The form of a whole answer, where the client's guide alone can't say it.
+
+A guide binds an answer from its first token. That is too early where the model thinks first: it would write the JSON
+as its reasoning, and then no answer. And it is too much where the model may call a tool instead. So such a guide
+becomes a structural tag of xgrammar, which says where the guide begins and what may stand in its place. The same holds
+the arguments of strict tools to their schemas.
+
+Source: xgrammar's documentation, structural_tag, since its release 0.1.25.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from deepseek_backend.contract import SAMPLING_FIELDS, ErrorCode
+from deepseek_backend.engines.call_tags import CALL_BEGIN, CALLS_BEGIN, CALLS_END
+from deepseek_backend.engines.generate_request import SamplingParams
+from deepseek_backend.engines.reasoning_tags import CLOSING, ends_inside
+from deepseek_backend.errors import RequestError
+from deepseek_backend.request.call_forms import FENCED, RAW_JSON, CallForm
+from deepseek_backend.request.tool_use import ToolUse
+
+Format: TypeAlias = Mapping[str, Any]
+
+_GUIDES = tuple(field.name for field in SAMPLING_FIELDS if field.guided)
+_TAG = "guided_structural_tag"
+_ANY_TEXT: Format = {"type": "any_text"}
+_REASONING: Format = {"type": "tag", "begin": "", "content": _ANY_TEXT, "end": CLOSING}
+
+
+def with_answer_format(
+    sampling: SamplingParams, tool_use: ToolUse, form: CallForm | None, *, prompt: str, begun: str, refused: str
+) -> SamplingParams:
+    """Return the sampling fields with a guide that fits the whole answer.
+
+    A structural tag of the client's own stays as it is: it says itself where it binds.
+
+    :param form: how the model writes calls.
+    :param begun: the beginning of a call with which the prompt ends; "" without one.
+    :param refused: why the engine takes no such structural tag; "" if it does.
+    :raises RequestError: E_UNSUPPORTED for a guide that would bind the reasoning.
+    """
+    name = next((name for name in _GUIDES if getattr(sampling, name)), "")
+    is_strict = any(_is_strict(tool) for tool in tool_use.tools)
+    if name == _TAG or not (name or is_strict):
+        return sampling
+    writes_json = form is not None and form in (FENCED, RAW_JSON)
+    calls = _Calls(form, tool_use) if form is not None and writes_json and tool_use.tools and not refused else None
+    if begun:
+        # The answer is a call, so the guide says nothing about it.
+        return _guided_by(sampling, calls.begun() if calls is not None and is_strict else None)
+    if not name:
+        return sampling if calls is None else _guided_by(sampling, calls.in_text())
+    thinks = ends_inside(prompt)
+    if thinks and refused:
+        raise RequestError(
+            f"{name}: the prompt lets the model think first, and no guide can begin after </think>: {refused}; turn "
+            "thinking off",
+            code=ErrorCode.UNSUPPORTED,
+        )
+    if not thinks and calls is None:
+        return sampling
+    answer = _format_of(name, getattr(sampling, name))
+    if calls is not None:
+        answer = {"type": "or", "elements": [answer, calls.alone()]}
+    return _guided_by(sampling, _sequence(_REASONING, answer) if thinks else answer)
+
+
+class _Calls:
+    """Calls in a form that writes arguments as JSON."""
+
+    def __init__(self, form: CallForm, tool_use: ToolUse) -> None:
+        self._form = form
+        self._tool_use = tool_use
+
+    def alone(self) -> Format:
+        """One call or several, and no other text."""
+        separated = {
+            "type": "tags_with_separator",
+            "tags": self._tags(self._form.call_begins),
+            "separator": self._form.between_calls,
+            "at_least_one": True,
+        }
+        return _sequence(_text(CALLS_BEGIN), separated, _text(CALLS_END))
+
+    def in_text(self) -> Format:
+        """Free text in which calls may begin."""
+        return {"type": "triggered_tags", "triggers": [CALL_BEGIN], "tags": self._tags(self._form.call_begins)}
+
+    def begun(self) -> Format:
+        """The rest of an answer that the prompt has begun, up to the name of the tool or to its arguments."""
+        name = self._tool_use.name
+        if not name:
+            return _sequence({"type": "or", "elements": self._tags("")}, _ANY_TEXT)
+        tool = next(tool for tool in self._tool_use.tools if tool["function"]["name"] == name)
+        return _sequence(_arguments(tool), _text(self._form.after_arguments), _ANY_TEXT)
+
+    def _tags(self, before_name: str) -> list[Format]:
+        return [
+            {
+                "type": "tag",
+                "begin": before_name + tool["function"]["name"] + self._form.after_name,
+                "content": _arguments(tool),
+                "end": self._form.after_arguments,
+            }
+            for tool in self._tool_use.tools
+        ]
+
+
+def _is_strict(tool: Mapping[str, Any]) -> bool:
+    return tool["function"].get("strict") is True
+
+
+def _arguments(tool: Mapping[str, Any]) -> Format:
+    schema = tool["function"].get("parameters") if _is_strict(tool) else None
+    return {"type": "json_schema", "json_schema": schema or {"type": "object"}}
+
+
+def _format_of(name: str, value: Any) -> Format:
+    """A guide of the contract as a format."""
+    match name:
+        case "guided_json":
+            return {"type": "json_schema", "json_schema": json.loads(value)}
+        case "guided_json_object":
+            return {"type": "json_schema", "json_schema": {"type": "object"}}
+        case "guided_regex":
+            return {"type": "regex", "pattern": value}
+        case _:
+            return {"type": "grammar", "grammar": value}
+
+
+def _sequence(*elements: Format) -> Format:
+    return {"type": "sequence", "elements": list(elements)}
+
+
+def _text(value: str) -> Format:
+    return {"type": "const_string", "value": value}
+
+
+def _guided_by(sampling: SamplingParams, answer: Format | None) -> SamplingParams:
+    """Return the fields with this format as the only guide; without a guide for None."""
+    tag = None if answer is None else json.dumps({"type": "structural_tag", "format": answer}, ensure_ascii=False)
+    guides: dict[str, Any] = {**dict.fromkeys(_GUIDES), _TAG: tag}
+    return dataclasses.replace(sampling, **guides)

@@ -1,0 +1,91 @@
+"""/v1/responses: a chat with other words around it. Nothing is kept, so no response can be asked for later."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+
+from deepseek_triton_tools.gateway.app.api_route import ApiRequest
+from deepseek_triton_tools.gateway.app.generating import generate, note
+from deepseek_triton_tools.gateway.app.responses_answer import ResponsesAnswer
+from deepseek_triton_tools.gateway.fleet.affinity import affinity_key
+from deepseek_triton_tools.gateway.protocol.responses_output import ResponseWriter
+from deepseek_triton_tools.gateway.protocol.responses_request import not_kept, read_responses_request
+from deepseek_triton_tools.gateway.triton.call import Part, UpstreamError
+
+_PROMPT_INPUTS = ("messages", "tools", "tool_choice", "chat_template_kwargs")
+"""The inputs that a prompt is made of."""
+
+
+async def create_response(request: ApiRequest) -> None:
+    asked = read_responses_request(request.document)
+    chat = asked.chat
+    name, model = await request.model(chat.model, chat.max_tokens)
+    record = request.exchange.record
+    record.stream = chat.stream
+    # Calls may make the rest of an answer unwanted, which is seen in time only while it streams.
+    inputs = {**chat.inputs, "streaming": chat.stream or chat.only_first_call}
+    affinity = affinity_key([m for m in chat.messages if isinstance(m, dict)], hint=chat.cache_key)
+    writer = ResponseWriter(name, asked.echoed)
+    answer = ResponsesAnswer(writer, chat)
+    parts = generate(model, record, inputs, affinity)
+    async with aclosing(parts):
+        try:
+            if chat.stream:
+                await _stream(request, writer, answer, parts)
+            else:
+                await _respond(request, writer, answer, parts)
+        finally:
+            note(record, answer.counts)
+            record.finish_reason = answer.finish_reason
+
+
+async def count_input_tokens(request: ApiRequest) -> None:
+    """How long the prompt of a request would be. Nothing is generated."""
+    chat = read_responses_request(request.document).chat
+    _, model = await request.model(chat.model)
+    inputs = {name: chat.inputs[name] for name in _PROMPT_INPUTS if name in chat.inputs}
+    outputs = await model.ask({"text_input": "", "task": "tokenize", **inputs})
+    document = {"object": "response.input_tokens", "input_tokens": int(str(outputs["num_input_tokens"]))}
+    await request.exchange.respond(200, msgspec.json.encode(document))
+
+
+async def kept_response(request: ApiRequest) -> None:
+    raise not_kept(request.exchange.path_parameters["response_id"])
+
+
+async def _stream(
+    request: ApiRequest, writer: ResponseWriter, answer: ResponsesAnswer, parts: AsyncGenerator[list[Part], None]
+) -> None:
+    exchange = request.exchange
+    try:
+        async for some in parts:
+            if not exchange.begun:
+                # Only now, so that a refusal of the server is a response with its own status.
+                await exchange.start_stream()
+                await exchange.send_events(writer.begin() + answer.take(some))
+            elif events := answer.take(some):
+                await exchange.send_events(events)
+            if answer.done:
+                break
+    except UpstreamError as error:
+        if not exchange.begun:
+            raise
+        code = "rate_limit_exceeded" if error.code == "E_OVERLOADED" else "server_error"
+        exchange.record.error_code = code
+        await exchange.end_stream(answer.fail(code, str(error)))
+    else:
+        await exchange.end_stream(answer.end())
+
+
+async def _respond(
+    request: ApiRequest, writer: ResponseWriter, answer: ResponsesAnswer, parts: AsyncGenerator[list[Part], None]
+) -> None:
+    async for some in parts:
+        answer.take(some)
+        if answer.done:
+            break
+    answer.end()
+    await request.exchange.respond(200, msgspec.json.encode(writer.document))
