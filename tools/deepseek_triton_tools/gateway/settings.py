@@ -38,6 +38,8 @@ class GatewaySettings:
     """None lets anyone ask."""
     metrics_need_key: bool = False
     """Whether GET /metrics wants a key, as the API does."""
+    page: bool = True
+    """Whether the chat page and the dashboard are served."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may ask, as in https://chat.example.com; "*" for all."""
     max_body_bytes: int = 64 * 2**20
