@@ -137,8 +137,10 @@ def echoes(answers: Answers) -> None:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 NESTED_400 = "the front end answers 422 with FastAPI's own {'detail': [...]}: OpenAI's clients read 400 with 'error'"
-_STORY = {"messages": [{"role": "user", "content": "Tell me a story."}], "temperature": 1.0, "max_tokens": 60}
-_STORY_TEXT = {"prompt": "Once upon a time", "temperature": 1.0, "max_tokens": 60}
+_WILD = {"temperature": 1.9, "max_tokens": 120, "ignore_eos": True}
+"""After its own end the tiny model is sure of nothing; before, it says the same at any temperature."""
+_STORY = {"messages": [{"role": "user", "content": "Tell me a story."}], **_WILD}
+_STORY_TEXT = {"prompt": "Once upon a time", **_WILD}
 
 
 def _ok(test: str, path: str, *bodies: Mapping[str, Any], judge: Judge = has_text, differs: str = "") -> Row:
