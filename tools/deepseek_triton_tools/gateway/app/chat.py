@@ -49,7 +49,7 @@ async def _stream(request: ApiRequest, answer: StreamedChatAnswer, parts: AsyncG
             await exchange.send_events(answer.begin() + answer.take(some))
         elif events := answer.take(some):
             await exchange.send_events(events)
-        if answer.done:
+        if answer.complete:
             break
     await exchange.end_stream(answer.end())
 
@@ -57,6 +57,6 @@ async def _stream(request: ApiRequest, answer: StreamedChatAnswer, parts: AsyncG
 async def _respond(request: ApiRequest, answer: WholeChatAnswer, parts: AsyncGenerator[list[Part], None]) -> None:
     async for some in parts:
         answer.take(some)
-        if answer.done:
+        if answer.complete:
             break
     await request.exchange.respond(200, answer.document())

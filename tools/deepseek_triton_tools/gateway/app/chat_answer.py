@@ -68,9 +68,9 @@ class ChatAnswer:
         self._identity = {"id": response_id, "created": created, "model": model, "system_fingerprint": None}
 
     @property
-    def done(self) -> bool:
-        """All that is wanted has come: the work on the server may be stopped."""
-        return all(choice.done for choice in self.choices)
+    def complete(self) -> bool:
+        """All that is wanted has come, though the model would go on: the work on the server may be stopped."""
+        return all(choice.calls is not None and choice.calls.complete for choice in self.choices)
 
 
 class WholeChatAnswer(ChatAnswer):

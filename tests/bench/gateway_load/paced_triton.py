@@ -1,0 +1,83 @@
+"""A Triton server that makes a token for each stream at an even pace, and writes into it when that was.
+
+    python -m bench.gateway_load.paced_triton PORT CHUNKS PERIOD_S
+
+The text of each event is CLOCK_MONOTONIC in microseconds. With PERIOD_S 0 each stream is written as fast as it is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+import httptools
+import uvloop
+
+_INFO = rb"{\"name\":\"paced\",\"checkpoint\":\"paced\",\"max_seq_len\":4096}"
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+_BATCH = 50
+"""Events that are written together where there is no pace."""
+
+
+class PacedTriton(asyncio.Protocol):
+    num_chunks = 100
+    period_s = 0.01
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+        self._path = b""
+        self._body = b""
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_url(self, url: bytes) -> None:
+        self._path, self._body = url, b""
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        if not self._path.endswith(b"generate_stream"):
+            status = b"200 OK" if b"ready" in self._path else b"404 Not Found"
+            self._transport.write(b"HTTP/1.1 %b\r\nContent-Length: 0\r\n\r\n" % status)
+        elif b'"describe"' in self._body:
+            self._transport.write(_HEAD + _chunk(b'data: {"model_info":"%b"}\n\n' % _INFO) + b"0\r\n\r\n")
+        else:
+            self._transport.write(_HEAD)
+            loop = asyncio.get_running_loop()
+            loop.call_later(self.period_s, self._token, loop.time() + self.period_s, self.num_chunks)
+
+    def _token(self, due_s: float, num_left: int) -> None:
+        if self._transport.is_closing():
+            return
+        batch = 1 if self.period_s else min(_BATCH, num_left)
+        us = time.monotonic_ns() // 1000
+        event = _chunk(b'data: {"model_name":"m","model_version":"1","text_output":"%d "}\n\n' % us)
+        self._transport.write(event * batch)
+        num_left -= batch
+        if num_left:
+            asyncio.get_running_loop().call_at(due_s + self.period_s, self._token, due_s + self.period_s, num_left)
+        else:
+            last = b'data: {"text_output":"","finish_reason":"length","num_input_tokens":8,"num_output_tokens":%d}\n\n'
+            self._transport.write(_chunk(last % self.num_chunks) + b"0\r\n\r\n")
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+async def _serve(port: int) -> None:
+    server = await asyncio.get_running_loop().create_server(PacedTriton, "127.0.0.1", port, backlog=2048)
+    print("ready", flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    PacedTriton.num_chunks, PacedTriton.period_s = int(sys.argv[2]), float(sys.argv[3])
+    uvloop.run(_serve(int(sys.argv[1])))
