@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
+import socket
+import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import trustme
 
-from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.gateway.app.application import create_app
 from deepseek_triton_tools.gateway.guard.api_keys import new_key
 from deepseek_triton_tools.gateway.settings import GatewaySettings, ServedModel
@@ -33,7 +36,10 @@ class FakeTriton:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
-            await asyncio.Event().wait()
+            for step in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{step}.complete"})
+            return
         body = b""
         while (message := await receive())["type"] == "http.request":
             body += message["body"]
@@ -145,14 +151,20 @@ def test_a_trace_goes_on_to_triton(gateway, triton):
     assert headers["traceparent"] != PARENT
 
 
-def test_one_model_without_servers_takes_no_other_away(gateway, capsys):
+def probe(question: str, url: object) -> int:
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "probe", question, str(url)]
+    return subprocess.run(command, check=False).returncode
+
+
+@pytest.mark.slow
+def test_one_model_without_servers_takes_no_other_away(gateway):
     with gateway(models=(ServedModel(("http://127.0.0.1:9",), "away"),)) as client:
         assert client.get("ready").status_code == 503
         assert client.get("v1/models").json()["data"] == []
-        assert main(["probe", "ready", str(client.base_url)]) == 1
-        assert main(["probe", "live", str(client.base_url)]) == 0
+        assert probe("ready", client.base_url) == 1
+        assert probe("live", client.base_url) == 0
     with gateway() as client:
-        assert main(["probe", "ready", str(client.base_url)]) == 0
+        assert probe("ready", client.base_url) == 0
         assert [model["id"] for model in client.get("v1/models").json()["data"]] == ["tiny"]
         metrics = client.get("metrics").text
     assert re.search(r'deepseek_triton_gateway_server_up\{server="http://127.0.0.1:\d+"\} 1.0', metrics)
@@ -168,6 +180,44 @@ def test_pages_of_another_origin_may_ask_where_it_is_named(gateway, tmp_path):
         )
     assert allowed.headers["access-control-allow-origin"] == "https://chat.example.com"
     assert "access-control-allow-origin" not in refused.headers
+
+
+@pytest.mark.slow
+def test_the_verb_serves_https_over_two_workers_and_stops(triton, tmp_path):
+    keys, headers = authorized(tmp_path, "requests_per_minute=3")
+    authority, context = trustme.CA(), ssl.create_default_context()
+    authority.configure_trust(context)
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "pem")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    # Without idle connections, because uvicorn waits at a stop until their owners have said goodbye in TLS. And a new
+    # connection for each request lets both workers get some.
+    limits = httpx.Limits(max_keepalive_connections=0)
+    address = f"https://localhost:{port}"
+    with serving_app(triton) as server, httpx.Client(base_url=address, verify=context, limits=limits) as client:
+        (tmp_path / "gateway.yaml").write_text(
+            f"server: {server}\nport: {port}\nworkers: 2\nkeys: {keys}\ntls-certificate: {tmp_path / 'pem'}\n"
+            "metrics-port: none\naccess-log: '-'\n"
+        )
+        command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "gateway", "--config"]
+        with subprocess.Popen([*command, str(tmp_path / "gateway.yaml")], stdout=subprocess.PIPE, text=True) as process:
+            while True:
+                with suppress(httpx.TransportError):
+                    client.get("health")
+                    break
+                assert process.poll() is None
+            statuses = [client.post("v1/chat/completions", json=CHAT, headers=headers).status_code for _ in range(8)]
+            counted = client.get("metrics").text
+            process.terminate()
+            printed, _ = process.communicate()
+
+    assert process.returncode == 0
+    assert sorted(statuses) == [200] * 3 + [429] * 5
+    # Each of the two workers has counted its own, and any of them tells the sum.
+    assert re.search(r'gateway_requests_total\{.*status="200"\} 3.0', counted)
+    assert re.search(r'gateway_requests_total\{.*status="429"\} 5.0', counted)
+    assert f"OpenAI's API at https://127.0.0.1:{port}/v1 (2 workers)" in printed
+    assert printed.count('"error":"rate_limit_exceeded"') == 5
 
 
 @pytest.mark.parametrize("size", [1_000, 200_000])
