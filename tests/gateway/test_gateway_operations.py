@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any
 import httpx
 import pytest
 
-from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.gateway.app.application import create_app
 from deepseek_triton_tools.gateway.guard.api_keys import new_key
 from deepseek_triton_tools.gateway.settings import GatewaySettings, ServedModel
@@ -33,7 +33,10 @@ class FakeTriton:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
-            await asyncio.Event().wait()
+            for step in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{step}.complete"})
+            return
         body = b""
         while (message := await receive())["type"] == "http.request":
             body += message["body"]
@@ -145,14 +148,20 @@ def test_a_trace_goes_on_to_triton(gateway, triton):
     assert headers["traceparent"] != PARENT
 
 
-def test_one_model_without_servers_takes_no_other_away(gateway, capsys):
+def probe(question: str, url: object) -> int:
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "probe", question, str(url)]
+    return subprocess.run(command, check=False).returncode
+
+
+@pytest.mark.slow
+def test_one_model_without_servers_takes_no_other_away(gateway):
     with gateway(models=(ServedModel(("http://127.0.0.1:9",), "away"),)) as client:
         assert client.get("ready").status_code == 503
         assert client.get("v1/models").json()["data"] == []
-        assert main(["probe", "ready", str(client.base_url)]) == 1
-        assert main(["probe", "live", str(client.base_url)]) == 0
+        assert probe("ready", client.base_url) == 1
+        assert probe("live", client.base_url) == 0
     with gateway() as client:
-        assert main(["probe", "ready", str(client.base_url)]) == 0
+        assert probe("ready", client.base_url) == 0
         assert [model["id"] for model in client.get("v1/models").json()["data"]] == ["tiny"]
         metrics = client.get("metrics").text
     assert re.search(r'deepseek_triton_gateway_server_up\{server="http://127.0.0.1:\d+"\} 1.0', metrics)

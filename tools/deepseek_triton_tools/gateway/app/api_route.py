@@ -100,6 +100,8 @@ class ApiRoute:
         if self._state.guard is not None and self._needs_key:
             caller = self._state.guard.check(exchange.request_headers)
             exchange.record.key_name = caller.name
+        if self._reads_body:
+            _check_type(exchange.request_headers)
         body = await exchange.body(self._state.settings.max_body_bytes)
         document = _document(body) if self._reads_body else None
         request = ApiRequest(self._state, exchange, caller, document, len(body))
@@ -124,6 +126,15 @@ async def _while_client_waits(exchange: Exchange, work: Awaitable[None]) -> None
             working.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await working
+
+
+def _check_type(headers: list[tuple[bytes, bytes]]) -> None:
+    """Browsers send JSON to a stranger's server after asking it only, so that no page can spend tokens unasked."""
+    given = dict(headers).get(b"content-type", b"application/json").decode("latin-1")
+    kind = given.partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        text = f"Content-Type: expected application/json, got {given[:80]!r}"
+        raise OpenAIError(415, text, code="unsupported_media_type")
 
 
 def _document(body: bytes) -> object:

@@ -61,11 +61,16 @@ class _Choice:
 class ChatAnswer:
     """Takes the parts of an answer, and keeps what both forms of the response need."""
 
-    def __init__(self, request: ChatRequest, response_id: str, created: int, model: str) -> None:
+    def __init__(self, request: ChatRequest, identity: dict[str, object]) -> None:
         self.request = request
         self.counts = TokenCounts()
         self.choices = [_Choice(request) for _ in range(request.num_choices)]
-        self._identity = {"id": response_id, "created": created, "model": model, "system_fingerprint": None}
+        self._identity = identity
+
+    @property
+    def done(self) -> bool:
+        """Every choice has ended."""
+        return all(choice.done for choice in self.choices)
 
     @property
     def complete(self) -> bool:
@@ -76,10 +81,8 @@ class ChatAnswer:
 class WholeChatAnswer(ChatAnswer):
     """The response to a request without `stream`."""
 
-    def __init__(
-        self, request: ChatRequest, response_id: str, created: int, model: str, reasoning_fields: Sequence[str]
-    ) -> None:
-        super().__init__(request, response_id, created, model)
+    def __init__(self, request: ChatRequest, identity: dict[str, object], reasoning_fields: Sequence[str]) -> None:
+        super().__init__(request, identity)
         self._reasoning_fields = reasoning_fields if request.include_reasoning else ()
 
     def take(self, parts: Iterable[Part]) -> None:
@@ -127,17 +130,15 @@ class WholeChatAnswer(ChatAnswer):
 class StreamedChatAnswer(ChatAnswer):
     """The events of a stream. Chunks are made from templates, because there is one for each token."""
 
-    def __init__(
-        self, request: ChatRequest, response_id: str, created: int, model: str, reasoning_fields: Sequence[str]
-    ) -> None:
-        super().__init__(request, response_id, created, model)
-        identity = _encode({**self._identity, "object": "chat.completion.chunk"})[:-1]
+    def __init__(self, request: ChatRequest, identity: dict[str, object], reasoning_fields: Sequence[str]) -> None:
+        super().__init__(request, identity)
+        head = _encode({**self._identity, "object": "chat.completion.chunk"})[:-1]
         self._heads = [
-            b'data: %b,"choices":[{"index":%d,"delta":{' % (identity, index) for index in range(request.num_choices)
+            b'data: %b,"choices":[{"index":%d,"delta":{' % (head, index) for index in range(request.num_choices)
         ]
         self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
         self._plain_tail = b'},"logprobs":null,"finish_reason":null}]' + self._tail
-        self._usage_head = b"data: %b" % identity
+        self._usage_head = b"data: %b" % head
         self._reasoning_names = [_encode(name) for name in reasoning_fields] if request.include_reasoning else []
 
     def begin(self) -> bytes:

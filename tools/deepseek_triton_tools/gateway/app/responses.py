@@ -30,7 +30,7 @@ async def create_response(request: ApiRequest) -> None:
     affinity = affinity_key([m for m in chat.messages if isinstance(m, dict)], hint=chat.cache_key)
     writer = ResponseWriter(name, asked.echoed)
     answer = ResponsesAnswer(writer, chat)
-    parts = generate(model, record, inputs, affinity)
+    parts = generate(model, record, inputs, affinity, copies=chat.copies)
     async with aclosing(parts):
         try:
             if chat.stream:
@@ -60,9 +60,10 @@ async def _stream(
     request: ApiRequest, writer: ResponseWriter, answer: ResponsesAnswer, parts: AsyncGenerator[list[Part], None]
 ) -> None:
     exchange = request.exchange
+    exchange.expect_stream()
     try:
         async for some in parts:
-            if not exchange.begun:
+            if not exchange.has_events:
                 # Only now, so that a refusal of the server is a response with its own status.
                 await exchange.start_stream()
                 await exchange.send_events(writer.begin() + answer.take(some))
@@ -71,7 +72,7 @@ async def _stream(
             if answer.done:
                 break
     except UpstreamError as error:
-        if not exchange.begun:
+        if not exchange.has_events:
             raise
         code = "rate_limit_exceeded" if error.code == "E_OVERLOADED" else "server_error"
         exchange.record.error_code = code

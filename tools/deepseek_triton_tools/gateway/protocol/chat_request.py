@@ -13,6 +13,7 @@ from deepseek_triton_tools.gateway.protocol.request_fields import (
     an_object,
     boolean,
     check_names,
+    choices,
     given_fields,
     integer,
     model_inputs,
@@ -68,6 +69,8 @@ class ChatRequest:
     include_usage: bool = False
     continuous_usage: bool = False
     num_choices: int = 1
+    copies: int = 1
+    """As how many of the choices each answer is given."""
     max_tokens: int | None = None
     include_reasoning: bool = True
     top_logprobs: int | None = None
@@ -95,6 +98,8 @@ def read_chat_request(document: object) -> ChatRequest:
     # A conversation with calls in it needs the parser too: the model may go on calling.
     has_tools = bool(tools) or any(isinstance(message, dict) and message.get("tool_calls") for message in messages)
     sampling |= guided_fields(given)
+    num_choices, copies, fields = choices(given)
+    sampling |= fields
     if max_tokens is not None:
         sampling["max_tokens"] = max_tokens
     inputs = model_inputs(given, sampling)
@@ -112,7 +117,8 @@ def read_chat_request(document: object) -> ChatRequest:
         stream=stream,
         include_usage=include_usage,
         continuous_usage=continuous_usage,
-        num_choices=integer("n", given.get("n", 1)),
+        num_choices=num_choices,
+        copies=copies,
         max_tokens=max_tokens,
         include_reasoning=boolean("include_reasoning", given.get("include_reasoning", True)),
         top_logprobs=top_logprobs,

@@ -59,6 +59,9 @@ class TritonServer:
         except ConnectionFailed as error:
             ended = True
             raise UpstreamError(f"{self.url}: {error}", unprocessed=True) from error
+        except UpstreamError:
+            ended = True  # the model's last word; closing the connection stops whatever goes on all the same
+            raise
         finally:
             if ended:
                 self._give_back(connection)
