@@ -68,6 +68,11 @@ class ChatAnswer:
         self._identity = identity
 
     @property
+    def done(self) -> bool:
+        """Every choice has ended."""
+        return all(choice.done for choice in self.choices)
+
+    @property
     def complete(self) -> bool:
         """All that is wanted has come, though the model would go on: the work on the server may be stopped."""
         return all(choice.calls is not None and choice.calls.complete for choice in self.choices)
