@@ -77,11 +77,6 @@ class ChatAnswer:
         """All that is wanted has come, though the model would go on: the work on the server may be stopped."""
         return all(choice.calls is not None and choice.calls.complete for choice in self.choices)
 
-    @property
-    def done(self) -> bool:
-        """Every choice has its end."""
-        return all(choice.done for choice in self.choices)
-
 
 class WholeChatAnswer(ChatAnswer):
     """The response to a request without `stream`."""
