@@ -54,13 +54,15 @@ class WatchedGateway:
 
     async def metrics(self, request: Request) -> Response:
         for status in (200, 200, 503):
-            record = RequestRecord("r", "/v1/chat/completions", began_s=100.0, model='a } "b', status=status)
+            record = RequestRecord(
+                "r", "/v1/chat/completions", began_s=100.0, model='a } "b', status=status, stream=True
+            )
             self._counted.begins(record)
             if status == 200:
                 record.num_output_tokens, record.first_token_s, record.last_token_s = 51, 100.25, 101.25
             record.ended_s = 102.0
             self._counted.ends(record)
-        self._counted.ends(RequestRecord("a probe's", "/ready", status=503))
+        self._counted.ends(RequestRecord("the dashboard's own", "/fleet", status=401))
         return Response(self._counted.text(), media_type=CONTENT_TYPE)
 
 
