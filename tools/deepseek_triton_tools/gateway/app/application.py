@@ -38,6 +38,7 @@ _GET: dict[str, Handler] = {
 _OPEN: dict[str, Handler] = {
     "/health": models.health,
     "/ready": models.ready,
+    "/health/ready": models.ready,
     "/version": models.version,
 }
 """Paths that are asked without a key, by probes."""
