@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Literal, overload
 
 from deepseek_triton_client._asyncio_runtime import AsyncioRuntime
 from deepseek_triton_client._client import BaseClient, BaseStream, BatchItem
-from deepseek_triton_client._core.checked_request import Messages, Prompt, Request, chat_request, prompt_request
+from deepseek_triton_client._core.checked_request import (
+    Messages,
+    Prompt,
+    Request,
+    chat_request,
+    prompt_request,
+    tokenize_request,
+)
 from deepseek_triton_client._core.client_settings import Timeouts
 from deepseek_triton_client._core.exceptions import DeepseekTritonError
 from deepseek_triton_client._core.ordered_batch import answers_in_order
 from deepseek_triton_client._core.prometheus_text import Metrics
+from deepseek_triton_client._core.response_reader import read_model_info
 from deepseek_triton_client._core.results import Chunk, Completion, ModelMetadata, Readiness
 from deepseek_triton_client._core.runtime import Runtime
 from deepseek_triton_client._core.sampling_params import SamplingParams
@@ -48,6 +56,33 @@ class AsyncClient(BaseClient["AsyncStream"]):
         """See `Client.chat`."""
         request = self._request(chat_request, messages, params, fields, timeouts, request_id, streaming=False)
         return await self._calls.generate(request)
+
+    async def tokenize(
+        self,
+        content: str | Messages,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        timeouts: Timeouts | None = None,
+        **fields: Any,
+    ) -> tuple[int, ...]:
+        """See `Client.tokenize`."""
+        request = self._request(tokenize_request, content, params, fields, timeouts, request_id, streaming=False)
+        return (await self._calls.generate(request)).answers[0].output_ids
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = False,
+        timeouts: Timeouts | None = None,
+    ) -> str:
+        """See `Client.detokenize`."""
+        return (await self._calls.generate(self._detokenize_request(token_ids, skip_special_tokens, timeouts))).text
+
+    async def model_info(self) -> dict[str, Any]:
+        """See `Client.model_info`."""
+        return read_model_info((await self._calls.generate(self._describe_request())).text)
 
     @overload
     def generate_many(

@@ -13,8 +13,11 @@ from deepseek_triton_client._core.checked_request import (
     Prompt,
     Request,
     chat_request,
+    describe_request,
+    detokenize_request,
     parse_batch_item,
     prompt_request,
+    tokenize_request,
 )
 from deepseek_triton_client._core.client_settings import (
     Balance,
@@ -30,6 +33,7 @@ from deepseek_triton_client._core.client_settings import (
 from deepseek_triton_client._core.exceptions import DeepseekTritonError, InvalidRequest
 from deepseek_triton_client._core.exchange import Exchange
 from deepseek_triton_client._core.prometheus_text import Metrics
+from deepseek_triton_client._core.response_reader import read_model_info
 from deepseek_triton_client._core.results import Chunk, Completion, ModelMetadata, Readiness
 from deepseek_triton_client._core.runtime import Runtime
 from deepseek_triton_client._core.sampling_params import SamplingParams
@@ -152,6 +156,17 @@ class BaseClient(ABC, Generic[StreamT]):
             request_id=request_id,
         )
 
+    def _detokenize_request(
+        self, token_ids: Sequence[int], skip_special_tokens: bool, timeouts: Timeouts | None
+    ) -> Request:
+        fields = {"skip_special_tokens": skip_special_tokens}
+        return self._request(detokenize_request, token_ids, None, fields, timeouts, None, streaming=False)
+
+    def _describe_request(self) -> Request:
+        return describe_request(
+            params=_NO_PARAMS, timeouts=self._whole_answer_timeouts, streaming=False, request_id=None
+        )
+
     def _batch(
         self,
         requests: Iterable[BatchItem] | AsyncIterable[BatchItem],
@@ -249,6 +264,38 @@ class Client(BaseClient["Stream"]):
         """
         request = self._request(chat_request, messages, params, fields, timeouts, request_id, streaming=False)
         return run(self._calls.generate(request))
+
+    def tokenize(
+        self,
+        content: str | Messages,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        timeouts: Timeouts | None = None,
+        **fields: Any,
+    ) -> tuple[int, ...]:
+        """Return the token ids of a text, or of a conversation as the server would render it for `chat`.
+
+        Of the fields `add_special_tokens`, `truncate_prompt_tokens`, `chat_template_kwargs` and `tools` count. Nothing
+        is generated, so the answer does not wait for other requests.
+        """
+        request = self._request(tokenize_request, content, params, fields, timeouts, request_id, streaming=False)
+        return run(self._calls.generate(request)).answers[0].output_ids
+
+    def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = False,
+        timeouts: Timeouts | None = None,
+    ) -> str:
+        """Return the text of token ids; U+FFFD stands for a part of a character."""
+        return run(self._calls.generate(self._detokenize_request(token_ids, skip_special_tokens, timeouts))).text
+
+    def model_info(self) -> dict[str, Any]:
+        """Return what the server says of its model: name, limits, supported fields and more. docs/contract.md lists
+        the keys. Triton's own description is `metadata`."""
+        return read_model_info(run(self._calls.generate(self._describe_request())).text)
 
     @overload
     def generate_many(

@@ -15,17 +15,24 @@ from hypothesis import strategies as st
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from deepseek_backend import contract
-from deepseek_backend.answer.response_tensors import Outputs, outputs
+from deepseek_backend.answer.response_tensors import Outputs, outputs, task_outputs
 from deepseek_backend.answer.sequence_buffer import SequenceChunk
 from deepseek_backend.config import parse_config
 from deepseek_backend.contract import Dtype, SamplingFieldSpec
 from deepseek_backend.engines import base
-from deepseek_backend.request.parsed_request import ParsedRequest
+from deepseek_backend.request.parsed_request import ParsedRequest, Prompt
 from deepseek_backend.request.parsed_request import SamplingParams as BackendParams
 from deepseek_backend.request.parsing import parse_request
-from deepseek_triton_client import Chunk, Logprob, PerfMetrics, SamplingParams, Timeouts
-from deepseek_triton_client._core.checked_request import chat_request, prompt_request
+from deepseek_triton_client import Chunk, Logprob, PerfMetrics, ProtocolError, SamplingParams, Timeouts
+from deepseek_triton_client._core.checked_request import (
+    chat_request,
+    describe_request,
+    detokenize_request,
+    prompt_request,
+    tokenize_request,
+)
 from deepseek_triton_client._core.dialect import Dialect
+from deepseek_triton_client._core.response_reader import read_model_info
 from deepseek_triton_client._core.tensor_encoding import encode
 from deepseek_triton_client._core.transport import Input
 from deepseek_triton_client._core.transport import Outputs as Read
@@ -42,6 +49,8 @@ NUMPY = {
 DTYPES = {tensor.name: NUMPY[tensor.dtype] for tensor in contract.INPUTS}
 CONFIG = parse_config({"model": "m", "triton_config": {}}, version_dir=Path())
 SUPPORTED = {field.name: "" for field in contract.SAMPLING_FIELDS} | {"priority": ""}
+
+COMMON: dict[str, Any] = {"params": SamplingParams(), "timeouts": Timeouts(), "streaming": False, "request_id": None}
 
 Sent = tuple[dict[str, Any], dict[str, Any]]
 """(arrays by the name of their input, the request's parameters), as Triton hands them to the model."""
@@ -229,6 +238,7 @@ def sequence_chunks(*, everything: bool) -> st.SearchStrategy[list[SequenceChunk
         reasoning=st.text() if everything else st.just(""),
         num_input_tokens=counts,
         num_cached_tokens=counts,
+        num_reasoning_tokens=counts,
         finish_reason=st.sampled_from([None, "stop", "length", "cancelled", "timeout"]),
         stop_reason=st.none() | texts.filter(lambda text: text != "None"),
         token_ids=st.lists(counts, max_size=3),
@@ -280,8 +290,55 @@ def test_everything_a_response_says_is_read(wire, said):
     wanted = [as_chunk(chunk) for chunk in said]
     got = reader.chunks(wire(outputs(said, EVERYTHING, several=True)))
     assert [chunk.num_cached_tokens for chunk in got] == [s.num_cached_tokens if ended else None for s in said]
-    assert [replace(chunk, num_cached_tokens=None) for chunk in got] == wanted
+    assert [chunk.num_reasoning_tokens for chunk in got] == [s.num_reasoning_tokens if ended else None for s in said]
+    assert [replace(chunk, num_cached_tokens=None, num_reasoning_tokens=None) for chunk in got] == wanted
     assert reader.finished == (sum(chunk.finish_reason is not None for chunk in said) == 4)
+
+
+@WIRES
+@pytest.mark.parametrize(
+    ("request_", "task", "prompts"),
+    [
+        (tokenize_request("Hi", **COMMON), "tokenize", (Prompt(text="Hi"),)),
+        (
+            tokenize_request([{"role": "user", "content": "Hi"}], **COMMON),
+            "tokenize",
+            (Prompt(messages=[{"role": "user", "content": "Hi"}]),),
+        ),
+        (detokenize_request([5, 7], **COMMON), "detokenize", (Prompt(token_ids=(5, 7)),)),
+        (describe_request(**COMMON), "describe", ()),
+    ],
+)
+def test_a_task_is_what_was_asked(wire, request_, task, prompts):
+    understood = parsed(wire, request_, streamed=False)
+    assert (understood.task, understood.prompts) == (task, prompts)
+
+
+@WIRES
+def test_tools_are_those_that_were_given(wire):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    choice = {"type": "function", "function": {"name": "f"}}
+    for given_tools, given_choice in ((tools, choice), (json.dumps(tools), json.dumps(choice)), (tuple(tools), choice)):
+        params = SamplingParams(tools=given_tools, tool_choice=given_choice)
+        use = parsed(wire, chat_request("Hi", **{**COMMON, "params": params}), streamed=False).tool_use
+        assert (list(use.tools), use.required, use.name) == (tools, True, "f")
+
+
+@RESPONSES
+def test_the_answers_to_tasks_are_read(wire):
+    dialect = Dialect(METADATA)
+    (chunk,) = dialect.reader(tokenize_request("Hi", **COMMON)).chunks(
+        wire(task_outputs(output_ids=[5, 7], num_input_tokens=[2]))
+    )
+    assert (chunk.output_ids, chunk.num_input_tokens, chunk.finish_reason) == ((5, 7), 2, "stop")
+    (chunk,) = dialect.reader(describe_request(**COMMON)).chunks(wire(task_outputs(model_info=[b'{"name": "m"}'])))
+    assert read_model_info(chunk.text) == {"name": "m"}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{"])
+def test_a_model_info_that_is_none_is_refused(text):
+    with pytest.raises(ProtocolError, match=r"^model_info: expected a JSON object"):
+        read_model_info(text)
 
 
 @RESPONSES

@@ -219,7 +219,7 @@ def test_a_stop_string_by_the_plain_name_is_told_where_it_belongs(tiny_server):
         ({"messages": "{}"}, "messages: expected a JSON array of messages, got an object"),
         ({"messages": "[]"}, "messages: expected at least one message, got an empty array"),
         ({"messages": '[{"role": "user"}]'}, "messages[0]: expected an object with role and content, got 'role'"),
-        ({"messages": '[{"role": "x", "content": ""}]'}, "messages: the chat template refuses them: "),
+        ({"messages": '[{"role": "x", "content": ""}]'}, "messages[0].role: expected one of system, developer, user, "),
         (
             {"messages": '[{"role": "user", "content": ""}]', "chat_template_kwargs": '{"chat_template": "x"}'},
             "chat_template_kwargs: chat_template can't be set by a request",

@@ -22,6 +22,7 @@ from support.client_kinds import ClientKind
 from support.wire import LONG_ANSWER, PROMPT, WHOLE, Answer, Reply, ask
 
 CONVERSATION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Wie heißt du? 你好 👋"}]
+TOOLS = json.dumps([{"type": "function", "function": {"name": "f"}}])
 SAMPLED = {"temperature": 0.8, "seed": 7}
 EVERYTHING = {
     **SAMPLED,
@@ -106,6 +107,7 @@ CASES = {
         {"guided_structural_tag": {"structures": [], "triggers": []}}, server="trtllm", max_tokens=100
     ),
     "twin: plain": Case({}, server="simulated", prompt="你好", max_tokens=16),
+    "twin: tools": Case({"tools": TOOLS, "tool_choice": "required"}, server="simulated", chat=True),
     "twin: thinking": Case({"chat_template_kwargs": {"thinking": True}}, server="simulated", chat=True, max_tokens=36),
 }
 
@@ -165,7 +167,7 @@ def test_the_cases_ask_for_every_field() -> None:
     asked |= {"stop", "bad", "include_stop_str_in_output", "max_tokens", "temperature"}
     its_own = {"text_input", "input_ids", "messages", "streaming", "stream", "sampling_parameters", "stream_mode"}
     its_own |= {"exclude_input_in_output", "return_finish_reason", "return_stop_reason"}
-    elsewhere = {"return_perf_metrics"}
+    elsewhere = {"return_perf_metrics", "task"}
 
     known = {tensor.name.removeprefix("sampling_param_") for tensor in INPUTS}
     assert known - its_own - elsewhere <= asked

@@ -671,7 +671,8 @@ def test_every_output_has_its_declared_type(tiny_server: ServerProcess, streamin
     body: Fields = {**SAMPLED, **fields, "max_tokens": 8, "n": 2, "prompt_logprobs": 1, "streaming": streaming}
 
     seen: dict[str, str] = {}
-    for result in exchange(tiny_server, sent(body)).all():
+    described: Fields = {"text_input": "", "task": "describe", "streaming": streaming}
+    for result in exchange(tiny_server, sent(body), sent(described)).all():
         for output in result.get_response().outputs:
             assert seen.setdefault(output.name, output.datatype) == output.datatype
             assert result.as_numpy(output.name).ndim == 1

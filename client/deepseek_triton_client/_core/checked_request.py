@@ -6,7 +6,7 @@ import json
 import os
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deepseek_triton_client._core.client_settings import Timeouts
@@ -33,6 +33,8 @@ class Request:
     input_ids: tuple[int, ...] | None = None
     messages: str | None = None
     """The conversation as JSON."""
+    task: str | None = None
+    """What the server does with the rest; None is to generate."""
 
     @property
     def is_chat(self) -> bool:
@@ -66,6 +68,24 @@ def chat_request(
         streaming=streaming,
         request_id=_request_id(request_id),
     )
+
+
+def tokenize_request(content: str | Messages, **common: Any) -> Request:
+    """Make the request for the tokens of a text or of a conversation. Raises InvalidRequest."""
+    request = prompt_request(content, **common) if isinstance(content, str) else chat_request(content, **common)
+    return replace(request, task="tokenize")
+
+
+def detokenize_request(token_ids: Sequence[int], **common: Any) -> Request:
+    """Make the request for the text of token ids. Raises InvalidRequest."""
+    if isinstance(token_ids, str):
+        raise InvalidRequest("token_ids: expected a list of token ids, got a text")
+    return replace(prompt_request(token_ids, **common), task="detokenize")
+
+
+def describe_request(**common: Any) -> Request:
+    """Make the request for what the model is."""
+    return replace(prompt_request("", **common), task="describe")
 
 
 def parse_batch_item(item: Mapping[str, Any]) -> tuple[str, Any, str | None, dict[str, Any]]:

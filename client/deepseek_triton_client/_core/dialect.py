@@ -21,7 +21,7 @@ from typing import Any
 from deepseek_triton_client._core.checked_request import Request
 from deepseek_triton_client._core.client_settings import StreamMode
 from deepseek_triton_client._core.exceptions import DeepseekTritonError, InvalidRequest, ProtocolError
-from deepseek_triton_client._core.response_reader import ResponseReader
+from deepseek_triton_client._core.response_reader import ModelInfoReader, ResponseReader
 from deepseek_triton_client._core.results import ModelMetadata, TensorMetadata
 from deepseek_triton_client._core.sampling_params import SAMPLING_FIELDS, SamplingField, SamplingParams
 from deepseek_triton_client._core.text_increments import Cumulative, Deltas, Increments, Unknown
@@ -82,6 +82,9 @@ class Dialect:
         given = {field.name: value for field, value in params.given()}
         sent, missing = self._prompt(request)
         sent.extend(self._control_inputs[streaming])
+        if request.task is not None:
+            task = _input(self._targets(("task",), "BYTES"), (request.task,))
+            sent, missing = ([*sent, task], missing) if task else (sent, [*missing, "task"])
         default_fields = self._default_fields(request, given, streaming=streaming)
         sent.extend(self._defaults[name] for name in default_fields if name in self._defaults and name not in given)
         if self.kind == "vllm":
@@ -117,6 +120,8 @@ class Dialect:
         return self.kind == "llmapi" and "cancelled by client" in error.message
 
     def reader(self, request: Request) -> ResponseReader:
+        if request.task == "describe":
+            return ModelInfoReader(1, self._increments, says_end=True)
         return ResponseReader(request.params.n or 1, self._increments, says_end=self.kind == "deepseek")
 
     @property

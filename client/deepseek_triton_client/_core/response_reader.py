@@ -74,6 +74,24 @@ class ResponseReader:
         return Chunk(new, **row)
 
 
+class ModelInfoReader(ResponseReader):
+    """Reads the answer to the task "describe": what the model is counts as the text."""
+
+    def chunks(self, outputs: Outputs) -> list[Chunk]:
+        return super().chunks({**outputs, "text_output": outputs.get("model_info")})
+
+
+def read_model_info(text: str) -> dict[str, Any]:
+    """Return what the model is. Raises ProtocolError."""
+    try:
+        info = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise ProtocolError(f"model_info: expected a JSON object, got {text!r:.200}") from exc
+    if not isinstance(info, dict):
+        raise ProtocolError(f"model_info: expected a JSON object, got {text!r:.200}")
+    return info
+
+
 def _rows(outputs: Outputs, count: int) -> list[dict[str, Any]]:
     """Fields of Chunk for each of the `count` answers in a response, without the text."""
     rows: list[dict[str, Any]] = [{"index": index} for index in range(count)]

@@ -41,6 +41,8 @@ _GROUPS: Mapping[str, Mapping[str, str]] = {
         "skip_special_tokens": "leave special tokens out of the text (default: yes)",
         "separate_reasoning": "keep the reasoning apart from the answer (default: in chats, where the model has it)",
         "chat_template_kwargs": 'an object for the chat template, such as {"thinking": true}; in chats',
+        "tools": "a list of functions that the model may call, in OpenAI's form; in chats",
+        "tool_choice": "auto, none, required, or an object that names the function to call",
     },
     "guided decoding (at most one of these)": {
         "guided_json": "a JSON schema that the text follows",

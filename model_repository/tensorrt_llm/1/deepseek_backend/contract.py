@@ -47,8 +47,8 @@ that message's content. Such an answer does not begin with reasoning.
 
 Tasks
 -----
-The inputs of a task are read as those of a generation. Its answer is one response, with or without `streaming`. It
-neither waits for generation nor counts to its limits.
+The inputs of a task are read as those of a generation. Its answer is one response, with or without `streaming`, and
+with finish_reason "stop". It neither waits for generation nor counts to its limits.
 
 "tokenize" takes text_input or messages and returns their tokens, as a generation would have them: `output_ids`, and
 `num_input_tokens` of each prompt. `tools`, `chat_template_kwargs`, `add_special_tokens` and `truncate_prompt_tokens`

@@ -61,9 +61,8 @@ def outputs(chunks: Sequence[SequenceChunk], parsed: ParsedRequest, *, several: 
 
 
 def task_outputs(**values: Sequence[Any]) -> Outputs:
-    """Return the outputs of a task's one response: `values`, and text_output, which every response has."""
-    values.setdefault("text_output", [b""])
-    return [_output(name, each) for name, each in values.items()]
+    """Return the outputs of a task's one response: `values`, and those that every last response has."""
+    return [_output(name, each) for name, each in {"text_output": [b""], "finish_reason": [b"stop"], **values}.items()]
 
 
 def num_bytes(response: Outputs) -> int:
