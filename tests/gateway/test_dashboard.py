@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
+from deepseek_triton_tools.gateway.app.gateway_metrics import CONTENT_TYPE, GatewayMetrics
 from deepseek_triton_tools.gateway.app.page import page_routes
+from deepseek_triton_tools.gateway.app.request_record import RequestRecord
+from deepseek_triton_tools.gateway.fleet.fleet_member import FleetServer, State
+from deepseek_triton_tools.gateway.fleet.routing import Load
 from support.asgi_server import serving_app
 from support.browser import CHROMIUM, Browser, Page
 
@@ -22,45 +27,41 @@ pytestmark = [
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
 
 
-def server(url: str, state: str = "up", **more: Any) -> dict[str, Any]:
-    rest = {"reason": "", "own": [2, 300], "others": [1, 100], "failures": 0, "avoided": False, "leaving": False}
-    return {"url": url, "state": state, **rest, **more}
+def server(url: str, state: State = "up", **more: Any) -> FleetServer:
+    rest = {"reason": "", "own": Load(2, 300), "others": Load(1, 100), "failures": 0, "avoided": False}
+    return FleetServer(url, state, **{**rest, "leaving": False, **more})
 
 
 class WatchedGateway:
-    """Its counters grow with each look."""
+    """It answers two requests and refuses one between two looks."""
 
     address: str
     key = ""
 
     def __init__(self) -> None:
-        self.looks = 0
-        self.models: list[dict[str, Any]] = []
+        self._counted = GatewayMetrics()
+        self.models: dict[str, list[FleetServer]] = {}
 
     def _is_locked(self, request: Request) -> bool:
         return request.headers.get("authorization", "").removeprefix("Bearer ") != self.key
 
     async def fleet(self, request: Request) -> Response:
-        return Response(status_code=401) if self._is_locked(request) else JSONResponse({"models": self.models})
+        return Response(status_code=401) if self._is_locked(request) else self._fleet()
+
+    def _fleet(self) -> Response:
+        models = [{"model": name, "servers": servers} for name, servers in self.models.items()]
+        return Response(msgspec.json.encode({"models": models}))
 
     async def metrics(self, request: Request) -> Response:
-        self.looks += 1
-        return PlainTextResponse(self.text(self.looks))
-
-    def text(self, looks: int) -> str:
-        return METRICS.format(looks, 100 * looks, looks / 4)
-
-
-METRICS = """\
-# HELP deepseek_triton_gateway_requests_total Requests.
-deepseek_triton_gateway_requests_total{{route="/v1/chat/completions",model="a }} b"}} {0}
-deepseek_triton_gateway_requests_total{{route="/v1/completions",model="b"}} {0}
-deepseek_triton_gateway_output_tokens_total{{model="a"}} {1}
-deepseek_triton_gateway_requests_in_flight 61
-deepseek_triton_gateway_time_to_first_token_seconds_sum {2}
-deepseek_triton_gateway_time_to_first_token_seconds_count {0}
-deepseek_triton_inflight_tokens 7
-"""
+        for status in (200, 200, 503):
+            record = RequestRecord("r", "/v1/chat/completions", began_s=100.0, model='a } "b', status=status)
+            self._counted.begins(record)
+            if status == 200:
+                record.num_output_tokens, record.first_token_s, record.last_token_s = 51, 100.25, 101.25
+            record.ended_s = 102.0
+            self._counted.ends(record)
+        self._counted.ends(RequestRecord("a probe's", "/ready", status=503))
+        return Response(self._counted.text(), media_type=CONTENT_TYPE)
 
 
 @pytest.fixture
@@ -85,25 +86,23 @@ def tile(page: Page, title: str) -> str:
 
 
 def test_servers_and_rates_are_shown(page: Page, gateway: WatchedGateway) -> None:
-    gateway.models = [
-        {
-            "name": EVIL,
-            "servers": [
-                server("http://one:8000"),
-                server("http://two:8000", "down", reason=EVIL, own=[0, 0], others=[0, 0]),
-                server("http://three:8000", avoided=True),
-                server("http://four:8000", leaving=True, own=[1, 0], others=[0, 0]),
-            ],
-        }
-    ]
+    gateway.models = {
+        EVIL: [
+            server("http://one:8000"),
+            server("http://two:8000", "down", reason=EVIL, own=Load(), others=Load()),
+            server("http://three:8000", avoided=True),
+            server("http://four:8000", leaving=True, own=Load(1, 0), others=Load()),
+        ]
+    }
     page.wait("document.querySelector('td')")
     page.wait("document.querySelector(\"output[aria-label='Requests/s']\").textContent !== '–'")
     assert tile(page, "Servers up") == "2 of 4"
-    assert tile(page, "Requests in flight") == "61"
+    assert tile(page, "Requests in flight") == "7"
     assert tile(page, "First token after") == "250 ms"
-    per_second = float(tile(page, "Requests/s"))
-    assert per_second > 0
-    assert 40 <= float(tile(page, "Tokens/s").replace(",", "")) / per_second <= 60
+    assert tile(page, "Between tokens") == "20 ms"
+    requests, tokens, errors = (float(tile(page, title)) for title in ("Requests/s", "Tokens/s", "Errors/s"))
+    assert requests > errors > 0  # as shown: with one place or none behind the point
+    assert 20 * requests < tokens < 50 * requests
     rows = page.run("[...document.querySelectorAll('tbody tr')].map((row) => row.innerText.split('\\t'))")
     assert [row[:5] for row in rows] == [
         ["http://one:8000", "up", "2", "1", "400"],
@@ -119,7 +118,7 @@ def test_servers_and_rates_are_shown(page: Page, gateway: WatchedGateway) -> Non
 
 def test_a_gateway_with_keys_is_shown_to_whoever_has_one(page: Page, gateway: WatchedGateway) -> None:
     gateway.key = "sk-1"
-    gateway.models = [{"name": "tiny", "servers": [server("http://one:8000")]}]
+    gateway.models = {"tiny": [server("http://one:8000")]}
     page.wait("document.querySelector('#locked').checkVisibility()")
     assert page.text("#state") == "fleet answers 401"
     page.write("#key", "sk-1")

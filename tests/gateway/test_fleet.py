@@ -20,10 +20,11 @@ from deepseek_triton_tools.gateway.triton.call import Call, Part, UpstreamError
 
 URLS = [f"http://server-{number}:8000" for number in range(3)]
 REFUSED = UpstreamError("connection refused", unprocessed=True)
-LOST = UpstreamError("the connection was lost")
+LOST = UpstreamError("the connection was lost", unprocessed=True)
 OVERLOADED = UpstreamError("[E_OVERLOADED] full", code="E_OVERLOADED", unprocessed=True, retry_after_s=7)
 STOPPING = UpstreamError("[E_UNAVAILABLE] the model is being stopped", code="E_UNAVAILABLE", unprocessed=True)
 INVALID = UpstreamError("[E_INVALID_ARGUMENT] top_p", code="E_INVALID_ARGUMENT")
+TRITONS = UpstreamError("unexpected inference input 'x'")
 
 Answer = list[str | UpstreamError | asyncio.Event]
 
@@ -35,6 +36,7 @@ class ScriptedServer:
         self.url = url
         self.ready = True
         self.silent = False
+        self.refusing = False
         self.model = "deepseek-r1"
         self.metrics = b""
         self.answers: list[Answer] = []
@@ -64,6 +66,8 @@ class ScriptedServer:
     async def get(self, path: str) -> tuple[int, bytes]:
         if self.silent:
             await asyncio.sleep(3600)
+        if self.refusing:
+            raise UpstreamError("refused", unprocessed=True)
         if path == "/metrics":
             return 200, self.metrics
         return (200 if self.ready else 400), b""
@@ -111,6 +115,7 @@ def run(
         finally:
             await fleet.close()
         assert len(asyncio.all_tasks()) == 1
+        assert all(server.closed for server in servers.values())
 
     asyncio.run(in_loop())
 
@@ -173,14 +178,16 @@ def test_an_answer_that_has_begun_is_not_begun_again(servers: Servers, error: Up
     assert sum(len(server.asked) for server in servers.values()) == 1
 
 
-def test_a_wrong_request_is_asked_once(servers: Servers) -> None:
+@pytest.mark.parametrize("error", [INVALID, TRITONS])
+def test_a_wrong_request_is_asked_once(servers: Servers, error: UpstreamError) -> None:
     async def body(fleet: Fleet) -> None:
         for url in URLS:
-            servers[url].answers = [[INVALID]] * 3
+            servers[url].answers = [[error]] * 3
         for verb in (lambda: answer(fleet, call()), lambda: fleet.ask(call())):
             with pytest.raises(UpstreamError) as caught:
                 await verb()
-            assert caught.value is INVALID
+            assert caught.value is error
+        assert set(states(fleet).values()) == {"up"}
 
     run(servers, body)
     assert sum(len(server.asked) for server in servers.values()) == 2
@@ -280,6 +287,17 @@ def test_a_server_is_back_when_it_is_ready_again(servers: Servers) -> None:
     run(servers, body)
 
 
+@pytest.mark.parametrize("fault", ["silent", "refusing"])
+def test_a_server_that_does_not_answer_is_down(servers: Servers, fault: str) -> None:
+    async def body(fleet: Fleet) -> None:
+        setattr(servers[URLS[0]], fault, True)
+        await until(lambda: states(fleet) == {URLS[0]: "down"})
+        setattr(servers[URLS[0]], fault, False)
+        await until(lambda: states(fleet) == {URLS[0]: "up"})
+
+    run(servers, body, URLS[:1])
+
+
 def test_a_failed_request_takes_its_server_out_at_once(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_member, "_FIRST_PAUSE_S", 3600.0)
     monkeypatch.setattr(fleet_member, "_LONGEST_PAUSE_S", 3600.0)
@@ -335,13 +353,51 @@ def test_a_fleet_whose_servers_all_went_may_come_back_with_another_model(servers
     run(servers, body)
 
 
-def test_a_host_that_is_gone_loses_its_connections(servers: Servers) -> None:
-    """Nothing closes the connections of a machine without power: they would wait for ever."""
+def test_a_lost_connection_is_followed_by_a_check(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_member, "CHECK_PERIOD_S", 3600.0)
 
     async def body(fleet: Fleet) -> None:
-        servers[URLS[0]].silent = True
-        await until(lambda: servers[URLS[0]].closed)
-        assert states(fleet)[URLS[0]] == "down"
+        servers[URLS[0]].ready = False
+        servers[URLS[0]].answers = [["begun", LOST]]
+        assert states(fleet) == {URLS[0]: "up"}
+        with pytest.raises(UpstreamError):
+            await answer(fleet, call())
+        await until(lambda: states(fleet) == {URLS[0]: "down"})
+
+    run(servers, body, URLS[:1])
+
+
+def test_pauses_grow_while_a_server_is_down(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_member, "_FIRST_PAUSE_S", 0.2)
+    monkeypatch.setattr(fleet_member, "_LONGEST_PAUSE_S", 3600.0)
+
+    async def body(fleet: Fleet) -> None:
+        async def refusal() -> float:
+            with pytest.raises(UpstreamError) as caught:
+                await answer(fleet, call())
+            return caught.value.retry_after_s or 0.0
+
+        servers[URLS[0]].ready = False
+        await until(lambda: states(fleet) == {URLS[0]: "down"})
+        while await refusal() <= 1.0:
+            assert fleet.servers()[0].failures < 10
+            await asyncio.sleep(0.05)
+
+    run(servers, body, URLS[:1])
+
+
+def test_only_an_answer_ends_the_growth_of_pauses(servers: Servers) -> None:
+    """A server whose checks succeed and whose requests fail is asked less and less."""
+
+    async def body(fleet: Fleet) -> None:
+        servers[URLS[0]].answers = [[STOPPING], [STOPPING], ["an answer"]]
+        for failures in (1, 2):
+            with pytest.raises(UpstreamError):
+                await answer(fleet, call())
+            assert fleet.servers()[0].failures == failures
+            await until(lambda: states(fleet) == {URLS[0]: "up"})
+        await answer(fleet, call())
+        assert fleet.servers()[0].failures == 0
 
     run(servers, body, URLS[:1])
 
@@ -369,6 +425,21 @@ def test_work_of_other_gateways_counts(servers: Servers) -> None:
         assert {await answer(fleet, call()) for _ in range(20)} == {"http://server-9000:8000"}
 
     run(servers, body, ["http://server-8002:8000", "http://server-9000:8000#metrics=9000"], metrics_port=8002)
+
+
+def test_the_metrics_tell_of_a_dead_engine(servers: Servers) -> None:
+    """Triton before 26.03 says that the model is ready all the same."""
+
+    dead = metrics(0, 0).replace(b"inflight_sequences", b"ready")
+    servers["http://server-0:8002"].metrics = dead.replace(b"} 0", b"} 1")
+
+    async def body(fleet: Fleet) -> None:
+        servers["http://server-0:8002"].metrics = dead
+        await until(lambda: states(fleet)[URLS[0]] == "down")
+        servers["http://server-0:8002"].metrics = dead.replace(b"} 0", b"} 1")
+        await until(lambda: states(fleet)[URLS[0]] == "up")
+
+    run(servers, body, URLS[:1], metrics_port=8002)
 
 
 @pytest.mark.parametrize("text", [b"", b"<html>", metrics(9, 90, "another")])

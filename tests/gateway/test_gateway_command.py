@@ -42,7 +42,7 @@ def test_every_option_reaches_the_settings(tmp_path):
         *("--tls-certificate", str(tmp_path / "certificate"), "--max-body", "1MB", "--drain-seconds", "60"),
         *("--reasoning-field", "reasoning", "--upstream-header", "key=a=b", "--upstream-ca", str(tmp_path / "ca")),
         *("--upstream-header", f"Authorization=@{tmp_path / 'token'}", "--metrics-port", "none"),
-        *("--access-log", "-", "--traces", "http://localhost:4318", "--metrics-need-key"),
+        *("--access-log", "-", "--traces", "http://localhost:4318", "--metrics-need-key", "--no-page"),
     )
 
     assert given == GatewaySettings(
@@ -56,6 +56,7 @@ def test_every_option_reaches_the_settings(tmp_path):
         tls_certificate=tmp_path / "certificate",
         keys_file=tmp_path / "keys",
         metrics_need_key=True,
+        page=False,
         cors_origins=("https://chat.example.com", "*"),
         max_body_bytes=10**6,
         drain_s=60,

@@ -166,6 +166,9 @@ def test_thinking_is_open_while_it_lasts_and_then_folded(page: Page, gateway: Sc
     assert page.run("document.querySelector('.thinking').open") is False
     page.click(".thinking summary")
     page.wait("document.querySelector('.thought').checkVisibility()")
+    gateway.answers.append(said("Yes."))
+    send(page, "Really?")
+    assert page.run("document.querySelector('.thinking').open") is True
     assert [message["role"] for message in gateway.requests[1]["messages"]] == ["user"]
 
 

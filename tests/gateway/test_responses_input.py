@@ -1,8 +1,11 @@
 """Requests to the Responses API become the chat requests that ask the same."""
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
 from deepseek_triton_tools.gateway.protocol.responses_request import read_responses_request, translated
@@ -170,6 +173,74 @@ def test_what_is_not_done_is_refused_by_name(fields: dict[str, object], param: s
         read_responses_request({"model": "m", "input": "hi", **fields})
     assert caught.value.message.startswith(message)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+KEYS = st.sampled_from(
+    [
+        "input",
+        "instructions",
+        "tools",
+        "tool_choice",
+        "text",
+        "format",
+        "type",
+        "name",
+        "role",
+        "content",
+        "schema",
+        "call_id",
+        "arguments",
+        "output",
+        "include",
+        "reasoning",
+        "effort",
+        "top_logprobs",
+        "stream",
+        "model",
+        "mode",
+        "max_output_tokens",
+        "parallel_tool_calls",
+        "metadata",
+        "truncation",
+        "summary",
+        "json_schema",
+        "function",
+    ]
+)
+WORDS = st.sampled_from(
+    [
+        "message",
+        "function_call",
+        "function_call_output",
+        "reasoning",
+        "item_reference",
+        "user",
+        "assistant",
+        "input_text",
+        "output_text",
+        "reasoning_text",
+        "function",
+        "allowed_tools",
+        "json_schema",
+        "auto",
+        "required",
+    ]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS | st.text(max_size=3), inner, max_size=5),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=500)
+@given(st.dictionaries(KEYS, JSON, max_size=6) | JSON)
+def test_any_json_is_read_or_refused(document: object) -> None:
+    asked = {"input": "hi", **document} if isinstance(document, dict) else document
+    with suppress(OpenAIError):
+        read_responses_request(document)
+    with suppress(OpenAIError):
+        read_responses_request(asked)
 
 
 def test_it_becomes_a_chat_request() -> None:

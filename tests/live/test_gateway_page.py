@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from conformance.running import gateway
+from deepseek_triton_tools.gateway.guard.api_keys import new_key
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.browser import CHROMIUM, Browser, Page
 from support.documents import Command, commands
@@ -93,16 +94,62 @@ def test_a_tool_is_called_and_its_result_is_used(page: Page) -> None:
 
 
 @in_chromium
-def test_a_stopped_answer_stops_on_the_server(page: Page, tiny_model: ServerProcess) -> None:
-    page.write("#question", "Tell me a story.")
-    page.write("#temperature", "1.5")  # random words end late
-    page.press("Enter")
-    page.press("Escape")
-    page.wait("document.querySelector('.figures')")
-    wait_for(
-        lambda: not any(number for (name, _), number in scrape(tiny_model).items() if name == "inflight_sequences"),
-        lambda: "the server still generates",
-    )
+def test_a_stopped_answer_stops_on_the_server(
+    browser: Browser, simulated_server: ServerProcess, tmp_path: Path
+) -> None:
+    """Without a stop it would take minutes."""
+
+    def aborted() -> float:
+        return sum(number for (name, _), number in scrape(simulated_server).items() if name == "aborts_total")
+
+    before = aborted()
+    with gateway(url(simulated_server, "http"), log=tmp_path / "log") as address, browser.page(address) as page:
+        page.wait("document.querySelector('#model').value")
+        page.write("#max_tokens", "20000")
+        page.write("#question", "Tell me a story.")
+        page.press("Enter")
+        page.wait("document.querySelector('.markdown')?.innerText.length > 20")
+        page.press("Escape")
+        page.wait("document.querySelector('.figures')")
+        assert "stopped after" in page.text(".figures")
+        wait_for(lambda: aborted() > before, lambda: "the server still generates")
+
+
+@in_chromium
+def test_a_key_that_is_wrong_is_refused_in_the_servers_words(
+    browser: Browser, tiny_model: ServerProcess, tmp_path: Path
+) -> None:
+    key, line = new_key("ann")
+    (tmp_path / "keys").write_text(line)
+    options = ("--keys", str(tmp_path / "keys"))
+    with (
+        gateway(url(tiny_model, "http"), log=tmp_path / "log", options=options) as address,
+        browser.page(address) as page,
+    ):
+        page.wait("document.querySelector('#trouble').checkVisibility()")
+        assert "expected an API key" in page.text("#trouble")
+        page.write("#key", "sk-wrong")
+        page.wait("document.querySelector('#trouble').innerText.includes('not known')")
+        assert "HTTP 401" in page.text("#trouble")
+        page.write("#question", "What is the capital of France?")
+        page.press("Enter")
+        page.wait("document.querySelector('article .error')?.innerText.includes('not known')")
+        page.write("#key", key)
+        page.wait("document.querySelector('#model').value && !document.querySelector('#trouble').checkVisibility()")
+        page.click("article.assistant .buttons button:last-child")
+        page.wait("document.querySelector('.markdown').innerText === 'The capital of France is Paris.'")
+
+
+@in_chromium
+def test_the_dashboard_shows_the_server_and_what_it_was_asked(browser: Browser, address: str) -> None:
+    question = {"model": "tiny", "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    with browser.page(f"{address}/dashboard") as page:
+        page.wait("document.querySelector(\"output[aria-label='Requests/s']\").textContent !== '–'")
+        assert httpx.post(f"{address}/v1/chat/completions", json=question, timeout=60).status_code == 200
+        page.wait("document.querySelector(\"output[aria-label='First token after']\").textContent !== '–'")
+        assert page.text("section h2") == "tiny"
+        assert page.text("output[aria-label='Servers up']") == "1 of 1"
+        assert page.complaints() == []
 
 
 ASKED = [command for command in commands("docs/gateway.md") if command.program == "curl"]

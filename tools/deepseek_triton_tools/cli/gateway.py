@@ -71,6 +71,8 @@ def _add_listening(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--new-key", type=words, metavar="NAME", help=help_text)
     help_text = "let pages of this origin ask, such as https://chat.example.com, or *; may be repeated"
     group.add_argument("--cors-origin", action="append", type=words, metavar="ORIGIN", help=help_text)
+    help_text = "serve neither the chat page at / nor the one at /dashboard"
+    group.add_argument("--no-page", action="store_true", default=None, help=help_text)
     group.add_argument("--tls-certificate", type=path, metavar="FILE", help="serve HTTPS with this certificate, as PEM")
     help_text = "its key (default: in the certificate's file)"
     group.add_argument("--tls-key", type=path, metavar="FILE", help=help_text)
@@ -145,6 +147,7 @@ def settings_of(args: argparse.Namespace) -> GatewaySettings:
         "tls_key": args.tls_key,
         "keys_file": args.keys,
         "metrics_need_key": args.metrics_need_key,
+        "page": False if args.no_page else None,
         "cors_origins": args.cors_origin and tuple(args.cors_origin),
         "max_body_bytes": args.max_body,
         "drain_s": args.drain_seconds,
@@ -336,7 +339,10 @@ def _announcement(settings: GatewaySettings) -> str:
     scheme = "http" if settings.tls_certificate is None else "https"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     many = f" ({settings.workers} workers)" if settings.workers > 1 else ""
-    lines = [f"OpenAI's API at {scheme}://{host}:{settings.port}/v1{many}"]
+    address = f"{scheme}://{host}:{settings.port}"
+    lines = [f"OpenAI's API at {address}/v1{many}"]
+    if settings.page:
+        lines.append(f"  to talk to the model: {address}/, to watch the servers: {address}/dashboard")
     for model in settings.models:
         lines.append(f"  {model.name or 'the model by its own name'}: {', '.join(model.servers)}")
     lines.append(f"  API keys: {settings.keys_file or 'none are asked for'}")

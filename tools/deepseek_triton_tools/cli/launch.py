@@ -175,6 +175,12 @@ def _add_kubernetes(forms: Verbs) -> None:
     help_text = "run only on nodes with this label; may be repeated"
     pods.add_argument("--node-selector", action="append", type=_label, metavar="LABEL=VALUE", help=help_text)
     pods.add_argument("--pull-secret", type=words, metavar="NAME", help="secret for the image's registry")
+    gateway = verb.add_argument_group("gateway")
+    help_text = "put OpenAI's API in front of the servers, with an image that has deepseek-triton[gateway]"
+    gateway.add_argument("--gateway-image", type=_image, metavar="IMAGE", help=help_text)
+    gateway.add_argument("--gateway-replicas", type=positive, metavar="N", help="copies of it (default: 2)")
+    help_text = "secret whose entry keys is its file of API keys (default: anyone may ask)"
+    gateway.add_argument("--gateway-keys", type=words, metavar="NAME", help=help_text)
     _add_shm_size(_add_container(verb))
     _add_server(verb)
 

@@ -38,13 +38,13 @@ class GatewaySettings:
     """None lets anyone ask."""
     metrics_need_key: bool = False
     """Whether GET /metrics wants a key, as the API does."""
+    page: bool = True
+    """Whether the chat page and the dashboard are served."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may ask, as in https://chat.example.com; "*" for all."""
     max_body_bytes: int = 64 * 2**20
     keep_alive_s: float = 15.0
     """After so long without an event, a stream gets a comment, so that proxies keep the connection."""
-    page: bool = True
-    """Whether / is a page to talk to the model, and /dashboard one that watches the servers."""
     drain_s: int = 30
     """How long running requests may go on after a stop was asked for."""
     reasoning_fields: tuple[str, ...] = ("reasoning_content",)

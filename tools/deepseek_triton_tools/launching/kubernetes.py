@@ -74,6 +74,7 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
         ("--repository-claim", options.repository_claim),
         ("--cache-claim", options.cache_claim),
         ("--pull-secret", options.pull_secret),
+        ("--gateway-keys", options.gateway_keys),
     ):
         if value is not None and (not re.fullmatch(_SUBDOMAIN, value) or len(value) > _MAX_SUBDOMAIN):
             yield f"{option}: expected a name of small letters, digits, dashes and dots, got {safe_name(value)}"
@@ -106,6 +107,10 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
         yield "--cache-claim and --cache-dir: kernels are kept either on a claim or in a folder of the nodes, not both"
     if options.claim and options.checkpoint_on_nodes:
         yield "--claim and --checkpoint-on-nodes: the checkpoint is either on a claim or on the nodes, not both"
+    if options.gateway_image is None and (options.gateway_keys or options.gateway_replicas):
+        yield "--gateway-keys and --gateway-replicas are for the gateway, and without --gateway-image there is none"
+    if (options.gateway_replicas or 1) > MAX_INT32:
+        yield f"--gateway-replicas: expected at most {MAX_INT32}, got {safe_name(str(options.gateway_replicas))}"
     if options.target is not None and options.max_replicas is None:
         yield "--target is for the autoscaler, and without --max-replicas there is none"
     if options.ready_file and not options.ready_file.is_absolute():

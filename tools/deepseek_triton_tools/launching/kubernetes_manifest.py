@@ -10,6 +10,7 @@ The scale subresource selects leaders, whose label worker-index is "0".
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 from deepseek_triton_build.check import read_yaml
@@ -18,13 +19,16 @@ from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.host.units import about, sized
 from deepseek_triton_tools.launching.config_map import data_lines
 from deepseek_triton_tools.launching.kubernetes_pods import Pods
-from deepseek_triton_tools.launching.kubernetes_text import block, filled, mapping
+from deepseek_triton_tools.launching.kubernetes_text import block, filled, literal, mapping
+from deepseek_triton_tools.launching.stop_times import PRE_STOP_S, SPARE_S
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 from deepseek_triton_tools.text_templates import wrapped
 
 _TARGET_SHARE = 0.8
 """Share of the sequences that run at once, at which the autoscaler aims, because a further replica comes only after a
 whole load. An assumption."""
+_KEYS_MOUNT = "/etc/deepseek-triton/keys"
+_GATEWAYS = 2
 _MAX_WINDOW_S = 3600
 """Largest stabilizationWindowSeconds (autoscaling/v2)."""
 
@@ -56,6 +60,67 @@ class Manifest(Pods):
         yield wrapped(filled("disruption-budget.yaml", self._values() | self._budget()))
         if self.options.max_replicas is not None:
             yield wrapped(filled("autoscaler.yaml", self._values() | self._autoscaling()))
+        if self.options.gateway_image is not None:
+            yield from self._gateway(self.options.gateway_image)
+
+    def _gateway(self, image: str) -> Iterator[str]:
+        options, stop = self.options, self.start.stop
+        # The servers' Service and budget select by name and instance, so the gateway's pods need another name.
+        labels = {"app.kubernetes.io/name": "deepseek-triton-gateway", "app.kubernetes.io/instance": self.name}
+        servers, gateway = f"{self.name}-servers", f"{self.name}-gateway"
+        command = [
+            *("deepseek-triton", "gateway", "--host", "0.0.0.0", "--triton-model", self.facts.model),
+            *("--server", f"dns+http://{servers}:{options.http_port}#metrics={options.metrics_port}"),
+            *("--drain-seconds", str(stop.exit_timeout_s)),
+            *(("--keys", f"{_KEYS_MOUNT}/keys") if options.gateway_keys else ()),
+        ]
+        scrape = {"prometheus.io/scrape": "true", "prometheus.io/port": "9000", "prometheus.io/path": "/metrics"}
+        values = self._values() | {
+            "gateway": gateway,
+            "gateway_labels": mapping(labels),
+            "gateway_image": yaml_flow(image),
+            "comment_image": for_comment(image),
+            "gateway_replicas": str(options.gateway_replicas or _GATEWAYS),
+            "replicas_why": "As requested."
+            if options.gateway_replicas
+            else "So that one is there while the other isn't.",
+            "gateway_annotations": f"      annotations: {mapping(scrape)}\n" if options.scrape else "",
+            "gateway_pull_secret": (
+                f"      imagePullSecrets: [{mapping({'name': options.pull_secret})}]\n" if options.pull_secret else ""
+            ),
+            "command": "".join(f"            - {json.dumps(literal(word))}\n" for word in command),
+            "grace_why": (
+                f"preStop takes {PRE_STOP_S} s, running requests get {stop.exit_timeout_s} s more "
+                f"(--exit-timeout), and {SPARE_S} s are to spare."
+            ),
+            "grace_s": str(PRE_STOP_S + stop.exit_timeout_s + SPARE_S),
+            "pre_stop_s": str(PRE_STOP_S),
+            "keys": self._gateway_keys(),
+            "servers": servers,
+            "http_port": str(options.http_port),
+        }
+        yield wrapped(filled("gateway-deployment.yaml", values))
+        yield wrapped(filled("gateway-service.yaml", values))
+        yield wrapped(filled("gateway-servers.yaml", values))
+        budget = {
+            "name": yaml_flow(gateway),
+            "labels": mapping(labels),
+            "allowed": "maxUnavailable: 1",
+            "budget_why": "One at a time, while the others serve.",
+        }
+        yield wrapped(filled("disruption-budget.yaml", values | budget))
+
+    def _gateway_keys(self) -> str:
+        secret = self.options.gateway_keys
+        if secret is None:
+            return ""
+        mount = mapping({"name": "keys", "mountPath": _KEYS_MOUNT, "readOnly": True})
+        volume = mapping({"name": "keys", "secret": {"secretName": secret}})
+        return (
+            f"\n          # kubectl create secret generic {secret} --from-file=keys=FILE makes it. Pods see changes "
+            "within a minute or two.\n"
+            f"          volumeMounts: [{mount}]\n      volumes: [{volume}]"
+        )
 
     def _values(self) -> dict[str, str]:
         """Return the values that every template may use."""

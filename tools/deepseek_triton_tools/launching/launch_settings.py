@@ -96,6 +96,11 @@ class LaunchOptions:
     """Sequences in flight for each replica that the autoscaler aims at."""
     node_selector: tuple[tuple[str, str], ...] = ()
     """Labels that the nodes must have."""
+    gateway_image: str | None = None
+    """Image with `deepseek-triton gateway`. When it is given, a gateway stands in front of the servers."""
+    gateway_replicas: int | None = None
+    gateway_keys: str | None = None
+    """Secret whose entry `keys` is the gateway's file of API keys."""
 
     @property
     def stop_times(self) -> StopTimes:

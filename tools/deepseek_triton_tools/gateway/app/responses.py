@@ -8,7 +8,7 @@ from contextlib import aclosing
 import msgspec
 
 from deepseek_triton_tools.gateway.app.api_route import ApiRequest
-from deepseek_triton_tools.gateway.app.chat import generate, note
+from deepseek_triton_tools.gateway.app.generating import generate, note
 from deepseek_triton_tools.gateway.app.responses_answer import ResponsesAnswer
 from deepseek_triton_tools.gateway.fleet.affinity import affinity_key
 from deepseek_triton_tools.gateway.protocol.responses_output import ResponseWriter

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import ssl
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ from deepseek_triton_tools.gateway.fleet.routing import choose, estimated_load
 from deepseek_triton_tools.gateway.fleet.server_sources import ServerAddress, ServerSource, SourceError, parse_source
 from deepseek_triton_tools.gateway.settings import GatewaySettings, ServedModel
 from deepseek_triton_tools.gateway.triton.call import Call, Part, UpstreamError
+from deepseek_triton_tools.gateway.triton.triton_server import TritonServer
 
 MOST_SERVERS = 3
 """How many servers are asked for one request, each once."""
@@ -98,8 +100,9 @@ class Fleet:
                             yield parts
                     return
                 except UpstreamError as error:
-                    self._take_note(member, error, errors)
-                    if begun or not _another_may_answer(error):
+                    member.failed(error, begun=begun)
+                    errors.append(error)
+                    if begun or not error.unprocessed:
                         raise
 
     async def ask(self, call: Call) -> dict[str, object]:
@@ -113,8 +116,9 @@ class Fleet:
                 try:
                     return await server.ask(call)
                 except UpstreamError as error:
-                    self._take_note(member, error, errors)
-                    if not _another_may_answer(error):
+                    member.failed(error, begun=False)
+                    errors.append(error)
+                    if not error.unprocessed:
                         raise
 
     def _next(self, call: Call, errors: Sequence[UpstreamError]) -> FleetMember:
@@ -126,10 +130,6 @@ class Fleet:
             raise self._last_word(errors)
         # When all are avoided they are asked all the same: room comes back at any moment, and refusing costs little.
         return choose([member for member in left if not member.avoided] or left, call, self._rng)
-
-    def _take_note(self, member: FleetMember, error: UpstreamError, errors: list[UpstreamError]) -> None:
-        member.failed(error)
-        errors.append(error)
 
     def _last_word(self, errors: Sequence[UpstreamError]) -> UpstreamError:
         """A server that is full will have room again, so that is the answer if any of them is."""
@@ -212,11 +212,6 @@ class Fleet:
         task.add_done_callback(self._tasks.discard)
 
 
-def _another_may_answer(error: UpstreamError) -> bool:
-    """Whether the request is right as far as anybody knows: the server refused it, or the connection was lost."""
-    return error.unprocessed or not error.code
-
-
 def _metrics_url(address: ServerAddress, metrics_port: int | None) -> str:
     port = address.metrics_port or metrics_port
     if port is None:
@@ -227,13 +222,12 @@ def _metrics_url(address: ServerAddress, metrics_port: int | None) -> str:
 
 
 def open_fleet(model: ServedModel, settings: GatewaySettings) -> Fleet:
-    """The fleet of a model as the settings have it; `start` begins. Raises SourceError."""
-    from deepseek_triton_tools.gateway.triton.triton_server import TritonServer
-
+    """The fleet of a model as the settings have it. Raises SourceError, or OSError for `upstream_ca`."""
+    tls = ssl.create_default_context(cafile=settings.upstream_ca)
     headers = dict(settings.upstream_headers)
     return Fleet(
         [parse_source(text) for text in model.servers],
         model.triton_model,
-        connect=lambda url: TritonServer(url, model.triton_model, headers=headers),
+        connect=lambda url: TritonServer(url, model.triton_model, headers=headers, tls=tls),
         metrics_port=settings.metrics_port,
     )

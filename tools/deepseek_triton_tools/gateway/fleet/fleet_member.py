@@ -28,9 +28,6 @@ _JITTER = 0.2
 """Checks of many gateways must not come in step."""
 _ANSWER_S = 5.0
 """For the answer to one check."""
-_SILENT_CHECKS = 3
-"""After this many checks in a row without any answer the server's machine is presumed gone. A host that lost its power
-closes no connection."""
 _NO_METRICS_PAUSE_S = 30.0
 """Until a server is asked for its metrics again after it did not give them."""
 _AVOIDED_S = 1.0
@@ -49,7 +46,7 @@ class ServerConnection(Upstream, Protocol):
         ...
 
     async def close(self) -> None:
-        """Close all connections. Whoever still waits for an answer gets an UpstreamError."""
+        """Close all connections, once nobody waits for an answer."""
         ...
 
 
@@ -106,15 +103,15 @@ class FleetMember:
         self._connect = connect
         self._model_path = f"/v2/models/{triton_model}/ready"
         self._metrics = connect(metrics_url) if metrics_url else None
-        self._load_lines = re.compile(
-            rb'^deepseek_triton_inflight_(sequences|tokens)\{[^}]*model="%b"[^}]*\} (\S+)$' % triton_model.encode(),
+        self._metric_lines = re.compile(
+            rb'^deepseek_triton_(inflight_sequences|inflight_tokens|ready)\{[^}]*model="%b"[^}]*\} (\S+)$'
+            % re.escape(triton_model).encode(),
             re.MULTILINE,
         )
         self._accept = accept
         self._own = Load()
         self._others = Load()
         self._failures = 0
-        self._silent = 0
         self._avoided_until = 0.0
         self._metrics_at = 0.0
         self._check_at = 0.0
@@ -163,16 +160,15 @@ class FleetMember:
         """A request has got its first response, so the server is well."""
         self._failures = 0
 
-    def failed(self, error: UpstreamError) -> None:
-        """A request has failed with this error."""
+    def failed(self, error: UpstreamError, *, begun: bool) -> None:
+        """A request has failed, before its first response or after it had begun."""
         if error.code == "E_OVERLOADED":
             self._avoided_until = time.monotonic() + (error.retry_after_s or _AVOIDED_S)
-        elif error.code == "E_UNAVAILABLE" or (error.unprocessed and not error.code):
-            if self.state == "up":
-                self._down(str(error))
-        elif not error.code:
+        elif begun and error.unprocessed and not error.code:  # a lost connection may be that connection's own fault
             self._check_at = 0.0
             self._wake.set()
+        elif self.state == "up" and (error.code == "E_UNAVAILABLE" or (error.unprocessed and not error.code)):
+            self._down(str(error))
 
     # Checks.
 
@@ -193,22 +189,13 @@ class FleetMember:
         try:
             problem = await _within(_ANSWER_S, self._ask())
         except TimeoutError:
-            self._down(f"no answer within {_ANSWER_S:g} s")
-            await self._was_silent()
-            return
+            problem = f"no answer within {_ANSWER_S:g} s"
         except UpstreamError as error:
-            self._down(str(error))
-            # A host that refuses or resets connections is alive, and closes those of a process that has died.
-            if not isinstance(error.__cause__, ConnectionError):
-                await self._was_silent()
-            return
-        self._silent = 0
-        if problem:
+            problem = str(error)
+        if problem := problem or await self._read_metrics() or await self._read_model():
             self._down(problem)
-            return
-        if self._failures == before:  # else a request failed meanwhile, which is the newer news
+        elif self._failures == before:  # else a request failed meanwhile, which is the newer news
             self._check_at = time.monotonic() + _jittered(CHECK_PERIOD_S)
-        await self._read_load()
 
     async def _ask(self) -> str:
         """Why the server is not ready, or "". Raises UpstreamError where it does not answer."""
@@ -216,13 +203,33 @@ class FleetMember:
             status, _ = await self.server.get(path)
             if status != 200:
                 return f"GET {path}: HTTP {status}"
+        return ""
+
+    async def _read_metrics(self) -> str:
+        """Take the load from the metrics, and the engine's health, for which Triton before 26.03 never asks a model."""
+        if self._metrics is None or time.monotonic() < self._metrics_at:
+            return ""
+        own = self._own
+        try:
+            status, body = await _within(_ANSWER_S, self._metrics.get("/metrics"))
+        except (TimeoutError, UpstreamError):
+            status, body = 0, b""
+        found = {name: float(number) for name, number in self._metric_lines.findall(body)} if status == 200 else {}
+        if not found:
+            self._metrics_at = time.monotonic() + _NO_METRICS_PAUSE_S
+        there = Load(int(found.get(b"inflight_sequences", 0)), int(found.get(b"inflight_tokens", 0)))
+        self._others = there.minus(own)
+        return "" if found.get(b"ready", 1) else "its metrics say that its engine is not ready"
+
+    async def _read_model(self) -> str:
+        """See which model it has, unless that is known. Returns why it can't be told, or ""."""
         if self.state == "up":
             return ""
         before = self._failures
         try:
-            outputs = await self.server.ask(Call({"task": "describe"}, uuid4().hex))
+            outputs = await _within(_ANSWER_S, self.server.ask(Call({"task": "describe"}, uuid4().hex)))
             self.identity = _identity(outputs)
-        except (UpstreamError, msgspec.MsgspecError) as error:
+        except (TimeoutError, UpstreamError, msgspec.MsgspecError) as error:
             return f"it does not tell its model: {error}"
         reason = self._accept(self, self.identity)
         if self._failures == before:
@@ -233,6 +240,7 @@ class FleetMember:
         self._enter("down", reason)
         pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures, 10))
         self._failures += 1
+        self._metrics_at = 0.0  # they may come with the server
         self._check_at = time.monotonic() + _jittered(pause)
         self._wake.set()
 
@@ -240,27 +248,6 @@ class FleetMember:
         if state != self.state:
             _log.log(logging.INFO if state == "up" else logging.WARNING, "%s is %s. %s", self.url, state, reason)
         self.state, self.reason = state, reason
-
-    async def _was_silent(self) -> None:
-        self._silent += 1
-        if self._silent == _SILENT_CHECKS:
-            _log.warning("%s has not answered %d checks: its requests are given up", self.url, _SILENT_CHECKS)
-            old, self.server = self.server, self._connect(self.url)
-            await old.close()
-
-    async def _read_load(self) -> None:
-        if self._metrics is None or time.monotonic() < self._metrics_at:
-            return
-        own = self._own
-        try:
-            status, body = await _within(_ANSWER_S, self._metrics.get("/metrics"))
-        except (TimeoutError, UpstreamError):
-            status, body = 0, b""
-        found = {name: float(number) for name, number in self._load_lines.findall(body)} if status == 200 else {}
-        if not found:
-            self._metrics_at = time.monotonic() + _NO_METRICS_PAUSE_S
-        there = Load(int(found.get(b"sequences", 0)), int(found.get(b"tokens", 0)))
-        self._others = there.minus(own)
 
     async def close(self) -> None:
         await self.server.close()

@@ -127,8 +127,8 @@ def _too_many(
 ) -> OpenAIError:
     return OpenAIError(
         429,
-        f"this API key has {budget.limit} {unit} per minute: {budget.remaining} are left and {num_asked} were asked "
-        f"for; try again in {_duration(wait_s)}",
+        f"this API key has {budget.limit} {unit} per minute: {budget.remaining} left, {num_asked} needed; try again in "
+        f"{_duration(wait_s)}",
         kind=unit,
         code="rate_limit_exceeded",
         retry_after_s=wait_s,

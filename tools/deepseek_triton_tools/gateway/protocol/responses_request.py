@@ -62,7 +62,7 @@ _CHATS_ALONE = {
 }
 """Fields of chat that this API has in other words, or not."""
 _INCLUDED_LOGPROBS = "message.output_text.logprobs"
-_INCLUDES = {_INCLUDED_LOGPROBS, "reasoning.encrypted_content"}
+_INCLUDES = (_INCLUDED_LOGPROBS, "reasoning.encrypted_content")
 """What may be asked for. Encrypted reasoning is never given: the reasoning itself is in the item's content."""
 _ECHOED: dict[str, object] = {
     "instructions": None,
@@ -200,7 +200,7 @@ def _answer_form(given: Mapping[str, object]) -> dict[str, object]:
     include = a_list("include", given.get("include", []))
     for name in include:
         if name not in _INCLUDES:
-            message = f"include: expected {' or '.join(sorted(_INCLUDES))}, got {name!r}."
+            message = f"include: expected {' or '.join(_INCLUDES)}, got {name!r}."
             raise invalid(message, param="include", code="unsupported_value")
     if _INCLUDED_LOGPROBS in include or given.get("top_logprobs"):
         chat["logprobs"] = True

@@ -1,0 +1,64 @@
+"""The gateway's Grafana dashboard shows every metric of the gateway, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from deepseek_triton_tools.gateway.app.gateway_metrics import FAMILIES, PREFIX
+
+DASHBOARD = json.loads(
+    (Path(__file__).resolve().parents[2] / "tools/monitoring/grafana-gateway.json").read_text("utf-8")
+)
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+QUERIES = [variable["query"]["query"] for variable in DASHBOARD["templating"]["list"] if variable["type"] == "query"]
+TARGETS = [target for panel in PANELS for target in panel["targets"]]
+FAMILY_OF = {
+    series: family
+    for family in FAMILIES
+    for series in ([family.name + end for end in ("_bucket", "_sum", "_count")] if family.buckets else [family.name])
+}
+
+
+def names_in(expression: str) -> list[str]:
+    return re.findall(rf"\b{PREFIX}\w+", expression)
+
+
+def test_every_metric_is_shown():
+    shown = {FAMILY_OF[name].name for target in TARGETS for name in names_in(target["expr"])}
+    assert shown == {family.name for family in FAMILIES}
+
+
+@pytest.mark.parametrize("expression", [*QUERIES, *(target["expr"] for target in TARGETS)])
+def test_an_expression_has_labels_that_exist(expression):
+    for name in names_in(expression):
+        family = FAMILY_OF[name]
+        labels = {*family.labels, "instance", "job"} | ({"le"} if family.buckets else set())
+        selectors = re.findall(rf"{name}\{{([^}}]*)\}}", expression)
+        used = {label for selector in selectors for label in re.findall(r"(\w+)(?:=~|!=|=)", selector)}
+        grouped = {label for labels in re.findall(r"by \(([^)]*)\)", expression) for label in labels.split(", ")}
+        assert used | grouped <= labels
+        assert ("rate(" in expression) is (family.kind != "gauge" and not expression.startswith("label_values"))
+    if "histogram_quantile" in expression:
+        assert all(name.endswith("_bucket") for name in names_in(expression))
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target["expr"])
+def test_a_legend_has_labels_of_the_result(target):
+    grouped = {label for labels in re.findall(r"by \(([^)]*)\)", target["expr"]) for label in labels.split(", ")}
+    assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= grouped
+
+
+def test_the_panels_have_ids_of_their_own_and_do_not_overlap():
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    cells = [
+        (x, y)
+        for grid in (panel["gridPos"] for panel in DASHBOARD["panels"])
+        for x in range(grid["x"], grid["x"] + grid["w"])
+        for y in range(grid["y"], grid["y"] + grid["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert all(x < 24 for x, _ in cells)

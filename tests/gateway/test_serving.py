@@ -1,0 +1,149 @@
+"""The gateway's processes: a worker that dies loses its own requests only, and a stop lets requests finish."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+PROGRAM = '''
+import asyncio, os, sys, types
+from deepseek_triton_tools.gateway.serving import serve
+from deepseek_triton_tools.gateway.settings import GatewaySettings, ServedModel
+
+def create_app(settings):
+    """Answers with the process and its limits file, in as many seconds as the query says."""
+    async def app(scope, receive, send):
+        if scope["type"] == "lifespan":
+            while True:
+                message = await receive()
+                await send({"type": message["type"] + ".complete"})
+                if message["type"] == "lifespan.shutdown":
+                    return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": f"{os.getpid()} ".encode(), "more_body": True})
+        await asyncio.sleep(float(scope["query_string"] or 0))
+        await send({"type": "http.response.body", "body": str(settings.limits_file).encode()})
+    return app
+
+# Workers run this file too.
+module = types.ModuleType("deepseek_triton_tools.gateway.app.application")
+module.create_app = create_app
+sys.modules[module.__name__] = module
+if __name__ == "__main__":
+    port, workers, drain_s = map(int, sys.argv[1:])
+    options = {"port": port, "workers": workers, "drain_s": drain_s, "upstream_headers": (("key", "secret"),)}
+    serve(GatewaySettings((ServedModel(("u",)),), **options))
+'''
+
+
+class Gateway:
+    def __init__(self, folder: Path, workers: int, drain_s: int) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.url = f"http://127.0.0.1:{free.getsockname()[1]}/"
+        (folder / "program.py").write_text(PROGRAM)
+        self.folder = folder / "tmp"
+        self.folder.mkdir()
+        command = [sys.executable, str(folder / "program.py"), self.url.rpartition(":")[2].strip("/")]
+        environment = os.environ | {"TMPDIR": str(self.folder)}
+        self.process = subprocess.Popen([*command, str(workers), str(drain_s)], env=environment, stderr=subprocess.PIPE)
+
+    def ask(self) -> tuple[int, str]:
+        """The process that answers, and its limits file. Waits for the start, and for one after a death."""
+        for _ in range(600):
+            try:
+                pid, limits = httpx.get(self.url).text.split()
+                return int(pid), limits
+            except httpx.TransportError:
+                assert self.process.poll() is None
+                time.sleep(0.05)
+        raise AssertionError("no answer")
+
+    def workers(self, count: int) -> set[int]:
+        found: set[int] = set()
+        while len(found) < count:
+            found.add(self.ask()[0])
+        return found
+
+
+@pytest.fixture
+def start(tmp_path):
+    gateways = []
+
+    def begin(workers: int, drain_s: int = 30) -> Gateway:
+        gateways.append(Gateway(tmp_path, workers, drain_s))
+        return gateways[-1]
+
+    yield begin
+    for gateway in gateways:
+        if gateway.process.poll() is None:
+            gateway.process.terminate()
+        gateway.process.communicate()
+
+
+@pytest.mark.slow
+def test_a_dead_worker_loses_its_own_requests_only_and_is_replaced(start):
+    gateway = start(2)
+    [folder] = [Path(gateway.ask()[1]).parent]
+    before = gateway.workers(2)
+    assert (folder.stat().st_mode & 0o777, b"secret" in (folder / "settings").read_bytes()) == (0o700, True)
+
+    with httpx.stream("GET", f"{gateway.url}?2") as response:
+        chunks = response.iter_text()
+        survivor = int(next(chunks))
+        [victim] = before - {survivor}
+        os.kill(victim, signal.SIGKILL)
+        rest = "".join(chunks)
+
+    assert rest == str(folder / "limits")
+    after = gateway.workers(2)
+    assert survivor in after
+    assert victim not in after
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stop_lets_requests_finish_takes_no_new_ones_and_leaves_no_file(start, workers):
+    gateway = start(workers)
+    gateway.workers(workers)
+
+    with httpx.stream("GET", f"{gateway.url}?2") as response:
+        chunks = response.iter_text()
+        next(chunks)
+        gateway.process.send_signal(signal.SIGTERM)
+        assert "".join(chunks)
+    gateway.process.wait()
+
+    assert gateway.process.returncode == 0
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(gateway.url)
+    assert list(gateway.folder.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_stop_does_not_wait_longer_than_it_is_told(start):
+    gateway = start(1, drain_s=1)
+    gateway.ask()
+
+    with httpx.stream("GET", f"{gateway.url}?60") as response:
+        chunks = response.iter_text()
+        next(chunks)
+        gateway.process.send_signal(signal.SIGTERM)
+        with pytest.raises(httpx.RemoteProtocolError):
+            next(chunks)
+    gateway.process.wait()
+
+    assert gateway.process.returncode == 0
+
+
+def test_one_process_writes_no_files(start):
+    gateway = start(1)
+    assert gateway.ask()[1] == "None"
+    assert list(gateway.folder.iterdir()) == []

@@ -1,0 +1,144 @@
+"""A gateway before three tritonservers that join, are killed, come back and leave, under thousands of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from conformance.running import gateway
+from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
+from support.gateway_load import Outcomes, load
+from support.scraping import published, value
+from support.servers import build, change_yaml
+from support.waiting import wait_for
+
+pytestmark = pytest.mark.slow
+
+NUM_REQUESTS = int(os.environ.get("GATEWAY_REQUESTS", "10000"))
+
+
+class RestartedServer:
+    """A tritonserver that can be killed, and started again on the same ports."""
+
+    def __init__(self, repository: Path) -> None:
+        self.process = ServerProcess.serving(repository)
+        self.options = ServeOptions(
+            repository=repository,
+            http_port=self.process.http_port,
+            grpc_port=self.process.grpc_port,
+            metrics_port=self.process.metrics_port,
+        )
+        self.line = f"{self.process.http_url}#metrics={self.process.metrics_port}\n"
+
+    def kill(self) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGKILL)
+        assert self.process.wait() == 128 + signal.SIGKILL
+
+    def start_again(self) -> None:
+        self.process = ServerProcess(self.options)
+        self.process.start()
+        assert self.process.wait_until_ready()
+
+    def stop(self) -> None:
+        self.process.stop()
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RestartedServer]]:
+    folder = tmp_path_factory.mktemp("fleet")
+    with ExitStack() as stack:
+        servers = []
+        for number in range(3):
+            repository = build(folder / str(number), "tiny", "--engine", "simulated")
+            change_yaml(repository / "tensorrt_llm/1/model.yaml", engine_options={"pace": "real", "speed": 4})
+            servers.append(RestartedServer(repository))
+            stack.callback(servers[-1].stop)
+        yield servers
+
+
+def fleet_of(address: str) -> dict[str, dict[str, Any]]:
+    """Each server as the gateway sees it, by its URL."""
+    [model] = httpx.get(f"{address}/fleet").json()["models"]
+    return {server["url"]: server for server in model["servers"]}
+
+
+def up(address: str) -> set[str]:
+    return {url for url, server in fleet_of(address).items() if server["state"] == "up" and not server["leaving"]}
+
+
+def test_two_of_three_servers_are_killed_under_load(
+    servers: list[RestartedServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    urls = [server.process.http_url for server in servers]
+    listed = tmp_path / "servers"
+    listed.write_text("".join(server.line for server in servers[:2]))
+    with gateway(f"file:{listed}", log=tmp_path / "log") as address, ThreadPoolExecutor(1) as pool:
+        wait_for(lambda: up(address) == {*urls[:2]})
+        listed.write_text("".join(server.line for server in servers))
+        wait_for(lambda: up(address) == {*urls})
+        [model] = httpx.get(f"{address}/v1/models").json()["data"]
+
+        outcomes = Outcomes()
+
+        def under_way(share: float) -> bool:
+            return outcomes.ended > share * NUM_REQUESTS or loading.done()
+
+        loading = pool.submit(lambda: asyncio.run(load(address, model["id"], NUM_REQUESTS, outcomes)))
+        try:
+            for share, victims in ((0.15, servers[1:]), (0.5, servers[:2])):
+                wait_for(partial(under_way, share))
+                for victim in victims:
+                    victim.kill()
+                for victim in victims:
+                    victim.start_again()
+        finally:
+            loading.result()
+        wait_for(lambda: up(address) == {*urls}, lambda: fleet_of(address))
+
+        with capsys.disabled():
+            print(f"\n{outcomes.table()}")
+        assert outcomes.ended == sum(outcomes.counts.values()) == NUM_REQUESTS
+        assert outcomes.strange == []
+        assert outcomes.of("answered") > 0.7 * NUM_REQUESTS
+
+        nothing = [0, 0]
+        wait_for(
+            lambda: all(server["own"] == nothing for server in fleet_of(address).values()), lambda: fleet_of(address)
+        )
+        for server in servers:
+            published(server.process, lambda series: value(series, "inflight_sequences") == 0)
+        wait_for(lambda: all(server["others"] == nothing for server in fleet_of(address).values()))
+
+
+def test_a_server_that_is_taken_off_the_list_finishes_its_requests(
+    servers: list[RestartedServer], tmp_path: Path
+) -> None:
+    urls = [server.process.http_url for server in servers]
+    listed = tmp_path / "servers"
+    listed.write_text(servers[0].line)
+    body = {"prompt": "x", "max_tokens": 4_000, "ignore_eos": True, "stream": True}
+    with gateway(f"file:{listed}", log=tmp_path / "log") as address, httpx.Client(base_url=address) as client:
+        wait_for(lambda: up(address) == {urls[0]})
+        [model] = client.get("/v1/models").json()["data"]
+        with client.stream("POST", "/v1/completions", json={"model": model["id"], **body}, timeout=None) as response:
+            lines = response.iter_lines()
+            assert next(lines).startswith("data: ")
+            listed.write_text(servers[1].line)
+            wait_for(lambda: fleet_of(address).get(urls[0], {}).get("leaving"))
+            wait_for(lambda: up(address) == {urls[1]})
+            answer = client.post("/v1/completions", json={"model": model["id"], "prompt": "y", "max_tokens": 4})
+            assert answer.status_code == 200
+            assert urls[0] in fleet_of(address)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        wait_for(lambda: fleet_of(address).keys() == {urls[1]})
