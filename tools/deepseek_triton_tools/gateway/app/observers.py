@@ -9,7 +9,7 @@ from deepseek_triton_tools.gateway.app.gateway_metrics import GatewayMetrics
 from deepseek_triton_tools.gateway.app.request_record import RequestObserver, RequestRecord
 from deepseek_triton_tools.gateway.settings import GatewaySettings
 
-_PROBES = {"/health", "/ready", "/metrics"}
+_PROBES = {"/health", "/ready", "/metrics", "/v2/health/live", "/v2/health/ready", "/v2/models/{model}/ready"}
 """Asked every few seconds by machines; nobody is told of these."""
 
 

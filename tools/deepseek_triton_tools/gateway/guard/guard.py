@@ -99,7 +99,7 @@ class Guard:
                 return
             self._seen = signature
             self._callers = read_keys(self._path)
-            _log.warning("%s was read again: it has %d keys", self._path, len(self._callers))
+            _log.warning("%s was read again; keys: %d", self._path, len(self._callers))
         except (OSError, KeysFileError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             _log.warning("%s has changed, but the keys of before stay: %s", self._path, reason)
