@@ -65,7 +65,7 @@ class ChatAnswer:
         self.request = request
         self.counts = TokenCounts()
         self.choices = [_Choice(request) for _ in range(request.num_choices)]
-        self._identity = {"id": response_id, "created": created, "model": model, "system_fingerprint": None}
+        self._identity = {"id": response_id, "created": created, "model": model}
 
     @property
     def complete(self) -> bool:

@@ -35,13 +35,7 @@ class CompletionAnswer:
         self._request = request
         self._choices = [_Choice(text) for text in echoed for _ in range(request.num_choices)]
         self._counts = [TokenCounts() for _ in request.prompts]
-        identity = {
-            "id": response_id,
-            "object": "text_completion",
-            "created": created,
-            "model": model,
-            "system_fingerprint": None,
-        }
+        identity = {"id": response_id, "object": "text_completion", "created": created, "model": model}
         self._identity = identity
         self._head = b"data: %b" % _encode(identity)[:-1]
         self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"

@@ -14,6 +14,7 @@ from deepseek_triton_tools.gateway.protocol.request_fields import (
     integer,
     integers,
     model_inputs,
+    num_choices,
     stream_options,
     text,
     wrong,
@@ -97,7 +98,9 @@ def read_completion_request(document: object) -> CompletionRequest:
         if echo:
             sampling["prompt_logprobs"] = logprobs
     if "best_of" in given:
-        sampling["best_of"] = integer("best_of", given["best_of"])
+        sampling["best_of"] = best_of = num_choices(given, "best_of")
+        if best_of < num_choices(given):
+            raise wrong("best_of", f"n, which is {num_choices(given)}, or more", best_of)
     inputs = model_inputs(given, sampling) | inputs_of_logprobs
     if continuous_usage:
         inputs |= {"return_num_input_tokens": True, "return_num_output_tokens": True}
@@ -108,7 +111,7 @@ def read_completion_request(document: object) -> CompletionRequest:
         stream=stream,
         include_usage=include_usage,
         continuous_usage=continuous_usage,
-        num_choices=integer("n", given.get("n", 1)),
+        num_choices=num_choices(given),
         max_tokens=max_tokens,
         logprobs=logprobs,
         echo=echo,

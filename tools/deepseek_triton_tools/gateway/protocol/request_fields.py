@@ -89,6 +89,11 @@ SAMPLING: Mapping[str, tuple[str, Reader]] = {
 """Field of OpenAI, vLLM, SGLang or TensorRT-LLM -> the wire contract's sampling field, and its type. The model's server
 holds the limits of each."""
 
+MOST_CHOICES = 128
+"""OpenAI's limit of `n`. Each choice is kept here while it grows."""
+_SEVERAL_TEMPERATURE = 1.0
+"""OpenAI's default, for several choices without a temperature: greedy ones, the engines' default, would be equal."""
+
 INPUTS: Mapping[str, tuple[str, Reader]] = {
     "priority": ("priority", integer),
     "timeout_ms": ("timeout_ms", integer),
@@ -158,8 +163,17 @@ def check_names(given: Mapping[str, object], own: Iterable[str]) -> None:
 def model_inputs(given: Mapping[str, object], sampling: Mapping[str, object]) -> dict[str, object]:
     """The inputs that the common fields give, with `sampling` too, in the JSON of Triton's generate endpoint."""
     fields = {SAMPLING[name][0]: SAMPLING[name][1](name, value) for name, value in given.items() if name in SAMPLING}
+    if num_choices(given) > 1 or num_choices(given, "best_of") > 1:
+        fields.setdefault("temperature", _SEVERAL_TEMPERATURE)
     inputs = {INPUTS[name][0]: INPUTS[name][1](name, value) for name, value in given.items() if name in INPUTS}
     return {**inputs, "sampling_parameters": msgspec.json.encode({**fields, **sampling}).decode()}
+
+
+def num_choices(given: Mapping[str, object], name: str = "n") -> int:
+    count = integer(name, given.get(name, 1))
+    if not 1 <= count <= MOST_CHOICES:
+        raise wrong(name, f"1 to {MOST_CHOICES}", count)
+    return count
 
 
 def stream_options(given: Mapping[str, object]) -> tuple[bool, bool]:
