@@ -136,14 +136,15 @@ async def test_chat_top_logprobs_exceeds_max(client: AsyncOpenAI, model_name: st
 
 async def test_completion_logprobs_exceeds_max(client: AsyncOpenAI, model_name: str) -> None:
     with pytest.raises(openai.BadRequestError, match="logprobs"):
-        await client.completions.create(model=model_name, prompt=PROMPT, logprobs=7)
+        await client.completions.create(model=model_name, prompt=PROMPT, logprobs=21)
 
 
-def test_completions_no_model(gateway_url: str) -> None:
+def test_completions_no_model(gateway_url: str, model_name: str) -> None:
+    """A gateway with one model needs no name. The front end answers 422."""
     response = post(gateway_url + COMPLETIONS, {"prompt": PROMPT})
 
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "model"
+    assert response.status_code == 200
+    assert response.json()["model"] == model_name
 
 
 def test_completions_logprobs_zero(gateway_url: str, model_name: str) -> None:
