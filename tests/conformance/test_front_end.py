@@ -93,8 +93,9 @@ async def test_completion_streaming_usage_option(client: AsyncOpenAI, model_name
     options["stream_options"] = {"include_usage": True}
     with_usage = [chunk async for chunk in await client.completions.create(**asked, **options)]
 
-    assert len(with_usage) == len(without) + 1
-    assert [chunk.usage for chunk in [*without, *with_usage[:-1]]] == [None] * (2 * len(without))
+    # How many chunks there are is chance: tokens that come together share one.
+    assert [chunk.usage for chunk in [*without, *with_usage[:-1]] if chunk.usage] == []
+    assert [len(chunk.choices) for chunk in [*without, *with_usage[:-1]] if len(chunk.choices) != 1] == []
     assert with_usage[-1].choices == []
     assert with_usage[-1].usage is not None
     assert whole.usage is not None
