@@ -149,7 +149,7 @@ def test_log_probabilities(triton: ScriptedTriton, client: TestClient) -> None:
     [
         ({"temprature": 1}, "temprature"),
         ({"max_tokens": "9"}, "max_tokens"),
-        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"n": 0}, "n"),
         ({"n": 10**9}, "n"),
         ({"top_logprobs": 3}, "top_logprobs"),
@@ -217,7 +217,7 @@ def test_what_the_server_refuses(
     triton.events, triton.status = [{"error": f"[{code}] top_p: expected less"}], of_server
     answer = client.post(PATH, json={"messages": MESSAGES, "stream": True})
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, told)
-    assert answer.json()["error"]["message"] == "top_p: expected less"
+    assert answer.json()["error"]["message"].endswith("top_p: expected less")
 
 
 @pytest.mark.parametrize(

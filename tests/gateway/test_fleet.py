@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from deepseek_triton_tools.gateway.fleet import fleet as fleet_module
 from deepseek_triton_tools.gateway.fleet import fleet_member
 from deepseek_triton_tools.gateway.fleet.affinity import rendezvous_score
 from deepseek_triton_tools.gateway.fleet.fleet import Fleet
@@ -341,16 +342,48 @@ def test_a_server_with_another_model_is_left_out(servers: Servers) -> None:
     run(servers, body)
 
 
-def test_a_fleet_whose_servers_all_went_may_come_back_with_another_model(servers: Servers) -> None:
+def test_a_fleet_whose_servers_all_went_may_come_back_with_another_model(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "MODEL_KEPT_S", 0.01)
+
     async def body(fleet: Fleet) -> None:
+        assert "deepseek-r1" in fleet.model_info
         for server in servers.values():
             server.ready = False
         await until(lambda: set(states(fleet).values()) == {"down"})
+        await asyncio.sleep(0.02)
         for server in servers.values():
             server.ready, server.model = True, "deepseek-v3"
         await until(lambda: set(states(fleet).values()) == {"up"})
+        assert "deepseek-v3" in fleet.model_info
 
     run(servers, body)
+
+
+def test_a_server_with_another_model_does_not_take_over_in_a_bad_moment(servers: Servers) -> None:
+    async def body(fleet: Fleet) -> None:
+        servers[URLS[1]].ready = False
+        await until(lambda: states(fleet)[URLS[1]] == "down")
+        servers[URLS[0]].ready = False
+        await until(lambda: states(fleet)[URLS[0]] == "down")
+        servers[URLS[1]].ready, servers[URLS[1]].model = True, "deepseek-v3"
+        await until(lambda: states(fleet)[URLS[1]] == "left out")
+        servers[URLS[0]].ready = True
+        await until(lambda: states(fleet) == {URLS[0]: "up", URLS[1]: "left out"})
+
+    run(servers, body, URLS[:2])
+
+
+def test_the_only_server_may_come_back_with_another_model(servers: Servers) -> None:
+    async def body(fleet: Fleet) -> None:
+        servers[URLS[0]].ready = False
+        await until(lambda: states(fleet) == {URLS[0]: "down"})
+        servers[URLS[0]].ready, servers[URLS[0]].model = True, "deepseek-v3"
+        await until(lambda: states(fleet) == {URLS[0]: "up"})
+        assert "deepseek-v3" in fleet.model_info
+
+    run(servers, body, URLS[:1])
 
 
 def test_a_lost_connection_is_followed_by_a_check(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:

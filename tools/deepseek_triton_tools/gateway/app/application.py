@@ -38,6 +38,7 @@ _GET: dict[str, Handler] = {
 _OPEN: dict[str, Handler] = {
     "/health": models.health,
     "/ready": models.ready,
+    "/health/ready": models.ready,
     "/version": models.version,
     # Triton's own paths, so that what watches Triton servers can watch a gateway.
     "/v2/health/live": models.health,

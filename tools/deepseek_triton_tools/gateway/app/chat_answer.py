@@ -17,7 +17,7 @@ from deepseek_triton_tools.gateway.triton.call import Part
 _encode = msgspec.json.encode
 
 
-class _Choice:
+class ChatChoice:
     """One answer, as far as it has come."""
 
     def __init__(self, request: ChatRequest) -> None:
@@ -64,7 +64,7 @@ class ChatAnswer:
     def __init__(self, request: ChatRequest, identity: dict[str, object]) -> None:
         self.request = request
         self.counts = TokenCounts()
-        self.choices = [_Choice(request) for _ in range(request.num_choices)]
+        self.choices = [ChatChoice(request) for _ in range(request.num_choices)]
         self._identity = identity
 
     @property
@@ -106,7 +106,7 @@ class WholeChatAnswer(ChatAnswer):
             }
         )
 
-    def _choice(self, index: int, choice: _Choice) -> dict[str, object]:
+    def _choice(self, index: int, choice: ChatChoice) -> dict[str, object]:
         calls = [call.document() for call in choice.calls.calls] if choice.calls else []
         text = "".join(choice.text)
         message: dict[str, object] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
@@ -162,7 +162,7 @@ class StreamedChatAnswer(ChatAnswer):
         usage = _encode(self.counts.document())
         return b'%b,"choices":[],"usage":%b}\n\ndata: [DONE]\n\n' % (self._usage_head, usage)
 
-    def _write(self, chunks: list[bytes], part: Part, choice: _Choice) -> None:
+    def _write(self, chunks: list[bytes], part: Part, choice: ChatChoice) -> None:
         head = self._heads[part.sequence]
         pieces = choice.take(part)
         if part.reasoning and self._reasoning_names:
@@ -178,13 +178,13 @@ class StreamedChatAnswer(ChatAnswer):
         if choice.done:
             chunks.append(head + self._last_tail(choice))
 
-    def _tail_of(self, choice: _Choice) -> bytes:
+    def _tail_of(self, choice: ChatChoice) -> bytes:
         """The rest of a chunk after its delta. The log-probabilities that wait go with the next chunk."""
         if not choice.logprobs and not self.request.continuous_usage:
             return self._plain_tail
         return b'},"logprobs":%b,"finish_reason":null}]%b' % (self._logprobs(choice), self._tail_with_usage())
 
-    def _last_tail(self, choice: _Choice) -> bytes:
+    def _last_tail(self, choice: ChatChoice) -> bytes:
         finish = _encode(choice.finish_reason)
         more = b',"stop_reason":%b' % _encode(choice.stop_reason) if choice.stop_reason else b""
         if choice.prompt_logprobs:
@@ -192,7 +192,7 @@ class StreamedChatAnswer(ChatAnswer):
         logprobs = self._logprobs(choice)
         return b'},"logprobs":%b,"finish_reason":%b%b}]%b' % (logprobs, finish, more, self._tail_with_usage())
 
-    def _logprobs(self, choice: _Choice) -> bytes:
+    def _logprobs(self, choice: ChatChoice) -> bytes:
         if not choice.logprobs:
             return b"null"
         content = _encode({"content": choice.logprobs, "refusal": None})

@@ -35,13 +35,13 @@ class ModelFront:
         self.fleet = fleet
         self.created = int(time.time())
         self._given_name = model.name
-        self._info: ModelInfo | None = None
-        self._fingerprint = ""
+        self._told = ""
+        self._info = ModelInfo()
 
     @property
     def known_name(self) -> str:
         """The name that clients use; "" while no server has told it."""
-        return self._given_name or (self._info.name if self._info is not None else "")
+        return self._given_name or self._info.name
 
     async def name(self) -> str:
         """The name that clients use. Raises UpstreamError while no server has told it."""
@@ -49,17 +49,17 @@ class ModelFront:
 
     async def info(self) -> ModelInfo:
         """Raises UpstreamError while no server has told it."""
-        if self._info is None:
-            outputs = await self.ask({"text_input": "", "task": "describe"})
-            told = str(outputs["model_info"])
-            self._info = msgspec.json.decode(told, type=ModelInfo)
-            self._fingerprint = f"fp_{hashlib.sha256(told.encode()).hexdigest()[:10]}"
+        told = self.fleet.model_info
+        if not told:
+            raise self.fleet.unavailable()
+        if told != self._told:
+            self._told, self._info = told, msgspec.json.decode(told, type=ModelInfo)
         return self._info
 
     async def fingerprint(self) -> str:
         """OpenAI's system_fingerprint: another one when the server's model or engine is another."""
         await self.info()
-        return self._fingerprint
+        return f"fp_{hashlib.sha256(self._told.encode()).hexdigest()[:10]}"
 
     async def ask(self, inputs: dict[str, object]) -> dict[str, object]:
         """The outputs of a task that generates nothing. Raises UpstreamError."""

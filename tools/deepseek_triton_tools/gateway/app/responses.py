@@ -39,7 +39,7 @@ async def create_response(request: ApiRequest) -> None:
                 await _respond(request, writer, answer, parts)
         finally:
             note(record, answer.counts)
-            record.finish_reason = answer.finish_reason
+            record.finish_reason = answer.choice.finish_reason
 
 
 async def count_input_tokens(request: ApiRequest) -> None:
@@ -69,7 +69,7 @@ async def _stream(
                 await exchange.send_events(writer.begin() + answer.take(some))
             elif events := answer.take(some):
                 await exchange.send_events(events)
-            if answer.done:
+            if answer.choice.done:
                 break
     except UpstreamError as error:
         if not exchange.has_events:
@@ -86,7 +86,7 @@ async def _respond(
 ) -> None:
     async for some in parts:
         answer.take(some)
-        if answer.done:
+        if answer.choice.done:
             break
     answer.end()
     await request.exchange.respond(200, msgspec.json.encode(writer.document))

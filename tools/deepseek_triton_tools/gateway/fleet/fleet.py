@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import ssl
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from urllib.parse import urlsplit
@@ -19,6 +20,9 @@ from deepseek_triton_tools.gateway.triton.triton_server import TritonServer
 
 MOST_SERVERS = 3
 """How many servers are asked for one request, each once."""
+MODEL_KEPT_S = 30.0
+"""How long the fleet keeps its model while no server is up: a server with another model must not take its place in a
+moment in which all the others restart."""
 _START_S = 5.0
 """For the first check of all servers, before the gateway takes requests."""
 _OVERLOADED_S = 1.0
@@ -51,6 +55,9 @@ class Fleet:
         self._members: dict[str, FleetMember] = {}
         self._leaving: list[FleetMember] = []
         self._identity = ModelIdentity()
+        self.model_info = ""
+        """What `describe` tells of the model (docs/contract.md); "" until a server has been up. Servers that were all
+        down may come back with another."""
         self._watches: dict[FleetMember, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -137,12 +144,16 @@ class Fleet:
                 return UpstreamError(
                     str(error), code=error.code, unprocessed=True, retry_after_s=error.retry_after_s or _OVERLOADED_S
                 )
+        return self.unavailable(*errors[-1:])
+
+    def unavailable(self, *last: UpstreamError) -> UpstreamError:
+        """The error while no server takes a request. last: of the server that was asked last, if one was."""
         members = self._members.values()
         num_up = sum(member.state == "up" for member in members)
         soonest = min((member.check_in_s for member in members), default=0.0)
         text = f"no server of this model can take the request: {num_up} of {len(members)} are up"
-        if errors:
-            text += f"; the last that was asked: {errors[-1]}"
+        if last:
+            text += f"; the last that was asked: {last[0]}"
         return UpstreamError(text, code="E_UNAVAILABLE", unprocessed=True, retry_after_s=max(1.0, soonest))
 
     # The list of servers.
@@ -197,11 +208,12 @@ class Fleet:
         await member.close()
 
     def _accept(self, member: FleetMember, identity: ModelIdentity) -> str:
-        """Why a server with this model may not take part; "" if it may. The model is that of the servers that are up;
-        when none is, the first to come decides."""
-        others_up = any(other.state == "up" for other in self._members.values() if other is not member)
-        if identity == self._identity or not others_up:
-            self._identity = identity
+        """Why a server with this model may not take part; "" if it may. The model is that of the servers that are up.
+        When none has been for some time, the first to come decides."""
+        kept_since = time.monotonic() - MODEL_KEPT_S
+        if all(other.up_until <= kept_since for other in self._members.values() if other is not member):
+            self._identity, self.model_info = identity, member.model_info
+        if identity == self._identity:
             return ""
         return f"It has {identity}, and the other servers have {self._identity}"
 

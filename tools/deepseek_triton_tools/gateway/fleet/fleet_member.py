@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import re
 import time
@@ -97,7 +98,7 @@ class FleetMember:
         self.url = url
         self.state: State = "new"
         self.reason = "not yet asked"
-        self.identity = ModelIdentity()
+        self.model_info = ""
         self.leaving = False
         self.server = connect(url)
         self._connect = connect
@@ -112,6 +113,7 @@ class FleetMember:
         self._own = Load()
         self._others = Load()
         self._failures = 0
+        self._went_down_at = -math.inf
         self._avoided_until = 0.0
         self._metrics_at = 0.0
         self._check_at = 0.0
@@ -134,6 +136,11 @@ class FleetMember:
     @property
     def check_in_s(self) -> float:
         return max(0.0, self._check_at - time.monotonic())
+
+    @property
+    def up_until(self) -> float:
+        """When it was last up, by time.monotonic(); -inf for never."""
+        return time.monotonic() if self.state == "up" else self._went_down_at
 
     def snapshot(self) -> FleetServer:
         return FleetServer(
@@ -228,10 +235,11 @@ class FleetMember:
         before = self._failures
         try:
             outputs = await _within(_ANSWER_S, self.server.ask(Call({"task": "describe"}, uuid4().hex)))
-            self.identity = _identity(outputs)
+            self.model_info = str(outputs.get("model_info", ""))
+            identity = _identity(self.model_info)
         except (TimeoutError, UpstreamError, msgspec.MsgspecError) as error:
             return f"it does not tell its model: {error}"
-        reason = self._accept(self, self.identity)
+        reason = self._accept(self, identity)
         if self._failures == before:
             self._enter("left out" if reason else "up", reason)
         return ""
@@ -245,6 +253,7 @@ class FleetMember:
         self._wake.set()
 
     def _enter(self, state: State, reason: str) -> None:
+        self._went_down_at = self.up_until
         if state != self.state:
             _log.log(logging.INFO if state == "up" else logging.WARNING, "%s is %s. %s", self.url, state, reason)
         self.state, self.reason = state, reason
@@ -271,7 +280,7 @@ def _jittered(seconds: float) -> float:
     return seconds * random.uniform(1 - _JITTER, 1 + _JITTER)
 
 
-def _identity(outputs: dict[str, object]) -> ModelIdentity:
-    found = msgspec.json.decode(str(outputs.get("model_info", "")), type=ModelIdentity)
+def _identity(model_info: str) -> ModelIdentity:
+    found = msgspec.json.decode(model_info, type=ModelIdentity)
     # The same checkpoint may lie in another folder on each host.
     return ModelIdentity(found.name, PurePath(found.checkpoint).name)

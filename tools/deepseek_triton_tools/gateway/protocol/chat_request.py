@@ -130,10 +130,13 @@ def read_chat_request(document: object) -> ChatRequest:
 
 
 def _max_tokens(given: Mapping[str, object]) -> int | None:
-    values = {name: integer(name, given[name]) for name in ("max_completion_tokens", "max_tokens") if name in given}
-    if len(set(values.values())) > 1:
-        raise invalid("max_tokens and max_completion_tokens differ: expected one of them.", param="max_tokens")
-    return next(iter(values.values()), None)
+    """max_completion_tokens is the newer name, and wins where a client sends both."""
+    for name in ("max_completion_tokens", "max_tokens"):
+        if name in given:
+            if (value := integer(name, given[name])) < 1:
+                raise wrong(name, "1 or more", value)
+            return value
+    return None
 
 
 def _top_logprobs(given: Mapping[str, object]) -> int | None:
