@@ -1,201 +1,315 @@
-"""One server's answers over real sockets: events in any pieces, errors, connections that are kept, stops."""
+"""The way to one Triton server, over real sockets: what comes of its answers, however they are cut, stall or break."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import aclosing
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from deepseek_triton_tools.gateway.triton import triton_server
 from deepseek_triton_tools.gateway.triton.call import Call, Part, UpstreamError
-from deepseek_triton_tools.gateway.triton.server_events import EventReader
 from deepseek_triton_tools.gateway.triton.triton_server import TritonServer
-from support.http_server import HttpServer
+from support.raw_triton import RawTriton, Script, Wire, answer, event, refusal
 
-CALL = Call({"text_input": "Hi", "streaming": True}, "request-1")
-EVENTS = [
-    {"text_output": "Grüße, 你好 \n\n", "finish_reason": "None", "output_ids": 7, "num_output_tokens": 1},
-    {
-        "sequence_index": [1, 0],
-        "text_output": ["a", "b"],
-        "num_output_tokens": [2, 1],
-        "output_ids": [1, 2, 3],
-        "finish_reason": ["stop", "None"],
-        "model_name": "tensorrt_llm",
-    },
-    {"reasoning_output": "hm", "finish_reason": "length", "stop_reason": "None", "num_input_tokens": 5},
-]
-STREAM = b"".join(b"data: " + json.dumps(event, ensure_ascii=False).encode() + b"\n\n" for event in EVENTS)
+HELLO = (event(text_output="Hé"), event(text_output="llo"), event(finish_reason="stop", num_output_tokens=2))
 
 
 @pytest.fixture
-def server() -> Iterator[HttpServer]:
-    server = HttpServer()
-    yield server
-    server.stop()
+def triton() -> Iterator[RawTriton]:
+    with RawTriton().serving() as triton:
+        yield triton
 
 
-def run(server: HttpServer, body: Callable[[TritonServer], Awaitable[None]]) -> None:
+def run(
+    triton: RawTriton, body: Callable[[TritonServer], Coroutine[Any, Any, None]], headers: dict[str, str] | None = None
+) -> None:
     async def in_loop() -> None:
-        triton = TritonServer(server.url, "tensorrt_llm", headers={"key": "secret"})
+        server = TritonServer(triton.url, "m", headers=headers)
         try:
-            await body(triton)
+            await body(server)
         finally:
-            await triton.close()
-        assert len(asyncio.all_tasks()) == 1
+            await server.close()
 
     asyncio.run(in_loop())
 
 
-async def answer_of(triton: TritonServer) -> list[Part]:
-    return [part async for parts in triton.generate(CALL) for part in parts]
+def call(name: str = "one", **inputs: object) -> Call:
+    return Call({"text_input": "Hi", **inputs}, name)
 
 
-def test_events_become_parts() -> None:
-    assert EventReader().feed(STREAM) == [
-        Part(text="Grüße, 你好 \n\n", output_ids=[7], num_output_tokens=1),
-        Part(sequence=1, text="a", num_output_tokens=2, output_ids=[1, 2], finish_reason="stop"),
-        Part(sequence=0, text="b", num_output_tokens=1, output_ids=[3]),
-        Part(reasoning="hm", finish_reason="length", num_input_tokens=5),
-    ]
+async def parts(server: TritonServer, asked: Call | None = None) -> list[Part]:
+    return [part async for some in server.generate(asked or call()) for part in some]
 
 
-@given(st.sets(st.integers(1, len(STREAM) - 1)))
-def test_any_cut_gives_the_same_parts(cuts: set[int]) -> None:
-    edges = [0, *sorted(cuts), len(STREAM)]
-    reader = EventReader()
-    found = [part for begin, end in itertools.pairwise(edges) for part in reader.feed(STREAM[begin:end])]
-    assert found == EventReader().feed(STREAM)
+def text(found: list[Part]) -> str:
+    return "".join(part.text for part in found)
 
 
-@pytest.mark.parametrize("document", [b"[]", b"{", b'{"num_input_tokens": "x"}', b"\xff"], ids=repr)
-def test_an_event_that_is_not_the_models(document: bytes) -> None:
-    with pytest.raises(UpstreamError, match="not the model's"):
-        EventReader().feed(b"data: " + document + b"\n\n")
+@pytest.mark.parametrize("cuts", [0, 1, 2, 3, 7, 64])
+def test_an_answer_is_the_same_however_it_is_cut(triton: RawTriton, cuts: int) -> None:
+    async def body(server: TritonServer) -> None:
+        triton.script = answer(*HELLO, cuts=cuts)
+        found = await parts(server)
+        assert (text(found), found[-1].finish_reason, found[-1].num_output_tokens) == ("Héllo", "stop", 2)
+        assert triton.asked == [{"id": "one", "text_input": "Hi"}]
+        assert triton.heads[0].startswith("POST /v2/models/m/generate_stream HTTP/1.1")
+        assert "triton-key: secret" in triton.heads[0]
+
+    run(triton, body, {"triton-key": "secret"})
 
 
-def test_an_answer_and_the_connection_that_is_kept(server: HttpServer) -> None:
-    server.script(server.pieces(STREAM[:40], STREAM[40:]), server.pieces(STREAM))
-
-    async def body(triton: TritonServer) -> None:
-        assert await answer_of(triton) == await answer_of(triton) == EventReader().feed(STREAM)
-
-    run(server, body)
-    assert (
-        server.requests
-        == [
-            ("POST", "/v2/models/tensorrt_llm/generate_stream", {"id": "request-1", **CALL.inputs}),
+def test_sequences_of_one_response_are_parts_of_their_own(triton: RawTriton) -> None:
+    async def body(server: TritonServer) -> None:
+        triton.script = answer(
+            event(
+                text_output=["a", "b"],
+                sequence_index=[1, 0],
+                finish_reason=["None", "length"],
+                stop_reason=["None", "None"],
+                num_output_tokens=[2, 1],
+                output_ids=[7, 8, 9],
+            )
+        )
+        found = await parts(server)
+        assert [(part.sequence, part.text, part.finish_reason, part.output_ids) for part in found] == [
+            (1, "a", "", [7, 8]),
+            (0, "b", "length", [9]),
         ]
-        * 2
-    )
-    assert server.headers[0]["key"] == "secret"
-    assert server.num_connections == 1
+
+    run(triton, body)
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "code", "unprocessed"),
-    [
-        (400, b'{"error":"[E_INVALID_ARGUMENT] top_p: no"}', "E_INVALID_ARGUMENT", False),
-        (400, b'data: {"error":"[E_PROMPT_TOO_LONG] no"}\n\n', "E_PROMPT_TOO_LONG", False),
-        (503, b'{"error":"[E_OVERLOADED] full"}', "E_OVERLOADED", True),
-        (400, b'{"error":"Request for unknown model: \'x\' is not found"}', "E_UNAVAILABLE", True),
-        (502, b"<html>", "", True),
-        (500, b"<html>", "", False),
-        (401, b"who?", "", True),
-    ],
-)
-def test_refusals(server: HttpServer, status: int, body: bytes, code: str, unprocessed: bool) -> None:
-    server.script(server.body(status, body))
-
-    async def ask(triton: TritonServer) -> None:
-        with pytest.raises(UpstreamError) as caught:
-            await answer_of(triton)
-        assert (caught.value.code, caught.value.unprocessed) == (code, unprocessed)
-
-    run(server, ask)
-    assert len(server.requests) == 1, "a refused request needs no stop"
+def lost_before(wire: Wire) -> None:
+    wire.reset()
 
 
-def test_an_error_among_the_events(server: HttpServer) -> None:
-    server.script(server.events({"text_output": "a"}, {"error": "[E_INTERNAL] the engine died"}))
-
-    async def ask(triton: TritonServer) -> None:
-        with pytest.raises(UpstreamError, match="the engine died"):
-            await answer_of(triton)
-
-    run(server, ask)
-    assert len(server.requests) == 1
+def lost_in_the_middle(wire: Wire) -> None:
+    wire.head()
+    wire.chunk(HELLO[0])
+    wire.close()
 
 
-@pytest.mark.parametrize(
-    "sent", [b"", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\ndata", b"SSH-2.0\r\n"]
-)
-def test_connections_that_are_lost(server: HttpServer, sent: bytes) -> None:
-    server.script(server.raw(sent))
+def not_http(wire: Wire) -> None:
+    wire.send(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
 
-    async def ask(triton: TritonServer) -> None:
-        with pytest.raises(UpstreamError) as caught:
-            await answer_of(triton)
-        assert caught.value.unprocessed
 
-    run(server, ask)
+FAILURES: list[tuple[Script, str, str, bool]] = [
+    (lost_before, "the connection was lost|closed the connection", "", True),
+    (lost_in_the_middle, "the server closed the connection", "", True),
+    (not_http, "is not HTTP", "", True),
+    (refusal(503, "[E_OVERLOADED] full"), "^full$", "E_OVERLOADED", True),
+    (refusal(503, "[E_UNAVAILABLE] stopping"), "^stopping$", "E_UNAVAILABLE", True),
+    (refusal(400, "[E_INVALID_ARGUMENT] top_p: 2"), "^top_p: 2$", "E_INVALID_ARGUMENT", False),
+    (refusal(400, "Request for unknown model: 'm' is not found"), "unknown model", "E_UNAVAILABLE", True),
+    (refusal(400, "unexpected inference input 'x'"), "unexpected", "", False),
+    (refusal(500, "[E_INTERNAL] the engine failed"), "^the engine failed$", "E_INTERNAL", False),
+    (answer(event(error="[E_CANCELLED] gone")), "^gone$", "E_CANCELLED", False),
+    (answer(b"data: {]\n\n"), "not the model's", "", False),
+    (answer(b'data: {"text_output": 5}\n\n'), "not the model's", "", False),
+]
+
+
+@pytest.mark.parametrize(("script", "message", "code", "unprocessed"), FAILURES)
+def test_a_failure_is_told(triton: RawTriton, script: Script, message: str, code: str, unprocessed: bool) -> None:
+    async def body(server: TritonServer) -> None:
+        triton.script = script
+        with pytest.raises(UpstreamError, match=message) as raised:
+            await parts(server)
+        assert (raised.value.code, raised.value.unprocessed) == (code, unprocessed)
+        triton.script = answer(*HELLO)
+        assert text(await parts(server)) == "Héllo"
+
+    run(triton, body)
+
+
+@pytest.mark.parametrize("body_of_answer", [b"data: nonsense\n\n", b"", b"data: 5\n\n"])
+def test_a_task_with_a_strange_answer_is_an_upstream_error(triton: RawTriton, body_of_answer: bytes) -> None:
+    async def body(server: TritonServer) -> None:
+        triton.script = answer(body_of_answer)
+        with pytest.raises(UpstreamError, match="not the model's"):
+            await server.ask(call(task="tokenize"))
+
+    run(triton, body)
 
 
 def test_nobody_listens() -> None:
-    async def ask() -> None:
-        with pytest.raises(UpstreamError, match="can't connect"):
-            await answer_of(TritonServer("http://127.0.0.1:1", "tensorrt_llm"))
-
-    asyncio.run(ask())
+    with pytest.raises(UpstreamError, match="can't connect") as raised:
+        asyncio.run(parts(TritonServer("http://127.0.0.1:9", "m")))
+    assert raised.value.unprocessed
 
 
-def test_an_answer_that_nobody_wants_is_stopped_by_its_id(server: HttpServer) -> None:
-    stopped: list[Any] = []
+def test_requests_one_after_another_share_a_connection(triton: RawTriton) -> None:
+    async def body(server: TritonServer) -> None:
+        for script in (answer(*HELLO), refusal(400, "[E_UNSUPPORTED] n"), answer(*HELLO, cuts=1)):
+            triton.script = script
+            with suppress(UpstreamError):
+                await parts(server)
+        assert await server.get("/v2/health/ready") == (200, b"")
+        await server.ask(call(task="describe"))
+        assert triton.connections == 1
 
-    def stop(handler: Any) -> None:
-        stopped.append(server.requests[-1][2])
-        server.release.set()
-        server.events({"text_output": ""})(handler)
-
-    def until_stopped(handler: Any) -> None:
-        handler.start_chunked()
-        handler.send_event({"text_output": "a"})
-        assert server.release.wait(30)
-        handler.send_event({"finish_reason": "cancelled"})
-        handler.send_chunk(b"")
-
-    server.script(until_stopped, stop, server.events({"text_output": "b"}))
-
-    async def leave(triton: TritonServer) -> None:
-        async with aclosing(triton.generate(CALL)) as answer:
-            assert await anext(answer) == [Part(text="a", output_ids=[])]
-        await triton.close()
-        assert [part.text for part in await answer_of(triton)] == ["b"]
-
-    run(server, leave)
-    assert stopped == [{"id": "request-1", "text_input": "", "stop": True}]
+    run(triton, body)
 
 
-def test_a_client_that_leaves_before_the_first_event_stops_the_work(
-    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+def closed_unseen(wire: Wire) -> None:
+    """End the answer, and close the connection when the next request comes on it."""
+    answer(*HELLO)(wire)
+    wire._connection.recv(1)
+    wire.reset()
+
+
+def test_a_connection_that_closes_under_a_request_is_replaced(triton: RawTriton) -> None:
+    async def body(server: TritonServer) -> None:
+        triton.script = closed_unseen
+        assert text(await parts(server)) == "Héllo"
+        triton.script = answer(*HELLO)
+        assert text(await parts(server)) == "Héllo"
+        assert triton.connections == 2
+
+    run(triton, body)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_nobody_asked_for_is_not_the_next_answer(triton: RawTriton, apart: bool) -> None:
+    stray = b"HTTP/1.1 200 OK\r\nContent-Length: 26\r\n\r\n" + event(text_output="x")
+
+    def strays(wire: Wire) -> None:
+        wire.head()
+        wire.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(HELLO[0]), HELLO[0]) + (b"" if apart else stray))
+        if apart:
+            released.wait(5)
+            wire.send(stray)
+
+    released = threading.Event()
+
+    async def body(server: TritonServer) -> None:
+        triton.script = strays
+        assert text(await parts(server)) == "Hé"
+        released.set()
+        while apart and server._idle[0].usable:
+            await asyncio.sleep(0.01)
+        triton.script = answer(*HELLO)
+        assert text(await parts(server)) == "Héllo"
+
+    run(triton, body)
+
+
+async def stopped(triton: RawTriton, name: str) -> None:
+    while name not in triton.stopped:
+        await asyncio.sleep(0.01)
+
+
+def until_stopped(wire: Wire) -> None:
+    wire.head()
+    wire.chunk(HELLO[0])
+    wire.wait_for_stop()
+    wire.chunk(event(finish_reason="cancelled"))
+    wire.chunk(b"")
+
+
+def silent_until_stopped(wire: Wire) -> None:
+    wire.wait_for_stop()
+    refusal(500, "[E_CANCELLED] gone")(wire)
+
+
+def test_an_answer_that_is_left_is_stopped_and_its_connection_used_again(triton: RawTriton) -> None:
+    async def body(server: TritonServer) -> None:
+        triton.script = until_stopped
+        async with aclosing(server.generate(call("left"))) as found:
+            async for some in found:
+                assert text(some) == "Hé"
+                break
+        await stopped(triton, "left")
+        await server.close()
+        assert not server._stopping
+        assert triton.connections == 2  # one for the answer, one for the stop
+
+    run(triton, body)
+
+
+def test_a_request_without_an_answer_yet_is_stopped(triton: RawTriton) -> None:
+    async def body(server: TritonServer) -> None:
+        triton.script = silent_until_stopped
+        task = asyncio.create_task(parts(server, call("silent")))
+        while not triton.asked:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await stopped(triton, "silent")
+        await server.close()
+        triton.script = answer(*HELLO)
+        assert text(await parts(server)) == "Héllo"
+
+    run(triton, body)
+
+
+def test_a_server_that_ignores_the_stop_loses_the_connection(
+    triton: RawTriton, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton_server, "_STOP_S", 0.2)
-    server.script(server.silence, server.events({"text_output": ""}))
+    async def body(server: TritonServer) -> None:
+        monkeypatch.setattr(triton_server, "_STOP_S", 0.05)
 
-    async def leave(triton: TritonServer) -> None:
-        asking = asyncio.ensure_future(answer_of(triton))
-        await asyncio.to_thread(server.asked.wait, 30)
-        asking.cancel()
-        await asyncio.wait([asking])
-        await triton.close()
-        assert await asyncio.to_thread(server.gone.wait, 30)
+        def deaf(wire: Wire) -> None:
+            wire.head()
+            while True:  # until the connection is gone
+                wire.chunk(HELLO[0])
 
-    run(server, leave)
-    assert [inputs.get("stop") for _, _, inputs in server.requests] == [None, True]
+        triton.script = deaf
+        async with aclosing(server.generate(call())) as found:
+            async for _ in found:
+                break
+        await server.close()
+        assert not server._stopping
+
+    run(triton, body)
+
+
+def test_a_reader_that_is_slow_makes_the_server_wait(triton: RawTriton) -> None:
+    """What is not taken stays in the server's socket: a bounded part of it is here."""
+    size = 64 * 2**20
+    sent = 0
+
+    def long_answer(wire: Wire) -> None:
+        nonlocal sent
+        wire.head()
+        piece = event(text_output="x" * 65_000)
+        while sent < size:
+            wire.chunk(piece)
+            sent += len(piece)
+        wire.chunk(b"")
+
+    async def body(server: TritonServer) -> None:
+        triton.script = long_answer
+        total = 0
+        async with aclosing(server.generate(call())) as found:
+            async for some in found:
+                if not total:
+                    await asyncio.sleep(0.5)
+                    assert sent < size // 4
+                total += len(text(some))
+        assert total >= 65_000 * (size // 65_100)
+
+    run(triton, body)
+
+
+def test_one_event_of_many_megabytes(triton: RawTriton) -> None:
+    async def body(server: TritonServer) -> None:
+        triton.script = answer(event(text_output="é" * 5_000_000), cuts=65_536)
+        assert len(text(await parts(server))) == 5_000_000
+
+    run(triton, body)
+
+
+def test_outputs_of_a_task(triton: RawTriton) -> None:
+    async def body(server: TritonServer) -> None:
+        triton.script = answer(event(output_ids=[1, 2], num_input_tokens=2))
+        assert await server.ask(call(task="tokenize")) == {"output_ids": [1, 2], "num_input_tokens": 2}
+        assert json.loads(str((await server.ask(call(task="describe")))["model_info"]))["name"] == "tiny"
+
+    run(triton, body)

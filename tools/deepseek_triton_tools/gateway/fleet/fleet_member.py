@@ -8,17 +8,18 @@ import math
 import random
 import re
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 from uuid import uuid4
 
 import msgspec
 
 from deepseek_triton_tools.gateway.fleet.routing import Load
 from deepseek_triton_tools.gateway.triton.call import Call, Upstream, UpstreamError
+from deepseek_triton_tools.gateway.triton.http_connection import within
 
 CHECK_PERIOD_S = 2.0
 """Between two checks of a server that is up. The backend publishes its load once a second."""
@@ -35,7 +36,6 @@ _AVOIDED_S = 1.0
 """After a refusal with E_OVERLOADED that names no time."""
 
 State = Literal["new", "up", "down", "left out"]
-_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
@@ -194,7 +194,7 @@ class FleetMember:
     async def _check(self) -> None:
         before = self._failures
         try:
-            problem = await _within(_ANSWER_S, self._ask())
+            problem = await within(_ANSWER_S, self._ask())
         except TimeoutError:
             problem = f"no answer within {_ANSWER_S:g} s"
         except UpstreamError as error:
@@ -218,7 +218,7 @@ class FleetMember:
             return ""
         own = self._own
         try:
-            status, body = await _within(_ANSWER_S, self._metrics.get("/metrics"))
+            status, body = await within(_ANSWER_S, self._metrics.get("/metrics"))
         except (TimeoutError, UpstreamError):
             status, body = 0, b""
         found = {name: float(number) for name, number in self._metric_lines.findall(body)} if status == 200 else {}
@@ -234,7 +234,7 @@ class FleetMember:
             return ""
         before = self._failures
         try:
-            outputs = await _within(_ANSWER_S, self.server.ask(Call({"task": "describe"}, uuid4().hex)))
+            outputs = await within(_ANSWER_S, self.server.ask(Call({"task": "describe"}, uuid4().hex)))
             self.model_info = str(outputs.get("model_info", ""))
             identity = _identity(self.model_info)
         except (TimeoutError, UpstreamError, msgspec.MsgspecError) as error:
@@ -262,18 +262,6 @@ class FleetMember:
         await self.server.close()
         if self._metrics is not None:
             await self._metrics.close()
-
-
-async def _within(seconds: float, work: Coroutine[object, object, _T]) -> _T:
-    """The result of `work`. Raises TimeoutError. Before Python 3.12, asyncio.wait_for can lose a cancellation."""
-    task = asyncio.create_task(work)
-    try:
-        done, _ = await asyncio.wait({task}, timeout=seconds)
-        if not done:
-            raise TimeoutError
-        return task.result()
-    finally:
-        task.cancel()
 
 
 def _jittered(seconds: float) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Iterable
-from typing import cast
+from collections.abc import Coroutine, Iterable
+from typing import TypeVar, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -17,6 +17,8 @@ _UNREAD_BYTES = 2**20
 """The server waits once this much of its answer has not been taken, because the client of the gateway is slow."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
 """A host that is gone without a word is noticed after half a minute, also while its model is silent."""
+
+_T = TypeVar("_T")
 
 
 class ConnectionFailed(Exception):
@@ -47,7 +49,7 @@ class HttpConnection(asyncio.Protocol):
         """Send a whole request, when no other is under way."""
         assert self._transport is not None
         self._parser = httptools.HttpResponseParser(self)
-        self._status, self._ended = 0, False
+        self._status, self._ended, self.keep_alive = 0, False, False
         self._transport.write(request)
 
     async def status(self) -> int:
@@ -99,12 +101,16 @@ class HttpConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports have the methods, not the class
 
     def data_received(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            self._fail(f"the answer is not HTTP: {error}")
+        if self._ended:  # else it would be taken for the beginning of the next answer
+            self._fail("the server sent what nobody had asked for")
+        else:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserError as error:
+                self._fail(f"the answer is not HTTP: {error}")
+        if self._error is not None:
             self.close()
-        if self._unread > _UNREAD_BYTES and self._transport is not None:
+        elif self._unread > _UNREAD_BYTES and self._transport is not None:
             self._transport.pause_reading()
         self._wake()
 
@@ -116,6 +122,10 @@ class HttpConnection(asyncio.Protocol):
         self._error = self._error or ConnectionFailed(reason)
 
     # What httptools calls.
+
+    def on_message_begin(self) -> None:
+        if self._ended:
+            self._fail("the server sent what nobody had asked for")
 
     def on_headers_complete(self) -> None:
         self._status = self._parser.get_status_code()
@@ -133,12 +143,16 @@ async def connect(url: str, tls: ssl.SSLContext | None) -> HttpConnection:
     """Connect to the host and port of `url`. Raises ConnectionFailed."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
+    connection = HttpConnection()
     making = asyncio.get_running_loop().create_connection(
-        HttpConnection, parts.hostname or "", port, ssl=tls if parts.scheme == "https" else None
+        lambda: connection, parts.hostname or "", port, ssl=tls if parts.scheme == "https" else None
     )
     try:
-        transport, connection = await asyncio.wait_for(making, _CONNECT_S)
-    except asyncio.TimeoutError:
+        transport, _ = await within(_CONNECT_S, making)
+    except asyncio.CancelledError:
+        connection.close()  # it may have come about in the same moment
+        raise
+    except TimeoutError:
         raise ConnectionFailed(f"no connection within {_CONNECT_S:g} s") from None
     except OSError as error:
         raise ConnectionFailed(f"can't connect: {error}") from error
@@ -155,3 +169,15 @@ def request_head(method: str, url: str, path: str, headers: Iterable[tuple[str, 
     lines = [f"{method} {urlsplit(url).path.rstrip('/')}{path} HTTP/1.1", f"Host: {urlsplit(url).netloc}"]
     lines += [f"{name}: {value}" for name, value in headers]
     return "\r\n".join(lines).encode() + b"\r\n"
+
+
+async def within(seconds: float, work: Coroutine[object, object, _T]) -> _T:
+    """The result of `work`. Raises TimeoutError. Before Python 3.12, asyncio.wait_for can lose a cancellation."""
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+        if not done:
+            raise TimeoutError
+        return task.result()
+    finally:
+        task.cancel()

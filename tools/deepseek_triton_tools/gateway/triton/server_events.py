@@ -39,12 +39,17 @@ class EventReader:
     """Takes the bytes of a stream as they come."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[Part]:
         """Return the parts of the events that are whole now. Raises UpstreamError for an event that is an error, and
         for bytes that are no event."""
-        *events, self._rest = (self._rest + data).split(b"\n\n")
+        # An event may have many megabytes, so only what is new is searched for its end.
+        begin = max(0, len(self._rest) - 1)
+        self._rest += data
+        if self._rest.find(b"\n\n", begin) < 0:
+            return []
+        *events, self._rest = self._rest.split(b"\n\n")
         parts: list[Part] = []
         for event in events:
             _, data_field, document = event.partition(b"data:")
@@ -53,7 +58,7 @@ class EventReader:
         return parts
 
 
-def parts_of(document: bytes) -> list[Part]:
+def parts_of(document: bytes | bytearray) -> list[Part]:
     """The parts in the JSON of one response. Raises UpstreamError."""
     try:
         event = _decode(document)
@@ -64,6 +69,17 @@ def parts_of(document: bytes) -> list[Part]:
     if isinstance(event.sequence_index, list):
         return _several(event, event.sequence_index)
     return [_part(event, 0, event.sequence_index, _listed(event.output_ids))]
+
+
+def outputs_of(event: bytes) -> dict[str, object]:
+    """The outputs in the one event of a task's answer. Raises UpstreamError."""
+    try:
+        outputs = msgspec.json.decode(event.partition(b"data:")[2], type=dict[str, object])
+    except msgspec.DecodeError as error:
+        raise UpstreamError(f"the server sent an answer that is not the model's: {error}") from error
+    if "error" in outputs:
+        raise error_of_message(str(outputs["error"]))
+    return outputs
 
 
 def _several(event: _Event, sequences: list[int]) -> list[Part]:

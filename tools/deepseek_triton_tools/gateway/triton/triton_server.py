@@ -15,9 +15,10 @@ from deepseek_triton_tools.gateway.triton.http_connection import (
     HttpConnection,
     connect,
     request_head,
+    within,
 )
-from deepseek_triton_tools.gateway.triton.server_errors import error_of_message, error_of_status
-from deepseek_triton_tools.gateway.triton.server_events import EventReader
+from deepseek_triton_tools.gateway.triton.server_errors import error_of_status
+from deepseek_triton_tools.gateway.triton.server_events import EventReader, outputs_of
 
 _MAX_IDLE = 64
 """Connections that are kept for the next request. Others are closed after use."""
@@ -44,10 +45,10 @@ class TritonServer:
         self._stopping: set[asyncio.Task[None]] = set()
 
     async def generate(self, call: Call) -> AsyncGenerator[list[Part], None]:
-        connection = await self._send(call.inputs, call.request_id, call.headers)
+        connection, status = await self._begin(call, stops=True)
         ended = False
         try:
-            if (status := await connection.status()) != 200:
+            if status != 200:
                 body = await connection.read_all()
                 ended = True
                 raise error_of_status(status, body)
@@ -58,7 +59,7 @@ class TritonServer:
             ended = True
         except ConnectionFailed as error:
             ended = True
-            raise UpstreamError(f"{self.url}: {error}", unprocessed=True) from error
+            raise self._lost(error) from error
         except UpstreamError:
             ended = True  # the model's last word; closing the connection stops whatever goes on all the same
             raise
@@ -69,26 +70,22 @@ class TritonServer:
                 self._in_background(self._stop(call.request_id, connection))
 
     async def ask(self, call: Call) -> dict[str, object]:
-        connection = await self._send(call.inputs, call.request_id, call.headers)
+        connection, status = await self._begin(call)
         try:
-            status, body = await connection.status(), await connection.read_all()
+            body = await connection.read_all()
         except ConnectionFailed as error:
-            raise UpstreamError(f"{self.url}: {error}", unprocessed=True) from error
+            raise self._lost(error) from error
         finally:
             self._give_back(connection)
         if status != 200:
             raise error_of_status(status, body)
-        document = msgspec.json.decode(body.partition(b"data:")[2])
-        if "error" in document:
-            raise error_of_message(document["error"])
-        assert isinstance(document, dict)
-        return document
+        return outputs_of(body)
 
     async def get(self, path: str) -> tuple[int, bytes]:
         """GET `path`: the status and the body. Raises UpstreamError."""
 
         async def ask() -> tuple[int, bytes]:
-            connection = await self._connection()
+            connection, _ = await self._connection()
             try:
                 connection.send(request_head("GET", self.url, path, self._headers) + b"\r\n")
                 return await connection.status(), await connection.read_all()
@@ -96,10 +93,10 @@ class TritonServer:
                 self._give_back(connection)
 
         try:
-            return await asyncio.wait_for(ask(), _GET_S)
+            return await within(_GET_S, ask())
         except ConnectionFailed as error:
-            raise UpstreamError(f"{self.url}: {error}", unprocessed=True) from error
-        except asyncio.TimeoutError:
+            raise self._lost(error) from error
+        except TimeoutError:
             raise UpstreamError(f"{self.url}: no answer to GET {path} within {_GET_S:g} s", unprocessed=True) from None
 
     async def close(self) -> None:
@@ -110,23 +107,45 @@ class TritonServer:
             connection.close()
         self._idle.clear()
 
-    async def _send(self, inputs: Mapping[str, object], request_id: str, headers: Mapping[str, str]) -> HttpConnection:
-        body = msgspec.json.encode({"id": request_id, **inputs})
-        more = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
-        try:
-            connection = await self._connection()
-        except ConnectionFailed as error:
-            raise UpstreamError(f"{self.url}: {error}", unprocessed=True) from error
-        connection.send(b"%b%bContent-Length: %d\r\n\r\n%b" % (self._stream_head, more, len(body), body))
-        return connection
+    async def _begin(self, call: Call, *, stops: bool = False) -> tuple[HttpConnection, int]:
+        """Send the request, and wait for the status of its response. Raises UpstreamError.
 
-    async def _connection(self) -> HttpConnection:
+        stops: the model is told to stop if nobody waits any more.
+        """
+        body = msgspec.json.encode({"id": call.request_id, **call.inputs})
+        more = "".join(f"{name}: {value}\r\n" for name, value in call.headers.items()).encode()
+        request = b"%b%bContent-Length: %d\r\n\r\n%b" % (self._stream_head, more, len(body), body)
+        while True:
+            try:
+                connection, used_before = await self._connection()
+            except ConnectionFailed as error:
+                raise self._lost(error) from error
+            connection.send(request)
+            try:
+                return connection, await connection.status()
+            except asyncio.CancelledError:
+                if stops:
+                    self._in_background(self._stop(call.request_id, connection))
+                else:
+                    connection.close()
+                raise
+            except ConnectionFailed as error:
+                connection.close()
+                # A server closes connections that were idle for long, at times in the moment in which one is used.
+                if not used_before:
+                    raise self._lost(error) from error
+
+    def _lost(self, error: ConnectionFailed) -> UpstreamError:
+        return UpstreamError(f"{self.url}: {error}", unprocessed=True)
+
+    async def _connection(self) -> tuple[HttpConnection, bool]:
+        """A connection, and whether it has carried a request before. Raises ConnectionFailed."""
         while self._idle:
             connection = self._idle.pop()
             if connection.usable:
-                return connection
+                return connection, True
             connection.close()
-        return await connect(self.url, self._tls)
+        return await connect(self.url, self._tls), False
 
     def _give_back(self, connection: HttpConnection) -> None:
         if connection.usable and connection.keep_alive and len(self._idle) < _MAX_IDLE:
@@ -140,18 +159,19 @@ class TritonServer:
         The model is told, and its last words are awaited, because a connection that closes tells Triton late.
         """
         try:
-            await asyncio.wait_for(self._stop_and_wait(request_id, connection), _STOP_S)
-        except (UpstreamError, ConnectionFailed, asyncio.TimeoutError) as error:
+            await within(_STOP_S, self._stop_and_wait(request_id, connection))
+        except (UpstreamError, ConnectionFailed, TimeoutError) as error:
             _log.info("%s: request %s was stopped by closing its connection: %s", self.url, request_id, error)
             connection.close()
         else:
             self._give_back(connection)
 
     async def _stop_and_wait(self, request_id: str, connection: HttpConnection) -> None:
-        teller = await self._send({"text_input": "", "stop": True}, request_id, {})
-        await teller.status()
-        await teller.read_all()
-        self._give_back(teller)
+        teller, _ = await self._begin(Call({"text_input": "", "stop": True}, request_id))
+        try:
+            await teller.read_all()
+        finally:
+            self._give_back(teller)
         await connection.read_all()
 
     def _in_background(self, work: Coroutine[None, None, None]) -> None:
