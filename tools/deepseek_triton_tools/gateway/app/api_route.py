@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -21,6 +21,7 @@ from deepseek_triton_tools.gateway.guard.guard import Reservation
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError, invalid
 from deepseek_triton_tools.gateway.triton.call import UpstreamError
 
+_TOO_DEEP = "the request's body is nested too deeply"
 _log = logging.getLogger(__name__)
 
 
@@ -90,6 +91,8 @@ class ApiRoute:
             await exchange.refuse(error)
         except UpstreamError as error:
             await exchange.refuse(openai_error(error))
+        except RecursionError:  # values that could be read just so can't be written again
+            await exchange.refuse(invalid(_TOO_DEEP))
         except Exception:
             _log.exception("request %s failed", exchange.record.request_id)
             text = "the gateway failed at this request; its log says more"
@@ -100,6 +103,8 @@ class ApiRoute:
         if self._state.guard is not None and self._needs_key:
             caller = self._state.guard.check(exchange.request_headers)
             exchange.record.key_name = caller.name
+        if self._reads_body:
+            _check_content_type(exchange.request_headers)
         body = await exchange.body(self._state.settings.max_body_bytes)
         document = _document(body) if self._reads_body else None
         request = ApiRequest(self._state, exchange, caller, document, len(body))
@@ -126,8 +131,18 @@ async def _while_client_waits(exchange: Exchange, work: Awaitable[None]) -> None
                 await working
 
 
+def _check_content_type(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Any web page may make a browser send another type here, without asking first."""
+    given = b"".join(value for name, value in headers if name == b"content-type").decode("latin-1")
+    if given.partition(";")[0].strip().lower() != "application/json":
+        text = f"expected the header Content-Type: application/json, got {given[:80]!r}"
+        raise OpenAIError(415, text, code="unsupported_media_type")
+
+
 def _document(body: bytes) -> object:
     try:
         return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError:
+        raise invalid(_TOO_DEEP) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(f"the request's body is not JSON: {error}") from None

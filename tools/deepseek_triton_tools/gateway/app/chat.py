@@ -28,7 +28,7 @@ async def chat_completion(request: ApiRequest) -> None:
     answer = making(
         asked, f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), name, request.state.settings.reasoning_fields
     )
-    parts = generate(model, record, inputs, affinity)
+    parts = generate(model, record, inputs, affinity, num_choices=asked.num_choices)
     async with aclosing(parts):
         try:
             if isinstance(answer, StreamedChatAnswer):

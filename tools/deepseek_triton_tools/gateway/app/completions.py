@@ -75,7 +75,7 @@ async def _all_parts(
         prompt = asked.prompts[index]
         affinity = affinity_key(prompt, hint=asked.cache_key)
         inputs = {**asked.prompt_inputs(prompt), "streaming": asked.stream}
-        return generate(model, record, inputs, affinity, suffix)
+        return generate(model, record, inputs, affinity, num_choices=asked.num_choices, suffix=suffix)
 
     if len(asked.prompts) == 1:
         async with aclosing(one(0, "")) as parts:

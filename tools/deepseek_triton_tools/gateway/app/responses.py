@@ -30,7 +30,7 @@ async def create_response(request: ApiRequest) -> None:
     affinity = affinity_key([m for m in chat.messages if isinstance(m, dict)], hint=chat.cache_key)
     writer = ResponseWriter(name, asked.echoed)
     answer = ResponsesAnswer(writer, chat)
-    parts = generate(model, record, inputs, affinity)
+    parts = generate(model, record, inputs, affinity, num_choices=chat.num_choices)
     async with aclosing(parts):
         try:
             if chat.stream:

@@ -9,13 +9,15 @@ import msgspec
 
 from deepseek_triton_tools.gateway.protocol.openai_errors import invalid
 from deepseek_triton_tools.gateway.protocol.request_fields import (
+    MOST_INT32,
     a_list,
     an_object,
+    between,
     boolean,
     check_names,
     given_fields,
-    integer,
     model_inputs,
+    num_choices,
     stream_options,
     text,
     wrong,
@@ -112,7 +114,7 @@ def read_chat_request(document: object) -> ChatRequest:
         stream=stream,
         include_usage=include_usage,
         continuous_usage=continuous_usage,
-        num_choices=integer("n", given.get("n", 1)),
+        num_choices=num_choices(given),
         max_tokens=max_tokens,
         include_reasoning=boolean("include_reasoning", given.get("include_reasoning", True)),
         top_logprobs=top_logprobs,
@@ -124,7 +126,8 @@ def read_chat_request(document: object) -> ChatRequest:
 
 
 def _max_tokens(given: Mapping[str, object]) -> int | None:
-    values = {name: integer(name, given[name]) for name in ("max_completion_tokens", "max_tokens") if name in given}
+    names = [name for name in ("max_completion_tokens", "max_tokens") if name in given]
+    values = {name: between(name, given[name], 1, MOST_INT32) for name in names}
     if len(set(values.values())) > 1:
         raise invalid("max_tokens and max_completion_tokens differ: expected one of them.", param="max_tokens")
     return next(iter(values.values()), None)
@@ -132,9 +135,7 @@ def _max_tokens(given: Mapping[str, object]) -> int | None:
 
 def _top_logprobs(given: Mapping[str, object]) -> int | None:
     wanted = boolean("logprobs", given.get("logprobs", False))
-    top = integer("top_logprobs", given.get("top_logprobs", 0))
-    if not 0 <= top <= _MOST_TOP_LOGPROBS:
-        raise wrong("top_logprobs", f"0 to {_MOST_TOP_LOGPROBS}", top)
+    top = between("top_logprobs", given.get("top_logprobs", 0), 0, _MOST_TOP_LOGPROBS)
     if top and not wanted:
         raise invalid("top_logprobs needs logprobs true.", param="top_logprobs")
     return top if wanted else None
