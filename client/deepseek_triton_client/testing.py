@@ -401,7 +401,7 @@ def _metadata(model_name: str) -> dict[str, Any]:
     """The parts of the metadata of deepseek-triton's model that clients look at."""
     inputs = [("text_input", "BYTES", -1), ("input_ids", "INT32", -1), ("messages", "BYTES", -1)]
     inputs += [("streaming", "BOOL", 1), ("stop", "BOOL", 1), ("stream_mode", "BYTES", 1)]
-    inputs += [("return_finish_reason", "BOOL", 1)]
+    inputs += [("return_finish_reason", "BOOL", 1), ("task", "BYTES", 1)]
     inputs += [(each.tensor_name, each.datatype, -1 if each.many else 1) for each in SAMPLING_FIELDS]
     outputs = [(name, "BYTES", -1) for name in ("text_output", "reasoning_output", "finish_reason", "stop_reason")]
     outputs += [(name, "INT32", -1) for name in ("sequence_index", "num_input_tokens", "num_output_tokens")]

@@ -240,6 +240,14 @@ def test_rounds_of_calls_are_what_the_model_wrote_and_got(
     assert prompt(make(source), TWO_ROUNDS, thinking=thinking) == expected
 
 
+@pytest.mark.parametrize("source", [LIKE_V3_0324, LIKE_R1, LIKE_V31], ids=["V3-0324", "R1", "V3.1"])
+def test_thoughts_in_the_text_before_calls_are_left_out(make: Make, source: str) -> None:
+    messages = [user("1"), says("<think>Hm.</think>Look.", tool_calls=[call("f", "{}")]), result("F", "f")]
+    text = prompt(make(source), messages)
+    assert f"Look.{CALLS_BEGIN}" in text
+    assert "Hm." not in text
+
+
 def test_an_answer_after_results_ends_before_the_next_user(make: Make) -> None:
     """The text of a turn that ends with results has no end token, which no model wrote there."""
     messages = [user("1"), says(None, tool_calls=[call("f", "{}")]), result("F", "f"), user("2")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import fields
 from datetime import timedelta
 from types import SimpleNamespace
@@ -78,6 +79,28 @@ def test_the_bos_token_is_what_the_tokenizer_adds(make_engine: MakeEngine, monke
     known = harness.engine._known.tokenizer
     monkeypatch.setattr(known._tokenizer, "encode", lambda text, add_special_tokens: [7])
     assert known.bos_token == ""
+
+
+def test_the_tokenizer_serves_the_tasks(make_engine: MakeEngine) -> None:
+    engine = make_engine().engine
+    tokenizer = engine.tokenizer
+
+    ids = tokenizer.encode("Łódź", True)
+
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<｜begin▁of▁sentence｜>Łódź"
+    assert tokenizer.special_tokens == {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"}
+    assert tokenizer.vocab_size == 259
+    assert tokenizer.chat_template == engine._llm.tokenizer.tokenizer.chat_template
+    assert engine.capabilities.version == str(sys.modules["tensorrt_llm"].__version__)
+
+
+@pytest.mark.parametrize(
+    ("template", "text"), [({"rag": "a", "default": "b"}, "b"), ({"rag": "a"}, None), (None, None), ("c", "c")]
+)
+def test_of_several_templates_the_default_is_told(make_engine: MakeEngine, template: Any, text: str | None) -> None:
+    engine = make_engine().engine
+    engine._llm.tokenizer.tokenizer.chat_template = template
+    assert engine.tokenizer.chat_template == text
 
 
 # Conversations

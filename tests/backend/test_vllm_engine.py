@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -444,6 +445,17 @@ def test_nothing_happens_before_the_start(tmp_path: Path) -> None:
 
 def test_a_conversation_is_rendered_by_the_checkpoints_own_template(make: MakeFaked) -> None:
     assert make().engine.render_chat([{"role": "user", "content": "Why?"}], {}) == "user: Why?\n"
+
+
+def test_the_tokenizer_serves_the_tasks(make: MakeFaked) -> None:
+    engine = make().engine
+    ids = engine.tokenizer.encode("the", True)
+
+    assert engine.tokenizer.decode(ids, skip_special_tokens=False) == "<｜begin▁of▁sentence｜>the"
+    assert engine.tokenizer.decode(ids, skip_special_tokens=True) == "the"
+    assert engine.tokenizer.vocab_size == TOKENIZER.get_vocab_size()
+    assert engine.tokenizer.chat_template is None
+    assert engine.capabilities.version == sys.modules["vllm"].__version__
 
 
 # Numbers

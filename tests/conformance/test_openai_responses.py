@@ -124,8 +124,7 @@ def test_parse_reads_the_arguments_of_a_strict_tool(client: OpenAI, asked: dict[
     class get_weather(BaseModel):
         city: str
 
-    tool = openai.pydantic_function_tool(get_weather)["function"]
-    response = client.responses.parse(input=BERLIN, tools=[{"type": "function", **tool}], **asked)
+    response = client.responses.parse(input=BERLIN, tools=[openai.pydantic_function_tool(get_weather)], **asked)
 
     [call] = response.output
     assert call.type == "function_call"

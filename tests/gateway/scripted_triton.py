@@ -19,7 +19,7 @@ _INFO = json.dumps({"name": "tiny", "max_seq_len": 4096})
 
 
 class ScriptedTriton:
-    """Answers with `events`, each a response of the model, and waits `pause_s` before each but the first.
+    """Answers after `wait_s` with `events`, each a response of the model, and waits `pause_s` before all but the first.
 
     `asked` has the JSON of the requests, the last one last.
     """
@@ -28,6 +28,7 @@ class ScriptedTriton:
         self.events: Sequence[dict[str, Any]] = ()
         self.status = 200
         self.pause_s = 0.0
+        self.wait_s = 0.0
         self.asked: list[dict[str, Any]] = []
 
     def answer_to(self, asked: dict[str, Any]) -> Sequence[dict[str, Any]]:
@@ -40,8 +41,8 @@ class ScriptedTriton:
 
 
 @contextmanager
-def gateway_of(triton: ScriptedTriton) -> Iterator[TestClient]:
-    """The gateway in front of the server."""
+def gateway_of(triton: ScriptedTriton, **settings: Any) -> Iterator[TestClient]:
+    """The gateway in front of the server. settings: other ones of GatewaySettings."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -52,6 +53,7 @@ def gateway_of(triton: ScriptedTriton) -> Iterator[TestClient]:
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             events = triton.answer_to(asked)
+            time.sleep(0 if asked.get("task") == "describe" else triton.wait_s)
             if triton.status == 200 or asked.get("task") == "describe":
                 self._respond(200, *(b"data: %b\n\n" % json.dumps(event).encode() for event in events))
             else:
@@ -73,7 +75,7 @@ def gateway_of(triton: ScriptedTriton) -> Iterator[TestClient]:
         thread.start()
         try:
             model = ServedModel((f"http://127.0.0.1:{server.server_port}",))
-            with TestClient(create_app(GatewaySettings((model,)))) as client:
+            with TestClient(create_app(GatewaySettings((model,), **settings))) as client:
                 yield client
         finally:
             server.shutdown()

@@ -19,6 +19,7 @@ from deepseek_triton_tools.gateway.triton.server_events import EventReader
 from support.raw_triton import event
 
 Json = dict[str, Any]
+IDENTITY: Json = {"id": "chatcmpl-1", "created": 1, "model": "tiny", "system_fingerprint": None}
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 CALL = '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": "é"}<｜tool▁call▁end｜>'
@@ -130,7 +131,7 @@ def batches(events: list[bytes], cuts: list[int]) -> list[list[Part]]:
 
 
 def whole(request: ChatRequest, some: list[list[Part]]) -> Json:
-    answer = WholeChatAnswer(request, "chatcmpl-1", 1, "tiny", ["reasoning_content"])
+    answer = WholeChatAnswer(request, IDENTITY, ["reasoning_content"])
     for parts in some:
         answer.take(parts)
     document: Json = json.loads(answer.document())
@@ -138,7 +139,7 @@ def whole(request: ChatRequest, some: list[list[Part]]) -> Json:
 
 
 def streamed(request: ChatRequest, some: list[list[Part]]) -> list[Json]:
-    answer = StreamedChatAnswer(request, "chatcmpl-1", 1, "tiny", ["reasoning_content"])
+    answer = StreamedChatAnswer(request, IDENTITY, ["reasoning_content"])
     return told(answer.begin() + b"".join(answer.take(parts) for parts in some) + answer.end())
 
 
@@ -255,7 +256,7 @@ def test_a_stream_has_the_usage_that_was_asked_for(usage: bool) -> None:
 
 
 def completion(request: CompletionRequest, echoed: list[str]) -> CompletionAnswer:
-    return CompletionAnswer(request, "cmpl-1", 1, "tiny", echoed)
+    return CompletionAnswer(request, IDENTITY, echoed)
 
 
 def tokens(*texts: str | None) -> str:

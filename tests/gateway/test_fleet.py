@@ -129,7 +129,7 @@ async def until(holds: Callable[[], object]) -> None:
 
 
 def call(name: str = "job-1", **fields: Any) -> Call:
-    return Call({"text_input": "x" * 40, "max_tokens": 10}, name, **fields)
+    return Call({"text_input": "x" * 40, "sampling_parameters": '{"max_tokens": 10}'}, name, **fields)
 
 
 async def answer(fleet: Fleet, asked: Call) -> str:

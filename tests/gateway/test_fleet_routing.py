@@ -163,13 +163,15 @@ def test_sequences_and_tokens_both_count(loads: tuple[Load, Load], less: int) ->
 
 
 @pytest.mark.parametrize(
-    ("inputs", "tokens"),
+    ("inputs", "load"),
     [
-        ({"text_input": "x" * 400}, 100),
-        ({"messages": "x" * 400, "tools": "x" * 40, "max_tokens": 5}, 115),
-        ({"input_ids": [1, 2, 3], "max_tokens": None}, 3),
-        ({}, 0),
+        ({"text_input": "x" * 400}, (1, 100)),
+        ({"messages": "x" * 400, "tools": "x" * 40, "sampling_parameters": '{"max_tokens": 5, "top_p": 1}'}, (1, 115)),
+        ({"input_ids": [1, 2, 3], "sampling_parameters": '{"n": 2}'}, (2, 6)),
+        ({"text_input": "x" * 400, "sampling_parameters": '{"max_tokens": "many"}'}, (1, 100)),
+        ({"text_input": "x" * 400, "sampling_parameters": "no JSON"}, (1, 100)),
+        ({}, (1, 0)),
     ],
 )
-def test_the_load_of_a_request(inputs: dict[str, object], tokens: int) -> None:
-    assert estimated_load(Call(inputs, "job")) == (1, tokens)
+def test_the_load_of_a_request(inputs: dict[str, object], load: tuple[int, int]) -> None:
+    assert estimated_load(Call(inputs, "job")) == load

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
 import yaml
 
-from support.documents import Snippet, snippets
+from deepseek_triton_tools.gateway.protocol.chat_request import CHAT_FIELDS
+from deepseek_triton_tools.gateway.protocol.completion_request import COMPLETION_FIELDS
+from deepseek_triton_tools.gateway.protocol.request_fields import INPUTS, REFUSED, SAMPLING, WITHOUT_EFFECT
+from support.documents import ROOT, Snippet, read, snippets
 
 PAGE = "docs/gateway.md"
+GATEWAY_SOURCES = sorted((ROOT / "tools/deepseek_triton_tools/gateway").rglob("*.py"))
 GATEWAY = "http://localhost:9000/v1"
 
 
@@ -55,3 +60,25 @@ def test_the_configuration_of_codex() -> None:
     provider = document["model_providers"][document["model_provider"]]
     assert provider.keys() == {"name", "base_url", "wire_api"}
     assert (provider["base_url"], provider["wire_api"]) == (GATEWAY, "responses")
+
+
+def _rows(title: str) -> list[tuple[str, str]]:
+    """The two cells of each row of the table below a title."""
+    section = read(PAGE).split(f"### {title}\n")[1].partition("\n#")[0]
+    return re.findall(r"^\| (`.*?) \| (.*) \|$", section, re.MULTILINE)
+
+
+def test_the_page_has_every_field() -> None:
+    named = [name for cell, _ in _rows("Honoured") for name in re.findall(r"`(\w+)`", cell)]
+    assert sorted(named) == sorted({*CHAT_FIELDS, *COMPLETION_FIELDS, *SAMPLING, *INPUTS})
+    assert _rows("Accepted, without effect") == [(f"`{name}`", reason) for name, reason in WITHOUT_EFFECT.items()]
+    assert _rows("Refused") == [(f"`{name}`", reason) for name, (reason, _) in REFUSED.items()]
+
+
+def test_the_page_has_every_code_of_an_error() -> None:
+    """Those of the Responses API are on another page."""
+    sources = "".join(path.read_text() for path in GATEWAY_SOURCES if not path.name.startswith("responses"))
+    codes = set(re.findall(r'code="([a-z_]+)"', sources))
+    section = read(PAGE).split("## Errors and ends\n")[1].partition("\n## ")[0]
+    assert len(codes) > 10
+    assert {code for code in codes if f"`{code}`" not in section} == set()

@@ -133,7 +133,7 @@ def test_requests_are_limited_and_come_back_steadily(open_guard, clock):
     caller = guard.check(bearer(key))
 
     left = [dict(guard.reserve(caller, 400, None).headers)[b"x-ratelimit-remaining-requests"] for _ in range(3)]
-    with pytest.raises(OpenAIError, match=r"3 requests per minute: 0 are left .* try again in 20s") as refused:
+    with pytest.raises(OpenAIError, match=r"3 requests per minute: 0 left, 1 needed; try again in 20s") as refused:
         guard.reserve(caller, 400, None)
 
     assert left == [b"2", b"1", b"0"]
@@ -156,14 +156,14 @@ def test_tokens_are_counted_as_they_were_used(open_guard, clock):
     caller = guard.check(bearer(key))
 
     first = guard.reserve(caller, 400, 800)
-    with pytest.raises(OpenAIError, match="1000 tokens per minute: 100 are left and 150 were asked for") as refused:
+    with pytest.raises(OpenAIError, match="1000 tokens per minute: 100 left, 150 needed") as refused:
         guard.reserve(caller, 600, None)
     assert refused.value.kind == "tokens"
     guard.settle(caller, first, 300)
     assert dict(guard.reserve(caller, 600, None).headers)[b"x-ratelimit-remaining-tokens"] == b"550"
 
     guard.settle(caller, first, 900 + 1550)  # a debt of 1,000
-    with pytest.raises(OpenAIError, match="0 are left") as refused:
+    with pytest.raises(OpenAIError, match="0 left") as refused:
         guard.reserve(caller, 4, None)
     assert refused.value.retry_after_s == pytest.approx(60 + 0.06)
     assert dict(refused.value.headers)[b"x-ratelimit-remaining-requests"] == b"98"  # refused requests are not counted

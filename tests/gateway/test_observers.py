@@ -27,6 +27,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 def answered(**fields: object) -> RequestRecord:
     record = RequestRecord("req-1", ROUTE, began_s=100.0, upstream_id="req-1-x", key_name="ann", model="r1", status=200)
+    record.stream = True
     record.server, record.retries, record.finish_reason = "http://node1:8000", 1, "stop"
     record.num_input_tokens, record.num_output_tokens, record.num_cached_tokens = 10, 5, 8
     record.num_reasoning_tokens, record.first_token_s, record.last_token_s, record.ended_s = 2, 100.5, 100.9, 101.0
@@ -74,6 +75,7 @@ def test_times_of_a_record():
     assert record.duration_s == pytest.approx(1.0)
     assert RequestRecord("a", ROUTE).ttft_s is None
     assert answered(num_output_tokens=1).mean_itl_s is None
+    assert (answered(stream=False).ttft_s, answered(stream=False).mean_itl_s) == (None, None)
 
 
 def test_the_access_log_is_a_line_of_json_a_request_and_survives_rotation(tmp_path):
@@ -91,7 +93,7 @@ def test_the_access_log_is_a_line_of_json_a_request_and_survives_rotation(tmp_pa
         "key": "ann",
         "route": ROUTE,
         "model": "r1",
-        "stream": False,
+        "stream": True,
         "status": 200,
         "error": None,
         "finish_reason": "stop",
@@ -225,6 +227,18 @@ def test_a_span_goes_from_the_clients_trace_on_to_triton(collector, tmp_path):
     assert found["http.response.status_code"].int_value == 503
     assert found["error.type"].string_value == "E_UNAVAILABLE"
     assert json.loads((tmp_path / "log").read_text())["id"] == record.request_id
+
+
+@pytest.mark.parametrize("route", ["/health", "/ready", "/metrics"])
+def test_nobody_is_told_of_probes(tmp_path, route):
+    observers = Observers(GatewaySettings((ServedModel(("u",)),), access_log=str(tmp_path / "log")))
+    record = begin_record(route, [])
+    observers.begins(record)
+    observers.ends(record)
+    observers.close()
+
+    assert (tmp_path / "log").read_text() == ""
+    assert route.encode() not in observers.metrics()
 
 
 def test_a_wrong_traceparent_begins_a_trace_of_its_own(collector):

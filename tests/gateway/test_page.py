@@ -10,6 +10,7 @@ import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import pytest
@@ -270,6 +271,37 @@ def test_markdown(page: Page, gateway: ScriptedGateway) -> None:
         ["p", "after"],
         ["figure", [titles[1], *code[1]]],
     ]  # fmt: skip
+
+
+def test_no_text_breaks_the_page(page: Page, gateway: ScriptedGateway) -> None:
+    random = Random(7)
+    parts = [
+        "#",
+        "# ",
+        "*",
+        "**",
+        "_",
+        "`",
+        "```",
+        "~~~",
+        "> ",
+        ">",
+        "- ",
+        "1. ",
+        "  ",
+        "|",
+        "---",
+        "\n",
+        "\n\n",
+        "a",
+        "é🧀",
+    ]
+    texts = [">" * 50_000, "*a " * 20_000, "`a" * 20_000, "- " * 20_000, "|" * 20_000]
+    texts += ["".join(random.choices(parts, k=40)) for _ in range(200)]
+    gateway.answers.append([*(chunk(content=f"{text}\n\n") for text in texts), *said("The end.")])
+    send(page, "All of it.")
+    assert page.text(".markdown").endswith("The end.")
+    assert page.complaints() == []
 
 
 def test_settings_become_fields_of_the_request(page: Page, gateway: ScriptedGateway) -> None:

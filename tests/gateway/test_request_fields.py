@@ -62,7 +62,8 @@ VALUES: dict[str, tuple[object, object]] = {
 def test_a_sampling_field_arrives(name: str) -> None:
     given, expected = VALUES[name]
     for inputs in (chat(**{name: given}).inputs, read_completion_request({"prompt": "Hi", name: given}).inputs):
-        assert sampling(inputs) == {SAMPLING[name][0]: expected}
+        more = {"temperature": 1.0} if name == "n" else {}  # the model's own may be greedy
+        assert sampling(inputs) == {SAMPLING[name][0]: expected, **more}
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])
@@ -134,7 +135,6 @@ BAD_CHAT: list[tuple[dict[str, object], str, str]] = [
     ({"max_tokens": -(10**9)}, "max_tokens", "1 to 2147483647"),
     ({"max_tokens": 1.5}, "max_tokens", "a whole number"),
     ({"max_completion_tokens": 2**31}, "max_completion_tokens", "1 to 2147483647"),
-    ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "differ"),
     ({"top_logprobs": 1}, "top_logprobs", "needs logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "0 to 20"),
     ({"logprobs": 5}, "logprobs", "true or false"),
@@ -166,10 +166,10 @@ def test_a_wrong_chat_is_refused(fields: dict[str, object], param: str, words: s
 
 
 @pytest.mark.parametrize(
-    "names", [("max_tokens",), ("max_completion_tokens",), ("max_tokens", "max_completion_tokens")]
+    "fields", [{"max_tokens": 9}, {"max_completion_tokens": 9}, {"max_tokens": 1, "max_completion_tokens": 9}]
 )
-def test_max_tokens_has_two_names(names: tuple[str, ...]) -> None:
-    asked = chat(**dict.fromkeys(names, 9))
+def test_max_tokens_has_two_names_and_the_newer_one_wins(fields: dict[str, object]) -> None:
+    asked = chat(**fields)
     assert (asked.max_tokens, sampling(asked.inputs)) == (9, {"max_tokens": 9})
 
 
@@ -301,7 +301,7 @@ def test_a_hole_is_filled() -> None:
 
 
 def test_logprobs_of_an_echo() -> None:
-    asked = read_completion_request({"prompt": "Hi", "echo": True, "logprobs": 1, "max_tokens": 0, "best_of": 3})
+    asked = read_completion_request({"prompt": "Hi", "echo": True, "logprobs": 1, "max_tokens": 0})
     assert asked.only_echo
-    assert sampling(asked.inputs) == {"max_tokens": 1, "logprobs": 1, "prompt_logprobs": 1, "best_of": 3}
+    assert sampling(asked.inputs) == {"max_tokens": 1, "logprobs": 1, "prompt_logprobs": 1}
     assert asked.inputs["return_logprobs"] is True

@@ -29,7 +29,7 @@ def answered(parts: list[Part], **fields: object) -> dict[str, Any]:
     writer.begin()
     for part in parts:
         answer.take([part])
-        if answer.done:
+        if answer.choice.done:
             break
     answer.end()
     document: dict[str, Any] = json.loads(json.dumps(writer.document))

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from conformance.running import gateway
 from deepseek_triton_client import Client
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.documents import PAGES, Command, Snippet, commands, snippets
@@ -44,6 +45,14 @@ def test_curl(simulated_server: ServerProcess) -> None:
     output = run("curl.sh", url(simulated_server, "http"))
     assert output.count('"text_output"') >= 5
     assert '"error"' not in output.partition("--- start a long request")[0]
+
+
+def test_the_gateway(simulated_server: ServerProcess, tmp_path: Path) -> None:
+    with gateway(url(simulated_server, "http"), log=tmp_path / "log") as address:
+        output = run("gateway.sh", address)
+    assert output.count('"object":"chat.completion"') == 3
+    assert output.count('"object":"chat.completion.chunk"') > 3
+    assert "data: [DONE]" in output
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from conformance.running import gateway
+from deepseek_triton_client import Metrics
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
 from support.gateway_load import Outcomes, load
 from support.scraping import published, value
@@ -46,9 +47,9 @@ class RestartedServer:
         assert self.process.wait() == 128 + signal.SIGKILL
 
     def start_again(self) -> None:
+        """Start it, and return before it is ready."""
         self.process = ServerProcess(self.options)
         self.process.start()
-        assert self.process.wait_until_ready()
 
     def stop(self) -> None:
         self.process.stop()
@@ -61,7 +62,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Restarted
         servers = []
         for number in range(3):
             repository = build(folder / str(number), "tiny", "--engine", "simulated")
-            change_yaml(repository / "tensorrt_llm/1/model.yaml", engine_options={"pace": "real", "speed": 4})
+            change_yaml(repository / "tensorrt_llm/1/model.yaml", engine_options={"pace": "real", "speed": 10})
             servers.append(RestartedServer(repository))
             stack.callback(servers[-1].stop)
         yield servers
@@ -102,15 +103,20 @@ def test_two_of_three_servers_are_killed_under_load(
                     victim.kill()
                 for victim in victims:
                     victim.start_again()
+                for victim in victims:
+                    assert victim.process.wait_until_ready()
         finally:
             loading.result()
         wait_for(lambda: up(address) == {*urls}, lambda: fleet_of(address))
 
+        gateways_own = Metrics.parse(httpx.get(f"{address}/metrics").text)
+        retries = gateways_own.value("deepseek_triton_gateway_retries_total")
         with capsys.disabled():
-            print(f"\n{outcomes.table()}")
+            print(f"\n{outcomes.table()}\nrequests sent to another server: {retries:.0f}")
         assert outcomes.ended == sum(outcomes.counts.values()) == NUM_REQUESTS
         assert outcomes.strange == []
         assert outcomes.of("answered") > 0.7 * NUM_REQUESTS
+        assert retries
 
         nothing = [0, 0]
         wait_for(
@@ -119,6 +125,8 @@ def test_two_of_three_servers_are_killed_under_load(
         for server in servers:
             published(server.process, lambda series: value(series, "inflight_sequences") == 0)
         wait_for(lambda: all(server["others"] == nothing for server in fleet_of(address).values()))
+        gateways_own = Metrics.parse(httpx.get(f"{address}/metrics").text)
+        assert gateways_own.value("deepseek_triton_gateway_inflight_requests") <= 1  # that one may count itself
 
 
 def test_a_server_that_is_taken_off_the_list_finishes_its_requests(
@@ -127,7 +135,7 @@ def test_a_server_that_is_taken_off_the_list_finishes_its_requests(
     urls = [server.process.http_url for server in servers]
     listed = tmp_path / "servers"
     listed.write_text(servers[0].line)
-    body = {"prompt": "x", "max_tokens": 4_000, "ignore_eos": True, "stream": True}
+    body = {"prompt": "x", "max_tokens": 8_000, "ignore_eos": True, "stream": True}
     with gateway(f"file:{listed}", log=tmp_path / "log") as address, httpx.Client(base_url=address) as client:
         wait_for(lambda: up(address) == {urls[0]})
         [model] = client.get("/v1/models").json()["data"]

@@ -19,8 +19,9 @@ from deepseek_triton_tools.server.server_process import ServerProcess
 from support.browser import CHROMIUM, Browser, Page
 from support.documents import Command, commands
 from support.scraping import scrape
-from support.servers import url
+from support.servers import build, change_yaml, url
 from support.waiting import wait_for
+from tiny_checkpoint.special_tokens import CALL, CALLS, END_CALL, END_CALLS, SEPARATOR
 
 pytestmark = pytest.mark.slow
 in_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium")
@@ -116,6 +117,30 @@ def test_a_stopped_answer_stops_on_the_server(
 
 
 @in_chromium
+def test_what_a_model_writes_is_text(browser: Browser, tmp_path: Path) -> None:
+    """An answer, reasoning and a call that another has dictated."""
+    repository = build(tmp_path / "repository", "tiny", "--engine", "simulated")
+    change_yaml(repository / "tensorrt_llm/1/model.yaml", engine_options={"text": "dictated"})
+    evil = "<img src=x onerror=\"document.title='owned'\">"
+    call = f"{CALLS}{CALL}f{SEPARATOR}{json.dumps({'a': evil})}{END_CALL}{END_CALLS}"
+    with (
+        ServerProcess.serving(repository) as server,
+        gateway(url(server, "http"), log=tmp_path / "log") as address,
+        browser.page(address) as page,
+    ):
+        page.wait("document.querySelector('#model').value")
+        page.write("#tools", json.dumps([{"type": "function", "function": {"name": "f"}}]))
+        page.run("document.querySelector('#thinking').value = 'on'")
+        page.write("#max_tokens", "1000")
+        send(page, f"<answer>{evil}</think>{evil}{call}</answer>")
+        assert page.text(".markdown") == evil
+        assert page.run("document.querySelector('.thought').textContent") == evil
+        assert json.loads(page.text(".call pre")) == {"a": evil}
+        assert page.run("document.querySelectorAll('main img').length") == 0
+        assert page.complaints() == []
+
+
+@in_chromium
 def test_a_key_that_is_wrong_is_refused_in_the_servers_words(
     browser: Browser, tiny_model: ServerProcess, tmp_path: Path
 ) -> None:
@@ -142,7 +167,7 @@ def test_a_key_that_is_wrong_is_refused_in_the_servers_words(
 
 @in_chromium
 def test_the_dashboard_shows_the_server_and_what_it_was_asked(browser: Browser, address: str) -> None:
-    question = {"model": "tiny", "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    question = {"stream": True, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
     with browser.page(f"{address}/dashboard") as page:
         page.wait("document.querySelector(\"output[aria-label='Requests/s']\").textContent !== '–'")
         assert httpx.post(f"{address}/v1/chat/completions", json=question, timeout=60).status_code == 200

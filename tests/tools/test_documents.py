@@ -134,7 +134,7 @@ def test_the_site_loads_nothing_from_the_network(site: Path) -> None:
     assert found == set()
 
 
-LANGUAGES = {"sh", "python", "yaml", "json", "toml", "promql", "text"}
+LANGUAGES = {"sh", "python", "yaml", "json", "toml", "ini", "promql", "text"}
 FOLDERS = {
     command.argv[command.argv.index("--output") + 1]
     for page in PAGES

@@ -34,7 +34,7 @@ class Request:
     messages: str | None = None
     """The conversation as JSON."""
     task: str | None = None
-    """What the server does with the rest; None is to generate."""
+    """Task for the server: tokenize, detokenize or describe; None is to generate."""
 
     @property
     def is_chat(self) -> bool:

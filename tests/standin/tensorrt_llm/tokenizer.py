@@ -17,6 +17,7 @@ class StandinHfTokenizer:
     """The methods of transformers' PreTrainedTokenizer that the engine uses."""
 
     bos_token = SPECIAL[BOS]
+    eos_token = SPECIAL[EOS]
     bos_token_id = BOS
     eos_token_id = EOS
     pad_token_id = PAD

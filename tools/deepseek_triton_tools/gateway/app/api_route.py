@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -104,7 +104,7 @@ class ApiRoute:
             caller = self._state.guard.check(exchange.request_headers)
             exchange.record.key_name = caller.name
         if self._reads_body:
-            _check_content_type(exchange.request_headers)
+            _check_type(exchange.request_headers)
         body = await exchange.body(self._state.settings.max_body_bytes)
         document = _document(body) if self._reads_body else None
         request = ApiRequest(self._state, exchange, caller, document, len(body))
@@ -131,11 +131,12 @@ async def _while_client_waits(exchange: Exchange, work: Awaitable[None]) -> None
                 await working
 
 
-def _check_content_type(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Any web page may make a browser send another type here, without asking first."""
-    given = b"".join(value for name, value in headers if name == b"content-type").decode("latin-1")
-    if given.partition(";")[0].strip().lower() != "application/json":
-        text = f"expected the header Content-Type: application/json, got {given[:80]!r}"
+def _check_type(headers: list[tuple[bytes, bytes]]) -> None:
+    """Browsers send JSON to a stranger's server after asking it only, so that no page can spend tokens unasked."""
+    given = dict(headers).get(b"content-type", b"application/json").decode("latin-1")
+    kind = given.partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        text = f"Content-Type: expected application/json, got {given[:80]!r}"
         raise OpenAIError(415, text, code="unsupported_media_type")
 
 

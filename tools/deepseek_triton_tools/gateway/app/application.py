@@ -38,7 +38,12 @@ _GET: dict[str, Handler] = {
 _OPEN: dict[str, Handler] = {
     "/health": models.health,
     "/ready": models.ready,
+    "/health/ready": models.ready,
     "/version": models.version,
+    # Triton's own paths, so that what watches Triton servers can watch a gateway.
+    "/v2/health/live": models.health,
+    "/v2/health/ready": models.ready,
+    "/v2/models/{model}/ready": models.ready,
 }
 """Paths that are asked without a key, by probes."""
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from deepseek_triton_tools.gateway.app.api_route import ApiRequest
 from deepseek_triton_tools.gateway.app.chat_answer import StreamedChatAnswer, WholeChatAnswer
-from deepseek_triton_tools.gateway.app.generating import generate, note
+from deepseek_triton_tools.gateway.app.generating import UNFINISHED, generate, note, response_identity
 from deepseek_triton_tools.gateway.fleet.affinity import affinity_key
 from deepseek_triton_tools.gateway.protocol.chat_request import read_chat_request
 from deepseek_triton_tools.gateway.triton.call import Part
@@ -26,9 +24,11 @@ async def chat_completion(request: ApiRequest) -> None:
     inputs = {**asked.inputs, "streaming": streaming}
     making = StreamedChatAnswer if asked.stream else WholeChatAnswer
     answer = making(
-        asked, f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), name, request.state.settings.reasoning_fields
+        asked,
+        response_identity("chatcmpl", name, await model.fingerprint()),
+        request.state.settings.reasoning_fields,
     )
-    parts = generate(model, record, inputs, affinity, num_choices=asked.num_choices)
+    parts = generate(model, record, inputs, affinity, copies=asked.copies)
     async with aclosing(parts):
         try:
             if isinstance(answer, StreamedChatAnswer):
@@ -42,8 +42,9 @@ async def chat_completion(request: ApiRequest) -> None:
 
 async def _stream(request: ApiRequest, answer: StreamedChatAnswer, parts: AsyncGenerator[list[Part], None]) -> None:
     exchange = request.exchange
+    exchange.expect_stream()
     async for some in parts:
-        if not exchange.begun:
+        if not exchange.has_events:
             # Only now, so that a refusal of the server is a response with its own status.
             await exchange.start_stream()
             await exchange.send_events(answer.begin() + answer.take(some))
@@ -51,6 +52,8 @@ async def _stream(request: ApiRequest, answer: StreamedChatAnswer, parts: AsyncG
             await exchange.send_events(events)
         if answer.complete:
             break
+    if not answer.done:
+        raise UNFINISHED
     await exchange.end_stream(answer.end())
 
 
@@ -59,4 +62,6 @@ async def _respond(request: ApiRequest, answer: WholeChatAnswer, parts: AsyncGen
         answer.take(some)
         if answer.complete:
             break
+    if not answer.done:
+        raise UNFINISHED
     await request.exchange.respond(200, answer.document())

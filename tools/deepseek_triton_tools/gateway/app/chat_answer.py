@@ -17,7 +17,7 @@ from deepseek_triton_tools.gateway.triton.call import Part
 _encode = msgspec.json.encode
 
 
-class _Choice:
+class ChatChoice:
     """One answer, as far as it has come."""
 
     def __init__(self, request: ChatRequest) -> None:
@@ -61,11 +61,16 @@ class _Choice:
 class ChatAnswer:
     """Takes the parts of an answer, and keeps what both forms of the response need."""
 
-    def __init__(self, request: ChatRequest, response_id: str, created: int, model: str) -> None:
+    def __init__(self, request: ChatRequest, identity: dict[str, object]) -> None:
         self.request = request
         self.counts = TokenCounts()
-        self.choices = [_Choice(request) for _ in range(request.num_choices)]
-        self._identity = {"id": response_id, "created": created, "model": model, "system_fingerprint": None}
+        self.choices = [ChatChoice(request) for _ in range(request.num_choices)]
+        self._identity = identity
+
+    @property
+    def done(self) -> bool:
+        """Every choice has ended."""
+        return all(choice.done for choice in self.choices)
 
     @property
     def complete(self) -> bool:
@@ -76,10 +81,8 @@ class ChatAnswer:
 class WholeChatAnswer(ChatAnswer):
     """The response to a request without `stream`."""
 
-    def __init__(
-        self, request: ChatRequest, response_id: str, created: int, model: str, reasoning_fields: Sequence[str]
-    ) -> None:
-        super().__init__(request, response_id, created, model)
+    def __init__(self, request: ChatRequest, identity: dict[str, object], reasoning_fields: Sequence[str]) -> None:
+        super().__init__(request, identity)
         self._reasoning_fields = reasoning_fields if request.include_reasoning else ()
 
     def take(self, parts: Iterable[Part]) -> None:
@@ -103,7 +106,7 @@ class WholeChatAnswer(ChatAnswer):
             }
         )
 
-    def _choice(self, index: int, choice: _Choice) -> dict[str, object]:
+    def _choice(self, index: int, choice: ChatChoice) -> dict[str, object]:
         calls = [call.document() for call in choice.calls.calls] if choice.calls else []
         text = "".join(choice.text)
         message: dict[str, object] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
@@ -127,17 +130,15 @@ class WholeChatAnswer(ChatAnswer):
 class StreamedChatAnswer(ChatAnswer):
     """The events of a stream. Chunks are made from templates, because there is one for each token."""
 
-    def __init__(
-        self, request: ChatRequest, response_id: str, created: int, model: str, reasoning_fields: Sequence[str]
-    ) -> None:
-        super().__init__(request, response_id, created, model)
-        identity = _encode({**self._identity, "object": "chat.completion.chunk"})[:-1]
+    def __init__(self, request: ChatRequest, identity: dict[str, object], reasoning_fields: Sequence[str]) -> None:
+        super().__init__(request, identity)
+        head = _encode({**self._identity, "object": "chat.completion.chunk"})[:-1]
         self._heads = [
-            b'data: %b,"choices":[{"index":%d,"delta":{' % (identity, index) for index in range(request.num_choices)
+            b'data: %b,"choices":[{"index":%d,"delta":{' % (head, index) for index in range(request.num_choices)
         ]
         self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
         self._plain_tail = b'},"logprobs":null,"finish_reason":null}]' + self._tail
-        self._usage_head = b"data: %b" % identity
+        self._usage_head = b"data: %b" % head
         self._reasoning_names = [_encode(name) for name in reasoning_fields] if request.include_reasoning else []
 
     def begin(self) -> bytes:
@@ -161,7 +162,7 @@ class StreamedChatAnswer(ChatAnswer):
         usage = _encode(self.counts.document())
         return b'%b,"choices":[],"usage":%b}\n\ndata: [DONE]\n\n' % (self._usage_head, usage)
 
-    def _write(self, chunks: list[bytes], part: Part, choice: _Choice) -> None:
+    def _write(self, chunks: list[bytes], part: Part, choice: ChatChoice) -> None:
         head = self._heads[part.sequence]
         pieces = choice.take(part)
         if part.reasoning and self._reasoning_names:
@@ -177,13 +178,13 @@ class StreamedChatAnswer(ChatAnswer):
         if choice.done:
             chunks.append(head + self._last_tail(choice))
 
-    def _tail_of(self, choice: _Choice) -> bytes:
+    def _tail_of(self, choice: ChatChoice) -> bytes:
         """The rest of a chunk after its delta. The log-probabilities that wait go with the next chunk."""
         if not choice.logprobs and not self.request.continuous_usage:
             return self._plain_tail
         return b'},"logprobs":%b,"finish_reason":null}]%b' % (self._logprobs(choice), self._tail_with_usage())
 
-    def _last_tail(self, choice: _Choice) -> bytes:
+    def _last_tail(self, choice: ChatChoice) -> bytes:
         finish = _encode(choice.finish_reason)
         more = b',"stop_reason":%b' % _encode(choice.stop_reason) if choice.stop_reason else b""
         if choice.prompt_logprobs:
@@ -191,7 +192,7 @@ class StreamedChatAnswer(ChatAnswer):
         logprobs = self._logprobs(choice)
         return b'},"logprobs":%b,"finish_reason":%b%b}]%b' % (logprobs, finish, more, self._tail_with_usage())
 
-    def _logprobs(self, choice: _Choice) -> bytes:
+    def _logprobs(self, choice: ChatChoice) -> bytes:
         if not choice.logprobs:
             return b"null"
         content = _encode({"content": choice.logprobs, "refusal": None})

@@ -30,21 +30,12 @@ class _Choice:
 class CompletionAnswer:
     """echoed: the text of each prompt, where the request wants it before the answer; "" where not."""
 
-    def __init__(
-        self, request: CompletionRequest, response_id: str, created: int, model: str, echoed: Iterable[str]
-    ) -> None:
+    def __init__(self, request: CompletionRequest, identity: dict[str, object], echoed: Iterable[str]) -> None:
         self._request = request
         self._choices = [_Choice(text) for text in echoed for _ in range(request.num_choices)]
         self._counts = [TokenCounts() for _ in request.prompts]
-        identity = {
-            "id": response_id,
-            "object": "text_completion",
-            "created": created,
-            "model": model,
-            "system_fingerprint": None,
-        }
-        self._identity = identity
-        self._head = b"data: %b" % _encode(identity)[:-1]
+        self._identity = {**identity, "object": "text_completion"}
+        self._head = b"data: %b" % _encode(self._identity)[:-1]
         self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
 
     @property
@@ -53,6 +44,10 @@ class CompletionAnswer:
         for counts in self._counts:
             total = total.plus(counts)
         return total
+
+    @property
+    def done(self) -> bool:
+        return all(choice.finish_reason for choice in self._choices)
 
     @property
     def finish_reason(self) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from deepseek_triton_tools.gateway.app.api_route import ApiRequest
 from deepseek_triton_tools.gateway.app.completion_answer import CompletionAnswer
-from deepseek_triton_tools.gateway.app.generating import generate, note
+from deepseek_triton_tools.gateway.app.generating import UNFINISHED, generate, note, response_identity
 from deepseek_triton_tools.gateway.app.model_front import ModelFront
 from deepseek_triton_tools.gateway.fleet.affinity import affinity_key
 from deepseek_triton_tools.gateway.protocol.completion_request import CompletionRequest, read_completion_request
@@ -27,7 +25,7 @@ async def completion(request: ApiRequest) -> None:
     record = request.exchange.record
     record.stream = asked.stream
     echoed = await _echoed(asked, model)
-    answer = CompletionAnswer(asked, f"cmpl-{secrets.token_hex(12)}", int(time.time()), name, echoed)
+    answer = CompletionAnswer(asked, response_identity("cmpl", name, await model.fingerprint()), echoed)
     async with aclosing(_all_parts(request, asked, model)) as found:
         try:
             if asked.stream:
@@ -35,6 +33,8 @@ async def completion(request: ApiRequest) -> None:
             else:
                 async for prompt, parts in found:
                     answer.take(prompt, parts)
+                if not answer.done:
+                    raise UNFINISHED
                 await request.exchange.respond(200, answer.document())
         finally:
             note(record, answer.counts)
@@ -45,11 +45,14 @@ async def _stream(
     request: ApiRequest, answer: CompletionAnswer, found: AsyncGenerator[tuple[int, list[Part]], None]
 ) -> None:
     exchange = request.exchange
+    exchange.expect_stream()
     async for prompt, parts in found:
-        if not exchange.begun:
+        if not exchange.has_events:
             await exchange.start_stream()
         if events := answer.chunks(prompt, parts):
             await exchange.send_events(events)
+    if not answer.done:
+        raise UNFINISHED
     await exchange.end_stream(answer.end())
 
 
@@ -75,7 +78,7 @@ async def _all_parts(
         prompt = asked.prompts[index]
         affinity = affinity_key(prompt, hint=asked.cache_key)
         inputs = {**asked.prompt_inputs(prompt), "streaming": asked.stream}
-        return generate(model, record, inputs, affinity, num_choices=asked.num_choices, suffix=suffix)
+        return generate(model, record, inputs, affinity, suffix=suffix, copies=asked.copies)
 
     if len(asked.prompts) == 1:
         async with aclosing(one(0, "")) as parts:

@@ -34,6 +34,8 @@ class Exchange:
         self.path_parameters: dict[str, str] = scope.get("path_params", {})
         self.begun = False
         """A response has begun, so that there can be no other one."""
+        self.has_events = False
+        """A stream has begun, and not only with comments."""
         self._receive = receive
         self._send = send
         self._keep_alive_s = keep_alive_s
@@ -66,13 +68,18 @@ class Exchange:
         await self._start(status, [(b"content-type", media_type), length, *headers])
         await self._send({"type": "http.response.body", "body": body})
 
-    async def start_stream(self) -> None:
-        """Begin a stream of server-sent events, which `send_events` and `end_stream` go on with."""
-        # nginx holds events back unless it is told not to.
-        headers = [(b"content-type", _EVENTS), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-        await self._start(200, headers)
+    def expect_stream(self) -> None:
+        """Begin the stream with comments, should the first event be long in coming: the model may be busy.
+
+        After that a refusal is an event too.
+        """
         self._sent_at_s = asyncio.get_running_loop().time()
         self._silent = asyncio.ensure_future(self._keep_alive())
+
+    async def start_stream(self) -> None:
+        """Begin a stream of server-sent events, which `send_events` and `end_stream` go on with."""
+        self.has_events = True
+        await self._start_events()
 
     async def send_events(self, events: bytes) -> None:
         self._sent_at_s = asyncio.get_running_loop().time()
@@ -105,6 +112,13 @@ class Exchange:
         message: Message = {"type": "http.response.start", "status": status, "headers": [*headers, *self.headers]}
         await self._send(message)
 
+    async def _start_events(self) -> None:
+        if not self.begun:
+            # nginx holds events back unless it is told not to.
+            await self._start(
+                200, [(b"content-type", _EVENTS), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+            )
+
     async def _keep_alive(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
@@ -112,4 +126,5 @@ class Exchange:
             if rest_s > 0:
                 await asyncio.sleep(rest_s)
             else:
+                await self._start_events()
                 await self.send_events(_KEEP_ALIVE)

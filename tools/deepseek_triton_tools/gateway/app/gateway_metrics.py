@@ -60,14 +60,14 @@ FAMILIES = tuple(
             "time_to_first_token_seconds",
             "histogram",
             ("model",),
-            "Time from a request's first line to its first token.",
+            "Time from a streaming request's first line to its first token.",
             _TTFT_S,
         ),
         (
             "inter_token_latency_seconds",
             "histogram",
             ("model",),
-            "Mean time between two tokens of a request: one value for each request.",
+            "Mean time between two tokens of a stream: one value for each request.",
             _ITL_S,
         ),
         (

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+
+from msgspec import structs
 
 from deepseek_triton_tools.gateway.app.model_front import ModelFront
 from deepseek_triton_tools.gateway.app.request_record import RequestRecord
 from deepseek_triton_tools.gateway.app.token_counts import TokenCounts
 from deepseek_triton_tools.gateway.triton.call import Call, Part, UpstreamError
+
+UNFINISHED = UpstreamError("the server ended its response before the answer's end")
+"""For a response that is complete HTTP, and whose answer lacks its last part."""
 
 
 async def generate(
@@ -17,27 +24,35 @@ async def generate(
     inputs: dict[str, object],
     affinity: bytes | None,
     *,
-    num_choices: int,
     suffix: str = "",
+    copies: int = 1,
 ) -> AsyncGenerator[list[Part], None]:
-    """The model's answer, with what the record has to know of the way to it. Raises UpstreamError, also for an answer
-    that stops without the end of each choice."""
-    going_on = num_choices
+    """The model's answer, with what the record has to know of the way to it.
+
+    suffix: of the request's id at the server. copies: how many sequences the answer's one is given as.
+    """
     call = Call(inputs, record.upstream_id + suffix, affinity, record.upstream_headers, [])
     try:
         async with aclosing(model.fleet.generate(call)) as answer:
             async for parts in answer:
                 record.token_came()
-                for part in parts:
-                    if part.finish_reason:
-                        going_on -= 1
+                if copies > 1:
+                    parts = [structs.replace(part, sequence=copy) for copy in range(copies) for part in parts]
                 yield parts
-        if going_on > 0:
-            raise UpstreamError("the server stopped answering before the answer was complete")
     finally:
         if call.tried:
             record.server = call.tried[-1]
             record.retries += len(call.tried) - 1
+
+
+def response_identity(kind: str, model: str, fingerprint: str) -> dict[str, object]:
+    """What each chunk of a response repeats. kind: the beginning of its id."""
+    return {
+        "id": f"{kind}-{secrets.token_hex(12)}",
+        "created": int(time.time()),
+        "model": model,
+        "system_fingerprint": fingerprint,
+    }
 
 
 def note(record: RequestRecord, counts: TokenCounts) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 import uuid
 
@@ -35,6 +36,7 @@ class ModelFront:
         self.created = int(time.time())
         self._given_name = model.name
         self._info: ModelInfo | None = None
+        self._fingerprint = ""
 
     @property
     def known_name(self) -> str:
@@ -49,8 +51,15 @@ class ModelFront:
         """Raises UpstreamError while no server has told it."""
         if self._info is None:
             outputs = await self.ask({"text_input": "", "task": "describe"})
-            self._info = msgspec.json.decode(str(outputs["model_info"]), type=ModelInfo)
+            told = str(outputs["model_info"])
+            self._info = msgspec.json.decode(told, type=ModelInfo)
+            self._fingerprint = f"fp_{hashlib.sha256(told.encode()).hexdigest()[:10]}"
         return self._info
+
+    async def fingerprint(self) -> str:
+        """OpenAI's system_fingerprint: another one when the server's model or engine is another."""
+        await self.info()
+        return self._fingerprint
 
     async def ask(self, inputs: dict[str, object]) -> dict[str, object]:
         """The outputs of a task that generates nothing. Raises UpstreamError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 
 import msgspec
 
@@ -10,17 +11,18 @@ from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.gateway.app.api_route import ApiRequest
 from deepseek_triton_tools.gateway.app.model_front import ModelFront
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
+from deepseek_triton_tools.gateway.triton.call import UpstreamError
 
 _METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 async def list_models(request: ApiRequest) -> None:
     named = await request.state.named_models()
-    data = [
-        await _entry(name, model)
-        for name, model in named.items()
-        if request.caller is None or request.caller.may_use(name)
-    ]
+    data = []
+    for name, model in named.items():
+        if request.caller is None or request.caller.may_use(name):
+            with suppress(UpstreamError):  # none of its servers has been up yet
+                data.append(await _entry(name, model))
     await request.exchange.respond(200, msgspec.json.encode({"object": "list", "data": data}))
 
 
@@ -35,14 +37,10 @@ async def health(request: ApiRequest) -> None:
 
 
 async def ready(request: ApiRequest) -> None:
-    """Every model has a server that takes requests."""
-    missing = [
-        " ".join(server.url for server in model.fleet.servers()) or "an empty list of servers"
-        for model in request.state.models
-        if not any(server.state == "up" for server in model.fleet.servers())
-    ]
-    if missing:
-        text = f"no server is up of: {'; '.join(missing)}"
+    """Some model has a server that takes requests. One that has none is no reason to take the others' gateway away."""
+    servers = [server for model in request.state.models for server in model.fleet.servers()]
+    if not any(server.state == "up" for server in servers):
+        text = f"no server is up of: {' '.join(server.url for server in servers) or 'an empty list of servers'}"
         raise OpenAIError(503, text, kind="server_error", code="unavailable", retry_after_s=1.0)
     await request.exchange.respond(200, b"{}")
 

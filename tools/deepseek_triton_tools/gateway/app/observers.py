@@ -9,6 +9,9 @@ from deepseek_triton_tools.gateway.app.gateway_metrics import GatewayMetrics
 from deepseek_triton_tools.gateway.app.request_record import RequestObserver, RequestRecord
 from deepseek_triton_tools.gateway.settings import GatewaySettings
 
+_PROBES = {"/health", "/ready", "/metrics", "/v2/health/live", "/v2/health/ready", "/v2/models/{model}/ready"}
+"""Asked every few seconds by machines; nobody is told of these."""
+
 
 class Observers:
     """The metrics, and the access log and traces where the settings have them, as one RequestObserver."""
@@ -25,17 +28,20 @@ class Observers:
             self._all.append(Traces(settings.traces_url))
 
     def begins(self, record: RequestRecord) -> None:
-        for observer in self._all:
+        for observer in self._told_of(record):
             observer.begins(record)
 
     def ends(self, record: RequestRecord) -> None:
         record.end()
-        for observer in self._all:
+        for observer in self._told_of(record):
             observer.ends(record)
 
     def metrics(self, servers_up: Iterable[tuple[str, bool]] = ()) -> bytes:
         """The text for GET /metrics. `servers_up`: URL, and whether it gets requests."""
         return self._metrics.text(servers_up)
+
+    def _told_of(self, record: RequestRecord) -> Iterable[RequestObserver]:
+        return () if record.route in _PROBES else self._all
 
     def close(self) -> None:
         for observer in self._all:

@@ -71,13 +71,13 @@ class RequestRecord:
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to the first token, from the request's first line."""
-        return None if self.first_token_s is None else self.first_token_s - self.began_s
+        """Time to a stream's first token, from the request's first line. Other answers come all at once."""
+        return self.first_token_s - self.began_s if self.stream and self.first_token_s is not None else None
 
     @property
     def mean_itl_s(self) -> float | None:
-        """The mean time between two tokens; None for less than two."""
-        if self.first_token_s is None or self.last_token_s is None or self.num_output_tokens < 2:
+        """The mean time between two tokens of a stream; None for less than two."""
+        if not self.stream or self.first_token_s is None or self.last_token_s is None or self.num_output_tokens < 2:
             return None
         return (self.last_token_s - self.first_token_s) / (self.num_output_tokens - 1)
 

@@ -30,7 +30,7 @@ async def create_response(request: ApiRequest) -> None:
     affinity = affinity_key([m for m in chat.messages if isinstance(m, dict)], hint=chat.cache_key)
     writer = ResponseWriter(name, asked.echoed)
     answer = ResponsesAnswer(writer, chat)
-    parts = generate(model, record, inputs, affinity, num_choices=chat.num_choices)
+    parts = generate(model, record, inputs, affinity, copies=chat.copies)
     async with aclosing(parts):
         try:
             if chat.stream:
@@ -39,7 +39,7 @@ async def create_response(request: ApiRequest) -> None:
                 await _respond(request, writer, answer, parts)
         finally:
             note(record, answer.counts)
-            record.finish_reason = answer.finish_reason
+            record.finish_reason = answer.choice.finish_reason
 
 
 async def count_input_tokens(request: ApiRequest) -> None:
@@ -60,18 +60,19 @@ async def _stream(
     request: ApiRequest, writer: ResponseWriter, answer: ResponsesAnswer, parts: AsyncGenerator[list[Part], None]
 ) -> None:
     exchange = request.exchange
+    exchange.expect_stream()
     try:
         async for some in parts:
-            if not exchange.begun:
+            if not exchange.has_events:
                 # Only now, so that a refusal of the server is a response with its own status.
                 await exchange.start_stream()
                 await exchange.send_events(writer.begin() + answer.take(some))
             elif events := answer.take(some):
                 await exchange.send_events(events)
-            if answer.done:
+            if answer.choice.done:
                 break
     except UpstreamError as error:
-        if not exchange.begun:
+        if not exchange.has_events:
             raise
         code = "rate_limit_exceeded" if error.code == "E_OVERLOADED" else "server_error"
         exchange.record.error_code = code
@@ -85,7 +86,7 @@ async def _respond(
 ) -> None:
     async for some in parts:
         answer.take(some)
-        if answer.done:
+        if answer.choice.done:
             break
     answer.end()
     await request.exchange.respond(200, msgspec.json.encode(writer.document))

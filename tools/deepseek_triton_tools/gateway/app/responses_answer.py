@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from deepseek_triton_tools.gateway.app.chat_answer import ChatChoice
 from deepseek_triton_tools.gateway.app.token_counts import TokenCounts
 from deepseek_triton_tools.gateway.protocol.chat_request import ChatRequest
-from deepseek_triton_tools.gateway.protocol.finish_reasons import finish_of
 from deepseek_triton_tools.gateway.protocol.responses_output import ResponseWriter
-from deepseek_triton_tools.gateway.protocol.token_logprobs import chat_logprobs
-from deepseek_triton_tools.gateway.tool_calls.answer_calls import AnswerCalls
 from deepseek_triton_tools.gateway.tool_calls.tool_call_parser import (
     ArgumentsPiece,
     CallBegins,
@@ -25,30 +23,20 @@ class ResponsesAnswer:
     def __init__(self, writer: ResponseWriter, chat: ChatRequest) -> None:
         """chat: the chat request that asks the same."""
         self.counts = TokenCounts()
-        self.finish_reason = ""
-        """In chat's words; "" while the answer goes on."""
+        self.choice = ChatChoice(chat)
         self._writer = writer
-        self._calls = AnswerCalls(drop=chat.drop_calls, only_first=chat.only_first_call) if chat.has_tools else None
-        self._top_logprobs = chat.top_logprobs
-        self._logprobs: list[dict[str, object]] = []
-        """Those that wait for the next text."""
-
-    @property
-    def done(self) -> bool:
-        """All that is wanted has come: the work on the server may be stopped."""
-        return bool(self.finish_reason)
 
     def take(self, parts: Iterable[Part]) -> bytes:
         events = b""
         for part in parts:
             self.counts.add(part)
-            if not self.done:
+            if not self.choice.done:
                 events += self._take(part)
         return events
 
     def end(self) -> bytes:
         """The last events, after all parts."""
-        if self.finish_reason == "length":
+        if self.choice.finish_reason == "length":
             return self._writer.end("incomplete", usage=self._usage(), reason="max_output_tokens")
         return self._writer.end("completed", usage=self._usage())
 
@@ -57,34 +45,20 @@ class ResponsesAnswer:
         return self._writer.end("failed", usage=self._usage(), error={"code": code, "message": message})
 
     def _take(self, part: Part) -> bytes:
-        if part.logprobs and self._top_logprobs is not None:
-            self._logprobs += chat_logprobs(part.logprobs, self._top_logprobs)
         events = self._writer.reasoning(part.reasoning) if part.reasoning else b""
-        if self._calls is None:
-            events += self._write((TextPiece(part.text),) if part.text else ())
-        else:
-            events += self._write(self._calls.feed(part.text))
-            if part.finish_reason:
-                events += self._write(self._calls.end())
-        if self._calls is not None and self._calls.complete:
-            self.finish_reason = "tool_calls"
-        elif part.finish_reason:
-            self.finish_reason, _ = finish_of(part.finish_reason, part.stop_reason)
-            if self.finish_reason == "stop" and self._calls is not None and self._calls.calls:
-                self.finish_reason = "tool_calls"
-        return events
+        return events + self._write(self.choice.take(part))
 
     def _write(self, pieces: Sequence[ParsedPiece]) -> bytes:
         events = b""
         for piece in pieces:
             if isinstance(piece, TextPiece):
-                events += self._writer.text(piece.text, self._logprobs)
-                self._logprobs = []
+                events += self._writer.text(piece.text, self.choice.logprobs)
+                self.choice.logprobs = []  # those of the next text
             elif isinstance(piece, ArgumentsPiece):
                 events += self._writer.arguments(piece.text)
             elif isinstance(piece, CallBegins):
-                assert self._calls is not None
-                events += self._writer.begin_call(self._calls.calls[piece.index].call_id, piece.name)
+                assert self.choice.calls is not None
+                events += self._writer.begin_call(self.choice.calls.calls[piece.index].call_id, piece.name)
             else:
                 events += self._writer.end_call(cut=piece.cut)
         return events

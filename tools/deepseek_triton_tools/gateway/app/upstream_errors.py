@@ -27,7 +27,9 @@ def openai_error(error: UpstreamError) -> OpenAIError:
         case "E_UNSUPPORTED":
             return OpenAIError(400, message, param=_field_of(message), code="unsupported_parameter")
         case "E_PROMPT_TOO_LONG":
-            return OpenAIError(400, message, param="messages", code="context_length_exceeded")
+            # LiteLLM and LangChain know it by these words only.
+            text = f"This model's maximum context length is exceeded (context_length_exceeded): {message}"
+            return OpenAIError(400, text, param="messages", code="context_length_exceeded")
         case "E_OVERLOADED":
             return OpenAIError(
                 429, message, kind="server_error", code="overloaded", retry_after_s=error.retry_after_s or 1.0

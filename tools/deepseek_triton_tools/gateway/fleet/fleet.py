@@ -67,13 +67,12 @@ class Fleet:
                 check.cancel()
 
     async def close(self) -> None:
-        """Close all connections. Requests that still run fail."""
+        """End the checks, and close the connections of all servers. The caller has let the requests end."""
         tasks = [*self._tasks, *self._watches.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for member in [*self._members.values(), *self._leaving]:
-            await member.close()
+        await asyncio.gather(*(member.close() for member in [*self._members.values(), *self._leaving]))
 
     def servers(self) -> list[FleetServer]:
         """Each server as it is now; those that leave are at the end."""

@@ -6,6 +6,8 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
+import msgspec
+
 from deepseek_triton_tools.gateway.fleet.affinity import rendezvous_score
 from deepseek_triton_tools.gateway.triton.call import Call
 
@@ -45,13 +47,24 @@ class Candidate(Protocol):
 _Candidate = TypeVar("_Candidate", bound=Candidate)
 
 
+class _Sizes(msgspec.Struct):
+    """The sampling parameters that decide how much is generated."""
+
+    max_tokens: int = 0
+    n: int = 1
+
+
 def estimated_load(call: Call) -> Load:
     """The load of a request, before any server has counted its tokens."""
     prompt = sum(len(value) for name in _PROMPTS if isinstance(value := call.inputs.get(name), str))
     ids = call.inputs.get("input_ids")
-    most = call.inputs.get("max_tokens")
     tokens = prompt // _CHARACTERS_PER_TOKEN + (len(ids) if isinstance(ids, list) else 0)
-    return Load(1, tokens + (most if isinstance(most, int) else 0))
+    try:
+        sizes = msgspec.json.decode(str(call.inputs.get("sampling_parameters", "{}")), type=_Sizes)
+    except msgspec.MsgspecError:  # the server says what is wrong with them
+        sizes = _Sizes()
+    num_answers = max(1, sizes.n)
+    return Load(num_answers, num_answers * (tokens + max(0, sizes.max_tokens)))
 
 
 def choose(candidates: Sequence[_Candidate], call: Call, rng: random.Random) -> _Candidate:

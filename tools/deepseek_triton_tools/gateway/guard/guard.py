@@ -99,7 +99,7 @@ class Guard:
                 return
             self._seen = signature
             self._callers = read_keys(self._path)
-            _log.warning("%s was read again: it has %d keys", self._path, len(self._callers))
+            _log.warning("%s was read again; keys: %d", self._path, len(self._callers))
         except (OSError, KeysFileError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             _log.warning("%s has changed, but the keys of before stay: %s", self._path, reason)
@@ -127,8 +127,8 @@ def _too_many(
 ) -> OpenAIError:
     return OpenAIError(
         429,
-        f"this API key has {budget.limit} {unit} per minute: {budget.remaining} are left and {num_asked} were asked "
-        f"for; try again in {_duration(wait_s)}",
+        f"this API key has {budget.limit} {unit} per minute: {budget.remaining} left, {num_asked} needed; try again in "
+        f"{_duration(wait_s)}",
         kind=unit,
         code="rate_limit_exceeded",
         retry_after_s=wait_s,

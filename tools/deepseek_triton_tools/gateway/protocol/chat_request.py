@@ -15,9 +15,9 @@ from deepseek_triton_tools.gateway.protocol.request_fields import (
     between,
     boolean,
     check_names,
+    choices,
     given_fields,
     model_inputs,
-    num_choices,
     stream_options,
     text,
     wrong,
@@ -70,6 +70,8 @@ class ChatRequest:
     include_usage: bool = False
     continuous_usage: bool = False
     num_choices: int = 1
+    copies: int = 1
+    """As how many of the choices each answer is given."""
     max_tokens: int | None = None
     include_reasoning: bool = True
     top_logprobs: int | None = None
@@ -97,6 +99,8 @@ def read_chat_request(document: object) -> ChatRequest:
     # A conversation with calls in it needs the parser too: the model may go on calling.
     has_tools = bool(tools) or any(isinstance(message, dict) and message.get("tool_calls") for message in messages)
     sampling |= guided_fields(given)
+    num_choices, copies, fields = choices(given)
+    sampling |= fields
     if max_tokens is not None:
         sampling["max_tokens"] = max_tokens
     inputs = model_inputs(given, sampling)
@@ -114,7 +118,8 @@ def read_chat_request(document: object) -> ChatRequest:
         stream=stream,
         include_usage=include_usage,
         continuous_usage=continuous_usage,
-        num_choices=num_choices(given),
+        num_choices=num_choices,
+        copies=copies,
         max_tokens=max_tokens,
         include_reasoning=boolean("include_reasoning", given.get("include_reasoning", True)),
         top_logprobs=top_logprobs,
@@ -126,11 +131,11 @@ def read_chat_request(document: object) -> ChatRequest:
 
 
 def _max_tokens(given: Mapping[str, object]) -> int | None:
-    names = [name for name in ("max_completion_tokens", "max_tokens") if name in given]
-    values = {name: between(name, given[name], 1, MOST_INT32) for name in names}
-    if len(set(values.values())) > 1:
-        raise invalid("max_tokens and max_completion_tokens differ: expected one of them.", param="max_tokens")
-    return next(iter(values.values()), None)
+    """max_completion_tokens is the newer name, and wins where a client sends both."""
+    for name in ("max_completion_tokens", "max_tokens"):
+        if name in given:
+            return between(name, given[name], 1, MOST_INT32)
+    return None
 
 
 def _top_logprobs(given: Mapping[str, object]) -> int | None:

@@ -12,10 +12,9 @@ from deepseek_triton_tools.gateway.protocol.request_fields import (
     between,
     boolean,
     check_names,
+    choices,
     given_fields,
-    integer,
     model_inputs,
-    num_choices,
     stream_options,
     text,
     token_ids,
@@ -63,6 +62,8 @@ class CompletionRequest:
     include_usage: bool = False
     continuous_usage: bool = False
     num_choices: int = 1
+    copies: int = 1
+    """As how many of a prompt's choices each answer is given."""
     max_tokens: int | None = None
     logprobs: int | None = None
     echo: bool = False
@@ -98,8 +99,8 @@ def read_completion_request(document: object) -> CompletionRequest:
         inputs_of_logprobs["return_logprobs"] = True
         if echo:
             sampling["prompt_logprobs"] = logprobs
-    if "best_of" in given:
-        sampling["best_of"] = integer("best_of", given["best_of"])
+    num_choices, copies, fields = choices(given)
+    sampling |= fields
     inputs = model_inputs(given, sampling) | inputs_of_logprobs
     if continuous_usage:
         inputs |= {"return_num_input_tokens": True, "return_num_output_tokens": True}
@@ -110,7 +111,8 @@ def read_completion_request(document: object) -> CompletionRequest:
         stream=stream,
         include_usage=include_usage,
         continuous_usage=continuous_usage,
-        num_choices=num_choices(given),
+        num_choices=num_choices,
+        copies=copies,
         max_tokens=max_tokens,
         logprobs=logprobs,
         echo=echo,

@@ -15,7 +15,9 @@ from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError, in
 Reader = Callable[[str, object], object]
 MOST_INT32 = 2**31 - 1
 _MOST_CHOICES = 64
-"""The wire contract's limit of n."""
+"""The wire contract's limit of `n`."""
+_HINT_CHARACTERS = 80
+"""Of an unknown field's name: finding the nearest one takes longer than its square."""
 
 
 def number(name: str, value: object) -> float:
@@ -46,10 +48,6 @@ def int32(name: str, value: object) -> int:
 
 def token_ids(name: str, value: object) -> list[int]:
     return [between(f"{name}[{at}]", element, 0, MOST_INT32) for at, element in enumerate(a_list(name, value))]
-
-
-def num_choices(given: Mapping[str, object]) -> int:
-    return between("n", given.get("n", 1), 1, _MOST_CHOICES)
 
 
 def boolean(name: str, value: object) -> bool:
@@ -151,6 +149,19 @@ REFUSED: Mapping[str, tuple[str, tuple[object, ...]]] = {
     "lora_path": ("there are no adapters", ()),
     "kv_transfer_params": ("the gateway decides itself which servers work together", ()),
     "moderation": ("there is no moderation here", ()),
+    "echo": ("it belongs to /v1/completions", (False,)),
+    "suffix": ("it belongs to /v1/completions", ("",)),
+    "best_of": ("it belongs to /v1/completions: use n", (1,)),
+    "allowed_token_ids": ("no engine behind the gateway takes it in every release", ([],)),
+    "thinking_token_budget": ("no engine behind the gateway counts thinking apart: use max_tokens", ()),
+    "return_tokens_as_token_ids": ("token ids are given by Triton's generate endpoint only", (False,)),
+    "return_hidden_states": ("the model answers with tokens only", (False,)),
+    "stop_regex": ("stop takes texts", ([],)),
+    "no_stop_trim": ("use include_stop_str_in_output", (False,)),
+    "session_params": ("nothing is kept here: send the whole conversation", ({},)),
+    "custom_logit_processor": ("code is not taken from requests", ()),
+    "rid": ("send it as the header X-Request-Id", ()),
+    "input_ids": ("use /v1/completions with token ids as the prompt", ()),
 }
 """Field -> why it is refused, and its values that ask for nothing, which are accepted."""
 
@@ -173,9 +184,9 @@ def check_names(given: Mapping[str, object], own: Iterable[str]) -> None:
             if value in harmless:
                 continue
             raise invalid(f"{name} is not supported: {reason}.", param=name, code="unsupported_parameter")
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+        near = difflib.get_close_matches(name[:_HINT_CHARACTERS], known, n=1, cutoff=0.7)
         hint = f" Did you mean {near[0]}?" if near else ""
-        raise invalid(f"unknown field {name!r:.80}.{hint}", param=name[:80], code="unknown_parameter")
+        raise invalid(f"unknown field {name!r:.80}.{hint}", param=name[:_HINT_CHARACTERS], code="unknown_parameter")
 
 
 def model_inputs(given: Mapping[str, object], sampling: Mapping[str, object]) -> dict[str, object]:
@@ -183,6 +194,26 @@ def model_inputs(given: Mapping[str, object], sampling: Mapping[str, object]) ->
     fields = {SAMPLING[name][0]: SAMPLING[name][1](name, value) for name, value in given.items() if name in SAMPLING}
     inputs = {INPUTS[name][0]: INPUTS[name][1](name, value) for name, value in given.items() if name in INPUTS}
     return {**inputs, "sampling_parameters": msgspec.json.encode({**fields, **sampling}).decode()}
+
+
+def choices(given: Mapping[str, object]) -> tuple[int, int, dict[str, object]]:
+    """How many choices are wanted, as how many of them each answer is given, and the sampling fields for it.
+
+    Greedy decoding gives the same answer each time. The model's server refuses to repeat it, OpenAI does not. Without
+    a temperature, several answers are sampled at OpenAI's own default, because the model's may be greedy.
+    """
+    wanted = integer("n", given.get("n", 1))
+    best_of = integer("best_of", given.get("best_of", wanted))
+    if not 1 <= wanted <= _MOST_CHOICES:
+        raise wrong("n", f"1 to {_MOST_CHOICES}", wanted)
+    if not wanted <= best_of <= _MOST_CHOICES:
+        raise wrong("best_of", f"n, which is {wanted}, to {_MOST_CHOICES}", best_of)
+    if best_of == 1:
+        return 1, 1, {}
+    if given.get("temperature") == 0 or given.get("top_k") == 1:
+        return wanted, wanted, {"n": 1}
+    more: dict[str, object] = {} if best_of == wanted else {"best_of": best_of}
+    return wanted, 1, {"temperature": 1.0, **more} if "temperature" not in given else more
 
 
 def stream_options(given: Mapping[str, object]) -> tuple[bool, bool]:

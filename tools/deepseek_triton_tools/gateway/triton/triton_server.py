@@ -60,6 +60,9 @@ class TritonServer:
         except ConnectionFailed as error:
             ended = True
             raise self._lost(error) from error
+        except UpstreamError:
+            ended = True  # the model's last word; closing the connection stops whatever goes on all the same
+            raise
         finally:
             if ended:
                 self._give_back(connection)

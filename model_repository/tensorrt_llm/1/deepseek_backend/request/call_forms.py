@@ -33,11 +33,11 @@ class CallForm:
     """One way to write calls."""
 
     name: str
-    """As model_info's `tool_form` has it."""
+    """Value of model_info's `tool_form`."""
     begins: str
-    """What comes before the name of the first call."""
+    """Text before the name of the first call."""
     after_name: str
-    """What comes between a call's name and its arguments."""
+    """Text between a call's name and its arguments."""
     call_begins: str = CALL_BEGIN
     after_arguments: str = CALL_END
     between_calls: str = ""

@@ -44,7 +44,7 @@ class Rendered(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatFacts:
-    """What a checkpoint's chat template does."""
+    """Behaviour of a checkpoint's chat template."""
 
     form: CallForm | None
     """How calls are written; None where that is not known."""

@@ -1,4 +1,4 @@
-"""What the model is: the answer to the task "describe"."""
+"""The answer to the task "describe": the facts of the model."""
 
 from __future__ import annotations
 

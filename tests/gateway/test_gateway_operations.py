@@ -1,0 +1,187 @@
+"""Keys, limits, ids, logs and traces of the whole application, in front of a server written by the test."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deepseek_triton_tools.gateway.app.application import create_app
+from deepseek_triton_tools.gateway.guard.api_keys import new_key
+from deepseek_triton_tools.gateway.settings import GatewaySettings, ServedModel
+from support.asgi_server import serving_app
+
+MODEL = {"name": "tiny", "engine": "fake", "max_seq_len": 100, "checkpoint": "tiny", "thinking_switch": False}
+ANSWER = {"text_output": "Paris", "finish_reason": "stop", "num_input_tokens": 7, "num_output_tokens": 3}
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+class FakeTriton:
+    """Answers everything with Paris, and keeps the requests that generate."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[dict[str, str], dict[str, Any]]] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            for step in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{step}.complete"})
+            return
+        body = b""
+        while (message := await receive())["type"] == "http.request":
+            body += message["body"]
+            if not message["more_body"]:
+                break
+        answer = b""
+        if scope["path"].endswith("/generate_stream"):
+            document = json.loads(body)
+            if document.get("task") == "describe":
+                outputs: dict[str, Any] = {"model_info": json.dumps(MODEL)}
+            else:
+                headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+                self.requests.append((headers, document))
+                outputs = ANSWER
+            answer = f"data: {json.dumps(outputs)}\n\n".encode()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": answer})
+
+
+@pytest.fixture
+def triton() -> FakeTriton:
+    return FakeTriton()
+
+
+@pytest.fixture
+def gateway(triton: FakeTriton, tmp_path: Path) -> Iterator[Any]:
+    with ExitStack() as stack:
+        server = stack.enter_context(serving_app(triton))
+
+        @contextmanager
+        def begin(**settings: Any) -> Iterator[httpx.Client]:
+            models = settings.pop("models", (ServedModel((server,)),))
+            app = create_app(GatewaySettings(models, metrics_port=None, **settings))
+            with serving_app(app) as url, httpx.Client(base_url=url) as client:
+                yield client
+
+        yield begin
+
+
+def authorized(tmp_path: Path, words: str = "") -> tuple[Path, dict[str, str]]:
+    key, line = new_key("ann")
+    (tmp_path / "keys").write_text(f"{line} {words}")
+    return tmp_path / "keys", {"Authorization": f"Bearer {key}"}
+
+
+def test_only_who_has_a_key_may_ask_but_probes_may(gateway, triton, tmp_path):
+    keys, headers = authorized(tmp_path)
+    with gateway(keys_file=keys, metrics_need_key=True) as client:
+        for path in ("v1/models", "metrics", "fleet"):
+            refused = client.get(path)
+            assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+            assert refused.json()["error"]["type"] == "invalid_request_error"
+            assert client.get(path, headers=headers).status_code == 200
+        refused = client.post("v1/chat/completions", json=CHAT, headers={"Authorization": "Bearer sk-other"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+        for path in ("health", "ready", "v2/health/live", "v2/health/ready", "v2/models/x/ready"):
+            assert client.get(path).status_code == 200
+    assert triton.requests == []
+
+
+def test_a_key_is_for_some_models_only(gateway, triton, tmp_path):
+    keys, headers = authorized(tmp_path, "models=other")
+    with gateway(keys_file=keys) as client:
+        refused = client.post("v1/chat/completions", json=CHAT, headers=headers)
+        assert client.get("v1/models", headers=headers).json()["data"] == []
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "model_not_found")
+    assert triton.requests == []
+
+
+def test_limits_count_what_was_used(gateway, triton, tmp_path):
+    keys, headers = authorized(tmp_path, "requests_per_minute=2 tokens_per_minute=100000")
+    with gateway(keys_file=keys) as client:
+        first, second, third = (client.post("v1/chat/completions", json=CHAT, headers=headers) for _ in range(3))
+
+    assert (first.status_code, second.status_code, third.status_code) == (200, 200, 429)
+    assert first.headers["x-ratelimit-remaining-requests"] == "1"
+    assert int(second.headers["x-ratelimit-remaining-tokens"]) > 100_000 - 10 - 60  # 10 used, and a guess
+    assert third.json()["error"]["code"] == "rate_limit_exceeded"
+    assert 1 <= int(third.headers["retry-after"]) <= 30
+    assert len(triton.requests) == 2
+
+
+def test_ids_and_headers_go_through(gateway, triton, tmp_path):
+    log = tmp_path / "log"
+    with gateway(upstream_headers=(("triton-key", "secret"),), access_log=str(log)) as client:
+        for _ in range(2):
+            answer = client.post("v1/chat/completions", json=CHAT, headers={"X-Request-Id": "mine"})
+            assert answer.headers["x-request-id"] == "mine"
+        made = client.post("v1/chat/completions", json={**CHAT, "model": "other"}, headers={"X-Request-Id": "no good"})
+
+    (headers, first), (_, second) = triton.requests
+    assert headers["triton-key"] == "secret"
+    assert first["id"] != second["id"]
+    assert first["id"].startswith("mine-")
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["id"] for line in lines] == ["mine", "mine", made.headers["x-request-id"]]
+    assert re.fullmatch(r"req-\w{32}", made.headers["x-request-id"])
+    assert lines[0]["upstream_id"] in first["id"]
+    assert (lines[0]["prompt_tokens"], lines[0]["generated_tokens"], lines[0]["finish_reason"]) == (7, 3, "stop")
+    assert (lines[2]["status"], lines[2]["error"]) == (404, "model_not_found")
+    assert "secret" not in log.read_text()
+
+
+def test_a_trace_goes_on_to_triton(gateway, triton):
+    with gateway(traces_url="http://127.0.0.1:9") as client:
+        client.post("v1/chat/completions", json=CHAT, headers={"traceparent": PARENT})
+    [(headers, _)] = triton.requests
+    assert headers["traceparent"].startswith(PARENT[:36])
+    assert headers["traceparent"] != PARENT
+
+
+def probe(question: str, url: object) -> int:
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "probe", question, str(url)]
+    return subprocess.run(command, check=False).returncode
+
+
+@pytest.mark.slow
+def test_one_model_without_servers_takes_no_other_away(gateway):
+    with gateway(models=(ServedModel(("http://127.0.0.1:9",), "away"),)) as client:
+        assert client.get("ready").status_code == 503
+        assert client.get("v1/models").json()["data"] == []
+        assert probe("ready", client.base_url) == 1
+        assert probe("live", client.base_url) == 0
+    with gateway() as client:
+        assert probe("ready", client.base_url) == 0
+        assert [model["id"] for model in client.get("v1/models").json()["data"]] == ["tiny"]
+        metrics = client.get("metrics").text
+    assert re.search(r'deepseek_triton_gateway_server_up\{server="http://127.0.0.1:\d+"\} 1.0', metrics)
+
+
+def test_pages_of_another_origin_may_ask_where_it_is_named(gateway, tmp_path):
+    keys, _ = authorized(tmp_path)
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    with gateway(keys_file=keys, cors_origins=("https://chat.example.com",)) as client:
+        allowed, refused = (
+            client.options("v1/chat/completions", headers={"Origin": origin, **asked})
+            for origin in ("https://chat.example.com", "https://evil.example.com")
+        )
+    assert allowed.headers["access-control-allow-origin"] == "https://chat.example.com"
+    assert "access-control-allow-origin" not in refused.headers
+
+
+@pytest.mark.parametrize("size", [1_000, 200_000])
+def test_a_body_that_is_too_large_is_refused(gateway, triton, size):
+    with gateway(max_body_bytes=500) as client:
+        refused = client.post("v1/chat/completions", content=b" " * size)
+    assert refused.status_code == 413
+    assert triton.requests == []

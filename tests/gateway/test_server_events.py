@@ -1,0 +1,43 @@
+"""The events of a stream as parts, wherever the network cuts them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepseek_triton_tools.gateway.triton.call import Part
+from deepseek_triton_tools.gateway.triton.server_events import EventReader
+
+EVENTS = [
+    {"text_output": "Grüße, 你好 \n\n", "finish_reason": "None", "output_ids": 7, "num_output_tokens": 1},
+    {
+        "sequence_index": [1, 0],
+        "text_output": ["a", "b"],
+        "num_output_tokens": [2, 1],
+        "output_ids": [1, 2, 3],
+        "finish_reason": ["stop", "None"],
+        "model_name": "tensorrt_llm",
+    },
+    {"reasoning_output": "hm", "finish_reason": "length", "stop_reason": "None", "num_input_tokens": 5},
+]
+STREAM = b"".join(b"data: " + json.dumps(event, ensure_ascii=False).encode() + b"\n\n" for event in EVENTS)
+
+
+def test_events_become_parts() -> None:
+    assert EventReader().feed(STREAM) == [
+        Part(text="Grüße, 你好 \n\n", output_ids=[7], num_output_tokens=1),
+        Part(sequence=1, text="a", num_output_tokens=2, output_ids=[1, 2], finish_reason="stop"),
+        Part(sequence=0, text="b", num_output_tokens=1, output_ids=[3]),
+        Part(reasoning="hm", finish_reason="length", num_input_tokens=5),
+    ]
+
+
+@given(st.sets(st.integers(1, len(STREAM) - 1)))
+def test_any_cut_gives_the_same_parts(cuts: set[int]) -> None:
+    edges = [0, *sorted(cuts), len(STREAM)]
+    reader = EventReader()
+    found = [part for begin, end in itertools.pairwise(edges) for part in reader.feed(STREAM[begin:end])]
+    assert found == EventReader().feed(STREAM)
