@@ -21,6 +21,7 @@ from deepseek_triton_tools.gateway.guard.guard import Reservation
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError, invalid
 from deepseek_triton_tools.gateway.triton.call import UpstreamError
 
+_TOO_DEEP = "the request's body is nested too deeply"
 _log = logging.getLogger(__name__)
 
 
@@ -90,6 +91,8 @@ class ApiRoute:
             await exchange.refuse(error)
         except UpstreamError as error:
             await exchange.refuse(openai_error(error))
+        except RecursionError:  # values that could be read just so can't be written again
+            await exchange.refuse(invalid(_TOO_DEEP))
         except Exception:
             _log.exception("request %s failed", exchange.record.request_id)
             text = "the gateway failed at this request; its log says more"
@@ -140,5 +143,7 @@ def _check_type(headers: list[tuple[bytes, bytes]]) -> None:
 def _document(body: bytes) -> object:
     try:
         return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError:
+        raise invalid(_TOO_DEEP) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(f"the request's body is not JSON: {error}") from None

@@ -54,7 +54,7 @@ class ChatChoice:
 
     def _finish(self, part: Part) -> None:
         self.finish_reason, self.stop_reason = finish_of(part.finish_reason, part.stop_reason)
-        if self.calls is not None and self.calls.calls and self.finish_reason == "stop":
+        if self.calls is not None and (self.calls.complete or (self.calls.calls and self.finish_reason == "stop")):
             self.finish_reason = "tool_calls"
 
 

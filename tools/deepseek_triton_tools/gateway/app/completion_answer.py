@@ -9,7 +9,7 @@ import msgspec
 from deepseek_triton_tools.gateway.app.token_counts import TokenCounts
 from deepseek_triton_tools.gateway.protocol.completion_request import CompletionRequest
 from deepseek_triton_tools.gateway.protocol.finish_reasons import finish_of
-from deepseek_triton_tools.gateway.protocol.token_logprobs import completion_logprobs
+from deepseek_triton_tools.gateway.protocol.token_logprobs import CompletionLogprobs, completion_logprobs
 from deepseek_triton_tools.gateway.triton.call import Part
 
 _encode = msgspec.json.encode
@@ -17,13 +17,14 @@ _encode = msgspec.json.encode
 
 class _Choice:
     def __init__(self, echoed: str) -> None:
+        self.echoed = echoed
         self.text = [echoed]
         self.logprobs: list[str] = []
         """The contract's JSON, the prompt's first."""
         self.finish_reason = ""
         self.stop_reason = ""
         self.num_characters = 0
-        """Of the text that was sent, for the offsets of the tokens."""
+        """Of the tokens that were told, for the offsets of the next ones."""
 
 
 class CompletionAnswer:
@@ -107,16 +108,18 @@ class CompletionAnswer:
         if part.finish_reason:
             choice.finish_reason, choice.stop_reason = finish_of(part.finish_reason, part.stop_reason)
 
-    def _logprobs(self, choice: _Choice) -> dict[str, object] | None:
+    def _logprobs(self, choice: _Choice) -> CompletionLogprobs | None:
         if self._request.logprobs is None:
             return None
-        found = completion_logprobs(choice.logprobs, self._request.logprobs, offset=choice.num_characters)
+        found = completion_logprobs(
+            choice.logprobs, self._request.logprobs, offset=choice.num_characters, echoed=choice.echoed
+        )
+        choice.num_characters += sum(map(len, found["tokens"]))
         choice.logprobs = []
         return found
 
     def _chunk(self, index: int, choice: _Choice, text: str) -> bytes:
         logprobs = b"null" if self._request.logprobs is None else _encode(self._logprobs(choice))
-        choice.num_characters += len(text)
         finish = _encode(choice.finish_reason or None)
         more = b',"stop_reason":%b' % _encode(choice.stop_reason) if choice.stop_reason else b""
         tail = self._tail

@@ -11,8 +11,8 @@ from deepseek_triton_tools.gateway.protocol.request_fields import (
     an_object,
     boolean,
     given_fields,
-    integers,
     text,
+    token_ids,
 )
 
 _TOKENIZE = frozenset({"model", "prompt", "messages", "tools", "chat_template_kwargs", "add_special_tokens"})
@@ -49,7 +49,7 @@ async def detokenize(request: ApiRequest) -> None:
     given = given_fields(request.document)
     if unknown := given.keys() - {"model", "tokens"}:
         raise invalid(f"unknown field {min(unknown)!r:.80}.", param=min(unknown)[:80], code="unknown_parameter")
-    tokens = integers("tokens", given.get("tokens"))
+    tokens = token_ids("tokens", given.get("tokens"))
     _, model = await request.model(text("model", given.get("model", "")))
     prompt = str((await model.ask(_detokenize(tokens)))["text_output"]) if tokens else ""
     await request.exchange.respond(200, msgspec.json.encode({"prompt": prompt}))

@@ -7,8 +7,14 @@ import re
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
 from deepseek_triton_tools.gateway.triton.call import UpstreamError
 
-_FIELD = re.compile(r"(?:input |field |sampling_param_)?'?([a-z_]+)'?(?=[\[.:, ])")
-_NAMES = {"bad": "bad_words", "guided_json": "response_format", "guided_json_object": "response_format"}
+_FIELD = re.compile(r"(?:sampling_param_)?([a-z_]+)(?=[\[.:,])")
+_NAMES = {
+    "bad": "bad_words",
+    "guided_json": "response_format",
+    "guided_json_object": "response_format",
+    "text_input": "prompt",
+    "input_ids": "prompt",
+}
 """The contract's name of a field -> the name that clients know, where they differ."""
 
 

@@ -9,13 +9,14 @@ import msgspec
 
 from deepseek_triton_tools.gateway.protocol.openai_errors import invalid
 from deepseek_triton_tools.gateway.protocol.request_fields import (
+    MOST_INT32,
     a_list,
     an_object,
+    between,
     boolean,
     check_names,
     choices,
     given_fields,
-    integer,
     model_inputs,
     stream_options,
     text,
@@ -133,17 +134,13 @@ def _max_tokens(given: Mapping[str, object]) -> int | None:
     """max_completion_tokens is the newer name, and wins where a client sends both."""
     for name in ("max_completion_tokens", "max_tokens"):
         if name in given:
-            if (value := integer(name, given[name])) < 1:
-                raise wrong(name, "1 or more", value)
-            return value
+            return between(name, given[name], 1, MOST_INT32)
     return None
 
 
 def _top_logprobs(given: Mapping[str, object]) -> int | None:
     wanted = boolean("logprobs", given.get("logprobs", False))
-    top = integer("top_logprobs", given.get("top_logprobs", 0))
-    if not 0 <= top <= _MOST_TOP_LOGPROBS:
-        raise wrong("top_logprobs", f"0 to {_MOST_TOP_LOGPROBS}", top)
+    top = between("top_logprobs", given.get("top_logprobs", 0), 0, _MOST_TOP_LOGPROBS)
     if top and not wanted:
         raise invalid("top_logprobs needs logprobs true.", param="top_logprobs")
     return top if wanted else None

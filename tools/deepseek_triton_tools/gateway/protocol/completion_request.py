@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 from deepseek_triton_tools.gateway.protocol.openai_errors import invalid
 from deepseek_triton_tools.gateway.protocol.request_fields import (
+    MOST_INT32,
     a_list,
+    between,
     boolean,
     check_names,
     choices,
     given_fields,
-    integer,
-    integers,
     model_inputs,
     stream_options,
     text,
+    token_ids,
     wrong,
 )
 from deepseek_triton_tools.gateway.protocol.structured_output import GUIDE_FIELDS, guided_fields
@@ -83,11 +84,10 @@ def read_completion_request(document: object) -> CompletionRequest:
     include_usage, continuous_usage = stream_options(given)
     echo = boolean("echo", given.get("echo", False))
     prompts = _prompts(given)
-    max_tokens = integer("max_tokens", given["max_tokens"]) if "max_tokens" in given else None
+    least = 0 if echo else 1
+    max_tokens = between("max_tokens", given["max_tokens"], least, MOST_INT32) if "max_tokens" in given else None
     only_echo = echo and max_tokens == 0
-    logprobs = integer("logprobs", given["logprobs"]) if "logprobs" in given else None
-    if logprobs is not None and not 0 <= logprobs <= _MOST_LOGPROBS:
-        raise wrong("logprobs", f"0 to {_MOST_LOGPROBS}", logprobs)
+    logprobs = between("logprobs", given["logprobs"], 0, _MOST_LOGPROBS) if "logprobs" in given else None
     sampling = guided_fields(given)
     if only_echo:
         sampling["max_tokens"] = 1
@@ -129,10 +129,10 @@ def _prompts(given: Mapping[str, object]) -> list[Prompt]:
     else:
         elements = a_list("prompt", value)
         if elements and all(isinstance(element, int) for element in elements):
-            prompts = [integers("prompt", elements)]
+            prompts = [token_ids("prompt", elements)]
         else:
             prompts = [
-                element if isinstance(element, str) else integers(f"prompt[{at}]", element)
+                element if isinstance(element, str) else token_ids(f"prompt[{at}]", element)
                 for at, element in enumerate(elements)
             ]
     if not prompts or not all(prompts):

@@ -13,6 +13,7 @@ import msgspec
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError, invalid
 
 Reader = Callable[[str, object], object]
+MOST_INT32 = 2**31 - 1
 _MOST_CHOICES = 64
 """The wire contract's limit of `n`."""
 _HINT_CHARACTERS = 80
@@ -31,6 +32,22 @@ def integer(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise wrong(name, "a whole number", value)
     return value
+
+
+def between(name: str, value: object, low: int, high: int) -> int:
+    """A whole number that the gateway itself counts with, or that Triton could not even read."""
+    found = integer(name, value)
+    if not low <= found <= high:
+        raise wrong(name, f"{low} to {high}", found)
+    return found
+
+
+def int32(name: str, value: object) -> int:
+    return between(name, value, -MOST_INT32 - 1, MOST_INT32)
+
+
+def token_ids(name: str, value: object) -> list[int]:
+    return [between(f"{name}[{at}]", element, 0, MOST_INT32) for at, element in enumerate(a_list(name, value))]
 
 
 def boolean(name: str, value: object) -> bool:
@@ -94,8 +111,8 @@ SAMPLING: Mapping[str, tuple[str, Reader]] = {
 holds the limits of each."""
 
 INPUTS: Mapping[str, tuple[str, Reader]] = {
-    "priority": ("priority", integer),
-    "timeout_ms": ("timeout_ms", integer),
+    "priority": ("priority", int32),
+    "timeout_ms": ("timeout_ms", int32),
 }
 """Fields that are inputs of the wire contract."""
 

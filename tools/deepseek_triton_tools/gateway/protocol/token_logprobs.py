@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypedDict
 
 import msgspec
 
@@ -29,8 +30,19 @@ def chat_logprobs(logprobs: str, num_top: int) -> list[dict[str, object]]:
     return content
 
 
-def completion_logprobs(logprobs: Sequence[str], num_top: int, *, offset: int = 0) -> dict[str, object]:
-    """`logprobs` of a completion's choice. A prompt's first token has none.
+class CompletionLogprobs(TypedDict):
+    """`logprobs` of a completion's choice."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+def completion_logprobs(
+    logprobs: Sequence[str], num_top: int, *, offset: int = 0, echoed: str = ""
+) -> CompletionLogprobs:
+    """A prompt's first token has no log-probability, and its text is what the others leave of `echoed`.
 
     logprobs: the contract's JSON, of the prompt and of the text. offset: characters before the first token.
     """
@@ -38,18 +50,25 @@ def completion_logprobs(logprobs: Sequence[str], num_top: int, *, offset: int = 
     values: list[float | None] = []
     tops: list[dict[str, float] | None] = []
     offsets: list[int] = []
-    for candidates in (candidates for document in logprobs for candidates in _decode(document)):
+    for candidates, text in (each for document in logprobs for each in _with_text(_decode(document), echoed)):
         found = list((candidates or {}).values())
-        token = found[0].decoded_token or "" if found else ""
         known = bool(found) and found[0].logprob is not None
-        tokens.append(token)
+        tokens.append(text)
         values.append(_number(found[0].logprob) if known else None)
         tops.append(
             {each.decoded_token or "": _number(each.logprob) for each in found[: num_top + 1]} if known else None
         )
         offsets.append(offset)
-        offset += len(token)
+        offset += len(text)
     return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+
+def _with_text(tokens: list[dict[str, _Token] | None], echoed: str) -> Iterable[tuple[dict[str, _Token] | None, str]]:
+    """Each token's candidates and text."""
+    texts = [next(iter(candidates.values())).decoded_token or "" if candidates else "" for candidates in tokens]
+    if tokens and not tokens[0]:
+        texts[0] = echoed[: max(0, len(echoed) - sum(map(len, texts)))]
+    return zip(tokens, texts, strict=True)
 
 
 def _chat_token(token: _Token) -> dict[str, object]:
