@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from deepseek_triton_tools.gateway.protocol.chat_request import CHAT_FIELDS
 from deepseek_triton_tools.gateway.protocol.completion_request import COMPLETION_FIELDS
-from deepseek_triton_tools.gateway.protocol.request_fields import INPUTS, REFUSED, SAMPLING, WITHOUT_EFFECT
+from deepseek_triton_tools.gateway.protocol.openai_fields import INPUTS, REFUSED, SAMPLING, WITHOUT_EFFECT
 from gateway.openai_facts import faults
 from gateway.scripted_triton import ScriptedTriton, gateway_of
 

@@ -10,7 +10,7 @@ import yaml
 
 from deepseek_triton_tools.gateway.protocol.chat_request import CHAT_FIELDS
 from deepseek_triton_tools.gateway.protocol.completion_request import COMPLETION_FIELDS
-from deepseek_triton_tools.gateway.protocol.request_fields import INPUTS, REFUSED, SAMPLING, WITHOUT_EFFECT
+from deepseek_triton_tools.gateway.protocol.openai_fields import INPUTS, REFUSED, SAMPLING, WITHOUT_EFFECT
 from support.documents import ROOT, Snippet, read, snippets
 
 PAGE = "docs/gateway.md"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from deepseek_triton_tools.gateway.protocol.chat_request import CHAT_FIELDS
 from deepseek_triton_tools.gateway.protocol.completion_request import COMPLETION_FIELDS
-from deepseek_triton_tools.gateway.protocol.request_fields import INPUTS, SAMPLING
+from deepseek_triton_tools.gateway.protocol.openai_fields import INPUTS, SAMPLING
 from support.raw_triton import RawTriton, Wire, answer, event, gateway_before, refusal
 from support.waiting import PATIENCE_S, wait_for
 

@@ -10,7 +10,7 @@ import pytest
 from deepseek_triton_tools.gateway.protocol.chat_request import ChatRequest, read_chat_request
 from deepseek_triton_tools.gateway.protocol.completion_request import read_completion_request
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
-from deepseek_triton_tools.gateway.protocol.request_fields import INPUTS, REFUSED, SAMPLING, WITHOUT_EFFECT
+from deepseek_triton_tools.gateway.protocol.openai_fields import INPUTS, REFUSED, SAMPLING, WITHOUT_EFFECT
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}

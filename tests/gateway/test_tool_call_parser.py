@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.gateway.tool_calls.call_tags import (
+from deepseek_triton_tools.gateway.tool_calls.call_syntax import (
     AFTER_PARAMETER,
     CLOSINGS,
     DSML_PARAMETER_END,

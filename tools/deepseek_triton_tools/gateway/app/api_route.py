@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from deepseek_triton_tools.gateway.app.exchange import ClientLeft, Exchange
+from deepseek_triton_tools.gateway.app.api_exchange import ClientLeft, Exchange
 from deepseek_triton_tools.gateway.app.gateway_state import GatewayState
 from deepseek_triton_tools.gateway.app.model_front import ModelFront
 from deepseek_triton_tools.gateway.app.request_record import begin_record

@@ -9,7 +9,7 @@ import msgspec
 from deepseek_triton_tools.gateway.app.token_counts import TokenCounts
 from deepseek_triton_tools.gateway.protocol.chat_request import ChatRequest
 from deepseek_triton_tools.gateway.protocol.finish_reasons import finish_of
-from deepseek_triton_tools.gateway.protocol.token_logprobs import chat_logprobs
+from deepseek_triton_tools.gateway.protocol.openai_logprobs import chat_logprobs
 from deepseek_triton_tools.gateway.tool_calls.answer_calls import AnswerCalls
 from deepseek_triton_tools.gateway.tool_calls.tool_call_parser import ArgumentsPiece, CallBegins, ParsedPiece, TextPiece
 from deepseek_triton_tools.gateway.triton.call import Part

@@ -9,7 +9,7 @@ import msgspec
 from deepseek_triton_tools.gateway.app.token_counts import TokenCounts
 from deepseek_triton_tools.gateway.protocol.completion_request import CompletionRequest
 from deepseek_triton_tools.gateway.protocol.finish_reasons import finish_of
-from deepseek_triton_tools.gateway.protocol.token_logprobs import CompletionLogprobs, completion_logprobs
+from deepseek_triton_tools.gateway.protocol.openai_logprobs import CompletionLogprobs, completion_logprobs
 from deepseek_triton_tools.gateway.triton.call import Part
 
 _encode = msgspec.json.encode

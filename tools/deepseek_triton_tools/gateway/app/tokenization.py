@@ -6,7 +6,7 @@ import msgspec
 
 from deepseek_triton_tools.gateway.app.api_route import ApiRequest
 from deepseek_triton_tools.gateway.protocol.openai_errors import invalid
-from deepseek_triton_tools.gateway.protocol.request_fields import (
+from deepseek_triton_tools.gateway.protocol.openai_fields import (
     a_list,
     an_object,
     boolean,

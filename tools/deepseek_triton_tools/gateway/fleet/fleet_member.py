@@ -19,7 +19,7 @@ import msgspec
 
 from deepseek_triton_tools.gateway.fleet.routing import Load
 from deepseek_triton_tools.gateway.triton.call import Call, Upstream, UpstreamError
-from deepseek_triton_tools.gateway.triton.http_connection import within
+from deepseek_triton_tools.gateway.triton.triton_connection import within
 
 CHECK_PERIOD_S = 2.0
 """Between two checks of a server that is up. The backend publishes its load once a second."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from deepseek_triton_tools.gateway.protocol.openai_errors import invalid
-from deepseek_triton_tools.gateway.protocol.request_fields import (
+from deepseek_triton_tools.gateway.protocol.openai_fields import (
     MOST_INT32,
     a_list,
     an_object,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from deepseek_triton_tools.gateway.protocol.openai_errors import invalid
-from deepseek_triton_tools.gateway.protocol.request_fields import (
+from deepseek_triton_tools.gateway.protocol.openai_fields import (
     MOST_INT32,
     a_list,
     between,

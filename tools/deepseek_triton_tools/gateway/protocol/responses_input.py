@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from deepseek_triton_tools.gateway.protocol.openai_errors import invalid
-from deepseek_triton_tools.gateway.protocol.request_fields import text, wrong
+from deepseek_triton_tools.gateway.protocol.openai_fields import text, wrong
 
 _ROLES = ("user", "system", "developer", "assistant")
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}

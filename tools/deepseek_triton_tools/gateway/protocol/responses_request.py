@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from deepseek_triton_tools.gateway.protocol.chat_request import ChatRequest, read_chat_request
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError, invalid
-from deepseek_triton_tools.gateway.protocol.request_fields import a_list, an_object, given_fields, text, wrong
+from deepseek_triton_tools.gateway.protocol.openai_fields import a_list, an_object, given_fields, text, wrong
 from deepseek_triton_tools.gateway.protocol.responses_input import chat_messages
 from deepseek_triton_tools.gateway.protocol.structured_output import format_of_responses
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from deepseek_triton_tools.gateway.tool_calls.call_tags import (
+from deepseek_triton_tools.gateway.tool_calls.call_syntax import (
     AFTER_PARAMETER,
     CALL_BEGIN,
     CALL_END,

@@ -10,15 +10,15 @@ from collections.abc import AsyncGenerator, Coroutine, Mapping
 import msgspec
 
 from deepseek_triton_tools.gateway.triton.call import Call, Part, UpstreamError
-from deepseek_triton_tools.gateway.triton.http_connection import (
+from deepseek_triton_tools.gateway.triton.server_errors import error_of_status
+from deepseek_triton_tools.gateway.triton.server_events import EventReader, outputs_of
+from deepseek_triton_tools.gateway.triton.triton_connection import (
     ConnectionFailed,
     HttpConnection,
     connect,
     request_head,
     within,
 )
-from deepseek_triton_tools.gateway.triton.server_errors import error_of_status
-from deepseek_triton_tools.gateway.triton.server_events import EventReader, outputs_of
 
 _MAX_IDLE = 64
 """Connections that are kept for the next request. Others are closed after use."""
