@@ -20,7 +20,7 @@ VLLM_INSTALLED := $(VLLM_VENV)/.installed
 CLIENTS_VENV := .venv-conformance
 CLIENTS_BIN := $(CLIENTS_VENV)/bin
 CLIENTS_INSTALLED := $(CLIENTS_VENV)/.installed
-UNIT := tests/backend tests/build tests/client tests/contract tests/tools
+UNIT := tests/backend tests/build tests/client tests/contract tests/gateway tests/tools
 
 TRAINED := .cache/tiny-checkpoint
 # How the embedded checkpoint is trained again. The last lines print its scores.

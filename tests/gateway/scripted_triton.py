@@ -13,7 +13,7 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from deepseek_triton_tools.gateway.app.application import create_app
-from deepseek_triton_tools.gateway.settings import GatewaySettings, ServedModel
+from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 
 _INFO = json.dumps({"name": "tiny", "max_seq_len": 4096})
 
@@ -74,7 +74,7 @@ def gateway_of(triton: ScriptedTriton, **settings: Any) -> Iterator[TestClient]:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            model = ServedModel((f"http://127.0.0.1:{server.server_port}",))
+            model = ModelSettings((f"http://127.0.0.1:{server.server_port}",))
             with TestClient(create_app(GatewaySettings((model,), **settings))) as client:
                 yield client
         finally:

@@ -14,7 +14,7 @@ import trustme
 from deepseek_triton_tools.cli.gateway import settings_of
 from deepseek_triton_tools.cli.main import main, program_parser
 from deepseek_triton_tools.gateway.guard.api_keys import digest_of, new_key, parse_keys
-from deepseek_triton_tools.gateway.settings import GatewaySettings, ServedModel
+from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 from deepseek_triton_tools.tool_errors import ToolError
 
 SERVER = ["--server", "http://node1:8000"]
@@ -25,7 +25,7 @@ def settings(*words: str) -> GatewaySettings:
 
 
 def test_without_options_the_defaults_are_those_of_the_settings():
-    assert settings(*SERVER) == GatewaySettings((ServedModel(("http://node1:8000",)),))
+    assert settings(*SERVER) == GatewaySettings((ModelSettings(("http://node1:8000",)),))
 
 
 def test_every_option_reaches_the_settings(tmp_path):
@@ -47,8 +47,8 @@ def test_every_option_reaches_the_settings(tmp_path):
 
     assert given == GatewaySettings(
         models=(
-            ServedModel(("dns+http://triton:8000",), "", "deepseek"),
-            ServedModel(("http://a:1", "http://b:1", "file:list"), "r1", "deepseek"),
+            ModelSettings(("dns+http://triton:8000",), "", "deepseek"),
+            ModelSettings(("http://a:1", "http://b:1", "file:list"), "r1", "deepseek"),
         ),
         host="0.0.0.0",
         port=80,
@@ -78,7 +78,7 @@ def test_the_file_has_the_same_words_and_the_command_line_wins(tmp_path):
 
     given = settings("--config", str(tmp_path / "gateway.yaml"), "--port", "9002", "--model", "v3=http://c:1")
 
-    assert given.models == (ServedModel(("http://c:1",), "v3"),)
+    assert given.models == (ModelSettings(("http://c:1",), "v3"),)
     assert (given.port, given.workers, given.max_body_bytes, given.metrics_port) == (9002, 2, 10**6, None)
     assert (given.metrics_need_key, given.cors_origins) == (True, ("https://chat.example.com",))
 

@@ -19,7 +19,7 @@ import trustme
 
 from deepseek_triton_tools.gateway.app.application import create_app
 from deepseek_triton_tools.gateway.guard.api_keys import new_key
-from deepseek_triton_tools.gateway.settings import GatewaySettings, ServedModel
+from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 from support.asgi_server import serving_app
 
 MODEL = {"name": "tiny", "engine": "fake", "max_seq_len": 100, "checkpoint": "tiny", "thinking_switch": False}
@@ -71,7 +71,7 @@ def gateway(triton: FakeTriton, tmp_path: Path) -> Iterator[Any]:
 
         @contextmanager
         def begin(**settings: Any) -> Iterator[httpx.Client]:
-            models = settings.pop("models", (ServedModel((server,)),))
+            models = settings.pop("models", (ModelSettings((server,)),))
             app = create_app(GatewaySettings(models, metrics_port=None, **settings))
             with serving_app(app) as url, httpx.Client(base_url=url) as client:
                 yield client
@@ -158,7 +158,7 @@ def probe(question: str, url: object) -> int:
 
 @pytest.mark.slow
 def test_one_model_without_servers_takes_no_other_away(gateway):
-    with gateway(models=(ServedModel(("http://127.0.0.1:9",), "away"),)) as client:
+    with gateway(models=(ModelSettings(("http://127.0.0.1:9",), "away"),)) as client:
         assert client.get("ready").status_code == 503
         assert client.get("v1/models").json()["data"] == []
         assert probe("ready", client.base_url) == 1

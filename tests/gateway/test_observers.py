@@ -19,7 +19,7 @@ from deepseek_triton_tools.gateway.app.access_log import AccessLog
 from deepseek_triton_tools.gateway.app.gateway_metrics import FAMILIES, GatewayMetrics
 from deepseek_triton_tools.gateway.app.observers import Observers
 from deepseek_triton_tools.gateway.app.request_record import RequestRecord, begin_record
-from deepseek_triton_tools.gateway.settings import GatewaySettings, ServedModel
+from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 
 ROUTE = "/v1/chat/completions"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -206,7 +206,9 @@ def collector():
 
 
 def test_a_span_goes_from_the_clients_trace_on_to_triton(collector, tmp_path):
-    settings = GatewaySettings((ServedModel(("u",)),), traces_url=f"{collector.url}/", access_log=str(tmp_path / "log"))
+    settings = GatewaySettings(
+        (ModelSettings(("u",)),), traces_url=f"{collector.url}/", access_log=str(tmp_path / "log")
+    )
     observers = Observers(settings)
     record = begin_record(ROUTE, [(b"traceparent", PARENT.encode())])
     observers.begins(record)
@@ -231,7 +233,7 @@ def test_a_span_goes_from_the_clients_trace_on_to_triton(collector, tmp_path):
 
 @pytest.mark.parametrize("route", ["/health", "/ready", "/metrics"])
 def test_nobody_is_told_of_probes(tmp_path, route):
-    observers = Observers(GatewaySettings((ServedModel(("u",)),), access_log=str(tmp_path / "log")))
+    observers = Observers(GatewaySettings((ModelSettings(("u",)),), access_log=str(tmp_path / "log")))
     record = begin_record(route, [])
     observers.begins(record)
     observers.ends(record)
@@ -242,7 +244,7 @@ def test_nobody_is_told_of_probes(tmp_path, route):
 
 
 def test_a_wrong_traceparent_begins_a_trace_of_its_own(collector):
-    observers = Observers(GatewaySettings((ServedModel(("u",)),), traces_url=collector.url))
+    observers = Observers(GatewaySettings((ModelSettings(("u",)),), traces_url=collector.url))
     record = begin_record("/v1/models", [(b"traceparent", b"00-xyz")])
     observers.begins(record)
     observers.ends(record)

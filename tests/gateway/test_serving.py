@@ -16,7 +16,7 @@ import pytest
 PROGRAM = '''
 import asyncio, os, sys, types
 from deepseek_triton_tools.gateway.serving import serve
-from deepseek_triton_tools.gateway.settings import GatewaySettings, ServedModel
+from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 
 def create_app(settings):
     """Answers with the process and its limits file, in as many seconds as the query says."""
@@ -40,7 +40,7 @@ sys.modules[module.__name__] = module
 if __name__ == "__main__":
     port, workers, drain_s = map(int, sys.argv[1:])
     options = {"port": port, "workers": workers, "drain_s": drain_s, "upstream_headers": (("key", "secret"),)}
-    serve(GatewaySettings((ServedModel(("u",)),), **options))
+    serve(GatewaySettings((ModelSettings(("u",)),), **options))
 '''
 
 

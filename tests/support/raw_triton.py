@@ -169,8 +169,8 @@ def _read_request(connection: socket.socket) -> tuple[str, bytes] | None:
 def gateway_before(triton: RawTriton, **settings: Any) -> Iterator[str]:
     """The URL of the gateway's application, under uvicorn, before the server."""
     from deepseek_triton_tools.gateway.app.application import create_app
-    from deepseek_triton_tools.gateway.settings import GatewaySettings, ServedModel
+    from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 
-    model = ServedModel((triton.url,))
+    model = ModelSettings((triton.url,))
     with serving_app(create_app(GatewaySettings((model,), metrics_port=None, **settings))) as address:
         yield address.rstrip("/")

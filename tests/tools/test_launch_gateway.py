@@ -10,7 +10,7 @@ import yaml
 
 from deepseek_triton_tools.cli.gateway import settings_of
 from deepseek_triton_tools.cli.main import main, program_parser
-from deepseek_triton_tools.gateway.settings import ServedModel
+from deepseek_triton_tools.gateway.settings import ModelSettings
 from deepseek_triton_tools.launching import kubernetes
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.repository.launch_facts import facts_of
@@ -94,7 +94,7 @@ def test_the_command_reaches_the_servers_ports(objects, facts, tmp_path):
     settings = settings_of(program_parser(["gateway"]).parse_args(words[1:]))
 
     assert words[0] == "deepseek-triton"
-    assert settings.models == (ServedModel(("dns+http://r1-servers:8100#metrics=8102",), "", facts.model),)
+    assert settings.models == (ModelSettings(("dns+http://r1-servers:8100#metrics=8102",), "", facts.model),)
     assert (settings.host, settings.port, settings.drain_s) == ("0.0.0.0", container["ports"][0]["containerPort"], 600)
     assert found["Service", "r1-servers"]["spec"]["clusterIP"] == "None"
     assert found["Service", "r1-servers"]["spec"]["ports"][0]["port"] == 8100

@@ -25,7 +25,7 @@ from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import InstallationError, PortError, ToolError
 
 if TYPE_CHECKING:
-    from deepseek_triton_tools.gateway.settings import GatewaySettings, ServedModel
+    from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 
 _REASONING_FIELDS = ("reasoning_content", "reasoning")
 _NOT_IN_FILE = ("--help", "--config", "--new-key")
@@ -220,9 +220,9 @@ def _parsed(action: argparse.Action, value: object) -> Any:
     return action.type(str(value)) if callable(action.type) else value
 
 
-def _models(args: argparse.Namespace, problems: list[str]) -> tuple[ServedModel, ...]:
+def _models(args: argparse.Namespace, problems: list[str]) -> tuple[ModelSettings, ...]:
     from deepseek_triton_tools.gateway.fleet.server_sources import SourceError, parse_source
-    from deepseek_triton_tools.gateway.settings import ServedModel
+    from deepseek_triton_tools.gateway.settings import ModelSettings
 
     named: dict[str, list[str]] = {"": args.server} if args.server else {}
     for text in args.model or ():
@@ -239,7 +239,7 @@ def _models(args: argparse.Namespace, problems: list[str]) -> tuple[ServedModel,
         except SourceError as error:
             problems.append(str(error))
     triton_model = args.triton_model or "tensorrt_llm"
-    return tuple(ServedModel(tuple(servers), name, triton_model) for name, servers in named.items())
+    return tuple(ModelSettings(tuple(servers), name, triton_model) for name, servers in named.items())
 
 
 def _upstream_headers(texts: Iterable[str], problems: list[str]) -> tuple[tuple[str, str], ...]:
@@ -267,7 +267,7 @@ def _upstream_headers(texts: Iterable[str], problems: list[str]) -> tuple[tuple[
 
 
 def _problems(settings: GatewaySettings) -> Iterable[str]:
-    """What would not work, of what can be tried now."""
+    """Problems of the settings, of those that can be tried now."""
     from importlib.util import find_spec
 
     from deepseek_triton_tools.gateway.guard.api_keys import KeysFileError
@@ -335,7 +335,7 @@ def _require_port(host: str, port: int) -> None:
 
 
 def _announcement(settings: GatewaySettings) -> str:
-    """What is served where, to whom."""
+    """The first lines of a gateway: the models and their servers, the address, and who may ask."""
     scheme = "http" if settings.tls_certificate is None else "https"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     many = f" ({settings.workers} workers)" if settings.workers > 1 else ""

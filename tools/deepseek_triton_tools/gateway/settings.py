@@ -1,4 +1,4 @@
-"""What an owner of a gateway decides. The command line and a file fill it in."""
+"""The decisions of a gateway's owner. The command line and a file fill it in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DEFAULT_PORT = 9000
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ModelSettings:
     """A model by the name that clients use.
 
     name: "" for the name that the servers tell. servers: URLs, `dns+http://HOST:PORT` (each address of a name), or
@@ -26,7 +26,7 @@ class ServedModel:
 class GatewaySettings:
     """All of a gateway's settings."""
 
-    models: tuple[ServedModel, ...]
+    models: tuple[ModelSettings, ...]
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     workers: int = 1
@@ -48,7 +48,7 @@ class GatewaySettings:
     drain_s: int = 30
     """How long running requests may go on after a stop was asked for."""
     reasoning_fields: tuple[str, ...] = ("reasoning_content",)
-    """What an answer's reasoning is called: reasoning_content, reasoning, or both."""
+    """The name of an answer's reasoning: reasoning_content, reasoning, or both."""
     access_log: str | None = None
     """A file that gets a line of JSON for each request; "-" for stdout."""
     traces_url: str | None = None

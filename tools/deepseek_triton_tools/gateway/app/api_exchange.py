@@ -22,7 +22,7 @@ class ClientLeft(Exception):
     """The client has closed the connection. There is nobody to answer."""
 
 
-class Exchange:
+class ApiExchange:
     """headers: of every response, beside those of its kind. keep_alive_s: between two comments in a silent stream."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What every request to the API goes through: its key, its body, its record, and the words for what went wrong."""
+"""The way of every request to the API: its key, its body, its record, and the words for what went wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from deepseek_triton_tools.gateway.app.api_exchange import ClientLeft, Exchange
+from deepseek_triton_tools.gateway.app.api_exchange import ApiExchange, ClientLeft
 from deepseek_triton_tools.gateway.app.gateway_state import GatewayState
 from deepseek_triton_tools.gateway.app.model_front import ModelFront
 from deepseek_triton_tools.gateway.app.request_record import begin_record
@@ -30,7 +30,7 @@ class ApiRequest:
     """A request that was let in, and the way to its response."""
 
     state: GatewayState
-    exchange: Exchange
+    exchange: ApiExchange
     caller: Caller | None
     document: object
     """The body's JSON; None where there is no body."""
@@ -74,7 +74,7 @@ class ApiRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = begin_record(self._path, scope["headers"])
-        exchange = Exchange(scope, receive, send, record, keep_alive_s=self._state.settings.keep_alive_s)
+        exchange = ApiExchange(scope, receive, send, record, keep_alive_s=self._state.settings.keep_alive_s)
         self._state.observers.begins(record)
         try:
             await self._answer(exchange)
@@ -82,7 +82,7 @@ class ApiRoute:
             exchange.close()
             self._state.observers.ends(record)
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(self, exchange: ApiExchange) -> None:
         try:
             await self._handle(exchange)
         except ClientLeft:
@@ -98,7 +98,7 @@ class ApiRoute:
             text = "the gateway failed at this request; its log says more"
             await exchange.refuse(OpenAIError(500, text, kind="server_error", code="internal_error"))
 
-    async def _handle(self, exchange: Exchange) -> None:
+    async def _handle(self, exchange: ApiExchange) -> None:
         caller = None
         if self._state.guard is not None and self._needs_key:
             caller = self._state.guard.check(exchange.request_headers)
@@ -114,7 +114,7 @@ class ApiRoute:
             request.settle()
 
 
-async def _while_client_waits(exchange: Exchange, work: Awaitable[None]) -> None:
+async def _while_client_waits(exchange: ApiExchange, work: Awaitable[None]) -> None:
     """Do the work, and stop it when the client leaves. Raises ClientLeft then."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(exchange.client_leaves())

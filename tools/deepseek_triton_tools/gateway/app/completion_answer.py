@@ -24,7 +24,7 @@ class _Choice:
         self.finish_reason = ""
         self.stop_reason = ""
         self.num_characters = 0
-        """Of the tokens that were told, for the offsets of the next ones."""
+        """Length of the tokens that were told, for the offsets of the next ones."""
 
 
 class CompletionAnswer:
@@ -51,7 +51,7 @@ class CompletionAnswer:
 
     @property
     def finish_reason(self) -> str:
-        """Of the first choice."""
+        """The first choice's."""
         return self._choices[0].finish_reason
 
     def take(self, prompt: int, parts: Iterable[Part]) -> None:

@@ -1,4 +1,4 @@
-"""What all requests share: the models, the guard, and whoever is told of requests."""
+"""The state that all requests share: the models, the guard, and whoever is told of requests."""
 
 from __future__ import annotations
 

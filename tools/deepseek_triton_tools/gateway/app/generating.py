@@ -46,7 +46,7 @@ async def generate(
 
 
 def response_identity(kind: str, model: str, fingerprint: str) -> dict[str, object]:
-    """What each chunk of a response repeats. kind: the beginning of its id."""
+    """The fields that each chunk of a response repeats. kind: the beginning of its id."""
     return {
         "id": f"{kind}-{secrets.token_hex(12)}",
         "created": int(time.time()),

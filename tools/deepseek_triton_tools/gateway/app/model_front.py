@@ -9,12 +9,12 @@ import uuid
 import msgspec
 
 from deepseek_triton_tools.gateway.fleet.fleet import Fleet
-from deepseek_triton_tools.gateway.settings import ServedModel
+from deepseek_triton_tools.gateway.settings import ModelSettings
 from deepseek_triton_tools.gateway.triton.call import Call
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """What `describe` tells (docs/contract.md)."""
+    """The answer to `describe` (docs/contract.md)."""
 
     name: str = ""
     checkpoint: str = ""
@@ -31,7 +31,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
 class ModelFront:
     """One model behind the gateway."""
 
-    def __init__(self, model: ServedModel, fleet: Fleet) -> None:
+    def __init__(self, model: ModelSettings, fleet: Fleet) -> None:
         self.fleet = fleet
         self.created = int(time.time())
         self._given_name = model.name

@@ -1,4 +1,4 @@
-"""What is known of one request: handlers fill it in, and the log, the metrics and the traces read it."""
+"""All that is known of one request: handlers fill it in, and the log, the metrics and the traces read it."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class RequestRecord:
     key_name: str = ""
     """Whose API key it was; "" without a keys file."""
     model: str = ""
-    """As the gateway serves it; "" until it is known to exist."""
+    """The name by which the gateway serves it; "" until it is known to exist."""
     stream: bool = False
     server: str = ""
     """The URL of the server that answered, or the last that was tried."""
     retries: int = 0
     """How many servers were asked in vain before that one."""
     status: int = 0
-    """Of the response; 0 where the client left before there was one."""
+    """The response's; 0 where the client left before there was one."""
     error_code: str = ""
     """The error's code, or its type where it has none; "" for an answer."""
     finish_reason: str = ""
-    """Of the first choice."""
+    """The first choice's."""
     num_input_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
@@ -53,7 +53,7 @@ class RequestRecord:
     trace_parent: str = ""
     """The client's `traceparent` header."""
     upstream_headers: dict[str, str] = field(default_factory=dict)
-    """What the request to Triton needs beside the settings' headers, such as a `traceparent` of our own span."""
+    """Headers of the request to Triton beside the settings' headers, such as a `traceparent` of our own span."""
 
     def end(self) -> None:
         """Note that the response is complete."""

@@ -9,7 +9,7 @@ from deepseek_triton_tools.gateway.triton.call import Part
 
 @dataclass(slots=True)
 class TokenCounts:
-    """Of all choices together. The prompt counts once."""
+    """Tokens of all choices together. The prompt counts once."""
 
     num_input: int = 0
     num_output: int = 0

@@ -1,4 +1,4 @@
-"""What the model's server says went wrong, as OpenAI's errors."""
+"""Errors of the model's server as OpenAI's errors."""
 
 from __future__ import annotations
 

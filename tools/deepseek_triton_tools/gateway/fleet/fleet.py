@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from deepseek_triton_tools.gateway.fleet.fleet_member import FleetMember, FleetServer, ModelIdentity, ServerConnection
 from deepseek_triton_tools.gateway.fleet.routing import choose, estimated_load
 from deepseek_triton_tools.gateway.fleet.server_sources import ServerAddress, ServerSource, SourceError, parse_source
-from deepseek_triton_tools.gateway.settings import GatewaySettings, ServedModel
+from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 from deepseek_triton_tools.gateway.triton.call import Call, Part, UpstreamError
 from deepseek_triton_tools.gateway.triton.triton_server import TritonServer
 
@@ -56,7 +56,7 @@ class Fleet:
         self._leaving: list[FleetMember] = []
         self._identity = ModelIdentity()
         self.model_info = ""
-        """What `describe` tells of the model (docs/contract.md); "" until a server has been up. Servers that were all
+        """The answer to `describe` (docs/contract.md); "" until a server has been up. Servers that were all
         down may come back with another."""
         self._watches: dict[FleetMember, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -232,7 +232,7 @@ def _metrics_url(address: ServerAddress, metrics_port: int | None) -> str:
     return f"http://{host}:{port}"
 
 
-def open_fleet(model: ServedModel, settings: GatewaySettings) -> Fleet:
+def open_fleet(model: ModelSettings, settings: GatewaySettings) -> Fleet:
     """The fleet of a model as the settings have it. Raises SourceError, or OSError for `upstream_ca`."""
     tls = ssl.create_default_context(cafile=settings.upstream_ca)
     headers = dict(settings.upstream_headers)

@@ -37,7 +37,7 @@ class ServerSource(Protocol):
     """A list of servers that may change."""
 
     name: str
-    """As its owner wrote it."""
+    """The source as its owner wrote it."""
     period_s: float | None
     """Seconds between two looks; None for a list that never changes."""
 

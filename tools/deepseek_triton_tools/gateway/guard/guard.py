@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepseek_triton_tools.gateway.guard.api_keys import Caller, KeysFileError, digest_of, parse_keys
-from deepseek_triton_tools.gateway.guard.rate_table import Budget, RateTable
+from deepseek_triton_tools.gateway.guard.rate_table import RateBudget, RateTable
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
 
 _LOOK_S = 1.0
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What a request has taken from its key's budgets."""
+    """The amounts that a request has taken from its key's budgets."""
 
     num_tokens: int
     headers: tuple[tuple[bytes, bytes], ...]
@@ -123,7 +123,7 @@ def _unauthorized(message: str, code: str | None) -> OpenAIError:
 
 
 def _too_many(
-    unit: str, budget: Budget, num_asked: int, wait_s: float, headers: tuple[tuple[bytes, bytes], ...]
+    unit: str, budget: RateBudget, num_asked: int, wait_s: float, headers: tuple[tuple[bytes, bytes], ...]
 ) -> OpenAIError:
     return OpenAIError(
         429,
@@ -136,7 +136,7 @@ def _too_many(
     )
 
 
-def _headers(budgets: Iterable[Budget | None]) -> tuple[tuple[bytes, bytes], ...]:
+def _headers(budgets: Iterable[RateBudget | None]) -> tuple[tuple[bytes, bytes], ...]:
     return tuple(
         (f"x-ratelimit-{what}-{unit}".encode(), value.encode())
         for unit, budget in zip(_UNITS, budgets, strict=True)
@@ -150,7 +150,7 @@ def _headers(budgets: Iterable[Budget | None]) -> tuple[tuple[bytes, bytes], ...
 
 
 def _duration(seconds: float) -> str:
-    """As OpenAI writes it: 20ms, 1.5s, 6m0s."""
+    """A time as OpenAI writes it: 20ms, 1.5s, 6m0s."""
     milliseconds = math.ceil(seconds * 1000)
     if milliseconds < 1000:
         return f"{milliseconds}ms"

@@ -1,4 +1,4 @@
-"""What each key has used in the last minute, in a file that all processes of a gateway map into their memory.
+"""The use of each key in the last minute, in a file that all processes of a gateway map into their memory.
 
 A budget is a bucket that holds what a minute allows and is refilled steadily. Its whole state is the time at which it
 will be full again. So a row whose times have passed says nothing, and another key may have it.
@@ -29,7 +29,7 @@ _ROUNDING_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class RateBudget:
     """One budget after a charge, in its own unit: requests or tokens."""
 
     limit: int
@@ -59,7 +59,7 @@ class RateTable:
 
     def charge(
         self, digest: bytes, limits: tuple[int | None, int | None], amounts: tuple[int, int], *, force: bool = False
-    ) -> list[Budget | None]:
+    ) -> list[RateBudget | None]:
         """Take `amounts` of requests and tokens from the budgets that have a limit: all of them, or none where one
         lacks it. An amount above the limit needs a full budget.
 
@@ -109,6 +109,6 @@ class RateTable:
         return mine
 
 
-def _budget(limit: int, full_in_s: float, missing_s: float) -> Budget:
+def _budget(limit: int, full_in_s: float, missing_s: float) -> RateBudget:
     remaining = limit * (1 - full_in_s / _MINUTE_S)
-    return Budget(limit, max(0, int(remaining + 1e-6)), full_in_s, missing_s if missing_s > _ROUNDING_S else 0.0)
+    return RateBudget(limit, max(0, int(remaining + 1e-6)), full_in_s, missing_s if missing_s > _ROUNDING_S else 0.0)

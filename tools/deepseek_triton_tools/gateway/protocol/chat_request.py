@@ -48,7 +48,7 @@ CHAT_FIELDS = frozenset(
         *GUIDE_FIELDS,
     }
 )
-"""What only chat has, and what is not a sampling field."""
+"""Fields of chat alone that are no sampling fields."""
 _NO_THINKING = ("none", "minimal")
 _EFFORTS = (*_NO_THINKING, "low", "medium", "high", "xhigh", "max")
 _MOST_TOP_LOGPROBS = 20
@@ -56,7 +56,7 @@ _MOST_TOP_LOGPROBS = 20
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What the gateway itself has to know of a request, and what it sends on.
+    """A request's facts for the gateway itself, and the inputs that it sends on.
 
     inputs: the body of Triton's generate endpoint, but for `streaming`. has_tools: calls are looked for in the text.
     drop_calls: calls that the model makes all the same are left out. only_first_call: nothing after one call is given.
@@ -71,7 +71,7 @@ class ChatRequest:
     continuous_usage: bool = False
     num_choices: int = 1
     copies: int = 1
-    """As how many of the choices each answer is given."""
+    """How many of the choices each answer is given as."""
     max_tokens: int | None = None
     include_reasoning: bool = True
     top_logprobs: int | None = None
@@ -147,7 +147,7 @@ def _top_logprobs(given: Mapping[str, object]) -> int | None:
 
 
 def _rendering(given: Mapping[str, object], messages: list[object], tools: list[object]) -> dict[str, object]:
-    """What the prompt is made of."""
+    """The inputs that the prompt is made of."""
     if given.get("add_generation_prompt", True) is not True:
         raise wrong(
             "add_generation_prompt", "true: a prompt is rendered to be answered", given["add_generation_prompt"]

@@ -36,7 +36,7 @@ COMPLETION_FIELDS = frozenset(
         *GUIDE_FIELDS,
     }
 )
-"""What only completions have, and what is not a sampling field."""
+"""Fields of completions alone that are no sampling fields."""
 _MOST_PROMPTS = 256
 _MOST_LOGPROBS = 20
 
@@ -48,7 +48,7 @@ Prompt = str | list[int]
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """What the gateway itself has to know of a request, and what it sends on.
+    """A request's facts for the gateway itself, and the inputs that it sends on.
 
     inputs: the body of Triton's generate endpoint, but for the prompt and `streaming`. logprobs: how many of the
     likeliest tokens are told; None for no log-probabilities. only_echo: nothing is to be generated, so the one token
@@ -63,7 +63,7 @@ class CompletionRequest:
     continuous_usage: bool = False
     num_choices: int = 1
     copies: int = 1
-    """As how many of a prompt's choices each answer is given."""
+    """How many of a prompt's choices each answer is given as."""
     max_tokens: int | None = None
     logprobs: int | None = None
     echo: bool = False

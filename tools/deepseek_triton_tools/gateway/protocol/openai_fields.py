@@ -17,7 +17,7 @@ MOST_INT32 = 2**31 - 1
 _MOST_CHOICES = 64
 """The wire contract's limit of `n`."""
 _HINT_CHARACTERS = 80
-"""Of an unknown field's name: finding the nearest one takes longer than its square."""
+"""Characters of an unknown field's name: finding the nearest one takes longer than its square."""
 
 
 def number(name: str, value: object) -> float:

@@ -23,7 +23,7 @@ def chat_messages(items: object, *, instructions: str = "") -> list[dict[str, ob
 
     Raises OpenAIError for an item or a part of a kind that a text model can't read, and names it.
     """
-    turns = _Turns()
+    turns = _ResponseTurns()
     if instructions:
         turns.add({"role": "system", "content": instructions})
     if isinstance(items, str):
@@ -40,7 +40,7 @@ def chat_messages(items: object, *, instructions: str = "") -> list[dict[str, ob
     return messages
 
 
-class _Turns:
+class _ResponseTurns:
     def __init__(self) -> None:
         self.messages: list[dict[str, object]] = []
         self._turn: dict[str, object] | None = None

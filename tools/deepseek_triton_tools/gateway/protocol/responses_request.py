@@ -63,7 +63,7 @@ _CHATS_ALONE = {
 """Fields of chat that this API has in other words, or not."""
 _INCLUDED_LOGPROBS = "message.output_text.logprobs"
 _INCLUDES = (_INCLUDED_LOGPROBS, "reasoning.encrypted_content")
-"""What may be asked for. Encrypted reasoning is never given: the reasoning itself is in the item's content."""
+"""Values that may be asked for. Encrypted reasoning is never given: the reasoning itself is in the item's content."""
 _ECHOED: dict[str, object] = {
     "instructions": None,
     "max_output_tokens": None,

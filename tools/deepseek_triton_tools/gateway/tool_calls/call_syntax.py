@@ -17,7 +17,7 @@ CALL_BEGIN = "<｜tool▁call▁begin｜>"
 CALL_END = "<｜tool▁call▁end｜>"
 SEPARATOR = "<｜tool▁sep｜>"
 FENCED_TYPE = "function"
-"""What stands in the name's place in the fenced form."""
+"""The word in the name's place in the fenced form."""
 
 _DSML_OUTER = ("function_calls", "tool_calls", " calls")
 _SPACES = ("", " ")

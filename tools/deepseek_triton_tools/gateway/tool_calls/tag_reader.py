@@ -8,7 +8,7 @@ WHITE_SPACE = " \t\r\n"
 
 
 class Incomplete(Exception):
-    """What comes next can't be told before there is more text."""
+    """The next piece can't be told before there is more text."""
 
 
 class TagReader:

@@ -1,4 +1,4 @@
-"""What is asked of a server, what comes back, and the errors between."""
+"""A request to a server, the parts of its answer, and the errors between."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, gc=False):
-    """What one response says of one sequence. The names are the wire contract's outputs (docs/contract.md).
+    """The part of a response that is about one sequence. The names are the wire contract's outputs (docs/contract.md).
 
     sequence: its number in the request. finish_reason: "" while the sequence goes on. num_output_tokens and
     output_ids: those since the sequence's previous Part. logprobs, prompt_logprobs: JSON, "" where there is none.

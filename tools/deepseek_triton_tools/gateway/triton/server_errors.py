@@ -1,4 +1,4 @@
-"""What a server's refusals and failures mean for the request, and for asking another server."""
+"""The meaning of a server's refusals and failures: for the request, and for asking another server."""
 
 from __future__ import annotations
 

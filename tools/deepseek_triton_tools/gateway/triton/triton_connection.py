@@ -25,7 +25,7 @@ class ConnectionFailed(Exception):
     """The connection could not be made, was lost, or carries something other than HTTP."""
 
 
-class HttpConnection(asyncio.Protocol):
+class TritonConnection(asyncio.Protocol):
     """Sends a request, and gives the status and then the body of its response."""
 
     def __init__(self) -> None:
@@ -139,11 +139,11 @@ class HttpConnection(asyncio.Protocol):
         self.keep_alive = self._parser.should_keep_alive()
 
 
-async def connect(url: str, tls: ssl.SSLContext | None) -> HttpConnection:
+async def connect(url: str, tls: ssl.SSLContext | None) -> TritonConnection:
     """Connect to the host and port of `url`. Raises ConnectionFailed."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    connection = HttpConnection()
+    connection = TritonConnection()
     making = asyncio.get_running_loop().create_connection(
         lambda: connection, parts.hostname or "", port, ssl=tls if parts.scheme == "https" else None
     )

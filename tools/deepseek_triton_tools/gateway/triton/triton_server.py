@@ -14,7 +14,7 @@ from deepseek_triton_tools.gateway.triton.server_errors import error_of_status
 from deepseek_triton_tools.gateway.triton.server_events import EventReader, outputs_of
 from deepseek_triton_tools.gateway.triton.triton_connection import (
     ConnectionFailed,
-    HttpConnection,
+    TritonConnection,
     connect,
     request_head,
     within,
@@ -41,7 +41,7 @@ class TritonServer:
         self._headers = tuple((headers or {}).items())
         json_headers = (("Content-Type", "application/json"), *self._headers)
         self._stream_head = request_head("POST", self.url, f"/v2/models/{model}/generate_stream", json_headers)
-        self._idle: list[HttpConnection] = []
+        self._idle: list[TritonConnection] = []
         self._stopping: set[asyncio.Task[None]] = set()
 
     async def generate(self, call: Call) -> AsyncGenerator[list[Part], None]:
@@ -107,7 +107,7 @@ class TritonServer:
             connection.close()
         self._idle.clear()
 
-    async def _begin(self, call: Call, *, stops: bool = False) -> tuple[HttpConnection, int]:
+    async def _begin(self, call: Call, *, stops: bool = False) -> tuple[TritonConnection, int]:
         """Send the request, and wait for the status of its response. Raises UpstreamError.
 
         stops: the model is told to stop if nobody waits any more.
@@ -138,7 +138,7 @@ class TritonServer:
     def _lost(self, error: ConnectionFailed) -> UpstreamError:
         return UpstreamError(f"{self.url}: {error}", unprocessed=True)
 
-    async def _connection(self) -> tuple[HttpConnection, bool]:
+    async def _connection(self) -> tuple[TritonConnection, bool]:
         """A connection, and whether it has carried a request before. Raises ConnectionFailed."""
         while self._idle:
             connection = self._idle.pop()
@@ -147,13 +147,13 @@ class TritonServer:
             connection.close()
         return await connect(self.url, self._tls), False
 
-    def _give_back(self, connection: HttpConnection) -> None:
+    def _give_back(self, connection: TritonConnection) -> None:
         if connection.usable and connection.keep_alive and len(self._idle) < _MAX_IDLE:
             self._idle.append(connection)
         else:
             connection.close()
 
-    async def _stop(self, request_id: str, connection: HttpConnection) -> None:
+    async def _stop(self, request_id: str, connection: TritonConnection) -> None:
         """End a request that nobody wants any more.
 
         The model is told, and its last words are awaited, because a connection that closes tells Triton late.
@@ -166,7 +166,7 @@ class TritonServer:
         else:
             self._give_back(connection)
 
-    async def _stop_and_wait(self, request_id: str, connection: HttpConnection) -> None:
+    async def _stop_and_wait(self, request_id: str, connection: TritonConnection) -> None:
         teller, _ = await self._begin(Call({"text_input": "", "stop": True}, request_id))
         try:
             await teller.read_all()
