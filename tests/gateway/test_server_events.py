@@ -41,3 +41,10 @@ def test_any_cut_gives_the_same_parts(cuts: set[int]) -> None:
     reader = EventReader()
     found = [part for begin, end in itertools.pairwise(edges) for part in reader.feed(STREAM[begin:end])]
     assert found == EventReader().feed(STREAM)
+
+
+def test_what_comes_before_an_error_is_not_lost() -> None:
+    reader = EventReader()
+    refused = b'data: {"error": "[E_CANCELLED] gone"}\n\n'
+    assert reader.feed(STREAM + refused + STREAM) == EventReader().feed(STREAM)
+    assert str(reader.error) == "gone"

@@ -13,6 +13,7 @@ import pytest
 
 from deepseek_triton_tools.gateway.triton import triton_server
 from deepseek_triton_tools.gateway.triton.call import Call, Part, UpstreamError
+from deepseek_triton_tools.gateway.triton.triton_connection import connect, request_head
 from deepseek_triton_tools.gateway.triton.triton_server import TritonServer
 from support.raw_triton import RawTriton, Script, Wire, answer, event, refusal
 
@@ -107,6 +108,7 @@ FAILURES: list[tuple[Script, str, str, bool]] = [
     (refusal(400, "[E_INVALID_ARGUMENT] top_p: 2"), "^top_p: 2$", "E_INVALID_ARGUMENT", False),
     (refusal(400, "Request for unknown model: 'm' is not found"), "unknown model", "E_UNAVAILABLE", True),
     (refusal(400, "unexpected inference input 'x'"), "unexpected", "", False),
+    (refusal(429, "a proxy's limit"), "a proxy's limit", "E_OVERLOADED", True),
     (refusal(500, "[E_INTERNAL] the engine failed"), "^the engine failed$", "E_INTERNAL", False),
     (answer(event(error="[E_CANCELLED] gone")), "^gone$", "E_CANCELLED", False),
     (answer(b"data: {]\n\n"), "not the model's", "", False),
@@ -135,6 +137,48 @@ def test_a_task_with_a_strange_answer_is_an_upstream_error(triton: RawTriton, bo
             await server.ask(call(task="tokenize"))
 
     run(triton, body)
+
+
+def test_the_text_before_an_error_comes_first(triton: RawTriton) -> None:
+    async def body(server: TritonServer) -> None:
+        triton.script = answer(HELLO[0] + event(error="[E_INTERNAL] broken"))
+        found: list[Part] = []
+
+        async def read() -> None:
+            async for some in server.generate(call()):
+                found.extend(some)
+
+        with pytest.raises(UpstreamError, match="broken"):
+            await read()
+        assert text(found) == "Hé"
+
+    run(triton, body)
+
+
+def test_a_connection_with_an_answer_left_in_it_is_not_used_again(triton: RawTriton) -> None:
+    async def body(server: TritonServer) -> None:
+        triton.script = answer(*HELLO)
+        connection = await connect(triton.url, None)
+        asked = b'{"id":"one","text_input":"Hi"}'
+        head = request_head("POST", triton.url, "/v2/models/m/generate_stream", ())
+        connection.send(b"%bContent-Length: %d\r\n\r\n%b" % (head, len(asked), asked))
+        while not connection.keep_alive:
+            await asyncio.sleep(0.01)
+        assert not connection.usable
+        await connection.read_all()
+        assert connection.usable
+        connection.close()
+
+    run(triton, body)
+
+
+@pytest.mark.parametrize("host", ["a" * 64, "a..b"])
+def test_a_name_that_no_host_can_have(host: str) -> None:
+    async def body() -> None:
+        with pytest.raises(UpstreamError, match="can't connect"):
+            await TritonServer(f"http://{host}:1", "m").ask(call())
+
+    asyncio.run(body())
 
 
 def test_nobody_listens() -> None:

@@ -112,7 +112,7 @@ class DnsSource:
             found = await asyncio.get_running_loop().getaddrinfo(
                 str(parts.hostname), parts.port, type=socket.SOCK_STREAM
             )
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise SourceError(f"{self.name}: its addresses can't be looked up: {error}") from error
         hosts = sorted({str(address[0]) for *_, address in found})
         return [

@@ -17,26 +17,28 @@ _QUOTED = 200
 """Characters of an answer that is not Triton's."""
 
 
-def error_of_message(message: str, *, unprocessed: bool = False) -> UpstreamError:
-    """The error for what a server says went wrong. `unprocessed` is for words that don't tell."""
+def error_of_message(message: str, *, code: str = "", unprocessed: bool = False) -> UpstreamError:
+    """The error for what a server says went wrong. `code` and `unprocessed` are for words that don't tell."""
     coded = _CODED.match(message)
     if coded:
         code, text = coded.groups()
         return UpstreamError(text, code=code, unprocessed=code in _REFUSALS)
     if message.startswith(_UNKNOWN_MODEL):
         return UpstreamError(message, code="E_UNAVAILABLE", unprocessed=True)
-    return UpstreamError(message, unprocessed=unprocessed)
+    return UpstreamError(message, code=code, unprocessed=unprocessed)
 
 
 def error_of_status(status: int, body: bytes) -> UpstreamError:
     """The error for a response other than 200."""
+    code = "E_OVERLOADED" if status == 429 else ""
     try:
         document = msgspec.json.decode(body.removeprefix(b"data:"))  # Triton refuses a stream with an event
     except msgspec.DecodeError:
         document = None
     if isinstance(document, dict) and isinstance(document.get("error"), str):
-        return error_of_message(document["error"], unprocessed=status in (429, 503))
+        return error_of_message(document["error"], code=code, unprocessed=status in (429, 503))
     text = body[:_QUOTED].decode(errors="replace")
     if status in (401, 403):
-        return UpstreamError(f"the server refused the gateway (HTTP {status}): {text}", unprocessed=True)
-    return UpstreamError(f"the server answered HTTP {status}: {text!r}", unprocessed=status in (404, 429, 502, 503))
+        return UpstreamError(f"the server refused the gateway (HTTP {status}): {text!r}", unprocessed=True)
+    unprocessed = status in (404, 429, 502, 503)
+    return UpstreamError(f"the server answered HTTP {status}: {text!r}", code=code, unprocessed=unprocessed)

@@ -39,11 +39,12 @@ class EventReader:
     """Takes the bytes of a stream as they come."""
 
     def __init__(self) -> None:
+        self.error: UpstreamError | None = None
+        """Set by an event that is an error, or that is no event of the model. Nothing after it counts."""
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[Part]:
-        """Return the parts of the events that are whole now. Raises UpstreamError for an event that is an error, and
-        for bytes that are no event."""
+        """Return the parts of the events that are whole now, up to one that is an error."""
         # An event may have many megabytes, so only what is new is searched for its end.
         begin = max(0, len(self._rest) - 1)
         self._rest += data
@@ -54,7 +55,11 @@ class EventReader:
         for event in events:
             _, data_field, document = event.partition(b"data:")
             if data_field:
-                parts += parts_of(document)
+                try:
+                    parts += parts_of(document)
+                except UpstreamError as error:
+                    self.error = error
+                    break
         return parts
 
 

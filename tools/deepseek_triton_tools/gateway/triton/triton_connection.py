@@ -42,8 +42,8 @@ class TritonConnection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Whether the server has kept it open, and has sent nothing that was not asked for."""
-        return self._error is None and self._ended
+        """Whether the server has kept it open, and nothing is left of the last response."""
+        return self._error is None and self._ended and not self._body
 
     def send(self, request: bytes) -> None:
         """Send a whole request, when no other is under way."""
@@ -153,8 +153,9 @@ async def connect(url: str, tls: ssl.SSLContext | None) -> TritonConnection:
         connection.close()  # it may have come about in the same moment
         raise
     except TimeoutError:
+        connection.close()  # here too
         raise ConnectionFailed(f"no connection within {_CONNECT_S:g} s") from None
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for names that no host can have
         raise ConnectionFailed(f"can't connect: {error}") from error
     sock = transport.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -56,6 +56,8 @@ class TritonServer:
             while data := await connection.read():
                 if parts := reader.feed(data):
                     yield parts
+                if reader.error is not None:
+                    raise reader.error
             ended = True
         except ConnectionFailed as error:
             ended = True
