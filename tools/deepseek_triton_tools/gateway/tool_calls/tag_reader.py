@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-WHITE_SPACE = " \t\r\n"
+_NO_WHITE_SPACE = re.compile(r"[^ \t\r\n]")
 
 
 class Incomplete(Exception):
@@ -52,8 +53,10 @@ class TagReader:
 
     def skip_white_space(self) -> None:
         """Pass white space up to something else, or to the end of the whole text."""
-        while self.next_character() in WHITE_SPACE and not self.ended:
-            self.at += 1
+        # Not character by character: a model that goes on writing white space is read again with each token.
+        found = _NO_WHITE_SPACE.search(self.text, self.at)
+        self.at = found.start() if found else len(self.text)
+        self.next_character()
 
     def take_until(self, stops: str, *, limit: int) -> str | None:
         """Pass and return the text before the first of the stops; None if it is longer than the limit or never ends."""
