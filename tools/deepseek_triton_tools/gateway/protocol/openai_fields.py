@@ -209,10 +209,10 @@ def choices(given: Mapping[str, object]) -> tuple[int, int, dict[str, object]]:
     if not wanted <= best_of <= _MOST_CHOICES:
         raise wrong("best_of", f"n, which is {wanted}, to {_MOST_CHOICES}", best_of)
     if best_of == 1:
-        return 1, 1, {}
+        return 1, 1, {"n": 1}  # model.yaml may have another default
     if given.get("temperature") == 0 or given.get("top_k") == 1:
         return wanted, wanted, {"n": 1}
-    more: dict[str, object] = {} if best_of == wanted else {"best_of": best_of}
+    more: dict[str, object] = {"n": wanted} if best_of == wanted else {"n": wanted, "best_of": best_of}
     return wanted, 1, {"temperature": 1.0, **more} if "temperature" not in given else more
 
 
