@@ -72,7 +72,7 @@ def test_an_answer(triton: ScriptedTriton, client: TestClient) -> None:
     assert (choice["finish_reason"], document["usage"]) == ("stop", USAGE)
     assert document["system_fingerprint"].startswith("fp_")
     [asked] = triton.asked
-    assert json.loads(asked["sampling_parameters"]) == {"max_tokens": 9}
+    assert json.loads(asked["sampling_parameters"]) == {"max_tokens": 9, "n": 1}
     assert asked["streaming"] is False
 
 
@@ -117,7 +117,7 @@ def test_greedy_choices_are_one_answer_told_several_times(
     document = client.post(PATH, json={"messages": MESSAGES, "n": 3, **body}).json()
     assert [choice["index"] for choice in document["choices"]] == [0, 1, 2]
     assert {choice["message"]["content"] for choice in document["choices"]} == {"Hello"}
-    assert document["usage"]["completion_tokens"] == 9
+    assert document["usage"]["completion_tokens"] == 3  # they were generated once
     assert json.loads(triton.asked[0]["sampling_parameters"])["n"] == 1
 
 
@@ -197,7 +197,7 @@ def test_the_nearest_known_field_is_told(client: TestClient) -> None:
     ids=["cut", "not UTF-8", "deep", "half a character", "text", "form", "large"],
 )
 def test_bodies_that_are_no_request(client: TestClient, content: bytes, headers: dict[str, str], status: int) -> None:
-    answer = client.post(PATH, content=content, headers=headers)
+    answer = client.post(PATH, content=content, headers={"Content-Type": "application/json", **headers})
     assert answer.status_code == status
     assert faults(answer.json(), "ErrorResponse") == []
 
@@ -239,6 +239,18 @@ def test_a_stream_that_fails_ends_with_one_error(
 def test_an_answer_without_an_end_is_an_error(triton: ScriptedTriton, client: TestClient) -> None:
     triton.events = [{"text_output": "Hel"}]
     assert client.post(PATH, json={"messages": MESSAGES}).status_code == 502
+
+
+def test_a_body_that_does_not_say_what_it_is(client: TestClient) -> None:
+    """A page of a stranger may send one through a browser without being allowed to."""
+    assert client.post(PATH, content=json.dumps({"messages": MESSAGES}).encode()).status_code == 415
+
+
+def test_clients_are_not_told_of_servers(triton: ScriptedTriton, client: TestClient) -> None:
+    triton.events, triton.status = [{"error": "http://10.1.2.3:8000 is broken"}], 500
+    answer = client.post(PATH, json={"messages": MESSAGES})
+    assert answer.status_code == 502
+    assert "10.1.2.3" not in answer.text
 
 
 @pytest.mark.parametrize("path", [PATH, "/v1/completions", "/v1/responses"])

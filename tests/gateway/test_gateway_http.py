@@ -183,6 +183,8 @@ def test_an_error_before_the_first_byte(
     triton.script = refusal(their_status, text)
     response = ask(address, path, stream=stream)
     error = error_of(response)
+    if param == "messages" and path == "completions":
+        param = "prompt"
     assert (response.status_code, error["param"], error["code"]) == (status, param, code)
     assert error["type"] == ("invalid_request_error" if status == 400 else "server_error")
     assert ("retry-after" in response.headers) == (status == 429)
@@ -202,6 +204,8 @@ def test_an_error_after_the_first_byte_is_the_last_event(
     code: str | None,
 ) -> None:
     seen = threading.Event()
+    if param == "messages" and path == "completions":
+        param = "prompt"
 
     def script(wire: Wire) -> None:
         wire.head()

@@ -223,6 +223,6 @@ def test_the_verb_serves_https_over_two_workers_and_stops(triton, tmp_path):
 @pytest.mark.parametrize("size", [1_000, 200_000])
 def test_a_body_that_is_too_large_is_refused(gateway, triton, size):
     with gateway(max_body_bytes=500) as client:
-        refused = client.post("v1/chat/completions", content=b" " * size)
+        refused = client.post("v1/chat/completions", content=b" " * size, headers={"Content-Type": "application/json"})
     assert refused.status_code == 413
     assert triton.requests == []

@@ -125,3 +125,10 @@ def test_the_length_of_a_prompt(triton: ScriptedTriton, client: TestClient) -> N
     assert answer.json() == {"object": "response.input_tokens", "input_tokens": 12}
     assert triton.asked[0]["task"] == "tokenize"
     assert {"messages", "tools"} <= triton.asked[0].keys()
+
+
+def test_a_response_without_its_end_has_failed(triton: ScriptedTriton, client: TestClient) -> None:
+    triton.events = [{"text_output": "Hel"}]
+    assert client.post("/v1/responses", json={"input": "Hi"}).status_code == 502
+    answer = client.post("/v1/responses", json={"input": "Hi", "stream": True})
+    assert events_of(answer.text)[-1]["type"] == "response.failed"

@@ -64,6 +64,7 @@ class ApiExchange:
 
     async def respond(self, status: int, body: bytes, *, media_type: bytes = JSON, headers: Headers = ()) -> None:
         """Send the whole response."""
+        self.close()  # no comment may come into it
         length = (b"content-length", b"%d" % len(body))
         await self._start(status, [(b"content-type", media_type), length, *headers])
         await self._send({"type": "http.response.body", "body": body})

@@ -15,7 +15,7 @@ from deepseek_triton_tools.gateway.app.api_exchange import ApiExchange, ClientLe
 from deepseek_triton_tools.gateway.app.gateway_state import GatewayState
 from deepseek_triton_tools.gateway.app.model_front import ModelFront
 from deepseek_triton_tools.gateway.app.request_record import begin_record
-from deepseek_triton_tools.gateway.app.upstream_errors import openai_error
+from deepseek_triton_tools.gateway.app.upstream_errors import log_failure, openai_error
 from deepseek_triton_tools.gateway.guard.api_keys import Caller
 from deepseek_triton_tools.gateway.guard.guard import Reservation
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError, invalid
@@ -90,7 +90,8 @@ class ApiRoute:
         except OpenAIError as error:
             await exchange.refuse(error)
         except UpstreamError as error:
-            await exchange.refuse(openai_error(error))
+            log_failure(exchange.record, error)
+            await exchange.refuse(openai_error(error, self._path))
         except RecursionError:  # values that could be read just so can't be written again
             await exchange.refuse(invalid(_TOO_DEEP))
         except Exception:
@@ -105,7 +106,7 @@ class ApiRoute:
             exchange.record.key_name = caller.name
         if self._reads_body:
             _check_type(exchange.request_headers)
-        body = await exchange.body(self._state.settings.max_body_bytes)
+        body = await exchange.body(self._state.settings.max_body_bytes) if self._reads_body else b""
         document = _document(body) if self._reads_body else None
         request = ApiRequest(self._state, exchange, caller, document, len(body))
         try:
@@ -133,7 +134,7 @@ async def _while_client_waits(exchange: ApiExchange, work: Awaitable[None]) -> N
 
 def _check_type(headers: list[tuple[bytes, bytes]]) -> None:
     """Browsers send JSON to a stranger's server after asking it only, so that no page can spend tokens unasked."""
-    given = dict(headers).get(b"content-type", b"application/json").decode("latin-1")
+    given = dict(headers).get(b"content-type", b"").decode("latin-1")
     kind = given.partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         text = f"Content-Type: expected application/json, got {given[:80]!r}"

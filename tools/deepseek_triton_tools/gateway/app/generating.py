@@ -37,12 +37,17 @@ async def generate(
             async for parts in answer:
                 record.token_came()
                 if copies > 1:
-                    parts = [structs.replace(part, sequence=copy) for copy in range(copies) for part in parts]
+                    parts = [*parts, *(_copy(part, number) for number in range(1, copies) for part in parts)]
                 yield parts
     finally:
         if call.tried:
             record.server = call.tried[-1]
             record.retries += len(call.tried) - 1
+
+
+def _copy(part: Part, sequence: int) -> Part:
+    """The part for another choice. Its tokens were generated once, so they count once."""
+    return structs.replace(part, sequence=sequence, num_output_tokens=0, num_reasoning_tokens=0)
 
 
 def response_identity(kind: str, model: str, fingerprint: str) -> dict[str, object]:

@@ -40,8 +40,9 @@ async def ready(request: ApiRequest) -> None:
     """Some model has a server that takes requests. One that has none is no reason to take the others' gateway away."""
     servers = [server for model in request.state.models for server in model.fleet.servers()]
     if not any(server.state == "up" for server in servers):
-        text = f"no server is up of: {' '.join(server.url for server in servers) or 'an empty list of servers'}"
-        raise OpenAIError(503, text, kind="server_error", code="unavailable", retry_after_s=1.0)
+        raise OpenAIError(
+            503, f"none of {len(servers)} servers is up", kind="server_error", code="unavailable", retry_after_s=1.0
+        )
     await request.exchange.respond(200, b"{}")
 
 

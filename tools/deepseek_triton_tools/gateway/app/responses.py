@@ -8,8 +8,9 @@ from contextlib import aclosing
 import msgspec
 
 from deepseek_triton_tools.gateway.app.api_route import ApiRequest
-from deepseek_triton_tools.gateway.app.generating import generate, note
+from deepseek_triton_tools.gateway.app.generating import UNFINISHED, generate, note
 from deepseek_triton_tools.gateway.app.responses_answer import ResponsesAnswer
+from deepseek_triton_tools.gateway.app.upstream_errors import log_failure, openai_error
 from deepseek_triton_tools.gateway.fleet.affinity import affinity_key
 from deepseek_triton_tools.gateway.protocol.responses_output import ResponseWriter
 from deepseek_triton_tools.gateway.protocol.responses_request import not_kept, read_responses_request
@@ -71,12 +72,15 @@ async def _stream(
                 await exchange.send_events(events)
             if answer.choice.done:
                 break
+        if not answer.choice.done:
+            raise UNFINISHED
     except UpstreamError as error:
         if not exchange.has_events:
             raise
+        log_failure(exchange.record, error)
         code = "rate_limit_exceeded" if error.code == "E_OVERLOADED" else "server_error"
         exchange.record.error_code = code
-        await exchange.end_stream(answer.fail(code, str(error)))
+        await exchange.end_stream(answer.fail(code, openai_error(error).message))
     else:
         await exchange.end_stream(answer.end())
 
@@ -88,5 +92,7 @@ async def _respond(
         answer.take(some)
         if answer.choice.done:
             break
+    if not answer.choice.done:
+        raise UNFINISHED
     answer.end()
     await request.exchange.respond(200, msgspec.json.encode(writer.document))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 
+from deepseek_triton_tools.gateway.app.request_record import RequestRecord
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
 from deepseek_triton_tools.gateway.triton.call import UpstreamError
 
@@ -16,10 +18,19 @@ _NAMES = {
     "input_ids": "prompt",
 }
 """The contract's name of a field -> the name that clients know, where they differ."""
+_PROMPTS = {"/v1/completions": "prompt", "/v1/responses": "input", "/v1/responses/input_tokens": "input"}
+"""Route -> its field with the prompt, where that is not `messages`."""
+_log = logging.getLogger(__name__)
 
 
-def openai_error(error: UpstreamError) -> OpenAIError:
-    """The answer to a request for which the server gave `error`."""
+def log_failure(record: RequestRecord, error: UpstreamError) -> None:
+    """Log what clients are not told, because it may have the addresses of servers."""
+    if error.code in ("", "E_UNAVAILABLE"):
+        _log.warning("request %s: %r", record.request_id, str(error))
+
+
+def openai_error(error: UpstreamError, route: str = "") -> OpenAIError:
+    """The answer to a request at `route` for which the server gave `error`."""
     message = str(error)
     match error.code:
         case "E_INVALID_ARGUMENT":
@@ -29,20 +40,22 @@ def openai_error(error: UpstreamError) -> OpenAIError:
         case "E_PROMPT_TOO_LONG":
             # LiteLLM and LangChain know it by these words only.
             text = f"This model's maximum context length is exceeded (context_length_exceeded): {message}"
-            return OpenAIError(400, text, param="messages", code="context_length_exceeded")
+            return OpenAIError(400, text, param=_PROMPTS.get(route, "messages"), code="context_length_exceeded")
         case "E_OVERLOADED":
             return OpenAIError(
                 429, message, kind="server_error", code="overloaded", retry_after_s=error.retry_after_s or 1.0
             )
         case "E_UNAVAILABLE":
+            text = "no server of this model can take the request now"
             return OpenAIError(
-                503, message, kind="server_error", code="unavailable", retry_after_s=error.retry_after_s or 1.0
+                503, text, kind="server_error", code="unavailable", retry_after_s=error.retry_after_s or 1.0
             )
         case "E_CANCELLED":
             return OpenAIError(503, message, kind="server_error", code="cancelled")
         case "E_INTERNAL":
             return OpenAIError(500, message, kind="server_error", code="internal_error")
-    return OpenAIError(502, message, kind="server_error", code="bad_gateway")
+    text = "the model's server failed at this request; the gateway's log says more"
+    return OpenAIError(502, text, kind="server_error", code="bad_gateway")
 
 
 def _field_of(message: str) -> str | None:
