@@ -475,7 +475,7 @@ def test_the_metrics_tell_of_a_dead_engine(servers: Servers) -> None:
     run(servers, body, URLS[:1], metrics_port=8002)
 
 
-@pytest.mark.parametrize("text", [b"", b"<html>", metrics(9, 90, "another")])
+@pytest.mark.parametrize("text", [b"", b"<html>", metrics(9, 90, "another"), metrics(9, 90).replace(b" 9", b" NaN")])
 def test_without_metrics_only_the_own_work_counts(servers: Servers, text: bytes) -> None:
     servers["http://server-0:8002"].metrics = text
 

@@ -105,7 +105,7 @@ class FleetMember:
         self._model_path = f"/v2/models/{triton_model}/ready"
         self._metrics = connect(metrics_url) if metrics_url else None
         self._metric_lines = re.compile(
-            rb'^deepseek_triton_(inflight_sequences|inflight_tokens|ready)\{[^}]*model="%b"[^}]*\} (\S+)$'
+            rb'^deepseek_triton_(inflight_sequences|inflight_tokens|ready)\{[^}]*model="%b"[^}]*\} (\d{1,18})\b'
             % re.escape(triton_model).encode(),
             re.MULTILINE,
         )
