@@ -306,3 +306,10 @@ def test_any_request_is_answered_or_refused(
     assert answer.status_code in (200, 400, 404), answer.text
     if answer.status_code != 200:
         assert faults(answer.json(), "ErrorResponse") == []
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", PATH, 405)])
+def test_what_no_route_takes_has_its_request_id(client: TestClient, method: str, path: str, status: int) -> None:
+    answer = client.request(method, path, headers={"X-Request-Id": "mine"})
+    assert (answer.status_code, answer.headers["x-request-id"]) == (status, "mine")
+    assert f'route="other",status="{status}"' in client.get("/metrics").text

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -18,6 +20,7 @@ from deepseek_triton_tools.gateway.app.chat import chat_completion
 from deepseek_triton_tools.gateway.app.completions import completion
 from deepseek_triton_tools.gateway.app.gateway_state import GatewayState
 from deepseek_triton_tools.gateway.app.page import page_routes
+from deepseek_triton_tools.gateway.app.request_record import begin_record
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
 from deepseek_triton_tools.gateway.settings import GatewaySettings
 
@@ -46,6 +49,8 @@ _OPEN: dict[str, Handler] = {
     "/v2/models/{model}/ready": models.ready,
 }
 """Paths that are asked without a key, by probes."""
+_NO_ROUTE = "other"
+"""The route in the log and the metrics of a path or method that there is not. Metrics must not grow with guesses."""
 
 
 def create_app(settings: GatewaySettings) -> Starlette:
@@ -86,23 +91,31 @@ def create_app(settings: GatewaySettings) -> Starlette:
             expose_headers=["x-request-id", "retry-after"],
         )
     ]
+    refuse: Any = _refusing(state)  # Starlette's type has Exception where it passes HTTPException
     return Starlette(
         routes=routes,
         lifespan=lifespan,
         middleware=middleware if settings.cors_origins else [],
-        exception_handlers={404: _not_found, 405: _wrong_method},
+        exception_handlers={404: refuse, 405: refuse},
     )
 
 
-async def _not_found(request: Request, error: Exception) -> Response:
-    return _response(OpenAIError(404, f"nothing is at {request.url.path[:200]}", code="not_found"))
+def _refusing(state: GatewayState) -> Callable[[Request, HTTPException], Awaitable[Response]]:
+    """Answers requests that no route takes, and tells the observers of them too."""
 
+    async def refuse(request: Request, error: HTTPException) -> Response:
+        headers = dict(error.headers or {})
+        path = request.url.path[:200]
+        if error.status_code == 405:
+            text = f"{path} takes {headers.get('Allow', 'another method')}, not {request.method}"
+            refusal = OpenAIError(405, text, code="method_not_allowed")
+        else:
+            refusal = OpenAIError(404, f"nothing is at {path}", code="not_found")
+        record = begin_record(_NO_ROUTE, request.scope["headers"])
+        record.status, record.error_code = refusal.status, refusal.code or ""
+        state.observers.begins(record)
+        state.observers.ends(record)
+        headers["x-request-id"] = record.request_id
+        return Response(refusal.body(), refusal.status, headers, media_type="application/json")
 
-async def _wrong_method(request: Request, error: Exception) -> Response:
-    allowed = getattr(error, "headers", None) or {}
-    text = f"{request.url.path[:200]} takes {allowed.get('Allow', 'another method')}, not {request.method}"
-    return _response(OpenAIError(405, text, code="method_not_allowed"), allowed)
-
-
-def _response(error: OpenAIError, headers: dict[str, str] | None = None) -> Response:
-    return Response(error.body(), error.status, headers, media_type="application/json")
+    return refuse
