@@ -28,6 +28,8 @@ _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 5.0
 _JITTER = 0.2
 """Checks of many gateways must not come in step."""
+_rng = random.Random()
+"""Its own generator: a program that seeds the module's would find it advanced by another thread."""
 _ANSWER_S = 5.0
 """For the answer to one check."""
 _NO_METRICS_PAUSE_S = 30.0
@@ -265,7 +267,7 @@ class FleetMember:
 
 
 def _jittered(seconds: float) -> float:
-    return seconds * random.uniform(1 - _JITTER, 1 + _JITTER)
+    return seconds * _rng.uniform(1 - _JITTER, 1 + _JITTER)
 
 
 def _identity(model_info: str) -> ModelIdentity:
