@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Any
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deepseek_triton_tools.gateway.app import models, responses, tokenization
 from deepseek_triton_tools.gateway.app.api_route import ApiRoute, Handler
@@ -53,12 +50,12 @@ _NO_ROUTE = "other"
 """The route in the log and the metrics of a path or method that there is not. Metrics must not grow with guesses."""
 
 
-def create_app(settings: GatewaySettings) -> Starlette:
+def create_app(settings: GatewaySettings) -> ASGIApp:
     """Raises what the guard, the observers and the lists of servers raise for settings that can't work."""
     state = GatewayState(settings)
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:
+    async def lifespan(app: object) -> AsyncGenerator[None, None]:
         await state.start()
         yield
         await state.close()
@@ -82,40 +79,39 @@ def create_app(settings: GatewaySettings) -> Starlette:
         ]
     if settings.page:
         routes += page_routes()
-    middleware = [
-        Middleware(
-            CORSMiddleware,
-            allow_origins=list(settings.cors_origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
-        )
-    ]
-    refuse: Any = _refusing(state)  # Starlette's type has Exception where it passes HTTPException
-    return Starlette(
-        routes=routes,
-        lifespan=lifespan,
-        middleware=middleware if settings.cors_origins else [],
-        exception_handlers={404: refuse, 405: refuse},
+    router = Router(routes, lifespan=lifespan)
+
+    # The class Starlette would put two layers of its own between every chunk and the socket.
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = app  # so that the router raises what it can't route
+        try:
+            await router(scope, receive, send)
+        except HTTPException as error:
+            await _refuse(state, scope, error)(scope, receive, send)
+
+    if not settings.cors_origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=list(settings.cors_origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after"],
     )
 
 
-def _refusing(state: GatewayState) -> Callable[[Request, HTTPException], Awaitable[Response]]:
-    """Answers requests that no route takes, and tells the observers of them too."""
-
-    async def refuse(request: Request, error: HTTPException) -> Response:
-        headers = dict(error.headers or {})
-        path = request.url.path[:200]
-        if error.status_code == 405:
-            text = f"{path} takes {headers.get('Allow', 'another method')}, not {request.method}"
-            refusal = OpenAIError(405, text, code="method_not_allowed")
-        else:
-            refusal = OpenAIError(404, f"nothing is at {path}", code="not_found")
-        record = begin_record(_NO_ROUTE, request.scope["headers"])
-        record.status, record.error_code = refusal.status, refusal.code or ""
-        state.observers.begins(record)
-        state.observers.ends(record)
-        headers["x-request-id"] = record.request_id
-        return Response(refusal.body(), refusal.status, headers, media_type="application/json")
-
-    return refuse
+def _refuse(state: GatewayState, scope: Scope, error: HTTPException) -> Response:
+    """The answer to a request that no route takes. The observers are told of it, too."""
+    headers = dict(error.headers or {})
+    path = scope["path"][:200]
+    if error.status_code == 405:
+        text = f"{path} takes {headers.get('Allow', 'another method')}, not {scope['method']}"
+        refusal = OpenAIError(405, text, code="method_not_allowed")
+    else:
+        refusal = OpenAIError(404, f"nothing is at {path}", code="not_found")
+    record = begin_record(_NO_ROUTE, scope["headers"])
+    record.status, record.error_code = refusal.status, refusal.code or ""
+    state.observers.begins(record)
+    state.observers.ends(record)
+    headers["x-request-id"] = record.request_id
+    return Response(refusal.body(), refusal.status, headers, media_type="application/json")
