@@ -28,9 +28,9 @@ STREAM = b"".join(b"data: " + json.dumps(event, ensure_ascii=False).encode() + b
 
 def test_events_become_parts() -> None:
     assert EventReader().feed(STREAM) == [
-        Part(text="Grüße, 你好 \n\n", output_ids=[7], num_output_tokens=1),
-        Part(sequence=1, text="a", num_output_tokens=2, output_ids=[1, 2], finish_reason="stop"),
-        Part(sequence=0, text="b", num_output_tokens=1, output_ids=[3]),
+        Part(text="Grüße, 你好 \n\n", num_output_tokens=1),
+        Part(sequence=1, text="a", num_output_tokens=2, finish_reason="stop"),
+        Part(sequence=0, text="b", num_output_tokens=1),
         Part(reasoning="hm", finish_reason="length", num_input_tokens=5),
     ]
 

@@ -77,9 +77,9 @@ def test_sequences_of_one_response_are_parts_of_their_own(triton: RawTriton) -> 
             )
         )
         found = await parts(server)
-        assert [(part.sequence, part.text, part.finish_reason, part.output_ids) for part in found] == [
-            (1, "a", "", [7, 8]),
-            (0, "b", "length", [9]),
+        assert [(part.sequence, part.text, part.finish_reason, part.num_output_tokens) for part in found] == [
+            (1, "a", "", 2),
+            (0, "b", "length", 1),
         ]
 
     run(triton, body)

@@ -75,7 +75,7 @@ class ChatAnswer:
     @property
     def complete(self) -> bool:
         """All that is wanted has come, though the model would go on: the work on the server may be stopped."""
-        return all(choice.calls is not None and choice.calls.complete for choice in self.choices)
+        return self.request.only_first_call and all(choice.calls and choice.calls.complete for choice in self.choices)
 
 
 class WholeChatAnswer(ChatAnswer):

@@ -34,23 +34,20 @@ _NEWLINES_BEFORE_TAG = 2
 """DSML has two newlines before its first tag. They belong to the call."""
 
 
-@dataclass(frozen=True, slots=True)
-class TextPiece:
+class TextPiece(msgspec.Struct, frozen=True, gc=False):
     """Text for the reader: no part of a call."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallBegins:
+class CallBegins(msgspec.Struct, frozen=True, gc=False):
     """A call begins. index: its number in the answer, from 0."""
 
     index: int
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentsPiece:
+class ArgumentsPiece(msgspec.Struct, frozen=True, gc=False):
     """The next part of a call's arguments. All of them joined are the JSON text of an object."""
 
     index: int

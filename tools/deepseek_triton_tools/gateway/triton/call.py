@@ -24,11 +24,15 @@ class Call(msgspec.Struct, frozen=True):
     tried: list[str] = []
 
 
-class Part(msgspec.Struct, gc=False):
+class Part(
+    msgspec.Struct,
+    gc=False,
+    rename={"sequence": "sequence_index", "text": "text_output", "reasoning": "reasoning_output"},
+):
     """The part of a response that is about one sequence. The names are the wire contract's outputs (docs/contract.md).
 
-    sequence: its number in the request. finish_reason: "" while the sequence goes on. num_output_tokens and
-    output_ids: those since the sequence's previous Part. logprobs, prompt_logprobs: JSON, "" where there is none.
+    sequence: its number in the request. finish_reason: "" while the sequence goes on. num_output_tokens: those since
+    the sequence's previous Part. logprobs, prompt_logprobs: JSON, "" where there is none.
     """
 
     sequence: int = 0
@@ -40,7 +44,6 @@ class Part(msgspec.Struct, gc=False):
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     num_reasoning_tokens: int = 0
-    output_ids: list[int] = []
     logprobs: str = ""
     prompt_logprobs: str = ""
 

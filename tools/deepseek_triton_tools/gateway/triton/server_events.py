@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class _Event(msgspec.Struct, gc=False):
-    """One response of the model. An output with one value is the value itself, one with several is a list."""
+    """A response about several sequences: a value for each, in a list. Or an error."""
 
     text_output: str | list[str] = ""
     reasoning_output: str | list[str] = ""
@@ -23,14 +23,15 @@ class _Event(msgspec.Struct, gc=False):
     num_output_tokens: int | list[int] = 0
     num_cached_tokens: int | list[int] = 0
     num_reasoning_tokens: int | list[int] = 0
-    output_ids: int | list[int] = []
     logprobs: str | list[str] = ""
     prompt_logprobs: str | list[str] = ""
     sequence_index: int | list[int] = 0
     error: str = ""
 
 
-_decode = msgspec.json.Decoder(_Event).decode
+_decode_part = msgspec.json.Decoder(Part).decode
+_decode_event = msgspec.json.Decoder(_Event).decode
+_NOTHING = Part()
 _NONE = "None"
 """The model's word for a finish reason and a stop reason that are not there."""
 
@@ -45,35 +46,45 @@ class EventReader:
 
     def feed(self, data: bytes) -> list[Part]:
         """Return the parts of the events that are whole now, up to one that is an error."""
-        # An event may have many megabytes, so only what is new is searched for its end.
-        begin = max(0, len(self._rest) - 1)
-        self._rest += data
-        if self._rest.find(b"\n\n", begin) < 0:
-            return []
-        *events, self._rest = self._rest.split(b"\n\n")
+        if self._rest or not data.endswith(b"\n\n"):
+            data = self._whole_events(data)
         parts: list[Part] = []
-        for event in events:
+        for event in data.split(b"\n\n"):
             _, data_field, document = event.partition(b"data:")
             if data_field:
                 try:
-                    parts += parts_of(document)
+                    parts += _parts_of(document)
                 except UpstreamError as error:
                     self.error = error
                     break
         return parts
 
+    def _whole_events(self, data: bytes) -> bytes:
+        """The bytes up to the last end of an event; the others are kept."""
+        # An event may have many megabytes, so only what is new is searched for its end.
+        begin = max(0, len(self._rest) - 1)
+        self._rest += data
+        end = self._rest.rfind(b"\n\n", begin) + 2
+        if end < 2:
+            return b""
+        whole = bytes(self._rest[:end])
+        del self._rest[:end]
+        return whole
 
-def parts_of(document: bytes | bytearray) -> list[Part]:
+
+def _parts_of(document: bytes) -> list[Part]:
     """The parts in the JSON of one response. Raises UpstreamError."""
     try:
-        event = _decode(document)
-    except msgspec.DecodeError as error:
-        raise UpstreamError(f"the server sent an event that is not the model's: {error}") from error
-    if event.error:
-        raise error_of_message(event.error)
-    if isinstance(event.sequence_index, list):
-        return _several(event, event.sequence_index)
-    return [_part(event, 0, event.sequence_index, _listed(event.output_ids))]
+        part = _decode_part(document)
+    except msgspec.DecodeError:  # it has lists
+        return _several(document)
+    if part == _NOTHING:  # it may be an error
+        return _several(document)
+    if part.finish_reason == _NONE:
+        part.finish_reason = ""
+    if part.stop_reason == _NONE:
+        part.stop_reason = ""
+    return [part]
 
 
 def outputs_of(event: bytes) -> dict[str, object]:
@@ -87,18 +98,18 @@ def outputs_of(event: bytes) -> dict[str, object]:
     return outputs
 
 
-def _several(event: _Event, sequences: list[int]) -> list[Part]:
-    counts = _listed(event.num_output_tokens)
-    parts, begin = [], 0
-    ids = _listed(event.output_ids)
-    for at, sequence in enumerate(sequences):
-        end = begin + counts[at] if at < len(counts) else begin
-        parts.append(_part(event, at, sequence, ids[begin:end]))
-        begin = end
-    return parts
+def _several(document: bytes) -> list[Part]:
+    try:
+        event = _decode_event(document)
+    except msgspec.DecodeError as error:
+        raise UpstreamError(f"the server sent an event that is not the model's: {error}") from error
+    if event.error:
+        raise error_of_message(event.error)
+    sequences = event.sequence_index if isinstance(event.sequence_index, list) else [event.sequence_index]
+    return [_part(event, at, sequence) for at, sequence in enumerate(sequences)]
 
 
-def _part(event: _Event, at: int, sequence: int, ids: list[int]) -> Part:
+def _part(event: _Event, at: int, sequence: int) -> Part:
     finish_reason, stop_reason = _at(event.finish_reason, at), _at(event.stop_reason, at)
     return Part(
         sequence,
@@ -110,7 +121,6 @@ def _part(event: _Event, at: int, sequence: int, ids: list[int]) -> Part:
         _at(event.num_output_tokens, at),
         _at(event.num_cached_tokens, at),
         _at(event.num_reasoning_tokens, at),
-        ids,
         _at(event.logprobs, at),
         _at(event.prompt_logprobs, at),
     )
@@ -118,7 +128,3 @@ def _part(event: _Event, at: int, sequence: int, ids: list[int]) -> Part:
 
 def _at(value: T | list[T], at: int) -> T:
     return value[at] if isinstance(value, list) else value
-
-
-def _listed(value: int | list[int]) -> list[int]:
-    return value if isinstance(value, list) else [value]
