@@ -245,7 +245,7 @@ def test_any_json_is_read_or_refused(document: object) -> None:
 
 def test_it_becomes_a_chat_request() -> None:
     asked = read_responses_request({"input": "hi", "max_output_tokens": 7, "store": True, "tools": [TOOL]}).chat
-    assert (asked.messages, asked.max_tokens, asked.has_tools, asked.stream) == ([USER], 7, True, False)
+    assert (asked.messages, asked.most_tokens, asked.has_tools, asked.stream) == ([USER], 7, True, False)
 
 
 def test_the_response_repeats_the_request() -> None:

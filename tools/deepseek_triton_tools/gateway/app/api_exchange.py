@@ -48,7 +48,7 @@ class ApiExchange:
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise ClientLeft
+                raise self.left()
             piece = message.get("body", b"")
             size += len(piece)
             if size > max_bytes:
@@ -56,6 +56,11 @@ class ApiExchange:
             pieces.append(piece)
             if not message.get("more_body", False):
                 return b"".join(pieces)
+
+    def left(self) -> ClientLeft:
+        """To be raised where the client has gone before the response was complete."""
+        self.record.client_left = True
+        return ClientLeft()
 
     async def client_leaves(self) -> None:
         """Wait until the client closes the connection; it may be after the response."""

@@ -20,8 +20,7 @@ _AT_ONCE = 32
 
 async def completion(request: ApiRequest) -> None:
     asked = read_completion_request(request.document)
-    max_tokens = None if asked.max_tokens is None else asked.max_tokens * len(asked.prompts)
-    name, model = await request.model(asked.model, max_tokens)
+    name, model = await request.model(asked.model, asked.most_tokens)
     record = request.exchange.record
     record.stream = asked.stream
     echoed = await _echoed(asked, model)

@@ -9,6 +9,7 @@ import msgspec
 
 from deepseek_triton_tools.gateway.protocol.openai_errors import invalid
 from deepseek_triton_tools.gateway.protocol.openai_fields import (
+    COUNTS,
     MOST_INT32,
     a_list,
     an_object,
@@ -60,7 +61,7 @@ class ChatRequest:
 
     inputs: the body of Triton's generate endpoint, but for `streaming`. has_tools: calls are looked for in the text.
     drop_calls: calls that the model makes all the same are left out. only_first_call: nothing after one call is given.
-    max_tokens: None where the client gave none.
+    most_tokens: of all answers together; None where the client gave no max_tokens.
     """
 
     model: str
@@ -72,7 +73,7 @@ class ChatRequest:
     num_choices: int = 1
     copies: int = 1
     """How many of the choices each answer is given as."""
-    max_tokens: int | None = None
+    most_tokens: int | None = None
     include_reasoning: bool = True
     top_logprobs: int | None = None
     """None for no log-probabilities."""
@@ -99,7 +100,7 @@ def read_chat_request(document: object) -> ChatRequest:
     # A conversation with calls in it needs the parser too: the model may go on calling.
     has_tools = bool(tools) or any(isinstance(message, dict) and message.get("tool_calls") for message in messages)
     sampling |= guided_fields(given)
-    num_choices, copies, fields = choices(given)
+    num_choices, copies, num_answers, fields = choices(given)
     sampling |= fields
     if max_tokens is not None:
         sampling["max_tokens"] = max_tokens
@@ -110,7 +111,7 @@ def read_chat_request(document: object) -> ChatRequest:
     only_first_call = has_tools and not parallel
     if continuous_usage or only_first_call:
         # The last response, which has the counts anyway, may never come.
-        inputs |= {"return_num_input_tokens": True, "return_num_output_tokens": True}
+        inputs |= COUNTS
     return ChatRequest(
         model=text("model", given.get("model", "")),
         messages=messages,
@@ -120,7 +121,7 @@ def read_chat_request(document: object) -> ChatRequest:
         continuous_usage=continuous_usage,
         num_choices=num_choices,
         copies=copies,
-        max_tokens=max_tokens,
+        most_tokens=None if max_tokens is None else max_tokens * num_answers,
         include_reasoning=boolean("include_reasoning", given.get("include_reasoning", True)),
         top_logprobs=top_logprobs,
         has_tools=has_tools,
