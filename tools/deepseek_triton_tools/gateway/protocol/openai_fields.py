@@ -193,7 +193,7 @@ def model_inputs(given: Mapping[str, object], sampling: Mapping[str, object]) ->
     """The inputs that the common fields give, with `sampling` too, in the JSON of Triton's generate endpoint."""
     fields = {SAMPLING[name][0]: SAMPLING[name][1](name, value) for name, value in given.items() if name in SAMPLING}
     inputs = {INPUTS[name][0]: INPUTS[name][1](name, value) for name, value in given.items() if name in INPUTS}
-    return {**inputs, "sampling_parameters": msgspec.json.encode({**fields, **sampling}).decode()}
+    return {**inputs, "sampling_parameters": json_text({**fields, **sampling})}
 
 
 COUNTS: Mapping[str, object] = {"return_num_input_tokens": True, "return_num_output_tokens": True}
@@ -235,10 +235,15 @@ def stream_options(given: Mapping[str, object]) -> tuple[bool, bool]:
     return bool(options.get("include_usage")) or continuous, continuous
 
 
+def json_text(value: object) -> str:
+    """For the inputs of the model that are JSON in a text."""
+    return msgspec.json.encode(value).decode()
+
+
 def wrong(name: str, expected: str, got: object) -> OpenAIError:
     return invalid(f"{name}: expected {expected}, got {_shown(got)}.", param=name.partition("[")[0].partition(".")[0])
 
 
 def _shown(value: object) -> str:
-    shown = msgspec.json.encode(value).decode()
+    shown = json_text(value)
     return shown if len(shown) <= 60 else shown[:57] + "..."
