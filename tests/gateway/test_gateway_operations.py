@@ -178,6 +178,9 @@ def test_pages_of_another_origin_may_ask_where_it_is_named(gateway, tmp_path):
             client.options("v1/chat/completions", headers={"Origin": origin, **asked})
             for origin in ("https://chat.example.com", "https://evil.example.com")
         )
+        answer = client.get("v1/models", headers={"Origin": "https://chat.example.com"})
+    exposed = answer.headers["access-control-expose-headers"].split(", ")
+    assert {"x-request-id", "retry-after", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-requests"} <= {*exposed}
     assert allowed.headers["access-control-allow-origin"] == "https://chat.example.com"
     assert "access-control-allow-origin" not in refused.headers
 
@@ -226,3 +229,20 @@ def test_a_body_that_is_too_large_is_refused(gateway, triton, size):
         refused = client.post("v1/chat/completions", content=b" " * size, headers={"Content-Type": "application/json"})
     assert refused.status_code == 413
     assert triton.requests == []
+
+
+def test_a_body_that_does_not_end_is_not_waited_for(gateway, triton):
+    with (
+        gateway(body_timeout_s=0.2) as client,
+        socket.create_connection((client.base_url.host, client.base_url.port)) as connection,
+    ):
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        connection.sendall(head + b"Content-Length: 100\r\n\r\n{")
+        received = b""
+        while data := connection.recv(65536):  # until the gateway closes it
+            received += data
+        assert client.post("v1/chat/completions", json=CHAT).status_code == 200
+    assert received.startswith(b"HTTP/1.1 408 ")
+    error = json.loads(received.partition(b"\r\n\r\n")[2])["error"]
+    assert error["message"] == "the request's body: expected all of it within 0.2 s, got 1 bytes. Send it faster."
+    assert error["code"] == "request_timeout"

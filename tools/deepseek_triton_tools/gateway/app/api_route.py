@@ -117,7 +117,8 @@ class ApiRoute:
             exchange.record.key_name = caller.name
         if self._reads_body:
             _check_type(exchange.request_headers)
-        body = await exchange.body(self._state.settings.max_body_bytes) if self._reads_body else b""
+        settings = self._state.settings
+        body = await exchange.body(settings.max_body_bytes, settings.body_timeout_s) if self._reads_body else b""
         document = _document(body) if self._reads_body else None
         request = ApiRequest(self._state, exchange, caller, document, len(body))
         try:

@@ -19,6 +19,9 @@ _LOOK_S = 1.0
 _BYTES_A_TOKEN = 4
 """About what DeepSeek's tokenizer makes of English text."""
 _UNITS = ("requests", "tokens")
+_TOLD = ("limit", "remaining", "reset")
+RATE_LIMIT_HEADERS = tuple(f"x-ratelimit-{what}-{unit}" for unit in _UNITS for what in _TOLD)
+"""OpenAI's headers, which answers to keys with limits have."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +34,7 @@ class Reservation:
     num_prompt_tokens: int
     """How many of them are the estimate of the prompt."""
     headers: tuple[tuple[bytes, bytes], ...]
-    """OpenAI's x-ratelimit-* headers, for the response."""
+    """RATE_LIMIT_HEADERS of the limits that there are, for the response."""
 
 
 class Guard:
@@ -141,14 +144,10 @@ def _too_many(
 
 def _headers(budgets: Iterable[RateBudget | None]) -> tuple[tuple[bytes, bytes], ...]:
     return tuple(
-        (f"x-ratelimit-{what}-{unit}".encode(), value.encode())
+        (f"x-ratelimit-{what}-{unit}".encode(), str(value).encode())
         for unit, budget in zip(_UNITS, budgets, strict=True)
         if budget is not None
-        for what, value in (
-            ("limit", str(budget.limit)),
-            ("remaining", str(budget.remaining)),
-            ("reset", _duration(budget.full_in_s)),
-        )
+        for what, value in zip(_TOLD, (budget.limit, budget.remaining, _duration(budget.full_in_s)), strict=True)
     )
 
 
