@@ -166,6 +166,21 @@ IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "http:
         ({"temprature": 1}, "temprature", "unknown field 'temprature'. Did you mean temperature?"),
         ({"messages": []}, "messages", "messages: this is a field of chat completions. Here it is input"),
         ({"text": "json"}, "text", "text: expected an object, got"),
+        ({"continue_final_message": True}, "input", "continue_final_message needs a last message of the assistant"),
+        ({"text": {"format": {"type": "json_schema", "schema": 5}}}, "text", "text.format.schema: expected a JSON"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text", "text.format.schema: expected a JSON schema, got noth"),
+        (
+            {"max_output_token": 3},
+            "max_output_token",
+            "unknown field 'max_output_token'. Did you mean max_output_t",
+        ),
+        ({"messages_": 3}, "messages_", "unknown field 'messages_'. Did you mean input?"),
+        ({"response_formt": 3}, "response_formt", "unknown field 'response_formt'. Did you mean text.format?"),
+        (
+            {"thinking": {"type": "enabled"}, "reasoning": {"effort": "none"}},
+            "thinking",
+            "thinking.type and reasoning.effort contradict each other",
+        ),
     ],
 )
 def test_what_is_not_done_is_refused_by_name(fields: dict[str, object], param: str, message: str) -> None:

@@ -80,7 +80,7 @@ async def _stream(
         log_failure(exchange.record, error)
         code = "rate_limit_exceeded" if error.code == "E_OVERLOADED" else "server_error"
         exchange.record.error_code = code
-        await exchange.end_stream(answer.fail(code, openai_error(error).message))
+        await exchange.end_stream(answer.fail(code, openai_error(error, exchange.record.route).message))
     else:
         await exchange.end_stream(answer.end())
 
