@@ -88,7 +88,7 @@ def authorized(tmp_path: Path, words: str = "") -> tuple[Path, dict[str, str]]:
 def test_only_who_has_a_key_may_ask_but_probes_may(gateway, triton, tmp_path):
     keys, headers = authorized(tmp_path)
     with gateway(keys_file=keys, metrics_need_key=True) as client:
-        for path in ("v1/models", "metrics", "fleet"):
+        for path in ("v1/models", "metrics"):
             refused = client.get(path)
             assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
             assert refused.json()["error"]["type"] == "invalid_request_error"
@@ -98,6 +98,29 @@ def test_only_who_has_a_key_may_ask_but_probes_may(gateway, triton, tmp_path):
         for path in ("health", "ready", "v2/health/live", "v2/health/ready", "v2/models/x/ready"):
             assert client.get(path).status_code == 200
     assert triton.requests == []
+
+
+def test_who_serves_whom_is_for_admins(gateway, tmp_path):
+    (owner, owners), (user, users) = new_key("owner"), new_key("user")
+    (tmp_path / "keys").write_text(f"{owners} admin=yes\n{users}")
+    with gateway(keys_file=tmp_path / "keys") as client:
+        headers = {"Authorization": f"Bearer {user}"}
+        assert client.post("v1/chat/completions", json=CHAT, headers=headers).status_code == 200
+        refused, told = client.get("fleet", headers=headers), client.get("metrics", headers=headers)
+        open_to_all = client.get("metrics")
+        assert client.get("metrics", headers={"Authorization": "Bearer sk-other"}).status_code == 401
+        headers = {"Authorization": f"Bearer {owner}"}
+        fleet, metrics = client.get("fleet", headers=headers), client.get("metrics", headers=headers)
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_an_admin")
+    assert "admin=yes" in refused.json()["error"]["message"]
+    for text in (told.text, open_to_all.text):
+        assert "gateway_requests_total{" in text
+        assert "http://" not in text
+        assert 'key="' not in text
+    [model] = fleet.json()["models"]
+    assert f'server="{model["servers"][0]["url"]}"' in metrics.text
+    assert 'key_requests_total{key="user"} 2.0' in metrics.text
 
 
 def test_a_key_is_for_some_models_only(gateway, triton, tmp_path):

@@ -37,7 +37,7 @@ class GatewaySettings:
     keys_file: Path | None = None
     """None lets anyone ask."""
     metrics_need_key: bool = False
-    """Whether GET /metrics wants a key, as the API does."""
+    """Whether GET /metrics wants a key, as the API does. Only an admin's key is told of single servers and keys."""
     page: bool = True
     """Whether the chat page and the dashboard are served."""
     cors_origins: tuple[str, ...] = ()
