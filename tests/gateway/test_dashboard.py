@@ -37,6 +37,7 @@ class WatchedGateway:
 
     address: str
     key = ""
+    refusal = 0
 
     def __init__(self) -> None:
         self._counted = GatewayMetrics()
@@ -46,7 +47,8 @@ class WatchedGateway:
         return request.headers.get("authorization", "").removeprefix("Bearer ") != self.key
 
     async def fleet(self, request: Request) -> Response:
-        return Response(status_code=401) if self._is_locked(request) else self._fleet()
+        status = self.refusal or (401 if self._is_locked(request) else 0)
+        return Response(status_code=status) if status else self._fleet()
 
     def _fleet(self) -> Response:
         models = [{"model": name, "servers": servers} for name, servers in self.models.items()]
@@ -126,3 +128,9 @@ def test_a_gateway_with_keys_is_shown_to_whoever_has_one(page: Page, gateway: Wa
     page.write("#key", "sk-1")
     page.wait("document.querySelector('td')")
     assert not page.run("document.querySelector('#locked').checkVisibility()")
+
+
+def test_a_key_that_may_not_see_the_servers_can_be_changed(page: Page, gateway: WatchedGateway) -> None:
+    gateway.refusal = 403
+    page.wait("document.querySelector('#locked').checkVisibility()")
+    assert page.text("#state") == "fleet answers 403"

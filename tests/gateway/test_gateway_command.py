@@ -41,7 +41,7 @@ def test_every_option_reaches_the_settings(tmp_path):
         *("--keys", str(tmp_path / "keys"), "--cors-origin", "https://chat.example.com", "--cors-origin", "*"),
         *("--tls-certificate", str(tmp_path / "certificate"), "--max-body", "1MB", "--drain-seconds", "60"),
         *("--reasoning-field", "reasoning", "--upstream-header", "key=a=b", "--upstream-ca", str(tmp_path / "ca")),
-        *("--upstream-header", f"Authorization=@{tmp_path / 'token'}", "--metrics-port", "none"),
+        *("--upstream-header", f"Authorization=@{tmp_path / 'token'}", "--metrics-port", "none", "--body-seconds", "9"),
         *("--access-log", "-", "--traces", "http://localhost:4318", "--metrics-need-key", "--no-page"),
     )
 
@@ -59,6 +59,7 @@ def test_every_option_reaches_the_settings(tmp_path):
         page=False,
         cors_origins=("https://chat.example.com", "*"),
         max_body_bytes=10**6,
+        body_timeout_s=9,
         drain_s=60,
         reasoning_fields=("reasoning",),
         access_log="-",

@@ -33,7 +33,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[RawTriton, str]]:
-    options = {"keep_alive_s": 0.1, "max_body_bytes": MAX_BODY, "cors_origins": ("https://chat.example.com",)}
+    options = {"max_body_bytes": MAX_BODY, "cors_origins": ("https://chat.example.com",)}
     with RawTriton().serving() as triton, gateway_before(triton, **options) as address:
         yield triton, address
 
@@ -319,7 +319,7 @@ def test_connections_are_used_again(triton: RawTriton, address: str) -> None:
     assert triton.connections - before <= 1  # the fleet's own checks may have the one that is idle
 
 
-def test_a_silent_stream_has_comments(triton: RawTriton, address: str) -> None:
+def test_a_silent_stream_has_comments(triton: RawTriton) -> None:
     heard = threading.Event()
 
     def silent(wire: Wire) -> None:
@@ -330,7 +330,10 @@ def test_a_silent_stream_has_comments(triton: RawTriton, address: str) -> None:
         wire.chunk(b"")
 
     triton.script = silent
-    with httpx.stream("POST", f"{address}/v1/chat/completions", json={**CHAT, "stream": True}, timeout=60) as response:
+    with (
+        gateway_before(triton, keep_alive_s=0.1) as address,
+        httpx.stream("POST", f"{address}/v1/chat/completions", json={**CHAT, "stream": True}, timeout=60) as response,
+    ):
         lines = []
         for line in response.iter_lines():
             lines.append(line)

@@ -88,7 +88,7 @@ def authorized(tmp_path: Path, words: str = "") -> tuple[Path, dict[str, str]]:
 def test_only_who_has_a_key_may_ask_but_probes_may(gateway, triton, tmp_path):
     keys, headers = authorized(tmp_path)
     with gateway(keys_file=keys, metrics_need_key=True) as client:
-        for path in ("v1/models", "metrics", "fleet"):
+        for path in ("v1/models", "metrics"):
             refused = client.get(path)
             assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
             assert refused.json()["error"]["type"] == "invalid_request_error"
@@ -98,6 +98,29 @@ def test_only_who_has_a_key_may_ask_but_probes_may(gateway, triton, tmp_path):
         for path in ("health", "ready", "v2/health/live", "v2/health/ready", "v2/models/x/ready"):
             assert client.get(path).status_code == 200
     assert triton.requests == []
+
+
+def test_who_serves_whom_is_for_admins(gateway, tmp_path):
+    (owner, owners), (user, users) = new_key("owner"), new_key("user")
+    (tmp_path / "keys").write_text(f"{owners} admin=yes\n{users}")
+    with gateway(keys_file=tmp_path / "keys") as client:
+        headers = {"Authorization": f"Bearer {user}"}
+        assert client.post("v1/chat/completions", json=CHAT, headers=headers).status_code == 200
+        refused, told = client.get("fleet", headers=headers), client.get("metrics", headers=headers)
+        open_to_all = client.get("metrics")
+        assert client.get("metrics", headers={"Authorization": "Bearer sk-other"}).status_code == 401
+        headers = {"Authorization": f"Bearer {owner}"}
+        fleet, metrics = client.get("fleet", headers=headers), client.get("metrics", headers=headers)
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_an_admin")
+    assert "admin=yes" in refused.json()["error"]["message"]
+    for text in (told.text, open_to_all.text):
+        assert "gateway_requests_total{" in text
+        assert "http://" not in text
+        assert 'key="' not in text
+    [model] = fleet.json()["models"]
+    assert f'server="{model["servers"][0]["url"]}"' in metrics.text
+    assert 'key_requests_total{key="user"} 2.0' in metrics.text
 
 
 def test_a_key_is_for_some_models_only(gateway, triton, tmp_path):
@@ -178,6 +201,9 @@ def test_pages_of_another_origin_may_ask_where_it_is_named(gateway, tmp_path):
             client.options("v1/chat/completions", headers={"Origin": origin, **asked})
             for origin in ("https://chat.example.com", "https://evil.example.com")
         )
+        answer = client.get("v1/models", headers={"Origin": "https://chat.example.com"})
+    exposed = answer.headers["access-control-expose-headers"].split(", ")
+    assert {"x-request-id", "retry-after", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-requests"} <= {*exposed}
     assert allowed.headers["access-control-allow-origin"] == "https://chat.example.com"
     assert "access-control-allow-origin" not in refused.headers
 
@@ -226,3 +252,20 @@ def test_a_body_that_is_too_large_is_refused(gateway, triton, size):
         refused = client.post("v1/chat/completions", content=b" " * size, headers={"Content-Type": "application/json"})
     assert refused.status_code == 413
     assert triton.requests == []
+
+
+def test_a_body_that_does_not_end_is_not_waited_for(gateway, triton):
+    with (
+        gateway(body_timeout_s=0.2) as client,
+        socket.create_connection((client.base_url.host, client.base_url.port)) as connection,
+    ):
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        connection.sendall(head + b"Content-Length: 100\r\n\r\n{")
+        received = b""
+        while data := connection.recv(65536):  # until the gateway closes it
+            received += data
+        assert client.post("v1/chat/completions", json=CHAT).status_code == 200
+    assert received.startswith(b"HTTP/1.1 408 ")
+    error = json.loads(received.partition(b"\r\n\r\n")[2])["error"]
+    assert error["message"] == "the request's body: expected all of it within 0.2 s, got 1 bytes. Send it faster."
+    assert error["code"] == "request_timeout"

@@ -92,6 +92,7 @@ def test_others_get_401_as_openai_writes_it(open_guard, headers, code):
         (f"{HASH} name=a nmae=b", "got 'nmae=b'"),
         (f"{HASH} name=a name=b", "got 'name=b'"),
         (f"{HASH} name=a models=", "got 'models='"),
+        (f"{HASH} name=a admin=no", "admin: expected yes, or no such word, got 'no'"),
         (f"{HASH} name=a requests_per_minute=0", "a whole number from 1 to 1000000000000, got '0'"),
         (f"{HASH} name=a tokens_per_minute=1e3", "tokens_per_minute: expected a whole number"),
         (f"{HASH} name=a\n{HASH} name=b", "line 2: the key of a stands here again"),

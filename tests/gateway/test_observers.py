@@ -133,7 +133,21 @@ def test_the_metrics_count_what_records_say():
     assert found[name("server_up"), "http://node2:8000"] == 0
     assert found[name("time_to_first_token_seconds_sum"), "r1"] == pytest.approx(0.5)
     assert found[name("inter_token_latency_seconds_count"), "r1"] == 1
-    assert (name("server_up"), "http://node1:8000") not in samples(metrics.text())  # it has left
+
+
+def test_a_server_that_has_left_and_names_for_strangers_are_left_out():
+    metrics, name = GatewayMetrics(), "deepseek_triton_gateway_{}".format
+    metrics.ends(answered())
+    left = samples(metrics.text([("http://node2:8000", True)]))
+    stranger = samples(metrics.text([("http://node1:8000", True)], names=False))
+    back = samples(metrics.text([("http://node1:8000", True)]))
+
+    assert not any("http://node1:8000" in key for key in left)
+    assert left[name("server_up"), "http://node2:8000"] == 1
+    assert left[name("key_requests_total"), "ann"] == 1
+    assert not any({"http://node1:8000", "http://node2:8000", "ann"} & {*key} for key in stranger)
+    assert stranger[name("generated_tokens_total"), "r1"] == 5
+    assert back[name("server_requests_total"), "http://node1:8000", "200"] == 1  # a counter goes on where it was
 
 
 COUNT = """

@@ -171,7 +171,7 @@ def test_a_wrong_chat_is_refused(fields: dict[str, object], param: str, words: s
 )
 def test_max_tokens_has_two_names_and_the_newer_one_wins(fields: dict[str, object]) -> None:
     asked = chat(**fields)
-    assert (asked.max_tokens, sampling(asked.inputs)) == (9, {"max_tokens": 9})
+    assert (asked.most_tokens, sampling(asked.inputs)) == (9, {"max_tokens": 9})
 
 
 @pytest.mark.parametrize(

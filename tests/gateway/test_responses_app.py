@@ -132,3 +132,32 @@ def test_a_response_without_its_end_has_failed(triton: ScriptedTriton, client: T
     assert client.post("/v1/responses", json={"input": "Hi"}).status_code == 502
     answer = client.post("/v1/responses", json={"input": "Hi", "stream": True})
     assert events_of(answer.text)[-1]["type"] == "response.failed"
+
+
+@pytest.mark.parametrize(
+    ("error", "param", "message"),
+    [
+        ("[E_INVALID_ARGUMENT] max_tokens: expected at least 1", "max_output_tokens", "max_output_tokens: expected at"),
+        ("[E_INVALID_ARGUMENT] messages[2].content: expected text", "input", "input.content: expected text"),
+        ("[E_UNSUPPORTED] guided_json is for engines that have it", None, "guided_json is for"),
+        ("[E_UNSUPPORTED] guided_json: no engine has it", "text", "guided_json: no engine"),
+        ("[E_PROMPT_TOO_LONG] 9 tokens and max_tokens 7", "input", "This model's maximum context length is exceeded"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/input_tokens"])
+def test_the_servers_errors_name_the_fields_of_this_api(
+    triton: ScriptedTriton, client: TestClient, path: str, error: str, param: str | None, message: str
+) -> None:
+    triton.events, triton.status = [{"error": error}], 400
+    refused = client.post(path, json={"input": "Hi"})
+    found = refused.json()["error"]
+    assert (refused.status_code, found["param"]) == (400, param)
+    assert found["message"].startswith(message)
+    assert "max_tokens" not in found["message"]
+
+
+def test_a_stream_that_fails_names_the_fields_of_this_api(triton: ScriptedTriton, client: TestClient) -> None:
+    triton.events = [{"text_output": "Hel"}, {"error": "[E_INTERNAL] max_tokens: the engine forgot it"}]
+    answer = client.post("/v1/responses", json={"input": "Hi", "stream": True})
+    error = events_of(answer.text)[-1]["response"]["error"]
+    assert error["message"] == "max_output_tokens: the engine forgot it"

@@ -166,6 +166,21 @@ IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "http:
         ({"temprature": 1}, "temprature", "unknown field 'temprature'. Did you mean temperature?"),
         ({"messages": []}, "messages", "messages: this is a field of chat completions. Here it is input"),
         ({"text": "json"}, "text", "text: expected an object, got"),
+        ({"continue_final_message": True}, "input", "continue_final_message needs a last message of the assistant"),
+        ({"text": {"format": {"type": "json_schema", "schema": 5}}}, "text", "text.format.schema: expected a JSON"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text", "text.format.schema: expected a JSON schema, got noth"),
+        (
+            {"max_output_token": 3},
+            "max_output_token",
+            "unknown field 'max_output_token'. Did you mean max_output_t",
+        ),
+        ({"messages_": 3}, "messages_", "unknown field 'messages_'. Did you mean input?"),
+        ({"response_formt": 3}, "response_formt", "unknown field 'response_formt'. Did you mean text.format?"),
+        (
+            {"thinking": {"type": "enabled"}, "reasoning": {"effort": "none"}},
+            "thinking",
+            "thinking.type and reasoning.effort contradict each other",
+        ),
     ],
 )
 def test_what_is_not_done_is_refused_by_name(fields: dict[str, object], param: str, message: str) -> None:
@@ -245,7 +260,7 @@ def test_any_json_is_read_or_refused(document: object) -> None:
 
 def test_it_becomes_a_chat_request() -> None:
     asked = read_responses_request({"input": "hi", "max_output_tokens": 7, "store": True, "tools": [TOOL]}).chat
-    assert (asked.messages, asked.max_tokens, asked.has_tools, asked.stream) == ([USER], 7, True, False)
+    assert (asked.messages, asked.most_tokens, asked.has_tools, asked.stream) == ([USER], 7, True, False)
 
 
 def test_the_response_repeats_the_request() -> None:

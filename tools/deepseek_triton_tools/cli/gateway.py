@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepseek_triton_tools.cli.parsing import (
     VerbParser,
+    duration,
     nearest,
     path,
     port,
@@ -77,6 +78,8 @@ def _add_listening(group: argparse._ArgumentGroup) -> None:
     help_text = "its key (default: in the certificate's file)"
     group.add_argument("--tls-key", type=path, metavar="FILE", help=help_text)
     group.add_argument("--max-body", type=size, metavar="SIZE", help="largest request (default: 64MiB)")
+    help_text = "for a request's body to come whole (default: 60)"
+    group.add_argument("--body-seconds", type=duration, metavar="S", help=help_text)
     help_text = "the answers' name for reasoning: reasoning_content (default) or reasoning; may be repeated"
     group.add_argument("--reasoning-field", action="append", choices=_REASONING_FIELDS, metavar="NAME", help=help_text)
     help_text = "for running requests after SIGTERM (default: 30)"
@@ -150,6 +153,7 @@ def settings_of(args: argparse.Namespace) -> GatewaySettings:
         "page": False if args.no_page else None,
         "cors_origins": args.cors_origin and tuple(args.cors_origin),
         "max_body_bytes": args.max_body,
+        "body_timeout_s": args.body_seconds,
         "drain_s": args.drain_seconds,
         "reasoning_fields": args.reasoning_field and tuple(args.reasoning_field),
         "access_log": args.access_log,

@@ -37,12 +37,14 @@ class GatewaySettings:
     keys_file: Path | None = None
     """None lets anyone ask."""
     metrics_need_key: bool = False
-    """Whether GET /metrics wants a key, as the API does."""
+    """Whether GET /metrics wants a key, as the API does. Only an admin's key is told of single servers and keys."""
     page: bool = True
     """Whether the chat page and the dashboard are served."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may ask, as in https://chat.example.com; "*" for all."""
     max_body_bytes: int = 64 * 2**20
+    body_timeout_s: float = 60.0
+    """How long a request's body may take to come whole."""
     keep_alive_s: float = 15.0
     """After so long without an event, a stream gets a comment, so that proxies keep the connection."""
     drain_s: int = 30

@@ -10,6 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from deepseek_triton_tools.gateway.app.request_record import RequestRecord
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
+from deepseek_triton_tools.gateway.triton.triton_connection import within
 
 Headers = Iterable[tuple[bytes, bytes]]
 JSON = b"application/json"
@@ -42,20 +43,36 @@ class ApiExchange:
         self._silent: asyncio.Task[None] | None = None
         self._sent_at_s = 0.0
 
-    async def body(self, max_bytes: int) -> bytes:
-        """Raises OpenAIError 413, and ClientLeft."""
-        pieces, size = [], 0
+    async def body(self, max_bytes: int, timeout_s: float) -> bytes:
+        """The whole of it. Raises OpenAIError 408 and 413, and ClientLeft."""
+        pieces: list[bytes] = []
+        try:
+            await within(timeout_s, self._read_body(pieces, max_bytes))
+        except TimeoutError:
+            got = sum(map(len, pieces))
+            text = f"the request's body: expected all of it within {timeout_s:g} s, got {got} bytes. Send it faster."
+            # The connection could keep the gateway waiting for the rest.
+            raise OpenAIError(408, text, code="request_timeout", headers=((b"connection", b"close"),)) from None
+        return b"".join(pieces)
+
+    async def _read_body(self, pieces: list[bytes], max_bytes: int) -> None:
+        size = 0
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise ClientLeft
+                raise self.left()
             piece = message.get("body", b"")
             size += len(piece)
             if size > max_bytes:
                 raise OpenAIError(413, f"the request's body has more than {max_bytes} bytes", code="request_too_large")
             pieces.append(piece)
             if not message.get("more_body", False):
-                return b"".join(pieces)
+                return
+
+    def left(self) -> ClientLeft:
+        """To be raised where the client has gone before the response was complete."""
+        self.record.client_left = True
+        return ClientLeft()
 
     async def client_leaves(self) -> None:
         """Wait until the client closes the connection; it may be after the response."""

@@ -37,21 +37,32 @@ class ApiRequest:
     num_body_bytes: int
     reserved: Reservation | None = None
 
-    async def model(self, name: str, max_tokens: int | None = None) -> tuple[str, ModelFront]:
-        """The model that is asked for, once the key may use it and has enough left. Raises OpenAIError."""
+    async def model(self, name: str, most_tokens: int | None = None) -> tuple[str, ModelFront]:
+        """The model that is asked for, once the key may use it and has enough left. Raises OpenAIError.
+
+        most_tokens: of all answers together, where the client says it.
+        """
         known, model = await self.state.model(name)
         self.exchange.record.model = known
         if self.caller is not None and self.state.guard is not None:
             self.state.guard.check_model(self.caller, known)
-            self.reserved = self.state.guard.reserve(self.caller, self.num_body_bytes, max_tokens)
+            self.reserved = self.state.guard.reserve(self.caller, self.num_body_bytes, most_tokens)
+            self.exchange.record.counts_responses = self.caller.tokens_per_minute is not None
             self.exchange.headers += self.reserved.headers
         return known, model
 
     def settle(self) -> None:
-        """Count the tokens that were used."""
+        """Count the tokens that were used, as far as they are known.
+
+        A client may leave before the server has told anything, or while prompts wait for others. So at least the
+        estimate of its prompts is counted once a server was asked.
+        """
         if self.caller is not None and self.state.guard is not None and self.reserved is not None:
             record = self.exchange.record
-            self.state.guard.settle(self.caller, self.reserved, record.num_input_tokens + record.num_output_tokens)
+            num_input = record.num_input_tokens
+            if record.client_left and record.server:
+                num_input = max(num_input, self.reserved.num_prompt_tokens)
+            self.state.guard.settle(self.caller, self.reserved, num_input + record.num_output_tokens)
 
 
 Handler = Callable[[ApiRequest], Awaitable[None]]
@@ -86,7 +97,7 @@ class ApiRoute:
         try:
             await self._handle(exchange)
         except ClientLeft:
-            exchange.record.client_left = True
+            return  # there is nobody to answer
         except OpenAIError as error:
             await exchange.refuse(error)
         except UpstreamError as error:
@@ -106,7 +117,8 @@ class ApiRoute:
             exchange.record.key_name = caller.name
         if self._reads_body:
             _check_type(exchange.request_headers)
-        body = await exchange.body(self._state.settings.max_body_bytes) if self._reads_body else b""
+        settings = self._state.settings
+        body = await exchange.body(settings.max_body_bytes, settings.body_timeout_s) if self._reads_body else b""
         document = _document(body) if self._reads_body else None
         request = ApiRequest(self._state, exchange, caller, document, len(body))
         try:
@@ -122,7 +134,7 @@ async def _while_client_waits(exchange: ApiExchange, work: Awaitable[None]) -> N
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise ClientLeft
+            raise exchange.left()
         working.result()
     finally:
         leaving.cancel()

@@ -18,6 +18,7 @@ from deepseek_triton_tools.gateway.app.completions import completion
 from deepseek_triton_tools.gateway.app.gateway_state import GatewayState
 from deepseek_triton_tools.gateway.app.page import page_routes
 from deepseek_triton_tools.gateway.app.request_record import begin_record
+from deepseek_triton_tools.gateway.guard.guard import RATE_LIMIT_HEADERS
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
 from deepseek_triton_tools.gateway.settings import GatewaySettings
 
@@ -96,7 +97,7 @@ def create_app(settings: GatewaySettings) -> ASGIApp:
         allow_origins=list(settings.cors_origins),
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
-        expose_headers=["x-request-id", "retry-after"],
+        expose_headers=["x-request-id", "retry-after", *RATE_LIMIT_HEADERS],
     )
 
 

@@ -15,7 +15,7 @@ from deepseek_triton_tools.gateway.triton.call import Part
 
 async def chat_completion(request: ApiRequest) -> None:
     asked = read_chat_request(request.document)
-    name, model = await request.model(asked.model, asked.max_tokens)
+    name, model = await request.model(asked.model, asked.most_tokens)
     record = request.exchange.record
     record.stream = asked.stream
     # Calls may make the rest of an answer unwanted, which is seen in time only while it streams.

@@ -11,7 +11,7 @@ from deepseek_triton_tools.gateway.app.completion_answer import CompletionAnswer
 from deepseek_triton_tools.gateway.app.generating import UNFINISHED, generate, note, response_identity
 from deepseek_triton_tools.gateway.app.model_front import ModelFront
 from deepseek_triton_tools.gateway.fleet.affinity import affinity_key
-from deepseek_triton_tools.gateway.protocol.completion_request import CompletionRequest, Prompt, read_completion_request
+from deepseek_triton_tools.gateway.protocol.completion_request import CompletionRequest, read_completion_request
 from deepseek_triton_tools.gateway.triton.call import Part
 
 _AT_ONCE = 32
@@ -20,8 +20,7 @@ _AT_ONCE = 32
 
 async def completion(request: ApiRequest) -> None:
     asked = read_completion_request(request.document)
-    max_tokens = None if asked.max_tokens is None else asked.max_tokens * len(asked.prompts)
-    name, model = await request.model(asked.model, max_tokens)
+    name, model = await request.model(asked.model, asked.most_tokens)
     record = request.exchange.record
     record.stream = asked.stream
     echoed = await _echoed(asked, model)
@@ -60,16 +59,8 @@ async def _echoed(asked: CompletionRequest, model: ModelFront) -> Sequence[str]:
     """The text of each prompt, for `echo`."""
     if not asked.echo:
         return [""] * len(asked.prompts)
-    room = asyncio.Semaphore(_AT_ONCE)
-
-    async def text_of(prompt: Prompt) -> str:
-        if isinstance(prompt, str):
-            return prompt
-        async with room:
-            outputs = await model.ask({"task": "detokenize", "text_input": "", "input_ids": prompt})
-        return str(outputs["text_output"])
-
-    return await asyncio.gather(*map(text_of, asked.prompts))
+    texts = iter(await model.texts_of([prompt for prompt in asked.prompts if not isinstance(prompt, str)]))
+    return [prompt if isinstance(prompt, str) else next(texts) for prompt in asked.prompts]
 
 
 async def _all_parts(

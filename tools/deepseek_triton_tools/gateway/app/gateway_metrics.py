@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.registry import Collector
 
 from deepseek_triton_tools.gateway.app.request_record import RequestRecord
 
@@ -133,24 +135,46 @@ class GatewayMetrics:
     def close(self) -> None:
         pass
 
-    def text(self, servers_up: Iterable[tuple[str, bool]] = ()) -> bytes:
-        """All of it in Prometheus's text format, over all processes. `servers_up` is what this process knows now."""
-        gauge = self._gauges["server_up"]
-        if self._folder is None:
-            gauge.clear()  # servers that have left
-        for server, is_up in servers_up:
-            gauge.labels(server).set(is_up)
-        if self._folder is None:
-            return generate_latest(self._registry)
-        _forget_dead_processes(self._folder)
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry, path=self._folder)  # type: ignore[no-untyped-call]
-        return generate_latest(registry)
+    def text(self, servers_up: Iterable[tuple[str, bool]] = (), *, names: bool = True) -> bytes:
+        """All of it in Prometheus's text format, over all processes.
+
+        servers_up: what this process knows now. names: with the series of single servers and API keys.
+        """
+        known = dict(servers_up)
+        for server, is_up in known.items():
+            self._gauges["server_up"].labels(server).set(is_up)
+        registry = self._registry
+        if self._folder is not None:
+            _forget_dead_processes(self._folder)
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry, path=self._folder)  # type: ignore[no-untyped-call]
+        return generate_latest(_ToldMetrics(registry, known if names else None))
 
     def _count(self, name: str, amount: int, *labels: str) -> None:
         if amount:
             counter = self._counters[name]
             (counter.labels(*labels) if labels else counter).inc(amount)
+
+
+class _ToldMetrics(Collector):
+    """A registry without the series of servers that have left; their counters go on when they come back.
+
+    servers: those that are there. None for no series of single servers and API keys.
+    """
+
+    def __init__(self, registry: CollectorRegistry, servers: Container[str] | None) -> None:
+        self._registry = registry
+        self._servers = servers
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            family.samples = [sample for sample in family.samples if self._is_told(sample.labels)]
+            yield family
+
+    def _is_told(self, labels: Mapping[str, str]) -> bool:
+        if self._servers is None:
+            return labels.keys().isdisjoint({"server", "key"})
+        return "server" not in labels or labels["server"] in self._servers
 
 
 def _forget_dead_processes(folder: str) -> None:

@@ -12,6 +12,7 @@ from msgspec import structs
 from deepseek_triton_tools.gateway.app.model_front import ModelFront
 from deepseek_triton_tools.gateway.app.request_record import RequestRecord
 from deepseek_triton_tools.gateway.app.token_counts import TokenCounts
+from deepseek_triton_tools.gateway.protocol.openai_fields import COUNTS
 from deepseek_triton_tools.gateway.triton.call import Call, Part, UpstreamError
 
 UNFINISHED = UpstreamError("the server ended its response before the answer's end")
@@ -31,6 +32,8 @@ async def generate(
 
     suffix: of the request's id at the server. copies: how many sequences the answer's one is given as.
     """
+    if record.counts_responses:
+        inputs = {**inputs, **COUNTS}
     call = Call(inputs, record.upstream_id + suffix, affinity, record.upstream_headers, [])
     try:
         async with aclosing(model.fleet.generate(call)) as answer:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 import uuid
+from collections.abc import Sequence
 
 import msgspec
 
 from deepseek_triton_tools.gateway.fleet.fleet import Fleet
 from deepseek_triton_tools.gateway.settings import ModelSettings
 from deepseek_triton_tools.gateway.triton.call import Call
+
+TEXTS_AT_ONCE = 32
+"""How many texts of one request are asked for together."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -64,3 +69,21 @@ class ModelFront:
     async def ask(self, inputs: dict[str, object]) -> dict[str, object]:
         """The outputs of a task that generates nothing. Raises UpstreamError."""
         return await self.fleet.ask(Call(inputs, f"gateway-{uuid.uuid4().hex}"))
+
+    async def texts_of(self, prompts: Sequence[Sequence[int]]) -> list[str]:
+        """The texts of lists of token ids, which are asked for together. The first that fails stops the others. Raises
+        UpstreamError."""
+        room = asyncio.Semaphore(TEXTS_AT_ONCE)
+
+        async def text_of(token_ids: Sequence[int]) -> str:
+            async with room:
+                outputs = await self.ask({"task": "detokenize", "text_input": "", "input_ids": token_ids})
+            return str(outputs["text_output"])
+
+        tasks = [asyncio.ensure_future(text_of(token_ids)) for token_ids in prompts]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

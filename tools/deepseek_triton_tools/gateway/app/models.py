@@ -48,6 +48,9 @@ async def ready(request: ApiRequest) -> None:
 
 async def fleet(request: ApiRequest) -> None:
     """Every server as it is now, for the dashboard."""
+    if not _is_admin(request):
+        message = "this API key may not see the servers: expected one with admin=yes in the file of keys"
+        raise OpenAIError(403, message, code="not_an_admin")
     models = [
         {
             "model": model.known_name,
@@ -60,8 +63,19 @@ async def fleet(request: ApiRequest) -> None:
 
 async def metrics(request: ApiRequest) -> None:
     servers = [(server.url, server.state == "up") for model in request.state.models for server in model.fleet.servers()]
-    body = request.state.observers.metrics(servers)
+    body = request.state.observers.metrics(servers, names=_is_admin(request))
     await request.exchange.respond(200, body, media_type=_METRICS_TYPE)
+
+
+def _is_admin(request: ApiRequest) -> bool:
+    """Whether addresses of servers and names of keys may be told. Raises OpenAIError 401 for a key that is unknown,
+    also on a path that needs none."""
+    guard, caller, headers = request.state.guard, request.caller, request.exchange.request_headers
+    if guard is None:
+        return True
+    if caller is None and any(name == b"authorization" for name, _ in headers):
+        caller = guard.check(headers)
+    return caller is not None and caller.admin
 
 
 async def version(request: ApiRequest) -> None:

@@ -36,9 +36,9 @@ class Observers:
         for observer in self._told_of(record):
             observer.ends(record)
 
-    def metrics(self, servers_up: Iterable[tuple[str, bool]] = ()) -> bytes:
-        """The text for GET /metrics. `servers_up`: URL, and whether it gets requests."""
-        return self._metrics.text(servers_up)
+    def metrics(self, servers_up: Iterable[tuple[str, bool]] = (), *, names: bool = True) -> bytes:
+        """The text for GET /metrics. servers_up: URL, and whether it gets requests. names: of servers and keys too."""
+        return self._metrics.text(servers_up, names=names)
 
     def _told_of(self, record: RequestRecord) -> Iterable[RequestObserver]:
         return () if record.route in _PROBES else self._all

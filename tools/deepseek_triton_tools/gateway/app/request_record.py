@@ -41,6 +41,9 @@ class RequestRecord:
     """The error's code, or its type where it has none; "" for an answer."""
     finish_reason: str = ""
     """The first choice's."""
+    counts_responses: bool = False
+    """The model's server tells the counts of tokens with each response, because a key's limit needs them of an answer
+    that is left before its end too."""
     num_input_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0

@@ -23,7 +23,7 @@ _PROMPT_INPUTS = ("messages", "tools", "tool_choice", "chat_template_kwargs")
 async def create_response(request: ApiRequest) -> None:
     asked = read_responses_request(request.document)
     chat = asked.chat
-    name, model = await request.model(chat.model, chat.max_tokens)
+    name, model = await request.model(chat.model, chat.most_tokens)
     record = request.exchange.record
     record.stream = chat.stream
     # Calls may make the rest of an answer unwanted, which is seen in time only while it streams.
@@ -80,7 +80,7 @@ async def _stream(
         log_failure(exchange.record, error)
         code = "rate_limit_exceeded" if error.code == "E_OVERLOADED" else "server_error"
         exchange.record.error_code = code
-        await exchange.end_stream(answer.fail(code, openai_error(error).message))
+        await exchange.end_stream(answer.fail(code, openai_error(error, exchange.record.route).message))
     else:
         await exchange.end_stream(answer.end())
 

@@ -5,43 +5,49 @@ from __future__ import annotations
 import msgspec
 
 from deepseek_triton_tools.gateway.app.api_route import ApiRequest
+from deepseek_triton_tools.gateway.app.model_front import ModelFront
+from deepseek_triton_tools.gateway.protocol.chat_request import rendering
 from deepseek_triton_tools.gateway.protocol.openai_errors import invalid
 from deepseek_triton_tools.gateway.protocol.openai_fields import (
     a_list,
-    an_object,
     boolean,
     given_fields,
+    json_text,
     text,
     token_ids,
+    wrong,
 )
 
-_TOKENIZE = frozenset({"model", "prompt", "messages", "tools", "chat_template_kwargs", "add_special_tokens"})
-_ACCEPTED = frozenset({"add_generation_prompt", "return_token_strs", "continue_final_message"})
+_TOKENIZE = frozenset({"model", "prompt", "messages", "add_special_tokens", "return_token_strs"})
+_OF_MESSAGES = frozenset({"tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"})
+_MOST_TEXTS = 1024
+"""The model's server tells the text of one token at a time."""
 
 
 async def tokenize(request: ApiRequest) -> None:
     given = given_fields(request.document)
-    if unknown := given.keys() - _TOKENIZE - _ACCEPTED:
+    if unknown := given.keys() - _TOKENIZE - _OF_MESSAGES:
         raise invalid(f"unknown field {min(unknown)!r:.80}.", param=min(unknown)[:80], code="unknown_parameter")
     if ("prompt" in given) == ("messages" in given):
         raise invalid("expected prompt or messages, and one of them.", param="prompt")
     inputs: dict[str, object] = {"task": "tokenize", "text_input": text("prompt", given.get("prompt", ""))}
     if "messages" in given:
-        inputs["messages"] = _json(a_list("messages", given["messages"]))
-    for name, read in (("tools", a_list), ("chat_template_kwargs", an_object)):
-        if name in given:
-            inputs[name] = _json(read(name, given[name]))
+        inputs |= rendering(given, a_list("messages", given["messages"]), a_list("tools", given.get("tools", [])))
+    elif useless := given.keys() & _OF_MESSAGES:
+        raise invalid(f"{min(useless)}: expected beside messages only, got it beside prompt.", param=min(useless))
     if "add_special_tokens" in given:
         wanted = boolean("add_special_tokens", given["add_special_tokens"])
-        inputs["sampling_parameters"] = _json({"add_special_tokens": wanted})
+        inputs["sampling_parameters"] = json_text({"add_special_tokens": wanted})
+    wants_texts = boolean("return_token_strs", given.get("return_token_strs", False))
     _, model = await request.model(text("model", given.get("model", "")))
-    outputs = await model.ask(inputs)
-    tokens = _ids(outputs.get("output_ids"))
-    strings = None
-    if given.get("return_token_strs"):
-        strings = [str((await model.ask(_detokenize([token])))["text_output"]) for token in tokens]
+    tokens = _ids((await model.ask(inputs)).get("output_ids"))
     info = await model.info()
-    document = {"count": len(tokens), "max_model_len": info.max_seq_len, "tokens": tokens, "token_strs": strings}
+    document = {
+        "count": len(tokens),
+        "max_model_len": info.max_seq_len,
+        "tokens": tokens,
+        "token_strs": await _texts(model, tokens) if wants_texts else None,
+    }
     await request.exchange.respond(200, msgspec.json.encode(document))
 
 
@@ -51,7 +57,7 @@ async def detokenize(request: ApiRequest) -> None:
         raise invalid(f"unknown field {min(unknown)!r:.80}.", param=min(unknown)[:80], code="unknown_parameter")
     tokens = token_ids("tokens", given.get("tokens"))
     _, model = await request.model(text("model", given.get("model", "")))
-    prompt = str((await model.ask(_detokenize(tokens)))["text_output"]) if tokens else ""
+    prompt = (await model.texts_of([tokens]))[0] if tokens else ""
     await request.exchange.respond(200, msgspec.json.encode({"prompt": prompt}))
 
 
@@ -70,15 +76,16 @@ async def tokenizer_info(request: ApiRequest) -> None:
     await request.exchange.respond(200, msgspec.json.encode(document))
 
 
-def _detokenize(tokens: list[int]) -> dict[str, object]:
-    return {"task": "detokenize", "text_input": "", "input_ids": tokens}
+async def _texts(model: ModelFront, tokens: list[int]) -> list[str]:
+    """The text of each token."""
+    different = list(dict.fromkeys(tokens))
+    if len(different) > _MOST_TEXTS:
+        raise wrong("return_token_strs", f"a prompt of at most {_MOST_TEXTS} different tokens", len(different))
+    texts = dict(zip(different, await model.texts_of([[token] for token in different]), strict=True))
+    return [texts[token] for token in tokens]
 
 
 def _ids(value: object) -> list[int]:
     """An output of ids: one value is the value itself."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     return [int(str(each)) for each in ids]
-
-
-def _json(value: object) -> str:
-    return msgspec.json.encode(value).decode()

@@ -7,6 +7,7 @@ import re
 
 from deepseek_triton_tools.gateway.app.request_record import RequestRecord
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
+from deepseek_triton_tools.gateway.protocol.responses_request import in_own_words
 from deepseek_triton_tools.gateway.triton.call import UpstreamError
 
 _FIELD = re.compile(r"(?:sampling_param_)?([a-z_]+)(?=[\[.:,])")
@@ -18,8 +19,6 @@ _NAMES = {
     "input_ids": "prompt",
 }
 """The contract's name of a field -> the name that clients know, where they differ."""
-_PROMPTS = {"/v1/completions": "prompt", "/v1/responses": "input", "/v1/responses/input_tokens": "input"}
-"""Route -> its field with the prompt, where that is not `messages`."""
 _log = logging.getLogger(__name__)
 
 
@@ -29,8 +28,13 @@ def log_failure(record: RequestRecord, error: UpstreamError) -> None:
         _log.warning("request %s: %r", record.request_id, str(error))
 
 
-def openai_error(error: UpstreamError, route: str = "") -> OpenAIError:
+def openai_error(error: UpstreamError, route: str) -> OpenAIError:
     """The answer to a request at `route` for which the server gave `error`."""
+    found = _openai_error(error, prompt="prompt" if route == "/v1/completions" else "messages")
+    return in_own_words(found) if route.startswith("/v1/responses") else found
+
+
+def _openai_error(error: UpstreamError, *, prompt: str) -> OpenAIError:
     message = str(error)
     match error.code:
         case "E_INVALID_ARGUMENT":
@@ -40,7 +44,7 @@ def openai_error(error: UpstreamError, route: str = "") -> OpenAIError:
         case "E_PROMPT_TOO_LONG":
             # LiteLLM and LangChain know it by these words only.
             text = f"This model's maximum context length is exceeded (context_length_exceeded): {message}"
-            return OpenAIError(400, text, param=_PROMPTS.get(route, "messages"), code="context_length_exceeded")
+            return OpenAIError(400, text, param=prompt, code="context_length_exceeded")
         case "E_OVERLOADED":
             return OpenAIError(
                 429, message, kind="server_error", code="overloaded", retry_after_s=error.retry_after_s or 1.0

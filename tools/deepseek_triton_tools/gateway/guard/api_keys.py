@@ -11,7 +11,7 @@ from dataclasses import dataclass
 _PREFIX = "sha256:"
 _HASH = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[\w.@+-]{1,64}")
-_WORDS = ("name", "requests_per_minute", "tokens_per_minute", "models")
+_WORDS = ("name", "requests_per_minute", "tokens_per_minute", "models", "admin")
 _LARGEST_LIMIT = 10**12
 
 
@@ -29,6 +29,8 @@ class Caller:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     models: frozenset[str] | None = None
+    admin: bool = False
+    """May see the servers' addresses, and the names of keys."""
 
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models
@@ -84,6 +86,8 @@ def _caller(fields: list[str]) -> Caller:
         given[word] = value
     if not _NAME.fullmatch(given.get("name", "")):
         raise ValueError("expected name= with at most 64 letters, digits and . _ @ + -")
+    if given.get("admin", "yes") != "yes":
+        raise ValueError(f"admin: expected yes, or no such word, got {given['admin']!r:.40}")
     models = given.get("models")
     return Caller(
         given["name"],
@@ -91,6 +95,7 @@ def _caller(fields: list[str]) -> Caller:
         _limit(given, "requests_per_minute"),
         _limit(given, "tokens_per_minute"),
         None if models is None else frozenset(models.split(",")),
+        "admin" in given,
     )
 
 

@@ -19,6 +19,9 @@ _LOOK_S = 1.0
 _BYTES_A_TOKEN = 4
 """About what DeepSeek's tokenizer makes of English text."""
 _UNITS = ("requests", "tokens")
+_TOLD = ("limit", "remaining", "reset")
+RATE_LIMIT_HEADERS = tuple(f"x-ratelimit-{what}-{unit}" for unit in _UNITS for what in _TOLD)
+"""OpenAI's headers, which answers to keys with limits have."""
 
 _log = logging.getLogger(__name__)
 
@@ -28,8 +31,10 @@ class Reservation:
     """The amounts that a request has taken from its key's budgets."""
 
     num_tokens: int
+    num_prompt_tokens: int
+    """How many of them are the estimate of the prompt."""
     headers: tuple[tuple[bytes, bytes], ...]
-    """OpenAI's x-ratelimit-* headers, for the response."""
+    """RATE_LIMIT_HEADERS of the limits that there are, for the response."""
 
 
 class Guard:
@@ -67,20 +72,21 @@ class Guard:
                 403, f"this API key may not use the model {model!r}; it may use {allowed}", code="model_not_found"
             )
 
-    def reserve(self, caller: Caller, num_bytes: int, max_tokens: int | None) -> Reservation:
+    def reserve(self, caller: Caller, num_bytes: int, most_tokens: int | None) -> Reservation:
         """Count a request, and as many tokens as it may use: an estimate of the prompt, by the size of the request's
-        body, and `max_tokens` where the client gave it. Raises OpenAIError 429."""
+        body, and `most_tokens` of all answers where the client gave it. Raises OpenAIError 429."""
         limits = (caller.requests_per_minute, caller.tokens_per_minute)
         if limits == (None, None):
-            return Reservation(0, ())
-        num_tokens = num_bytes // _BYTES_A_TOKEN + (max_tokens or 0)
+            return Reservation(0, 0, ())
+        num_prompt_tokens = num_bytes // _BYTES_A_TOKEN
+        num_tokens = num_prompt_tokens + (most_tokens or 0)
         budgets = self._table.charge(caller.digest, limits, (1, num_tokens))
         headers = _headers(budgets)
         for unit, budget in zip(_UNITS, budgets, strict=True):
             if budget is not None and budget.missing_for_s > 0:
                 wait_s = max(one.missing_for_s for one in budgets if one is not None)
                 raise _too_many(unit, budget, 1 if unit == "requests" else num_tokens, wait_s, headers)
-        return Reservation(num_tokens, headers)
+        return Reservation(num_tokens, num_prompt_tokens, headers)
 
     def settle(self, caller: Caller, reserved: Reservation, num_used: int) -> None:
         """Count the tokens that were used in place of those that were reserved. More than the budget has is a debt."""
@@ -138,14 +144,10 @@ def _too_many(
 
 def _headers(budgets: Iterable[RateBudget | None]) -> tuple[tuple[bytes, bytes], ...]:
     return tuple(
-        (f"x-ratelimit-{what}-{unit}".encode(), value.encode())
+        (f"x-ratelimit-{what}-{unit}".encode(), str(value).encode())
         for unit, budget in zip(_UNITS, budgets, strict=True)
         if budget is not None
-        for what, value in (
-            ("limit", str(budget.limit)),
-            ("remaining", str(budget.remaining)),
-            ("reset", _duration(budget.full_in_s)),
-        )
+        for what, value in zip(_TOLD, (budget.limit, budget.remaining, _duration(budget.full_in_s)), strict=True)
     )
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import msgspec
-
 from deepseek_triton_tools.gateway.protocol.openai_errors import invalid
 from deepseek_triton_tools.gateway.protocol.openai_fields import (
+    COUNTS,
     MOST_INT32,
     a_list,
     an_object,
@@ -17,6 +16,7 @@ from deepseek_triton_tools.gateway.protocol.openai_fields import (
     check_names,
     choices,
     given_fields,
+    json_text,
     model_inputs,
     stream_options,
     text,
@@ -60,7 +60,7 @@ class ChatRequest:
 
     inputs: the body of Triton's generate endpoint, but for `streaming`. has_tools: calls are looked for in the text.
     drop_calls: calls that the model makes all the same are left out. only_first_call: nothing after one call is given.
-    max_tokens: None where the client gave none.
+    most_tokens: of all answers together; None where the client gave no max_tokens.
     """
 
     model: str
@@ -72,7 +72,7 @@ class ChatRequest:
     num_choices: int = 1
     copies: int = 1
     """How many of the choices each answer is given as."""
-    max_tokens: int | None = None
+    most_tokens: int | None = None
     include_reasoning: bool = True
     top_logprobs: int | None = None
     """None for no log-probabilities."""
@@ -99,18 +99,18 @@ def read_chat_request(document: object) -> ChatRequest:
     # A conversation with calls in it needs the parser too: the model may go on calling.
     has_tools = bool(tools) or any(isinstance(message, dict) and message.get("tool_calls") for message in messages)
     sampling |= guided_fields(given)
-    num_choices, copies, fields = choices(given)
+    num_choices, copies, num_answers, fields = choices(given)
     sampling |= fields
     if max_tokens is not None:
         sampling["max_tokens"] = max_tokens
     inputs = model_inputs(given, sampling)
-    inputs |= _rendering(given, messages, tools)
+    inputs |= rendering(given, messages, tools)
     if top_logprobs is not None:
         inputs["return_logprobs"] = True
     only_first_call = has_tools and not parallel
     if continuous_usage or only_first_call:
         # The last response, which has the counts anyway, may never come.
-        inputs |= {"return_num_input_tokens": True, "return_num_output_tokens": True}
+        inputs |= COUNTS
     return ChatRequest(
         model=text("model", given.get("model", "")),
         messages=messages,
@@ -120,7 +120,7 @@ def read_chat_request(document: object) -> ChatRequest:
         continuous_usage=continuous_usage,
         num_choices=num_choices,
         copies=copies,
-        max_tokens=max_tokens,
+        most_tokens=None if max_tokens is None else max_tokens * num_answers,
         include_reasoning=boolean("include_reasoning", given.get("include_reasoning", True)),
         top_logprobs=top_logprobs,
         has_tools=has_tools,
@@ -146,28 +146,28 @@ def _top_logprobs(given: Mapping[str, object]) -> int | None:
     return top if wanted else None
 
 
-def _rendering(given: Mapping[str, object], messages: list[object], tools: list[object]) -> dict[str, object]:
-    """The inputs that the prompt is made of."""
-    if given.get("add_generation_prompt", True) is not True:
-        raise wrong(
-            "add_generation_prompt", "true: a prompt is rendered to be answered", given["add_generation_prompt"]
-        )
-    if boolean("continue_final_message", given.get("continue_final_message", False)):
+def rendering(given: Mapping[str, object], messages: list[object], tools: list[object]) -> dict[str, object]:
+    """The inputs that the prompt is made of. Raises OpenAIError."""
+    continues = boolean("continue_final_message", given.get("continue_final_message", False))
+    # vLLM's clients turn it off where they have a message continued, because vLLM wants that.
+    if not boolean("add_generation_prompt", given.get("add_generation_prompt", True)) and not continues:
+        raise wrong("add_generation_prompt", "true: a prompt is rendered to be answered", False)
+    if continues:
         last = messages[-1]
         if not isinstance(last, dict) or last.get("role") != "assistant":
             raise invalid("continue_final_message needs a last message of the assistant.", param="messages")
         messages = [*messages[:-1], {**last, "prefix": True}]
     inputs: dict[str, object] = {
-        "messages": _json(messages),
+        "messages": json_text(messages),
         "separate_reasoning": boolean("separate_reasoning", given.get("separate_reasoning", True)),
     }
     if tools:
-        inputs["tools"] = _json(tools)
+        inputs["tools"] = json_text(tools)
     choice = given.get("tool_choice")
     if choice is not None and (tools or choice not in ("auto", "none")):
-        inputs["tool_choice"] = choice if isinstance(choice, str) else _json(choice)
+        inputs["tool_choice"] = choice if isinstance(choice, str) else json_text(choice)
     if kwargs := _template_arguments(given):
-        inputs["chat_template_kwargs"] = _json(kwargs)
+        inputs["chat_template_kwargs"] = json_text(kwargs)
     return inputs
 
 
@@ -195,7 +195,3 @@ def _template_arguments(given: Mapping[str, object]) -> dict[str, object]:
     if values:
         arguments["thinking"] = values.pop()
     return arguments
-
-
-def _json(value: object) -> str:
-    return msgspec.json.encode(value).decode()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from deepseek_triton_tools.gateway.protocol.openai_errors import invalid
 from deepseek_triton_tools.gateway.protocol.openai_fields import (
+    COUNTS,
     MOST_INT32,
     a_list,
     between,
@@ -52,7 +53,8 @@ class CompletionRequest:
 
     inputs: the body of Triton's generate endpoint, but for the prompt and `streaming`. logprobs: how many of the
     likeliest tokens are told; None for no log-probabilities. only_echo: nothing is to be generated, so the one token
-    that a request must have is left out of the answer.
+    that a request must have is left out of the answer. most_tokens: of all answers together; None where the client gave
+    no max_tokens.
     """
 
     model: str
@@ -64,7 +66,7 @@ class CompletionRequest:
     num_choices: int = 1
     copies: int = 1
     """How many of a prompt's choices each answer is given as."""
-    max_tokens: int | None = None
+    most_tokens: int | None = None
     logprobs: int | None = None
     echo: bool = False
     only_echo: bool = False
@@ -99,11 +101,11 @@ def read_completion_request(document: object) -> CompletionRequest:
         inputs_of_logprobs["return_logprobs"] = True
         if echo:
             sampling["prompt_logprobs"] = logprobs
-    num_choices, copies, fields = choices(given)
+    num_choices, copies, num_answers, fields = choices(given)
     sampling |= fields
     inputs = model_inputs(given, sampling) | inputs_of_logprobs
     if continuous_usage:
-        inputs |= {"return_num_input_tokens": True, "return_num_output_tokens": True}
+        inputs |= COUNTS
     return CompletionRequest(
         model=text("model", given.get("model", "")),
         prompts=prompts,
@@ -113,7 +115,7 @@ def read_completion_request(document: object) -> CompletionRequest:
         continuous_usage=continuous_usage,
         num_choices=num_choices,
         copies=copies,
-        max_tokens=max_tokens,
+        most_tokens=None if max_tokens is None else max_tokens * num_answers * len(prompts),
         logprobs=logprobs,
         echo=echo,
         only_echo=only_echo,

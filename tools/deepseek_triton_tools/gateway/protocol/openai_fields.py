@@ -193,11 +193,16 @@ def model_inputs(given: Mapping[str, object], sampling: Mapping[str, object]) ->
     """The inputs that the common fields give, with `sampling` too, in the JSON of Triton's generate endpoint."""
     fields = {SAMPLING[name][0]: SAMPLING[name][1](name, value) for name, value in given.items() if name in SAMPLING}
     inputs = {INPUTS[name][0]: INPUTS[name][1](name, value) for name, value in given.items() if name in INPUTS}
-    return {**inputs, "sampling_parameters": msgspec.json.encode({**fields, **sampling}).decode()}
+    return {**inputs, "sampling_parameters": json_text({**fields, **sampling})}
 
 
-def choices(given: Mapping[str, object]) -> tuple[int, int, dict[str, object]]:
-    """How many choices are wanted, as how many of them each answer is given, and the sampling fields for it.
+COUNTS: Mapping[str, object] = {"return_num_input_tokens": True, "return_num_output_tokens": True}
+"""The inputs that put the counts of tokens on each response, for answers whose last response may never come."""
+
+
+def choices(given: Mapping[str, object]) -> tuple[int, int, int, dict[str, object]]:
+    """How many choices are wanted, as how many of them each answer is given, how many answers are made, and the
+    sampling fields for it.
 
     Greedy decoding gives the same answer each time. The model's server refuses to repeat it, OpenAI does not. Without
     a temperature, several answers are sampled at OpenAI's own default, because the model's may be greedy.
@@ -209,11 +214,11 @@ def choices(given: Mapping[str, object]) -> tuple[int, int, dict[str, object]]:
     if not wanted <= best_of <= _MOST_CHOICES:
         raise wrong("best_of", f"n, which is {wanted}, to {_MOST_CHOICES}", best_of)
     if best_of == 1:
-        return 1, 1, {"n": 1}  # model.yaml may have another default
+        return 1, 1, 1, {"n": 1}  # model.yaml may have another default
     if given.get("temperature") == 0 or given.get("top_k") == 1:
-        return wanted, wanted, {"n": 1}
+        return wanted, wanted, 1, {"n": 1}
     more: dict[str, object] = {"n": wanted} if best_of == wanted else {"n": wanted, "best_of": best_of}
-    return wanted, 1, {"temperature": 1.0, **more} if "temperature" not in given else more
+    return wanted, 1, best_of, {"temperature": 1.0, **more} if "temperature" not in given else more
 
 
 def stream_options(given: Mapping[str, object]) -> tuple[bool, bool]:
@@ -230,10 +235,15 @@ def stream_options(given: Mapping[str, object]) -> tuple[bool, bool]:
     return bool(options.get("include_usage")) or continuous, continuous
 
 
+def json_text(value: object) -> str:
+    """For the inputs of the model that are JSON in a text."""
+    return msgspec.json.encode(value).decode()
+
+
 def wrong(name: str, expected: str, got: object) -> OpenAIError:
     return invalid(f"{name}: expected {expected}, got {_shown(got)}.", param=name.partition("[")[0].partition(".")[0])
 
 
 def _shown(value: object) -> str:
-    shown = msgspec.json.encode(value).decode()
+    shown = json_text(value)
     return shown if len(shown) <= 60 else shown[:57] + "..."

@@ -6,6 +6,7 @@ knows them or refuses them by name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -32,12 +33,17 @@ _NOT_DONE = {
 }
 _RENAMED = {"max_output_tokens": "max_completion_tokens"}
 """Field of this API -> chat's field that means the same."""
-_OUR_WORDS = {
+_OWN_WORDS = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
+    "response_format.json_schema": "text.format",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
 """Field of chat that errors may name -> where this API has it."""
+_CHAT_WORD = re.compile(rf"(?<![\w'\"])({'|'.join(map(re.escape, _OWN_WORDS))})(?![\w'\"])(\[\d+\])?")
+"""One of them, with the number of a message: it is not that of an item. What is quoted came from the client."""
 _OURS = {
     "input",
     "instructions",
@@ -98,12 +104,17 @@ def read_responses_request(document: object) -> ResponsesRequest:
     try:
         return ResponsesRequest(read_chat_request(chat), echoed)
     except OpenAIError as error:
-        theirs = (error.param or "").partition(".")[0]
-        if theirs not in _OUR_WORDS:
-            raise
-        ours = _OUR_WORDS[theirs]
-        message = error.message.replace(theirs, ours)
-        raise OpenAIError(error.status, message, param=ours.partition(".")[0], code=error.code) from None
+        raise in_own_words(error) from None
+
+
+def in_own_words(error: OpenAIError) -> OpenAIError:
+    """An error of the chat request, or of the model's server, with the names that fields have in this API."""
+    message = _CHAT_WORD.sub(lambda found: _OWN_WORDS[found[1]], error.message)
+    chats = (error.param or "").partition(".")[0]
+    param = _OWN_WORDS[chats].partition(".")[0] if chats in _OWN_WORDS else error.param
+    return OpenAIError(
+        error.status, message, kind=error.kind, param=param, code=error.code, retry_after_s=error.retry_after_s
+    )
 
 
 def translated(given: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:

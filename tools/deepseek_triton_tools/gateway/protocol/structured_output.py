@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from deepseek_triton_tools.gateway.protocol.openai_errors import invalid
+from deepseek_triton_tools.gateway.protocol.openai_fields import json_text
 
 GUIDE_FIELDS = (
     "response_format",
@@ -99,7 +100,7 @@ def _json(name: str, value: object) -> dict[str, object]:
             value = msgspec.json.decode(value)
         except msgspec.DecodeError as error:
             raise invalid(f"{name}: expected a JSON schema, got text that is not JSON: {error}.", param=name) from None
-    return {"guided_json": _text_of(_an_object(name, value, "a JSON schema"))}
+    return {"guided_json": json_text(_an_object(name, value, "a JSON schema"))}
 
 
 def _json_object(name: str, value: object) -> dict[str, object]:
@@ -124,7 +125,7 @@ def _choice(name: str, value: object) -> dict[str, object]:
 
 
 def _structural_tag(name: str, value: object) -> dict[str, object]:
-    return {"guided_structural_tag": value if isinstance(value, str) else _text_of(_an_object(name, value))}
+    return {"guided_structural_tag": value if isinstance(value, str) else json_text(_an_object(name, value))}
 
 
 _WRITERS: dict[str, Callable[[str, object], dict[str, object]]] = {
@@ -149,11 +150,7 @@ def _an_object(name: str, value: object, what: str = "an object") -> dict[str, o
     return value
 
 
-def _text_of(value: object) -> str:
-    return msgspec.json.encode(value).decode()
-
-
 def _shown(value: object) -> str:
     """The value in an error message: as JSON, and not all of a long one."""
-    text = "nothing" if value is None else _text_of(value)
+    text = "nothing" if value is None else json_text(value)
     return text if len(text) <= 60 else text[:57] + "..."

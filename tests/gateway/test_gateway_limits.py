@@ -1,0 +1,107 @@
+"""What a key's limits count, over real sockets: answers that are left before their end, and several answers at once."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from deepseek_triton_tools.gateway.guard.api_keys import new_key
+from support.raw_triton import RawTriton, Wire, answer, event, gateway_before
+from support.waiting import wait_for
+
+LIMIT = 60_000
+PROMPT = "word " * 16_000
+"""20,000 tokens by its bytes. The budget is refilled by 1,000 a second, so a test says only about how much is left."""
+LAST = event(finish_reason="stop", num_input_tokens=3, num_output_tokens=2)
+
+
+@pytest.fixture
+def triton() -> Iterator[RawTriton]:
+    with RawTriton().serving() as triton:
+        yield triton
+
+
+@pytest.fixture
+def client(triton: RawTriton, tmp_path: Path) -> Iterator[httpx.Client]:
+    key, line = new_key("ann")
+    (tmp_path / "keys").write_text(f"{line} tokens_per_minute={LIMIT}")
+    with (
+        gateway_before(triton, keys_file=tmp_path / "keys") as address,
+        httpx.Client(base_url=address, headers={"Authorization": f"Bearer {key}"}, timeout=60) as client,
+    ):
+        yield client
+
+
+def leave(client: httpx.Client, triton: RawTriton, path: str, body: dict[str, Any], until: bytes) -> int:
+    """Ask, and close the connection when these bytes have come. Returns how many tokens the key has lost by it."""
+    data = json.dumps(body).encode()
+    parts = urlsplit(str(client.base_url))
+    with socket.create_connection((parts.hostname, parts.port)) as connection:
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: {client.headers['authorization']}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+        connection.sendall(head.encode() + data)
+        received = b""
+        while until not in received:
+            received += connection.recv(65536)
+        wait_for(lambda: triton.asked)
+    wait_for(lambda: re.search(r"clients_left_total\{.*\} 1.0", client.get("/metrics").text))
+    return used(client, triton)
+
+
+def used(client: httpx.Client, triton: RawTriton) -> int:
+    triton.script = answer(event(output_ids=[1]))
+    asked = client.post("/tokenize", json={"prompt": "Hi"})
+    return LIMIT - int(asked.headers["x-ratelimit-remaining-tokens"])
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}]}),
+        ("/v1/completions", {"prompt": PROMPT}),
+        ("/v1/responses", {"input": PROMPT}),
+    ],
+)
+def test_a_stream_that_is_left_is_charged_as_far_as_it_came(
+    client: httpx.Client, triton: RawTriton, path: str, prompt: dict[str, Any]
+) -> None:
+    def long_answer(wire: Wire) -> None:
+        wire.head()
+        counts = {name: 20_000 for name in ("num_output_tokens",) if triton.asked[0].get(f"return_{name}")}
+        wire.chunk(event(text_output="Hello", **counts))
+        wire.wait_for_stop()
+        wire.chunk(b"")
+
+    triton.script = long_answer
+    lost = leave(client, triton, path, {**prompt, "stream": True}, b"Hello")
+    assert 30_000 < lost < 42_000
+
+
+def test_an_answer_that_nobody_waits_for_is_charged_with_its_prompt(client: httpx.Client, triton: RawTriton) -> None:
+    def silent(wire: Wire) -> None:
+        wire.wait_for_stop()
+        answer(event(error="[E_CANCELLED] the client had gone"))(wire)
+
+    triton.script = silent
+    lost = leave(client, triton, "/v1/completions", {"prompt": PROMPT, "max_tokens": 9000}, b"")
+    assert 10_000 < lost < 21_000
+
+
+def test_a_request_that_the_server_refuses_is_free(client: httpx.Client, triton: RawTriton) -> None:
+    triton.script = answer(event(error="[E_OVERLOADED] the queue is full"))
+    assert client.post("/v1/completions", json={"prompt": PROMPT}).status_code == 429
+    assert used(client, triton) < 100
+
+
+def test_every_answer_of_several_is_reserved(client: httpx.Client, triton: RawTriton) -> None:
+    triton.script = answer(*(event(sequence_index=number, finish_reason="stop") for number in range(3)))
+    asked = client.post("/v1/completions", json={"prompt": "Hi", "n": 3, "max_tokens": 10_000})
+    assert LIMIT - int(asked.headers["x-ratelimit-remaining-tokens"]) > 30_000
