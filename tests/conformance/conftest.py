@@ -15,17 +15,18 @@ import pytest
 HAS_CLIENTS = all(importlib.util.find_spec(name) for name in ("langchain_tests", "litellm", "lm_eval"))
 collect_ignore_glob = [] if HAS_CLIENTS else ["*"]
 
-# The clients look for news of themselves, and for prices, on the network; and they keep what they have read.
-os.environ.update(
-    HF_HOME=str(Path(__file__).resolve().parents[2] / ".cache" / "huggingface"),
-    LITELLM_LOCAL_MODEL_COST_MAP="True",
-    HF_HUB_OFFLINE="1",
-    HF_DATASETS_OFFLINE="1",
-    LANGSMITH_TRACING="false",
-    OPENAI_API_KEY="none",
-)
-for _name in [name for name in os.environ if name.lower().endswith("_proxy")]:
-    del os.environ[_name]
+if HAS_CLIENTS:  # every run of the tests reads this file
+    # The clients look for news of themselves, and for prices, on the network; and they keep what they have read.
+    os.environ.update(
+        HF_HOME=str(Path(__file__).resolve().parents[2] / ".cache" / "huggingface"),
+        LITELLM_LOCAL_MODEL_COST_MAP="True",
+        HF_HUB_OFFLINE="1",
+        HF_DATASETS_OFFLINE="1",
+        LANGSMITH_TRACING="false",
+        OPENAI_API_KEY="none",
+    )
+    for _name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        del os.environ[_name]
 
 
 @pytest.fixture(scope="session")
