@@ -210,8 +210,7 @@ MAX_TOOLS = 128
 MAX_LOGPROBS = 20
 """Most alternatives to one token; OpenAI's own limit."""
 MAX_BIASED_TOKENS = 1024
-"""Most tokens of logit_bias: with more, vLLM's worker fails, and the engine core with it
-(vllm/v1/worker/gpu/sample/logit_bias.py, 0.24.0 to 0.33.0)."""
+"""Most tokens of logit_bias, the limit of vLLM's worker (vllm/v1/worker/gpu/sample/logit_bias.py, 0.25.1)."""
 _LONG_TEXT = 1 << 16
 """Most characters of a schema, regular expression or grammar, or of an object by token."""
 
