@@ -1,6 +1,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
@@ -371,6 +372,46 @@ def test_a_guide_may_be_an_object_in_sampling_parameters():
     parsed = parse({"sampling_parameters": text('{"guided_json": {"type": "object"}}')})
 
     assert parsed.sampling.guided_json == '{"type": "object"}'
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parameters"),
+    [
+        ({"sampling_parameters": text('{"logit_bias": {"5": -100, "0": 0.5}}')}, {}),
+        ({"sampling_param_logit_bias": text('{"5": -100, "0": 0.5}')}, {}),
+        ({}, {"logit_bias": '{"5": -100, "0": 0.5}'}),
+    ],
+    ids=["sampling_parameters", "tensor", "plain name"],
+)
+def test_a_bias_is_read_by_token(inputs, parameters):
+    assert parse(inputs, parameters).sampling.logit_bias == {5: -100.0, 0: 0.5}
+
+
+@pytest.mark.parametrize(
+    ("bias", "problem"),
+    [
+        ({"5": 100.5}, "expected a number >= -100 and <= 100, got 100.5"),
+        ({"5": True}, "expected a number, got True"),
+        ({"5": "1"}, "expected a number, got '1'"),
+        ({"5": math.nan}, "expected a number, got nan"),
+        ({"05": 1}, "expected token ids from 0 as keys, got '05'"),
+        ({"-1": 1}, "expected token ids from 0 as keys, got '-1'"),
+        ({"the": 1}, "expected token ids from 0 as keys, got 'the'"),
+        ({str(token_id): 1 for token_id in range(1025)}, "expected at most 1,024 tokens, got 1,025"),
+        ([5], "expected a JSON object, got [5]"),
+    ],
+    ids=["range", "bool", "text", "nan", "two spellings", "negative", "word", "too many", "list"],
+)
+def test_what_is_wrong_with_a_bias_is_named(bias, problem):
+    document = text(json.dumps({"logit_bias": bias}))
+
+    assert str(refusal({"sampling_parameters": document})) == f"logit_bias: {problem}"
+
+
+def test_a_bias_of_no_token_asks_for_nothing():
+    supported = SUPPORTED | {"logit_bias": "the simulated engine has no logits to apply it to"}
+
+    assert parse(parameters={"logit_bias": "{}"}, supported=supported).sampling.logit_bias is None
 
 
 @pytest.mark.parametrize(

@@ -365,6 +365,7 @@ def check_logprobs(
         pytest.param({}, id="greedy"),
         pytest.param({"temperature": 2.0, "top_p": 0.9, "presence_penalty": 1.5, "seed": 1}, id="sampled"),
         pytest.param({"bad": (" the",), "repetition_penalty": 3.0}, id="steered"),
+        pytest.param({"logit_bias": {9: 50.0, 10: 49.5}, "temperature": 1.0}, id="biased"),
     ],
 )
 def test_logprobs_are_those_of_the_plain_model_before_sampling(
@@ -424,6 +425,21 @@ def test_asking_for_logprobs_changes_no_text(engine: ReferenceEngine) -> None:
 
 
 # --- other fields of a request ----------------------------------------------------------------------------------------
+
+
+def test_a_bias_forces_a_token_and_keeps_others_out(engine: ReferenceEngine) -> None:
+    free = generate(engine, max_tokens=30)
+    assert generate(engine, max_tokens=5, logit_bias={9: 100.0}).token_ids == [9] * 5
+    banned = dict.fromkeys(free.token_ids, -100.0)
+    assert not banned.keys() & set(generate(engine, max_tokens=30, logit_bias=banned, temperature=5.0).token_ids)
+    assert generate(engine, max_tokens=30, logit_bias={}).token_ids == free.token_ids
+
+
+def test_a_bias_of_a_token_outside_the_vocabulary_is_refused(engine: ReferenceEngine, folder: Path) -> None:
+    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    error = generate(engine, logit_bias={5: 1.0, vocab_size: 1.0}).last.error
+    assert isinstance(error, RequestError)
+    assert str(error) == f"logit_bias: expected token ids from 0 to {vocab_size - 1}, got {vocab_size}"
 
 
 def test_bad_strings_are_not_generated(engine: ReferenceEngine) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from deepseek_backend.engines.generate_request import SamplingParams
@@ -154,6 +156,44 @@ def test_min_tokens_delays_the_end() -> None:
     tokens = [sample_tokens(LOGITS[None].copy(), [one])[0] for _ in range(3)]
     second = int(np.argsort(-LOGITS)[1])
     assert tokens == [second, second, best]
+
+
+# --- logit_bias ------------------------------------------------------------------------------------------------------
+
+token_ids = st.integers(0, VOCAB_SIZE - 1)
+sampled = st.fixed_dictionaries(
+    {"temperature": st.sampled_from([0.0, 1.0, 5.0])},
+    optional={
+        "seed": st.integers(0, 2**64 - 1),
+        "top_k": st.integers(0, VOCAB_SIZE),
+        "top_p": st.floats(0, 1),
+        "repetition_penalty": st.floats(0.5, 2),
+        "presence_penalty": st.floats(-2, 2),
+    },
+)
+
+
+@given(token_ids, sampled)
+def test_a_token_with_the_largest_bias_always_comes(token_id: int, params: dict[str, Any]) -> None:
+    assert set(draws(10, logit_bias={token_id: 100.0}, **params)) == {token_id}
+
+
+@given(st.sets(token_ids, max_size=VOCAB_SIZE - 1), sampled)
+def test_tokens_with_the_smallest_bias_never_come(banned: set[int], params: dict[str, Any]) -> None:
+    assert not banned & set(draws(10, logit_bias=dict.fromkeys(banned, -100.0), **params))
+
+
+@given(st.dictionaries(token_ids, st.floats(-100, 100, width=32)))
+def test_a_bias_is_added_to_the_logits_before_the_penalties(biases: dict[int, float]) -> None:
+    """vLLM does it in this order, so that a penalty may also divide what the bias has made positive."""
+    prompt = (0, 1, 4)
+    one = sampler(prompt_ids=prompt, logit_bias=biases, repetition_penalty=1.5)
+    logits = LOGITS.copy()
+    one.adjust(logits)
+    expected = [float(logit) + biases.get(token, 0) for token, logit in enumerate(LOGITS)]
+    for token in prompt:
+        expected[token] = expected[token] / 1.5 if expected[token] > 0 else expected[token] * 1.5
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 # --- bad -------------------------------------------------------------------------------------------------------------

@@ -238,6 +238,7 @@ def test_every_claimed_field_is_applied_by_the_sampler(
     ("llm_args", "field", "reason"),
     [
         pytest.param({}, "repetition_penalty", "ignores it", id="penalty"),
+        pytest.param({}, "logit_bias", "a bias only as a tensor of the whole vocabulary", id="bias"),
         pytest.param({}, "min_tokens", "counts the prompt", id="min_tokens"),
         pytest.param({"speculative_config": MTP}, "temperature", "allow_advanced_sampling", id="MTP"),
     ],

@@ -92,6 +92,8 @@ GREEDY = {**ALWAYS, "temperature": 0.0}
         ({"min_tokens": 50}, {**GREEDY, "min_tokens": 20}),
         ({"stop_token_ids": (7, 8)}, {**GREEDY, "stop_token_ids": [7, 8]}),
         ({"bad": ("a", " b")}, {**GREEDY, "_bad_words_token_ids": [[1], [2], [1], [2]]}),
+        ({"logit_bias": {5: -100.0, 6: 0.5}}, {**GREEDY, "logit_bias": {5: -100.0, 6: 0.5}}),
+        ({"logit_bias": {}}, GREEDY),
         ({"logprobs": 0, "prompt_logprobs": 5}, {**GREEDY, "logprobs": 0, "prompt_logprobs": 5}),
         (
             {"repetition_penalty": 1.2, "presence_penalty": -1.0, "frequency_penalty": 0.5},
@@ -129,7 +131,7 @@ def test_a_guide_in_vllms_fields(field: str, value: Any, expected: dict[str, Any
 EXAMPLES: dict[str, Any] = {
     "temperature": 0.5, "top_k": 5, "top_p": 0.5, "min_p": 0.5, "repetition_penalty": 2.0, "presence_penalty": 1.0,
     "frequency_penalty": 1.0, "min_tokens": 3, "ignore_eos": True, "stop_token_ids": (3,), "bad": ("x",), "logprobs": 3,
-    "prompt_logprobs": 3,
+    "prompt_logprobs": 3, "logit_bias": {5: 1.0},
     **{field.name: True if field.name == "guided_json_object" else "x" for field in SAMPLING_FIELDS if field.guided},
 }  # fmt: skip
 
@@ -162,7 +164,7 @@ def test_vllm_has_every_field_but_priority_without_its_policy(version: str) -> N
 @VERSIONS
 def test_what_vllm_refuses_with_speculative_decoding_is_refused_by_name(version: str) -> None:
     reasons = unsupported_fields(release(version), {**MTP, "scheduling_policy": "priority"})
-    assert reasons == {"min_p": f"vLLM {version} refuses it with speculative decoding"}
+    assert reasons == dict.fromkeys(("min_p", "logit_bias"), f"vLLM {version} refuses it with speculative decoding")
 
 
 def test_a_field_that_a_vllm_lacks_is_refused_by_name() -> None:

@@ -101,6 +101,7 @@ RESPONSES = pytest.mark.parametrize("wire", [json_response, tensor_response])
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 documents = st.dictionaries(texts, st.integers(0, 9) | texts, max_size=3)
+by_token = st.dictionaries(st.integers(0, 2**31), st.integers(-100, 100), max_size=3)
 
 
 def value(field: SamplingFieldSpec) -> st.SearchStrategy[Any]:
@@ -108,7 +109,7 @@ def value(field: SamplingFieldSpec) -> st.SearchStrategy[Any]:
     if field.dtype is Dtype.BOOL:
         return st.booleans()
     if field.dtype is Dtype.STRING:
-        one = documents if field.json else texts
+        one = by_token if field.by_token else documents if field.json else texts
     elif field.dtype is Dtype.FP32:
         # Of six digits, which the nearest FP32 gives back.
         one = st.integers(round(field.low * 10_000), round(field.high * 10_000)).map(lambda drawn: drawn / 10_000)
@@ -140,7 +141,8 @@ def expected(given_fields: Mapping[str, Any]) -> BackendParams:
     found: dict[str, Any] = {"n": 1}
     for name, given_value in given_fields.items():
         held = tuple(given_value) if isinstance(given_value, list) else given_value
-        held = json.dumps(held, ensure_ascii=False) if isinstance(held, dict) else held
+        is_text = isinstance(held, dict) and name != "logit_bias"
+        held = json.dumps(held, ensure_ascii=False) if is_text else held
         found[name] = held % 2**64 if name == "seed" else held
     return BackendParams(**found)
 

@@ -155,7 +155,7 @@ def test_log_probabilities(triton: ScriptedTriton, client: TestClient) -> None:
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"logit_bias": [5]}, "logit_bias"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"echo": True}, "echo"),
         ({"messages": []}, "messages"),

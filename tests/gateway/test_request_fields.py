@@ -54,6 +54,7 @@ VALUES: dict[str, tuple[object, object]] = {
     "skip_special_tokens": (False, False),
     "add_special_tokens": (False, False),
     "bad_words": (["no", "never"], ["no", "never"]),
+    "logit_bias": ({"5": -100, "6": 0.5}, {"5": -100, "6": 0.5}),
     "prompt_logprobs": (1, 1),
     "truncate_prompt_tokens": (9, 9),
 }

@@ -86,6 +86,7 @@ _ONE_BY_ONE: dict[str, tuple[object, bool]] = {
     "truncate_prompt_tokens": (2, True),
     "stop_token_ids": (7, False),
     "bad": (" the", False),
+    "logit_bias": ('{"5": 100}', True),
 }
 """Field -> (a value, whether it changes the text of the request below)."""
 

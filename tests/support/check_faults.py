@@ -503,6 +503,7 @@ FAULTS: tuple[Fault, ...] = (
         "mtp",
         ("the C++ sampler", line(Y, "sampler_type: TRTLLMSampler"), "D010", "MTP has a sampler"),
         ("a default that MTP ignores", below(Y, "  default_sampling", "    min_p: 0.1"), "D009", "min_p"),
+        ("a bias", below(Y, "  default_sampling", "    logit_bias: {5: -100}"), "D009", "sampling.logit_bias with"),
         ("acceptance without its switch", below(Y, "speculative_config", "  relaxed_topk: 10"), "D002", "no effect"),
         ("both lengths", below(Y, "speculative_config", "  max_draft_len: 1"), "D004", "overwritten"),
         ("more drafts than anybody", put(Y, "  num_nextn_predict_layers", "5"), "D012", "5 tokens"),
@@ -909,6 +910,12 @@ FAULTS: tuple[Fault, ...] = (
             below(Y, "  default_sampling", "    min_p: 0.1"),
             "X018",
             "refuses it",
+        ),
+        (
+            "drafts and a bias",
+            below(Y, "  default_sampling", "    logit_bias: {5: -100}"),
+            "X018",
+            "sampling.logit_bias ",
         ),
         ("more drafts than layers", put(Y, "  num_speculative_tokens", "3"), "X017", "with 1 layer"),
         (

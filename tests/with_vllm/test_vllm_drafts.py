@@ -46,5 +46,6 @@ def test_a_grammar_holds_with_drafts(drafting_engine: Any) -> None:
 
 
 def test_fields_that_vllm_refuses_with_drafts_are_no_capability(drafting_engine: Any) -> None:
-    assert "min_p" not in drafting_engine.capabilities.sampling_fields
-    assert "speculative decoding" in drafting_engine.capabilities.unsupported["min_p"]
+    capabilities = drafting_engine.capabilities
+    assert not {"min_p", "logit_bias"} & capabilities.sampling_fields
+    assert all("speculative decoding" in capabilities.unsupported[name] for name in ("min_p", "logit_bias"))

@@ -54,6 +54,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "ignore_eos": {"ignore_eos": True},
     "stop_token_ids": {"stop_token_ids": (268, 471)},
     "bad": {"bad": ("Paris", "12")},
+    "logit_bias": {"temperature": 2.0, "seed": 1, "logit_bias": {268: 4.0, 471: -100.0}, "repetition_penalty": 1.5},
     "skip_special_tokens": {"skip_special_tokens": False, "ignore_eos": True},
     "add_special_tokens": {"add_special_tokens": False},
     "truncate_prompt_tokens": {"truncate_prompt_tokens": 3},
@@ -112,7 +113,11 @@ def test_max_tokens_ends_an_answer(engine: Any) -> None:
 
 
 @pytest.mark.parametrize("many", [0, 1, 3])
-@pytest.mark.parametrize("fields", [{}, {"temperature": 1.2, "seed": 5}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"temperature": 1.2, "seed": 5}, {"logit_bias": {268: 100.0}}],
+    ids=["greedy", "sampled", "biased"],
+)
 def test_logprobs_are_those_of_the_reference_engine(
     engine: Any, reference_engine: Any, many: int, fields: dict[str, Any]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -125,15 +126,13 @@ _SAMPLING_TYPES: Mapping[str, str] = {
 
 
 def _problem_of_one(field: Any, value: Any) -> str | None:
-    spelled = _SAMPLING_TYPES[field.dtype.value]
-    if field.low is not None or field.high is not None:
-        low, high = ("" if bound is None else bound for bound in (field.low, field.high))
-        spelled = f"{spelled} {low}..{high}"
     if field.json and isinstance(value, dict):
         return _problem_of_json(field, value)
-    # The backend rounds to the seven digits of an FP32 tensor before it looks at the range.
-    rounded = float(f"{value:.7g}") if isinstance(value, float) else value
-    if not type_strings.fits(rounded, spelled):
+    spelled = _SAMPLING_TYPES[field.dtype.value]
+    if not field.json and (field.low is not None or field.high is not None):
+        low, high = ("" if bound is None else bound for bound in (field.low, field.high))
+        spelled = f"{spelled} {low}..{high}"
+    if not type_strings.fits(_seven_digits(value), spelled):
         return f"expected {type_strings.in_words(spelled)}, found {short_repr(value)}"
     return _problem_of_text(field, value) if spelled == "str" else None
 
@@ -165,4 +164,20 @@ def _problem_of_json(field: Any, value: dict[Any, Any] | str) -> str | None:
         return f"expected a JSON object of whole characters, found {short_repr(value)}"
     if len(text) > field.max_length:
         return f"expected at most {field.max_length} characters, found {len(text)}"
+    return _problem_of_tokens(field, json.loads(text)) if field.by_token else None
+
+
+def _problem_of_tokens(field: Any, document: Mapping[str, Any]) -> str | None:
+    if len(document) > field.max_items:
+        return f"expected at most {field.max_items} tokens, found {len(document)}"
+    if keys := [key for key in document if not re.fullmatch("0|[1-9][0-9]{0,9}", key)]:
+        return f"expected token ids from 0 as keys, found {short_repr(keys[0])}"
+    spelled = f"float {field.low}..{field.high}"
+    if found := [value for value in document.values() if not type_strings.fits(_seven_digits(value), spelled)]:
+        return f"expected {type_strings.in_words(spelled)}, found {short_repr(found[0])}"
     return None
+
+
+def _seven_digits(value: Any) -> Any:
+    """Round a float as the backend does, to what an FP32 tensor holds, before it looks at the range."""
+    return float(f"{value:.7g}") if isinstance(value, float) else value

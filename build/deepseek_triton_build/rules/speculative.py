@@ -152,7 +152,8 @@ def _guided_overlap(d: Deployment) -> Iterator[Violation]:
     releases="0.21 to 1.2",
 )
 def _default_sampling(d: Deployment) -> Iterator[Violation]:
-    defaults = {key.partition(".")[2]: value for key, value in d.triton.items() if key.startswith("default_sampling.")}
+    # A field that is a mapping has a key for each of its entries.
+    defaults = {key.split(".")[1]: value for key, value in d.triton.items() if key.startswith("default_sampling.")}
     if d.release is None or not d.release.has_samplers or not defaults:
         return
     sampler = _sampler(d, d.release)

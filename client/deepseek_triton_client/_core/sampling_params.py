@@ -71,6 +71,9 @@ class SamplingParams:
     """1 to 64, at least n: generate as many answers, return the n likeliest. Above n not possible in streams."""
     bad: Sequence[str] | None = _field("BYTES", many=True)
     """Up to 64 strings that are not generated; a single string needs no list."""
+    logit_bias: str | Mapping[int, float] | None = _field("BYTES", json=True, neutral={})
+    """Token id -> -100 to 100, added to the token's logit, as a mapping or in JSON; up to 1,024 tokens. With -100 a
+    token does not come, with 100 nothing else does."""
     logprobs: int | None = _field("INT32")
     """0 to 20: return log-probabilities of each token, and of this number of the likeliest tokens at its position."""
     prompt_logprobs: int | None = _field("INT32")

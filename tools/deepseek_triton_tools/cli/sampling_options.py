@@ -32,6 +32,7 @@ _GROUPS: Mapping[str, Mapping[str, str]] = {
         "presence_penalty": "subtract X from the logit of each token generated already, -2 to 2",
         "frequency_penalty": "subtract X once for each time the token was generated, -2 to 2",
         "bad": "a string that must not be generated; may be repeated",
+        "logit_bias": 'an object of token id and number, -100 to 100, added to its logit, such as {"5": -100}',
         "n": "number of answers, 1 to 64; more than one needs sampling (--temperature)",
         "best_of": "generate N answers, 1 to 64, and return the --n likeliest",
     },

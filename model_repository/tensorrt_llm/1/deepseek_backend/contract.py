@@ -77,6 +77,7 @@ with `streaming` or `stream` true is refused with E_UNSUPPORTED, and config.pbtx
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -165,7 +166,7 @@ class SamplingFieldSpec:
     many: bool = False
     """The value is a list and the tensor's shape is [-1]. A plain name can't hold one: Triton limits it to scalars."""
     max_items: int = 64
-    """Most values of a list."""
+    """Most values of a list, or entries of an object by token."""
     max_length: int = 1024
     """Most characters of a string. It is short because stop strings are searched for in every token of every stream."""
     plain_name: bool = True
@@ -174,7 +175,9 @@ class SamplingFieldSpec:
     """The only strings allowed, where there are any."""
     json: bool = False
     """The value is a string that holds JSON; in `sampling_parameters` an object may stand in its place."""
-    neutral: bool | float | None = None
+    by_token: bool = False
+    """The JSON is an object of token id -> number. The range holds for each number, and max_items for all entries."""
+    neutral: bool | float | Mapping[int, float] | None = None
     """The value that asks for nothing. A field with this value counts as not given, on every engine."""
 
     @property
@@ -206,15 +209,17 @@ MAX_TOOLS = 128
 """Most tools of a request; the limit of DeepSeek's and OpenAI's own APIs."""
 MAX_LOGPROBS = 20
 """Most alternatives to one token; OpenAI's own limit."""
-_GUIDE_LENGTH = 1 << 16
-"""Most characters of a schema, regular expression or grammar."""
+MAX_BIASED_TOKENS = 1024
+"""Most tokens of logit_bias, the limit of vLLM's worker (vllm/v1/worker/gpu/sample/logit_bias.py, 0.25.1)."""
+_LONG_TEXT = 1 << 16
+"""Most characters of a schema, regular expression or grammar, or of an object by token."""
 
 # Kinds of fields and inputs. Each is called with a name and a meaning, then with what the kind leaves open.
 _integer = partial(SamplingFieldSpec, dtype=Dtype.INT32, high=INT32_MAX)
 _number = partial(SamplingFieldSpec, dtype=Dtype.FP32)
 _switch = partial(SamplingFieldSpec, dtype=Dtype.BOOL, neutral=False)
 _text = partial(SamplingFieldSpec, dtype=Dtype.STRING)
-_guide = partial(_text, guided=True, max_length=_GUIDE_LENGTH)
+_guide = partial(_text, guided=True, max_length=_LONG_TEXT)
 _flag = partial(TensorSpec, dtype=Dtype.BOOL, dims=(1,))
 
 SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
@@ -306,6 +311,19 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
         neutral=1,
     ),
     _text("bad", "Strings that must not be generated.", many=True),
+    _text(
+        "logit_bias",
+        "Added to the logits of single tokens, before penalties and temperature: a JSON object of token id -> number, "
+        f'such as {{"5": -100}}, of at most {MAX_BIASED_TOKENS:,} tokens. With -100 a token does not come, with 100 '
+        "nothing else does. Log-probabilities are those of the model, without it.",
+        low=-100,
+        high=100,
+        json=True,
+        by_token=True,
+        max_items=MAX_BIASED_TOKENS,
+        max_length=_LONG_TEXT,
+        neutral={},
+    ),
     _integer(
         "logprobs",
         "For each generated token, put into the output logprobs its log-probability and those of this many of "

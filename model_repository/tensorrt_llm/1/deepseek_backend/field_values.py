@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from deepseek_backend.contract import Dtype, SamplingFieldSpec
@@ -21,12 +22,13 @@ def quoted(value: object) -> str:
 
 
 def check_value(field: SamplingFieldSpec, value: object) -> Any:
-    """Return `value` as `field` holds it: bool, int, float, str, or a tuple of those.
+    """Return `value` as `field` holds it: bool, int, float, str, a tuple of those, or a number for each token id.
 
     :raises ValueError: with what was expected and what came.
     """
     if field.json:
-        return _check_json(field, value)
+        text, document = _check_json(field, value)
+        return _check_tokens(field, document) if field.by_token else text
     if not field.many:
         return _CHECKS[field.dtype](field, value)
     values = value if isinstance(value, (list, tuple)) else [value]
@@ -49,18 +51,33 @@ def check_characters(where: str, value: object) -> None:
         raise ValueError(f"{where}: expected less nesting, got a value that is nested too deep") from None
 
 
-def _check_json(field: SamplingFieldSpec, value: object) -> str:
-    """Return the JSON text of `value`, which is such text or an object."""
-    if not isinstance(value, dict):
+def _check_json(field: SamplingFieldSpec, value: object) -> tuple[str, dict[str, Any]]:
+    """Return the JSON text of `value`, which is such text or an object, and the object."""
+    if isinstance(value, str):
         _check_text(field, value)
+    elif not isinstance(value, dict):
+        raise ValueError(f"{field.name}: expected a JSON object, got {quoted(value)}")
     try:
-        text = json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{field.name}: expected a JSON object, got text that is not JSON ({error})") from None
     if not isinstance(document, dict):
         raise ValueError(f"{field.name}: expected a JSON object, got {quoted(document)}")
-    return _check_text(field, text)
+    return _check_text(field, text), document
+
+
+def _check_tokens(field: SamplingFieldSpec, document: Mapping[str, Any]) -> dict[int, float]:
+    if len(document) > field.max_items:
+        raise ValueError(f"{field.name}: expected at most {field.max_items:,} tokens, got {len(document):,}")
+    for token_id in document:
+        if not _TOKEN_ID.fullmatch(token_id):
+            raise ValueError(f"{field.name}: expected token ids from 0 as keys, got {quoted(token_id)}")
+    return {int(token_id): _check_float(field, number) for token_id, number in document.items()}
+
+
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+"""A token id in the only way of writing it, so that no two keys mean the same token."""
 
 
 def _check_bool(field: SamplingFieldSpec, value: object) -> bool:

@@ -31,6 +31,7 @@ def sampling_of(params: Any) -> SamplingParams:
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
         min_tokens=params.min_tokens,
+        logit_bias=params.logit_bias,
     )
 
 
@@ -66,8 +67,6 @@ class ScheduledSequence:
             if masks:
                 row[~masks[place]] = -np.inf
             raw.append(row.copy())  # vLLM's log-probabilities know the grammar, and nothing else
-            for token_id, bias in (self.params.logit_bias or {}).items():
-                row[token_id] += bias
             made += sample_tokens(row[None], [self._sampler])
             if made[-1:] != list(drafts[place : place + 1]):
                 break

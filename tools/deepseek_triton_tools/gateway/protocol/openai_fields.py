@@ -85,6 +85,13 @@ def an_object(name: str, value: object) -> dict[str, object]:
     return value
 
 
+def numbers_by_token(name: str, value: object) -> dict[str, float]:
+    found = an_object(name, value)
+    if not all(map(str.isdecimal, found)):
+        raise wrong(name, "token ids as keys", value)
+    return {token_id: number(f"{name}[{token_id}]", each) for token_id, each in found.items()}
+
+
 SAMPLING: Mapping[str, tuple[str, Reader]] = {
     "max_tokens": ("max_tokens", integer),
     "temperature": ("temperature", number),
@@ -104,6 +111,7 @@ SAMPLING: Mapping[str, tuple[str, Reader]] = {
     "skip_special_tokens": ("skip_special_tokens", boolean),
     "add_special_tokens": ("add_special_tokens", boolean),
     "bad_words": ("bad", texts),
+    "logit_bias": ("logit_bias", numbers_by_token),
     "prompt_logprobs": ("prompt_logprobs", integer),
     "truncate_prompt_tokens": ("truncate_prompt_tokens", integer),
 }
@@ -129,7 +137,6 @@ WITHOUT_EFFECT = {
 """Fields that are accepted and change nothing, because clients send them everywhere. A null is the same as absent."""
 
 REFUSED: Mapping[str, tuple[str, tuple[object, ...]]] = {
-    "logit_bias": ("no engine behind the gateway takes it in every release", ({},)),
     "audio": ("the model writes text only", ()),
     "modalities": ("the model writes text only", (["text"],)),
     "web_search_options": ("the gateway runs no tools itself: give the search as a function in tools", ()),

@@ -37,6 +37,7 @@ class SamplingParams:
     n: int | None = None
     best_of: int | None = None
     bad: tuple[str, ...] = ()
+    logit_bias: Mapping[int, float] | None = None
     logprobs: int | None = None
     """Number of likeliest tokens at each position. The generated token always comes with them; 0 means that one
     alone."""

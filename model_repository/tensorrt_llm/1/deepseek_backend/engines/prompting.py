@@ -7,7 +7,7 @@ engine's template.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from typing import Any
@@ -116,12 +116,13 @@ def bos_token(encode: Callable[[str, bool], Sequence[int]], decode: Callable[[Se
     return decode(list(takewhile(lambda token_id: token_id not in plain, encode("a", True))))
 
 
-def check_ids(token_ids: Sequence[int], vocab_size: int | None) -> None:
+def check_ids(token_ids: Iterable[int], vocab_size: int | None, *, field: str = "input_ids") -> None:
     """Refuse ids that no token has.
 
+    :param field: where the request has them.
     :raises RequestError: with the id.
     """
     for token_id in token_ids:
         if token_id < 0 or (vocab_size is not None and token_id >= vocab_size):
             expected = "from 0" if vocab_size is None else f"from 0 to {vocab_size - 1}"
-            raise RequestError(f"input_ids: expected token ids {expected}, got {token_id}")
+            raise RequestError(f"{field}: expected token ids {expected}, got {token_id}")

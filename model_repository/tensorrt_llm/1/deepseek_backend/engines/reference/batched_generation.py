@@ -9,7 +9,7 @@ from typing import Literal
 from deepseek_backend.engines.base import FinishReason, PerfMetrics, Step, StepSink
 from deepseek_backend.engines.detokenizer import Detokenizer
 from deepseek_backend.engines.generate_request import GenerateRequest
-from deepseek_backend.engines.prompting import check_prompt_length, prompt_token_ids
+from deepseek_backend.engines.prompting import check_ids, check_prompt_length, prompt_token_ids
 from deepseek_backend.engines.reference.checkpoint_loading import LoadedCheckpoint
 from deepseek_backend.engines.reference.token_sampling import TokenSampler, spellings
 from deepseek_backend.errors import BackendError
@@ -34,6 +34,7 @@ class BatchedGeneration:
         self.sink = sink
         self.prompt_ids = prompt_token_ids(request, checkpoint.encode, checkpoint.vocab_size)
         check_prompt_length(len(self.prompt_ids), max_seq_len - 1, limit="engine_options.max_seq_len")
+        check_ids(sampling.logit_bias or (), checkpoint.vocab_size, field="logit_bias")
         self.last_token_id = -1
         self.num_generated = 0
         self.scheduled_ns = 0

@@ -34,7 +34,9 @@ logger = logging.getLogger(__name__)
 
 _DEFAULT_MAX_SEQ_LEN = 4096
 
-_SAMPLING_FIELDS = EMBEDDED_FIELDS | {"repetition_penalty", "presence_penalty", "frequency_penalty", "bad"}
+_SAMPLING_FIELDS = EMBEDDED_FIELDS | {
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "bad", "logit_bias"),
+}
 _NO_GUIDE = "the reference engine has no guided decoding; TensorRT-LLM has, with guided_decoding_backend"
 
 

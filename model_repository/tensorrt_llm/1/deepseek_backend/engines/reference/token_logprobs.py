@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens by the model alone: before penalties, temperature and filters."""
+"""Log-probabilities of tokens by the model alone: before bias, penalties, temperature and filters."""
 
 from __future__ import annotations
 

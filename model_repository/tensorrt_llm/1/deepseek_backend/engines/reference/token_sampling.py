@@ -1,7 +1,8 @@
 """Chooses the next token of each row from its logits, by the sampling fields of each request.
 
-The order is: penalties, min_tokens, bad, temperature, top_k, top_p, min_p. Each filter sees only the tokens that the
-one before has left. A random number is drawn per token, so that a seed gives the same whatever runs beside it.
+The order is: logit_bias, penalties, min_tokens, bad, temperature, top_k, top_p, min_p. As in vLLM, penalties see the
+logits with their bias. Each filter sees only the tokens that the one before has left. A random number is drawn per
+token, so that a seed gives the same whatever runs beside it.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class TokenSampler:
         self._params = params
         self._random = np.random.default_rng(None if params.seed is None else params.seed % 2**64)
         self._end_ids = [i for i in end_ids if i < vocab_size]
+        biases = params.logit_bias or {}
+        self._biased_ids, self._biases = list(biases), np.array(list(biases.values()), np.float32)
         self._bad = [(list(before), last) for *before, last in bad_sequences]
         self._output_ids: list[int] = []
         # [vocab_size]. Made only for penalties, because they are large with a real vocabulary.
@@ -56,7 +59,9 @@ class TokenSampler:
             self._seen[list(prompt_ids)] = True
 
     def adjust(self, logits: Array) -> None:
-        """Apply penalties, min_tokens and bad to `logits` [vocab_size] in place."""
+        """Apply logit_bias, penalties, min_tokens and bad to `logits` [vocab_size] in place."""
+        if self._biased_ids:
+            logits[self._biased_ids] += self._biases
         if self._counts is not None:
             penalty = np.float32(self._params.repetition_penalty or 1.0)
             repeated = np.where(logits > 0, logits / penalty, logits * penalty)

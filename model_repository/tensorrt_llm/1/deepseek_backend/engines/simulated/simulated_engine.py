@@ -45,7 +45,7 @@ _MAX_LAG_S = 1.0
 
 _NO_LOGITS = "the simulated engine has no logits to apply it to"
 _UNSUPPORTED = {
-    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty", "bad"), _NO_LOGITS),
+    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty", "bad", "logit_bias"), _NO_LOGITS),
     **dict.fromkeys(
         (field.name for field in SAMPLING_FIELDS if field.guided),
         "the simulated engine writes filler text, which follows no form",

@@ -73,6 +73,7 @@ def sampling_arguments(
         "ignore_eos": sampling.ignore_eos,
         "stop_token_ids": list(sampling.stop_token_ids) or None,
         BANNED: banned_token_ids(sampling.bad, word_token_ids) if sampling.bad else None,
+        "logit_bias": sampling.logit_bias or None,
         "repetition_penalty": sampling.repetition_penalty,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,

@@ -46,7 +46,7 @@ from deepseek_backend.engines.base import (
 from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.engines.loop_thread import LoopThread
 from deepseek_backend.engines.prompt_tokenizer import PromptTokenizer
-from deepseek_backend.engines.prompting import check_prompt_length
+from deepseek_backend.engines.prompting import check_ids, check_prompt_length
 from deepseek_backend.engines.vllm.core_connection import CoreConnection
 from deepseek_backend.engines.vllm.generate_calls import GenerateCalls
 from deepseek_backend.engines.vllm.growing_answer import GrowingAnswer
@@ -349,6 +349,7 @@ class VllmEngine:
         token_ids = known.tokenizer.prompt_token_ids(request)
         max_seq_len = known.capabilities.max_seq_len
         check_prompt_length(len(token_ids), max_seq_len - 1, limit="max_model_len")
+        check_ids(request.sampling.logit_bias or (), known.tokenizer.vocab_size, field="logit_bias")
         arguments = sampling_arguments(
             request,
             max_tokens=min(request.max_tokens, max_seq_len - len(token_ids)),
