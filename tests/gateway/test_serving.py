@@ -119,9 +119,11 @@ def test_a_stop_lets_requests_finish_takes_no_new_ones_and_leaves_no_file(start,
         next(chunks)
         gateway.process.send_signal(signal.SIGTERM)
         assert "".join(chunks)
-    gateway.process.wait()
+    log = gateway.process.stderr.read().decode()
 
-    assert gateway.process.returncode == 0
+    assert gateway.process.wait() == 0
+    notices = [line.partition(" INFO ")[2] for line in log.splitlines()]
+    assert notices == ["stopping: running requests may go on for 30 s; Ctrl-C again ends them at once"]
     with pytest.raises(httpx.ConnectError):
         httpx.get(gateway.url)
     assert list(gateway.folder.iterdir()) == []

@@ -22,9 +22,23 @@ _FOLDER_VARIABLE = "DEEPSEEK_TRITON_GATEWAY_FOLDER"
 _SETTINGS = "settings"
 
 
+class DrainNotice(logging.Filter):
+    """Lets pass what uvicorn says below WARNING only where a stop waits, which somebody at a terminal must be told."""
+
+    def __init__(self, drain_s: int) -> None:
+        super().__init__()
+        self._drain_s = drain_s
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING and record.getMessage().startswith("Waiting for connections"):
+            record.msg = f"stopping: running requests may go on for {self._drain_s} s; Ctrl-C again ends them at once"
+            return True
+        return record.levelno >= logging.WARNING
+
+
 def serve(settings: GatewaySettings) -> None:
     """Serve until SIGINT or SIGTERM; then finish what runs, for at most `drain_s`. Raises SystemExit if it can't."""
-    _configure_logging()
+    _configure_logging(settings)
     # uvicorn sends itself the signal again when it has stopped; the folder below is to be removed even then.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if settings.workers == 1:
@@ -48,8 +62,8 @@ def worker_application() -> object:
     """The application of one worker."""
     from deepseek_triton_tools.gateway.app.application import create_app
 
-    _configure_logging()
     settings: GatewaySettings = pickle.loads((Path(os.environ[_FOLDER_VARIABLE]) / _SETTINGS).read_bytes())
+    _configure_logging(settings)
     return create_app(settings)
 
 
@@ -72,6 +86,9 @@ def _run(factory: str | Callable[[], object], settings: GatewaySettings) -> None
     )
 
 
-def _configure_logging() -> None:
+def _configure_logging(settings: GatewaySettings) -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     logging.getLogger("deepseek_triton_tools").setLevel(logging.INFO)
+    of_uvicorn = logging.getLogger("uvicorn.error")
+    of_uvicorn.setLevel(logging.INFO)
+    of_uvicorn.addFilter(DrainNotice(settings.drain_s))
