@@ -247,7 +247,7 @@ class FleetMember:
         return ""
 
     def _down(self, reason: str) -> None:
-        self._enter("down", reason)
+        self._enter("down", reason.removeprefix(f"{self.url}: "))
         pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures, 10))
         self._failures += 1
         self._metrics_at = 0.0  # they may come with the server
@@ -257,7 +257,8 @@ class FleetMember:
     def _enter(self, state: State, reason: str) -> None:
         self._went_down_at = self.up_until
         if state != self.state:
-            _log.log(logging.INFO if state == "up" else logging.WARNING, "%s is %s. %s", self.url, state, reason)
+            told = f"{self.url} is {state}" + (f": {reason}" if reason else "")
+            _log.log(logging.INFO if state == "up" else logging.WARNING, "%s", told)
         self.state, self.reason = state, reason
 
     async def close(self) -> None:
