@@ -11,7 +11,10 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -67,23 +70,41 @@ def worker_application() -> object:
     return create_app(settings)
 
 
+class GatewayServer(uvicorn.Server):
+    """Ends requests in good order at a second Ctrl-C: uvicorn would drop them, and print where each of them stood."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and sig == signal.SIGINT:
+            for task in self.server_state.tasks:
+                task.cancel()
+        else:
+            super().handle_exit(sig, frame)
+
+
 def _run(factory: str | Callable[[], object], settings: GatewaySettings) -> None:
-    uvicorn.run(
-        factory,
-        factory=True,
-        host=settings.host,
-        port=settings.port,
-        workers=settings.workers,
-        ssl_certfile=settings.tls_certificate,
-        ssl_keyfile=settings.tls_key,
-        timeout_graceful_shutdown=settings.drain_s,
-        timeout_keep_alive=75,  # longer than clients and load balancers keep idle connections, mostly 60 s
-        lifespan="on",
-        ws="none",
-        log_config=None,
-        access_log=False,  # the gateway has its own
-        server_header=False,
-    )
+    options: dict[str, Any] = {
+        "factory": True,
+        "host": settings.host,
+        "port": settings.port,
+        "workers": settings.workers,
+        "ssl_certfile": settings.tls_certificate,
+        "ssl_keyfile": settings.tls_key,
+        "timeout_graceful_shutdown": settings.drain_s,
+        "timeout_keep_alive": 75,  # longer than clients and load balancers keep idle connections, mostly 60 s
+        "lifespan": "on",
+        "ws": "none",
+        "log_config": None,
+        "access_log": False,  # the gateway has its own
+        "server_header": False,
+    }
+    if settings.workers > 1:
+        uvicorn.run(factory, **options)
+        return
+    server = GatewayServer(uvicorn.Config(factory, **options))
+    with suppress(KeyboardInterrupt):  # uvicorn sends itself the signal again
+        server.run()
+    if not server.started:
+        sys.exit(1)
 
 
 def _configure_logging(settings: GatewaySettings) -> None:
