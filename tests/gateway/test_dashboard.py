@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium"),
 ]
-REFUSAL = {"error": {"message": "expected an API key"}}
+REFUSAL = {"error": {"message": "Not this key."}}
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
 
 
@@ -125,7 +125,9 @@ def test_a_gateway_with_keys_is_shown_to_whoever_has_one(page: Page, gateway: Wa
     gateway.key = "sk-1"
     gateway.models = {"tiny": [server("http://one:8000")]}
     page.wait("document.querySelector('#locked').checkVisibility()")
-    assert page.text("#state") == "expected an API key"
+    assert page.text("#state") == "This gateway asks for an API key."
+    page.write("#key", "sk-2")
+    page.wait("document.querySelector('#state').innerText === 'Not this key.'")
     page.write("#key", "sk-1")
     page.wait("document.querySelector('td')")
     assert not page.run("document.querySelector('#locked').checkVisibility()")
@@ -134,4 +136,4 @@ def test_a_gateway_with_keys_is_shown_to_whoever_has_one(page: Page, gateway: Wa
 def test_a_key_that_may_not_see_the_servers_can_be_changed(page: Page, gateway: WatchedGateway) -> None:
     gateway.refusal = 403
     page.wait("document.querySelector('#locked').checkVisibility()")
-    assert page.text("#state") == "fleet answers 403"
+    assert page.text("#state") == "Not this key."

@@ -408,12 +408,14 @@ def test_an_error_is_shown_as_it_was_said_and_can_be_tried_again(
 
 
 def test_a_phone_is_told_that_a_key_is_missing(browser: Browser, gateway: ScriptedGateway) -> None:
-    gateway.models = JSONResponse({"error": {"message": "A key, please."}}, 401)
+    gateway.models = JSONResponse({"error": {"message": "Not this key."}}, 401)
     with browser.page(gateway.address, width=390) as page:
         page.wait("document.querySelector('#key_wrong').checkVisibility()")
-        assert page.text("#key_wrong") == "A key, please."
-        gateway.models = [{"id": "tiny"}]
+        assert page.text("#key_wrong") == "This gateway asks for an API key."
         page.write("#key", "sk-1")
+        page.wait("document.querySelector('#key_wrong').innerText === 'Not this key.'")
+        gateway.models = [{"id": "tiny"}]
+        page.write("#key", "sk-2")
         page.wait("document.querySelector('#model').value === 'tiny'")
         assert not page.run("document.querySelector('#key_wrong').checkVisibility()")
 

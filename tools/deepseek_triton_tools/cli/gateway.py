@@ -44,7 +44,8 @@ def add_options(verb: VerbParser) -> None:
         "deepseek-triton gateway --server http://localhost:8000",
         "deepseek-triton gateway --model deepseek-r1=http://node1:8000,http://node2:8000 --host 0.0.0.0 --keys keys",
         "deepseek-triton gateway --new-key ann >> keys",
-        notes="URL may also be dns+http://HOST:PORT for all addresses of a name, or file:PATH for a list that is read\n"
+        notes="Clients then use http://localhost:9000/v1, and people a chat page at http://localhost:9000/.\n"
+        "URL may also be dns+http://HOST:PORT for all addresses of a name, or file:PATH for a list that is read\n"
         "again when it changes. docs/gateway.md is for users, docs/gateway-operations.md for owners.",
     )
     _add_models(verb.add_argument_group("models"))
