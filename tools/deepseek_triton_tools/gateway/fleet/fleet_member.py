@@ -208,10 +208,13 @@ class FleetMember:
 
     async def _ask(self) -> str:
         """Why the server is not ready, or "". Raises UpstreamError where it does not answer."""
-        for path in ("/v2/health/ready", self._model_path):
+        for path, cause in (
+            ("/v2/health/ready", "it is not ready, or no Triton server"),
+            (self._model_path, "the model is not ready, or has another name there (--triton-model)"),
+        ):
             status, _ = await self.server.get(path)
             if status != 200:
-                return f"GET {path}: HTTP {status}"
+                return f"GET {path}: HTTP {status}: {cause}"
         return ""
 
     async def _read_metrics(self) -> str:
