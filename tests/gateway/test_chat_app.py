@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -272,6 +273,30 @@ def test_methods_and_paths(client: TestClient) -> None:
     for answer, status in ((client.get(PATH), 405), (client.post("/v1/nothing", json={}), 404)):
         assert answer.status_code == status
         assert faults(answer.json(), "ErrorResponse") == []
+
+
+@pytest.mark.parametrize("base", ["", "/beta"])
+def test_the_other_base_urls_of_deepseeks_own_api(triton: ScriptedTriton, client: TestClient, base: str) -> None:
+    """They have no routes of their own in metrics and logs."""
+    chat, completion = {"messages": MESSAGES}, {"prompt": "Hi"}
+    answers = [client.get(f"{base}/models"), client.get(f"{base}/models/tiny")]
+    answers += [client.post(base + path, json=chat) for path in ("/chat/completions", "/chat/completions/")]
+    answers.append(client.post(f"{base}/completions", json=completion))
+    assert [answer.status_code for answer in answers] == [200] * 5
+    routes = set(re.findall(r'route="([^"]*)"', client.get("/metrics").text))
+    assert {route for route in routes if route.startswith(("/chat", "/beta"))} == set()
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/v1/v1/chat/completions", "; did you mean /v1/chat/completions?"),
+        ("/v1/tokenize", "; did you mean /tokenize?"),
+        ("/v1/embeddings", ""),
+    ],
+)
+def test_the_nearest_path_is_told(client: TestClient, path: str, hint: str) -> None:
+    assert client.post(path, json={}).json()["error"]["message"] == f"nothing is at {path}{hint}"
 
 
 def test_every_field_has_one_place() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from deepseek_triton_tools.gateway.app.gateway_metrics import CONTENT_TYPE, GatewayMetrics
@@ -24,6 +24,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium"),
 ]
+REFUSAL = {"error": {"message": "Not this key."}}
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
 
 
@@ -48,7 +49,7 @@ class WatchedGateway:
 
     async def fleet(self, request: Request) -> Response:
         status = self.refusal or (401 if self._is_locked(request) else 0)
-        return Response(status_code=status) if status else self._fleet()
+        return JSONResponse(REFUSAL, status) if status else self._fleet()
 
     def _fleet(self) -> Response:
         models = [{"model": name, "servers": servers} for name, servers in self.models.items()]
@@ -124,7 +125,9 @@ def test_a_gateway_with_keys_is_shown_to_whoever_has_one(page: Page, gateway: Wa
     gateway.key = "sk-1"
     gateway.models = {"tiny": [server("http://one:8000")]}
     page.wait("document.querySelector('#locked').checkVisibility()")
-    assert page.text("#state") == "fleet answers 401"
+    assert page.text("#state") == "This gateway asks for an API key."
+    page.write("#key", "sk-2")
+    page.wait("document.querySelector('#state').innerText === 'Not this key.'")
     page.write("#key", "sk-1")
     page.wait("document.querySelector('td')")
     assert not page.run("document.querySelector('#locked').checkVisibility()")
@@ -133,4 +136,4 @@ def test_a_gateway_with_keys_is_shown_to_whoever_has_one(page: Page, gateway: Wa
 def test_a_key_that_may_not_see_the_servers_can_be_changed(page: Page, gateway: WatchedGateway) -> None:
     gateway.refusal = 403
     page.wait("document.querySelector('#locked').checkVisibility()")
-    assert page.text("#state") == "fleet answers 403"
+    assert page.text("#state") == "Not this key."

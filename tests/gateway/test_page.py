@@ -60,13 +60,17 @@ class ScriptedGateway:
     """
 
     address: str = ""
-    models: list[dict[str, Any]] = field(default_factory=lambda: [{"id": "deepseek-v3.1", "max_model_len": 4096}])
+    models: list[dict[str, Any]] | Response = field(
+        default_factory=lambda: [{"id": "deepseek-v3.1", "max_model_len": 4096}]
+    )
     answers: list[list[bytes | None] | Response] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     left: threading.Event = field(default_factory=threading.Event)
 
     async def list_models(self, request: Request) -> Response:
+        if isinstance(self.models, Response):
+            return self.models
         return JSONResponse({"object": "list", "data": self.models})
 
     async def chat(self, request: Request) -> Response:
@@ -401,6 +405,30 @@ def test_an_error_is_shown_as_it_was_said_and_can_be_tried_again(
     page.wait("document.querySelector('.markdown').innerText === 'At last.'")
     assert gateway.requests[0] == gateway.requests[1]
     assert page.text("article .error") == ""
+
+
+def test_a_phone_is_told_that_a_key_is_missing(browser: Browser, gateway: ScriptedGateway) -> None:
+    gateway.models = JSONResponse({"error": {"message": "Not this key."}}, 401)
+    with browser.page(gateway.address, width=390) as page:
+        page.wait("document.querySelector('#key_wrong').checkVisibility()")
+        assert page.text("#key_wrong") == "This gateway asks for an API key."
+        page.write("#key", "sk-1")
+        page.wait("document.querySelector('#key_wrong').innerText === 'Not this key.'")
+        gateway.models = [{"id": "tiny"}]
+        page.write("#key", "sk-2")
+        page.wait("document.querySelector('#model').value === 'tiny'")
+        assert not page.run("document.querySelector('#key_wrong').checkVisibility()")
+
+
+def test_servers_that_are_all_down_are_asked_for_again(browser: Browser, gateway: ScriptedGateway) -> None:
+    gateway.models = []
+    with browser.page(gateway.address) as page:
+        page.wait("document.querySelector('#trouble').checkVisibility()")
+        assert "No server of any model is up yet." in page.text("#trouble")
+        gateway.models = [{"id": "tiny"}]
+        page.click("#trouble button")
+        page.wait("document.querySelector('#model').value === 'tiny'")
+        assert not page.run("document.querySelector('#trouble').checkVisibility()")
 
 
 def test_a_conversation_and_its_settings_survive_a_reload(page: Page, gateway: ScriptedGateway) -> None:

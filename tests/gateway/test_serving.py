@@ -29,8 +29,12 @@ def create_app(settings):
                     return
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": f"{os.getpid()} ".encode(), "more_body": True})
-        await asyncio.sleep(float(scope["query_string"] or 0))
-        await send({"type": "http.response.body", "body": str(settings.limits_file).encode()})
+        try:
+            await asyncio.sleep(float(scope["query_string"] or 0))
+            last = str(settings.limits_file)
+        except asyncio.CancelledError:
+            last = "stopped"
+        await send({"type": "http.response.body", "body": last.encode()})
     return app
 
 # Workers run this file too.
@@ -119,9 +123,11 @@ def test_a_stop_lets_requests_finish_takes_no_new_ones_and_leaves_no_file(start,
         next(chunks)
         gateway.process.send_signal(signal.SIGTERM)
         assert "".join(chunks)
-    gateway.process.wait()
+    log = gateway.process.stderr.read().decode()
 
-    assert gateway.process.returncode == 0
+    assert gateway.process.wait() == 0
+    notices = [line.partition(" INFO ")[2] for line in log.splitlines()]
+    assert notices == ["stopping: running requests may go on for 30 s; Ctrl-C again ends them at once"]
     with pytest.raises(httpx.ConnectError):
         httpx.get(gateway.url)
     assert list(gateway.folder.iterdir()) == []
@@ -136,11 +142,27 @@ def test_a_stop_does_not_wait_longer_than_it_is_told(start):
         chunks = response.iter_text()
         next(chunks)
         gateway.process.send_signal(signal.SIGTERM)
-        with pytest.raises(httpx.RemoteProtocolError):
-            next(chunks)
+        assert "".join(chunks) == "stopped"
     gateway.process.wait()
 
     assert gateway.process.returncode == 0
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_stops_at_once(start):
+    gateway = start(1, drain_s=600)
+    gateway.ask()
+
+    with httpx.stream("GET", f"{gateway.url}?600") as response:
+        chunks = response.iter_text()
+        next(chunks)
+        gateway.process.send_signal(signal.SIGINT)
+        notice = gateway.process.stderr.readline().decode()
+        gateway.process.send_signal(signal.SIGINT)
+        assert "".join(chunks) == "stopped"
+
+    assert "Ctrl-C again ends them at once" in notice
+    assert (gateway.process.stderr.read(), gateway.process.wait()) == (b"", 0)
 
 
 def test_one_process_writes_no_files(start):

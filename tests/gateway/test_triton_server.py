@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing, suppress
@@ -13,7 +14,7 @@ import pytest
 
 from deepseek_triton_tools.gateway.triton import triton_server
 from deepseek_triton_tools.gateway.triton.call import Call, Part, UpstreamError
-from deepseek_triton_tools.gateway.triton.triton_connection import connect, request_head
+from deepseek_triton_tools.gateway.triton.triton_connection import ConnectionFailed, connect, request_head
 from deepseek_triton_tools.gateway.triton.triton_server import TritonServer
 from support.raw_triton import RawTriton, Script, Wire, answer, event, refusal
 
@@ -170,6 +171,20 @@ def test_a_connection_with_an_answer_left_in_it_is_not_used_again(triton: RawTri
         connection.close()
 
     run(triton, body)
+
+
+def test_a_server_without_tls_is_asked_by_https() -> None:
+    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1 << 16)
+        writer.close()
+
+    async def body() -> None:
+        async with await asyncio.start_server(close, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            with pytest.raises(ConnectionFailed, match="closed at once; is it HTTPS that is served there"):
+                await connect(f"https://127.0.0.1:{port}", ssl.create_default_context())
+
+    asyncio.run(body())
 
 
 @pytest.mark.parametrize("host", ["a" * 64, "a..b"])

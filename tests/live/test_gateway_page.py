@@ -6,6 +6,7 @@ tests/gateway/test_page.py has what a test must write itself: markup, broken str
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,6 +93,24 @@ def test_a_tool_is_called_and_its_result_is_used(page: Page) -> None:
     page.write("#result_0", '{"temperature": 21, "sky": "cloudy"}')
     page.press("Enter")
     page.wait("document.querySelectorAll('.markdown')[1]?.innerText === 'It is 21 °C and cloudy in Berlin.'")
+
+
+@in_chromium
+def test_the_picture_of_the_page(browser: Browser, address: str, tmp_path: Path) -> None:
+    """Thinking, a call and an answer fit into it. PAGE_PICTURE=docs/gateway-page.png takes it anew."""
+    with browser.page(address, width=1100, height=920) as page:
+        page.wait("document.querySelector('#model').value")
+        page.run("document.querySelector('#thinking').value = 'on'")
+        send(page, "What is 47 + 38?")
+        page.run("document.querySelector('#thinking').value = ''")
+        page.click("#example")
+        send(page, "What is the weather in Berlin?")
+        page.write("#result_0", '{"temperature": 21, "sky": "cloudy"}')
+        page.press("Enter")
+        page.wait("document.querySelectorAll('.figures').length === 3 && document.querySelector('#stop').hidden")
+        assert page.run("document.querySelector('#log').scrollHeight <= document.querySelector('#log').clientHeight")
+        page.command("Input.dispatchMouseEvent", type="mouseMoved", x=600, y=30)  # off the button
+        page.screenshot(Path(os.environ.get("PAGE_PICTURE", tmp_path / "page.png")))
 
 
 @in_chromium

@@ -92,7 +92,7 @@ def parse(statement: str) -> Iterator[Command]:
     """The commands of a statement; `until X; do Y; done` is X, and an assignment alone is none."""
     lexer = shlex.shlex(statement.removeprefix("until "), posix=True, punctuation_chars=";|>")
     lexer.whitespace_split = True
-    words = list(lexer)
+    words = [">" if word == ">>" else word for word in lexer]
     if ";" in words:
         words = words[: words.index(";")]
     for part in " ".join(map(shlex.quote, words)).split(" '|' "):

@@ -38,11 +38,14 @@ _port_or_none = whole_number("a number from 1 to 65535, or none", least=1, most=
 
 
 def add_options(verb: VerbParser) -> None:
+    verb.usage = "%(prog)s --server URL [options]"
     verb.runs(
         _gateway,
         "deepseek-triton gateway --server http://localhost:8000",
         "deepseek-triton gateway --model deepseek-r1=http://node1:8000,http://node2:8000 --host 0.0.0.0 --keys keys",
-        notes="URL may also be dns+http://HOST:PORT for all addresses of a name, or file:PATH for a list that is read\n"
+        "deepseek-triton gateway --new-key ann >> keys",
+        notes="Clients then use http://localhost:9000/v1, and people a chat page at http://localhost:9000/.\n"
+        "URL may also be dns+http://HOST:PORT for all addresses of a name, or file:PATH for a list that is read\n"
         "again when it changes. docs/gateway.md is for users, docs/gateway-operations.md for owners.",
     )
     _add_models(verb.add_argument_group("models"))
@@ -68,7 +71,7 @@ def _add_listening(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--workers", type=positive, metavar="N", help="processes that share the port (default: 1)")
     help_text = "file of API keys, read again when it changes (default: anyone may ask)"
     group.add_argument("--keys", type=path, metavar="FILE", help=help_text)
-    help_text = "print a new API key and its line for the file of --keys, and end"
+    help_text = "print a line for the file of --keys, on stderr the new API key that it is for, and end"
     group.add_argument("--new-key", type=words, metavar="NAME", help=help_text)
     help_text = "let pages of this origin ask, such as https://chat.example.com, or *; may be repeated"
     group.add_argument("--cors-origin", action="append", type=words, metavar="ORIGIN", help=help_text)
@@ -82,7 +85,7 @@ def _add_listening(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--body-seconds", type=duration, metavar="S", help=help_text)
     help_text = "the answers' name for reasoning: reasoning_content (default) or reasoning; may be repeated"
     group.add_argument("--reasoning-field", action="append", choices=_REASONING_FIELDS, metavar="NAME", help=help_text)
-    help_text = "for running requests after SIGTERM (default: 30)"
+    help_text = "how long running requests may go on after SIGTERM or Ctrl-C (default: 30)"
     group.add_argument("--drain-seconds", type=seconds, metavar="S", help=help_text)
 
 
@@ -131,7 +134,8 @@ def _print_new_key(name: str) -> int:
         key, line = new_key(name)
     except ValueError as error:
         raise ToolError(f"--new-key: {error}", exit_code=2) from error
-    print(f"the key, which is kept nowhere: {key}\nits line for the file of --keys:\n{line}")
+    complain(f"the key of {name}, which is kept nowhere: {key}")
+    print(line)
     return 0
 
 
@@ -179,7 +183,8 @@ def _take_file(args: argparse.Namespace, problems: list[str]) -> None:
 
     file: Path = args.config
     try:
-        document = yaml.safe_load(file.read_text("utf-8"))
+        with file.open(encoding="utf-8") as stream:  # PyYAML's errors have the name of a file, or a copy of a text
+            document = yaml.safe_load(stream)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         problems.append(f"{file}: {_reason(error)}")
         return
@@ -230,18 +235,19 @@ def _models(args: argparse.Namespace, problems: list[str]) -> tuple[ModelSetting
 
     named: dict[str, list[str]] = {"": args.server} if args.server else {}
     for text in args.model or ():
-        name, _, servers = text.partition("=")
-        if name and servers and "://" not in name:
-            named.setdefault(name, []).extend(servers.split(","))
+        name, _, urls = text.partition("=")
+        if name and urls and "://" not in name:
+            named.setdefault(name, []).extend(urls.split(","))
         else:
             problems.append(f"--model: expected NAME=URL, as in deepseek-r1=http://node1:8000, got {text!r:.200}")
     if not (args.server or args.model):
         problems.append("expected --server URL or --model NAME=URL: which servers have the model?")
-    for server in (server for servers in named.values() for server in servers):
-        try:
-            parse_source(server)
-        except SourceError as error:
-            problems.append(str(error))
+    for name, servers in named.items():
+        for server in servers:
+            try:
+                parse_source(server)
+            except SourceError as error:
+                problems.append(f"{'--model' if name else '--server'}: {error}")
     triton_model = args.triton_model or "tensorrt_llm"
     return tuple(ModelSettings(tuple(servers), name, triton_model) for name, servers in named.items())
 
@@ -281,7 +287,7 @@ def _problems(settings: GatewaySettings) -> Iterable[str]:
         try:
             read_keys(settings.keys_file)
         except (OSError, KeysFileError) as error:
-            yield f"{settings.keys_file}: {_reason(error)}"
+            yield f"--keys {settings.keys_file}: {_reason(error)}"
     for origin in settings.cors_origins:
         if not _ORIGIN.fullmatch(origin):
             yield f"--cors-origin: expected https://HOST, without a path, or *, got {origin!r:.200}"
@@ -346,12 +352,12 @@ def _announcement(settings: GatewaySettings) -> str:
     address = f"{scheme}://{host}:{settings.port}"
     lines = [f"OpenAI's API at {address}/v1{many}"]
     if settings.page:
-        lines.append(f"  to talk to the model: {address}/, to watch the servers: {address}/dashboard")
+        lines += [f"  chat page  {address}/", f"  dashboard  {address}/dashboard"]
     for model in settings.models:
-        lines.append(f"  {model.name or 'the model by its own name'}: {', '.join(model.servers)}")
-    lines.append(f"  API keys: {settings.keys_file or 'none are asked for'}")
+        lines.append(f"  model      {model.name or 'as its servers call it'}, at {', '.join(model.servers)}")
+    lines.append(f"  API keys   {settings.keys_file or 'none are asked for'}")
     if settings.upstream_headers:
-        lines.append(f"  headers to the servers: {', '.join(name for name, _ in settings.upstream_headers)}")
+        lines.append(f"  headers    {', '.join(name for name, _ in settings.upstream_headers)}, to the servers")
     return "\n".join(lines)
 
 

@@ -11,7 +11,10 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -22,9 +25,23 @@ _FOLDER_VARIABLE = "DEEPSEEK_TRITON_GATEWAY_FOLDER"
 _SETTINGS = "settings"
 
 
+class DrainNotice(logging.Filter):
+    """Lets pass what uvicorn says below WARNING only where a stop waits, which somebody at a terminal must be told."""
+
+    def __init__(self, drain_s: int) -> None:
+        super().__init__()
+        self._drain_s = drain_s
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING and record.getMessage().startswith("Waiting for connections"):
+            record.msg = f"stopping: running requests may go on for {self._drain_s} s; Ctrl-C again ends them at once"
+            return True
+        return record.levelno >= logging.WARNING
+
+
 def serve(settings: GatewaySettings) -> None:
     """Serve until SIGINT or SIGTERM; then finish what runs, for at most `drain_s`. Raises SystemExit if it can't."""
-    _configure_logging()
+    _configure_logging(settings)
     # uvicorn sends itself the signal again when it has stopped; the folder below is to be removed even then.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if settings.workers == 1:
@@ -48,30 +65,51 @@ def worker_application() -> object:
     """The application of one worker."""
     from deepseek_triton_tools.gateway.app.application import create_app
 
-    _configure_logging()
     settings: GatewaySettings = pickle.loads((Path(os.environ[_FOLDER_VARIABLE]) / _SETTINGS).read_bytes())
+    _configure_logging(settings)
     return create_app(settings)
 
 
+class GatewayServer(uvicorn.Server):
+    """Ends requests in good order at a second Ctrl-C: uvicorn would drop them, and print where each of them stood."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and sig == signal.SIGINT:
+            for task in self.server_state.tasks:
+                task.cancel()
+        else:
+            super().handle_exit(sig, frame)
+
+
 def _run(factory: str | Callable[[], object], settings: GatewaySettings) -> None:
-    uvicorn.run(
-        factory,
-        factory=True,
-        host=settings.host,
-        port=settings.port,
-        workers=settings.workers,
-        ssl_certfile=settings.tls_certificate,
-        ssl_keyfile=settings.tls_key,
-        timeout_graceful_shutdown=settings.drain_s,
-        timeout_keep_alive=75,  # longer than clients and load balancers keep idle connections, mostly 60 s
-        lifespan="on",
-        ws="none",
-        log_config=None,
-        access_log=False,  # the gateway has its own
-        server_header=False,
-    )
+    options: dict[str, Any] = {
+        "factory": True,
+        "host": settings.host,
+        "port": settings.port,
+        "workers": settings.workers,
+        "ssl_certfile": settings.tls_certificate,
+        "ssl_keyfile": settings.tls_key,
+        "timeout_graceful_shutdown": settings.drain_s,
+        "timeout_keep_alive": 75,  # longer than clients and load balancers keep idle connections, mostly 60 s
+        "lifespan": "on",
+        "ws": "none",
+        "log_config": None,
+        "access_log": False,  # the gateway has its own
+        "server_header": False,
+    }
+    if settings.workers > 1:
+        uvicorn.run(factory, **options)
+        return
+    server = GatewayServer(uvicorn.Config(factory, **options))
+    with suppress(KeyboardInterrupt):  # uvicorn sends itself the signal again
+        server.run()
+    if not server.started:
+        sys.exit(1)
 
 
-def _configure_logging() -> None:
+def _configure_logging(settings: GatewaySettings) -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     logging.getLogger("deepseek_triton_tools").setLevel(logging.INFO)
+    of_uvicorn = logging.getLogger("uvicorn.error")
+    of_uvicorn.setLevel(logging.INFO)
+    of_uvicorn.addFilter(DrainNotice(settings.drain_s))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import difflib
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 
 from starlette.exceptions import HTTPException
@@ -36,6 +37,7 @@ _GET: dict[str, Handler] = {
     "/tokenizer_info": tokenization.tokenizer_info,
     "/fleet": models.fleet,
 }
+_KEPT = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/{part}")
 _OPEN: dict[str, Handler] = {
     "/health": models.health,
     "/ready": models.ready,
@@ -61,23 +63,20 @@ def create_app(settings: GatewaySettings) -> ASGIApp:
         yield
         await state.close()
 
-    routes: list[BaseRoute] = [
-        Route(path, ApiRoute(state, path, handler), methods=["POST"]) for path, handler in _POST.items()
-    ]
-    routes += [
-        Route(path, ApiRoute(state, path, handler, reads_body=False), methods=["GET"]) for path, handler in _GET.items()
-    ]
-    routes += [
-        Route(path, ApiRoute(state, path, responses.kept_response, reads_body=False), methods=["GET", "POST", "DELETE"])
-        for path in ("/v1/responses/{response_id}", "/v1/responses/{response_id}/{part}")
-    ]
-    open_paths = {**_OPEN, **({} if settings.metrics_need_key else {"/metrics": models.metrics})}
-    closed_paths = {"/metrics": models.metrics} if settings.metrics_need_key else {}
-    for paths, needs_key in ((open_paths, False), (closed_paths, True)):
-        routes += [
-            Route(path, ApiRoute(state, path, handler, reads_body=False, needs_key=needs_key), methods=["GET"])
-            for path, handler in paths.items()
-        ]
+    routes: list[BaseRoute] = []
+
+    def add(handlers: Mapping[str, Handler], *methods: str, reads_body: bool = False, needs_key: bool = True) -> None:
+        for path, handler in handlers.items():
+            answer = ApiRoute(state, path, handler, reads_body=reads_body, needs_key=needs_key)
+            # DeepSeek's own API has these paths below / and /beta as well.
+            bases = ("/v1", "", "/beta") if path.startswith("/v1/") else ("",)
+            routes.extend(Route(base + path.removeprefix("/v1"), answer, methods=list(methods)) for base in bases)
+
+    add(_POST, "POST", reads_body=True)
+    add(_GET, "GET")
+    add(dict.fromkeys(_KEPT, responses.kept_response), "GET", "POST", "DELETE")
+    add(_OPEN, "GET", needs_key=False)
+    add({"/metrics": models.metrics}, "GET", needs_key=settings.metrics_need_key)
     if settings.page:
         routes += page_routes()
     router = Router(routes, lifespan=lifespan)
@@ -109,7 +108,9 @@ def _refuse(state: GatewayState, scope: Scope, error: HTTPException) -> Response
         text = f"{path} takes {headers.get('Allow', 'another method')}, not {scope['method']}"
         refusal = OpenAIError(405, text, code="method_not_allowed")
     else:
-        refusal = OpenAIError(404, f"nothing is at {path}", code="not_found")
+        near = difflib.get_close_matches(path, (*_POST, *_GET), n=1, cutoff=0.8)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        refusal = OpenAIError(404, f"nothing is at {path}{hint}", code="not_found")
     record = begin_record(_NO_ROUTE, scope["headers"])
     record.status, record.error_code = refusal.status, refusal.code or ""
     state.observers.begins(record)

@@ -208,10 +208,13 @@ class FleetMember:
 
     async def _ask(self) -> str:
         """Why the server is not ready, or "". Raises UpstreamError where it does not answer."""
-        for path in ("/v2/health/ready", self._model_path):
+        for path, cause in (
+            ("/v2/health/ready", "it is not ready, or no Triton server"),
+            (self._model_path, "the model is not ready, or has another name there (--triton-model)"),
+        ):
             status, _ = await self.server.get(path)
             if status != 200:
-                return f"GET {path}: HTTP {status}"
+                return f"GET {path}: HTTP {status}: {cause}"
         return ""
 
     async def _read_metrics(self) -> str:
@@ -247,7 +250,7 @@ class FleetMember:
         return ""
 
     def _down(self, reason: str) -> None:
-        self._enter("down", reason)
+        self._enter("down", reason.removeprefix(f"{self.url}: "))
         pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures, 10))
         self._failures += 1
         self._metrics_at = 0.0  # they may come with the server
@@ -257,7 +260,8 @@ class FleetMember:
     def _enter(self, state: State, reason: str) -> None:
         self._went_down_at = self.up_until
         if state != self.state:
-            _log.log(logging.INFO if state == "up" else logging.WARNING, "%s is %s. %s", self.url, state, reason)
+            told = f"{self.url} is {state}" + (f": {reason}" if reason else "")
+            _log.log(logging.INFO if state == "up" else logging.WARNING, "%s", told)
         self.state, self.reason = state, reason
 
     async def close(self) -> None:

@@ -169,6 +169,12 @@ REFUSED: Mapping[str, tuple[str, tuple[object, ...]]] = {
     "custom_logit_processor": ("code is not taken from requests", ()),
     "rid": ("send it as the header X-Request-Id", ()),
     "input_ids": ("use /v1/completions with token ids as the prompt", ()),
+    "enable_thinking": ("put it into chat_template_kwargs", ()),
+    "truncation_side": ("truncate_prompt_tokens keeps the last tokens", ("left",)),
+    "session_id": ("use prompt_cache_key", ()),
+    "logprob_token_ids": ("use top_logprobs", ([],)),
+    "vllm_xargs": ("they are for extensions of vLLM", ({},)),
+    "repetition_detection": ("use repetition_penalty", ()),
 }
 """Field -> why it is refused, and its values that ask for nothing, which are accepted."""
 

@@ -156,7 +156,8 @@ async def connect(url: str, tls: ssl.SSLContext | None) -> TritonConnection:
         connection.close()  # here too
         raise ConnectionFailed(f"no connection within {_CONNECT_S:g} s") from None
     except (OSError, UnicodeError) as error:  # the latter for names that no host can have
-        raise ConnectionFailed(f"can't connect: {error}") from error
+        reason = str(error) or "the connection was closed at once; is it HTTPS that is served there?"
+        raise ConnectionFailed(f"can't connect: {reason}") from error
     sock = transport.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
