@@ -194,6 +194,9 @@ def test_load_and_unload_rejected(gateway_url: str, model_name: str, verb: str) 
 # --- how large a request may be ---------------------------------------------------------------------------------------
 
 
+JSON_BODY = {"Content-Type": "application/json"}
+
+
 def over_limit() -> Iterator[bytes]:
     yield b"x" * BIG_BODY_BYTES
     yield b"x"
@@ -201,7 +204,7 @@ def over_limit() -> Iterator[bytes]:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_body_at_limit_is_not_rejected(gateway_url: str, path: str) -> None:
-    response = httpx.post(gateway_url + path, content=b"x" * BIG_BODY_BYTES, timeout=60)
+    response = httpx.post(gateway_url + path, content=b"x" * BIG_BODY_BYTES, headers=JSON_BODY, timeout=60)
 
     assert response.status_code == 400
 
@@ -211,7 +214,7 @@ def test_body_at_limit_is_not_rejected(gateway_url: str, path: str) -> None:
 def test_body_over_limit_is_rejected(gateway_url: str, path: str, chunked: bool) -> None:
     content = over_limit() if chunked else b"".join(over_limit())
     try:
-        response = httpx.post(gateway_url + path, content=content, timeout=60)
+        response = httpx.post(gateway_url + path, content=content, headers=JSON_BODY, timeout=60)
     except httpx.WriteError:
         return  # the gateway answered and closed before the whole body was sent
     assert response.status_code == 413
