@@ -38,6 +38,7 @@ class ScriptedServer:
         self.ready = True
         self.silent = False
         self.refusing = False
+        self.broken = False
         self.model = "deepseek-r1"
         self.metrics = b""
         self.answers: list[Answer] = []
@@ -65,6 +66,8 @@ class ScriptedServer:
         return {"text_output": "".join([part.text async for parts in self.generate(call) for part in parts])}
 
     async def get(self, path: str) -> tuple[int, bytes]:
+        if self.broken:
+            raise ZeroDivisionError(path)
         if self.silent:
             await asyncio.sleep(3600)
         if self.refusing:
@@ -288,8 +291,8 @@ def test_a_server_is_back_when_it_is_ready_again(servers: Servers) -> None:
     run(servers, body)
 
 
-@pytest.mark.parametrize("fault", ["silent", "refusing"])
-def test_a_server_that_does_not_answer_is_down(servers: Servers, fault: str) -> None:
+@pytest.mark.parametrize("fault", ["silent", "refusing", "broken"])
+def test_a_server_whose_check_fails_is_down_and_is_checked_again(servers: Servers, fault: str) -> None:
     async def body(fleet: Fleet) -> None:
         setattr(servers[URLS[0]], fault, True)
         await until(lambda: states(fleet) == {URLS[0]: "down"})

@@ -188,7 +188,11 @@ class FleetMember:
                 await self._wake.wait()
                 alarm.cancel()
             else:
-                await self._check()
+                try:
+                    await self._check()
+                except Exception:  # a server that nobody checks would keep its last state for ever
+                    _log.exception("the check of %s failed", self.url)
+                    self._down("its check failed; the gateway's log says how")
                 self.checked.set()
 
     async def _check(self) -> None:
