@@ -35,6 +35,9 @@ _NO_METRICS_PAUSE_S = 30.0
 _AVOIDED_S = 1.0
 """After a refusal with E_OVERLOADED that names no time."""
 
+_rng = random.Random()
+"""Not the module's own: its state belongs to whoever seeds it, such as a test in the same process."""
+
 State = Literal["new", "up", "down", "left out"]
 _log = logging.getLogger(__name__)
 
@@ -269,7 +272,7 @@ class FleetMember:
 
 
 def _jittered(seconds: float) -> float:
-    return seconds * random.uniform(1 - _JITTER, 1 + _JITTER)
+    return seconds * _rng.uniform(1 - _JITTER, 1 + _JITTER)
 
 
 def _identity(model_info: str) -> ModelIdentity:
