@@ -20,6 +20,8 @@ from deepseek_triton_tools.gateway.triton.triton_server import TritonServer
 
 MOST_SERVERS = 3
 """How many servers are asked for one request, each once."""
+MOST_DEATHS = 2
+"""How many servers may die with one request. The second tells that the first death was its own, perhaps."""
 MODEL_KEPT_S = 30.0
 """How long the fleet keeps its model while no server is up: a server with another model must not take its place in a
 moment in which all the others restart."""
@@ -132,7 +134,7 @@ class Fleet:
         is none left."""
         up = [member for member in self._members.values() if member.state == "up"]
         left = [member for member in up if member.url not in call.tried]
-        if not left or len(errors) >= MOST_SERVERS:
+        if not left or len(errors) >= MOST_SERVERS or sum(error.died for error in errors) >= MOST_DEATHS:
             raise self._last_word(errors)
         # When all are avoided they are asked all the same: room comes back at any moment, and refusing costs little.
         return choose([member for member in left if not member.avoided] or left, call, self._rng)

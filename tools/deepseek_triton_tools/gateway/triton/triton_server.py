@@ -61,7 +61,7 @@ class TritonServer:
             ended = True
         except ConnectionFailed as error:
             ended = True
-            raise self._lost(error) from error
+            raise self._lost(error, died=True) from error
         except UpstreamError:
             ended = True  # the model's last word; closing the connection stops whatever goes on all the same
             raise
@@ -76,7 +76,7 @@ class TritonServer:
         try:
             body = await connection.read_all()
         except ConnectionFailed as error:
-            raise self._lost(error) from error
+            raise self._lost(error, died=True) from error
         finally:
             self._give_back(connection)
         if status != 200:
@@ -117,11 +117,12 @@ class TritonServer:
         body = msgspec.json.encode({"id": call.request_id, **call.inputs})
         more = "".join(f"{name}: {value}\r\n" for name, value in call.headers.items()).encode()
         request = b"%b%bContent-Length: %d\r\n\r\n%b" % (self._stream_head, more, len(body), body)
+        was_sent = False
         while True:
             try:
-                connection, used_before = await self._connection()
+                connection, used_before = await self._connection(fresh=was_sent)
             except ConnectionFailed as error:
-                raise self._lost(error) from error
+                raise self._lost(error, died=was_sent) from error
             connection.send(request)
             try:
                 return connection, await connection.status()
@@ -133,16 +134,17 @@ class TritonServer:
                 raise
             except ConnectionFailed as error:
                 connection.close()
+                was_sent = True
                 # A server closes connections that were idle for long, at times in the moment in which one is used.
                 if not used_before:
-                    raise self._lost(error) from error
+                    raise self._lost(error, died=True) from error
 
-    def _lost(self, error: ConnectionFailed) -> UpstreamError:
-        return UpstreamError(f"{self.url}: {error}", unprocessed=True)
+    def _lost(self, error: ConnectionFailed, *, died: bool = False) -> UpstreamError:
+        return UpstreamError(f"{self.url}: {error}", unprocessed=True, died=died)
 
-    async def _connection(self) -> tuple[TritonConnection, bool]:
+    async def _connection(self, *, fresh: bool = False) -> tuple[TritonConnection, bool]:
         """A connection, and whether it has carried a request before. Raises ConnectionFailed."""
-        while self._idle:
+        while self._idle and not fresh:
             connection = self._idle.pop()
             if connection.usable:
                 return connection, True
