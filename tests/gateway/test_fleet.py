@@ -76,6 +76,11 @@ class ScriptedServer:
             return 200, self.metrics
         return (200 if self.ready else 400), b""
 
+    def heard(self) -> bool:
+        return False
+
+    def abandon(self, reason: str) -> None: ...
+
     async def close(self) -> None:
         self.closed += 1
 

@@ -85,7 +85,8 @@ def refusal(status: int, error: str) -> Script:
 class RawTriton:
     """script: what answers a request that generates, or tokenizes. asked: the JSON of those requests.
 
-    heads: their first lines and headers. connections: how many there were. stopped: ids of stop requests.
+    heads: their first lines and headers. connections: how many there were. stopped: ids of stop requests. deaf: whether
+    it leaves checks without an answer, which num_unanswered counts.
     """
 
     def __init__(self) -> None:
@@ -95,6 +96,8 @@ class RawTriton:
         self.heads: list[str] = []
         self.stopped: list[str] = []
         self.connections = 0
+        self.deaf = False
+        self.num_unanswered = 0
         self.url = ""
         self._stops: dict[str, threading.Event] = {}
         self._server = cast(ThreadingTCPServer, None)
@@ -110,6 +113,9 @@ class RawTriton:
     def respond(self, connection: socket.socket, head: str, body: bytes) -> bool:
         """Answer a request. Returns whether the connection may have another."""
         if head.startswith("GET"):
+            if self.deaf:
+                self.num_unanswered += 1
+                return True
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
             return True
         request: Json = json.loads(body)
@@ -187,11 +193,11 @@ def _read_request(connection: socket.socket) -> tuple[str, bytes] | None:
 
 
 @contextmanager
-def gateway_before(*tritons: RawTriton, **settings: Any) -> Iterator[str]:
-    """The URL of the gateway's application, under uvicorn, before the servers."""
+def gateway_before(*tritons: RawTriton, urls: tuple[str, ...] = (), **settings: Any) -> Iterator[str]:
+    """The URL of the gateway's application, under uvicorn, before the servers, or before those at `urls`."""
     from deepseek_triton_tools.gateway.app.application import create_app
     from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 
-    model = ModelSettings(tuple(triton.url for triton in tritons))
+    model = ModelSettings(urls or tuple(triton.url for triton in tritons))
     with serving_app(create_app(GatewaySettings((model,), metrics_port=None, **settings))) as address:
         yield address.rstrip("/")

@@ -188,7 +188,6 @@ class Fleet:
             member = self._members.pop(url)
             member.leaving = True
             self._leaving.append(member)
-            self._watches.pop(member).cancel()
             self._begin(self._leave(member))
         for url in wanted:
             if url in self._members:
@@ -206,6 +205,7 @@ class Fleet:
     async def _leave(self, member: FleetMember) -> None:
         _log.info("%s is no longer in the list of servers; it finishes its requests", member.url)
         await member.idle()
+        self._watches.pop(member).cancel()
         self._leaving.remove(member)
         await member.close()
 

@@ -30,6 +30,9 @@ _JITTER = 0.2
 """Checks of many gateways must not come in step."""
 _ANSWER_S = 5.0
 """For the answer to one check."""
+_SILENT_CHECKS = 3
+"""After so many checks without any answer, one after the other, in which no request had an answer either, the server
+counts as frozen."""
 _NO_METRICS_PAUSE_S = 30.0
 """Until a server is asked for its metrics again after it did not give them."""
 _AVOIDED_S = 1.0
@@ -47,6 +50,14 @@ class ServerConnection(Upstream, Protocol):
 
     async def get(self, path: str) -> tuple[int, bytes]:
         """The status and body of the answer to GET. Raises UpstreamError."""
+        ...
+
+    def heard(self) -> bool:
+        """Whether any request has got a piece of its answer since this was asked before."""
+        ...
+
+    def abandon(self, reason: str) -> None:
+        """End all requests, as if their connections were lost."""
         ...
 
     async def close(self) -> None:
@@ -116,6 +127,7 @@ class FleetMember:
         self._own = Load()
         self._others = Load()
         self._failures = 0
+        self._silent_checks = 0
         self._went_down_at = -math.inf
         self._avoided_until = 0.0
         self._metrics_at = 0.0
@@ -200,16 +212,27 @@ class FleetMember:
 
     async def _check(self) -> None:
         before = self._failures
+        is_silent = False
         try:
             problem = await within(_ANSWER_S, self._ask())
         except TimeoutError:
-            problem = f"no answer within {_ANSWER_S:g} s"
+            is_silent, problem = True, f"no answer within {_ANSWER_S:g} s"
         except UpstreamError as error:
             problem = str(error)
+        self._end_frozen(is_silent)
         if problem := problem or await self._read_metrics() or await self._read_model():
             self._down(problem)
         elif self._failures == before:  # else a request failed meanwhile, which is the newer news
             self._check_at = time.monotonic() + _jittered(CHECK_PERIOD_S)
+
+    def _end_frozen(self, is_silent: bool) -> None:
+        """End the requests on a server that is frozen: its connections stay open, and would be waited on for ever."""
+        if is_silent and not (self.server.heard() and self._silent_checks):
+            self._silent_checks += 1
+        else:
+            self._silent_checks = 0
+        if self._silent_checks >= _SILENT_CHECKS:
+            self.server.abandon(f"the server is frozen: {_SILENT_CHECKS} checks have had no answer, nor any request")
 
     async def _ask(self) -> str:
         """Why the server is not ready, or "". Raises UpstreamError where it does not answer."""
@@ -237,7 +260,7 @@ class FleetMember:
 
     async def _read_model(self) -> str:
         """See which model it has, unless that is known. Returns why it can't be told, or ""."""
-        if self.state == "up":
+        if self.state == "up" or self.leaving:
             return ""
         before = self._failures
         try:
