@@ -85,8 +85,8 @@ def refusal(status: int, error: str) -> Script:
 class RawTriton:
     """script: what answers a request that generates, or tokenizes. asked: the JSON of those requests.
 
-    heads: their first lines and headers. connections: how many there were. stopped: ids of stop requests. deaf: whether
-    it leaves checks without an answer, which num_unanswered counts.
+    heads: their first lines and headers; all_heads: those of checks and tasks too. connections: how many there were.
+    stopped: ids of stop requests. deaf: whether it leaves checks without an answer, which num_unanswered counts.
     """
 
     def __init__(self) -> None:
@@ -94,6 +94,7 @@ class RawTriton:
         self.info: Mapping[str, object] = INFO
         self.asked: list[Json] = []
         self.heads: list[str] = []
+        self.all_heads: list[str] = []
         self.stopped: list[str] = []
         self.connections = 0
         self.deaf = False
@@ -112,6 +113,7 @@ class RawTriton:
 
     def respond(self, connection: socket.socket, head: str, body: bytes) -> bool:
         """Answer a request. Returns whether the connection may have another."""
+        self.all_heads.append(head)
         if head.startswith("GET"):
             if self.deaf:
                 self.num_unanswered += 1
@@ -154,8 +156,11 @@ class RawTriton:
             allow_reuse_address = True
 
             def finish_request(self, request: Any, client_address: Any) -> None:
-                with suppress(OSError):  # the gateway does not like the certificate
-                    secured = tls.wrap_socket(request, server_side=True) if tls else request
+                if tls is None:
+                    super().finish_request(request, client_address)
+                    return
+                # Closing the one that is wrapped is left to this, as the server knows the other.
+                with suppress(OSError), tls.wrap_socket(request, server_side=True) as secured:
                     super().finish_request(secured, client_address)
 
         with Server((host, port), Handler) as server:

@@ -35,8 +35,9 @@ _log = logging.getLogger(__name__)
 class Fleet:
     """The servers of one model.
 
-    sources: where the list of servers comes from. connect: makes a connection from a URL. metrics_port: of servers
-    whose address names none; None for no metrics. rng: draws servers for requests without affinity.
+    sources: where the list of servers comes from. connect: makes a connection from a URL; connect_metrics: the same for
+    metrics. metrics_port: of servers whose address names none; None for no metrics. rng: draws servers for requests
+    without affinity.
     """
 
     def __init__(
@@ -45,12 +46,14 @@ class Fleet:
         triton_model: str,
         *,
         connect: Callable[[str], ServerConnection],
+        connect_metrics: Callable[[str], ServerConnection] | None = None,
         metrics_port: int | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self._sources = sources
         self._model = triton_model
         self._connect = connect
+        self._connect_metrics = connect_metrics or connect
         self._metrics_port = metrics_port
         self._rng = rng or random.Random()
         self._lists: list[Sequence[ServerAddress]] = [()] * len(sources)
@@ -192,11 +195,12 @@ class Fleet:
         for url in wanted:
             if url in self._members:
                 continue
+            metrics_url = _metrics_url(wanted[url], self._metrics_port)
             member = FleetMember(
                 url,
                 self._model,
-                connect=self._connect,
-                metrics_url=_metrics_url(wanted[url], self._metrics_port),
+                server=self._connect(url),
+                metrics=self._connect_metrics(metrics_url) if metrics_url else None,
                 accept=self._accept,
             )
             self._members[url] = member
@@ -242,5 +246,7 @@ def open_fleet(model: ModelSettings, settings: GatewaySettings) -> Fleet:
         [parse_source(text) for text in model.servers],
         model.triton_model,
         connect=lambda url: TritonServer(url, model.triton_model, headers=headers, tls=tls),
+        # Without the secrets: metrics are plain HTTP, and Triton restricts nothing there.
+        connect_metrics=lambda url: TritonServer(url, model.triton_model),
         metrics_port=settings.metrics_port,
     )

@@ -96,7 +96,7 @@ class FleetServer:
 class FleetMember:
     """Checks its server until it is stopped, and counts the requests on it.
 
-    connect: makes a connection from a URL. metrics_url: "" for none. accept: is told the model, and returns why a
+    server, metrics: the ways to it; None where it has no metrics. accept: is told the model, and returns why a
     server with that model may not take part, or "".
     """
 
@@ -105,8 +105,8 @@ class FleetMember:
         url: str,
         triton_model: str,
         *,
-        connect: Callable[[str], ServerConnection],
-        metrics_url: str,
+        server: ServerConnection,
+        metrics: ServerConnection | None,
         accept: Callable[[FleetMember, ModelIdentity], str],
     ) -> None:
         self.url = url
@@ -114,10 +114,9 @@ class FleetMember:
         self.reason = "not yet asked"
         self.model_info = ""
         self.leaving = False
-        self.server = connect(url)
-        self._connect = connect
+        self.server = server
         self._model_path = f"/v2/models/{triton_model}/ready"
-        self._metrics = connect(metrics_url) if metrics_url else None
+        self._metrics = metrics
         self._metric_lines = re.compile(
             rb'^deepseek_triton_(inflight_sequences|inflight_tokens|ready)\{[^}]*model="%b"[^}]*\} (\d{1,18})\b'
             % re.escape(triton_model).encode(),

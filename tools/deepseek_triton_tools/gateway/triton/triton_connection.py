@@ -164,6 +164,8 @@ async def connect(url: str, tls: ssl.SSLContext | None) -> TritonConnection:
     except TimeoutError:
         connection.close()  # here too
         raise ConnectionFailed(f"no connection within {_CONNECT_S:g} s") from None
+    except ssl.SSLCertVerificationError as error:
+        raise ConnectionFailed(f"can't trust its certificate (see --upstream-ca): {error.verify_message}") from error
     except (OSError, UnicodeError) as error:  # the latter for names that no host can have
         raise ConnectionFailed(f"can't connect: {error}") from error
     sock = transport.get_extra_info("socket")
