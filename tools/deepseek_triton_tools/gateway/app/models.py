@@ -47,7 +47,7 @@ async def ready(request: ApiRequest) -> None:
 
 
 async def fleet(request: ApiRequest) -> None:
-    """Every server as it is now, for the dashboard."""
+    """Every server as it is now, for the dashboard. With several workers, as the one that answers sees it."""
     models = [
         {
             "model": model.known_name,
@@ -55,7 +55,8 @@ async def fleet(request: ApiRequest) -> None:
         }
         for model in request.state.models
     ]
-    await request.exchange.respond(200, msgspec.json.encode({"models": models}))
+    answer = {"workers": request.state.settings.workers, "models": models}
+    await request.exchange.respond(200, msgspec.json.encode(answer))
 
 
 async def metrics(request: ApiRequest) -> None:
