@@ -111,6 +111,7 @@ FAILURES: list[tuple[Script, str, str, bool, bool]] = [
     (refusal(503, f"[E_UNAVAILABLE] {EXITING}"), "exiting", "E_UNAVAILABLE", True, False),
     (refusal(400, "[E_INVALID_ARGUMENT] top_p: 2"), "^top_p: 2$", "E_INVALID_ARGUMENT", False, False),
     (refusal(400, "Request for unknown model: 'm' is not found"), "unknown model", "E_UNAVAILABLE", True, False),
+    (refusal(400, "Stub process 'm_0_0' is not healthy."), "Stub process", "E_UNAVAILABLE", True, True),
     (refusal(400, "unexpected inference input 'x'"), "unexpected", "", False, False),
     (refusal(429, "a proxy's limit"), "a proxy's limit", "E_OVERLOADED", True, False),
     (refusal(500, "[E_INTERNAL] the engine failed"), "^the engine failed$", "E_INTERNAL", False, False),

@@ -15,6 +15,9 @@ _DRAINING = "; send the request to another"
 """The backend's words while it is being stopped. Other refusals with E_UNAVAILABLE come from an engine that died."""
 _UNKNOWN_MODEL = "Request for unknown model"
 """Triton's words for a model that it hasn't got, or that is not ready."""
+_DEAD_PROCESS = "Stub process"
+"""Triton's words begin so when the model's process has died. With `on_fatal: unready` it says for ever that it is
+ready."""
 _QUOTED = 200
 """Characters of an answer that is not Triton's."""
 
@@ -28,6 +31,8 @@ def error_of_message(message: str, *, code: str = "", unprocessed: bool = False)
         return UpstreamError(text, code=code, unprocessed=code in _REFUSALS, died=died)
     if message.startswith(_UNKNOWN_MODEL):
         return UpstreamError(message, code="E_UNAVAILABLE", unprocessed=True)
+    if message.startswith(_DEAD_PROCESS):
+        return UpstreamError(message, code="E_UNAVAILABLE", unprocessed=True, died=True)
     return UpstreamError(message, code=code, unprocessed=unprocessed)
 
 
