@@ -507,15 +507,15 @@ class ChangingSource:
     period_s: float | None = 0.01
 
     def __init__(self, *urls: str) -> None:
-        self.urls: list[str] | SourceError = list(urls)
+        self.urls: list[str] | Exception = list(urls)
 
     async def read(self) -> list[ServerAddress]:
-        if isinstance(self.urls, SourceError):
+        if isinstance(self.urls, Exception):
             raise self.urls
         return [ServerAddress(url) for url in self.urls]
 
 
-def test_servers_join_and_leave(servers: Servers) -> None:
+def test_servers_join_and_leave(servers: Servers, caplog: pytest.LogCaptureFixture) -> None:
     source = ChangingSource(*URLS[:2])
 
     async def in_loop() -> None:
@@ -523,9 +523,10 @@ def test_servers_join_and_leave(servers: Servers) -> None:
         await fleet.start()
         assert states(fleet) == {URLS[0]: "up", URLS[1]: "up"}
 
-        source.urls = SourceError("half a file")
-        await asyncio.sleep(0.05)
-        assert states(fleet) == {URLS[0]: "up", URLS[1]: "up"}
+        for error in (SourceError("half a file"), RuntimeError("can't start new thread")):
+            source.urls = error
+            await until(lambda error=error: str(error) in caplog.text)
+            assert states(fleet) == {URLS[0]: "up", URLS[1]: "up"}
 
         source.urls = [*URLS]
         await until(lambda: states(fleet).get(URLS[2]) == "up")

@@ -167,7 +167,10 @@ class Fleet:
         former = ""
         while True:
             await asyncio.sleep(period_s)
-            former = await self._read(index, former)
+            try:
+                former = await self._read(index, former)
+            except Exception:  # a list that nobody reads would stay for ever
+                _log.exception("%s can't be read; the former list of servers stays", self._sources[index].name)
 
     async def _read(self, index: int, former: str = "") -> str:
         """Take the list of one source. Returns what is wrong with it, and says it unless it is the same as `former`."""
