@@ -198,6 +198,21 @@ def test_a_server_whose_model_process_is_dead_gets_no_requests(servers: list[Res
         dead.stop()
 
 
+def test_a_server_with_a_restricted_api_wants_its_key(tmp_path: Path) -> None:
+    repository = build(tmp_path / "restricted", "tiny", "--engine", "simulated")
+    restricted = ("--http-restricted-api=inference,model-config:triton-key=secret",)
+    (tmp_path / "key").write_text("secret\n")
+    with ServerProcess.serving(repository, server_args=restricted) as server:
+        line = f"{server.http_url}#metrics={server.metrics_port}"
+        options = ("--upstream-header", f"triton-key=@{tmp_path / 'key'}")
+        with gateway(line, log=tmp_path / "with", options=options) as address:
+            wait_for(lambda: up(address))
+            assert ask_all(address, ["question"]) == [200]
+        with gateway(line, log=tmp_path / "without") as address:
+            assert ask_all(address, ["question"]) == [503]
+            assert "expecting header 'triton-key'" in fleet_of(address)[server.http_url]["reason"]
+
+
 def stub_of(server: ServerProcess) -> int:
     """The model's process."""
     assert server.pid is not None
