@@ -38,6 +38,7 @@ class ScriptedServer:
         self.ready = True
         self.silent = False
         self.refusing = False
+        self.broken = False
         self.model = "deepseek-r1"
         self.metrics = b""
         self.answers: list[Answer] = []
@@ -65,6 +66,8 @@ class ScriptedServer:
         return {"text_output": "".join([part.text async for parts in self.generate(call) for part in parts])}
 
     async def get(self, path: str) -> tuple[int, bytes]:
+        if self.broken:
+            raise ZeroDivisionError(path)
         if self.silent:
             await asyncio.sleep(3600)
         if self.refusing:
@@ -72,6 +75,11 @@ class ScriptedServer:
         if path == "/metrics":
             return 200, self.metrics
         return (200 if self.ready else 400), b""
+
+    def heard(self) -> bool:
+        return False
+
+    def abandon(self, reason: str) -> None: ...
 
     async def close(self) -> None:
         self.closed += 1
@@ -288,8 +296,8 @@ def test_a_server_is_back_when_it_is_ready_again(servers: Servers) -> None:
     run(servers, body)
 
 
-@pytest.mark.parametrize("fault", ["silent", "refusing"])
-def test_a_server_that_does_not_answer_is_down(servers: Servers, fault: str) -> None:
+@pytest.mark.parametrize("fault", ["silent", "refusing", "broken"])
+def test_a_server_whose_check_fails_is_down_and_is_checked_again(servers: Servers, fault: str) -> None:
     async def body(fleet: Fleet) -> None:
         setattr(servers[URLS[0]], fault, True)
         await until(lambda: states(fleet) == {URLS[0]: "down"})
@@ -499,15 +507,15 @@ class ChangingSource:
     period_s: float | None = 0.01
 
     def __init__(self, *urls: str) -> None:
-        self.urls: list[str] | SourceError = list(urls)
+        self.urls: list[str] | Exception = list(urls)
 
     async def read(self) -> list[ServerAddress]:
-        if isinstance(self.urls, SourceError):
+        if isinstance(self.urls, Exception):
             raise self.urls
         return [ServerAddress(url) for url in self.urls]
 
 
-def test_servers_join_and_leave(servers: Servers) -> None:
+def test_servers_join_and_leave(servers: Servers, caplog: pytest.LogCaptureFixture) -> None:
     source = ChangingSource(*URLS[:2])
 
     async def in_loop() -> None:
@@ -515,9 +523,10 @@ def test_servers_join_and_leave(servers: Servers) -> None:
         await fleet.start()
         assert states(fleet) == {URLS[0]: "up", URLS[1]: "up"}
 
-        source.urls = SourceError("half a file")
-        await asyncio.sleep(0.05)
-        assert states(fleet) == {URLS[0]: "up", URLS[1]: "up"}
+        for error in (SourceError("half a file"), RuntimeError("can't start new thread")):
+            source.urls = error
+            await until(lambda error=error: str(error) in caplog.text)
+            assert states(fleet) == {URLS[0]: "up", URLS[1]: "up"}
 
         source.urls = [*URLS]
         await until(lambda: states(fleet).get(URLS[2]) == "up")

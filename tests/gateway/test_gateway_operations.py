@@ -234,10 +234,11 @@ def test_the_verb_serves_https_over_two_workers_and_stops(triton, tmp_path):
                 assert process.poll() is None
             statuses = [client.post("v1/chat/completions", json=CHAT, headers=headers).status_code for _ in range(8)]
             counted = client.get("metrics").text
+            num_workers = client.get("fleet", headers=headers).json()["workers"]
             process.terminate()
             printed, _ = process.communicate()
 
-    assert process.returncode == 0
+    assert (process.returncode, num_workers) == (0, 2)
     assert sorted(statuses) == [200] * 3 + [429] * 5
     # Each of the two workers has counted its own, and any of them tells the sum.
     assert re.search(r'gateway_requests_total\{.*status="200"\} 3.0', counted)

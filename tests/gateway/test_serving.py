@@ -8,10 +8,15 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
+
+from deepseek_triton_tools.gateway.guard.api_keys import new_key
+from support.raw_triton import RawTriton, Wire, event
+from support.waiting import wait_for
 
 PROGRAM = '''
 import asyncio, os, sys, types
@@ -169,3 +174,53 @@ def test_one_process_writes_no_files(start):
     gateway = start(1)
     assert gateway.ask()[1] == "None"
     assert list(gateway.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stream_that_outlasts_the_drain_is_stopped_counted_and_logged(tmp_path, workers):
+    """What it used is counted before the table of limits is closed, its server is told, and its client too."""
+
+    def until_stopped(wire: Wire) -> None:
+        wire.head()
+        wire.chunk(event(text_output="Hello", num_input_tokens=3, num_output_tokens=2))
+        wire.wait_for_stop()
+        wire.chunk(event(finish_reason="cancelled"))
+        wire.chunk(b"")
+
+    key, line = new_key("ann")
+    (tmp_path / "keys").write_text(f"{line} tokens_per_minute=1000")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with RawTriton().serving() as triton:
+        triton.script = until_stopped
+        command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "gateway", "--server", triton.url]
+        command += ["--port", str(port), "--workers", str(workers), "--keys", str(tmp_path / "keys")]
+        command += ["--drain-seconds", "1", "--access-log", "-", "--metrics-port", "none"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with (
+            subprocess.Popen(command, text=True, **pipes) as process,
+            httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {key}"}) as client,
+        ):
+
+            def is_ready() -> bool:
+                assert process.poll() is None
+                with suppress(httpx.TransportError):
+                    return client.get("/ready").is_success
+                return False
+
+            wait_for(is_ready)
+            body = {"prompt": "Hi", "stream": True, "max_tokens": 500}
+            with client.stream("POST", "/v1/completions", json=body) as response:
+                lines = response.iter_lines()
+                assert "Hello" in next(lines)
+                process.terminate()
+                [*_, error] = filter(None, lines)
+            printed, complaints = process.communicate()
+
+    assert (process.returncode, "Traceback" in complaints) == (0, False), complaints
+    assert "the gateway is being stopped" in error
+    [upstream_id] = [asked["id"] for asked in triton.asked]
+    assert triton.stopped == [upstream_id]
+    [logged] = [line for line in printed.splitlines() if '"route":"/v1/completions"' in line]
+    assert '"prompt_tokens":3' in logged
+    assert '"error":"unavailable"' in logged

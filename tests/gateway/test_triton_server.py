@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from deepseek_backend.service import STOPPING
 from deepseek_triton_tools.gateway.triton import triton_server
 from deepseek_triton_tools.gateway.triton.call import Call, Part, UpstreamError
 from deepseek_triton_tools.gateway.triton.triton_connection import ConnectionFailed, connect, request_head
 from deepseek_triton_tools.gateway.triton.triton_server import TritonServer
 from support.raw_triton import RawTriton, Script, Wire, answer, event, refusal
 
+EXITING = "the server is exiting; send the request to another one"
 HELLO = (event(text_output="Hé"), event(text_output="llo"), event(finish_reason="stop", num_output_tokens=2))
 
 
@@ -100,30 +102,35 @@ def not_http(wire: Wire) -> None:
     wire.send(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
 
 
-FAILURES: list[tuple[Script, str, str, bool]] = [
-    (lost_before, "the connection was lost|closed the connection", "", True),
-    (lost_in_the_middle, "the server closed the connection", "", True),
-    (not_http, "is not HTTP", "", True),
-    (refusal(503, "[E_OVERLOADED] full"), "^full$", "E_OVERLOADED", True),
-    (refusal(503, "[E_UNAVAILABLE] stopping"), "^stopping$", "E_UNAVAILABLE", True),
-    (refusal(400, "[E_INVALID_ARGUMENT] top_p: 2"), "^top_p: 2$", "E_INVALID_ARGUMENT", False),
-    (refusal(400, "Request for unknown model: 'm' is not found"), "unknown model", "E_UNAVAILABLE", True),
-    (refusal(400, "unexpected inference input 'x'"), "unexpected", "", False),
-    (refusal(429, "a proxy's limit"), "a proxy's limit", "E_OVERLOADED", True),
-    (refusal(500, "[E_INTERNAL] the engine failed"), "^the engine failed$", "E_INTERNAL", False),
-    (answer(event(error="[E_CANCELLED] gone")), "^gone$", "E_CANCELLED", False),
-    (answer(b"data: {]\n\n"), "not the model's", "", False),
-    (answer(b'data: {"text_output": 5}\n\n'), "not the model's", "", False),
+FAILURES: list[tuple[Script, str, str, bool, bool]] = [
+    (lost_before, "the connection was lost|closed the connection", "", True, True),
+    (lost_in_the_middle, "the server closed the connection", "", True, True),
+    (not_http, "is not HTTP", "", True, True),
+    (refusal(503, "[E_OVERLOADED] full"), "^full$", "E_OVERLOADED", True, False),
+    (refusal(503, "[E_UNAVAILABLE] the engine died"), "^the engine died$", "E_UNAVAILABLE", True, True),
+    (refusal(503, f"[E_UNAVAILABLE] {STOPPING}"), "being stopped", "E_UNAVAILABLE", True, False),
+    (refusal(503, f"[E_UNAVAILABLE] {EXITING}"), "exiting", "E_UNAVAILABLE", True, False),
+    (refusal(400, "[E_INVALID_ARGUMENT] top_p: 2"), "^top_p: 2$", "E_INVALID_ARGUMENT", False, False),
+    (refusal(400, "Request for unknown model: 'm' is not found"), "unknown model", "E_UNAVAILABLE", True, False),
+    (refusal(400, "Stub process 'm_0_0' is not healthy."), "Stub process", "E_UNAVAILABLE", True, True),
+    (refusal(400, "unexpected inference input 'x'"), "unexpected", "", False, False),
+    (refusal(429, "a proxy's limit"), "a proxy's limit", "E_OVERLOADED", True, False),
+    (refusal(500, "[E_INTERNAL] the engine failed"), "^the engine failed$", "E_INTERNAL", False, False),
+    (answer(event(error="[E_CANCELLED] gone")), "^gone$", "E_CANCELLED", False, False),
+    (answer(b"data: {]\n\n"), "not the model's", "", False, False),
+    (answer(b'data: {"text_output": 5}\n\n'), "not the model's", "", False, False),
 ]
 
 
-@pytest.mark.parametrize(("script", "message", "code", "unprocessed"), FAILURES)
-def test_a_failure_is_told(triton: RawTriton, script: Script, message: str, code: str, unprocessed: bool) -> None:
+@pytest.mark.parametrize(("script", "message", "code", "unprocessed", "died"), FAILURES)
+def test_a_failure_is_told(
+    triton: RawTriton, script: Script, message: str, code: str, unprocessed: bool, died: bool
+) -> None:
     async def body(server: TritonServer) -> None:
         triton.script = script
         with pytest.raises(UpstreamError, match=message) as raised:
             await parts(server)
-        assert (raised.value.code, raised.value.unprocessed) == (code, unprocessed)
+        assert (raised.value.code, raised.value.unprocessed, raised.value.died) == (code, unprocessed, died)
         triton.script = answer(*HELLO)
         assert text(await parts(server)) == "Héllo"
 
@@ -200,6 +207,7 @@ def test_nobody_listens() -> None:
     with pytest.raises(UpstreamError, match="can't connect") as raised:
         asyncio.run(parts(TritonServer("http://127.0.0.1:9", "m")))
     assert raised.value.unprocessed
+    assert not raised.value.died
 
 
 def test_requests_one_after_another_share_a_connection(triton: RawTriton) -> None:
@@ -220,6 +228,24 @@ def closed_unseen(wire: Wire) -> None:
     answer(*HELLO)(wire)
     wire._connection.recv(1)
     wire.reset()
+
+
+def test_a_server_that_takes_a_request_and_is_gone_then_has_died(triton: RawTriton) -> None:
+    """Whether the used connection was closed for its age or by the server's death is told by the next one."""
+
+    async def body(server: TritonServer) -> None:
+        triton.script = dies_at_the_second
+        assert text(await parts(server)) == "Héllo"
+        with pytest.raises(UpstreamError, match="can't connect") as raised:
+            await parts(server)
+        assert raised.value.died
+
+    def dies_at_the_second(wire: Wire) -> None:
+        answer(*HELLO)(wire)
+        wire._connection.recv(1)
+        triton.die()
+
+    run(triton, body)
 
 
 def test_a_connection_that_closes_under_a_request_is_replaced(triton: RawTriton) -> None:

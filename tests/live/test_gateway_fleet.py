@@ -1,11 +1,11 @@
-"""A gateway before three tritonservers that join, are killed, come back and leave, under thousands of requests."""
+"""A gateway before three tritonservers that join, are killed, freeze, come back and leave, while requests run."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -17,6 +17,7 @@ import pytest
 
 from conformance.running import gateway
 from deepseek_triton_client import Metrics
+from deepseek_triton_tools.host.process_sessions import session_members
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
 from support.gateway_load import Outcomes, load
 from support.scraping import published, value
@@ -150,3 +151,70 @@ def test_a_server_that_is_taken_off_the_list_finishes_its_requests(
             assert urls[0] in fleet_of(address)
             assert [line for line in lines if line][-1] == "data: [DONE]"
         wait_for(lambda: fleet_of(address).keys() == {urls[1]})
+
+
+def ask_all(address: str, prompts: Iterable[str]) -> list[int]:
+    """The statuses of requests that run together. Each prompt has an order of servers of its own."""
+
+    def ask(prompt: str) -> int:
+        body = {"prompt": prompt, "max_tokens": 4}
+        return httpx.post(f"{address}/v1/completions", json=body, timeout=120).status_code
+
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(ask, prompts))
+
+
+def test_requests_on_a_frozen_server_are_answered_by_another(servers: list[RestartedServer], tmp_path: Path) -> None:
+    urls = {server.process.http_url for server in servers[:2]}
+    lines = [server.line.strip() for server in servers[:2]]
+    frozen = servers[0].process.pid
+    assert frozen is not None
+    with gateway(*lines, log=tmp_path / "log") as address:
+        wait_for(lambda: up(address) == urls)
+        os.kill(frozen, signal.SIGSTOP)
+        try:
+            statuses = ask_all(address, (f"question {number}" for number in range(16)))
+        finally:
+            os.kill(frozen, signal.SIGCONT)
+        assert statuses == [200] * 16
+        assert Metrics.parse(httpx.get(f"{address}/metrics").text).value("deepseek_triton_gateway_retries_total")
+        wait_for(lambda: up(address) == urls)
+
+
+def test_a_server_whose_model_process_is_dead_gets_no_requests(servers: list[RestartedServer], tmp_path: Path) -> None:
+    """With `on_fatal: unready`, Triton says that the server is ready all the same."""
+    repository = build(tmp_path / "unready", "tiny", "--engine", "simulated")
+    change_yaml(repository / "tensorrt_llm/1/model.yaml", on_fatal="unready")
+    dead = RestartedServer(repository)
+    try:
+        with gateway(servers[0].line.strip(), dead.line.strip(), log=tmp_path / "log") as address:
+            wait_for(lambda: len(up(address)) == 2)
+            os.kill(stub_of(dead.process), signal.SIGKILL)
+            assert ask_all(address, (f"question {number}" for number in range(16))) == [200] * 16
+            assert httpx.get(f"{dead.process.http_url}/v2/models/tensorrt_llm/ready").status_code == 200
+            wait_for(lambda: up(address) == {servers[0].process.http_url})
+            assert "Stub process" in fleet_of(address)[dead.process.http_url]["reason"]
+    finally:
+        dead.stop()
+
+
+def test_a_server_with_a_restricted_api_wants_its_key(tmp_path: Path) -> None:
+    repository = build(tmp_path / "restricted", "tiny", "--engine", "simulated")
+    restricted = ("--http-restricted-api=inference,model-config:triton-key=secret",)
+    (tmp_path / "key").write_text("secret\n")
+    with ServerProcess.serving(repository, server_args=restricted) as server:
+        line = f"{server.http_url}#metrics={server.metrics_port}"
+        options = ("--upstream-header", f"triton-key=@{tmp_path / 'key'}")
+        with gateway(line, log=tmp_path / "with", options=options) as address:
+            wait_for(lambda: up(address))
+            assert ask_all(address, ["question"]) == [200]
+        with gateway(line, log=tmp_path / "without") as address:
+            assert ask_all(address, ["question"]) == [503]
+            assert "expecting header 'triton-key'" in fleet_of(address)[server.http_url]["reason"]
+
+
+def stub_of(server: ServerProcess) -> int:
+    """The model's process."""
+    assert server.pid is not None
+    [stub] = [pid for pid in session_members(server.pid) if "triton_python_b" in Path(f"/proc/{pid}/comm").read_text()]
+    return stub

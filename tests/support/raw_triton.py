@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from socketserver import BaseRequestHandler, ThreadingTCPServer
-from typing import Any
+from typing import Any, cast
 
 from support.asgi_server import serving_app
 from support.waiting import PATIENCE_S
@@ -84,7 +85,8 @@ def refusal(status: int, error: str) -> Script:
 class RawTriton:
     """script: what answers a request that generates, or tokenizes. asked: the JSON of those requests.
 
-    heads: their first lines and headers. connections: how many there were. stopped: ids of stop requests.
+    heads: their first lines and headers; all_heads: those of checks and tasks too. connections: how many there were.
+    stopped: ids of stop requests. deaf: whether it leaves checks without an answer, which num_unanswered counts.
     """
 
     def __init__(self) -> None:
@@ -92,10 +94,15 @@ class RawTriton:
         self.info: Mapping[str, object] = INFO
         self.asked: list[Json] = []
         self.heads: list[str] = []
+        self.all_heads: list[str] = []
         self.stopped: list[str] = []
         self.connections = 0
+        self.deaf = False
+        self.num_unanswered = 0
         self.url = ""
         self._stops: dict[str, threading.Event] = {}
+        self._server = cast(ThreadingTCPServer, None)
+        self._open: set[socket.socket] = set()
 
     def clear(self) -> None:
         for kept in (self.asked, self.heads, self.stopped, self._stops):
@@ -106,7 +113,11 @@ class RawTriton:
 
     def respond(self, connection: socket.socket, head: str, body: bytes) -> bool:
         """Answer a request. Returns whether the connection may have another."""
+        self.all_heads.append(head)
         if head.startswith("GET"):
+            if self.deaf:
+                self.num_unanswered += 1
+                return True
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
             return True
         request: Json = json.loads(body)
@@ -124,31 +135,52 @@ class RawTriton:
         return wire.keep
 
     @contextmanager
-    def serving(self) -> Iterator[RawTriton]:
+    def serving(self, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None) -> Iterator[RawTriton]:
         triton = self
 
         class Handler(BaseRequestHandler):
             def handle(self) -> None:
                 triton.connections += 1
+                triton._open.add(self.request)
                 try:
                     while (request := _read_request(self.request)) and triton.respond(self.request, *request):
                         pass
                 except OSError:  # the gateway has closed the connection
                     pass
+                finally:
+                    triton._open.discard(self.request)
 
         class Server(ThreadingTCPServer):
             daemon_threads = True
             request_queue_size = 128
+            allow_reuse_address = True
 
-        with Server(("127.0.0.1", 0), Handler) as server:
+            def finish_request(self, request: Any, client_address: Any) -> None:
+                if tls is None:
+                    super().finish_request(request, client_address)
+                    return
+                # Closing the one that is wrapped is left to this, as the server knows the other.
+                with suppress(OSError), tls.wrap_socket(request, server_side=True) as secured:
+                    super().finish_request(secured, client_address)
+
+        with Server((host, port), Handler) as server:
+            self._server = server
             thread = threading.Thread(target=server.serve_forever, args=(0.05,))
             thread.start()
-            self.url = f"http://127.0.0.1:{server.server_address[1]}"
+            self.url = f"{'https' if tls else 'http'}://{host}:{server.server_address[1]}"
             try:
                 yield self
             finally:
                 server.shutdown()
                 thread.join()
+
+    def die(self) -> None:
+        """Take no more connections, and break those that are open."""
+        self._server.shutdown()
+        self._server.server_close()
+        for connection in tuple(self._open):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def _read_request(connection: socket.socket) -> tuple[str, bytes] | None:
@@ -166,11 +198,11 @@ def _read_request(connection: socket.socket) -> tuple[str, bytes] | None:
 
 
 @contextmanager
-def gateway_before(triton: RawTriton, **settings: Any) -> Iterator[str]:
-    """The URL of the gateway's application, under uvicorn, before the server."""
+def gateway_before(*tritons: RawTriton, urls: tuple[str, ...] = (), **settings: Any) -> Iterator[str]:
+    """The URL of the gateway's application, under uvicorn, before the servers, or before those at `urls`."""
     from deepseek_triton_tools.gateway.app.application import create_app
     from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 
-    model = ModelSettings((triton.url,))
+    model = ModelSettings(urls or tuple(triton.url for triton in tritons))
     with serving_app(create_app(GatewaySettings((model,), metrics_port=None, **settings))) as address:
         yield address.rstrip("/")

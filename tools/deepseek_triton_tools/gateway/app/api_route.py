@@ -84,6 +84,9 @@ class ApiRoute:
         self._needs_key = needs_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._state.runs(task)
         record = begin_record(self._path, scope["headers"])
         exchange = ApiExchange(scope, receive, send, record, keep_alive_s=self._state.settings.keep_alive_s)
         self._state.observers.begins(record)
@@ -105,6 +108,9 @@ class ApiRoute:
             await exchange.refuse(openai_error(error, self._path))
         except RecursionError:  # values that could be read just so can't be written again
             await exchange.refuse(invalid(_TOO_DEEP))
+        except asyncio.CancelledError:  # by uvicorn, when a stop has waited for as long as it may
+            text = "the gateway is being stopped"
+            await exchange.refuse(OpenAIError(503, text, kind="server_error", code="unavailable", retry_after_s=1.0))
         except Exception:
             _log.exception("request %s failed", exchange.record.request_id)
             text = "the gateway failed at this request; its log says more"

@@ -14,6 +14,9 @@ from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
 from deepseek_triton_tools.gateway.settings import GatewaySettings
 from deepseek_triton_tools.gateway.triton.call import UpstreamError
 
+_LAST_WORDS_S = 2.0
+"""For clients to read that their requests are ended. One that reads nothing must not hold up the stop."""
+
 
 class GatewayState:
     """Lives as long as the application. Raises what Guard and Observers raise."""
@@ -25,11 +28,20 @@ class GatewayState:
         self.models: Sequence[ModelFront] = [
             ModelFront(model, open_fleet(model, settings)) for model in settings.models
         ]
+        self._running: set[asyncio.Task[object]] = set()
+
+    def runs(self, task: asyncio.Task[object]) -> None:
+        """The task answers a request, and needs all of this until it has ended."""
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
     async def start(self) -> None:
         await asyncio.gather(*(model.fleet.start() for model in self.models))
 
     async def close(self) -> None:
+        """Let the requests end first: after `drain_s` uvicorn cancels them, and does not wait for their ends."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=_LAST_WORDS_S)
         await asyncio.gather(*(model.fleet.close() for model in self.models))
         if self.guard is not None:
             self.guard.close()

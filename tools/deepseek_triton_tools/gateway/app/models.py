@@ -47,7 +47,7 @@ async def ready(request: ApiRequest) -> None:
 
 
 async def fleet(request: ApiRequest) -> None:
-    """Every server as it is now, for the dashboard."""
+    """Every server as it is now, for the dashboard. With several workers, as the one that answers sees it."""
     if not _is_admin(request):
         message = "this API key may not see the servers: expected one with admin=yes in the file of keys"
         raise OpenAIError(403, message, code="not_an_admin")
@@ -58,7 +58,8 @@ async def fleet(request: ApiRequest) -> None:
         }
         for model in request.state.models
     ]
-    await request.exchange.respond(200, msgspec.json.encode({"models": models}))
+    answer = {"workers": request.state.settings.workers, "models": models}
+    await request.exchange.respond(200, msgspec.json.encode(answer))
 
 
 async def metrics(request: ApiRequest) -> None:

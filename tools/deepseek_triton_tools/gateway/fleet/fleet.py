@@ -20,6 +20,8 @@ from deepseek_triton_tools.gateway.triton.triton_server import TritonServer
 
 MOST_SERVERS = 3
 """How many servers are asked for one request, each once."""
+MOST_DEATHS = 2
+"""How many servers may die with one request. The second tells that the first death was its own, perhaps."""
 MODEL_KEPT_S = 30.0
 """How long the fleet keeps its model while no server is up: a server with another model must not take its place in a
 moment in which all the others restart."""
@@ -33,8 +35,9 @@ _log = logging.getLogger(__name__)
 class Fleet:
     """The servers of one model.
 
-    sources: where the list of servers comes from. connect: makes a connection from a URL. metrics_port: of servers
-    whose address names none; None for no metrics. rng: draws servers for requests without affinity.
+    sources: where the list of servers comes from. connect: makes a connection from a URL; connect_metrics: the same for
+    metrics. metrics_port: of servers whose address names none; None for no metrics. rng: draws servers for requests
+    without affinity.
     """
 
     def __init__(
@@ -43,12 +46,14 @@ class Fleet:
         triton_model: str,
         *,
         connect: Callable[[str], ServerConnection],
+        connect_metrics: Callable[[str], ServerConnection] | None = None,
         metrics_port: int | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self._sources = sources
         self._model = triton_model
         self._connect = connect
+        self._connect_metrics = connect_metrics or connect
         self._metrics_port = metrics_port
         self._rng = rng or random.Random()
         self._lists: list[Sequence[ServerAddress]] = [()] * len(sources)
@@ -132,7 +137,7 @@ class Fleet:
         is none left."""
         up = [member for member in self._members.values() if member.state == "up"]
         left = [member for member in up if member.url not in call.tried]
-        if not left or len(errors) >= MOST_SERVERS:
+        if not left or len(errors) >= MOST_SERVERS or sum(error.died for error in errors) >= MOST_DEATHS:
             raise self._last_word(errors)
         # When all are avoided they are asked all the same: room comes back at any moment, and refusing costs little.
         return choose([member for member in left if not member.avoided] or left, call, self._rng)
@@ -162,7 +167,10 @@ class Fleet:
         former = ""
         while True:
             await asyncio.sleep(period_s)
-            former = await self._read(index, former)
+            try:
+                former = await self._read(index, former)
+            except Exception:  # a list that nobody reads would stay for ever
+                _log.exception("%s can't be read; the former list of servers stays", self._sources[index].name)
 
     async def _read(self, index: int, former: str = "") -> str:
         """Take the list of one source. Returns what is wrong with it, and says it unless it is the same as `former`."""
@@ -186,16 +194,16 @@ class Fleet:
             member = self._members.pop(url)
             member.leaving = True
             self._leaving.append(member)
-            self._watches.pop(member).cancel()
             self._begin(self._leave(member))
         for url in wanted:
             if url in self._members:
                 continue
+            metrics_url = _metrics_url(wanted[url], self._metrics_port)
             member = FleetMember(
                 url,
                 self._model,
-                connect=self._connect,
-                metrics_url=_metrics_url(wanted[url], self._metrics_port),
+                server=self._connect(url),
+                metrics=self._connect_metrics(metrics_url) if metrics_url else None,
                 accept=self._accept,
             )
             self._members[url] = member
@@ -204,6 +212,7 @@ class Fleet:
     async def _leave(self, member: FleetMember) -> None:
         _log.info("%s is no longer in the list of servers; it finishes its requests", member.url)
         await member.idle()
+        self._watches.pop(member).cancel()
         self._leaving.remove(member)
         await member.close()
 
@@ -240,5 +249,7 @@ def open_fleet(model: ModelSettings, settings: GatewaySettings) -> Fleet:
         [parse_source(text) for text in model.servers],
         model.triton_model,
         connect=lambda url: TritonServer(url, model.triton_model, headers=headers, tls=tls),
+        # Without the secrets: metrics are plain HTTP, and Triton restricts nothing there.
+        connect_metrics=lambda url: TritonServer(url, model.triton_model),
         metrics_port=settings.metrics_port,
     )

@@ -32,10 +32,16 @@ _rng = random.Random()
 """Its own generator: a program that seeds the module's would find it advanced by another thread."""
 _ANSWER_S = 5.0
 """For the answer to one check."""
+_SILENT_CHECKS = 3
+"""After so many checks without any answer, one after the other, in which no request had an answer either, the server
+counts as frozen."""
 _NO_METRICS_PAUSE_S = 30.0
 """Until a server is asked for its metrics again after it did not give them."""
 _AVOIDED_S = 1.0
 """After a refusal with E_OVERLOADED that names no time."""
+
+_rng = random.Random()
+"""Not the module's own: its state belongs to whoever seeds it, such as a test in the same process."""
 
 State = Literal["new", "up", "down", "left out"]
 _log = logging.getLogger(__name__)
@@ -46,6 +52,14 @@ class ServerConnection(Upstream, Protocol):
 
     async def get(self, path: str) -> tuple[int, bytes]:
         """The status and body of the answer to GET. Raises UpstreamError."""
+        ...
+
+    def heard(self) -> bool:
+        """Whether any request has got a piece of its answer since this was asked before."""
+        ...
+
+    def abandon(self, reason: str) -> None:
+        """End all requests, as if their connections were lost."""
         ...
 
     async def close(self) -> None:
@@ -84,7 +98,7 @@ class FleetServer:
 class FleetMember:
     """Checks its server until it is stopped, and counts the requests on it.
 
-    connect: makes a connection from a URL. metrics_url: "" for none. accept: is told the model, and returns why a
+    server, metrics: the ways to it; None where it has no metrics. accept: is told the model, and returns why a
     server with that model may not take part, or "".
     """
 
@@ -93,8 +107,8 @@ class FleetMember:
         url: str,
         triton_model: str,
         *,
-        connect: Callable[[str], ServerConnection],
-        metrics_url: str,
+        server: ServerConnection,
+        metrics: ServerConnection | None,
         accept: Callable[[FleetMember, ModelIdentity], str],
     ) -> None:
         self.url = url
@@ -102,10 +116,9 @@ class FleetMember:
         self.reason = "not yet asked"
         self.model_info = ""
         self.leaving = False
-        self.server = connect(url)
-        self._connect = connect
+        self.server = server
         self._model_path = f"/v2/models/{triton_model}/ready"
-        self._metrics = connect(metrics_url) if metrics_url else None
+        self._metrics = metrics
         self._metric_lines = re.compile(
             rb'^deepseek_triton_(inflight_sequences|inflight_tokens|ready)\{[^}]*model="%b"[^}]*\} (\d{1,18})\b'
             % re.escape(triton_model).encode(),
@@ -115,6 +128,7 @@ class FleetMember:
         self._own = Load()
         self._others = Load()
         self._failures = 0
+        self._silent_checks = 0
         self._went_down_at = -math.inf
         self._avoided_until = 0.0
         self._metrics_at = 0.0
@@ -190,21 +204,36 @@ class FleetMember:
                 await self._wake.wait()
                 alarm.cancel()
             else:
-                await self._check()
+                try:
+                    await self._check()
+                except Exception:  # a server that nobody checks would keep its last state for ever
+                    _log.exception("the check of %s failed", self.url)
+                    self._down("its check failed; the gateway's log says how")
                 self.checked.set()
 
     async def _check(self) -> None:
         before = self._failures
+        is_silent = False
         try:
             problem = await within(_ANSWER_S, self._ask())
         except TimeoutError:
-            problem = f"no answer within {_ANSWER_S:g} s"
+            is_silent, problem = True, f"no answer within {_ANSWER_S:g} s"
         except UpstreamError as error:
             problem = str(error)
+        self._end_frozen(is_silent)
         if problem := problem or await self._read_metrics() or await self._read_model():
             self._down(problem)
         elif self._failures == before:  # else a request failed meanwhile, which is the newer news
             self._check_at = time.monotonic() + _jittered(CHECK_PERIOD_S)
+
+    def _end_frozen(self, is_silent: bool) -> None:
+        """End the requests on a server that is frozen: its connections stay open, and would be waited on for ever."""
+        if is_silent and not (self.server.heard() and self._silent_checks):
+            self._silent_checks += 1
+        else:
+            self._silent_checks = 0
+        if self._silent_checks >= _SILENT_CHECKS:
+            self.server.abandon(f"the server is frozen: {_SILENT_CHECKS} checks have had no answer, nor any request")
 
     async def _ask(self) -> str:
         """Why the server is not ready, or "". Raises UpstreamError where it does not answer."""
@@ -235,7 +264,7 @@ class FleetMember:
 
     async def _read_model(self) -> str:
         """See which model it has, unless that is known. Returns why it can't be told, or ""."""
-        if self.state == "up":
+        if self.state == "up" or self.leaving:
             return ""
         before = self._failures
         try:

@@ -52,15 +52,23 @@ class UpstreamError(Exception):
     """A server refused a request, failed it, or could not be reached.
 
     code: the wire contract's error code ("E_OVERLOADED"), or "" where the server gave none. unprocessed: the server
-    has done nothing for it, so that another may be asked. retry_after_s: when it may be sent again.
+    has nothing to show for it, so that another may be asked. died: the server had taken the request, so it may have
+    died of it, and another may die too. retry_after_s: when it may be sent again.
     """
 
     def __init__(
-        self, message: str, *, code: str = "", unprocessed: bool = False, retry_after_s: float | None = None
+        self,
+        message: str,
+        *,
+        code: str = "",
+        unprocessed: bool = False,
+        died: bool = False,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.unprocessed = unprocessed
+        self.died = died
         self.retry_after_s = retry_after_s
 
 

@@ -10,9 +10,14 @@ from deepseek_triton_tools.gateway.triton.call import UpstreamError
 
 _CODED = re.compile(r"\[(E_[A-Z_]+)\]\s*(.*)", re.DOTALL)
 _REFUSALS = {"E_OVERLOADED", "E_UNAVAILABLE"}
-"""The backend refuses a request with these before it has done anything for it."""
+"""Codes of a server that has nothing to show for the request."""
+_DRAINING = "; send the request to another"
+"""The backend's words while it is being stopped. Other refusals with E_UNAVAILABLE come from an engine that died."""
 _UNKNOWN_MODEL = "Request for unknown model"
 """Triton's words for a model that it hasn't got, or that is not ready."""
+_DEAD_PROCESS = "Stub process"
+"""Triton's words begin so when the model's process has died. With `on_fatal: unready` it says for ever that it is
+ready."""
 _QUOTED = 200
 """Characters of an answer that is not Triton's."""
 
@@ -22,9 +27,12 @@ def error_of_message(message: str, *, code: str = "", unprocessed: bool = False)
     coded = _CODED.match(message)
     if coded:
         code, text = coded.groups()
-        return UpstreamError(text, code=code, unprocessed=code in _REFUSALS)
+        died = code == "E_UNAVAILABLE" and _DRAINING not in text
+        return UpstreamError(text, code=code, unprocessed=code in _REFUSALS, died=died)
     if message.startswith(_UNKNOWN_MODEL):
         return UpstreamError(message, code="E_UNAVAILABLE", unprocessed=True)
+    if message.startswith(_DEAD_PROCESS):
+        return UpstreamError(message, code="E_UNAVAILABLE", unprocessed=True, died=True)
     return UpstreamError(message, code=code, unprocessed=unprocessed)
 
 
@@ -41,4 +49,6 @@ def error_of_status(status: int, body: bytes) -> UpstreamError:
     if status in (401, 403):
         return UpstreamError(f"the server refused the gateway (HTTP {status}): {text!r}", unprocessed=True)
     unprocessed = status in (404, 429, 502, 503)
-    return UpstreamError(f"the server answered HTTP {status}: {text!r}", code=code, unprocessed=unprocessed)
+    return UpstreamError(
+        f"the server answered HTTP {status}: {text!r}", code=code, unprocessed=unprocessed, died=status == 502
+    )

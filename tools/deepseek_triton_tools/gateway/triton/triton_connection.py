@@ -31,6 +31,8 @@ class TritonConnection(asyncio.Protocol):
     def __init__(self) -> None:
         self.keep_alive = False
         """After the end of a response: whether the connection can be used for another request."""
+        self.heard = False
+        """Set with each piece of the response; whoever wants to know of the next one clears it."""
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._body: list[bytes] = []
@@ -49,7 +51,7 @@ class TritonConnection(asyncio.Protocol):
         """Send a whole request, when no other is under way."""
         assert self._transport is not None
         self._parser = httptools.HttpResponseParser(self)
-        self._status, self._ended, self.keep_alive = 0, False, False
+        self._status, self._ended, self.keep_alive, self.heard = 0, False, False, False
         self._transport.write(request)
 
     async def status(self) -> int:
@@ -82,6 +84,12 @@ class TritonConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def abandon(self, reason: str) -> None:
+        """Close it under whoever waits for the response, who gets ConnectionFailed."""
+        self._fail(reason)
+        self._wake()
+        self.close()
+
     async def _wait(self) -> None:
         if self._error is not None:
             raise self._error
@@ -101,6 +109,7 @@ class TritonConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports have the methods, not the class
 
     def data_received(self, data: bytes) -> None:
+        self.heard = True
         if self._ended:  # else it would be taken for the beginning of the next answer
             self._fail("the server sent what nobody had asked for")
         else:
@@ -155,6 +164,8 @@ async def connect(url: str, tls: ssl.SSLContext | None) -> TritonConnection:
     except TimeoutError:
         connection.close()  # here too
         raise ConnectionFailed(f"no connection within {_CONNECT_S:g} s") from None
+    except ssl.SSLCertVerificationError as error:
+        raise ConnectionFailed(f"can't trust its certificate (see --upstream-ca): {error.verify_message}") from error
     except (OSError, UnicodeError) as error:  # the latter for names that no host can have
         reason = str(error) or "the connection was closed at once; is it HTTPS that is served there?"
         raise ConnectionFailed(f"can't connect: {reason}") from error

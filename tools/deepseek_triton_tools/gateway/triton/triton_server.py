@@ -24,8 +24,6 @@ _MAX_IDLE = 512
 """Connections that are kept for the next request. Others are closed after use."""
 _STOP_S = 5.0
 """How long a request that was stopped may take to end. After that its connection is closed, which ends it too."""
-_GET_S = 5.0
-"""How long a question about the server may take."""
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +40,8 @@ class TritonServer:
         json_headers = (("Content-Type", "application/json"), *self._headers)
         self._stream_head = request_head("POST", self.url, f"/v2/models/{model}/generate_stream", json_headers)
         self._idle: list[TritonConnection] = []
+        self._busy: set[TritonConnection] = set()
+        """Those on which an answer to a Call is awaited."""
         self._stopping: set[asyncio.Task[None]] = set()
 
     async def generate(self, call: Call) -> AsyncGenerator[list[Part], None]:
@@ -61,7 +61,7 @@ class TritonServer:
             ended = True
         except ConnectionFailed as error:
             ended = True
-            raise self._lost(error) from error
+            raise self._lost(error, died=True) from error
         except UpstreamError:
             ended = True  # the model's last word; closing the connection stops whatever goes on all the same
             raise
@@ -69,6 +69,7 @@ class TritonServer:
             if ended:
                 self._give_back(connection)
             else:
+                self._busy.discard(connection)
                 self._in_background(self._stop(call.request_id, connection))
 
     async def ask(self, call: Call) -> dict[str, object]:
@@ -76,7 +77,7 @@ class TritonServer:
         try:
             body = await connection.read_all()
         except ConnectionFailed as error:
-            raise self._lost(error) from error
+            raise self._lost(error, died=True) from error
         finally:
             self._give_back(connection)
         if status != 200:
@@ -84,22 +85,28 @@ class TritonServer:
         return outputs_of(body)
 
     async def get(self, path: str) -> tuple[int, bytes]:
-        """GET `path`: the status and the body. Raises UpstreamError."""
-
-        async def ask() -> tuple[int, bytes]:
+        """GET `path`: the status and the body. The caller limits the time. Raises UpstreamError."""
+        try:
             connection, _ = await self._connection()
             try:
                 connection.send(request_head("GET", self.url, path, self._headers) + b"\r\n")
                 return await connection.status(), await connection.read_all()
             finally:
                 self._give_back(connection)
-
-        try:
-            return await within(_GET_S, ask())
         except ConnectionFailed as error:
             raise self._lost(error) from error
-        except TimeoutError:
-            raise UpstreamError(f"{self.url}: no answer to GET {path} within {_GET_S:g} s", unprocessed=True) from None
+
+    def heard(self) -> bool:
+        """Whether any request has got a piece of its answer since this was asked before."""
+        heard = any(connection.heard for connection in self._busy)
+        for connection in self._busy:
+            connection.heard = False
+        return heard
+
+    def abandon(self, reason: str) -> None:
+        """End all requests, as if their connections were lost."""
+        for connection in self._busy:
+            connection.abandon(reason)
 
     async def close(self) -> None:
         """Wait for requests that are being stopped, and close the connections that nobody uses."""
@@ -117,32 +124,36 @@ class TritonServer:
         body = msgspec.json.encode({"id": call.request_id, **call.inputs})
         more = "".join(f"{name}: {value}\r\n" for name, value in call.headers.items()).encode()
         request = b"%b%bContent-Length: %d\r\n\r\n%b" % (self._stream_head, more, len(body), body)
+        was_sent = False
         while True:
             try:
-                connection, used_before = await self._connection()
+                connection, used_before = await self._connection(fresh=was_sent)
             except ConnectionFailed as error:
-                raise self._lost(error) from error
+                raise self._lost(error, died=was_sent) from error
             connection.send(request)
+            self._busy.add(connection)
             try:
                 return connection, await connection.status()
             except asyncio.CancelledError:
+                self._busy.discard(connection)
                 if stops:
                     self._in_background(self._stop(call.request_id, connection))
                 else:
                     connection.close()
                 raise
             except ConnectionFailed as error:
-                connection.close()
+                self._give_back(connection)
+                was_sent = True
                 # A server closes connections that were idle for long, at times in the moment in which one is used.
                 if not used_before:
-                    raise self._lost(error) from error
+                    raise self._lost(error, died=True) from error
 
-    def _lost(self, error: ConnectionFailed) -> UpstreamError:
-        return UpstreamError(f"{self.url}: {error}", unprocessed=True)
+    def _lost(self, error: ConnectionFailed, *, died: bool = False) -> UpstreamError:
+        return UpstreamError(f"{self.url}: {error}", unprocessed=True, died=died)
 
-    async def _connection(self) -> tuple[TritonConnection, bool]:
+    async def _connection(self, *, fresh: bool = False) -> tuple[TritonConnection, bool]:
         """A connection, and whether it has carried a request before. Raises ConnectionFailed."""
-        while self._idle:
+        while self._idle and not fresh:
             connection = self._idle.pop()
             if connection.usable:
                 return connection, True
@@ -150,6 +161,7 @@ class TritonServer:
         return await connect(self.url, self._tls), False
 
     def _give_back(self, connection: TritonConnection) -> None:
+        self._busy.discard(connection)
         if connection.usable and connection.keep_alive and len(self._idle) < _MAX_IDLE:
             self._idle.append(connection)
         else:

@@ -1,0 +1,213 @@
+"""A fleet over real sockets whose servers die, each of its own or of a request."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deepseek_triton_tools.gateway.fleet import fleet_member
+from support.raw_triton import RawTriton, Script, Wire, answer, event, gateway_before, refusal
+from support.waiting import PATIENCE_S, wait_for
+
+ANSWER = answer(event(text_output="Hello"), event(finish_reason="stop", num_output_tokens=1))
+STOPPING = refusal(503, "[E_UNAVAILABLE] the server is exiting; send the request to another one")
+ENGINE_DIED = refusal(503, "[E_UNAVAILABLE] CUDA error: an illegal memory access")
+
+
+@pytest.fixture
+def tritons() -> Iterator[list[RawTriton]]:
+    with ExitStack() as stack:
+        tritons = [stack.enter_context(RawTriton().serving()) for _ in range(4)]
+        for triton in tritons:
+            triton.script = ANSWER
+        yield tritons
+
+
+def ask(address: str, prompt: str = "Hi", **fields: object) -> httpx.Response:
+    return httpx.post(f"{address}/v1/completions", json={"prompt": prompt, **fields}, timeout=60)
+
+
+def num_up(address: str) -> int:
+    [model] = httpx.get(f"{address}/fleet").json()["models"]
+    return sum(server["state"] == "up" for server in model["servers"])
+
+
+def dying(triton: RawTriton, of: str = "poison") -> Script:
+    def die(wire: Wire) -> None:
+        if of in str(triton.asked[-1]):
+            triton.die()
+            wire.close()
+        else:
+            ANSWER(wire)
+
+    return die
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_kills_servers_takes_two_at_most(tritons: list[RawTriton], stream: bool) -> None:
+    for triton in tritons:
+        triton.script = dying(triton)
+    with gateway_before(*tritons) as address:
+        wait_for(lambda: num_up(address) == 4)
+        ask(address)  # so that one has a connection that was used
+
+        refused = ask(address, "poison", stream=stream)
+
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert sum("poison" in str(triton.asked) for triton in tritons) == 2
+        assert num_up(address) == 2
+        assert all(ask(address, f"question {number}").status_code == 200 for number in range(8))
+
+
+def test_a_request_that_kills_engines_takes_two_at_most(tritons: list[RawTriton]) -> None:
+    for triton in tritons:
+        triton.script = ENGINE_DIED
+    with gateway_before(*tritons) as address:
+        assert ask(address).status_code == 503
+    assert sum(len(triton.asked) for triton in tritons) == 2
+
+
+def test_servers_that_are_being_stopped_have_not_died(tritons: list[RawTriton]) -> None:
+    """A third one is asked. Each prompt has an order of servers of its own, and some have these two before it."""
+    for stopping in tritons[:2]:
+        stopping.script = STOPPING
+    with gateway_before(*tritons[:3]) as address:
+        for number in itertools.count():
+            wait_for(lambda: num_up(address) == 3)
+            prompt = f"question {number}"
+            assert ask(address, prompt).json()["choices"][0]["text"] == "Hello"
+            if all(prompt in str(triton.asked) for triton in tritons[:2]):
+                break
+
+
+def test_a_server_that_dies_loses_nothing_that_had_not_begun(tritons: list[RawTriton]) -> None:
+    with gateway_before(*tritons) as address:
+        for triton in tritons[:3]:
+            triton.clear()
+            triton.script = dying(triton, of="question")
+            for number in itertools.count():
+                assert ask(address, f"question {number}").json()["choices"][0]["text"] == "Hello"
+                if triton.asked:
+                    break
+        assert num_up(address) == 1
+
+
+# --- Servers that freeze ---
+
+
+def serve_until_told(pipe: Connection) -> None:
+    """A server whose answers begin where the prompt says so, and never end. Tells its URL, and each request."""
+
+    def begin(wire: Wire) -> None:
+        if "begin" in str(triton.asked[-1]):
+            wire.head()
+            wire.chunk(event(text_output="Hel"))
+        pipe.send("asked")
+        wire.wait_for_stop()
+
+    with RawTriton().serving() as triton:
+        triton.script = begin
+        pipe.send(triton.url)
+        pipe.recv()
+
+
+class FrozenTriton(RawTriton):
+    """In a process of its own, which `freeze` stops."""
+
+    @contextmanager
+    def running(self) -> Iterator[FrozenTriton]:
+        self.pipe, theirs = multiprocessing.get_context("spawn").Pipe()
+        self.process = multiprocessing.get_context("spawn").Process(target=serve_until_told, args=(theirs,))
+        self.process.start()
+        self.url = self.pipe.recv()
+        try:
+            yield self
+        finally:
+            self.process.kill()
+            self.process.join()
+
+    def freeze(self) -> None:
+        """With the request that it has got."""
+        assert self.pipe.recv() == "asked"
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+
+@pytest.fixture
+def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[FrozenTriton]:
+    monkeypatch.setattr(fleet_member, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(fleet_member, "CHECK_PERIOD_S", 0.1)
+    with FrozenTriton().running() as frozen:
+        yield frozen
+
+
+def test_a_request_that_a_frozen_server_has_not_begun_goes_to_another(
+    frozen: FrozenTriton, tritons: list[RawTriton]
+) -> None:
+    with gateway_before(frozen, tritons[0]) as address, ThreadPoolExecutor(1) as pool:
+        wait_for(lambda: num_up(address) == 2)
+        for number in itertools.count():
+            asking = pool.submit(ask, address, f"question {number}")
+            wait_for(lambda asking=asking: asking.done() or frozen.pipe.poll())
+            if not asking.done():
+                break
+        frozen.freeze()
+        assert asking.result().json()["choices"][0]["text"] == "Hello"
+        assert f"question {number}" in str(tritons[0].asked[-1])
+
+
+def test_a_stream_that_a_frozen_server_has_begun_ends_with_one_error(frozen: FrozenTriton) -> None:
+    with gateway_before(frozen) as address:
+        body = {"prompt": "begin", "stream": True}
+        with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as response:
+            lines = filter(None, response.iter_lines())
+            assert '"Hel"' in next(lines)
+            frozen.freeze()
+            [error] = lines
+        assert '"code":"bad_gateway"' in error
+
+
+def test_a_frozen_server_that_has_left_the_list_is_watched_too(
+    frozen: FrozenTriton, tritons: list[RawTriton], tmp_path: Path
+) -> None:
+    listed = tmp_path / "servers"
+    listed.write_text(frozen.url)
+    with gateway_before(urls=(f"file:{listed}",)) as address, ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask, address)
+        assert frozen.pipe.poll(PATIENCE_S)
+        listed.write_text(tritons[0].url)
+        wait_for(lambda: num_up(address) == 2)
+        frozen.freeze()
+        assert asking.result().json()["choices"][0]["text"] == "Hello"
+
+
+def test_an_answer_that_comes_tells_that_the_server_is_not_frozen(
+    tritons: list[RawTriton], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checks stay without an answer, as those of a server with too much to do."""
+    monkeypatch.setattr(fleet_member, "_ANSWER_S", 0.2)
+    monkeypatch.setattr(fleet_member, "CHECK_PERIOD_S", 0.1)
+    [triton, *_] = tritons
+
+    def slowly(wire: Wire) -> None:
+        wire.head()
+        triton.deaf = True
+        for _ in range(fleet_member._SILENT_CHECKS + 2):
+            wire.chunk(event(text_output="x"))
+            wait_for(lambda before=triton.num_unanswered: triton.num_unanswered > before)
+        wire.chunk(event(finish_reason="stop"))
+        wire.chunk(b"")
+
+    triton.script = slowly
+    with gateway_before(triton) as address:
+        assert ask(address).json()["choices"][0]["text"] == "xxxxx"
