@@ -40,9 +40,6 @@ _NO_METRICS_PAUSE_S = 30.0
 _AVOIDED_S = 1.0
 """After a refusal with E_OVERLOADED that names no time."""
 
-_rng = random.Random()
-"""Not the module's own: its state belongs to whoever seeds it, such as a test in the same process."""
-
 State = Literal["new", "up", "down", "left out"]
 _log = logging.getLogger(__name__)
 
