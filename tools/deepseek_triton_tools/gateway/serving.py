@@ -19,10 +19,13 @@ from typing import Any
 import uvicorn
 
 from deepseek_triton_tools.gateway.settings import GatewaySettings
+from deepseek_triton_tools.host.open_files import allow_open_files
 
 _FOLDER_VARIABLE = "DEEPSEEK_TRITON_GATEWAY_FOLDER"
 """Names the folder that the workers of one gateway share."""
 _SETTINGS = "settings"
+_OPEN_FILES = 2**16
+"""Each client has a connection, and so has each request to a server. Some are kept for the next request."""
 
 
 class DrainNotice(logging.Filter):
@@ -42,6 +45,7 @@ class DrainNotice(logging.Filter):
 def serve(settings: GatewaySettings) -> None:
     """Serve until SIGINT or SIGTERM; then finish what runs, for at most `drain_s`. Raises SystemExit if it can't."""
     _configure_logging(settings)
+    allow_open_files(_OPEN_FILES)
     # uvicorn sends itself the signal again when it has stopped; the folder below is to be removed even then.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if settings.workers == 1:

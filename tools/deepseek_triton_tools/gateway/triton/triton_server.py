@@ -20,7 +20,7 @@ from deepseek_triton_tools.gateway.triton.triton_connection import (
     within,
 )
 
-_MAX_IDLE = 512
+_MAX_IDLE = 256
 """Connections that are kept for the next request. Others are closed after use."""
 _STOP_S = 5.0
 """How long a request that was stopped may take to end. After that its connection is closed, which ends it too."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from deepseek_triton_client import AsyncClient, ModelMetadata, ProtocolError, Retries
+from deepseek_triton_tools.host.open_files import allow_open_files
 from deepseek_triton_tools.host.readiness_notice import ReadyFile, notify
 from deepseek_triton_tools.host.stop_signals import Stop
 from deepseek_triton_tools.server.waiting import LogFollower, Waiting, load_phases, wait_for_server
@@ -191,7 +191,7 @@ class _WarmUp:
     async def _warm_shapes(self, client: AsyncClient, shapes: Sequence[Shape], styles: list[RequestStyle]) -> None:
         """:raises ToolError: when the server takes none of the shapes, for another reason than being full."""
         assert self._ready_at is not None, "shapes are sent when the server is ready"
-        _allow_open_files(max(shape.num_requests for shape in shapes))
+        allow_open_files(max(shape.num_requests for shape in shapes) + _SPARE_FILES)
         rounds = Rounds(
             client=client,
             styles=styles,
@@ -223,16 +223,6 @@ async def _load_phases(client: AsyncClient, options: ServerWarmOptions) -> dict[
 async def _cause(log: LogFollower | None, model_name: str) -> str:
     words = "" if log is None else await log.last_error(model_name)
     return f"; its log says: {words}" if words else ""
-
-
-def _allow_open_files(num_requests: int) -> None:
-    """Raise the soft limit on open files, as far as the hard limit allows it. Each request over HTTP has a connection
-    of its own, and the usual soft limit of 1,024 is low only for old programs that use select(2)."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = num_requests + _SPARE_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 async def _until_stopped(work: Coroutine[Any, Any, None], stop: Stop) -> None:
