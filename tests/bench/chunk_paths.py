@@ -1,10 +1,11 @@
-"""What a token costs from the engine's text to the bytes of its event: the gateway's path beside vLLM's own server's.
+"""What a token costs on its way to the bytes of its event: in the gateway, beside vLLM's own server.
 
     .venv-vllm/bin/python tests/bench/chunk_paths.py [--rounds N] [--tokens N] [--output FILE]
 
-Run by hand; `make test-vllm` makes the environment. The gateway reads Triton's event (JSON) and writes OpenAI's. vLLM's
-`chat_completion_stream_generator` has the engine's objects in its own process, so it has nothing to read. Both answer
-the same request with the same text, a token at a time, by turns; neither has a socket here. `tools`: the request has a
+Run by hand; `make test-vllm` makes the environment. The gateway reads Triton's event (JSON) and writes OpenAI's; what
+the backend spends on the former is not counted. vLLM's `chat_completion_stream_generator` has the engine's objects in
+its own process, so it has nothing to read. Both answer the same request with the same text, a token at a time, by
+turns; here neither has a socket, a choice of servers, or an engine's queue. `tools`: the request has a
 tool, and the text is looked through for calls: by vLLM with its parsers for DeepSeek-V3.1. Prints microseconds of CPU a
 token, and how many times more vLLM needs.
 """
@@ -17,7 +18,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,7 +31,10 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.parser import ParserManager
 
 from deepseek_triton_tools.gateway.app.chat_answer import StreamedChatAnswer
+from deepseek_triton_tools.gateway.app.generating import generate
+from deepseek_triton_tools.gateway.app.request_record import begin_record
 from deepseek_triton_tools.gateway.protocol.chat_request import read_chat_request
+from deepseek_triton_tools.gateway.triton.call import Call, Part
 from deepseek_triton_tools.gateway.triton.server_events import EventReader
 
 CHECKPOINT = Path(__file__).parents[2] / "model_repository/tensorrt_llm/1/tiny"
@@ -59,7 +63,7 @@ def main() -> int:
         vllm = _VllmChat(tokenizer, with_parsers=bool(tools))
         rounds = [
             {
-                "gateway": _gateway_us(document, events),
+                "gateway": asyncio.run(_gateway_us(document, events)),
                 "vllm": asyncio.run(vllm.us_a_token(document, tokens)),
             }
             for _ in range(args.rounds + 1)
@@ -102,14 +106,31 @@ def _event(token_id: int, text: str) -> bytes:
     return b"data: " + json.dumps(outputs, separators=(",", ":")).encode() + b"\n\n"
 
 
-def _gateway_us(document: dict[str, Any], events: list[bytes]) -> float:
+class _EventFleet:
+    """In the place of a model's servers: their events, without a connection."""
+
+    def __init__(self, events: list[bytes]) -> None:
+        self._events = events
+
+    @property
+    def fleet(self) -> _EventFleet:
+        return self
+
+    async def generate(self, call: Call) -> AsyncGenerator[list[Part], None]:
+        reader = EventReader()
+        for event in self._events:
+            yield reader.feed(event)
+
+
+async def _gateway_us(document: dict[str, Any], events: list[bytes]) -> float:
     identity = {"id": "chatcmpl-0", "created": 1, "model": "tiny", "system_fingerprint": "fp_0"}
     answer = StreamedChatAnswer(read_chat_request(document), identity, ("reasoning_content",))
-    reader = EventReader()
+    record = begin_record("/v1/chat/completions", [])
+    model: Any = _EventFleet(events)
     began_s = time.process_time()
-    size = sum(len(answer.take(reader.feed(event))) for event in events)
+    sizes = [len(answer.take(parts)) async for parts in generate(model, record, {}, None)]
     took_s = time.process_time() - began_s
-    assert size > 100 * len(events), size
+    assert sum(sizes) > 100 * len(events), sizes[:3]
     return took_s / len(events) * 1e6
 
 
