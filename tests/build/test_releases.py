@@ -253,6 +253,7 @@ def test_every_sampler_accounts_for_every_field_of_the_contract(release: Release
         refused = [field for entry in entries for field in entry["fields"] if field not in ("priority", "logit_bias")]
         listed = [*section["always"], *sampler["honours"]["fields"], *refused]
         assert len(listed) == len(set(listed)), name
+        assert any("logit_bias" in entry["fields"] for entry in entries), name
         assert set(listed) <= release.record["sampling_params"].keys(), name
         if sampler["honours"]["status"] != "unknown":
             assert ours <= set(listed), name

@@ -168,6 +168,9 @@ MIN_P = {"default_sampling.min_p": 0.1}
         pytest.param(deployed(NGRAM, **W4A16), [], id="n-grams are no MTP"),
         pytest.param(deployed(NGRAM, triton=MIN_P), ["X018"], id="but drafted tokens"),
         pytest.param(deployed({"speculative_config.method": "mtp"}, triton=MIN_P), ["X018"], id="MTP drafts one"),
+        pytest.param(
+            deployed(NGRAM, triton={"default_sampling.logit_bias.5": 0}), ["X018"], id="a bias of nothing too"
+        ),
         pytest.param(deployed({"max_model_len": -1}, isl=2048, triton={"default_max_tokens": 1}), [], id="by memory"),
         pytest.param(deployed({"attention_config.backend": "FLASHMLA", "block_size": 32}), ["X009"], id="in section"),
         pytest.param(deployed({"data_parallel_size": 2}), ["X006"], id="two ranks of eight"),

@@ -121,7 +121,7 @@ def test_servers_and_rates_are_shown(page: Page, gateway: WatchedGateway) -> Non
     assert page.complaints() == []
 
 
-def test_a_gateway_with_keys_is_shown_to_whoever_has_one(page: Page, gateway: WatchedGateway) -> None:
+def test_a_gateway_with_keys_is_shown_to_whoever_may_see_it(page: Page, gateway: WatchedGateway) -> None:
     gateway.key = "sk-1"
     gateway.models = {"tiny": [server("http://one:8000")]}
     page.wait("document.querySelector('#locked').checkVisibility()")

@@ -210,7 +210,7 @@ def test_pages_of_another_origin_may_ask_where_it_is_named(gateway, tmp_path):
 
 @pytest.mark.slow
 def test_the_verb_serves_https_over_two_workers_and_stops(triton, tmp_path):
-    keys, headers = authorized(tmp_path, "requests_per_minute=3")
+    keys, headers = authorized(tmp_path, "requests_per_minute=3 admin=yes")
     authority, context = trustme.CA(), ssl.create_default_context()
     authority.configure_trust(context)
     authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "pem")
@@ -227,16 +227,20 @@ def test_the_verb_serves_https_over_two_workers_and_stops(triton, tmp_path):
         )
         command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "gateway", "--config"]
         with subprocess.Popen([*command, str(tmp_path / "gateway.yaml")], stdout=subprocess.PIPE, text=True) as process:
-            while True:
-                with suppress(httpx.TransportError):
-                    client.get("health")
-                    break
-                assert process.poll() is None
-            statuses = [client.post("v1/chat/completions", json=CHAT, headers=headers).status_code for _ in range(8)]
-            counted = client.get("metrics").text
-            num_workers = client.get("fleet", headers=headers).json()["workers"]
-            process.terminate()
-            printed, _ = process.communicate()
+            try:
+                while True:
+                    with suppress(httpx.TransportError):
+                        client.get("health")
+                        break
+                    assert process.poll() is None
+                statuses = [
+                    client.post("v1/chat/completions", json=CHAT, headers=headers).status_code for _ in range(8)
+                ]
+                counted = client.get("metrics").text
+                num_workers = client.get("fleet", headers=headers).json()["workers"]
+            finally:
+                process.terminate()
+                printed, _ = process.communicate()
 
     assert (process.returncode, num_workers) == (0, 2)
     assert sorted(statuses) == [200] * 3 + [429] * 5

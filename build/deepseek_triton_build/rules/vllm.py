@@ -284,7 +284,8 @@ def _draft_tokens(d: VllmDeployment) -> Iterator[Violation]:
 def _sampling_with_mtp(d: VllmDeployment) -> Iterator[Violation]:
     refused = d.vllm.limits.get("speculative_config", {}).get("refuses", ())
     # A field that is a mapping has a key for each of its entries.
-    given = {key.split(".")[1] for key, value in d.triton.items() if key.startswith("default_sampling.") and value}
+    defaults = {key: value for key, value in d.triton.items() if key.startswith("default_sampling.")}
+    given = {key.split(".")[1] for key, value in defaults.items() if value or key.count(".") > 1}
     for name in refused if d.num_draft_tokens else ():
         if name in given:
             message = f"default_sampling.{name} with drafted tokens: vLLM {d.vllm.version} refuses it"

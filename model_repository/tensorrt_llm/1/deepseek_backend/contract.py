@@ -78,7 +78,7 @@ with `streaming` or `stream` true is refused with E_UNSUPPORTED, and config.pbtx
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 
@@ -177,7 +177,7 @@ class SamplingFieldSpec:
     """The value is a string that holds JSON; in `sampling_parameters` an object may stand in its place."""
     by_token: bool = False
     """The JSON is an object of token id -> number. The range holds for each number, and max_items for all entries."""
-    neutral: bool | float | Mapping[int, float] | None = None
+    neutral: bool | float | Mapping[int, float] | None = field(default=None, hash=False)
     """The value that asks for nothing. A field with this value counts as not given, on every engine."""
 
     @property
