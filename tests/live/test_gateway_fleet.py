@@ -106,9 +106,10 @@ def test_two_of_three_servers_are_killed_under_load(
                     victim.start_again()
                 for victim in victims:
                     assert victim.process.wait_until_ready()
+                # Only when the gateway knows of it, else the next two would be all that it has.
+                wait_for(lambda: up(address) == {*urls}, lambda: fleet_of(address))
         finally:
             loading.result()
-        wait_for(lambda: up(address) == {*urls}, lambda: fleet_of(address))
 
         gateways_own = Metrics.parse(httpx.get(f"{address}/metrics").text)
         retries = gateways_own.value("deepseek_triton_gateway_retries_total")
