@@ -24,7 +24,7 @@ from deepseek_backend.engines.generate_request import GenerateRequest, SamplingP
 from deepseek_backend.engines.vllm import VllmEngine
 from deepseek_backend.engines.vllm.core_connection import CoreConnection
 from deepseek_backend.engines.vllm.generate_calls import GenerateCalls
-from deepseek_backend.errors import ConfigError, EngineError, UnavailableError
+from deepseek_backend.errors import ASK_ANOTHER, ConfigError, EngineError, UnavailableError
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
 from standin.harness import Sink
 from support.fake_vllm import (
@@ -226,7 +226,11 @@ def test_an_abort_of_an_unknown_or_ended_request_is_nothing(make: MakeFaked, pub
     ("reason", "kind", "expected"),
     [
         ("error", EngineError, "vLLM ended the request with an error; the server's log has the cause"),
-        ("abort", UnavailableError, "vLLM's engine core was told to end, and has ended the request"),
+        (
+            "abort",
+            UnavailableError,
+            f"vLLM's engine core was told to end, and has ended the request{ASK_ANOTHER}",
+        ),
         ("novel", EngineError, "vLLM ended the request with the unknown finish reason 'novel'"),
     ],
 )
@@ -255,7 +259,7 @@ def test_an_end_that_is_none_of_an_answer_is_an_error(
         (
             RetryableRequestError("Generation is paused."),
             ErrorCode.UNAVAILABLE,
-            "vLLM can't take the request now: RetryableRequestError: Generation is paused.",
+            f"vLLM can't take the request now: RetryableRequestError: Generation is paused{ASK_ANOTHER}",
         ),
         (
             GenerationError("The cache has no such block."),

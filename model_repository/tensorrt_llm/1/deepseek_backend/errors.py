@@ -14,6 +14,10 @@ from collections.abc import Sequence
 
 from deepseek_backend.contract import ErrorCode
 
+ASK_ANOTHER = "; send the request to another server"
+"""Ends the text of each UnavailableError for which no engine has died. The gateway asks as many other servers then as
+there are; after a death it asks one, because the request may be what killed the engine."""
+
 
 class BackendError(Exception):
     """Base of the errors with which a request can be answered. Never raised itself."""

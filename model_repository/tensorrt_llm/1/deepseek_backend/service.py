@@ -29,6 +29,7 @@ from deepseek_backend.engines.call_tags import BEGINNINGS
 from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.engines.reasoning_tags import CLOSING
 from deepseek_backend.errors import (
+    ASK_ANOTHER,
     BackendError,
     CancelledError,
     EngineError,
@@ -52,7 +53,7 @@ from deepseek_backend.request.supported_fields import check_defaults, supported_
 logger = logging.getLogger(__name__)
 
 STOPPED = "request cancelled by client: no request with this id is running any more"
-STOPPING = "the model is being stopped; send the request to another server"
+STOPPING = f"the model is being stopped{ASK_ANOTHER}"
 
 
 class Service:

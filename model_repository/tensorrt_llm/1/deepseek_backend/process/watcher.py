@@ -14,7 +14,7 @@ from typing import Protocol
 from deepseek_backend.answer.active_request import ActiveRequest
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines.base import Engine
-from deepseek_backend.errors import BackendError, CancelledError, UnavailableError
+from deepseek_backend.errors import ASK_ANOTHER, BackendError, CancelledError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class Watcher:
                 return
             self._drain_until_s = now + self._drain_s
             logger.info("the server is exiting: open requests have %g s", self._drain_s)
-            self._service.drain("the server is exiting; send the request to another one")
+            self._service.drain(f"the server is exiting{ASK_ANOTHER}")
         if now >= self._drain_until_s:
             self._service.end_all(cause="drain")
         # Not left to `finalize`: one open gRPC stream of a client, even an idle one, keeps Triton from calling it.

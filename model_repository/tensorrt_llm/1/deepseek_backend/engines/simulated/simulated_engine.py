@@ -33,7 +33,7 @@ from deepseek_backend.engines.simulated.filler_text import BOS, FillerTokenizer,
 from deepseek_backend.engines.simulated.scheduler import RankLoad, Scheduler
 from deepseek_backend.engines.simulated.simulated_generation import SimulatedGeneration, begin, stamp
 from deepseek_backend.engines.simulated.simulated_options import parse_options
-from deepseek_backend.errors import EngineError, RequestError, UnavailableError
+from deepseek_backend.errors import ASK_ANOTHER, EngineError, RequestError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class SimulatedEngine:
             if self._answering:
                 self._inbox.put(command)
             else:
-                error = UnavailableError("the engine has stopped: try another replica")
+                error = UnavailableError(f"the engine has stopped{ASK_ANOTHER}")
                 sink.on_steps([(request, Step(error=error))])
 
     def abort(self, request_id: str) -> None:

@@ -66,7 +66,15 @@ from deepseek_backend.engines.tensorrt_llm.output_increments import OutputIncrem
 from deepseek_backend.engines.tensorrt_llm.ranks import forget_launcher, lead_or_work, world_size
 from deepseek_backend.engines.tensorrt_llm.requested_logprobs import num_logprobs
 from deepseek_backend.engines.tensorrt_llm.translation import guide, refuse_conflicts, sampling_params
-from deepseek_backend.errors import BackendError, ConfigError, EngineError, RequestError, UnavailableError, describe
+from deepseek_backend.errors import (
+    ASK_ANOTHER,
+    BackendError,
+    ConfigError,
+    EngineError,
+    RequestError,
+    UnavailableError,
+    describe,
+)
 from deepseek_backend.release import SamplerSupport, read_release, version_mismatch_allowed
 from deepseek_backend.workarounds import apply_quirks
 
@@ -229,7 +237,7 @@ class TensorRTLLMEngine:
         require(self._loaded, "submit() before start()")
         if not self._loop.call(self._accept, request, sink):
             with self._delivery:
-                sink.on_steps([(request, Step(error=UnavailableError("the engine is stopped")))])
+                sink.on_steps([(request, Step(error=UnavailableError(f"the engine is stopped{ASK_ANOTHER}")))])
 
     def abort(self, request_id: str) -> None:
         self._loop.call(self._abort, request_id)
@@ -486,7 +494,7 @@ class TensorRTLLMEngine:
 
     async def _end_requests(self) -> None:
         """Abort every request, and wait until it has ended."""
-        self._fatal = self._fatal or "the engine is stopping"
+        self._fatal = self._fatal or f"the engine is stopping{ASK_ANOTHER}"
         tasks = [entry.task for entry in self._open.values() if entry.task is not None]
         for request_id in list(self._open):
             self._abort(request_id)

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from deepseek_backend.engines.base import FinishReason, PerfMetrics, Step, TokenLogprobs
 from deepseek_backend.engines.detokenizer import Detokenizer
 from deepseek_backend.engines.generate_request import GenerateRequest
-from deepseek_backend.errors import EngineError, UnavailableError
+from deepseek_backend.errors import ASK_ANOTHER, EngineError, UnavailableError
 
 _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "repetition": "stop"}
 """vLLM's finish reason -> ours, where an answer ends as it should."""
@@ -140,7 +140,7 @@ def _nanoseconds(seconds: float) -> int:
 
 def _error(finish_reason: str) -> EngineError | UnavailableError:
     if finish_reason == "abort":  # not by this engine, which has forgotten a request that it has aborted
-        return UnavailableError("vLLM's engine core was told to end, and has ended the request")
+        return UnavailableError(f"vLLM's engine core was told to end, and has ended the request{ASK_ANOTHER}")
     if finish_reason == "error":
         return EngineError("vLLM ended the request with an error; the server's log has the cause")
     return EngineError(f"vLLM ended the request with the unknown finish reason {finish_reason!r}")

@@ -61,7 +61,7 @@ from deepseek_backend.engines.vllm.request_fields import (
 from deepseek_backend.engines.vllm.scheduler_numbers import SchedulerNumbers
 from deepseek_backend.engines.vllm.vllm_release import VllmRelease, read_vllm_release
 from deepseek_backend.engines.vllm.vllm_start import import_vllm, make_llm, prepare_process
-from deepseek_backend.errors import BackendError, ConfigError, EngineError, UnavailableError, describe
+from deepseek_backend.errors import ASK_ANOTHER, BackendError, ConfigError, EngineError, UnavailableError, describe
 from deepseek_backend.release import version_mismatch_allowed
 
 logger = logging.getLogger(__name__)
@@ -256,7 +256,7 @@ class VllmEngine:
         require(self._loaded, "submit() before start()")
         if not self._loop.call(self._accept, OpenAnswer(request, sink, time.monotonic())):
             with self._delivery:
-                sink.on_steps([(request, Step(error=UnavailableError("the engine is stopped")))])
+                sink.on_steps([(request, Step(error=UnavailableError(f"the engine is stopped{ASK_ANOTHER}")))])
 
     def abort(self, request_id: str) -> None:
         self._loop.call(self._abort, request_id)
@@ -376,7 +376,7 @@ class VllmEngine:
             return refusal(error, entry.request.sampling)
         cause = error.__cause__ or error  # generate() puts an exception of its own around it, without a message
         if isinstance(cause, self._vllm.retryable):
-            return UnavailableError(f"vLLM can't take the request now: {describe(cause)}")
+            return UnavailableError(f"vLLM can't take the request now: {describe(cause).rstrip('.')}{ASK_ANOTHER}")
         logger.error("a request failed in vLLM", exc_info=error)
         return EngineError(f"vLLM failed: {describe(cause)}")
 
@@ -432,7 +432,7 @@ class VllmEngine:
 
     async def _end_requests(self) -> None:
         """Abort every request, and wait until vLLM has been told."""
-        self._fatal = self._fatal or "the engine is stopping"
+        self._fatal = self._fatal or f"the engine is stopping{ASK_ANOTHER}"
         if entries := list(self._open.values()):
             self._cancel(entries)
             await self._drop(entries)
