@@ -284,7 +284,8 @@ def test_the_other_base_urls_of_deepseeks_own_api(triton: ScriptedTriton, client
     answers.append(client.post(f"{base}/completions", json=completion))
     assert [answer.status_code for answer in answers] == [200] * 5
     routes = set(re.findall(r'route="([^"]*)"', client.get("/metrics").text))
-    assert {route for route in routes if route.startswith(("/chat", "/beta"))} == set()
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/models"} <= routes
+    assert {route for route in routes if route.startswith(("/chat", "/completions", "/models", "/beta"))} == set()
 
 
 @pytest.mark.parametrize(

@@ -424,7 +424,7 @@ def test_servers_that_are_all_down_are_asked_for_again(browser: Browser, gateway
     gateway.models = []
     with browser.page(gateway.address) as page:
         page.wait("document.querySelector('#trouble').checkVisibility()")
-        assert "No server of any model is up yet." in page.text("#trouble")
+        assert "No model: no server is up yet, or the API key may use none." in page.text("#trouble")
         gateway.models = [{"id": "tiny"}]
         page.click("#trouble button")
         page.wait("document.querySelector('#model').value === 'tiny'")

@@ -31,13 +31,15 @@ _OPEN_FILES = 2**16
 class DrainNotice(logging.Filter):
     """Lets pass what uvicorn says below WARNING only where a stop waits, which somebody at a terminal must be told."""
 
-    def __init__(self, drain_s: int) -> None:
+    def __init__(self, settings: GatewaySettings) -> None:
         super().__init__()
-        self._drain_s = drain_s
+        self._notice = f"stopping: running requests may go on for {settings.drain_s} s"
+        if settings.workers == 1:  # workers are uvicorn's own servers, which drop their requests then
+            self._notice += "; Ctrl-C again ends them at once"
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.WARNING and record.getMessage().startswith("Waiting for connections"):
-            record.msg = f"stopping: running requests may go on for {self._drain_s} s; Ctrl-C again ends them at once"
+            record.msg = self._notice
             return True
         return record.levelno >= logging.WARNING
 
@@ -75,10 +77,14 @@ def worker_application() -> object:
 
 
 class GatewayServer(uvicorn.Server):
-    """Ends requests in good order at a second Ctrl-C: uvicorn would drop them, and print where each of them stood."""
+    """Ends requests in good order at a second Ctrl-C: uvicorn would drop them, and print where each of them stood. It
+    does so at the third, for clients that don't read the end of their answer."""
+
+    _ending = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit and sig == signal.SIGINT:
+        if self.should_exit and sig == signal.SIGINT and not self._ending:
+            self._ending = True
             for task in self.server_state.tasks:
                 task.cancel()
         else:
@@ -116,4 +122,4 @@ def _configure_logging(settings: GatewaySettings) -> None:
     logging.getLogger("deepseek_triton_tools").setLevel(logging.INFO)
     of_uvicorn = logging.getLogger("uvicorn.error")
     of_uvicorn.setLevel(logging.INFO)
-    of_uvicorn.addFilter(DrainNotice(settings.drain_s))
+    of_uvicorn.addFilter(DrainNotice(settings))
