@@ -76,6 +76,8 @@ def test_a_conversation_is_tokenized_as_it_would_be_asked(triton: CountingTriton
         ({"messages": [USER], "add_generation_prompt": False}, "add_generation_prompt"),
         ({"messages": [USER], "continue_final_message": True}, "messages"),
         ({"messages": [USER], "continue_final_message": "yes"}, "continue_final_message"),
+        ({"messages": []}, "messages"),
+        ({"messages": [], "continue_final_message": True}, "messages"),
         ({"prompt": "Hi", "add_generation_prompt": True}, "add_generation_prompt"),
         ({"prompt": "Hi", "tools": []}, "tools"),
         ({"prompt": "Hi", "return_token_strs": 1}, "return_token_strs"),
