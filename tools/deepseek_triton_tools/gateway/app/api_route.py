@@ -88,7 +88,7 @@ class ApiRoute:
         assert task is not None
         self._state.runs(task)
         record = begin_record(self._path, scope["headers"])
-        exchange = ApiExchange(scope, receive, send, record, keep_alive_s=self._state.settings.keep_alive_s)
+        exchange = ApiExchange(scope, receive, send, record, self._state.settings)
         self._state.observers.begins(record)
         try:
             await self._answer(exchange)
@@ -123,8 +123,7 @@ class ApiRoute:
             exchange.record.key_name = caller.name
         if self._reads_body:
             _check_type(exchange.request_headers)
-        settings = self._state.settings
-        body = await exchange.body(settings.max_body_bytes, settings.body_timeout_s) if self._reads_body else b""
+        body = await exchange.body() if self._reads_body else b""
         document = _document(body) if self._reads_body else None
         request = ApiRequest(self._state, exchange, caller, document, len(body))
         try:
