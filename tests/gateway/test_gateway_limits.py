@@ -15,7 +15,7 @@ import pytest
 
 from deepseek_triton_tools.gateway.guard.api_keys import new_key
 from support.raw_triton import RawTriton, Wire, answer, event, gateway_before
-from support.waiting import wait_for
+from support.waiting import PATIENCE_S, wait_for
 
 LIMIT = 60_000
 PROMPT = "word " * 16_000
@@ -48,9 +48,12 @@ def leave(client: httpx.Client, triton: RawTriton, path: str, body: dict[str, An
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: {client.headers['authorization']}\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
         connection.sendall(head.encode() + data)
+        connection.settimeout(PATIENCE_S)
         received = b""
         while until not in received:
-            received += connection.recv(65536)
+            more = connection.recv(65536)
+            assert more, received
+            received += more
         wait_for(lambda: triton.asked)
     wait_for(lambda: re.search(r"clients_left_total\{.*\} 1.0", client.get("/metrics").text))
     return used(client, triton)
@@ -99,6 +102,28 @@ def test_a_request_that_the_server_refuses_is_free(client: httpx.Client, triton:
     triton.script = answer(event(error="[E_OVERLOADED] the queue is full"))
     assert client.post("/v1/completions", json={"prompt": PROMPT}).status_code == 429
     assert used(client, triton) < 100
+
+
+def test_prompts_that_ran_beside_one_that_is_refused_are_charged(client: httpx.Client, triton: RawTriton) -> None:
+    def bad_one_last(wire: Wire) -> None:
+        if next(asked for asked in triton.asked if asked["id"] == wire.request_id)["text_input"] == "bad":
+            wait_for(lambda: len(triton.asked) == 3)
+            answer(event(error="[E_INVALID_ARGUMENT] text_input: bad"))(wire)
+        else:
+            wire.wait_for_stop()
+            answer(event(error="[E_CANCELLED] stopped"))(wire)
+
+    triton.script = bad_one_last
+    asked = client.post("/v1/completions", json={"prompt": [PROMPT, PROMPT, "bad"], "max_tokens": 1000})
+    assert asked.status_code == 400
+    assert 30_000 < used(client, triton) < 42_000
+
+
+def test_answers_that_lost_against_the_best_are_charged(client: httpx.Client, triton: RawTriton) -> None:
+    triton.script = answer(event(text_output="x", finish_reason="stop", num_input_tokens=3, num_output_tokens=1000))
+    asked = client.post("/v1/completions", json={"prompt": "Hi", "best_of": 40, "n": 1})
+    assert asked.json()["usage"]["completion_tokens"] == 1000
+    assert 30_000 < used(client, triton) <= 41_000
 
 
 def test_every_answer_of_several_is_reserved(client: httpx.Client, triton: RawTriton) -> None:
