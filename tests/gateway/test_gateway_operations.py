@@ -213,7 +213,7 @@ def test_pages_of_another_origin_may_ask_where_it_is_named(gateway, tmp_path):
 
 @pytest.mark.slow
 def test_the_verb_serves_https_over_two_workers_and_stops(triton, tmp_path):
-    keys, headers = authorized(tmp_path, "requests_per_minute=3")
+    keys, headers = authorized(tmp_path, "requests_per_minute=3 admin=yes")
     authority, context = trustme.CA(), ssl.create_default_context()
     authority.configure_trust(context)
     authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "pem")
