@@ -13,13 +13,14 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from deepseek_triton_tools.gateway.guard import rate_table
 from deepseek_triton_tools.gateway.guard.api_keys import new_key
 from support.raw_triton import RawTriton, Wire, answer, event, gateway_before
 from support.waiting import PATIENCE_S, wait_for
 
 LIMIT = 60_000
 PROMPT = "word " * 16_000
-"""20,000 tokens by its bytes. The budget is refilled by 1,000 a second, so a test says only about how much is left."""
+"""20,000 tokens by its bytes."""
 LAST = event(finish_reason="stop", num_input_tokens=3, num_output_tokens=2)
 
 
@@ -30,7 +31,9 @@ def triton() -> Iterator[RawTriton]:
 
 
 @pytest.fixture
-def client(triton: RawTriton, tmp_path: Path) -> Iterator[httpx.Client]:
+def client(triton: RawTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
+    """Of a key whose budget is not refilled in any time that a test may take."""
+    monkeypatch.setattr(rate_table, "_MINUTE_S", 1e9)
     key, line = new_key("ann")
     (tmp_path / "keys").write_text(f"{line} tokens_per_minute={LIMIT}")
     with (
@@ -85,7 +88,7 @@ def test_a_stream_that_is_left_is_charged_as_far_as_it_came(
 
     triton.script = long_answer
     lost = leave(client, triton, path, {**prompt, "stream": True}, b"Hello")
-    assert 30_000 < lost < 42_000
+    assert 40_000 <= lost < 40_200
 
 
 def test_an_answer_that_nobody_waits_for_is_charged_with_its_prompt(client: httpx.Client, triton: RawTriton) -> None:
@@ -95,7 +98,7 @@ def test_an_answer_that_nobody_waits_for_is_charged_with_its_prompt(client: http
 
     triton.script = silent
     lost = leave(client, triton, "/v1/completions", {"prompt": PROMPT, "max_tokens": 9000}, b"")
-    assert 10_000 < lost < 21_000
+    assert 20_000 <= lost < 20_200
 
 
 def test_a_request_that_the_server_refuses_is_free(client: httpx.Client, triton: RawTriton) -> None:
@@ -116,14 +119,14 @@ def test_prompts_that_ran_beside_one_that_is_refused_are_charged(client: httpx.C
     triton.script = bad_one_last
     asked = client.post("/v1/completions", json={"prompt": [PROMPT, PROMPT, "bad"], "max_tokens": 1000})
     assert asked.status_code == 400
-    assert 30_000 < used(client, triton) < 42_000
+    assert 40_000 <= used(client, triton) < 40_200
 
 
 def test_answers_that_lost_against_the_best_are_charged(client: httpx.Client, triton: RawTriton) -> None:
     triton.script = answer(event(text_output="x", finish_reason="stop", num_input_tokens=3, num_output_tokens=1000))
     asked = client.post("/v1/completions", json={"prompt": "Hi", "best_of": 40, "n": 1})
     assert asked.json()["usage"]["completion_tokens"] == 1000
-    assert 30_000 < used(client, triton) <= 41_000
+    assert 40_000 <= used(client, triton) < 40_200
 
 
 def test_every_answer_of_several_is_reserved(client: httpx.Client, triton: RawTriton) -> None:
