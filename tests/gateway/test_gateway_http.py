@@ -266,9 +266,12 @@ def leave(triton: RawTriton, address: str, body: Json, path: str, *, until: byte
     with socket.create_connection((parts.hostname, parts.port)) as connection:
         head = f"POST /v1/{path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         connection.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data)
+        connection.settimeout(PATIENCE_S)
         received = b""
         while until not in received:
-            received += connection.recv(65536)
+            more = connection.recv(65536)
+            assert more, received
+            received += more
         wait_for(lambda: len(triton.asked) == num_asked)
 
 

@@ -13,13 +13,14 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from deepseek_triton_tools.gateway.guard import rate_table
 from deepseek_triton_tools.gateway.guard.api_keys import new_key
 from support.raw_triton import RawTriton, Wire, answer, event, gateway_before
-from support.waiting import wait_for
+from support.waiting import PATIENCE_S, wait_for
 
 LIMIT = 60_000
 PROMPT = "word " * 16_000
-"""20,000 tokens by its bytes. The budget is refilled by 1,000 a second, so a test says only about how much is left."""
+"""20,000 tokens by its bytes."""
 LAST = event(finish_reason="stop", num_input_tokens=3, num_output_tokens=2)
 
 
@@ -30,7 +31,9 @@ def triton() -> Iterator[RawTriton]:
 
 
 @pytest.fixture
-def client(triton: RawTriton, tmp_path: Path) -> Iterator[httpx.Client]:
+def client(triton: RawTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
+    """Of a key whose budget is not refilled in any time that a test may take."""
+    monkeypatch.setattr(rate_table, "_MINUTE_S", 1e9)
     key, line = new_key("ann")
     (tmp_path / "keys").write_text(f"{line} tokens_per_minute={LIMIT}")
     with (
@@ -48,9 +51,12 @@ def leave(client: httpx.Client, triton: RawTriton, path: str, body: dict[str, An
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: {client.headers['authorization']}\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
         connection.sendall(head.encode() + data)
+        connection.settimeout(PATIENCE_S)
         received = b""
         while until not in received:
-            received += connection.recv(65536)
+            more = connection.recv(65536)
+            assert more, received
+            received += more
         wait_for(lambda: triton.asked)
     wait_for(lambda: re.search(r"clients_left_total\{.*\} 1.0", client.get("/metrics").text))
     return used(client, triton)
@@ -82,7 +88,7 @@ def test_a_stream_that_is_left_is_charged_as_far_as_it_came(
 
     triton.script = long_answer
     lost = leave(client, triton, path, {**prompt, "stream": True}, b"Hello")
-    assert 30_000 < lost < 42_000
+    assert 40_000 <= lost < 40_200
 
 
 def test_an_answer_that_nobody_waits_for_is_charged_with_its_prompt(client: httpx.Client, triton: RawTriton) -> None:
@@ -92,13 +98,35 @@ def test_an_answer_that_nobody_waits_for_is_charged_with_its_prompt(client: http
 
     triton.script = silent
     lost = leave(client, triton, "/v1/completions", {"prompt": PROMPT, "max_tokens": 9000}, b"")
-    assert 10_000 < lost < 21_000
+    assert 20_000 <= lost < 20_200
 
 
 def test_a_request_that_the_server_refuses_is_free(client: httpx.Client, triton: RawTriton) -> None:
     triton.script = answer(event(error="[E_OVERLOADED] the queue is full"))
     assert client.post("/v1/completions", json={"prompt": PROMPT}).status_code == 429
     assert used(client, triton) < 100
+
+
+def test_prompts_that_ran_beside_one_that_is_refused_are_charged(client: httpx.Client, triton: RawTriton) -> None:
+    def bad_one_last(wire: Wire) -> None:
+        if next(asked for asked in triton.asked if asked["id"] == wire.request_id)["text_input"] == "bad":
+            wait_for(lambda: len(triton.asked) == 3)
+            answer(event(error="[E_INVALID_ARGUMENT] text_input: bad"))(wire)
+        else:
+            wire.wait_for_stop()
+            answer(event(error="[E_CANCELLED] stopped"))(wire)
+
+    triton.script = bad_one_last
+    asked = client.post("/v1/completions", json={"prompt": [PROMPT, PROMPT, "bad"], "max_tokens": 1000})
+    assert asked.status_code == 400
+    assert 40_000 <= used(client, triton) < 40_200
+
+
+def test_answers_that_lost_against_the_best_are_charged(client: httpx.Client, triton: RawTriton) -> None:
+    triton.script = answer(event(text_output="x", finish_reason="stop", num_input_tokens=3, num_output_tokens=1000))
+    asked = client.post("/v1/completions", json={"prompt": "Hi", "best_of": 40, "n": 1})
+    assert asked.json()["usage"]["completion_tokens"] == 1000
+    assert 40_000 <= used(client, triton) < 40_200
 
 
 def test_every_answer_of_several_is_reserved(client: httpx.Client, triton: RawTriton) -> None:

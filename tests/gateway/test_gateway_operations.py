@@ -21,6 +21,7 @@ from deepseek_triton_tools.gateway.app.application import create_app
 from deepseek_triton_tools.gateway.guard.api_keys import new_key
 from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 from support.asgi_server import serving_app
+from support.waiting import PATIENCE_S
 
 MODEL = {"name": "tiny", "engine": "fake", "max_seq_len": 100, "checkpoint": "tiny", "thinking_switch": False}
 ANSWER = {"text_output": "Paris", "finish_reason": "stop", "num_input_tokens": 7, "num_output_tokens": 3}
@@ -108,7 +109,9 @@ def test_who_serves_whom_is_for_admins(gateway, tmp_path):
         assert client.post("v1/chat/completions", json=CHAT, headers=headers).status_code == 200
         refused, told = client.get("fleet", headers=headers), client.get("metrics", headers=headers)
         open_to_all = client.get("metrics")
-        assert client.get("metrics", headers={"Authorization": "Bearer sk-other"}).status_code == 401
+        for unknown in ("Bearer sk-other", "Basic YTpi"):  # the second is a proxy's
+            stranger = client.get("metrics", headers={"Authorization": unknown})
+            assert (stranger.status_code, 'key="user"' in stranger.text) == (200, False)
         headers = {"Authorization": f"Bearer {owner}"}
         fleet, metrics = client.get("fleet", headers=headers), client.get("metrics", headers=headers)
 
@@ -259,18 +262,52 @@ def test_a_body_that_is_too_large_is_refused(gateway, triton, size):
     assert triton.requests == []
 
 
-def test_a_body_that_does_not_end_is_not_waited_for(gateway, triton):
-    with (
-        gateway(body_timeout_s=0.2) as client,
-        socket.create_connection((client.base_url.host, client.base_url.port)) as connection,
-    ):
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        connection.sendall(head + b"Content-Length: 100\r\n\r\n{")
-        received = b""
-        while data := connection.recv(65536):  # until the gateway closes it
+def until_closed(client: httpx.Client, request: bytes) -> tuple[bytes, Any]:
+    """Send it, and return (the response's head, its JSON) once the gateway has closed the connection."""
+    received = b""
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
+        connection.settimeout(PATIENCE_S)
+        connection.sendall(request)
+        while data := connection.recv(65536):
             received += data
-        assert client.post("v1/chat/completions", json=CHAT).status_code == 200
-    assert received.startswith(b"HTTP/1.1 408 ")
-    error = json.loads(received.partition(b"\r\n\r\n")[2])["error"]
+    head, _, body = received.partition(b"\r\n\r\n")
+    return head, json.loads(body)
+
+
+def test_a_body_that_does_not_end_is_not_waited_for(gateway):
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with gateway(body_timeout_s=0.2) as client:
+        told, document = until_closed(client, head + b"Content-Length: 100\r\n\r\n{")
+        assert client.get("health").status_code == 200
+    assert told.startswith(b"HTTP/1.1 408 ")
+    error = document["error"]
     assert error["message"] == "the request's body: expected all of it within 0.2 s, got 1 bytes. Send it faster."
     assert error["code"] == "request_timeout"
+
+
+@pytest.mark.parametrize(
+    ("line", "fields", "status"),
+    [
+        ("POST /v1/completions", "Content-Type: application/json", 401),
+        ("POST /v1/completions", "Content-Type: application/json\r\n{key}", 413),
+        ("POST /v1/completions", "{key}", 415),
+        ("POST /v1/nothing", "{key}", 404),
+        ("GET /v1/completions", "{key}", 405),
+    ],
+)
+@pytest.mark.parametrize("size", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
+def test_a_body_that_is_refused_before_its_end_is_not_waited_for(gateway, tmp_path, line, fields, status, size):
+    keys, headers = authorized(tmp_path)
+    fields = fields.format(key=f"Authorization: {headers['Authorization']}")
+    request = f"{line} HTTP/1.1\r\nHost: x\r\n{fields}\r\n{size}\r\n\r\n64\r\n{'x' * 100}\r\n"
+    with gateway(keys_file=keys, body_timeout_s=0.2, max_body_bytes=50) as client:
+        told, document = until_closed(client, request.encode())
+    assert told.startswith(b"HTTP/1.1 %d " % status)
+    assert b"\r\nconnection: close" in told
+    assert document["error"]["message"]
+
+
+def test_a_refusal_without_a_body_keeps_the_connection(gateway, tmp_path):
+    with gateway(keys_file=authorized(tmp_path)[0]) as client:
+        assert "connection" not in client.get("v1/models").headers
+        assert "connection" not in client.get("v1/nothing").headers

@@ -157,6 +157,7 @@ BAD_CHAT: list[tuple[dict[str, object], str, str]] = [
     ({"add_generation_prompt": False}, "add_generation_prompt", "true"),
     ({"continue_final_message": True}, "messages", "the assistant"),
     ({"model": 5}, "model", "a text"),
+    ({"logit_bias": {"5" * 1000: "x"}}, "logit_bias", r"logit_bias\[5{40}\]: expected a number"),
 ]
 
 

@@ -139,6 +139,12 @@ def test_a_response_without_its_end_has_failed(triton: ScriptedTriton, client: T
     [
         ("[E_INVALID_ARGUMENT] max_tokens: expected at least 1", "max_output_tokens", "max_output_tokens: expected at"),
         ("[E_INVALID_ARGUMENT] messages[2].content: expected text", "input", "input.content: expected text"),
+        (
+            "[E_INVALID_ARGUMENT] messages[0].role: expected user, got 'it\\'s messages, too'",
+            "input",
+            "input.role: expected user, got 'it\\'s messages, too'",
+        ),
+        ('[E_INVALID_ARGUMENT] tools: got "my messages 1"', "tools", 'tools: got "my messages 1"'),
         ("[E_UNSUPPORTED] guided_json is for engines that have it", None, "guided_json is for"),
         ("[E_UNSUPPORTED] guided_json: no engine has it", "text", "guided_json: no engine"),
         ("[E_PROMPT_TOO_LONG] 9 tokens and max_tokens 7", "input", "This model's maximum context length is exceeded"),

@@ -21,14 +21,17 @@ BEGUN = {"role": "assistant", "content": "Hel"}
 
 
 class CountingTriton(ScriptedTriton):
-    """tokens: of every prompt. The text of a token is its number."""
+    """tokens: of every prompt. The text of a token is its number. refusal: what it says instead, if anything."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tokens = [7, 8, 7]
+        self.refusal = ""
 
     def answer_to(self, asked: dict[str, Any]) -> Any:
         super().answer_to(asked)
+        if self.refusal and asked.get("task") != "describe":
+            return [{"error": self.refusal}]
         if asked.get("task") == "tokenize":
             return [{"output_ids": self.tokens, "num_input_tokens": len(self.tokens)}]
         if asked.get("task") == "detokenize":
@@ -76,6 +79,8 @@ def test_a_conversation_is_tokenized_as_it_would_be_asked(triton: CountingTriton
         ({"messages": [USER], "add_generation_prompt": False}, "add_generation_prompt"),
         ({"messages": [USER], "continue_final_message": True}, "messages"),
         ({"messages": [USER], "continue_final_message": "yes"}, "continue_final_message"),
+        ({"messages": []}, "messages"),
+        ({"messages": [], "continue_final_message": True}, "messages"),
         ({"prompt": "Hi", "add_generation_prompt": True}, "add_generation_prompt"),
         ({"prompt": "Hi", "tools": []}, "tools"),
         ({"prompt": "Hi", "return_token_strs": 1}, "return_token_strs"),
@@ -89,6 +94,12 @@ def test_what_cannot_be_done_is_refused_by_name(
     refused = client.post("/tokenize", json=fields)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
     assert not triton.asked
+
+
+def test_a_token_that_there_is_not_is_refused_by_its_field(triton: CountingTriton, client: TestClient) -> None:
+    triton.refusal = "[E_INVALID_ARGUMENT] input_ids: expected token ids from 0 to 1279, got 99999"
+    error = client.post("/detokenize", json={"tokens": [99999]}).json()["error"]
+    assert (error["param"], error["message"]) == ("tokens", "tokens: expected token ids from 0 to 1279, got 99999")
 
 
 class FleetThatRefusesZero:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 
 from starlette.types import Message, Receive, Scope, Send
 
 from deepseek_triton_tools.gateway.app.request_record import RequestRecord
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
+from deepseek_triton_tools.gateway.settings import GatewaySettings
 from deepseek_triton_tools.gateway.triton.triton_connection import within
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -24,10 +26,10 @@ class ClientLeft(Exception):
 
 
 class ApiExchange:
-    """headers: of every response, beside those of its kind. keep_alive_s: between two comments in a silent stream."""
+    """headers: of every response, beside those of its kind."""
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, record: RequestRecord, *, keep_alive_s: float
+        self, scope: Scope, receive: Receive, send: Send, record: RequestRecord, settings: GatewaySettings
     ) -> None:
         self.record = record
         self.headers: list[tuple[bytes, bytes]] = [(b"x-request-id", record.request_id.encode())]
@@ -39,26 +41,31 @@ class ApiExchange:
         """A stream has begun, and not only with comments."""
         self._receive = receive
         self._send = send
-        self._keep_alive_s = keep_alive_s
+        self._settings = settings
+        self._body_until_s = asyncio.get_running_loop().time() + settings.body_timeout_s
+        self._body_ended = not any(
+            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+            for name, value in self.request_headers
+        )
         self._silent: asyncio.Task[None] | None = None
         self._sent_at_s = 0.0
 
-    async def body(self, max_bytes: int, timeout_s: float) -> bytes:
+    async def body(self) -> bytes:
         """The whole of it. Raises OpenAIError 408 and 413, and ClientLeft."""
         pieces: list[bytes] = []
+        timeout_s = self._settings.body_timeout_s
         try:
-            await within(timeout_s, self._read_body(pieces, max_bytes))
+            await within(timeout_s, self._read_body(pieces, self._settings.max_body_bytes))
         except TimeoutError:
             got = sum(map(len, pieces))
             text = f"the request's body: expected all of it within {timeout_s:g} s, got {got} bytes. Send it faster."
-            # The connection could keep the gateway waiting for the rest.
-            raise OpenAIError(408, text, code="request_timeout", headers=((b"connection", b"close"),)) from None
+            raise OpenAIError(408, text, code="request_timeout") from None
         return b"".join(pieces)
 
     async def _read_body(self, pieces: list[bytes], max_bytes: int) -> None:
         size = 0
         while True:
-            message = await self._receive()
+            message = await self._next()
             if message["type"] == "http.disconnect":
                 raise self.left()
             piece = message.get("body", b"")
@@ -66,8 +73,17 @@ class ApiExchange:
             if size > max_bytes:
                 raise OpenAIError(413, f"the request's body has more than {max_bytes} bytes", code="request_too_large")
             pieces.append(piece)
-            if not message.get("more_body", False):
+            if self._body_ended:
                 return
+
+    async def _drop_body(self) -> None:
+        while not self._body_ended and (await self._next())["type"] != "http.disconnect":
+            pass
+
+    async def _next(self) -> Message:
+        message = await self._receive()
+        self._body_ended |= message["type"] == "http.request" and not message.get("more_body", False)
+        return message
 
     def left(self) -> ClientLeft:
         """To be raised where the client has gone before the response was complete."""
@@ -76,15 +92,17 @@ class ApiExchange:
 
     async def client_leaves(self) -> None:
         """Wait until the client closes the connection; it may be after the response."""
-        while (await self._receive())["type"] != "http.disconnect":
+        while (await self._next())["type"] != "http.disconnect":
             pass
 
-    async def respond(self, status: int, body: bytes, *, media_type: bytes = JSON, headers: Headers = ()) -> None:
-        """Send the whole response."""
+    async def respond(
+        self, status: int, body: bytes, *, media_type: bytes = JSON, headers: Headers = (), more: bool = False
+    ) -> None:
+        """Send the whole response. more: the connection stays open until `end_stream`."""
         self.close()  # no comment may come into it
         length = (b"content-length", b"%d" % len(body))
         await self._start(status, [(b"content-type", media_type), length, *headers])
-        await self._send({"type": "http.response.body", "body": body})
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
     def expect_stream(self) -> None:
         """Begin the stream with comments, should the first event be long in coming: the model may be busy.
@@ -117,7 +135,14 @@ class ApiExchange:
         headers = list(error.headers)
         if error.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % math.ceil(error.retry_after_s)))
-        await self.respond(error.status, error.body(), headers=headers)
+        unread = not self._body_ended
+        await self.respond(error.status, error.body(), headers=headers, more=unread)
+        if unread:
+            # A connection that is closed before its bytes are read is reset, and the client may never see the response.
+            rest_s = max(0.0, self._body_until_s - asyncio.get_running_loop().time())
+            with suppress(TimeoutError, asyncio.CancelledError):  # the latter comes from uvicorn when it stops
+                await within(rest_s, self._drop_body())
+            await self.end_stream()
 
     def close(self) -> None:
         """Nothing more will be sent."""
@@ -127,8 +152,10 @@ class ApiExchange:
     async def _start(self, status: int, headers: Headers) -> None:
         self.begun = True
         self.record.status = status
-        message: Message = {"type": "http.response.start", "status": status, "headers": [*headers, *self.headers]}
-        await self._send(message)
+        # Whoever sends the rest of a body slowly would hold the connection.
+        closing = () if self._body_ended else ((b"connection", b"close"),)
+        told = [*headers, *self.headers, *closing]
+        await self._send({"type": "http.response.start", "status": status, "headers": told})
 
     async def _start_events(self) -> None:
         if not self.begun:
@@ -140,7 +167,7 @@ class ApiExchange:
     async def _keep_alive(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            rest_s = self._sent_at_s + self._keep_alive_s - loop.time()
+            rest_s = self._sent_at_s + self._settings.keep_alive_s - loop.time()
             if rest_s > 0:
                 await asyncio.sleep(rest_s)
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ class ApiRequest:
     """The body's JSON; None where there is no body."""
     num_body_bytes: int
     reserved: Reservation | None = None
+    has_several_prompts: bool = False
+    made_per_choice: float = 1.0
+    """How many answers are made for each that is given: `best_of` / `n`."""
 
     async def model(self, name: str, most_tokens: int | None = None) -> tuple[str, ModelFront]:
         """The model that is asked for, once the key may use it and has enough left. Raises OpenAIError.
@@ -51,18 +55,19 @@ class ApiRequest:
             self.exchange.headers += self.reserved.headers
         return known, model
 
-    def settle(self) -> None:
+    def settle(self, *, failed: bool) -> None:
         """Count the tokens that were used, as far as they are known.
 
-        A client may leave before the server has told anything, or while prompts wait for others. So at least the
-        estimate of its prompts is counted once a server was asked.
+        A client may leave before the server has told anything, or while prompts wait for others, and one prompt that
+        is refused stops the others. So at least the estimate of the prompts is counted once a server was asked.
         """
         if self.caller is not None and self.state.guard is not None and self.reserved is not None:
             record = self.exchange.record
             num_input = record.num_input_tokens
-            if record.client_left and record.server:
+            if record.server and (record.client_left or (failed and self.has_several_prompts)):
                 num_input = max(num_input, self.reserved.num_prompt_tokens)
-            self.state.guard.settle(self.caller, self.reserved, num_input + record.num_output_tokens)
+            num_output = math.ceil(record.num_output_tokens * self.made_per_choice)
+            self.state.guard.settle(self.caller, self.reserved, num_input + num_output)
 
 
 Handler = Callable[[ApiRequest], Awaitable[None]]
@@ -88,7 +93,7 @@ class ApiRoute:
         assert task is not None
         self._state.runs(task)
         record = begin_record(self._path, scope["headers"])
-        exchange = ApiExchange(scope, receive, send, record, keep_alive_s=self._state.settings.keep_alive_s)
+        exchange = ApiExchange(scope, receive, send, record, self._state.settings)
         self._state.observers.begins(record)
         try:
             await self._answer(exchange)
@@ -123,14 +128,15 @@ class ApiRoute:
             exchange.record.key_name = caller.name
         if self._reads_body:
             _check_type(exchange.request_headers)
-        settings = self._state.settings
-        body = await exchange.body(settings.max_body_bytes, settings.body_timeout_s) if self._reads_body else b""
+        body = await exchange.body() if self._reads_body else b""
         document = _document(body) if self._reads_body else None
         request = ApiRequest(self._state, exchange, caller, document, len(body))
+        failed = True
         try:
             await _while_client_waits(exchange, self._handler(request))
+            failed = False
         finally:
-            request.settle()
+            request.settle(failed=failed)
 
 
 async def _while_client_waits(exchange: ApiExchange, work: Awaitable[None]) -> None:

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deepseek_triton_tools.gateway.app import models, responses, tokenization
+from deepseek_triton_tools.gateway.app.api_exchange import ApiExchange
 from deepseek_triton_tools.gateway.app.api_route import ApiRoute, Handler
 from deepseek_triton_tools.gateway.app.chat import chat_completion
 from deepseek_triton_tools.gateway.app.completions import completion
@@ -87,7 +87,7 @@ def create_app(settings: GatewaySettings) -> ASGIApp:
         try:
             await router(scope, receive, send)
         except HTTPException as error:
-            await _refuse(state, scope, error)(scope, receive, send)
+            await _refuse(state, error, scope, receive, send)
 
     if not settings.cors_origins:
         return app
@@ -100,20 +100,21 @@ def create_app(settings: GatewaySettings) -> ASGIApp:
     )
 
 
-def _refuse(state: GatewayState, scope: Scope, error: HTTPException) -> Response:
-    """The answer to a request that no route takes. The observers are told of it, too."""
-    headers = dict(error.headers or {})
+async def _refuse(state: GatewayState, error: HTTPException, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request that no route takes. The observers are told of it, too."""
     path = scope["path"][:200]
     if error.status_code == 405:
-        text = f"{path} takes {headers.get('Allow', 'another method')}, not {scope['method']}"
-        refusal = OpenAIError(405, text, code="method_not_allowed")
+        allowed = dict(error.headers or {}).get("Allow", "")
+        text = f"{path} takes {allowed or 'another method'}, not {scope['method']}"
+        headers = ((b"allow", allowed.encode()),)
+        refusal = OpenAIError(405, text, code="method_not_allowed", headers=headers)
     else:
         near = difflib.get_close_matches(path, (*_POST, *_GET), n=1, cutoff=0.8)
         hint = f"; did you mean {near[0]}?" if near else ""
         refusal = OpenAIError(404, f"nothing is at {path}{hint}", code="not_found")
     record = begin_record(_NO_ROUTE, scope["headers"])
-    record.status, record.error_code = refusal.status, refusal.code or ""
     state.observers.begins(record)
-    state.observers.ends(record)
-    headers["x-request-id"] = record.request_id
-    return Response(refusal.body(), refusal.status, headers, media_type="application/json")
+    try:
+        await ApiExchange(scope, receive, send, record, state.settings).refuse(refusal)
+    finally:
+        state.observers.ends(record)

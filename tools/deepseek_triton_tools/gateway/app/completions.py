@@ -21,6 +21,8 @@ _AT_ONCE = 32
 async def completion(request: ApiRequest) -> None:
     asked = read_completion_request(request.document)
     name, model = await request.model(asked.model, asked.most_tokens)
+    request.has_several_prompts = len(asked.prompts) > 1
+    request.made_per_choice = asked.made_per_choice
     record = request.exchange.record
     record.stream = asked.stream
     echoed = await _echoed(asked, model)

@@ -31,6 +31,9 @@ def log_failure(record: RequestRecord, error: UpstreamError) -> None:
 def openai_error(error: UpstreamError, route: str) -> OpenAIError:
     """The answer to a request at `route` for which the server gave `error`."""
     found = _openai_error(error, prompt="prompt" if route == "/v1/completions" else "messages")
+    if route == "/detokenize" and found.message.startswith("input_ids"):
+        message = "tokens" + found.message.removeprefix("input_ids")
+        return OpenAIError(found.status, message, kind=found.kind, param="tokens", code=found.code)
     return in_own_words(found) if route.startswith("/v1/responses") else found
 
 

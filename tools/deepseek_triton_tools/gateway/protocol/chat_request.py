@@ -87,8 +87,6 @@ def read_chat_request(document: object) -> ChatRequest:
     given = given_fields(document)
     check_names(given, CHAT_FIELDS)
     messages = a_list("messages", given.get("messages"))
-    if not messages:
-        raise invalid("messages: expected at least one message, got none.", param="messages")
     stream = boolean("stream", given.get("stream", False))
     include_usage, continuous_usage = stream_options(given)
     max_tokens = _max_tokens(given)
@@ -148,6 +146,8 @@ def _top_logprobs(given: Mapping[str, object]) -> int | None:
 
 def rendering(given: Mapping[str, object], messages: list[object], tools: list[object]) -> dict[str, object]:
     """The inputs that the prompt is made of. Raises OpenAIError."""
+    if not messages:
+        raise invalid("messages: expected at least one message, got none.", param="messages")
     continues = boolean("continue_final_message", given.get("continue_final_message", False))
     # vLLM's clients turn it off where they have a message continued, because vLLM wants that.
     if not boolean("add_generation_prompt", given.get("add_generation_prompt", True)) and not continues:

@@ -66,6 +66,8 @@ class CompletionRequest:
     num_choices: int = 1
     copies: int = 1
     """How many of a prompt's choices each answer is given as."""
+    made_per_choice: float = 1.0
+    """How many answers are made for each choice that is no copy: `best_of` / `n`."""
     most_tokens: int | None = None
     logprobs: int | None = None
     echo: bool = False
@@ -115,6 +117,7 @@ def read_completion_request(document: object) -> CompletionRequest:
         continuous_usage=continuous_usage,
         num_choices=num_choices,
         copies=copies,
+        made_per_choice=num_answers * copies / num_choices,
         most_tokens=None if max_tokens is None else max_tokens * num_answers * len(prompts),
         logprobs=logprobs,
         echo=echo,

@@ -89,7 +89,7 @@ def numbers_by_token(name: str, value: object) -> dict[str, float]:
     found = an_object(name, value)
     if not all(map(str.isdecimal, found)):
         raise wrong(name, "token ids as keys", value)
-    return {token_id: number(f"{name}[{token_id}]", each) for token_id, each in found.items()}
+    return {token_id: number(f"{name}[{token_id:.40}]", each) for token_id, each in found.items()}
 
 
 SAMPLING: Mapping[str, tuple[str, Reader]] = {

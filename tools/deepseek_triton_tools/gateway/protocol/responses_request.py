@@ -42,8 +42,12 @@ _OWN_WORDS = {
     "reasoning_effort": "reasoning.effort",
 }
 """Field of chat that errors may name -> where this API has it."""
-_CHAT_WORD = re.compile(rf"(?<![\w'\"])({'|'.join(map(re.escape, _OWN_WORDS))})(?![\w'\"])(\[\d+\])?")
-"""One of them, with the number of a message: it is not that of an item. What is quoted came from the client."""
+_CHAT_WORD = re.compile(
+    r"""(?<!\w)(?P<quote>['"])(?:\\.|(?!(?P=quote)).)*(?:(?P=quote)|$)"""
+    rf"|(?<!\w)(?P<word>{'|'.join(map(re.escape, _OWN_WORDS))})(?!\w)(\[\d+\])?",
+    re.DOTALL,
+)
+"""A quotation, which came from the client, or one of them, with the number of a message: it is not that of an item."""
 _OURS = {
     "input",
     "instructions",
@@ -109,7 +113,7 @@ def read_responses_request(document: object) -> ResponsesRequest:
 
 def in_own_words(error: OpenAIError) -> OpenAIError:
     """An error of the chat request, or of the model's server, with the names that fields have in this API."""
-    message = _CHAT_WORD.sub(lambda found: _OWN_WORDS[found[1]], error.message)
+    message = _CHAT_WORD.sub(lambda found: _OWN_WORDS.get(found["word"], found[0]), error.message)
     chats = (error.param or "").partition(".")[0]
     param = _OWN_WORDS[chats].partition(".")[0] if chats in _OWN_WORDS else error.param
     return OpenAIError(
