@@ -11,6 +11,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
+import uvloop
 
 from deepseek_backend.service import STOPPING
 from deepseek_triton_tools.gateway.triton import triton_server
@@ -221,6 +222,56 @@ def test_requests_one_after_another_share_a_connection(triton: RawTriton) -> Non
         assert triton.connections == 1
 
     run(triton, body)
+
+
+def test_a_request_that_is_abandoned_on_a_used_connection_is_not_sent_again(triton: RawTriton) -> None:
+    async def body(server: TritonServer) -> None:
+        triton.script = answer(*HELLO)
+        await parts(server)
+        triton.script = silent_until_stopped
+        task = asyncio.create_task(parts(server, call("frozen")))
+        while len(triton.asked) < 2:
+            await asyncio.sleep(0.01)
+        server.abandon("the server is frozen")
+        with pytest.raises(UpstreamError, match="is frozen") as raised:
+            await task
+        assert (raised.value.unprocessed, raised.value.died) == (True, True)
+        triton.stop_of("frozen").set()
+        assert (len(triton.asked), triton.connections) == (2, 1)
+
+    run(triton, body)
+
+
+def test_an_answer_that_has_ended_was_heard_once(triton: RawTriton) -> None:
+    async def body(server: TritonServer) -> None:
+        triton.script = answer(*HELLO)
+        await parts(server)
+        assert [server.heard(), server.heard()] == [True, False]
+        await server.get("/v2/health/ready")
+        assert not server.heard()
+
+    run(triton, body)
+
+
+@pytest.mark.parametrize("loop_class", [asyncio.SelectorEventLoop, uvloop.Loop])
+def test_a_connection_that_closes_as_soon_as_it_is_made(
+    triton: RawTriton, loop_class: type[asyncio.AbstractEventLoop]
+) -> None:
+    class LosingLoop(loop_class):  # type: ignore[misc, valid-type]
+        async def create_connection(self, *args: Any, **options: Any) -> Any:
+            transport, protocol = await super().create_connection(*args, **options)
+            transport.abort()
+            while protocol.usable:
+                await asyncio.sleep(0)
+            return transport, protocol
+
+    loop = LosingLoop()
+    try:
+        with pytest.raises(UpstreamError, match="can't connect: the server closed") as raised:
+            loop.run_until_complete(parts(TritonServer(triton.url, "m")))
+    finally:
+        loop.close()
+    assert (raised.value.unprocessed, raised.value.died) == (True, False)
 
 
 def closed_unseen(wire: Wire) -> None:
