@@ -103,6 +103,17 @@ def not_http(wire: Wire) -> None:
     wire.send(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
 
 
+def page(status: int) -> Script:
+    """The error of a proxy that knows no JSON."""
+
+    def write(wire: Wire) -> None:
+        wire.head(status)
+        wire.chunk(b"<html>")
+        wire.chunk(b"")
+
+    return write
+
+
 FAILURES: list[tuple[Script, str, str, bool, bool]] = [
     (lost_before, "the connection was lost|closed the connection", "", True, True),
     (lost_in_the_middle, "the server closed the connection", "", True, True),
@@ -114,6 +125,18 @@ FAILURES: list[tuple[Script, str, str, bool, bool]] = [
     (refusal(400, "[E_INVALID_ARGUMENT] top_p: 2"), "^top_p: 2$", "E_INVALID_ARGUMENT", False, False),
     (refusal(400, "Request for unknown model: 'm' is not found"), "unknown model", "E_UNAVAILABLE", True, False),
     (refusal(400, "Stub process 'm_0_0' is not healthy."), "Stub process", "E_UNAVAILABLE", True, True),
+    (
+        refusal(500, "Failed to process the request(s), message: Stub process 'm_0_0' is not healthy."),
+        "Stub process",
+        "E_UNAVAILABLE",
+        True,
+        True,
+    ),
+    (refusal(502, "a proxy's"), "^a proxy's$", "", True, True),
+    (refusal(404, "no such model"), "^no such model$", "", True, False),
+    (refusal(403, "restricted"), "the gateway was refused: restricted", "", True, False),
+    (page(403), "the gateway was refused: .* HTTP 403: '<html>'", "", True, False),
+    (page(502), "HTTP 502: '<html>'", "", True, True),
     (refusal(400, "unexpected inference input 'x'"), "unexpected", "", False, False),
     (refusal(429, "a proxy's limit"), "a proxy's limit", "E_OVERLOADED", True, False),
     (refusal(500, "[E_INTERNAL] the engine failed"), "^the engine failed$", "E_INTERNAL", False, False),
