@@ -37,6 +37,9 @@ class ScriptedServer:
         self.url = url
         self.ready = True
         self.silent = False
+        self.hung = False
+        self.num_checks = 0
+        self.num_abandoned = 0
         self.refusing = False
         self.broken = False
         self.model = "deepseek-r1"
@@ -68,7 +71,8 @@ class ScriptedServer:
     async def get(self, path: str) -> tuple[int, bytes]:
         if self.broken:
             raise ZeroDivisionError(path)
-        if self.silent:
+        self.num_checks += 1
+        if self.silent or (self.hung and path.endswith("tensorrt_llm/ready")):
             await asyncio.sleep(3600)
         if self.refusing:
             raise UpstreamError("refused", unprocessed=True)
@@ -79,7 +83,8 @@ class ScriptedServer:
     def heard(self) -> bool:
         return False
 
-    def abandon(self, reason: str) -> None: ...
+    def abandon(self, reason: str) -> None:
+        self.num_abandoned += 1
 
     async def close(self) -> None:
         self.closed += 1
@@ -307,6 +312,18 @@ def test_a_server_whose_check_fails_is_down_and_is_checked_again(servers: Server
     run(servers, body, URLS[:1])
 
 
+def test_a_server_that_answers_any_of_a_check_is_not_frozen(servers: Servers) -> None:
+    async def body(fleet: Fleet) -> None:
+        servers[URLS[0]].hung = servers[URLS[1]].silent = True
+        await until(lambda: servers[URLS[1]].num_abandoned)
+        checks = servers[URLS[0]].num_checks
+        await until(lambda: servers[URLS[0]].num_checks > checks + 4 * fleet_member._SILENT_CHECKS)
+        assert states(fleet) == {URLS[0]: "down", URLS[1]: "down"}
+        assert servers[URLS[0]].num_abandoned == 0
+
+    run(servers, body, URLS[:2])
+
+
 def test_a_failed_request_takes_its_server_out_at_once(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_member, "_FIRST_PAUSE_S", 3600.0)
     monkeypatch.setattr(fleet_member, "_LONGEST_PAUSE_S", 3600.0)
@@ -508,8 +525,10 @@ class ChangingSource:
 
     def __init__(self, *urls: str) -> None:
         self.urls: list[str] | Exception = list(urls)
+        self.num_reads = 0
 
     async def read(self) -> list[ServerAddress]:
+        self.num_reads += 1
         if isinstance(self.urls, Exception):
             raise self.urls
         return [ServerAddress(url) for url in self.urls]
@@ -525,7 +544,9 @@ def test_servers_join_and_leave(servers: Servers, caplog: pytest.LogCaptureFixtu
 
         for error in (SourceError("half a file"), RuntimeError("can't start new thread")):
             source.urls = error
-            await until(lambda error=error: str(error) in caplog.text)
+            before = source.num_reads
+            await until(lambda before=before: source.num_reads > before + 3)
+            assert caplog.text.count(str(error)) == 1
             assert states(fleet) == {URLS[0]: "up", URLS[1]: "up"}
 
         source.urls = [*URLS]

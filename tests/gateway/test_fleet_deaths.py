@@ -6,11 +6,13 @@ import itertools
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Barrier
+from typing import Any
 
 import httpx
 import pytest
@@ -37,9 +39,14 @@ def ask(address: str, prompt: str = "Hi", **fields: object) -> httpx.Response:
     return httpx.post(f"{address}/v1/completions", json={"prompt": prompt, **fields}, timeout=60)
 
 
-def num_up(address: str) -> int:
+def servers(address: str) -> list[dict[str, Any]]:
     [model] = httpx.get(f"{address}/fleet").json()["models"]
-    return sum(server["state"] == "up" for server in model["servers"])
+    found: list[dict[str, Any]] = model["servers"]
+    return found
+
+
+def num_up(address: str) -> int:
+    return sum(server["state"] == "up" for server in servers(address))
 
 
 def dying(triton: RawTriton, of: str = "poison") -> Script:
@@ -54,7 +61,9 @@ def dying(triton: RawTriton, of: str = "poison") -> Script:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_kills_servers_takes_two_at_most(tritons: list[RawTriton], stream: bool) -> None:
+def test_a_request_that_kills_servers_takes_two_at_most(
+    tritons: list[RawTriton], stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     for triton in tritons:
         triton.script = dying(triton)
     with gateway_before(*tritons) as address:
@@ -64,6 +73,7 @@ def test_a_request_that_kills_servers_takes_two_at_most(tritons: list[RawTriton]
         refused = ask(address, "poison", stream=stream)
 
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert "2 have died with it, so no more are asked" in caplog.text
         assert sum("poison" in str(triton.asked) for triton in tritons) == 2
         assert num_up(address) == 2
         assert all(ask(address, f"question {number}").status_code == 200 for number in range(8))
@@ -122,7 +132,11 @@ def serve_until_told(pipe: Connection) -> None:
 
 
 class FrozenTriton(RawTriton):
-    """In a process of its own, which `freeze` stops."""
+    """In a process of its own, which `freeze` stops. From then on checks wait for a short time only."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.monkeypatch = monkeypatch
 
     @contextmanager
     def running(self) -> Iterator[FrozenTriton]:
@@ -141,13 +155,13 @@ class FrozenTriton(RawTriton):
         assert self.pipe.recv() == "asked"
         assert self.process.pid is not None
         os.kill(self.process.pid, signal.SIGSTOP)
+        self.monkeypatch.setattr(fleet_member, "_ANSWER_S", 0.5)
 
 
 @pytest.fixture
 def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[FrozenTriton]:
-    monkeypatch.setattr(fleet_member, "_ANSWER_S", 0.5)
     monkeypatch.setattr(fleet_member, "CHECK_PERIOD_S", 0.1)
-    with FrozenTriton().running() as frozen:
+    with FrozenTriton(monkeypatch).running() as frozen:
         yield frozen
 
 
@@ -186,28 +200,45 @@ def test_a_frozen_server_that_has_left_the_list_is_watched_too(
         asking = pool.submit(ask, address)
         assert frozen.pipe.poll(PATIENCE_S)
         listed.write_text(tritons[0].url)
-        wait_for(lambda: num_up(address) == 2)
+        wait_for(lambda: (tritons[0].url, "up") in [(server["url"], server["state"]) for server in servers(address)])
+        assert [server["url"] for server in servers(address) if server["leaving"]] == [frozen.url]
         frozen.freeze()
         assert asking.result().json()["choices"][0]["text"] == "Hello"
 
 
+def in_pieces(triton: RawTriton, wire: Wire, turn: int) -> None:
+    wire.head()
+    for _ in range(fleet_member._SILENT_CHECKS + 2):
+        wire.chunk(event(text_output="x"))
+        wait_for(lambda before=triton.num_unanswered: triton.num_unanswered > before)
+    wire.chunk(event(finish_reason="stop"))
+    wire.chunk(b"")
+
+
+def whole_in_turn(triton: RawTriton, wire: Wire, turn: int) -> None:
+    wait_for(lambda: triton.num_unanswered >= turn)
+    answer(event(text_output="xxxxx"), event(finish_reason="stop"))(wire)
+
+
+@pytest.mark.parametrize("script", [in_pieces, whole_in_turn])
 def test_an_answer_that_comes_tells_that_the_server_is_not_frozen(
-    tritons: list[RawTriton], monkeypatch: pytest.MonkeyPatch
+    tritons: list[RawTriton], monkeypatch: pytest.MonkeyPatch, script: Callable[[RawTriton, Wire, int], None]
 ) -> None:
     """Its checks stay without an answer, as those of a server with too much to do."""
-    monkeypatch.setattr(fleet_member, "_ANSWER_S", 0.2)
     monkeypatch.setattr(fleet_member, "CHECK_PERIOD_S", 0.1)
+    num_requests = fleet_member._SILENT_CHECKS + 2
     [triton, *_] = tritons
 
-    def slowly(wire: Wire) -> None:
-        wire.head()
+    def be_deaf() -> None:
         triton.deaf = True
-        for _ in range(fleet_member._SILENT_CHECKS + 2):
-            wire.chunk(event(text_output="x"))
-            wait_for(lambda before=triton.num_unanswered: triton.num_unanswered > before)
-        wire.chunk(event(finish_reason="stop"))
-        wire.chunk(b"")
+        monkeypatch.setattr(fleet_member, "_ANSWER_S", 0.2)
+
+    all_asked = Barrier(num_requests, be_deaf, PATIENCE_S)
+
+    def slowly(wire: Wire) -> None:
+        script(triton, wire, all_asked.wait() + 1)
 
     triton.script = slowly
-    with gateway_before(triton) as address:
-        assert ask(address).json()["choices"][0]["text"] == "xxxxx"
+    with gateway_before(triton) as address, ThreadPoolExecutor(num_requests) as pool:
+        for response in pool.map(ask, [address] * num_requests):
+            assert response.json()["choices"][0]["text"] == "xxxxx"

@@ -11,6 +11,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
+import uvloop
 
 from deepseek_backend.service import STOPPING
 from deepseek_triton_tools.gateway.triton import triton_server
@@ -102,6 +103,17 @@ def not_http(wire: Wire) -> None:
     wire.send(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
 
 
+def page(status: int) -> Script:
+    """The error of a proxy that knows no JSON."""
+
+    def write(wire: Wire) -> None:
+        wire.head(status)
+        wire.chunk(b"<html>")
+        wire.chunk(b"")
+
+    return write
+
+
 FAILURES: list[tuple[Script, str, str, bool, bool]] = [
     (lost_before, "the connection was lost|closed the connection", "", True, True),
     (lost_in_the_middle, "the server closed the connection", "", True, True),
@@ -113,6 +125,18 @@ FAILURES: list[tuple[Script, str, str, bool, bool]] = [
     (refusal(400, "[E_INVALID_ARGUMENT] top_p: 2"), "^top_p: 2$", "E_INVALID_ARGUMENT", False, False),
     (refusal(400, "Request for unknown model: 'm' is not found"), "unknown model", "E_UNAVAILABLE", True, False),
     (refusal(400, "Stub process 'm_0_0' is not healthy."), "Stub process", "E_UNAVAILABLE", True, True),
+    (
+        refusal(500, "Failed to process the request(s), message: Stub process 'm_0_0' is not healthy."),
+        "Stub process",
+        "E_UNAVAILABLE",
+        True,
+        True,
+    ),
+    (refusal(502, "a proxy's"), "^a proxy's$", "", True, True),
+    (refusal(404, "no such model"), "^no such model$", "", True, False),
+    (refusal(403, "restricted"), "the gateway was refused: restricted", "", True, False),
+    (page(403), "the gateway was refused: .* HTTP 403: '<html>'", "", True, False),
+    (page(502), "HTTP 502: '<html>'", "", True, True),
     (refusal(400, "unexpected inference input 'x'"), "unexpected", "", False, False),
     (refusal(429, "a proxy's limit"), "a proxy's limit", "E_OVERLOADED", True, False),
     (refusal(500, "[E_INTERNAL] the engine failed"), "^the engine failed$", "E_INTERNAL", False, False),
@@ -221,6 +245,56 @@ def test_requests_one_after_another_share_a_connection(triton: RawTriton) -> Non
         assert triton.connections == 1
 
     run(triton, body)
+
+
+def test_a_request_that_is_abandoned_on_a_used_connection_is_not_sent_again(triton: RawTriton) -> None:
+    async def body(server: TritonServer) -> None:
+        triton.script = answer(*HELLO)
+        await parts(server)
+        triton.script = silent_until_stopped
+        task = asyncio.create_task(parts(server, call("frozen")))
+        while len(triton.asked) < 2:
+            await asyncio.sleep(0.01)
+        server.abandon("the server is frozen")
+        with pytest.raises(UpstreamError, match="is frozen") as raised:
+            await task
+        assert (raised.value.unprocessed, raised.value.died) == (True, True)
+        triton.stop_of("frozen").set()
+        assert (len(triton.asked), triton.connections) == (2, 1)
+
+    run(triton, body)
+
+
+def test_an_answer_that_has_ended_was_heard_once(triton: RawTriton) -> None:
+    async def body(server: TritonServer) -> None:
+        triton.script = answer(*HELLO)
+        await parts(server)
+        assert [server.heard(), server.heard()] == [True, False]
+        await server.get("/v2/health/ready")
+        assert not server.heard()
+
+    run(triton, body)
+
+
+@pytest.mark.parametrize("loop_class", [asyncio.SelectorEventLoop, uvloop.Loop])
+def test_a_connection_that_closes_as_soon_as_it_is_made(
+    triton: RawTriton, loop_class: type[asyncio.AbstractEventLoop]
+) -> None:
+    class LosingLoop(loop_class):  # type: ignore[misc, valid-type]
+        async def create_connection(self, *args: Any, **options: Any) -> Any:
+            transport, protocol = await super().create_connection(*args, **options)
+            transport.abort()
+            while protocol.usable:
+                await asyncio.sleep(0)
+            return transport, protocol
+
+    loop = LosingLoop()
+    try:
+        with pytest.raises(UpstreamError, match="can't connect: the server closed") as raised:
+            loop.run_until_complete(parts(TritonServer(triton.url, "m")))
+    finally:
+        loop.close()
+    assert (raised.value.unprocessed, raised.value.died) == (True, False)
 
 
 def closed_unseen(wire: Wire) -> None:

@@ -137,7 +137,7 @@ class Fleet:
         is none left."""
         up = [member for member in self._members.values() if member.state == "up"]
         left = [member for member in up if member.url not in call.tried]
-        if not left or len(errors) >= MOST_SERVERS or sum(error.died for error in errors) >= MOST_DEATHS:
+        if not left or len(errors) >= MOST_SERVERS or _num_deaths(errors) >= MOST_DEATHS:
             raise self._last_word(errors)
         # When all are avoided they are asked all the same: room comes back at any moment, and refusing costs little.
         return choose([member for member in left if not member.avoided] or left, call, self._rng)
@@ -149,16 +149,18 @@ class Fleet:
                 return UpstreamError(
                     str(error), code=error.code, unprocessed=True, retry_after_s=error.retry_after_s or _OVERLOADED_S
                 )
-        return self.unavailable(*errors[-1:])
+        return self.unavailable(errors)
 
-    def unavailable(self, *last: UpstreamError) -> UpstreamError:
-        """The error while no server takes a request. last: of the server that was asked last, if one was."""
+    def unavailable(self, errors: Sequence[UpstreamError] = ()) -> UpstreamError:
+        """The error while no server takes a request. errors: of the servers that were asked."""
         members = self._members.values()
         num_up = sum(member.state == "up" for member in members)
         soonest = min((member.check_in_s for member in members), default=0.0)
         text = f"no server of this model can take the request: {num_up} of {len(members)} are up"
-        if last:
-            text += f"; the last that was asked: {last[0]}"
+        if _num_deaths(errors) >= MOST_DEATHS:
+            text += f"; {MOST_DEATHS} have died with it, so no more are asked"
+        if errors:
+            text += f"; the last that was asked: {errors[-1]}"
         return UpstreamError(text, code="E_UNAVAILABLE", unprocessed=True, retry_after_s=max(1.0, soonest))
 
     # The list of servers.
@@ -169,8 +171,10 @@ class Fleet:
             await asyncio.sleep(period_s)
             try:
                 former = await self._read(index, former)
-            except Exception:  # a list that nobody reads would stay for ever
-                _log.exception("%s can't be read; the former list of servers stays", self._sources[index].name)
+            except Exception as error:  # a list that nobody reads would stay for ever
+                if repr(error) != former:
+                    _log.exception("%s can't be read; the former list of servers stays", self._sources[index].name)
+                former = repr(error)
 
     async def _read(self, index: int, former: str = "") -> str:
         """Take the list of one source. Returns what is wrong with it, and says it unless it is the same as `former`."""
@@ -230,6 +234,10 @@ class Fleet:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _num_deaths(errors: Iterable[UpstreamError]) -> int:
+    return sum(error.died for error in errors)
 
 
 def _metrics_url(address: ServerAddress, metrics_port: int | None) -> str:

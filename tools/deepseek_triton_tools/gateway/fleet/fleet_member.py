@@ -125,6 +125,8 @@ class FleetMember:
         self._own = Load()
         self._others = Load()
         self._failures = 0
+        self._check_answered = False
+        """Whether anything of the check under way has had an answer."""
         self._silent_checks = 0
         self._went_down_at = -math.inf
         self._avoided_until = 0.0
@@ -211,10 +213,11 @@ class FleetMember:
     async def _check(self) -> None:
         before = self._failures
         is_silent = False
+        self._check_answered = False
         try:
             problem = await within(_ANSWER_S, self._ask())
         except TimeoutError:
-            is_silent, problem = True, f"no answer within {_ANSWER_S:g} s"
+            is_silent, problem = not self._check_answered, f"no answer within {_ANSWER_S:g} s"
         except UpstreamError as error:
             problem = str(error)
         self._end_frozen(is_silent)
@@ -225,7 +228,9 @@ class FleetMember:
 
     def _end_frozen(self, is_silent: bool) -> None:
         """End the requests on a server that is frozen: its connections stay open, and would be waited on for ever."""
-        if is_silent and not (self.server.heard() and self._silent_checks):
+        heard = self.server.heard()
+        # At the first silent check, what was heard may have come before the check began, so it does not count.
+        if is_silent and not (heard and self._silent_checks):
             self._silent_checks += 1
         else:
             self._silent_checks = 0
@@ -239,6 +244,7 @@ class FleetMember:
             (self._model_path, "the model is not ready, or has another name there (--triton-model)"),
         ):
             status, _ = await self.server.get(path)
+            self._check_answered = True
             if status != 200:
                 return f"GET {path}: HTTP {status}: {cause}"
         return ""

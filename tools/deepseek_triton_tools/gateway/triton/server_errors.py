@@ -15,15 +15,17 @@ _DRAINING = "; send the request to another"
 """The backend's words while it is being stopped. Other refusals with E_UNAVAILABLE come from an engine that died."""
 _UNKNOWN_MODEL = "Request for unknown model"
 """Triton's words for a model that it hasn't got, or that is not ready."""
-_DEAD_PROCESS = "Stub process"
-"""Triton's words begin so when the model's process has died. With `on_fatal: unready` it says for ever that it is
-ready."""
+_DEAD_PROCESS = re.compile(r"Stub process .* is not healthy")
+"""Triton's words when the model's process has died; some releases put others before them. With `on_fatal: unready` it
+says for ever that it is ready."""
+_UNPROCESSED = {401, 403, 404, 429, 502, 503}
+"""Statuses of a server, or of a proxy before it, that has nothing to show for the request."""
 _QUOTED = 200
 """Characters of an answer that is not Triton's."""
 
 
-def error_of_message(message: str, *, code: str = "", unprocessed: bool = False) -> UpstreamError:
-    """The error for what a server says went wrong. `code` and `unprocessed` are for words that don't tell."""
+def error_of_message(message: str, *, code: str = "", unprocessed: bool = False, died: bool = False) -> UpstreamError:
+    """The error for what a server says went wrong. The others are for words that don't tell."""
     coded = _CODED.match(message)
     if coded:
         code, text = coded.groups()
@@ -31,24 +33,22 @@ def error_of_message(message: str, *, code: str = "", unprocessed: bool = False)
         return UpstreamError(text, code=code, unprocessed=code in _REFUSALS, died=died)
     if message.startswith(_UNKNOWN_MODEL):
         return UpstreamError(message, code="E_UNAVAILABLE", unprocessed=True)
-    if message.startswith(_DEAD_PROCESS):
+    if _DEAD_PROCESS.search(message):
         return UpstreamError(message, code="E_UNAVAILABLE", unprocessed=True, died=True)
-    return UpstreamError(message, code=code, unprocessed=unprocessed)
+    return UpstreamError(message, code=code, unprocessed=unprocessed, died=died)
 
 
 def error_of_status(status: int, body: bytes) -> UpstreamError:
     """The error for a response other than 200."""
-    code = "E_OVERLOADED" if status == 429 else ""
     try:
         document = msgspec.json.decode(body.removeprefix(b"data:"))  # Triton refuses a stream with an event
     except msgspec.DecodeError:
         document = None
     if isinstance(document, dict) and isinstance(document.get("error"), str):
-        return error_of_message(document["error"], code=code, unprocessed=status in (429, 503))
-    text = body[:_QUOTED].decode(errors="replace")
+        text = document["error"]
+    else:
+        text = f"the server answered HTTP {status}: {body[:_QUOTED].decode(errors='replace')!r}"
     if status in (401, 403):
-        return UpstreamError(f"the server refused the gateway (HTTP {status}): {text!r}", unprocessed=True)
-    unprocessed = status in (404, 429, 502, 503)
-    return UpstreamError(
-        f"the server answered HTTP {status}: {text!r}", code=code, unprocessed=unprocessed, died=status == 502
-    )
+        text = f"the gateway was refused: {text}"
+    code = "E_OVERLOADED" if status == 429 else ""
+    return error_of_message(text, code=code, unprocessed=status in _UNPROCESSED, died=status == 502)

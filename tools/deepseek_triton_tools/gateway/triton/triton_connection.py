@@ -33,6 +33,7 @@ class TritonConnection(asyncio.Protocol):
         """After the end of a response: whether the connection can be used for another request."""
         self.heard = False
         """Set with each piece of the response; whoever wants to know of the next one clears it."""
+        self.abandoned = False
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._body: list[bytes] = []
@@ -86,6 +87,7 @@ class TritonConnection(asyncio.Protocol):
 
     def abandon(self, reason: str) -> None:
         """Close it under whoever waits for the response, who gets ConnectionFailed."""
+        self.abandoned = True
         self._fail(reason)
         self._wake()
         self.close()
@@ -158,6 +160,7 @@ async def connect(url: str, tls: ssl.SSLContext | None) -> TritonConnection:
     )
     try:
         transport, _ = await within(_CONNECT_S, making)
+        _keep_alive(transport.get_extra_info("socket"))
     except asyncio.CancelledError:
         connection.close()  # it may have come about in the same moment
         raise
@@ -169,12 +172,17 @@ async def connect(url: str, tls: ssl.SSLContext | None) -> TritonConnection:
     except (OSError, UnicodeError) as error:  # the latter for names that no host can have
         reason = str(error) or "the connection was closed at once; is it HTTPS that is served there?"
         raise ConnectionFailed(f"can't connect: {reason}") from error
-    sock = transport.get_extra_info("socket")
+    return connection
+
+
+def _keep_alive(sock: socket.socket | None) -> None:
+    """Raises OSError where the server has closed it already. uvloop has no socket then, asyncio a dead one."""
+    if sock is None or sock.fileno() < 0:
+        raise ConnectionResetError("the server closed the connection at once")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
         if hasattr(socket, name):  # macOS lacks some
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return connection
 
 
 def request_head(method: str, url: str, path: str, headers: Iterable[tuple[str, str]]) -> bytes:

@@ -42,6 +42,8 @@ class TritonServer:
         self._idle: list[TritonConnection] = []
         self._busy: set[TritonConnection] = set()
         """Those on which an answer to a Call is awaited."""
+        self._heard = False
+        """Whether one that has left them got a piece of its answer since `heard` was asked."""
         self._stopping: set[asyncio.Task[None]] = set()
 
     async def generate(self, call: Call) -> AsyncGenerator[list[Part], None]:
@@ -69,7 +71,7 @@ class TritonServer:
             if ended:
                 self._give_back(connection)
             else:
-                self._busy.discard(connection)
+                self._leave_busy(connection)
                 self._in_background(self._stop(call.request_id, connection))
 
     async def ask(self, call: Call) -> dict[str, object]:
@@ -98,7 +100,8 @@ class TritonServer:
 
     def heard(self) -> bool:
         """Whether any request has got a piece of its answer since this was asked before."""
-        heard = any(connection.heard for connection in self._busy)
+        heard = self._heard or any(connection.heard for connection in self._busy)
+        self._heard = False
         for connection in self._busy:
             connection.heard = False
         return heard
@@ -135,7 +138,7 @@ class TritonServer:
             try:
                 return connection, await connection.status()
             except asyncio.CancelledError:
-                self._busy.discard(connection)
+                self._leave_busy(connection)
                 if stops:
                     self._in_background(self._stop(call.request_id, connection))
                 else:
@@ -145,7 +148,7 @@ class TritonServer:
                 self._give_back(connection)
                 was_sent = True
                 # A server closes connections that were idle for long, at times in the moment in which one is used.
-                if not used_before:
+                if connection.abandoned or not used_before:
                     raise self._lost(error, died=True) from error
 
     def _lost(self, error: ConnectionFailed, *, died: bool = False) -> UpstreamError:
@@ -160,8 +163,13 @@ class TritonServer:
             connection.close()
         return await connect(self.url, self._tls), False
 
+    def _leave_busy(self, connection: TritonConnection) -> None:
+        if connection in self._busy:
+            self._busy.remove(connection)
+            self._heard |= connection.heard
+
     def _give_back(self, connection: TritonConnection) -> None:
-        self._busy.discard(connection)
+        self._leave_busy(connection)
         if connection.usable and connection.keep_alive and len(self._idle) < _MAX_IDLE:
             self._idle.append(connection)
         else:
