@@ -73,6 +73,7 @@ CASES = {
     "stop_token_ids": Case({"stop_token_ids": list(range(40)), "temperature": 2.0, "seed": 1}),
     "min_tokens": Case({"stop_token_ids": list(range(40)), "min_tokens": 10, "temperature": 2.0, "seed": 1}),
     "ignore_eos": Case({"ignore_eos": True}),
+    "logit_bias": Case({"logit_bias": {70: 100.0, 71: 99.5}, **SAMPLED}),
     "bad": Case(lambda whole: {"bad": [word for word in whole.split() if word.isascii()][:3]}),
     "echo": Case({"exclude_input_from_output": False}),
     "truncate_prompt_tokens": Case({"truncate_prompt_tokens": 2}),

@@ -65,7 +65,7 @@ def test_all_of_it_is_valid(objects, options, version):
 
 
 def test_without_an_image_there_is_no_gateway(facts):
-    assert "gateway" not in kubernetes.render(facts, LaunchOptions(image="tritonserver:here"))
+    assert "r1-gateway" not in kubernetes.render(facts, LaunchOptions(image="tritonserver:here"))
 
 
 def test_every_selector_finds_its_own_pods_only(objects):

@@ -43,7 +43,6 @@ def add_options(verb: VerbParser) -> None:
         _gateway,
         "deepseek-triton gateway --server http://localhost:8000",
         "deepseek-triton gateway --model deepseek-r1=http://node1:8000,http://node2:8000 --host 0.0.0.0 --keys keys",
-        "deepseek-triton gateway --new-key ann >> keys",
         notes="Clients then use http://localhost:9000/v1, and people a chat page at http://localhost:9000/.\n"
         "URL may also be dns+http://HOST:PORT for all addresses of a name, or file:PATH for a list that is read\n"
         "again when it changes. docs/gateway.md is for users, docs/gateway-operations.md for owners.",
@@ -71,7 +70,7 @@ def _add_listening(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--workers", type=positive, metavar="N", help="processes that share the port (default: 1)")
     help_text = "file of API keys, read again when it changes (default: anyone may ask)"
     group.add_argument("--keys", type=path, metavar="FILE", help=help_text)
-    help_text = "print a line for the file of --keys, on stderr the new API key that it is for, and end"
+    help_text = "print a line for the file of --keys (>> keys), on stderr the new API key that it is for, and end"
     group.add_argument("--new-key", type=words, metavar="NAME", help=help_text)
     help_text = "let pages of this origin ask, such as https://chat.example.com, or *; may be repeated"
     group.add_argument("--cors-origin", action="append", type=words, metavar="ORIGIN", help=help_text)
