@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -115,16 +115,8 @@ def _run(case: Case, process: subprocess.Popen[str] | None, url: str, body: str)
     before_us = _cpu_us(process) if process else 0.0
     command = [sys.executable, "-m", f"{_LOAD}.reader", url, str(case.num_streams), "1.0", body]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=_environment())
-    found = json.loads(done.stdout)
-    cpu_us = _cpu_us(process) - before_us if process else found["cpu_us"]
-    later = found["later_us"]
-    return Run(
-        cpu_us / found["num_chunks"],
-        median(found["first_us"]),
-        median(later),
-        later[len(later) * 99 // 100],
-        found["num_chunks"],
-    )
+    run = Run(**json.loads(done.stdout))
+    return replace(run, cpu_us=(_cpu_us(process) - before_us) / run.num_chunks) if process else run
 
 
 def _summary(case: Case, runs: list[dict[str, Run]]) -> bool:
