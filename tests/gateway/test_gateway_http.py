@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -18,6 +16,7 @@ from hypothesis import strategies as st
 from deepseek_triton_tools.gateway.protocol.chat_request import CHAT_FIELDS
 from deepseek_triton_tools.gateway.protocol.completion_request import COMPLETION_FIELDS
 from deepseek_triton_tools.gateway.protocol.openai_fields import INPUTS, SAMPLING
+from support.leaving_client import leaving
 from support.raw_triton import RawTriton, Wire, answer, event, gateway_before, refusal
 from support.waiting import PATIENCE_S, wait_for
 
@@ -261,17 +260,7 @@ def test_half_an_answer_is_an_error(triton: RawTriton, address: str, path: str, 
 
 def leave(triton: RawTriton, address: str, body: Json, path: str, *, until: bytes = b"", num_asked: int = 1) -> None:
     """Send a request, and close the connection when these bytes have come and the server has been asked so often."""
-    data = json.dumps(body).encode()
-    parts = urlsplit(address)
-    with socket.create_connection((parts.hostname, parts.port)) as connection:
-        head = f"POST /v1/{path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        connection.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data)
-        connection.settimeout(PATIENCE_S)
-        received = b""
-        while until not in received:
-            more = connection.recv(65536)
-            assert more, received
-            received += more
+    with leaving(f"{address}/v1/{path}", body, until=until):
         wait_for(lambda: len(triton.asked) == num_asked)
 
 

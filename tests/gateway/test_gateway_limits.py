@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from deepseek_triton_tools.gateway.guard import rate_table
 from deepseek_triton_tools.gateway.guard.api_keys import new_key
+from support.leaving_client import leaving
 from support.raw_triton import RawTriton, Wire, answer, event, gateway_before
-from support.waiting import PATIENCE_S, wait_for
+from support.waiting import wait_for
 
 LIMIT = 60_000
 PROMPT = "word " * 16_000
@@ -45,18 +43,8 @@ def client(triton: RawTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def leave(client: httpx.Client, triton: RawTriton, path: str, body: dict[str, Any], until: bytes) -> int:
     """Ask, and close the connection when these bytes have come. Returns how many tokens the key has lost by it."""
-    data = json.dumps(body).encode()
-    parts = urlsplit(str(client.base_url))
-    with socket.create_connection((parts.hostname, parts.port)) as connection:
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: {client.headers['authorization']}\r\n"
-        head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-        connection.sendall(head.encode() + data)
-        connection.settimeout(PATIENCE_S)
-        received = b""
-        while until not in received:
-            more = connection.recv(65536)
-            assert more, received
-            received += more
+    headers = {"Authorization": client.headers["authorization"]}
+    with leaving(f"{client.base_url}".rstrip("/") + path, body, until=until, headers=headers):
         wait_for(lambda: triton.asked)
     wait_for(lambda: re.search(r"clients_left_total\{.*\} 1.0", client.get("/metrics").text))
     return used(client, triton)
