@@ -27,8 +27,8 @@ _DISMISSAL = b"."
 class SupervisorGuard:
     """The guarded process's side of the pipe. Make it before any thread is started or file is opened: it forks.
 
-    As a context manager it dismisses the guard at the end. It does not after an unexpected error, because the guarded
-    process may then have left something behind, for example when it can open no more files.
+    As a context manager it dismisses the guard at the end, and waits until it has ended. It does not after an unexpected
+    error, because the guarded process may then have left something behind, for example when it can open no more files.
     """
 
     def __init__(self, tag: LaunchTag, *, afterwards: Callable[[], None]) -> None:
@@ -50,6 +50,8 @@ class SupervisorGuard:
             with contextlib.suppress(BrokenPipeError):  # somebody has killed the guard
                 os.write(self._writing, _DISMISSAL)
             os.close(self._writing)
+            with contextlib.suppress(ChildProcessError):  # it was killed, and reaped already
+                os.waitpid(self.pid, 0)
 
 
 def _watch(reading: int, tag: LaunchTag, afterwards: Callable[[], None]) -> NoReturn:
