@@ -1,0 +1,32 @@
+"""How much load: one point of a sweep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPoint:
+    """Closed loop: `concurrency` without `rate`. Open loop: `rate`, and `concurrency` is then only a limit. Trace:
+    neither; the dataset says when."""
+
+    num_requests: int
+    """Conversations that are measured; a plain request is a conversation of one turn."""
+    num_warmup: int = 0
+    """Conversations sent before, at the same pace, and not measured."""
+    concurrency: int | None = None
+    """Conversations under way at once."""
+    rate: float | None = None
+    """Requests a second; infinity sends all at once."""
+    burstiness: float = 1.0
+    """Shape of the gamma distribution of the gaps between requests: 1 is Poisson, below it come bursts."""
+
+    @property
+    def label(self) -> str:
+        """A name for tables and pictures."""
+        parts = []
+        if self.rate is not None:
+            parts.append(f"rate {self.rate:g}")
+        if self.concurrency is not None:
+            parts.append(f"concurrency {self.concurrency}")
+        return ", ".join(parts) or "trace"

@@ -1,0 +1,1 @@
+"""Records of requests, and the figures they make."""

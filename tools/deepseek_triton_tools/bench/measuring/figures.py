@@ -1,0 +1,94 @@
+"""The figures of one run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """Of one quantity; all zero when nothing was measured."""
+
+    mean: float = 0.0
+    std: float = 0.0
+    min: float = 0.0
+    p50: float = 0.0
+    p90: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+    max: float = 0.0
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """Limits that a request must keep to count for goodput, in milliseconds; None is no limit."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    itl_ms: float | None = None
+    """The request's longest gap between two tokens."""
+    e2el_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineBin:
+    """One part of the run's time."""
+
+    at_s: float
+    """Its begin."""
+    inflight: float
+    """Requests under way, on average."""
+    output_tokens: int
+    requests_sent: int
+    requests_ended: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Only completed requests count, but for the numbers that say otherwise. Times are in milliseconds.
+
+    Several tools call different things TPS/user; here each has a name of its own.
+    """
+
+    duration_s: float
+    """From the first request sent to the last end."""
+    completed: int
+    failed: int
+    cancelled: int
+    errors: dict[str, int] = field(default_factory=dict)
+    """Error -> how often, the most frequent ones."""
+    total_input_tokens: int
+    total_output_tokens: int
+    total_cached_tokens: int = 0
+    request_throughput: float
+    """Completed requests a second."""
+    output_throughput: float
+    """Output tokens a second."""
+    total_token_throughput: float
+    """Input and output tokens a second."""
+    output_throughput_per_gpu: float | None = None
+    """None where the number of GPUs is not known."""
+    user_throughput: float
+    """Mean over requests of output tokens / end-to-end latency: trtllm-bench's and benchmark_serving's TPS/user."""
+    decode_user_throughput: float
+    """1000 / mean TPOT in ms: without the first token; InferenceX's interactivity, close to AIPerf's TPS/user."""
+    concurrency_user_throughput: float | None = None
+    """Output throughput / concurrency: vLLM's Pareto plot. None in an open loop."""
+    ttft_ms: Distribution
+    """Time to first token."""
+    tpot_ms: Distribution
+    """Of each request (last token - first token) / (tokens - those that came with the first)."""
+    itl_ms: Distribution
+    """Of each token: the gap between chunks, divided by the tokens of the later chunk."""
+    chunk_gap_ms: Distribution
+    """The gap between two chunks: what benchmark_serving calls ITL."""
+    e2el_ms: Distribution
+    lag_ms: Distribution
+    """Open loop and trace: from when a request was due to when it was sent. A large one means that this client, not
+    the server, was the limit."""
+    goodput: float | None = None
+    """Requests a second that kept the SLO; None without one."""
+    good_share: float | None = None
+    """Those requests / all that were sent."""

@@ -1,0 +1,1 @@
+"""Pictures: one HTML file, and the terminal."""

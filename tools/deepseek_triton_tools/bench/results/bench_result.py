@@ -1,0 +1,60 @@
+"""A whole benchmark: every point of a sweep with its repeated runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from deepseek_triton_tools.bench.load.load_settings import LoadPoint
+from deepseek_triton_tools.bench.measuring.figures import Figures, Slo, TimelineBin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricSummary:
+    """One series of a server's /metrics during a run."""
+
+    first: float
+    last: float
+    mean: float
+    max: float
+
+    @property
+    def increase(self) -> float:
+        return self.last - self.first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchRun:
+    figures: Figures
+    timeline: tuple[TimelineBin, ...] = ()
+    server_metrics: Mapping[str, MetricSummary] = field(default_factory=dict)
+    """Series of the servers' /metrics, GPU telemetry too, by name with labels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchPoint:
+    load: LoadPoint
+    runs: tuple[BenchRun, ...]
+    """Repeated runs of the same load, at least one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchResult:
+    """What `bench` writes as bench.json, and what every table and picture is made of."""
+
+    date: str
+    """ISO 8601, UTC."""
+    urls: tuple[str, ...]
+    endpoint: str
+    """triton-http, triton-grpc or openai."""
+    model: str
+    gpus: int | None
+    dataset: str
+    """The dataset in a few words: its kind and lengths."""
+    slo: Slo
+    points: tuple[BenchPoint, ...]
+    command: str = ""
+    preset: str = ""
+    server: Mapping[str, Any] = field(default_factory=dict)
+    """What the server says of itself: engine, variant, limits."""

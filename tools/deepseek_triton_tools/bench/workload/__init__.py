@@ -1,0 +1,1 @@
+"""What is sent: prompts of given lengths, files, traces, conversations."""

@@ -1,0 +1,1 @@
+"""The accuracy of a served model: lm-evaluation-harness over our client."""
