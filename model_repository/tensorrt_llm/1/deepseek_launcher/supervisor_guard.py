@@ -27,7 +27,7 @@ _DISMISSAL = b"."
 class SupervisorGuard:
     """The guarded process's side of the pipe. Make it before any thread is started or file is opened: it forks.
 
-    As a context manager it dismisses the guard at the end, and waits for its end. It does not after an unexpected error,
+    As a context manager it dismisses the guard at the end and waits for its end. It does not after an unexpected error,
     because the guarded process may then have left something behind, for example when it can open no more files.
     """
 
