@@ -60,7 +60,7 @@ def prompt_request(
 
 
 def _token_ids(prompt: Iterable[Any]) -> tuple[int, ...]:
-    """Raises InvalidRequest, naming the wrong one. Long prompts are common, so plain numbers are checked all at once."""
+    """Raises InvalidRequest for the first wrong one. Plain numbers are checked all at once: prompts are long."""
     ids = tuple(prompt)
     if set(map(type, ids)) == {int}:
         with suppress(OverflowError):  # below, it is found and named

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from deepseek_triton_tools.bench.load.target import TargetSettings
@@ -11,29 +11,22 @@ from deepseek_triton_tools.bench.workload.bench_request import Conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadItem:
-    """One conversation of a run."""
-
-    index: int
-    """Number in the dataset."""
-    conversation: Conversation
-    due_s: float | None
-    """Seconds after the start; None in a closed loop."""
-    measured: bool
-    leaves: bool
-    """Whether the client leaves its first turn early."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadJob:
     """One process's share of a run."""
 
     target: TargetSettings
-    items: Sequence[LoadItem]
-    """Ordered by `due_s`. Those that are not measured come first."""
+    conversations: Sequence[Conversation]
+    indices: Sequence[int]
+    """Their numbers in the whole run, ascending."""
+    due_s: Sequence[float] | None
+    """When each begins, in seconds after the start, ascending; None in a closed loop."""
+    num_warmup: int
+    """Conversations with a smaller number are not measured."""
+    leaving: Set[int]
+    """Numbers of the conversations whose user leaves in the first turn."""
+    leave_after_s: float
     concurrency: int | None
     duration_s: float | None
-    leave_after_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

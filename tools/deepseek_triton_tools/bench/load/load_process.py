@@ -8,7 +8,7 @@ import itertools
 import signal
 import time
 from array import array
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,7 +18,6 @@ from deepseek_triton_tools.bench.load.load_job import (
     JobDone,
     JobProgress,
     JobReady,
-    LoadItem,
     LoadJob,
     StartRun,
     StopRun,
@@ -89,9 +88,7 @@ class _JobRun:
 
     async def _trial(self) -> str:
         """Ask each server for one token. Returns what is wrong."""
-        if not self._job.items:
-            return ""
-        request = self._job.items[0].conversation[0]
+        request = self._job.conversations[0][0]
         fields = {**(request.fields or {}), "max_tokens": 1}
         for target in self._targets:
             record = RequestRecord(index=0)
@@ -104,7 +101,7 @@ class _JobRun:
         delays: list[float] = []
         helpers = [asyncio.create_task(self._tell()), asyncio.create_task(self._measure_delays(delays))]
         await asyncio.sleep(max(0.0, -self._now()))
-        work = asyncio.create_task(self._closed() if self._job.items[0].due_s is None else self._open())
+        work = asyncio.create_task(self._closed() if self._job.due_s is None else self._open(self._job.due_s))
         stopping = asyncio.create_task(self._stopped.wait())
         try:
             await asyncio.wait([work, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -138,39 +135,39 @@ class _JobRun:
             await asyncio.sleep(_TICK_S)
             delays.append(max(0.0, (time.monotonic() - due) * 1000))
 
-    def _items(self) -> Iterator[LoadItem]:
-        """The items; with a duration, the measured ones again and again until it is over."""
+    def _positions(self) -> Iterator[int]:
+        """The positions of the conversations; with a duration, the measured ones again and again until it is over."""
+        positions: Iterator[int] = iter(range(len(self._job.conversations)))
         if self._job.duration_s is None:
-            yield from self._job.items
+            yield from positions
             return
-        again = itertools.cycle([item for item in self._job.items if item.measured])
-        for item in itertools.chain(self._job.items, again):
+        measured = [at for at, index in enumerate(self._job.indices) if index >= self._job.num_warmup]
+        for position in itertools.chain(positions, itertools.cycle(measured)):
             if self._now() >= self._job.duration_s:
                 return
-            yield item
+            yield position
 
     async def _closed(self) -> None:
-        items = self._items()
+        positions = self._positions()
 
         async def user() -> None:
-            for item in items:
-                await self._converse(item, None)
+            for position in positions:
+                await self._converse(position, None)
 
         await _all(user() for _ in range(self._job.concurrency or 1))
 
-    async def _open(self) -> None:
+    async def _open(self, due: Sequence[float]) -> None:
         places = asyncio.Semaphore(self._job.concurrency) if self._job.concurrency else None
         tasks: set[asyncio.Task[None]] = set()
         try:
-            for item in self._job.items:
-                due_s = item.due_s or 0.0
+            for position, due_s in enumerate(due):
                 if self._job.duration_s is not None and due_s >= self._job.duration_s:
                     break
                 await asyncio.sleep(max(0.0, due_s - self._now()))
                 if places is not None:
                     await places.acquire()
                     due_s = max(due_s, self._now())  # the limit makes it late, not this client
-                task = asyncio.create_task(self._converse(item, due_s))
+                task = asyncio.create_task(self._converse(position, due_s))
                 tasks.add(task)
                 if places is not None:
                     task.add_done_callback(lambda _: places.release())
@@ -181,21 +178,23 @@ class _JobRun:
         finally:
             await _cancel(tasks)
 
-    async def _converse(self, item: LoadItem, due_s: float | None) -> None:
+    async def _converse(self, position: int, due_s: float | None) -> None:
         """Send turn after turn. A conversation ends early with a turn that failed."""
-        target = self._targets[item.index % len(self._targets)]
+        index = self._job.indices[position]
+        conversation = self._job.conversations[position]
+        target = self._targets[index % len(self._targets)]
         history = _History(chat=self._job.target.chat)
-        for turn, request in enumerate(item.conversation):
+        for turn, request in enumerate(conversation):
             if turn:
                 await asyncio.sleep(request.wait_s)
-            record = RequestRecord(index=item.index, turn=turn, due_s=due_s if turn == 0 else None)
-            if item.measured:
+            record = RequestRecord(index=index, turn=turn, due_s=due_s if turn == 0 else None)
+            if index >= self._job.num_warmup:
                 self._records.append(record)
-            has_next = turn + 1 < len(item.conversation)
+            has_next = turn + 1 < len(conversation)
             asking = target.ask(history.with_prompt(request.prompt), _fields(request), record, keep_ids=has_next)
             self._inflight += 1
             try:
-                limit_s = self._job.leave_after_s if item.leaves and turn == 0 else None
+                limit_s = self._job.leave_after_s if index in self._job.leaving and turn == 0 else None
                 answer = await asyncio.wait_for(asking, limit_s) if limit_s is not None else await asking
             except asyncio.TimeoutError:
                 return  # this user has left, as was asked for

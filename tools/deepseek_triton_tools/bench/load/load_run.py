@@ -17,7 +17,6 @@ from deepseek_triton_tools.bench.load.load_job import (
     JobDone,
     JobProgress,
     JobReady,
-    LoadItem,
     LoadJob,
     StartRun,
     StopRun,
@@ -105,7 +104,7 @@ class LoadProcesses:
         seed: int,
         on_progress: Callable[[LoadProgress], None],
     ) -> LoadRun:
-        """Send `point.num_warmup + point.num_requests` conversations.
+        """Send the conversations, of which the first `point.num_warmup` are not measured.
 
         The first Ctrl-C ends the run early, the second raises KeyboardInterrupt.
 
@@ -122,7 +121,7 @@ class LoadProcesses:
         start = time.monotonic() + _HEAD_START_S
         for pipe in pipes:
             pipe.send(StartRun(at=start))
-        total = sum(len(job.items) for job in jobs)
+        total = len(conversations)
         done, interrupted = self._collect(pipes, start, total, on_progress)
         records = sorted((record for each in done for record in each.records), key=lambda each: (each.index, each.turn))
         delays = [delay for each in done for delay in each.delays_ms]
@@ -138,23 +137,18 @@ class LoadProcesses:
         number = min(number, len(conversations))
         due = due_times(point, conversations, seed)
         chance = random.Random(seed)
-        items = [
-            LoadItem(
-                index=index,
-                conversation=conversation,
-                due_s=None if due is None else due[index],
-                measured=index >= point.num_warmup,
-                leaves=chance.random() < point.leave_share,
-            )
-            for index, conversation in enumerate(conversations)
-        ]
+        leaving = {index for index in range(len(conversations)) if chance.random() < point.leave_share}
         return [
             LoadJob(
                 target=target,
-                items=items[process::number],
+                conversations=conversations[process::number],
+                indices=range(process, len(conversations), number),
+                due_s=None if due is None else due[process::number],
+                num_warmup=point.num_warmup,
+                leaving=leaving,
+                leave_after_s=point.leave_after_s,
                 concurrency=None if point.concurrency is None else len(range(process, point.concurrency, number)),
                 duration_s=point.duration_s,
-                leave_after_s=point.leave_after_s,
             )
             for process in range(number)
         ]
