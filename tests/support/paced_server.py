@@ -80,7 +80,8 @@ class PacedServer(asyncio.Protocol):
         num = int(body.get("max_tokens") or body.get("sampling_param_max_tokens") or _DEFAULT_TOKENS)
         prompt = body.get("prompt") or body.get("input_ids") or body.get("text_input") or ""
         events = _openai_events if is_openai else _triton_events
-        parts = events(len(prompt), num, self.pace.tokens, breaks)
+        length = len(prompt) if isinstance(prompt, (str, list)) else 1  # Triton's JSON: one element is no list
+        parts = events(length, num, self.pace.tokens, breaks)
         self._transport.write(_HEAD)
         loop = asyncio.get_running_loop()
         due = loop.time() + self.pace.first_s

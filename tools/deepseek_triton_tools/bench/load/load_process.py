@@ -163,7 +163,8 @@ class _JobRun:
             for position, due_s in enumerate(due):
                 if self._job.duration_s is not None and due_s >= self._job.duration_s:
                     break
-                await asyncio.sleep(max(0.0, due_s - self._now()))
+                while (early_s := due_s - self._now()) > 0:  # uvloop's timers may end up to 1 ms early
+                    await asyncio.sleep(early_s)
                 if places is not None:
                     await places.acquire()
                     due_s = max(due_s, self._now())  # the limit makes it late, not this client
