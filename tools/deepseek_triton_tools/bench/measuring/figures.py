@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Of one quantity; all zero when nothing was measured."""
+    """The values of one quantity; all zero when nothing was measured."""
 
     mean: float = 0.0
     std: float = 0.0
@@ -46,6 +46,20 @@ class TimelineBin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MetricSummary:
+    """One series of a server's /metrics during a run."""
+
+    first: float
+    last: float
+    mean: float
+    max: float
+
+    @property
+    def increase(self) -> float:
+        return self.last - self.first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """Only completed requests count, but for the numbers that say otherwise. Times are in milliseconds.
 
@@ -63,9 +77,8 @@ class Figures:
     total_output_tokens: int
     total_cached_tokens: int = 0
     input_tokens: Distribution = Distribution()
-    """Of each request."""
+    """A value for each request; this holds of the next one too."""
     output_tokens: Distribution = Distribution()
-    """Of each request."""
     request_throughput: float
     """Completed requests a second."""
     output_throughput: float
@@ -83,15 +96,15 @@ class Figures:
     decode_user_throughput: float
     """1000 / mean TPOT in ms: without the first token; InferenceX's interactivity."""
     decode_speed: Distribution = Distribution()
-    """Of each request 1000 / TPOT in ms, tokens a second: AIPerf's TPS/user, trtllm-bench's GTPS."""
+    """For each request 1000 / TPOT in ms, tokens a second: AIPerf's TPS/user, trtllm-bench's GTPS."""
     concurrency_user_throughput: float | None = None
     """Output throughput / concurrency: vLLM's Pareto plot. None in an open loop."""
     ttft_ms: Distribution
     """Time to first token."""
     tpot_ms: Distribution
-    """Of each request (last chunk - first chunk) / (tokens - those of the first chunk)."""
+    """For each request (last chunk - first chunk) / (tokens - those of the first chunk)."""
     itl_ms: Distribution
-    """Of each token: the gap between chunks, divided by the tokens of the later chunk."""
+    """For each token the gap between chunks, divided by the tokens of the later chunk."""
     chunk_gap_ms: Distribution
     """The gap between two chunks: what benchmark_serving calls ITL."""
     e2el_ms: Distribution

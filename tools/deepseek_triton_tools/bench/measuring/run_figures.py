@@ -38,7 +38,8 @@ def run_figures(
     tpot = _present(map(_tpot, completed))
     tpot_ms = _distribution(1000 * tpot)
     gaps, later_tokens = _gaps_ms(completed)
-    itl_ms = _weighted({weight: np.sort(gaps[later_tokens == weight] / weight) for weight in np.unique(later_tokens)})
+    itl_ms = _weighted(_by_weight(gaps, later_tokens))
+    gaps.sort()
     output_throughput = _rate(output_tokens.sum(), duration)
     good = None if slo in (None, Slo()) else sum(_is_good(record, slo) for record in completed)
     return Figures(
@@ -65,7 +66,7 @@ def run_figures(
         ttft_ms=_distribution(1000 * _present(map(_ttft, completed))),
         tpot_ms=tpot_ms,
         itl_ms=itl_ms,
-        chunk_gap_ms=_distribution(gaps),
+        chunk_gap_ms=_weighted({1: gaps}),
         e2el_ms=_distribution(1000 * e2el),
         lag_ms=_distribution(1000 * _present(map(_lag, records))),
         goodput=None if good is None else _rate(good, duration),
@@ -216,9 +217,14 @@ def _distribution(values: Floats) -> Distribution:
     return _weighted({1: np.sort(values)})
 
 
+def _by_weight(gaps: Floats, tokens: NDArray[np.int32]) -> dict[int, Floats]:
+    """The gaps between tokens: a chunk of k tokens that came after a gap makes k of gap / k."""
+    weights = np.flatnonzero(np.bincount(tokens)).tolist()
+    return {weight: np.sort(gaps[tokens == weight] / weight) for weight in weights}
+
+
 def _weighted(groups: Mapping[int, Floats]) -> Distribution:
     """The distribution of sorted values, by weight: each value counts as often as its weight says."""
-    groups = {int(weight): values for weight, values in groups.items() if len(values)}
     count = sum(weight * len(values) for weight, values in groups.items())
     if not count:
         return Distribution()
