@@ -155,7 +155,7 @@ def _longest_gap(record: RequestRecord) -> float:
 
 
 def _is_good(record: RequestRecord, slo: Slo) -> bool:
-    """What an answer doesn't have, such as the TPOT of a single token, keeps every limit."""
+    """A single token has no TPOT, and it keeps every limit of it."""
     limits: tuple[tuple[float | None, Callable[[RequestRecord], float | None]], ...] = (
         (slo.ttft_ms, _ttft),
         (slo.tpot_ms, _tpot),

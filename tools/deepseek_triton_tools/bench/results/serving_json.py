@@ -82,7 +82,7 @@ def _details(records: Sequence[RequestRecord]) -> dict[str, Any]:
 
 
 def _row(record: RequestRecord) -> Mapping[str, Any]:
-    """What the lists hold of one request, in seconds; zeros where it did not complete. The text was not kept."""
+    """The entries of one request, in seconds; zeros where it did not complete. Its text was not kept."""
     completed = record.outcome == "completed"
     times = record.chunk_s if completed else ()
     e2el = record.ended_s - record.sent_s if completed else 0.0
