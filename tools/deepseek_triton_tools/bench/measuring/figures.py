@@ -111,6 +111,8 @@ class Figures:
     lag_ms: Distribution
     """Open loop and trace: from when a request was due to when it was sent; of all requests, failed ones too. A large
     one means that this client, not the server, was the limit."""
+    client_delay_ms: float = 0.0
+    """How late the load processes woke up, 99th percentile: times are not exact to more than this."""
     goodput: float | None = None
     """Requests a second that kept the SLO; None without one."""
     good_share: float | None = None
