@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,9 @@ _LEAST_BINS, _MOST_BINS = 20, 240
 """Parts of the timeline; about one for each second."""
 
 
+_NO_SLO = Slo()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
     """What is to be measured."""
@@ -35,7 +37,7 @@ class Sweep:
     dataset: str
     """The dataset in a few words."""
     gpus: int | None = None
-    slo: Slo = Slo()
+    slo: Slo = _NO_SLO
     processes: int | None = None
     """Load processes; None: as many as the largest point needs."""
     seed: int = 0
@@ -68,14 +70,9 @@ def sweep_steps(sweep: Sweep, on_progress: Callable[[str, LoadProgress], None]) 
         for position, (point, repeated) in enumerate(runs):
             name = _name(point, repeated, sweep.repeat, position, len(runs))
             conversations = sweep.conversations(point.num_warmup + point.num_requests, sweep.seed + position)
-            with ExitStack() as watching:
-                measured = processes.run(
-                    sweep.target,
-                    point,
-                    conversations,
-                    seed=sweep.seed + position,
-                    on_progress=lambda progress, name=name: on_progress(name, progress),  # type: ignore[misc]
-                )
+            measured = processes.run(
+                sweep.target, point, conversations, seed=sweep.seed + position, on_progress=partial(on_progress, name)
+            )
             yield SweepStep(load=point, number=repeated, run=_bench_run(sweep, point, measured), measured=measured)
             if measured.interrupted:
                 return
@@ -109,9 +106,7 @@ def _bench_run(sweep: Sweep, point: LoadPoint, measured: LoadRun) -> BenchRun:
     )
     delay_ms = float(np.percentile(measured.delays_ms, 99)) if measured.delays_ms else 0.0
     bins = min(_MOST_BINS, max(_LEAST_BINS, round(figures.duration_s)))
-    return BenchRun(
-        figures=replace(figures, client_delay_ms=delay_ms), timeline=run_timeline(measured.records, bins)
-    )
+    return BenchRun(figures=replace(figures, client_delay_ms=delay_ms), timeline=run_timeline(measured.records, bins))
 
 
 def _name(point: LoadPoint, repeated: int, repeat: int, position: int, total: int) -> str:
