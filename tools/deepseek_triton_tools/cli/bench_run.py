@@ -24,7 +24,7 @@ from deepseek_triton_tools.terminal.output_streams import complain, to_reader
 from deepseek_triton_tools.tool_errors import InstallationError, ToolError
 
 if TYPE_CHECKING:  # numpy and aiohttp take longer than the rest of --help
-    from deepseek_triton_tools.bench.load.target import TargetSettings
+    from deepseek_triton_tools.bench.load.bench_target import TargetSettings
     from deepseek_triton_tools.bench.results.bench_result import BenchResult
     from deepseek_triton_tools.bench.sweep import Sweep
     from deepseek_triton_tools.bench.workload.bench_request import Conversation
@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # numpy and aiohttp take longer than the rest of --help
 _DEFAULT_CONCURRENCY = 16
 _DEFAULT_ROUNDS = 5
 _DEFAULT_NUM_PROMPTS = 100
-"""Of an open loop."""
+"""Requests of an open loop."""
 _TABLES = ("ours", "vllm", "trtllm-bench")
 _SLO_NAMES = ("ttft", "tpot", "itl", "e2el")
 
@@ -180,7 +180,7 @@ def _sweep(args: argparse.Namespace) -> Sweep:
 
 
 def _target(args: argparse.Namespace, *, ignore_eos: bool) -> TargetSettings:
-    from deepseek_triton_tools.bench.load.target import TargetSettings
+    from deepseek_triton_tools.bench.load.bench_target import TargetSettings
     from deepseek_triton_tools.bench.server_facts import endpoint_of, first_openai_model
 
     endpoint = endpoint_of(args.urls, args.endpoint)
