@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import math
 from array import array
@@ -375,9 +376,9 @@ _SAMPLES = st.builds(
 )
 
 
-@given(st.lists(_SAMPLES))
-def test_samples_are_read_as_they_were_written(tmp_path_factory, records) -> None:
-    path = tmp_path_factory.getbasetemp() / "requests.jsonl"
+@given(st.lists(_SAMPLES), st.sampled_from(["requests.jsonl", "requests.jsonl.gz"]))
+def test_samples_are_read_as_they_were_written(tmp_path_factory, records, name) -> None:
+    path = tmp_path_factory.getbasetemp() / name
     write_samples(records, path)
     assert read_samples(path) == records
 
@@ -404,6 +405,17 @@ def test_a_sample_that_is_none_is_named(line, reason, tmp_path) -> None:
     path.write_text(path.read_text() + line + "\n")
     with pytest.raises(ToolError, match=rf"{path}, line 3: expected the record of a request; .*{reason}"):
         read_samples(path)
+
+
+@pytest.mark.parametrize("content", [b"no gzip", b"", gzip.compress(b"{}\n" * 999)[:-12], gzip.compress(b"\xff")])
+def test_compressed_samples_that_are_damaged(content, tmp_path) -> None:
+    path = tmp_path / "requests.jsonl.gz"
+    path.write_bytes(content)
+    if content:
+        with pytest.raises(ToolError, match=r"requests\.jsonl\.gz"):
+            read_samples(path)
+    else:
+        assert read_samples(path) == []
 
 
 def test_samples_that_are_not_there(tmp_path) -> None:

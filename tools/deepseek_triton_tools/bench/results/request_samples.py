@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from array import array
 from collections.abc import Iterable, Iterator
@@ -18,7 +19,7 @@ _DIGITS = 6
 
 
 def write_samples(records: Iterable[RequestRecord], path: Path) -> None:
-    """Write a line for each request, whole or not at all. Raises ToolError."""
+    """Write a line for each request, whole or not at all; compressed where the name ends in .gz. Raises ToolError."""
     with whole_file(path) as file:
         file.writelines(json.dumps(_sample(record), separators=(",", ":")) + "\n" for record in records)
 
@@ -26,10 +27,10 @@ def write_samples(records: Iterable[RequestRecord], path: Path) -> None:
 def read_samples(path: Path) -> list[RequestRecord]:
     """Read what `write_samples` wrote. Raises ToolError, which names the first line that is wrong."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
             return list(_records(file, path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ToolError(f"{path} can't be read: {getattr(error, 'strerror', None) or 'it is not text'}") from error
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise ToolError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _sample(record: RequestRecord) -> dict[str, Any]:
