@@ -287,7 +287,7 @@ def test_the_command_prints_a_table_for_each_load(bench_compare, capsys) -> None
     assert bench_compare(result(1.0, 1.01), result(2.0, 2.01, gpus=4)) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("gpus differs: 2 and 4\nconcurrency 4\n")
-    assert re.search(r"^  tok/s +99.5 ± 6.3 +49.9 ± 1.6 +-49.9 % +worse$", printed, re.MULTILINE)
+    assert re.search(r"^  tok/s +99\.50 ± 6\.29 +49\.88 ± 1\.58 +-49\.9 % +worse$", printed, re.MULTILINE)
 
 
 def test_the_command_says_what_is_missing_for_a_verdict(bench_compare, capsys) -> None:
