@@ -1,0 +1,188 @@
+"""Datasets in files: JSON Lines of several tools, ShareGPT's JSON, and traces."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepseek_triton_tools.bench.workload.bench_request import BenchRequest, Conversation
+from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions
+from deepseek_triton_tools.bench.workload.dataset_rows import HASHED_BLOCK, DatasetRow, HashedPrompt, parse_row
+from deepseek_triton_tools.bench.workload.lazy_conversations import ChosenConversations, LazyConversations
+from deepseek_triton_tools.bench.workload.token_ids import random_ids
+from deepseek_triton_tools.generating.prompt_sources import file_name
+from deepseek_triton_tools.terminal.output_streams import complain
+from deepseek_triton_tools.tool_errors import ToolError
+
+TokenCounter: TypeAlias = Callable[[Sequence[str]], Sequence[int]]
+"""Returns the number of tokens of each text."""
+
+_ItemT = TypeVar("_ItemT")
+_ReadT = TypeVar("_ReadT")
+
+_UNIQUE, _BLOCK = 1, 2
+"""Parts of the keys of random ids."""
+_MOST_PROBLEMS = 10
+_FEWEST_TOKENS, _MOST_PROMPT_TOKENS, _MOST_TOKENS = 4, 1024, 2048
+"""benchmark_serving leaves out what of ShareGPT is shorter or longer (is_valid_sequence in vLLM and TensorRT-LLM)."""
+_COUNTED_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class FileConversations(LazyConversations):
+    """The rows of a file, each a conversation of one turn."""
+
+    rows: Sequence[DatasetRow]
+    vocabulary: range
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def make(self, index: int) -> Conversation:
+        row = self.rows[index]
+        prompt = row.prompt if isinstance(row.prompt, str) else tuple(self._ids(index, row.prompt).tolist())
+        return (BenchRequest(prompt=prompt, output_tokens=row.output_tokens, at_s=row.at_s, fields=row.fields),)
+
+    def _ids(self, index: int, prompt: NDArray[np.int32] | HashedPrompt) -> NDArray[Any]:
+        if not isinstance(prompt, HashedPrompt):
+            return prompt
+        if prompt.hash_ids is None:
+            return random_ids(self.vocabulary, prompt.length, self.seed, _UNIQUE, index)
+        blocks = [random_ids(self.vocabulary, HASHED_BLOCK, self.seed, _BLOCK, hash_id) for hash_id in prompt.hash_ids]
+        return np.concatenate(blocks)[: prompt.length]
+
+
+def read_conversations(
+    path: Path, options: DatasetOptions, num: int | None, vocabulary: range, count_tokens: TokenCounter | None = None
+) -> LazyConversations:
+    """Return `num` conversations of a file, or all; a file with fewer is repeated, and stderr says so.
+
+    :param path: `-` is standard input.
+    :param count_tokens: says how long ShareGPT's prompts and answers are.
+    :raises ToolError: when the file can't be used. Each of its first ten problems is one line on stderr.
+    """
+    name = file_name(path)
+    with open(os.dup(0) if str(path) == "-" else path, "rb") as file:
+        if file.peek().lstrip().startswith(b"["):
+            answered = [pair for pair in _checked(name, "conversation", _entries(name, file.read()), _answered) if pair]
+            _shuffle(answered, options)
+            rows = list(islice(_sharegpt_rows(name, answered, options, count_tokens), num))
+        else:
+            rows = _checked(name, "line", ((n, line) for n, line in enumerate(file, 1) if line.strip()), parse_row)
+            if options.output is not None:
+                lengths = options.output.draw(len(rows), options.seed).tolist()
+                rows = [replace(row, output_tokens=length) for row, length in zip(rows, lengths, strict=True)]
+            if any(row.at_s is not None for row in rows):
+                return _trace(name, rows, options, num, vocabulary)
+            _shuffle(rows, options)
+    found = FileConversations(_not_empty(name, rows), vocabulary, options.seed)
+    if num is not None and num > len(found):
+        complain(f"{name} has {len(found)} requests: they are repeated until there are {num}")
+    return found if num is None else ChosenConversations(found, [index % len(found) for index in range(num)])
+
+
+def _checked(
+    name: str, kind: str, items: Iterable[tuple[int, _ItemT]], parse: Callable[[_ItemT], _ReadT]
+) -> list[_ReadT]:
+    """Parse the items of a file. Raises ToolError when one is wrong."""
+    parsed, num_wrong = [], 0
+    for number, item in items:
+        try:
+            parsed.append(parse(item))
+        except ToolError as error:
+            num_wrong += 1
+            if num_wrong <= _MOST_PROBLEMS:
+                complain(f"{name} {kind} {number}: {error}")
+    if num_wrong:
+        total = num_wrong + len(parsed)
+        shown = "" if num_wrong <= _MOST_PROBLEMS else f"; the first {_MOST_PROBLEMS} are listed"
+        raise ToolError(f"{num_wrong} of {total} {kind}s of {name} are wrong{shown}")
+    return parsed
+
+
+def _not_empty(name: str, rows: list[DatasetRow]) -> list[DatasetRow]:
+    if not rows:
+        raise ToolError(f"{name} has no request that can be sent")
+    return rows
+
+
+def _shuffle(rows: list[Any], options: DatasetOptions) -> None:
+    """Give the order that benchmark_serving gives for the seed."""
+    if options.shuffle:
+        random.Random(options.seed).shuffle(rows)
+
+
+def _trace(
+    name: str, rows: list[DatasetRow], options: DatasetOptions, num: int | None, vocabulary: range
+) -> LazyConversations:
+    """Return the conversations of a trace, the earliest at 0 s."""
+    timed = [(row.at_s, row) for row in rows if row.at_s is not None]
+    problems = []
+    if len(timed) < len(rows):
+        problems.append(f"only {len(timed)} of {len(rows)} lines have a timestamp")
+    if options.shuffle:
+        problems.append("a trace keeps its order: leave out --shuffle")
+    if num is not None and num > len(rows):
+        problems.append(f"a trace is not repeated, and this one has {len(rows)} requests, not {num}")
+    if problems:
+        raise ToolError(f"{name}: {'; '.join(problems)}", exit_code=2)
+    timed.sort(key=lambda pair: pair[0])
+    start = timed[0][0]
+    moved = [replace(row, at_s=(at_s - start) / options.speedup) for at_s, row in timed[:num]]
+    return FileConversations(moved, vocabulary, options.seed)
+
+
+# --- ShareGPT ---
+
+
+def _entries(name: str, content: bytes) -> Iterable[tuple[int, Any]]:
+    try:
+        return enumerate(json.loads(content), 1)
+    except (ValueError, RecursionError) as error:
+        raise ToolError(f"{name} is not JSON: {error}") from error
+
+
+def _answered(entry: Any) -> tuple[str, str] | None:
+    """The first two texts of a conversation, a prompt and its answer; None for a conversation without an answer."""
+    turns = entry.get("conversations") if isinstance(entry, dict) else None
+    if not isinstance(turns, list):
+        raise ToolError(f'expected {{"conversations": [...]}}, got {entry!r:.100}')
+    texts = [turn["value"] for turn in turns[:2] if isinstance(turn, dict) and isinstance(turn.get("value"), str)]
+    if len(texts) < len(turns[:2]):
+        raise ToolError(f'expected {{"from": ..., "value": TEXT}} in conversations, got {turns[:2]!r:.100}')
+    return (texts[0], texts[1]) if len(texts) == 2 else None
+
+
+def _sharegpt_rows(
+    name: str, answered: list[tuple[str, str]], options: DatasetOptions, count_tokens: TokenCounter | None
+) -> Iterator[DatasetRow]:
+    """Rows of the lengths that benchmark_serving takes; of all lengths where nothing counts tokens."""
+    fixed = None if options.output is None else options.output.draw(len(answered), options.seed).tolist()
+    if count_tokens is None:
+        if fixed is None:
+            raise ToolError(
+                f"{name}: an answer's length is the number of output tokens, and counting needs a tokenizer; give one, "
+                "or the number of output tokens",
+                exit_code=2,
+            )
+        for (prompt, _), output_tokens in zip(answered, fixed, strict=True):
+            yield DatasetRow(prompt=prompt, output_tokens=output_tokens)
+        return
+    for start in range(0, len(answered), _COUNTED_AT_ONCE):
+        some = answered[start : start + _COUNTED_AT_ONCE]
+        input_lens = count_tokens([prompt for prompt, _ in some])
+        answer_lens = count_tokens([answer for _, answer in some]) if fixed is None else fixed[start:]
+        for (prompt, _), input_len, output_len in zip(some, input_lens, answer_lens, strict=False):
+            is_long_enough = input_len >= _FEWEST_TOKENS and (fixed is not None or output_len >= _FEWEST_TOKENS)
+            if is_long_enough and input_len <= _MOST_PROMPT_TOKENS and input_len + output_len <= _MOST_TOKENS:
+                yield DatasetRow(prompt=prompt, output_tokens=output_len)
