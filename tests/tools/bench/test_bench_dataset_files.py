@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from deepseek_triton_tools.bench.workload.bench_request import BenchRequest, Conversation
 from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions, NormalLengths
 from deepseek_triton_tools.bench.workload.dataset_rows import HASHED_BLOCK
-from deepseek_triton_tools.bench.workload.dataset_writing import dataset_lines, write_lines
+from deepseek_triton_tools.bench.workload.dataset_writing import dataset_lines
 from deepseek_triton_tools.bench.workload.datasets import make_conversations
 from deepseek_triton_tools.bench.workload.token_ids import text_token_ids
 from deepseek_triton_tools.tool_errors import ToolError
@@ -261,7 +261,7 @@ def test_what_is_no_sharegpt_is_refused(path: Path, content: str, message: str) 
 
 # --- Writing ---
 
-requests = st.builds(
+some_requests = st.builds(
     BenchRequest,
     prompt=st.text(st.characters(codec="utf-8"), min_size=1)
     | st.lists(st.integers(0, 2**31 - 1), min_size=1).map(tuple),
@@ -270,28 +270,24 @@ requests = st.builds(
 )
 
 
-@given(written=st.lists(requests, min_size=1, max_size=5))
-def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory, written: list[BenchRequest]) -> None:
+def written(path: Path, requests: Sequence[BenchRequest]) -> list[Conversation]:
+    """Write requests, and read them again."""
+    path.write_text("\n".join(dataset_lines(requests)), "utf-8")
+    return list(make_conversations(DatasetOptions(file=path), None, text_token_ids()))
+
+
+@given(requests=st.lists(some_requests, min_size=1, max_size=5))
+def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory, requests: list[BenchRequest]) -> None:
     path = tmp_path_factory.getbasetemp() / "written.jsonl"
-    write_lines(dataset_lines(written), path)
-    assert list(make_conversations(DatasetOptions(file=path), None, text_token_ids())) == [(one,) for one in written]
+    assert written(path, requests) == [(request,) for request in requests]
 
 
 def test_times_are_written_too(path: Path) -> None:
-    written = [BenchRequest(prompt="a", output_tokens=1, at_s=at_s) for at_s in (0.0, 0.25)]
-    write_lines(dataset_lines(written), path)
-    assert list(make_conversations(DatasetOptions(file=path), None, text_token_ids())) == [(one,) for one in written]
+    requests = [BenchRequest(prompt="a", output_tokens=1, at_s=at_s) for at_s in (0.0, 0.25)]
+    assert written(path, requests) == [(request,) for request in requests]
 
 
-def test_a_file_is_written_whole_or_not_at_all(path: Path) -> None:
-    path.write_text("old")
-    lines = dataset_lines([BenchRequest(prompt="a", output_tokens=1), BenchRequest(prompt="b")])
-    with pytest.raises(ToolError, match="request 2 has no number of output tokens"):
-        write_lines(lines, path)
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
-    assert path.read_text() == "old"
-
-
-def test_a_file_that_can_t_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ToolError, match=r"nowhere/d.jsonl can't be written: No such file"):
-        write_lines([], tmp_path / "nowhere/d.jsonl")
+def test_a_request_without_a_length_can_t_be_written(path: Path) -> None:
+    with pytest.raises(ToolError, match="request 2 has no number of output tokens") as caught:
+        written(path, [BenchRequest(prompt="a", output_tokens=1), BenchRequest(prompt="b")])
+    assert caught.value.exit_code == 2
