@@ -215,12 +215,11 @@ def _vocabulary(args: argparse.Namespace) -> range:
 
 
 def _write(args: argparse.Namespace, requests: Iterable[BenchRequest]) -> int:
-    from deepseek_triton_tools.bench.workload.dataset_writing import dataset_lines, write_lines
+    from deepseek_triton_tools.bench.workload.dataset_writing import dataset_lines
+    from deepseek_triton_tools.host.whole_file import whole_file
 
-    if args.output is not None and not args.stdout:
-        write_lines(dataset_lines(requests), args.output)
-        return 0
-    with to_reader():
+    output = None if args.stdout else args.output
+    with to_reader() if output is None else whole_file(output) as file:
         for line in dataset_lines(requests):
-            print(line)
+            print(line, file=file)
     return 0

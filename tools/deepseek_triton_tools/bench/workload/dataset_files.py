@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 
 from deepseek_triton_tools.bench.workload.bench_request import BenchRequest, Conversation
 from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions
-from deepseek_triton_tools.bench.workload.dataset_rows import HASHED_BLOCK, DatasetRow, HashedPrompt, parse_row
+from deepseek_triton_tools.bench.workload.dataset_rows import (
+    HASHED_BLOCK,
+    DatasetRow,
+    HashedPrompt,
+    can_be_sent,
+    parse_row,
+)
 from deepseek_triton_tools.bench.workload.lazy_conversations import ChosenConversations, LazyConversations
 from deepseek_triton_tools.bench.workload.token_ids import random_ids
 from deepseek_triton_tools.generating.prompt_sources import file_name
@@ -160,6 +166,8 @@ def _answered(entry: Any) -> tuple[str, str] | None:
     texts = [turn["value"] for turn in turns[:2] if isinstance(turn, dict) and isinstance(turn.get("value"), str)]
     if len(texts) < len(turns[:2]):
         raise ToolError(f'expected {{"from": ..., "value": TEXT}} in conversations, got {turns[:2]!r:.100}')
+    if not all(map(can_be_sent, texts)):
+        raise ToolError(f"half of a surrogate pair can't be sent: {texts!r:.100}")
     return (texts[0], texts[1]) if len(texts) == 2 else None
 
 
