@@ -189,6 +189,8 @@ class _JobRun:
             if turn:
                 await asyncio.sleep(request.wait_s)
             record = RequestRecord(index=index, turn=turn, due_s=due_s if turn == 0 else None)
+            if self._job.target.fields.get("ignore_eos"):
+                record.asked_tokens = request.output_tokens
             if index >= self._job.num_warmup:
                 self._records.append(record)
             has_next = turn + 1 < len(conversation)

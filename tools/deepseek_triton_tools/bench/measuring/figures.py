@@ -71,6 +71,8 @@ class Figures:
     completed: int
     failed: int
     cancelled: int
+    short: int = 0
+    """Completed requests that got fewer tokens than asked for with ignore_eos: the server has a limit, or ignores it."""
     errors: dict[str, int] = field(default_factory=dict)
     """Error -> how often, the most frequent ones."""
     total_input_tokens: int
