@@ -132,7 +132,7 @@ def test_fields_with_a_default_may_lack(tmp_path) -> None:
             "points[0].runs[0].figures.ttft_ms.p50: expected a number, got 'fast'",
         ),
     ],
-    ids=str,
+    ids=["schema 2", "no schema", "no points", "gpus as text", "one url", "a word for a number"],
 )
 def test_what_bench_did_not_write_is_refused(edit, reason, tmp_path) -> None:
     path = _edited(tmp_path, edit)

@@ -72,7 +72,7 @@ class Figures:
     failed: int
     cancelled: int
     short: int = 0
-    """Completed requests that got fewer tokens than asked for with ignore_eos: the server has a limit, or ignores it."""
+    """Completed requests with fewer tokens than were asked for with ignore_eos: the server has a limit."""
     errors: dict[str, int] = field(default_factory=dict)
     """Error -> how often, the most frequent ones."""
     total_input_tokens: int
