@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -177,16 +178,29 @@ def test_prompts_of_a_trace_agree_as_far_as_their_hashes(
 
 
 @pytest.mark.parametrize(
-    ("num", "shuffle", "problem"),
+    ("shuffle", "problem"),
     [
-        (None, False, "only 1 of 2 lines have a timestamp"),
-        (None, True, "a trace keeps its order: leave out --shuffle"),
-        (3, False, "a trace is not repeated, and this one has 2 requests, not 3"),
+        (False, "only 1 of 2 lines have a timestamp"),
+        (True, "a trace keeps its order: leave out --shuffle"),
     ],
 )
-def test_what_can_t_be_done_with_a_trace_is_refused(path: Path, num: int | None, shuffle: bool, problem: str) -> None:
+def test_what_can_t_be_done_with_a_trace_is_refused(path: Path, shuffle: bool, problem: str) -> None:
     with pytest.raises(ToolError, match=problem):
-        made(path, [hashed(0, 5, 1), {"prompt": "a"}], num, shuffle=shuffle)
+        made(path, [hashed(0, 5, 1), {"prompt": "a"}], shuffle=shuffle)
+
+
+def test_a_trace_is_not_repeated(path: Path) -> None:
+    with pytest.raises(ToolError, match=r"requests.jsonl is a trace of 1 requests, not 2, and not repeated"):
+        made(path, [hashed(0, 5, 1)], 2)
+
+
+def test_a_part_of_a_file_has_the_same_prompts(path: Path) -> None:
+    rows = [{"timestamp": n, "input_length": 50} for n in range(100)]
+    whole = made(path, rows)
+    found = make_conversations(DatasetOptions(file=path), None, text_token_ids())
+    part = found[1::2][10:12]
+    assert list(part) == [whole[21], whole[23]]
+    assert len(pickle.dumps(part)) < 1000
 
 
 # --- ShareGPT ---
