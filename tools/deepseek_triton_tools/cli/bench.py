@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from deepseek_triton_tools.cli.bench_dataset import add_dataset_form
 from deepseek_triton_tools.cli.bench_run import add_run_form
 from deepseek_triton_tools.cli.parsing import VerbParser
 
@@ -15,3 +16,4 @@ def add_options(verb: VerbParser) -> None:
         notes="`bench URL` is short for `bench run URL`. docs/bench.md has more.",
     )
     add_run_form(forms)
+    add_dataset_form(forms)
