@@ -23,6 +23,8 @@ from deepseek_triton_tools.tool_errors import ToolError
 
 
 def count_words(texts: Sequence[str]) -> list[int]:
+    """As a server does it, which refuses an empty text."""
+    assert all(texts)
     return [len(text.split()) for text in texts]
 
 
@@ -189,6 +191,11 @@ def test_what_can_t_be_done_with_a_trace_is_refused(path: Path, shuffle: bool, p
         made(path, [hashed(0, 5, 1), {"prompt": "a"}], shuffle=shuffle)
 
 
+def test_only_a_trace_can_be_faster(path: Path) -> None:
+    with pytest.raises(ToolError, match=r"--trace-speedup: only with a trace, and .* has no timestamps"):
+        made(path, ["a"], speedup=2.0)
+
+
 def test_a_trace_is_not_repeated(path: Path) -> None:
     with pytest.raises(ToolError, match=r"requests.jsonl is a trace of 1 requests, not 2, and not repeated"):
         made(path, [hashed(0, 5, 1)], 2)
@@ -232,7 +239,7 @@ def test_answers_of_sharegpt_give_the_lengths(path: Path) -> None:
 
 
 def test_what_benchmark_serving_leaves_out_is_left_out(path: Path) -> None:
-    pairs = [(3, 50), (4, 3), (1025, 5), (1000, 1049), (1000, 1048), (4, 4)]
+    pairs = [(3, 50), (4, 3), (1025, 5), (1000, 1049), (1000, 1048), (4, 4), (0, 9), (9, 0)]
     sharegpt(path, *((words(prompt), words(answer)) for prompt, answer in pairs))
     found = make_conversations(DatasetOptions(file=path), None, text_token_ids(), count_words)
     assert [request.output_tokens for (request,) in found] == [1048, 4]

@@ -88,6 +88,7 @@ def read_conversations(
     :raises ToolError: when the file can't be used. Each of its first ten problems is one line on stderr.
     """
     name = file_name(path)
+    is_trace = False
     with open(os.dup(0) if str(path) == "-" else path, "rb") as file:
         if file.peek().lstrip().startswith(b"["):
             answered = [pair for pair in _checked(name, "conversation", _entries(name, file.read()), _answered) if pair]
@@ -98,10 +99,13 @@ def read_conversations(
             if options.output is not None:
                 lengths = options.output.draw(len(rows), options.seed).tolist()
                 rows = [replace(row, output_tokens=length) for row, length in zip(rows, lengths, strict=True)]
-            if any(row.at_s is not None for row in rows):
+            is_trace = any(row.at_s is not None for row in rows)
+            if is_trace:
                 rows = _trace(name, rows, options)
             else:
                 _shuffle(rows, options)
+    if options.speedup != 1 and not is_trace:
+        raise ToolError(f"--trace-speedup: only with a trace, and {name} has no timestamps", exit_code=2)
     if not rows:
         raise ToolError(f"{name} has no request that can be sent")
     return FileConversations(list(enumerate(rows)), vocabulary, options.seed)
@@ -183,22 +187,25 @@ def _sharegpt_rows(
     name: str, answered: list[tuple[str, str]], options: DatasetOptions, count_tokens: TokenCounter | None
 ) -> Iterator[DatasetRow]:
     """Rows of the lengths that benchmark_serving takes; of all lengths where nothing counts tokens."""
-    fixed = None if options.output is None else options.output.draw(len(answered), options.seed).tolist()
+    is_fixed = options.output is not None
+    if count_tokens is None and not is_fixed:
+        raise ToolError(
+            f"{name}: an answer's length is the number of output tokens, and counting needs a tokenizer; give one, "
+            "or the number of output tokens",
+            exit_code=2,
+        )
+    fixed = options.output.draw(len(answered), options.seed).tolist() if options.output else [0] * len(answered)
+    # A server counts no tokens of an empty text.
+    found = [(*texts, length) for texts, length in zip(answered, fixed, strict=True) if all(texts)]
     if count_tokens is None:
-        if fixed is None:
-            raise ToolError(
-                f"{name}: an answer's length is the number of output tokens, and counting needs a tokenizer; give one, "
-                "or the number of output tokens",
-                exit_code=2,
-            )
-        for (prompt, _), output_tokens in zip(answered, fixed, strict=True):
-            yield DatasetRow(prompt=prompt, output_tokens=output_tokens)
+        yield from (DatasetRow(prompt=prompt, output_tokens=length) for prompt, _, length in found)
         return
-    for start in range(0, len(answered), _COUNTED_AT_ONCE):
-        some = answered[start : start + _COUNTED_AT_ONCE]
-        input_lens = count_tokens([prompt for prompt, _ in some])
-        answer_lens = count_tokens([answer for _, answer in some]) if fixed is None else fixed[start:]
-        for (prompt, _), input_len, output_len in zip(some, input_lens, answer_lens, strict=False):
-            is_long_enough = input_len >= _FEWEST_TOKENS and (fixed is not None or output_len >= _FEWEST_TOKENS)
+    for start in range(0, len(found), _COUNTED_AT_ONCE):
+        prompts, answers, output_lens = zip(*found[start : start + _COUNTED_AT_ONCE], strict=True)
+        input_lens = count_tokens(prompts)
+        if not is_fixed:
+            output_lens = tuple(count_tokens(answers))
+        for prompt, input_len, output_len in zip(prompts, input_lens, output_lens, strict=True):
+            is_long_enough = input_len >= _FEWEST_TOKENS and (is_fixed or output_len >= _FEWEST_TOKENS)
             if is_long_enough and input_len <= _MOST_PROMPT_TOKENS and input_len + output_len <= _MOST_TOKENS:
                 yield DatasetRow(prompt=prompt, output_tokens=output_len)

@@ -10,6 +10,7 @@ from deepseek_triton_tools.bench.workload.dataset_files import (
 from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions
 from deepseek_triton_tools.bench.workload.lazy_conversations import LazyConversations
 from deepseek_triton_tools.bench.workload.random_conversations import RandomConversations
+from deepseek_triton_tools.generating.prompt_sources import file_name
 from deepseek_triton_tools.tool_errors import ToolError
 
 
@@ -28,7 +29,7 @@ def make_conversations(
     """
     if options.file is not None:
         found = read_conversations(options.file, options, vocabulary, count_tokens, num)
-        return found if num is None else first_conversations(found, num, options.label)
+        return found if num is None else first_conversations(found, num, file_name(options.file))
     if num is None:
         raise ToolError("random prompts have no end: expected a number of requests", exit_code=2)
     return RandomConversations(options, num, vocabulary)
