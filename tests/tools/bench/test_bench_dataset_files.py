@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from deepseek_triton_tools.tool_errors import ToolError
 
 
 def count_words(texts: Sequence[str]) -> list[int]:
+    """As a server does it, which refuses an empty text."""
+    assert all(texts)
     return [len(text.split()) for text in texts]
 
 
@@ -177,16 +180,34 @@ def test_prompts_of_a_trace_agree_as_far_as_their_hashes(
 
 
 @pytest.mark.parametrize(
-    ("num", "shuffle", "problem"),
+    ("shuffle", "problem"),
     [
-        (None, False, "only 1 of 2 lines have a timestamp"),
-        (None, True, "a trace keeps its order: leave out --shuffle"),
-        (3, False, "a trace is not repeated, and this one has 2 requests, not 3"),
+        (False, "only 1 of 2 lines have a timestamp"),
+        (True, "a trace keeps its order: leave out --shuffle"),
     ],
 )
-def test_what_can_t_be_done_with_a_trace_is_refused(path: Path, num: int | None, shuffle: bool, problem: str) -> None:
+def test_what_can_t_be_done_with_a_trace_is_refused(path: Path, shuffle: bool, problem: str) -> None:
     with pytest.raises(ToolError, match=problem):
-        made(path, [hashed(0, 5, 1), {"prompt": "a"}], num, shuffle=shuffle)
+        made(path, [hashed(0, 5, 1), {"prompt": "a"}], shuffle=shuffle)
+
+
+def test_only_a_trace_can_be_faster(path: Path) -> None:
+    with pytest.raises(ToolError, match=r"--trace-speedup: only with a trace, and .* has no timestamps"):
+        made(path, ["a"], speedup=2.0)
+
+
+def test_a_trace_is_not_repeated(path: Path) -> None:
+    with pytest.raises(ToolError, match=r"requests.jsonl is a trace of 1 requests, not 2, and not repeated"):
+        made(path, [hashed(0, 5, 1)], 2)
+
+
+def test_a_part_of_a_file_has_the_same_prompts(path: Path) -> None:
+    rows = [{"timestamp": n, "input_length": 50} for n in range(100)]
+    whole = made(path, rows)
+    found = make_conversations(DatasetOptions(file=path), None, text_token_ids())
+    part = found[1::2][10:12]
+    assert list(part) == [whole[21], whole[23]]
+    assert len(pickle.dumps(part)) < 1000
 
 
 # --- ShareGPT ---
@@ -218,7 +239,7 @@ def test_answers_of_sharegpt_give_the_lengths(path: Path) -> None:
 
 
 def test_what_benchmark_serving_leaves_out_is_left_out(path: Path) -> None:
-    pairs = [(3, 50), (4, 3), (1025, 5), (1000, 1049), (1000, 1048), (4, 4)]
+    pairs = [(3, 50), (4, 3), (1025, 5), (1000, 1049), (1000, 1048), (4, 4), (0, 9), (9, 0)]
     sharegpt(path, *((words(prompt), words(answer)) for prompt, answer in pairs))
     found = make_conversations(DatasetOptions(file=path), None, text_token_ids(), count_words)
     assert [request.output_tokens for (request,) in found] == [1048, 4]

@@ -199,11 +199,11 @@ def _show(args: argparse.Namespace) -> int:
 
 def _requests(args: argparse.Namespace, options: DatasetOptions, num: int | None) -> Iterable[BenchRequest]:
     """The requests of a file."""
-    from deepseek_triton_tools.bench.workload.dataset_files import read_conversations
+    from deepseek_triton_tools.bench.workload.datasets import make_conversations
     from deepseek_triton_tools.bench.workload.tokenizer_files import tokenizer_counter
 
     counter = None if args.tokenizer is None else tokenizer_counter(args.tokenizer)
-    conversations = read_conversations(args.file, options, num, _vocabulary(args), counter)
+    conversations = make_conversations(options, num, _vocabulary(args), counter)
     return (request for conversation in conversations for request in conversation)
 
 
