@@ -1,4 +1,4 @@
-"""What was seen of one request."""
+"""The times and tokens of one request."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ class RequestRecord:
     outcome: Outcome = "completed"
     finish_reason: str | None = None
     error: str = ""
-    """Of a request that failed: the machine-readable code if there is one, and the message."""
+    """For a request that failed, the machine-readable code if there is one, and the message."""
     url: str = ""
     """The server that was asked."""
