@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from deepseek_triton_client import SamplingParams
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
 from deepseek_triton_tools.bench.measuring.figures import Slo
+from deepseek_triton_tools.bench.presets.published_runs import PRESETS, preset
+from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions, NormalLengths
 from deepseek_triton_tools.cli.bench_dataset_options import add_dataset_options, dataset_options
 from deepseek_triton_tools.cli.client_options import DEFAULT_MODEL, add_server_options, client_settings
 from deepseek_triton_tools.cli.parsing import Verbs, add_json, add_verb, duration, number, path, positive, words
@@ -26,6 +28,7 @@ from deepseek_triton_tools.tool_errors import InstallationError, ToolError
 
 if TYPE_CHECKING:  # numpy and aiohttp take longer than the rest of --help
     from deepseek_triton_tools.bench.load.bench_target import TargetSettings
+    from deepseek_triton_tools.bench.presets.bench_preset import BenchPreset
     from deepseek_triton_tools.bench.results.bench_result import BenchResult
     from deepseek_triton_tools.bench.sweep import Sweep
     from deepseek_triton_tools.bench.workload.bench_request import Conversation
@@ -35,6 +38,10 @@ _DEFAULT_ROUNDS = 5
 _DEFAULT_NUM_PROMPTS = 100
 """Requests of an open loop."""
 _TABLES = ("ours", "vllm", "trtllm-bench")
+_SET_BY_PRESETS = (
+    *("concurrency", "rate", "num_prompts", "rounds", "duration", "warmup"),
+    *("isl", "osl", "input_stdev", "output_stdev", "range_ratio", "prefix_len", "num_prefixes", "turns", "later_isl"),
+)
 _SLO_NAMES = ("ttft", "tpot", "itl", "e2el")
 
 
@@ -50,6 +57,12 @@ def add_run_form(forms: Verbs) -> None:
     )
     verb.add_argument("urls", nargs="+", type=words, metavar="URL", help="the server; several are asked in turn")
     add_json(verb, "docs/bench-figures.md")
+    published = verb.add_argument_group("published runs")
+    help_text = "send what a guide's benchmark sends, and show its figures beside; the names stand below"
+    published.add_argument("--preset", type=words, metavar="NAME", help=help_text)
+    help_text = "all requests of the preset on a simulated server too (default there: a steady load of minutes)"
+    published.add_argument("--full", action="store_true", help=help_text)
+    verb.names = _preset_names
     _add_load(verb.add_argument_group("load"))
     add_dataset_options(verb)
     _add_requests(verb.add_argument_group("requests"))
@@ -60,6 +73,12 @@ def add_run_form(forms: Verbs) -> None:
     help_text = "read a server's metrics here; may be repeated; none: don't (default: port 8002 of Triton)"
     server.add_argument("--metrics-url", action="append", type=words, metavar="URL", help=help_text)
     add_server_options(server)
+
+
+def _preset_names() -> str:
+    width = max(map(len, PRESETS))
+    lines = [f"  {name:{width}}  {each.title}" for name, each in PRESETS.items()]
+    return "\n".join(["presets (docs/bench-presets.md):", *lines, ""])
 
 
 def _add_load(group: argparse._ArgumentGroup) -> None:
@@ -125,6 +144,9 @@ def _run(args: argparse.Namespace) -> int:
     steps = []
     for step in sweep_steps(sweep, progress.show):
         progress.end(step)
+        if not steps:
+            for problem in step.problems:
+                complain(problem)
         steps.append(step)
         if output is not None:
             output.write(sweep_result(sweep, steps), step.load, step.number, step.measured.records)
@@ -148,14 +170,16 @@ def _sweep(args: argparse.Namespace) -> Sweep:
     from deepseek_triton_tools.bench.workload.datasets import make_conversations
     from deepseek_triton_tools.bench.workload.token_ids import text_token_ids
 
-    options = dataset_options(args)
+    published = None if args.preset is None else preset(args.preset)
+    options = dataset_options(args) if published is None else _preset_dataset(args, published)
     if args.chat and options.file is None:
         raise ToolError("--chat: random prompts are token ids, and a chat needs text; give --dataset", exit_code=2)
-    target = _target(args, ignore_eos=options.file is None)
+    target = _target(args, ignore_eos=published is not None or options.file is None)
     facts = model_facts(target)
+    shortened = bool(facts.get("simulation")) and not args.full
     vocabulary = text_token_ids(facts.get("vocab_size"))
     if options.file is None:
-        points = _points(args, None, is_trace=False)
+        points = list(published.loads(short=shortened)) if published else _points(args, None, is_trace=False)
 
         def conversations(number: int, seed: int) -> Sequence[Conversation]:
             return make_conversations(replace(options, seed=seed), number, vocabulary)
@@ -163,7 +187,8 @@ def _sweep(args: argparse.Namespace) -> Sweep:
     else:
         count = partial(token_counts, target)
         in_file = make_conversations(options, None, vocabulary, count)
-        points = _points(args, len(in_file), is_trace=in_file[0][0].at_s is not None)
+        is_trace = in_file[0][0].at_s is not None
+        points = list(published.loads(short=shortened)) if published else _points(args, len(in_file), is_trace=is_trace)
         most = max(point.num_warmup + point.num_requests for point in points)
         source = in_file if most <= len(in_file) else make_conversations(options, most, vocabulary, count)
 
@@ -176,13 +201,33 @@ def _sweep(args: argparse.Namespace) -> Sweep:
         repeat=args.repeat,
         conversations=conversations,
         dataset=options.label,
-        gpus=args.gpus or facts.get("gpus"),
+        gpus=args.gpus or (published.gpus if published else None),
         slo=args.slo,
         processes=args.processes,
+        metrics_urls=_metrics_urls(args, target),
         seed=args.seed,
+        preset=args.preset or "",
         command=shlex.join(["deepseek-triton", *sys.argv[1:]]),
         server=facts,
     )
+
+
+def _preset_dataset(args: argparse.Namespace, published: BenchPreset) -> DatasetOptions:
+    """Return the preset's dataset, or the prompts of --dataset with answers of its length. Raises ToolError."""
+    misplaced = [name for name in _SET_BY_PRESETS if getattr(args, name) not in (None, 0)]
+    if misplaced:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in misplaced)
+        raise ToolError(f"{options}: not with --preset, which says it itself", exit_code=2)
+    options = replace(dataset_options(args), output=NormalLengths(published.output_tokens))
+    return options if options.file is not None else replace(options, input=NormalLengths(published.input_tokens))
+
+
+def _metrics_urls(args: argparse.Namespace, target: TargetSettings) -> Sequence[str]:
+    from deepseek_triton_tools.bench.measuring.server_metrics import usual_metrics_urls
+
+    if args.metrics_url == ["none"]:
+        return ()
+    return args.metrics_url or usual_metrics_urls(target.urls, target.endpoint)
 
 
 def _target(args: argparse.Namespace, *, ignore_eos: bool) -> TargetSettings:
@@ -254,6 +299,7 @@ def _num_requests(args: argparse.Namespace, concurrency: int | None, in_file: in
 def _print(args: argparse.Namespace, result: BenchResult) -> None:
     from deepseek_triton_tools.bench.report.report_points import NamedResult
     from deepseek_triton_tools.bench.report.terminal_pictures import show_pictures
+    from deepseek_triton_tools.bench.presets.published_table import published_table
     from deepseek_triton_tools.bench.results.result_files import result_document
     from deepseek_triton_tools.bench.results.result_tables import result_notes, result_tables
     from deepseek_triton_tools.bench.results.serving_table import serving_table
@@ -267,6 +313,8 @@ def _print(args: argparse.Namespace, result: BenchResult) -> None:
             show(table)
         for note in result_notes(result):
             print(paragraph(note, indent=""))
+    if args.preset is not None:
+        show(published_table(preset(args.preset), result))
     for point in result.points:
         for run in point.runs:
             if args.table == "vllm":
