@@ -67,10 +67,11 @@ class FileConversations(LazyConversations):
     def _ids(self, number: int, prompt: NDArray[np.int32] | HashedPrompt) -> NDArray[Any]:
         if not isinstance(prompt, HashedPrompt):
             return prompt
-        if prompt.hash_ids is None:
-            return random_ids(self.vocabulary, prompt.length, self.seed, _UNIQUE, number)
         blocks = [random_ids(self.vocabulary, HASHED_BLOCK, self.seed, _BLOCK, hash_id) for hash_id in prompt.hash_ids]
-        return np.concatenate(blocks)[: prompt.length]
+        rest = max(0, prompt.length - HASHED_BLOCK * len(blocks))
+        own = random_ids(self.vocabulary, rest, self.seed, _UNIQUE, number)
+        ids: NDArray[np.int64] = np.concatenate([*blocks, own])
+        return ids[: prompt.length]
 
 
 def read_conversations(
