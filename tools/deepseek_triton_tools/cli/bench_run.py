@@ -255,7 +255,7 @@ def _print(args: argparse.Namespace, result: BenchResult) -> None:
     from deepseek_triton_tools.bench.report.report_points import NamedResult
     from deepseek_triton_tools.bench.report.terminal_pictures import show_pictures
     from deepseek_triton_tools.bench.results.result_files import result_document
-    from deepseek_triton_tools.bench.results.result_tables import result_notes, result_tables
+    from deepseek_triton_tools.bench.results.result_tables import result_note, result_tables
     from deepseek_triton_tools.bench.results.serving_table import serving_table
     from deepseek_triton_tools.bench.results.trtllm_report import trtllm_document, trtllm_table
 
@@ -265,8 +265,7 @@ def _print(args: argparse.Namespace, result: BenchResult) -> None:
     if args.table == "ours":
         for table in result_tables(result):
             show(table)
-        for note in result_notes(result):
-            print(paragraph(note, indent=""))
+        print(paragraph(result_note(result), indent=""))
     for point in result.points:
         for run in point.runs:
             if args.table == "vllm":
