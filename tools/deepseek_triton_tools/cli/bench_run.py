@@ -6,7 +6,7 @@ import argparse
 import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from deepseek_triton_client import SamplingParams
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
 from deepseek_triton_tools.bench.measuring.figures import Slo
-from deepseek_triton_tools.bench.presets.published_runs import PRESETS, preset
+from deepseek_triton_tools.bench.presets.published_runs import PRESETS
+from deepseek_triton_tools.bench.presets.published_runs import preset as published_preset
 from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions, NormalLengths
 from deepseek_triton_tools.cli.bench_dataset_options import add_dataset_options, dataset_options
 from deepseek_triton_tools.cli.client_options import DEFAULT_MODEL, add_server_options, client_settings
@@ -109,7 +110,7 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
 def _add_requests(group: argparse._ArgumentGroup) -> None:
     help_text = "send prompts as chat messages; they need text, so not with random prompts"
     group.add_argument("--chat", action="store_true", help=help_text)
-    help_text = "generate all tokens of the output length (default: for random prompts and traces)"
+    help_text = "generate all tokens of the output length (default: if prompts are token ids)"
     group.add_argument("--ignore-eos", action=argparse.BooleanOptionalAction, help=help_text)
     help_text = "a sampling field of every request, such as temperature=0; may be repeated"
     group.add_argument("--set", action="append", type=words, default=[], metavar="NAME=VALUE", help=help_text)
@@ -167,44 +168,38 @@ def _sweep(args: argparse.Namespace) -> Sweep:
     """Raises ToolError for options that don't go together, and when the server can't be asked."""
     from deepseek_triton_tools.bench.server_facts import model_facts, token_counts
     from deepseek_triton_tools.bench.sweep import Sweep
-    from deepseek_triton_tools.bench.workload.datasets import make_conversations
+    from deepseek_triton_tools.bench.workload.conversation_source import FileSource, RandomSource
     from deepseek_triton_tools.bench.workload.token_ids import text_token_ids
 
-    published = None if args.preset is None else preset(args.preset)
+    published = None if args.preset is None else published_preset(args.preset)
     options = dataset_options(args) if published is None else _preset_dataset(args, published)
     if args.chat and options.file is None:
         raise ToolError("--chat: random prompts are token ids, and a chat needs text; give --dataset", exit_code=2)
-    target = _target(args, ignore_eos=published is not None or options.file is None)
+    target = _target(args)
     facts = model_facts(target)
-    shortened = bool(facts.get("simulation")) and not args.full
+    loads = published and list(published.loads(short=bool(facts.get("simulation")) and not args.full))
     vocabulary = text_token_ids(facts.get("vocab_size"))
+    is_text = False
     if options.file is None:
-        points = list(published.loads(short=shortened)) if published else _points(args, None, is_trace=False)
-
-        def conversations(number: int, seed: int) -> Sequence[Conversation]:
-            return make_conversations(replace(options, seed=seed), number, vocabulary)
-
+        source: Callable[[int, int], Sequence[Conversation]] = RandomSource(options, vocabulary)
+        points = loads or _points(args, None, is_trace=False)
     else:
-        count = partial(token_counts, target)
-        in_file = make_conversations(options, None, vocabulary, count)
-        is_trace = in_file[0][0].at_s is not None
-        points = list(published.loads(short=shortened)) if published else _points(args, len(in_file), is_trace=is_trace)
-        most = max(point.num_warmup + point.num_requests for point in points)
-        source = in_file if most <= len(in_file) else make_conversations(options, most, vocabulary, count)
-
-        def conversations(number: int, seed: int) -> Sequence[Conversation]:
-            return source[:number]
-
+        most = args.num_prompts + args.warmup if args.num_prompts else None
+        source = in_file = FileSource(options, vocabulary, partial(token_counts, target), most)
+        points = loads or _points(args, len(in_file), is_trace=in_file.is_trace)
+        is_text = in_file.is_text
+    if args.ignore_eos if args.ignore_eos is not None else published is not None or not is_text:
+        target = replace(target, fields={"ignore_eos": True, **target.fields})
     return Sweep(
         target=target,
         points=points,
         repeat=args.repeat,
-        conversations=conversations,
+        conversations=source,
         dataset=options.label,
         gpus=args.gpus or (published.gpus if published else None),
         slo=args.slo,
-        processes=args.processes,
         metrics_urls=_metrics_urls(args, target),
+        processes=args.processes,
         seed=args.seed,
         preset=args.preset or "",
         command=shlex.join(["deepseek-triton", *sys.argv[1:]]),
@@ -230,7 +225,7 @@ def _metrics_urls(args: argparse.Namespace, target: TargetSettings) -> Sequence[
     return args.metrics_url or usual_metrics_urls(target.urls, target.endpoint)
 
 
-def _target(args: argparse.Namespace, *, ignore_eos: bool) -> TargetSettings:
+def _target(args: argparse.Namespace) -> TargetSettings:
     from deepseek_triton_tools.bench.load.bench_target import TargetSettings
     from deepseek_triton_tools.bench.server_facts import endpoint_of, first_openai_model
 
@@ -241,8 +236,6 @@ def _target(args: argparse.Namespace, *, ignore_eos: bool) -> TargetSettings:
     if endpoint == "openai" and model == DEFAULT_MODEL:
         model = first_openai_model(args.urls[0], token)
     fields = dict(map(assigned, args.set))
-    if ignore_eos if args.ignore_eos is None else args.ignore_eos:
-        fields.setdefault("ignore_eos", True)
     if endpoint != "openai":
         SamplingParams(**fields)  # refuses what is wrong before anything is sent
     return TargetSettings(
@@ -297,11 +290,11 @@ def _num_requests(args: argparse.Namespace, concurrency: int | None, in_file: in
 
 
 def _print(args: argparse.Namespace, result: BenchResult) -> None:
+    from deepseek_triton_tools.bench.presets.published_table import published_table
     from deepseek_triton_tools.bench.report.report_points import NamedResult
     from deepseek_triton_tools.bench.report.terminal_pictures import show_pictures
-    from deepseek_triton_tools.bench.presets.published_table import published_table
     from deepseek_triton_tools.bench.results.result_files import result_document
-    from deepseek_triton_tools.bench.results.result_tables import result_notes, result_tables
+    from deepseek_triton_tools.bench.results.result_tables import result_note, result_tables
     from deepseek_triton_tools.bench.results.serving_table import serving_table
     from deepseek_triton_tools.bench.results.trtllm_report import trtllm_document, trtllm_table
 
@@ -311,10 +304,9 @@ def _print(args: argparse.Namespace, result: BenchResult) -> None:
     if args.table == "ours":
         for table in result_tables(result):
             show(table)
-        for note in result_notes(result):
-            print(paragraph(note, indent=""))
+        print(paragraph(result_note(result), indent=""))
     if args.preset is not None:
-        show(published_table(preset(args.preset), result))
+        show(published_table(published_preset(args.preset), result))
     for point in result.points:
         for run in point.runs:
             if args.table == "vllm":

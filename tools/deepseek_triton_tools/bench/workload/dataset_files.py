@@ -60,6 +60,9 @@ class FileConversations(LazyConversations):
         prompt = row.prompt if isinstance(row.prompt, str) else tuple(self._ids(number, row.prompt).tolist())
         return (BenchRequest(prompt=prompt, output_tokens=row.output_tokens, at_s=row.at_s, fields=row.fields),)
 
+    def at_s(self, index: int) -> float:
+        return self.rows[index][1].at_s or 0.0
+
     def chosen(self, indices: Sequence[int]) -> FileConversations:
         """Only their rows are pickled."""
         return replace(self, rows=[self.rows[index] for index in indices])
