@@ -1,4 +1,4 @@
-"""What the servers say of themselves before a benchmark begins."""
+"""Servers are asked about themselves before a benchmark begins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deepseek_triton_client import Client, DeepseekTritonError, InvalidRequest, ServerUnavailable
-from deepseek_triton_tools.bench.load.target import Endpoint, TargetSettings
+from deepseek_triton_tools.bench.load.bench_target import Endpoint, TargetSettings
 from deepseek_triton_tools.bench.load.triton_target import client_arguments
 from deepseek_triton_tools.tool_errors import ToolError
 

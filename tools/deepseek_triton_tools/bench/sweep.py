@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from deepseek_triton_tools.bench.load.bench_target import TargetSettings
 from deepseek_triton_tools.bench.load.load_run import LoadProcesses, LoadProgress, LoadRun, processes_for
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
-from deepseek_triton_tools.bench.load.target import TargetSettings
 from deepseek_triton_tools.bench.measuring.figures import Slo
 from deepseek_triton_tools.bench.measuring.run_figures import run_figures, run_timeline
 from deepseek_triton_tools.bench.results.bench_result import BenchPoint, BenchResult, BenchRun
@@ -27,7 +27,7 @@ _NO_SLO = Slo()
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What is to be measured."""
+    """Everything that is to be measured."""
 
     target: TargetSettings
     points: Sequence[LoadPoint]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from deepseek_triton_tools.cli.bench_compare import add_compare_form
+from deepseek_triton_tools.cli.bench_dataset import add_dataset_form
 from deepseek_triton_tools.cli.bench_run import add_run_form
 from deepseek_triton_tools.cli.parsing import VerbParser
 
@@ -11,7 +13,9 @@ def add_options(verb: VerbParser) -> None:
     forms = verb.add_forms(
         "FORM",
         "deepseek-triton bench http://localhost:8000 --concurrency 1,8,64 --isl 1024 --osl 128 --output bench",
-        "deepseek-triton bench run --help",
+        "deepseek-triton bench compare before after",
         notes="`bench URL` is short for `bench run URL`. docs/bench.md has more.",
     )
     add_run_form(forms)
+    add_dataset_form(forms)
+    add_compare_form(forms)

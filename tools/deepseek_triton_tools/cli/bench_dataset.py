@@ -199,11 +199,11 @@ def _show(args: argparse.Namespace) -> int:
 
 def _requests(args: argparse.Namespace, options: DatasetOptions, num: int | None) -> Iterable[BenchRequest]:
     """The requests of a file."""
-    from deepseek_triton_tools.bench.workload.dataset_files import read_conversations
+    from deepseek_triton_tools.bench.workload.datasets import make_conversations
     from deepseek_triton_tools.bench.workload.tokenizer_files import tokenizer_counter
 
     counter = None if args.tokenizer is None else tokenizer_counter(args.tokenizer)
-    conversations = read_conversations(args.file, options, num, _vocabulary(args), counter)
+    conversations = make_conversations(options, num, _vocabulary(args), counter)
     return (request for conversation in conversations for request in conversation)
 
 
@@ -215,12 +215,11 @@ def _vocabulary(args: argparse.Namespace) -> range:
 
 
 def _write(args: argparse.Namespace, requests: Iterable[BenchRequest]) -> int:
-    from deepseek_triton_tools.bench.workload.dataset_writing import dataset_lines, write_lines
+    from deepseek_triton_tools.bench.workload.dataset_writing import dataset_lines
+    from deepseek_triton_tools.host.whole_file import whole_file
 
-    if args.output is not None and not args.stdout:
-        write_lines(dataset_lines(requests), args.output)
-        return 0
-    with to_reader():
+    output = None if args.stdout else args.output
+    with to_reader() if output is None else whole_file(output) as file:
         for line in dataset_lines(requests):
-            print(line)
+            print(line, file=file)
     return 0

@@ -20,11 +20,12 @@ from deepseek_triton_tools.cli.client_options import DEFAULT_MODEL, add_server_o
 from deepseek_triton_tools.cli.parsing import Verbs, add_json, add_verb, duration, number, path, positive, words
 from deepseek_triton_tools.cli.sampling_options import assigned
 from deepseek_triton_tools.pages import install_extra
-from deepseek_triton_tools.terminal.output_streams import complain, to_reader
+from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader
+from deepseek_triton_tools.terminal.tables import is_terminal, paragraph, show
 from deepseek_triton_tools.tool_errors import InstallationError, ToolError
 
 if TYPE_CHECKING:  # numpy and aiohttp take longer than the rest of --help
-    from deepseek_triton_tools.bench.load.target import TargetSettings
+    from deepseek_triton_tools.bench.load.bench_target import TargetSettings
     from deepseek_triton_tools.bench.results.bench_result import BenchResult
     from deepseek_triton_tools.bench.sweep import Sweep
     from deepseek_triton_tools.bench.workload.bench_request import Conversation
@@ -32,7 +33,7 @@ if TYPE_CHECKING:  # numpy and aiohttp take longer than the rest of --help
 _DEFAULT_CONCURRENCY = 16
 _DEFAULT_ROUNDS = 5
 _DEFAULT_NUM_PROMPTS = 100
-"""Of an open loop."""
+"""Requests of an open loop."""
 _TABLES = ("ours", "vllm", "trtllm-bench")
 _SLO_NAMES = ("ttft", "tpot", "itl", "e2el")
 
@@ -103,6 +104,7 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--gpus", type=positive, metavar="N", help=help_text)
     help_text = "limits in ms for goodput, such as ttft=500,tpot=30; also itl, e2el"
     group.add_argument("--slo", type=_slo, default=Slo(), metavar="LIMITS", help=help_text)
+    group.add_argument("--picture", action=argparse.BooleanOptionalAction, help="draw pictures (default: of a sweep)")
     help_text = "print the tables of another tool: vllm or trtllm-bench (default: ours)"
     group.add_argument("--table", choices=_TABLES, default="ours", help=help_text)
 
@@ -111,7 +113,9 @@ def _run(args: argparse.Namespace) -> int:
     for name in ("aiohttp", "numpy", "plotext", "plotly", "uvloop"):
         if find_spec(name) is None:
             raise InstallationError(f"bench needs {name}: {install_extra('bench')}")
-    from deepseek_triton_tools.bench.results.output_folder import OutputFolder
+    from deepseek_triton_tools.bench.output_folder import OutputFolder
+    from deepseek_triton_tools.bench.report.report_page import report_warnings
+    from deepseek_triton_tools.bench.report.report_points import NamedResult
     from deepseek_triton_tools.bench.run_progress import RunProgress
     from deepseek_triton_tools.bench.sweep import sweep_result, sweep_steps
 
@@ -127,8 +131,10 @@ def _run(args: argparse.Namespace) -> int:
     result = sweep_result(sweep, steps)
     with to_reader():
         _print(args, result)
+    for warning in report_warnings([NamedResult(name=result.model, result=result)]):
+        complain(warning)
     if output is not None:
-        complain(f"written to {args.output}: {', '.join(output.names)}")
+        complain(f"written to {args.output}: {output.summary}")
     if steps[-1].measured.interrupted:
         complain("interrupted: the last figures are of what was measured by then")
         return 130
@@ -180,7 +186,7 @@ def _sweep(args: argparse.Namespace) -> Sweep:
 
 
 def _target(args: argparse.Namespace, *, ignore_eos: bool) -> TargetSettings:
-    from deepseek_triton_tools.bench.load.target import TargetSettings
+    from deepseek_triton_tools.bench.load.bench_target import TargetSettings
     from deepseek_triton_tools.bench.server_facts import endpoint_of, first_openai_model
 
     endpoint = endpoint_of(args.urls, args.endpoint)
@@ -246,11 +252,29 @@ def _num_requests(args: argparse.Namespace, concurrency: int | None, in_file: in
 
 
 def _print(args: argparse.Namespace, result: BenchResult) -> None:
+    from deepseek_triton_tools.bench.report.report_points import NamedResult
+    from deepseek_triton_tools.bench.report.terminal_pictures import show_pictures
+    from deepseek_triton_tools.bench.results.result_files import result_document
+    from deepseek_triton_tools.bench.results.result_tables import result_notes, result_tables
     from deepseek_triton_tools.bench.results.serving_table import serving_table
+    from deepseek_triton_tools.bench.results.trtllm_report import trtllm_document, trtllm_table
 
+    if args.json:
+        print_json(result_document(result))
+        return
+    if args.table == "ours":
+        for table in result_tables(result):
+            show(table)
+        for note in result_notes(result):
+            print(paragraph(note, indent=""))
     for point in result.points:
         for run in point.runs:
-            print(serving_table(point.load, run.figures))
+            if args.table == "vllm":
+                print(serving_table(point.load, run.figures))
+            elif args.table == "trtllm-bench":
+                print(trtllm_table(trtllm_document(result, run.figures)))
+    if args.picture if args.picture is not None else is_terminal() and len(result.points) > 1:
+        show_pictures([NamedResult(name=result.preset or result.model, result=result)])
 
 
 # --- Types of values ---

@@ -37,6 +37,7 @@ VERBS = {
     "bench": "measure a server: throughput, latencies and goodput at the loads you name, with tables and pictures",
     "generate": "send a prompt, or a file of prompts, to a server and show the answer as it comes",
     "chat": "talk to a model at the terminal",
+    "eval": "measure the accuracy of a served model: GSM8K, MMLU, GPQA Diamond, your own questions, with a verdict",
     "completion": "print a script that completes this command line in bash, zsh or tcsh",
 }
 """Verb -> what it does. The module of the same name in this folder has `add_options(parser)`."""

@@ -16,12 +16,12 @@ from deepseek_triton_client import (
     Timeouts,
     Tls,
 )
-from deepseek_triton_tools.bench.load.target import BenchAnswer, BenchPrompt, RunClock, TargetSettings, spread
+from deepseek_triton_tools.bench.load.bench_target import BenchAnswer, BenchPrompt, RunClock, TargetSettings, spread
 from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
 
 
 class TritonTarget:
-    """See `Target`."""
+    """See `BenchTarget`."""
 
     def __init__(self, settings: TargetSettings, url: str, now: RunClock) -> None:
         self._client = AsyncClient(url, **client_arguments(settings))

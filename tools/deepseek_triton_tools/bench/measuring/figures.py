@@ -71,6 +71,8 @@ class Figures:
     completed: int
     failed: int
     cancelled: int
+    short: int = 0
+    """Completed requests with fewer tokens than were asked for with ignore_eos: the server has a limit."""
     errors: dict[str, int] = field(default_factory=dict)
     """Error -> how often, the most frequent ones."""
     total_input_tokens: int

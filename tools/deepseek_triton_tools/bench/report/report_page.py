@@ -81,6 +81,8 @@ def report_warnings(results: Sequence[NamedResult]) -> Iterator[str]:
             errors = [(count, text) for one in runs for text, count in one.errors.items()]
             why = f"; most often: {max(errors)[1]}" if errors else ""
             yield f"{where}: {failed:,} of {asked:,} requests failed{why}"
+        if short := sum(one.short for one in runs):
+            yield f"{where}: {short:,} answers are shorter than was asked for; does the server limit max_tokens?"
         late = max(runs, key=lambda one: one.lag_ms.p99)
         if late.lag_ms.p99 > max(_LATE_MS, _LATE_SHARE * late.e2el_ms.p50):
             yield (

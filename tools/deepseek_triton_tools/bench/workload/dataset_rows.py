@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -86,6 +87,8 @@ class _RowReader:
         if name == "input_length":
             return self._hashed_prompt(value)
         if isinstance(value, str) and value and name in ("prompt", "text_input"):
+            if not can_be_sent(value):
+                self.problems.append(f"{name}: half of a surrogate pair can't be sent: {value!r:.100}")
             return value
         ids = _token_ids(value)
         if ids is None or name == "text_input":
@@ -142,6 +145,11 @@ class _RowReader:
             for name in found[1:]:
                 del self._row[name]
         return found[0] if found else None
+
+
+def can_be_sent(text: str) -> bool:
+    """Whether `text` can be encoded. Half of a surrogate pair is valid JSON, but has no UTF-8."""
+    return re.search("[\ud800-\udfff]", text) is None
 
 
 def _token_ids(value: Any) -> NDArray[np.int32] | None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from deepseek_triton_tools.bench.workload.bench_request import BenchRequest
@@ -29,17 +26,3 @@ def dataset_lines(requests: Iterable[BenchRequest]) -> Iterator[str]:
         if request.at_s is not None:  # trtllm-bench ignores what it doesn't know
             row["timestamp"] = round(request.at_s * 1000, 3)
         yield json.dumps({**row, **(request.fields or {})}, separators=(",", ":"), ensure_ascii=False)
-
-
-def write_lines(lines: Iterable[str], path: Path) -> None:
-    """Write a file, which appears with all of its lines or not at all. Raises ToolError when it can't be written."""
-    new = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    try:
-        try:
-            with new.open("x", encoding="utf-8") as file:
-                file.writelines(f"{line}\n" for line in lines)
-            os.replace(new, path)
-        finally:
-            new.unlink(missing_ok=True)
-    except OSError as error:
-        raise ToolError(f"{path} can't be written: {error.strerror}") from error

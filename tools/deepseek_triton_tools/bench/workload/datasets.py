@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from deepseek_triton_tools.bench.workload.bench_request import Conversation
-from deepseek_triton_tools.bench.workload.dataset_files import TokenCounter, read_conversations
+from deepseek_triton_tools.bench.workload.dataset_files import (
+    TokenCounter,
+    first_conversations,
+    read_conversations,
+)
 from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions
+from deepseek_triton_tools.bench.workload.lazy_conversations import LazyConversations
 from deepseek_triton_tools.bench.workload.random_conversations import RandomConversations
+from deepseek_triton_tools.generating.prompt_sources import file_name
 from deepseek_triton_tools.tool_errors import ToolError
 
 
 def make_conversations(
     options: DatasetOptions, num: int | None, vocabulary: range, count_tokens: TokenCounter | None = None
-) -> Sequence[Conversation]:
+) -> LazyConversations:
     """Return `num` conversations, always the same ones for the same arguments.
 
     They are made when they are asked for, so that many of them need no memory. A slice of them is lazy too, and they
@@ -25,7 +28,8 @@ def make_conversations(
     :raises ToolError: when the file can't be used, or is a trace with fewer requests.
     """
     if options.file is not None:
-        return read_conversations(options.file, options, num, vocabulary, count_tokens)
+        found = read_conversations(options.file, options, vocabulary, count_tokens, num)
+        return found if num is None else first_conversations(found, num, file_name(options.file))
     if num is None:
         raise ToolError("random prompts have no end: expected a number of requests", exit_code=2)
     return RandomConversations(options, num, vocabulary)

@@ -11,26 +11,28 @@ from deepseek_triton_tools.bench.workload.bench_request import Conversation
 
 
 class LazyConversations(Sequence[Conversation]):
-    """Each is made anew whenever it is asked for. They can be pickled, and parts of them are lazy too."""
+    """Each is made anew whenever it is asked for. They can be pickled, and slices of them are lazy too."""
 
     @abstractmethod
     def make(self, index: int) -> Conversation:
         """Make the conversation of an index from 0 on."""
 
+    def chosen(self, indices: Sequence[int]) -> LazyConversations:
+        """Some of them, in this order."""
+        return ChosenConversations(self, indices)
+
     @overload
     def __getitem__(self, index: int) -> Conversation: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[Conversation]: ...
-    def __getitem__(self, index: int | slice) -> Conversation | Sequence[Conversation]:
-        chosen = range(len(self))[index]
-        return self.make(chosen) if isinstance(chosen, int) else ChosenConversations(self, chosen)
+    def __getitem__(self, index: slice) -> LazyConversations: ...
+    def __getitem__(self, index: int | slice) -> Conversation | LazyConversations:
+        found = range(len(self))[index]
+        return self.make(found) if isinstance(found, int) else self.chosen(found)
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenConversations(LazyConversations):
-    """Some of `source`, in another order or repeatedly."""
-
-    source: Sequence[Conversation]
+    source: LazyConversations
     indices: Sequence[int]
 
     def __len__(self) -> int:
