@@ -8,7 +8,7 @@ import errno
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,8 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
     whose release can't be used.
     """
     require_tools()
+    if args.slo is not None and args.from_bench is None:
+        raise OptionError("--slo: only with --from-bench FILE, the result of a benchmark")
     named = _named(args.variant)
     _refuse_meaningless(args, named.variant)
     model = _model(args.model, named)
@@ -66,7 +68,7 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
     release, vllm, container = _versions(args, named.variant)
     if args.model and model and (note := _note_on_model(model)):
         complain(f"note: {note}")
-    return PlanRequest(
+    request = PlanRequest(
         variant=named.variant,
         gpu=args.gpu,
         num_gpus=args.gpus,
@@ -89,6 +91,32 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
         allow_unpublished=args.allow_unpublished,
         overrides=tuple(row for text in args.set for row in overrides(text)),
     )
+    return request if args.from_bench is None else _as_measured(request, args)
+
+
+_INFLIGHT = "triton_config.max_inflight"
+
+
+def _as_measured(request: PlanRequest, args: argparse.Namespace) -> PlanRequest:
+    """Take the profile, the workload and the limit of requests from a benchmark where no option gives them.
+
+    :raises ToolError: when the benchmark can't be read, or has no load that keeps the limits.
+    """
+    from deepseek_triton_tools.bench.measured_load import choose_load
+    from deepseek_triton_tools.bench.results.result_files import read_result
+
+    result = read_result(args.from_bench)
+    load = choose_load(result, result.slo if args.slo is None else args.slo)
+    reasons = {}
+    changes: dict[str, Any] = {"workload": request.workload.filled_from(load.workload)}
+    if args.concurrency is None:
+        reasons["--concurrency"] = load.why
+    if args.profile is None and not variants()[request.variant].profile:
+        changes["profile"], reasons["--profile"] = load.profile, load.why_profile
+    if load.max_inflight is not None and all(not key.startswith(_INFLIGHT) for key, _ in request.overrides):
+        changes["overrides"] = (*request.overrides, (_INFLIGHT, load.max_inflight))
+        reasons[_INFLIGHT] = "measured: with more requests at once, the limits were not kept or nothing was tried"
+    return replace(request, **changes, measured=tuple(reasons.items()))
 
 
 def _versions(args: argparse.Namespace, variant: str) -> tuple[str, str, str | None]:
@@ -125,6 +153,8 @@ _FOR_GPUS = (
         "--isl",
         "--osl",
         "--concurrency",
+        "--from-bench",
+        "--slo",
     ),
     *("--mtp", "--relaxed-acceptance", "--kv-cache-dtype", "--parallel", "--set"),
 )
