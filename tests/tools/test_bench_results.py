@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import json
 import math
+from array import array
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +19,12 @@ from deepseek_triton_tools.bench.measuring.figures import Distribution, MetricSu
 from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
 from deepseek_triton_tools.bench.measuring.run_figures import run_figures, run_timeline
 from deepseek_triton_tools.bench.results.bench_result import BenchPoint, BenchResult, BenchRun
+from deepseek_triton_tools.bench.results.request_samples import read_samples, write_samples
+from deepseek_triton_tools.bench.results.result_csv import csv_text
 from deepseek_triton_tools.bench.results.result_files import read_result, write_result
 from deepseek_triton_tools.bench.results.serving_json import run_name, serving_document
 from deepseek_triton_tools.bench.results.serving_table import serving_table
+from deepseek_triton_tools.bench.results.trtllm_report import trtllm_document, trtllm_table
 from deepseek_triton_tools.tool_errors import ToolError
 
 RECORDS = (
@@ -126,7 +132,7 @@ def test_fields_with_a_default_may_lack(tmp_path) -> None:
             "points[0].runs[0].figures.ttft_ms.p50: expected a number, got 'fast'",
         ),
     ],
-    ids=str,
+    ids=["schema 2", "no schema", "no points", "gpus as text", "one url", "a word for a number"],
 )
 def test_what_bench_did_not_write_is_refused(edit, reason, tmp_path) -> None:
     path = _edited(tmp_path, edit)
@@ -267,3 +273,151 @@ def test_vllms_table_of_an_open_loop_has_the_rate() -> None:
     assert "Request rate configured (RPS):           10.00" in table
     assert "concurrency:" not in table
     assert "goodput" not in table
+
+
+# --- trtllm-bench ---
+
+
+def test_the_report_of_trtllm_bench() -> None:
+    document = trtllm_document(RESULT, FIGURES)
+
+    sections = "engine machine world_info request_info performance streaming_metrics decoding_stats dataset"
+    assert list(document) == sections.split()
+    performance = document["performance"]
+    assert performance["system_output_throughput_tok_s"] == pytest.approx(2.0)
+    assert performance["output_throughput_per_user_tok_s"] == pytest.approx(4.0)
+    assert performance["output_throughput_per_gpu_tok_s"] == pytest.approx(0.25)
+    assert set(performance["request_latency_percentiles_ms"]) == {
+        *("p50", "p90", "p95", "p99"),
+        *("minimum", "maximum", "average"),
+    }
+    assert document["request_info"]["avg_num_concurrent_requests"] == pytest.approx(0.5)
+    assert document["engine"]["backend"] == "simulated"
+    json.dumps(document, allow_nan=False)
+
+
+EXPECTED_B200 = """\
+===========================================================
+= PERFORMANCE OVERVIEW
+===========================================================
+Request Throughput (req/sec):                     21.0675
+Total Output Throughput (tokens/sec):             43146.2042
+Total Token Throughput (tokens/sec):              65100.6376
+Total Latency (ms):                               5443839.8140
+Average request latency (ms):                     332826.9898
+Per User Output Throughput [w/ ctx] (tps/user):   6.1806
+Per GPU Output Throughput (tps/gpu):              5393.2755
+"""
+"""NVIDIA's expected result of DeepSeek-R1-0528-FP4 on eight B200."""
+
+
+def test_the_table_can_be_laid_beside_the_published_ones() -> None:
+    published = replace(
+        FIGURES,
+        request_throughput=21.0675,
+        output_throughput=43146.2042,
+        total_token_throughput=65100.6376,
+        duration_s=5443.839814,
+        e2el_ms=replace(FIGURES.e2el_ms, mean=332826.9898),
+        user_throughput=6.1806,
+        output_throughput_per_gpu=5393.2755,
+        ttft_ms=Distribution(),
+    )
+    assert EXPECTED_B200 in trtllm_table(trtllm_document(RESULT, published))
+
+
+def test_the_table_of_a_stream_has_the_breakdowns() -> None:
+    lines = trtllm_table(trtllm_document(RESULT, FIGURES)).splitlines()
+
+    assert "Number of concurrent requests:  0.5000" in lines
+    assert "Average time-to-first-token [TTFT] (ms):          500.0000" in lines
+    assert "Per User Output Speed (tps/user):                 10.0000" in lines
+    assert "[TPOT] P99    : 100.0000" in lines
+    assert "[GTPS] AVERAGE: 10.0000" in lines
+    assert lines[-7:][0] == "[Latency] MINIMUM: 1000.0000"
+
+
+def test_without_a_number_of_gpus_there_is_no_line_for_one() -> None:
+    document = trtllm_document(replace(RESULT, gpus=None), replace(FIGURES, output_throughput_per_gpu=None))
+    assert "Per GPU" not in trtllm_table(document)
+
+
+# --- CSV and samples ---
+
+
+def test_csv_has_a_row_for_each_run() -> None:
+    run = RESULT.points[0].runs[0]
+    again = replace(run, figures=replace(FIGURES, goodput=None))
+    open_loop = BenchPoint(load=LoadPoint(num_requests=3, rate=math.inf), runs=(run,))
+    result = replace(RESULT, points=(replace(RESULT.points[0], runs=(run, again)), open_loop))
+    first, second, third = csv.DictReader(csv_text(result).splitlines())
+
+    assert [row["run"] for row in (first, second, third)] == ["1", "2", "1"]
+    assert [row["load"] for row in (first, third)] == ["concurrency 2", "rate inf"]
+    assert float(first["ttft_ms_p99"]) == pytest.approx(500)
+    assert float(first["output_throughput"]) == pytest.approx(2)
+    assert (first["goodput"], second["goodput"], first["rate"], third["rate"]) == ("0.5", "", "", "inf")
+    assert first.keys() == third.keys()
+
+
+_MICROSECONDS = st.integers(0, 10**9).map(lambda number: number / 10**6)
+_SAMPLES = st.builds(
+    RequestRecord,
+    index=st.integers(0),
+    due_s=st.none() | _MICROSECONDS,
+    sent_s=_MICROSECONDS,
+    chunk_s=st.lists(_MICROSECONDS).map(lambda times: array("d", times)),
+    chunk_tokens=st.lists(st.integers(1, 9)).map(lambda numbers: array("i", numbers)),
+    ended_s=_MICROSECONDS,
+    num_cached_tokens=st.none() | st.integers(0),
+    outcome=st.sampled_from(["completed", "failed", "cancelled"]),
+    finish_reason=st.none() | st.text(),
+    error=st.text(),
+)
+
+
+@given(st.lists(_SAMPLES), st.sampled_from(["requests.jsonl", "requests.jsonl.gz"]))
+def test_samples_are_read_as_they_were_written(tmp_path_factory, records, name) -> None:
+    path = tmp_path_factory.getbasetemp() / name
+    write_samples(records, path)
+    assert read_samples(path) == records
+
+
+def test_figures_of_samples_are_those_of_the_run(tmp_path) -> None:
+    write_samples(RECORDS, tmp_path / "requests.jsonl")
+    assert run_figures(read_samples(tmp_path / "requests.jsonl"), gpus=8, concurrency=2, slo=SLO) == FIGURES
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "list indices"),
+        ('{"index": 1}', "'chunk_s'"),
+        ('{"index": 1, "chunk_s": ["a"], "chunk_tokens": []}', "must be real number"),
+        ('{"chunk_s": [], "chunk_tokens": []}', "index"),
+        ('{"index": 1, "chunk_s": [], "chunk_tokens": [], "color": 1}', "color"),
+    ],
+)
+def test_a_sample_that_is_none_is_named(line, reason, tmp_path) -> None:
+    path = tmp_path / "requests.jsonl"
+    write_samples(RECORDS, path)
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(ToolError, match=rf"{path}, line 3: expected the record of a request; .*{reason}"):
+        read_samples(path)
+
+
+@pytest.mark.parametrize("content", [b"no gzip", b"", gzip.compress(b"{}\n" * 999)[:-12], gzip.compress(b"\xff")])
+def test_compressed_samples_that_are_damaged(content, tmp_path) -> None:
+    path = tmp_path / "requests.jsonl.gz"
+    path.write_bytes(content)
+    if content:
+        with pytest.raises(ToolError, match=r"requests\.jsonl\.gz"):
+            read_samples(path)
+    else:
+        assert read_samples(path) == []
+
+
+def test_samples_that_are_not_there(tmp_path) -> None:
+    with pytest.raises(ToolError, match="can't be read: No such file"):
+        read_samples(tmp_path / "requests.jsonl")

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from deepseek_triton_tools.bench.load.arrivals import due_times
+from deepseek_triton_tools.bench.load.bench_target import TargetSettings, spread
 from deepseek_triton_tools.bench.load.load_run import LoadProcesses, LoadProgress, LoadRun
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
-from deepseek_triton_tools.bench.load.target import TargetSettings, spread
 from deepseek_triton_tools.bench.workload.bench_request import BenchRequest, Conversation
 from deepseek_triton_tools.tool_errors import ToolError
 from support.paced_server import paced_server

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import os
 import secrets
 from collections.abc import Iterator
@@ -16,12 +18,12 @@ from deepseek_triton_tools.tool_errors import ToolError
 def whole_file(path: Path) -> Iterator[TextIO]:
     """Open a file that takes the place of `path` when the block ends, and disappears when an exception ends it.
 
-    Raises ToolError where it can't be written.
+    Where the name ends in .gz it is compressed. Raises ToolError where it can't be written.
     """
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         try:
-            with scratch.open("x", encoding="utf-8", newline="") as file:
+            with _new(scratch, is_compressed=path.suffix == ".gz") as file:
                 yield file
             os.replace(scratch, path)
         except BaseException:
@@ -30,3 +32,9 @@ def whole_file(path: Path) -> Iterator[TextIO]:
             raise
     except OSError as error:
         raise ToolError(f"{path} can't be written: {error.strerror}") from error
+
+
+def _new(path: Path, *, is_compressed: bool) -> TextIO:
+    if is_compressed:
+        return io.TextIOWrapper(gzip.open(path, "xb", compresslevel=1), encoding="utf-8", newline="")
+    return path.open("x", encoding="utf-8", newline="")

@@ -1,11 +1,11 @@
-"""What one load process does of a run, and what it tells."""
+"""One load process's share of a run, and what it tells."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
-from deepseek_triton_tools.bench.load.target import TargetSettings
+from deepseek_triton_tools.bench.load.bench_target import TargetSettings
 from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
 from deepseek_triton_tools.bench.workload.bench_request import Conversation
 
@@ -61,7 +61,7 @@ class JobProgress:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDone:
     records: Sequence[RequestRecord]
-    """Of the requests that are measured."""
+    """Those of the requests that are measured."""
     last: JobProgress = JobProgress()
     delays_ms: Sequence[float] = field(default_factory=list)
     """How late the process's event loop woke up, measured all the time: the noise in all its times."""

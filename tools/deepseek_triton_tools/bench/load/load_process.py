@@ -14,6 +14,7 @@ from typing import Any
 
 import uvloop
 
+from deepseek_triton_tools.bench.load.bench_target import BenchAnswer, BenchPrompt, BenchTarget
 from deepseek_triton_tools.bench.load.load_job import (
     JobDone,
     JobProgress,
@@ -22,7 +23,6 @@ from deepseek_triton_tools.bench.load.load_job import (
     StartRun,
     StopRun,
 )
-from deepseek_triton_tools.bench.load.target import BenchAnswer, BenchPrompt, Target
 from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
 from deepseek_triton_tools.bench.workload.bench_request import BenchRequest
 
@@ -52,7 +52,7 @@ class _JobRun:
         self._pipe = pipe
         self._records: list[RequestRecord] = []
         self._start = 0.0
-        self._targets: list[Target] = []
+        self._targets: list[BenchTarget] = []
         self._stopped = asyncio.Event()
         self._ended = self._failed = self._inflight = self._tokens = 0
 
@@ -76,7 +76,7 @@ class _JobRun:
             for target in self._targets:
                 await target.close()
 
-    def _target(self, url: str) -> Target:
+    def _target(self, url: str) -> BenchTarget:
         settings = self._job.target
         if settings.endpoint == "openai":
             from deepseek_triton_tools.bench.load.openai_target import OpenAITarget
@@ -189,6 +189,8 @@ class _JobRun:
             if turn:
                 await asyncio.sleep(request.wait_s)
             record = RequestRecord(index=index, turn=turn, due_s=due_s if turn == 0 else None)
+            if self._job.target.fields.get("ignore_eos"):
+                record.asked_tokens = request.output_tokens
             if index >= self._job.num_warmup:
                 self._records.append(record)
             has_next = turn + 1 < len(conversation)

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 
 from deepseek_triton_tools.bench.load.arrivals import due_times
+from deepseek_triton_tools.bench.load.bench_target import TargetSettings
 from deepseek_triton_tools.bench.load.load_job import (
     JobDone,
     JobProgress,
@@ -23,7 +24,6 @@ from deepseek_triton_tools.bench.load.load_job import (
 )
 from deepseek_triton_tools.bench.load.load_process import serve_jobs
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
-from deepseek_triton_tools.bench.load.target import TargetSettings
 from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
 from deepseek_triton_tools.bench.workload.bench_request import Conversation
 from deepseek_triton_tools.tool_errors import ToolError
@@ -38,7 +38,7 @@ _HEAD_START_S = 0.2
 @dataclass(frozen=True, kw_only=True)
 class LoadRun:
     records: list[RequestRecord]
-    """Of the measured requests, by their number. Ctrl-C leaves those that were sent by then."""
+    """Those of the measured requests, by their number. Ctrl-C leaves those that were sent by then."""
     delays_ms: list[float]
     """How late the processes' event loops woke up."""
     interrupted: bool = False

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from deepseek_triton_tools.bench.load.target import BenchAnswer, BenchPrompt, RunClock, TargetSettings, spread
+from deepseek_triton_tools.bench.load.bench_target import BenchAnswer, BenchPrompt, RunClock, TargetSettings, spread
 from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
 
 _FINISHED = b"[DONE]"
@@ -19,7 +19,7 @@ _LIMIT_REASONS = {"stop", "length", "tool_calls"}
 
 
 class OpenAITarget:
-    """See `Target`. Token ids are sent to /completions; chats to /chat/completions."""
+    """See `BenchTarget`. Token ids are sent to /completions; chats to /chat/completions."""
 
     def __init__(self, settings: TargetSettings, url: str, now: RunClock) -> None:
         """Call it in a running event loop."""

@@ -16,15 +16,15 @@ from deepseek_triton_client import (
     Timeouts,
     Tls,
 )
-from deepseek_triton_tools.bench.load.target import BenchAnswer, BenchPrompt, RunClock, TargetSettings, spread
+from deepseek_triton_tools.bench.load.bench_target import BenchAnswer, BenchPrompt, RunClock, TargetSettings, spread
 from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
 
 
 class TritonTarget:
-    """See `Target`."""
+    """See `BenchTarget`."""
 
     def __init__(self, settings: TargetSettings, url: str, now: RunClock) -> None:
-        self._client = triton_client(settings, url)
+        self._client = AsyncClient(url, **client_arguments(settings))
         self._now = now
         self._url = url
         self._ask: Callable[..., AsyncStream] = self._client.stream_chat if settings.chat else self._client.stream
@@ -80,17 +80,16 @@ class TritonTarget:
         await self._client.close()
 
 
-def triton_client(settings: TargetSettings, url: str) -> AsyncClient:
-    """Make a client that sends nothing twice: a refusal is a figure here."""
-    return AsyncClient(
-        url,
-        model_name=settings.model,
-        model_version=settings.model_version,
-        timeouts=Timeouts(total=settings.timeout_s),
-        retries=Retries(attempts=1),
-        tls=Tls(ca=settings.ca, certificate=settings.certificate, key=settings.key),
-        token=settings.token,
-    )
+def client_arguments(settings: TargetSettings) -> dict[str, Any]:
+    """Return the arguments of a client that sends nothing twice: a refusal is a figure here."""
+    return {
+        "model_name": settings.model,
+        "model_version": settings.model_version,
+        "timeouts": Timeouts(total=settings.timeout_s),
+        "retries": Retries(attempts=1),
+        "tls": Tls(ca=settings.ca, certificate=settings.certificate, key=settings.key),
+        "token": settings.token,
+    }
 
 
 def _one_line(error: DeepseekTritonError) -> str:

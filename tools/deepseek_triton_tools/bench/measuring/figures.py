@@ -71,6 +71,8 @@ class Figures:
     completed: int
     failed: int
     cancelled: int
+    short: int = 0
+    """Completed requests with fewer tokens than were asked for with ignore_eos: the server has a limit."""
     errors: dict[str, int] = field(default_factory=dict)
     """Error -> how often, the most frequent ones."""
     total_input_tokens: int
@@ -111,6 +113,8 @@ class Figures:
     lag_ms: Distribution
     """Open loop and trace: from when a request was due to when it was sent; of all requests, failed ones too. A large
     one means that this client, not the server, was the limit."""
+    client_delay_ms: float = 0.0
+    """How late the load processes woke up, 99th percentile: times are not exact to more than this."""
     goodput: float | None = None
     """Requests a second that kept the SLO; None without one."""
     good_share: float | None = None

@@ -27,6 +27,8 @@ class RequestRecord:
     ended_s: float = 0.0
     num_input_tokens: int = 0
     num_output_tokens: int = 0
+    asked_tokens: int | None = None
+    """The number of tokens that the answer was to have; None: as many as the model likes."""
     num_cached_tokens: int | None = None
     outcome: Outcome = "completed"
     finish_reason: str | None = None

@@ -47,6 +47,7 @@ def run_figures(
         completed=len(completed),
         failed=sum(record.outcome == "failed" for record in records),
         cancelled=sum(record.outcome == "cancelled" for record in records),
+        short=sum(record.num_output_tokens < (record.asked_tokens or 0) for record in completed),
         errors=_errors(records),
         total_input_tokens=int(input_tokens.sum()),
         total_output_tokens=int(output_tokens.sum()),

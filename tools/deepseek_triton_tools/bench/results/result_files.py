@@ -20,12 +20,17 @@ SCHEMA = "deepseek-triton/bench/1"
 
 
 def write_result(result: BenchResult, path: Path) -> None:
-    """Write it whole or not at all. Raises ToolError. Infinity becomes "inf", because JSON has none."""
+    """Write it whole or not at all. Raises ToolError."""
+    write_document(result_document(result), path)
+
+
+def result_document(result: BenchResult) -> dict[str, Any]:
+    """Return the result as JSON has it. Infinity becomes "inf"."""
     document = {"schema": SCHEMA, **asdict(result)}
     for point in document["points"]:
         if point["load"]["rate"] == math.inf:
             point["load"]["rate"] = "inf"
-    write_document(document, path)
+    return document
 
 
 def write_document(document: Mapping[str, Any], path: Path) -> None:

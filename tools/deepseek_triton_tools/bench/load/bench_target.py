@@ -1,4 +1,4 @@
-"""What is asked: a server of one kind, behind one interface."""
+"""A server of one kind, behind one interface."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class TargetSettings:
 
 @dataclass(frozen=True, slots=True)
 class BenchAnswer:
-    """What the next turn of a conversation is put behind."""
+    """The next turn of a conversation is put behind it."""
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
 
 
-class Target(Protocol):
+class BenchTarget(Protocol):
     """One server. Requests may run at the same time."""
 
     async def ask(
