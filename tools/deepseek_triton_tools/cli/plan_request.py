@@ -7,12 +7,13 @@ import difflib
 import errno
 import math
 import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build import PlanRequest, Workload
+from deepseek_triton_build import Plan, PlanRequest, Workload, make_plan
 from deepseek_triton_build.catalog import (
     DEFAULT_PROFILE,
     DEFAULT_RELEASE,
@@ -28,7 +29,8 @@ from deepseek_triton_build.catalog import (
     vllm_for_container,
 )
 from deepseek_triton_build.text import is_path, printable_line, short_repr
-from deepseek_triton_tools.cli.parsing import require_tools
+from deepseek_triton_tools.cli.parsing import VerbParser, require_tools
+from deepseek_triton_tools.cli.plan_options import add_plan_options
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -117,6 +119,33 @@ def _as_measured(request: PlanRequest, args: argparse.Namespace) -> PlanRequest:
         changes["overrides"] = (*request.overrides, (_INFLIGHT, load.max_inflight))
         reasons[_INFLIGHT] = "measured: with more requests at once, the limits were not kept or nothing was tried"
     return replace(request, **changes, measured=tuple(reasons.items()))
+
+
+def plan_named(text: str) -> Plan:
+    """Make the plan of a generated folder, by the options in its stamp, or of options as `plan` takes them.
+
+    :raises OptionError: for a folder that `build` did not write, and as `plan_request` does.
+    """
+    parser = VerbParser(prog="plan", allow_abbrev=False, exit_on_error=False)
+    add_plan_options(parser)
+    parser.add_argument("--format")  # a stamp has it; the plan is the same
+    words = shlex.split(_stamped_options(Path(text)) if os.path.isdir(text) else text)
+    try:
+        args, unknown = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        raise OptionError(f"{text}: {error}") from error
+    if unknown:
+        raise OptionError(f"{text}: `deepseek-triton plan` has no {' '.join(unknown)}")
+    return make_plan(plan_request(args))
+
+
+def _stamped_options(folder: Path) -> str:
+    from deepseek_triton_build.check import MANIFEST, read_stamp
+
+    for place in sorted(path.parent for path in (*folder.glob(MANIFEST), *folder.glob(f"*/{MANIFEST}"))):
+        if options := read_stamp(place, "")[0].text("options"):
+            return options
+    raise OptionError(f"{folder}: expected a folder that `deepseek-triton build` wrote; it has no {MANIFEST}")
 
 
 def _versions(args: argparse.Namespace, variant: str) -> tuple[str, str, str | None]:
