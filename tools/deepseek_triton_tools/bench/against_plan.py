@@ -21,7 +21,7 @@ _GPU_MEMORY = ("nv_gpu_memory_used_bytes",)
 _GIB = 2**30
 
 
-class _Line(NamedTuple):
+class _PlanLine(NamedTuple):
     what: str
     planned: str
     measured: str
@@ -46,17 +46,17 @@ def against_plan(plan: Plan, result: BenchResult) -> Table:
     return Table(title=title, headings=("", "planned", "measured", ""), rows=rows)
 
 
-def _gpu_lines(plan: Plan, result: BenchResult, runs: Sequence[BenchRun]) -> Iterator[_Line]:
+def _gpu_lines(plan: Plan, result: BenchResult, runs: Sequence[BenchRun]) -> Iterator[_PlanLine]:
     assert plan.budget is not None
     if result.gpus is not None:
         servers = max(1, len(result.urls))
         differs = result.gpus != plan.world_size * servers
         planned = f"{plan.world_size}" if servers == 1 else f"{servers} x {plan.world_size}"
-        yield _Line("GPUs", planned, f"{result.gpus}", "another number of them" if differs else "")
+        yield _PlanLine("GPUs", planned, f"{result.gpus}", "another number of them" if differs else "")
     used = _highest(runs, _GPU_MEMORY)
     if used is not None:
         planned_use = plan.budget.memory - plan.budget.free
-        yield _Line(
+        yield _PlanLine(
             "memory in use of a GPU, GiB",
             f"{planned_use / _GIB:.1f}",
             f"{used / _GIB:.1f}",
@@ -64,18 +64,18 @@ def _gpu_lines(plan: Plan, result: BenchResult, runs: Sequence[BenchRun]) -> Ite
         )
 
 
-def _request_lines(plan: Plan, runs: Sequence[BenchRun]) -> Iterator[_Line]:
+def _request_lines(plan: Plan, runs: Sequence[BenchRun]) -> Iterator[_PlanLine]:
     assert plan.budget is not None
     seen = _highest(runs, _RUNNING)
     waiting = _highest(runs, _WAITING)
     # Without metrics, the client knows of its own requests only, and not which of them wait.
     running = max(run.figures.peak_concurrency for run in runs) if seen is None else seen
     what = "requests under way" if seen is None else "requests that run at once"
-    yield _Line(what, f"{plan.max_concurrency:,}", f"{running:,.0f}", _batch_verdict(plan, running, waiting))
+    yield _PlanLine(what, f"{plan.max_concurrency:,}", f"{running:,.0f}", _batch_verdict(plan, running, waiting))
     isl, osl = _longest(runs)
     if isl + osl:
         held = plan.budget.concurrent_requests(isl, osl)
-        yield _Line(
+        yield _PlanLine(
             f"requests of {isl:,} + {osl:,} tokens in the KV cache",
             f"{held:,}",
             f"{running:,.0f}",
@@ -85,17 +85,19 @@ def _request_lines(plan: Plan, runs: Sequence[BenchRun]) -> Iterator[_Line]:
     if share is not None:
         planned = min(1.0, running * (isl + osl) / plan.budget.total_kv_tokens)
         verdict = "the KV cache is full" if share > _FULL else "smaller than planned" if share > 1.25 * planned else ""
-        yield _Line(
+        yield _PlanLine(
             f"share of {plan.budget.total_kv_tokens:,} KV tokens in use", f"{planned:.0%}", f"{share:.0%}", verdict
         )
     limits = {setting.key: setting.value for setting in plan.settings}
     most = limits.get("triton_config.max_inflight")
     inflight = _highest(runs, _INFLIGHT)
     if most is not None and inflight is not None:
-        yield _Line("requests accepted at once", f"{most:,}", f"{inflight:,.0f}", "reached" if inflight >= most else "")
+        yield _PlanLine(
+            "requests accepted at once", f"{most:,}", f"{inflight:,.0f}", "reached" if inflight >= most else ""
+        )
     refused = sum(summary.increase for run in runs for summary in _series(run, (_REFUSED,)))
     failed = sum(run.figures.failed for run in runs)
-    yield _Line("requests refused or failed", "0", f"{max(refused, failed):,.0f}", _errors(runs))
+    yield _PlanLine("requests refused or failed", "0", f"{max(refused, failed):,.0f}", _errors(runs))
 
 
 _FULL = 0.95
@@ -110,7 +112,7 @@ def _batch_verdict(plan: Plan, running: float, waiting: float | None) -> str:
     return f"{running / plan.max_concurrency:.0%} of the batch" if plan.max_concurrency else ""
 
 
-def _length_lines(plan: Plan, runs: Sequence[BenchRun]) -> Iterator[_Line]:
+def _length_lines(plan: Plan, runs: Sequence[BenchRun]) -> Iterator[_PlanLine]:
     longest = plan.canonical.get("max_seq_len") or plan.canonical.get("max_model_len")
     isl, osl = _longest(runs)
     for what, planned, measured in (
@@ -120,7 +122,7 @@ def _length_lines(plan: Plan, runs: Sequence[BenchRun]) -> Iterator[_Line]:
     ):
         if planned:
             verdict = "longer than planned" if measured > planned else ""
-            yield _Line(what, f"{planned:,}", f"{measured:,}", verdict)
+            yield _PlanLine(what, f"{planned:,}", f"{measured:,}", verdict)
 
 
 def _longest(runs: Sequence[BenchRun]) -> tuple[int, int]:
