@@ -211,8 +211,8 @@ def _preset_dataset(args: argparse.Namespace, published: BenchPreset) -> Dataset
     """Return the preset's dataset, or the prompts of --dataset with answers of its length. Raises ToolError."""
     misplaced = [name for name in _SET_BY_PRESETS if getattr(args, name) not in (None, 0)]
     if misplaced:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in misplaced)
-        raise ToolError(f"{options}: not with --preset, which says it itself", exit_code=2)
+        given = ", ".join(f"--{name.replace('_', '-')}" for name in misplaced)
+        raise ToolError(f"{given}: not with --preset, which says it itself", exit_code=2)
     options = replace(dataset_options(args), output=NormalLengths(published.output_tokens))
     return options if options.file is not None else replace(options, input=NormalLengths(published.input_tokens))
 
