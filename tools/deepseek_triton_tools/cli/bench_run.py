@@ -22,12 +22,14 @@ from deepseek_triton_tools.cli.bench_dataset_options import add_dataset_options,
 from deepseek_triton_tools.cli.client_options import DEFAULT_MODEL, add_server_options, client_settings
 from deepseek_triton_tools.cli.parsing import Verbs, add_json, add_verb, duration, number, path, positive, words
 from deepseek_triton_tools.cli.sampling_options import assigned
+from deepseek_triton_tools.cli.slo_option import slo
 from deepseek_triton_tools.pages import install_extra
 from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader
 from deepseek_triton_tools.terminal.tables import is_terminal, paragraph, show
 from deepseek_triton_tools.tool_errors import InstallationError, ToolError
 
 if TYPE_CHECKING:  # numpy and aiohttp take longer than the rest of --help
+    from deepseek_triton_build import Plan
     from deepseek_triton_tools.bench.load.bench_target import TargetSettings
     from deepseek_triton_tools.bench.presets.bench_preset import BenchPreset
     from deepseek_triton_tools.bench.results.bench_result import BenchResult
@@ -43,7 +45,6 @@ _SET_BY_PRESETS = (
     *("concurrency", "rate", "num_prompts", "rounds", "duration", "warmup"),
     *("isl", "osl", "input_stdev", "output_stdev", "range_ratio", "prefix_len", "num_prefixes", "turns", "later_isl"),
 )
-_SLO_NAMES = ("ttft", "tpot", "itl", "e2el")
 
 
 def add_run_form(forms: Verbs) -> None:
@@ -123,7 +124,9 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
     help_text = "GPUs of all servers together, for TPS/GPU (default: what the server says)"
     group.add_argument("--gpus", type=positive, metavar="N", help=help_text)
     help_text = "limits in ms for goodput, such as ttft=500,tpot=30; also itl, e2el"
-    group.add_argument("--slo", type=_slo, default=Slo(), metavar="LIMITS", help=help_text)
+    group.add_argument("--slo", type=slo, default=Slo(), metavar="LIMITS", help=help_text)
+    help_text = "lay the limits of a plan beside what was measured: options of `plan`, in quotes"
+    group.add_argument("--against", type=words, metavar="PLAN", help=help_text)
     group.add_argument("--picture", action=argparse.BooleanOptionalAction, help="draw pictures (default: of a sweep)")
     help_text = "print the tables of another tool: vllm or trtllm-bench (default: ours)"
     group.add_argument("--table", choices=_TABLES, default="ours", help=help_text)
@@ -137,12 +140,13 @@ def _run(args: argparse.Namespace) -> int:
     from deepseek_triton_tools.bench.report.report_page import report_warnings
     from deepseek_triton_tools.bench.report.report_points import NamedResult
     from deepseek_triton_tools.bench.run_progress import RunProgress
-    from deepseek_triton_tools.bench.sweep import sweep_result, sweep_steps
+    from deepseek_triton_tools.bench.sweep import SweepStep, sweep_result, sweep_steps
 
+    planned = None if args.against is None else _planned(args.against)
     sweep = _sweep(args)
     output = None if args.output is None else OutputFolder(args.output)
     progress = RunProgress()
-    steps = []
+    steps: list[SweepStep] = []
     for step in sweep_steps(sweep, progress.show):
         progress.end(step)
         if not steps:
@@ -153,7 +157,7 @@ def _run(args: argparse.Namespace) -> int:
             output.write(sweep_result(sweep, steps), step.load, step.number, step.measured.records)
     result = sweep_result(sweep, steps)
     with to_reader():
-        _print(args, result)
+        _print(args, result, planned)
     for warning in report_warnings([NamedResult(name=result.model, result=result)]):
         complain(warning)
     if output is not None:
@@ -289,7 +293,20 @@ def _num_requests(args: argparse.Namespace, concurrency: int | None, in_file: in
     return number
 
 
-def _print(args: argparse.Namespace, result: BenchResult) -> None:
+def _planned(options: str) -> Plan:
+    """Make the plan of the options of `plan`. Raises ToolError, and BuildError for a plan that can't work."""
+    from deepseek_triton_build import make_plan
+    from deepseek_triton_tools.cli.main import program_parser
+    from deepseek_triton_tools.cli.plan_request import plan_request
+
+    args, unknown = program_parser(["plan"]).parse_known_args(["plan", *shlex.split(options)])
+    if unknown:
+        raise ToolError(f"--against: unrecognized options of plan: {' '.join(unknown)}", exit_code=2)
+    return make_plan(plan_request(args))
+
+
+def _print(args: argparse.Namespace, result: BenchResult, planned: Plan | None) -> None:
+    from deepseek_triton_tools.bench.against_plan import against_plan
     from deepseek_triton_tools.bench.presets.published_table import published_table
     from deepseek_triton_tools.bench.report.report_points import NamedResult
     from deepseek_triton_tools.bench.report.terminal_pictures import show_pictures
@@ -307,6 +324,8 @@ def _print(args: argparse.Namespace, result: BenchResult) -> None:
         print(paragraph(result_note(result), indent=""))
     if args.preset is not None:
         show(published_table(published_preset(args.preset), result))
+    if planned is not None:
+        show(against_plan(planned, result))
     for point in result.points:
         for run in point.runs:
             if args.table == "vllm":
@@ -354,17 +373,3 @@ def _numbers(text: str) -> list[int]:
         return [positive(part) for part in text.split(",")]
     except argparse.ArgumentTypeError as error:
         raise argparse.ArgumentTypeError(f"expected whole numbers from 1, such as 1,8,64, got {text!r:.100}") from error
-
-
-def _slo(text: str) -> Slo:
-    limits: dict[str, float] = {}
-    for part in text.split(","):
-        name, _, limit = part.strip().partition("=")
-        value = _number_above_zero(limit)
-        if name not in _SLO_NAMES or value is None:
-            names = ", ".join(_SLO_NAMES)
-            raise argparse.ArgumentTypeError(
-                f"expected limits in ms of {names}, such as ttft=500,tpot=30, got {text!r:.100}"
-            )
-        limits[f"{name}_ms"] = value
-    return Slo(**limits)
