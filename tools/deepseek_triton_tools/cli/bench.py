@@ -19,5 +19,6 @@ def add_options(verb: VerbParser) -> None:
     )
     add_run_form(forms)
     add_dataset_form(forms)
+    add_report_form(forms)
     add_compare_form(forms)
     add_report_form(forms)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
 
@@ -26,7 +24,7 @@ class PublishedFigures:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetPoint:
     load: LoadPoint
-    """As published."""
+    """The published one."""
     short: LoadPoint | None = None
     """Takes its place on the simulated engine, which then has a steady load for two minutes at most."""
     published: PublishedFigures | None = None
@@ -56,11 +54,6 @@ class BenchPreset:
     """Whether the figures depend on real prompts, as those of speculative decoding do."""
     note: str = ""
     """What to know before comparing figures."""
-
-    @property
-    def fields(self) -> Mapping[str, Any]:
-        """Sampling fields of every request: answers have exactly the published length."""
-        return {"ignore_eos": True}
 
     def loads(self, *, short: bool) -> tuple[LoadPoint, ...]:
         """Return the points of the sweep, as published or shortened for the simulated engine. A point that has no

@@ -12,7 +12,7 @@ from deepseek_triton_tools.bench.results.bench_result import BenchPoint, BenchRe
 from deepseek_triton_tools.terminal.tables import Table
 
 
-class _Row(NamedTuple):
+class _PublishedRow(NamedTuple):
     name: str
     published: Callable[[PublishedFigures], float | None]
     measured: Callable[[Figures], float | None]
@@ -20,14 +20,14 @@ class _Row(NamedTuple):
 
 
 _ROWS = (
-    _Row("requests/s", lambda p: p.request_throughput, lambda f: f.request_throughput, True),
-    _Row("output tokens/s", lambda p: p.output_throughput, lambda f: f.output_throughput, True),
-    _Row("all tokens/s", lambda p: p.total_token_throughput, lambda f: f.total_token_throughput, True),
-    _Row("tokens/s a user", lambda p: p.user_throughput, lambda f: f.user_throughput, True),
-    _Row("tokens/s a GPU", lambda p: p.output_throughput_per_gpu, lambda f: f.output_throughput_per_gpu, True),
-    _Row("TTFT, ms", lambda p: p.ttft_ms, lambda f: f.ttft_ms.mean, False),
-    _Row("TPOT, ms", lambda p: p.tpot_ms, lambda f: f.tpot_ms.mean, False),
-    _Row("latency, ms", lambda p: p.e2el_ms, lambda f: f.e2el_ms.mean, False),
+    _PublishedRow("requests/s", lambda p: p.request_throughput, lambda f: f.request_throughput, True),
+    _PublishedRow("output tokens/s", lambda p: p.output_throughput, lambda f: f.output_throughput, True),
+    _PublishedRow("all tokens/s", lambda p: p.total_token_throughput, lambda f: f.total_token_throughput, True),
+    _PublishedRow("tokens/s a user", lambda p: p.user_throughput, lambda f: f.user_throughput, True),
+    _PublishedRow("tokens/s a GPU", lambda p: p.output_throughput_per_gpu, lambda f: f.output_throughput_per_gpu, True),
+    _PublishedRow("TTFT, ms", lambda p: p.ttft_ms, lambda f: f.ttft_ms.mean, False),
+    _PublishedRow("TPOT, ms", lambda p: p.tpot_ms, lambda f: f.tpot_ms.mean, False),
+    _PublishedRow("latency, ms", lambda p: p.e2el_ms, lambda f: f.e2el_ms.mean, False),
 )
 
 
@@ -95,6 +95,6 @@ def _speed(result: BenchResult) -> float:
     return float((result.server.get("simulation") or {}).get("speed", 1.0))
 
 
-def _mean(row: _Row, point: BenchPoint) -> float | None:
+def _mean(row: _PublishedRow, point: BenchPoint) -> float | None:
     seen = [value for run in point.runs if (value := row.measured(run.figures)) is not None and run.figures.completed]
     return sum(seen) / len(seen) if seen else None
