@@ -274,6 +274,7 @@ def test_a_result_in_which_nothing_was_completed_has_a_table_and_warnings() -> N
 def test_a_client_that_was_the_limit_is_named() -> None:
     points = [made_up_point(n, lag_ms=distribution(200.0 * n), client_delay_ms=7.0 * n) for n in (1, 4, 16)]
     points[0] = made_up_point(1, lag_ms=distribution(4.0))
+    points[2] = replace(points[2], runs=(*points[2].runs, *points[1].runs))
     late, busy = report_warnings([NamedResult(name="x", result=made_up_result(points))])
 
     assert late.startswith("x: this client, not the server, was the limit at concurrency 4; concurrency 16: ")

@@ -21,4 +21,3 @@ def add_options(verb: VerbParser) -> None:
     add_dataset_form(forms)
     add_report_form(forms)
     add_compare_form(forms)
-    add_report_form(forms)

@@ -90,22 +90,26 @@ def report_warnings(results: Sequence[NamedResult]) -> Iterator[str]:
 def _client_warnings(named: NamedResult) -> Iterator[str]:
     """Each once for a result, with the worst figure."""
     runs = [(point.load.label, run.figures) for point in named.result.points for run in point.runs]
-    late = {
-        load: figures.lag_ms.p99
+    late = [
+        (load, figures.lag_ms.p99)
         for load, figures in runs
         if figures.lag_ms.p99 > max(_LATE_MS, _LATE_SHARE * figures.e2el_ms.p50)
-    }
+    ]
     if late:
+        loads, most_ms = _at_loads(late)
         yield (
-            f"{named.name}: this client, not the server, was the limit at {'; '.join(late)}: it sent requests up to "
-            f"{readable(max(late.values()))} ms late (99th percentile). Give it more cores or processes."
+            f"{named.name}: this client, not the server, was the limit at {loads}: it sent requests up to {most_ms} ms "
+            "late (99th percentile). Give it more cores or processes."
         )
-    busy = {load: figures.client_delay_ms for load, figures in runs if figures.client_delay_ms > _LATE_MS}
+    busy = [(load, figures.client_delay_ms) for load, figures in runs if figures.client_delay_ms > _LATE_MS]
     if busy:
-        yield (
-            f"{named.name}: this client was busy at {'; '.join(busy)}: times are exact to "
-            f"{readable(max(busy.values()))} ms only. Give it more cores."
-        )
+        loads, most_ms = _at_loads(busy)
+        yield f"{named.name}: this client was busy at {loads}: times are exact to {most_ms} ms only; give it more cores"
+
+
+def _at_loads(found: Sequence[tuple[str, float]]) -> tuple[str, str]:
+    """Return the loads, and the largest value."""
+    return "; ".join(dict.fromkeys(load for load, _ in found)), readable(max(value for _, value in found))
 
 
 def _all_points(results: Sequence[NamedResult]) -> list[tuple[NamedResult, BenchPoint]]:
