@@ -28,7 +28,7 @@ def distribution(median: float, count: int = 100) -> Distribution:
 
 
 def made_up_figures(concurrency: int, *, slower: float = 1.0, **others: Any) -> Figures:
-    """Of a server whose step takes 8 ms, and longer with the number of its requests."""
+    """Figures of a server whose step takes 8 ms, and longer with the number of its requests."""
     tpot = slower * (8 + 0.09 * concurrency)
     ttft = slower * (90 + 4 * concurrency)
     e2el = ttft + (OUTPUT_TOKENS - 1) * tpot
