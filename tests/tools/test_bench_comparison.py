@@ -25,7 +25,7 @@ from deepseek_triton_tools.bench.results.comparison import (
 )
 from deepseek_triton_tools.bench.results.main_figures import Estimate, difference, estimate, t_quantile
 from deepseek_triton_tools.bench.results.result_files import write_result
-from deepseek_triton_tools.bench.results.result_tables import number_text, result_notes, result_tables
+from deepseek_triton_tools.bench.results.result_tables import number_text, result_note, result_tables
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -134,20 +134,13 @@ def test_columns_without_numbers_are_left_out() -> None:
 def test_repeated_runs_have_an_interval() -> None:
     throughput, _ = result_tables(result(1.0, 1.1, 0.9))
     assert dict(zip(throughput.headings, throughput.rows[0], strict=True))["tok/s"] == "100.7 ± 25.1"
-    assert next(result_notes(result(1.0, 1.1, 0.9))).startswith("± is the 95 % interval")
+    assert result_note(result(1.0, 1.1, 0.9)).startswith("± is the 95 % interval")
 
 
 def test_a_single_run_says_that_it_has_no_interval() -> None:
     throughput, _ = result_tables(result(1.0))
     assert "±" not in str(throughput.rows)
-    assert list(result_notes(result(1.0))) == [
-        "Each point was run once, so there is no interval; --repeat 5 gives one."
-    ]
-
-
-def test_errors_are_named_below_the_tables() -> None:
-    failing = result(points=(BenchPoint(load=LOAD, runs=(run(1.0, failed=3),)),))
-    assert list(result_notes(failing))[1:] == ["concurrency 4: 3 x overloaded"]
+    assert result_note(result(1.0)) == "Each point was run once, so there is no interval; --repeat 5 gives one."
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,8 @@ def test_the_table_has_a_row_for_each_metric_that_explains_something() -> None:
             'nv_gpu_utilization{gpu_uuid="b"}': gauge(0.75, 0.875),
             "deepseek_triton_generated_tokens_total": MetricSummary(first=100, last=5100, mean=0, max=0),
             "process_open_fds": gauge(1, 1),
+            "deepseek_triton_kv_cache_used_blocks": gauge(0, 0),
+            "deepseek_triton_requests_refused_total": MetricSummary(first=3, last=3, mean=3, max=3),
         }
     )
     assert table is not None

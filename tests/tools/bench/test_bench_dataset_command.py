@@ -237,3 +237,11 @@ def test_help_needs_no_numpy() -> None:
     program = "import sys, deepseek_triton_tools.cli.bench_dataset; print('numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    "line", ["token-norm-dist --input-mean 5 --output-mean 5 --num-requests 1", "convert f", "show f"]
+)
+def test_without_numpy_it_says_what_to_install(line: str, refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deepseek_triton_tools.cli.bench_dataset.find_spec", {}.get)
+    assert re.match(r"bench dataset needs numpy: pip install '\.\[bench\]'", refused(line))

@@ -13,8 +13,9 @@ import numpy as np
 from deepseek_triton_tools.bench.load.bench_target import TargetSettings
 from deepseek_triton_tools.bench.load.load_run import LoadProcesses, LoadProgress, LoadRun, processes_for
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
-from deepseek_triton_tools.bench.measuring.figures import Slo
+from deepseek_triton_tools.bench.measuring.figures import MetricSummary, Slo
 from deepseek_triton_tools.bench.measuring.run_figures import run_figures, run_timeline
+from deepseek_triton_tools.bench.measuring.server_metrics import MetricsWatch
 from deepseek_triton_tools.bench.results.bench_result import BenchPoint, BenchResult, BenchRun
 from deepseek_triton_tools.bench.workload.bench_request import Conversation
 
@@ -38,6 +39,8 @@ class Sweep:
     """The dataset in a few words."""
     gpus: int | None = None
     slo: Slo = _NO_SLO
+    metrics_urls: Sequence[str] = ()
+    """Servers' own metrics, which are read during each run."""
     processes: int | None = None
     """Load processes; None: as many as the largest point needs."""
     seed: int = 0
@@ -55,6 +58,8 @@ class SweepStep:
     """Number of the run at this point, from 0."""
     run: BenchRun
     measured: LoadRun
+    problems: Sequence[str] = ()
+    """Servers whose metrics could not be read, a line each."""
 
 
 def sweep_steps(sweep: Sweep, on_progress: Callable[[str, LoadProgress], None]) -> Iterator[SweepStep]:
@@ -70,10 +75,21 @@ def sweep_steps(sweep: Sweep, on_progress: Callable[[str, LoadProgress], None]) 
         for position, (point, repeated) in enumerate(runs):
             name = _name(point, repeated, sweep.repeat, position, len(runs))
             conversations = sweep.conversations(point.num_warmup + point.num_requests, sweep.seed + position)
-            measured = processes.run(
-                sweep.target, point, conversations, seed=sweep.seed + position, on_progress=partial(on_progress, name)
+            with MetricsWatch(sweep.metrics_urls) as watch:
+                measured = processes.run(
+                    sweep.target,
+                    point,
+                    conversations,
+                    seed=sweep.seed + position,
+                    on_progress=partial(on_progress, name),
+                )
+            yield SweepStep(
+                load=point,
+                number=repeated,
+                run=_bench_run(sweep, point, measured, watch.summaries()),
+                measured=measured,
+                problems=watch.problems,
             )
-            yield SweepStep(load=point, number=repeated, run=_bench_run(sweep, point, measured), measured=measured)
             if measured.interrupted:
                 return
 
@@ -99,7 +115,9 @@ def sweep_result(sweep: Sweep, steps: Sequence[SweepStep]) -> BenchResult:
     )
 
 
-def _bench_run(sweep: Sweep, point: LoadPoint, measured: LoadRun) -> BenchRun:
+def _bench_run(
+    sweep: Sweep, point: LoadPoint, measured: LoadRun, server_metrics: Mapping[str, MetricSummary]
+) -> BenchRun:
     is_closed = point.rate is None and point.concurrency is not None
     figures = run_figures(
         measured.records, gpus=sweep.gpus, concurrency=point.concurrency if is_closed else None, slo=sweep.slo

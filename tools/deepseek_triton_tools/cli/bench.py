@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from deepseek_triton_tools.cli.bench_compare import add_compare_form
 from deepseek_triton_tools.cli.bench_dataset import add_dataset_form
+from deepseek_triton_tools.cli.bench_report import add_report_form
 from deepseek_triton_tools.cli.bench_run import add_run_form
 from deepseek_triton_tools.cli.parsing import VerbParser
 
@@ -18,4 +19,5 @@ def add_options(verb: VerbParser) -> None:
     )
     add_run_form(forms)
     add_dataset_form(forms)
+    add_report_form(forms)
     add_compare_form(forms)

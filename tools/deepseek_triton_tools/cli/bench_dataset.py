@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions, Lengths, NormalLengths, UniformLengths
 from deepseek_triton_tools.cli.bench_dataset_options import seed
 from deepseek_triton_tools.cli.parsing import VerbParser, Verbs, add_verb, number, path, positive, words
+from deepseek_triton_tools.pages import install_extra
 from deepseek_triton_tools.terminal.output_streams import to_reader
-from deepseek_triton_tools.tool_errors import ToolError
+from deepseek_triton_tools.tool_errors import InstallationError, ToolError
 
 if TYPE_CHECKING:  # numpy takes longer than the rest of --help
     from deepseek_triton_tools.bench.workload.bench_request import BenchRequest
@@ -152,7 +154,13 @@ def _add_show(kinds: Verbs) -> None:
 # --- What runs ---
 
 
+def _require_numpy() -> None:
+    if find_spec("numpy") is None:
+        raise InstallationError(f"bench dataset needs numpy: {install_extra('bench')}")
+
+
 def _write_random(args: argparse.Namespace) -> int:
+    _require_numpy()
     from deepseek_triton_tools.bench.workload.random_conversations import RandomConversations
 
     later = getattr(args, "later_input_mean", None)
@@ -180,6 +188,7 @@ def _lengths(args: argparse.Namespace, end: str) -> Lengths:
 
 
 def _convert(args: argparse.Namespace) -> int:
+    _require_numpy()
     output = None if args.output_mean is None else _lengths(args, "output")
     if output is None and args.output_stdev:
         raise ToolError("--output-stdev needs --output-mean, around which lengths vary", exit_code=2)
@@ -188,6 +197,7 @@ def _convert(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
+    _require_numpy()
     from deepseek_triton_tools.bench.workload.dataset_summary import show_summary, summarize
     from deepseek_triton_tools.generating.prompt_sources import file_name
 

@@ -6,7 +6,7 @@ import argparse
 import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -15,17 +15,23 @@ from typing import TYPE_CHECKING
 from deepseek_triton_client import SamplingParams
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
 from deepseek_triton_tools.bench.measuring.figures import Slo
+from deepseek_triton_tools.bench.presets.published_runs import PRESETS
+from deepseek_triton_tools.bench.presets.published_runs import preset as published_preset
+from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions, NormalLengths
 from deepseek_triton_tools.cli.bench_dataset_options import add_dataset_options, dataset_options
 from deepseek_triton_tools.cli.client_options import DEFAULT_MODEL, add_server_options, client_settings
 from deepseek_triton_tools.cli.parsing import Verbs, add_json, add_verb, duration, number, path, positive, words
 from deepseek_triton_tools.cli.sampling_options import assigned
+from deepseek_triton_tools.cli.slo_option import slo
 from deepseek_triton_tools.pages import install_extra
 from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader
 from deepseek_triton_tools.terminal.tables import is_terminal, paragraph, show
 from deepseek_triton_tools.tool_errors import InstallationError, ToolError
 
 if TYPE_CHECKING:  # numpy and aiohttp take longer than the rest of --help
+    from deepseek_triton_build import Plan
     from deepseek_triton_tools.bench.load.bench_target import TargetSettings
+    from deepseek_triton_tools.bench.presets.bench_preset import BenchPreset
     from deepseek_triton_tools.bench.results.bench_result import BenchResult
     from deepseek_triton_tools.bench.sweep import Sweep
     from deepseek_triton_tools.bench.workload.bench_request import Conversation
@@ -35,7 +41,10 @@ _DEFAULT_ROUNDS = 5
 _DEFAULT_NUM_PROMPTS = 100
 """Requests of an open loop."""
 _TABLES = ("ours", "vllm", "trtllm-bench")
-_SLO_NAMES = ("ttft", "tpot", "itl", "e2el")
+_SET_BY_PRESETS = (
+    *("concurrency", "rate", "num_prompts", "rounds", "duration", "warmup"),
+    *("isl", "osl", "input_stdev", "output_stdev", "range_ratio", "prefix_len", "num_prefixes", "turns", "later_isl"),
+)
 
 
 def add_run_form(forms: Verbs) -> None:
@@ -50,6 +59,12 @@ def add_run_form(forms: Verbs) -> None:
     )
     verb.add_argument("urls", nargs="+", type=words, metavar="URL", help="the server; several are asked in turn")
     add_json(verb, "docs/bench-figures.md")
+    published = verb.add_argument_group("published runs")
+    help_text = "send what a guide's benchmark sends, and show its figures beside; the names stand below"
+    published.add_argument("--preset", type=words, metavar="NAME", help=help_text)
+    help_text = "all requests of the preset on a simulated server too (default there: a steady load of minutes)"
+    published.add_argument("--full", action="store_true", help=help_text)
+    verb.names = _preset_names
     _add_load(verb.add_argument_group("load"))
     add_dataset_options(verb)
     _add_requests(verb.add_argument_group("requests"))
@@ -60,6 +75,12 @@ def add_run_form(forms: Verbs) -> None:
     help_text = "read a server's metrics here; may be repeated; none: don't (default: port 8002 of Triton)"
     server.add_argument("--metrics-url", action="append", type=words, metavar="URL", help=help_text)
     add_server_options(server)
+
+
+def _preset_names() -> str:
+    width = max(map(len, PRESETS))
+    lines = [f"  {name:{width}}  {each.title}" for name, each in PRESETS.items()]
+    return "\n".join(["presets (docs/bench-presets.md):", *lines, ""])
 
 
 def _add_load(group: argparse._ArgumentGroup) -> None:
@@ -90,7 +111,7 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
 def _add_requests(group: argparse._ArgumentGroup) -> None:
     help_text = "send prompts as chat messages; they need text, so not with random prompts"
     group.add_argument("--chat", action="store_true", help=help_text)
-    help_text = "generate all tokens of the output length (default: for random prompts and traces)"
+    help_text = "generate all tokens of the output length (default: if prompts are token ids)"
     group.add_argument("--ignore-eos", action=argparse.BooleanOptionalAction, help=help_text)
     help_text = "a sampling field of every request, such as temperature=0; may be repeated"
     group.add_argument("--set", action="append", type=words, default=[], metavar="NAME=VALUE", help=help_text)
@@ -103,7 +124,9 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
     help_text = "GPUs of all servers together, for TPS/GPU (default: what the server says)"
     group.add_argument("--gpus", type=positive, metavar="N", help=help_text)
     help_text = "limits in ms for goodput, such as ttft=500,tpot=30; also itl, e2el"
-    group.add_argument("--slo", type=_slo, default=Slo(), metavar="LIMITS", help=help_text)
+    group.add_argument("--slo", type=slo, default=Slo(), metavar="LIMITS", help=help_text)
+    help_text = "lay the limits of a plan beside what was measured: options of `plan`, in quotes"
+    group.add_argument("--against", type=words, metavar="PLAN", help=help_text)
     group.add_argument("--picture", action=argparse.BooleanOptionalAction, help="draw pictures (default: of a sweep)")
     help_text = "print the tables of another tool: vllm or trtllm-bench (default: ours)"
     group.add_argument("--table", choices=_TABLES, default="ours", help=help_text)
@@ -117,20 +140,24 @@ def _run(args: argparse.Namespace) -> int:
     from deepseek_triton_tools.bench.report.report_page import report_warnings
     from deepseek_triton_tools.bench.report.report_points import NamedResult
     from deepseek_triton_tools.bench.run_progress import RunProgress
-    from deepseek_triton_tools.bench.sweep import sweep_result, sweep_steps
+    from deepseek_triton_tools.bench.sweep import SweepStep, sweep_result, sweep_steps
 
+    planned = None if args.against is None else _planned(args.against)
     sweep = _sweep(args)
     output = None if args.output is None else OutputFolder(args.output)
     progress = RunProgress()
-    steps = []
+    steps: list[SweepStep] = []
     for step in sweep_steps(sweep, progress.show):
         progress.end(step)
+        if not steps:
+            for problem in step.problems:
+                complain(problem)
         steps.append(step)
         if output is not None:
             output.write(sweep_result(sweep, steps), step.load, step.number, step.measured.records)
     result = sweep_result(sweep, steps)
     with to_reader():
-        _print(args, result)
+        _print(args, result, planned)
     for warning in report_warnings([NamedResult(name=result.model, result=result)]):
         complain(warning)
     if output is not None:
@@ -145,47 +172,64 @@ def _sweep(args: argparse.Namespace) -> Sweep:
     """Raises ToolError for options that don't go together, and when the server can't be asked."""
     from deepseek_triton_tools.bench.server_facts import model_facts, token_counts
     from deepseek_triton_tools.bench.sweep import Sweep
-    from deepseek_triton_tools.bench.workload.datasets import make_conversations
+    from deepseek_triton_tools.bench.workload.conversation_source import FileSource, RandomSource
     from deepseek_triton_tools.bench.workload.token_ids import text_token_ids
 
-    options = dataset_options(args)
+    published = None if args.preset is None else published_preset(args.preset)
+    options = dataset_options(args) if published is None else _preset_dataset(args, published)
     if args.chat and options.file is None:
         raise ToolError("--chat: random prompts are token ids, and a chat needs text; give --dataset", exit_code=2)
-    target = _target(args, ignore_eos=options.file is None)
+    target = _target(args)
     facts = model_facts(target)
+    loads = published and list(published.loads(short=bool(facts.get("simulation")) and not args.full))
     vocabulary = text_token_ids(facts.get("vocab_size"))
+    is_text = False
     if options.file is None:
-        points = _points(args, None, is_trace=False)
-
-        def conversations(number: int, seed: int) -> Sequence[Conversation]:
-            return make_conversations(replace(options, seed=seed), number, vocabulary)
-
+        source: Callable[[int, int], Sequence[Conversation]] = RandomSource(options, vocabulary)
+        points = loads or _points(args, None, is_trace=False)
     else:
-        count = partial(token_counts, target)
-        in_file = make_conversations(options, None, vocabulary, count)
-        points = _points(args, len(in_file), is_trace=in_file[0][0].at_s is not None)
-        most = max(point.num_warmup + point.num_requests for point in points)
-        source = in_file if most <= len(in_file) else make_conversations(options, most, vocabulary, count)
-
-        def conversations(number: int, seed: int) -> Sequence[Conversation]:
-            return source[:number]
-
+        most = args.num_prompts + args.warmup if args.num_prompts else None
+        source = in_file = FileSource(options, vocabulary, partial(token_counts, target), most)
+        points = loads or _points(args, len(in_file), is_trace=in_file.is_trace)
+        is_text = in_file.is_text
+    if args.ignore_eos if args.ignore_eos is not None else published is not None or not is_text:
+        target = replace(target, fields={"ignore_eos": True, **target.fields})
     return Sweep(
         target=target,
         points=points,
         repeat=args.repeat,
-        conversations=conversations,
+        conversations=source,
         dataset=options.label,
-        gpus=args.gpus or facts.get("gpus"),
+        gpus=args.gpus or (published.gpus if published else None),
         slo=args.slo,
+        metrics_urls=_metrics_urls(args, target),
         processes=args.processes,
         seed=args.seed,
+        preset=args.preset or "",
         command=shlex.join(["deepseek-triton", *sys.argv[1:]]),
         server=facts,
     )
 
 
-def _target(args: argparse.Namespace, *, ignore_eos: bool) -> TargetSettings:
+def _preset_dataset(args: argparse.Namespace, published: BenchPreset) -> DatasetOptions:
+    """Return the preset's dataset, or the prompts of --dataset with answers of its length. Raises ToolError."""
+    misplaced = [name for name in _SET_BY_PRESETS if getattr(args, name) not in (None, 0)]
+    if misplaced:
+        given = ", ".join(f"--{name.replace('_', '-')}" for name in misplaced)
+        raise ToolError(f"{given}: not with --preset, which says it itself", exit_code=2)
+    options = replace(dataset_options(args), output=NormalLengths(published.output_tokens))
+    return options if options.file is not None else replace(options, input=NormalLengths(published.input_tokens))
+
+
+def _metrics_urls(args: argparse.Namespace, target: TargetSettings) -> Sequence[str]:
+    from deepseek_triton_tools.bench.measuring.server_metrics import usual_metrics_urls
+
+    if args.metrics_url == ["none"]:
+        return ()
+    return args.metrics_url or usual_metrics_urls(target.urls, target.endpoint)
+
+
+def _target(args: argparse.Namespace) -> TargetSettings:
     from deepseek_triton_tools.bench.load.bench_target import TargetSettings
     from deepseek_triton_tools.bench.server_facts import endpoint_of, first_openai_model
 
@@ -196,8 +240,6 @@ def _target(args: argparse.Namespace, *, ignore_eos: bool) -> TargetSettings:
     if endpoint == "openai" and model == DEFAULT_MODEL:
         model = first_openai_model(args.urls[0], token)
     fields = dict(map(assigned, args.set))
-    if ignore_eos if args.ignore_eos is None else args.ignore_eos:
-        fields.setdefault("ignore_eos", True)
     if endpoint != "openai":
         SamplingParams(**fields)  # refuses what is wrong before anything is sent
     return TargetSettings(
@@ -251,11 +293,25 @@ def _num_requests(args: argparse.Namespace, concurrency: int | None, in_file: in
     return number
 
 
-def _print(args: argparse.Namespace, result: BenchResult) -> None:
+def _planned(options: str) -> Plan:
+    """Make the plan of the options of `plan`. Raises ToolError, and BuildError for a plan that can't work."""
+    from deepseek_triton_build import make_plan
+    from deepseek_triton_tools.cli.main import program_parser
+    from deepseek_triton_tools.cli.plan_request import plan_request
+
+    args, unknown = program_parser(["plan"]).parse_known_args(["plan", *shlex.split(options)])
+    if unknown:
+        raise ToolError(f"--against: unrecognized options of plan: {' '.join(unknown)}", exit_code=2)
+    return make_plan(plan_request(args))
+
+
+def _print(args: argparse.Namespace, result: BenchResult, planned: Plan | None) -> None:
+    from deepseek_triton_tools.bench.against_plan import against_plan
+    from deepseek_triton_tools.bench.presets.published_table import published_table
     from deepseek_triton_tools.bench.report.report_points import NamedResult
     from deepseek_triton_tools.bench.report.terminal_pictures import show_pictures
     from deepseek_triton_tools.bench.results.result_files import result_document
-    from deepseek_triton_tools.bench.results.result_tables import result_notes, result_tables
+    from deepseek_triton_tools.bench.results.result_tables import result_note, result_tables
     from deepseek_triton_tools.bench.results.serving_table import serving_table
     from deepseek_triton_tools.bench.results.trtllm_report import trtllm_document, trtllm_table
 
@@ -265,8 +321,11 @@ def _print(args: argparse.Namespace, result: BenchResult) -> None:
     if args.table == "ours":
         for table in result_tables(result):
             show(table)
-        for note in result_notes(result):
-            print(paragraph(note, indent=""))
+        print(paragraph(result_note(result), indent=""))
+    if args.preset is not None:
+        show(published_table(published_preset(args.preset), result))
+    if planned is not None:
+        show(against_plan(planned, result))
     for point in result.points:
         for run in point.runs:
             if args.table == "vllm":
@@ -314,17 +373,3 @@ def _numbers(text: str) -> list[int]:
         return [positive(part) for part in text.split(",")]
     except argparse.ArgumentTypeError as error:
         raise argparse.ArgumentTypeError(f"expected whole numbers from 1, such as 1,8,64, got {text!r:.100}") from error
-
-
-def _slo(text: str) -> Slo:
-    limits: dict[str, float] = {}
-    for part in text.split(","):
-        name, _, limit = part.strip().partition("=")
-        value = _number_above_zero(limit)
-        if name not in _SLO_NAMES or value is None:
-            names = ", ".join(_SLO_NAMES)
-            raise argparse.ArgumentTypeError(
-                f"expected limits in ms of {names}, such as ttft=500,tpot=30, got {text!r:.100}"
-            )
-        limits[f"{name}_ms"] = value
-    return Slo(**limits)

@@ -9,6 +9,7 @@ import numpy as np
 
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
 from deepseek_triton_tools.bench.workload.bench_request import Conversation
+from deepseek_triton_tools.bench.workload.lazy_conversations import LazyConversations
 
 
 def due_times(point: LoadPoint, conversations: Sequence[Conversation], seed: int) -> list[float] | None:
@@ -19,6 +20,8 @@ def due_times(point: LoadPoint, conversations: Sequence[Conversation], seed: int
     if point.rate is None:
         if point.concurrency is not None:
             return None
+        if isinstance(conversations, LazyConversations):  # their times need no prompt
+            return [conversations.at_s(index) for index in range(len(conversations))]
         return [conversation[0].at_s or 0.0 for conversation in conversations]
     if math.isinf(point.rate):
         return [0.0] * len(conversations)

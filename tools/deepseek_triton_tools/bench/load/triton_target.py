@@ -93,4 +93,5 @@ def client_arguments(settings: TargetSettings) -> dict[str, Any]:
 
 
 def _one_line(error: DeepseekTritonError) -> str:
-    return " ".join(str(error).split())[:200]
+    """Without the bytes that came, so that equal errors are counted together."""
+    return " ".join(str(error).partition(": bytearray(")[0].split())[:200]

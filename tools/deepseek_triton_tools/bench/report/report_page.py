@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
@@ -31,9 +28,10 @@ from deepseek_triton_tools.bench.report.report_points import (
     throughput_per,
 )
 from deepseek_triton_tools.bench.results.bench_result import BenchPoint, BenchResult
+from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.pages import install_extra
 from deepseek_triton_tools.text_templates import filled
-from deepseek_triton_tools.tool_errors import InstallationError, ToolError
+from deepseek_triton_tools.tool_errors import InstallationError
 
 _LATE_MS = 10.0
 _LATE_SHARE = 0.01
@@ -46,14 +44,8 @@ def write_report(path: Path, results: Sequence[NamedResult], expected: Sequence[
     :param results: at least one, each with another name.
     """
     page = report_page(results, expected)
-    new = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    try:
-        new.write_text(page, "utf-8")
-        os.replace(new, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):  # it may never have been created
-            new.unlink()
-        raise ToolError(f"{path} can't be written: {error.strerror}") from error
+    with whole_file(path) as file:
+        file.write(page)
 
 
 def report_page(results: Sequence[NamedResult], expected: Sequence[ExpectedPoint] = ()) -> str:
@@ -97,6 +89,9 @@ def report_warnings(results: Sequence[NamedResult]) -> Iterator[str]:
                 f"{where}: this client, not the server, was the limit: it sent requests up to "
                 f"{readable(late.lag_ms.p99)} ms late (99th percentile). Give it more cores or processes."
             )
+        delay_ms = max(one.client_delay_ms for one in runs)
+        if delay_ms > _LATE_MS:
+            yield f"{where}: this client was busy, so that times are exact to {readable(delay_ms)} ms only"
 
 
 def _all_points(results: Sequence[NamedResult]) -> list[tuple[NamedResult, BenchPoint]]:

@@ -84,7 +84,6 @@ def pareto_picture(results: Sequence[NamedResult], expected: Sequence[ExpectedPo
                     "symbol": ["circle" if n in front else "circle-open" for n in range(len(points))],
                 },
                 "textposition": ["top right" if n in front else "bottom left" for n in range(len(points))],
-                "error_x": _error_bars(users, color),
                 "hovertemplate": f"%{{hovertext}}<br>%{{x:,.4~r}} tok/s/user<br>%{{y:,.4~r}} tok/s/{share}"
                 "<extra>%{fullData.name}</extra>",
             }
@@ -133,7 +132,7 @@ def latency_over_throughput(results: Sequence[NamedResult]) -> list[ReportPictur
         data, unit, is_log = [], "ms", False
         for lines in _latency_lines(results, latency):
             x = _spreads([spread(point, throughput_per(share, lines.named.result)) for point in lines.points])
-            data.append(_latency_trace(lines, x=[value.mean for value in x]) | {"error_x": _error_bars(x, lines.color)})
+            data.append(_latency_trace(lines, x=[value.mean for value in x]) | _error_bars("x", x, lines.color))
             unit, is_log = lines.unit, lines.is_log
         if data:
             layout = _layout(f"Output tokens/s per {share}", "", height=300, is_log=is_log)
@@ -151,12 +150,10 @@ def latency_over_load(results: Sequence[NamedResult]) -> list[ReportPicture]:
             data.append(_latency_trace(lines, x=[short_load(point.load) for point in lines.points], labels=False))
             unit, is_log = lines.unit, lines.is_log
         if data:
-            layout = _layout(load_title(loads), "", height=300, is_log=is_log)
-            layout["xaxis"] |= {
-                "type": "category",
-                "categoryorder": "array",
-                "categoryarray": list(dict.fromkeys(short_load(load) for load in loads)),
-            }
+            layout = _layout("", "", height=300, is_log=is_log)
+            labels = list(dict.fromkeys(map(short_load, loads)))
+            kind = {"type": "category", "categoryorder": "array", "categoryarray": labels}
+            layout["xaxis"] = _axis(load_title(loads), kind)
             pictures.append(_latency_picture(latency, "the load", data, layout, unit))
     return pictures
 
@@ -176,16 +173,16 @@ class _LatencyLine:
 
 
 def _latency_lines(results: Sequence[NamedResult], latency: Latency) -> Iterator[_LatencyLine]:
-    """The lines of a picture; none where nothing was measured, as TTFT is without streaming."""
+    """The lines of a picture; none where the latency was not measured."""
     found = []
     for number, named in enumerate(results):
-        points = sorted(named.measured, key=lambda point: load_order(point.load))
         for percentile in ("p50", "p99"):
-            values = _spreads([spread(point, latency.percentile(percentile)) for point in points])
-            found.append((number, named, points, percentile, values))
+            figure = latency.percentile(percentile)
+            by_load = sorted(named.measured, key=lambda point: load_order(point.load))
+            points = [point for point in by_load if spread(point, figure)]
+            if points:
+                found.append((number, named, points, percentile, _spreads([spread(point, figure) for point in points])))
     ends = [end for *_, values in found for value in values for end in (value.low, value.high)]
-    if not any(ends):
-        return
     divisor, unit = in_ms_or_s(ends)
     for number, named, points, percentile, values in found:
         yield _LatencyLine(
@@ -204,22 +201,26 @@ def _latency_lines(results: Sequence[NamedResult], latency: Latency) -> Iterator
 
 def _latency_trace(line: _LatencyLine, *, x: Sequence[float | str], labels: bool = True) -> Json:
     is_tail = line.percentile == "p99"
-    return {
-        "type": "scatter",
-        "mode": "lines+markers+text" if labels and is_tail else "lines+markers",
-        "name": html.escape(line.named.name, quote=False),
-        "x": list(x),
-        "y": [value.mean for value in line.values],
+    texts = {
+        "mode": "lines+markers+text",
         "text": [short_load(point.load) for point in line.points],
         "textposition": "top center",
         "textfont": {"color": line.color, "size": 11},
+    }
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": html.escape(line.named.name, quote=False),
+        "x": list(x),
+        "y": [value.mean for value in line.values],
         "cliponaxis": False,
         "hovertext": [_hover(point) for point in line.points],
         "hovertemplate": f"%{{hovertext}}<br>{line.percentile}: %{{y:,.4~r}} {line.unit}"
         "<extra>%{fullData.name}</extra>",
         "line": {"color": line.color, "width": 2, "dash": "dot" if is_tail else "solid"},
         "marker": {"color": line.color, "size": 7, "symbol": "circle-open" if is_tail else "circle"},
-        "error_y": _error_bars(line.values, line.color),
+        **_error_bars("y", line.values, line.color),
+        **(texts if labels and is_tail else {}),
     }
 
 
@@ -271,12 +272,12 @@ def _timeline_picture(name: str, run: BenchRun, color: str) -> ReportPicture:
     times = [*(b.at_s for b in bins), bins[-1].at_s + widths[-1]]
     layout = _layout("Seconds since the start", "", height=560)
     layout |= {"hovermode": "x", "hoversubplots": "axis", "annotations": []}
-    layout["xaxis"] |= {"anchor": "y3", "rangemode": "normal"}
+    layout["xaxis"]["anchor"] = "y3"
     data = []
     for number, (title, lines) in enumerate(panels, 1):
         top = 1 - (number - 1) * 0.36
         axis = "y" if number == 1 else f"y{number}"
-        layout[axis.replace("y", "yaxis")] = {**_axis(""), "domain": [top - 0.24, top], "nticks": 4}
+        layout[axis.replace("y", "yaxis")] = _axis("") | {"domain": [top - 0.24, top], "nticks": 4}
         layout["annotations"].append(
             {
                 "text": title,
@@ -328,7 +329,7 @@ def _rates(bins: Sequence[TimelineBin], widths: Sequence[float], count: str) -> 
 
 
 def _spreads(spreads: Sequence[RunSpread | None]) -> list[RunSpread]:
-    """Those of points that were measured: they have all figures that are not optional."""
+    """The same, where each point is known to have the figure."""
     return [value for value in spreads if value is not None]
 
 
@@ -345,7 +346,8 @@ def _points(
         "textfont": {"color": color, "size": 12},
         "cliponaxis": False,
         "hovertext": [_hover(point) for point in points],
-        "error_y": _error_bars(y, color),
+        **_error_bars("x", x, color),
+        **_error_bars("y", y, color),
     }
 
 
@@ -353,18 +355,20 @@ def _hover(point: BenchPoint) -> str:
     return point.load.label + (f", mean of {len(point.runs)} runs" if len(point.runs) > 1 else "")
 
 
-def _error_bars(values: Sequence[RunSpread], color: str) -> Json:
-    """From the lowest run to the highest."""
-    return {
+def _error_bars(axis: str, values: Sequence[RunSpread], color: str) -> Json:
+    """From the lowest run to the highest; none where no load was run twice."""
+    if all(value.high == value.low for value in values):
+        return {}
+    bars = {
         "type": "data",
         "symmetric": False,
         "array": [value.high - value.mean for value in values],
         "arrayminus": [value.mean - value.low for value in values],
-        "visible": any(value.high > value.low for value in values),
         "color": color,
         "thickness": 1,
         "width": 3,
     }
+    return {f"error_{axis}": bars}
 
 
 def _layout(x_title: str, y_title: str, *, height: int, is_log: bool = False) -> Json:
@@ -377,18 +381,21 @@ def _layout(x_title: str, y_title: str, *, height: int, is_log: bool = False) ->
         "font": {"color": "var(--quiet)", "family": "system-ui, sans-serif", "size": 12},
         "hoverlabel": {"bgcolor": "var(--card)", "bordercolor": "var(--line)", "font": {"color": "var(--text)"}},
         "xaxis": _axis(x_title),
-        "yaxis": {**_axis(y_title), **({"type": "log", "dtick": "D2", "rangemode": "normal"} if is_log else {})},
+        "yaxis": _axis(y_title, _LOGARITHMIC if is_log else _FROM_ZERO),
     }
 
 
-def _axis(title: str) -> Json:
+_FROM_ZERO: Json = {"rangemode": "tozero", "tickformat": ",~r"}
+_LOGARITHMIC: Json = {"type": "log", "dtick": "D2", "tickformat": ",~r"}
+
+
+def _axis(title: str, kind: Json = _FROM_ZERO) -> Json:
     return {
         "title": {"text": title, "standoff": 8},
         "automargin": True,
-        "rangemode": "tozero",
         "gridcolor": "var(--grid)",
         "linecolor": "var(--line)",
         "zerolinecolor": "var(--line)",
-        "tickformat": ",~r",
         "ticks": "",
+        **kind,
     }

@@ -61,8 +61,8 @@ class Latency:
     of: Callable[[Figures], Distribution]
 
     def percentile(self, name: str) -> FigureOf:
-        """p50, p99 and so on, in milliseconds."""
-        return lambda figures: getattr(self.of(figures), name)
+        """p50, p99 and so on, in milliseconds; None where nothing was measured, as TTFT is without streaming."""
+        return lambda figures: getattr(found, name) if (found := self.of(figures)).count else None
 
 
 LATENCIES = (

@@ -75,7 +75,7 @@ def terminal_pictures(
             for named, mark, color in marked:
                 points = _points(named, throughput_per(share, named.result), latency.percentile("p99"))
                 lines.append(_TextLine(mark=mark, color=color, points=points, joined=points))
-            if any(point.y for line in lines for point in line.points):  # no TTFT was measured without streaming
+            if any(line.points for line in lines):
                 title = f"{latency.name} p99, ms, over output tokens/s per {share}"
                 yield _drawn(title, lines, columns, _LATENCY_HEIGHT, is_colored, may_be_log=True)
 

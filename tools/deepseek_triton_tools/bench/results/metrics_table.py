@@ -46,22 +46,16 @@ COUNTERS = (
 
 
 def metrics_table(metrics: Mapping[str, MetricSummary]) -> Table | None:
-    """Return a row for each metric that was read, over all its series; None where there was none of them."""
-    series = {
-        name: [each for key, each in metrics.items() if key.partition("{")[0] == name] for name in GAUGES + COUNTERS
-    }
+    """Return a row for each metric that was not zero all the time, over all its series; None where there was none."""
     rows = []
-    for name, found in series.items():
-        if not found:
-            continue
-        mean = max_ = increase = "-"
-        if name in COUNTERS:
-            increase = number_text(sum(each.increase for each in found))
-        else:
-            mean = number_text(sum(each.mean for each in found) / len(found))
-            max_ = number_text(max(each.max for each in found))
-        rows.append((name, str(len(found)), mean, max_, increase))
-    if not rows:
-        return None
+    for name in GAUGES + COUNTERS:
+        series = [each for key, each in metrics.items() if key.partition("{")[0] == name]
+        increase = sum(each.increase for each in series)
+        most = max((each.max for each in series), default=0.0)
+        if name in COUNTERS and increase:
+            rows.append((name, str(len(series)), "-", "-", number_text(increase)))
+        elif name in GAUGES and most:
+            mean = sum(each.mean for each in series) / len(series)
+            rows.append((name, str(len(series)), number_text(mean), number_text(most), "-"))
     headings = ("metric", "series", "mean", "max", "increase")
-    return Table(title="Servers and GPUs", headings=headings, rows=rows, is_grid=True)
+    return Table(title="Servers and GPUs", headings=headings, rows=rows, is_grid=True) if rows else None

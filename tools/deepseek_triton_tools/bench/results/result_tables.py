@@ -26,16 +26,11 @@ def result_tables(result: BenchResult) -> Iterator[Table]:
         )
 
 
-def result_notes(result: BenchResult) -> Iterator[str]:
-    """Lines for below the tables: how sure the numbers are, and the errors of each point."""
+def result_note(result: BenchResult) -> str:
+    """Return a line for below the tables: how sure the numbers are."""
     if any(len(point.runs) > 1 for point in result.points):
-        yield "± is the 95 % interval of the mean over the runs of a point."
-    else:
-        yield "Each point was run once, so there is no interval; --repeat 5 gives one."
-    for point in result.points:
-        for run in point.runs:
-            for error, number in run.figures.errors.items():
-                yield f"{point.load.label}: {number} x {error}"
+        return "± is the 95 % interval of the mean over the runs of a point."
+    return "Each point was run once, so there is no interval; --repeat 5 gives one."
 
 
 def number_text(value: float, places: int | None = None) -> str:

@@ -60,6 +60,9 @@ class FileConversations(LazyConversations):
         prompt = row.prompt if isinstance(row.prompt, str) else tuple(self._ids(number, row.prompt).tolist())
         return (BenchRequest(prompt=prompt, output_tokens=row.output_tokens, at_s=row.at_s, fields=row.fields),)
 
+    def at_s(self, index: int) -> float:
+        return self.rows[index][1].at_s or 0.0
+
     def chosen(self, indices: Sequence[int]) -> FileConversations:
         """Only their rows are pickled."""
         return replace(self, rows=[self.rows[index] for index in indices])
@@ -67,10 +70,11 @@ class FileConversations(LazyConversations):
     def _ids(self, number: int, prompt: NDArray[np.int32] | HashedPrompt) -> NDArray[Any]:
         if not isinstance(prompt, HashedPrompt):
             return prompt
-        if prompt.hash_ids is None:
-            return random_ids(self.vocabulary, prompt.length, self.seed, _UNIQUE, number)
         blocks = [random_ids(self.vocabulary, HASHED_BLOCK, self.seed, _BLOCK, hash_id) for hash_id in prompt.hash_ids]
-        return np.concatenate(blocks)[: prompt.length]
+        rest = max(0, prompt.length - HASHED_BLOCK * len(blocks))
+        own = random_ids(self.vocabulary, rest, self.seed, _UNIQUE, number)
+        ids: NDArray[np.int64] = np.concatenate([*blocks, own])
+        return ids[: prompt.length]
 
 
 def read_conversations(

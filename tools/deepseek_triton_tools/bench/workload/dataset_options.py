@@ -49,7 +49,7 @@ class UniformLengths:
 Lengths: TypeAlias = NormalLengths | UniformLengths
 
 DEFAULT_INPUT_LEN, DEFAULT_OUTPUT_LEN = 1024, 128
-"""As `vllm bench serve` has them."""
+"""The defaults of `vllm bench serve`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

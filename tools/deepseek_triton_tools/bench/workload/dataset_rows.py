@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,8 +28,8 @@ class HashedPrompt:
     """A prompt of which only the length is known, and which blocks it has in common with others."""
 
     length: int
-    hash_ids: tuple[int, ...] | None
-    """One for each block of 512 tokens. None: nothing is common."""
+    hash_ids: tuple[int, ...]
+    """One for each 512 tokens; the last one may stand for fewer. Tokens without one are in no other prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +37,7 @@ class DatasetRow:
     prompt: str | NDArray[np.int32] | HashedPrompt
     output_tokens: int | None
     at_s: float | None = None
-    """By the trace's own clock."""
+    """Seconds, by the trace's own clock in the file, after the first request later."""
     fields: Mapping[str, Any] | None = None
     """Sampling fields."""
 
@@ -102,14 +101,14 @@ class _RowReader:
             self.problems.append(f"input_length: expected a whole number from 1, got {length!r:.100}")
         elif hash_ids is not None and not (isinstance(hash_ids, list) and all(map(_is_hash, hash_ids))):
             self.problems.append(f"hash_ids: expected whole numbers from 0, got {hash_ids!r:.100}")
-        elif hash_ids is not None and len(hash_ids) < math.ceil(length / HASHED_BLOCK):
+        elif hash_ids is not None and len(hash_ids) < length // HASHED_BLOCK:
             self.problems.append(
-                f"hash_ids: expected {math.ceil(length / HASHED_BLOCK)} of them, one for each {HASHED_BLOCK} tokens "
-                f"of input_length {length}, got {len(hash_ids)}"
+                f"hash_ids: expected {length // HASHED_BLOCK} or more, one for each {HASHED_BLOCK} tokens of "
+                f"input_length {length}, got {len(hash_ids)}"
             )
         else:
-            return HashedPrompt(length, None if hash_ids is None else tuple(hash_ids))
-        return HashedPrompt(0, None)
+            return HashedPrompt(length, tuple(hash_ids or ()))
+        return HashedPrompt(0, ())
 
     def output_tokens(self) -> int | None:
         name = self._one_of(_OUTPUTS)

@@ -18,11 +18,11 @@ PREFIX_BLOCK = 32
 class DatasetSummary:
     num_requests: int
     input_tokens: Sequence[int]
-    """Of each prompt that is token ids."""
+    """Lengths of the prompts that are token ids."""
     input_characters: Sequence[int]
-    """Of each prompt that is text."""
+    """Lengths of the prompts that are text."""
     output_tokens: Sequence[int]
-    """Of each request that has a number."""
+    """Output lengths, where requests have one."""
     repeated_tokens: int
     """Input tokens in blocks with which an earlier prompt begins too: what a large prefix cache would spare."""
     duration_s: float | None

@@ -21,6 +21,10 @@ class LazyConversations(Sequence[Conversation]):
         """Some of them, in this order."""
         return ChosenConversations(self, indices)
 
+    def at_s(self, index: int) -> float:
+        """When a trace begins the conversation, in seconds after the start; 0 without a trace."""
+        return self[index][0].at_s or 0.0
+
     @overload
     def __getitem__(self, index: int) -> Conversation: ...
     @overload
