@@ -145,7 +145,8 @@ def _data_set(answer: Answer, _: str) -> Mapping[str, Any]:
     """Return flag -> value of the command that makes the data set, which bench.sh prints when there is none."""
     text = (answer.folder / "out" / "bench.sh").read_text()
     command = text[text.index("make=(") + len("make=(") :]
-    return _flags(shlex.split(command[: command.index("\n    )")]))
+    unset = re.sub(r"\$\{\w+:-(\w+)\}", r"\1", command[: command.index("\n    )")])
+    return _flags(shlex.split(unset))
 
 
 def _flags(words: list[str]) -> Mapping[str, Any]:

@@ -135,8 +135,8 @@ def bench_sh(plan: Plan, args: TrtllmArguments, *, stamp: str) -> str:
     requests = max(_LEAST_REQUESTS, _REQUESTS_PER_PLACE * concurrency)
     about = (
         f"Measures {shell.model_title(plan)} with trtllm-bench, in {plan.image_for('trtllm-bench')}. DATASET is a file "
-        "of requests, NUM_REQUESTS is how many of them are sent, CONCURRENCY how many at once. Further arguments go to "
-        "trtllm-bench throughput."
+        "of requests, NUM_REQUESTS is how many of them are sent, CONCURRENCY how many at once. PREPARE=1 "
+        "makes DATASET, if there is none, and ends. Further arguments go to trtllm-bench throughput."
     )
     setup = [
         'dataset="${DATASET:-$here/dataset.txt}"',
@@ -172,14 +172,18 @@ def _no_dataset(plan: Plan, args: TrtllmArguments, requests: int) -> list[str]:
     model = shell.quoted(args.model)
     lengths = (
         f"token-norm-dist --input-mean {work.isl} --output-mean {work.osl} --input-stdev 0 --output-stdev 0 "
-        f"--num-requests {requests}"
+        f'--num-requests "${{NUM_REQUESTS:-{requests}}}"'
     )
     if shell.release_of(plan).is_before("1.2.0"):
         image = plan.image_for("trtllm-bench")
         otherwise = [f'echo "{missing}, or run this in {image}, which has {_PREPARE}" >&2']
     else:
         made = shell.array("make", [f"trtllm-bench --model {model}", 'prepare-dataset --output "$dataset"', lengths])
-        otherwise = [*made, f'echo "{missing}, or make one:$(printf \' %q\' "${{make[@]}}")" >&2']
+        otherwise = [
+            *made,
+            'if [[ -n "${PREPARE:-}" ]]; then exec "${make[@]}"; fi',
+            f'echo "{missing}, or make one:$(printf \' %q\' "${{make[@]}}")" >&2',
+        ]
     return [
         *comment_lines(
             "The command that is printed makes requests of the lengths that were planned for. With MTP, use real "
@@ -188,6 +192,10 @@ def _no_dataset(plan: Plan, args: TrtllmArguments, requests: int) -> list[str]:
         *shell.first_file("prepare", [f"{root}/{_PREPARE}" for root in shell.EXAMPLES]),
         'if [[ -n "$prepare" ]]; then',
         *shell.indented(shell.array("make", [f'python3 "$prepare" --stdout --tokenizer {model}', lengths])),
+        '  if [[ -n "${PREPARE:-}" ]]; then',
+        '    "${make[@]}" > "$dataset.part"',
+        '    exec mv "$dataset.part" "$dataset"',
+        "  fi",
         f'  echo "{missing}, or make one:$(printf \' %q\' "${{make[@]}}") > $(printf %q "$dataset")" >&2',
         "else",
         *shell.indented(otherwise),

@@ -15,6 +15,7 @@ from deepseek_triton_tools.bench.results.bench_result import BenchPoint, BenchRe
 from deepseek_triton_tools.cli.main import program_parser
 from deepseek_triton_tools.cli.plan_request import plan_request
 from deepseek_triton_tools.tool_errors import ToolError
+from support.documents import read
 
 LATENCY = "r1-h200-min-latency"
 
@@ -79,6 +80,15 @@ def test_only_the_simulated_engine_gets_a_shortened_load():
 def test_points_without_a_shortened_load_are_left_out():
     both = replace(preset(LATENCY), points=(*preset(LATENCY).points, PresetPoint(load=LoadPoint(num_requests=9))))
     assert len(both.loads(short=True)) == 1
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_page_has_the_preset_with_its_server(name):
+    (row,) = [line for line in read("docs/bench-presets.md").splitlines() if line.startswith(f"| `{name}`")]
+    chosen = PRESETS[name]
+    assert f"`{chosen.server}`" in row
+    assert f"`{chosen.simulated}`" in row if chosen.simulated else "| none: " in row
+    assert f"{chosen.input_tokens:,} + {chosen.output_tokens:,}" in row
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest():
