@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Literal
 
+from deepseek_triton_tools.evaluation.tasks.tiny_scoring import is_right_answer
 from tiny_checkpoint.chat_templates import Message
 from tiny_checkpoint.corpus import facts, json_answers, sums, talk, tool_calls
 from tiny_checkpoint.corpus.exchanges import (
@@ -28,7 +28,7 @@ from tiny_checkpoint.corpus.exchanges import (
     user,
 )
 from tiny_checkpoint.corpus.words import any_name
-from tiny_checkpoint.special_tokens import BOS, CALL, CALLS, END_CALL, END_CALLS, END_THINK, SEPARATOR
+from tiny_checkpoint.special_tokens import BOS
 
 Split = Literal["taught", "held_out"]
 
@@ -46,39 +46,7 @@ class Question:
 
 def is_right(question: Question, text: str) -> bool:
     """Compare the model's greedy text, up to the end token, with the accepted answers: calls and JSON as parsed."""
-    answer = text.rsplit(END_THINK, 1)[-1].strip()
-    if question.kind.startswith("tool_call"):
-        return _calls(answer) in [_calls(accepted) for accepted in question.accepted]
-    if question.kind == "json":
-        return _json(answer) in [_json(accepted) for accepted in question.accepted]
-    return answer in question.accepted
-
-
-_CALL = re.compile(
-    re.escape(CALL) + rf"(?:function{re.escape(SEPARATOR)}(?P<r1>\w+)\n```json\n(?P<r1_arguments>.*?)\n```"
-    rf"|(?P<v31>\w+){re.escape(SEPARATOR)}(?P<v31_arguments>.*?))" + re.escape(END_CALL),
-    re.DOTALL,
-)
-
-
-def _calls(text: str) -> list[tuple[str, str, Any]] | str:
-    """Return form, name and arguments of each call, or the text itself when it is not only calls."""
-    if not (text.startswith(CALLS) and text.endswith(END_CALLS)):
-        return text
-    calls = [
-        (form, found[form], _json(found[f"{form}_arguments"]))
-        for found in _CALL.finditer(text)
-        for form in ("v31", "r1")
-        if found[form]
-    ]
-    return calls or text
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    return is_right_answer(question.kind, question.accepted, text)
 
 
 _Drawn = tuple[Split, str, str]
@@ -200,12 +168,15 @@ def _tool_result(random: Random) -> _Drawn:
     return _split(request.held_out), chat_prompt(messages, mode, [tool.definition]), answer
 
 
+def write(file: Path) -> None:
+    lines = (json.dumps(asdict(question), ensure_ascii=False) + "\n" for question in questions())
+    file.write_text("".join(lines), encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write the tiny checkpoint's questions as lines of JSON.")
     parser.add_argument("file", type=Path, help="the file to write")
-    file: Path = parser.parse_args().file
-    lines = (json.dumps(asdict(question), ensure_ascii=False) + "\n" for question in questions())
-    file.write_text("".join(lines), encoding="utf-8")
+    write(parser.parse_args().file)
     return 0
 
 

@@ -83,15 +83,19 @@ def _answer(batch: Batch, client: Client, rows: Iterator[BatchRow], output: Outp
     answers = client.generate_many(requests(), concurrency=batch.concurrency, params=batch.params, return_errors=True)
     with closing(answers):
         for answer in answers:
-            if isinstance(answer, DeepseekTritonError) and not progress.answered and _would_fail_every_row(answer):
+            if isinstance(answer, DeepseekTritonError) and not progress.answered and fails_every_request(answer):
                 raise answer
             output.write(unanswered.popleft(), answer)
-            progress.count(answer)
+            if isinstance(answer, DeepseekTritonError):
+                progress.count_failed()
+            else:
+                progress.count_answered(answer.num_output_tokens)
             if progress.failed == batch.max_failures:
                 return
 
 
-def _would_fail_every_row(error: DeepseekTritonError) -> bool:
+def fails_every_request(error: DeepseekTritonError) -> bool:
+    """Whether every other request would fail in the same way."""
     return isinstance(error, (AccessDenied, ModelNotFound)) or (
         isinstance(error, ServerUnavailable) and error.unprocessed
     )

@@ -1,10 +1,9 @@
-"""The progress of a batch, on stderr."""
+"""The progress of many requests, on stderr."""
 
 from __future__ import annotations
 
 import time
 
-from deepseek_triton_client import Completion, DeepseekTritonError
 from deepseek_triton_tools.terminal.status_line import StatusLine, clock
 
 
@@ -25,12 +24,15 @@ class BatchProgress:
         """Rows that this run has answered, failed ones not counted."""
         return self.done - self._before - self.failed
 
-    def count(self, answer: Completion | DeepseekTritonError) -> None:
+    def count_answered(self, num_tokens: int | None) -> None:
+        """`num_tokens`: those of the answer; None where the server doesn't count them."""
         self.done += 1
-        if isinstance(answer, DeepseekTritonError):
-            self.failed += 1
-        else:
-            self._num_tokens += answer.num_output_tokens or 0
+        self._num_tokens += num_tokens or 0
+        self._status.show(self._line)
+
+    def count_failed(self) -> None:
+        self.done += 1
+        self.failed += 1
         self._status.show(self._line)
 
     def clear(self) -> None:

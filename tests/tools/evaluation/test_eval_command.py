@@ -1,0 +1,65 @@
+"""`deepseek-triton eval` where lm-eval is not installed; tests/conformance has the runs with it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from deepseek_triton_tools.cli.eval import TASKS
+from deepseek_triton_tools.cli.main import main
+from deepseek_triton_tools.evaluation.task_data import read_rows
+from deepseek_triton_tools.evaluation.tasks.tiny_task import QUESTIONS
+from tiny_checkpoint import questions as tiny_questions
+
+URL = "http://localhost:1"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lm_eval") is not None, reason="lm-eval is installed")
+def test_without_lm_eval_one_line_says_how_to_get_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", URL, "--task", "tiny"]) == 1
+    assert "pip install '.[eval]'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        pytest.param(["--task", "tiny", "--data", "x", "--chat"], ["--data is for gsm8k", "--chat is for"], id="all"),
+        pytest.param(["--task", "mmlu", "--scorer", "regex"], ["--scorer is for own"], id="scorer"),
+        pytest.param(["--task", "mmlu", "--like", "lm-eval"], ["--like lm-eval is for gsm8k"], id="like"),
+        pytest.param(["--task", "own", "--n", "2"], ["--n: one answer to each question"], id="n"),
+    ],
+)
+def test_options_without_a_meaning_are_refused(
+    options: list[str], expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", URL, *options]) == 2
+    printed = capsys.readouterr().err
+    assert [text in printed for text in expected] == [True] * len(expected)
+    assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("argv", [["eval", URL], ["eval", URL, "--task", "tiny", "--task-file", "x"]])
+def test_there_is_one_task(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 2
+    assert "--task" in capsys.readouterr().err
+
+
+def test_the_help_explains_every_task(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["eval", "--help"])
+    printed = capsys.readouterr().out
+    assert {task for task in TASKS if f"\n  {task} " not in printed} == set()
+
+
+def test_the_bundled_questions_are_those_of_the_model_card(tmp_path: Path) -> None:
+    tiny_questions.write(tmp_path / "questions.jsonl")
+    assert (tmp_path / "questions.jsonl").read_bytes() == QUESTIONS.read_bytes()
+    assert len(read_rows(QUESTIONS, ("id", "accepted"))) == 1534

@@ -1,0 +1,71 @@
+"""The file of answers: a run that was stopped anywhere goes on with every whole answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepseek_triton_tools.evaluation.kept_answers import open_answers
+from deepseek_triton_tools.tool_errors import ToolError
+
+TINY = {"name": "tiny", "engine": "reference"}
+
+
+def answers_in(file: Path) -> dict[str, str]:
+    with open_answers(file, TINY, overwrite=False) as kept:
+        return {key: record["text"] for key in map(str, range(9)) if (record := kept.get(key)) is not None}
+
+
+@given(texts=st.lists(st.text(), min_size=1, max_size=5), data=st.data())
+def test_a_file_that_was_cut_anywhere_keeps_its_whole_answers(
+    texts: list[str], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = tmp_path_factory.mktemp("cut") / "answers.jsonl"
+    with open_answers(file, TINY, overwrite=False) as kept:
+        first = file.stat().st_size
+        for key, text in enumerate(texts):
+            kept.add(str(key), {"text": text})
+    content = file.read_bytes()
+    cut = data.draw(st.integers(first, len(content)))
+    file.write_bytes(content[:cut])
+
+    whole = content[:cut].count(b"\n") - 1
+    assert answers_in(file) == {str(key): text for key, text in enumerate(texts[:whole])}
+    with open_answers(file, TINY, overwrite=False) as kept:
+        kept.add("8", {"text": "later"})
+    assert answers_in(file)["8"] == "later"
+
+
+def test_answers_of_another_server_are_refused_by_what_differs(tmp_path: Path) -> None:
+    file = tmp_path / "answers.jsonl"
+    with open_answers(file, TINY, overwrite=False) as kept:
+        kept.add("1", {"text": "Paris"})
+    other = TINY | {"engine": "vllm"}
+
+    differs = r"engine was 'reference' and is 'vllm'.*--overwrite"
+    with pytest.raises(ToolError, match=differs), open_answers(file, other, overwrite=False):
+        pass
+    with open_answers(file, other, overwrite=True) as kept:
+        assert kept.num_before == 0
+
+
+@pytest.mark.parametrize("content", ["hello\n", "[1]\n", '{"server": {}}\n{"text": "no key"}\n'])
+def test_another_file_is_left_as_it_is(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "answers.jsonl"
+    file.write_text(content)
+    with pytest.raises(ToolError, match="no file of answers"), open_answers(file, TINY, overwrite=False):
+        pass
+    assert file.read_text() == content
+
+
+def test_two_runs_do_not_write_one_file(tmp_path: Path) -> None:
+    file = tmp_path / "answers.jsonl"
+    with (
+        open_answers(file, TINY, overwrite=False),
+        pytest.raises(ToolError, match="another run"),
+        open_answers(file, TINY, overwrite=False),
+    ):
+        pass

@@ -1,0 +1,91 @@
+"""The user's own questions: every wrong row is named, and each scorer has its meaning."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepseek_triton_tools.cli.eval import _SCORERS
+from deepseek_triton_tools.evaluation.tasks.own_questions import SCORERS, own_questions
+from deepseek_triton_tools.tool_errors import ToolError
+
+
+def written(folder: Path, *rows: Any) -> Path:
+    file = folder / "own.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("scorer", "text", "answer", "right"),
+    [
+        ("exact", " Paris\n", "Paris", True),
+        ("exact", "Paris.", "Paris", False),
+        ("contains", "It is PARIS.", "paris", True),
+        ("contains", "It is Rome.", "Paris", False),
+        ("regex", "Answer: B", r"Answer:\s*B\b", True),
+        ("regex", "Answer: C", r"Answer:\s*B\b", False),
+        ("number", "3 + 4 is 7, so $1,007.50", "1007.5", True),
+        ("number", "It is -3.", "3", False),
+        ("number", "It is 7.", "7.0", True),
+        ("number", "none", "7", False),
+    ],
+)
+def test_scorers(scorer: str, text: str, answer: str, right: bool) -> None:
+    assert SCORERS[scorer](text, answer) is right
+
+
+def test_the_command_line_names_every_scorer() -> None:
+    assert tuple(SCORERS) == _SCORERS
+
+
+@given(st.integers(-(10**12), 10**12), st.text(alphabet="ab ,.$", max_size=5))
+def test_a_number_is_found_behind_any_text(number: int, before: str) -> None:
+    assert SCORERS["number"](f"{before} {number:,}", str(number))
+
+
+def test_all_wrong_rows_are_named_at_once(tmp_path: Path) -> None:
+    file = written(
+        tmp_path,
+        {"question": "2 + 2?", "answer": 4},
+        {"question": "2 + 2?", "prompt": "2 + 2 =", "answer": "4"},
+        {"answer": "4"},
+        {"messages": [{"content": "hi"}], "answer": "4"},
+        {"prompt": "a", "answer": {"b": 1}},
+        {"prompt": "a", "answer": "(", "scorer": "regex"},
+        {"prompt": "a", "answer": "four", "scorer": "number"},
+        {"prompt": "a", "answer": "4", "scorer": "best"},
+    )
+    with pytest.raises(ToolError) as caught:
+        own_questions(file, scorer="exact", limit=None)
+    message = str(caught.value)
+    assert [f"row {number}:" in message for number in range(1, 9)] == [False] + [True] * 7
+    assert "row 8: scorer: expected one of exact, contains, regex, number, got 'best'" in message
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        pytest.param("", "is empty", id="empty"),
+        pytest.param("{", "can't be read", id="no JSON"),
+        pytest.param('{"question": "a"}\n', "row 1: expected the keys answer; it lacks answer", id="no answer"),
+        pytest.param("[1]\n", "row 1", id="no object"),
+    ],
+)
+def test_a_file_of_another_form_is_refused(content: str, expected: str, tmp_path: Path) -> None:
+    file = tmp_path / "own.jsonl"
+    file.write_text(content)
+    with pytest.raises(ToolError, match=expected):
+        own_questions(file, scorer="exact", limit=None)
+
+
+def test_without_a_file_nothing_is_asked(tmp_path: Path) -> None:
+    with pytest.raises(ToolError, match="--task own needs --data FILE"):
+        own_questions(None, scorer="exact", limit=None)
+    with pytest.raises(ToolError, match="no such file"):
+        own_questions(tmp_path / "none", scorer="exact", limit=None)

@@ -1,0 +1,186 @@
+"""Questions to a server over real sockets: what is sent, what is kept, and what counts as the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepseek_triton_client import (
+    AsyncClient,
+    DeepseekTritonError,
+    InvalidRequest,
+    Overloaded,
+    Retries,
+    ServerUnavailable,
+)
+from deepseek_triton_client.testing import FakeServer, Pause
+from deepseek_triton_tools.evaluation.kept_answers import KeptAnswers, open_answers
+from deepseek_triton_tools.evaluation.questions_asked import (
+    Generation,
+    Likelihood,
+    Question,
+    ask_all,
+    failures_by_message,
+)
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer() as server:
+        yield server
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[KeptAnswers]:
+    with open_answers(tmp_path / "answers.jsonl", {}, overwrite=False) as kept:
+        yield kept
+
+
+def asked(
+    server: FakeServer, kept: KeptAnswers, questions: Sequence[Question], concurrency: int = 4
+) -> dict[str, DeepseekTritonError]:
+    connect = partial(AsyncClient, server.url, retries=Retries(attempts=1))
+    return asyncio.run(ask_all(questions, connect, kept, concurrency))
+
+
+def generation(content: Any = "2 + 2 =", until: Sequence[str] = (), **fields: Any) -> Generation:
+    return Generation(content=content, fields=fields, until=until)
+
+
+def test_a_completion_sends_its_stop_strings_and_fields(server: FakeServer, kept: KeptAnswers) -> None:
+    question = generation(until=["Question:"], max_tokens=256, temperature=0.0, add_special_tokens=False)
+    assert asked(server, kept, [question]) == {}
+
+    [request] = server.requests
+    assert request.prompt == "2 + 2 ="
+    params = request.params
+    assert (params.max_tokens, params.temperature, params.add_special_tokens) == (256, 0.0, False)
+    assert list(params.stop or ()) == ["Question:"]
+
+
+def test_a_chat_is_cut_here_because_its_reasoning_may_have_the_string(server: FakeServer, kept: KeptAnswers) -> None:
+    said = {"text_output": "#### 4\n\nQuestion: 3 + 3", "reasoning_output": "Question: what is it?"}
+    server.script([said | {"finish_reason": "stop", "num_output_tokens": 9}])
+    question = generation([{"role": "user", "content": "2 + 2?"}], until=["Question:"])
+    asked(server, kept, [question])
+
+    assert server.requests[0].params.stop is None
+    record = kept.get(question.key)
+    assert record is not None
+    assert question.answer_in(record) == "#### 4\n\n"
+    assert record["reasoning"] == "Question: what is it?"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        pytest.param(" 4", " 4", id="no thought"),
+        pytest.param("<think>\n2 and 2</think>\n\n4", "4", id="a thought"),
+        pytest.param("2 and 2</think>4</think>5", "5", id="the prompt began the thought"),
+        pytest.param("<think>\n2 and 2 is", "", id="cut off in the thought"),
+        pytest.param("STOP</think>4 STOP 5", "4 ", id="a stop string in the thought"),
+    ],
+)
+def test_thoughts_are_no_part_of_the_answer(text: str, answer: str) -> None:
+    assert generation(until=["STOP"]).answer_in({"text": text}) == answer
+
+
+def test_what_is_kept_is_not_asked_again(server: FakeServer, kept: KeptAnswers) -> None:
+    questions = [generation(f"{number} + 1 =") for number in range(5)]
+    asked(server, kept, questions[:3])
+    asked(server, kept, questions)
+    assert sorted(str(request.prompt) for request in server.requests) == [f"{number} + 1 =" for number in range(5)]
+
+
+def test_equal_questions_are_asked_once_and_repeats_each_time(server: FakeServer, kept: KeptAnswers) -> None:
+    repeats = [Generation(content="a", fields={}, repeat=number) for number in (0, 1)]
+    asked(server, kept, [generation("b"), generation("b"), *repeats])
+    assert sorted(str(request.prompt) for request in server.requests) == ["a", "a", "b"]
+
+
+def test_no_more_are_under_way_than_allowed(server: FakeServer, kept: KeptAnswers) -> None:
+    server.answer = lambda request: iter(["4"])
+    asked(server, kept, [generation(str(number)) for number in range(20)], concurrency=3)
+    assert 0 < server.most_at_once <= 3
+    assert len(server.requests) == 20
+
+
+def test_a_question_that_fails_is_named_and_the_others_go_on(server: FakeServer, kept: KeptAnswers) -> None:
+    server.script(["1"], InvalidRequest("too long", code="E_PROMPT_TOO_LONG"), Overloaded("full"), ["4"])
+    questions = [generation(str(number)) for number in range(4)]
+    failed = asked(server, kept, questions, concurrency=1)
+
+    assert [question.key in failed for question in questions] == [False, True, True, False]
+    assert "1 x [E_PROMPT_TOO_LONG] too long" in failures_by_message(failed)
+    assert [kept.get(question.key) is None for question in questions] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("reason", ["timeout", "cancelled"])
+def test_half_an_answer_is_a_failure(reason: str, server: FakeServer, kept: KeptAnswers) -> None:
+    server.script([{"text_output": "4", "finish_reason": reason, "num_output_tokens": 1}])
+    [error] = asked(server, kept, [generation()]).values()
+    assert reason in str(error)
+
+
+def test_a_server_that_is_gone_ends_the_run_and_keeps_what_came(server: FakeServer, kept: KeptAnswers) -> None:
+    gone = ServerUnavailable("stopping", code="E_UNAVAILABLE")
+    server.script(["1"], gone, ["never"])
+    questions = [generation(str(number)) for number in range(3)]
+    with pytest.raises(ServerUnavailable):
+        asked(server, kept, questions, concurrency=1)
+    assert [kept.get(question.key) is None for question in questions] == [False, True, True]
+
+
+def test_leaving_early_cancels_what_is_under_way(server: FakeServer, kept: KeptAnswers) -> None:
+    server.answer = Pause()
+
+    async def leave() -> None:
+        task = asyncio.create_task(ask_all([generation()], partial(AsyncClient, server.url), kept, 4))
+        while not server.requests:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(leave())
+    assert server.client_left.wait(10)
+
+
+class OneTokenPerLetter(FakeServer):
+    """Its tokens are letters. Each is as likely as its place in the alphabet says: a 0, b -1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer = self._said
+
+    def _said(self, request: Any) -> Iterator[Mapping[str, Any]]:
+        body = request.body
+        text = str(body["text_input"])
+        counts = {"num_input_tokens": len(text), "num_output_tokens": 1, "finish_reason": "stop"}
+        if body.get("task") == "tokenize":
+            yield {"text_output": "", "output_ids": list(map(ord, text)), **counts}
+            return
+        entries = [{str(ord(a)): {"logprob": 97.0 - ord(a), "rank": ord(a) - 96, "decoded_token": a}} for a in text]
+        entries[:1] = [None]
+        yield {"text_output": "x", "prompt_logprobs": json.dumps(entries), **counts}
+
+
+@pytest.mark.parametrize(
+    ("context", "continuation", "expected"),
+    [("ab", "aa", (0.0, True)), ("ab", "bc", (-3.0, False)), ("", "cba", (-1.0, False))],
+)
+def test_likelihood_counts_the_continuation_only(
+    context: str, continuation: str, expected: tuple[float, bool], tmp_path: Path
+) -> None:
+    question = Likelihood(context=context, continuation=continuation, fields={})
+    with OneTokenPerLetter() as server, open_answers(tmp_path / "answers", {}, overwrite=False) as kept:
+        assert asked(server, kept, [question]) == {}
+        record = kept.get(question.key)
+    assert record is not None
+    assert (record["logprob"], record["is_greedy"]) == expected

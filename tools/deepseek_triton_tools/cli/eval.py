@@ -1,0 +1,154 @@
+"""`deepseek-triton eval`: the accuracy of a served model, by lm-evaluation-harness over our client."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from deepseek_triton_tools.cli.client_options import URL_HELP, add_server_options, client_settings
+from deepseek_triton_tools.cli.parsing import VerbParser, add_json, number, path, positive, words
+from deepseek_triton_tools.cli.sampling_options import add_sampling_options, sampling_fields
+from deepseek_triton_tools.tool_errors import ToolError
+
+TASKS = {
+    "tiny": "the 1,534 questions of the tiny model's own card; nothing else is needed for it",
+    "gsm8k": "1,319 word problems of mathematics, after 5 solved ones; 256 tokens",
+    "mmlu": "questions on 57 subjects, after 5 solved ones of the subject; the model writes the letter, 2 tokens",
+    "gpqa_diamond": "198 questions of science that ask for thought; up to 32,768 tokens; most often with --chat",
+    "own": 'your own questions: JSON Lines with "question" (or "prompt", "messages") and "answer"',
+}
+_SCORERS = ("exact", "contains", "regex", "number")
+_LISTED = "\n".join(f"  {name:<13} {text}" for name, text in TASKS.items())
+_NOTES = f"""\
+tasks, with trtllm-eval's prompts and limits where it has them:
+{_LISTED}
+
+The data of gsm8k, mmlu and gpqa_diamond is not part of this project: --data names your copy; without it, it is taken
+from the Hugging Face cache, or downloaded.
+
+exit codes: 0 scored; 1 it failed, questions got no answer, or with --fail-below-band the score is too low;
+2 wrong command line. docs/eval.md has more."""
+
+
+def add_options(verb: VerbParser) -> None:
+    verb.runs(
+        _eval,
+        "deepseek-triton eval http://localhost:8000 --task tiny",
+        "deepseek-triton eval grpc://node1:8001 --task gsm8k --data grade_school_math/data --fail-below-band",
+        notes=_NOTES,
+    )
+    verb.usage = "%(prog)s URL --task TASK [options]"
+    verb.add_argument("url", nargs="+", type=words, metavar="URL", help=f"{URL_HELP}; several: the first that answers")
+    which = verb.add_mutually_exclusive_group(required=True)
+    which.add_argument("--task", choices=TASKS, metavar="TASK", help=f"{', '.join(TASKS)}; see below")
+    which.add_argument("--task-file", type=path, metavar="FILE", help="any task of lm-eval, by its YAML file")
+    add_json(verb, "docs/eval.md")
+    _add_questions(verb)
+    _add_files(verb)
+    _add_verdict(verb)
+    server = verb.add_argument_group("server")
+    add_server_options(server)
+    server.add_argument("--concurrency", type=positive, default=32, metavar="N", help="requests at once (default: 32)")
+    help_text = "score although up to N questions got no answer, which count as wrong (default: 0)"
+    server.add_argument("--allow-failed", type=number, default=0, metavar="N", help=help_text)
+    add_sampling_options(verb)
+
+
+def _add_questions(verb: VerbParser) -> None:
+    asked = verb.add_argument_group("questions")
+    asked.add_argument("--data", type=path, metavar="PATH", help="your copy of the task's data, a file or a folder")
+    asked.add_argument(
+        "--limit", type=positive, metavar="N", help="only N questions; mmlu takes as many of each subject"
+    )
+    asked.add_argument("--num-fewshot", type=number, metavar="N", help="solved examples before a question")
+    asked.add_argument("--chat", action="store_true", help="send messages, by the model's chat template")
+    asked.add_argument("--system", type=words, metavar="TEXT", help="system message; in completions put before")
+    asked.add_argument(
+        "--like",
+        choices=("trtllm-eval", "lm-eval"),
+        default="trtllm-eval",
+        help="whose solved examples gsm8k shows: both use lm-eval's task, with other seeds (default: trtllm-eval)",
+    )
+    help_text = f"for own: how answers are compared, {', '.join(_SCORERS)} (default: exact); a row's own wins"
+    asked.add_argument("--scorer", choices=_SCORERS, default="exact", metavar="HOW", help=help_text)
+
+
+def _add_files(verb: VerbParser) -> None:
+    files = verb.add_argument_group("files")
+    help_text = "folder for results, samples and answers; a run that was stopped goes on there (default: eval-TASK)"
+    files.add_argument("--output", type=path, metavar="DIR", help=help_text)
+    files.add_argument("--overwrite", action="store_true", help="ask again, although answers are there")
+
+
+def _add_verdict(verb: VerbParser) -> None:
+    verdict = verb.add_argument_group("verdict")
+    help_text = "the lowest score in percent that passes, in place of the published ones"
+    verdict.add_argument("--pass-at", type=_percent, metavar="X", help=help_text)
+    verdict.add_argument("--fail-below-band", action="store_true", help="exit with 1 if the score doesn't pass")
+
+
+def _percent(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 100, got {text!r}")
+    return value
+
+
+def _eval(args: argparse.Namespace) -> int:
+    _refuse_misplaced(args)
+    from functools import partial
+    from pathlib import Path
+
+    from deepseek_triton_client import AsyncClient
+    from deepseek_triton_tools.evaluation.run_evaluation import EvaluationOptions, run_evaluation
+
+    name = args.task or args.task_file.stem
+    return run_evaluation(
+        EvaluationOptions(
+            connect=partial(AsyncClient, args.url, **client_settings(args)),
+            model=args.model,
+            task=args.task,
+            task_file=args.task_file,
+            data=args.data,
+            output=args.output or Path(f"eval-{name}"),
+            overwrite=args.overwrite,
+            limit=args.limit,
+            num_fewshot=args.num_fewshot,
+            like_lm_eval=args.like == "lm-eval",
+            scorer=args.scorer,
+            chat=args.chat,
+            system=args.system,
+            fields=sampling_fields(args),
+            concurrency=args.concurrency,
+            allow_failed=args.allow_failed,
+            pass_at=args.pass_at,
+            fail_below_band=args.fail_below_band,
+            as_json=args.json,
+        )
+    )
+
+
+def _refuse_misplaced(args: argparse.Namespace) -> None:
+    """Raises ToolError for every option that the task has no use for."""
+    only: dict[str, tuple[Any, tuple[str, ...]]] = {
+        "--data": (args.data, ("gsm8k", "mmlu", "gpqa_diamond", "own")),
+        "--num-fewshot": (args.num_fewshot, ("gsm8k", "mmlu", "")),
+        "--like lm-eval": (args.like != "trtllm-eval" or None, ("gsm8k",)),
+        "--scorer": (args.scorer != "exact" or None, ("own",)),
+        "--chat": (args.chat or None, ("gsm8k", "mmlu", "gpqa_diamond", "own", "")),
+        "--system": (args.system, ("gsm8k", "mmlu", "gpqa_diamond", "own", "")),
+    }
+    task = args.task or ""
+    problems = [
+        f"{option} is for {', '.join(name or '--task-file' for name in tasks)}"
+        for option, (value, tasks) in only.items()
+        if value is not None and task not in tasks
+    ]
+    problems += [
+        f"--{name.replace('_', '-')}: one answer to each question" for name in ("n", "best_of") if getattr(args, name)
+    ]
+    if problems:
+        raise ToolError("; ".join(problems), exit_code=2)

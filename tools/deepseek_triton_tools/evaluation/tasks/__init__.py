@@ -1,0 +1,1 @@
+"""The tasks that `eval` knows by name, and the user's own."""
