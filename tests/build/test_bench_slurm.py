@@ -1,6 +1,7 @@
-"""The batch script of a benchmark over several nodes, with an srun on PATH that runs the first task only."""
+"""bench.slurm runs for real, with programs on PATH in place of Slurm and TensorRT-LLM."""
 
 import os
+import shlex
 import subprocess
 from dataclasses import replace
 
@@ -15,104 +16,136 @@ GB200 = PlanRequest(
     profile="throughput",
     workload=Workload(isl=1024, osl=2048, concurrency=3072),
 )
-SRUN = """\
+"""The benchmark of the README: two trays of four."""
+
+_SRUN = """\
 #!/usr/bin/env bash
-printf '%s\\n' "srun $*" >> "$RECORD"
-tasks=8
-while [[ "$1" == --* ]]; do
-  if [[ "$1" == --ntasks=* ]]; then tasks="${1#*=}"; fi
+printf '%q ' srun "$@" >> "$CALLS"; echo >> "$CALLS"
+while [[ "$1" == -* ]]; do
+  case "$1" in
+    --ntasks=*) export SLURM_STEP_NUM_TASKS="${1#*=}" ;;
+    --export=ALL,*) export "${1#*,}" ;;
+  esac
   shift
 done
-SLURM_STEP_NUM_TASKS="$tasks" exec "$@"
+exec "$@"
 """
-RECORDS = """\
+_TRTLLM_BENCH = """\
 #!/usr/bin/env bash
-printf '%s\\n' "${0##*/} $*" >> "$RECORD"
-for ((number = 1; number < $#; number++)); do
-  if [[ "${!number}" == --output ]]; then next=$((number + 1)); touch "${!next}"; fi
-done
+printf '%q ' trtllm-bench "$@" >> "$CALLS"; echo >> "$CALLS"
+while [[ $# -gt 0 && "$1" != --output ]]; do shift; done
+if [[ $# -gt 0 ]]; then echo made > "$2"; fi
+exit "${EXIT:-0}"
 """
+PROGRAMS = {
+    "srun": _SRUN,
+    "trtllm-bench": _TRTLLM_BENCH,
+    "trtllm-llmapi-launch": '#!/usr/bin/env bash\nexec "$@"\n',
+}
 
 
-def submitted(tmp_path, request, *arguments, cwd=None, **variables):
-    """Run the script as sbatch does. Returns the process, and the lines that the programs recorded."""
-    folder, programs, record = tmp_path / "r1 bench", tmp_path / "bin", tmp_path / "record"
-    write_repository(format_files("trtllm-bench", make_plan(request), version="1.0"), folder, force=True)
-    programs.mkdir()
-    for name, text in {"srun": SRUN, "trtllm-bench": RECORDS, "trtllm-llmapi-launch": RECORDS}.items():
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
-    environment = {"PATH": f"{programs}:{os.environ['PATH']}", "HOME": "/home/me", "RECORD": str(record), **variables}
-    words = ["bash", folder / "bench.slurm", *arguments]
-    done = subprocess.run(words, cwd=cwd or folder, env=environment, capture_output=True, text=True)
-    return done, record.read_text().splitlines() if record.exists() else []
+@pytest.fixture
+def submit(tmp_path):
+    """Return a function that writes a plan and runs its bench.slurm in its folder, and returns the calls of srun and
+    trtllm-bench, and the process."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, text in PROGRAMS.items():
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+    calls = tmp_path / "calls"
+
+    def run(request, *arguments, folder="bench", **variables):
+        place = tmp_path / folder
+        write_repository(format_files("trtllm-bench", make_plan(request), version="1.0"), place, force=True)
+        calls.write_text("")
+        slurm = {"SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(place), "CALLS": str(calls)}
+        done = subprocess.run(
+            ["bash", place / "bench.slurm", *arguments],
+            env={"PATH": f"{commands}:{os.environ['PATH']}", **slurm, **variables},
+            capture_output=True,
+            text=True,
+        )
+        return [shlex.split(line) for line in calls.read_text().splitlines()], done
+
+    return run
 
 
-def test_the_dataset_is_made_once_and_then_every_rank_measures(tmp_path):
-    done, (prepare, make, step, bench) = submitted(
-        tmp_path, GB200, "--streaming", "--warmup", "0", NUM_REQUESTS="49152"
+def test_the_dataset_is_made_once_and_the_benchmark_runs_over_both_nodes(submit, tmp_path):
+    folder, data = tmp_path / "bench", tmp_path / "data.txt"
+    calls, done = submit(GB200, "--warmup", "0", NUM_REQUESTS="49152", DATASET=str(data))
+
+    assert (done.returncode, done.stderr) == (0, "")
+    one, made, all_ranks, measured = calls
+    container = [
+        "--container-image=nvcr.io#nvidia/tensorrt-llm/release:1.2.1",
+        f"--container-mounts={folder}:{folder},{folder}:{folder},{tmp_path}:{tmp_path}",
+        "--no-container-mount-home",
+        "bash",
+        str(folder / "bench.sh"),
+    ]
+    one_task = ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--mpi=none", "--export=ALL,PREPARE=1"]
+    assert one == [*one_task, *container]
+    assert made[made.index("--num-requests") + 1] == "49152"
+    assert data.read_text() == "made\n"
+    report = ["--report_json", str(folder / "bench_7.json"), "--warmup", "0"]
+    ranks = ["srun", "--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--mpi=pmix", "--kill-on-bad-exit=1"]
+    ranks += ["--cpu-bind=none", "--export=ALL", f"--output={folder}/bench_%j_%t.srun.out"]
+    assert all_ranks == [*ranks, *container, *report]
+    assert measured[:4] == ["trtllm-bench", "--model", "nvidia/DeepSeek-R1-FP4", "throughput"]
+    assert measured[-len(report) :] == report
+
+    again, _ = submit(GB200, DATASET=str(data))
+    assert [call[0] for call in again] == ["srun", "trtllm-bench"]
+
+
+def test_a_dataset_that_was_not_finished_is_none(submit, tmp_path):
+    calls, done = submit(GB200, EXIT="3")
+
+    assert done.returncode == 3
+    assert [call[0] for call in calls] == ["srun", "trtllm-bench"]
+    assert not (tmp_path / "bench" / "dataset.txt").exists()
+
+
+def test_folders_of_ones_own(submit, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "real.jsonl").touch()
+    request = replace(GB200, model="/models/r1")
+    variables = {"DATASET": f"{tmp_path}/data/real.jsonl", "LOGS": f"{tmp_path}/logs", "MOUNTS": "/more:/more"}
+    (ranks, measured), done = submit(request, HF_HOME="/hub", **variables)
+
+    assert done.returncode == 0, done.stderr
+    mounts = [tmp_path / "bench", tmp_path / "logs", tmp_path / "data"]
+    expected = ",".join(
+        [*(f"{path}:{path}" for path in mounts), "/models/r1:/models/r1:ro", "/hub:/hub", "/more:/more"]
     )
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / "r1 bench"
-    assert prepare.startswith("srun --nodes=1 --ntasks=1 ")
-    assert make.startswith(f"trtllm-bench --model nvidia/DeepSeek-R1-FP4 prepare-dataset --output {folder}/dataset.txt")
-    assert make.endswith("--input-mean 1024 --output-mean 2048 --input-stdev 0 --output-stdev 0 --num-requests 49152")
-    assert step.startswith("srun --mpi=pmix ")
-    assert "--output=bench-%j-%t.log" in step
-    assert bench.startswith("trtllm-llmapi-launch trtllm-bench --model nvidia/DeepSeek-R1-FP4 throughput --dataset ")
-    assert bench.endswith("--streaming --warmup 0")
-    assert "--num_requests 49152 --concurrency 3072" in bench
+    assert f"--container-mounts={expected}" in ranks
+    assert f"--output={tmp_path}/logs/bench_%j_%t.srun.out" in ranks
+    assert measured[measured.index("--dataset") + 1] == f"{tmp_path}/data/real.jsonl"
 
 
-def test_a_dataset_that_is_there_is_used(tmp_path):
-    (tmp_path / "own").touch()
-    done, recorded = submitted(tmp_path, GB200, DATASET=str(tmp_path / "own"))
-    assert done.returncode == 0, done.stderr
-    assert [line.partition(" ")[0] for line in recorded] == ["srun", "trtllm-llmapi-launch"]
+def test_no_container(submit, tmp_path):
+    (ranks, _), _ = submit(GB200, folder="with a blank", IMAGE="none", DATASET=__file__)
 
-
-def test_the_container_has_this_folder_and_the_checkpoint(tmp_path):
-    _, (prepare, *_) = submitted(tmp_path, GB200)
-    assert "--container-image=nvcr.io#nvidia/tensorrt-llm/release:1.2.1" in prepare
-    cache = "/home/me/.cache/huggingface"
-    assert f"--container-mounts={tmp_path}/r1 bench:{tmp_path}/r1 bench,{cache}:{cache}" in prepare
-
-
-def test_a_folder_of_weights_is_mounted(tmp_path):
-    _, (prepare, *_) = submitted(tmp_path, replace(GB200, model="/models/r1"))
-    assert ",/models/r1:/models/r1 " in prepare
-
-
-def test_without_an_image_there_is_no_container(tmp_path):
-    _, recorded = submitted(tmp_path, GB200, IMAGE="")
-    assert recorded
-    assert not any("--container" in line for line in recorded)
-
-
-def test_from_another_folder_it_says_where_to_submit_it(tmp_path):
-    done, recorded = submitted(tmp_path, GB200, cwd="/")
-    assert (done.returncode, recorded) == (2, [])
-    assert "submitted from its own folder" in done.stderr
+    assert [word for word in ranks if word.startswith("--container")] == []
+    assert ranks[ranks.index("bash") + 1] == str(tmp_path / "with a blank" / "bench.sh")
 
 
 @pytest.mark.parametrize(
-    ("request_", "nodes", "each"),
+    ("folder", "variables", "message"),
     [
-        pytest.param(GB200, 2, 4, id="gb200"),
-        pytest.param(PlanRequest(variant="deepseek-v3", gpu="h100", num_gpus=16), 2, 8, id="h100"),
+        ("with a blank", {}, "expected no blank, comma or colon, because pyxis mounts no such path"),
+        ("bench", {"FOLDER": "/nowhere"}, "expected bench.sh in /nowhere, found none; submit from the folder of both"),
     ],
 )
-def test_the_directives_are_those_of_the_plan(request_, nodes, each):
-    files = {
-        file.path.as_posix(): file.content.decode()
-        for file in format_files("trtllm-bench", make_plan(request_), version="1.0")
-    }
-    directives = [line for line in files["bench.slurm"].partition("set -euo")[0].splitlines() if "#SBATCH" in line]
-    assert f"#SBATCH --nodes={nodes}" in directives
-    assert f"#SBATCH --ntasks-per-node={each}" in directives
-    assert f"#SBATCH --gpus-per-node={each}" in directives
+def test_a_folder_that_does_not_work_is_said_in_one_line(submit, folder, variables, message):
+    calls, done = submit(GB200, folder=folder, **variables)
+
+    assert (calls, done.returncode) == ([], 2)
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_one_node_needs_no_job():
     plan = make_plan(PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8))
-    assert "bench.slurm" not in {file.path.as_posix() for file in format_files("trtllm-bench", plan, version="1.0")}
+    assert "bench.slurm" not in {file.path.name for file in format_files("trtllm-bench", plan, version="1.0")}

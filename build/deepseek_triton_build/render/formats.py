@@ -108,8 +108,8 @@ def _program(program: str, script: str, render: Callable[..., str], title: str) 
             File(PurePosixPath(script), render(plan, args, stamp=stamp).encode(), executable=True),
         ]
         if program == "trtllm-bench" and plan.num_nodes > 1:
-            job = bench_slurm(plan, args.model, stamp=stamp)
-            written.append(File(PurePosixPath("bench.slurm"), job.encode(), executable=True))
+            text = bench_slurm(plan, args, stamp=stamp)
+            written.append(File(PurePosixPath("bench.slurm"), text.encode(), executable=True))
         return stamped(plan, written, version=version, format=program)
 
     return Format(title=title, start=script, files=files)
