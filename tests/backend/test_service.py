@@ -803,6 +803,7 @@ def test_describe_says_what_the_model_is(service, engine):
         "checkpoint": "m",
         "engine": "tensorrt_llm",
         "engine_version": "",
+        "simulation": None,
         "max_seq_len": 4096,
         "default_max_tokens": 256,
         "decoupled": True,

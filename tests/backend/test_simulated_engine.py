@@ -969,6 +969,15 @@ def test_create_engine_makes_a_simulated_engine():
     assert isinstance(engine, SimulatedEngine)
 
 
+@pytest.mark.parametrize(
+    ("options", "simulation"),
+    [({}, {"preset": None, "speed": 1.0}), ({"preset": "h200x8-r1-fp8-min-latency", "speed": 8},) * 2],
+    ids=["neutral", "preset"],
+)
+def test_a_client_can_see_what_is_simulated_and_how_fast(options, simulation):
+    assert SimulatedEngine(BackendConfig(engine_options=options)).capabilities.simulation == simulation
+
+
 def test_every_sampling_field_is_applied_or_refused_with_a_reason():
     capabilities = SimulatedEngine(BackendConfig()).capabilities
     by_the_service = {"best_of"}  # with every engine that has logprobs

@@ -32,7 +32,7 @@ from vllm.parser import ParserManager
 
 from deepseek_triton_tools.gateway.app.chat_answer import StreamedChatAnswer
 from deepseek_triton_tools.gateway.app.generating import generate
-from deepseek_triton_tools.gateway.app.request_record import begin_record
+from deepseek_triton_tools.gateway.app.handled_request import begin_record
 from deepseek_triton_tools.gateway.protocol.chat_request import read_chat_request
 from deepseek_triton_tools.gateway.triton.call import Call, Part
 from deepseek_triton_tools.gateway.triton.server_events import EventReader

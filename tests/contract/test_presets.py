@@ -1,6 +1,86 @@
+"""The names of the simulated engine's presets, and the published runs that `bench --preset` measures it with."""
+
+from array import array
+
+import pytest
+
 from deepseek_backend.engines.simulated.presets import PRESETS
+from deepseek_backend.engines.simulated.scheduler import ScheduledRow, Scheduler
+from deepseek_backend.engines.simulated.simulated_options import parse_options
 from deepseek_triton_build.catalog import variants
+from deepseek_triton_tools.bench.measuring.figures import Slo
+from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
+from deepseek_triton_tools.bench.measuring.run_figures import run_figures
+from deepseek_triton_tools.bench.presets import published_runs
+from deepseek_triton_tools.bench.presets.published_table import compared_figures
+from deepseek_triton_tools.bench.results.bench_result import BenchPoint, BenchResult, BenchRun
 
 
 def test_the_catalogue_knows_the_simulated_engines_presets():
     assert set(variants()["tiny"].presets) == set(PRESETS)
+
+
+SIMULATED = [name for name, preset in published_runs.PRESETS.items() if preset.simulated]
+
+
+def test_each_simulated_deployment_has_its_published_run():
+    assert sorted(published_runs.PRESETS[name].simulated for name in SIMULATED) == sorted(PRESETS)
+
+
+def closed_loop(preset, load):
+    """Run a load on the simulated deployment's scheduler, on a virtual clock: the server and its client cost nothing.
+
+    Returns the records of the measured requests.
+    """
+    options = parse_options({"preset": preset.simulated})
+    scheduler = Scheduler(options.limits, num_ranks=options.deployment.num_ranks)
+    records, unsent, now = {}, iter(range(load.num_warmup + load.num_requests)), 0.0
+
+    def send():
+        if (index := next(unsent, None)) is not None:
+            row = ScheduledRow(
+                num_input_tokens=preset.input_tokens, max_tokens=preset.output_tokens, length=preset.output_tokens
+            )
+            records[row] = RequestRecord(
+                index=index,
+                sent_s=now,
+                num_input_tokens=preset.input_tokens,
+                num_output_tokens=preset.output_tokens,
+                chunk_tokens=array("I", (1, preset.output_tokens - 1)),
+            )
+            scheduler.add(row)
+
+    for _ in range(load.concurrency):
+        send()
+    while not scheduler.idle:
+        iteration = scheduler.step()
+        now += options.deployment.step_seconds(iteration.loads)
+        for row in iteration.moved:
+            if not records[row].chunk_s:
+                records[row].chunk_s = [now]
+            if row.generated == row.length:
+                records[row].chunk_s.append(now)
+                records[row].ended_s = now
+                send()
+    return [record for record in records.values() if record.index >= load.num_warmup]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIMULATED)
+def test_the_shortened_run_of_a_simulated_deployment_gives_the_published_figures(name):
+    preset = published_runs.PRESETS[name]
+    (load,) = preset.loads(short=True)
+    figures = run_figures(closed_loop(preset, load), gpus=preset.gpus, concurrency=load.concurrency)
+    result = BenchResult(
+        date="",
+        urls=(),
+        endpoint="triton-http",
+        model="",
+        gpus=preset.gpus,
+        dataset="",
+        slo=Slo(),
+        points=(BenchPoint(load=load, runs=(BenchRun(figures=figures),)),),
+    )
+    deviations = {figure.name: figure.deviation for figure in compared_figures(preset, result)}
+    assert len(deviations) >= 5
+    assert {name: deviation for name, deviation in deviations.items() if abs(deviation) > 0.1} == {}

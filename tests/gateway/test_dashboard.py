@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from deepseek_triton_tools.gateway.app.gateway_metrics import CONTENT_TYPE, GatewayMetrics
+from deepseek_triton_tools.gateway.app.handled_request import HandledRequest
 from deepseek_triton_tools.gateway.app.page import page_routes
-from deepseek_triton_tools.gateway.app.request_record import RequestRecord
 from deepseek_triton_tools.gateway.fleet.fleet_member import FleetServer, State
 from deepseek_triton_tools.gateway.fleet.routing import Load
 from support.asgi_server import serving_app
@@ -57,7 +57,7 @@ class WatchedGateway:
 
     async def metrics(self, request: Request) -> Response:
         for status in (200, 200, 503):
-            record = RequestRecord(
+            record = HandledRequest(
                 "r", "/v1/chat/completions", began_s=100.0, model='a } "b', status=status, stream=True
             )
             self._counted.begins(record)
@@ -65,7 +65,7 @@ class WatchedGateway:
                 record.num_output_tokens, record.first_token_s, record.last_token_s = 51, 100.25, 101.25
             record.ended_s = 102.0
             self._counted.ends(record)
-        self._counted.ends(RequestRecord("the dashboard's own", "/fleet", status=401))
+        self._counted.ends(HandledRequest("the dashboard's own", "/fleet", status=401))
         return Response(self._counted.text(), media_type=CONTENT_TYPE)
 
 

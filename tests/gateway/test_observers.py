@@ -17,16 +17,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deepseek_triton_tools.gateway.app.access_log import AccessLog
 from deepseek_triton_tools.gateway.app.gateway_metrics import FAMILIES, GatewayMetrics
+from deepseek_triton_tools.gateway.app.handled_request import HandledRequest, begin_record
 from deepseek_triton_tools.gateway.app.observers import Observers
-from deepseek_triton_tools.gateway.app.request_record import RequestRecord, begin_record
 from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 
 ROUTE = "/v1/chat/completions"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-def answered(**fields: object) -> RequestRecord:
-    record = RequestRecord("req-1", ROUTE, began_s=100.0, upstream_id="req-1-x", key_name="ann", model="r1", status=200)
+def answered(**fields: object) -> HandledRequest:
+    record = HandledRequest(
+        "req-1", ROUTE, began_s=100.0, upstream_id="req-1-x", key_name="ann", model="r1", status=200
+    )
     record.stream = True
     record.server, record.retries, record.finish_reason = "http://node1:8000", 1, "stop"
     record.num_input_tokens, record.num_output_tokens, record.num_cached_tokens = 10, 5, 8
@@ -73,7 +75,7 @@ def test_times_of_a_record():
     assert record.ttft_s == pytest.approx(0.5)
     assert record.mean_itl_s == pytest.approx(0.1)
     assert record.duration_s == pytest.approx(1.0)
-    assert RequestRecord("a", ROUTE).ttft_s is None
+    assert HandledRequest("a", ROUTE).ttft_s is None
     assert answered(num_output_tokens=1).mean_itl_s is None
     assert (answered(stream=False).ttft_s, answered(stream=False).mean_itl_s) == (None, None)
 
@@ -153,9 +155,9 @@ def test_a_server_that_has_left_and_names_for_strangers_are_left_out():
 COUNT = """
 import os, sys
 from deepseek_triton_tools.gateway.app.gateway_metrics import GatewayMetrics
-from deepseek_triton_tools.gateway.app.request_record import RequestRecord
+from deepseek_triton_tools.gateway.app.handled_request import HandledRequest
 metrics = GatewayMetrics()
-record = RequestRecord("a", "/v1/models", model="r1", status=200)
+record = HandledRequest("a", "/v1/models", model="r1", status=200)
 metrics.begins(record)
 metrics.begins(record)
 metrics.ends(record)

@@ -9,6 +9,7 @@ import pytest
 
 from deepseek_backend.metrics.backend_metrics import FAMILIES, PREFIX, Kind, bound_text
 from deepseek_triton_client import Client, InvalidRequest
+from deepseek_triton_tools.bench.measuring.server_metrics import MetricsWatch
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.scraping import LAST, published, settled, value
 from support.servers import build
@@ -51,6 +52,16 @@ def test_requests_are_counted_where_prometheus_looks(server: ServerProcess) -> N
     assert grown("request_duration_seconds_sum") > grown("time_to_first_token_seconds_sum") > 0
     assert 0 < grown("inter_token_latency_seconds_count") < 24
     assert value(after, "ready") == 1
+
+
+def test_a_benchmark_reads_them_during_a_run(server: ServerProcess) -> None:
+    """Triton's metrics port refuses HEAD, with a body."""
+    with MetricsWatch([server.metrics_url]) as watch, Client(server.http_url) as client:
+        client.generate("Hello, my name is", max_tokens=8)
+    assert watch.problems == ()
+    summaries = {name.partition("{")[0]: summary for name, summary in watch.summaries().items()}
+    assert summaries[f"{PREFIX}ready"].last == 1
+    assert not [name for name in summaries if name.endswith("_bucket")]
 
 
 def test_every_histogram_has_the_series_that_promql_asks_for(server: ServerProcess) -> None:

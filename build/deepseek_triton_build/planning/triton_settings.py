@@ -15,6 +15,7 @@ from deepseek_triton_build.data.releases.sampler_support import honoured_fields,
 from deepseek_triton_build.planning.batch_sizes import Sizes
 from deepseek_triton_build.planning.checkpoint_defaults import sampling_defaults
 from deepseek_triton_build.planning.embedded import ENGINE_REASONS, transaction_settings
+from deepseek_triton_build.planning.plan_request import PlanRequest
 from deepseek_triton_build.planning.target import PlannedModel, Target
 
 _WARMUP = "triton_config.warmup"
@@ -45,16 +46,16 @@ def triton_settings(
         *sampling,
         *_warmup(llm_args),
     ]
-    return with_own(rows, own), ignored
+    return with_own(rows, own, target.request), ignored
 
 
-def with_own(rows: Iterable[Setting], own: Mapping[str, Any]) -> tuple[Setting, ...]:
+def with_own(rows: Iterable[Setting], own: Mapping[str, Any], request: PlanRequest) -> tuple[Setting, ...]:
     """Return the rows with the user's own settings put in."""
     merged = {row.key: row for row in rows}
     for key, value in own.items():
         if key.partition(".")[2].partition(".")[0] == "warmup":
             merged = {other: row for other, row in merged.items() if not _replaces(key, other)}
-        merged[key] = Setting(key, value, "set by hand")
+        merged[key] = Setting(key, value, request.why_measured(key) or "set by hand")
     return tuple(merged.values())
 
 

@@ -99,6 +99,8 @@ def _limits(target: VllmTarget, sizes: VllmSizes, budget: Budget) -> Iterator[Se
     asked = target.request.workload.concurrency
     why = f"{asked:,} asked for" if asked else f"profile {target.profile.name}"
     reason = f"requests in a batch{each}: {why}. Without it, vLLM's default depends on who starts it"
+    measured = target.request.why_measured("--concurrency")
+    reason += f"; {measured}" if measured else ""
     yield Setting("max_num_seqs", sizes.max_num_seqs, reason, source="vLLM vllm/engine/arg_utils.py")
     yield Setting("gpu_memory_utilization", sizes.gpu_memory_utilization, _share_reason(target, sizes, budget))
     reason = "a beginning that requests share is computed once; for a benchmark `--set enable_prefix_caching=false`"
@@ -295,7 +297,7 @@ def vllm_triton_settings(
             "has captured its graphs and run its largest iteration by then",
         ),
     ]
-    return with_own(rows, own), ignored
+    return with_own(rows, own, target.request), ignored
 
 
 def _default_max_tokens(target: VllmTarget, sizes: VllmSizes, budget: Budget, arguments: Mapping[str, Any]) -> Setting:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import reprlib
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,10 +53,20 @@ def prompt_request(
         return Request(prompt=checked("prompt", "BYTES", prompt), **common)
     if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
         raise InvalidRequest(f"prompt: expected a text or a list of token ids, got {type(prompt).__name__}")
-    ids = tuple(checked("prompt", "INT32", token) for token in prompt)
+    ids = _token_ids(prompt)
     if not ids:
         raise InvalidRequest("prompt: expected at least one token id, got an empty list")
     return Request(input_ids=ids, **common)
+
+
+def _token_ids(prompt: Iterable[Any]) -> tuple[int, ...]:
+    """Raises InvalidRequest for the first wrong one. Plain numbers are checked all at once: prompts are long."""
+    ids = tuple(prompt)
+    if set(map(type, ids)) == {int}:
+        with suppress(OverflowError):  # below, it is found and named
+            array("i", ids)
+            return ids
+    return tuple(checked("prompt", "INT32", token) for token in ids)
 
 
 def chat_request(

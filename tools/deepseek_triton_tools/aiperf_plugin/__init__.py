@@ -1,1 +1,1 @@
-"""Endpoints of deepseek-triton for AIPerf, which finds them by the entry point `aiperf.plugins`."""
+"""The plugin by which AIPerf measures our generate endpoints; AIPerf finds it by the entry point `aiperf.plugins`."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # `warm --help` needs the options only
 
 URL_HELP = "address that begins with http://, https://, grpc:// or grpcs://"
 _DEFAULT_URL = "http://localhost:8000"
-_DEFAULT_MODEL = "tensorrt_llm"
+DEFAULT_MODEL = "tensorrt_llm"
 _TOKEN_VARIABLE = "DEEPSEEK_TRITON_TOKEN"
 
 
@@ -37,7 +37,7 @@ def add_client_options(verb: VerbParser) -> None:
 
 def add_server_options(server: argparse._ArgumentGroup) -> None:
     """Add the options that `client_settings` reads."""
-    server.add_argument("--model", default=_DEFAULT_MODEL, metavar="NAME", help="model to ask (default: %(default)s)")
+    server.add_argument("--model", default=DEFAULT_MODEL, metavar="NAME", help="model to ask (default: %(default)s)")
     server.add_argument("--model-version", default="", metavar="V", help="version of it (default: the server's choice)")
     help_text = f"file with the bearer token (default: the variable {_TOKEN_VARIABLE})"
     server.add_argument("--token-file", type=path, metavar="FILE", help=help_text)

@@ -34,6 +34,7 @@ VERBS = {
     "gateway": "serve OpenAI's API in front of one or many Triton servers that run the model",
     "launch": "start a repository that build wrote and keep it running: here, in docker, over nodes, on a cluster",
     "probe": "ask a server once whether it works: one line and an exit code, for Kubernetes, Slurm and scripts",
+    "bench": "measure a server: throughput, latencies and goodput at the loads you name, with tables and pictures",
     "generate": "send a prompt, or a file of prompts, to a server and show the answer as it comes",
     "chat": "talk to a model at the terminal",
     "eval": "measure the accuracy of a served model: GSM8K, MMLU, GPQA Diamond, your own questions, with a verdict",

@@ -26,6 +26,8 @@ class VerbParser(argparse.ArgumentParser):
     """Returns a last section of the help. It is looked up when the help is shown."""
     rest: str | None = None
     """The attribute that gets the words after `--`, as a list."""
+    default_form: str | None = None
+    """The form that is meant by a command line that begins with none: `bench URL` is `bench run URL`."""
     form_first: Callable[[list[str]], str] | None = None
     """Corrects a command line that should begin with a form, but doesn't: it returns one line for the user."""
 
@@ -48,6 +50,8 @@ class VerbParser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         given = list(args or ())
+        if self.default_form and given and given[0] not in (*forms_of(self), "-h", "--help"):
+            given.insert(0, self.default_form)
         if self.form_first and given and given[0] not in (*forms_of(self), "-h", "--help"):
             meant = "" if given[0].startswith("-") else nearest(given[0], forms_of(self))
             raise ToolError(f"there is no {given[0]}{meant}" if meant else self.form_first(given), exit_code=2)

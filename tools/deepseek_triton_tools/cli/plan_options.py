@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 
-from deepseek_triton_tools.cli.parsing import VerbParser, number, positive
+from deepseek_triton_tools.cli.parsing import VerbParser, number, path, positive
+from deepseek_triton_tools.cli.slo_option import slo
 
 
 def add_plan_options(verb: VerbParser) -> None:
@@ -26,6 +27,10 @@ def add_plan_options(verb: VerbParser) -> None:
     work.add_argument("--isl", type=positive, metavar="TOKENS", help="the longest input (default: the profile's)")
     work.add_argument("--osl", type=positive, metavar="TOKENS", help="the longest output (default: the profile's)")
     work.add_argument("--concurrency", type=positive, metavar="N", help="requests at once (default: the profile's)")
+    help_text = "a result of deepseek-triton bench, which gives profile and workload unless they are given too"
+    work.add_argument("--from-bench", type=path, metavar="FILE", help=help_text)
+    help_text = "choose the load that keeps these limits, in ms (default: those of the benchmark)"
+    work.add_argument("--slo", type=slo, metavar="ttft=500,tpot=20", help=help_text)
     _add_overrides(verb.add_argument_group("instead of what the profile chooses"))
     engine = verb.add_argument_group("checkpoint and engine")
     engine.add_argument("--model", metavar="PATH", help="the checkpoint's folder (default: its Hugging Face name)")

@@ -7,12 +7,13 @@ import difflib
 import errno
 import math
 import os
+import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build import PlanRequest, Workload
+from deepseek_triton_build import Plan, PlanRequest, Workload, make_plan
 from deepseek_triton_build.catalog import (
     DEFAULT_PROFILE,
     DEFAULT_RELEASE,
@@ -28,7 +29,8 @@ from deepseek_triton_build.catalog import (
     vllm_for_container,
 )
 from deepseek_triton_build.text import is_path, printable_line, short_repr
-from deepseek_triton_tools.cli.parsing import require_tools
+from deepseek_triton_tools.cli.parsing import VerbParser, require_tools
+from deepseek_triton_tools.cli.plan_options import add_plan_options
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -57,6 +59,8 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
     whose release can't be used.
     """
     require_tools()
+    if args.slo is not None and args.from_bench is None:
+        raise OptionError("--slo: only with --from-bench FILE, the result of a benchmark")
     named = _named(args.variant)
     _refuse_meaningless(args, named.variant)
     model = _model(args.model, named)
@@ -66,7 +70,7 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
     release, vllm, container = _versions(args, named.variant)
     if args.model and model and (note := _note_on_model(model)):
         complain(f"note: {note}")
-    return PlanRequest(
+    request = PlanRequest(
         variant=named.variant,
         gpu=args.gpu,
         num_gpus=args.gpus,
@@ -89,6 +93,59 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
         allow_unpublished=args.allow_unpublished,
         overrides=tuple(row for text in args.set for row in overrides(text)),
     )
+    return request if args.from_bench is None else _as_measured(request, args)
+
+
+_INFLIGHT = "triton_config.max_inflight"
+
+
+def _as_measured(request: PlanRequest, args: argparse.Namespace) -> PlanRequest:
+    """Take the profile, the workload and the limit of requests from a benchmark where no option gives them.
+
+    :raises ToolError: when the benchmark can't be read, or has no load that keeps the limits.
+    """
+    from deepseek_triton_tools.bench.measured_load import choose_load
+    from deepseek_triton_tools.bench.results.result_files import read_result
+
+    result = read_result(args.from_bench)
+    load = choose_load(result, result.slo if args.slo is None else args.slo)
+    reasons = {}
+    changes: dict[str, Any] = {"workload": request.workload.filled_from(load.workload)}
+    if args.concurrency is None:
+        reasons["--concurrency"] = load.why
+    if args.profile is None and not variants()[request.variant].profile:
+        changes["profile"], reasons["--profile"] = load.profile, load.why_profile
+    if load.max_inflight is not None and all(not key.startswith(_INFLIGHT) for key, _ in request.overrides):
+        changes["overrides"] = (*request.overrides, (_INFLIGHT, load.max_inflight))
+        reasons[_INFLIGHT] = "measured: with more requests at once, the limits were not kept or nothing was tried"
+    return replace(request, **changes, measured=tuple(reasons.items()))
+
+
+def plan_named(text: str) -> Plan:
+    """Make the plan of a generated folder, by the options in its stamp, or of options as `plan` takes them.
+
+    :raises OptionError: for a folder that `build` did not write, and as `plan_request` does.
+    """
+    parser = VerbParser(prog="plan", allow_abbrev=False, exit_on_error=False)
+    add_plan_options(parser)
+    parser.add_argument("--format")  # a stamp has it; the plan is the same
+    words = shlex.split(_stamped_options(Path(text)) if os.path.isdir(text) else text)
+    try:
+        args, unknown = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        raise OptionError(f"{text}: {error}") from error
+    if unknown:
+        raise OptionError(f"{text}: `deepseek-triton plan` has no {' '.join(unknown)}")
+    return make_plan(plan_request(args))
+
+
+def _stamped_options(folder: Path) -> str:
+    from deepseek_triton_build.check import MANIFEST, read_stamp
+
+    for place in sorted(path.parent for path in (*folder.glob(MANIFEST), *folder.glob(f"*/{MANIFEST}"))):
+        if options := read_stamp(place, "")[0].text("options"):
+            return options
+    raise OptionError(f"{folder}: expected a folder that `deepseek-triton build` wrote; it has no {MANIFEST}")
 
 
 def _versions(args: argparse.Namespace, variant: str) -> tuple[str, str, str | None]:
@@ -125,6 +182,8 @@ _FOR_GPUS = (
         "--isl",
         "--osl",
         "--concurrency",
+        "--from-bench",
+        "--slo",
     ),
     *("--mtp", "--relaxed-acceptance", "--kv-cache-dtype", "--parallel", "--set"),
 )

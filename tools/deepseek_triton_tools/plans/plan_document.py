@@ -60,6 +60,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "recipe": {"id": recipe.id, "source": recipe.source} if recipe else None,
         "formats": list(usable_formats(plan)),
         "workload": dataclasses.asdict(plan.workload),
+        "measured": dict(plan.request.measured),
         "layout": dataclasses.asdict(plan.layout),
         "settings": [dataclasses.asdict(setting) for setting in plan.settings],
         "files": [dataclasses.asdict(file) for file in plan.files],

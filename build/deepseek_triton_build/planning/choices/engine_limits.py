@@ -13,11 +13,11 @@ from deepseek_triton_build.rules.size_limits import OOM_NUM_TOKENS
 
 def limit_settings(target: Target, sizes: Sizes) -> Iterable[Setting]:
     per = " on each rank" if sizes.layout.attention_dp else ""
-    shrunk = f"; {sizes.shrunk}" if sizes.shrunk else ""
+    further = "".join(f"; {why}" for why in (sizes.shrunk, target.request.why_measured("--concurrency")) if why)
     yield Setting(
         "max_batch_size",
         sizes.max_batch_size,
-        f"requests that decode together{per}, {sizes.max_concurrency:,} in all{shrunk}",
+        f"requests that decode together{per}, {sizes.max_concurrency:,} in all{further}",
     )
     less = f"; {OOM_NUM_TOKENS} if memory runs out" if sizes.max_num_tokens > OOM_NUM_TOKENS else ""
     yield Setting(

@@ -59,6 +59,8 @@ count. "detokenize" takes input_ids and returns their text as `text_output`, wit
 
 * `name`: the name under which the model is served to people, such as deepseek-r1; `checkpoint`: model.yaml's `model`;
   `engine` and `engine_version`, which is "" where there is none
+* `simulation`: null, or of the simulated engine its `preset`, a name or null, and its `speed`: 8 means that everything
+  takes an eighth of the deployment's time
 * `max_seq_len`, `default_max_tokens`, `decoupled`: whether streams are possible
 * `tool_form`: how calls are written: "fenced" (V3, R1), "raw_json" (V3.1, V3.2-Exp), "dsml" (V3.2), "template" (the
   template renders tools, in another form), or null: tools are refused

@@ -20,6 +20,11 @@ class LoadPoint:
     """Requests a second; infinity sends all at once."""
     burstiness: float = 1.0
     """Shape of the gamma distribution of the gaps between requests: 1 is Poisson, below it come bursts."""
+    duration_s: float | None = None
+    """Nothing is sent later than this; what is under way is waited for. The dataset is repeated as often as needed."""
+    leave_share: float = 0.0
+    """Share of the requests, 0 to 1, that the client leaves after `leave_after_s`."""
+    leave_after_s: float = 0.0
 
     @property
     def label(self) -> str:

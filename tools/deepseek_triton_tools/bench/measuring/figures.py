@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Of one quantity; all zero when nothing was measured."""
+    """The values of one quantity; all zero when nothing was measured."""
 
     mean: float = 0.0
     std: float = 0.0
@@ -46,6 +46,20 @@ class TimelineBin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MetricSummary:
+    """One series of a server's /metrics during a run."""
+
+    first: float
+    last: float
+    mean: float
+    max: float
+
+    @property
+    def increase(self) -> float:
+        return self.last - self.first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """Only completed requests count, but for the numbers that say otherwise. Times are in milliseconds.
 
@@ -57,37 +71,50 @@ class Figures:
     completed: int
     failed: int
     cancelled: int
+    short: int = 0
+    """Completed requests with fewer tokens than were asked for with ignore_eos: the server has a limit."""
     errors: dict[str, int] = field(default_factory=dict)
     """Error -> how often, the most frequent ones."""
     total_input_tokens: int
     total_output_tokens: int
     total_cached_tokens: int = 0
+    input_tokens: Distribution = Distribution()
+    """A value for each request; this holds of the next one too."""
+    output_tokens: Distribution = Distribution()
     request_throughput: float
     """Completed requests a second."""
     output_throughput: float
     """Output tokens a second."""
     total_token_throughput: float
     """Input and output tokens a second."""
+    peak_output_throughput: float = 0.0
+    """The most tokens in one second; seconds are counted from the first request."""
+    peak_concurrency: int = 0
+    """The most requests under way at once; failed and cancelled ones too."""
     output_throughput_per_gpu: float | None = None
     """None where the number of GPUs is not known."""
     user_throughput: float
     """Mean over requests of output tokens / end-to-end latency: trtllm-bench's and benchmark_serving's TPS/user."""
     decode_user_throughput: float
-    """1000 / mean TPOT in ms: without the first token; InferenceX's interactivity, close to AIPerf's TPS/user."""
+    """1000 / mean TPOT in ms: without the first token; InferenceX's interactivity."""
+    decode_speed: Distribution = Distribution()
+    """For each request 1000 / TPOT in ms, tokens a second: AIPerf's TPS/user, trtllm-bench's GTPS."""
     concurrency_user_throughput: float | None = None
     """Output throughput / concurrency: vLLM's Pareto plot. None in an open loop."""
     ttft_ms: Distribution
     """Time to first token."""
     tpot_ms: Distribution
-    """Of each request (last token - first token) / (tokens - those that came with the first)."""
+    """For each request (last chunk - first chunk) / (tokens - those of the first chunk)."""
     itl_ms: Distribution
-    """Of each token: the gap between chunks, divided by the tokens of the later chunk."""
+    """For each token the gap between chunks, divided by the tokens of the later chunk."""
     chunk_gap_ms: Distribution
     """The gap between two chunks: what benchmark_serving calls ITL."""
     e2el_ms: Distribution
     lag_ms: Distribution
-    """Open loop and trace: from when a request was due to when it was sent. A large one means that this client, not
-    the server, was the limit."""
+    """Open loop and trace: from when a request was due to when it was sent; of all requests, failed ones too. A large
+    one means that this client, not the server, was the limit."""
+    client_delay_ms: float = 0.0
+    """How late the load processes woke up, 99th percentile: times are not exact to more than this."""
     goodput: float | None = None
     """Requests a second that kept the SLO; None without one."""
     good_share: float | None = None

@@ -1,4 +1,4 @@
-"""What was seen of one request."""
+"""The times and tokens of one request."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ class RequestRecord:
     ended_s: float = 0.0
     num_input_tokens: int = 0
     num_output_tokens: int = 0
+    asked_tokens: int | None = None
+    """The number of tokens that the answer was to have; None: as many as the model likes."""
     num_cached_tokens: int | None = None
     outcome: Outcome = "completed"
     finish_reason: str | None = None
     error: str = ""
-    """Of a request that failed: the machine-readable code if there is one, and the message."""
+    """For a request that failed, the machine-readable code if there is one, and the message."""
     url: str = ""
     """The server that was asked."""

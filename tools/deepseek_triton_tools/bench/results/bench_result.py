@@ -7,21 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
-from deepseek_triton_tools.bench.measuring.figures import Figures, Slo, TimelineBin
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricSummary:
-    """One series of a server's /metrics during a run."""
-
-    first: float
-    last: float
-    mean: float
-    max: float
-
-    @property
-    def increase(self) -> float:
-        return self.last - self.first
+from deepseek_triton_tools.bench.measuring.figures import Figures, MetricSummary, Slo, TimelineBin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +27,7 @@ class BenchPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
-    """What `bench` writes as bench.json, and what every table and picture is made of."""
+    """This is written as bench.json, and every table and picture is made of it."""
 
     date: str
     """ISO 8601, UTC."""
@@ -57,4 +43,4 @@ class BenchResult:
     command: str = ""
     preset: str = ""
     server: Mapping[str, Any] = field(default_factory=dict)
-    """What the server says of itself: engine, variant, limits."""
+    """The server's own words: engine, variant, limits."""

@@ -1,1 +1,1 @@
-"""What is sent: prompts of given lengths, files, traces, conversations."""
+"""Requests to send: prompts of given lengths, files, traces, conversations."""

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRequest:
-    """What one request asks for. In a conversation, the prompt is only what the user adds in this turn."""
+    """A request to send. In a conversation, the prompt is only what the user adds in this turn."""
 
     prompt: str | tuple[int, ...]
     """Text, or token ids."""

@@ -9,7 +9,7 @@ from logging.handlers import WatchedFileHandler
 
 import msgspec
 
-from deepseek_triton_tools.gateway.app.request_record import RequestRecord
+from deepseek_triton_tools.gateway.app.handled_request import HandledRequest
 
 
 class AccessLog:
@@ -24,17 +24,17 @@ class AccessLog:
             logging.StreamHandler(sys.stdout) if target == "-" else WatchedFileHandler(target, encoding="utf-8")
         )
 
-    def begins(self, record: RequestRecord) -> None:
+    def begins(self, record: HandledRequest) -> None:
         pass
 
-    def ends(self, record: RequestRecord) -> None:
+    def ends(self, record: HandledRequest) -> None:
         self._handler.handle(logging.makeLogRecord({"msg": line_of(record)}))
 
     def close(self) -> None:
         self._handler.close()
 
 
-def line_of(record: RequestRecord) -> str:
+def line_of(record: HandledRequest) -> str:
     """All fields in every line; what did not come to be is null."""
     fields = {
         "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),

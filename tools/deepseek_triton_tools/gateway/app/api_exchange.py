@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from starlette.types import Message, Receive, Scope, Send
 
-from deepseek_triton_tools.gateway.app.request_record import RequestRecord
+from deepseek_triton_tools.gateway.app.handled_request import HandledRequest
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
 from deepseek_triton_tools.gateway.settings import GatewaySettings
 from deepseek_triton_tools.gateway.triton.triton_connection import within
@@ -29,7 +29,7 @@ class ApiExchange:
     """headers: of every response, beside those of its kind."""
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, record: RequestRecord, settings: GatewaySettings
+        self, scope: Scope, receive: Receive, send: Send, record: HandledRequest, settings: GatewaySettings
     ) -> None:
         self.record = record
         self.headers: list[tuple[bytes, bytes]] = [(b"x-request-id", record.request_id.encode())]

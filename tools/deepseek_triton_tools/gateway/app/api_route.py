@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from deepseek_triton_tools.gateway.app.api_exchange import ApiExchange, ClientLeft
 from deepseek_triton_tools.gateway.app.gateway_state import GatewayState
+from deepseek_triton_tools.gateway.app.handled_request import begin_record
 from deepseek_triton_tools.gateway.app.model_front import ModelFront
-from deepseek_triton_tools.gateway.app.request_record import begin_record
 from deepseek_triton_tools.gateway.app.upstream_errors import log_failure, openai_error
 from deepseek_triton_tools.gateway.guard.api_keys import Caller
 from deepseek_triton_tools.gateway.guard.guard import Reservation

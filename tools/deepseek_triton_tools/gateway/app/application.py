@@ -17,8 +17,8 @@ from deepseek_triton_tools.gateway.app.api_route import ApiRoute, Handler
 from deepseek_triton_tools.gateway.app.chat import chat_completion
 from deepseek_triton_tools.gateway.app.completions import completion
 from deepseek_triton_tools.gateway.app.gateway_state import GatewayState
+from deepseek_triton_tools.gateway.app.handled_request import begin_record
 from deepseek_triton_tools.gateway.app.page import page_routes
-from deepseek_triton_tools.gateway.app.request_record import begin_record
 from deepseek_triton_tools.gateway.guard.guard import RATE_LIMIT_HEADERS
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
 from deepseek_triton_tools.gateway.settings import GatewaySettings

@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
-from deepseek_triton_tools.gateway.app.request_record import RequestRecord
+from deepseek_triton_tools.gateway.app.handled_request import HandledRequest
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "deepseek_triton_gateway_"
@@ -106,10 +106,10 @@ class GatewayMetrics:
                     family.name, family.help, family.labels, registry=self._registry, multiprocess_mode=mode
                 )
 
-    def begins(self, record: RequestRecord) -> None:
+    def begins(self, record: HandledRequest) -> None:
         self._gauges["inflight_requests"].inc()
 
-    def ends(self, record: RequestRecord) -> None:
+    def ends(self, record: HandledRequest) -> None:
         self._gauges["inflight_requests"].dec()
         model = record.model
         self._count("requests_total", 1, record.route, model, str(record.status), record.error_code)

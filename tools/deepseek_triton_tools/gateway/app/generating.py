@@ -9,8 +9,8 @@ from contextlib import aclosing
 
 from msgspec import structs
 
+from deepseek_triton_tools.gateway.app.handled_request import HandledRequest
 from deepseek_triton_tools.gateway.app.model_front import ModelFront
-from deepseek_triton_tools.gateway.app.request_record import RequestRecord
 from deepseek_triton_tools.gateway.app.token_counts import TokenCounts
 from deepseek_triton_tools.gateway.protocol.openai_fields import COUNTS
 from deepseek_triton_tools.gateway.triton.call import Call, Part, UpstreamError
@@ -21,7 +21,7 @@ UNFINISHED = UpstreamError("the server ended its response before the answer's en
 
 async def generate(
     model: ModelFront,
-    record: RequestRecord,
+    record: HandledRequest,
     inputs: dict[str, object],
     affinity: bytes | None,
     *,
@@ -63,7 +63,7 @@ def response_identity(kind: str, model: str, fingerprint: str) -> dict[str, obje
     }
 
 
-def note(record: RequestRecord, counts: TokenCounts) -> None:
+def note(record: HandledRequest, counts: TokenCounts) -> None:
     """Write what was used into the record."""
     record.num_input_tokens, record.num_output_tokens = counts.num_input, counts.num_output
     record.num_cached_tokens, record.num_reasoning_tokens = counts.num_cached, counts.num_reasoning

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from deepseek_triton_tools.gateway.app.access_log import AccessLog
 from deepseek_triton_tools.gateway.app.gateway_metrics import GatewayMetrics
-from deepseek_triton_tools.gateway.app.request_record import RequestObserver, RequestRecord
+from deepseek_triton_tools.gateway.app.handled_request import HandledRequest, RequestObserver
 from deepseek_triton_tools.gateway.settings import GatewaySettings
 
 _PROBES = {"/health", "/ready", "/metrics", "/v2/health/live", "/v2/health/ready", "/v2/models/{model}/ready"}
@@ -27,11 +27,11 @@ class Observers:
 
             self._all.append(Traces(settings.traces_url))
 
-    def begins(self, record: RequestRecord) -> None:
+    def begins(self, record: HandledRequest) -> None:
         for observer in self._told_of(record):
             observer.begins(record)
 
-    def ends(self, record: RequestRecord) -> None:
+    def ends(self, record: HandledRequest) -> None:
         record.end()
         for observer in self._told_of(record):
             observer.ends(record)
@@ -40,7 +40,7 @@ class Observers:
         """The text for GET /metrics. servers_up: URL, and whether it gets requests. names: of servers and keys too."""
         return self._metrics.text(servers_up, names=names)
 
-    def _told_of(self, record: RequestRecord) -> Iterable[RequestObserver]:
+    def _told_of(self, record: HandledRequest) -> Iterable[RequestObserver]:
         return () if record.route in _PROBES else self._all
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from deepseek_triton_tools.gateway.app.request_record import RequestRecord
+from deepseek_triton_tools.gateway.app.handled_request import HandledRequest
 
 _OPERATIONS = {"/v1/chat/completions": "chat", "/v1/responses": "chat", "/v1/completions": "text_completion"}
 """Route -> OpenTelemetry's gen_ai.operation.name."""
@@ -27,14 +27,14 @@ class Traces:
         self._propagator = TraceContextTextMapPropagator()
         self._spans: dict[str, Span] = {}
 
-    def begins(self, record: RequestRecord) -> None:
+    def begins(self, record: HandledRequest) -> None:
         parent = self._propagator.extract({"traceparent": record.trace_parent})
         span = self._tracer.start_span(record.route, parent, SpanKind.SERVER)
         self._spans[record.upstream_id] = span
         # Triton's --trace-config mode=opentelemetry takes it as the parent of its own span.
         self._propagator.inject(record.upstream_headers, set_span_in_context(span))
 
-    def ends(self, record: RequestRecord) -> None:
+    def ends(self, record: HandledRequest) -> None:
         span = self._spans.pop(record.upstream_id)
         operation = _OPERATIONS.get(record.route)
         if operation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 
-from deepseek_triton_tools.gateway.app.request_record import RequestRecord
+from deepseek_triton_tools.gateway.app.handled_request import HandledRequest
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
 from deepseek_triton_tools.gateway.protocol.responses_request import in_own_words
 from deepseek_triton_tools.gateway.triton.call import UpstreamError
@@ -22,7 +22,7 @@ _NAMES = {
 _log = logging.getLogger(__name__)
 
 
-def log_failure(record: RequestRecord, error: UpstreamError) -> None:
+def log_failure(record: HandledRequest, error: UpstreamError) -> None:
     """Log what clients are not told, because it may have the addresses of servers."""
     if error.code in ("", "E_UNAVAILABLE"):
         _log.warning("request %s: %r", record.request_id, str(error))

@@ -152,6 +152,8 @@ class Capabilities:
     """Whether requests with a higher priority go first."""
     version: str = ""
     """Version of the engine's package; "" where it has none."""
+    simulation: Mapping[str, Any] | None = None
+    """What the pace is made of, where it is simulated: "preset", a name or None, and "speed"."""
     call_form: str = ""
     """Name of the form in `request.call_forms` in which the model writes calls of tools, where its chat template can't
     tell."""

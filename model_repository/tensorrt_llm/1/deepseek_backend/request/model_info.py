@@ -33,6 +33,7 @@ def model_info(
         "checkpoint": config.model,
         "engine": config.engine,
         "engine_version": capabilities.version,
+        "simulation": capabilities.simulation,
         "max_seq_len": capabilities.max_seq_len,
         "default_max_tokens": config.default_max_tokens,
         "decoupled": config.decoupled,

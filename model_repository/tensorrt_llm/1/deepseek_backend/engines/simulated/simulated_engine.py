@@ -108,6 +108,7 @@ class SimulatedEngine:
             bos_token=BOS,
             priority=True,
             call_form="raw_json",
+            simulation={"preset": self._options.preset, "speed": self._options.speed},
             unsupported=_UNSUPPORTED,
         )
 

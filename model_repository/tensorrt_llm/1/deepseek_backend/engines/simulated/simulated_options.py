@@ -17,8 +17,10 @@ from deepseek_backend.errors import ConfigError
 class SimulatedOptions:
     """The checked options, from `parse_options`."""
 
+    preset: str | None
+    """Name of the deployment whose pace is kept."""
     deployment: DeploymentModel | None
-    """Deployment whose pace is kept; None where every iteration takes NEUTRAL_STEP_S."""
+    """That deployment; None where every iteration takes NEUTRAL_STEP_S."""
     limits: BatchLimits
     max_seq_len: int
     """Limit on prompt plus generated tokens, at most the KV cache of one rank, so that every admitted request fits."""
@@ -107,6 +109,7 @@ def parse_options(given: Mapping[str, Any]) -> SimulatedOptions:
     if problems:
         raise ConfigError(problems)
     return SimulatedOptions(
+        preset=given.get("preset"),
         deployment=preset.deployment if preset else None,
         limits=limits,
         max_seq_len=min(max_seq_len, limits.num_blocks * limits.tokens_per_block),

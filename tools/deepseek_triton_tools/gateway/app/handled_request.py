@@ -13,7 +13,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 @dataclass(slots=True)
-class RequestRecord:
+class HandledRequest:
     """One HTTP request to the API, from its first line to its last byte.
 
     Times are those of time.perf_counter(), in seconds. Counts are those of all choices together.
@@ -91,18 +91,18 @@ class RequestObserver(Protocol):
     Neither method raises or waits.
     """
 
-    def begins(self, record: RequestRecord) -> None:
+    def begins(self, record: HandledRequest) -> None:
         """The request's headers have come. It may set `upstream_headers`."""
         ...
 
-    def ends(self, record: RequestRecord) -> None:
+    def ends(self, record: HandledRequest) -> None:
         """The response has been sent, or its client has gone."""
         ...
 
     def close(self) -> None: ...
 
 
-def begin_record(route: str, headers: Iterable[tuple[bytes, bytes]]) -> RequestRecord:
+def begin_record(route: str, headers: Iterable[tuple[bytes, bytes]]) -> HandledRequest:
     """The record of a request with these headers, as ASGI gives them.
 
     An X-Request-Id that isn't of at most 128 letters, digits and . _ : - is replaced, because it goes into headers and
@@ -116,4 +116,4 @@ def begin_record(route: str, headers: Iterable[tuple[bytes, bytes]]) -> RequestR
     # Clients send an id again with a retry, and a stop request at Triton ends every request that has the id.
     upstream_id = request_id if request_id.endswith(unique) else f"{request_id}-{unique[:12]}"
     trace_parent = given.get(b"traceparent", b"").decode("latin-1")
-    return RequestRecord(request_id, route, upstream_id=upstream_id, trace_parent=trace_parent)
+    return HandledRequest(request_id, route, upstream_id=upstream_id, trace_parent=trace_parent)

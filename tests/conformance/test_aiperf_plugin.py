@@ -1,0 +1,123 @@
+"""AIPerf measures our generate endpoints by our plugin: what it counts is what the server counted, and what failed
+counts as failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.running import PROGRAM, TINY, triton
+from deepseek_triton_client.testing import FakeServer, Item, ReceivedRequest
+
+TOKENIZER = TINY / "tensorrt_llm/1/tiny"
+NUM_TOKENS = 20
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("simulated")
+    build = [PROGRAM, "build", "tiny", "--engine", "simulated", "--output", folder / "repository"]
+    subprocess.run(build, check=True, capture_output=True)
+    with triton(folder / "repository", folder / "triton.log") as url:
+        yield url
+
+
+def profile(server: str, folder: Path, *options: object) -> Mapping[str, Any]:
+    """Run AIPerf against our model, and return the figures it wrote."""
+    command = [Path(sys.executable).with_name("aiperf"), "profile", "--model", "tensorrt_llm"]
+    command += ["--url", f"{server}/v2/models/tensorrt_llm", "--tokenizer", TOKENIZER, "--use-server-token-count"]
+    command += ["--artifact-dir", folder, "--random-seed", 1, "--ui", "none", "--no-gpu-telemetry"]
+    command += ["--no-server-metrics", *options]
+    # Told to be offline, it looks for a local tokenizer in the hub's cache.
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    run = subprocess.run([str(word) for word in command], capture_output=True, text=True, cwd=folder, env=environment)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    found: Mapping[str, Any] = json.loads((folder / "profile_export_aiperf.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_every_prompt_is_answered_with_the_tokens_that_were_asked_for(
+    simulated: str, tmp_path: Path, streaming: bool
+) -> None:
+    options = ["--streaming"] if streaming else []
+    options += ["--isl", 30, "--osl", NUM_TOKENS, "--request-count", 12, "--concurrency", 3]
+    found = profile(
+        simulated, tmp_path, "--endpoint-type", "deepseek_triton", *options, "--extra-inputs", "ignore_eos:true"
+    )
+
+    assert found["request_count"]["avg"] == 12
+    assert found["request_error_rate"]["avg"] == 0
+    assert found["total_usage_completion_tokens"]["avg"] == found["total_osl"]["avg"] == 12 * NUM_TOKENS
+    assert found["input_sequence_length"]["min"] > 0
+    assert ("time_to_first_token" in found) is streaming
+    assert ("inter_token_latency" in found) is streaming
+
+
+def test_the_second_turn_of_a_conversation_has_the_first_one_before_it(simulated: str, tmp_path: Path) -> None:
+    options = ["--conversation-num", 3, "--conversation-turn-mean", 2, "--conversation-turn-stddev", 0]
+    options += ["--streaming", "--isl", 30, "--osl", NUM_TOKENS, "--concurrency", 3]
+    found = profile(simulated, tmp_path, "--endpoint-type", "deepseek_triton_chat", *options)
+
+    assert found["request_count"]["avg"] == 6
+    assert found["request_error_rate"]["avg"] == 0
+    records = [json.loads(line) for line in (tmp_path / "profile_export.jsonl").read_text().splitlines()]
+    lengths: dict[int, list[int]] = {0: [], 1: []}
+    for record in records:
+        lengths[record["metadata"]["turn_index"]].append(record["metrics"]["input_sequence_length"]["value"])
+    assert min(lengths[1]) > max(lengths[0])
+
+
+def test_a_trace_of_token_ids_is_sent_as_it_is(simulated: str, tmp_path: Path) -> None:
+    lengths = [40, 7, 90, 1]
+    payload = {"max_tokens": NUM_TOKENS, "ignore_eos": True, "stream": True}
+    lines = [
+        {"timestamp": 50 * number, "payload": {"input_ids": [100 + number] * length, **payload}}
+        for number, length in enumerate(lengths)
+    ]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    options = ["--streaming", "--fixed-schedule", "--input-file", trace, "--custom-dataset-type", "mooncake_trace"]
+    found = profile(simulated, tmp_path, "--endpoint-type", "deepseek_triton", *options)
+
+    assert found["request_count"]["avg"] == len(lengths)
+    assert found["total_usage_prompt_tokens"]["avg"] == sum(lengths)
+    assert found["total_usage_completion_tokens"]["avg"] == len(lengths) * NUM_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        pytest.param({"error": "[E_INTERNAL] the engine died"}, "[E_INTERNAL] the engine died", id="error"),
+        pytest.param(ConnectionResetError(), "TransferEncodingError", id="broken connection"),
+        pytest.param({"text_output": "", "finish_reason": "timeout"}, "finish_reason timeout", id="timeout"),
+        pytest.param({"text_output": ""}, "the stream ended without a finish_reason", id="no end"),
+    ],
+)
+def test_a_stream_that_dies_counts_as_an_error(tmp_path: Path, end: Item, message: str) -> None:
+    numbers = iter(range(100))
+
+    def answer(request: ReceivedRequest) -> Iterator[Item]:
+        yield from ("some", " text")
+        if next(numbers) % 3 == 0:
+            yield end
+        else:
+            yield {"text_output": ".", "finish_reason": "stop", "num_input_tokens": 5, "num_output_tokens": 3}
+
+    with FakeServer() as server:
+        server.script(*[answer] * 12)
+        options = ["--streaming", "--isl", 30, "--osl", NUM_TOKENS, "--request-count", 12]
+        found = profile(server.url, tmp_path, "--endpoint-type", "deepseek_triton", *options)
+
+    assert found["error_request_count"]["avg"] == 4
+    assert found["request_count"]["avg"] == 8
+    assert found["total_usage_completion_tokens"]["avg"] == 8 * 3
+    assert [entry["count"] for entry in found["error_summary"]] == [4]
+    assert message in found["error_summary"][0]["error_details"]["message"]

@@ -1,0 +1,144 @@
+from dataclasses import replace
+
+import pytest
+
+from deepseek_triton_tools.bench.against_plan import against_plan
+from deepseek_triton_tools.bench.load.load_settings import LoadPoint
+from deepseek_triton_tools.bench.measuring.figures import MetricSummary, Slo
+from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
+from deepseek_triton_tools.bench.measuring.run_figures import run_figures
+from deepseek_triton_tools.bench.results.bench_result import BenchPoint, BenchResult, BenchRun
+from deepseek_triton_tools.cli.main import main
+from deepseek_triton_tools.cli.plan_request import OptionError, plan_named
+from deepseek_triton_tools.tool_errors import ToolError
+
+H200 = "deepseek-r1 --gpu h200 --profile throughput --isl 1024 --osl 2048 --concurrency 1024"
+
+
+def gauge(highest):
+    return MetricSummary(first=0, last=0, mean=highest / 2, max=highest)
+
+
+def run_of(metrics=None, users=1000, tokens=2048, outcome="completed"):
+    records = [
+        RequestRecord(
+            index=user,
+            ended_s=2.0,
+            chunk_s=[1.0, 2.0],
+            chunk_tokens=[1, tokens - 1],
+            num_input_tokens=1024,
+            num_output_tokens=tokens,
+            outcome=outcome,
+            error="E_OVERLOADED: busy" if outcome == "failed" else "",
+        )
+        for user in range(users)
+    ]
+    return BenchRun(figures=run_figures(records, concurrency=users), server_metrics=metrics or {})
+
+
+def result_of(*runs, urls=("http://a",), gpus=8):
+    return BenchResult(
+        date="",
+        urls=urls,
+        endpoint="triton-http",
+        model="",
+        gpus=gpus,
+        dataset="",
+        slo=Slo(),
+        points=tuple(BenchPoint(load=LoadPoint(num_requests=1, concurrency=1), runs=(run,)) for run in runs),
+    )
+
+
+def lines(text, *runs, **facts):
+    table = against_plan(plan_named(text), result_of(*runs, **facts))
+    return {row[0]: tuple(row[1:]) for row in table.rows}
+
+
+METRICS = {
+    'deepseek_triton_engine_running_requests{model="r1"}': gauge(1024),
+    'deepseek_triton_engine_waiting_requests{model="r1"}': gauge(76),
+    'deepseek_triton_kv_cache_used_blocks{model="r1"}': gauge(98_304),
+    'deepseek_triton_kv_cache_capacity_blocks{model="r1"}': gauge(99_600),
+    'deepseek_triton_requests_refused_total{code="E_OVERLOADED"}': MetricSummary(first=5, last=12, mean=8, max=12),
+    'nv_gpu_memory_used_bytes{gpu_uuid="a"}': gauge(100 * 2**30),
+    'nv_gpu_memory_used_bytes{gpu_uuid="b"}': gauge(139 * 2**30),
+}
+
+
+def test_what_the_server_says_stands_beside_the_plan():
+    seen = lines(H200, run_of(), run_of(METRICS))
+    assert seen["requests that run at once"] == ("1,024", "1,024", "76 waited, the batch was full")
+    assert seen["requests refused or failed"][:2] == ("0", "7")
+    assert seen["memory in use of a GPU, GiB"][1:] == ("139.0", "more than planned")
+    assert seen["GPUs"] == ("8", "8", "")
+    (share,) = [cells for name, cells in seen.items() if "KV tokens" in name]
+    assert share[1:] == ("99%", "the KV cache is full")
+
+
+def test_without_metrics_the_client_says_how_many_were_under_way():
+    seen = lines(H200, run_of(users=512))
+    assert seen["requests under way"] == ("1,024", "512", "50% of the batch")
+    assert seen["tokens of a prompt"] == ("1,024", "1,024", "")
+    assert not any("KV tokens in use" in name for name in seen)
+
+
+def test_lengths_that_were_not_planned_for_are_said():
+    seen = lines(H200, run_of(tokens=3000))
+    assert seen["tokens of an answer"] == ("2,048", "3,000", "longer than planned")
+    assert seen["tokens of both"] == ("3,072", "4,024", "longer than planned")
+
+
+def test_more_than_the_kv_cache_holds_is_said():
+    seen = lines("deepseek-r1 --gpu h200 --isl 1024 --osl 2048", run_of(users=3000))
+    assert seen["requests of 1,024 + 2,048 tokens in the KV cache"][2] == "more than the plan has room for"
+    assert seen["requests under way"][2] == "the server allows more than the plan"
+
+
+def test_a_limit_of_requests_is_compared():
+    metrics = {"deepseek_triton_inflight_sequences": gauge(64)}
+    seen = lines(f"{H200} --set triton_config.max_inflight=64", run_of(metrics))
+    assert seen["requests accepted at once"] == ("64", "64", "reached")
+
+
+def test_vllm_is_compared_too():
+    text = "deepseek-r1 --engine vllm --gpu h200 --gpus 8 --concurrency 64"
+    seen = lines(text, run_of({"vllm:num_requests_running": gauge(60)}))
+    assert seen["requests that run at once"] == ("64", "60", "94% of the batch")
+
+
+def test_failed_requests_are_counted_with_their_errors():
+    assert lines(H200, run_of(users=3, outcome="failed"))["requests refused or failed"][1:] == (
+        "3",
+        "E_OVERLOADED: busy",
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"gpus": 4}, ("8", "4", "another number of them")),
+        ({"gpus": 16, "urls": ("http://a", "http://b")}, ("2 x 8", "16", "")),
+    ],
+)
+def test_gpus_are_those_of_all_servers(facts, expected):
+    assert lines(H200, run_of(), **facts)["GPUs"] == expected
+
+
+def test_a_generated_folder_has_its_plan(tmp_path, capsys):
+    assert main(["build", *H200.split(), "--output", str(tmp_path / "r1")]) == 0
+    given, built = plan_named(H200), plan_named(str(tmp_path / "r1"))
+    assert replace(built, request=given.request) == given  # the stamp names the number of GPUs
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "says"),
+    [
+        pytest.param("{folder}", OptionError, "that `deepseek-triton build` wrote", id="another folder"),
+        pytest.param("deepseek-r1 --gpu h200 --speed 3", OptionError, "has no --speed 3", id="unknown option"),
+        pytest.param("deepseek-r1 --gpus many", OptionError, "--gpus: expected a whole number", id="wrong value"),
+        pytest.param("tiny", ToolError, "has no limits to compare", id="no GPU"),
+    ],
+)
+def test_what_is_no_plan_is_refused(text, error, says, tmp_path):
+    with pytest.raises(error, match=says):
+        against_plan(plan_named(text.format(folder=tmp_path)), result_of(run_of()))

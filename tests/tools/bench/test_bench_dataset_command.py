@@ -1,0 +1,247 @@
+"""`bench dataset`: prepare_dataset.py's command lines, the other kinds, convert and show."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepseek_triton_tools.cli.main import main
+
+TINY = Path(__file__).resolve().parents[3] / "model_repository/tensorrt_llm/1/tiny"
+
+
+PROGRAM = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "bench", "dataset"]
+
+
+def dataset(line: str) -> int:
+    """Run `bench dataset` with these words, and return the exit code."""
+    return main(["bench", "dataset", *shlex.split(line)])
+
+
+@pytest.fixture
+def made(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs a line, and returns the rows that it printed."""
+
+    def run(line: str) -> list[dict[str, Any]]:
+        assert dataset(line) == 0
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        return [json.loads(row) for row in printed.out.splitlines()]
+
+    return run
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs a line that is refused, and returns the message."""
+
+    def run(line: str, code: int = 1) -> str:
+        assert dataset(line) == code
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        return printed.err.removeprefix("deepseek-triton bench: ").removesuffix("\n")
+
+    return run
+
+
+# --- prepare_dataset.py ---
+
+V3 = "--stdout --tokenizer=deepseek-ai/DeepSeek-V3 token-norm-dist --input-stdev=0 --output-stdev=0"
+R1 = "--tokenizer nvidia/DeepSeek-R1-FP4 --stdout token-norm-dist --input-stdev 0 --output-stdev 0"
+
+
+@pytest.mark.parametrize(
+    ("line", "num", "input_len", "output_len"),
+    [
+        (f"{V3} --input-mean=65536 --output-mean=1024 --num-requests=24", 24, 65536, 1024),
+        (f"{V3} --input-mean=131072 --output-mean=1024 --num-requests=4", 4, 131072, 1024),
+        (f"{R1} --input-mean 1024 --output-mean 2048 --num-requests 49152", 49152, 1024, 2048),
+        (f"{R1} --num-requests 8192 --output-mean 1000 --input-mean 1000", 8192, 1000, 1000),
+    ],
+)
+@pytest.mark.slow
+def test_published_lines_of_prepare_dataset_work(line: str, num: int, input_len: int, output_len: int) -> None:
+    """Its reader takes 24 lines and leaves, as `head` does: all lines would be up to 300 MB."""
+    with subprocess.Popen([*PROGRAM, *shlex.split(line)], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        rows = [json.loads(row) for row in itertools.islice(child.stdout, min(num, 24))]
+        is_all = num <= 24 and child.stdout.read() == b""
+        child.stdout.close()
+        assert child.wait() == 0
+    assert is_all == (num <= 24)
+    assert [row["task_id"] for row in rows] == list(range(min(num, 24)))
+    assert {(len(row["input_ids"]), row["output_tokens"]) for row in rows} == {(input_len, output_len)}
+    assert {row.keys() - {"task_id", "input_ids", "output_tokens"} == set() for row in rows} == {True}
+
+
+def test_options_stand_before_the_kind_or_after_it(made: Any) -> None:
+    line = "token-norm-dist --input-mean 20 --output-mean 5 --num-requests 2"
+    assert (
+        made(f"--random-seed 7 {line}")
+        == made(f"{line} --random-seed 7")
+        == made(f"--random-seed 8 {line} --random-seed 7")
+    )
+    assert made(line) == made(f"--random-seed 420 --stdout {line}") != made(f"{line} --random-seed 7")
+
+
+def test_lengths_are_those_of_prepare_dataset(made: Any) -> None:
+    """Recorded from its formulas with its default seed."""
+    normal = made(
+        "token-norm-dist --input-mean 1000 --input-stdev 200 --output-mean 9 --output-stdev 3 --num-requests 5"
+    )
+    assert [len(row["input_ids"]) for row in normal] == [903, 619, 895, 938, 1067]
+    uniform = "token-unif-dist --input-min 1 --input-max 2 --output-min 100 --output-max 2000 --num-requests 5"
+    assert [row["output_tokens"] for row in made(uniform)] == [1276, 1577, 330, 1895, 1769]
+
+
+def test_a_range_that_ends_before_it_begins_is_refused(refused: Any) -> None:
+    line = "token-unif-dist --input-min 5 --input-max 4 --output-min 1 --output-max 1 --num-requests 1"
+    assert refused(line, 2) == "--input-min 5 is more than --input-max 4"
+
+
+def test_groups_have_a_prefix(made: Any) -> None:
+    rows = made("shared-prefix --prefix-len 50 --num-prefixes 2 --input-mean 9 --output-mean 3 --num-requests 4")
+    prompts = [row["input_ids"] for row in rows]
+    assert {len(prompt) for prompt in prompts} == {59}
+    assert prompts[0][:50] == prompts[2][:50] != prompts[1][:50] == prompts[3][:50]
+
+
+def test_turns_follow_each_other(made: Any) -> None:
+    line = "multi-turn --turns 3 --input-mean 9 --later-input-mean 4 --output-mean 5 --num-requests 2 --random-seed 1"
+    prompts = [row["input_ids"] for row in made(line)]
+    assert [len(prompt) for prompt in prompts] == [9, 9, 18, 18, 27, 27]
+    for earlier, later in zip(prompts, prompts[2:], strict=False):
+        assert later[: len(earlier)] == earlier
+
+
+# --- Tokenizers ---
+
+
+def test_another_tokenizer_has_other_ids(made: Any) -> None:
+    line = f"--tokenizer {TINY} token-norm-dist --input-mean 5000 --output-mean 5 --num-requests 1"
+    ids = made(line)[0]["input_ids"]
+    assert (min(ids), max(ids)) == (3, 1247)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere/at/all", "nowhere/at/all has no tokenizer.json"),
+        ("org/other", "org/other: the Hugging Face cache .* download it: hf download org/other"),
+        ("broken", "broken/tokenizer.json is no tokenizer"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["token-norm-dist --input-mean 5 --output-mean 5 --num-requests 1", "show f"])
+def test_what_is_no_tokenizer_is_named(
+    name: str, message: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    Path("broken").mkdir()
+    Path("broken/tokenizer.json").write_text('{"model": 5}')
+    assert re.match(message, refused(f"{kind} --tokenizer {name}"))
+
+
+# --- convert and show ---
+
+
+@pytest.fixture
+def sharegpt(tmp_path: Path) -> Path:
+    path = tmp_path / "ShareGPT.json"
+    texts = [
+        ("Why is the sky blue?", "It is the light, which air scatters."),
+        ("Hi", "Hi"),
+        ("Name the capital.", "Of?"),
+    ]
+    turns = [[{"from": "human", "value": prompt}, {"from": "gpt", "value": answer}] for prompt, answer in texts]
+    path.write_text(json.dumps([{"conversations": each} for each in turns]))
+    return path
+
+
+def test_sharegpt_is_converted_with_a_tokenizer(made: Any, sharegpt: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    answer = tokenizers.Tokenizer.from_file(f"{TINY}/tokenizer.json").encode("It is the light, which air scatters.")
+    first = {"task_id": 0, "prompt": "Why is the sky blue?", "output_tokens": len(answer.ids)}
+    assert made(f"convert {sharegpt} --tokenizer {TINY} --num-requests 1") == [first]
+
+
+def test_sharegpt_is_converted_with_a_length(made: Any, refused: Any, sharegpt: Path) -> None:
+    rows = made(f"convert {sharegpt} --output-mean 7")
+    assert [(row["prompt"], row["output_tokens"]) for row in rows] == [
+        ("Why is the sky blue?", 7),
+        ("Hi", 7),
+        ("Name the capital.", 7),
+    ]
+    assert refused(f"convert {sharegpt} --output-stdev 7", 2).startswith("--output-stdev needs --output-mean")
+    assert "counting needs a tokenizer" in refused(f"convert {sharegpt}", 2)
+
+
+def test_a_trace_is_converted_with_its_times(made: Any, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    rows = [{"timestamp": 1000 + 500 * n, "input_length": 600, "output_length": 4, "hash_ids": [1, n]} for n in (0, 1)]
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    first, second = made(f"convert {trace}")
+    assert (first["timestamp"], second["timestamp"]) == (0, 500)
+    assert first["input_ids"][:512] == second["input_ids"][:512]
+    assert first["input_ids"][512:] != second["input_ids"][512:]
+
+
+def test_a_file_is_replaced_only_by_a_whole_one(tmp_path: Path, refused: Any) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "a", "output_tokens": 5}\n"b"\n')
+    output.write_text("old")
+    assert refused(f"convert {source} --output {output}", 2).startswith("request 2 has no number of output tokens")
+    assert output.read_text() == "old"
+    assert dataset(f"--output {output} convert {source} --output-mean 3") == 0
+    assert len(output.read_text().splitlines()) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def test_standard_input_is_read(tmp_path: Path) -> None:
+    done = subprocess.run([*PROGRAM, "show", "-"], input='"abc"\n', capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("standard input: 1 requests")
+
+
+def test_show_counts_lengths_and_common_prefixes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "d.jsonl"
+    dataset(f"shared-prefix --prefix-len 64 --input-mean 36 --output-mean 5 --num-requests 4 --output {path}")
+    assert dataset(f"show {path}") == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{path}: 4 requests\n")
+    assert "input tokens   400    100   100  100  100  100  100" in printed
+    assert "output tokens  20     5     5    5    5    5    5" in printed
+    assert "48.0% of the input tokens are in a prefix that an earlier prompt has too" in printed
+
+
+def test_show_counts_the_characters_of_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text(
+        '{"timestamp": 5, "payload": {"prompt": "four"}}\n{"timestamp": 2505, "payload": {"prompt": "six"}}\n'
+    )
+    assert dataset(f"show {path}") == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{path}: 2 requests in 2.5 s\n")
+    assert "input characters  7" in printed
+    assert "input tokens" not in printed
+
+
+def test_help_needs_no_numpy() -> None:
+    program = "import sys, deepseek_triton_tools.cli.bench_dataset; print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    "line", ["token-norm-dist --input-mean 5 --output-mean 5 --num-requests 1", "convert f", "show f"]
+)
+def test_without_numpy_it_says_what_to_install(line: str, refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deepseek_triton_tools.cli.bench_dataset.find_spec", {}.get)
+    assert re.match(r"bench dataset needs numpy: pip install '\.\[bench\]'", refused(line))

@@ -1,0 +1,331 @@
+"""Datasets in files: each format, what is wrong with a line, too few requests, traces and ShareGPT."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepseek_triton_tools.bench.workload.bench_request import BenchRequest, Conversation
+from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions, NormalLengths
+from deepseek_triton_tools.bench.workload.dataset_rows import HASHED_BLOCK, parse_row
+from deepseek_triton_tools.bench.workload.dataset_writing import dataset_lines
+from deepseek_triton_tools.bench.workload.datasets import make_conversations
+from deepseek_triton_tools.bench.workload.token_ids import text_token_ids
+from deepseek_triton_tools.tool_errors import ToolError
+
+
+def count_words(texts: Sequence[str]) -> list[int]:
+    """As a server does it, which refuses an empty text."""
+    assert all(texts)
+    return [len(text.split()) for text in texts]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "requests.jsonl"
+
+
+def made(path: Path, rows: list[Any], num: int | None = None, **options: Any) -> list[Conversation]:
+    """The conversations of a file with these rows."""
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    return list(make_conversations(DatasetOptions(file=path, **options), num, text_token_ids()))
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"task_id": 0, "input_ids": [5, 6], "output_tokens": 7}, BenchRequest(prompt=(5, 6), output_tokens=7)),
+        ({"task_id": 0, "logits": [5, 6], "output_tokens": 7}, BenchRequest(prompt=(5, 6), output_tokens=7)),
+        ({"task_id": 0, "prompt": "why", "output_tokens": 7}, BenchRequest(prompt="why", output_tokens=7)),
+        ("why", BenchRequest(prompt="why")),
+        (
+            {"id": 3, "prompt": [9], "max_tokens": 4, "temperature": 0.5},
+            BenchRequest(prompt=(9,), output_tokens=4, fields={"temperature": 0.5}),
+        ),
+        (
+            {"timestamp": 900, "payload": {"text_input": "why", "max_tokens": 4, "stream": True, "min_tokens": 4}},
+            BenchRequest(prompt="why", output_tokens=4, at_s=0.0, fields={"min_tokens": 4}),
+        ),
+    ],
+)
+def test_a_row_of_each_tool_is_read(path: Path, row: Any, expected: BenchRequest) -> None:
+    assert made(path, [row]) == [(expected,)]
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ([], "expected an object with a prompt, got []"),
+        ({}, "expected one of input_ids, logits, prompt, text_input, input_length, got nothing"),
+        ({"task_id": 1, "output_tokens": 5}, "got task_id, output_tokens"),
+        ({"prompt": "a", "input_ids": [1]}, "expected only one of input_ids and prompt"),
+        ({"prompt": ""}, "prompt: expected a text or token ids, got ''"),
+        ({"prompt": "\ud800"}, "prompt: half of a surrogate pair can't be sent"),
+        ({"prompt": [1, True]}, "prompt: expected a text or token ids"),
+        ({"input_ids": "why"}, "input_ids: expected token ids, got 'why'"),
+        ({"input_ids": []}, "input_ids: expected token ids, got []"),
+        ({"input_ids": [-1]}, "input_ids: expected token ids, got [-1]"),
+        ({"input_ids": [2**31]}, "input_ids: expected token ids"),
+        ({"text_input": [1]}, "text_input: expected a text, got [1]"),
+        ({"messages": []}, "messages can't be sent as a prompt"),
+        ({"prompt": "a", "output_tokens": 0}, "output_tokens: expected a whole number from 1, got 0"),
+        ({"prompt": "a", "output_tokens": 1, "max_tokens": 1}, "expected only one of output_tokens and max_tokens"),
+        ({"prompt": "a", "temprature": 0}, "temprature"),
+        ({"prompt": "a", "temperature": "hot", "output_tokens": "5"}, "output_tokens: expected a whole number from 1"),
+        ({"prompt": "a", "temperature": "hot", "output_tokens": "5"}, "temperature"),
+        ({"prompt": "a", "timestamp": -1}, "timestamp: expected milliseconds from 0, got -1"),
+        ({"input_length": 0}, "input_length: expected a whole number from 1, got 0"),
+        ({"input_length": 1100, "hash_ids": [1]}, "hash_ids: expected 2 or more, one for each 512 tokens of"),
+        ({"input_length": 5, "hash_ids": [-1]}, "hash_ids: expected whole numbers from 0, got [-1]"),
+    ],
+)
+def test_a_wrong_row_is_named_with_its_line(
+    path: Path, row: Any, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ToolError, match=r"^1 of 2 lines of .*requests.jsonl are wrong$"):
+        made(path, ["fine", row])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{path} line 2: ")
+    assert problem in line
+
+
+def test_at_most_ten_problems_are_listed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path.write_text("fine?\n\n" * 12)
+    with pytest.raises(ToolError, match=r"12 of 12 lines of .* are wrong; the first 10 are listed"):
+        make_conversations(DatasetOptions(file=path), None, text_token_ids())
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" line ")[2].split(":")[0] for line in lines] == [str(2 * n + 1) for n in range(10)]
+    assert "not JSON" in lines[0]
+
+
+@pytest.mark.parametrize("content", ["", "\n", "[]"])
+def test_an_empty_file_is_refused(path: Path, content: str) -> None:
+    path.write_text(content)
+    with pytest.raises(ToolError, match="has no request"):
+        make_conversations(DatasetOptions(file=path, output=NormalLengths(4)), None, text_token_ids())
+
+
+def test_too_few_requests_are_repeated(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [request.prompt for (request,) in made(path, ["a", "b", "c"], 7)] == list("abcabca")
+    assert "has 3 requests: they are repeated until there are 7" in capsys.readouterr().err
+
+
+def test_the_first_of_too_many_requests_are_taken(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [str(number) for number in range(50)]
+    assert [request.prompt for (request,) in made(path, rows, 5)] == rows[:5]
+    shuffled = [request.prompt for (request,) in made(path, rows, 5, shuffle=True, seed=1)]
+    assert shuffled != [request.prompt for (request,) in made(path, rows, 5, shuffle=True, seed=2)]
+    assert shuffled == [request.prompt for (request,) in made(path, rows, 5, shuffle=True, seed=1)]
+    assert capsys.readouterr().err == ""
+
+
+def test_lengths_that_are_asked_for_replace_those_of_the_file(path: Path) -> None:
+    rows = [{"prompt": "a", "output_tokens": 5}] * 3
+    assert [request.output_tokens for (request,) in made(path, rows)] == [5] * 3
+    assert [request.output_tokens for (request,) in made(path, rows, output=NormalLengths(9))] == [9] * 3
+
+
+# --- Traces ---
+
+
+def hashed(at_ms: float, length: int, *hash_ids: int) -> dict[str, Any]:
+    return {"timestamp": at_ms, "input_length": length, "output_length": 52, "hash_ids": list(hash_ids)}
+
+
+def test_a_trace_keeps_its_times_and_its_common_prefixes(path: Path) -> None:
+    rows = [hashed(3000, 1400, 46, 47, 48), hashed(1000, 600, 46, 9), hashed(1500, 1024, 46, 47)]
+    (first,), (second,), (third,) = made(path, rows)
+    assert [first.at_s, second.at_s, third.at_s] == [0.0, 0.5, 2.0]
+    assert [len(request.prompt) for request in (first, second, third)] == [600, 1024, 1400]
+    assert first.output_tokens == 52
+    assert first.prompt[:HASHED_BLOCK] == third.prompt[:HASHED_BLOCK]
+    assert second.prompt == third.prompt[: 2 * HASHED_BLOCK]
+    assert first.prompt[HASHED_BLOCK:] != third.prompt[HASHED_BLOCK:600]
+
+
+def test_what_has_no_hash_is_in_no_other_prompt(path: Path) -> None:
+    """In some traces only whole blocks have one."""
+    (one,), (other,) = made(path, [hashed(0, 1500, 1, 2), hashed(1, 1500, 1, 2)])
+    assert len(one.prompt) == len(other.prompt) == 1500
+    assert one.prompt[:1024] == other.prompt[:1024]
+    assert one.prompt[1024:] != other.prompt[1024:]
+
+
+def test_a_trace_can_be_faster_and_cut(path: Path) -> None:
+    rows = [{"timestamp": at_ms, "input_length": 20} for at_ms in (5, 105, 205)]
+    found = made(path, rows, 2, speedup=4.0)
+    assert [request.at_s for (request,) in found] == pytest.approx([0, 0.025])
+    assert found[0][0].prompt != found[1][0].prompt
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 10**6), st.integers(1, 1300), st.lists(st.integers(0, 5), min_size=3, max_size=3)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_prompts_of_a_trace_agree_as_far_as_their_hashes(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, list[int]]]
+) -> None:
+    rows.sort(key=lambda row: row[0])
+    path = tmp_path_factory.getbasetemp() / "trace.jsonl"
+    found = made(path, [hashed(at_ms, length, *hash_ids) for at_ms, length, hash_ids in rows])
+    for (one,), (_, one_length, one_hashes) in zip(found, rows, strict=True):
+        assert len(one.prompt) == one_length
+        for (other,), (_, other_length, other_hashes) in zip(found, rows, strict=True):
+            blocks = next((n for n in range(3) if one_hashes[n] != other_hashes[n]), 3)
+            common = min(one_length, other_length, blocks * HASHED_BLOCK)
+            assert one.prompt[:common] == other.prompt[:common]
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "problem"),
+    [
+        (False, "only 1 of 2 lines have a timestamp"),
+        (True, "a trace keeps its order: leave out --shuffle"),
+    ],
+)
+def test_what_can_t_be_done_with_a_trace_is_refused(path: Path, shuffle: bool, problem: str) -> None:
+    with pytest.raises(ToolError, match=problem):
+        made(path, [hashed(0, 5, 1), {"prompt": "a"}], shuffle=shuffle)
+
+
+def test_only_a_trace_can_be_faster(path: Path) -> None:
+    with pytest.raises(ToolError, match=r"--trace-speedup: only with a trace, and .* has no timestamps"):
+        made(path, ["a"], speedup=2.0)
+
+
+def test_a_trace_is_not_repeated(path: Path) -> None:
+    with pytest.raises(ToolError, match=r"requests.jsonl is a trace of 1 requests, not 2, and not repeated"):
+        made(path, [hashed(0, 5, 1)], 2)
+
+
+def test_a_part_of_a_file_has_the_same_prompts(path: Path) -> None:
+    rows = [{"timestamp": n, "input_length": 50} for n in range(100)]
+    whole = made(path, rows)
+    found = make_conversations(DatasetOptions(file=path), None, text_token_ids())
+    part = found[1::2][10:12]
+    assert list(part) == [whole[21], whole[23]]
+    assert len(pickle.dumps(part)) < 1000
+
+
+def test_the_lines_of_the_page_are_read() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs/bench-datasets.md").read_text("utf-8")
+    lines = [line for line in re.findall(r"`(\{.*?\})`", page) if "conversations" not in line]
+    assert len(lines) == 4
+    for line in lines:
+        parse_row(line.encode())
+
+
+# --- ShareGPT ---
+
+
+def sharegpt(path: Path, *pairs: tuple[str, ...]) -> None:
+    people = ("human", "gpt", "human")
+    entries = [
+        {
+            "id": str(n),
+            "conversations": [{"from": who, "value": text} for who, text in zip(people, texts, strict=False)],
+        }
+        for n, texts in enumerate(pairs)
+    ]
+    path.write_text(json.dumps(entries, indent=1), "utf-8")
+
+
+def words(number: int) -> str:
+    return "word " * number
+
+
+def test_answers_of_sharegpt_give_the_lengths(path: Path) -> None:
+    sharegpt(path, (words(10), words(20), words(5)), (words(7),), (words(30), words(4)))
+    found = make_conversations(DatasetOptions(file=path), None, text_token_ids(), count_words)
+    assert list(found) == [
+        (BenchRequest(prompt=words(10), output_tokens=20),),
+        (BenchRequest(prompt=words(30), output_tokens=4),),
+    ]
+
+
+def test_what_benchmark_serving_leaves_out_is_left_out(path: Path) -> None:
+    pairs = [(3, 50), (4, 3), (1025, 5), (1000, 1049), (1000, 1048), (4, 4), (0, 9), (9, 0)]
+    sharegpt(path, *((words(prompt), words(answer)) for prompt, answer in pairs))
+    found = make_conversations(DatasetOptions(file=path), None, text_token_ids(), count_words)
+    assert [request.output_tokens for (request,) in found] == [1048, 4]
+    fixed = DatasetOptions(file=path, output=NormalLengths(2))
+    assert len(make_conversations(fixed, None, text_token_ids(), count_words)) == 4
+    assert len(make_conversations(fixed, None, text_token_ids())) == 6
+
+
+def test_sharegpt_in_random_order_is_as_in_benchmark_serving(path: Path) -> None:
+    """It shuffles what has an answer with Python's own generator, and then takes the first that are long enough."""
+    pairs = [(words(n % 7 + 2), words(n + 4)) for n in range(200)]
+    sharegpt(path, *pairs)
+    random.seed(0)
+    random.shuffle(pairs)
+    expected = [len(answer.split()) for prompt, answer in pairs if len(prompt.split()) >= 4]
+    found = make_conversations(DatasetOptions(file=path, shuffle=True), 80, text_token_ids(), count_words)
+    assert [request.output_tokens for (request,) in found] == expected[:80]
+
+
+def test_sharegpt_needs_a_tokenizer_or_lengths(path: Path) -> None:
+    sharegpt(path, ("a", "b"))
+    with pytest.raises(ToolError, match="counting needs a tokenizer; give one, or the number of output tokens"):
+        make_conversations(DatasetOptions(file=path), None, text_token_ids())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('[{"conversations": 5}, {}, 7]', "3 of 3 conversations"),
+        ('[{"conversations": [{"value": "a"}, {"value": 5}]}]', "1 of 1 conversations"),
+        ('[{"conversations": [{"value": "\\udfff"}, {"value": "a"}]}]', "1 of 1 conversations"),
+        ("[{", "is not JSON"),
+    ],
+)
+def test_what_is_no_sharegpt_is_refused(path: Path, content: str, message: str) -> None:
+    path.write_text(content)
+    with pytest.raises(ToolError, match=message):
+        make_conversations(DatasetOptions(file=path), None, text_token_ids(), count_words)
+
+
+# --- Writing ---
+
+some_requests = st.builds(
+    BenchRequest,
+    prompt=st.text(st.characters(codec="utf-8"), min_size=1)
+    | st.lists(st.integers(0, 2**31 - 1), min_size=1).map(tuple),
+    output_tokens=st.integers(1, 10**6),
+    fields=st.none() | st.just({"temperature": 0.5, "stop": ["a"]}),
+)
+
+
+def written(path: Path, requests: Sequence[BenchRequest]) -> list[Conversation]:
+    """Write requests, and read them again."""
+    path.write_text("\n".join(dataset_lines(requests)), "utf-8")
+    return list(make_conversations(DatasetOptions(file=path), None, text_token_ids()))
+
+
+@given(requests=st.lists(some_requests, min_size=1, max_size=5))
+def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory, requests: list[BenchRequest]) -> None:
+    path = tmp_path_factory.getbasetemp() / "written.jsonl"
+    assert written(path, requests) == [(request,) for request in requests]
+
+
+def test_times_are_written_too(path: Path) -> None:
+    requests = [BenchRequest(prompt="a", output_tokens=1, at_s=at_s) for at_s in (0.0, 0.25)]
+    assert written(path, requests) == [(request,) for request in requests]
+
+
+def test_a_request_without_a_length_can_t_be_written(path: Path) -> None:
+    with pytest.raises(ToolError, match="request 2 has no number of output tokens") as caught:
+        written(path, [BenchRequest(prompt="a", output_tokens=1), BenchRequest(prompt="b")])
+    assert caught.value.exit_code == 2

@@ -1,0 +1,215 @@
+"""The load processes against a real server that answers at a known pace. No test leans on how long something took."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from deepseek_triton_tools.bench.load.arrivals import due_times
+from deepseek_triton_tools.bench.load.bench_target import TargetSettings, spread
+from deepseek_triton_tools.bench.load.load_run import LoadProcesses, LoadProgress, LoadRun
+from deepseek_triton_tools.bench.load.load_settings import LoadPoint
+from deepseek_triton_tools.bench.workload.bench_request import BenchRequest, Conversation
+from deepseek_triton_tools.tool_errors import ToolError
+from support.paced_server import paced_server
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[LoadProcesses]:
+    """Two of them, because two must give the same records as one."""
+    with LoadProcesses(2) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with paced_server("--first-ms", "2", "--step-ms", "1", "--tokens", "3") as address:
+        yield address
+
+
+def target_of(address: str, endpoint: str = "triton-http", **more: object) -> TargetSettings:
+    url = f"http://{address}/v1" if endpoint == "openai" else f"http://{address}"
+    return TargetSettings(urls=(url,), endpoint=endpoint, model="tensorrt_llm", **more)
+
+
+def plain(number: int, tokens: int = 8, prompt: object = (5, 6, 7)) -> list[Conversation]:
+    return [(BenchRequest(prompt=prompt, output_tokens=tokens),) for _ in range(number)]
+
+
+def run(
+    processes: LoadProcesses,
+    target: TargetSettings,
+    point: LoadPoint,
+    conversations: list[Conversation],
+    **more: object,
+) -> LoadRun:
+    return processes.run(target, point, conversations, seed=1, **{"on_progress": lambda _: None, **more})
+
+
+@pytest.mark.parametrize("endpoint", ["triton-http", "openai"])
+def test_closed_loop_counts_every_token(processes, server, endpoint):
+    """Chunks hold three tokens, but for the last one of eight."""
+    point = LoadPoint(num_requests=20, num_warmup=4, concurrency=5)
+    found = run(processes, target_of(server, endpoint), point, plain(24))
+
+    assert [record.index for record in found.records] == list(range(4, 24))
+    for record in found.records:
+        assert (record.outcome, record.finish_reason, record.due_s) == ("completed", "length", None)
+        assert list(record.chunk_tokens) == [3, 3, 2]
+        assert (record.num_input_tokens, record.num_output_tokens) == (3, 8)
+        assert record.sent_s < record.chunk_s[0] <= record.chunk_s[-1] <= record.ended_s
+    assert not found.interrupted
+    assert found.delays_ms
+
+
+def test_a_closed_loop_never_has_more_under_way(processes, server):
+    found = run(processes, target_of(server), LoadPoint(num_requests=30, concurrency=3), plain(30)).records
+    moments = sorted([(record.sent_s, 1) for record in found] + [(record.ended_s, -1) for record in found])
+    under_way, most = 0, 0
+    for _, change in moments:
+        under_way += change
+        most = max(most, under_way)
+    assert most <= 3
+
+
+def test_chats_and_texts(processes, server):
+    point = LoadPoint(num_requests=2, concurrency=1)
+    for endpoint in ("triton-http", "openai"):
+        for chat in (False, True):
+            found = run(processes, target_of(server, endpoint, chat=chat), point, plain(2, prompt="Hello"))
+            assert {record.outcome for record in found.records} == {"completed"}, found.records
+
+
+def test_an_open_loop_sends_when_it_is_due(processes, server):
+    point = LoadPoint(num_requests=40, rate=200.0)
+    conversations = plain(40)
+    found = run(processes, target_of(server), point, conversations).records
+    assert [record.due_s for record in found] == due_times(point, conversations, 1)
+    assert all(record.sent_s >= record.due_s for record in found)
+
+
+def test_a_limit_makes_requests_due_later(processes, server):
+    """All are due at once, but two at a time are allowed: the waiting is not this client's lag."""
+    point = LoadPoint(num_requests=10, rate=math.inf, concurrency=2)
+    found = run(processes, target_of(server), point, plain(10)).records
+    assert sum(record.due_s > 0 for record in found) >= 8
+
+
+def test_a_trace_has_its_own_times(processes, server):
+    conversations = [(BenchRequest(prompt=(1,), output_tokens=2, at_s=at / 100),) for at in range(6)]
+    found = run(processes, target_of(server), LoadPoint(num_requests=6), conversations).records
+    assert [record.due_s for record in found] == [at / 100 for at in range(6)]
+
+
+def test_errors_inside_streams_are_failures():
+    with paced_server("--break-every", "4", "--first-ms", "1", "--step-ms", "1") as address, LoadProcesses(1) as one:
+        for endpoint, words in (("triton-http", "[E_INTERNAL] the engine has died"), ("openai", "the engine has died")):
+            found = run(one, target_of(address, endpoint), LoadPoint(num_requests=40, concurrency=4), plain(40)).records
+            failed = [record for record in found if record.outcome == "failed"]
+            assert len(failed) == 10
+            assert {record.error for record in failed} == {words}
+            assert all(len(record.chunk_s) == 1 for record in failed)
+
+
+def test_users_who_leave_are_cancelled_requests(processes):
+    with paced_server("--first-ms", "1", "--step-ms", "5000") as address:
+        point = LoadPoint(num_requests=6, concurrency=6, leave_share=1.0, leave_after_s=0.3)
+        found = run(processes, target_of(address), point, plain(6)).records
+    assert {record.outcome for record in found} == {"cancelled"}
+    assert sum(len(record.chunk_s) for record in found) > 0
+
+
+def test_the_answer_time_limit_fails_a_request(processes):
+    with paced_server("--first-ms", "1", "--step-ms", "60000") as address:
+        for endpoint in ("triton-http", "openai"):
+            settings = target_of(address, endpoint, timeout_s=0.5)
+            found = run(processes, settings, LoadPoint(num_requests=2, concurrency=2), plain(2)).records
+            assert {record.outcome for record in found} == {"failed"}, endpoint
+            assert all(record.error for record in found)
+
+
+def test_a_duration_repeats_the_dataset(processes, server):
+    point = LoadPoint(num_requests=4, concurrency=4, duration_s=0.5)
+    found = run(processes, target_of(server), point, plain(4)).records
+    assert len(found) > 4
+    assert {record.index for record in found} == {0, 1, 2, 3}
+    assert {record.outcome for record in found} == {"completed"}
+
+
+def test_turns_follow_the_text_so_far(processes, server):
+    """The paced server counts a prompt's ids. Its answers have no ids, which a real server's would add."""
+    conversation = tuple(BenchRequest(prompt=(1, 2), output_tokens=4, wait_s=0.01) for _ in range(3))
+    found = run(processes, target_of(server), LoadPoint(num_requests=2, concurrency=2), [conversation] * 2).records
+    assert [(record.index, record.turn, record.num_input_tokens) for record in found] == [
+        (index, turn, 2 * (turn + 1)) for index in range(2) for turn in range(3)
+    ]
+    for first, second in itertools.pairwise(found):
+        assert first.index != second.index or first.ended_s < second.sent_s
+
+
+def test_a_conversation_ends_with_a_failed_turn():
+    with paced_server("--break-every", "2", "--first-ms", "1") as address, LoadProcesses(1) as one:
+        conversation = tuple(BenchRequest(prompt="Hi", output_tokens=2) for _ in range(3))
+        found = run(one, target_of(address), LoadPoint(num_requests=1, concurrency=1), [conversation]).records
+    assert [record.outcome for record in found] == ["failed"]  # the first stream was the trial
+
+
+def test_a_server_that_is_not_there_is_told_before_the_run(processes):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        for endpoint in ("triton-http", "openai"):
+            with LoadProcesses(2) as two, pytest.raises(ToolError, match="the server can't be measured: http"):
+                run(two, target_of(address, endpoint), LoadPoint(num_requests=3, concurrency=3), plain(3))
+
+
+def test_ctrl_c_leaves_what_was_measured(processes):
+    interrupted = False
+
+    def interrupt(progress: LoadProgress) -> None:
+        nonlocal interrupted
+        if progress.inflight and not interrupted:
+            interrupted = True
+            raise KeyboardInterrupt
+
+    with paced_server("--first-ms", "1", "--step-ms", "20") as address:
+        point = LoadPoint(num_requests=1000, concurrency=4)
+        found = run(processes, target_of(address), point, plain(1000, tokens=10), on_progress=interrupt)
+    assert found.interrupted
+    assert 0 < len(found.records) < 1000
+    assert {record.outcome for record in found.records} >= {"cancelled"}
+
+
+def test_arrivals():
+    conversations = plain(20_000)
+    even = due_times(LoadPoint(num_requests=1, rate=100.0, burstiness=1000.0), conversations, 3)
+    poisson = due_times(LoadPoint(num_requests=1, rate=100.0), conversations, 3)
+    bursts = due_times(LoadPoint(num_requests=1, rate=100.0, burstiness=0.1), conversations, 3)
+    assert even is not None
+    assert poisson is not None
+    assert bursts is not None
+    for due in (even, poisson, bursts):
+        assert due == sorted(due)
+        assert due[-1] == pytest.approx(200, rel=0.1)
+    variations = [_variation(due) for due in (even, poisson, bursts)]
+    assert variations[0] < 0.05
+    assert variations[1] == pytest.approx(1, rel=0.05)
+    assert variations[2] == pytest.approx(math.sqrt(10), rel=0.1)
+
+
+def _variation(due: list[float]) -> float:
+    """The standard deviation of the gaps over their mean: 1 for a Poisson process."""
+    gaps = [later - earlier for earlier, later in itertools.pairwise(due)]
+    mean = sum(gaps) / len(gaps)
+    return math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) / mean
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 7, 64])
+@pytest.mark.parametrize("chunks", [1, 3, 64])
+def test_spread_loses_no_token(tokens, chunks):
+    assert sum(spread(tokens, chunks)) == tokens
+    assert len(spread(tokens, chunks)) == chunks

@@ -1,0 +1,113 @@
+"""The report's pictures in the terminal."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepseek_triton_tools.bench.measuring.figures import Distribution
+from deepseek_triton_tools.bench.report.report_points import ExpectedPoint, NamedResult
+from deepseek_triton_tools.bench.report.terminal_pictures import TextScale, show_pictures, terminal_pictures
+from support.made_up_bench import made_up_point, made_up_result
+
+ONE = NamedResult(name="one", result=made_up_result())
+OTHER = NamedResult(name="other", result=made_up_result([made_up_point(n, (1.3,)) for n in (1, 16, 256)]))
+
+
+def drawn(*results: NamedResult, columns: int = 80, is_colored: bool = False) -> list[str]:
+    return list(terminal_pictures(results, columns=columns, is_colored=is_colored))
+
+
+def test_every_load_is_marked_and_named_in_every_picture() -> None:
+    pareto, *latencies, names = drawn(ONE)
+
+    assert [picture.split(",")[0].strip() for picture in latencies] == ["TTFT p99", "TPOT p99", "E2EL p99"]
+    for picture in (pareto, *latencies):
+        assert picture.count("●") == 5
+        for label in ("●1", "●16", "●64", "●256"):
+            assert label in picture
+    assert names == "  ● one\n"
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_pictures_fit_the_width(columns: int) -> None:
+    for picture in drawn(ONE, OTHER, columns=columns):
+        assert max(map(len, picture.splitlines())) <= columns
+
+
+def test_each_result_has_a_mark_of_its_own_without_colours_too() -> None:
+    pareto, *_, names = drawn(ONE, OTHER)
+
+    assert (pareto.count("●"), pareto.count("▲")) == (5, 3)
+    assert names == "  ● one\n  ▲ other\n"
+
+
+def test_colours_only_where_asked_for() -> None:
+    assert "\x1b" not in "".join(drawn(ONE))
+    colored = drawn(ONE, is_colored=True)[0]
+    assert "\x1b[38;5;12m●256" in colored
+    plain = "\n".join(line.rstrip() for line in re.sub(r"\x1b\[[\d;]*m", "", colored).splitlines()) + "\n"
+    assert plain == drawn(ONE)[0]
+
+
+def test_expected_points_are_marked_where_throughput_is_per_gpu() -> None:
+    expected = [ExpectedPoint(name="published\x1b[2J", tps_user=60, tps_gpu=1200)]
+    pareto, *_, names = terminal_pictures([ONE], expected, columns=80, is_colored=False)
+    assert pareto.count("★") == 1
+    assert "★ expected: published\\x1b[2J" in names
+
+    unknown = NamedResult(name="unknown", result=made_up_result(gpus=None))
+    pareto, *_, names = terminal_pictures([unknown], expected, columns=80, is_colored=False)
+    assert "per server" in pareto
+    assert "★" not in pareto + names
+
+
+def test_a_single_load_has_one_picture_and_nothing_measured_has_none() -> None:
+    single = NamedResult(name="x", result=made_up_result([made_up_point(4)]))
+    assert len(drawn(single)) == 2
+    dead = NamedResult(name="x", result=made_up_result([made_up_point(4, completed=0)]))
+    assert drawn(dead) == []
+
+
+def test_a_latency_that_was_not_measured_has_no_picture() -> None:
+    points = [made_up_point(n, ttft_ms=Distribution()) for n in (1, 4)]
+    assert not any("TTFT" in picture for picture in drawn(NamedResult(name="x", result=made_up_result(points))))
+
+
+def test_a_pipe_gets_plain_pictures_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    show_pictures([ONE])
+
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_a_terminal_gets_its_width_and_no_color_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    show_pictures([ONE])
+    assert "\x1b[38;5;12m" in capsys.readouterr().out
+
+    monkeypatch.setenv("NO_COLOR", "1")
+    show_pictures([ONE])
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert 55 < max(map(len, printed.splitlines())) <= 60
+
+
+@given(st.lists(st.floats(1e-6, 1e9), min_size=1), st.booleans())
+def test_a_scale_holds_its_values_and_has_round_ticks(values: list[float], may_be_log: bool) -> None:
+    scale = TextScale.holding(values, may_be_log=may_be_log)
+
+    assert all(0 <= scale.at(value) < 1 for value in values)
+    assert 2 <= len(scale.ticks) <= (50 if scale.is_log else 7)
+    assert all(-1e-9 <= scale.at(tick) <= 1 + 1e-9 for tick in scale.ticks)
+    assert scale.ticks == sorted(scale.ticks)

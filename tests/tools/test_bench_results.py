@@ -1,0 +1,423 @@
+"""Results as files: our own, and those that other programs read."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+from array import array
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepseek_triton_tools.bench.load.load_settings import LoadPoint
+from deepseek_triton_tools.bench.measuring.figures import Distribution, MetricSummary, Slo
+from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
+from deepseek_triton_tools.bench.measuring.run_figures import run_figures, run_timeline
+from deepseek_triton_tools.bench.results.bench_result import BenchPoint, BenchResult, BenchRun
+from deepseek_triton_tools.bench.results.request_samples import read_samples, write_samples
+from deepseek_triton_tools.bench.results.result_csv import csv_text
+from deepseek_triton_tools.bench.results.result_files import read_result, write_result
+from deepseek_triton_tools.bench.results.serving_json import run_name, serving_document
+from deepseek_triton_tools.bench.results.serving_table import serving_table
+from deepseek_triton_tools.bench.results.trtllm_report import trtllm_document, trtllm_table
+from deepseek_triton_tools.tool_errors import ToolError
+
+RECORDS = (
+    RequestRecord(
+        index=0,
+        sent_s=0.0,
+        chunk_s=[0.5, 0.6, 0.8],
+        chunk_tokens=[1, 2, 1],
+        ended_s=1.0,
+        num_input_tokens=8,
+        num_output_tokens=4,
+    ),
+    RequestRecord(index=1, sent_s=0.5, ended_s=2.0, num_input_tokens=8, outcome="failed", error="overloaded: full"),
+)
+SLO = Slo(ttft_ms=600)
+FIGURES = run_figures(RECORDS, gpus=8, concurrency=2, slo=SLO)
+LOAD = LoadPoint(num_requests=2, concurrency=2)
+RESULT = BenchResult(
+    date="2026-01-31T12:00:05+00:00",
+    urls=("http://localhost:8000",),
+    endpoint="triton-http",
+    model="tensorrt_llm",
+    gpus=8,
+    dataset="token-norm-dist 8/4",
+    slo=SLO,
+    points=(BenchPoint(load=LOAD, runs=(BenchRun(figures=FIGURES, timeline=run_timeline(RECORDS, 4)),)),),
+    server={"engine": "simulated", "limits": {"max_batch_size": 8}},
+)
+
+_FINITE = st.floats(allow_nan=False, allow_infinity=False)
+_LOADS = st.builds(
+    LoadPoint,
+    num_requests=st.integers(1, 10**6),
+    concurrency=st.none() | st.integers(1, 10**4),
+    rate=st.none() | st.just(math.inf) | st.floats(0.001, 10**6),
+    burstiness=st.floats(0.01, 100),
+)
+_METRICS = st.builds(MetricSummary, first=_FINITE, last=_FINITE, mean=_FINITE, max=_FINITE)
+_RUNS = st.builds(
+    BenchRun,
+    figures=st.builds(
+        replace,
+        st.just(FIGURES),
+        ttft_ms=st.builds(Distribution, mean=_FINITE, count=st.integers(0)),
+        errors=st.dictionaries(st.text(), st.integers(1)),
+        goodput=st.none() | _FINITE,
+    ),
+    timeline=st.sampled_from([(), RESULT.points[0].runs[0].timeline]),
+    server_metrics=st.dictionaries(st.text(), _METRICS, max_size=3),
+)
+_RESULTS = st.builds(
+    BenchResult,
+    date=st.text(),
+    urls=st.lists(st.text()).map(tuple),
+    endpoint=st.text(),
+    model=st.text(),
+    gpus=st.none() | st.integers(1),
+    dataset=st.text(),
+    slo=st.builds(Slo, ttft_ms=st.none() | _FINITE),
+    points=st.lists(
+        st.builds(BenchPoint, load=_LOADS, runs=st.lists(_RUNS, min_size=1, max_size=2).map(tuple)), max_size=3
+    ).map(tuple),
+    server=st.dictionaries(st.text(), st.text() | st.integers() | st.lists(st.booleans())),
+)
+
+
+@given(_RESULTS)
+def test_a_result_is_read_as_it_was_written(tmp_path_factory, result) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    write_result(result, folder / "bench.json")
+    assert read_result(folder / "bench.json") == result == read_result(folder)
+
+
+def _edited(folder: Path, edit) -> Path:
+    """A bench.json whose document was changed by `edit`."""
+    path = folder / "bench.json"
+    write_result(RESULT, path)
+    document = json.loads(path.read_text())
+    edit(document)
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_fields_of_a_newer_version_are_passed_over(tmp_path) -> None:
+    assert read_result(_edited(tmp_path, lambda document: document.update(weather="mild"))) == RESULT
+
+
+def test_fields_with_a_default_may_lack(tmp_path) -> None:
+    def older(document):
+        del document["server"], document["points"][0]["runs"][0]["figures"]["peak_concurrency"]
+
+    assert read_result(_edited(tmp_path, older)).points[0].runs[0].figures.peak_concurrency == 0
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (lambda document: document.update(schema="deepseek-triton/bench/2"), "'deepseek-triton/bench/2'"),
+        (lambda document: document.pop("schema"), "its schema is None"),
+        (lambda document: document.pop("points"), "all of it: expected an object with points, got {"),
+        (lambda document: document.update(gpus="8"), "gpus: expected a whole number, got '8'"),
+        (lambda document: document.update(urls="http://a"), "urls: expected a list, got 'http://a'"),
+        (
+            lambda document: document["points"][0]["runs"][0]["figures"]["ttft_ms"].update(p50="fast"),
+            "points[0].runs[0].figures.ttft_ms.p50: expected a number, got 'fast'",
+        ),
+    ],
+    ids=["schema 2", "no schema", "no points", "gpus as text", "one url", "a word for a number"],
+)
+def test_what_bench_did_not_write_is_refused(edit, reason, tmp_path) -> None:
+    path = _edited(tmp_path, edit)
+    with pytest.raises(ToolError, match=rf"^{path}: expected what deepseek-triton bench writes, .*/1; ") as caught:
+        read_result(path)
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"3"])
+def test_a_file_of_another_kind_is_refused(content, tmp_path) -> None:
+    (tmp_path / "bench.json").write_bytes(content)
+    with pytest.raises(ToolError, match="expected what deepseek-triton bench writes"):
+        read_result(tmp_path)
+
+
+def test_a_file_that_is_not_there(tmp_path) -> None:
+    with pytest.raises(ToolError, match=r"bench\.json can't be read: No such file or directory"):
+        read_result(tmp_path)
+
+
+def test_a_result_that_cannot_be_written_leaves_the_old_one(tmp_path) -> None:
+    """JSON has no NaN."""
+    write_result(RESULT, tmp_path / "bench.json")
+    broken = replace(RESULT, server={"load": math.nan})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_result(broken, tmp_path / "bench.json")
+    assert read_result(tmp_path) == RESULT
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
+
+
+def test_a_folder_that_is_not_there(tmp_path) -> None:
+    with pytest.raises(ToolError, match=r"bench\.json can't be written: No such file or directory"):
+        write_result(RESULT, tmp_path / "nowhere/bench.json")
+
+
+# --- benchmark_serving and vllm bench serve ---
+
+READ_BY_OTHERS = {
+    *("date", "backend", "model_id", "tokenizer_id", "num_prompts", "duration", "completed", "failed"),
+    *("total_input_tokens", "total_output_tokens", "request_throughput", "output_throughput"),
+    *("total_token_throughput", "user_throughput", "request_rate", "burstiness", "max_concurrency"),
+    *("request_goodput", "request_goodput:"),
+    *(f"{of}_{name}_ms" for of in ("mean", "median", "std", "p99") for name in ("ttft", "tpot", "itl", "e2el")),
+}
+
+
+def test_the_document_of_a_run_has_the_keys_of_benchmark_serving() -> None:
+    document = serving_document(RESULT, LOAD, FIGURES)
+
+    assert set(document) >= READ_BY_OTHERS
+    assert document["date"] == "20260131-120005"
+    assert document["request_rate"] == "inf"
+    assert document["max_concurrency"] == 2
+    assert (document["completed"], document["failed"]) == (1, 1)
+    assert document["output_throughput"] == pytest.approx(4 / 2)
+    assert document["request_goodput"] == document["request_goodput:"] == 0.5
+    assert document["mean_itl_ms"] == pytest.approx(150)  # between chunks, as there; between tokens it is 100
+    json.dumps(document, allow_nan=False)
+
+
+def test_inferencex_can_compute_with_it() -> None:
+    """Its utils/process_result.py takes these, each `*_ms` as a number, and divides by each of the TPOT's."""
+    document = serving_document(RESULT, LOAD, FIGURES)
+
+    assert int(document["max_concurrency"]) == 2
+    assert float(document["total_token_throughput"]) > float(document["output_throughput"]) > 0
+    seconds = {key: float(value) / 1000 for key, value in document.items() if key.endswith("ms")}
+    assert len(seconds) == 28
+    interactivity = {key: 1000 / float(value) for key, value in document.items() if key == "mean_tpot_ms"}
+    assert interactivity["mean_tpot_ms"] == pytest.approx(10)
+
+
+def test_the_detailed_lists_have_an_entry_for_each_request() -> None:
+    document = serving_document(RESULT, LOAD, FIGURES, RECORDS)
+
+    assert document["input_lens"] == [8, 8]
+    assert document["output_lens"] == [4, 0]
+    assert document["ttfts"] == [0.5, 0.0]
+    assert document["itls"] == [pytest.approx([0.1, 0.2]), []]
+    assert document["e2els"] == [1.0, 0.0]
+    assert document["errors"] == ["", "overloaded: full"]
+    json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("load", "run", "name"),
+    [
+        (LoadPoint(num_requests=1, concurrency=4096), 0, "concurrency_4096"),
+        (LoadPoint(num_requests=1, concurrency=32), 2, "concurrency_32_run_3"),
+        (LoadPoint(num_requests=1, rate=2.5, concurrency=32), 0, "rate_2.5_concurrency_32"),
+        (LoadPoint(num_requests=1, rate=math.inf), 0, "rate_inf"),
+        (LoadPoint(num_requests=1), 0, "trace"),
+    ],
+)
+def test_files_are_named_after_the_load(load, run, name) -> None:
+    assert run_name(load, run) == name
+
+
+VLLM_TABLE = """\
+============ Serving Benchmark Result ============
+Successful requests:                     1
+Failed requests:                         1
+Maximum request concurrency:             2
+Benchmark duration (s):                  2.00
+Total input tokens:                      8
+Total generated tokens:                  4
+Request throughput (req/s):              0.50
+Request goodput (req/s):                 0.50
+Output token throughput (tok/s):         2.00
+Peak output token throughput (tok/s):    4.00
+Peak concurrent requests:                2.00
+Total token throughput (tok/s):          6.00
+---------------Time to First Token----------------
+Mean TTFT (ms):                          500.00
+Median TTFT (ms):                        500.00
+P99 TTFT (ms):                           500.00
+-----Time per Output Token (excl. 1st token)------
+Mean TPOT (ms):                          100.00
+Median TPOT (ms):                        100.00
+P99 TPOT (ms):                           100.00
+---------------Inter-token Latency----------------
+Mean ITL (ms):                           150.00
+Median ITL (ms):                         150.00
+P99 ITL (ms):                            199.00
+----------------End-to-end Latency----------------
+Mean E2EL (ms):                          1000.00
+Median E2EL (ms):                        1000.00
+P99 E2EL (ms):                           1000.00
+=================================================="""
+
+
+def test_the_table_of_vllm() -> None:
+    assert serving_table(LOAD, FIGURES) == VLLM_TABLE
+
+
+def test_vllms_table_of_an_open_loop_has_the_rate() -> None:
+    table = serving_table(LoadPoint(num_requests=2, rate=10), replace(FIGURES, goodput=None))
+    assert "Request rate configured (RPS):           10.00" in table
+    assert "concurrency:" not in table
+    assert "goodput" not in table
+
+
+# --- trtllm-bench ---
+
+
+def test_the_report_of_trtllm_bench() -> None:
+    document = trtllm_document(RESULT, FIGURES)
+
+    sections = "engine machine world_info request_info performance streaming_metrics decoding_stats dataset"
+    assert list(document) == sections.split()
+    performance = document["performance"]
+    assert performance["system_output_throughput_tok_s"] == pytest.approx(2.0)
+    assert performance["output_throughput_per_user_tok_s"] == pytest.approx(4.0)
+    assert performance["output_throughput_per_gpu_tok_s"] == pytest.approx(0.25)
+    assert set(performance["request_latency_percentiles_ms"]) == {
+        *("p50", "p90", "p95", "p99"),
+        *("minimum", "maximum", "average"),
+    }
+    assert document["request_info"]["avg_num_concurrent_requests"] == pytest.approx(0.5)
+    assert document["engine"]["backend"] == "simulated"
+    json.dumps(document, allow_nan=False)
+
+
+EXPECTED_B200 = """\
+===========================================================
+= PERFORMANCE OVERVIEW
+===========================================================
+Request Throughput (req/sec):                     21.0675
+Total Output Throughput (tokens/sec):             43146.2042
+Total Token Throughput (tokens/sec):              65100.6376
+Total Latency (ms):                               5443839.8140
+Average request latency (ms):                     332826.9898
+Per User Output Throughput [w/ ctx] (tps/user):   6.1806
+Per GPU Output Throughput (tps/gpu):              5393.2755
+"""
+"""NVIDIA's expected result of DeepSeek-R1-0528-FP4 on eight B200."""
+
+
+def test_the_table_can_be_laid_beside_the_published_ones() -> None:
+    published = replace(
+        FIGURES,
+        request_throughput=21.0675,
+        output_throughput=43146.2042,
+        total_token_throughput=65100.6376,
+        duration_s=5443.839814,
+        e2el_ms=replace(FIGURES.e2el_ms, mean=332826.9898),
+        user_throughput=6.1806,
+        output_throughput_per_gpu=5393.2755,
+        ttft_ms=Distribution(),
+    )
+    assert EXPECTED_B200 in trtllm_table(trtllm_document(RESULT, published))
+
+
+def test_the_table_of_a_stream_has_the_breakdowns() -> None:
+    lines = trtllm_table(trtllm_document(RESULT, FIGURES)).splitlines()
+
+    assert "Number of concurrent requests:  0.5000" in lines
+    assert "Average time-to-first-token [TTFT] (ms):          500.0000" in lines
+    assert "Per User Output Speed (tps/user):                 10.0000" in lines
+    assert "[TPOT] P99    : 100.0000" in lines
+    assert "[GTPS] AVERAGE: 10.0000" in lines
+    assert lines[-7:][0] == "[Latency] MINIMUM: 1000.0000"
+
+
+def test_without_a_number_of_gpus_there_is_no_line_for_one() -> None:
+    document = trtllm_document(replace(RESULT, gpus=None), replace(FIGURES, output_throughput_per_gpu=None))
+    assert "Per GPU" not in trtllm_table(document)
+
+
+# --- CSV and samples ---
+
+
+def test_csv_has_a_row_for_each_run() -> None:
+    run = RESULT.points[0].runs[0]
+    again = replace(run, figures=replace(FIGURES, goodput=None))
+    open_loop = BenchPoint(load=LoadPoint(num_requests=3, rate=math.inf), runs=(run,))
+    result = replace(RESULT, points=(replace(RESULT.points[0], runs=(run, again)), open_loop))
+    first, second, third = csv.DictReader(csv_text(result).splitlines())
+
+    assert [row["run"] for row in (first, second, third)] == ["1", "2", "1"]
+    assert [row["load"] for row in (first, third)] == ["concurrency 2", "rate inf"]
+    assert float(first["ttft_ms_p99"]) == pytest.approx(500)
+    assert float(first["output_throughput"]) == pytest.approx(2)
+    assert (first["goodput"], second["goodput"], first["rate"], third["rate"]) == ("0.5", "", "", "inf")
+    assert first.keys() == third.keys()
+
+
+_MICROSECONDS = st.integers(0, 10**9).map(lambda number: number / 10**6)
+_SAMPLES = st.builds(
+    RequestRecord,
+    index=st.integers(0),
+    due_s=st.none() | _MICROSECONDS,
+    sent_s=_MICROSECONDS,
+    chunk_s=st.lists(_MICROSECONDS).map(lambda times: array("d", times)),
+    chunk_tokens=st.lists(st.integers(1, 9)).map(lambda numbers: array("i", numbers)),
+    ended_s=_MICROSECONDS,
+    num_cached_tokens=st.none() | st.integers(0),
+    outcome=st.sampled_from(["completed", "failed", "cancelled"]),
+    finish_reason=st.none() | st.text(),
+    error=st.text(),
+)
+
+
+@given(st.lists(_SAMPLES), st.sampled_from(["requests.jsonl", "requests.jsonl.gz"]))
+def test_samples_are_read_as_they_were_written(tmp_path_factory, records, name) -> None:
+    path = tmp_path_factory.getbasetemp() / name
+    write_samples(records, path)
+    assert read_samples(path) == records
+
+
+def test_figures_of_samples_are_those_of_the_run(tmp_path) -> None:
+    write_samples(RECORDS, tmp_path / "requests.jsonl")
+    assert run_figures(read_samples(tmp_path / "requests.jsonl"), gpus=8, concurrency=2, slo=SLO) == FIGURES
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "list indices"),
+        ('{"index": 1}', "'chunk_s'"),
+        ('{"index": 1, "chunk_s": ["a"], "chunk_tokens": []}', "must be real number"),
+        ('{"chunk_s": [], "chunk_tokens": []}', "index"),
+        ('{"index": 1, "chunk_s": [], "chunk_tokens": [], "color": 1}', "color"),
+    ],
+)
+def test_a_sample_that_is_none_is_named(line, reason, tmp_path) -> None:
+    path = tmp_path / "requests.jsonl"
+    write_samples(RECORDS, path)
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(ToolError, match=rf"{path}, line 3: expected the record of a request; .*{reason}"):
+        read_samples(path)
+
+
+@pytest.mark.parametrize("content", [b"no gzip", b"", gzip.compress(b"{}\n" * 999)[:-12], gzip.compress(b"\xff")])
+def test_compressed_samples_that_are_damaged(content, tmp_path) -> None:
+    path = tmp_path / "requests.jsonl.gz"
+    path.write_bytes(content)
+    if content:
+        with pytest.raises(ToolError, match=r"requests\.jsonl\.gz"):
+            read_samples(path)
+    else:
+        assert read_samples(path) == []
+
+
+def test_samples_that_are_not_there(tmp_path) -> None:
+    with pytest.raises(ToolError, match="can't be read: No such file"):
+        read_samples(tmp_path / "requests.jsonl")

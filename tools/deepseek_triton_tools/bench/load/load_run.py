@@ -1,0 +1,200 @@
+"""Runs: load processes start together, tell how far they are, and give their records."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+
+from deepseek_triton_tools.bench.load.arrivals import due_times
+from deepseek_triton_tools.bench.load.bench_target import TargetSettings
+from deepseek_triton_tools.bench.load.load_job import (
+    JobDone,
+    JobProgress,
+    JobReady,
+    LoadJob,
+    StartRun,
+    StopRun,
+)
+from deepseek_triton_tools.bench.load.load_process import serve_jobs
+from deepseek_triton_tools.bench.load.load_settings import LoadPoint
+from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
+from deepseek_triton_tools.bench.workload.bench_request import Conversation
+from deepseek_triton_tools.tool_errors import ToolError
+
+_STREAMS_A_PROCESS = 256
+"""A process can read some 30,000 chunks a second."""
+_POLL_S = 0.2
+_HEAD_START_S = 0.2
+"""Seconds between the last process being ready and the start of the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadRun:
+    records: list[RequestRecord]
+    """Those of the measured requests, by their number. Ctrl-C leaves those that were sent by then."""
+    delays_ms: list[float]
+    """How late the processes' event loops woke up."""
+    interrupted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadProgress:
+    """A run under way, all processes together."""
+
+    elapsed_s: float
+    ended: int
+    total: int
+    failed: int
+    inflight: int
+    output_tokens: int
+
+
+def processes_for(point: LoadPoint) -> int:
+    """How many processes make this load well: one for every 256 streams, on half of the machine's cores at most."""
+    streams = point.concurrency or point.num_requests
+    return max(1, min(-(-streams // _STREAMS_A_PROCESS), (os.cpu_count() or 1) // 2))
+
+
+class LoadProcesses:
+    """The load processes of a sweep. They end with the block, and with the process that made them."""
+
+    def __init__(self, number: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            for _ in range(number):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=serve_jobs, args=(theirs,), daemon=True)
+                process.start()
+                theirs.close()
+                self._pipes.append(ours)
+                self._processes.append(process)
+            undo.pop_all()
+
+    def __enter__(self) -> LoadProcesses:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.terminate()
+            process.join()
+
+    def run(
+        self,
+        target: TargetSettings,
+        point: LoadPoint,
+        conversations: Sequence[Conversation],
+        *,
+        seed: int,
+        on_progress: Callable[[LoadProgress], None],
+    ) -> LoadRun:
+        """Send the conversations, of which the first `point.num_warmup` are not measured.
+
+        The first Ctrl-C ends the run early, the second raises KeyboardInterrupt.
+
+        :raises ToolError: when a server can't be asked at all, or a load process died. No further run is possible then.
+        """
+        jobs = self._jobs(target, point, conversations, seed)
+        pipes = self._pipes[: len(jobs)]
+        for pipe, job in zip(pipes, jobs, strict=True):
+            pipe.send(job)
+        ready = [_receive(pipe) for pipe in pipes]
+        problems = [each.problem for each in ready if isinstance(each, JobReady) and each.problem]
+        if problems:
+            raise ToolError(f"the server can't be measured: {problems[0]}")
+        start = time.monotonic() + _HEAD_START_S
+        for pipe in pipes:
+            pipe.send(StartRun(at=start))
+        total = len(conversations)
+        done, interrupted = self._collect(pipes, start, total, on_progress)
+        records = sorted((record for each in done for record in each.records), key=lambda each: (each.index, each.turn))
+        delays = [delay for each in done for delay in each.delays_ms]
+        return LoadRun(records=records, delays_ms=delays, interrupted=interrupted)
+
+    def _jobs(
+        self, target: TargetSettings, point: LoadPoint, conversations: Sequence[Conversation], seed: int
+    ) -> list[LoadJob]:
+        """Deal the conversations and the places out to the processes in turn."""
+        number = len(self._pipes)
+        if point.concurrency is not None:
+            number = min(number, point.concurrency)
+        number = min(number, len(conversations))
+        due = due_times(point, conversations, seed)
+        chance = random.Random(seed)
+        leaving = {index for index in range(len(conversations)) if chance.random() < point.leave_share}
+        return [
+            LoadJob(
+                target=target,
+                conversations=conversations[process::number],
+                indices=range(process, len(conversations), number),
+                due_s=None if due is None else due[process::number],
+                num_warmup=point.num_warmup,
+                leaving=leaving,
+                leave_after_s=point.leave_after_s,
+                concurrency=None if point.concurrency is None else len(range(process, point.concurrency, number)),
+                duration_s=point.duration_s,
+            )
+            for process in range(number)
+        ]
+
+    def _collect(
+        self, pipes: list[Connection], start: float, total: int, on_progress: Callable[[LoadProgress], None]
+    ) -> tuple[list[JobDone], bool]:
+        done: list[JobDone] = []
+        latest = dict.fromkeys(pipes, JobProgress())
+        working = set(pipes)
+        interrupted = False
+        while working:
+            try:
+                for pipe in wait(list(working), timeout=_POLL_S):
+                    assert isinstance(pipe, Connection)
+                    message = _receive(pipe)
+                    if isinstance(message, JobDone):
+                        working.remove(pipe)
+                        done.append(message)
+                        latest[pipe] = message.last
+                    elif isinstance(message, JobProgress):
+                        latest[pipe] = message
+                on_progress(_together(latest.values(), time.monotonic() - start, total))
+            except KeyboardInterrupt:
+                if interrupted:
+                    raise
+                interrupted = True
+                for pipe in working:
+                    pipe.send(StopRun())
+        return done, interrupted
+
+
+def _receive(pipe: Connection) -> object:
+    try:
+        return pipe.recv()
+    except (EOFError, OSError) as error:
+        raise ToolError("a process that sends the requests has died; is memory short?") from error
+
+
+def _together(parts: Iterable[JobProgress], elapsed_s: float, total: int) -> LoadProgress:
+    parts = list(parts)
+    return LoadProgress(
+        elapsed_s=max(0.0, elapsed_s),
+        ended=sum(part.ended for part in parts),
+        total=total,
+        failed=sum(part.failed for part in parts),
+        inflight=sum(part.inflight for part in parts),
+        output_tokens=sum(part.output_tokens for part in parts),
+    )

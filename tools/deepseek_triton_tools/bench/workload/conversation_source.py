@@ -1,0 +1,44 @@
+"""Where the conversations of a sweep's runs come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from deepseek_triton_tools.bench.workload.bench_request import Conversation
+from deepseek_triton_tools.bench.workload.dataset_files import TokenCounter, first_conversations, read_conversations
+from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions
+from deepseek_triton_tools.bench.workload.random_conversations import RandomConversations
+from deepseek_triton_tools.generating.prompt_sources import file_name
+
+
+@dataclass(frozen=True)
+class RandomSource:
+    """Other prompts for each seed, so that no prefix cache knows them from the run before."""
+
+    options: DatasetOptions
+    vocabulary: range
+
+    def __call__(self, number: int, seed: int) -> Sequence[Conversation]:
+        return RandomConversations(replace(self.options, seed=seed), number, self.vocabulary)
+
+
+class FileSource:
+    """The first conversations of a file, which is read once."""
+
+    def __init__(
+        self, options: DatasetOptions, vocabulary: range, count_tokens: TokenCounter, most: int | None
+    ) -> None:
+        """See `read_conversations`. Raises ToolError when the file can't be used."""
+        assert options.file is not None
+        self._name = file_name(options.file)
+        self._found = read_conversations(options.file, options, vocabulary, count_tokens, most)
+        first = self._found[0][0]
+        self.is_trace = first.at_s is not None
+        self.is_text = isinstance(first.prompt, str)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __call__(self, number: int, seed: int) -> Sequence[Conversation]:
+        return first_conversations(self._found, number, self._name)

@@ -1,0 +1,97 @@
+"""Which requests `bench` sends: the lengths of random prompts, or a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:  # numpy takes longer than the rest of --help
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class NormalLengths:
+    """Lengths in tokens that are distributed normally, at least 1; all are the same without `stdev`."""
+
+    mean: int
+    stdev: int = 0
+
+    def draw(self, num: int, seed: int) -> NDArray[np.int64]:
+        """Return the lengths that TensorRT-LLM's prepare_dataset.py draws for this seed: its generator, rounded up."""
+        import numpy as np
+
+        drawn: NDArray[np.float64] = np.random.RandomState(seed).normal(self.mean, self.stdev, num)
+        return np.ceil(drawn).clip(1).astype(np.int64)
+
+    def __str__(self) -> str:
+        return f"{self.mean}±{self.stdev}" if self.stdev else str(self.mean)
+
+
+@dataclass(frozen=True, slots=True)
+class UniformLengths:
+    """Lengths in tokens from `least` to `most`, both included."""
+
+    least: int
+    most: int
+
+    def draw(self, num: int, seed: int) -> NDArray[np.int64]:
+        """Return the lengths that TensorRT-LLM's prepare_dataset.py draws for this seed."""
+        import numpy as np
+
+        return np.random.default_rng(seed).integers(self.least, self.most + 1, num)
+
+    def __str__(self) -> str:
+        return f"{self.least}-{self.most}"
+
+
+Lengths: TypeAlias = NormalLengths | UniformLengths
+
+DEFAULT_INPUT_LEN, DEFAULT_OUTPUT_LEN = 1024, 128
+"""The defaults of `vllm bench serve`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetOptions:
+    """Random prompts, or the requests of `file`. The same options give the same requests."""
+
+    file: Path | None = None
+    shuffle: bool = False
+    """Take the file's requests in random order. Not for a trace."""
+    speedup: float = 1.0
+    """By how much faster a trace is replayed."""
+    input: Lengths = NormalLengths(DEFAULT_INPUT_LEN)
+    """Random prompts: the tokens that follow the prefix."""
+    output: Lengths | None = None
+    """Tokens to generate. None: those that the file says, and 128 with random prompts."""
+    prefix_len: int = 0
+    """Tokens that begin every prompt of a group."""
+    num_prefixes: int = 1
+    """Number of groups."""
+    turns: int = 1
+    """Number of requests in each conversation."""
+    later_input: Lengths | None = None
+    """Tokens that the user adds in each turn after the first. None: as `input`."""
+    think_s: float = 0.0
+    """Seconds between an answer and the next turn."""
+    seed: int = 0
+    """Below 2^32, which is numpy's limit."""
+
+    @property
+    def random_output(self) -> Lengths:
+        """Tokens to generate for random prompts."""
+        return self.output or NormalLengths(DEFAULT_OUTPUT_LEN)
+
+    @property
+    def label(self) -> str:
+        """The dataset in a few words, for tables."""
+        if self.file is not None:
+            return self.file.name if self.output is None else f"{self.file.name}, output {self.output}"
+        parts = [f"random {self.input}/{self.random_output}"]
+        if self.prefix_len:
+            groups = f"{self.num_prefixes} prefixes" if self.num_prefixes > 1 else "a prefix"
+            parts.append(f"{groups} of {self.prefix_len}")
+        if self.turns > 1:
+            parts.append(f"{self.turns} turns")
+        return ", ".join(parts)

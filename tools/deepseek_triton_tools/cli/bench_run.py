@@ -1,0 +1,375 @@
+"""`deepseek-triton bench run`: send requests at given loads, and print and write what was measured."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from deepseek_triton_client import SamplingParams
+from deepseek_triton_tools.bench.load.load_settings import LoadPoint
+from deepseek_triton_tools.bench.measuring.figures import Slo
+from deepseek_triton_tools.bench.presets.published_runs import PRESETS
+from deepseek_triton_tools.bench.presets.published_runs import preset as published_preset
+from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions, NormalLengths
+from deepseek_triton_tools.cli.bench_dataset_options import add_dataset_options, dataset_options
+from deepseek_triton_tools.cli.client_options import DEFAULT_MODEL, add_server_options, client_settings
+from deepseek_triton_tools.cli.parsing import Verbs, add_json, add_verb, duration, number, path, positive, words
+from deepseek_triton_tools.cli.sampling_options import assigned
+from deepseek_triton_tools.cli.slo_option import slo
+from deepseek_triton_tools.pages import install_extra
+from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader
+from deepseek_triton_tools.terminal.tables import is_terminal, paragraph, show
+from deepseek_triton_tools.tool_errors import InstallationError, ToolError
+
+if TYPE_CHECKING:  # numpy and aiohttp take longer than the rest of --help
+    from deepseek_triton_build import Plan
+    from deepseek_triton_tools.bench.load.bench_target import TargetSettings
+    from deepseek_triton_tools.bench.presets.bench_preset import BenchPreset
+    from deepseek_triton_tools.bench.results.bench_result import BenchResult
+    from deepseek_triton_tools.bench.sweep import Sweep
+    from deepseek_triton_tools.bench.workload.bench_request import Conversation
+
+_DEFAULT_CONCURRENCY = 16
+_DEFAULT_ROUNDS = 5
+_DEFAULT_NUM_PROMPTS = 100
+"""Requests of an open loop."""
+_TABLES = ("ours", "vllm", "trtllm-bench")
+_SET_BY_PRESETS = (
+    *("concurrency", "rate", "num_prompts", "rounds", "duration", "warmup"),
+    *("isl", "osl", "input_stdev", "output_stdev", "range_ratio", "prefix_len", "num_prefixes", "turns", "later_isl"),
+)
+
+
+def add_run_form(forms: Verbs) -> None:
+    verb = add_verb(forms, "run", "send requests at given loads, and show what was measured")
+    verb.usage = "%(prog)s URL... [options]"
+    verb.runs(
+        _run,
+        "deepseek-triton bench http://localhost:8000 --concurrency 1,8,64 --isl 1024 --osl 128 --output bench",
+        "deepseek-triton bench http://localhost:9000/v1 --rate 2,4,8 --num-prompts 200 --slo ttft=500,tpot=30",
+        notes="URL is a Triton server (http:// or grpc://), or an OpenAI endpoint, whose path ends in /v1. Several\n"
+        "servers get requests in turn. docs/bench.md has more; docs/bench-figures.md defines every figure.",
+    )
+    verb.add_argument("urls", nargs="+", type=words, metavar="URL", help="the server; several are asked in turn")
+    add_json(verb, "docs/bench-figures.md")
+    published = verb.add_argument_group("published runs")
+    help_text = "send what a guide's benchmark sends, and show its figures beside; the names stand below"
+    published.add_argument("--preset", type=words, metavar="NAME", help=help_text)
+    help_text = "all requests of the preset on a simulated server too (default there: a steady load of minutes)"
+    published.add_argument("--full", action="store_true", help=help_text)
+    verb.names = _preset_names
+    _add_load(verb.add_argument_group("load"))
+    add_dataset_options(verb)
+    _add_requests(verb.add_argument_group("requests"))
+    _add_results(verb.add_argument_group("results"))
+    server = verb.add_argument_group("server")
+    help_text = "what answers there (default: openai if the URL's path ends in /v1, else triton)"
+    server.add_argument("--endpoint", choices=("triton", "openai"), help=help_text)
+    help_text = "read a server's metrics here; may be repeated; none: don't (default: port 8002 of Triton)"
+    server.add_argument("--metrics-url", action="append", type=words, metavar="URL", help=help_text)
+    add_server_options(server)
+
+
+def _preset_names() -> str:
+    width = max(map(len, PRESETS))
+    lines = [f"  {name:{width}}  {each.title}" for name, each in PRESETS.items()]
+    return "\n".join(["presets (docs/bench-presets.md):", *lines, ""])
+
+
+def _add_load(group: argparse._ArgumentGroup) -> None:
+    help_text = "requests under way at once, each number in turn (default: 16)"
+    group.add_argument("--concurrency", type=_numbers, metavar="N,N", help=help_text)
+    help_text = "requests a second, each rate in turn; inf: all at once; --concurrency is then a limit"
+    group.add_argument("--rate", "--request-rate", type=_rates, metavar="R,R", help=help_text)
+    help_text = "1: Poisson arrivals (default); below 1 they come in bursts, above 1 evenly"
+    group.add_argument("--burstiness", type=_above_zero, default=1.0, metavar="X", help=help_text)
+    help_text = "requests to measure at each load (default: 5 for each of --concurrency; all of a file)"
+    group.add_argument("--num-prompts", "--num-requests", type=positive, metavar="N", help=help_text)
+    help_text = "measure K requests for each one of --concurrency"
+    group.add_argument("--rounds", type=positive, metavar="K", help=help_text)
+    help_text = "send nothing after S seconds; the requests are repeated as needed"
+    group.add_argument("--duration", type=duration, metavar="S", help=help_text)
+    help_text = "requests before the measured ones, at the same pace (default: none)"
+    group.add_argument("--warmup", type=number, default=0, metavar="N", help=help_text)
+    help_text = "measure each load R times, for an interval of confidence (default: 1)"
+    group.add_argument("--repeat", type=positive, default=1, metavar="R", help=help_text)
+    help_text = "percentage of requests that the client leaves early (default: 0)"
+    group.add_argument("--cancel", "--request-cancellation-rate", type=_percentage, metavar="P", help=help_text)
+    help_text = "seconds after which these are left (default: 1)"
+    group.add_argument("--cancel-after", "--request-cancellation-delay", type=duration, metavar="S", help=help_text)
+    help_text = "processes that send (default: one for 256 streams, on half of the cores at most)"
+    group.add_argument("--processes", type=positive, metavar="N", help=help_text)
+
+
+def _add_requests(group: argparse._ArgumentGroup) -> None:
+    help_text = "send prompts as chat messages; they need text, so not with random prompts"
+    group.add_argument("--chat", action="store_true", help=help_text)
+    help_text = "generate all tokens of the output length (default: if prompts are token ids)"
+    group.add_argument("--ignore-eos", action=argparse.BooleanOptionalAction, help=help_text)
+    help_text = "a sampling field of every request, such as temperature=0; may be repeated"
+    group.add_argument("--set", action="append", type=words, default=[], metavar="NAME=VALUE", help=help_text)
+    group.add_argument("--timeout", type=duration, metavar="S", help="seconds for an answer (default: no limit)")
+
+
+def _add_results(group: argparse._ArgumentGroup) -> None:
+    help_text = "write bench.json, report.html, figures.csv, one JSON for each run, requests.jsonl.gz there"
+    group.add_argument("--output", type=path, metavar="FOLDER", help=help_text)
+    help_text = "GPUs of all servers together, for TPS/GPU (default: what the server says)"
+    group.add_argument("--gpus", type=positive, metavar="N", help=help_text)
+    help_text = "limits in ms for goodput, such as ttft=500,tpot=30; also itl, e2el"
+    group.add_argument("--slo", type=slo, default=Slo(), metavar="LIMITS", help=help_text)
+    help_text = "lay the limits of a plan beside what was measured: options of `plan`, in quotes"
+    group.add_argument("--against", type=words, metavar="PLAN", help=help_text)
+    group.add_argument("--picture", action=argparse.BooleanOptionalAction, help="draw pictures (default: of a sweep)")
+    help_text = "print the tables of another tool: vllm or trtllm-bench (default: ours)"
+    group.add_argument("--table", choices=_TABLES, default="ours", help=help_text)
+
+
+def _run(args: argparse.Namespace) -> int:
+    for name in ("aiohttp", "numpy", "plotext", "plotly", "uvloop"):
+        if find_spec(name) is None:
+            raise InstallationError(f"bench needs {name}: {install_extra('bench')}")
+    from deepseek_triton_tools.bench.output_folder import OutputFolder
+    from deepseek_triton_tools.bench.report.report_page import report_warnings
+    from deepseek_triton_tools.bench.report.report_points import NamedResult
+    from deepseek_triton_tools.bench.run_progress import RunProgress
+    from deepseek_triton_tools.bench.sweep import SweepStep, sweep_result, sweep_steps
+
+    planned = None if args.against is None else _planned(args.against)
+    sweep = _sweep(args)
+    output = None if args.output is None else OutputFolder(args.output)
+    progress = RunProgress()
+    steps: list[SweepStep] = []
+    for step in sweep_steps(sweep, progress.show):
+        progress.end(step)
+        if not steps:
+            for problem in step.problems:
+                complain(problem)
+        steps.append(step)
+        if output is not None:
+            output.write(sweep_result(sweep, steps), step.load, step.number, step.measured.records)
+    result = sweep_result(sweep, steps)
+    with to_reader():
+        _print(args, result, planned)
+    for warning in report_warnings([NamedResult(name=result.model, result=result)]):
+        complain(warning)
+    if output is not None:
+        complain(f"written to {args.output}: {output.summary}")
+    if steps[-1].measured.interrupted:
+        complain("interrupted: the last figures are of what was measured by then")
+        return 130
+    return 0 if any(run.figures.completed for point in result.points for run in point.runs) else 1
+
+
+def _sweep(args: argparse.Namespace) -> Sweep:
+    """Raises ToolError for options that don't go together, and when the server can't be asked."""
+    from deepseek_triton_tools.bench.server_facts import model_facts, token_counts
+    from deepseek_triton_tools.bench.sweep import Sweep
+    from deepseek_triton_tools.bench.workload.conversation_source import FileSource, RandomSource
+    from deepseek_triton_tools.bench.workload.token_ids import text_token_ids
+
+    published = None if args.preset is None else published_preset(args.preset)
+    options = dataset_options(args) if published is None else _preset_dataset(args, published)
+    if args.chat and options.file is None:
+        raise ToolError("--chat: random prompts are token ids, and a chat needs text; give --dataset", exit_code=2)
+    target = _target(args)
+    facts = model_facts(target)
+    loads = published and list(published.loads(short=bool(facts.get("simulation")) and not args.full))
+    vocabulary = text_token_ids(facts.get("vocab_size"))
+    is_text = False
+    if options.file is None:
+        source: Callable[[int, int], Sequence[Conversation]] = RandomSource(options, vocabulary)
+        points = loads or _points(args, None, is_trace=False)
+    else:
+        most = args.num_prompts + args.warmup if args.num_prompts else None
+        source = in_file = FileSource(options, vocabulary, partial(token_counts, target), most)
+        points = loads or _points(args, len(in_file), is_trace=in_file.is_trace)
+        is_text = in_file.is_text
+    if args.ignore_eos if args.ignore_eos is not None else published is not None or not is_text:
+        target = replace(target, fields={"ignore_eos": True, **target.fields})
+    return Sweep(
+        target=target,
+        points=points,
+        repeat=args.repeat,
+        conversations=source,
+        dataset=options.label,
+        gpus=args.gpus or (published.gpus if published else None),
+        slo=args.slo,
+        metrics_urls=_metrics_urls(args, target),
+        processes=args.processes,
+        seed=args.seed,
+        preset=args.preset or "",
+        command=shlex.join(["deepseek-triton", *sys.argv[1:]]),
+        server=facts,
+    )
+
+
+def _preset_dataset(args: argparse.Namespace, published: BenchPreset) -> DatasetOptions:
+    """Return the preset's dataset, or the prompts of --dataset with answers of its length. Raises ToolError."""
+    misplaced = [name for name in _SET_BY_PRESETS if getattr(args, name) not in (None, 0)]
+    if misplaced:
+        given = ", ".join(f"--{name.replace('_', '-')}" for name in misplaced)
+        raise ToolError(f"{given}: not with --preset, which says it itself", exit_code=2)
+    options = replace(dataset_options(args), output=NormalLengths(published.output_tokens))
+    return options if options.file is not None else replace(options, input=NormalLengths(published.input_tokens))
+
+
+def _metrics_urls(args: argparse.Namespace, target: TargetSettings) -> Sequence[str]:
+    from deepseek_triton_tools.bench.measuring.server_metrics import usual_metrics_urls
+
+    if args.metrics_url == ["none"]:
+        return ()
+    return args.metrics_url or usual_metrics_urls(target.urls, target.endpoint)
+
+
+def _target(args: argparse.Namespace) -> TargetSettings:
+    from deepseek_triton_tools.bench.load.bench_target import TargetSettings
+    from deepseek_triton_tools.bench.server_facts import endpoint_of, first_openai_model
+
+    endpoint = endpoint_of(args.urls, args.endpoint)
+    token = client_settings(args)["token"]
+    token = token() if callable(token) else token
+    model = args.model
+    if endpoint == "openai" and model == DEFAULT_MODEL:
+        model = first_openai_model(args.urls[0], token)
+    fields = dict(map(assigned, args.set))
+    if endpoint != "openai":
+        SamplingParams(**fields)  # refuses what is wrong before anything is sent
+    return TargetSettings(
+        urls=tuple(args.urls),
+        endpoint=endpoint,
+        model=model,
+        model_version=args.model_version,
+        chat=args.chat,
+        fields=fields,
+        timeout_s=args.timeout,
+        token=token,
+        ca=args.ca,
+        certificate=args.cert,
+        key=args.key,
+    )
+
+
+def _points(args: argparse.Namespace, in_file: int | None, *, is_trace: bool) -> list[LoadPoint]:
+    """Return a point for each concurrency and rate; for a trace without either, one at its own times.
+
+    :param in_file: the number of conversations in the dataset's file.
+    """
+    concurrencies = args.concurrency or [None]
+    rates = args.rate or [None]
+    if args.rounds and not args.concurrency:
+        raise ToolError("--rounds: only with --concurrency", exit_code=2)
+    if args.rounds and args.num_prompts:
+        raise ToolError("--rounds and --num-prompts: give one of them", exit_code=2)
+    if not args.concurrency and not args.rate and not is_trace:
+        concurrencies = [_DEFAULT_CONCURRENCY]
+    return [
+        LoadPoint(
+            num_requests=_num_requests(args, concurrency, in_file),
+            num_warmup=args.warmup,
+            concurrency=concurrency,
+            rate=rate,
+            burstiness=args.burstiness,
+            duration_s=args.duration,
+            leave_share=(args.cancel or 0.0) / 100,
+            leave_after_s=1.0 if args.cancel_after is None else args.cancel_after,
+        )
+        for rate in rates
+        for concurrency in concurrencies
+    ]
+
+
+def _num_requests(args: argparse.Namespace, concurrency: int | None, in_file: int | None) -> int:
+    number: int = args.num_prompts or (args.rounds or _DEFAULT_ROUNDS) * (concurrency or 0) or _DEFAULT_NUM_PROMPTS
+    if in_file is not None and not args.num_prompts and not args.rounds:
+        number = max(1, in_file - int(args.warmup))
+    return number
+
+
+def _planned(options: str) -> Plan:
+    """Make the plan of the options of `plan`. Raises ToolError, and BuildError for a plan that can't work."""
+    from deepseek_triton_build import make_plan
+    from deepseek_triton_tools.cli.main import program_parser
+    from deepseek_triton_tools.cli.plan_request import plan_request
+
+    args, unknown = program_parser(["plan"]).parse_known_args(["plan", *shlex.split(options)])
+    if unknown:
+        raise ToolError(f"--against: unrecognized options of plan: {' '.join(unknown)}", exit_code=2)
+    return make_plan(plan_request(args))
+
+
+def _print(args: argparse.Namespace, result: BenchResult, planned: Plan | None) -> None:
+    from deepseek_triton_tools.bench.against_plan import against_plan
+    from deepseek_triton_tools.bench.presets.published_table import published_table
+    from deepseek_triton_tools.bench.report.report_points import NamedResult
+    from deepseek_triton_tools.bench.report.terminal_pictures import show_pictures
+    from deepseek_triton_tools.bench.results.result_files import result_document
+    from deepseek_triton_tools.bench.results.result_tables import result_note, result_tables
+    from deepseek_triton_tools.bench.results.serving_table import serving_table
+    from deepseek_triton_tools.bench.results.trtllm_report import trtllm_document, trtllm_table
+
+    if args.json:
+        print_json(result_document(result))
+        return
+    if args.table == "ours":
+        for table in result_tables(result):
+            show(table)
+        print(paragraph(result_note(result), indent=""))
+    if args.preset is not None:
+        show(published_table(published_preset(args.preset), result))
+    if planned is not None:
+        show(against_plan(planned, result))
+    for point in result.points:
+        for run in point.runs:
+            if args.table == "vllm":
+                print(serving_table(point.load, run.figures))
+            elif args.table == "trtllm-bench":
+                print(trtllm_table(trtllm_document(result, run.figures)))
+    if args.picture if args.picture is not None else is_terminal() and len(result.points) > 1:
+        show_pictures([NamedResult(name=result.preset or result.model, result=result)])
+
+
+# --- Types of values ---
+
+
+def _number_above_zero(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if value > 0 else None
+
+
+def _above_zero(text: str) -> float:
+    value = _number_above_zero(text)
+    if value is None or math.isinf(value):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r:.100}")
+    return value
+
+
+def _percentage(text: str) -> float:
+    value = _number_above_zero(text)
+    if value is None or value > 100:
+        raise argparse.ArgumentTypeError(f"expected a percentage above 0, up to 100, got {text!r:.100}")
+    return value
+
+
+def _rates(text: str) -> list[float]:
+    values = [_number_above_zero(part) for part in text.split(",")]
+    if None in values:
+        raise argparse.ArgumentTypeError(f"expected requests a second, such as 0.5,2,8 or inf, got {text!r:.100}")
+    return [value for value in values if value is not None]
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [positive(part) for part in text.split(",")]
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"expected whole numbers from 1, such as 1,8,64, got {text!r:.100}") from error
