@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import yaml
 from lm_eval import simple_evaluate
@@ -258,6 +261,28 @@ def test_without_data_one_line_says_where_to_get_it(task: str, capsys: pytest.Ca
     assert len(lines) == 2
     assert "--data" in lines[0]
     assert "--data empty: expected" in lines[1]
+
+
+def test_data_comes_from_the_hugging_face_cache_where_there_is_no_network(tmp_path: Path) -> None:
+    """The cache is made as a download makes it: Arrow files under the dataset's name."""
+    made = tmp_path / "made"
+    files = {split: str(DATA / f"gsm8k/{split}.jsonl") for split in ("train", "test")}
+    datasets.load_dataset("json", data_files=files, cache_dir=str(made))
+    [info] = made.glob("json/*/*/*/dataset_info.json")
+    cached = tmp_path / "home/datasets/openai___gsm8k/main/0.0.0" / info.parent.name
+    shutil.copytree(info.parent, cached)
+    named = (cached / info.name).read_text("utf-8").replace('"config_name": "default"', '"config_name": "main"')
+    (cached / info.name).write_text(named.replace('"dataset_name": "json"', '"dataset_name": "gsm8k"'), "utf-8")
+    for file in cached.glob("json-*.arrow"):
+        file.rename(cached / file.name.replace("json-", "gsm8k-"))
+
+    with RecordedServer(recorded_answer) as server:
+        run = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "eval", server.url, "--task", "gsm8k"]
+        offline = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run(run, env=offline, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert len(server.prompts) == len(RECORDED)
+    assert done.stderr.splitlines() == ["loading lm-eval, which takes up to ten seconds"]
 
 
 def test_own_questions_in_every_form() -> None:
