@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,8 @@ class RecordedServer(FakeServer):
         """
         super().__init__()
         self._answer_to = answer_to
+        self.hold = threading.Event()
+        """For answers that wait until the test sets it."""
         self._said = {"finish_reason": "stop", "num_input_tokens": 5, "num_output_tokens": 3, **said}
         self.info = {"name": name, "checkpoint": name, "engine": "tensorrt_llm", "engine_version": "1.2.1"}
         self.answer = self._answered

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import yaml
 from lm_eval import simple_evaluate
@@ -256,6 +263,28 @@ def test_without_data_one_line_says_where_to_get_it(task: str, capsys: pytest.Ca
     assert "--data empty: expected" in lines[1]
 
 
+def test_data_comes_from_the_hugging_face_cache_where_there_is_no_network(tmp_path: Path) -> None:
+    """The cache is made as a download makes it: Arrow files under the dataset's name."""
+    made = tmp_path / "made"
+    files = {split: str(DATA / f"gsm8k/{split}.jsonl") for split in ("train", "test")}
+    datasets.load_dataset("json", data_files=files, cache_dir=str(made))
+    [info] = made.glob("json/*/*/*/dataset_info.json")
+    cached = tmp_path / "home/datasets/openai___gsm8k/main/0.0.0" / info.parent.name
+    shutil.copytree(info.parent, cached)
+    named = (cached / info.name).read_text("utf-8").replace('"config_name": "default"', '"config_name": "main"')
+    (cached / info.name).write_text(named.replace('"dataset_name": "json"', '"dataset_name": "gsm8k"'), "utf-8")
+    for file in cached.glob("json-*.arrow"):
+        file.rename(cached / file.name.replace("json-", "gsm8k-"))
+
+    with RecordedServer(recorded_answer) as server:
+        run = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "eval", server.url, "--task", "gsm8k"]
+        offline = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run(run, env=offline, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert len(server.prompts) == len(RECORDED)
+    assert done.stderr.splitlines() == ["loading lm-eval, which takes up to ten seconds"]
+
+
 def test_own_questions_in_every_form() -> None:
     rows = [
         {"question": "2 + 2?", "answer": 4, "scorer": "number"},
@@ -325,6 +354,53 @@ def test_answers_of_another_model_are_not_taken(capsys: pytest.CaptureFixture[st
         eval_(server, *options, code=1)
         assert "name was 'deepseek-r1' and is 'deepseek-v3'" in capsys.readouterr().err
         eval_(server, *options, "--overwrite")
+
+
+def test_a_group_of_tasks_is_reported_task_by_task() -> None:
+    for name in ("capitals_chat", "capitals_completion"):
+        text = (TASKS / f"{name}.yaml").read_text("utf-8")
+        data = f"dataset_kwargs:\n  data_files:\n    test: {TASKS / 'capitals.jsonl'}\n"
+        Path(f"{name}.yaml").write_text(text + data)
+    Path("capitals.yaml").write_text("group: capitals\ntask: [capitals_chat, capitals_completion]\n")
+    with RecordedServer(lambda prompt: " Paris" if "France" in prompt else " Rome") as server:
+        eval_(server, "--task-file", "capitals.yaml")
+    found = summary("capitals")
+    values = {score["name"]: score["value"] for score in found["scores"]}
+    assert values["capitals_completion exact_match,none"] == 20
+    assert (found["score"], found["num_questions"]) == (10, 20)
+
+
+@pytest.mark.parametrize("text", ["task: [", "- a", "task: x\ndataset_path: json\n"])
+def test_a_file_that_is_no_task_is_one_line(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("wrong.yaml").write_text(text)
+    with RecordedServer(str) as server:
+        eval_(server, "--task-file", "wrong.yaml", code=1)
+    assert "lm-eval can't load wrong" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_run_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+    def slow(prompt: str) -> str:
+        if len(server.prompts) > 5:
+            server.hold.wait(60)
+        return recorded_answer(prompt)
+
+    options = ["--task", "gsm8k", "--data", str(DATA / "gsm8k"), "--concurrency", "1"]
+    with RecordedServer(slow) as server:
+        run = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "eval", server.url, *options]
+        process = subprocess.Popen(run, stderr=subprocess.PIPE, text=True)
+        kept = tmp_path / "eval-gsm8k/answers.jsonl"
+        while process.poll() is None and (not kept.exists() or kept.read_text().count("\n") < 6):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, printed = process.communicate(timeout=60)
+        server.hold.set()
+        assert process.returncode == 130
+        assert "the same command goes on" in printed
+        assert "Traceback" not in printed
+    with RecordedServer(recorded_answer) as server:
+        eval_(server, *options)
+        assert len(server.prompts) == len(RECORDED) - 5
+    assert summary("gsm8k")["kept"] == 5
 
 
 def test_likelihood_is_refused_with_the_engines_reason(capsys: pytest.CaptureFixture[str]) -> None:

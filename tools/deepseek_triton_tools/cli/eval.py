@@ -24,7 +24,7 @@ tasks, with trtllm-eval's prompts and limits where it has them:
 {_LISTED}
 
 The data of gsm8k, mmlu and gpqa_diamond is not part of this project: --data names your copy; without it, it is taken
-from the Hugging Face cache, or downloaded.
+from the Hugging Face cache, or downloaded. Sampling options win over the task's own settings, which are greedy.
 
 exit codes: 0 scored; 1 it failed, questions got no answer, or with --fail-below-band the score is too low;
 2 wrong command line. docs/eval.md has more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
@@ -12,8 +13,8 @@ Row = dict[str, Any]
 @dataclass(frozen=True, kw_only=True)
 class EvaluationTask:
     name: str
-    config: dict[str, Any] | str
-    """The task as lm-eval takes it: keys and values, or the path of a YAML file."""
+    config: dict[str, Any] | Path
+    """The task as lm-eval takes it: keys and values, or a YAML file."""
     metrics: tuple[str, ...] = ()
     """lm-eval's names, such as "exact_match,strict-match", of those whose mean is the score; none: all of them."""
     is_cut: bool = False

@@ -18,7 +18,7 @@ from deepseek_triton_tools.evaluation.harness_model import HarnessModel
 from deepseek_triton_tools.evaluation.kept_answers import KeptAnswers, open_answers
 from deepseek_triton_tools.evaluation.pass_bands import PassBand, bands_of, verdicts
 from deepseek_triton_tools.evaluation.tasks.gpqa_task import gpqa_diamond
-from deepseek_triton_tools.evaluation.tasks.gsm8k_task import gsm8k
+from deepseek_triton_tools.evaluation.tasks.gsm8k_task import LM_EVAL_SEED, gsm8k
 from deepseek_triton_tools.evaluation.tasks.mmlu_task import mmlu
 from deepseek_triton_tools.evaluation.tasks.own_questions import own_questions
 from deepseek_triton_tools.evaluation.tasks.tiny_task import tiny
@@ -62,7 +62,7 @@ def run_evaluation(options: EvaluationOptions) -> int:
     server can't be had.
     """
     SamplingParams(**options.fields)  # a wrong field is refused before anything is loaded
-    lm_eval_run.require_lm_eval()
+    lm_eval_run.prepare()
     info = asyncio.run(_describe(options.connect))
     name = str(info.get("name") or options.model)
     bands = () if options.task is None else bands_of(options.task, name, chat=options.chat)
@@ -70,9 +70,9 @@ def run_evaluation(options: EvaluationOptions) -> int:
         raise ToolError(
             f"--fail-below-band: no accuracy of {name} is published for this task and form; name one with --pass-at"
         )
-    lm_eval_run.load_lm_eval()
     task = _task(options)
     _make_folder(options.output)
+    lm_eval_run.load_lm_eval()
     server = {fact: info[fact] for fact in _SERVER_FACTS if fact in info} or {"name": options.model}
     with open_answers(options.output / "answers.jsonl", server, overwrite=options.overwrite) as kept:
         model = lm_eval_run.lm_class()(
@@ -110,8 +110,14 @@ def _task(options: EvaluationOptions) -> EvaluationTask:
     if options.task_file is not None:
         if not options.task_file.is_file():
             raise ToolError(f"--task-file {options.task_file}: there is no such file", exit_code=2)
-        path = str(options.task_file.resolve())
-        return EvaluationTask(name=options.task_file.stem, config=path, limit=limit, num_fewshot=shots)
+        return EvaluationTask(
+            name=options.task_file.stem,
+            config=options.task_file.resolve(),
+            limit=limit,
+            num_fewshot=shots,
+            fewshot_seed=LM_EVAL_SEED,
+            multiturn=True,
+        )
     if options.task == "gsm8k":
         return gsm8k(options.data, num_fewshot=shots, limit=limit, like_lm_eval=options.like_lm_eval)
     if options.task == "mmlu":
@@ -142,9 +148,9 @@ def _summary(
     bands: tuple[PassBand, ...],
     info: Mapping[str, Any],
 ) -> EvaluationSummary:
-    title = next(iter(results.get("groups", {})), None) or next(iter(results["results"]))
-    scores, breakdown = scores_in(results["results"][title], task.metrics)
-    score = sum(one.value for one in scores) / len(scores)
+    scores, breakdown = scores_in(results, task.metrics)
+    percent = [one.value for one in scores if one.is_percent]
+    score = sum(percent) / len(percent) if percent else None
     num_questions = sum(counts["effective"] for counts in results["n-samples"].values())
     engine = " ".join(str(info[fact]) for fact in ("engine", "engine_version") if info.get(fact))
     return EvaluationSummary(
@@ -155,7 +161,7 @@ def _summary(
         num_questions=num_questions,
         scores=scores,
         score=score,
-        verdicts=verdicts(bands, score, num_questions, pass_at=options.pass_at),
+        verdicts=() if score is None else verdicts(bands, score, num_questions, pass_at=options.pass_at),
         truncated=model.truncated,
         thought=model.thought,
         failed=len(model.failed),
