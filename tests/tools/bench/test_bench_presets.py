@@ -100,6 +100,7 @@ def test_an_unknown_preset_is_refused_with_the_nearest():
 def test_published_figures_stand_beside_the_mean_of_repeated_runs():
     table = published_table(preset(LATENCY), result_of(LoadPoint(num_requests=10, concurrency=1), 12.0, 14.0))
     assert cells(table)["concurrency 1", "latency, ms"] == ("12,945.94", "13,000.00", "+0.4%")
+    assert cells(table)["concurrency 1", "requests/s"] == ("0.0772", "0.0774", "+0.2%")
     assert ("concurrency 1", "TTFT, ms") not in cells(table)  # not published
     assert "texts of your own" in table.title
 

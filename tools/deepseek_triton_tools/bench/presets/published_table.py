@@ -66,8 +66,8 @@ def published_table(preset: BenchPreset, result: BenchResult) -> Table:
         (
             figure.load,
             figure.name,
-            f"{figure.published:,.2f}",
-            f"{figure.measured:,.2f}",
+            _number(figure.published),
+            _number(figure.measured),
             f"{100 * figure.deviation:+.1f}%",
         )
         for figure in compared_figures(preset, result)
@@ -76,6 +76,10 @@ def published_table(preset: BenchPreset, result: BenchResult) -> Table:
     return Table(
         title=title, headings=("load", "figure", "published", "measured", "deviation"), rows=rows, is_grid=True
     )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.2f}" if value >= 1 else f"{value:.4f}"
 
 
 def _notes(preset: BenchPreset, result: BenchResult) -> Iterator[str]:
