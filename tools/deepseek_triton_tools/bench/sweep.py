@@ -124,7 +124,11 @@ def _bench_run(
     )
     delay_ms = float(np.percentile(measured.delays_ms, 99)) if measured.delays_ms else 0.0
     bins = min(_MOST_BINS, max(_LEAST_BINS, round(figures.duration_s)))
-    return BenchRun(figures=replace(figures, client_delay_ms=delay_ms), timeline=run_timeline(measured.records, bins))
+    return BenchRun(
+        figures=replace(figures, client_delay_ms=delay_ms),
+        timeline=run_timeline(measured.records, bins),
+        server_metrics=server_metrics,
+    )
 
 
 def _name(point: LoadPoint, repeated: int, repeat: int, position: int, total: int) -> str:
