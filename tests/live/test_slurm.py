@@ -12,6 +12,7 @@ import pytest
 
 from support.hosts import Host
 from support.launched import Launched, last_words
+from support.servers import build
 from support.slurm import Slurm
 from support.waiting import wait_for
 
@@ -86,3 +87,30 @@ def test_a_worker_that_is_killed_while_loading_is_named_and_the_job_fails(
     assert slurm.wait(job) == ("FAILED", "137:0"), slurm.explain(log)
     assert "rank 9 on node2 ended by signal 9 (phase: prefetching the checkpoint)" in last_words(log.read_text())
     assert_nothing_is_left()
+
+
+def test_a_benchmark_is_one_job_with_its_dataset_and_a_log_of_each_rank(slurm, launched, tmp_path):
+    """The programs of TensorRT-LLM are replaced by scripts that say how they were called."""
+    folder = build(tmp_path / "bench", "deepseek-r1", "--gpu", "h100", "--gpus", "16", "--format", "trtllm-bench")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in {
+        "trtllm-bench": f'echo "$SLURM_STEP_NUM_TASKS: $*" >> {folder}/dataset.txt',
+        "trtllm-llmapi-launch": 'echo "rank $SLURM_PROCID: $*"',
+    }.items():
+        (programs / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (programs / name).chmod(0o755)
+    environment = {**launched.environment, "PATH": f"{programs}:{launched.environment['PATH']}", "IMAGE": ""}
+
+    submit = ("sbatch", "--parsable", "--chdir", str(folder), str(folder / "bench.slurm"), "--streaming")
+    job = slurm(*submit, env=environment).strip()
+
+    assert slurm.wait(job) == ("COMPLETED", "0:0"), slurm.explain(folder / f"bench-{job}.log")
+    (made,) = (folder / "dataset.txt").read_text().splitlines()
+    assert made.startswith("1: --model deepseek-ai/DeepSeek-R1 prepare-dataset ")
+    logs = {path.name: path.read_text() for path in folder.glob(f"bench-{job}-*.log")}
+    assert logs.keys() == {f"bench-{job}-{rank}.log" for rank in range(16)}
+    for rank in range(16):
+        said = logs[f"bench-{job}-{rank}.log"]
+        assert said.startswith(f"rank {rank}: trtllm-bench --model deepseek-ai/DeepSeek-R1 throughput ")
+        assert said.endswith(" --streaming\n")
