@@ -53,7 +53,7 @@ class BenchPreset:
     real_text: bool = False
     """Whether the figures depend on real prompts, as those of speculative decoding do."""
     note: str = ""
-    """What to know before comparing figures."""
+    """To be read before figures are compared."""
 
     def loads(self, *, short: bool) -> tuple[LoadPoint, ...]:
         """Return the points of the sweep, as published or shortened for the simulated engine. A point that has no
