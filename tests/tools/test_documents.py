@@ -23,10 +23,12 @@ from deepseek_launcher.main import _parser as launcher_parser
 from deepseek_triton_client import InvalidRequest
 from deepseek_triton_client.testing import FakeServer
 from deepseek_triton_tools._version import __version__
+from deepseek_triton_tools.bench.results.result_files import write_result
 from deepseek_triton_tools.cli.main import VERBS, main, program_parser
 from deepseek_triton_tools.launching.launch_forms import LAUNCH_FORMS
 from support.check_faults import write_weights
 from support.documents import PAGES, ROOT, Snippet, commands, read, snippets
+from support.made_up_bench import made_up_result
 
 README = read("README.md")
 
@@ -232,6 +234,8 @@ def test_the_commands_of_a_page_work_in_their_order(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     write_weights(tmp_path / "models/DeepSeek-R1")
+    (tmp_path / "result").mkdir()
+    write_result(made_up_result(), tmp_path / "result/bench.json")
     typed = commands(page)
     if BUILDS_R1 in read(page):
         typed = [*(command for command in commands("docs/getting-started.md") if "build" in command.argv), *typed]

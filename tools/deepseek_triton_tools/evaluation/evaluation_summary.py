@@ -1,4 +1,4 @@
-"""What a run says at its end: the scores, the verdict and what to know about them. For people, and as JSON."""
+"""The end of a run: the scores, the verdict and what to know about them. For people, and as JSON."""
 
 from __future__ import annotations
 

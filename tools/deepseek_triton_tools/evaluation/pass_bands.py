@@ -10,7 +10,7 @@ from typing import Any
 
 _FILE = Path(__file__).with_name("pass_bands.yaml")
 _ALPHA_QUANTILE = 1.645
-"""Of the normal distribution: one in twenty runs of an equal model fails."""
+"""A quantile of the normal distribution: one in twenty runs of an equal model fails."""
 _SIGMA = 50.0
 """Percent: the standard deviation of one answer that is right half the time, the largest there is."""
 

@@ -26,7 +26,7 @@ class PresetPoint:
     load: LoadPoint
     """The published one."""
     short: LoadPoint | None = None
-    """Takes its place on the simulated engine, which then has a steady load for two minutes at most."""
+    """Takes its place on the simulated engine, with as many users and fewer requests."""
     published: PublishedFigures | None = None
 
     def describes(self, load: LoadPoint) -> bool:
@@ -48,12 +48,10 @@ class BenchPreset:
     """The options of `deepseek-triton build` that make the server of the run."""
     simulated: str | None = None
     """The simulated engine's preset that stands for that server; None: it has none."""
-    speed: float = 1.0
-    """How many times as fast as the deployment the simulated engine is to run for the shortened load."""
     real_text: bool = False
     """Whether the figures depend on real prompts, as those of speculative decoding do."""
     note: str = ""
-    """What to know before comparing figures."""
+    """To be read before figures are compared."""
 
     def loads(self, *, short: bool) -> tuple[LoadPoint, ...]:
         """Return the points of the sweep, as published or shortened for the simulated engine. A point that has no

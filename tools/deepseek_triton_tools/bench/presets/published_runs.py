@@ -1,7 +1,6 @@
 """The presets of `bench --preset`, by name. Each number stands in the document that `source` names.
 
-The shortened loads hold a steady load on the simulated engine at the preset's `speed`, whose figures a test compares
-with the published ones.
+A test runs the shortened loads on the simulated deployments, and compares their figures with the published ones.
 """
 
 from __future__ import annotations
@@ -101,7 +100,6 @@ PRESETS: dict[str, BenchPreset] = {
         gpus=8,
         server="nvidia/DeepSeek-R1-0528-FP4 --gpu b200 --profile throughput --isl 1024 --osl 2048 --concurrency 7168",
         simulated="b200x8-r1-0528-fp4-fp8kv-max-throughput",
-        speed=8.0,
     ),
     "r1-b200-max-throughput": BenchPreset(
         title="R1 in FP4 with a 16-bit KV cache on 8 x B200, 3,072 users",
@@ -123,7 +121,6 @@ PRESETS: dict[str, BenchPreset] = {
         gpus=8,
         server="deepseek-r1 --gpu b200 --profile throughput --isl 1024 --osl 2048 --concurrency 3072",
         simulated="b200x8-r1-fp4-max-throughput",
-        speed=8.0,
     ),
     "r1-h200-min-latency": BenchPreset(
         title="R1 in FP8 on 8 x H200, one user",
@@ -165,7 +162,6 @@ PRESETS: dict[str, BenchPreset] = {
         gpus=8,
         server="deepseek-r1 --gpu h200 --profile throughput --isl 1024 --osl 2048 --concurrency 1024",
         simulated="h200x8-r1-fp8-max-throughput",
-        speed=8.0,
     ),
     "r1-sweep": BenchPreset(
         title="R1-0528 with 32 to 4,096 users, five requests for each",

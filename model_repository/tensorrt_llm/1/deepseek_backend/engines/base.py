@@ -153,7 +153,7 @@ class Capabilities:
     version: str = ""
     """Version of the engine's package; "" where it has none."""
     simulation: Mapping[str, Any] | None = None
-    """What the pace is made of, where it is simulated: "preset", a name or None, and "speed"."""
+    """The pace of a simulated engine: "preset", a name or None, and "speed". None for a real one."""
     call_form: str = ""
     """Name of the form in `request.call_forms` in which the model writes calls of tools, where its chat template can't
     tell."""
