@@ -24,6 +24,8 @@ import uvloop
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 _DEFAULT_TOKENS = 16
+_INFO = json.dumps({"name": "paced", "checkpoint": "paced", "max_seq_len": 65536})
+"""What the task "describe" answers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +60,10 @@ class PacedServer(asyncio.Protocol):
         self._body += body
 
     def on_message_complete(self) -> None:
-        if b"completions" in self._path or self._path.endswith(b"generate_stream"):
+        if b'"describe"' in self._body:
+            event = b"data: %b\n\n" % json.dumps({"model_info": _INFO, "finish_reason": "stop"}).encode()
+            self._transport.write(_HEAD + b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
+        elif b"completions" in self._path or self._path.endswith(b"generate_stream"):
             self._begin(json.loads(bytes(self._body)))
         elif self._path.endswith(b"/ready") or self._path.endswith(b"/live"):
             self._write_whole(b"200 OK", b"")
