@@ -242,6 +242,7 @@ def test_gpqa_asks_and_scores_as_trtllm_eval_does() -> None:
         assert [line[:3] for line in sky[3:]] == ["A) ", "B) ", "C) ", "D) "]
         assert server.requests[-1].params.max_tokens == 32768
         assert all(request.messages for request in server.requests if "task" not in request.body)
+    assert {sample["arguments"][0][0][0]["role"] for sample in samples("gpqa_diamond")} == {"user"}
     found = summary("gpqa_diamond")
     assert found["score"] == pytest.approx(200 / 3)
     [verdict] = found["verdicts"]
