@@ -7,10 +7,11 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_client import AsyncClient, InvalidRequest, ModelNotFound, SamplingParams
+from deepseek_triton_client import AsyncClient, InvalidRequest, ModelNotFound, Retries, SamplingParams
 from deepseek_triton_tools.evaluation import lm_eval_run
 from deepseek_triton_tools.evaluation.conversation_text import conversation_in
 from deepseek_triton_tools.evaluation.evaluation_summary import EvaluationSummary, scores_in
@@ -26,13 +27,16 @@ from deepseek_triton_tools.evaluation.tasks.tiny_task import tiny
 from deepseek_triton_tools.terminal.output_streams import complain, to_reader
 from deepseek_triton_tools.tool_errors import ToolError
 
+_ROUNDS = 20
+"""Attempts for a question that the server was too full for, or not there: about a minute."""
 _SERVER_FACTS = ("name", "checkpoint", "engine", "engine_version")
 """Facts of `describe` that the answers depend on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
-    connect: Callable[[], AsyncClient]
+    connect: Callable[..., AsyncClient]
+    """Takes further settings of the client."""
     model: str
     """The model's name on the server."""
     task: str | None
@@ -77,7 +81,7 @@ def run_evaluation(options: EvaluationOptions) -> int:
     server = {fact: info[fact] for fact in _SERVER_FACTS if fact in info} or {"name": options.model}
     with open_answers(options.output / "answers.jsonl", server, overwrite=options.overwrite) as kept:
         model = lm_eval_run.lm_class()(
-            options.connect,
+            partial(options.connect, retries=Retries(attempts=_ROUNDS)),
             kept,
             info,
             fields=options.fields,
