@@ -129,6 +129,14 @@ def safe_name(name: str) -> str:
     return name if name.isprintable() and len(name) <= 200 else short_repr(name)
 
 
+def enroot_image(image: str) -> str:
+    """Return a container's name in the form of Slurm's pyxis: [USER@][REGISTRY#]IMAGE[:TAG], or a squashfs file."""
+    registry, slash, rest = image.partition("/")
+    if "#" in image or image.startswith((".", "/")) or not slash or not set(".:") & set(registry):
+        return image
+    return f"{registry}#{rest}"
+
+
 def first_names(names: Iterable[str], most: int = 3) -> str:
     """Return the first `most` of the sorted `names`, and how many more there are."""
     names = [safe_name(name) for name in sorted(names)]

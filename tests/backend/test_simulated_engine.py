@@ -935,6 +935,7 @@ def test_a_late_wake_up_shortens_the_next_sleep(start, clock):
     generate(engine, request(max_tokens=6))
     assert clock.slept == pytest.approx([0.010, 0.007, 0.0, 0.0, 0.005, 0.010])
     assert clock.now == pytest.approx(1000.06)
+    assert engine.stats().extra["late_s"] == 0
 
 
 def test_speed_divides_every_duration(start, clock):
@@ -959,6 +960,7 @@ def test_one_second_of_a_long_stall_is_caught_up(start, clock):
     clock.stalls = (30.0,)
     generate(engine, request(max_tokens=200))
     assert clock.now == pytest.approx(1000 + 30 + 200 * NEUTRAL_STEP_S - 1, abs=2 * NEUTRAL_STEP_S)
+    assert engine.stats().extra["late_s"] == pytest.approx(29, abs=2 * NEUTRAL_STEP_S)
 
 
 # Options and the protocol

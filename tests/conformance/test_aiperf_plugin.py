@@ -15,6 +15,7 @@ import pytest
 
 from conformance.running import PROGRAM, TINY, triton
 from deepseek_triton_client.testing import FakeServer, Item, ReceivedRequest
+from support.documents import commands, snippets
 
 TOKENIZER = TINY / "tensorrt_llm/1/tiny"
 NUM_TOKENS = 20
@@ -31,13 +32,16 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def profile(server: str, folder: Path, *options: object) -> Mapping[str, Any]:
     """Run AIPerf against our model, and return the figures it wrote."""
-    command = [Path(sys.executable).with_name("aiperf"), "profile", "--model", "tensorrt_llm"]
-    command += ["--url", f"{server}/v2/models/tensorrt_llm", "--tokenizer", TOKENIZER, "--use-server-token-count"]
-    command += ["--artifact-dir", folder, "--random-seed", 1, "--ui", "none", "--no-gpu-telemetry"]
-    command += ["--no-server-metrics", *options]
+    words = ["--model", "tensorrt_llm", "--url", f"{server}/v2/models/tensorrt_llm", "--tokenizer", TOKENIZER]
+    words += ["--use-server-token-count", "--random-seed", 1, "--ui", "none"]
+    return aiperf(folder, "profile", *words, "--no-gpu-telemetry", "--no-server-metrics", *options)
+
+
+def aiperf(folder: Path, *words: object) -> Mapping[str, Any]:
+    command = [str(word) for word in (Path(sys.executable).with_name("aiperf"), *words, "--artifact-dir", folder)]
     # Told to be offline, it looks for a local tokenizer in the hub's cache.
     environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-    run = subprocess.run([str(word) for word in command], capture_output=True, text=True, cwd=folder, env=environment)
+    run = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     found: Mapping[str, Any] = json.loads((folder / "profile_export_aiperf.json").read_text())
     return found
@@ -121,3 +125,19 @@ def test_a_stream_that_dies_counts_as_an_error(tmp_path: Path, end: Item, messag
     assert found["total_usage_completion_tokens"]["avg"] == 8 * 3
     assert [entry["count"] for entry in found["error_summary"]] == [4]
     assert message in found["error_summary"][0]["error_details"]["message"]
+
+
+def test_the_commands_of_the_documentation_run(simulated: str, tmp_path: Path) -> None:
+    page = "docs/bench-tools.md"
+    here = {"http://localhost:8000": simulated, "/models/DeepSeek-R1": str(TOKENIZER)}
+
+    for number, command in enumerate(typed for typed in commands(page) if typed.program == "aiperf"):
+        words = list(command.argv[1:])
+        for given, ours in here.items():
+            words = [word.replace(given, ours) for word in words]
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "trace.jsonl").write_text(snippets("json", page=page)[0].text)
+        found = aiperf(folder, *words)
+        assert found["request_error_rate"]["avg"] == 0
+        assert found["total_usage_completion_tokens"]["avg"] == (6 * 128, 32)[number]

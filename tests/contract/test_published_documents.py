@@ -38,6 +38,8 @@ BUILT = {
 ALL = ("deepseek-v3", "deepseek-r1", "deepseek-v3.2-exp")
 TABLE = {"fp8": ALL, "fp4": ALL, "w4a8": ("deepseek-v3", "deepseek-r1")}
 """Column of the hardware table -> the models in its heading."""
+_DEFAULTED = re.compile(r"\$\{\w+:-([^}]*)\}")
+"""A variable of the shell with its default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +132,7 @@ def _command(answer: Answer, script: str) -> Mapping[str, Any]:
     """Return flag -> value of the script's last command; `${NAME:-value}` counts as the value."""
     text = (answer.folder / "out" / script).read_text()
     command = text[text.index("\nexec ") :].replace("\\\n", " ")
-    return _flags(shlex.split(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", command).replace('"$@"', "")))
+    return _flags(shlex.split(_DEFAULTED.sub(r"\1", command).replace('"$@"', "")))
 
 
 def _whole_command(answer: Answer, script: str) -> Mapping[str, Any]:
@@ -145,7 +147,7 @@ def _data_set(answer: Answer, _: str) -> Mapping[str, Any]:
     """Return flag -> value of the command that makes the data set, which bench.sh prints when there is none."""
     text = (answer.folder / "out" / "bench.sh").read_text()
     command = text[text.index("make=(") + len("make=(") :]
-    return _flags(shlex.split(command[: command.index("\n    )")]))
+    return _flags(shlex.split(_DEFAULTED.sub(r"\1", command[: command.index("\n    )")])))
 
 
 def _flags(words: list[str]) -> Mapping[str, Any]:

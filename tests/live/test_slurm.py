@@ -12,6 +12,7 @@ import pytest
 
 from support.hosts import Host
 from support.launched import Launched, last_words
+from support.servers import build
 from support.slurm import Slurm
 from support.waiting import wait_for
 
@@ -85,4 +86,29 @@ def test_a_worker_that_is_killed_while_loading_is_named_and_the_job_fails(
 
     assert slurm.wait(job) == ("FAILED", "137:0"), slurm.explain(log)
     assert "rank 9 on node2 ended by signal 9 (phase: prefetching the checkpoint)" in last_words(log.read_text())
+    assert_nothing_is_left()
+
+
+def test_the_benchmark_makes_its_dataset_once_and_runs_on_both_nodes(slurm, launched, tmp_path, assert_nothing_is_left):
+    """A rank of the benchmark only says where it is and what it got."""
+    plan = ("deepseek-r1", "--gpu", "gb200", "--gpus", "8", "--format", "trtllm-bench")
+    folder, programs, logs = build(tmp_path / "bench", *plan), tmp_path / "bin", tmp_path / "logs"
+    programs.mkdir()
+    prepare = 'case "$*" in *prepare-dataset*) while [[ "$1" != --output ]]; do shift; done; echo made >> "$2" ;; esac'
+    said = 'echo "rank $SLURM_PROCID of $SLURM_STEP_NUM_TASKS on $SLURMD_NODENAME: ${*: -3}"'
+    for name, line in {"trtllm-bench": prepare, "trtllm-llmapi-launch": said}.items():
+        (programs / name).write_text(f"#!/usr/bin/env bash\n{line}\n")
+        (programs / name).chmod(0o755)
+    environment = launched.environment | {"PATH": f"{programs}:{launched.environment['PATH']}"}
+    environment |= {"IMAGE": "none", "FOLDER": str(folder), "LOGS": str(logs)}
+
+    words = ["sbatch", "--parsable", f"--output={tmp_path}/log", str(folder / "bench.slurm"), "--streaming"]
+    job = slurm(*words, env=environment).strip()
+
+    assert slurm.wait(job) == ("COMPLETED", "0:0"), slurm.explain(tmp_path / "log", *logs.iterdir())
+    assert (folder / "dataset.txt").read_text() == "made\n"
+    report = f"--report_json {logs}/bench_{job}.json --streaming"
+    assert {path.name: path.read_text() for path in logs.iterdir()} == {
+        f"bench_{job}_{rank}.srun.out": f"rank {rank} of 8 on node{1 + rank // 4}: {report}\n" for rank in range(8)
+    }
     assert_nothing_is_left()

@@ -28,7 +28,7 @@ def distribution(median: float, count: int = 100) -> Distribution:
 
 
 def made_up_figures(concurrency: int, *, slower: float = 1.0, **others: Any) -> Figures:
-    """Of a server whose step takes 8 ms, and longer with the number of its requests."""
+    """Figures of a server whose step takes 8 ms, and longer with the number of its requests."""
     tpot = slower * (8 + 0.09 * concurrency)
     ttft = slower * (90 + 4 * concurrency)
     e2el = ttft + (OUTPUT_TOKENS - 1) * tpot
@@ -94,6 +94,6 @@ def made_up_result(points: Sequence[BenchPoint] | None = None, **others: Any) ->
         "slo": Slo(),
         "points": tuple(points or map(made_up_point, (1, 4, 16, 64, 256))),
         "command": "deepseek-triton bench http://127.0.0.1:8000 --concurrency 1,4,16,64,256",
-        "server": {"engine": "simulated", "variant": "deepseek-r1"},
+        "server": {"engine": "simulated", "simulation": {"preset": "made-up", "speed": 2.0}, "eos_token": "<end>"},
     }
     return BenchResult(**given | others)

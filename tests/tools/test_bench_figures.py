@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.bench.measuring.figures import Distribution, Slo
+from deepseek_triton_tools.bench.measuring.figures import Distribution, Figures, Slo
 from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
 from deepseek_triton_tools.bench.measuring.run_figures import run_figures, run_timeline
+from support.documents import read
 
 
 def record(
@@ -252,3 +253,8 @@ def test_a_timeline_adds_up(records, bins) -> None:
         width = (max(each.ended_s for each in records) - timeline[0].at_s) / bins
         busy = sum(each.ended_s - each.sent_s for each in records)
         assert width * sum(each.inflight for each in timeline) == pytest.approx(busy, abs=1e-6)
+
+
+def test_the_page_defines_every_figure() -> None:
+    page = read("docs/bench-figures.md")
+    assert {each.name for each in dataclasses.fields(Figures) if f"`{each.name}" not in page} == set()

@@ -331,7 +331,7 @@ def _slurm(argv: list[str]) -> None:
         helping = {**os.environ, "SLURM_CONF": os.path.abspath("slurm.conf")}
         done = subprocess.run([argv[0], "--help"], env=helping, capture_output=True, text=True, check=True)
         listed = done.stdout + done.stderr
-        options = list(itertools.takewhile(lambda word: word != "bash", argv[1:]))
+        options = list(itertools.takewhile(lambda word: not word.endswith(("bash", ".slurm")), argv[1:]))
         assert [word for word in options if word[:2] == "--" and word.partition("=")[0] not in listed] == []
     if "-c" in argv:
         task = {"SLURM_LOCALID": "3", "SLURM_NTASKS_PER_NODE": "8"}
@@ -345,8 +345,13 @@ def _of_a_server(argv: list[str]) -> None:
     """tests/live/test_examples.py runs it."""
 
 
+def _of_others(argv: list[str]) -> None:
+    """tests/conformance/test_aiperf_plugin.py runs AIPerf. The others are in Triton's container only."""
+
+
 PROGRAMS: Mapping[str, Callable[[list[str]], None]] = {
     "deepseek-triton": _ours, "make": _make, "pip": _pip, "python3": _python, "bash": _bash, "mkdir": _really,
     "ssh-keygen": _really, "cp": _cp, "docker": _docker, "kubectl": _kubectl, "srun": _slurm, "scancel": _slurm,
-    "curl": _of_a_server, "cat": _of_a_server,
+    "curl": _of_a_server, "cat": _of_a_server, "sbatch": _slurm,
+    "aiperf": _of_others, "perf_analyzer": _of_others, "genai-perf": _of_others,
 }  # fmt: skip

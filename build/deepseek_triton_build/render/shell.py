@@ -42,12 +42,15 @@ def flag_comments(flags: Iterable[Flag]) -> list[str]:
     return [line for flag in flags for line in comment_lines(f"{' '.join(flag.words)}: {flag.reason}")]
 
 
-def script(stamp: str, about: Iterable[str], *parts: Iterable[str]) -> str:
-    """Return a whole script: the paragraphs about it as comments, then its parts, with a blank line before each."""
+def script(stamp: str, about: Iterable[str], *parts: Iterable[str], directives: Iterable[str] = ()) -> str:
+    """Return a whole script: the paragraphs about it as comments, then its parts, with a blank line before each.
+
+    :param directives: lines of #SBATCH, which have to stand before the first command.
+    """
     lines = ["#!/usr/bin/env bash", f"# {stamp}"]
     for paragraph in about:
         lines += comment_lines(paragraph)
-    lines.append("set -euo pipefail")
+    lines += [*directives, "set -euo pipefail"]
     for part in map(list, parts):
         lines += ["", *part] if part else []
     return "\n".join(lines) + "\n"

@@ -136,10 +136,14 @@ def bench_sh(plan: Plan, args: TrtllmArguments, *, stamp: str) -> str:
     about = (
         f"Measures {shell.model_title(plan)} with trtllm-bench, in {plan.image_for('trtllm-bench')}. DATASET is a file "
         "of requests, NUM_REQUESTS is how many of them are sent, CONCURRENCY how many at once. Further arguments go to "
-        "trtllm-bench throughput."
+        "trtllm-bench throughput: --streaming measures the time to the first token too, --report_json FILE keeps the "
+        "figures, and --warmup 0 leaves the warm-up out."
     )
+    if can_prepare(plan):
+        about += " With PREPARE=1 the script only makes the dataset, where there is none."
     setup = [
         'dataset="${DATASET:-$here/dataset.txt}"',
+        *(['if [[ -n "${PREPARE:-}" && -f "$dataset" ]]; then exit; fi'] if can_prepare(plan) else []),
         'if [[ ! -f "$dataset" ]]; then',
         *shell.indented(_no_dataset(plan, args, requests)),
         "  exit 2",
@@ -160,6 +164,11 @@ def bench_sh(plan: Plan, args: TrtllmArguments, *, stamp: str) -> str:
 _PREPARE = "benchmarks/cpp/prepare_dataset.py"
 
 
+def can_prepare(plan: Plan) -> bool:
+    """Return whether the plan has lengths, of which a dataset can be made."""
+    return bool(plan.workload.isl and plan.workload.osl)
+
+
 def _no_dataset(plan: Plan, args: TrtllmArguments, requests: int) -> list[str]:
     """Say how a dataset is made that has the lengths of the plan, by a program that this container has.
 
@@ -167,19 +176,21 @@ def _no_dataset(plan: Plan, args: TrtllmArguments, requests: int) -> list[str]:
     """
     missing = "bench.sh: expected a dataset at $dataset, found none; set DATASET"
     work = plan.workload
-    if not (work.isl and work.osl):
+    if not can_prepare(plan):
         return [f'echo "{missing} to a file of requests" >&2']
     model = shell.quoted(args.model)
     lengths = (
         f"token-norm-dist --input-mean {work.isl} --output-mean {work.osl} --input-stdev 0 --output-stdev 0 "
-        f"--num-requests {requests}"
+        f'--num-requests "${{NUM_REQUESTS:-{requests}}}"'
     )
+    made = f'echo "{missing}, or make one:$(printf \' %q\' "${{make[@]}}")'
     if shell.release_of(plan).is_before("1.2.0"):
         image = plan.image_for("trtllm-bench")
         otherwise = [f'echo "{missing}, or run this in {image}, which has {_PREPARE}" >&2']
     else:
-        made = shell.array("make", [f"trtllm-bench --model {model}", 'prepare-dataset --output "$dataset"', lengths])
-        otherwise = [*made, f'echo "{missing}, or make one:$(printf \' %q\' "${{make[@]}}")" >&2']
+        program = [f"trtllm-bench --model {model}", 'prepare-dataset --output "$dataset${PREPARE:+.part}"', lengths]
+        otherwise = [*shell.array("make", program), *_prepared('"${make[@]}"'), f'{made}" >&2']
+    program = [f'python3 "$prepare" --stdout --tokenizer {model}', lengths]
     return [
         *comment_lines(
             "The command that is printed makes requests of the lengths that were planned for. With MTP, use real "
@@ -187,10 +198,22 @@ def _no_dataset(plan: Plan, args: TrtllmArguments, requests: int) -> list[str]:
         ),
         *shell.first_file("prepare", [f"{root}/{_PREPARE}" for root in shell.EXAMPLES]),
         'if [[ -n "$prepare" ]]; then',
-        *shell.indented(shell.array("make", [f'python3 "$prepare" --stdout --tokenizer {model}', lengths])),
-        f'  echo "{missing}, or make one:$(printf \' %q\' "${{make[@]}}") > $(printf %q "$dataset")" >&2',
+        *shell.indented(shell.array("make", program)),
+        *shell.indented(_prepared('"${make[@]}" > "$dataset.part"')),
+        f'  {made} > $(printf %q "$dataset")" >&2',
         "else",
         *shell.indented(otherwise),
+        "fi",
+    ]
+
+
+def _prepared(command: str) -> list[str]:
+    """With PREPARE, run `command`, which makes the dataset. It gets its name when it is whole."""
+    return [
+        'if [[ -n "${PREPARE:-}" ]]; then',
+        f"  {command}",
+        '  mv -- "$dataset.part" "$dataset"',
+        "  exit",
         "fi",
     ]
 

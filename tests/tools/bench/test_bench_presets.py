@@ -5,7 +5,7 @@ import pytest
 
 from deepseek_triton_build import make_plan
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
-from deepseek_triton_tools.bench.measuring.figures import Slo
+from deepseek_triton_tools.bench.measuring.figures import MetricSummary, Slo
 from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
 from deepseek_triton_tools.bench.measuring.run_figures import run_figures
 from deepseek_triton_tools.bench.presets.bench_preset import PresetPoint
@@ -15,6 +15,7 @@ from deepseek_triton_tools.bench.results.bench_result import BenchPoint, BenchRe
 from deepseek_triton_tools.cli.main import program_parser
 from deepseek_triton_tools.cli.plan_request import plan_request
 from deepseek_triton_tools.tool_errors import ToolError
+from support.documents import read
 
 LATENCY = "r1-h200-min-latency"
 
@@ -81,6 +82,15 @@ def test_points_without_a_shortened_load_are_left_out():
     assert len(both.loads(short=True)) == 1
 
 
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_page_has_the_preset_with_its_server(name):
+    (row,) = [line for line in read("docs/bench-presets.md").splitlines() if line.startswith(f"| `{name}`")]
+    chosen = PRESETS[name]
+    assert f"`{chosen.server}`" in row
+    assert f"`{chosen.simulated}`" in row if chosen.simulated else "| none: " in row
+    assert f"{chosen.input_tokens:,} + {chosen.output_tokens:,}" in row
+
+
 def test_an_unknown_preset_is_refused_with_the_nearest():
     with pytest.raises(ToolError, match="did you mean r1-h200-min-latency") as refused:
         preset("r1-h200-min-latnecy")
@@ -90,6 +100,7 @@ def test_an_unknown_preset_is_refused_with_the_nearest():
 def test_published_figures_stand_beside_the_mean_of_repeated_runs():
     table = published_table(preset(LATENCY), result_of(LoadPoint(num_requests=10, concurrency=1), 12.0, 14.0))
     assert cells(table)["concurrency 1", "latency, ms"] == ("12,945.94", "13,000.00", "+0.4%")
+    assert cells(table)["concurrency 1", "requests/s"] == ("0.0772", "0.0774", "+0.2%")
     assert ("concurrency 1", "TTFT, ms") not in cells(table)  # not published
     assert "texts of your own" in table.title
 
@@ -106,6 +117,17 @@ def test_another_simulated_deployment_is_named():
     server = {"simulation": {"preset": None, "speed": 1.0}}
     table = published_table(preset(LATENCY), result_of(LoadPoint(num_requests=3, concurrency=1), 13.0, server=server))
     assert "simulates no deployment" in table.title
+
+
+@pytest.mark.parametrize(("lost_s", "said"), [(0.1, False), (5.0, True)])
+def test_a_simulation_that_could_not_keep_its_pace_is_said(lost_s, said):
+    name = 'deepseek_triton_engine_stat{model="tensorrt_llm",name="late_s",version="1"}'
+    result = result_of(LoadPoint(num_requests=3, concurrency=1), 13.0, server={"simulation": {"speed": 1.0}})
+    (point,) = result.points
+    late = MetricSummary(first=2.0, last=2.0 + lost_s, mean=3.0, max=2.0 + lost_s)
+    point = replace(point, runs=(replace(point.runs[0], server_metrics={name: late}),))
+    title = published_table(preset(LATENCY), replace(result, points=(point,))).title
+    assert ("lost 5 of 13 s" in title) == said
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,7 @@ def test_the_page_says_what_was_run_and_has_every_figure() -> None:
     first = made_up_point(1).runs[0].figures
 
     assert read.row("Engine") == ["simulated"]
+    assert read.row("Simulation") == ["preset made-up, speed 2.0"]
     assert read.row("SLO") == ["TTFT 500 ms, TPOT 30 ms"]
     assert read.row("Command") == [made_up_result().command]
     assert read.row("concurrency 1")[:3] == ["10", "0", readable(first.request_throughput)]
@@ -271,13 +272,14 @@ def test_a_result_in_which_nothing_was_completed_has_a_table_and_warnings() -> N
 
 
 def test_a_client_that_was_the_limit_is_named() -> None:
-    late = made_up_point(1, lag_ms=distribution(200.0), client_delay_ms=31.0)
-    within = made_up_point(4, lag_ms=distribution(4.0), client_delay_ms=2.0)
-    warnings = list(report_warnings([NamedResult(name="x", result=made_up_result([late, within]))]))
+    points = [made_up_point(n, lag_ms=distribution(200.0 * n), client_delay_ms=7.0 * n) for n in (1, 4, 16)]
+    points[0] = made_up_point(1, lag_ms=distribution(4.0))
+    points[2] = replace(points[2], runs=(*points[2].runs, *points[1].runs))
+    late, busy = report_warnings([NamedResult(name="x", result=made_up_result(points))])
 
-    assert [warning.partition(":")[0] for warning in warnings] == ["x, concurrency 1"] * 2
-    assert "up to 400 ms late" in warnings[0]
-    assert "exact to 31 ms only" in warnings[1]
+    assert late.startswith("x: this client, not the server, was the limit at concurrency 4; concurrency 16: ")
+    assert "up to 6,400 ms late" in late
+    assert busy.startswith("x: this client was busy at concurrency 4; concurrency 16: times are exact to 112 ms only")
 
 
 def test_a_report_replaces_the_last_one_or_leaves_it(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
 from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
+from deepseek_triton_tools.bench.presets.bench_preset import BenchPreset
 from deepseek_triton_tools.bench.report.report_page import write_report
 from deepseek_triton_tools.bench.report.report_points import ExpectedPoint, NamedResult
 from deepseek_triton_tools.bench.results.bench_result import BenchResult
@@ -14,11 +15,21 @@ from deepseek_triton_tools.bench.results.request_samples import write_samples
 from deepseek_triton_tools.bench.results.result_csv import csv_text
 from deepseek_triton_tools.bench.results.result_files import FILE_NAME, write_document, write_result
 from deepseek_triton_tools.bench.results.serving_json import run_name, serving_document
+from deepseek_triton_tools.bench.results.trtllm_report import trtllm_document
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.tool_errors import ToolError
 
 _CSV_NAME = "figures.csv"
 _REPORT_NAME = "report.html"
+
+
+def expected_points(preset: BenchPreset) -> list[ExpectedPoint]:
+    """Return the published throughputs of a preset, for pictures."""
+    return [
+        ExpectedPoint(name="published", tps_user=known.user_throughput, tps_gpu=known.output_throughput_per_gpu)
+        for point in preset.points
+        if (known := point.published) and known.user_throughput and known.output_throughput_per_gpu
+    ]
 
 
 class OutputFolder:
@@ -39,6 +50,7 @@ class OutputFolder:
         name = run_name(load, number)
         figures = result.points[-1].runs[-1].figures
         write_document(serving_document(result, load, figures), self._folder / f"{name}.json")
+        write_document(trtllm_document(result, figures), self._folder / f"{name}.trtllm-bench.json")
         write_samples(records, self._folder / f"{name}.requests.jsonl.gz")
         write_result(result, self._folder / FILE_NAME)
         with whole_file(self._folder / _CSV_NAME) as file:

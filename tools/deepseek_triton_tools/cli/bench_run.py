@@ -136,7 +136,7 @@ def _run(args: argparse.Namespace) -> int:
     for name in ("aiohttp", "numpy", "plotext", "plotly", "uvloop"):
         if find_spec(name) is None:
             raise InstallationError(f"bench needs {name}: {install_extra('bench')}")
-    from deepseek_triton_tools.bench.output_folder import OutputFolder
+    from deepseek_triton_tools.bench.output_folder import OutputFolder, expected_points
     from deepseek_triton_tools.bench.report.report_page import report_warnings
     from deepseek_triton_tools.bench.report.report_points import NamedResult
     from deepseek_triton_tools.bench.run_progress import RunProgress
@@ -144,7 +144,8 @@ def _run(args: argparse.Namespace) -> int:
 
     planned = None if args.against is None else _planned(args.against)
     sweep = _sweep(args)
-    output = None if args.output is None else OutputFolder(args.output)
+    expected = expected_points(published_preset(args.preset)) if args.preset else ()
+    output = None if args.output is None else OutputFolder(args.output, expected)
     progress = RunProgress()
     steps: list[SweepStep] = []
     for step in sweep_steps(sweep, progress.show):
@@ -172,7 +173,10 @@ def _sweep(args: argparse.Namespace) -> Sweep:
     """Raises ToolError for options that don't go together, and when the server can't be asked."""
     from deepseek_triton_tools.bench.server_facts import model_facts, token_counts
     from deepseek_triton_tools.bench.sweep import Sweep
-    from deepseek_triton_tools.bench.workload.conversation_source import FileSource, RandomSource
+    from deepseek_triton_tools.bench.workload.conversation_source import (
+        FileConversationSource,
+        RandomConversationSource,
+    )
     from deepseek_triton_tools.bench.workload.token_ids import text_token_ids
 
     published = None if args.preset is None else published_preset(args.preset)
@@ -185,11 +189,16 @@ def _sweep(args: argparse.Namespace) -> Sweep:
     vocabulary = text_token_ids(facts.get("vocab_size"))
     is_text = False
     if options.file is None:
-        source: Callable[[int, int], Sequence[Conversation]] = RandomSource(options, vocabulary)
+        longest, limit = options.longest, facts.get("max_seq_len") or math.inf
+        if longest > limit:
+            raise ToolError(
+                f"expected prompts and answers of at most {limit:,} tokens together, got {longest:,}", exit_code=2
+            )
+        source: Callable[[int, int], Sequence[Conversation]] = RandomConversationSource(options, vocabulary)
         points = loads or _points(args, None, is_trace=False)
     else:
         most = args.num_prompts + args.warmup if args.num_prompts else None
-        source = in_file = FileSource(options, vocabulary, partial(token_counts, target), most)
+        source = in_file = FileConversationSource(options, vocabulary, partial(token_counts, target), most)
         points = loads or _points(args, len(in_file), is_trace=in_file.is_trace)
         is_text = in_file.is_text
     if args.ignore_eos if args.ignore_eos is not None else published is not None or not is_text:
@@ -241,7 +250,7 @@ def _target(args: argparse.Namespace) -> TargetSettings:
         model = first_openai_model(args.urls[0], token)
     fields = dict(map(assigned, args.set))
     if endpoint != "openai":
-        SamplingParams(**fields)  # refuses what is wrong before anything is sent
+        SamplingParams().merged(fields)  # refuses what is wrong before anything is sent
     return TargetSettings(
         urls=tuple(args.urls),
         endpoint=endpoint,
@@ -310,6 +319,7 @@ def _print(args: argparse.Namespace, result: BenchResult, planned: Plan | None) 
     from deepseek_triton_tools.bench.presets.published_table import published_table
     from deepseek_triton_tools.bench.report.report_points import NamedResult
     from deepseek_triton_tools.bench.report.terminal_pictures import show_pictures
+    from deepseek_triton_tools.bench.results.metrics_table import metrics_table
     from deepseek_triton_tools.bench.results.result_files import result_document
     from deepseek_triton_tools.bench.results.result_tables import result_note, result_tables
     from deepseek_triton_tools.bench.results.serving_table import serving_table
@@ -322,6 +332,9 @@ def _print(args: argparse.Namespace, result: BenchResult, planned: Plan | None) 
         for table in result_tables(result):
             show(table)
         print(paragraph(result_note(result), indent=""))
+        watched = metrics_table(result.points[-1].runs[-1].server_metrics)
+        if watched is not None:
+            show(watched)
     if args.preset is not None:
         show(published_table(published_preset(args.preset), result))
     if planned is not None:

@@ -11,7 +11,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 
-from deepseek_triton_build.text import comment_lines, for_comment, safe_name
+from deepseek_triton_build.text import comment_lines, enroot_image, for_comment, safe_name
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.launching import containers
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
@@ -201,14 +201,6 @@ def _mounts(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     if options.ready_file:
         parent = server_environment(options)["READY_FILE"].rpartition("/")[0]
         yield f"{parent}:{parent}"
-
-
-def enroot_image(image: str) -> str:
-    """Return the name in the form of pyxis: [USER@][REGISTRY#]IMAGE[:TAG], or a squashfs file."""
-    registry, slash, rest = image.partition("/")
-    if "#" in image or image.startswith((".", "/")) or not slash or not set(".:") & set(registry):
-        return image
-    return f"{registry}#{rest}"
 
 
 def _continued(rows: Iterable[list[str]]) -> str:

@@ -66,8 +66,8 @@ def published_table(preset: BenchPreset, result: BenchResult) -> Table:
         (
             figure.load,
             figure.name,
-            f"{figure.published:,.2f}",
-            f"{figure.measured:,.2f}",
+            _number(figure.published),
+            _number(figure.measured),
             f"{100 * figure.deviation:+.1f}%",
         )
         for figure in compared_figures(preset, result)
@@ -78,6 +78,10 @@ def published_table(preset: BenchPreset, result: BenchResult) -> Table:
     )
 
 
+def _number(value: float) -> str:
+    return f"{value:,.2f}" if value >= 1 else f"{value:.4f}"
+
+
 def _notes(preset: BenchPreset, result: BenchResult) -> Iterator[str]:
     simulation = result.server.get("simulation")
     if simulation:
@@ -86,8 +90,30 @@ def _notes(preset: BenchPreset, result: BenchResult) -> Iterator[str]:
             yield f"the server simulates {simulated or 'no deployment'}, which is not the one of these figures"
         if speed != 1:
             yield f"measured times are of the deployment, {speed:g} times those of this run"
+        yield from _too_slow(result)
     elif preset.note:
         yield preset.note
+
+
+_LOST = 0.01
+"""Share of a run that the simulation may lose without a word."""
+
+
+def _too_slow(result: BenchResult) -> Iterator[str]:
+    """Say so where the server's machine could not keep the pace, which makes all times longer."""
+    runs = [run for point in result.points for run in point.runs]
+    lost = sum(
+        summary.increase
+        for run in runs
+        for name, summary in run.server_metrics.items()
+        if name.startswith("deepseek_triton_engine_stat{") and 'name="late_s"' in name
+    )
+    lasted = sum(run.figures.duration_s for run in runs)
+    if lost > _LOST * lasted:
+        yield (
+            f"the server's machine was too slow for this pace, and lost {lost:,.0f} of {lasted:,.0f} s: set a lower "
+            "speed in model.yaml"
+        )
 
 
 def _speed(result: BenchResult) -> float:

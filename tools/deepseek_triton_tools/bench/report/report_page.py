@@ -58,7 +58,7 @@ def report_page(results: Sequence[NamedResult], expected: Sequence[ExpectedPoint
     pictures: list[ReportPicture] = []
     sections = "\n".join(_sections(results, expected, pictures))
     document = json.dumps([picture.figure for picture in pictures], allow_nan=False)
-    models = ", ".join(dict.fromkeys(named.result.model for named in results))
+    models = ", ".join(dict.fromkeys(str(named.result.server.get("name") or named.result.model) for named in results))
     values = {
         "title": escape(f"Benchmark of {models}"),
         "facts": _facts(results),
@@ -83,15 +83,33 @@ def report_warnings(results: Sequence[NamedResult]) -> Iterator[str]:
             yield f"{where}: {failed:,} of {asked:,} requests failed{why}"
         if short := sum(one.short for one in runs):
             yield f"{where}: {short:,} answers are shorter than was asked for; does the server limit max_tokens?"
-        late = max(runs, key=lambda one: one.lag_ms.p99)
-        if late.lag_ms.p99 > max(_LATE_MS, _LATE_SHARE * late.e2el_ms.p50):
-            yield (
-                f"{where}: this client, not the server, was the limit: it sent requests up to "
-                f"{readable(late.lag_ms.p99)} ms late (99th percentile). Give it more cores or processes."
-            )
-        delay_ms = max(one.client_delay_ms for one in runs)
-        if delay_ms > _LATE_MS:
-            yield f"{where}: this client was busy, so that times are exact to {readable(delay_ms)} ms only"
+    for named in results:
+        yield from _client_warnings(named)
+
+
+def _client_warnings(named: NamedResult) -> Iterator[str]:
+    """Each once for a result, with the worst figure."""
+    runs = [(point.load.label, run.figures) for point in named.result.points for run in point.runs]
+    late = [
+        (load, figures.lag_ms.p99)
+        for load, figures in runs
+        if figures.lag_ms.p99 > max(_LATE_MS, _LATE_SHARE * figures.e2el_ms.p50)
+    ]
+    if late:
+        loads, most_ms = _at_loads(late)
+        yield (
+            f"{named.name}: this client, not the server, was the limit at {loads}: it sent requests up to {most_ms} ms "
+            "late (99th percentile). Give it more cores or processes."
+        )
+    busy = [(load, figures.client_delay_ms) for load, figures in runs if figures.client_delay_ms > _LATE_MS]
+    if busy:
+        loads, most_ms = _at_loads(busy)
+        yield f"{named.name}: this client was busy at {loads}: times are exact to {most_ms} ms only; give it more cores"
+
+
+def _at_loads(found: Sequence[tuple[str, float]]) -> tuple[str, str]:
+    """Return the loads, and the largest value."""
+    return "; ".join(dict.fromkeys(load for load, _ in found)), readable(max(value for _, value in found))
 
 
 def _all_points(results: Sequence[NamedResult]) -> list[tuple[NamedResult, BenchPoint]]:
@@ -200,6 +218,23 @@ def _facts(results: Sequence[NamedResult]) -> str:
     return _table("What was run", "facts", ["", *(named.name for named in results)], _rows(rows))
 
 
+_SERVER_FACTS = {
+    "name": "Served model",
+    "checkpoint": "Checkpoint",
+    "engine": "Engine",
+    "engine_version": "Engine version",
+    "simulation": "Simulation",
+    "max_seq_len": "Longest sequence",
+}
+"""Those of the server's facts that say something about its speed, and their titles."""
+
+
+def _fact_text(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {part}" for name, part in value.items())
+    return str(value)
+
+
 def _facts_of(result: BenchResult) -> dict[str, str]:
     limits = [f"{name.removesuffix('_ms').upper()} {limit:g} ms" for name, limit in asdict(result.slo).items() if limit]
     given = {
@@ -211,10 +246,7 @@ def _facts_of(result: BenchResult) -> dict[str, str]:
         "Endpoint": result.endpoint,
         "GPUs": "not known" if result.gpus is None else str(result.gpus),
         "SLO": ", ".join(limits),
-        **{
-            name[:1].upper() + name[1:]: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            for name, value in result.server.items()
-        },
+        **{title: _fact_text(result.server.get(name, "")) for name, title in _SERVER_FACTS.items()},
         "Command": result.command,
     }
     return {name: value for name, value in given.items() if value}
@@ -231,11 +263,10 @@ def _figures(results: Sequence[NamedResult]) -> str:
         if len(results) > 1:
             body += f"<tr><th class=group colspan={len(headings)} scope=rowgroup>{escape(named.name)}</th></tr>\n"
         body += _rows([[row[heading] for heading in headings] for row in table])
-    notes = [
-        "Latencies are in milliseconds.",
-        *(["Below a mean of runs are its lowest and highest."] * _is_repeated(results)),
-    ]
-    return _table("Figures of each load", "figures", headings, body, " ".join(notes))
+    note = "Latencies are in milliseconds."
+    if _is_repeated(results):
+        note += " Of repeated runs, a cell has the mean, and below it the lowest and the highest."
+    return _table("Figures of each load", "figures", headings, body, note)
 
 
 def _figures_of(point: BenchPoint, columns: Mapping[str, FigureOf]) -> dict[str, str]:

@@ -43,7 +43,7 @@ class ReportPicture:
 
     title: str
     alt: str
-    """What a reader would see, in words."""
+    """The picture in words, for those who do not see it."""
     figure: Json
     """Plotly's `data` and `layout`."""
 

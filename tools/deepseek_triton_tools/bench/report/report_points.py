@@ -29,7 +29,7 @@ class NamedResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedPoint:
-    """What a recipe promises, in output tokens a second."""
+    """The figures that a recipe promises, in output tokens a second."""
 
     name: str
     tps_user: float

@@ -13,7 +13,7 @@ from deepseek_triton_tools.generating.prompt_sources import file_name
 
 
 @dataclass(frozen=True)
-class RandomSource:
+class RandomConversationSource:
     """Other prompts for each seed, so that no prefix cache knows them from the run before."""
 
     options: DatasetOptions
@@ -23,7 +23,7 @@ class RandomSource:
         return RandomConversations(replace(self.options, seed=seed), number, self.vocabulary)
 
 
-class FileSource:
+class FileConversationSource:
     """The first conversations of a file, which is read once."""
 
     def __init__(

@@ -84,6 +84,12 @@ class DatasetOptions:
         return self.output or NormalLengths(DEFAULT_OUTPUT_LEN)
 
     @property
+    def longest(self) -> int:
+        """Tokens of a random prompt and its answer, at the end of the conversation; of normal lengths the means."""
+        lengths = (self.input, *[self.later_input or self.input] * (self.turns - 1), *[self.random_output] * self.turns)
+        return self.prefix_len + sum(each.mean if isinstance(each, NormalLengths) else each.most for each in lengths)
+
+    @property
     def label(self) -> str:
         """The dataset in a few words, for tables."""
         if self.file is not None:

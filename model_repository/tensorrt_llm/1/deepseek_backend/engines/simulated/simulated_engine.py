@@ -79,6 +79,7 @@ class SimulatedEngine:
         self._crashed = False
         self._generated_tokens = 0
         self._simulated_s = 0.0
+        self._late_s = 0.0
         self._due_s: float | None = None
         """End of the current iteration, by time.monotonic(); None while idle."""
 
@@ -158,6 +159,7 @@ class SimulatedEngine:
                 "iterations": float(scheduler.num_iterations),
                 "generated_tokens": float(self._generated_tokens),
                 "simulated_s": self._simulated_s,
+                "late_s": self._late_s,
             },
         )
 
@@ -230,7 +232,10 @@ class SimulatedEngine:
         self._simulated_s += seconds
         if self._options.paced:
             now = time.monotonic()
-            begun = now if self._due_s is None else max(self._due_s, now - _MAX_LAG_S)
+            begun = now
+            if self._due_s is not None:
+                begun = max(self._due_s, now - _MAX_LAG_S)
+                self._late_s += begun - self._due_s
             self._due_s = begun + seconds / self._options.speed
             self._stopping.wait(max(0.0, self._due_s - now))
 

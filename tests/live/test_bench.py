@@ -1,0 +1,180 @@
+"""`deepseek-triton bench` against a real tritonserver, over HTTP, over gRPC, and through the gateway."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from conformance.running import gateway
+from deepseek_triton_tools.bench.results.request_samples import read_samples
+from deepseek_triton_tools.bench.results.result_files import read_result
+from deepseek_triton_tools.server.server_process import ServerProcess
+from support.servers import build, url
+from support.waiting import wait_for
+
+_BENCH = (sys.executable, "-m", "deepseek_triton_tools.cli.main", "bench")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The simulated engine without a pace: as fast as the machine is."""
+    with ServerProcess.serving(
+        build(tmp_path_factory.mktemp("bench") / "r", "tiny", "--engine", "simulated")
+    ) as served:
+        yield served
+
+
+def bench(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([*_BENCH, *words], capture_output=True, text=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def metrics(server: ServerProcess) -> tuple[str, str]:
+    return "--metrics-url", server.metrics_url
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_a_sweep_counts_every_token_and_writes_every_file(server, scheme, tmp_path):
+    folder = tmp_path / "result"
+    load = ("--concurrency", "1,4", "--rounds", "3", "--repeat", "2", "--isl", "100", "--osl", "20")
+    more = ("--gpus", "8", "--slo", "ttft=60000,tpot=60000", "--picture", "--output", str(folder))
+    done = bench(url(server, scheme), *load, *more, *metrics(server))
+
+    result = read_result(folder)
+    assert [(point.load.concurrency, len(point.runs)) for point in result.points] == [(1, 2), (4, 2)]
+    assert (result.endpoint, result.gpus) == (f"triton-{scheme}", 8)
+    for point in result.points:
+        for run in point.runs:
+            figures = run.figures
+            assert figures.completed == figures.ttft_ms.count == 3 * point.load.concurrency
+            assert (figures.failed, figures.cancelled, figures.short) == (0, 0, 0)
+            assert figures.total_input_tokens == 100 * figures.completed
+            assert figures.total_output_tokens == 20 * figures.completed
+            assert figures.good_share == 1
+            assert any(name.startswith("nv_inference_request_success") for name in run.server_metrics)
+    serving = json.loads((folder / "concurrency_4.json").read_text())
+    assert (serving["completed"], serving["max_concurrency"], serving["total_output_tokens"]) == (12, 4, 240)
+    assert len(read_samples(folder / "concurrency_4_run_2.requests.jsonl.gz")) == 12
+    assert len(list(csv.DictReader((folder / "figures.csv").read_text().splitlines()))) == 4
+    assert "plotly" in (folder / "report.html").read_text().lower()
+    assert "concurrency 4" in done.stdout
+    assert "tok/s/GPU" in done.stdout
+    assert "12 completed" in done.stderr
+
+
+def test_later_turns_hold_the_answers_before(server):
+    done = bench(
+        *(server.http_url, "--json", "--concurrency", "2", "--num-prompts", "4", "--turns", "3"),
+        *("--isl", "50", "--later-isl", "10", "--osl", "8", *metrics(server)),
+    )
+    (run,) = json.loads(done.stdout)["points"][0]["runs"]
+    assert run["figures"]["completed"] == 12
+    # 50, then 50 + 8 + 10, then 50 + 8 + 10 + 8 + 10 tokens in each of four conversations.
+    assert run["figures"]["total_input_tokens"] == 4 * (50 + 68 + 86)
+
+
+def test_an_openai_endpoint_gives_the_same_counts(server, tmp_path):
+    with gateway(server.http_url, log=tmp_path / "log") as address:
+        done = bench(
+            *(f"{address}/v1", "--json", "--rate", "50", "--num-prompts", "12", "--isl", "40", "--osl", "9"),
+            *("--burstiness", "0.5"),
+        )
+    document = json.loads(done.stdout)
+    (run,) = document["points"][0]["runs"]
+    assert document["endpoint"] == "openai"
+    assert run["figures"]["completed"] == run["figures"]["lag_ms"]["count"] == 12
+    assert (run["figures"]["total_input_tokens"], run["figures"]["total_output_tokens"]) == (480, 108)
+
+
+def test_texts_of_a_file_as_chats(server, tmp_path):
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"prompt": f"Question {number}?"}) + "\n" for number in range(5)))
+    done = bench(
+        *(server.http_url, "--json", "--dataset", str(texts), "--chat", "--osl", "6", "--set", "temperature=0.5"),
+        *("--set", "ignore_eos=true", "--warmup", "2", *metrics(server)),
+    )
+    (run,) = json.loads(done.stdout)["points"][0]["runs"]
+    assert run["figures"]["completed"] == 3
+    assert run["figures"]["total_output_tokens"] == 18
+
+
+@pytest.mark.parametrize("table", ["vllm", "trtllm-bench"])
+def test_tables_of_other_tools(server, table):
+    words = {"vllm": "Serving Benchmark Result", "trtllm-bench": "PERFORMANCE OVERVIEW"}
+    load = ("--concurrency", "2", "--num-prompts", "2", "--osl", "4")
+    done = bench(server.http_url, *load, "--table", table, *metrics(server))
+    assert words[table] in done.stdout
+
+
+def test_ctrl_c_keeps_what_was_measured(server, tmp_path):
+    folder = tmp_path / "result"
+    load = ("--concurrency", "2,4", "--num-prompts", "100000", "--isl", "8", "--osl", "4")
+    with subprocess.Popen(
+        [*_BENCH, server.http_url, *load, "--output", str(folder), *metrics(server)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as running:
+        try:
+            wait_for(lambda: _open_requests(server))
+            os.killpg(running.pid, signal.SIGINT)
+            out, err = running.communicate()
+        finally:
+            running.kill()
+    assert running.returncode == 130, out + err
+    assert "interrupted" in err
+    (point,) = read_result(folder).points
+    assert 0 < point.runs[0].figures.completed < 100_000
+
+
+def _open_requests(server: ServerProcess) -> bool:
+    import httpx
+
+    text = httpx.get(server.metrics_url, headers={"Connection": "close"}, trust_env=False).text
+    lines = [line for line in text.splitlines() if line.startswith("deepseek_triton_requests_accepted_total")]
+    return any(float(line.split()[-1]) > 500 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("http://127.0.0.1:9",), "http://127.0.0.1:9"),
+        (("URL", "--model", "gpt"), "gpt"),
+        (("URL", "grpc://127.0.0.1:9"), "expected servers of one kind, got triton-grpc and triton-http"),
+        (("URL", "--rounds", "2"), "--rounds: only with --concurrency"),
+        (("URL", "--chat"), "--chat: random prompts are token ids"),
+        (("URL", "--set", "temprature=1"), "did you mean 'temperature'?"),
+        (("URL", "--preset", "r1-h200-max-throughpu"), "did you mean r1-h200-max-throughput"),
+        (("URL", "--preset", "balanced", "--isl", "5"), "--isl: not with --preset"),
+        (("URL", "--slo", "ttft"), "expected limits in ms of ttft, tpot, itl, e2el, such as ttft=500,tpot=30"),
+        (("URL", "--concurrency", "0"), "expected whole numbers from 1, such as 1,8,64"),
+        (("URL", "--rate", "-1"), "expected requests a second"),
+        (("URL", "--dataset", "/nowhere"), "/nowhere: No such file"),
+        (("URL", "--isl", "9999999"), "expected prompts and answers of at most 163,840 tokens together"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_wrong_command_is_one_line(server, words, expected, tmp_path):
+    folder = tmp_path / "result"
+    given = [server.http_url if word == "URL" else word for word in words]
+    done = subprocess.run([*_BENCH, *given, "--output", str(folder)], capture_output=True, text=True)
+    assert done.returncode in (1, 2)
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (folder / "bench.json").exists()
+
+
+def test_a_result_is_not_written_over(server, tmp_path):
+    (tmp_path / "bench.json").write_text("{}")
+    done = bench(server.http_url, "--output", str(tmp_path), code=2)
+    assert "has a result already" in done.stderr
+    assert (tmp_path / "bench.json").read_text() == "{}"
