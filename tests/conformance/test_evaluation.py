@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +85,29 @@ def test_likelihoods_are_those_of_lm_evals_own_client(tiny_triton: str, base_url
             assert float(mine[0]) == pytest.approx(float(logprob), abs=1e-3)
             assert bool(mine[1]) == bool(is_greedy)
     assert summary("eval-choice")["num_questions"] == len(ours)
+
+
+def test_the_deployment_guides_line_gets_the_same_answers(tiny_triton: str, base_url: str, model_name: str) -> None:
+    """lm_eval's local-completions against the gateway, with the guide's settings, and eval against the server."""
+    data = Path(__file__).with_name("evaluation_data") / "gsm8k"
+    greedy = ["--temperature", "0", "--no-add-special-tokens", "--max-tokens", "40"]
+    options = ["--like", "lm-eval", "--data", str(data), "--num-fewshot", "5", "--limit", "8", *greedy]
+    assert main(["eval", tiny_triton, "--task", "gsm8k", *options]) == 0
+
+    config = yaml.safe_load(resources.files("lm_eval").joinpath("tasks/gsm8k/gsm8k.yaml").read_text("utf-8"))
+    files = {split: str(data / f"{split}.jsonl") for split in ("train", "test")}
+    config |= {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
+    served = {"model": model_name, "base_url": f"{base_url}/completions", "num_concurrent": 32, "max_retries": 20}
+    theirs = simple_evaluate(
+        model="local-completions",
+        model_args={**served, "tokenized_requests": False},
+        tasks=[config],
+        num_fewshot=5,
+        limit=8,
+        gen_kwargs={"temperature": 0.0, "add_special_tokens": False, "max_gen_toks": 40},
+        task_manager=TaskManager(include_defaults=False),
+        bootstrap_iters=0,
+    )
+    lines = Path("eval-gsm8k/samples_gsm8k.jsonl").read_text("utf-8").splitlines()
+    ours = [(sample["arguments"][0][0], sample["resps"]) for sample in map(json.loads, lines)]
+    assert ours == [(sample["arguments"][0][0], sample["resps"]) for sample in theirs["samples"]["gsm8k"]]

@@ -22,7 +22,7 @@ from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
 from conformance.recorded_server import NO_LOGPROBS, RecordedServer
-from deepseek_triton_client import InvalidRequest
+from deepseek_triton_client import InvalidRequest, Overloaded
 from deepseek_triton_tools.cli.main import main
 
 DATA = Path(__file__).with_name("evaluation_data")
@@ -242,6 +242,7 @@ def test_gpqa_asks_and_scores_as_trtllm_eval_does() -> None:
         assert [line[:3] for line in sky[3:]] == ["A) ", "B) ", "C) ", "D) "]
         assert server.requests[-1].params.max_tokens == 32768
         assert all(request.messages for request in server.requests if "task" not in request.body)
+    assert {sample["arguments"][0][0][0]["role"] for sample in samples("gpqa_diamond")} == {"user"}
     found = summary("gpqa_diamond")
     assert found["score"] == pytest.approx(200 / 3)
     [verdict] = found["verdicts"]
@@ -323,6 +324,21 @@ def test_failed_questions_are_never_wrong_answers(capsys: pytest.CaptureFixture[
     found = summary("gsm8k")
     assert (found["failed"], found["kept"], found["num_questions"]) == (1, 21, 22)
     assert any("1 questions failed and count as wrong" in note for note in found["notes"])
+
+
+def test_a_full_server_is_asked_again() -> None:
+    refused: set[str] = set()
+
+    def full_at_first(prompt: str) -> str:
+        if prompt not in refused:
+            refused.add(prompt)
+            raise Overloaded("full")
+        return recorded_answer(prompt)
+
+    with RecordedServer(full_at_first) as server:
+        eval_(server, "--task", "gsm8k", "--data", DATA / "gsm8k", "--limit", 3)
+        assert len(server.prompts) == 6
+    assert summary("gsm8k")["failed"] == 0
 
 
 def test_truncated_answers_are_counted() -> None:

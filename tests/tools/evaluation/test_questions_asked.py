@@ -153,7 +153,8 @@ def test_leaving_early_cancels_what_is_under_way(server: FakeServer, kept: KeptA
 
 
 class OneTokenPerLetter(FakeServer):
-    """Its tokens are letters. Each is as likely as its place in the alphabet says: a 0, b -1."""
+    """Its tokens are letters. Each is as likely as its place in the alphabet says: a 0, b -1. A conversation is its
+    last message between two z."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +162,10 @@ class OneTokenPerLetter(FakeServer):
 
     def _said(self, request: Any) -> Iterator[Mapping[str, Any]]:
         body = request.body
-        text = str(body["text_input"])
+        if request.messages:
+            text = f"z{request.messages[-1]['content']}z"
+        else:
+            text = "".join(map(chr, request.prompt)) if isinstance(request.prompt, tuple) else str(request.prompt)
         counts = {"num_input_tokens": len(text), "num_output_tokens": 1, "finish_reason": "stop"}
         if body.get("task") == "tokenize":
             yield {"text_output": "", "output_ids": list(map(ord, text)), **counts}
@@ -173,10 +177,16 @@ class OneTokenPerLetter(FakeServer):
 
 @pytest.mark.parametrize(
     ("context", "continuation", "expected"),
-    [("ab", "aa", (0.0, True)), ("ab", "bc", (-3.0, False)), ("", "cba", (-1.0, False))],
+    [
+        pytest.param("ab", "aa", (0.0, True), id="greedy"),
+        pytest.param("ab", "bc", (-3.0, False), id="not greedy"),
+        pytest.param("ab ", "bc", (-3.0 + 65.0, False), id="a blank belongs to what follows"),
+        pytest.param("", "cba", (-1.0, False), id="no context"),
+        pytest.param([{"role": "user", "content": "ab"}], "bc", (-3.0, False), id="a conversation"),
+    ],
 )
 def test_likelihood_counts_the_continuation_only(
-    context: str, continuation: str, expected: tuple[float, bool], tmp_path: Path
+    context: Any, continuation: str, expected: tuple[float, bool], tmp_path: Path
 ) -> None:
     question = Likelihood(context=context, continuation=continuation, fields={})
     with OneTokenPerLetter() as server, open_answers(tmp_path / "answers", {}, overwrite=False) as kept:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_client import AsyncClient, InvalidRequest, ModelNotFound, SamplingParams
+from deepseek_triton_client import AsyncClient, InvalidRequest, ModelNotFound, Retries, SamplingParams
 from deepseek_triton_tools.evaluation import lm_eval_run
+from deepseek_triton_tools.evaluation.conversation_text import conversation_in
 from deepseek_triton_tools.evaluation.evaluation_summary import EvaluationSummary, scores_in
 from deepseek_triton_tools.evaluation.evaluation_task import EvaluationTask
 from deepseek_triton_tools.evaluation.harness_model import HarnessModel
@@ -25,13 +27,16 @@ from deepseek_triton_tools.evaluation.tasks.tiny_task import tiny
 from deepseek_triton_tools.terminal.output_streams import complain, to_reader
 from deepseek_triton_tools.tool_errors import ToolError
 
+_ROUNDS = 20
+"""Attempts for a question that the server was too full for, or not there: about a minute."""
 _SERVER_FACTS = ("name", "checkpoint", "engine", "engine_version")
 """Facts of `describe` that the answers depend on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
-    connect: Callable[[], AsyncClient]
+    connect: Callable[..., AsyncClient]
+    """Takes further settings of the client."""
     model: str
     """The model's name on the server."""
     task: str | None
@@ -76,7 +81,7 @@ def run_evaluation(options: EvaluationOptions) -> int:
     server = {fact: info[fact] for fact in _SERVER_FACTS if fact in info} or {"name": options.model}
     with open_answers(options.output / "answers.jsonl", server, overwrite=options.overwrite) as kept:
         model = lm_eval_run.lm_class()(
-            options.connect,
+            partial(options.connect, retries=Retries(attempts=_ROUNDS)),
             kept,
             info,
             fields=options.fields,
@@ -202,13 +207,19 @@ def _write(output: Path, results: Mapping[str, Any], summary: EvaluationSummary)
     rest = {key: value for key, value in results.items() if key != "samples"}
     files = {"results.json": json.dumps(rest, indent=2, ensure_ascii=False, default=_plain)}
     for task, samples in results["samples"].items():
-        lines = [json.dumps(sample, ensure_ascii=False, default=_plain) + "\n" for sample in samples]
+        shown = ({**sample, "arguments": _with_messages(sample["arguments"])} for sample in samples)
+        lines = [json.dumps(sample, ensure_ascii=False, default=_plain) + "\n" for sample in shown]
         files[f"samples_{task.replace('/', '_')}.jsonl"] = "".join(lines)
     files["summary.json"] = summary.as_json() + "\n"
     for name, text in files.items():
         unfinished = output / f".{name}.unfinished"
         unfinished.write_text(text, encoding="utf-8")
         os.replace(unfinished, output / name)
+
+
+def _with_messages(arguments: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Write conversations as what they are, not as the texts that lm-eval passed."""
+    return [[conversation_in(one) or one if isinstance(one, str) else one for one in each] for each in arguments]
 
 
 def _plain(value: Any) -> Any:
