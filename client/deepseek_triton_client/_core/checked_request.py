@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import reprlib
-from array import array
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from typing import Any
 from deepseek_triton_client._core.client_settings import Timeouts
 from deepseek_triton_client._core.exceptions import InvalidRequest
 from deepseek_triton_client._core.sampling_params import SamplingParams
-from deepseek_triton_client._core.tensor_encoding import checked
+from deepseek_triton_client._core.tensor_encoding import checked, encode
 
 Prompt = str | Sequence[int]
 """A text, or a list of token ids."""
@@ -63,8 +63,8 @@ def _token_ids(prompt: Iterable[Any]) -> tuple[int, ...]:
     """Raises InvalidRequest for the first wrong one. Plain numbers are checked all at once: prompts are long."""
     ids = tuple(prompt)
     if set(map(type, ids)) == {int}:
-        with suppress(OverflowError):  # below, it is found and named
-            array("i", ids)
+        with suppress(struct.error):  # below, it is found and named
+            encode("INT32", ids)
             return ids
     return tuple(checked("prompt", "INT32", token) for token in ids)
 
