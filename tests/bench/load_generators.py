@@ -1,6 +1,6 @@
 """How many requests a second each load generator makes, beside the others in one run.
 
-    python tests/bench/load_generators.py [--rounds 5] [--requests 2560] [--output FILE]
+    python tests/bench/load_generators.py [--rounds 5] [--requests 5120] [--output FILE]
 
     bench     deepseek-triton bench
     aiperf    AIPerf with our plugin, from .venv-conformance (`make test-gateway` makes it)
@@ -161,7 +161,7 @@ GENERATORS: dict[str, Callable[[str, Load, Path], float]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=2560)
+    parser.add_argument("--requests", type=int, default=5120)
     parser.add_argument("--concurrency", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=20)
     parser.add_argument("--output", type=Path, help="a JSON file with every sample")
