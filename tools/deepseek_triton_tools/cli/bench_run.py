@@ -324,8 +324,8 @@ def _print(args: argparse.Namespace, result: BenchResult, planned: Plan | None) 
         watched = metrics_table(result.points[-1].runs[-1].server_metrics)
         if watched is not None:
             show(watched)
-    if args.preset is not None:
-        show(published_table(published_preset(args.preset), result))
+    if args.preset is not None and (published := published_table(published_preset(args.preset), result)).rows:
+        show(published)
     if planned is not None:
         show(against_plan(planned, result))
     for point in result.points:
