@@ -91,6 +91,12 @@ def test_the_page_has_the_preset_with_its_server(name):
     assert f"{chosen.input_tokens:,} + {chosen.output_tokens:,}" in row
 
 
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_loads_of_a_preset_have_different_names(name):
+    labels = [load.label for load in PRESETS[name].loads(short=False)]
+    assert len(set(labels)) == len(labels)
+
+
 def test_an_unknown_preset_is_refused_with_the_nearest():
     with pytest.raises(ToolError, match="did you mean r1-h200-min-latency") as refused:
         preset("r1-h200-min-latnecy")

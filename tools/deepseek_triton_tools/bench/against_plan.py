@@ -9,7 +9,6 @@ from deepseek_triton_build import Plan
 from deepseek_triton_tools.bench.measuring.figures import MetricSummary
 from deepseek_triton_tools.bench.results.bench_result import BenchResult, BenchRun
 from deepseek_triton_tools.terminal.tables import Table
-from deepseek_triton_tools.tool_errors import ToolError
 
 _RUNNING = ("deepseek_triton_engine_running_requests", "vllm:num_requests_running")
 _WAITING = ("deepseek_triton_engine_waiting_requests", "vllm:num_requests_waiting")
@@ -32,14 +31,8 @@ def against_plan(plan: Plan, result: BenchResult) -> Table:
     """Lay the limits of one server beside the highest that was measured at any load. With several servers, the
     highest of any of them.
 
-    :raises ToolError: for a plan without GPUs, which has no such limits.
+    :param plan: one for GPUs, which has such limits.
     """
-    if plan.gpu is None or plan.budget is None:
-        raise ToolError(
-            f"a plan of the {plan.engine} engine has no limits to compare; name one for a GPU, such as "
-            '"deepseek-r1 --gpu h200"',
-            exit_code=2,
-        )
     runs = [run for point in result.points for run in point.runs]
     rows = [*_gpu_lines(plan, result, runs), *_request_lines(plan, runs), *_length_lines(plan, runs)]
     title = "Planned and measured; highest values at any load"

@@ -125,7 +125,7 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--gpus", type=positive, metavar="N", help=help_text)
     help_text = "limits in ms for goodput, such as ttft=500,tpot=30; also itl, e2el"
     group.add_argument("--slo", type=slo, default=Slo(), metavar="LIMITS", help=help_text)
-    help_text = "lay the limits of a plan beside what was measured: options of `plan`, in quotes"
+    help_text = "lay a plan's limits beside what was measured: a folder that build wrote, or options of plan in quotes"
     group.add_argument("--against", type=words, metavar="PLAN", help=help_text)
     group.add_argument("--picture", action=argparse.BooleanOptionalAction, help="draw pictures (default: of a sweep)")
     help_text = "print the tables of another tool: vllm or trtllm-bench (default: ours)"
@@ -141,8 +141,9 @@ def _run(args: argparse.Namespace) -> int:
     from deepseek_triton_tools.bench.report.report_points import NamedResult
     from deepseek_triton_tools.bench.run_progress import RunProgress
     from deepseek_triton_tools.bench.sweep import SweepStep, sweep_result, sweep_steps
+    from deepseek_triton_tools.cli.plan_request import plan_named
 
-    planned = None if args.against is None else _planned(args.against)
+    planned = None if args.against is None else plan_named(args.against)
     sweep = _sweep(args)
     expected = expected_points(published_preset(args.preset)) if args.preset else ()
     output = None if args.output is None else OutputFolder(args.output, expected)
@@ -302,18 +303,6 @@ def _num_requests(args: argparse.Namespace, concurrency: int | None, in_file: in
     return number
 
 
-def _planned(options: str) -> Plan:
-    """Make the plan of the options of `plan`. Raises ToolError, and BuildError for a plan that can't work."""
-    from deepseek_triton_build import make_plan
-    from deepseek_triton_tools.cli.main import program_parser
-    from deepseek_triton_tools.cli.plan_request import plan_request
-
-    args, unknown = program_parser(["plan"]).parse_known_args(["plan", *shlex.split(options)])
-    if unknown:
-        raise ToolError(f"--against: unrecognized options of plan: {' '.join(unknown)}", exit_code=2)
-    return make_plan(plan_request(args))
-
-
 def _print(args: argparse.Namespace, result: BenchResult, planned: Plan | None) -> None:
     from deepseek_triton_tools.bench.against_plan import against_plan
     from deepseek_triton_tools.bench.presets.published_table import published_table
@@ -335,8 +324,8 @@ def _print(args: argparse.Namespace, result: BenchResult, planned: Plan | None) 
         watched = metrics_table(result.points[-1].runs[-1].server_metrics)
         if watched is not None:
             show(watched)
-    if args.preset is not None:
-        show(published_table(published_preset(args.preset), result))
+    if args.preset is not None and (published := published_table(published_preset(args.preset), result)).rows:
+        show(published)
     if planned is not None:
         show(against_plan(planned, result))
     for point in result.points:

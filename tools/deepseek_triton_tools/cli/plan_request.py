@@ -124,7 +124,8 @@ def _as_measured(request: PlanRequest, args: argparse.Namespace) -> PlanRequest:
 def plan_named(text: str) -> Plan:
     """Make the plan of a generated folder, by the options in its stamp, or of options as `plan` takes them.
 
-    :raises OptionError: for a folder that `build` did not write, and as `plan_request` does.
+    :raises OptionError: for a folder that `build` did not write, for a plan without GPUs, which has no limits of
+        memory, and as `plan_request` does.
     """
     parser = VerbParser(prog="plan", allow_abbrev=False, exit_on_error=False)
     add_plan_options(parser)
@@ -136,7 +137,13 @@ def plan_named(text: str) -> Plan:
         raise OptionError(f"{text}: {error}") from error
     if unknown:
         raise OptionError(f"{text}: `deepseek-triton plan` has no {' '.join(unknown)}")
-    return make_plan(plan_request(args))
+    plan = make_plan(plan_request(args))
+    if plan.budget is None:
+        raise OptionError(
+            f"{text}: a plan of the {plan.engine} engine has no limits to compare; name one for a GPU, such as "
+            '"deepseek-r1 --gpu h200"'
+        )
+    return plan
 
 
 def _stamped_options(folder: Path) -> str:

@@ -28,10 +28,11 @@ class LoadPoint:
 
     @property
     def label(self) -> str:
-        """A name for tables and pictures."""
+        """A name for tables and pictures. Requests that are all sent within a second are named by their number."""
         parts = []
         if self.rate is not None:
-            parts.append(f"rate {self.rate:g}")
+            at_once = self.rate >= self.num_requests
+            parts.append(f"{self.num_requests} at once" if at_once else f"rate {self.rate:g}")
         if self.concurrency is not None:
             parts.append(f"concurrency {self.concurrency}")
         return ", ".join(parts) or "trace"
