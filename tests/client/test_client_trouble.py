@@ -439,6 +439,23 @@ def test_trouble_over_http(client_kind: ClientKind, scripted: Any, name: str, ve
     assert kind is DeepseekTritonError or type(caught.value) is kind
 
 
+@over_http
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_connection_whose_answer_lost_its_end_serves_no_other(
+    client_kind: ClientKind, scripted: Any, verb: str
+) -> None:
+    scripted.answers(scripted.without_end())
+
+    with client_kind.client(scripted.url, retries=Retries(attempts=1)) as client:
+        with pytest.raises(ProtocolError, match="grpc://"):
+            call(client, verb)
+        scripted.server.await_closed(1)
+        scripted.answers(scripted.good(), scripted.good())
+        assert [call(client, verb).text for _ in range(2)] == ["你🙂好"] * 2
+
+    assert scripted.server.num_connections == 2
+
+
 STATUSES = {
     "UNAUTHENTICATED": AccessDenied,
     "PERMISSION_DENIED": AccessDenied,

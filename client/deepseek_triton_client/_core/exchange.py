@@ -120,6 +120,8 @@ class Exchange:
             else:
                 chunks = self._reader.chunks(outputs)
         except DeepseekTritonError as exc:
+            # The answer isn't what was asked for, so nothing that comes on its connection is to be trusted any more.
+            self._responses.interrupt()
             await self.close()
             raise self._for_this_request(exc) from exc.__cause__
         if self._ended:

@@ -40,7 +40,10 @@ class ResponseReader:
         if self.finished:
             return []
         if self._says_end:
-            raise ProtocolError("the stream ended without a finish_reason")
+            raise ProtocolError(
+                "the stream ended without a finish_reason: the server lost the end of the answer, which Triton's HTTP "
+                "front end does under load; grpc:// is not affected"
+            )
         if len(self._answers) < self._num_answers:
             raise ProtocolError(f"expected {self._num_answers} answers, got {len(self._answers)}")
         held = [(index, self._answers[index].end()) for index in sorted(self._answers.keys() - self._ended)]

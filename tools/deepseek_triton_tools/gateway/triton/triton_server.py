@@ -55,12 +55,16 @@ class TritonServer:
                 ended = True
                 raise error_of_status(status, body)
             reader = EventReader()
+            last: list[Part] = []
             while data := await connection.read():
                 if parts := reader.feed(data):
+                    last = parts
                     yield parts
                 if reader.error is not None:
                     raise reader.error
             ended = True
+            # Triton loses ends of streams under load. Nothing more that comes on such a connection is to be trusted.
+            connection.keep_alive &= any(part.finish_reason for part in last)
         except ConnectionFailed as error:
             ended = True
             raise self._lost(error, died=True) from error
