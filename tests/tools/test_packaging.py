@@ -80,11 +80,16 @@ def test_the_wheel_holds_nothing_else(wheel):
     }  # fmt: skip
 
 
+OF_THEIR_OWN = {"aiperf", "lm-eval"}
+"""Programs whose extras are for environments of their own. AIPerf needs transformers, and neither is installed here."""
+
+
 def test_no_extra_needs_torch(wheel):
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         lines = archive.read(name).decode().splitlines()
     required = [Requirement(line.partition(": ")[2]) for line in lines if line.startswith("Requires-Dist: ")]
+    required = [requirement for requirement in required if requirement.name not in OF_THEIR_OWN]
 
     others = [requirement for requirement in required if requirement.name != "deepseek-triton"]
     needed = {requirement.name for requirement in others}
