@@ -121,6 +121,11 @@ def may_lock(owners: str) -> FakedMachine:
     return with_files(files=files, limits={"memlock": (8 * MIB, 8 * MIB)})
 
 
+def sending_from(size: str) -> FakedMachine:
+    """A machine whose sockets have this many bytes to send from."""
+    return with_files(files={"/proc/sys/net/core/wmem_default": f"{size}\n"})
+
+
 def cuda(release: str) -> Done:
     """The answer of NVCC of that CUDA."""
     return Done(code=0, out=f"nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release {release}, V1\n")
@@ -583,6 +588,9 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
     ("nofile", machine(limits={"nofile": (20000, 20000)}), R1, "ok", "20000"),
     ("nofile", machine(), R1, "ok", "unlimited"),
     ("nofile", machine(limits={"nofile": (1024, 4096)}), NOTHING, "warning", "1024, at most 4096"),
+    ("send-buffer", sending_from("16777216"), NOTHING, "ok", "16777216 bytes, which take 21846 responses"),
+    ("send-buffer", sending_from("212992"), R1, "note", "sysctl -w net.core.wmem_default=16777216"),
+    ("send-buffer", sending_from("212992"), NOTHING, "note", "which take 278 responses"),
     ("stack", machine(limits={"stack": (8 * MIB, None)}), R1, "ok", "8.0 MiB"),
     ("stack", machine(limits={"stack": (MIB, None)}), R1, "warning", "1.0 MiB"),
     ("container", machine(), R1, "ok", "not in a container"),

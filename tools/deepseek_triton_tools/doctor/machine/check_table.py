@@ -66,6 +66,7 @@ CHECKS: Sequence[MachineCheck] = (
     MachineCheck(id="host-memory", title="host memory", needs=capabilities.NEED_GPUS, run=storage.check_host_memory),
     MachineCheck(id="disk", title="disk", run=storage.check_disk),
     MachineCheck(id="ports", title="ports", needs=capabilities.NEED_REPOSITORY, run=network.check_ports),
+    MachineCheck(id="send-buffer", title="send buffer", run=network.check_send_buffer),
     MachineCheck(id="interface", title="network interface", needs=(capabilities.MPIRUN,), run=network.check_interface),
     MachineCheck(id="hostname", title="host name", needs=(capabilities.MPIRUN,), run=network.check_hostname),
     MachineCheck(id="ssh", title="ssh", needs=(capabilities.MPIRUN,), run=network.check_ssh),

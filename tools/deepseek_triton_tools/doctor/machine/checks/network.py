@@ -12,6 +12,11 @@ from deepseek_triton_tools.doctor.machine.machine_finding import MachineFinding,
 
 _VIRTUAL = re.compile(r"docker|veth|virbr|br-|cni|flannel|cali|lxc|tun|tap|ifb|dummy|kube")
 """Beginnings of the names of interfaces that don't lead to another machine."""
+_SEND_BUFFER = "/proc/sys/net/core/wmem_default"
+_SEND_BUFFER_WANTED = 2**24
+"""Bytes with which no stream was torn (docs/tritonserver.md). Linux's default is 212,992."""
+_BYTES_PER_RESPONSE = 768
+"""What one waiting response takes of it: 212,992 bytes take 278, and 16 MiB take 21,846 (Linux 6.18, x86-64)."""
 
 
 def check_ports(machine: Machine, expected: Expected) -> MachineFinding:
@@ -23,6 +28,17 @@ def check_ports(machine: Machine, expected: Expected) -> MachineFinding:
     cause = "tritonserver opens its ports only after the model has loaded, and then it would end"
     fix = "end that process (deepseek-triton launch list, launch stop), or set HTTP_PORT, GRPC_PORT and METRICS_PORT"
     return error(result, cause, fix) if expected.repository else note(result, cause, fix)
+
+
+def check_send_buffer(machine: Machine, expected: Expected) -> MachineFinding:
+    """Check the queue of each thread of tritonserver's HTTP front end, a pair of Unix sockets with default buffers."""
+    size = int(machine.read(_SEND_BUFFER))
+    result = f"{size} bytes, which take {size // _BYTES_PER_RESPONSE + 1} responses"
+    if size >= _SEND_BUFFER_WANTED:
+        return ok(result)
+    cause = "a thread of tritonserver's HTTP front end that falls further behind loses responses, and streams are torn"
+    fix = f"sysctl -w net.core.wmem_default={_SEND_BUFFER_WANTED} on the host before the server starts, or use grpc://"
+    return note(result, cause, fix)
 
 
 def check_interface(machine: Machine, expected: Expected) -> MachineFinding:
