@@ -216,6 +216,17 @@ def test_points_are_matched_by_their_load() -> None:
     )
 
 
+def test_the_number_of_requests_at_once_is_their_load() -> None:
+    points = [result(1.0 + number, load=LoadPoint(num_requests=number, rate=10_000.0)).points[0] for number in (1, 16)]
+    both = result(points=(*points, *result(2.0, load=LoadPoint(num_requests=16, rate=math.inf)).points))
+    comparison = compare(both, both)
+
+    labels = ["1 at once, rate 10000", "16 at once, rate 10000", "16 at once"]
+    assert [point.load.label for point in comparison.points] == labels
+    assert {figure.change_percent for point in comparison.points for figure in point.figures} == {0}
+    assert comparison.differences == ()
+
+
 def test_what_else_differs_is_said() -> None:
     a = result(1.0, server={"engine": "tensorrt_llm", "engine_version": "1.0.0"})
     b = result(1.0, gpus=4, dataset="real", server={"engine": "tensorrt_llm", "engine_version": "1.2.1"})

@@ -205,16 +205,10 @@ def test_inferencex_can_compute_with_it() -> None:
     assert interactivity["mean_tpot_ms"] == pytest.approx(10)
 
 
-def test_the_detailed_lists_have_an_entry_for_each_request() -> None:
-    document = serving_document(RESULT, LOAD, FIGURES, RECORDS)
-
-    assert document["input_lens"] == [8, 8]
-    assert document["output_lens"] == [4, 0]
-    assert document["ttfts"] == [0.5, 0.0]
-    assert document["itls"] == [pytest.approx([0.1, 0.2]), []]
-    assert document["e2els"] == [1.0, 0.0]
-    assert document["errors"] == ["", "overloaded: full"]
-    json.dumps(document)
+def test_the_number_of_prompts_is_of_those_that_were_sent() -> None:
+    """A run of a duration sends more or fewer than were planned."""
+    figures = replace(FIGURES, completed=5, failed=2, cancelled=1)
+    assert serving_document(RESULT, LOAD, figures)["num_prompts"] == 8
 
 
 @pytest.mark.parametrize(
@@ -223,7 +217,12 @@ def test_the_detailed_lists_have_an_entry_for_each_request() -> None:
         (LoadPoint(num_requests=1, concurrency=4096), 0, "concurrency_4096"),
         (LoadPoint(num_requests=1, concurrency=32), 2, "concurrency_32_run_3"),
         (LoadPoint(num_requests=1, rate=2.5, concurrency=32), 0, "rate_2.5_concurrency_32"),
-        (LoadPoint(num_requests=1, rate=math.inf), 0, "rate_inf"),
+        (LoadPoint(num_requests=7, rate=math.inf), 0, "7_at_once"),
+        (LoadPoint(num_requests=100, rate=math.inf, concurrency=8), 0, "100_at_once_concurrency_8"),
+        (LoadPoint(num_requests=100, rate=100.0), 0, "rate_100"),
+        (LoadPoint(num_requests=100, rate=200.0), 0, "rate_200"),
+        (LoadPoint(num_requests=100, rate=1000.0), 0, "100_at_once_rate_1000"),
+        (LoadPoint(num_requests=100, rate=1234567.0), 0, "100_at_once_rate_1234567"),
         (LoadPoint(num_requests=1), 0, "trace"),
     ],
 )
@@ -353,7 +352,7 @@ def test_csv_has_a_row_for_each_run() -> None:
     first, second, third = csv.DictReader(csv_text(result).splitlines())
 
     assert [row["run"] for row in (first, second, third)] == ["1", "2", "1"]
-    assert [row["load"] for row in (first, third)] == ["concurrency 2", "rate inf"]
+    assert [row["load"] for row in (first, third)] == ["concurrency 2", "3 at once"]
     assert float(first["ttft_ms_p99"]) == pytest.approx(500)
     assert float(first["output_throughput"]) == pytest.approx(2)
     assert (first["goodput"], second["goodput"], first["rate"], third["rate"]) == ("0.5", "", "", "inf")

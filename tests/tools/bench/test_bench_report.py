@@ -102,8 +102,11 @@ def test_labels_and_titles_of_loads() -> None:
     at_once = LoadPoint(num_requests=1, rate=math.inf, concurrency=4)
     trace = LoadPoint(num_requests=1)
 
-    assert [*map(short_load, (closed, opened, at_once, trace))] == ["8", "0.5/s", "all at once", "trace"]
+    assert [*map(short_load, (closed, opened, at_once, trace))] == ["8", "0.5/s", "1 at once", "trace"]
     assert sorted((at_once, opened, closed, trace), key=load_order) == [trace, closed, opened, at_once]
+    several = [LoadPoint(num_requests=number, rate=10_000.0) for number in (512, 16)]
+    assert [*map(short_load, sorted(several, key=load_order))] == ["16 at once", "512 at once"]
+    assert load_title(several) == "Requests at once"
     assert [load_title([closed]), load_title([opened, at_once]), load_title([closed, opened])] == [
         "Concurrency",
         "Request rate",

@@ -84,21 +84,23 @@ def throughput_per(share: str, result: BenchResult) -> FigureOf:
 
 
 def short_load(load: LoadPoint) -> str:
-    """A label for a point: the concurrency as a plain number, a rate as "4/s"."""
+    """A label for a point: the concurrency as a plain number, a rate as "4/s", and "16 at once"."""
     if load.rate is not None:
-        return "all at once" if math.isinf(load.rate) else f"{load.rate:g}/s"
+        return f"{load.num_requests} at once" if load.at_once else f"{load.rate:g}/s"
     return "trace" if load.concurrency is None else str(load.concurrency)
 
 
-def load_order(load: LoadPoint) -> tuple[float, float]:
+def load_order(load: LoadPoint) -> tuple[float, int, int]:
     """Loads from small to large."""
-    return (load.rate or 0.0, load.concurrency or 0)
+    return (load.rate or 0.0, load.concurrency or 0, load.num_requests)
 
 
 def load_title(loads: Collection[LoadPoint]) -> str:
     """The title of an axis that has the short labels of `loads`."""
     if all(load.rate is None and load.concurrency is not None for load in loads):
         return "Concurrency"
+    if all(load.at_once for load in loads):
+        return "Requests at once"
     return "Request rate" if all(load.rate is not None for load in loads) else "Load"
 
 

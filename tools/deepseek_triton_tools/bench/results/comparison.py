@@ -72,7 +72,8 @@ class Comparison:
 
 
 def compare(a: BenchResult, b: BenchResult) -> Comparison:
-    """Compare the points of the same load; their numbers of requests may differ. Raises ToolError if there are none."""
+    """Compare the points of the same load; the numbers of requests may differ, unless all
+    are sent at once. Raises ToolError if there are none."""
     in_b = {_key(point.load): point for point in b.points}
     pairs = [(point, in_b[_key(point.load)]) for point in a.points if _key(point.load) in in_b]
     if not pairs:
@@ -124,8 +125,8 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
 
 
 def _key(load: LoadPoint) -> LoadPoint:
-    """Everything of the load but its length."""
-    return replace(load, num_requests=0, num_warmup=0)
+    """Everything of the load but its length. The number of requests that are sent at once is no length."""
+    return replace(load, num_requests=load.num_requests if load.at_once else 0, num_warmup=0)
 
 
 def _figures(ours: BenchPoint, theirs: BenchPoint) -> Iterator[FigureComparison]:
