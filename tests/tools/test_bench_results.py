@@ -74,6 +74,7 @@ _RUNS = st.builds(
     ),
     timeline=st.sampled_from([(), RESULT.points[0].runs[0].timeline]),
     server_metrics=st.dictionaries(st.text(), _METRICS, max_size=3),
+    interrupted=st.booleans(),
 )
 _RESULTS = st.builds(
     BenchResult,
@@ -126,13 +127,17 @@ def test_fields_with_a_default_may_lack(tmp_path) -> None:
         (lambda document: document.pop("schema"), "its schema is None"),
         (lambda document: document.pop("points"), "all of it: expected an object with points, got {"),
         (lambda document: document.update(gpus="8"), "gpus: expected a whole number, got '8'"),
+        (
+            lambda document: document["points"][0]["runs"][0].update(interrupted=0),
+            "points[0].runs[0].interrupted: expected true or false, got 0",
+        ),
         (lambda document: document.update(urls="http://a"), "urls: expected a list, got 'http://a'"),
         (
             lambda document: document["points"][0]["runs"][0]["figures"]["ttft_ms"].update(p50="fast"),
             "points[0].runs[0].figures.ttft_ms.p50: expected a number, got 'fast'",
         ),
     ],
-    ids=["schema 2", "no schema", "no points", "gpus as text", "one url", "a word for a number"],
+    ids=["schema 2", "no schema", "no points", "gpus as text", "no truth", "one url", "a word for a number"],
 )
 def test_what_bench_did_not_write_is_refused(edit, reason, tmp_path) -> None:
     path = _edited(tmp_path, edit)
@@ -346,12 +351,13 @@ def test_without_a_number_of_gpus_there_is_no_line_for_one() -> None:
 
 def test_csv_has_a_row_for_each_run() -> None:
     run = RESULT.points[0].runs[0]
-    again = replace(run, figures=replace(FIGURES, goodput=None))
+    again = replace(run, figures=replace(FIGURES, goodput=None), interrupted=True)
     open_loop = BenchPoint(load=LoadPoint(num_requests=3, rate=math.inf), runs=(run,))
     result = replace(RESULT, points=(replace(RESULT.points[0], runs=(run, again)), open_loop))
     first, second, third = csv.DictReader(csv_text(result).splitlines())
 
     assert [row["run"] for row in (first, second, third)] == ["1", "2", "1"]
+    assert [row["interrupted"] for row in (first, second)] == ["0", "1"]
     assert [row["load"] for row in (first, third)] == ["concurrency 2", "3 at once"]
     assert float(first["ttft_ms_p99"]) == pytest.approx(500)
     assert float(first["output_throughput"]) == pytest.approx(2)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from deepseek_triton_tools.bench.load.bench_target import TargetSettings
+from deepseek_triton_tools.bench.load.load_run import LoadProgress
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
 from deepseek_triton_tools.bench.output_folder import OutputFolder
 from deepseek_triton_tools.bench.results.bench_result import BenchResult
@@ -26,7 +27,13 @@ def server() -> Iterator[str]:
         yield address
 
 
-def measured(server: str, folder: Path, *points: LoadPoint, repeat: int = 1) -> tuple[list[SweepStep], BenchResult]:
+def measured(
+    server: str,
+    folder: Path,
+    *points: LoadPoint,
+    repeat: int = 1,
+    on_progress: Callable[[str, LoadProgress], None] = lambda *_: None,
+) -> tuple[list[SweepStep], BenchResult]:
     """Run a sweep, with its files after each run."""
     sweep = Sweep(
         target=TargetSettings(urls=(f"http://{server}",), endpoint="triton-http", model="tensorrt_llm"),
@@ -38,8 +45,7 @@ def measured(server: str, folder: Path, *points: LoadPoint, repeat: int = 1) -> 
     )
     output = OutputFolder(folder)
     steps: list[SweepStep] = []
-    names: list[str] = []
-    for step in sweep_steps(sweep, lambda name, _: names.append(name)):
+    for step in sweep_steps(sweep, on_progress):
         steps.append(step)
         output.write(sweep_result(sweep, steps), step)
     return steps, sweep_result(sweep, steps)
@@ -69,3 +75,19 @@ def test_rates_at_which_all_is_sent_at_once_have_files_of_their_own(server: str,
     assert [len(point.runs) for point in result.points] == [2, 2, 2]
     assert len({point.load.label for point in result.points}) == 3
     assert len(list(tmp_path.glob("*.requests.jsonl.gz"))) == 6
+
+
+def test_a_run_that_ctrl_c_ended_is_none_of_the_repeats(server: str, tmp_path: Path) -> None:
+    def interrupt(name: str, progress: LoadProgress) -> None:
+        if name.startswith("concurrency 2, run 2 of 3") and progress.ended and not raised:
+            raised.append(name)
+            raise KeyboardInterrupt
+
+    raised: list[str] = []
+    point = LoadPoint(num_requests=2000, concurrency=2)
+    _, result = measured(server, tmp_path, point, repeat=3, on_progress=interrupt)
+
+    assert raised == ["concurrency 2, run 2 of 3, 2 of 3 in all"]
+    assert [run.interrupted for run in result.points[0].runs] == [False, True]
+    assert result.points[0].counted_runs == result.points[0].runs[:1]
+    assert read_result(tmp_path).points[0].label == "concurrency 2, interrupted"

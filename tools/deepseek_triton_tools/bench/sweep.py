@@ -129,6 +129,7 @@ def _bench_run(
         figures=replace(figures, client_delay_ms=delay_ms),
         timeline=run_timeline(measured.records, bins),
         server_metrics=server_metrics,
+        interrupted=measured.interrupted,
     )
 
 

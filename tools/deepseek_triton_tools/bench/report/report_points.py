@@ -24,7 +24,7 @@ class NamedResult:
     @property
     def measured(self) -> list[BenchPoint]:
         """The points that can be drawn: of each, some request was completed."""
-        return [point for point in self.result.points if any(run.figures.completed for run in point.runs)]
+        return [point for point in self.result.points if any(run.figures.completed for run in point.counted_runs)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,8 @@ class RunSpread:
 
 def spread(point: BenchPoint, figure: FigureOf) -> RunSpread | None:
     """None where no run has the figure. Runs without a completed request have none."""
-    values = [value for run in point.runs if run.figures.completed and (value := figure(run.figures)) is not None]
+    runs = [run.figures for run in point.counted_runs if run.figures.completed]
+    values = [value for figures in runs if (value := figure(figures)) is not None]
     return RunSpread(mean=math.fsum(values) / len(values), low=min(values), high=max(values)) if values else None
 
 
