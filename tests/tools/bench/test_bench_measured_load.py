@@ -8,7 +8,7 @@ import pytest
 
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
 from deepseek_triton_tools.bench.measured_load import choose_load
-from deepseek_triton_tools.bench.measuring.figures import Slo
+from deepseek_triton_tools.bench.measuring.figures import Distribution, Slo
 from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
 from deepseek_triton_tools.bench.measuring.run_figures import run_figures
 from deepseek_triton_tools.bench.results.bench_result import BenchPoint, BenchResult, BenchRun
@@ -93,6 +93,53 @@ def test_a_load_with_failed_requests_is_none_to_plan_for():
     assert choose_load(sweep([failing, point(1, 0.01)]), Slo()).workload.concurrency == 1
     with pytest.raises(ToolError, match="without errors"):
         choose_load(sweep([failing]), Slo())
+
+
+def test_limits_of_the_benchmark_are_judged_by_the_requests_that_kept_them():
+    """Of 40 requests, one has a gap of 300 ms among its 101 tokens: a fortieth misses, but not the 99th percentile."""
+    limits = Slo(itl_ms=50)
+    records = [
+        RequestRecord(
+            index=user,
+            ended_s=4.0,
+            chunk_s=[0.01 * step + (0.3 if user == 0 and step else 0.0) for step in range(101)],
+            chunk_tokens=[1] * 101,
+            num_input_tokens=10,
+            num_output_tokens=101,
+        )
+        for user in range(40)
+    ]
+    run = BenchRun(figures=run_figures(records, slo=limits))
+    uneven = BenchPoint(load=LoadPoint(num_requests=40, concurrency=40), runs=(run,))
+    message = r"nearest is concurrency 40 with ITL p99 10 ms, 97\.5% of the requests within all limits"
+    with pytest.raises(ToolError, match=message):
+        choose_load(sweep([uneven], limits), limits)
+    assert choose_load(sweep([uneven], limits), Slo(itl_ms=49)).workload.concurrency == 40
+    kept = replace(uneven, runs=(replace(run, figures=replace(run.figures, good_share=0.99)),))
+    assert choose_load(sweep([kept], limits), limits).workload.concurrency == 40
+
+
+def test_a_limit_of_what_was_not_measured_is_refused():
+    one_token = replace(point(8, 0.01).runs[0].figures, tpot_ms=Distribution(), itl_ms=Distribution())
+    without = BenchPoint(load=LoadPoint(num_requests=8, concurrency=8), runs=(BenchRun(figures=one_token),))
+    with pytest.raises(ToolError, match="measured no TPOT and no ITL: leave that out of --slo"):
+        choose_load(sweep([without]), Slo(ttft_ms=500, tpot_ms=20, itl_ms=30))
+    assert choose_load(sweep([without, point(1, 0.01)]), Slo(tpot_ms=20)).workload.concurrency == 1
+
+
+def test_what_the_server_cancelled_is_an_error_and_what_the_client_left_is_none():
+    figures = replace(run_of(8, 0.01).figures, cancelled=2)
+    left, shut = (BenchRun(figures=replace(figures, errors=errors)) for errors in ({}, {"shutting down": 2}))
+    load = LoadPoint(num_requests=10, concurrency=8)
+    assert choose_load(sweep([BenchPoint(load=load, runs=(left,))]), Slo()).workload.concurrency == 8
+    with pytest.raises(ToolError, match="without errors"):
+        choose_load(sweep([BenchPoint(load=load, runs=(shut,))]), Slo())
+
+
+def test_an_interrupted_run_is_none_to_plan_for():
+    whole, cut = point(1, 0.01), replace(run_of(8, 0.012), interrupted=True)
+    started = BenchPoint(load=LoadPoint(num_requests=8, concurrency=8), runs=(cut,))
+    assert choose_load(sweep([whole, started]), Slo()).workload.concurrency == 1
 
 
 @pytest.mark.parametrize("text", ["ttft", "ttft=", "ttft=0", "ttft=inf", "ttft=nan", "ttfb=3", "", "ttft=5,,"])

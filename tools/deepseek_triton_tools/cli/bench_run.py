@@ -156,7 +156,7 @@ def _run(args: argparse.Namespace) -> int:
                 complain(problem)
         steps.append(step)
         if output is not None:
-            output.write(sweep_result(sweep, steps), step.load, step.number, step.measured.records)
+            output.write(sweep_result(sweep, steps), step)
     result = sweep_result(sweep, steps)
     with to_reader():
         _print(args, result, planned)
