@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from deepseek_triton_tools.bench.load.arrivals import conversations_needed
 from deepseek_triton_tools.bench.load.bench_target import TargetSettings
 from deepseek_triton_tools.bench.load.load_run import LoadProcesses, LoadProgress, LoadRun, processes_for
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
@@ -74,7 +75,7 @@ def sweep_steps(sweep: Sweep, on_progress: Callable[[str, LoadProgress], None]) 
     with LoadProcesses(number) as processes:
         for position, (point, repeated) in enumerate(runs):
             name = _name(point, repeated, sweep.repeat, position, len(runs))
-            conversations = sweep.conversations(point.num_warmup + point.num_requests, sweep.seed + position)
+            conversations = sweep.conversations(conversations_needed(point), sweep.seed + position)
             with MetricsWatch(sweep.metrics_urls) as watch:
                 measured = processes.run(
                     sweep.target,
