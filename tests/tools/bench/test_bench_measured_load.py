@@ -189,6 +189,48 @@ def test_limits_given_go_before_those_of_the_benchmark(measured, capsys):
     assert document["workload"]["concurrency"] == 1
 
 
+@pytest.mark.parametrize(
+    ("server", "says"),
+    [
+        pytest.param(
+            {"name": "tiny", "engine": "simulated"},
+            "measured: of tiny on the simulated engine, not of deepseek-r1 on tensorrt_llm",
+            id="both",
+        ),
+        pytest.param(
+            {"name": "deepseek-r1", "engine": "vllm"},
+            "measured: of deepseek-r1 on the vllm engine, not of deepseek-r1 on tensorrt_llm",
+            id="engine",
+        ),
+        pytest.param(
+            {"name": "deepseek-v3-0324", "engine": "tensorrt_llm"},
+            "measured: of deepseek-v3-0324 on the tensorrt_llm engine, not of deepseek-r1 on tensorrt_llm",
+            id="model",
+        ),
+        pytest.param({"name": "deepseek-r1", "engine": "tensorrt_llm"}, None, id="the same"),
+        pytest.param({"name": "deepseek-r1-fp4", "engine": "tensorrt_llm"}, None, id="other weights"),
+        pytest.param({"name": "own-folder", "engine": "tensorrt_llm"}, None, id="an unknown name"),
+        pytest.param({}, None, id="nothing said"),
+    ],
+)
+def test_a_benchmark_of_another_model_or_engine_is_said(server, says, tmp_path, capsys):
+    write_result(replace(sweep(), server=server), tmp_path / "bench.json")
+    document, _ = planned(capsys, "--from-bench", str(tmp_path))
+    assert document["measured"].get("--from-bench") == says
+    assert main(["plan", "deepseek-r1", "--gpu", "h200", "--from-bench", str(tmp_path)]) == 0
+    assert (says is None) == ("measured: of" not in " ".join(capsys.readouterr().out.split()))
+
+
+def test_loads_are_counted():
+    assert "of 1 load, " in choose_load(sweep([point(1, 0.01)]), Slo(tpot_ms=20)).why
+    assert choose_load(sweep(), Slo()).why.endswith("of 4 loads")
+
+
+def test_an_unknown_model_is_named_before_the_benchmark(measured, capsys):
+    assert main(["plan", "deepseek-r9", "--gpu", "h200", "--from-bench", str(measured)]) != 0
+    assert "deepseek-r9" in capsys.readouterr().err
+
+
 def test_vllm_takes_them_too(measured, capsys):
     _, settings = planned(capsys, "--engine", "vllm", "--gpus", "8", "--from-bench", str(measured))
     assert settings["max_num_seqs"]["value"] == 64

@@ -78,9 +78,8 @@ def choose_load(result: BenchResult, slo: Slo) -> MeasuredLoad:
 
 def _why(best: BenchPoint, slo: Slo, tried: int, *, counted: bool) -> str:
     kept = f", of those that keep {_limits(slo)}: it has {_seen(best, slo, counted=counted)}" if _given(slo) else ""
-    return (
-        f"measured: {best.load.label} gave the most output tokens/s, {_throughput(best):,.0f}, of {tried} loads{kept}"
-    )
+    loads = "1 load" if tried == 1 else f"{tried} loads"
+    return f"measured: {best.load.label} gave the most output tokens/s, {_throughput(best):,.0f}, of {loads}{kept}"
 
 
 def _answered(point: BenchPoint) -> bool:

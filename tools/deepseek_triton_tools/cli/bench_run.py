@@ -199,7 +199,9 @@ def _sweep(args: argparse.Namespace) -> Sweep:
         points = loads or _points(args, None, is_trace=False)
     else:
         most = args.num_prompts + args.warmup if args.num_prompts else None
-        source = in_file = FileConversationSource(options, vocabulary, partial(token_counts, target), most)
+        source = in_file = FileConversationSource(
+            options, vocabulary, partial(token_counts, target), most, facts.get("vocab_size")
+        )
         points = loads or _points(args, len(in_file), is_trace=in_file.is_trace)
         is_text = in_file.is_text
     if args.ignore_eos if args.ignore_eos is not None else published is not None or not is_text:
