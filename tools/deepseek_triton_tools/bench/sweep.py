@@ -58,8 +58,8 @@ class SweepStep:
     """Number of the run at this point, from 0."""
     run: BenchRun
     measured: LoadRun
-    problems: Sequence[str] = ()
-    """Servers whose metrics could not be read, a line each."""
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """Addresses of metrics that could not be read, a line each."""
 
 
 def sweep_steps(sweep: Sweep, on_progress: Callable[[str, LoadProgress], None]) -> Iterator[SweepStep]:
@@ -74,13 +74,15 @@ def sweep_steps(sweep: Sweep, on_progress: Callable[[str, LoadProgress], None]) 
     with LoadProcesses(number) as processes:
         for position, (point, repeated) in enumerate(runs):
             name = _name(point, repeated, sweep.repeat, position, len(runs))
-            conversations = sweep.conversations(point.num_warmup + point.num_requests, sweep.seed + position)
-            with MetricsWatch(sweep.metrics_urls) as watch:
+            # Neighbouring seeds of a user mustn't share runs, as their sums with the position would.
+            seed = int(np.random.SeedSequence((sweep.seed, position)).generate_state(1)[0])
+            conversations = sweep.conversations(point.num_warmup + point.num_requests, seed)
+            with MetricsWatch(sweep.metrics_urls, sweep.target) as watch:
                 measured = processes.run(
                     sweep.target,
                     point,
                     conversations,
-                    seed=sweep.seed + position,
+                    seed=seed,
                     on_progress=partial(on_progress, name),
                 )
             yield SweepStep(
