@@ -9,7 +9,7 @@ import pytest
 import trustme
 
 from deepseek_backend.metrics.backend_metrics import FAMILIES, PREFIX
-from deepseek_triton_tools.bench.load.bench_target import TargetSettings
+from deepseek_triton_client import Tls
 from deepseek_triton_tools.bench.measuring.figures import MetricSummary
 from deepseek_triton_tools.bench.measuring.server_metrics import MetricsWatch, usual_metrics_urls
 from deepseek_triton_tools.bench.results.metrics_table import COUNTERS, GAUGES, metrics_table
@@ -135,8 +135,7 @@ def test_a_server_that_failed_once_is_read_again(server) -> None:
 @pytest.mark.parametrize(("asked", "expected"), [("http://127.0.0.1:8000", "Bearer secret"), ("http://other", None)])
 def test_the_token_goes_to_the_servers_own_hosts(server, asked, expected) -> None:
     server.script(*[server.body(200, b"up 1\n")] * 2)
-    target = TargetSettings(urls=(asked,), endpoint="triton-http", model="m", token="secret")
-    with MetricsWatch([address(server)], target, interval_s=_NEVER_S):
+    with MetricsWatch([address(server)], own_urls=[asked], token="secret", interval_s=_NEVER_S):
         pass
     assert [headers.get("authorization") for headers in server.headers] == [expected] * 2
 
@@ -149,8 +148,7 @@ def test_certificates_of_the_server_are_used_for_its_metrics(tmp_path) -> None:
     server = HttpServer(tls=context)
     try:
         server.script(*[server.body(200, b"up 1\n")] * 2)
-        target = TargetSettings(urls=(server.url,), endpoint="openai", model="m", ca=tmp_path / "ca.pem")
-        with MetricsWatch([address(server)], target, interval_s=_NEVER_S) as watch:
+        with MetricsWatch([address(server)], tls=Tls(ca=tmp_path / "ca.pem"), interval_s=_NEVER_S) as watch:
             pass
         assert (watch.problems, watch.summaries()["up"].last) == ({}, 1)
     finally:

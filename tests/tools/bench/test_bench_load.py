@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
+import os
+import signal
 import socket
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from deepseek_triton_tools.bench.load.arrivals import due_times
-from deepseek_triton_tools.bench.load.bench_target import TargetSettings, spread
+from deepseek_triton_tools.bench.load.arrivals import conversations_needed, due_times
+from deepseek_triton_tools.bench.load.bench_target import TargetSettings, counted_chunks
 from deepseek_triton_tools.bench.load.load_run import LoadProcesses, LoadProgress, LoadRun
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
+from deepseek_triton_tools.bench.load.openai_target import OpenAITarget
+from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
 from deepseek_triton_tools.bench.workload.bench_request import BenchRequest, Conversation
 from deepseek_triton_tools.tool_errors import ToolError
+from support.asgi_server import serving_app
 from support.paced_server import paced_server
 
 
@@ -132,11 +140,11 @@ def test_the_answer_time_limit_fails_a_request(processes):
             assert all(record.error for record in found)
 
 
-def test_a_duration_repeats_the_dataset(processes, server):
+def test_a_closed_loop_goes_on_for_its_duration(processes, server):
     point = LoadPoint(num_requests=4, concurrency=4, duration_s=0.5)
-    found = run(processes, target_of(server), point, plain(4)).records
+    found = run(processes, target_of(server), point, plain(conversations_needed(point))).records
     assert len(found) > 4
-    assert {record.index for record in found} == {0, 1, 2, 3}
+    assert [record.index for record in found] == list(range(len(found)))
     assert {record.outcome for record in found} == {"completed"}
 
 
@@ -174,7 +182,7 @@ def test_ctrl_c_leaves_what_was_measured(processes):
         nonlocal interrupted
         if progress.inflight and not interrupted:
             interrupted = True
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)
 
     with paced_server("--first-ms", "1", "--step-ms", "20") as address:
         point = LoadPoint(num_requests=1000, concurrency=4)
@@ -208,8 +216,62 @@ def _variation(due: list[float]) -> float:
     return math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) / mean
 
 
-@pytest.mark.parametrize("tokens", [0, 1, 7, 64])
-@pytest.mark.parametrize("chunks", [1, 3, 64])
-def test_spread_loses_no_token(tokens, chunks):
-    assert sum(spread(tokens, chunks)) == tokens
-    assert len(spread(tokens, chunks)) == chunks
+@given(
+    chunks=st.lists(st.tuples(st.floats(0, 100), st.integers(0, 9)), max_size=20).map(sorted),
+    total=st.integers(0, 100),
+)
+def test_chunks_hold_all_tokens_and_each_some(chunks, total):
+    times, tokens = [time for time, _ in chunks], [number for _, number in chunks]
+    for wanted in (total if chunks else 0, sum(tokens)):
+        found_times, found_tokens = counted_chunks(times, tokens, wanted)
+        assert sum(found_tokens) == wanted
+        assert 0 not in found_tokens
+        assert len(found_times) == len(found_tokens)
+        assert set(found_times) <= set(times)
+
+
+def test_processes_share_the_work_of_a_closed_loop(server):
+    """Each of three processes has a place; the one that is faster sends more, so that none waits for another."""
+    with LoadProcesses(3) as three:
+        found = run(three, target_of(server), LoadPoint(num_requests=50, concurrency=4), plain(50)).records
+    assert [record.index for record in found] == list(range(50))
+
+
+def test_an_open_loop_goes_on_for_its_duration(processes, server):
+    point = LoadPoint(num_requests=5, rate=100.0, duration_s=0.4)
+    needed = conversations_needed(point)
+    found = run(processes, target_of(server), point, plain(needed)).records
+    assert 5 < len(found) < needed
+    assert all(record.due_s < 0.4 for record in found)
+
+
+ODD = [
+    'data: {"choices": null}',
+    "data: [1]",
+    "data: 5",
+    'data: {"choices": [{"delta": 5}]}',
+    'data: {"usage": 5}',
+    "data: no JSON",
+    'data: {"error": null, "choices": []}',
+]
+
+
+@pytest.mark.parametrize("event", ODD)
+def test_an_event_that_is_not_openais_fails_its_request(event):
+    async def answer(scope, receive, send):
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            body = b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n' + event.encode() + b"\n\n"
+            await send({"type": "http.response.body", "body": body})
+
+    async def ask() -> RequestRecord:
+        target = OpenAITarget(target_of(""), f"{address}v1", lambda: 0.0)
+        record = RequestRecord(index=0)
+        await target.ask("Hi", {}, record, keep_ids=False)
+        await target.close()
+        return record
+
+    with serving_app(answer) as address:
+        record = asyncio.run(ask())
+    assert (record.outcome, record.num_output_tokens) == ("failed", 1)
+    assert record.error

@@ -105,8 +105,6 @@ def test_no_list_of_models_is_one_line(server, status, body, expected) -> None:
     assert str(raised.value).count("http://") == 1
 
 
-# http.client leaves a socket whose handshake failed to the garbage collector.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_https_without_tls_is_one_line(server) -> None:
     target = TargetSettings(urls=(f"{server.url.replace('http', 'https')}/v1",), endpoint="openai", model="m")
     with pytest.raises(ToolError, match="does it speak TLS"):

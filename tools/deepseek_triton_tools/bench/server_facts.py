@@ -57,8 +57,12 @@ def _document(url: str, target: TargetSettings) -> Any:
     if target.token:
         request.add_header("Authorization", f"Bearer {target.token}")
     tls = tls_of(target)
-    with urllib.request.urlopen(request, timeout=_LIMIT_S, context=None if tls is True else tls) as response:
-        return json.load(response)
+    try:
+        with urllib.request.urlopen(request, timeout=_LIMIT_S, context=None if tls is True else tls) as response:
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise
 
 
 def model_facts(target: TargetSettings) -> Mapping[str, Any]:

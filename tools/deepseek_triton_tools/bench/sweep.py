@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from deepseek_triton_client import Tls
+from deepseek_triton_tools.bench.load.arrivals import conversations_needed
 from deepseek_triton_tools.bench.load.bench_target import TargetSettings
 from deepseek_triton_tools.bench.load.load_run import LoadProcesses, LoadProgress, LoadRun, processes_for
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
@@ -69,6 +71,8 @@ def sweep_steps(sweep: Sweep, on_progress: Callable[[str, LoadProgress], None]) 
     :param on_progress: gets the name of the run, and how far it is.
     :raises ToolError: when the server can't be asked.
     """
+    target = sweep.target
+    tls = Tls(ca=target.ca, certificate=target.certificate, key=target.key)
     number = sweep.processes or max(processes_for(point) for point in sweep.points)
     runs = [(point, repeated) for point in sweep.points for repeated in range(sweep.repeat)]
     with LoadProcesses(number) as processes:
@@ -76,8 +80,8 @@ def sweep_steps(sweep: Sweep, on_progress: Callable[[str, LoadProgress], None]) 
             name = _name(point, repeated, sweep.repeat, position, len(runs))
             # Neighbouring seeds of a user mustn't share runs, as their sums with the position would.
             seed = int(np.random.SeedSequence((sweep.seed, position)).generate_state(1)[0])
-            conversations = sweep.conversations(point.num_warmup + point.num_requests, seed)
-            with MetricsWatch(sweep.metrics_urls, sweep.target) as watch:
+            conversations = sweep.conversations(conversations_needed(point), seed)
+            with MetricsWatch(sweep.metrics_urls, own_urls=target.urls, token=target.token, tls=tls) as watch:
                 measured = processes.run(
                     sweep.target,
                     point,

@@ -329,7 +329,7 @@ def _print(args: argparse.Namespace, result: BenchResult, planned: Plan | None) 
     if args.table in (None, "ours"):
         for table in result_tables(result):
             show(table)
-        print(paragraph(result_note(result), indent=""))
+        print(paragraph(result_note(result), indent="") + "\n")
         last = result.points[-1]
         watched = metrics_table(last.runs[-1].server_metrics, f"the last run: {last.load.label}")
         if watched is not None:
@@ -340,6 +340,8 @@ def _print(args: argparse.Namespace, result: BenchResult, planned: Plan | None) 
         show(against_plan(planned, result))
     for point in result.points:
         for run in point.runs:
+            if args.table in ("vllm", "trtllm-bench") and len(result.points) > 1:
+                print(f"\n{point.load.label}:")
             if args.table == "vllm":
                 print(serving_table(point.load, run.figures))
             elif args.table == "trtllm-bench":

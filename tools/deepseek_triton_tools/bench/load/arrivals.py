@@ -11,6 +11,19 @@ from deepseek_triton_tools.bench.load.load_settings import LoadPoint
 from deepseek_triton_tools.bench.workload.bench_request import Conversation
 from deepseek_triton_tools.bench.workload.lazy_conversations import LazyConversations
 
+_ENDLESS = 200_000
+"""Conversations of a closed loop that goes on for a time: more than it will send, so that no prompt comes twice."""
+
+
+def conversations_needed(point: LoadPoint) -> int:
+    """Return how many conversations the point can send, warm-up included."""
+    if point.duration_s is None or (point.rate is None and point.concurrency is None) or point.rate == math.inf:
+        return point.num_warmup + point.num_requests
+    if point.rate is None:
+        return _ENDLESS
+    mean = point.rate * point.duration_s
+    return math.ceil(mean + 8 * math.sqrt(mean / point.burstiness)) + 50  # never too few, for all practical purposes
+
 
 def due_times(point: LoadPoint, conversations: Sequence[Conversation], seed: int) -> list[float] | None:
     """Return seconds after the start, ascending, one for each conversation; None for a closed loop.

@@ -65,11 +65,20 @@ class RunClock(Protocol):
     def __call__(self) -> float: ...
 
 
-def spread(num_tokens: int, num_chunks: int) -> list[int]:
-    """Divide tokens evenly among chunks whose own numbers nobody told.
+def counted_chunks(times: Sequence[float], tokens: Sequence[int], total: int) -> tuple[list[float], list[int]]:
+    """Return the times of chunks and their numbers of tokens, which add up to `total` and are above 0.
 
-    >>> spread(8, 3)
-    [3, 3, 2]
+    A chunk that brought no token is left out. Where a server doesn't tell the chunks' own numbers, the tokens are
+    divided evenly.
+
+    >>> counted_chunks([0.1, 0.2, 0.3], [2, 0, 1], 3)
+    ([0.1, 0.3], [2, 1])
+    >>> counted_chunks([0.1, 0.2, 0.3], [0, 0, 0], 8)
+    ([0.1, 0.2, 0.3], [3, 3, 2])
     """
-    each, rest = divmod(num_tokens, max(1, num_chunks))
-    return [each + (number < rest) for number in range(num_chunks)]
+    if sum(tokens) == total:
+        counted = [(time, number) for time, number in zip(times, tokens, strict=True) if number > 0]
+        return [time for time, _ in counted], [number for _, number in counted]
+    num_chunks = min(len(times), total)
+    each, rest = divmod(total, max(1, num_chunks))
+    return list(times[:num_chunks]), [each + (number < rest) for number in range(num_chunks)]

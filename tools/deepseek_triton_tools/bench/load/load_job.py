@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from deepseek_triton_tools.bench.load.bench_target import TargetSettings
@@ -16,10 +16,10 @@ class LoadJob:
 
     target: TargetSettings
     conversations: Sequence[Conversation]
-    indices: Sequence[int]
-    """Their numbers in the whole run, ascending."""
-    due_s: Sequence[float] | None
-    """When each begins, in seconds after the start, ascending; None in a closed loop."""
+    """All of the run."""
+    due_s: Mapping[int, float] | None
+    """This process's conversations by number, and when each begins in seconds after the start, ascending. None in a
+    closed loop, where all processes draw the next number from one counter."""
     num_warmup: int
     """Conversations with a smaller number are not measured."""
     leaving: Set[int]

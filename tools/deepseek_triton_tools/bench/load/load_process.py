@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import itertools
 import signal
 import time
 from array import array
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import uvloop
 
@@ -25,36 +24,55 @@ from deepseek_triton_tools.bench.load.load_job import (
 )
 from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
 from deepseek_triton_tools.bench.workload.bench_request import BenchRequest
+from deepseek_triton_tools.host.open_files import allow_open_files
+
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
+
+SharedCounter: TypeAlias = "Synchronized[int]"
 
 _GC_THRESHOLD = (50_000, 20, 1_000)
 """A collection of all objects would be a gap in every stream."""
+_OPEN_FILES = 256
+"""Files and connections beside those of the streams."""
 _PROGRESS_S = 0.25
 _TICK_S = 0.01
 """How often the delay of the event loop is measured."""
+_AFTER_FAILURE_S = 0.1
+"""A user waits so long after a failure, because a server that is down refuses thousands of requests a second."""
+_TRIAL_S = 120
 _TRIAL_TOKENS = 8
 """Longest prompt of the request that tries the server out, so that no prefix cache knows the real ones."""
 
 
-def serve_jobs(pipe: Connection) -> None:
-    """Run the jobs that come through `pipe` until its other end is closed."""
+def serve_jobs(pipe: Connection, counter: SharedCounter) -> None:
+    """Run the jobs that come through `pipe` until its other end is closed.
+
+    :param counter: the next conversation of a closed loop, for all processes together.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's, which sends StopRun
     gc.set_threshold(*_GC_THRESHOLD)
     while True:
         try:
-            uvloop.run(_JobRun(pipe.recv(), pipe).run())
+            job = pipe.recv()
+            if isinstance(job, LoadJob):  # a StopRun may come after the end
+                allow_open_files(_OPEN_FILES + (job.concurrency or len(job.conversations)))
+                uvloop.run(_JobRun(job, pipe, counter).run())
         except (EOFError, BrokenPipeError):
             return
 
 
 class _JobRun:
-    def __init__(self, job: LoadJob, pipe: Connection) -> None:
+    def __init__(self, job: LoadJob, pipe: Connection, counter: SharedCounter) -> None:
         self._job = job
         self._pipe = pipe
+        self._counter = counter
         self._records: list[RequestRecord] = []
         self._start = 0.0
         self._targets: list[BenchTarget] = []
         self._stopped = asyncio.Event()
-        self._ended = self._failed = self._inflight = self._tokens = 0
+        self._ended = self._failed = self._tokens = 0
+        self._active: dict[int, RequestRecord] = {}
 
     def _now(self) -> float:
         return time.monotonic() - self._start
@@ -89,12 +107,18 @@ class _JobRun:
     async def _trial(self) -> str:
         """Ask each server for one token. Returns what is wrong."""
         request = self._job.conversations[0][0]
-        fields = {**(request.fields or {}), "max_tokens": 1}
+        fields: dict[str, Any] = {**(request.fields or {}), "max_tokens": 1}
+        if "min_tokens" in {*fields, *self._job.target.fields}:
+            fields["min_tokens"] = 0
+        prompt = self._prompt(request.prompt[:_TRIAL_TOKENS])
         for target in self._targets:
             record = RequestRecord(index=0)
-            await target.ask(self._prompt(request, request.prompt[:_TRIAL_TOKENS]), fields, record, keep_ids=False)
+            try:
+                await asyncio.wait_for(target.ask(prompt, fields, record, keep_ids=False), _TRIAL_S)
+            except asyncio.TimeoutError:
+                return f"{record.url}: no answer to a first request within {_TRIAL_S:g} s"
             if record.outcome != "completed":
-                return f"{record.url}: {record.error}"
+                return record.error if record.url in record.error else f"{record.url}: {record.error}"
         return ""
 
     async def _load(self) -> list[float]:
@@ -127,7 +151,12 @@ class _JobRun:
                 self._stopped.set()
 
     def _progress(self) -> JobProgress:
-        return JobProgress(ended=self._ended, failed=self._failed, inflight=self._inflight, output_tokens=self._tokens)
+        return JobProgress(
+            ended=self._ended,
+            failed=self._failed,
+            inflight=len(self._active),
+            output_tokens=self._tokens + sum(record.num_output_tokens for record in self._active.values()),
+        )
 
     async def _measure_delays(self, delays: list[float]) -> None:
         while True:
@@ -135,32 +164,31 @@ class _JobRun:
             await asyncio.sleep(_TICK_S)
             delays.append(max(0.0, (time.monotonic() - due) * 1000))
 
-    def _positions(self) -> Iterator[int]:
-        """The positions of the conversations; with a duration, the measured ones again and again until it is over."""
-        positions: Iterator[int] = iter(range(len(self._job.conversations)))
-        if self._job.duration_s is None:
-            yield from positions
-            return
-        measured = [at for at, index in enumerate(self._job.indices) if index >= self._job.num_warmup]
-        for position in itertools.chain(positions, itertools.cycle(measured)):
-            if self._now() >= self._job.duration_s:
+    def _numbers(self) -> Iterator[int]:
+        """The numbers of the next conversations, which no other process gets."""
+        while self._job.duration_s is None or self._now() < self._job.duration_s:
+            with self._counter.get_lock():
+                number = self._counter.value
+                self._counter.value += 1
+            if number >= len(self._job.conversations):
                 return
-            yield position
+            yield number
 
     async def _closed(self) -> None:
-        positions = self._positions()
+        numbers = self._numbers()
 
         async def user() -> None:
-            for position in positions:
-                await self._converse(position, None)
+            for number in numbers:
+                if not await self._converse(number, None):
+                    await asyncio.sleep(_AFTER_FAILURE_S)
 
         await _all(user() for _ in range(self._job.concurrency or 1))
 
-    async def _open(self, due: Sequence[float]) -> None:
+    async def _open(self, due: Mapping[int, float]) -> None:
         places = asyncio.Semaphore(self._job.concurrency) if self._job.concurrency else None
-        tasks: set[asyncio.Task[None]] = set()
+        tasks: set[asyncio.Task[bool]] = set()
         try:
-            for position, due_s in enumerate(due):
+            for number, due_s in due.items():
                 if self._job.duration_s is not None and due_s >= self._job.duration_s:
                     break
                 while (early_s := due_s - self._now()) > 0:  # uvloop's timers may end up to 1 ms early
@@ -168,7 +196,7 @@ class _JobRun:
                 if places is not None:
                     await places.acquire()
                     due_s = max(due_s, self._now())  # the limit makes it late, not this client
-                task = asyncio.create_task(self._converse(position, due_s))
+                task = asyncio.create_task(self._converse(number, due_s))
                 tasks.add(task)
                 if places is not None:
                     task.add_done_callback(lambda _: places.release())
@@ -179,10 +207,9 @@ class _JobRun:
         finally:
             await _cancel(tasks)
 
-    async def _converse(self, position: int, due_s: float | None) -> None:
-        """Send turn after turn. A conversation ends early with a turn that failed."""
-        index = self._job.indices[position]
-        conversation = self._job.conversations[position]
+    async def _converse(self, index: int, due_s: float | None) -> bool:
+        """Send turn after turn. A conversation ends early with a turn that failed; then the result is False."""
+        conversation = self._job.conversations[index]
         target = self._targets[index % len(self._targets)]
         history = _History(chat=self._job.target.chat)
         for turn, request in enumerate(conversation):
@@ -195,24 +222,26 @@ class _JobRun:
                 self._records.append(record)
             has_next = turn + 1 < len(conversation)
             asking = target.ask(history.with_prompt(request.prompt), _fields(request), record, keep_ids=has_next)
-            self._inflight += 1
+            self._active[id(record)] = record
             try:
                 limit_s = self._job.leave_after_s if index in self._job.leaving and turn == 0 else None
                 answer = await asyncio.wait_for(asking, limit_s) if limit_s is not None else await asking
             except asyncio.TimeoutError:
-                return  # this user has left, as was asked for
+                break  # this user has left, as was asked for
             finally:
                 record.chunk_s, record.chunk_tokens = array("d", record.chunk_s), array("I", record.chunk_tokens)
-                self._inflight -= 1
+                del self._active[id(record)]
                 self._tokens += record.num_output_tokens
                 self._failed += record.outcome == "failed"
             if record.outcome != "completed":
-                break
+                self._ended += 1
+                return False
             if has_next:
                 history.add(request.prompt, answer)
         self._ended += 1
+        return True
 
-    def _prompt(self, request: BenchRequest, prompt: Any) -> BenchPrompt:
+    def _prompt(self, prompt: Any) -> BenchPrompt:
         return _History(chat=self._job.target.chat).with_prompt(prompt)
 
 
@@ -255,7 +284,7 @@ async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
         await _cancel(tasks)
 
 
-async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
+async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """End the tasks that still run, and wait for them."""
     left = [task for task in tasks if not task.done()]
     for task in left:

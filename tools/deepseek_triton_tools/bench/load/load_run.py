@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import random
+import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -69,11 +71,12 @@ class LoadProcesses:
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes = []
+        self._counter = context.Value("q")
         with ExitStack() as undo:
             undo.callback(self.close)
             for _ in range(number):
                 ours, theirs = context.Pipe()
-                process = context.Process(target=serve_jobs, args=(theirs,), daemon=True)
+                process = context.Process(target=serve_jobs, args=(theirs, self._counter), daemon=True)
                 process.start()
                 theirs.close()
                 self._pipes.append(ours)
@@ -106,7 +109,7 @@ class LoadProcesses:
     ) -> LoadRun:
         """Send the conversations, of which the first `point.num_warmup` are not measured.
 
-        The first Ctrl-C ends the run early, the second raises KeyboardInterrupt.
+        The first Ctrl-C ends the run early, the second raises KeyboardInterrupt. Call it in the main thread.
 
         :raises ToolError: when a server can't be asked at all, or a load process died. No further run is possible then.
         """
@@ -135,15 +138,19 @@ class LoadProcesses:
         if point.concurrency is not None:
             number = min(number, point.concurrency)
         number = min(number, len(conversations))
+        self._counter.value = 0
         due = due_times(point, conversations, seed)
         chance = random.Random(seed)
         leaving = {index for index in range(len(conversations)) if chance.random() < point.leave_share}
+        places = point.concurrency or len(conversations)
         return [
             LoadJob(
                 target=target,
-                conversations=conversations[process::number],
-                indices=range(process, len(conversations), number),
-                due_s=None if due is None else due[process::number],
+                conversations=conversations,
+                # As many as the process has places, so that all end at about the same time.
+                due_s=None
+                if due is None
+                else {index: at for index, at in enumerate(due) if index % places % number == process},
                 num_warmup=point.num_warmup,
                 leaving=leaving,
                 leave_after_s=point.leave_after_s,
@@ -160,8 +167,8 @@ class LoadProcesses:
         latest = dict.fromkeys(pipes, JobProgress())
         working = set(pipes)
         interrupted = False
-        while working:
-            try:
+        with _interrupts() as count:
+            while working:
                 for pipe in wait(list(working), timeout=_POLL_S):
                     assert isinstance(pipe, Connection)
                     message = _receive(pipe)
@@ -172,13 +179,25 @@ class LoadProcesses:
                     elif isinstance(message, JobProgress):
                         latest[pipe] = message
                 on_progress(_together(latest.values(), time.monotonic() - start, total))
-            except KeyboardInterrupt:
-                if interrupted:
-                    raise
-                interrupted = True
-                for pipe in working:
-                    pipe.send(StopRun())
+                if count() > 1:
+                    raise KeyboardInterrupt
+                if count() and not interrupted:
+                    interrupted = True
+                    for pipe in working:
+                        with contextlib.suppress(OSError):  # the process has died, which the next message tells
+                            pipe.send(StopRun())
         return done, interrupted
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[Callable[[], int]]:
+    """Count Ctrl-C in the block: an exception in the middle of a message would lose the rest of it."""
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    try:
+        yield lambda: len(seen)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _receive(pipe: Connection) -> object:

@@ -10,9 +10,17 @@ from typing import Any, Literal
 
 import aiohttp
 
-from deepseek_triton_tools.bench.load.bench_target import BenchAnswer, BenchPrompt, RunClock, TargetSettings, spread
+from deepseek_triton_tools.bench.load.bench_target import (
+    BenchAnswer,
+    BenchPrompt,
+    RunClock,
+    TargetSettings,
+    counted_chunks,
+)
 from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
 
+_NOT_OPENAI = (ValueError, TypeError, AttributeError, LookupError)
+"""Raised where an event has another form than OpenAI's."""
 _FINISHED = b"[DONE]"
 _LIMIT_REASONS = {"stop", "length", "tool_calls"}
 """Finish reasons of whole answers."""
@@ -49,10 +57,11 @@ class OpenAITarget:
                     self._counts_each_chunk = "continuous_usage_stats" in usage
                     async for event in _events(response.content):
                         answer.add(event)
+                        record.num_output_tokens = answer.num_tokens
                 else:
                     record.outcome, record.error = "failed", await _refusal(response)
                     refused = self._counts_each_chunk is None and "continuous_usage" in record.error
-        except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError, *_NOT_OPENAI) as error:
             record.outcome, record.error = "failed", _one_line(f"{type(error).__name__}: {error}")
         except asyncio.CancelledError:
             record.outcome = "cancelled"
@@ -84,19 +93,18 @@ class _StreamedAnswer:
         self._ended = False
 
     def add(self, event: bytes) -> None:
-        """Raises ValueError for an event that is not OpenAI's."""
+        """Raises one of _NOT_OPENAI for an event of another form."""
         if event == _FINISHED:
             self._ended = True
             return
         document = json.loads(event)
-        if "error" in document:
-            error = document["error"]
+        if error := document.get("error"):
             self._error = error.get("message", str(error)) if isinstance(error, dict) else str(error)
             return
         before = self._usage.get("completion_tokens") or 0
-        self._usage = document.get("usage") or self._usage
+        self._usage = {**self._usage, **(document.get("usage") or {})}
         new = (self._usage.get("completion_tokens") or 0) - before
-        for choice in document.get("choices", ()):
+        for choice in document.get("choices") or ():
             delta = choice.get("delta") or choice
             text = delta.get("content") or delta.get("text") or ""
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
@@ -105,14 +113,16 @@ class _StreamedAnswer:
                 self._tokens.append(new)
             self.text.append(text)
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far, by the server's count; chunks where it gives none."""
+        return self._usage.get("completion_tokens") or len(self._times)
+
     def write(self, record: RequestRecord) -> None:
-        counted = bool(self._tokens) and min(self._tokens) > 0
-        record.chunk_s, record.chunk_tokens = self._times, self._tokens
         record.num_input_tokens = self._usage.get("prompt_tokens") or 0
         record.num_cached_tokens = (self._usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        record.num_output_tokens = self._usage.get("completion_tokens") or len(self._times)
-        if not counted or sum(self._tokens) != record.num_output_tokens:
-            record.chunk_tokens = spread(record.num_output_tokens, len(self._times))
+        record.num_output_tokens = self.num_tokens
+        record.chunk_s, record.chunk_tokens = counted_chunks(self._times, self._tokens, record.num_output_tokens)
         record.finish_reason = self._finish_reason
         if record.outcome == "completed" and (self._error or not self._ended):
             record.outcome, record.error = "failed", _one_line(self._error or "the stream ended without [DONE]")

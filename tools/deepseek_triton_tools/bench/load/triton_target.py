@@ -16,8 +16,17 @@ from deepseek_triton_client import (
     Timeouts,
     Tls,
 )
-from deepseek_triton_tools.bench.load.bench_target import BenchAnswer, BenchPrompt, RunClock, TargetSettings, spread
+from deepseek_triton_tools.bench.load.bench_target import (
+    BenchAnswer,
+    BenchPrompt,
+    RunClock,
+    TargetSettings,
+    counted_chunks,
+)
 from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
+
+_STALLED_S = 300.0
+"""A stream that had a token and then none for so long has lost its end (docs/tritonserver.md), and would stay open."""
 
 
 class TritonTarget:
@@ -38,10 +47,8 @@ class TritonTarget:
         record.sent_s = self._now()
         times: list[float] = []
         tokens: list[int] = []
-        record.chunk_s, record.chunk_tokens = times, tokens
         ids: list[int] = []
         text: list[str] = []
-        counted = True
         try:
             async with self._ask(prompt, self._reads_ids if keep_ids else self._params, **fields) as stream:
                 async for chunk in stream:
@@ -49,7 +56,7 @@ class TritonTarget:
                     if number or (number is None and (chunk.text or chunk.reasoning)):
                         times.append(self._now())
                         tokens.append(number or 0)
-                        counted = counted and number is not None
+                        record.num_output_tokens += number or 1
                     text.append(chunk.text)
                     ids += chunk.output_ids
                     if chunk.num_input_tokens is not None:
@@ -67,9 +74,9 @@ class TritonTarget:
             raise
         finally:
             record.ended_s = self._now()
+            # Other models count only at the end, or not at all: then each chunk counts as a token.
             record.num_output_tokens = sum(tokens) or len(tokens)
-            if not counted:  # other models count only at the end, or not at all
-                record.chunk_tokens = spread(record.num_output_tokens, len(times))
+            record.chunk_s, record.chunk_tokens = counted_chunks(times, tokens, record.num_output_tokens)
         if record.finish_reason == "timeout":
             record.outcome, record.error = "failed", 'finish reason "timeout": the server\'s time limit'
         elif record.finish_reason == "cancelled":
@@ -85,7 +92,7 @@ def client_arguments(settings: TargetSettings) -> dict[str, Any]:
     return {
         "model_name": settings.model,
         "model_version": settings.model_version,
-        "timeouts": Timeouts(total=settings.timeout_s),
+        "timeouts": Timeouts(total=settings.timeout_s, between_tokens=_STALLED_S),
         "retries": Retries(attempts=1),
         "tls": Tls(ca=settings.ca, certificate=settings.certificate, key=settings.key),
         "token": settings.token,

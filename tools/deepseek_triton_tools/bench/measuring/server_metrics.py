@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from deepseek_triton_client import Client, DeepseekTritonError, Sample, Timeouts, Tls
-from deepseek_triton_tools.bench.load.bench_target import TargetSettings
 from deepseek_triton_tools.bench.measuring.figures import MetricSummary
 
 _INTERVAL_S = 1.0
@@ -40,17 +39,24 @@ class MetricsWatch:
     """
 
     def __init__(
-        self, urls: Sequence[str], target: TargetSettings | None = None, *, interval_s: float = _INTERVAL_S
+        self,
+        urls: Sequence[str],
+        *,
+        own_urls: Sequence[str] = (),
+        token: str | None = None,
+        tls: Tls | None = None,
+        interval_s: float = _INTERVAL_S,
     ) -> None:
-        """:param target: whose certificates are used, and whose token is sent to its own hosts."""
+        """:param own_urls: the servers that `token` is for; it is sent to no other host."""
         several = len(urls) > 1
+        own_hosts = set(map(_host, own_urls))
         self._stop = threading.Event()
         self._servers = [
             _WatchedServer(
                 url,
                 self._stop,
                 interval_s,
-                _client_settings(url, target),
+                {"tls": tls or Tls(), "token": token if _host(url) in own_hosts else None},
                 {"server": urlsplit(url).netloc} if several else {},
             )
             for url in urls
@@ -81,12 +87,8 @@ class MetricsWatch:
         return dict(sorted(found.items()))
 
 
-def _client_settings(url: str, target: TargetSettings | None) -> dict[str, Any]:
-    if target is None:
-        return {}
-    tls = Tls(ca=target.ca, certificate=target.certificate, key=target.key)
-    is_own = urlsplit(url).hostname in {urlsplit(own if "://" in own else f"//{own}").hostname for own in target.urls}
-    return {"tls": tls, "token": target.token if is_own else None}
+def _host(url: str) -> str | None:
+    return urlsplit(url if "://" in url else f"//{url}").hostname
 
 
 class _WatchedServer(threading.Thread):
