@@ -87,6 +87,7 @@ def test_an_openai_endpoint_gives_the_same_counts(server, tmp_path):
             *(f"{address}/v1", "--json", "--rate", "50", "--num-prompts", "12", "--isl", "40", "--osl", "9"),
             *("--burstiness", "0.5"),
         )
+        assert f"expected {address}/v1" in bench(address, code=2).stderr
     document = json.loads(done.stdout)
     (run,) = document["points"][0]["runs"]
     assert document["endpoint"] == "openai"
@@ -165,6 +166,7 @@ def _open_requests(server: ServerProcess) -> bool:
         (("http://127.0.0.1:9",), "http://127.0.0.1:9"),
         (("URL", "--model", "gpt"), "gpt"),
         (("URL", "grpc://127.0.0.1:9"), "expected servers of one kind, got triton-grpc and triton-http"),
+        (("URL/v2/models/tensorrt_llm",), "expected the server's own address"),
         (("URL", "--rounds", "2", "--rate", "2"), "--rounds: with --rate only if there is --concurrency"),
         (("URL", "--set", "max_tokens=20"), "--set max_tokens: say it with --osl"),
         (

@@ -7,6 +7,7 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -20,7 +21,10 @@ _LIMIT_S = 10
 
 
 def endpoint_of(urls: Sequence[str], given: str | None) -> Endpoint:
-    """Tell what kind of servers these are. Raises ToolError for a mixture."""
+    """Tell what kind of servers these are. Raises ToolError for a mixture, and for the address of a model."""
+    for url in urls:
+        if "/v2/models" in url:
+            raise ToolError(f"expected the server's own address, got {url}; name a model with --model", exit_code=2)
     kinds: set[Endpoint] = {_endpoint(url, given) for url in urls}
     if len(kinds) > 1:
         raise ToolError(f"expected servers of one kind, got {' and '.join(sorted(kinds))}", exit_code=2)
@@ -69,6 +73,7 @@ def model_facts(target: TargetSettings) -> Mapping[str, Any]:
     """Return what our backend says of the model, or our gateway at `/tokenizer_info`; nothing for other servers.
 
     :raises DeepseekTritonError: when the server can't be reached.
+    :raises ToolError: when it has OpenAI's API only.
     """
     if target.endpoint == "openai":
         return _tokenizer_facts(target)
@@ -76,8 +81,18 @@ def model_facts(target: TargetSettings) -> Mapping[str, Any]:
         with Client(target.urls[0], **client_arguments(target)) as client:
             facts = client.model_info()
     except InvalidRequest:
+        _refuse_openai(target)
         return {}  # another model of Triton's, which describes nothing
     return {name: value for name, value in facts.items() if name not in _LONG_FACTS}
+
+
+def _refuse_openai(target: TargetSettings) -> None:
+    """Raises ToolError when this is an OpenAI endpoint without its /v1."""
+    url = target.urls[0].rstrip("/")
+    if target.endpoint == "triton-http" and url.startswith("http"):
+        with suppress(OSError, ValueError):  # Triton has no such page
+            _document(f"{url}/v1/models", target)
+            raise ToolError(f"{url} is an OpenAI endpoint: expected {url}/v1", exit_code=2)
 
 
 def _tokenizer_facts(target: TargetSettings) -> Mapping[str, Any]:

@@ -203,6 +203,9 @@ def _sweep(args: argparse.Namespace) -> Sweep:
     options = dataset_options(args) if published is None else _preset_dataset(args, published)
     target = _target(args)
     facts = model_facts(target)
+    simulation = facts.get("simulation")
+    if published is not None and simulation and simulation.get("preset") != published.simulated:
+        complain(f"the server simulates {simulation.get('preset') or 'no deployment'}, not the one of {args.preset}")
     loads = published and list(published.loads(short=bool(facts.get("simulation")) and not args.full))
     vocabulary = text_token_ids(facts.get("vocab_size"))
     is_text = False
