@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from deepseek_triton_tools.bench.server_facts import first_openai_model, model_f
 from deepseek_triton_tools.bench.workload.conversation_source import FileConversationSource
 from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions
 from deepseek_triton_tools.bench.workload.token_ids import text_token_ids
+from deepseek_triton_tools.cli.bench_run import exit_code
 from deepseek_triton_tools.cli.sampling_options import assigned_json
 from deepseek_triton_tools.tool_errors import ToolError
 from support.http_server import HttpServer
@@ -109,3 +111,10 @@ def test_https_without_tls_is_one_line(server) -> None:
     target = TargetSettings(urls=(f"{server.url.replace('http', 'https')}/v1",), endpoint="openai", model="m")
     with pytest.raises(ToolError, match="does it speak TLS"):
         first_openai_model(target)
+
+
+@pytest.mark.parametrize(
+    ("completed", "failed", "cancelled", "code"), [(9, 1, 0, 0), (9, 31, 0, 1), (0, 0, 5, 0), (0, 0, 0, 1)]
+)
+def test_a_measurement_of_failures_is_none(completed, failed, cancelled, code) -> None:
+    assert exit_code([SimpleNamespace(completed=completed, failed=failed, cancelled=cancelled)]) == code

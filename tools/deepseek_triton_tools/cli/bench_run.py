@@ -176,10 +176,11 @@ def _run(args: argparse.Namespace) -> int:
     if failure is not None or steps[-1].measured.interrupted:
         complain("interrupted: the figures are of what was measured by then")
         return 130
-    return _exit_code([step.run.figures for step in steps])
+    return exit_code([step.run.figures for step in steps])
 
 
-def _exit_code(figures: Sequence[Figures]) -> int:
+def exit_code(figures: Sequence[Figures]) -> int:
+    """Return 1 when more requests failed than were answered, or none was, though the client left none; else 0."""
     completed, failed = (sum(getattr(each, name) for each in figures) for name in ("completed", "failed"))
     left_early = sum(each.cancelled for each in figures)
     if failed > completed:
