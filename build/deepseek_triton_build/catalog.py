@@ -16,6 +16,7 @@ from deepseek_triton_build.data.catalog import (
     find_precision,
     find_variant,
     gpus,
+    variant_of_folder,
     variant_of_model,
     variants,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "load_vllm",
     "profiles",
     "release_for_container",
+    "variant_of_folder",
     "variant_of_model",
     "variants",
     "vllm_containers",

@@ -24,6 +24,7 @@ from lm_eval.tasks import TaskManager
 from conformance.recorded_server import NO_LOGPROBS, RecordedServer
 from deepseek_triton_client import InvalidRequest, Overloaded
 from deepseek_triton_tools.cli.main import main
+from support.waiting import PATIENCE_S
 
 DATA = Path(__file__).with_name("evaluation_data")
 TASKS = Path(__file__).with_name("lm_eval_tasks")
@@ -397,7 +398,7 @@ def test_a_file_that_is_no_task_is_one_line(text: str, capsys: pytest.CaptureFix
 def test_a_run_that_was_interrupted_goes_on(tmp_path: Path) -> None:
     def slow(prompt: str) -> str:
         if len(server.prompts) > 5:
-            server.hold.wait(60)
+            server.hold.wait()
         return recorded_answer(prompt)
 
     options = ["--task", "gsm8k", "--data", str(DATA / "gsm8k"), "--concurrency", "1"]
@@ -408,7 +409,7 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path: Path) -> None:
         while process.poll() is None and (not kept.exists() or kept.read_text().count("\n") < 6):
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, printed = process.communicate(timeout=60)
+        _, printed = process.communicate(timeout=PATIENCE_S)
         server.hold.set()
         assert process.returncode == 130
         assert "the same command goes on" in printed

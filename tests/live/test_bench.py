@@ -150,6 +150,7 @@ def test_ctrl_c_keeps_what_was_measured(server, tmp_path):
     assert "interrupted" in err
     (point,) = read_result(folder).points
     assert 0 < point.runs[0].figures.completed < 100_000
+    assert point.runs[0].interrupted
 
 
 def _open_requests(server: ServerProcess) -> bool:

@@ -137,6 +137,27 @@ def test_repeated_runs_have_an_interval() -> None:
     assert result_note(result(1.0, 1.1, 0.9)).startswith("± is the 95 % interval")
 
 
+def cut(seconds: float) -> BenchRun:
+    return replace(run(seconds), interrupted=True)
+
+
+def test_an_interrupted_run_is_in_no_mean_and_is_named() -> None:
+    point = result(1.0, 1.1, 0.9).points[0]
+    partly = result(points=(replace(point, runs=(*point.runs, cut(9.0))),))
+    throughput, _ = result_tables(partly)
+    named = dict(zip(throughput.headings, throughput.rows[0], strict=True))
+
+    assert named["load"] == "concurrency 4, interrupted"
+    assert named["tok/s"] == "100.7 ± 25.1"
+    assert "An interrupted run is in no figure" in result_note(partly)
+    assert "interrupted" not in result_note(result(1.0, 1.1))
+
+
+def test_an_interrupted_run_has_figures_if_it_is_the_only_one() -> None:
+    throughput, _ = result_tables(result(points=(BenchPoint(load=LOAD, runs=(cut(1.0),)),)))
+    assert dict(zip(throughput.headings, throughput.rows[0], strict=True))["tok/s"] == "100"
+
+
 def test_a_single_run_says_that_it_has_no_interval() -> None:
     throughput, _ = result_tables(result(1.0))
     assert "±" not in str(throughput.rows)
@@ -214,6 +235,35 @@ def test_points_are_matched_by_their_load() -> None:
         "only A has concurrency 4",
         "only B has rate 2",
     )
+
+
+def test_the_number_of_requests_at_once_is_their_load() -> None:
+    points = [result(1.0 + number, load=LoadPoint(num_requests=number, rate=10_000.0)).points[0] for number in (1, 16)]
+    both = result(points=(*points, *result(2.0, load=LoadPoint(num_requests=16, rate=math.inf)).points))
+    comparison = compare(both, both)
+
+    labels = ["1 at once, rate 10000", "16 at once, rate 10000", "16 at once"]
+    assert [point.load.label for point in comparison.points] == labels
+    assert {figure.change_percent for point in comparison.points for figure in point.figures} == {0}
+    assert comparison.differences == ()
+
+
+def test_interrupted_runs_are_not_compared() -> None:
+    at_64 = replace(LOAD, concurrency=64)
+    point, other = result(1.0, 1.01).points[0], BenchPoint(load=at_64, runs=(cut(1.0),))
+    a = result(points=(replace(point, runs=(*point.runs, cut(9.0))), other))
+    b = result(points=(*result(1.0, 1.01).points, *result(1.0, load=at_64).points))
+    comparison = compare(a, b)
+
+    assert [each.load for each in comparison.points] == [LOAD]
+    assert set(verdicts(comparison).values()) == {"noise"}
+    assert comparison.differences == (
+        "concurrency 4: a run of A was interrupted, and is left out",
+        "concurrency 64: a run of A was interrupted, and is left out",
+        "only B has concurrency 64",
+    )
+    with pytest.raises(ToolError, match="A has concurrency 64, interrupted, B has concurrency 64"):
+        compare(result(points=(other,)), result(1.0, load=at_64))
 
 
 def test_what_else_differs_is_said() -> None:

@@ -47,7 +47,7 @@ _SECONDS = st.integers(0, 10**7).map(lambda microseconds: microseconds / 10**6)
 
 @st.composite
 def _records(draw) -> RequestRecord:
-    chunks = draw(st.lists(st.tuples(_SECONDS, st.integers(1, 5)), max_size=6))
+    chunks = draw(st.lists(st.tuples(_SECONDS, st.integers(0, 5)), max_size=6))
     sent = draw(_SECONDS)
     times = np.cumsum([sent, *(gap for gap, _ in chunks)])[1:].tolist()
     tokens = [number for _, number in chunks]
@@ -111,6 +111,14 @@ def test_a_chunk_of_several_tokens_counts_as_that_many_gaps() -> None:
     assert figures.tpot_ms.mean == pytest.approx(10)
 
 
+def test_the_gap_before_a_chunk_without_a_token_belongs_to_the_next_one() -> None:
+    figures = run_figures([record(gaps=[0.01, 0.02, 0.03, 0.5], tokens=[0, 1, 0, 2, 0])], slo=Slo(itl_ms=26))
+
+    assert (figures.itl_ms.count, figures.itl_ms.min, figures.itl_ms.max) == pytest.approx((3, 10, 25))
+    assert (figures.chunk_gap_ms.count, figures.chunk_gap_ms.max) == pytest.approx((2, 50))
+    assert figures.good_share == 1
+
+
 @pytest.mark.parametrize(
     ("chunks", "expected"),
     [
@@ -156,6 +164,21 @@ def test_goodput_counts_requests_that_keep_every_limit(slo, good) -> None:
     even = record(gaps=[0.03, 0.03, 0.03])
     uneven = record(gaps=[0.01, 0.01, 0.04])
     assert run_figures([even, uneven], slo=slo).good_share == good / 2
+
+
+def test_an_answer_without_a_token_misses_the_limit_of_its_first() -> None:
+    empty = record(chunk_s=[], chunk_tokens=[], num_output_tokens=0)
+    assert run_figures([empty], slo=Slo(ttft_ms=1000)).good_share == 0
+    assert run_figures([empty], slo=Slo(e2el_ms=1000)).good_share == 1
+
+
+def test_what_the_server_cancelled_is_an_error_and_what_the_client_left_is_none() -> None:
+    said = record(outcome="cancelled", error="[E_CANCELLED] shutting down")
+    ended = record(outcome="cancelled", finish_reason="cancelled")
+    left = record(outcome="cancelled")
+    figures = run_figures([said, ended, left])
+    assert figures.cancelled == 3
+    assert figures.errors == {"[E_CANCELLED] shutting down": 1, "finish reason cancelled": 1}
 
 
 def test_without_limits_there_is_no_goodput() -> None:

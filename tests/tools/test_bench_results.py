@@ -74,6 +74,7 @@ _RUNS = st.builds(
     ),
     timeline=st.sampled_from([(), RESULT.points[0].runs[0].timeline]),
     server_metrics=st.dictionaries(st.text(), _METRICS, max_size=3),
+    interrupted=st.booleans(),
 )
 _RESULTS = st.builds(
     BenchResult,
@@ -126,13 +127,17 @@ def test_fields_with_a_default_may_lack(tmp_path) -> None:
         (lambda document: document.pop("schema"), "its schema is None"),
         (lambda document: document.pop("points"), "all of it: expected an object with points, got {"),
         (lambda document: document.update(gpus="8"), "gpus: expected a whole number, got '8'"),
+        (
+            lambda document: document["points"][0]["runs"][0].update(interrupted=0),
+            "points[0].runs[0].interrupted: expected true or false, got 0",
+        ),
         (lambda document: document.update(urls="http://a"), "urls: expected a list, got 'http://a'"),
         (
             lambda document: document["points"][0]["runs"][0]["figures"]["ttft_ms"].update(p50="fast"),
             "points[0].runs[0].figures.ttft_ms.p50: expected a number, got 'fast'",
         ),
     ],
-    ids=["schema 2", "no schema", "no points", "gpus as text", "one url", "a word for a number"],
+    ids=["schema 2", "no schema", "no points", "gpus as text", "no truth", "one url", "a word for a number"],
 )
 def test_what_bench_did_not_write_is_refused(edit, reason, tmp_path) -> None:
     path = _edited(tmp_path, edit)
@@ -205,16 +210,10 @@ def test_inferencex_can_compute_with_it() -> None:
     assert interactivity["mean_tpot_ms"] == pytest.approx(10)
 
 
-def test_the_detailed_lists_have_an_entry_for_each_request() -> None:
-    document = serving_document(RESULT, LOAD, FIGURES, RECORDS)
-
-    assert document["input_lens"] == [8, 8]
-    assert document["output_lens"] == [4, 0]
-    assert document["ttfts"] == [0.5, 0.0]
-    assert document["itls"] == [pytest.approx([0.1, 0.2]), []]
-    assert document["e2els"] == [1.0, 0.0]
-    assert document["errors"] == ["", "overloaded: full"]
-    json.dumps(document)
+def test_the_number_of_prompts_is_of_those_that_were_sent() -> None:
+    """A run of a duration sends more or fewer than were planned."""
+    figures = replace(FIGURES, completed=5, failed=2, cancelled=1)
+    assert serving_document(RESULT, LOAD, figures)["num_prompts"] == 8
 
 
 @pytest.mark.parametrize(
@@ -223,7 +222,12 @@ def test_the_detailed_lists_have_an_entry_for_each_request() -> None:
         (LoadPoint(num_requests=1, concurrency=4096), 0, "concurrency_4096"),
         (LoadPoint(num_requests=1, concurrency=32), 2, "concurrency_32_run_3"),
         (LoadPoint(num_requests=1, rate=2.5, concurrency=32), 0, "rate_2.5_concurrency_32"),
-        (LoadPoint(num_requests=1, rate=math.inf), 0, "rate_inf"),
+        (LoadPoint(num_requests=7, rate=math.inf), 0, "7_at_once"),
+        (LoadPoint(num_requests=100, rate=math.inf, concurrency=8), 0, "100_at_once_concurrency_8"),
+        (LoadPoint(num_requests=100, rate=100.0), 0, "rate_100"),
+        (LoadPoint(num_requests=100, rate=200.0), 0, "rate_200"),
+        (LoadPoint(num_requests=100, rate=1000.0), 0, "100_at_once_rate_1000"),
+        (LoadPoint(num_requests=100, rate=1234567.0), 0, "100_at_once_rate_1234567"),
         (LoadPoint(num_requests=1), 0, "trace"),
     ],
 )
@@ -347,13 +351,14 @@ def test_without_a_number_of_gpus_there_is_no_line_for_one() -> None:
 
 def test_csv_has_a_row_for_each_run() -> None:
     run = RESULT.points[0].runs[0]
-    again = replace(run, figures=replace(FIGURES, goodput=None))
+    again = replace(run, figures=replace(FIGURES, goodput=None), interrupted=True)
     open_loop = BenchPoint(load=LoadPoint(num_requests=3, rate=math.inf), runs=(run,))
     result = replace(RESULT, points=(replace(RESULT.points[0], runs=(run, again)), open_loop))
     first, second, third = csv.DictReader(csv_text(result).splitlines())
 
     assert [row["run"] for row in (first, second, third)] == ["1", "2", "1"]
-    assert [row["load"] for row in (first, third)] == ["concurrency 2", "rate inf"]
+    assert [row["interrupted"] for row in (first, second)] == ["0", "1"]
+    assert [row["load"] for row in (first, third)] == ["concurrency 2", "3 at once"]
     assert float(first["ttft_ms_p99"]) == pytest.approx(500)
     assert float(first["output_throughput"]) == pytest.approx(2)
     assert (first["goodput"], second["goodput"], first["rate"], third["rate"]) == ("0.5", "", "", "inf")

@@ -135,6 +135,8 @@ def test_a_generated_folder_has_its_plan(tmp_path, capsys):
         pytest.param("{folder}", "that `deepseek-triton build` wrote", id="another folder"),
         pytest.param("deepseek-r1 --gpu h200 --speed 3", "has no --speed 3", id="unknown option"),
         pytest.param("deepseek-r1 --gpus many", "--gpus: expected a whole number", id="wrong value"),
+        pytest.param("{folder}/r1", "there is no folder .*/r1 that `deepseek-triton build` wrote", id="no folder"),
+        pytest.param("./my r1", "there is no folder ./my r1 that", id="no folder with a blank"),
         pytest.param("tiny", "has no limits to compare", id="no GPU"),
     ],
 )

@@ -134,7 +134,9 @@ def test_another_tokenizer_has_other_ids(made: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nowhere/at/all", "nowhere/at/all has no tokenizer.json"),
+        ("nowhere/at/all", "there is no folder nowhere/at/all, and a name on the hub is OWNER/NAME"),
+        ("gpt2", "there is no folder gpt2, and a name on the hub is OWNER/NAME"),
+        ("empty", "empty has no tokenizer.json"),
         ("org/other", "org/other: the Hugging Face cache .* download it: hf download org/other"),
         ("broken", "broken/tokenizer.json is no tokenizer"),
     ],
@@ -146,6 +148,7 @@ def test_what_is_no_tokenizer_is_named(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     Path("broken").mkdir()
+    Path("empty").mkdir()
     Path("broken/tokenizer.json").write_text('{"model": 5}')
     assert re.match(message, refused(f"{kind} --tokenizer {name}"))
 
@@ -181,7 +184,8 @@ def test_sharegpt_is_converted_with_a_length(made: Any, refused: Any, sharegpt: 
         ("Name the capital.", 7),
     ]
     assert refused(f"convert {sharegpt} --output-stdev 7", 2).startswith("--output-stdev needs --output-mean")
-    assert "counting needs a tokenizer" in refused(f"convert {sharegpt}", 2)
+    assert "counting needs a tokenizer: give --tokenizer DIR" in refused(f"convert {sharegpt}", 2)
+    assert "counting needs a tokenizer: give --tokenizer DIR" in refused(f"show {sharegpt}", 2)
 
 
 def test_a_trace_is_converted_with_its_times(made: Any, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepseek_triton_tools.bench.workload.bench_request import BenchRequest, Conversation
+from deepseek_triton_tools.bench.workload.conversation_source import FileConversationSource
 from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions, NormalLengths
 from deepseek_triton_tools.bench.workload.dataset_rows import HASHED_BLOCK, parse_row
 from deepseek_triton_tools.bench.workload.dataset_writing import dataset_lines
@@ -79,7 +80,10 @@ def test_a_row_of_each_tool_is_read(path: Path, row: Any, expected: BenchRequest
         ({"messages": []}, "messages can't be sent as a prompt"),
         ({"prompt": "a", "output_tokens": 0}, "output_tokens: expected a whole number from 1, got 0"),
         ({"prompt": "a", "output_tokens": 1, "max_tokens": 1}, "expected only one of output_tokens and max_tokens"),
-        ({"prompt": "a", "temprature": 0}, "temprature"),
+        ({"prompt": "a", "temprature": 0}, "did you mean 'temperature'?"),
+        ({"promt": "a"}, "got promt; unknown 'promt'; did you mean 'prompt'?"),
+        ({"prompt": "a", "output_token": 5}, "unknown 'output_token'; did you mean 'output_tokens'?"),
+        ({"prompt": "a", "top_logprobs": 5}, "use logprobs"),
         ({"prompt": "a", "temperature": "hot", "output_tokens": "5"}, "output_tokens: expected a whole number from 1"),
         ({"prompt": "a", "temperature": "hot", "output_tokens": "5"}, "temperature"),
         ({"prompt": "a", "timestamp": -1}, "timestamp: expected milliseconds from 0, got -1"),
@@ -96,6 +100,35 @@ def test_a_wrong_row_is_named_with_its_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{path} line 2: ")
     assert problem in line
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"prompt": "a"', "not JSON: Expecting ',' delimiter at character 16"),
+        ("{'prompt': 5}", "not JSON: Expecting property name enclosed in double quotes at character 2"),
+    ],
+)
+def test_broken_json_has_no_other_line_than_the_files(
+    path: Path, line: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path.write_text(f'"fine"\n{line}\n')
+    with pytest.raises(ToolError):
+        make_conversations(DatasetOptions(file=path), None, text_token_ids())
+    assert capsys.readouterr().err == f"{path} line 2: {problem}\n"
+
+
+@pytest.mark.parametrize("name", ["input_ids", "prompt"])
+def test_ids_beyond_the_servers_vocabulary_are_refused(
+    path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path.write_text(json.dumps({name: [5, 1279]}) + "\n" + json.dumps({name: [1280, 5]}))
+    options = DatasetOptions(file=path)
+    with pytest.raises(ToolError, match="1 of 2 lines"):
+        FileConversationSource(options, text_token_ids(1280), count_words, None, 1280)
+    expected = f"line 2: {name}: expected token ids from 0 to 1279, the server's vocabulary, got 1280\n"
+    assert capsys.readouterr().err == f"{path} {expected}"
+    assert len(FileConversationSource(options, text_token_ids(1280), count_words, None, None)) == 2
 
 
 def test_at_most_ten_problems_are_listed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -278,7 +311,7 @@ def test_sharegpt_in_random_order_is_as_in_benchmark_serving(path: Path) -> None
 
 def test_sharegpt_needs_a_tokenizer_or_lengths(path: Path) -> None:
     sharegpt(path, ("a", "b"))
-    with pytest.raises(ToolError, match="counting needs a tokenizer; give one, or the number of output tokens"):
+    with pytest.raises(ToolError, match="counting needs a tokenizer: give --tokenizer DIR"):
         make_conversations(DatasetOptions(file=path), None, text_token_ids())
 
 

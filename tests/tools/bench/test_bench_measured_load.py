@@ -8,7 +8,7 @@ import pytest
 
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
 from deepseek_triton_tools.bench.measured_load import choose_load
-from deepseek_triton_tools.bench.measuring.figures import Slo
+from deepseek_triton_tools.bench.measuring.figures import Distribution, Slo
 from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
 from deepseek_triton_tools.bench.measuring.run_figures import run_figures
 from deepseek_triton_tools.bench.results.bench_result import BenchPoint, BenchResult, BenchRun
@@ -95,6 +95,53 @@ def test_a_load_with_failed_requests_is_none_to_plan_for():
         choose_load(sweep([failing]), Slo())
 
 
+def test_limits_of_the_benchmark_are_judged_by_the_requests_that_kept_them():
+    """Of 40 requests, one has a gap of 300 ms among its 101 tokens: a fortieth misses, but not the 99th percentile."""
+    limits = Slo(itl_ms=50)
+    records = [
+        RequestRecord(
+            index=user,
+            ended_s=4.0,
+            chunk_s=[0.01 * step + (0.3 if user == 0 and step else 0.0) for step in range(101)],
+            chunk_tokens=[1] * 101,
+            num_input_tokens=10,
+            num_output_tokens=101,
+        )
+        for user in range(40)
+    ]
+    run = BenchRun(figures=run_figures(records, slo=limits))
+    uneven = BenchPoint(load=LoadPoint(num_requests=40, concurrency=40), runs=(run,))
+    message = r"nearest is concurrency 40 with ITL p99 10 ms, 97\.5% of the requests within all limits"
+    with pytest.raises(ToolError, match=message):
+        choose_load(sweep([uneven], limits), limits)
+    assert choose_load(sweep([uneven], limits), Slo(itl_ms=49)).workload.concurrency == 40
+    kept = replace(uneven, runs=(replace(run, figures=replace(run.figures, good_share=0.99)),))
+    assert choose_load(sweep([kept], limits), limits).workload.concurrency == 40
+
+
+def test_a_limit_of_what_was_not_measured_is_refused():
+    one_token = replace(point(8, 0.01).runs[0].figures, tpot_ms=Distribution(), itl_ms=Distribution())
+    without = BenchPoint(load=LoadPoint(num_requests=8, concurrency=8), runs=(BenchRun(figures=one_token),))
+    with pytest.raises(ToolError, match="measured no TPOT and no ITL: leave that out of --slo"):
+        choose_load(sweep([without]), Slo(ttft_ms=500, tpot_ms=20, itl_ms=30))
+    assert choose_load(sweep([without, point(1, 0.01)]), Slo(tpot_ms=20)).workload.concurrency == 1
+
+
+def test_what_the_server_cancelled_is_an_error_and_what_the_client_left_is_none():
+    figures = replace(run_of(8, 0.01).figures, cancelled=2)
+    left, shut = (BenchRun(figures=replace(figures, errors=errors)) for errors in ({}, {"shutting down": 2}))
+    load = LoadPoint(num_requests=10, concurrency=8)
+    assert choose_load(sweep([BenchPoint(load=load, runs=(left,))]), Slo()).workload.concurrency == 8
+    with pytest.raises(ToolError, match="without errors"):
+        choose_load(sweep([BenchPoint(load=load, runs=(shut,))]), Slo())
+
+
+def test_an_interrupted_run_is_none_to_plan_for():
+    whole, cut = point(1, 0.01), replace(run_of(8, 0.012), interrupted=True)
+    started = BenchPoint(load=LoadPoint(num_requests=8, concurrency=8), runs=(cut,))
+    assert choose_load(sweep([whole, started]), Slo()).workload.concurrency == 1
+
+
 @pytest.mark.parametrize("text", ["ttft", "ttft=", "ttft=0", "ttft=inf", "ttft=nan", "ttfb=3", "", "ttft=5,,"])
 def test_limits_without_a_meaning_are_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="expected limits in ms of ttft, tpot, itl, e2el"):
@@ -145,6 +192,48 @@ def test_options_that_are_given_go_before_what_was_measured(measured, capsys):
 def test_limits_given_go_before_those_of_the_benchmark(measured, capsys):
     document, _ = planned(capsys, "--from-bench", str(measured / "bench.json"), "--slo", "tpot=11")
     assert document["workload"]["concurrency"] == 1
+
+
+@pytest.mark.parametrize(
+    ("server", "says"),
+    [
+        pytest.param(
+            {"name": "tiny", "engine": "simulated"},
+            "measured: of tiny on the simulated engine, not of deepseek-r1 on tensorrt_llm",
+            id="both",
+        ),
+        pytest.param(
+            {"name": "deepseek-r1", "engine": "vllm"},
+            "measured: of deepseek-r1 on the vllm engine, not of deepseek-r1 on tensorrt_llm",
+            id="engine",
+        ),
+        pytest.param(
+            {"name": "deepseek-v3-0324", "engine": "tensorrt_llm"},
+            "measured: of deepseek-v3-0324 on the tensorrt_llm engine, not of deepseek-r1 on tensorrt_llm",
+            id="model",
+        ),
+        pytest.param({"name": "deepseek-r1", "engine": "tensorrt_llm"}, None, id="the same"),
+        pytest.param({"name": "deepseek-r1-fp4", "engine": "tensorrt_llm"}, None, id="other weights"),
+        pytest.param({"name": "own-folder", "engine": "tensorrt_llm"}, None, id="an unknown name"),
+        pytest.param({}, None, id="nothing said"),
+    ],
+)
+def test_a_benchmark_of_another_model_or_engine_is_said(server, says, tmp_path, capsys):
+    write_result(replace(sweep(), server=server), tmp_path / "bench.json")
+    document, _ = planned(capsys, "--from-bench", str(tmp_path))
+    assert document["measured"].get("--from-bench") == says
+    assert main(["plan", "deepseek-r1", "--gpu", "h200", "--from-bench", str(tmp_path)]) == 0
+    assert (says is None) == ("measured: of" not in " ".join(capsys.readouterr().out.split()))
+
+
+def test_loads_are_counted():
+    assert "of 1 load, " in choose_load(sweep([point(1, 0.01)]), Slo(tpot_ms=20)).why
+    assert choose_load(sweep(), Slo()).why.endswith("of 4 loads")
+
+
+def test_an_unknown_model_is_named_before_the_benchmark(measured, capsys):
+    assert main(["plan", "deepseek-r9", "--gpu", "h200", "--from-bench", str(measured)]) != 0
+    assert "deepseek-r9" in capsys.readouterr().err
 
 
 def test_vllm_takes_them_too(measured, capsys):

@@ -102,8 +102,11 @@ def test_labels_and_titles_of_loads() -> None:
     at_once = LoadPoint(num_requests=1, rate=math.inf, concurrency=4)
     trace = LoadPoint(num_requests=1)
 
-    assert [*map(short_load, (closed, opened, at_once, trace))] == ["8", "0.5/s", "all at once", "trace"]
+    assert [*map(short_load, (closed, opened, at_once, trace))] == ["8", "0.5/s", "1 at once", "trace"]
     assert sorted((at_once, opened, closed, trace), key=load_order) == [trace, closed, opened, at_once]
+    several = [LoadPoint(num_requests=number, rate=10_000.0) for number in (512, 16)]
+    assert [*map(short_load, sorted(several, key=load_order))] == ["16 at once", "512 at once"]
+    assert load_title(several) == "Requests at once"
     assert [load_title([closed]), load_title([opened, at_once]), load_title([closed, opened])] == [
         "Concurrency",
         "Request rate",
@@ -280,6 +283,44 @@ def test_a_client_that_was_the_limit_is_named() -> None:
     assert late.startswith("x: this client, not the server, was the limit at concurrency 4; concurrency 16: ")
     assert "up to 6,400 ms late" in late
     assert busy.startswith("x: this client was busy at concurrency 4; concurrency 16: times are exact to 112 ms only")
+
+
+def test_an_interrupted_run_is_marked_and_in_no_mean() -> None:
+    point = made_up_point(4, runs=(1.0, 1.2, 9.0))
+    cut = replace(point, runs=(*point.runs[:2], replace(point.runs[2], interrupted=True)))
+    results = [NamedResult(name="x", result=made_up_result([cut]))]
+    whole = made_up_result([replace(point, runs=point.runs[:2])])
+    read, expected = (
+        PageReader(page_without_plotly(report_page([NamedResult(name="x", result=each)])))
+        for each in (results[0].result, whole)
+    )
+
+    assert read.row("concurrency 4, interrupted") == expected.row("concurrency 4")
+    titles = [picture.title for picture in timeline_pictures(results)]
+    assert titles[1:] == ["concurrency 4, run 2", "concurrency 4, run 3, interrupted"]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "cached", "says"),
+    [
+        ("random 1000/1000", 400, "x, concurrency 4: the server had 40% of the prompts in its cache"),
+        ("random 1000/1000", 20, ""),
+        ("random 500/1000, a prefix of 500", 400, ""),
+        ("random 500/1000, 2 turns", 400, ""),
+        ("random prompts.jsonl", 400, ""),
+    ],
+)
+def test_random_prompts_that_the_server_knew_are_no_measure(dataset: str, cached: int, says: str) -> None:
+    point = made_up_point(4, total_cached_tokens=40 * cached)
+    warnings = "".join(report_warnings([NamedResult(name="x", result=made_up_result([point], dataset=dataset))]))
+    assert warnings.startswith(says)
+    assert bool(warnings) == bool(says)
+
+
+def test_what_the_server_cancelled_is_a_warning() -> None:
+    point = made_up_point(4, cancelled=3, errors={"[E_CANCELLED] shutting down": 3})
+    [warning] = report_warnings([NamedResult(name="x", result=made_up_result([point]))])
+    assert warning == "x, concurrency 4: the server cancelled requests; most often: [E_CANCELLED] shutting down"
 
 
 def test_a_report_replaces_the_last_one_or_leaves_it(tmp_path: Path) -> None:

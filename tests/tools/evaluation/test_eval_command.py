@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from deepseek_triton_client import AsyncClient, ModelNotFound
+from deepseek_triton_client.testing import FakeServer
 from deepseek_triton_tools.cli.eval import TASKS
 from deepseek_triton_tools.cli.main import main
+from deepseek_triton_tools.evaluation.run_evaluation import _describe
 from deepseek_triton_tools.evaluation.task_data import read_rows
 from deepseek_triton_tools.evaluation.tasks.tiny_task import QUESTIONS
+from deepseek_triton_tools.tool_errors import ToolError
+from support.raw_triton import RawTriton, gateway_before
 from tiny_checkpoint import questions as tiny_questions
 
 URL = "http://localhost:1"
@@ -50,6 +57,34 @@ def test_there_is_one_task(argv: list[str], capsys: pytest.CaptureFixture[str]) 
         main(argv)
     assert caught.value.code == 2
     assert "--task" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("task", "hint"),
+    [
+        pytest.param("tinny", "there is no task 'tinny'; did you mean tiny?", id="misspelt"),
+        pytest.param("arc", "there is no task 'arc'; there are tiny, gsm8k, mmlu, gpqa_diamond, own", id="unknown"),
+    ],
+)
+def test_an_unknown_task_has_a_hint(task: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["eval", URL, "--task", task])
+    assert hint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["", "/v1"])
+def test_a_gateway_is_told_from_a_triton_server(path: str) -> None:
+    with (
+        RawTriton().serving() as triton,
+        gateway_before(triton) as address,
+        pytest.raises(ToolError, match="eval asks Triton servers, not OpenAI endpoints"),
+    ):
+        asyncio.run(_describe(partial(AsyncClient, f"{address}{path}")))
+
+
+def test_a_model_that_triton_lacks_is_named() -> None:
+    with FakeServer() as server, pytest.raises(ModelNotFound, match="unknown model"):
+        asyncio.run(_describe(partial(AsyncClient, server.url, model_name="other")))
 
 
 def test_the_help_explains_every_task(capsys: pytest.CaptureFixture[str]) -> None:

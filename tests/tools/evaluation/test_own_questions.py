@@ -49,7 +49,7 @@ def test_a_number_is_found_behind_any_text(number: int, before: str) -> None:
     assert SCORERS["number"](f"{before} {number:,}", str(number))
 
 
-def test_all_wrong_rows_are_named_at_once(tmp_path: Path) -> None:
+def test_all_wrong_rows_are_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(
         tmp_path,
         {"question": "2 + 2?", "answer": 4},
@@ -61,20 +61,40 @@ def test_all_wrong_rows_are_named_at_once(tmp_path: Path) -> None:
         {"prompt": "a", "answer": "four", "scorer": "number"},
         {"prompt": "a", "answer": "4", "scorer": "best"},
     )
-    with pytest.raises(ToolError) as caught:
+    with pytest.raises(ToolError, match=r"^7 of 8 lines of .*own.jsonl are wrong$"):
         own_questions(file, scorer="exact", limit=None)
-    message = str(caught.value)
-    assert [f"row {number}:" in message for number in range(1, 9)] == [False] + [True] * 7
-    assert "row 8: scorer: expected one of exact, contains, regex, number, got 'best'" in message
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[0] for line in lines] == [f"{file} line {number}" for number in range(2, 9)]
+    assert lines[-1].endswith("scorer: expected one of exact, contains, regex, number, got 'best'")
+
+
+def test_broken_json_is_named_with_its_line_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "own.jsonl"
+    file.write_text('{"question": "a", "answer": 1}\n\n{"question": "a"}\n{"question": "a", "answer": 1\n')
+    with pytest.raises(ToolError, match="2 of 3 lines"):
+        own_questions(file, scorer="exact", limit=None)
+    assert capsys.readouterr().err.splitlines() == [
+        f"{file} line 3: expected the keys answer; it lacks answer",
+        f"{file} line 4: not JSON: Expecting ',' delimiter at character 31",
+    ]
+
+
+def test_rows_of_a_table_are_named_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "own.csv"
+    file.write_text("question,answer\na,1\n")
+    assert own_questions(file, scorer="exact", limit=None).name == "own"
+    file.write_text("question\na\n")
+    with pytest.raises(ToolError, match="1 of 1 rows"):
+        own_questions(file, scorer="exact", limit=None)
+    assert capsys.readouterr().err == f"{file} row 1: expected the keys answer; it lacks answer\n"
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
         pytest.param("", "is empty", id="empty"),
-        pytest.param("{", "can't be read", id="no JSON"),
-        pytest.param('{"question": "a"}\n', "row 1: expected the keys answer; it lacks answer", id="no answer"),
-        pytest.param("[1]\n", "row 1", id="no object"),
+        pytest.param("{", "1 of 1 lines", id="no JSON"),
+        pytest.param("[1]\n", "1 of 1 lines", id="no object"),
     ],
 )
 def test_a_file_of_another_form_is_refused(content: str, expected: str, tmp_path: Path) -> None:

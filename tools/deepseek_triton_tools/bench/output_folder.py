@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from deepseek_triton_tools.bench.load.load_settings import LoadPoint
-from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
 from deepseek_triton_tools.bench.presets.bench_preset import BenchPreset
 from deepseek_triton_tools.bench.report.report_page import write_report
 from deepseek_triton_tools.bench.report.report_points import ExpectedPoint, NamedResult
@@ -16,6 +14,7 @@ from deepseek_triton_tools.bench.results.result_csv import csv_text
 from deepseek_triton_tools.bench.results.result_files import FILE_NAME, write_document, write_result
 from deepseek_triton_tools.bench.results.serving_json import run_name, serving_document
 from deepseek_triton_tools.bench.results.trtllm_report import trtllm_document
+from deepseek_triton_tools.bench.sweep import SweepStep
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -45,13 +44,13 @@ class OutputFolder:
         self._expected = expected
         self._num_runs = 0
 
-    def write(self, result: BenchResult, load: LoadPoint, number: int, records: Sequence[RequestRecord]) -> None:
-        """Write the result so far, and the files of its last run: the one of `number`, from 0, at `load`."""
-        name = run_name(load, number)
-        figures = result.points[-1].runs[-1].figures
-        write_document(serving_document(result, load, figures), self._folder / f"{name}.json")
+    def write(self, result: BenchResult, step: SweepStep) -> None:
+        """Write the result so far, and the files of its last run, `step`."""
+        name = run_name(step.load, step.number)
+        figures = step.run.figures
+        write_document(serving_document(result, step.load, figures), self._folder / f"{name}.json")
         write_document(trtllm_document(result, figures), self._folder / f"{name}.trtllm-bench.json")
-        write_samples(records, self._folder / f"{name}.requests.jsonl.gz")
+        write_samples(step.measured.records, self._folder / f"{name}.requests.jsonl.gz")
         write_result(result, self._folder / FILE_NAME)
         with whole_file(self._folder / _CSV_NAME) as file:
             file.write(csv_text(result))

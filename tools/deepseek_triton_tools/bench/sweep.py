@@ -74,10 +74,11 @@ def sweep_steps(sweep: Sweep, on_progress: Callable[[str, LoadProgress], None]) 
     target = sweep.target
     tls = Tls(ca=target.ca, certificate=target.certificate, key=target.key)
     number = sweep.processes or max(processes_for(point) for point in sweep.points)
-    runs = [(point, repeated) for point in sweep.points for repeated in range(sweep.repeat)]
+    runs = [point for point in sweep.points for _ in range(sweep.repeat)]
     with LoadProcesses(number) as processes:
-        for position, (point, repeated) in enumerate(runs):
-            name = _name(point, repeated, sweep.repeat, position, len(runs))
+        for position, point in enumerate(runs):
+            repeated = runs[:position].count(point)  # a sweep may name a point twice
+            name = _name(point, repeated, runs.count(point), position, len(runs))
             # Neighbouring seeds of a user mustn't share runs, as their sums with the position would.
             seed = int(np.random.SeedSequence((sweep.seed, position)).generate_state(1)[0])
             conversations = sweep.conversations(conversations_needed(point), seed)
@@ -101,9 +102,9 @@ def sweep_steps(sweep: Sweep, on_progress: Callable[[str, LoadProgress], None]) 
 
 
 def sweep_result(sweep: Sweep, steps: Sequence[SweepStep]) -> BenchResult:
-    """Put the steps so far together. There must be one."""
+    """Put the steps so far together; steps at equal points are runs of one. There must be a step."""
     points = [
-        BenchPoint(load=point, runs=tuple(step.run for step in steps if step.load is point))
+        BenchPoint(load=point, runs=tuple(step.run for step in steps if step.load == point))
         for point in dict.fromkeys(step.load for step in steps)
     ]
     return BenchResult(
@@ -134,6 +135,7 @@ def _bench_run(
         figures=replace(figures, client_delay_ms=delay_ms),
         timeline=run_timeline(measured.records, bins),
         server_metrics=server_metrics,
+        interrupted=measured.interrupted,
     )
 
 

@@ -47,7 +47,9 @@ def _add_common(verb: VerbParser, defaults: Mapping[str, Any] | None = None) -> 
     common = verb.add_argument_group("output and tokens", argument_default=argparse.SUPPRESS)
     common.add_argument("--output", type=path, metavar="FILE", help="write to this file")
     common.add_argument("--stdout", action="store_true", help="write to standard output (default)")
-    help_text = "folder of a checkpoint, or its name on the hub, for another tokenizer than DeepSeek-V3's and R1's"
+    help_text = (
+        "folder of a checkpoint, or OWNER/NAME in the hub's cache, for another tokenizer than DeepSeek-V3's and R1's"
+    )
     common.add_argument("--tokenizer", type=words, metavar="NAME", help=help_text)
     help_text = f"another seed makes other requests (default: {_SEED})"
     common.add_argument("--random-seed", type=seed, metavar="N", help=help_text)
@@ -147,7 +149,7 @@ def _add_show(kinds: Verbs) -> None:
     verb = add_verb(kinds, "show", "count a file's requests, their lengths and what their prompts have in common")
     verb.runs(_show, f"{_PREPARE} show d.jsonl", f"{_PREPARE} show ShareGPT.json --tokenizer /models/DeepSeek-R1")
     verb.add_argument("file", type=path, metavar="FILE", help="the file; - is standard input")
-    help_text = "folder of a checkpoint, or its name on the hub, to count ShareGPT's tokens with"
+    help_text = "folder of a checkpoint, or OWNER/NAME in the hub's cache, to count ShareGPT's tokens with"
     verb.add_argument("--tokenizer", type=words, metavar="NAME", default=argparse.SUPPRESS, help=help_text)
 
 

@@ -157,7 +157,7 @@ def _run(args: argparse.Namespace) -> int:
             unread |= step.problems.keys()
             steps.append(step)
             if output is not None:
-                output.write(sweep_result(sweep, steps), step.load, step.number, step.measured.records)
+                output.write(sweep_result(sweep, steps), step)
     except (ToolError, KeyboardInterrupt) as error:
         progress.clear()
         if not steps:
@@ -221,7 +221,9 @@ def _sweep(args: argparse.Namespace) -> Sweep:
     else:
         runs = len(args.concurrency or [0]) * len(args.rate or [0]) * args.repeat
         most = (args.num_prompts + args.warmup) * runs if args.num_prompts else None
-        source = in_file = FileConversationSource(options, vocabulary, partial(token_counts, target), most)
+        source = in_file = FileConversationSource(
+            options, vocabulary, partial(token_counts, target), most, facts.get("vocab_size")
+        )
         points = loads or _points(args, len(in_file), is_trace=in_file.is_trace)
         is_text = in_file.is_text
     if args.ignore_eos if args.ignore_eos is not None else published is not None or not is_text:

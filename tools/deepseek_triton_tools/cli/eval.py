@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from deepseek_triton_tools.cli.client_options import URL_HELP, add_server_options, client_settings
-from deepseek_triton_tools.cli.parsing import VerbParser, add_json, number, path, positive, words
+from deepseek_triton_tools.cli.parsing import VerbParser, add_json, nearest, number, path, positive, words
 from deepseek_triton_tools.cli.sampling_options import add_sampling_options, sampling_fields
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -40,7 +40,7 @@ def add_options(verb: VerbParser) -> None:
     verb.usage = "%(prog)s URL --task TASK [options]"
     verb.add_argument("url", nargs="+", type=words, metavar="URL", help=f"{URL_HELP}; several: the first that answers")
     which = verb.add_mutually_exclusive_group(required=True)
-    which.add_argument("--task", choices=TASKS, metavar="TASK", help=f"{', '.join(TASKS)}; see below")
+    which.add_argument("--task", type=_task, metavar="TASK", help=f"{', '.join(TASKS)}; see below")
     which.add_argument("--task-file", type=path, metavar="FILE", help="any task of lm-eval, by its YAML file")
     add_json(verb, "docs/eval.md")
     _add_questions(verb)
@@ -85,6 +85,13 @@ def _add_verdict(verb: VerbParser) -> None:
     help_text = "the lowest score in percent that passes, in place of the published ones"
     verdict.add_argument("--pass-at", type=_percent, metavar="X", help=help_text)
     verdict.add_argument("--fail-below-band", action="store_true", help="exit with 1 if the score doesn't pass")
+
+
+def _task(text: str) -> str:
+    if text not in TASKS:
+        hint = nearest(text, TASKS) or f"; there are {', '.join(TASKS)}"
+        raise argparse.ArgumentTypeError(f"there is no task {text!r}{hint}")
+    return text
 
 
 def _percent(text: str) -> float:

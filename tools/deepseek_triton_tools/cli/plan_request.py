@@ -8,7 +8,7 @@ import errno
 import math
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from deepseek_triton_build.catalog import (
     container_tag,
     find_precision,
     release_for_container,
+    variant_of_folder,
     variant_of_model,
     variants,
     vllm_for_container,
@@ -93,7 +94,7 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
         allow_unpublished=args.allow_unpublished,
         overrides=tuple(row for text in args.set for row in overrides(text)),
     )
-    return request if args.from_bench is None else _as_measured(request, args)
+    return request if args.from_bench is None or request.variant not in variants() else _as_measured(request, args)
 
 
 _INFLIGHT = "triton_config.max_inflight"
@@ -110,6 +111,8 @@ def _as_measured(request: PlanRequest, args: argparse.Namespace) -> PlanRequest:
     result = read_result(args.from_bench)
     load = choose_load(result, result.slo if args.slo is None else args.slo)
     reasons = {}
+    if another := _of_another(result.server, request):
+        reasons["--from-bench"] = another
     changes: dict[str, Any] = {"workload": request.workload.filled_from(load.workload)}
     if args.concurrency is None:
         reasons["--concurrency"] = load.why
@@ -121,6 +124,18 @@ def _as_measured(request: PlanRequest, args: argparse.Namespace) -> PlanRequest:
     return replace(request, **changes, measured=tuple(reasons.items()))
 
 
+def _of_another(server: Mapping[str, Any], request: PlanRequest) -> str | None:
+    """Say that another model or engine was measured; None for the same, or where the server didn't say."""
+    planned, engine = variants()[request.variant], _engine(request.variant, request.engine)
+    name = str(server.get("name", ""))
+    known = variant_of_folder(name)
+    measured = known[0].name if known else name
+    is_other_model = measured in variants() and measured not in (planned.name, planned.model)
+    if not is_other_model and server.get("engine", engine) == engine:
+        return None
+    return f"measured: of {name} on the {server.get('engine')} engine, not of {planned.name} on {engine}"
+
+
 def plan_named(text: str) -> Plan:
     """Make the plan of a generated folder, by the options in its stamp, or of options as `plan` takes them.
 
@@ -130,6 +145,8 @@ def plan_named(text: str) -> Plan:
     parser = VerbParser(prog="plan", allow_abbrev=False, exit_on_error=False)
     add_plan_options(parser)
     parser.add_argument("--format")  # a stamp has it; the plan is the same
+    if is_path(text.partition(" --")[0]) and not os.path.isdir(text):
+        raise OptionError(f"there is no folder {text} that `deepseek-triton build` wrote")
     words = shlex.split(_stamped_options(Path(text)) if os.path.isdir(text) else text)
     try:
         args, unknown = parser.parse_known_args(words)

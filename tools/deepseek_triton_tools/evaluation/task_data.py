@@ -6,13 +6,13 @@ The data of GSM8K, MMLU and GPQA is never part of this project.
 from __future__ import annotations
 
 import csv
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from deepseek_triton_tools.evaluation.evaluation_task import Row
+from deepseek_triton_tools.generating.checked_rows import checked_rows, json_of_line
 from deepseek_triton_tools.tool_errors import ToolError
 
 
@@ -28,31 +28,46 @@ def found_file(data: Path, patterns: Sequence[str], wanted: str) -> Path:
     raise ToolError(f"--data {data}: expected {wanted}, found no {' or '.join(patterns)}")
 
 
-def read_rows(path: Path, keys: Sequence[str]) -> list[Row]:
-    """Read a file as JSON Lines, CSV with a heading, or Parquet, by its name. Raises ToolError where it is none, is
-    empty, or a row lacks a key."""
+def read_rows(path: Path, keys: Sequence[str], problem_of: Callable[[Row], str | None] = lambda _: None) -> list[Row]:
+    """Read a file as JSON Lines, CSV with a heading, or Parquet, by its name.
+
+    :param problem_of: says what else is wrong with a row that has the keys.
+    :raises ToolError: where the file is none of these or empty, or a row is wrong. Each of the first ten problems is
+        one line on stderr.
+    """
+
+    def checked(row: Any) -> Row:
+        if not isinstance(row, dict):
+            raise ToolError(f"expected an object, got {row!r:.100}")
+        if missing := [key for key in keys if row.get(key) is None]:
+            raise ToolError(f"expected the keys {', '.join(keys)}; it lacks {', '.join(missing)}")
+        if problem := problem_of(row):
+            raise ToolError(problem)
+        return row
+
+    def checked_line(line: bytes) -> Row:
+        return checked(json_of_line(line))
+
     try:
-        rows = _read_rows(path)
+        if path.suffix in (".parquet", ".csv"):
+            rows = checked_rows(str(path), "row", enumerate(_read_table(path), 1), checked)
+        else:
+            with path.open("rb") as file:
+                lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
+                rows = checked_rows(str(path), "line", lines, checked_line)
     except (ValueError, OSError, csv.Error) as error:
         raise ToolError(f"{path} can't be read: {error}") from error
     if not rows:
         raise ToolError(f"{path} is empty")
-    for number, row in enumerate(rows, start=1):
-        missing = [key for key in keys if not isinstance(row, dict) or row.get(key) is None]
-        if missing:
-            raise ToolError(f"{path} row {number}: expected the keys {', '.join(keys)}; it lacks {', '.join(missing)}")
     return rows
 
 
-def _read_rows(path: Path) -> list[Any]:
+def _read_table(path: Path) -> list[Any]:
     if path.suffix == ".parquet":
         rows: list[Any] = import_module("pandas").read_parquet(path).to_dict("records")
         return rows
-    if path.suffix == ".csv":
-        with path.open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
-    with path.open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.strip()]
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def hub_rows(name: str, config: str, split: str, *, otherwise: str) -> list[Row]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+_AT_ONCE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +30,18 @@ class LoadPoint:
     leave_after_s: float = 0.0
 
     @property
+    def at_once(self) -> bool:
+        """Whether all requests are due within a tenth of a second: then their number is the load, not the rate."""
+        return self.rate is not None and self.num_requests <= _AT_ONCE_S * self.rate
+
+    @property
     def label(self) -> str:
-        """A name for tables and pictures. Requests that are all sent within a second are named by their number."""
+        """A name for tables, pictures and files."""
         parts = []
-        if self.rate is not None:
-            at_once = self.rate >= self.num_requests
-            parts.append(f"{self.num_requests} at once" if at_once else f"rate {self.rate:g}")
+        if self.at_once:
+            parts.append(f"{self.num_requests} at once")
+        if self.rate is not None and not (self.at_once and math.isinf(self.rate)):
+            parts.append(f"rate {self.rate:.12g}")
         if self.concurrency is not None:
             parts.append(f"concurrency {self.concurrency}")
         return ", ".join(parts) or "trace"

@@ -74,7 +74,7 @@ class Figures:
     short: int = 0
     """Completed requests with fewer tokens than were asked for with ignore_eos: the server has a limit."""
     errors: dict[str, int] = field(default_factory=dict)
-    """Error -> how often, the most frequent ones."""
+    """Error -> how often, the most frequent ones; what the server cancelled is one too."""
     total_input_tokens: int
     total_output_tokens: int
     total_cached_tokens: int = 0

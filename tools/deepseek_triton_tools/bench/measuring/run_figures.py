@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -124,9 +124,16 @@ def _span(records: Sequence[RequestRecord]) -> tuple[float, float]:
 
 def _errors(records: Iterable[RequestRecord]) -> dict[str, int]:
     reasons = (
-        record.error or f"finish reason {record.finish_reason}" for record in records if record.outcome == "failed"
+        record.error or f"finish reason {record.finish_reason}"
+        for record in records
+        if record.outcome == "failed" or (record.outcome == "cancelled" and _is_servers(record))
     )
     return dict(Counter(sorted(reasons)).most_common(_MOST_ERRORS))
+
+
+def _is_servers(cancelled: RequestRecord) -> bool:
+    """Whether the server cancelled it: a client that leaves gets no error and no finish reason."""
+    return bool(cancelled.error) or cancelled.finish_reason == "cancelled"
 
 
 # --- One request, in seconds ---
@@ -156,19 +163,26 @@ def _longest_gap(record: RequestRecord) -> float:
 
 
 def _is_good(record: RequestRecord, slo: Slo) -> bool:
-    """A single token has no TPOT, and it keeps every limit of it."""
-    limits: tuple[tuple[float | None, Callable[[RequestRecord], float | None]], ...] = (
-        (slo.ttft_ms, _ttft),
-        (slo.tpot_ms, _tpot),
-        (slo.itl_ms, _longest_gap),
-        (slo.e2el_ms, _e2el),
+    """A single token has no TPOT, and it keeps every limit of it. An answer without a token misses that of TTFT."""
+    ttft = _ttft(record)
+    limits = (
+        (slo.ttft_ms, math.inf if ttft is None else ttft),
+        (slo.tpot_ms, _tpot(record) or 0.0),
+        (slo.itl_ms, _longest_gap(record)),
+        (slo.e2el_ms, _e2el(record)),
     )
-    return all(limit is None or 1000 * (measure(record) or 0.0) <= limit for limit, measure in limits)
+    return all(limit is None or 1000 * seconds <= limit for limit, seconds in limits)
 
 
 def _gaps_of(record: RequestRecord) -> tuple[Floats, NDArray[np.int32]]:
-    """The seconds before each chunk but the first, and the tokens of that chunk."""
-    return np.diff(np.asarray(record.chunk_s, float)), np.asarray(record.chunk_tokens[1:], np.int32)
+    """The seconds before each chunk but the first, and the tokens of that chunk.
+
+    A chunk without a token, such as one of several that share the tokens of a short answer, is no end of a gap.
+    """
+    tokens = np.asarray(record.chunk_tokens, np.int32)
+    counts = tokens > 0
+    counts[:1] = True
+    return np.diff(np.asarray(record.chunk_s, float)[counts]), tokens[counts][1:]
 
 
 # --- All requests: one number for each chunk is a lot, so it is stored once and in arrays ---
@@ -176,14 +190,14 @@ def _gaps_of(record: RequestRecord) -> tuple[Floats, NDArray[np.int32]]:
 
 def _gaps_ms(records: Sequence[RequestRecord]) -> tuple[Floats, NDArray[np.int32]]:
     size = sum(max(0, len(record.chunk_s) - 1) for record in records)
-    gaps, tokens = np.empty(size), np.empty(size, np.int32)
+    gaps, tokens = np.zeros(size), np.empty(size, np.int32)
     at = 0
     for record in records:
         ours, weights = _gaps_of(record)
         gaps[at : at + len(ours)], tokens[at : at + len(ours)] = ours, weights
         at += len(ours)
     gaps *= 1000
-    return gaps, tokens
+    return gaps[:at], tokens[:at]
 
 
 def _tokens_over_time(records: Iterable[RequestRecord], begin: float, width: float, bins: int) -> Floats:

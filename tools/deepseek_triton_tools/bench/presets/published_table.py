@@ -122,5 +122,6 @@ def _speed(result: BenchResult) -> float:
 
 
 def _mean(row: _PublishedRow, point: BenchPoint) -> float | None:
-    seen = [value for run in point.runs if (value := row.measured(run.figures)) is not None and run.figures.completed]
+    runs = [run.figures for run in point.counted_runs if run.figures.completed]
+    seen = [value for figures in runs if (value := row.measured(figures)) is not None]
     return sum(seen) / len(seen) if seen else None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
 
+from deepseek_triton_tools.bench.measuring.figures import Figures
 from deepseek_triton_tools.bench.report.report_pictures import (
     ReportPicture,
     latency_over_load,
@@ -36,6 +38,10 @@ from deepseek_triton_tools.tool_errors import InstallationError
 _LATE_MS = 10.0
 _LATE_SHARE = 0.01
 """A client that sent later than both was the limit. The share is of the median end-to-end latency."""
+
+
+_CACHED_SHARE = 0.03
+"""A template and the first token are the same in all prompts."""
 
 
 def write_report(path: Path, results: Sequence[NamedResult], expected: Sequence[ExpectedPoint] = ()) -> None:
@@ -72,19 +78,32 @@ def report_page(results: Sequence[NamedResult], expected: Sequence[ExpectedPoint
 
 
 def report_warnings(results: Sequence[NamedResult]) -> Iterator[str]:
-    """Say where requests failed, and where this client was slower than the load that it was to send."""
+    """Say where requests failed, where the server knew random prompts, and where this client was slower than the load
+    that it was to send."""
     for named, point in _all_points(results):
         where = f"{named.name}, {point.load.label}"
         runs = [run.figures for run in point.runs]
         failed, asked = sum(one.failed for one in runs), sum(one.completed + one.failed + one.cancelled for one in runs)
-        if failed:
-            errors = [(count, text) for one in runs for text, count in one.errors.items()]
+        errors = [(count, text) for one in runs for text, count in one.errors.items()]
+        if failed or errors:
             why = f"; most often: {max(errors)[1]}" if errors else ""
-            yield f"{where}: {failed:,} of {asked:,} requests failed{why}"
+            ended = f"{failed:,} of {asked:,} requests failed" if failed else "the server cancelled requests"
+            yield f"{where}: {ended}{why}"
         if short := sum(one.short for one in runs):
             yield f"{where}: {short:,} answers are shorter than was asked for; does the server limit max_tokens?"
+        if _is_random(named.result) and (share := _cached_share(runs)) > _CACHED_SHARE:
+            yield f"{where}: the server had {share:.0%} of the prompts in its cache, although they are random"
     for named in results:
         yield from _client_warnings(named)
+
+
+def _is_random(result: BenchResult) -> bool:
+    """Whether no prompt begins as another one does: `DatasetOptions.label` names turns and common prefixes."""
+    return re.fullmatch(r"random [\d±/-]+", result.dataset) is not None
+
+
+def _cached_share(runs: Sequence[Figures]) -> float:
+    return sum(one.total_cached_tokens for one in runs) / max(1, sum(one.total_input_tokens for one in runs))
 
 
 def _client_warnings(named: NamedResult) -> Iterator[str]:
@@ -147,7 +166,7 @@ def _sections(
 
 
 def _is_repeated(results: Sequence[NamedResult]) -> bool:
-    return any(len(point.runs) > 1 for _, point in _all_points(results))
+    return any(len(point.counted_runs) > 1 for _, point in _all_points(results))
 
 
 def _repeated(results: Sequence[NamedResult]) -> list[str]:
@@ -272,9 +291,9 @@ def _figures(results: Sequence[NamedResult]) -> str:
 def _figures_of(point: BenchPoint, columns: Mapping[str, FigureOf]) -> dict[str, str]:
     """Heading -> cell, as HTML."""
     return {
-        "Load": escape(point.load.label),
-        "Completed": f"{sum(run.figures.completed for run in point.runs):,}",
-        "Failed": f"{sum(run.figures.failed for run in point.runs):,}",
+        "Load": escape(point.label),
+        "Completed": f"{sum(run.figures.completed for run in point.counted_runs):,}",
+        "Failed": f"{sum(run.figures.failed for run in point.counted_runs):,}",
         **{heading: _cell(spread(point, figure)) for heading, figure in columns.items()},
     }
 

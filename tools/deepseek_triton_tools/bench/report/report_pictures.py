@@ -250,6 +250,8 @@ def _run_name(named: NamedResult, point: BenchPoint, number: int, *, several: bo
     parts.append(point.load.label)
     if len(point.runs) > 1:
         parts.append(f"run {number}")
+    if point.runs[number - 1].interrupted:
+        parts.append("interrupted")
     return ", ".join(parts)
 
 
@@ -352,7 +354,8 @@ def _points(
 
 
 def _hover(point: BenchPoint) -> str:
-    return point.load.label + (f", mean of {len(point.runs)} runs" if len(point.runs) > 1 else "")
+    number = len(point.counted_runs)
+    return point.label + (f", mean of {number} runs" if number > 1 else "")
 
 
 def _error_bars(axis: str, values: Sequence[RunSpread], color: str) -> Json:

@@ -24,7 +24,7 @@ class NamedResult:
     @property
     def measured(self) -> list[BenchPoint]:
         """The points that can be drawn: of each, some request was completed."""
-        return [point for point in self.result.points if any(run.figures.completed for run in point.runs)]
+        return [point for point in self.result.points if any(run.figures.completed for run in point.counted_runs)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,8 @@ class RunSpread:
 
 def spread(point: BenchPoint, figure: FigureOf) -> RunSpread | None:
     """None where no run has the figure. Runs without a completed request have none."""
-    values = [value for run in point.runs if run.figures.completed and (value := figure(run.figures)) is not None]
+    runs = [run.figures for run in point.counted_runs if run.figures.completed]
+    values = [value for figures in runs if (value := figure(figures)) is not None]
     return RunSpread(mean=math.fsum(values) / len(values), low=min(values), high=max(values)) if values else None
 
 
@@ -84,21 +85,23 @@ def throughput_per(share: str, result: BenchResult) -> FigureOf:
 
 
 def short_load(load: LoadPoint) -> str:
-    """A label for a point: the concurrency as a plain number, a rate as "4/s"."""
+    """A label for a point: the concurrency as a plain number, a rate as "4/s", and "16 at once"."""
     if load.rate is not None:
-        return "all at once" if math.isinf(load.rate) else f"{load.rate:g}/s"
+        return f"{load.num_requests} at once" if load.at_once else f"{load.rate:g}/s"
     return "trace" if load.concurrency is None else str(load.concurrency)
 
 
-def load_order(load: LoadPoint) -> tuple[float, float]:
+def load_order(load: LoadPoint) -> tuple[float, int, int]:
     """Loads from small to large."""
-    return (load.rate or 0.0, load.concurrency or 0)
+    return (load.rate or 0.0, load.concurrency or 0, load.num_requests)
 
 
 def load_title(loads: Collection[LoadPoint]) -> str:
     """The title of an axis that has the short labels of `loads`."""
     if all(load.rate is None and load.concurrency is not None for load in loads):
         return "Concurrency"
+    if all(load.at_once for load in loads):
+        return "Requests at once"
     return "Request rate" if all(load.rate is not None for load in loads) else "Load"
 
 

@@ -16,6 +16,8 @@ class BenchRun:
     timeline: tuple[TimelineBin, ...] = ()
     server_metrics: Mapping[str, MetricSummary] = field(default_factory=dict)
     """Series of the servers' /metrics, GPU telemetry too, by name with labels."""
+    interrupted: bool = False
+    """Ctrl-C ended it early."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,20 @@ class BenchPoint:
     load: LoadPoint
     runs: tuple[BenchRun, ...]
     """Repeated runs of the same load, at least one."""
+
+    @property
+    def whole_runs(self) -> tuple[BenchRun, ...]:
+        return tuple(run for run in self.runs if not run.interrupted)
+
+    @property
+    def counted_runs(self) -> tuple[BenchRun, ...]:
+        """Those that figures are of: the whole runs, or the interrupted one if it is the only one."""
+        return self.whole_runs or self.runs
+
+    @property
+    def label(self) -> str:
+        """The load's name, which says so if a run was interrupted."""
+        return self.load.label + (", interrupted" if len(self.whole_runs) < len(self.runs) else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

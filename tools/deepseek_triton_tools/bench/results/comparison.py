@@ -72,11 +72,12 @@ class Comparison:
 
 
 def compare(a: BenchResult, b: BenchResult) -> Comparison:
-    """Compare the points of the same load; their numbers of requests may differ. Raises ToolError if there are none."""
-    in_b = {_key(point.load): point for point in b.points}
-    pairs = [(point, in_b[_key(point.load)]) for point in a.points if _key(point.load) in in_b]
+    """Compare the points of the same load; the numbers of requests may differ, unless all
+    are sent at once. Interrupted runs are left out. Raises ToolError if there are none."""
+    in_b = _whole_points(b)
+    pairs = [(point, in_b[key]) for key, point in _whole_points(a).items() if key in in_b]
     if not pairs:
-        loads = ["; ".join(point.load.label for point in result.points) or "none" for result in (a, b)]
+        loads = ["; ".join(point.label for point in result.points) or "none" for result in (a, b)]
         raise ToolError(f"the results have no load in common: A has {loads[0]}, B has {loads[1]}")
     return Comparison(
         differences=tuple(_differences(a, b, pairs)),
@@ -123,9 +124,14 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
     }
 
 
+def _whole_points(result: BenchResult) -> dict[LoadPoint, BenchPoint]:
+    """The points with a run that was not interrupted, by their keys."""
+    return {_key(point.load): point for point in result.points if point.whole_runs}
+
+
 def _key(load: LoadPoint) -> LoadPoint:
-    """Everything of the load but its length."""
-    return replace(load, num_requests=0, num_warmup=0)
+    """Everything of the load but its length. The number of requests that are sent at once is no length."""
+    return replace(load, num_requests=load.num_requests if load.at_once else 0, num_warmup=0)
 
 
 def _figures(ours: BenchPoint, theirs: BenchPoint) -> Iterator[FigureComparison]:
@@ -160,7 +166,10 @@ def _differences(a: BenchResult, b: BenchResult, pairs: Sequence[tuple[BenchPoin
         if ours.load.num_requests != theirs.load.num_requests:
             yield f"{ours.load.label}: {ours.load.num_requests} requests in A, {theirs.load.num_requests} in B"
     for name, result, other in (("A", a, b), ("B", b, a)):
-        theirs_too = {_key(point.load) for point in other.points}
-        for point in result.points:
-            if _key(point.load) not in theirs_too:
+        theirs_too = _whole_points(other)
+        for key, point in _whole_points(result).items():
+            if key not in theirs_too:
                 yield f"only {name} has {point.load.label}"
+        for point in result.points:
+            if len(point.whole_runs) < len(point.runs):
+                yield f"{point.load.label}: a run of {name} was interrupted, and is left out"

@@ -28,8 +28,8 @@ class MainFigure:
         return value
 
     def of_runs(self, point: BenchPoint) -> list[float]:
-        """Its value in each run that has one."""
-        values = (self.of(run.figures) for run in point.runs)
+        """Its value in each counted run that has one."""
+        values = (self.of(run.figures) for run in point.counted_runs)
         return [value for value in values if value is not None]
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
 from deepseek_triton_tools.bench.measuring.figures import Distribution, Figures
-from deepseek_triton_tools.bench.results.bench_result import BenchResult
+from deepseek_triton_tools.bench.results.bench_result import BenchResult, BenchRun
 
 
 def csv_text(result: BenchResult) -> str:
     """Return the file's text; what is unknown is empty."""
     rows = [
-        _row(result, point.load, number, run.figures)
+        _row(result, point.load, number, run)
         for point in result.points
         for number, run in enumerate(point.runs, start=1)
     ]
@@ -27,7 +27,7 @@ def csv_text(result: BenchResult) -> str:
     return text.getvalue()
 
 
-def _row(result: BenchResult, load: LoadPoint, run: int, figures: Figures) -> dict[str, Any]:
+def _row(result: BenchResult, load: LoadPoint, number: int, run: BenchRun) -> dict[str, Any]:
     return {
         "date": result.date,
         "model": result.model,
@@ -39,8 +39,9 @@ def _row(result: BenchResult, load: LoadPoint, run: int, figures: Figures) -> di
         "rate": load.rate,
         "burstiness": load.burstiness,
         "num_requests": load.num_requests,
-        "run": run,
-        **dict(_numbers(figures)),
+        "run": number,
+        "interrupted": int(run.interrupted),
+        **dict(_numbers(run.figures)),
     }
 
 

@@ -89,7 +89,7 @@ def _parsed(kind: Any, value: Any, where: str) -> Any:
         value = _NUMBERS.get(value, value) if isinstance(value, str) else value
         _expect(isinstance(value, int | float) and not isinstance(value, bool), "a number", value, where)
         return float(value)
-    _expect(type(value) is kind, {int: "a whole number", str: "text"}[kind], value, where)
+    _expect(type(value) is kind, {int: "a whole number", str: "text", bool: "true or false"}[kind], value, where)
     return value
 
 

@@ -28,9 +28,13 @@ def result_tables(result: BenchResult) -> Iterator[Table]:
 
 def result_note(result: BenchResult) -> str:
     """Return a line for below the tables: how sure the numbers are."""
-    if any(len(point.runs) > 1 for point in result.points):
-        return "± is the 95 % interval of the mean over the runs of a point."
-    return "Each point was run once, so there is no interval; --repeat 5 gives one."
+    if any(len(point.counted_runs) > 1 for point in result.points):
+        note = "± is the 95 % interval of the mean over the runs of a point."
+    else:
+        note = "Each point was run once, so there is no interval; --repeat 5 gives one."
+    if any(len(point.whole_runs) < len(point.runs) for point in result.points):
+        note += " An interrupted run is in no figure of a point that has a whole one."
+    return note
 
 
 def number_text(value: float, places: int | None = None) -> str:
@@ -55,4 +59,4 @@ def estimate_text(value: Estimate) -> str:
 
 def _row(point: BenchPoint, shown: Sequence[MainFigure]) -> list[str]:
     measured = (figure.of_runs(point) for figure in shown)
-    return [point.load.label, *(estimate_text(estimate(values)) if values else "-" for values in measured)]
+    return [point.label, *(estimate_text(estimate(values)) if values else "-" for values in measured)]

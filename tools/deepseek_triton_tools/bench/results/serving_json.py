@@ -7,15 +7,12 @@ The keys are those of both tools (vllm/benchmarks/serve.py and tensorrt_llm/serv
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-import numpy as np
-
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
 from deepseek_triton_tools.bench.measuring.figures import Distribution, Figures
-from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
 from deepseek_triton_tools.bench.results.bench_result import BenchResult
 
 
@@ -25,10 +22,7 @@ def run_name(load: LoadPoint, run: int = 0) -> str:
     return f"{name}_run_{run + 1}" if run else name
 
 
-def serving_document(
-    result: BenchResult, load: LoadPoint, figures: Figures, records: Sequence[RequestRecord] | None = None
-) -> dict[str, Any]:
-    """Return the document of one run; with `records` also the lists with an entry for each request."""
+def serving_document(result: BenchResult, load: LoadPoint, figures: Figures) -> dict[str, Any]:
     document: dict[str, Any] = {
         "date": datetime.fromisoformat(result.date).strftime("%Y%m%d-%H%M%S"),
         "endpoint_type": result.endpoint,
@@ -36,7 +30,7 @@ def serving_document(
         "label": None,
         "model_id": result.model,
         "tokenizer_id": None,
-        "num_prompts": load.num_requests,
+        "num_prompts": figures.completed + figures.failed + figures.cancelled,
         "request_rate": "inf" if load.rate in (None, math.inf) else load.rate,
         "burstiness": load.burstiness,
         "max_concurrency": load.concurrency,
@@ -56,7 +50,7 @@ def serving_document(
     }
     for name, distribution in serving_latencies(figures).items():
         document |= {f"{key}_{name}_ms": value for key, value in _statistics(distribution).items()}
-    return document if records is None else document | _details(records)
+    return document
 
 
 def serving_latencies(figures: Figures) -> Mapping[str, Distribution]:
@@ -73,26 +67,4 @@ def _statistics(values: Distribution) -> Mapping[str, float]:
         "p90": values.p90,
         "p95": values.p95,
         "p99": values.p99,
-    }
-
-
-def _details(records: Sequence[RequestRecord]) -> dict[str, Any]:
-    rows = [_row(record) for record in records]
-    return {key: [row[key] for row in rows] for key in (rows[0] if rows else ())}
-
-
-def _row(record: RequestRecord) -> Mapping[str, Any]:
-    """The entries of one request, in seconds; zeros where it did not complete. Its text was not kept."""
-    completed = record.outcome == "completed"
-    times = record.chunk_s if completed else ()
-    e2el = record.ended_s - record.sent_s if completed else 0.0
-    return {
-        "input_lens": record.num_input_tokens,
-        "output_lens": record.num_output_tokens if completed else 0,
-        "ttfts": times[0] - record.sent_s if len(times) else 0.0,
-        "itls": np.diff(times).tolist(),
-        "e2els": e2el,
-        "latencies": e2el,
-        "start_times": record.sent_s,
-        "errors": record.error,
     }

@@ -29,12 +29,17 @@ class FileConversationSource:
     that needs more than the file has, begin at its start."""
 
     def __init__(
-        self, options: DatasetOptions, vocabulary: range, count_tokens: TokenCounter, most: int | None
+        self,
+        options: DatasetOptions,
+        vocabulary: range,
+        count_tokens: TokenCounter,
+        most: int | None,
+        vocab_size: int | None = None,
     ) -> None:
         """See `read_conversations`. Raises ToolError when the file can't be used."""
         assert options.file is not None
         self._name = file_name(options.file)
-        self._found = read_conversations(options.file, options, vocabulary, count_tokens, most)
+        self._found = read_conversations(options.file, options, vocabulary, count_tokens, most, vocab_size)
         self._next = 0
         first = self._found[0][0]
         self.is_trace = first.at_s is not None

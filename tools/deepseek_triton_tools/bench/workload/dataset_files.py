@@ -7,9 +7,10 @@ import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from deepseek_triton_tools.bench.workload.dataset_rows import (
 )
 from deepseek_triton_tools.bench.workload.lazy_conversations import LazyConversations
 from deepseek_triton_tools.bench.workload.token_ids import random_ids
+from deepseek_triton_tools.generating.checked_rows import checked_rows
 from deepseek_triton_tools.generating.prompt_sources import file_name
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import ToolError
@@ -32,12 +34,8 @@ from deepseek_triton_tools.tool_errors import ToolError
 TokenCounter: TypeAlias = Callable[[Sequence[str]], Sequence[int]]
 """Returns the number of tokens of each text."""
 
-_ItemT = TypeVar("_ItemT")
-_ReadT = TypeVar("_ReadT")
-
 _UNIQUE, _BLOCK = 1, 2
 """Parts of the keys of random ids."""
-_MOST_PROBLEMS = 10
 _FEWEST_TOKENS, _MOST_PROMPT_TOKENS, _MOST_TOKENS = 4, 1024, 2048
 """benchmark_serving leaves out what of ShareGPT is shorter or longer (is_valid_sequence in vLLM and TensorRT-LLM)."""
 _COUNTED_AT_ONCE = 64
@@ -83,23 +81,28 @@ def read_conversations(
     vocabulary: range,
     count_tokens: TokenCounter | None = None,
     most: int | None = None,
+    vocab_size: int | None = None,
 ) -> FileConversations:
     """Return all conversations of a file.
 
     :param path: `-` is standard input.
     :param count_tokens: says how long ShareGPT's prompts and answers are.
     :param most: count no more of them than are needed for so many conversations.
+    :param vocab_size: token ids are below it; None where it is not known.
     :raises ToolError: when the file can't be used. Each of its first ten problems is one line on stderr.
     """
     name = file_name(path)
     is_trace = False
     with open(os.dup(0) if str(path) == "-" else path, "rb") as file:
         if file.peek().lstrip().startswith(b"["):
-            answered = [pair for pair in _checked(name, "conversation", _entries(name, file.read()), _answered) if pair]
+            answered = [
+                pair for pair in checked_rows(name, "conversation", _entries(name, file.read()), _answered) if pair
+            ]
             _shuffle(answered, options)
             rows = list(islice(_sharegpt_rows(name, answered, options, count_tokens), most))
         else:
-            rows = _checked(name, "line", ((n, line) for n, line in enumerate(file, 1) if line.strip()), parse_row)
+            lines = ((n, line) for n, line in enumerate(file, 1) if line.strip())
+            rows = checked_rows(name, "line", lines, partial(parse_row, vocab_size=vocab_size))
             if options.output is not None:
                 lengths = options.output.draw(len(rows), options.seed).tolist()
                 rows = [replace(row, output_tokens=length) for row, length in zip(rows, lengths, strict=True)]
@@ -123,25 +126,6 @@ def first_conversations(found: LazyConversations, num: int, name: str) -> LazyCo
             raise ToolError(f"{name} is a trace of {len(found)} requests, not {num}, and not repeated", exit_code=2)
         complain(f"{name} has {len(found)} requests: they are repeated until there are {num}")
     return found.chosen([index % len(found) for index in range(num)])
-
-
-def _checked(
-    name: str, kind: str, items: Iterable[tuple[int, _ItemT]], parse: Callable[[_ItemT], _ReadT]
-) -> list[_ReadT]:
-    """Parse the items of a file. Raises ToolError when one is wrong."""
-    parsed, num_wrong = [], 0
-    for number, item in items:
-        try:
-            parsed.append(parse(item))
-        except ToolError as error:
-            num_wrong += 1
-            if num_wrong <= _MOST_PROBLEMS:
-                complain(f"{name} {kind} {number}: {error}")
-    if num_wrong:
-        total = num_wrong + len(parsed)
-        shown = "" if num_wrong <= _MOST_PROBLEMS else f"; the first {_MOST_PROBLEMS} are listed"
-        raise ToolError(f"{num_wrong} of {total} {kind}s of {name} are wrong{shown}")
-    return parsed
 
 
 def _shuffle(rows: list[Any], options: DatasetOptions) -> None:
@@ -194,8 +178,8 @@ def _sharegpt_rows(
     is_fixed = options.output is not None
     if count_tokens is None and not is_fixed:
         raise ToolError(
-            f"{name}: an answer's length is the number of output tokens, and counting needs a tokenizer; give one, "
-            "or the number of output tokens",
+            f"{name}: an answer's length is the number of output tokens, and counting needs a tokenizer: give "
+            "--tokenizer DIR, a checkpoint's folder (or --output-mean N to convert)",
             exit_code=2,
         )
     fixed = options.output.draw(len(answered), options.seed).tolist() if options.output else [0] * len(answered)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepseek_triton_client import InvalidRequest, SamplingParams
+from deepseek_triton_tools.generating.checked_rows import json_of_line
 from deepseek_triton_tools.tool_errors import ToolError
 
 HASHED_BLOCK = 512
@@ -21,6 +22,9 @@ _PROMPTS = ("input_ids", "logits", "prompt", "text_input", "input_length")
 """`logits` is trtllm-bench's old name of `input_ids`."""
 _OUTPUTS = ("output_tokens", "output_length", "max_tokens")
 _MEANT_FOR_OTHERS = ("task_id", "id", "request_id", "model", "stream", "streaming")
+_KEYS = (*_PROMPTS, *_OUTPUTS, "timestamp", "hash_ids")
+_SAMPLING = tuple(field.name for field in fields(SamplingParams))
+_ALIKE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +46,19 @@ class DatasetRow:
     """Sampling fields."""
 
 
-def parse_row(line: bytes) -> DatasetRow:
-    """Read one line of JSON. Raises ToolError with everything that is wrong with it."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ToolError(f"not JSON: {error}") from error
+def parse_row(line: bytes, *, vocab_size: int | None = None) -> DatasetRow:
+    """Read one line of JSON. Raises ToolError with everything that is wrong with it.
+
+    :param vocab_size: token ids are below it; None where it is not known.
+    """
+    row = json_of_line(line)
     if isinstance(row, str):
         row = {"prompt": row}
     if isinstance(row, dict) and isinstance(row.get("payload"), dict):
         row |= row.pop("payload")
     if not isinstance(row, dict):
         raise ToolError(f"expected an object with a prompt, got {row!r:.100}")
-    reader = _RowReader(row)
+    reader = _RowReader(row, vocab_size)
     parsed = DatasetRow(
         prompt=reader.prompt(),
         output_tokens=reader.output_tokens(),
@@ -69,8 +73,9 @@ def parse_row(line: bytes) -> DatasetRow:
 class _RowReader:
     """Takes out of `row` what it knows. What is left has to be sampling fields."""
 
-    def __init__(self, row: dict[str, Any]) -> None:
+    def __init__(self, row: dict[str, Any], vocab_size: int | None) -> None:
         self._row = row
+        self._vocab_size = vocab_size
         self.problems: list[str] = []
 
     def prompt(self) -> str | NDArray[np.int32] | HashedPrompt:
@@ -93,6 +98,10 @@ class _RowReader:
         if ids is None or name == "text_input":
             self.problems.append(f"{name}: expected {_expected(name)}, got {value!r:.100}")
             return ""
+        if self._vocab_size is not None and (highest := int(ids.max())) >= self._vocab_size:
+            self.problems.append(
+                f"{name}: expected token ids from 0 to {self._vocab_size - 1}, the server's vocabulary, got {highest}"
+            )
         return ids
 
     def _hashed_prompt(self, length: Any) -> HashedPrompt:
@@ -130,6 +139,12 @@ class _RowReader:
 
     def fields(self) -> Mapping[str, Any] | None:
         fields = {name: value for name, value in self._row.items() if name not in _MEANT_FOR_OTHERS}
+        for name in [name for name in fields if name not in _SAMPLING]:
+            # The client's own hint, which this one precedes, knows sampling fields only.
+            meant = difflib.get_close_matches(name, (*_KEYS, *_SAMPLING), n=1, cutoff=_ALIKE)
+            if meant and meant[0] in _KEYS:
+                self.problems.append(f"unknown {name!r}; did you mean {meant[0]!r}?")
+                del fields[name]
         try:
             SamplingParams().merged(fields)
         except InvalidRequest as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ SCORERS: Mapping[str, Callable[[str, str], bool]] = {
 
 
 def own_questions(data: Path | None, *, scorer: str, limit: int | None) -> EvaluationTask:
-    """Raises ToolError for every row that is wrong.
+    """Raises ToolError where the file can't be used; the rows that are wrong are named on stderr.
 
     :param scorer: that of rows which name none.
     """
@@ -58,11 +59,7 @@ def own_questions(data: Path | None, *, scorer: str, limit: int | None) -> Evalu
         raise ToolError('--task own needs --data FILE: JSON Lines with "question" and "answer"', exit_code=2)
     if not data.is_file():
         raise ToolError(f"--data {data}: there is no such file")
-    given = read_rows(data, ("answer",))
-    problems = [f"row {number}: {problem}" for number, row in enumerate(given, 1) if (problem := _problem(row, scorer))]
-    if problems:
-        more = f"; and {len(problems) - 10} more" if len(problems) > 10 else ""
-        raise ToolError(f"{data}: {'; '.join(problems[:10])}{more}")
+    given = read_rows(data, ("answer",), partial(_problem, scorer=scorer))
     config = {
         "task": "own",
         "output_type": "generate_until",

@@ -1,0 +1,93 @@
+"""Sweeps against a real server: which runs are of one point, and the files that they leave."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from deepseek_triton_tools.bench.load.bench_target import TargetSettings
+from deepseek_triton_tools.bench.load.load_run import LoadProgress
+from deepseek_triton_tools.bench.load.load_settings import LoadPoint
+from deepseek_triton_tools.bench.output_folder import OutputFolder
+from deepseek_triton_tools.bench.results.bench_result import BenchResult
+from deepseek_triton_tools.bench.results.request_samples import read_samples
+from deepseek_triton_tools.bench.results.result_files import read_result
+from deepseek_triton_tools.bench.sweep import Sweep, SweepStep, sweep_result, sweep_steps
+from deepseek_triton_tools.bench.workload.bench_request import BenchRequest
+from support.paced_server import paced_server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with paced_server("--first-ms", "2", "--step-ms", "1") as address:
+        yield address
+
+
+def measured(
+    server: str,
+    folder: Path,
+    *points: LoadPoint,
+    repeat: int = 1,
+    on_progress: Callable[[str, LoadProgress], None] = lambda *_: None,
+) -> tuple[list[SweepStep], BenchResult]:
+    """Run a sweep, with its files after each run."""
+    sweep = Sweep(
+        target=TargetSettings(urls=(f"http://{server}",), endpoint="triton-http", model="tensorrt_llm"),
+        points=points,
+        repeat=repeat,
+        conversations=lambda number, _: [(BenchRequest(prompt=(5, 6, 7), output_tokens=4),)] * number,
+        dataset="random 3/4",
+        processes=1,
+    )
+    output = OutputFolder(folder)
+    steps: list[SweepStep] = []
+    for step in sweep_steps(sweep, on_progress):
+        steps.append(step)
+        output.write(sweep_result(sweep, steps), step)
+    return steps, sweep_result(sweep, steps)
+
+
+def closed(users: int) -> LoadPoint:
+    return LoadPoint(num_requests=3 * users, concurrency=users)
+
+
+def test_a_point_that_is_named_twice_has_two_runs(server: str, tmp_path: Path) -> None:
+    steps, result = measured(server, tmp_path, closed(2), closed(4), closed(2))
+    first, other, again = steps
+
+    assert [(step.load.concurrency, step.number) for step in steps] == [(2, 0), (4, 0), (2, 1)]
+    assert [point.runs for point in result.points] == [(first.run, again.run), (other.run,)]
+    assert [point.runs for point in read_result(tmp_path).points] == [point.runs for point in result.points]
+    for name, step in (("concurrency_2", first), ("concurrency_4", other), ("concurrency_2_run_2", again)):
+        figures = json.loads((tmp_path / f"{name}.json").read_text())
+        assert (figures["duration"], figures["num_prompts"]) == (step.run.figures.duration_s, step.load.num_requests)
+        assert len(read_samples(tmp_path / f"{name}.requests.jsonl.gz")) == step.load.num_requests
+
+
+def test_rates_at_which_all_is_sent_at_once_have_files_of_their_own(server: str, tmp_path: Path) -> None:
+    points = [LoadPoint(num_requests=4, rate=rate) for rate in (1000.0, 2000.0, math.inf)]
+    _, result = measured(server, tmp_path, *points, repeat=2)
+
+    assert [len(point.runs) for point in result.points] == [2, 2, 2]
+    assert len({point.load.label for point in result.points}) == 3
+    assert len(list(tmp_path.glob("*.requests.jsonl.gz"))) == 6
+
+
+def test_a_run_that_ctrl_c_ended_is_none_of_the_repeats(server: str, tmp_path: Path) -> None:
+    def interrupt(name: str, progress: LoadProgress) -> None:
+        if name.startswith("concurrency 2, run 2 of 3") and progress.ended and not raised:
+            raised.append(name)
+            raise KeyboardInterrupt
+
+    raised: list[str] = []
+    point = LoadPoint(num_requests=2000, concurrency=2)
+    _, result = measured(server, tmp_path, point, repeat=3, on_progress=interrupt)
+
+    assert raised == ["concurrency 2, run 2 of 3, 2 of 3 in all"]
+    assert [run.interrupted for run in result.points[0].runs] == [False, True]
+    assert result.points[0].counted_runs == result.points[0].runs[:1]
+    assert read_result(tmp_path).points[0].label == "concurrency 2, interrupted"
