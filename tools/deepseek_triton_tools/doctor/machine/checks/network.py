@@ -16,7 +16,7 @@ _SEND_BUFFER = "/proc/sys/net/core/wmem_default"
 _SEND_BUFFER_WANTED = 2**24
 """Bytes with which no stream was torn (docs/tritonserver.md). Linux's default is 212,992."""
 _BYTES_PER_RESPONSE = 768
-"""What one waiting response takes of it: 212,992 bytes take 278, and 16 MiB take 21,846 (Linux 6.18, x86-64)."""
+"""One waiting response takes so many of it: 212,992 bytes take 278, and 16 MiB take 21,846 (Linux 6.18, x86-64)."""
 
 
 def check_ports(machine: Machine, expected: Expected) -> MachineFinding:
