@@ -87,9 +87,11 @@ def test_an_openai_endpoint_gives_the_same_counts(server, tmp_path):
             *(f"{address}/v1", "--json", "--rate", "50", "--num-prompts", "12", "--isl", "40", "--osl", "9"),
             *("--burstiness", "0.5"),
         )
+        assert f"expected {address}/v1" in bench(address, code=2).stderr
     document = json.loads(done.stdout)
     (run,) = document["points"][0]["runs"]
     assert document["endpoint"] == "openai"
+    assert document["server"]["vocab_size"] > 0
     assert run["figures"]["completed"] == run["figures"]["lag_ms"]["count"] == 12
     assert (run["figures"]["total_input_tokens"], run["figures"]["total_output_tokens"]) == (480, 108)
 
@@ -112,6 +114,20 @@ def test_tables_of_other_tools(server, table):
     load = ("--concurrency", "2", "--num-prompts", "2", "--osl", "4")
     done = bench(server.http_url, *load, "--table", table, *metrics(server))
     assert words[table] in done.stdout
+
+
+def test_what_was_measured_is_shown_when_a_later_run_fails(server, tmp_path):
+    folder = tmp_path / "result"
+    folder.mkdir()
+    (folder / "concurrency_2.json").mkdir()  # in the place of the second run's file
+    load = ("--concurrency", "1,2,4", "--rounds", "2", "--isl", "8", "--osl", "4", "--seed", "4294967295")
+    done = bench(server.http_url, *load, "--output", str(folder), *metrics(server), code=1)
+    assert "concurrency 1" in done.stdout
+    assert "concurrency 4" not in done.stdout
+    assert "of 3 runs were measured" in done.stderr
+    assert "concurrency_2.json" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert read_result(folder).points[0].runs[0].figures.completed == 2
 
 
 def test_ctrl_c_keeps_what_was_measured(server, tmp_path):
@@ -151,7 +167,18 @@ def _open_requests(server: ServerProcess) -> bool:
         (("http://127.0.0.1:9",), "http://127.0.0.1:9"),
         (("URL", "--model", "gpt"), "gpt"),
         (("URL", "grpc://127.0.0.1:9"), "expected servers of one kind, got triton-grpc and triton-http"),
-        (("URL", "--rounds", "2"), "--rounds: only with --concurrency"),
+        (("URL/v2/models/tensorrt_llm",), "expected the server's own address"),
+        (("URL", "--rounds", "2", "--rate", "2"), "--rounds: with --rate only if there is --concurrency"),
+        (("URL", "--set", "max_tokens=20"), "--set max_tokens: say it with --osl"),
+        (
+            ("URL", "--burstiness", "2", "--cancel-after", "1", "--full", "--later-isl", "5", "--num-prefixes", "2"),
+            "--burstiness: only with --rate; --cancel-after: only with --cancel; --full: only with --preset; "
+            "--later-isl: only with --turns; --num-prefixes: only with --prefix-len",
+        ),
+        (("URL", "--preset", "balanced", "--cancel", "5", "--cancel-after", "1"), "--cancel, --cancel-after: not with"),
+        (("URL", "--json", "--picture", "--table", "vllm"), "--table, --picture: not with --json"),
+        (("URL/v1", "--model-version", "1"), "--model-version: an OpenAI endpoint has none"),
+        (("URL/v1",), "for Triton, leave /v1 out"),
         (("URL", "--chat"), "--chat: random prompts are token ids"),
         (("URL", "--set", "temprature=1"), "did you mean 'temperature'?"),
         (("URL", "--preset", "r1-h200-max-throughpu"), "did you mean r1-h200-max-throughput"),
@@ -166,7 +193,7 @@ def _open_requests(server: ServerProcess) -> bool:
 )
 def test_a_wrong_command_is_one_line(server, words, expected, tmp_path):
     folder = tmp_path / "result"
-    given = [server.http_url if word == "URL" else word for word in words]
+    given = [word.replace("URL", server.http_url) for word in words]
     done = subprocess.run([*_BENCH, *given, "--output", str(folder)], capture_output=True, text=True)
     assert done.returncode in (1, 2)
     assert expected in done.stderr

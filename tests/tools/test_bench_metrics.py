@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 
 import pytest
+import trustme
 
 from deepseek_backend.metrics.backend_metrics import FAMILIES, PREFIX
+from deepseek_triton_client import Tls
 from deepseek_triton_tools.bench.measuring.figures import MetricSummary
 from deepseek_triton_tools.bench.measuring.server_metrics import MetricsWatch, usual_metrics_urls
 from deepseek_triton_tools.bench.results.metrics_table import COUNTERS, GAUGES, metrics_table
@@ -44,7 +47,7 @@ def test_it_reads_when_the_block_begins_and_ends(server) -> None:
         assert len(server.requests) == 1
 
     assert [request[:2] for request in server.requests] == [("GET", "/metrics")] * 2  # Triton answers HEAD with 405
-    assert watch.problems == ()
+    assert watch.problems == {}
     assert watch.summaries() == {
         'deepseek_triton_engine_running_requests{model="r1",version="1"}': MetricSummary(
             first=2, last=4, mean=3, max=4
@@ -88,13 +91,18 @@ def test_several_servers_are_told_apart(server) -> None:
 
 @pytest.mark.parametrize(
     ("status", "body", "reason"),
-    [(404, b"no such page", "404"), (200, b"<html>", "Prometheus's text format"), (200, b"\xff", "expected text")],
+    [
+        (404, b"no such page", "404"),
+        (200, b"", "the page has none"),
+        (200, b"<html>", "Prometheus's text format"),
+        (200, b"\xff", "expected text"),
+    ],
 )
 def test_a_server_without_metrics_is_one_line(status, body, reason, server) -> None:
-    server.script(server.body(status, body))
-    with MetricsWatch([address(server)], interval_s=0.001) as watch:
+    server.script(*[server.body(status, body)] * 2)
+    with MetricsWatch([address(server)], interval_s=_NEVER_S) as watch:
         pass
-    [problem] = watch.problems
+    [problem] = watch.problems.values()
     assert problem.startswith(f"{address(server)}: no metrics: ")
     assert reason in problem
     assert watch.summaries() == {}
@@ -105,7 +113,7 @@ def test_a_server_that_is_not_there_is_one_line() -> None:
     gone.stop()
     with MetricsWatch([address(gone), "no url at all"], interval_s=_NEVER_S) as watch:
         pass
-    assert [problem[:4] for problem in watch.problems] == ["http", "url:"]
+    assert [problem[:4] for problem in watch.problems.values()] == ["http", "url:"]
 
 
 def test_what_was_read_before_a_server_went_away_is_kept(server) -> None:
@@ -113,7 +121,38 @@ def test_what_was_read_before_a_server_went_away_is_kept(server) -> None:
     with MetricsWatch([address(server)], interval_s=_NEVER_S) as watch:
         pass
     assert watch.summaries()["tokens_total"].last == 7
-    assert len(watch.problems) == 1
+    assert list(watch.problems) == [address(server)]
+
+
+def test_a_server_that_failed_once_is_read_again(server) -> None:
+    server.script(server.body(503, b""), server.body(200, b"tokens_total 7\n"))
+    with MetricsWatch([address(server)], interval_s=_NEVER_S) as watch:
+        pass
+    assert watch.summaries()["tokens_total"].last == 7
+    assert list(watch.problems) == [address(server)]
+
+
+@pytest.mark.parametrize(("asked", "expected"), [("http://127.0.0.1:8000", "Bearer secret"), ("http://other", None)])
+def test_the_token_goes_to_the_servers_own_hosts(server, asked, expected) -> None:
+    server.script(*[server.body(200, b"up 1\n")] * 2)
+    with MetricsWatch([address(server)], own_urls=[asked], token="secret", interval_s=_NEVER_S):
+        pass
+    assert [headers.get("authorization") for headers in server.headers] == [expected] * 2
+
+
+def test_certificates_of_the_server_are_used_for_its_metrics(tmp_path) -> None:
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    server = HttpServer(tls=context)
+    try:
+        server.script(*[server.body(200, b"up 1\n")] * 2)
+        with MetricsWatch([address(server)], tls=Tls(ca=tmp_path / "ca.pem"), interval_s=_NEVER_S) as watch:
+            pass
+        assert (watch.problems, watch.summaries()["up"].last) == ({}, 1)
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize(
@@ -141,14 +180,16 @@ def test_the_table_has_a_row_for_each_metric_that_explains_something() -> None:
             "process_open_fds": gauge(1, 1),
             "deepseek_triton_kv_cache_used_blocks": gauge(0, 0),
             "deepseek_triton_requests_refused_total": MetricSummary(first=3, last=3, mean=3, max=3),
-        }
+        },
+        "the last run",
     )
     assert table is not None
+    assert table.title == "Servers and GPUs during the last run"
     assert table.rows == [
         ("nv_gpu_utilization", "2", "0.625", "0.875", "-"),
         ("deepseek_triton_generated_tokens_total", "1", "-", "-", "5,000"),
     ]
-    assert metrics_table({"process_open_fds": gauge(1, 1)}) is None
+    assert metrics_table({"process_open_fds": gauge(1, 1)}, "the last run") is None
 
 
 def test_our_own_metrics_in_the_table_exist() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 
@@ -12,6 +12,7 @@ from deepseek_triton_tools.cli.main import VERBS, main
 from deepseek_triton_tools.cli.parsing import VerbParser
 from deepseek_triton_tools.terminal import output_streams
 from deepseek_triton_tools.terminal.status_line import StatusLine
+from deepseek_triton_tools.terminal.tables import Table, show
 from support.terminal_session import Terminal
 
 R1 = ["plan", "deepseek-r1", "--gpu", "h200", "--gpus"]
@@ -126,3 +127,14 @@ def test_a_mistyped_verb_gets_its_neighbour(verb: str, capsys: pytest.CaptureFix
 def test_another_word_for_a_verb_or_a_form(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == 2
     assert capsys.readouterr().err == f"{told}\n"
+
+
+@pytest.mark.parametrize("columns", [20, 60])
+def test_a_grid_wider_than_the_terminal_keeps_every_digit(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    row = ("concurrency 64", *["1,151.3 ± 120.5"] * 4)
+    stdout = FakeTerminal()
+    with redirect_stdout(stdout):
+        show(Table(title="", headings=("load", "TTFT", "TPOT", "ITL", "failed"), rows=[row], is_grid=True))
+    assert all(cell in stdout.getvalue() for cell in (*row, "failed"))
+    assert stdout.getvalue().count("1,151.3 ± 120.5") == 4

@@ -148,6 +148,11 @@ def test_limits_without_a_meaning_are_refused(text):
         slo(text)
 
 
+def test_two_limits_of_one_kind_are_refused():
+    with pytest.raises(argparse.ArgumentTypeError, match="expected one limit of ttft"):
+        slo("ttft=1,ttft=2")
+
+
 def test_limits_are_read():
     assert slo("ttft=500, tpot=20.5,itl=30,e2el=1e4") == Slo(ttft_ms=500, tpot_ms=20.5, itl_ms=30, e2el_ms=10_000)
 

@@ -362,6 +362,14 @@ def test_the_form_compares_results_by_the_names_of_their_folders(
     assert (captured.out, captured.err) == ("", f"written to {page}\n")
 
 
+def test_a_report_takes_no_other_files_place(tmp_path: Path) -> None:
+    write_result(made_up_result(), tmp_path / "bench.json")
+    before = (tmp_path / "bench.json").read_bytes()
+    with pytest.raises(ToolError, match="is no HTML page"):
+        run_form(str(tmp_path), "--output", str(tmp_path / "bench.json"))
+    assert (tmp_path / "bench.json").read_bytes() == before
+
+
 def test_results_of_the_same_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
     files = [tmp_path / folder / "run" / "bench.json" for folder in ("a", "b")]
     for file in files:

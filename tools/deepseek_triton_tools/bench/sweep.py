@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from deepseek_triton_client import Tls
 from deepseek_triton_tools.bench.load.arrivals import conversations_needed
 from deepseek_triton_tools.bench.load.bench_target import TargetSettings
 from deepseek_triton_tools.bench.load.load_run import LoadProcesses, LoadProgress, LoadRun, processes_for
@@ -59,8 +60,8 @@ class SweepStep:
     """Number of the run at this point, from 0."""
     run: BenchRun
     measured: LoadRun
-    problems: Sequence[str] = ()
-    """Servers whose metrics could not be read, a line each."""
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """Addresses of metrics that could not be read, a line each."""
 
 
 def sweep_steps(sweep: Sweep, on_progress: Callable[[str, LoadProgress], None]) -> Iterator[SweepStep]:
@@ -70,19 +71,23 @@ def sweep_steps(sweep: Sweep, on_progress: Callable[[str, LoadProgress], None]) 
     :param on_progress: gets the name of the run, and how far it is.
     :raises ToolError: when the server can't be asked.
     """
+    target = sweep.target
+    tls = Tls(ca=target.ca, certificate=target.certificate, key=target.key)
     number = sweep.processes or max(processes_for(point) for point in sweep.points)
     runs = [point for point in sweep.points for _ in range(sweep.repeat)]
     with LoadProcesses(number) as processes:
         for position, point in enumerate(runs):
             repeated = runs[:position].count(point)  # a sweep may name a point twice
             name = _name(point, repeated, runs.count(point), position, len(runs))
-            conversations = sweep.conversations(conversations_needed(point), sweep.seed + position)
-            with MetricsWatch(sweep.metrics_urls) as watch:
+            # Neighbouring seeds of a user mustn't share runs, as their sums with the position would.
+            seed = int(np.random.SeedSequence((sweep.seed, position)).generate_state(1)[0])
+            conversations = sweep.conversations(conversations_needed(point), seed)
+            with MetricsWatch(sweep.metrics_urls, own_urls=target.urls, token=target.token, tls=tls) as watch:
                 measured = processes.run(
                     sweep.target,
                     point,
                     conversations,
-                    seed=sweep.seed + position,
+                    seed=seed,
                     on_progress=partial(on_progress, name),
                 )
             yield SweepStep(

@@ -36,6 +36,8 @@ def _report(args: argparse.Namespace) -> int:
     from deepseek_triton_tools.bench.report.terminal_pictures import show_pictures
     from deepseek_triton_tools.bench.results.result_files import read_result
 
+    if args.output.exists() and args.output.suffix.lower() not in (".html", ".htm"):
+        raise ToolError(f"--output {args.output}: it exists and is no HTML page; name another file", exit_code=2)
     names = _names(args.results)
     results = [NamedResult(name=name, result=read_result(file)) for name, file in zip(names, args.results, strict=True)]
     write_report(args.output, results)

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING
 
 from deepseek_triton_client import SamplingParams
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
-from deepseek_triton_tools.bench.measuring.figures import Slo
+from deepseek_triton_tools.bench.measuring.figures import Figures, Slo
 from deepseek_triton_tools.bench.presets.published_runs import PRESETS
 from deepseek_triton_tools.bench.presets.published_runs import preset as published_preset
 from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions, NormalLengths
 from deepseek_triton_tools.cli.bench_dataset_options import add_dataset_options, dataset_options
+from deepseek_triton_tools.cli.bench_rules import check_options
 from deepseek_triton_tools.cli.client_options import DEFAULT_MODEL, add_server_options, client_settings
 from deepseek_triton_tools.cli.parsing import Verbs, add_json, add_verb, duration, number, path, positive, words
-from deepseek_triton_tools.cli.sampling_options import assigned
+from deepseek_triton_tools.cli.sampling_options import assigned, assigned_json
 from deepseek_triton_tools.cli.slo_option import slo
 from deepseek_triton_tools.pages import install_extra
 from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader
@@ -41,10 +42,6 @@ _DEFAULT_ROUNDS = 5
 _DEFAULT_NUM_PROMPTS = 100
 """Requests of an open loop."""
 _TABLES = ("ours", "vllm", "trtllm-bench")
-_SET_BY_PRESETS = (
-    *("concurrency", "rate", "num_prompts", "rounds", "duration", "warmup"),
-    *("isl", "osl", "input_stdev", "output_stdev", "range_ratio", "prefix_len", "num_prefixes", "turns", "later_isl"),
-)
 
 
 def add_run_form(forms: Verbs) -> None:
@@ -55,7 +52,8 @@ def add_run_form(forms: Verbs) -> None:
         "deepseek-triton bench http://localhost:8000 --concurrency 1,8,64 --isl 1024 --osl 128 --output bench",
         "deepseek-triton bench http://localhost:9000/v1 --rate 2,4,8 --num-prompts 200 --slo ttft=500,tpot=30",
         notes="URL is a Triton server (http:// or grpc://), or an OpenAI endpoint, whose path ends in /v1. Several\n"
-        "servers get requests in turn. docs/bench.md has more; docs/bench-figures.md defines every figure.",
+        "servers get requests in turn. docs/bench.md has more; docs/bench-figures.md defines every figure.\n"
+        "It returns 0; 1 if more requests failed than were answered, 2 for a wrong command line, 130 after Ctrl-C.",
     )
     verb.add_argument("urls", nargs="+", type=words, metavar="URL", help="the server; several are asked in turn")
     add_json(verb, "docs/bench-figures.md")
@@ -89,10 +87,10 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
     help_text = "requests a second, each rate in turn; inf: all at once; --concurrency is then a limit"
     group.add_argument("--rate", "--request-rate", type=_rates, metavar="R,R", help=help_text)
     help_text = "1: Poisson arrivals (default); below 1 they come in bursts, above 1 evenly"
-    group.add_argument("--burstiness", type=_above_zero, default=1.0, metavar="X", help=help_text)
+    group.add_argument("--burstiness", type=_above_zero, metavar="X", help=help_text)
     help_text = "requests to measure at each load (default: 5 for each of --concurrency; all of a file)"
     group.add_argument("--num-prompts", "--num-requests", type=positive, metavar="N", help=help_text)
-    help_text = "measure K requests for each one of --concurrency"
+    help_text = "measure K requests for each one of --concurrency (default: 5)"
     group.add_argument("--rounds", type=positive, metavar="K", help=help_text)
     help_text = "send nothing after S seconds; the requests are repeated as needed"
     group.add_argument("--duration", type=duration, metavar="S", help=help_text)
@@ -121,7 +119,7 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
 def _add_results(group: argparse._ArgumentGroup) -> None:
     help_text = "write bench.json, report.html, figures.csv, one JSON for each run, requests.jsonl.gz there"
     group.add_argument("--output", type=path, metavar="FOLDER", help=help_text)
-    help_text = "GPUs of all servers together, for TPS/GPU (default: what the server says)"
+    help_text = "GPUs of all servers together, for TPS/GPU (default: the preset's; without it no figures per GPU)"
     group.add_argument("--gpus", type=positive, metavar="N", help=help_text)
     help_text = "limits in ms for goodput, such as ttft=500,tpot=30; also itl, e2el"
     group.add_argument("--slo", type=slo, default=Slo(), metavar="LIMITS", help=help_text)
@@ -129,7 +127,7 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--against", type=words, metavar="PLAN", help=help_text)
     group.add_argument("--picture", action=argparse.BooleanOptionalAction, help="draw pictures (default: of a sweep)")
     help_text = "print the tables of another tool: vllm or trtllm-bench (default: ours)"
-    group.add_argument("--table", choices=_TABLES, default="ours", help=help_text)
+    group.add_argument("--table", choices=_TABLES, help=help_text)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -147,16 +145,24 @@ def _run(args: argparse.Namespace) -> int:
     sweep = _sweep(args)
     expected = expected_points(published_preset(args.preset)) if args.preset else ()
     output = None if args.output is None else OutputFolder(args.output, expected)
-    progress = RunProgress()
+    progress = RunProgress(sweep.points, sweep.repeat)
     steps: list[SweepStep] = []
-    for step in sweep_steps(sweep, progress.show):
-        progress.end(step)
+    unread: set[str] = set()
+    failure: ToolError | KeyboardInterrupt | None = None
+    try:
+        for step in sweep_steps(sweep, progress.show):
+            progress.end(step)
+            for url in step.problems.keys() - unread:
+                complain(step.problems[url])
+            unread |= step.problems.keys()
+            steps.append(step)
+            if output is not None:
+                output.write(sweep_result(sweep, steps), step)
+    except (ToolError, KeyboardInterrupt) as error:
+        progress.clear()
         if not steps:
-            for problem in step.problems:
-                complain(problem)
-        steps.append(step)
-        if output is not None:
-            output.write(sweep_result(sweep, steps), step)
+            raise
+        failure = error
     result = sweep_result(sweep, steps)
     with to_reader():
         _print(args, result, planned)
@@ -164,15 +170,28 @@ def _run(args: argparse.Namespace) -> int:
         complain(warning)
     if output is not None:
         complain(f"written to {args.output}: {output.summary}")
-    if steps[-1].measured.interrupted:
-        complain("interrupted: the last figures are of what was measured by then")
+    if isinstance(failure, ToolError):
+        complain(f"only {len(steps)} of {len(sweep.points) * sweep.repeat} runs were measured")
+        raise failure
+    if failure is not None or steps[-1].measured.interrupted:
+        complain("interrupted: the figures are of what was measured by then")
         return 130
-    return 0 if any(run.figures.completed for point in result.points for run in point.runs) else 1
+    return exit_code([step.run.figures for step in steps])
+
+
+def exit_code(figures: Sequence[Figures]) -> int:
+    """Return 1 when more requests failed than were answered, or none was, though the client left none; else 0."""
+    completed, failed = (sum(getattr(each, name) for each in figures) for name in ("completed", "failed"))
+    left_early = sum(each.cancelled for each in figures)
+    if failed > completed:
+        complain(f"{failed} of {completed + failed + left_early} requests failed")
+        return 1
+    return 0 if completed or left_early else 1
 
 
 def _sweep(args: argparse.Namespace) -> Sweep:
     """Raises ToolError for options that don't go together, and when the server can't be asked."""
-    from deepseek_triton_tools.bench.server_facts import model_facts, token_counts
+    from deepseek_triton_tools.bench.server_facts import endpoint_of, model_facts, token_counts
     from deepseek_triton_tools.bench.sweep import Sweep
     from deepseek_triton_tools.bench.workload.conversation_source import (
         FileConversationSource,
@@ -180,12 +199,14 @@ def _sweep(args: argparse.Namespace) -> Sweep:
     )
     from deepseek_triton_tools.bench.workload.token_ids import text_token_ids
 
+    check_options(args, is_openai=endpoint_of(args.urls, args.endpoint) == "openai")
     published = None if args.preset is None else published_preset(args.preset)
     options = dataset_options(args) if published is None else _preset_dataset(args, published)
-    if args.chat and options.file is None:
-        raise ToolError("--chat: random prompts are token ids, and a chat needs text; give --dataset", exit_code=2)
     target = _target(args)
     facts = model_facts(target)
+    simulation = facts.get("simulation")
+    if published is not None and simulation and simulation.get("preset") != published.simulated:
+        complain(f"the server simulates {simulation.get('preset') or 'no deployment'}, not the one of {args.preset}")
     loads = published and list(published.loads(short=bool(facts.get("simulation")) and not args.full))
     vocabulary = text_token_ids(facts.get("vocab_size"))
     is_text = False
@@ -198,7 +219,8 @@ def _sweep(args: argparse.Namespace) -> Sweep:
         source: Callable[[int, int], Sequence[Conversation]] = RandomConversationSource(options, vocabulary)
         points = loads or _points(args, None, is_trace=False)
     else:
-        most = args.num_prompts + args.warmup if args.num_prompts else None
+        runs = len(args.concurrency or [0]) * len(args.rate or [0]) * args.repeat
+        most = (args.num_prompts + args.warmup) * runs if args.num_prompts else None
         source = in_file = FileConversationSource(
             options, vocabulary, partial(token_counts, target), most, facts.get("vocab_size")
         )
@@ -225,10 +247,6 @@ def _sweep(args: argparse.Namespace) -> Sweep:
 
 def _preset_dataset(args: argparse.Namespace, published: BenchPreset) -> DatasetOptions:
     """Return the preset's dataset, or the prompts of --dataset with answers of its length. Raises ToolError."""
-    misplaced = [name for name in _SET_BY_PRESETS if getattr(args, name) not in (None, 0)]
-    if misplaced:
-        given = ", ".join(f"--{name.replace('_', '-')}" for name in misplaced)
-        raise ToolError(f"{given}: not with --preset, which says it itself", exit_code=2)
     options = replace(dataset_options(args), output=NormalLengths(published.output_tokens))
     return options if options.file is not None else replace(options, input=NormalLengths(published.input_tokens))
 
@@ -248,16 +266,14 @@ def _target(args: argparse.Namespace) -> TargetSettings:
     endpoint = endpoint_of(args.urls, args.endpoint)
     token = client_settings(args)["token"]
     token = token() if callable(token) else token
-    model = args.model
-    if endpoint == "openai" and model == DEFAULT_MODEL:
-        model = first_openai_model(args.urls[0], token)
-    fields = dict(map(assigned, args.set))
-    if endpoint != "openai":
+    is_openai = endpoint == "openai"
+    fields = dict(map(assigned_json if is_openai else assigned, args.set))
+    if not is_openai:
         SamplingParams().merged(fields)  # refuses what is wrong before anything is sent
-    return TargetSettings(
+    target = TargetSettings(
         urls=tuple(args.urls),
         endpoint=endpoint,
-        model=model,
+        model=args.model,
         model_version=args.model_version,
         chat=args.chat,
         fields=fields,
@@ -267,6 +283,7 @@ def _target(args: argparse.Namespace) -> TargetSettings:
         certificate=args.cert,
         key=args.key,
     )
+    return replace(target, model=first_openai_model(target)) if is_openai and args.model == DEFAULT_MODEL else target
 
 
 def _points(args: argparse.Namespace, in_file: int | None, *, is_trace: bool) -> list[LoadPoint]:
@@ -276,11 +293,7 @@ def _points(args: argparse.Namespace, in_file: int | None, *, is_trace: bool) ->
     """
     concurrencies = args.concurrency or [None]
     rates = args.rate or [None]
-    if args.rounds and not args.concurrency:
-        raise ToolError("--rounds: only with --concurrency", exit_code=2)
-    if args.rounds and args.num_prompts:
-        raise ToolError("--rounds and --num-prompts: give one of them", exit_code=2)
-    if not args.concurrency and not args.rate and not is_trace:
+    if not args.concurrency and not args.rate and (args.rounds or not is_trace):
         concurrencies = [_DEFAULT_CONCURRENCY]
     return [
         LoadPoint(
@@ -288,7 +301,7 @@ def _points(args: argparse.Namespace, in_file: int | None, *, is_trace: bool) ->
             num_warmup=args.warmup,
             concurrency=concurrency,
             rate=rate,
-            burstiness=args.burstiness,
+            burstiness=args.burstiness or 1.0,
             duration_s=args.duration,
             leave_share=(args.cancel or 0.0) / 100,
             leave_after_s=1.0 if args.cancel_after is None else args.cancel_after,
@@ -319,11 +332,12 @@ def _print(args: argparse.Namespace, result: BenchResult, planned: Plan | None) 
     if args.json:
         print_json(result_document(result))
         return
-    if args.table == "ours":
+    if args.table in (None, "ours"):
         for table in result_tables(result):
             show(table)
-        print(paragraph(result_note(result), indent=""))
-        watched = metrics_table(result.points[-1].runs[-1].server_metrics)
+        print(paragraph(result_note(result), indent="") + "\n")
+        last = result.points[-1]
+        watched = metrics_table(last.runs[-1].server_metrics, f"the last run: {last.load.label}")
         if watched is not None:
             show(watched)
     if args.preset is not None and (published := published_table(published_preset(args.preset), result)).rows:
@@ -332,6 +346,8 @@ def _print(args: argparse.Namespace, result: BenchResult, planned: Plan | None) 
         show(against_plan(planned, result))
     for point in result.points:
         for run in point.runs:
+            if args.table in ("vllm", "trtllm-bench") and len(result.points) > 1:
+                print(f"\n{point.load.label}:")
             if args.table == "vllm":
                 print(serving_table(point.load, run.figures))
             elif args.table == "trtllm-bench":

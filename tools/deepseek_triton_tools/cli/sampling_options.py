@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from deepseek_triton_client import SamplingParams
@@ -114,3 +115,14 @@ def assigned(text: str) -> tuple[str, Any]:
         return name, json.loads({"on": "true", "off": "false"}.get(given, given))
     except ValueError as error:
         raise ToolError(f"{name}: expected a number, true, false or a JSON list, got {given!r}") from error
+
+
+def assigned_json(text: str) -> tuple[str, Any]:
+    """Split `name=value` as `assigned` does, for a server with other fields too: what is JSON becomes its value, but
+    for fields of plain text. Raises ToolError."""
+    name, value = assigned(text)
+    metadata = {field.name: field.metadata for field in dataclasses.fields(SamplingParams)}.get(name)
+    if isinstance(value, str) and (metadata is None or metadata["json"]):
+        with suppress(ValueError):
+            return name, json.loads(value)
+    return name, value

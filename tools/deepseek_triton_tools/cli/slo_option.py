@@ -23,5 +23,7 @@ def slo(text: str) -> Slo:
             raise argparse.ArgumentTypeError(
                 f"expected limits in ms of {', '.join(SLO_NAMES)}, such as ttft=500,tpot=30, got {text!r:.100}"
             )
+        if f"{name}_ms" in limits:
+            raise argparse.ArgumentTypeError(f"expected one limit of {name}, got several: {text!r:.100}")
         limits[f"{name}_ms"] = limit
     return Slo(**limits)

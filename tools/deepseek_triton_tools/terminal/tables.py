@@ -40,10 +40,12 @@ def show(table: Table) -> None:
     if table.title:
         print(styled(paragraph(table.title, ""), "1"))
     table = replace(table, rows=[[printable(cell) for cell in row] for row in table.rows])
-    if is_terminal():
+    lines = plain_lines([table.headings, *table.rows])
+    # A drawn column takes one more character. Where a grid has no room, rich would cut off digits.
+    if is_terminal() and not (table.is_grid and max(map(len, lines)) + len(table.headings) > width()):
         _draw(table)
     else:
-        for line in plain_lines([table.headings, *table.rows]):
+        for line in lines:
             print(f"  {line}")
     print()
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 
@@ -38,7 +38,7 @@ class OpenAITarget:
         self._counts_each_chunk: bool | None = None
         """Whether the server takes `continuous_usage_stats`, which is vLLM's; None: nobody has asked yet."""
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=_tls(settings)),
+            connector=aiohttp.TCPConnector(limit=0, ssl=tls_of(settings)),
             timeout=aiohttp.ClientTimeout(total=settings.timeout_s, sock_connect=10),
             headers={"Authorization": f"Bearer {settings.token}"} if settings.token else {},
         )
@@ -150,7 +150,8 @@ async def _refusal(response: aiohttp.ClientResponse) -> str:
     return _one_line(f"{response.status}: {text}")
 
 
-def _tls(settings: TargetSettings) -> ssl.SSLContext | bool:
+def tls_of(settings: TargetSettings) -> ssl.SSLContext | Literal[True]:
+    """Return a context for the settings' certificates; True: the usual one."""
     if not settings.ca and not settings.certificate:
         return True
     context = ssl.create_default_context(cafile=settings.ca)

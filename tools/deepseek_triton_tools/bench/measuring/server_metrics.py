@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
-from deepseek_triton_client import Client, DeepseekTritonError, Sample, Timeouts
+from deepseek_triton_client import Client, DeepseekTritonError, Sample, Timeouts, Tls
 from deepseek_triton_tools.bench.measuring.figures import MetricSummary
 
 _INTERVAL_S = 1.0
@@ -35,16 +35,29 @@ class MetricsWatch:
     """Reads the metrics when its block begins, every second, and when it ends.
 
     It has threads of its own, because the load occupies the caller's. A server that can't be read costs the run
-    nothing but a line in `problems`.
+    nothing but a line in `problems`, and is asked again.
     """
 
-    def __init__(self, urls: Sequence[str], *, interval_s: float = _INTERVAL_S, **client_settings: Any) -> None:
-        """:param client_settings: of a `Client`, such as `tls`."""
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        own_urls: Sequence[str] = (),
+        token: str | None = None,
+        tls: Tls | None = None,
+        interval_s: float = _INTERVAL_S,
+    ) -> None:
+        """:param own_urls: the servers that `token` is for; it is sent to no other host."""
         several = len(urls) > 1
+        own_hosts = set(map(_host, own_urls))
         self._stop = threading.Event()
         self._servers = [
             _WatchedServer(
-                url, self._stop, interval_s, client_settings, {"server": urlsplit(url).netloc} if several else {}
+                url,
+                self._stop,
+                interval_s,
+                {"tls": tls or Tls(), "token": token if _host(url) in own_hosts else None},
+                {"server": urlsplit(url).netloc} if several else {},
             )
             for url in urls
         ]
@@ -64,14 +77,18 @@ class MetricsWatch:
             server.join()
 
     @property
-    def problems(self) -> tuple[str, ...]:
-        """A line for each server that could not be read, the first time."""
-        return tuple(server.problem for server in self._servers if server.problem)
+    def problems(self) -> dict[str, str]:
+        """A line for each address that could not be read, of the first time."""
+        return {server.url: server.problem for server in self._servers if server.problem}
 
     def summaries(self) -> dict[str, MetricSummary]:
         """Return each series by its name with labels, in alphabetical order, after the block."""
         found = {name: series.summary() for server in self._servers for name, series in server.series.items()}
         return dict(sorted(found.items()))
+
+
+def _host(url: str) -> str | None:
+    return urlsplit(url if "://" in url else f"//{url}").hostname
 
 
 class _WatchedServer(threading.Thread):
@@ -88,7 +105,7 @@ class _WatchedServer(threading.Thread):
         self.problem = ""
         self.began = threading.Event()
         """Set after the first reading."""
-        self._url = url
+        self.url = url
         self._stop_reading = stop
         self._interval_s = interval_s
         self._client_settings = client_settings
@@ -96,13 +113,12 @@ class _WatchedServer(threading.Thread):
 
     def run(self) -> None:
         try:
-            with Client(self._url, metrics_url=self._url, timeouts=_TIMEOUTS, **self._client_settings) as client:
+            with Client(self.url, metrics_url=self.url, timeouts=_TIMEOUTS, **self._client_settings) as client:
                 self._read(client)
                 self.began.set()
-                while not self.problem and not self._stop_reading.wait(self._interval_s):
+                while not self._stop_reading.wait(self._interval_s):
                     self._read(client)
-                if not self.problem:
-                    self._read(client)
+                self._read(client)
         except DeepseekTritonError as error:  # the URL is none
             self.problem = str(error)
         finally:
@@ -112,8 +128,11 @@ class _WatchedServer(threading.Thread):
         try:
             samples = client.metrics().samples
         except DeepseekTritonError as error:
-            self.problem = f"{self._url}: no metrics: {error}"
+            reason = str(error).removeprefix(f"{self.url}: ")
+            self.problem = self.problem or f"{self.url}: no metrics: {reason}"
             return
+        if not samples:
+            self.problem = self.problem or f"{self.url}: no metrics: the page has none; does its path end in /metrics?"
         for sample in samples:
             # Buckets are many, and only a query over all of them says something.
             if math.isfinite(sample.value) and not sample.name.endswith("_bucket"):

@@ -45,8 +45,11 @@ COUNTERS = (
 )
 
 
-def metrics_table(metrics: Mapping[str, MetricSummary]) -> Table | None:
-    """Return a row for each metric that was not zero all the time, over all its series; None where there was none."""
+def metrics_table(metrics: Mapping[str, MetricSummary], run: str) -> Table | None:
+    """Return a row for each metric that was not zero all the time, over all its series; None where there was none.
+
+    :param run: for the title.
+    """
     rows = []
     for name in GAUGES + COUNTERS:
         series = [each for key, each in metrics.items() if key.partition("{")[0] == name]
@@ -58,4 +61,4 @@ def metrics_table(metrics: Mapping[str, MetricSummary]) -> Table | None:
             mean = sum(each.mean for each in series) / len(series)
             rows.append((name, str(len(series)), number_text(mean), number_text(most), "-"))
     headings = ("metric", "series", "mean", "max", "increase")
-    return Table(title="Servers and GPUs", headings=headings, rows=rows, is_grid=True) if rows else None
+    return Table(title=f"Servers and GPUs during {run}", headings=headings, rows=rows, is_grid=True) if rows else None

@@ -1,0 +1,120 @@
+"""What a sweep tells while it runs, and which prompts each of its runs gets."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from deepseek_triton_tools.bench.load.bench_target import TargetSettings
+from deepseek_triton_tools.bench.load.load_run import LoadProgress
+from deepseek_triton_tools.bench.load.load_settings import LoadPoint
+from deepseek_triton_tools.bench.run_progress import RunProgress
+from deepseek_triton_tools.bench.server_facts import first_openai_model, model_facts
+from deepseek_triton_tools.bench.workload.conversation_source import FileConversationSource
+from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions
+from deepseek_triton_tools.bench.workload.token_ids import text_token_ids
+from deepseek_triton_tools.cli.bench_run import exit_code
+from deepseek_triton_tools.cli.sampling_options import assigned_json
+from deepseek_triton_tools.tool_errors import ToolError
+from support.http_server import HttpServer
+
+
+@pytest.fixture
+def server():
+    server = HttpServer()
+    yield server
+    server.stop()
+
+
+def progress(elapsed_s: float, ended: int, total: int) -> LoadProgress:
+    return LoadProgress(elapsed_s=elapsed_s, ended=ended, total=total, failed=0, inflight=2, output_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("points", "now", "expected"),
+    [
+        ([LoadPoint(num_requests=10)], progress(10, 5, 10), "5 of 10, 2 under way, 0 tokens/s, about 0:00:10 left"),
+        (
+            [LoadPoint(num_requests=10, duration_s=60)],
+            progress(10, 188, 10),
+            "188 answered, 2 under way, 0 tokens/s, about 0:00:50 left",
+        ),
+        (
+            [LoadPoint(num_requests=9, concurrency=1), LoadPoint(num_requests=9, concurrency=2)],
+            progress(9, 3, 9),
+            "3 of 9, 2 under way, 0 tokens/s, about 0:00:18 left of this run, 1 more run",
+        ),
+        (
+            [LoadPoint(num_requests=9, concurrency=number, duration_s=30) for number in (1, 2, 3)],
+            progress(10, 0, 9),
+            "0 answered, 2 under way, 0 tokens/s, about 0:00:20 left of this run, 2 more runs, 0:01:20 in all",
+        ),
+    ],
+    ids=["one run", "a fixed time", "nobody knows how long the next takes", "all take a fixed time"],
+)
+def test_progress_says_how_long_it_takes(points, now, expected) -> None:
+    assert RunProgress(points, repeat=1).text(now) == expected
+
+
+def test_runs_go_on_in_the_file_and_say_when_prompts_come_again(tmp_path, capfd) -> None:
+    file = tmp_path / "texts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"text {number}"}) + "\n" for number in range(5)))
+    source = FileConversationSource(DatasetOptions(file=file), text_token_ids(), lambda texts: [1] * len(texts), None)
+    runs = [[each[0].prompt for each in source(2, seed)] for seed in range(4)]
+    assert runs == [[f"text {number}" for number in run] for run in ((0, 1), (2, 3), (4, 0), (1, 2))]
+    assert capfd.readouterr().err.count("fewer than all runs") == 1
+
+
+def test_values_for_other_servers_are_json_but_for_fields_of_text() -> None:
+    assert dict(map(assigned_json, ["top_n=5", "stop=1", "mode=fast", 'logit_bias={"5": 1}'])) == {
+        "top_n": 5,
+        "stop": "1",
+        "mode": "fast",
+        "logit_bias": {"5": 1},
+    }
+
+
+def openai(server: HttpServer) -> TargetSettings:
+    return TargetSettings(urls=(f"{server.url}/v1",), endpoint="openai", model="m", token="secret")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (200, b'{"vocab_size": 640, "model_max_length": 2048}', {"vocab_size": 640, "max_seq_len": 2048}),
+        (200, b'{"tokenizer_class": "Other", "model_max_length": 1e30}', {}),
+        (200, b"[]", {}),
+        (404, b"no", {}),
+    ],
+)
+def test_an_openai_endpoint_may_describe_its_tokenizer(server, status, body, expected) -> None:
+    server.script(server.body(status, body))
+    assert model_facts(openai(server)) == expected
+    assert server.requests == [("GET", "/tokenizer_info", None)]
+    assert server.headers[0]["authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [(404, b"", "for Triton, leave /v1 out"), (401, b"", "401"), (200, b"{}", "expected a list of models")],
+)
+def test_no_list_of_models_is_one_line(server, status, body, expected) -> None:
+    server.script(server.body(status, body))
+    with pytest.raises(ToolError, match=expected) as raised:
+        first_openai_model(openai(server))
+    assert str(raised.value).count("http://") == 1
+
+
+def test_https_without_tls_is_one_line(server) -> None:
+    target = TargetSettings(urls=(f"{server.url.replace('http', 'https')}/v1",), endpoint="openai", model="m")
+    with pytest.raises(ToolError, match="does it speak TLS"):
+        first_openai_model(target)
+
+
+@pytest.mark.parametrize(
+    ("completed", "failed", "cancelled", "code"), [(9, 1, 0, 0), (9, 31, 0, 1), (0, 0, 5, 0), (0, 0, 0, 1)]
+)
+def test_a_measurement_of_failures_is_none(completed, failed, cancelled, code) -> None:
+    assert exit_code([SimpleNamespace(completed=completed, failed=failed, cancelled=cancelled)]) == code
