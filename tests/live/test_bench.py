@@ -168,6 +168,7 @@ def _open_requests(server: ServerProcess) -> bool:
         (("URL", "--model", "gpt"), "gpt"),
         (("URL", "grpc://127.0.0.1:9"), "expected servers of one kind, got triton-grpc and triton-http"),
         (("URL/v2/models/tensorrt_llm",), "expected the server's own address"),
+        (("http://127.0.0.1:9/v1", "--turns", "2"), "--turns: an OpenAI endpoint gives no token ids"),
         (("URL", "--rounds", "2", "--rate", "2"), "--rounds: with --rate only if there is --concurrency"),
         (("URL", "--set", "max_tokens=20"), "--set max_tokens: say it with --osl"),
         (

@@ -149,7 +149,7 @@ def test_an_empty_file_is_refused(path: Path, content: str) -> None:
 
 def test_too_few_requests_are_repeated(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [request.prompt for (request,) in made(path, ["a", "b", "c"], 7)] == list("abcabca")
-    assert "has 3 requests: they are repeated until there are 7" in capsys.readouterr().err
+    assert "has 3 requests: they are repeated as needed" in capsys.readouterr().err
 
 
 def test_the_first_of_too_many_requests_are_taken(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

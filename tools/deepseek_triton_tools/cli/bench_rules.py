@@ -51,6 +51,8 @@ def _problems(args: argparse.Namespace, is_openai: bool) -> Iterator[str]:
         misplaced = ", ".join(_option(other) for other in refused if other in given)
         if name in given and misplaced:
             yield f"{misplaced}: not with {_option(name)}"
+    if is_openai and (args.turns or 1) > 1:
+        yield "--turns: an OpenAI endpoint gives no token ids of its answers, which later turns need; ask Triton itself"
     if is_openai and args.model_version:
         yield "--model-version: an OpenAI endpoint has none"
     if args.chat and args.dataset is None:

@@ -124,7 +124,7 @@ def first_conversations(found: LazyConversations, num: int, name: str) -> LazyCo
     if num > len(found):
         if found[0][0].at_s is not None:
             raise ToolError(f"{name} is a trace of {len(found)} requests, not {num}, and not repeated", exit_code=2)
-        complain(f"{name} has {len(found)} requests: they are repeated until there are {num}")
+        complain(f"{name} has {len(found)} requests: they are repeated as needed")
     return found.chosen([index % len(found) for index in range(num)])
 
 
