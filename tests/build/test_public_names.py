@@ -103,6 +103,7 @@ CATALOG = [
     "load_vllm",
     "profiles",
     "release_for_container",
+    "variant_of_folder",
     "variant_of_model",
     "variants",
     "vllm_containers",

@@ -58,7 +58,7 @@ def test_a_benchmark_reads_them_during_a_run(server: ServerProcess) -> None:
     """Triton's metrics port refuses HEAD, with a body."""
     with MetricsWatch([server.metrics_url]) as watch, Client(server.http_url) as client:
         client.generate("Hello, my name is", max_tokens=8)
-    assert watch.problems == ()
+    assert not watch.problems
     summaries = {name.partition("{")[0]: summary for name, summary in watch.summaries().items()}
     assert summaries[f"{PREFIX}ready"].last == 1
     assert not [name for name in summaries if name.endswith("_bucket")]

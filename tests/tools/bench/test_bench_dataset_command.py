@@ -15,7 +15,8 @@ import pytest
 
 from deepseek_triton_tools.cli.main import main
 
-TINY = Path(__file__).resolve().parents[3] / "model_repository/tensorrt_llm/1/tiny"
+TINY = shlex.quote(str(Path(__file__).resolve().parents[3] / "model_repository/tensorrt_llm/1/tiny"))
+"""A word of a command line: the checkout's path may hold a blank."""
 
 
 PROGRAM = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "bench", "dataset"]
@@ -171,7 +172,9 @@ def sharegpt(tmp_path: Path) -> Path:
 
 def test_sharegpt_is_converted_with_a_tokenizer(made: Any, sharegpt: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
-    answer = tokenizers.Tokenizer.from_file(f"{TINY}/tokenizer.json").encode("It is the light, which air scatters.")
+    answer = tokenizers.Tokenizer.from_file(f"{shlex.split(TINY)[0]}/tokenizer.json").encode(
+        "It is the light, which air scatters."
+    )
     first = {"task_id": 0, "prompt": "Why is the sky blue?", "output_tokens": len(answer.ids)}
     assert made(f"convert {sharegpt} --tokenizer {TINY} --num-requests 1") == [first]
 
