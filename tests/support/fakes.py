@@ -88,6 +88,7 @@ class ScriptedEngine:
 
     MAX_PROMPT_BYTES = 1000
     BOS = "<s>"
+    HANDOVER_FORM = ""
 
     def __init__(self) -> None:
         self.requests: list[GenerateRequest] = []
@@ -123,6 +124,7 @@ class ScriptedEngine:
             bos_token=self.BOS,
             whole_answers=self.whole_answers,
             call_form=self.call_form,
+            handover_form=self.HANDOVER_FORM,
             unsupported={"guided_regex": "no grammar in a script"},
         )
 

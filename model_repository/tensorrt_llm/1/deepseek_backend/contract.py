@@ -65,9 +65,27 @@ count. "detokenize" takes input_ids and returns their text as `text_output`, wit
 * `tool_form`: how calls are written: "fenced" (V3, R1), "raw_json" (V3.1, V3.2-Exp), "dsml" (V3.2), "template" (the
   template renders tools, in another form), or null: tools are refused
 * `thinking_switch`: whether the template argument `thinking` makes a difference
-* `fields`: an object of sampling field, or priority -> "" where it is honoured, else why it is refused
+* `fields`: an object of sampling field, priority or request_type -> "" where it is honoured, else why it is refused
 * `chat_template`: the template's text, or null; `bos_token`, `eos_token`, `pad_token`: texts, "" for none;
   `vocab_size`, or null
+
+Disaggregated serving
+---------------------
+Two servers may share a request: a context server computes the prompt, and a generation server generates the answer.
+Send the request with `request_type` "context_only" to the first. Its answer ends with `context_phase_params`, and with
+finish_reason "length", or "stop" where one token is the whole answer. Then send the same request, with `request_type`
+"generation_only" and these `context_phase_params`, to the second. Its answer is the whole answer, first token included,
+and so are its counts. The context server's answer has the first token's text as far as it is certain: a client may show
+it at once, and then leave as many characters out of the generation server's answer.
+
+The context server keeps the KV cache until a generation server has fetched it. So send the second request in any case;
+with `max_tokens` 1 if nobody wants the answer any more. Where the KV cache can't be fetched, the second request ends
+with E_UNAVAILABLE. `context_phase_params` with `request_type` "context_and_generation" makes a server compute the
+prompt and the first token again: the answer is the same, however it was sampled.
+
+Such a request has one prompt, one answer and no log-probabilities. Any other is for one server alone: a generation
+server takes it as it is. Both servers have the same engine, in the same version, and the same checkpoint. Whether an
+engine can do it is in `fields` of "describe", under request_type.
 
 One response to each request
 ----------------------------
@@ -179,7 +197,7 @@ class SamplingFieldSpec:
     """The value is a string that holds JSON; in `sampling_parameters` an object may stand in its place."""
     by_token: bool = False
     """The JSON is an object of token id -> number. The range holds for each number, and max_items for all entries."""
-    neutral: bool | float | Mapping[int, float] | None = field(default=None, hash=False)
+    neutral: bool | float | str | Mapping[int, float] | None = field(default=None, hash=False)
     """The value that asks for nothing. A field with this value counts as not given, on every engine."""
 
     @property
@@ -357,6 +375,7 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
 SAMPLING_BY_NAME = {field.name: field for field in SAMPLING_FIELDS}
 
 TASKS = ("generate", "tokenize", "detokenize", "describe")
+REQUEST_TYPES = ("context_only", "generation_only", "context_and_generation")
 
 REQUEST_FIELDS: tuple[SamplingFieldSpec, ...] = (
     _text(
@@ -391,6 +410,13 @@ REQUEST_FIELDS: tuple[SamplingFieldSpec, ...] = (
         neutral=0,
     ),
     _text(
+        "request_type",
+        'Of a request that two servers share, the part that this one does; see "Disaggregated serving". Default: '
+        '"context_and_generation", all of it.',
+        choices=REQUEST_TYPES,
+        neutral="context_and_generation",
+    ),
+    _text(
         "task",
         '"generate": the default. "tokenize", "detokenize" and "describe" generate nothing; see "Tasks".',
         choices=TASKS,
@@ -421,6 +447,12 @@ REQUEST_INPUTS: tuple[TensorSpec, ...] = (
     TensorSpec(
         "chat_template_kwargs",
         'A JSON object of further arguments for the chat template, such as {"thinking": true}.',
+        dtype=Dtype.STRING,
+        dims=(1,),
+    ),
+    TensorSpec(
+        "context_phase_params",
+        "The output of the same name that the same request got with request_type context_only.",
         dtype=Dtype.STRING,
         dims=(1,),
     ),
@@ -552,6 +584,11 @@ OUTPUTS: tuple[TensorSpec, ...] = (
         Dtype.STRING,
         "Like logprobs, but for the tokens of the prompt. It comes with the first chunk; the prompt's first "
         "token has null.",
+    ),
+    _output(
+        "context_phase_params",
+        Dtype.STRING,
+        "The answer to request_type context_only: a JSON object for the generation server's input of the same name.",
     ),
     _output("model_info", Dtype.STRING, 'The answer to the task "describe": a JSON object, see "Tasks".'),
     *PERF_OUTPUTS,

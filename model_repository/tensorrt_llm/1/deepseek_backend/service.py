@@ -182,6 +182,7 @@ class Service:
         deadline_s = _deadline_s(active.arrived_s, parsed.timeout_ms, timeout_us or parsed.timeout_us)
         # Steps are dear, and an answer sent at once needs them only where a stop string may end it.
         wants_steps = parsed.streaming or bool(parsed.sampling.stop) or not self._engine.capabilities.whole_answers
+        wants_steps |= parsed.is_shared
         requests = expand(parsed, self._engine, self._chat, self._ids, wants_steps=wants_steps)
         admitted = self._admission.admit(requests)
         if not active.begin(

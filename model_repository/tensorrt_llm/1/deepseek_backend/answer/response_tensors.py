@@ -57,6 +57,8 @@ def outputs(chunks: Sequence[SequenceChunk], parsed: ParsedRequest, *, several: 
         result.append(_output("num_cached_tokens", [chunk.num_cached_tokens for chunk in chunks]))
         if parsed.separate_reasoning:
             result.append(_output("num_reasoning_tokens", [chunk.num_reasoning_tokens for chunk in chunks]))
+    if chunks and (handover := chunks[0].handover) is not None:
+        result.append(_output("context_phase_params", [handover.to_json()]))
     return result + _token_outputs(chunks, parsed)
 
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from deepseek_backend.answer.reasoning import ReasoningSplitter
 from deepseek_backend.answer.stop_strings import StopStringFilter
 from deepseek_backend.engines.base import FinishReason, PerfMetrics, Step, TokenLogprobs
+from deepseek_backend.engines.context_handover import ContextHandover
 from deepseek_backend.engines.reasoning_tags import ends_inside
 from deepseek_backend.request.parsed_request import ParsedRequest
 
@@ -48,6 +49,7 @@ class SequenceChunk:
     num_cached_tokens: int = 0
     num_reasoning_tokens: int = 0
     perf_metrics: PerfMetrics | None = None
+    handover: ContextHandover | None = None
 
 
 class SequenceBuffer:
@@ -134,6 +136,8 @@ class SequenceBuffer:
             self._take_details(step)
         if step.perf_metrics is not None:
             self._chunk.perf_metrics = step.perf_metrics
+        if step.handover is not None:
+            self._chunk.handover = step.handover
         if step.text:
             self._split(self._filter.push(step.text))
         if not self._reasoning_is_over:
@@ -153,6 +157,8 @@ class SequenceBuffer:
         self.finish_reason = finish_reason
         self._news = True
         self._chunk.stop_reason = stop_reason
+        if self._chunk.handover is not None:
+            return  # text that is held back is not certain: the generation server goes on with it
         if self._filter.matched is None:
             self._split(self._filter.finish())
         if self._splitter is not None:

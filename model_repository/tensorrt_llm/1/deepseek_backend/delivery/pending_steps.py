@@ -78,5 +78,6 @@ def joined(steps: list[Step]) -> list[Step]:
             prompt_logprobs=first.prompt_logprobs,
             num_cached_tokens=last.num_cached_tokens or first.num_cached_tokens,
             perf_metrics=last.perf_metrics,
+            handover=last.handover,
         )
     ]

@@ -11,6 +11,8 @@ Every engine keeps these rules:
   A sink does not raise.
 * `Step.text` is new text only and never ends inside a character.
 * A request with `sampling.logprobs` gets one entry of `Step.logprobs` for each of `Step.token_ids`.
+* A request with a handover gets its first tokens as a step before the KV cache is there. That cache is fetched in any
+  case, also where the first token ends the answer or the request is aborted: else the context server keeps it for ever.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
+from deepseek_backend.engines.context_handover import ContextHandover
 from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.errors import BackendError
 
@@ -103,6 +106,8 @@ class Step:
     """Set on the last step, where sampling.return_perf_metrics asks for them."""
     generation_s: float | None = None
     """Seconds from the first to the last of token_ids, where they are a whole answer; NaN where they are not known."""
+    handover: ContextHandover | None = None
+    """Set on the last step of a context_only request, unless it failed or was aborted."""
 
 
 class StepSink(Protocol):
@@ -159,6 +164,9 @@ class Capabilities:
     tell."""
     whole_answers: bool = False
     """Whether it is cheaper to send an answer in one step, where GenerateRequest.wants_steps is False."""
+    handover_form: str = ""
+    """Name of the handovers that it makes and takes: engine, version and checkpoint, such as "tensorrt_llm 1.2.1
+    deepseek-r1". "" where it does whole requests only; `unsupported` may say why, under "request_type"."""
     formats_refused: str = "it has no guided decoding"
     """Why a guide can't be a structural tag of xgrammar with a format; "" where it can."""
     unsupported: dict[str, str] = field(default_factory=dict)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from deepseek_backend.engines.context_handover import ContextHandover, RequestType
+
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A conversation. Each message has a role and a content, and further keys that the chat template may read."""
 GREEDY_BELOW = 1e-5
@@ -94,7 +96,8 @@ class GenerateRequest:
     begun: str = ""
     """The end of `prompt` that is the beginning of the answer, and part of its text."""
     prompt_token_ids: tuple[int, ...] | None = None
-    """The prompt in token ids, used unchanged; `prompt` is empty then."""
+    """The prompt in token ids, used unchanged. `prompt` is empty then, but for a request with a handover, whose prompt
+    was tokenised by the context server."""
     shared_token_ids: SharedTokenIds | None = None
     """Token ids of `prompt`, shared by all answers to it; None for a single answer."""
     sampling: SamplingParams
@@ -105,6 +108,14 @@ class GenerateRequest:
     """Priority; a higher one goes first. It is 0 for engines whose capabilities lack it."""
     wants_steps: bool = True
     """False: the whole answer may come in the last step, which an abort brings too, with the text so far."""
+    request_type: RequestType = "context_and_generation"
+    """context_only: compute the prompt, generate one token and keep the KV cache for a generation server. Its last
+    step has the handover, and finish_reason "length", or "stop" where the token ends the answer.
+    generation_only: fetch the KV cache of `handover`, and go on from there."""
+    handover: ContextHandover | None = None
+    """The end of the context phase; first_gen_tokens are the first step's tokens, and count to max_tokens. Its
+    num_cached_tokens are those of the request. With
+    context_and_generation its KV cache is not fetched: the engine computes the prompt and these tokens again."""
 
 
 def utf8_length(text: str) -> int:

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import Capabilities, Engine
+from deepseek_backend.engines.context_handover import ContextHandover
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams, SharedTokenIds, utf8_length
 from deepseek_backend.engines.prompting import check_ids, last_tokens
 from deepseek_backend.errors import RequestError
+from deepseek_backend.field_values import quoted
 from deepseek_backend.request.answer_format import with_answer_format
 from deepseek_backend.request.chat_rendering import ChatRenderer, Rendered
 from deepseek_backend.request.parsed_request import ParsedRequest, Prompt
@@ -30,8 +32,12 @@ def expand(
     echoed = 0
     for prompt in parsed.prompts:
         text, begun = rendered(prompt, parsed, chat)
-        if parsed.sampling.truncate_prompt_tokens is None:
-            _check_size(text, prompt.token_ids, capabilities)
+        token_ids = prompt.token_ids
+        if parsed.handover is not None:
+            check_form(parsed.handover, capabilities)
+            token_ids = parsed.handover.prompt_token_ids
+        if parsed.handover is not None or parsed.sampling.truncate_prompt_tokens is None:
+            _check_size(text, token_ids, capabilities)
         echoed += len(text) * answers if parsed.echo else 0
         if echoed > MAX_ECHO_CHARACTERS:
             raise RequestError(
@@ -53,12 +59,14 @@ def expand(
                 request_id=str(next(ids)),
                 prompt=text,
                 begun=begun,
-                prompt_token_ids=prompt.token_ids,
+                prompt_token_ids=token_ids,
                 shared_token_ids=shared,
                 sampling=_with_own_seed(sampling, choice),
                 max_tokens=parsed.max_tokens,
                 priority=parsed.priority,
                 wants_steps=wants_steps,
+                request_type=parsed.request_type,
+                handover=parsed.handover,
             )
             for choice in range(answers)
         ]
@@ -97,6 +105,19 @@ def text_of_ids(parsed: ParsedRequest, engine: Engine) -> str:
     token_ids = parsed.prompts[0].token_ids or ()
     check_ids(token_ids, engine.tokenizer.vocab_size)
     return engine.tokenizer.decode(token_ids, skip_special_tokens=bool(parsed.sampling.skip_special_tokens))
+
+
+def check_form(handover: ContextHandover, capabilities: Capabilities) -> None:
+    """Check that this engine understands the handover.
+
+    :raises RequestError: E_UNSUPPORTED for another engine's, another version's or another checkpoint's.
+    """
+    if handover.form != capabilities.handover_form:
+        raise RequestError(
+            f"context_phase_params: expected those of a context server with {capabilities.handover_form}, got those "
+            f"of one with {quoted(handover.form)}: both servers have the same engine, version and checkpoint",
+            code=ErrorCode.UNSUPPORTED,
+        )
 
 
 def _check_size(text: str, token_ids: Sequence[int] | None, capabilities: Capabilities) -> None:

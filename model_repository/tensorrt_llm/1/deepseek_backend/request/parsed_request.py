@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from deepseek_backend.engines.context_handover import ContextHandover, RequestType
 from deepseek_backend.engines.generate_request import Messages, SamplingParams
 from deepseek_backend.request.tool_use import NO_TOOLS, ToolUse
 
@@ -38,6 +39,9 @@ class ParsedRequest:
     """End the running request that has this request's id. Besides it only return_finish_reason counts."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int = 0
+    request_type: RequestType = "context_and_generation"
+    handover: ContextHandover | None = None
+    """The end of the context phase, where another server did that."""
     priority: int = 0
     timeout_ms: int | None = None
     timeout_us: int = 0
@@ -47,6 +51,11 @@ class ParsedRequest:
     separate_reasoning: bool = False
     returned: frozenset[str] = frozenset()
     """Names of the outputs asked for, beyond those that every response has."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Another server does, or did, the other part of the request."""
+        return self.request_type != "context_and_generation" or self.handover is not None
 
     @property
     def wants_few_chunks(self) -> bool:

@@ -24,6 +24,7 @@ from deepseek_backend.contract import (
     TIMEOUT_US,
     ErrorCode,
 )
+from deepseek_backend.engines.context_handover import ContextHandover, RequestType, read_handover
 from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.errors import RequestError
 from deepseek_backend.request.field_reader import FieldReader
@@ -59,14 +60,21 @@ def parse_request(
     echo = _echo(reader, prompts, config)
     fields = _with_defaults(reader, config, streaming=streaming)
     returned = _returned(reader.flags, fields)
+    request_type = reader.settings.get("request_type", "context_and_generation")
+    handover = _handover(reader, inputs, request_type)
+    if handover is not None or request_type == "context_only":
+        _check_shareable(reader, task, fields, len(prompts))
     _check_together(reader, fields, len(prompts), config, streaming=streaming)
     _raise_problems(reader)
     if streaming and not config.decoupled:
         raise RequestError(_ONE_RESPONSE, code=ErrorCode.UNSUPPORTED)
     settings = reader.settings
     refuse_unsupported(fields, supported)
-    if "priority" in settings:
-        refuse_unsupported({"priority": settings["priority"]}, supported)
+    for name in ("priority", "request_type"):
+        if name in settings:
+            refuse_unsupported({name: settings[name]}, supported)
+    if handover is not None and supported.get("request_type"):
+        raise RequestError(f"context_phase_params: {supported['request_type']}", code=ErrorCode.UNSUPPORTED)
     if "seed" in fields:
         fields["seed"] %= 2**64
     sampling = SamplingParams.of(fields)
@@ -82,6 +90,8 @@ def parse_request(
         stream_interval_ms=stream_interval_ms,
         sampling=sampling,
         max_tokens=sampling.max_tokens or config.default_max_tokens,
+        request_type=request_type,
+        handover=handover,
         priority=settings.get("priority", 0),
         timeout_ms=settings.get("timeout_ms", config.default_timeout_ms),
         timeout_us=settings.get(TIMEOUT_US.name, 0),
@@ -174,6 +184,41 @@ def _tool_use(
     except ValueError as error:
         reader.problems.add(str(error))
         return NO_TOOLS
+
+
+def _handover(
+    reader: FieldReader, inputs: Mapping[str, npt.NDArray[Any]], request_type: RequestType
+) -> ContextHandover | None:
+    """Return what the context server handed on; None for a request that begins here."""
+    text = reader.read_json_text("context_phase_params", inputs)
+    if request_type == "generation_only" and not text:
+        reader.problems.add("context_phase_params: expected with request_type generation_only, got none")
+    elif request_type == "context_only" and text:
+        reader.problems.add("context_phase_params: not expected with request_type context_only, which makes them")
+    if not text:
+        return None
+    try:
+        return read_handover(text)
+    except ValueError as error:
+        reader.problems.add(str(error))
+        return None
+
+
+def _check_shareable(reader: FieldReader, task: str, fields: Mapping[str, Any], num_prompts: int) -> None:
+    """Check that two servers can share the request."""
+    problems = {
+        f"a generation, got task {task}": task != "generate",
+        f"one prompt, got {num_prompts}": num_prompts > 1,
+        "one answer; leave out n and best_of": max(fields.get("n") or 1, fields.get("best_of") or 1) > 1,
+        "no log-probabilities": not _LOGPROBS.isdisjoint(fields),
+    }
+    for problem in [problem for problem, found in problems.items() if found]:
+        reader.problems.add(
+            f"request_type: expected {problem}; a generation server does the whole of any other request"
+        )
+
+
+_LOGPROBS = frozenset({"logprobs", "prompt_logprobs"})
 
 
 def _check_task(reader: FieldReader, task: str, prompts: Sequence[Prompt]) -> None:

@@ -12,13 +12,16 @@ from deepseek_backend.request.parsing import contradictions
 
 
 def supported_fields(capabilities: Capabilities) -> dict[str, str]:
-    """Return each sampling field, and priority, with "" where the engine honours it, else with the reason why not."""
+    """Return each sampling field, priority and request_type: "" where the engine honours it, else why not."""
     honoured = set(capabilities.sampling_fields)
     if "logprobs" in honoured:
         honoured.add("best_of")
     if capabilities.priority:
         honoured.add("priority")
-    reasons = dict.fromkeys((*SAMPLING_BY_NAME, "priority"), "not supported by this engine")
+    if capabilities.handover_form:
+        honoured.add("request_type")
+    reasons = dict.fromkeys((*SAMPLING_BY_NAME, "priority", "request_type"), "not supported by this engine")
+    reasons["request_type"] = "this engine does whole requests only"
     reasons["best_of"] = "needs logprobs to choose by, which this engine does not have here"
     reasons |= capabilities.unsupported
     return {name: "" if name in honoured else reason for name, reason in reasons.items()}

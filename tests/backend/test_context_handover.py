@@ -1,0 +1,164 @@
+import json
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepseek_backend.config import parse_config
+from deepseek_backend.contract import REQUEST_TYPES
+from deepseek_backend.engines.base import Step
+from deepseek_backend.engines.context_handover import ContextHandover, RequestType, read_handover
+from deepseek_backend.service import Service
+from support.fakes import ListReply, ScriptedEngine
+from support.waiting import wait_for
+
+ids = st.integers(0, 2**31 - 1)
+handovers = st.builds(
+    ContextHandover,
+    form=st.text(max_size=20),
+    prompt_token_ids=st.lists(ids, min_size=1, max_size=9).map(tuple),
+    first_gen_tokens=st.lists(ids, min_size=1, max_size=3).map(tuple),
+    ended=st.booleans(),
+    ctx_request_id=st.none() | st.integers(-(2**63) + 1, 2**63 - 1),
+    opaque_state=st.binary(max_size=40),
+    draft_tokens=st.none() | st.lists(ids, max_size=3).map(tuple),
+    num_cached_tokens=ids,
+)
+HANDOVER = ContextHandover(form="scripted 1 m", prompt_token_ids=(5, 6, 7), first_gen_tokens=(9,), opaque_state=b"\0x")
+
+
+class SharingEngine(ScriptedEngine):
+    HANDOVER_FORM = HANDOVER.form
+
+
+def served(engine):
+    return Service(parse_config({"model": "m", "triton_config": {}}, version_dir=Path()), engine)
+
+
+@pytest.fixture
+def engine():
+    return SharingEngine()
+
+
+@pytest.fixture
+def service(engine):
+    service = served(engine)
+    service.start()
+    yield service
+    service.stop()
+
+
+def tensor(value):
+    return np.array([value], dtype=np.object_)
+
+
+def send(service, prompt=b"hi", *, handover=None, **parameters):
+    reply = ListReply()
+    inputs = {"text_input": tensor(prompt)}
+    if handover is not None:
+        inputs["context_phase_params"] = tensor(handover)
+    service.accept(inputs, json.dumps(parameters), reply)
+    return reply
+
+
+def ended(reply):
+    wait_for(lambda: reply.finals)
+    return reply
+
+
+def error_of(reply):
+    return str(ended(reply).errors[0])
+
+
+def test_the_request_types_are_the_contract_s():
+    assert get_args(RequestType) == REQUEST_TYPES
+
+
+@given(handovers)
+def test_a_handover_survives_the_wire(handover):
+    assert read_handover(handover.to_json().decode()) == handover
+
+
+@given(handovers, st.data())
+def test_a_damaged_handover_is_refused_by_the_name_of_its_part(handover, data):
+    document = json.loads(handover.to_json())
+    name = data.draw(st.sampled_from(sorted(document)))
+    damaged = {**document, name: data.draw(st.sampled_from([{}, [1.5], ["a"], 3.7, "é!"]))}
+    if damaged[name] == "é!" and name == "form":
+        damaged.pop(name)
+
+    with pytest.raises(ValueError, match=f"context_phase_params: expected .*{name}"):
+        read_handover(json.dumps(damaged))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{", '{"form": "a"}', '{"more": 1}', "[" * 100_000])
+def test_other_text_is_no_handover(text):
+    with pytest.raises(ValueError, match=r"^context_phase_params: expected"):
+        read_handover(text)
+
+
+def test_a_context_server_answers_with_the_handover_and_with_text_that_is_certain(engine, service):
+    reply = send(service, request_type="context_only", sampling_param_stop="XYZ")
+    (request,) = engine.requests
+    engine.step([(request, Step("aXY", (9,), "length", None, 3, handover=HANDOVER))])
+
+    last = ended(reply).last
+    assert (request.request_type, request.handover, request.wants_steps) == ("context_only", None, True)
+    assert (last["text_output"], last["finish_reason"], last["num_output_tokens"]) == ("a", "length", 1)
+    assert read_handover(last["context_phase_params"]) == HANDOVER
+
+
+def test_a_generation_server_goes_on_from_the_handover(engine, service):
+    reply = send(service, handover=HANDOVER.to_json(), request_type="generation_only")
+    (request,) = engine.requests
+    engine.step([(request, Step("aXY", (9,), None, None, 3)), (request, Step("b", (1,), "stop", None, 3))])
+
+    assert ended(reply).text == "aXYb"
+    assert (request.handover, request.prompt_token_ids, request.prompt) == (HANDOVER, (5, 6, 7), "hi")
+
+
+@pytest.mark.parametrize(
+    ("request_type", "handover", "more", "said"),
+    [
+        ("generation_only", None, {}, "context_phase_params: expected with request_type generation_only, got none"),
+        ("context_only", HANDOVER.to_json(), {}, "not expected with request_type context_only"),
+        ("generation_only", b"{}", {}, "context_phase_params: expected form to be a string"),
+        ("context_only", None, {"n": 2, "temperature": 1.0}, "request_type: expected one answer"),
+        ("context_only", None, {"logprobs": 1}, "request_type: expected no log-probabilities"),
+        ("context_only", None, {"task": "tokenize"}, "request_type: expected a generation, got task tokenize"),
+        ("decode_only", None, {}, "request_type: expected"),
+    ],
+)
+def test_what_two_servers_cant_share_is_refused_by_name(service, request_type, handover, more, said):
+    reply = send(service, handover=handover, request_type=request_type, **more)
+
+    assert said in error_of(reply)
+
+
+def test_another_engine_s_handover_is_refused_with_both_forms(service):
+    other = ContextHandover(form="scripted 2 m", prompt_token_ids=(5,), first_gen_tokens=(9,))
+
+    said = error_of(send(service, handover=other.to_json(), request_type="generation_only"))
+
+    assert "'scripted 2 m'" in said
+    assert HANDOVER.form in said
+
+
+@pytest.mark.parametrize("request_type", [*REQUEST_TYPES, None])
+def test_an_engine_that_does_whole_requests_only_refuses_parts_of_them(request_type):
+    engine = ScriptedEngine()
+    service = served(engine)
+    service.start()
+    try:
+        given = {} if request_type is None else {"request_type": request_type}
+        handover = HANDOVER.to_json() if request_type in ("generation_only", None) else None
+        reply = send(service, handover=handover, **given)
+        if request_type == "context_and_generation":
+            wait_for(lambda: engine.requests)
+        else:
+            assert "this engine does whole requests only" in error_of(reply)
+    finally:
+        service.stop()
