@@ -96,6 +96,7 @@ BY_CODE: dict[str, type[DeepseekTritonError]] = {
     "E_PROMPT_TOO_LONG": InvalidRequest,
     "E_OVERLOADED": Overloaded,
     "E_UNAVAILABLE": ServerUnavailable,
+    "E_CONTEXT_LOST": ServerUnavailable,
     "E_CANCELLED": Cancelled,
     "E_INTERNAL": ServerError,
 }

@@ -80,7 +80,7 @@ it at once, and then leave as many characters out of the generation server's ans
 
 The context server keeps the KV cache until a generation server has fetched it. So send the second request in any case;
 with `max_tokens` 1 if nobody wants the answer any more. Where the KV cache can't be fetched, the second request ends
-with E_UNAVAILABLE. `context_phase_params` with `request_type` "context_and_generation" makes a server compute the
+with E_CONTEXT_LOST, after the first token's text. `context_phase_params` with `request_type` "context_and_generation" makes a server compute the
 prompt and the first token again: the answer is the same, however it was sampled.
 
 Such a request has one prompt, one answer and no log-probabilities. Any other is for one server alone: a generation
@@ -125,6 +125,7 @@ class ErrorCode(str, Enum):
     PROMPT_TOO_LONG = "E_PROMPT_TOO_LONG"
     OVERLOADED = "E_OVERLOADED"
     UNAVAILABLE = "E_UNAVAILABLE"
+    CONTEXT_LOST = "E_CONTEXT_LOST"
     CANCELLED = "E_CANCELLED"
     INTERNAL = "E_INTERNAL"
 
@@ -135,6 +136,7 @@ TRITON_CODES = {
     ErrorCode.PROMPT_TOO_LONG: "INVALID_ARG",
     ErrorCode.OVERLOADED: "UNAVAILABLE",
     ErrorCode.UNAVAILABLE: "UNAVAILABLE",
+    ErrorCode.CONTEXT_LOST: "UNAVAILABLE",
     ErrorCode.CANCELLED: "CANCELLED",
     ErrorCode.INTERNAL: "INTERNAL",
 }
@@ -151,6 +153,8 @@ ERROR_MEANINGS = {
     ErrorCode.PROMPT_TOO_LONG: "the prompt does not fit max_seq_len; the message has both numbers",
     ErrorCode.OVERLOADED: "too many requests or tokens are in flight; send the request again later",
     ErrorCode.UNAVAILABLE: "the engine is dead or the model is being stopped; send the request to another server",
+    ErrorCode.CONTEXT_LOST: "the KV cache of context_phase_params can't be fetched; send the request again, with "
+    "request_type context_and_generation",
     ErrorCode.CANCELLED: "the request was ended because its client had gone; also the answer to a stop request",
     ErrorCode.INTERNAL: "the engine failed; nothing is wrong with the request",
 }

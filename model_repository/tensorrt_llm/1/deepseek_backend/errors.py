@@ -3,6 +3,7 @@
 BackendError                  has a code of the wire contract; the client reads its text
 ├── RequestError              the client's fault: a value, a name, a length
 ├── UnavailableError          the engine is dead or being stopped: try another server
+├── ContextLostError          the KV cache that another server was to hand over is gone; this server is well
 ├── CancelledError            the request was ended because its client had gone; the answer to a stop request
 └── EngineError               the engine's fault
 ConfigError                   model.yaml or config.pbtxt can't be served; holds every problem found
@@ -39,6 +40,10 @@ class RequestError(BackendError):
 
 class UnavailableError(BackendError):
     default_code = ErrorCode.UNAVAILABLE
+
+
+class ContextLostError(BackendError):
+    default_code = ErrorCode.CONTEXT_LOST
 
 
 class CancelledError(BackendError):

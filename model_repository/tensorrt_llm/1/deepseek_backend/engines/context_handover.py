@@ -1,4 +1,4 @@
-"""What a context server hands on to a generation server: everything about one prompt but its KV cache.
+"""A handover: everything about one prompt, but its KV cache, that a context server tells a generation server.
 
 The KV cache itself goes from engine to engine. A context server keeps it until a generation server has fetched it, so
 every handover has to reach one.
