@@ -27,6 +27,7 @@ from deepseek_triton_tools.doctor.machine.expected import Expected
 from deepseek_triton_tools.doctor.machine.machine import Machine
 from deepseek_triton_tools.doctor.machine.machine_finding import LEVELS, Level, Reported, error, note
 from deepseek_triton_tools.doctor.mpi_exchange import exchange_findings
+from deepseek_triton_tools.doctor.tuning_report import show_tuning, tuning_document, tuning_exit_code
 from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader
 from deepseek_triton_tools.terminal.tables import paragraph, styled
 from deepseek_triton_tools.tool_errors import ToolError
@@ -60,6 +61,9 @@ def add_options(verb: VerbParser) -> None:
     verb.usage = "%(prog)s [DIR] [options]"
     verb.add_argument("repository", nargs="?", type=path, metavar="DIR", help="the model repository to be served")
     verb.add_argument("--model", type=path, metavar="PATH", help="the checkpoint's folder on these machines")
+    verb.add_argument(
+        "--tune", action="store_true", help="show clocks, power, NUMA and so on, as found and as advised, and commands"
+    )
     verb.add_argument("-v", "--verbose", action="store_true", help="show what is in order and what was skipped, too")
     add_json(verb, "docs/doctor.md")
     where = verb.add_argument_group("where", "The other machines need only python3; nothing is installed on them.")
@@ -100,9 +104,14 @@ def _doctor(args: argparse.Namespace) -> int:
         http_port=http_port,
         grpc_port=grpc_port,
         metrics_port=metrics_port,
+        tune=args.tune,
     )
     ssh = _ssh(args)
     visits = _visit(args, hosts, machine, expected, ssh)
+    if args.tune:
+        with to_reader():
+            print_json(tuning_document(visits)) if args.json else show_tuning(visits, verbose=args.verbose)
+        return tuning_exit_code(visits)
     reports = [visit.report for visit in visits if visit.report]
     findings = [*checked, *(found for visit in visits for found in _findings(visit)), *compare(reports, expected)]
     findings += exchange_findings(visits, machine, expected, ssh=ssh, python=args.python)
