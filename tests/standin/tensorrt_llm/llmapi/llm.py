@@ -68,6 +68,8 @@ class LLM:
         given = _SIGNATURE.bind(self, *args, **kwargs).arguments
         if self._executor is None or self._executor.is_shutdown():
             raise RuntimeError("LLM is shutting down")
+        if given.get("disaggregated_params") is not None:
+            raise NotImplementedError("the stand-in does whole requests only")
         loop = asyncio.get_running_loop()  # RuntimeError without a loop, as an async queue can't be made then
         params = given.get("sampling_params") or SamplingParams()
         self._refuse(params)
