@@ -234,6 +234,9 @@ def test_the_limits_hold_in_every_iteration(requests, max_batch_size, num_ranks,
             for rank in scheduler.ranks
         ]
         iteration = scheduler.step()
+        if not iteration.loads:
+            assert scheduler.idle
+            continue
         assert [load.context_tokens for load in iteration.loads] == contexts
         for load, rank in zip(iteration.loads, scheduler.ranks, strict=True):
             assert load.num_decodes * bounds.tokens_per_row + load.prefill_tokens <= bounds.max_num_tokens

@@ -110,9 +110,14 @@ class DeploymentModel:
         return self.num_gpus if self.attention_dp else 1
 
     @property
+    def kv_token_bytes(self) -> float:
+        """Bytes that the KV cache of one token takes on each GPU that holds it."""
+        return self._num_cached_layers * LATENT * BYTES[self.kv_precision]
+
+    @property
     def kv_cache_tokens(self) -> int:
         """Number of tokens in the KV cache of one rank. Under tensor parallelism every GPU holds all of MLA's cache."""
-        num_layers = NUM_LAYERS + (self.num_draft_tokens > 0)  # every draft comes from the one MTP layer
+        num_layers = self._num_cached_layers
         routed = (num_layers - NUM_DENSE_LAYERS) * NUM_EXPERTS * EXPERT / self.num_gpus
         weights_bytes = (
             num_layers * PROJECTIONS / self._shards * BYTES[self.attention_precision]
@@ -120,7 +125,7 @@ class DeploymentModel:
             + (self._ffn_parameters(num_layers) + routed) * BYTES[self.expert_precision]
         )
         free_bytes = self.gpu.memory_bytes - weights_bytes - WORKSPACE_BYTES
-        return int(self.kv_memory_fraction * free_bytes / (num_layers * LATENT * BYTES[self.kv_precision]))
+        return int(self.kv_memory_fraction * free_bytes / self.kv_token_bytes)
 
     def step_seconds(self, loads: Sequence[RankLoad]) -> float:
         """Return the duration of an iteration; `loads` has one for each rank. The experts wait for the slowest rank."""
@@ -135,6 +140,10 @@ class DeploymentModel:
     @property
     def _shards(self) -> int:
         return 1 if self.attention_dp else self.num_gpus
+
+    @property
+    def _num_cached_layers(self) -> int:
+        return NUM_LAYERS + (self.num_draft_tokens > 0)  # every draft comes from the one MTP layer
 
     @property
     def _num_layers(self) -> int:

@@ -3,7 +3,7 @@
 The scheduler knows no clock, no threads and no text. It works as TensorRT-LLM does with its GUARANTEED_NO_EVICT policy:
 by priority, and the oldest first among equals. A request is admitted when a row of the batch, the token budget of the
 iteration, and KV blocks for its prompt and every token that it may generate are all free. It keeps these blocks until
-its end.
+its end; a request of a context server keeps them until another server has fetched its KV cache.
 
 Under attention data parallelism each rank has a batch, a budget and a KV cache of its own. A request goes to the rank
 with the fewest rows. A prompt within the budget runs in one iteration, a longer one in chunks.
@@ -60,8 +60,13 @@ class ScheduledRow:
     priority: int = 0
     """Rows with a higher priority go first."""
     generated: int = 0
+    """Number of generated tokens; before its prompt was computed, of those that come from a context server."""
     prefilled: int = 0
     blocks: int = 0
+    fetches: bool = False
+    """Its KV cache comes from a context server: it takes its place in a batch, and decodes from `Scheduler.join` on."""
+    keeps_blocks: bool = False
+    """Its blocks stay reserved after its end, until `Scheduler.free`."""
     rank: RankBatch | None = None
     """Batch in which it runs; None while it waits and after its end."""
 
@@ -70,9 +75,9 @@ class Iteration(NamedTuple):
     """The result of one iteration."""
 
     loads: list[RankLoad]
-    """The work of each rank."""
+    """The work of each rank; empty where no rank had any, so that it was no iteration."""
     moved: list[ScheduledRow]
-    """Rows that gained tokens. Those with generated == length have ended, and hold no blocks any more."""
+    """Rows that gained tokens. Those with generated == length have ended; they hold no blocks unless `keeps_blocks`."""
     admitted: list[ScheduledRow]
     """Rows that waited until this iteration."""
 
@@ -85,6 +90,7 @@ class RankBatch:
         self._decoding: list[ScheduledRow] = []
         self._prefilling: ScheduledRow | None = None
         self._prompted: list[ScheduledRow] = []  # rows whose prompt ends in the current iteration
+        self._fetching: set[ScheduledRow] = set()
         self._context_tokens = 0
         self._budget = 0
         self.free_blocks = limits.num_blocks
@@ -92,7 +98,8 @@ class RankBatch:
 
     @property
     def num_running(self) -> int:
-        return len(self._decoding) + len(self._prompted) + (self._prefilling is not None)
+        begun = len(self._prompted) + (self._prefilling is not None) + len(self._fetching)
+        return len(self._decoding) + begun
 
     def begin(self) -> None:
         """Begin an iteration with the decoding rows and the prompt that has begun already."""
@@ -102,7 +109,8 @@ class RankBatch:
             self._prefill(self._prefilling)
 
     def fits(self, row: ScheduledRow) -> bool:
-        needed = row.num_input_tokens if row.num_input_tokens <= self._limits.max_num_tokens else 1
+        prompt = row.num_input_tokens + row.generated
+        needed = 0 if row.fetches else prompt if prompt <= self._limits.max_num_tokens else 1
         return (
             self._budget >= needed  # a prompt that has begun and not ended leaves no budget
             and self.free_blocks >= row.blocks
@@ -112,7 +120,16 @@ class RankBatch:
     def admit(self, row: ScheduledRow) -> None:
         row.rank = self
         self.free_blocks -= row.blocks
-        self._prefill(row)
+        if row.fetches:
+            self._fetching.add(row)
+        else:
+            self._prefill(row)
+
+    def join(self, row: ScheduledRow) -> None:
+        """Let a row decode, whose KV cache has come."""
+        self._fetching.remove(row)
+        self._decoding.append(row)
+        self._context_tokens += row.num_input_tokens + row.generated
 
     def advance(self, burst: int) -> list[ScheduledRow]:
         """Carry out the iteration and return the rows that advanced.
@@ -122,8 +139,8 @@ class RankBatch:
         for row in self._decoding:
             row.generated += burst
         for row in self._prompted:
-            row.generated = 1
-            self._context_tokens += row.num_input_tokens + 1
+            row.generated += 1
+            self._context_tokens += row.num_input_tokens + row.generated
         self._context_tokens += burst * len(self._decoding)
         moved = self._decoding + self._prompted
         self._decoding, self._prompted = moved, []
@@ -133,33 +150,38 @@ class RankBatch:
         for row in ended:
             self._context_tokens -= row.num_input_tokens + row.generated
             row.generated = row.length
-            self._release(row)
+            if not row.keeps_blocks:
+                self.free(row)
         return moved
 
     def drop(self, row: ScheduledRow) -> None:
         """Remove a row between two iterations."""
         if row is self._prefilling:
             self._prefilling = None
+        elif row in self._fetching:
+            self._fetching.remove(row)
         else:
             self._decoding.remove(row)
             self._context_tokens -= row.num_input_tokens + row.generated
-        self._release(row)
+        self.free(row)
+
+    def free(self, row: ScheduledRow) -> None:
+        """Free the blocks of a row that has ended."""
+        self.free_blocks += row.blocks
+        row.rank = None
 
     def _prefill(self, row: ScheduledRow) -> None:
-        chunk = min(row.num_input_tokens - row.prefilled, self._budget)
+        prompt = row.num_input_tokens + row.generated
+        chunk = min(prompt - row.prefilled, self._budget)
         self._budget -= chunk
         self.load.prefill_tokens += chunk
         self.load.prefill_pairs += chunk * (row.prefilled + chunk / 2)
         row.prefilled += chunk
-        if row.prefilled == row.num_input_tokens:
+        if row.prefilled == prompt:
             self._prefilling = None
             self._prompted.append(row)
         else:
             self._prefilling = row
-
-    def _release(self, row: ScheduledRow) -> None:
-        self.free_blocks += row.blocks
-        row.rank = None
 
 
 @dataclass
@@ -214,18 +236,30 @@ class Scheduler:
         else:
             row.rank.drop(row)
 
+    def join(self, row: ScheduledRow) -> None:
+        """Let a row that `fetches` decode, because its KV cache has come."""
+        if row.rank is not None:
+            row.rank.join(row)
+
+    def free(self, row: ScheduledRow) -> None:
+        """Free the blocks of a row that has ended and `keeps_blocks`."""
+        if row.rank is not None:
+            row.rank.free(row)
+
     def clear(self) -> None:
         """Remove all rows, in whatever state an exception has left them. The counts stay."""
         self.waiting.clear()
         self.ranks = [RankBatch(self.limits) for _ in range(self.num_ranks)]
 
     def step(self) -> Iteration:
-        """Run one iteration."""
+        """Admit waiting rows, and run one iteration if there is work."""
         for rank in self.ranks:
             rank.begin()
         admitted = self._admit()
-        burst = self.decoded_between(self.num_iterations, self.num_iterations + 1)
         loads = [rank.load for rank in self.ranks]
+        if not any(load.num_decodes or load.prefill_tokens for load in loads):
+            return Iteration([], [], admitted)
+        burst = self.decoded_between(self.num_iterations, self.num_iterations + 1)
         if self.limits.num_draft_tokens:
             num_decodes = sum(load.num_decodes for load in loads)
             self.num_drafted += num_decodes * self.limits.num_draft_tokens

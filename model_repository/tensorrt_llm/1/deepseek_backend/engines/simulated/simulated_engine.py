@@ -7,11 +7,13 @@ time that an iteration takes (`deployment_model`, `presets`).
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -27,13 +29,22 @@ from deepseek_backend.engines.base import (
     group_by_sink,
     require,
 )
+from deepseek_backend.engines.context_handover import ContextHandover
 from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.engines.simulated import chat_form
-from deepseek_backend.engines.simulated.filler_text import BOS, FillerTokenizer, dictation
+from deepseek_backend.engines.simulated.filler_text import BOS, FillerTokenizer, Script, dictation
+from deepseek_backend.engines.simulated.kv_transfer import KvTicket, KvTransfers, read_ticket
 from deepseek_backend.engines.simulated.scheduler import RankLoad, Scheduler
 from deepseek_backend.engines.simulated.simulated_generation import SimulatedGeneration, begin, stamp
 from deepseek_backend.engines.simulated.simulated_options import parse_options
-from deepseek_backend.errors import ASK_ANOTHER, EngineError, RequestError, UnavailableError
+from deepseek_backend.errors import (
+    ASK_ANOTHER,
+    ContextLostError,
+    EngineError,
+    RequestError,
+    UnavailableError,
+    describe,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +76,8 @@ class SimulatedEngine:
         deployment = self._options.deployment
         self._scheduler = Scheduler(self._options.limits, num_ranks=deployment.num_ranks if deployment else 1)
         self._fault_after, self._fault = self._options.fault
+        timeout_ms = self._options.kv_transfer_timeout_ms
+        self._transfers = KvTransfers(self._options.transfer_host, timeout_ms / 1000 if timeout_ms else None)
         self._load_seconds: dict[str, float] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         # Guards start and stop, and the calls to sinks after the thread has ended. Reentrant: a sink may submit, which
@@ -75,6 +88,9 @@ class SimulatedEngine:
         self._thread: threading.Thread | None = None
         # Only the engine's thread writes the following ones; health and stats read them.
         self._open: dict[str, SimulatedGeneration] = {}
+        self._held: set[SimulatedGeneration] = set()
+        """Ended rows of context_only requests, whose KV blocks wait for a generation engine."""
+        self._handover_numbers = itertools.count(1)
         self._failure = ""
         self._crashed = False
         self._generated_tokens = 0
@@ -109,9 +125,14 @@ class SimulatedEngine:
             bos_token=BOS,
             priority=True,
             call_form="raw_json",
+            handover_form=self._handover_form,
             simulation={"preset": self._options.preset, "speed": self._options.speed},
             unsupported=_UNSUPPORTED,
         )
+
+    @property
+    def _handover_form(self) -> str:
+        return f"simulated {self._model}"
 
     @property
     def tokenizer(self) -> FillerTokenizer:
@@ -160,6 +181,7 @@ class SimulatedEngine:
                 "generated_tokens": float(self._generated_tokens),
                 "simulated_s": self._simulated_s,
                 "late_s": self._late_s,
+                "held_contexts": float(len(self._held)),
             },
         )
 
@@ -183,7 +205,7 @@ class SimulatedEngine:
                 dictated=dictation(request.prompt) if options.dictated else None,
             )
         except RequestError as error:
-            return partial(sink.on_steps, [(request, Step(error=error))])
+            return partial(self._refuse, request, sink, error)
         return partial(self._accept, row)
 
     # Everything below runs in the engine's thread.
@@ -197,33 +219,43 @@ class SimulatedEngine:
                 self._fail(f"the engine failed: {error!r}")
 
     def _run_once(self) -> None:
-        if self._scheduler.idle:
+        self._run_inbox()
+        if not self._iterate():
             self._due_s = None
             self._inbox.get()()
-        self._run_inbox()
-        if not self._scheduler.idle:
-            self._iterate()
 
     def _run_inbox(self) -> None:
         while not self._inbox.empty():
             self._inbox.get()()
 
-    def _iterate(self) -> None:
+    def _iterate(self) -> bool:
+        """Run an iteration; return False where there is nothing to do before something comes into the inbox."""
+        if self._scheduler.idle:
+            return False
         loads, moved, admitted = self._scheduler.step()
         if admitted:
             now_ns = time.monotonic_ns()
             for row in cast("list[SimulatedGeneration]", admitted):  # the engine adds rows of this class only
                 row.scheduled_ns = now_ns
+                if row.ticket is not None:
+                    seconds = self._options.transfer_seconds(row.num_input_tokens)
+                    self._transfers.fetch(row.ticket, seconds, partial(self._post, self._join, row))
+        if not loads:
+            return False
         self._pass_time(loads)
         rows = cast("list[SimulatedGeneration]", moved)
         self._generated_tokens += sum([row.generated - row.delivered for row in rows])
         text = stamp() if self._options.stamped else ""
         steps = [(row, row.next_step(self._scheduler, text)) for row in rows]
-        for row in [row for row in rows if row.generated == row.length]:  # after every step has been made
+        ended = [(row, step) for row, step in steps if row.generated == row.length]  # after every step has been made
+        for row, step in ended:
             del self._open[row.request.request_id]
+            if row.keeps_blocks:
+                self._hold(row, step)
         _send(steps)
         if self._generated_tokens >= self._fault_after:
             self._inject_fault()
+        return True
 
     def _pass_time(self, loads: Sequence[RankLoad]) -> None:
         """Sleep until the end of the iteration, on a clock of its own, so that late wake-ups never add up."""
@@ -250,23 +282,86 @@ class SimulatedEngine:
             self._stopping.wait()
         else:
             self._failure, self._crashed = reason, True
+            self._transfers.close()
 
     def _accept(self, row: SimulatedGeneration) -> None:
         if self._failure:
             _send([(row, Step(error=UnavailableError(self._failure), num_input_tokens=row.num_input_tokens))])
-        else:
+        elif row.request.handover is None or self._goes_on(row, row.request.handover):
             self._open[row.request.request_id] = row
             self._scheduler.add(row)
+
+    def _refuse(self, request: GenerateRequest, sink: StepSink, error: RequestError) -> None:
+        sink.on_steps([(request, Step(error=error))])
+        if request.request_type == "generation_only" and request.handover is not None:
+            with suppress(RequestError):  # without a ticket there is nothing to give up
+                self._give_up(read_ticket(request.handover))
+
+    def _goes_on(self, row: SimulatedGeneration, handover: ContextHandover) -> bool:
+        """Send the token that the context server generated, and return whether the row has to generate more."""
+        row.generated = 1
+        step = row.next_step(self._scheduler, stamp() if self._options.stamped else "")
+        if (tuple(step.token_ids), step.finish_reason == "stop") != (handover.first_gen_tokens, handover.ended):
+            self._refuse(row.request, row.sink, _OTHER_BEGINNING)
+            return False
+        _send([(row, step)])
+        if row.length == 1 and row.ticket is not None:
+            self._give_up(row.ticket)
+        return row.length > 1
+
+    def _hold(self, row: SimulatedGeneration, step: Step) -> None:
+        """Put the handover into the last step of a context_only request; an error where nobody could fetch it."""
+        script = row.script if isinstance(row.script, Script) else None
+        self._held.add(row)
+        try:
+            ticket = self._transfers.hold(script, partial(self._post, self._free, row))
+        except OSError as error:
+            self._free(row)
+            host = self._options.transfer_host
+            step.finish_reason = None
+            step.error = EngineError(f"engine_options.transfer_host: can't listen on {host} ({describe(error)})")
+        else:
+            step.handover = row.handover(
+                step, form=self._handover_form, ticket=ticket, number=next(self._handover_numbers)
+            )
+
+    def _free(self, row: SimulatedGeneration) -> None:
+        if row in self._held:
+            self._held.remove(row)
+            self._scheduler.free(row)
+
+    def _join(self, row: SimulatedGeneration, error: ContextLostError | None) -> None:
+        """Let a row decode whose KV cache has been fetched, unless that failed or it was aborted meanwhile."""
+        if self._open.get(row.request.request_id) is not row:
+            return
+        if error is None:
+            self._scheduler.join(row)
+            row.first_decode = self._scheduler.num_iterations
+        else:
+            del self._open[row.request.request_id]
+            self._scheduler.remove(row)
+            _send([(row, Step(error=error, num_input_tokens=row.num_input_tokens))])
+
+    def _give_up(self, ticket: KvTicket) -> None:
+        """Fetch a KV cache that nobody needs, so that the context engine frees it."""
+        self._transfers.fetch(ticket, 0.0, _log_lost)
+
+    def _post(self, function: Callable[..., None], *args: Any) -> None:
+        """Have the engine's thread call a function; for the threads of others."""
+        self._inbox.put(partial(function, *args))
 
     def _cancel(self, request_id: str) -> None:
         row = self._open.pop(request_id, None)
         if row is not None:
+            if row.ticket is not None and row.rank is None:  # it waits, so that its fetch has not begun
+                self._give_up(row.ticket)
             self._scheduler.remove(row)
             _send([(row, row.cancelled_step(self._scheduler))])
 
     def _fail(self, reason: str) -> None:
         self._failure = reason
         rows = self._take_all()
+        self._transfers.close()
         _send([(row, Step(error=UnavailableError(reason), num_input_tokens=row.num_input_tokens)) for row in rows])
 
     def _close(self) -> None:
@@ -277,12 +372,17 @@ class SimulatedEngine:
             if self._failure:
                 self._fail(self._failure)
             else:
-                _send([(row, row.cancelled_step(self._scheduler)) for row in self._take_all()])
+                rows = self._take_all()
+                for ticket in [row.ticket for row in rows if row.ticket is not None and row.rank is None]:
+                    self._give_up(ticket)
+                _send([(row, row.cancelled_step(self._scheduler)) for row in rows])
+                self._transfers.close()
 
     def _take_all(self) -> list[SimulatedGeneration]:
         """Remove all requests from the engine and its scheduler, and return them."""
         rows = list(self._open.values())
         self._open.clear()
+        self._held.clear()
         self._scheduler.clear()  # not row by row, because some rows may have ended before an exception
         return rows
 
@@ -290,6 +390,17 @@ class SimulatedEngine:
 def _send(steps: Sequence[tuple[SimulatedGeneration, Step]]) -> None:
     for sink, batch in group_by_sink(steps):
         sink.on_steps(batch)
+
+
+_OTHER_BEGINNING = RequestError(
+    "context_phase_params: expected those of the same request, from a context server with the same eos_after and text; "
+    "here the answer begins otherwise"
+)
+
+
+def _log_lost(error: ContextLostError | None) -> None:
+    if error is not None:
+        logger.info("a KV cache that nobody needs was not freed: %s", error)
 
 
 def _wake() -> None:

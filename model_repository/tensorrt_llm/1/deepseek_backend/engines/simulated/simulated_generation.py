@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deepseek_backend.engines.base import FinishReason, PerfMetrics, Step, StepSink, TokenLogprobs
+from deepseek_backend.engines.context_handover import ContextHandover
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.prompting import check_prompt_length, last_tokens
 from deepseek_backend.engines.reasoning_tags import ends_inside
@@ -15,10 +16,12 @@ from deepseek_backend.engines.simulated.filler_text import (
     EOS_ID,
     Dictation,
     Script,
+    id_of,
     split_prompt,
     text_of,
     write_script,
 )
+from deepseek_backend.engines.simulated.kv_transfer import KvTicket, read_ticket
 from deepseek_backend.engines.simulated.made_up_logprobs import output_logprobs, prompt_logprobs
 from deepseek_backend.engines.simulated.scheduler import ScheduledRow, Scheduler
 
@@ -33,6 +36,10 @@ class SimulatedGeneration(ScheduledRow):
     finish_reason: FinishReason
     """Finish reason, unless the request is cancelled or fails before its end."""
     stop_reason: int | None = None
+    ticket: KvTicket | None = None
+    """Where the KV cache of a generation_only request is."""
+    prompt_ids: tuple[int, ...] = ()
+    """The prompt as a context_only request hands it over."""
     delivered: int = 0
     """Number of tokens in the steps so far."""
     wants_details: bool = False
@@ -59,6 +66,22 @@ class SimulatedGeneration(ScheduledRow):
         if self.wants_details:
             self._add_details(step, first, scheduler)
         return step
+
+    @property
+    def prefills_from(self) -> int:
+        """Index of the token that the end of a prompt brings: 1 where a context server generated the one before."""
+        return int(self.request.handover is not None and self.ticket is None)
+
+    def handover(self, step: Step, *, form: str, ticket: KvTicket, number: int) -> ContextHandover:
+        """Return the handover of a context_only request whose only step this is."""
+        return ContextHandover(
+            form=form,
+            prompt_token_ids=self.prompt_ids,
+            first_gen_tokens=tuple(step.token_ids),
+            ended=step.finish_reason == "stop",
+            ctx_request_id=number,
+            opaque_state=ticket.to_bytes(),
+        )
 
     def cancelled_step(self, scheduler: Scheduler) -> Step:
         step = Step(finish_reason="cancelled", num_input_tokens=self.num_input_tokens)
@@ -87,8 +110,10 @@ class SimulatedGeneration(ScheduledRow):
         sampling = self.request.sampling
         self.last_token_ns = time.monotonic_ns()
         if first == 0:
-            self.first_token_ns, self.first_decode = self.last_token_ns, scheduler.num_iterations
+            self.first_token_ns = self.last_token_ns
             step.prompt_logprobs = self.prompt_logprobs
+        if first == self.prefills_from:
+            self.first_decode = scheduler.num_iterations
         if sampling.logprobs is not None:
             step.logprobs = output_logprobs(step.token_ids, first, sampling)
         if sampling.return_perf_metrics and step.finish_reason is not None:
@@ -135,7 +160,8 @@ def begin(
     """Return the request, ready to be scheduled. The caller's thread does this, because a long prompt takes time.
 
     :param dictated: the answer, which ends after its last token; None for filler text.
-    :raises RequestError: when its prompt has no tokens, or leaves no room for an answer.
+    :raises RequestError: when its prompt has no tokens, or leaves no room for an answer; when its handover is not a
+        simulated engine's.
     """
     sampling = request.sampling
     tokens = _prompt_tokens(request)
@@ -143,8 +169,18 @@ def begin(
     max_tokens = min(request.max_tokens, max_seq_len - len(tokens))
     ends_after = eos_after if dictated is None else len(dictated) + 1
     length, finish_reason = _natural_end(sampling, max_tokens, ends_after)
-    script = _script(request, length) if dictated is None else dictated
+    ticket = read_ticket(request.handover) if request.handover is not None else None
+    script: Script | Dictation
+    if dictated is not None:
+        script = dictated
+    else:
+        script = (ticket and ticket.script) or _script(request, length)
     length, finish_reason, stop_reason = _stopped(sampling, script, length, finish_reason)
+    is_context, is_generation = (request.request_type == part for part in ("context_only", "generation_only"))
+    if is_context:
+        max_tokens = 1
+        if length > 1:
+            length, finish_reason, stop_reason = 1, "length", None
     details = (sampling.logprobs, sampling.prompt_logprobs, sampling.return_perf_metrics or None)
     return SimulatedGeneration(
         num_input_tokens=len(tokens),
@@ -156,6 +192,10 @@ def begin(
         script=script,
         finish_reason=finish_reason,
         stop_reason=stop_reason,
+        fetches=is_generation,
+        keeps_blocks=is_context,
+        ticket=ticket if is_generation else None,
+        prompt_ids=_ids(tokens) if is_context else (),
         wants_details=details != (None, None, None),
         prompt_logprobs=() if sampling.prompt_logprobs is None else prompt_logprobs(tokens, sampling.prompt_logprobs),
         arrival_ns=time.monotonic_ns(),
@@ -171,6 +211,10 @@ def _prompt_tokens(request: GenerateRequest) -> Sequence[str] | Sequence[int]:
     else:
         tokens = request.prompt_token_ids
     return last_tokens(tokens, sampling.truncate_prompt_tokens)
+
+
+def _ids(tokens: Sequence[str] | Sequence[int]) -> tuple[int, ...]:
+    return tuple(id_of(token) if isinstance(token, str) else token for token in tokens)
 
 
 def _script(request: GenerateRequest, length: int) -> Script:

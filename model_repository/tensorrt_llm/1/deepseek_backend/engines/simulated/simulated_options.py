@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deepseek_backend.engines.simulated.deployment_model import DeploymentModel
+from deepseek_backend.engines.simulated.deployment_model import BYTES, LATENT, NUM_LAYERS, DeploymentModel
 from deepseek_backend.engines.simulated.presets import PRESETS, Preset
 from deepseek_backend.engines.simulated.scheduler import BatchLimits
 from deepseek_backend.errors import ConfigError
@@ -34,6 +34,15 @@ class SimulatedOptions:
     """Whether a prompt may say its answer itself (`dictation`)."""
     eos_after: int | None
     """Number of tokens of a request, the last of which is the end token. None: every request runs to its max_tokens."""
+    kv_token_bytes: float
+    """Bytes of one token's KV cache."""
+    kv_transfer_gbps: float
+    """Gigabits a second at which a KV cache comes from a context server."""
+    kv_transfer_timeout_ms: int | None
+    """Time after which a context server frees a KV cache that has not been fetched; None for never. It is real time,
+    whatever the speed."""
+    transfer_host: str
+    """Address at which generation servers reach this one."""
     load_seconds: float
     """Seconds that `start` takes."""
     fail_load: bool
@@ -53,11 +62,22 @@ class SimulatedOptions:
         faults = {"fail": self.fail_after, "hang": self.hang_after, "crash": self.crash_after}
         return min(((after, name) for name, after in faults.items() if after is not None), default=(math.inf, ""))
 
+    def transfer_seconds(self, num_tokens: int) -> float:
+        """Return how long the KV cache of a prompt takes from a context server to here."""
+        if not self.paced:
+            return 0.0
+        return num_tokens * self.kv_token_bytes * 8 / (self.kv_transfer_gbps * 1e9) / self.speed
+
 
 NEUTRAL = {"max_batch_size": 1024, "max_num_tokens": 8192, "max_seq_len": 163840, "kv_cache_tokens": 4 << 20}
 """Limits without a preset, which are generous and of no real deployment."""
 
 _TOKENS_PER_BLOCK = 32  # TensorRT-LLM's default
+
+KV_TRANSFER_GBPS = 400.0
+"""One port of InfiniBand NDR for each GPU. Source: NVIDIA DGX H100/H200 User Guide: ConnectX-7, 400 Gb/s, eight of
+them for eight GPUs."""
+_NEUTRAL_KV_TOKEN_BYTES = NUM_LAYERS * LATENT * BYTES["bf16"]
 
 
 def _is_number(value: Any) -> bool:
@@ -85,6 +105,12 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "tokens_per_block": _COUNT,
     "kv_cache_tokens": _COUNT,
     "eos_after": _COUNT_OR_NULL,
+    "kv_transfer_gbps": (lambda value: _is_number(value) and value > 0, "a number above 0"),
+    "kv_transfer_timeout_ms": _COUNT_OR_NULL,
+    "transfer_host": (
+        lambda value: isinstance(value, str) and value not in ("", "0.0.0.0", "::"),
+        "an address of this host at which generation servers reach it",
+    ),
     "load_seconds": (lambda value: _is_number(value) and value >= 0, "a number of seconds, 0 or more"),
     "fail_load": (lambda value: isinstance(value, bool), "true or false"),
     "fail_after": _COUNT_OR_NULL,
@@ -118,6 +144,10 @@ def parse_options(given: Mapping[str, Any]) -> SimulatedOptions:
         stamped=given.get("text", "filler") == "stamps",
         dictated=given.get("text", "filler") == "dictated",
         eos_after=given.get("eos_after"),
+        kv_token_bytes=preset.deployment.kv_token_bytes if preset else _NEUTRAL_KV_TOKEN_BYTES,
+        kv_transfer_gbps=float(given.get("kv_transfer_gbps", KV_TRANSFER_GBPS)),
+        kv_transfer_timeout_ms=given.get("kv_transfer_timeout_ms"),
+        transfer_host=given.get("transfer_host", "127.0.0.1"),
         load_seconds=float(given.get("load_seconds", 0.0)),
         fail_load=given.get("fail_load", False),
         fail_after=given.get("fail_after"),

@@ -1,0 +1,478 @@
+"""Two simulated engines in one process, one for context phases and one for generation, joined by real sockets."""
+
+import dataclasses
+import itertools
+import json
+import socket
+import threading
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deepseek_backend.config import BackendConfig
+from deepseek_backend.contract import ErrorCode
+from deepseek_backend.engines.context_handover import read_handover
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
+from deepseek_backend.engines.simulated.deployment_model import H200, DeploymentModel
+from deepseek_backend.engines.simulated.kv_transfer import GONE, GREETING, read_ticket
+from deepseek_backend.engines.simulated.simulated_engine import SimulatedEngine
+from support.recording_sink import RecordingSink
+from support.waiting import wait_for
+
+ENDLESS = 100_000
+"""Number of tokens, far more than a test waits for."""
+SLOW = 1e-6
+"""Gigabits a second at which a transfer outlasts any test."""
+
+numbers = itertools.count()
+
+
+def request(prompt="Why is the sky blue?", *, max_tokens=20, request_type="context_and_generation", **fields):
+    own = {name: fields.pop(name) for name in ("handover", "prompt_token_ids") if name in fields}
+    return GenerateRequest(
+        request_id=str(next(numbers)),
+        prompt=prompt,
+        sampling=SamplingParams(**fields),
+        max_tokens=max_tokens,
+        request_type=request_type,
+        **own,
+    )
+
+
+@pytest.fixture
+def start():
+    engines = []
+
+    def start(**options):
+        engine = SimulatedEngine(BackendConfig(engine="simulated", engine_options=options))
+        engines.append(engine)
+        engine.start()
+        return engine
+
+    yield start
+    for engine in engines:
+        engine.stop()
+
+
+def submit(engine, one):
+    sink = RecordingSink()
+    engine.submit(one, sink)
+    return sink
+
+
+def ended(sink):
+    """Wait for the end of the only request; return text, token ids, reasons and prompt length, and its last step."""
+    wait_for(lambda: sink.calls)
+    ((name, *_), *_) = sink.calls
+    last = sink.last(name)
+    assert len(sink.last_steps(name)) == 1
+    return (sink.text(name), sink.ids(name), last.finish_reason, last.stop_reason, last.num_input_tokens), last
+
+
+def answer(engine, one):
+    return ended(submit(engine, one))[0]
+
+
+def context(engine, *prompt, **fields):
+    """Run the context phase; return its handover as the generation server reads it."""
+    step = ended(submit(engine, request(*prompt, request_type="context_only", **fields)))[1]
+    assert step.error is None
+    return read_handover(step.handover.to_json().decode())
+
+
+def generation(handover, *prompt, **fields):
+    """The second request of a client, which has the prompt in tokens too."""
+    ids = handover.prompt_token_ids
+    return request(*prompt, request_type="generation_only", handover=handover, **{**fields, "prompt_token_ids": ids})
+
+
+def is_free(engine):
+    stats = engine.stats()
+    return (stats.num_running, stats.num_waiting, stats.kv_blocks_used, stats.extra["held_contexts"]) == (0, 0, 0, 0)
+
+
+def assert_free(*engines):
+    for engine in engines:
+        wait_for(lambda engine=engine: is_free(engine), engine.stats)
+
+
+REQUESTS = [
+    pytest.param({}, {}, id="greedy"),
+    pytest.param({}, {"temperature": 0.6, "seed": 7}, id="seeded"),
+    pytest.param({}, {"prompt": "Why?<think>\n", "max_tokens": 30}, id="reasoning"),
+    pytest.param({}, {"prompt": "", "prompt_token_ids": (0, 9, 128_000)}, id="token ids"),
+    pytest.param({}, {"truncate_prompt_tokens": 3}, id="truncated"),
+    pytest.param({}, {"prompt": "", "prompt_token_ids": (7, 8, 9), "truncate_prompt_tokens": 2}, id="ids truncated"),
+    pytest.param({}, {"max_tokens": 1}, id="one token"),
+    pytest.param({"eos_after": 1}, {}, id="ended by the first token"),
+    pytest.param({"eos_after": 1}, {"skip_special_tokens": False}, id="the end shown"),
+    pytest.param({"eos_after": 2}, {}, id="ended by the second token"),
+    pytest.param({"text": "dictated"}, {"prompt": "<answer>Łódź 天</answer>"}, id="dictated"),
+    pytest.param({"text": "dictated"}, {"prompt": "<answer></answer>"}, id="dictated nothing"),
+    pytest.param({"preset": "b200x8-r1-fp4-min-latency", "pace": "none"}, {"max_tokens": 50}, id="drafts"),
+    pytest.param({"preset": "h200x8-r1-fp8-max-throughput", "pace": "none"}, {"max_tokens": 50}, id="ranks"),
+    pytest.param({"max_seq_len": 16}, {"max_tokens": 99}, id="room for a few"),
+    pytest.param({"max_num_tokens": 3, "max_batch_size": 2}, {}, id="prompt in chunks"),
+]
+
+
+@pytest.mark.parametrize("second", ["generation_only", "context_and_generation"])
+@pytest.mark.parametrize(("options", "fields"), REQUESTS)
+def test_two_engines_give_the_answer_of_one(start, options, fields, second):
+    one, two = start(**options), start(**options)
+    whole = answer(one, request(**fields))
+
+    handover = context(one, **fields)
+    leg = dataclasses.replace(generation(handover, **fields), request_type=second)
+
+    assert answer(two, leg) == whole
+    assert two.stats().extra["held_contexts"] == 0
+    assert_free(two)
+    assert is_free(one) or second == "context_and_generation"
+
+
+def test_the_seed_is_handed_over(start):
+    one, two = start(), start()
+    handover = context(one, temperature=0.6)
+    leg = generation(handover, temperature=0.6)
+    again = dataclasses.replace(leg, request_id="again", request_type="context_and_generation")
+    assert answer(two, leg) == answer(two, again) != answer(two, request(temperature=0.6))
+
+
+def test_a_stop_token_that_comes_first_ends_the_answer(start):
+    one, two = start(), start()
+    first = answer(one, request())[1][0]
+    handover = context(one, stop_token_ids=(first,))
+
+    assert (handover.ended, handover.first_gen_tokens) == (True, (first,))
+    assert answer(two, generation(handover, stop_token_ids=(first,))) == ("", [first], "stop", first, 7)
+    assert_free(one, two)
+
+
+def test_the_context_holds_its_blocks_until_they_are_fetched(start):
+    one, two = start(tokens_per_block=4), start()
+    handover = context(one, max_tokens=1000)
+
+    assert (one.stats().kv_blocks_used, one.stats().extra["held_contexts"], one.stats().num_running) == (2, 1, 0)
+    answer(two, generation(handover, max_tokens=1000))
+    assert_free(one, two)
+
+
+def test_a_prompt_waits_for_blocks_that_are_held(start):
+    one, two = start(max_seq_len=16, kv_cache_tokens=16, tokens_per_block=4, pace="real"), start()
+    held = [context(one), context(one)]  # two blocks each
+    third = submit(one, request(request_type="context_only"))
+    wait_for(lambda: one.stats().num_waiting)
+    iterations = one.stats().extra["iterations"]
+    answer(two, generation(held[0]))
+
+    assert ended(third)[1].handover is not None
+    assert one.stats().extra["iterations"] == iterations + 1, "nothing ran while nothing could"
+    answer(two, generation(held[1]))
+    wait_for(lambda: one.stats().extra["held_contexts"] == 1)
+
+
+def test_the_first_token_does_not_wait_for_the_kv_cache(start):
+    one, two = start(), start(pace="real", kv_transfer_gbps=SLOW)
+    one_text = answer(one, request())[0]
+    sink = submit(two, leg := generation(context(one)))
+
+    sink.wait(lambda: sink.steps[leg.request_id])
+    assert one_text.startswith(sink.text(leg.request_id))
+    assert len(sink.ids(leg.request_id)) == 1
+    wait_for(lambda: two.stats().num_running == 1)
+    assert two.stats().kv_blocks_used == 1
+    assert two.stats().extra["iterations"] == 0
+    assert one.stats().extra["held_contexts"] == 1
+
+
+def test_transfers_hold_nobody_up(start):
+    """A request that waits for its KV cache has a place in the batch; the others go on."""
+    one, two = start(), start(pace="real", speed=100, kv_transfer_gbps=SLOW)
+    submit(two, generation(context(one)))
+    assert answer(two, request()) == answer(one, request())
+    assert two.stats().num_running == 1
+
+
+def test_a_request_that_waits_for_a_place_has_its_first_token(start):
+    one, two = start(), start(max_batch_size=1, pace="real")
+    running = request(max_tokens=ENDLESS)
+    submit(two, running)
+    wait_for(lambda: two.stats().num_running)
+    sink = submit(two, leg := generation(context(one)))
+    sink.wait(lambda: sink.steps[leg.request_id])
+    assert (two.stats().num_waiting, one.stats().extra["held_contexts"]) == (1, 1)
+
+    two.abort(running.request_id)
+    assert ended(sink)[0] == answer(one, request())
+    assert_free(one, two)
+
+
+def test_the_time_of_a_transfer():
+    """By hand: 61 layers of 576 values of two bytes, at 400 Gb/s; a draft's layer is cached too."""
+
+    def seconds(**options):
+        return SimulatedEngine(BackendConfig(engine_options=options))._options.transfer_seconds(4000)
+
+    whole = 4000 * 61 * 576 * 2 / 50e9
+    assert seconds(pace="real") == pytest.approx(whole)
+    assert seconds(pace="none") == 0
+    assert seconds(pace="real", speed=8, kv_transfer_gbps=200) == pytest.approx(whole / 4)
+    assert seconds(preset="h200x8-r1-fp8-max-throughput") == pytest.approx(whole)
+    assert seconds(preset="h200x8-r1-fp8-min-latency") == pytest.approx(whole * 62 / 61)
+    fp8 = DeploymentModel(gpu=H200, expert_precision="fp8", attention_precision="fp8", kv_precision="fp8")
+    assert fp8.kv_token_bytes == 61 * 576
+
+
+# Aborts and the end of an engine
+
+
+def test_an_abort_during_the_transfer_frees_both_sides_in_time(start):
+    one, two = start(), start(pace="real", kv_transfer_gbps=0.05)
+    sink = submit(two, leg := generation(context(one)))
+    sink.wait(lambda: sink.steps[leg.request_id])
+    two.abort(leg.request_id)
+
+    assert ended(sink)[1].finish_reason == "cancelled"
+    assert_free(one, two)
+
+
+def test_an_abort_before_the_transfer_frees_the_context(start):
+    one, two = start(), start(max_batch_size=1, pace="real")
+    submit(two, request(max_tokens=ENDLESS))
+    sink = submit(two, leg := generation(context(one)))
+    two.abort(leg.request_id)
+
+    assert ended(sink)[1].finish_reason == "cancelled"
+    assert_free(one)
+
+
+def test_an_aborted_context_phase_holds_nothing(start):
+    engine = start(pace="real", max_batch_size=1)
+    submit(engine, running := request(max_tokens=ENDLESS))
+    sink = submit(engine, one := request(request_type="context_only"))
+    engine.abort(one.request_id)
+    engine.abort(running.request_id)
+
+    step = ended(sink)[1]
+    assert (step.finish_reason, step.handover) == ("cancelled", None)
+    assert_free(engine)
+
+
+@pytest.mark.parametrize("max_batch_size", [1, 2], ids=["waiting", "during the transfer"])
+def test_a_generation_engine_that_stops_frees_the_context(start, max_batch_size):
+    one, two = start(), start(max_batch_size=max_batch_size, pace="real", kv_transfer_gbps=SLOW)
+    submit(two, request(max_tokens=ENDLESS))
+    wait_for(lambda: two.stats().num_running)
+    sink = submit(two, leg := generation(context(one)))
+    sink.wait(lambda: sink.steps[leg.request_id])
+    two.stop()
+
+    assert ended(sink)[1].finish_reason == "cancelled"
+    assert_free(one)
+
+
+def test_a_request_that_is_refused_frees_the_context(start):
+    one, two = start(), start(max_seq_len=4)
+    handover = context(one)
+
+    assert ended(submit(two, generation(handover)))[1].error.code is ErrorCode.PROMPT_TOO_LONG
+    assert_free(one, two)
+
+
+def lost(sink):
+    error = ended(sink)[1].error
+    assert error.code is ErrorCode.CONTEXT_LOST
+    return str(error)
+
+
+def test_a_kv_cache_is_fetched_once(start):
+    one, two = start(), start()
+    handover = context(one)
+    whole = answer(two, generation(handover))
+
+    assert "it was fetched already" in lost(submit(two, generation(handover)))
+    assert answer(two, dataclasses.replace(generation(handover), request_type="context_and_generation")) == whole
+    assert_free(one, two)
+
+
+def test_a_context_that_is_not_fetched_in_time_is_freed(start):
+    one, two = start(kv_transfer_timeout_ms=1), start()
+    handover = context(one)
+    assert_free(one)
+    assert "kv_transfer_timeout_ms" in lost(submit(two, generation(handover)))
+    assert_free(two)
+
+
+def test_a_transfer_that_takes_too_long_is_ended(start):
+    one, two = start(kv_transfer_timeout_ms=200), start(pace="real", kv_transfer_gbps=SLOW)
+    sink = submit(two, generation(context(one)))
+    lost(sink)
+    assert_free(one, two)
+
+
+@pytest.mark.parametrize("ending", ["stop", "fail_after", "crash_after"])
+def test_a_context_engine_that_ends_breaks_its_transfers(start, ending):
+    one = start(**({} if ending == "stop" else {ending: 3}))
+    two = start(pace="real", kv_transfer_gbps=SLOW)
+    handovers = [context(one), context(one)]
+    sink = submit(two, generation(handovers[0]))
+    wait_for(lambda: two.stats().num_running)
+    wait_for(lambda: one._transfers._sending)
+    one.stop() if ending == "stop" else submit(one, request())
+
+    assert "closed during the transfer" in lost(sink)
+    assert "can't be reached" in lost(submit(two, generation(handovers[1])))
+    one.stop()
+    assert_free(one, two)
+
+
+def test_engines_leave_no_thread_and_no_port(start):
+    one, two = start(), start()
+    handover = context(one)
+    answer(two, generation(handover))
+    for engine in (one, two):
+        engine.stop()
+        engine.stop()
+
+    assert "simulated-kv-transfers" not in [thread.name for thread in threading.enumerate()]
+    with pytest.raises(ConnectionRefusedError):
+        connect(handover)
+
+
+def test_an_engine_that_shares_nothing_listens_on_nothing(start):
+    answer(start(), request())
+    assert "simulated-kv-transfers" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_an_address_of_no_host_here_is_told(start):
+    engine = start(transfer_host="192.0.2.1")
+    step = ended(submit(engine, request(request_type="context_only")))[1]
+    assert "transfer_host: can't listen on 192.0.2.1" in str(step.error)
+    assert_free(engine)
+
+
+# Strangers
+
+
+def connect(handover):
+    ticket = read_ticket(handover)
+    return socket.create_connection((ticket.host, ticket.port), timeout=60)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET / HTTP/1.1\r\n\r\n", GREETING + b"0" * 32, b"\0" * 1_000_000, GREETING + b"\xff" * 32]
+)
+def test_strangers_get_nothing(start, sent):
+    one, two = start(), start()
+    handover = context(one)
+    with connect(handover) as stranger, suppress(ConnectionError):  # a reset, where much of it was not read
+        stranger.sendall(sent)
+        stranger.shutdown(socket.SHUT_WR)
+        assert stranger.recv(10) in (GONE, b"")
+    assert one.stats().extra["held_contexts"] == 1
+    assert answer(two, generation(handover)) == answer(one, request())
+
+
+def test_silent_strangers_keep_nobody_out(start):
+    one, two = start(), start()
+    handover = context(one)
+    strangers = [connect(handover) for _ in range(50)]
+    assert answer(two, generation(handover)) == answer(one, request())
+    for stranger in strangers:
+        stranger.close()
+
+
+def _state(handover, **changes):
+    document = {**json.loads(handover.opaque_state), **changes}
+    return dataclasses.replace(handover, opaque_state=json.dumps(document).encode())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda one: dataclasses.replace(one, opaque_state=b""), id="nothing"),
+        pytest.param(lambda one: dataclasses.replace(one, opaque_state=b"\xff{"), id="no text"),
+        pytest.param(lambda one: dataclasses.replace(one, opaque_state=b"[" * 100_000), id="deep"),
+        pytest.param(lambda one: _state(one, port=0), id="port"),
+        pytest.param(lambda one: _state(one, key="x\r\n" * 8), id="key"),
+        pytest.param(lambda one: _state(one, host=None), id="host"),
+        pytest.param(lambda one: _state(one, script={"start": "1"}), id="script"),
+    ],
+)
+def test_a_damaged_ticket_is_refused(start, damage):
+    one, two = start(), start()
+    error = ended(submit(two, generation(damage(context(one)))))[1].error
+    assert error.code is ErrorCode.INVALID_ARGUMENT
+    assert "opaque_state" in str(error)
+
+
+@pytest.mark.parametrize("host", ["x" * 300, "nobody.invalid", "a\0b"])
+def test_a_host_that_is_none_is_told(start, host):
+    one, two = start(), start()
+    assert "can't be reached" in lost(submit(two, generation(_state(context(one), host=host))))
+
+
+@pytest.mark.parametrize("change", [{"first_gen_tokens": (5, 6)}, {"ended": True}])
+def test_another_beginning_is_refused(start, change):
+    one, two = start(), start()
+    handover = context(one)
+    error = ended(submit(two, generation(dataclasses.replace(handover, **change))))[1].error
+    assert "here the answer begins otherwise" in str(error)
+    assert_free(one, two)
+
+
+# Any order
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 30),  # words of the prompt
+            st.integers(1, 20),  # max_tokens
+            st.sampled_from([None, "context", "generation"]),  # the leg that is aborted at once
+        ),
+        min_size=1,
+        max_size=20,
+    ),
+    st.sampled_from([{}, {"pace": "real", "speed": 1000.0, "kv_transfer_gbps": 0.5}]),
+)
+def test_whatever_is_aborted_nothing_is_held(requests, pace):
+    limits = {"max_batch_size": 3, "max_num_tokens": 24, "max_seq_len": 96, "kv_cache_tokens": 192}
+    config = BackendConfig(engine_options={**limits, "tokens_per_block": 8, "eos_after": 12, **pace})
+    one, two = SimulatedEngine(config), SimulatedEngine(config)
+    legs = [request("word " * words, max_tokens=most, request_type="context_only") for words, most, _ in requests]
+    second = {leg.request_id: aborted == "generation" for leg, (*_, aborted) in zip(legs, requests, strict=True)}
+    generations = []
+
+    def go_on():
+        """Send the generations of all contexts that have ended, from the engine's thread."""
+        for leg in [leg for leg in legs if leg.request_id in second and contexts.last_steps(leg.request_id)]:
+            aborted = second.pop(leg.request_id)
+            if (handover := contexts.last(leg.request_id).handover) is not None:
+                follower = generation(handover, leg.prompt, max_tokens=leg.max_tokens)
+                generations.append((submit(two, follower), follower.request_id))
+                if aborted:
+                    two.abort(follower.request_id)
+
+    contexts = RecordingSink(go_on)
+    for engine in (one, two):
+        engine.start()
+    try:
+        for leg, (*_, aborted) in zip(legs, requests, strict=True):
+            one.submit(leg, contexts)
+            if aborted == "context":
+                one.abort(leg.request_id)
+        wait_for(lambda: not second)
+        assert_free(one, two)
+        assert all(len(contexts.last_steps(leg.request_id)) == 1 for leg in legs)
+        for sink, name in generations:
+            assert sink.last(name).error is None
+            assert len(sink.last_steps(name)) == 1
+    finally:
+        for engine in (one, two):
+            engine.stop()
