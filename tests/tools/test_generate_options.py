@@ -125,18 +125,8 @@ def test_json_that_is_sent_stays_json(model_server):
 
 def test_context_servers_compute_the_prompt(capsys):
     with FakeServer(["a", "b"]) as context, FakeServer(["a", "b"]) as generation:
-        main(
-            [
-                "generate",
-                "hi",
-                "--url",
-                generation.url,
-                "--context-url",
-                "http://127.0.0.1:1",
-                "--context-url",
-                context.url,
-            ]
-        )
+        contexts = ["--context-url", "http://127.0.0.1:1", "--context-url", context.url]
+        main(["generate", "hi", "--url", generation.url, *contexts])
 
     assert capsys.readouterr().out.strip() == "ab"
     assert [server.requests[0].request_type for server in (context, generation)] == ["context_only", "generation_only"]
