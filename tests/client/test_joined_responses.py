@@ -291,6 +291,19 @@ class TestLeaving:
             next(stream)
 
 
+def test_each_token_is_counted_once_on_the_chunk_that_has_it(client, context, generation):
+    responses = [{"text_output": text, "num_output_tokens": tokens} for text, tokens in (("a", 1), ("bc", 2), ("", 1))]
+    last = {"text_output": "d", "num_output_tokens": 1, "finish_reason": "stop"}
+    context.answer = [responses[0], {"text_output": "", "finish_reason": "length", "context_phase_params": "{}"}]
+    generation.answer = [*responses, last]
+
+    with client.stream("Tell", return_num_output_tokens=True) as stream:
+        counts = [(str(chunk), chunk.num_output_tokens) for chunk in stream]
+
+    assert [count for count in counts if count != ("", 0)] == [("a", 1), ("bc", 2), ("", 1), ("d", 1)]
+    assert stream.text == "abcd"
+
+
 def test_the_server_s_own_time_limit_counts_once(client, context, generation):
     context.answer = [Pause(0.2), *ANSWER]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from deepseek_triton_client import Completion, DeadlineExceeded, Timeouts
+from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.client_kinds import ClientKind
 from support.scraping import scrape, value
@@ -100,6 +102,19 @@ def test_nothing_is_kept_for_a_caller_who_left(
 
     for server in (context_server, generation_server):
         assert_nothing_is_kept(server)
+
+
+def test_bench_counts_the_tokens_of_a_pair_once(
+    context_server: ServerProcess, generation_server: ServerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers = (generation_server.http_url, "--context-url", context_server.http_url, "--metrics-url", "none")
+    assert main(["bench", *servers, "--json", "--concurrency", "2", "--rounds", "2", "--isl", "40", "--osl", "9"]) == 0
+
+    result = json.loads(capsys.readouterr().out)
+    (run,) = result["points"][0]["runs"]
+    figures = run["figures"]
+    assert result["urls"] == [generation_server.http_url, context_server.http_url]
+    assert (figures["completed"], figures["total_input_tokens"], figures["total_output_tokens"]) == (4, 160, 36)
 
 
 def test_a_pair_answers_though_its_context_server_is_killed(

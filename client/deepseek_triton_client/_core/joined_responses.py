@@ -82,7 +82,7 @@ class JoinedResponses:
         self._server = contexts[0]
         self._asked: ResponseStream | None = None  # by the job
         self._asks_context = False
-        self._given = _TextsGiven()
+        self._given = _FirstPart()
         self._ready: deque[Outputs] = deque()
         self._answer: ResponseStream | None = None  # of the generation server, once the job has left it to the caller
         self._error: BaseException | None = None
@@ -193,9 +193,11 @@ class JoinedResponses:
                 handover = outputs.get("context_phase_params", handover)
                 if handover is None and outputs.get("finish_reason", "None") != "None":
                     self._ready.append(outputs)
-                elif texts := _texts(outputs):
-                    self._given.add(texts)
-                    self._ready.append({"text_output": "", **texts})
+                elif part := _texts(outputs):
+                    if self._request.params.return_num_output_tokens and "num_output_tokens" in outputs:
+                        part["num_output_tokens"] = outputs["num_output_tokens"]
+                    self._given.add(part)
+                    self._ready.append({"text_output": "", **part})
                 if self._ready:
                     self._has_text.set()
         except DeepseekTritonError as exc:
@@ -296,34 +298,38 @@ class JoinedResponses:
 _TEXTS = ("text_output", "reasoning_output")
 
 
-def _texts(outputs: Outputs) -> dict[str, str]:
+def _texts(outputs: Outputs) -> dict[str, Any]:
     return {name: outputs[name] for name in _TEXTS if outputs.get(name)}
 
 
 @dataclass(slots=True)
-class _TextsGiven:
-    """The number of characters that the caller has from the context server, by output."""
+class _FirstPart:
+    """The part of the answer that the caller has from the context server: characters by output, and tokens."""
 
-    given: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
     ahead: dict[str, int] = field(default_factory=dict)
-    """How many of them the generation server has not sent yet."""
+    """How much of it the generation server has not sent yet."""
 
-    def add(self, texts: dict[str, str]) -> None:
-        for name, text in texts.items():
-            self.given[name] = self.given.get(name, 0) + len(text)
+    def add(self, outputs: Outputs) -> None:
+        for name, value in outputs.items():
+            size = len(value) if isinstance(value, str) else value
+            self.sizes[name] = self.sizes.get(name, 0) + size
 
     def rewind(self) -> None:
         """The next response is the first of a generation server."""
-        self.ahead = dict(self.given)
+        self.ahead = dict(self.sizes)
 
     def left_out(self, outputs: Outputs) -> Outputs:
-        """Return the outputs without the characters that the caller has."""
+        """Return what the caller does not have yet of a generation server's response."""
         if not any(self.ahead.values()):
             return outputs
         rest = dict(outputs)
         for name, ahead in self.ahead.items():
-            text = rest.get(name, "")
-            if isinstance(text, str) and text:
-                rest[name] = text[ahead:]
-                self.ahead[name] = max(0, ahead - len(text))
+            value = rest.get(name)
+            if isinstance(value, str):
+                rest[name] = value[ahead:]
+                self.ahead[name] = max(0, ahead - len(value))
+            elif isinstance(value, int):
+                rest[name] = max(0, value - ahead)
+                self.ahead[name] = max(0, ahead - value)
         return rest
