@@ -100,6 +100,7 @@ def test_the_access_log_is_a_line_of_json_a_request_and_survives_rotation(tmp_pa
         "error": None,
         "finish_reason": "stop",
         "server": "http://node1:8000",
+        "context_server": None,
         "retries": 1,
         "prompt_tokens": 10,
         "cached_tokens": 8,

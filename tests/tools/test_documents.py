@@ -175,8 +175,13 @@ def test_the_queries_of_a_page_name_metrics(snippet: Snippet) -> None:
 
 
 @pytest.mark.slow
-def test_the_document_of_doctor_has_the_shape_of_its_page(capsys: pytest.CaptureFixture[str]) -> None:
-    [snippet] = snippets("json", page="docs/doctor.md")
+def test_the_documents_of_doctor_have_the_shape_of_their_page(capsys: pytest.CaptureFixture[str]) -> None:
+    tuning, snippet = snippets("json", page="docs/doctor.md")
+    main(["doctor", "--tune", "--json"])
+    shown, real = json.loads(tuning.text), json.loads(capsys.readouterr().out)
+    assert (shown.keys(), shown["schema"]) == (real.keys(), real["schema"])
+    assert shown["hosts"][0].keys() == real["hosts"][0].keys()
+    assert shown["hosts"][0]["settings"][0].keys() == real["hosts"][0]["settings"][0].keys()
     main(["doctor", "--json"])
     shown, real = json.loads(snippet.text), json.loads(capsys.readouterr().out)
     assert (shown.keys(), shown["schema"]) == (real.keys(), real["schema"])

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from deepseek_triton_build.check.codes import CHECKS
 from deepseek_triton_build.check.finding import CheckCode
-from deepseek_triton_build.rules import RULES, VLLM_RULES
+from deepseek_triton_build.rules import PAIR_RULES, RULES, VLLM_RULES
 from deepseek_triton_build.rules.rule import Rule
 
 _INTRODUCTION = """\
@@ -36,6 +36,7 @@ _TOPICS = {
     "K": "KV cache",
     "D": "Speculative decoding and sampling",
     "L": "Limits and sizes",
+    "G": "Context and generation servers",
     "V": "V3.2",
     "X": "vLLM",
     "E": "Environment and engine",
@@ -49,7 +50,7 @@ _TOPICS = {
 
 def rules_page() -> str:
     """Return the page, in Markdown."""
-    entries: list[Rule | CheckCode] = [*RULES, *VLLM_RULES, *CHECKS]
+    entries: list[Rule | CheckCode] = [*RULES, *PAIR_RULES, *VLLM_RULES, *CHECKS]
     sections = [
         _section(title, (entry for entry in entries if entry.code[0] == letter)) for letter, title in _TOPICS.items()
     ]

@@ -1,7 +1,7 @@
 """The rules: what can't work, or is known not to work, each with its release range and source.
 
 A rule looks at a Deployment (of vLLM: a VllmDeployment) and yields a Violation for each way in which it is broken.
-docs/rules.md lists all rules.
+A rule of disaggregation looks at a ServerPair. docs/rules.md lists all rules.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from deepseek_triton_build.rules import (
     attention,
+    disaggregation,
     environment,
     hardware,
     kv_cache,
@@ -21,6 +22,7 @@ from deepseek_triton_build.rules import (
     speculative,
     vllm,
 )
+from deepseek_triton_build.rules.disaggregation import ServerPair
 from deepseek_triton_build.rules.rule import Deployment, Rule, UnknownFactError, Violation
 from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
 from deepseek_triton_build.rules.well_typed import well_typed
@@ -30,6 +32,8 @@ RULES = tuple(sorted((rule for module in _MODULES for rule in module.RULES), key
 """Every rule of TensorRT-LLM, sorted by code."""
 VLLM_RULES = tuple(vllm.RULES)
 """Every rule of vLLM, sorted by code."""
+PAIR_RULES = tuple(disaggregation.RULES)
+"""Every rule about context and generation servers, sorted by code."""
 _TARGET_RULES = tuple(rule for rule in RULES if rule.target_only)
 
 
@@ -52,7 +56,14 @@ def vllm_violations(deployment: VllmDeployment, *, target_only: bool = False) ->
     return _broken(rules, deployment.well_typed())
 
 
-def _broken(rules: tuple[Rule, ...], deployment: Deployment | VllmDeployment) -> Iterator[tuple[Rule, Violation]]:
+def disaggregation_violations(pair: ServerPair) -> Iterator[tuple[Rule, Violation]]:
+    """Yield every rule that the servers of `pair` break together: errors, warnings and notes."""
+    return _broken(PAIR_RULES, pair.well_typed())
+
+
+def _broken(
+    rules: tuple[Rule, ...], deployment: Deployment | VllmDeployment | ServerPair
+) -> Iterator[tuple[Rule, Violation]]:
     for rule in rules:
         with suppress(UnknownFactError):
             for violation in rule.find_violations(deployment):

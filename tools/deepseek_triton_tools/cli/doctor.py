@@ -26,6 +26,8 @@ from deepseek_triton_tools.doctor.machine.capabilities import MPIRUN, SERVE, Cap
 from deepseek_triton_tools.doctor.machine.expected import Expected
 from deepseek_triton_tools.doctor.machine.machine import Machine
 from deepseek_triton_tools.doctor.machine.machine_finding import LEVELS, Level, Reported, error, note
+from deepseek_triton_tools.doctor.mpi_exchange import exchange_findings
+from deepseek_triton_tools.doctor.tuning_report import show_tuning, tuning_document, tuning_exit_code
 from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader
 from deepseek_triton_tools.terminal.tables import paragraph, styled
 from deepseek_triton_tools.tool_errors import ToolError
@@ -59,6 +61,9 @@ def add_options(verb: VerbParser) -> None:
     verb.usage = "%(prog)s [DIR] [options]"
     verb.add_argument("repository", nargs="?", type=path, metavar="DIR", help="the model repository to be served")
     verb.add_argument("--model", type=path, metavar="PATH", help="the checkpoint's folder on these machines")
+    verb.add_argument(
+        "--tune", action="store_true", help="show clocks, power, NUMA and so on, as found and as advised, and commands"
+    )
     verb.add_argument("-v", "--verbose", action="store_true", help="show what is in order and what was skipped, too")
     add_json(verb, "docs/doctor.md")
     where = verb.add_argument_group("where", "The other machines need only python3; nothing is installed on them.")
@@ -99,10 +104,17 @@ def _doctor(args: argparse.Namespace) -> int:
         http_port=http_port,
         grpc_port=grpc_port,
         metrics_port=metrics_port,
+        tune=args.tune,
     )
-    visits = _visit(args, hosts, machine, expected)
+    ssh = _ssh(args)
+    visits = _visit(args, hosts, machine, expected, ssh)
+    if args.tune:
+        with to_reader():
+            print_json(tuning_document(visits)) if args.json else show_tuning(visits, verbose=args.verbose)
+        return tuning_exit_code(visits)
     reports = [visit.report for visit in visits if visit.report]
     findings = [*checked, *(found for visit in visits for found in _findings(visit)), *compare(reports, expected)]
+    findings += exchange_findings(visits, machine, expected, ssh=ssh, python=args.python)
     findings = [*_host_findings(hosts, machine, expected), *findings]
     code = _exit_code(findings)
     can = assess_capabilities(findings, expected)
@@ -159,24 +171,31 @@ def _expected(args: argparse.Namespace, host: str) -> tuple[Expected, Sequence[R
     return replace(expected, containers=known_containers()), list(check_findings(report, host))
 
 
-def _visit(
-    args: argparse.Namespace, hosts: Sequence[str], machine: Machine, expected: Expected
-) -> Sequence[HostResult]:
+def _ssh(args: argparse.Namespace) -> Ssh:
+    return Ssh(port=args.ssh_port, args=tuple(_shell_words(args.ssh_args)))
+
+
+def _shell_words(text: str | None) -> Sequence[str]:
     try:
-        ssh_args = tuple(shlex.split(args.ssh_args or ""))
-        through = shlex.split(args.through or "")
+        return shlex.split(text or "")
     except ValueError as error:
         raise ToolError(
             f"--ssh-args and --through: expected words as a shell has them: {error}", exit_code=2
         ) from error
+
+
+def _visit(
+    args: argparse.Namespace, hosts: Sequence[str], machine: Machine, expected: Expected, ssh: Ssh
+) -> Sequence[HostResult]:
     if args.through is not None:
+        through = _shell_words(args.through)
         if not through:
             raise ToolError("--through: expected a command, got nothing: is a variable not set?", exit_code=2)
         return [examine_through(through, expected, python=args.python)]
     if not hosts:
         return [examine_here(machine, expected, host=machine.hostname, python=args.python)]
     complain(f"doctor: asking {', '.join(hosts)}")
-    return examine_hosts(hosts, machine, expected, ssh=Ssh(port=args.ssh_port, args=ssh_args), python=args.python)
+    return examine_hosts(hosts, machine, expected, ssh=ssh, python=args.python)
 
 
 def _exit_code(findings: Sequence[Reported]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _SET_BY_HTTP = {"connection", "content-length", "content-type", "host", "transfer-encoding"}
 _ORIGIN = re.compile(r"\*|https?://[^/\s?#@]+")
 _COLLECTOR = re.compile(r"https?://[^/\s?#@]+(/[^\s?#]*)?")
+_local_prefill = whole_number("a number of tokens, 0 or more", least=0)
 _port_or_none = whole_number("a number from 1 to 65535, or none", least=1, most=65535)
 
 
@@ -58,6 +59,10 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--server", action="append", type=words, metavar="URL", help=help_text)
     help_text = "a model by the name for clients, and its servers; may be repeated"
     group.add_argument("--model", action="append", type=words, metavar="NAME=URL[,URL...]", help=help_text)
+    help_text = "a server that computes prompts for the others; may be repeated; with --model: NAME=URL[,URL...]"
+    group.add_argument("--context-server", action="append", type=words, metavar="URL", help=help_text)
+    help_text = "with it, let the others compute prompts of at most N tokens themselves (default: 0)"
+    group.add_argument("--local-prefill", type=_local_prefill, metavar="N", help=help_text)
     help_text = "the models' name on the servers (default: tensorrt_llm)"
     group.add_argument("--triton-model", type=words, metavar="NAME", help=help_text)
     help_text = "YAML with these options, without their dashes; the command line wins"
@@ -241,14 +246,46 @@ def _models(args: argparse.Namespace, problems: list[str]) -> tuple[ModelSetting
             problems.append(f"--model: expected NAME=URL, as in deepseek-r1=http://node1:8000, got {text!r:.200}")
     if not (args.server or args.model):
         problems.append("expected --server URL or --model NAME=URL: which servers have the model?")
-    for name, servers in named.items():
-        for server in servers:
-            try:
-                parse_source(server)
-            except SourceError as error:
-                problems.append(f"{'--model' if name else '--server'}: {error}")
+    context = _context_servers(args, named, problems)
+    asked = [("--model" if name else "--server", server) for name, servers in named.items() for server in servers]
+    asked += [("--context-server", server) for servers in context.values() for server in servers]
+    for option, server in asked:
+        try:
+            parse_source(server)
+        except SourceError as error:
+            problems.append(f"{option}: {error}")
     triton_model = args.triton_model or "tensorrt_llm"
-    return tuple(ModelSettings(tuple(servers), name, triton_model) for name, servers in named.items())
+    return tuple(
+        ModelSettings(tuple(servers), name, triton_model, tuple(context.get(name, ())), args.local_prefill or 0)
+        for name, servers in named.items()
+    )
+
+
+def _context_servers(
+    args: argparse.Namespace, named: Mapping[str, Sequence[str]], problems: list[str]
+) -> dict[str, list[str]]:
+    """The context servers of each model in `named`."""
+    context: dict[str, list[str]] = {}
+    for text in args.context_server or ():
+        name, equals, urls = text.partition("=")
+        if not equals or "://" in name:
+            name, urls = "", text
+        if not name and "" not in named and len(named) == 1:
+            (name,) = named
+        if name not in named:
+            known = " or ".join(f"{model}=URL" for model in named if model) or "--server URL too"
+            problems.append(f"--context-server: expected {known}, got {text!r:.200}")
+            continue
+        context.setdefault(name, []).extend(urls.split(","))
+    for name, servers in context.items():
+        problems.extend(
+            f"--context-server: {server} has both parts; expected each server in one of the lists"
+            for server in servers
+            if server in named[name]
+        )
+    if args.local_prefill and not context:
+        problems.append("--local-prefill: expected --context-server too; without one, all prompts are computed so")
+    return context
 
 
 def _upstream_headers(texts: Iterable[str], problems: list[str]) -> tuple[tuple[str, str], ...]:
@@ -354,6 +391,8 @@ def _announcement(settings: GatewaySettings) -> str:
         lines += [f"  chat page  {address}/", f"  dashboard  {address}/dashboard"]
     for model in settings.models:
         lines.append(f"  model      {model.name or 'as its servers call it'}, at {', '.join(model.servers)}")
+        if model.context_servers:
+            lines.append(f"  context    {', '.join(model.context_servers)}")
     lines.append(f"  API keys   {settings.keys_file or 'none are asked for'}")
     if settings.upstream_headers:
         lines.append(f"  headers    {', '.join(name for name, _ in settings.upstream_headers)}, to the servers")

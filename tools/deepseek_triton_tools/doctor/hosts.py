@@ -33,10 +33,12 @@ class Ssh:
     args: tuple[str, ...] = ()
     """Further arguments of ssh, before the host."""
 
-    def command(self, host: str, remote: Sequence[str]) -> list[str]:
+    def options(self) -> list[str]:
         port = ["-p", str(self.port)] if self.port else []
-        options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}"]
-        return ["ssh", *options, *port, *self.args, "--", host, shlex.join(remote)]
+        return ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}", *port, *self.args]
+
+    def command(self, host: str, remote: Sequence[str]) -> list[str]:
+        return ["ssh", *self.options(), "--", host, shlex.join(remote)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,10 @@ class ModelSettings:
     servers: tuple[str, ...]
     name: str = ""
     triton_model: str = "tensorrt_llm"
+    context_servers: tuple[str, ...] = ()
+    """Compute the prompts for `servers`, which generate the answers then. Without any, `servers` do both."""
+    local_prefill_tokens: int = 0
+    """Prompts of at most so many tokens are computed by the server that generates the answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,10 @@ def _kv_blocks(target: Target, recipe: dict[str, Setting]) -> Iterable[Setting]:
         yield Setting(size, 64, reason, source="TensorRT-LLM py_executor_creator.py")
     else:
         yield Setting(size, 32, "the engine's default")
-    if reuse not in recipe:
+    if target.profile.name == "ctx" and not target.release.is_before("1.2"):
+        reason = "off: a block may be evicted before it has been sent, and the generation server waits for it for ever"
+        yield Setting(reuse, False, reason, source="NVIDIA/TensorRT-LLM#12540, #12542 (1.2.0rc6.post2)")
+    elif reuse not in recipe:
         reason = "prompts that begin alike share blocks; turn it off if none do, as it costs MLA copies and GEMMs"
         yield Setting(reuse, True, reason, source=GUIDE)
 

@@ -1,4 +1,4 @@
-"""All checks on one machine. The report is plain data, which JSON carries."""
+"""All checks on one machine, or its settings. The report is plain data, which JSON carries."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from deepseek_triton_tools.doctor.machine.machine_finding import (
     skipped,
     warning,
 )
+from deepseek_triton_tools.doctor.machine.tuning.read_settings import read_settings
+from deepseek_triton_tools.doctor.machine.tuning.setting import MachineSetting
 
 MACHINE = "machine"
 """The fact that tells machines apart. A host name can't: containers of one kernel have names of their own."""
@@ -35,17 +37,21 @@ class HostReport:
     """Seconds since 1970 by the host's own clock, before the first check."""
     ended: float
     """The same clock after the last check."""
+    settings: tuple[MachineSetting, ...] = ()
 
 
 def examine(
     machine: Machine, expected: Expected, *, host: str | None = None, checks: Sequence[MachineCheck] = CHECKS
 ) -> HostReport:
-    """Run the checks.
+    """Run the checks, or read the settings if they are asked for.
 
     :param host: the host's name in the findings; the machine's own name unless given.
     """
     host = host or machine.hostname
     began = machine.time()
+    if expected.tune:
+        settings = read_settings(machine, expected)
+        return HostReport(host=host, findings=(), facts={}, began=began, ended=machine.time(), settings=settings)
     reported = []
     for check in checks:
         finding = _run(check, machine, expected)
@@ -108,6 +114,9 @@ def report_from_json(text: str) -> HostReport:
         values["findings"] = tuple(
             Reported(**{**row, "finding": MachineFinding(**row["finding"]), "needs": tuple(row["needs"])})
             for row in values["findings"]
+        )
+        values["settings"] = tuple(
+            MachineSetting(**{**row, "commands": tuple(row["commands"])}) for row in values["settings"]
         )
         return HostReport(**values)
     except (KeyError, TypeError) as problem:

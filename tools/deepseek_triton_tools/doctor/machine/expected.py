@@ -55,6 +55,8 @@ class Expected:
     metrics_port: int = 8002
     hosts: tuple[str, ...] = ()
     interface: str | None = None
+    tune: bool = False
+    """Whether the machine's settings are asked for, in place of the checks."""
     containers: tuple[KnownContainer, ...] = ()
     """All containers that are known, newest first."""
 

@@ -48,6 +48,7 @@ def line_of(record: HandledRequest) -> str:
         "error": record.error_code or None,
         "finish_reason": record.finish_reason or None,
         "server": record.server or None,
+        "context_server": record.context_server or None,
         "retries": record.retries,
         "prompt_tokens": record.num_input_tokens,
         "cached_tokens": record.num_cached_tokens,

@@ -34,7 +34,7 @@ async def generate(
     """
     if record.counts_responses:
         inputs = {**inputs, **COUNTS}
-    call = Call(inputs, record.upstream_id + suffix, affinity, record.upstream_headers, [])
+    call = Call(inputs, record.upstream_id + suffix, affinity, record.upstream_headers, [], [])
     try:
         async with aclosing(model.fleet.generate(call)) as answer:
             async for parts in answer:
@@ -46,6 +46,9 @@ async def generate(
         if call.tried:
             record.server = call.tried[-1]
             record.retries += len(call.tried) - 1
+        if call.context_tried:
+            record.context_server = call.context_tried[-1]
+            record.retries += len(call.context_tried) - 1
 
 
 def _copy(part: Part, sequence: int) -> Part:

@@ -33,6 +33,8 @@ class HandledRequest:
     stream: bool = False
     server: str = ""
     """The URL of the server that answered, or the last that was tried."""
+    context_server: str = ""
+    """The URL of the server that computed the prompt for it; "" where that server did all of it."""
     retries: int = 0
     """How many servers were asked in vain before that one."""
     status: int = 0

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from deepseek_triton_tools.gateway.fleet.fleet_member import FleetMember, FleetServer, ModelIdentity, ServerConnection
 from deepseek_triton_tools.gateway.fleet.routing import choose, estimated_load
 from deepseek_triton_tools.gateway.fleet.server_sources import ServerAddress, ServerSource, SourceError, parse_source
+from deepseek_triton_tools.gateway.fleet.shared_generation import Role, generate_shared, is_shareable
 from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 from deepseek_triton_tools.gateway.triton.call import Call, Part, UpstreamError
 from deepseek_triton_tools.gateway.triton.triton_server import TritonServer
@@ -35,9 +36,10 @@ _log = logging.getLogger(__name__)
 class Fleet:
     """The servers of one model.
 
-    sources: where the list of servers comes from. connect: makes a connection from a URL; connect_metrics: the same for
-    metrics. metrics_port: of servers whose address names none; None for no metrics. rng: draws servers for requests
-    without affinity.
+    sources: where the list of servers comes from. context_sources: the same for context servers, which compute prompts
+    of more than local_prefill_tokens for the others; without any, the others do all of each request. connect: makes a
+    connection from a URL; connect_metrics: the same for metrics. metrics_port: of servers whose address names none;
+    None for no metrics. rng: draws servers for requests without affinity.
     """
 
     def __init__(
@@ -49,14 +51,18 @@ class Fleet:
         connect_metrics: Callable[[str], ServerConnection] | None = None,
         metrics_port: int | None = None,
         rng: random.Random | None = None,
+        context_sources: Sequence[ServerSource] = (),
+        local_prefill_tokens: int = 0,
     ) -> None:
-        self._sources = sources
+        self._sources = [*sources, *context_sources]
+        self._num_generation_sources = len(sources)
+        self._local_prefill_tokens = local_prefill_tokens
         self._model = triton_model
         self._connect = connect
         self._connect_metrics = connect_metrics or connect
         self._metrics_port = metrics_port
         self._rng = rng or random.Random()
-        self._lists: list[Sequence[ServerAddress]] = [()] * len(sources)
+        self._lists: list[Sequence[ServerAddress]] = [()] * len(self._sources)
         self._members: dict[str, FleetMember] = {}
         self._leaving: list[FleetMember] = []
         self._identity = ModelIdentity()
@@ -92,13 +98,29 @@ class Fleet:
 
     # Requests.
 
+    @property
+    def _is_disaggregated(self) -> bool:
+        return len(self._sources) > self._num_generation_sources
+
     async def generate(self, call: Call) -> AsyncGenerator[list[Part], None]:
+        """The answer of one server, or of two that share the request. Raises UpstreamError."""
+        if self._is_disaggregated and is_shareable(call, self._local_prefill_tokens):
+            if not any(member.role == "generation" and member.state == "up" for member in self._members.values()):
+                raise self.unavailable()  # before a context server computes a prompt that nobody would fetch
+            answer = generate_shared(call, self._generate, self._begin)
+        else:
+            answer = self._generate(call, "generation")
+        async with aclosing(answer):
+            async for parts in answer:
+                yield parts
+
+    async def _generate(self, call: Call, role: Role) -> AsyncGenerator[list[Part], None]:
         """The answer of one server. Another is asked when one fails before its first response, except where the request
         itself is wrong. Raises UpstreamError."""
         errors: list[UpstreamError] = []
         cost = estimated_load(call)
         while True:
-            member = self._next(call, errors)
+            member = self._next(call, errors, role)
             call.tried.append(member.url)
             begun = False
             with member.working(cost) as server:
@@ -121,7 +143,7 @@ class Fleet:
         errors: list[UpstreamError] = []
         cost = estimated_load(call)
         while True:
-            member = self._next(call, errors)
+            member = self._next(call, errors, "generation")
             call.tried.append(member.url)
             with member.working(cost) as server:
                 try:
@@ -132,31 +154,32 @@ class Fleet:
                     if not error.unprocessed:
                         raise
 
-    def _next(self, call: Call, errors: Sequence[UpstreamError]) -> FleetMember:
+    def _next(self, call: Call, errors: Sequence[UpstreamError], role: Role) -> FleetMember:
         """The server to ask after those in `call.tried`, which failed with `errors`. Raises UpstreamError where there
         is none left."""
-        up = [member for member in self._members.values() if member.state == "up"]
+        up = [member for member in self._members.values() if member.state == "up" and member.role == role]
         left = [member for member in up if member.url not in call.tried]
         if not left or len(errors) >= MOST_SERVERS or _num_deaths(errors) >= MOST_DEATHS:
-            raise self._last_word(errors)
+            raise self._last_word(errors, role)
         # When all are avoided they are asked all the same: room comes back at any moment, and refusing costs little.
         return choose([member for member in left if not member.avoided] or left, call, self._rng)
 
-    def _last_word(self, errors: Sequence[UpstreamError]) -> UpstreamError:
+    def _last_word(self, errors: Sequence[UpstreamError], role: Role) -> UpstreamError:
         """A server that is full will have room again, so that is the answer if any of them is."""
         for error in errors:
             if error.code == "E_OVERLOADED":
                 return UpstreamError(
                     str(error), code=error.code, unprocessed=True, retry_after_s=error.retry_after_s or _OVERLOADED_S
                 )
-        return self.unavailable(errors)
+        return self.unavailable(errors, role)
 
-    def unavailable(self, errors: Sequence[UpstreamError] = ()) -> UpstreamError:
+    def unavailable(self, errors: Sequence[UpstreamError] = (), role: Role = "generation") -> UpstreamError:
         """The error while no server takes a request. errors: of the servers that were asked."""
-        members = self._members.values()
+        members = [member for member in self._members.values() if member.role == role]
         num_up = sum(member.state == "up" for member in members)
         soonest = min((member.check_in_s for member in members), default=0.0)
-        text = f"no server of this model can take the request: {num_up} of {len(members)} are up"
+        kind = f"{role} server" if self._is_disaggregated else "server"
+        text = f"no {kind} of this model can take the request: {num_up} of {len(members)} are up"
         if _num_deaths(errors) >= MOST_DEATHS:
             text += f"; {MOST_DEATHS} have died with it, so no more are asked"
         if errors:
@@ -186,14 +209,17 @@ class Fleet:
             return str(error)
         if addresses != self._lists[index]:
             self._lists[index] = addresses
-            self._take_list(address for addresses in self._lists for address in addresses)
+            self._take_lists()
         return ""
 
-    def _take_list(self, addresses: Iterable[ServerAddress]) -> None:
-        """Begin with servers that are new, and leave those that are no longer in the list."""
+    def _take_lists(self) -> None:
+        """Begin with servers that are new, and leave those that are no longer in the lists."""
         wanted: dict[str, ServerAddress] = {}
-        for address in addresses:
-            wanted.setdefault(address.url, address)
+        roles: dict[str, Role] = {}
+        for number, addresses in enumerate(self._lists):
+            for address in addresses:
+                wanted.setdefault(address.url, address)
+                roles.setdefault(address.url, "generation" if number < self._num_generation_sources else "context")
         for url in self._members.keys() - wanted.keys():
             member = self._members.pop(url)
             member.leaving = True
@@ -209,6 +235,8 @@ class Fleet:
                 server=self._connect(url),
                 metrics=self._connect_metrics(metrics_url) if metrics_url else None,
                 accept=self._accept,
+                role=roles[url],
+                is_shared=self._is_disaggregated,
             )
             self._members[url] = member
             self._watches[member] = asyncio.create_task(member.watch())
@@ -256,6 +284,8 @@ def open_fleet(model: ModelSettings, settings: GatewaySettings) -> Fleet:
     return Fleet(
         [parse_source(text) for text in model.servers],
         model.triton_model,
+        context_sources=[parse_source(text) for text in model.context_servers],
+        local_prefill_tokens=model.local_prefill_tokens,
         connect=lambda url: TritonServer(url, model.triton_model, headers=headers, tls=tls),
         # Without the secrets: metrics are plain HTTP, and Triton restricts nothing there.
         connect_metrics=lambda url: TritonServer(url, model.triton_model),

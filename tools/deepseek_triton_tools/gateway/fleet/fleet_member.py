@@ -9,7 +9,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal, Protocol
@@ -18,6 +18,7 @@ from uuid import uuid4
 import msgspec
 
 from deepseek_triton_tools.gateway.fleet.routing import Load
+from deepseek_triton_tools.gateway.fleet.shared_generation import Role
 from deepseek_triton_tools.gateway.triton.call import Call, Upstream, UpstreamError
 from deepseek_triton_tools.gateway.triton.triton_connection import within
 
@@ -37,6 +38,11 @@ _SILENT_CHECKS = 3
 counts as frozen."""
 _NO_METRICS_PAUSE_S = 30.0
 """Until a server is asked for its metrics again after it did not give them."""
+_CANARY_PERIOD_S = 30.0
+"""Between two canaries of a server that shares requests."""
+_CANARY_S = 30.0
+"""For a canary's token, while no request gets any either. An engine that waits for KV caches which never come is stuck,
+and says that it is ready (NVIDIA/TensorRT-LLM#13713)."""
 _AVOIDED_S = 1.0
 """After a refusal with E_OVERLOADED that names no time."""
 
@@ -90,13 +96,15 @@ class FleetServer:
     failures: int
     avoided: bool
     leaving: bool
+    role: Role = "generation"
 
 
 class FleetMember:
     """Checks its server until it is stopped, and counts the requests on it.
 
     server, metrics: the ways to it; None where it has no metrics. accept: is told the model, and returns why a
-    server with that model may not take part, or "".
+    server with that model may not take part, or "". is_shared: it does parts of requests, so its engine has to be able
+    to.
     """
 
     def __init__(
@@ -107,8 +115,12 @@ class FleetMember:
         server: ServerConnection,
         metrics: ServerConnection | None,
         accept: Callable[[FleetMember, ModelIdentity], str],
+        role: Role = "generation",
+        is_shared: bool = False,
     ) -> None:
         self.url = url
+        self.role: Role = role
+        self._is_shared = is_shared
         self.state: State = "new"
         self.reason = "not yet asked"
         self.model_info = ""
@@ -128,6 +140,10 @@ class FleetMember:
         self._check_answered = False
         """Whether anything of the check under way has had an answer."""
         self._silent_checks = 0
+        self._heard_at = 0.0
+        self._canary: asyncio.Task[str] | None = None
+        self._canary_at = 0.0
+        """When the canary under way was sent, or the next is to be."""
         self._went_down_at = -math.inf
         self._avoided_until = 0.0
         self._metrics_at = 0.0
@@ -159,7 +175,15 @@ class FleetMember:
 
     def snapshot(self) -> FleetServer:
         return FleetServer(
-            self.url, self.state, self.reason, self._own, self._others, self._failures, self.avoided, self.leaving
+            self.url,
+            self.state,
+            self.reason,
+            self._own,
+            self._others,
+            self._failures,
+            self.avoided,
+            self.leaving,
+            self.role,
         )
 
     @contextmanager
@@ -221,14 +245,15 @@ class FleetMember:
         except UpstreamError as error:
             problem = str(error)
         self._end_frozen(is_silent)
-        if problem := problem or await self._read_metrics() or await self._read_model():
+        if problem := problem or self._stuck() or await self._read_metrics() or await self._read_model():
             self._down(problem)
         elif self._failures == before:  # else a request failed meanwhile, which is the newer news
             self._check_at = time.monotonic() + _jittered(CHECK_PERIOD_S)
 
     def _end_frozen(self, is_silent: bool) -> None:
         """End the requests on a server that is frozen: its connections stay open, and would be waited on for ever."""
-        heard = self.server.heard()
+        if heard := self.server.heard():
+            self._heard_at = time.monotonic()
         # At the first silent check, what was heard may have come before the check began, so it does not count.
         if is_silent and not (heard and self._silent_checks):
             self._silent_checks += 1
@@ -248,6 +273,49 @@ class FleetMember:
             if status != 200:
                 return f"GET {path}: HTTP {status}: {cause}"
         return ""
+
+    def _stuck(self) -> str:
+        """Why the engine seems to be stuck, or "": a canary, which is a request for one token, has not come back."""
+        if not self._is_shared or self.role != "generation" or self.state != "up":
+            return ""
+        now = time.monotonic()
+        if self._canary is None:
+            if now >= self._canary_at:
+                self._canary, self._canary_at = asyncio.create_task(self._send_canary()), now
+            return ""
+        problem = ""
+        if self._canary.done():
+            problem = self._canary.result()
+        elif now - max(self._canary_at, self._heard_at) >= _CANARY_S:
+            problem = f"no token within {_CANARY_S:g} s, though it says that it is ready"
+        else:
+            return ""
+        self._drop_canary()
+        return problem
+
+    async def _send_canary(self) -> str:
+        """Have the engine generate a token. Returns why it does not, or ""."""
+        call = Call({"text_input": ".", "max_tokens": 1}, f"canary-{uuid4().hex}")
+        try:
+            async with aclosing(self.server.generate(call)) as answer:
+                async for _ in answer:
+                    pass
+        except UpstreamError as error:
+            return "" if error.code == "E_OVERLOADED" else str(error)
+        return ""
+
+    async def _first_canary(self) -> str:
+        """The same for a server that is not up, which waits for the answer."""
+        self._drop_canary()
+        try:
+            return await within(_CANARY_S, self._send_canary())
+        except TimeoutError:
+            return f"no token within {_CANARY_S:g} s, though it says that it is ready"
+
+    def _drop_canary(self) -> None:
+        if self._canary is not None:
+            self._canary.cancel()
+        self._canary, self._canary_at = None, time.monotonic() + _CANARY_PERIOD_S
 
     async def _read_metrics(self) -> str:
         """Take the load from the metrics, and the engine's health, for which Triton before 26.03 never asks a model."""
@@ -269,14 +337,17 @@ class FleetMember:
         """See which model it has, unless that is known. Returns why it can't be told, or ""."""
         if self.state == "up" or self.leaving:
             return ""
+        if self._is_shared and self.role == "generation" and (problem := await self._first_canary()):
+            return problem
         before = self._failures
         try:
             outputs = await within(_ANSWER_S, self.server.ask(Call({"task": "describe"}, uuid4().hex)))
             self.model_info = str(outputs.get("model_info", ""))
             identity = _identity(self.model_info)
+            refusal = _refusal_to_share(self.model_info) if self._is_shared else ""
         except (TimeoutError, UpstreamError, msgspec.MsgspecError) as error:
             return f"it does not tell its model: {error}"
-        reason = self._accept(self, identity)
+        reason = refusal or self._accept(self, identity)
         if self._failures == before:
             self._enter("left out" if reason else "up", reason)
         return ""
@@ -297,6 +368,7 @@ class FleetMember:
         self.state, self.reason = state, reason
 
     async def close(self) -> None:
+        self._drop_canary()
         await self.server.close()
         if self._metrics is not None:
             await self._metrics.close()
@@ -304,6 +376,20 @@ class FleetMember:
 
 def _jittered(seconds: float) -> float:
     return seconds * _rng.uniform(1 - _JITTER, 1 + _JITTER)
+
+
+class _Fields(msgspec.Struct):
+    request_type: str = "its backend is too old"
+
+
+class _Abilities(msgspec.Struct):
+    fields: _Fields = msgspec.field(default_factory=_Fields)
+
+
+def _refusal_to_share(model_info: str) -> str:
+    """Why the server can't do a part of a request, or ""."""
+    reason = msgspec.json.decode(model_info, type=_Abilities).fields.request_type
+    return f"It can't share requests with another server: {reason}" if reason else ""
 
 
 def _identity(model_info: str) -> ModelIdentity:

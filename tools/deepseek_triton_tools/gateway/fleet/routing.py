@@ -54,11 +54,16 @@ class _Sizes(msgspec.Struct):
     n: int = 1
 
 
+def prompt_tokens(call: Call) -> int:
+    """About how many tokens the prompt has, before any server has counted them."""
+    characters = sum(len(value) for name in _PROMPTS if isinstance(value := call.inputs.get(name), str))
+    ids = call.inputs.get("input_ids")
+    return characters // _CHARACTERS_PER_TOKEN + (len(ids) if isinstance(ids, list) else 0)
+
+
 def estimated_load(call: Call) -> Load:
     """The load of a request, before any server has counted its tokens."""
-    prompt = sum(len(value) for name in _PROMPTS if isinstance(value := call.inputs.get(name), str))
-    ids = call.inputs.get("input_ids")
-    tokens = prompt // _CHARACTERS_PER_TOKEN + (len(ids) if isinstance(ids, list) else 0)
+    tokens = prompt_tokens(call)
     try:
         sizes = msgspec.json.decode(str(call.inputs.get("sampling_parameters", "{}")), type=_Sizes)
     except msgspec.MsgspecError:  # the server says what is wrong with them

@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 import msgspec
-
-
-class Call(msgspec.Struct, frozen=True):
-    """One request to the model, for any server that has it.
-
-    inputs: the JSON body of Triton's generate endpoint without `id`. request_id: Triton's `id`, by which a stop
-    request finds it. affinity: requests with equal bytes go to the same server if they can; None for no preference.
-    headers: such as traceparent, added to the request. tried: the URLs of the servers that were asked, the last being
-    the one that answers; filled in by whoever chooses among several.
-    """
-
-    inputs: dict[str, object]
-    request_id: str
-    affinity: bytes | None = None
-    headers: dict[str, str] = {}
-    tried: list[str] = []
 
 
 class Part(
@@ -32,7 +16,8 @@ class Part(
     """The part of a response that is about one sequence. The names are the wire contract's outputs (docs/contract.md).
 
     sequence: its number in the request. finish_reason: "" while the sequence goes on. num_output_tokens: those since
-    the sequence's previous Part. logprobs, prompt_logprobs: JSON, "" where there is none.
+    the sequence's previous Part. logprobs, prompt_logprobs: JSON, "" where there is none. context_phase_params: the
+    end of a context server's answer.
     """
 
     sequence: int = 0
@@ -46,6 +31,26 @@ class Part(
     num_reasoning_tokens: int = 0
     logprobs: str = ""
     prompt_logprobs: str = ""
+    context_phase_params: str = ""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One request to the model, for any server that has it.
+
+    inputs: the JSON body of Triton's generate endpoint without `id`. request_id: Triton's `id`, by which a stop
+    request finds it. affinity: requests with equal bytes go to the same server if they can; None for no preference.
+    headers: such as traceparent, added to the request. tried: the URLs of the servers that were asked, the last being
+    the one that answers; filled in by whoever chooses among several. context_tried: the same of the context servers.
+    late: is given the parts that came after nobody waited for them any more, perhaps several times or never.
+    """
+
+    inputs: dict[str, object]
+    request_id: str
+    affinity: bytes | None = None
+    headers: dict[str, str] = {}
+    tried: list[str] = []
+    context_tried: list[str] = []
+    late: Callable[[list[Part]], None] | None = None
 
 
 class UpstreamError(Exception):

@@ -49,12 +49,12 @@ class TritonServer:
     async def generate(self, call: Call) -> AsyncGenerator[list[Part], None]:
         connection, status = await self._begin(call, stops=True)
         ended = False
+        reader = EventReader()
         try:
             if status != 200:
                 body = await connection.read_all()
                 ended = True
                 raise error_of_status(status, body)
-            reader = EventReader()
             last: list[Part] = []
             while data := await connection.read():
                 if parts := reader.feed(data):
@@ -76,7 +76,7 @@ class TritonServer:
                 self._give_back(connection)
             else:
                 self._leave_busy(connection)
-                self._in_background(self._stop(call.request_id, connection))
+                self._in_background(self._stop(call, connection, reader))
 
     async def ask(self, call: Call) -> dict[str, object]:
         connection, status = await self._begin(call)
@@ -144,7 +144,7 @@ class TritonServer:
             except asyncio.CancelledError:
                 self._leave_busy(connection)
                 if stops:
-                    self._in_background(self._stop(call.request_id, connection))
+                    self._in_background(self._stop(call, connection, EventReader()))
                 else:
                     connection.close()
                 raise
@@ -179,26 +179,28 @@ class TritonServer:
         else:
             connection.close()
 
-    async def _stop(self, request_id: str, connection: TritonConnection) -> None:
+    async def _stop(self, call: Call, connection: TritonConnection, reader: EventReader) -> None:
         """End a request that nobody wants any more.
 
         The model is told, and its last words are awaited, because a connection that closes tells Triton late.
         """
         try:
-            await within(_STOP_S, self._stop_and_wait(request_id, connection))
+            await within(_STOP_S, self._stop_and_wait(call, connection, reader))
         except (UpstreamError, ConnectionFailed, TimeoutError) as error:
-            _log.info("%s: request %s was stopped by closing its connection: %s", self.url, request_id, error)
+            _log.info("%s: request %s was stopped by closing its connection: %s", self.url, call.request_id, error)
             connection.close()
         else:
             self._give_back(connection)
 
-    async def _stop_and_wait(self, request_id: str, connection: TritonConnection) -> None:
-        teller, _ = await self._begin(Call({"text_input": "", "stop": True}, request_id))
+    async def _stop_and_wait(self, call: Call, connection: TritonConnection, reader: EventReader) -> None:
+        teller, _ = await self._begin(Call({"text_input": "", "stop": True}, call.request_id))
         try:
             await teller.read_all()
         finally:
             self._give_back(teller)
-        await connection.read_all()
+        parts = reader.feed(await connection.read_all())
+        if call.late is not None:
+            call.late(parts)
 
     def _in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -20,7 +20,7 @@ from deepseek_triton_tools.doctor.machine.machine_finding import (
 from deepseek_triton_tools.doctor.machine.versions import version_numbers
 
 _DEADLINE_S = 5
-_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+AS_ROOT = {"OMPI_ALLOW_RUNAS_ROOT": "1", "OMPI_ALLOW_RUNAS_ROOT_CONFIRM": "1"}
 _RANK = "from mpi4py import MPI; w = MPI.COMM_WORLD; print('hello', w.rank, w.size, flush=True)"
 _CHILD = "from mpi4py import MPI; MPI.Comm.Get_parent().Disconnect()"
 _SPAWN = (
@@ -152,38 +152,40 @@ def check_hello(machine: Machine, expected: Expected) -> MachineFinding:
     if has_mpi4py := "mpi4py" in machine.python.packages:
         program = [machine.python.executable, "-c", _RANK]
     options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"] if found[0] == "Open MPI" else []
-    done = machine.run("mpirun", *options, "-n", "2", *program, timeout_s=2 * _DEADLINE_S, environ=_AS_ROOT)
+    done = machine.run("mpirun", *options, "-n", "2", *program, timeout_s=2 * _DEADLINE_S, environ=AS_ROOT)
     said = [line.strip() for line in done.out.splitlines() if "hello" in line]
     if done.code == 0 and has_mpi4py and sorted(said) == ["hello 0 1", "hello 0 1"]:
         cause = "mpi4py is linked with another MPI than mpirun's: each rank is an MPI world of its own"
         return error_or_note(expected, "two worlds of one rank", cause, _REINSTALL_MPI4PY)
     if done.code == 0 and len(said) == 2:
         return ok("two ranks" + ("" if has_mpi4py else ", without mpi4py"))
-    failure = _explain(done)
-    return error_or_note(expected, _failed("mpirun -n 2", done), failure.cause, failure.fix)
+    failure = explain(done)
+    return error_or_note(expected, failed("mpirun -n 2", done), failure.cause, failure.fix)
 
 
 def check_spawn(machine: Machine, expected: Expected) -> MachineFinding:
     """Check that a running process can start another (MPI.COMM_SELF.Spawn)."""
     if "mpi4py" not in machine.python.packages:
         return skipped("mpi4py is not installed for this Python")
-    done = machine.run(machine.python.executable, "-c", _SPAWN, timeout_s=_DEADLINE_S, environ=_AS_ROOT)
+    done = machine.run(machine.python.executable, "-c", _SPAWN, timeout_s=_DEADLINE_S, environ=AS_ROOT)
     if done.code == 0 and "spawned" in done.out:
         return ok("one process spawned")
-    failure = _explain(done)
+    failure = explain(done)
     cause = f"{failure.cause}; plain tritonserver and trtllm-serve start their workers in this way"
     if expected.is_tensorrt_llm and not expected.is_ours:
-        return error(_failed("COMM_SELF.Spawn", done), cause, failure.fix)
-    return note(_failed("COMM_SELF.Spawn", done), f"{cause}; start.sh does not", failure.fix)
+        return error(failed("COMM_SELF.Spawn", done), cause, failure.fix)
+    return note(failed("COMM_SELF.Spawn", done), f"{cause}; start.sh does not", failure.fix)
 
 
-def _explain(done: Done) -> MpiFailure:
+def explain(done: Done) -> MpiFailure:
+    """Return the known failure that the messages fit, or one that says that nothing is known."""
     text = done.err + done.out
     found = next((each for each in KNOWN_FAILURES if re.search(each.pattern, text)), None)
     return found or (_SILENT if done.code is None else _OTHER)
 
 
-def _failed(what: str, done: Done) -> str:
+def failed(what: str, done: Done) -> str:
+    """Return how a program ended, with its last error."""
     how = "gave nothing before its deadline" if done.code is None else f"ended with {done.code}"
     return f"{what} {how}{_last_words(done)}"
 

@@ -1,0 +1,133 @@
+"""A disaggregated pair: context servers, which read prompts, and generation servers, which take over the KV cache.
+
+Both sides are plans of one request. The rules of rules/disaggregation.py say whether they fit each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from deepseek_triton_build.build_errors import RefusedPlanError
+from deepseek_triton_build.data.catalog import find_variant
+from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD
+from deepseek_triton_build.planning.plan import Plan, PlanWarning, make_plan
+from deepseek_triton_build.planning.plan_request import EMBEDDED_ENGINES, PlanRequest
+from deepseek_triton_build.planning.target import refuse
+from deepseek_triton_build.rules import disaggregation_violations
+from deepseek_triton_build.rules.disaggregation import CONTEXT, GENERATION, ServerPair
+from deepseek_triton_build.rules.rule import Deployment
+
+DISAGGREGATED = "disagg"
+"""The profile that stands for a pair, whose sides have profiles of their own."""
+_PROFILES: Mapping[str, str] = {CONTEXT: "ctx", GENERATION: "gen"}
+"""Side of a pair -> its profile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DisaggregatedRequest:
+    """A request for a plan of context and generation servers."""
+
+    both: PlanRequest
+    """The request for the servers of both sides. Its workload is the whole pair's; num_gpus is one server's number."""
+    num_context: int = 1
+    num_generation: int = 1
+    context: tuple[tuple[str, Any], ...] = ()
+    """Changes of the context servers: fields of PlanRequest (`num_gpus`, `pipeline_parallel_size`, `mtp`), or LLM
+    arguments under the release's keys."""
+    generation: tuple[tuple[str, Any], ...] = ()
+    """The same for the generation servers."""
+
+
+_OWN_FIELDS = ("num_gpus", "pipeline_parallel_size", "mtp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DisaggregatedPlan:
+    """The plan of one context server, of one generation server, and how many there are of each."""
+
+    request: DisaggregatedRequest
+    context: Plan
+    generation: Plan
+    num_context: int
+    num_generation: int
+    warnings: tuple[PlanWarning, ...] = ()
+    """The rules about the two sides together that are broken; each side's own are in its plan."""
+
+    @property
+    def sides(self) -> Mapping[str, Plan]:
+        """Side -> its plan."""
+        return {CONTEXT: self.context, GENERATION: self.generation}
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all servers; 0 for an embedded engine."""
+        if self.context.gpu is None:
+            return 0
+        return self.num_context * self.context.world_size + self.num_generation * self.generation.world_size
+
+
+def make_disaggregated_plan(request: DisaggregatedRequest) -> DisaggregatedPlan:
+    """Plan both sides of `request`, and check that they fit each other.
+
+    The concurrency that is asked for is divided among the servers of a side.
+
+    :raises UnknownNameError: as `make_plan` does.
+    :raises RefusedPlanError: for a side or a pair that can't work.
+    """
+    _refuse_counts(request)
+    engine = request.both.engine or find_variant(request.both.variant).engines[0]
+    if engine == "vllm":
+        raise RefusedPlanError("profile disagg is for TensorRT-LLM's KV transfer", fix="leave --engine vllm out")
+    embedded = engine in EMBEDDED_ENGINES
+    context = make_plan(_server_request(request, CONTEXT, embedded=embedded))
+    generation = make_plan(_server_request(request, GENERATION, embedded=embedded))
+    found = [] if embedded else list(disaggregation_violations(_pair(context, generation)))
+    refuse(found)
+    return DisaggregatedPlan(
+        request=request,
+        context=context,
+        generation=generation,
+        num_context=request.num_context,
+        num_generation=request.num_generation,
+        warnings=tuple(PlanWarning(rule=rule, violation=violation) for rule, violation in found),
+    )
+
+
+def _refuse_counts(request: DisaggregatedRequest) -> None:
+    counts = {"--context-servers": request.num_context, "--generation-servers": request.num_generation}
+    wrong = [f"{option} {count}: expected a whole number from 1" for option, count in counts.items() if count < 1]
+    if wrong:
+        raise RefusedPlanError("; ".join(wrong))
+
+
+def _server_request(request: DisaggregatedRequest, side: str, *, embedded: bool) -> PlanRequest:
+    """Return the request for one server of a side. The embedded engines have no profiles."""
+    changes = request.context if side == CONTEXT else request.generation
+    count = request.num_context if side == CONTEXT else request.num_generation
+    asked = request.both.workload
+    if asked != ANY_WORKLOAD and asked.concurrency is not None:
+        asked = replace(asked, concurrency=-(-asked.concurrency // count))
+    fields: dict[str, Any] = {name: value for name, value in changes if name in _OWN_FIELDS}
+    settings = tuple((name, value) for name, value in changes if name not in _OWN_FIELDS)
+    overrides = dict(request.both.overrides) | dict(settings)
+    profile = request.both.profile if embedded else _PROFILES[side]
+    return replace(request.both, profile=profile, workload=asked, overrides=tuple(overrides.items()), **fields)
+
+
+def _pair(context: Plan, generation: Plan) -> ServerPair:
+    return ServerPair(context=_deployment(context), generation=_deployment(generation))
+
+
+def _deployment(plan: Plan) -> Deployment:
+    return Deployment(
+        settings=plan.canonical,
+        release=plan.release,
+        variant=plan.variant,
+        architecture=plan.variant.architecture,
+        checkpoint=plan.checkpoint,
+        gpu=plan.gpu,
+        environment={variable.name: variable.value for variable in plan.environment},
+        isl=plan.request.workload.isl,
+    )

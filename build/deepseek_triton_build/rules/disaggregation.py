@@ -1,0 +1,249 @@
+"""Rules G: context and generation servers, which hand over the KV cache (disaggregated serving)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from deepseek_triton_build.rules.rule import Deployment, RuleTable, UnknownFactError, Violation
+from deepseek_triton_build.rules.well_typed import well_typed
+
+RULES = RuleTable()
+CONTEXT, GENERATION = "context", "generation"
+"""The sides of a pair, which are also the names of their folders."""
+_DOCUMENT = "TensorRT-LLM 1.2.0 documentation, features/disagg-serving"
+_BENCHMARK = "TensorRT-LLM examples/disaggregated/slurm/benchmark/config.yaml"
+_TRANSCEIVER = "cache_transceiver_config"
+_BACKEND = f"{_TRANSCEIVER}.backend"
+_BUFFER = f"{_TRANSCEIVER}.max_tokens_in_buffer"
+_REUSE = "kv_cache_config.enable_block_reuse"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerPair:
+    """A context server and a generation server, and what joins them. A rule that needs an unknown fact finds nothing.
+
+    The key of a violation begins with the side, CONTEXT or GENERATION, that the setting is of.
+    """
+
+    context: Deployment
+    generation: Deployment
+
+    def well_typed(self) -> ServerPair:
+        """Return the pair without the settings whose values are of a wrong type."""
+        return replace(self, context=well_typed(self.context), generation=well_typed(self.generation))
+
+    @property
+    def sides(self) -> Mapping[str, Deployment]:
+        return {CONTEXT: self.context, GENERATION: self.generation}
+
+    def differing(self, *keys: str) -> Iterator[tuple[str, Any, Any]]:
+        """Yield each of the keys for which the two sides have different values, with the values."""
+        for key in keys:
+            try:
+                ours, theirs = self.context.get(key), self.generation.get(key)
+            except UnknownFactError:
+                continue
+            if ours != theirs:
+                yield key, ours, theirs
+
+
+def _on(side: str, key: str) -> str:
+    return f"{side}.{key}"
+
+
+@RULES.error(
+    "G001",
+    title="Both servers run a release whose hand-over is known",
+    why="In 0.21 cache_transceiver_config has only the size of its buffer, and what a context server answers was not "
+    "read in it.",
+    source="TensorRT-LLM tensorrt_llm/llmapi/llm_args.py of 0.21.0, CacheTransceiverConfig",
+    releases="before 1.0",
+)
+def _release(pair: ServerPair) -> Iterator[Violation]:
+    for side, d in pair.sides.items():
+        if d.release is not None and d.is_before("1.0.0"):
+            message = f"the {side} server has TensorRT-LLM {d.release.version}, in which no hand-over is proven"
+            yield Violation(None, message, "use 1.0.0 or newer")
+
+
+@RULES.error(
+    "G002",
+    title="Both servers have a cache transceiver",
+    why="Without cache_transceiver_config.backend the server transfers no KV cache, and a line of its log says so. The "
+    "variable TRTLLM_USE_UCX_KVCACHE alone is not enough.",
+    source=f"{_DOCUMENT}; ai-dynamo/dynamo#2278",
+    releases="from 1.0",
+)
+def _transceiver(pair: ServerPair) -> Iterator[Violation]:
+    for side, d in pair.sides.items():
+        if not d.is_before("1.0.0") and d.get(_BACKEND) is None:
+            message = f"the {side} server has no {_BACKEND}, so that it transfers no KV cache"
+            yield Violation(_on(side, _BACKEND), message, f"set {_BACKEND}: UCX")
+
+
+@RULES.error(
+    "G003",
+    title="On the context server the overlap scheduler is off",
+    why="It is not supported there: a context server ends each request after its first token.",
+    source=_DOCUMENT,
+)
+def _overlap(pair: ServerPair) -> Iterator[Violation]:
+    key = "disable_overlap_scheduler"
+    if not pair.context.get(key):
+        message = "the context server runs with the overlap scheduler, which does not work there"
+        yield Violation(_on(CONTEXT, key), message, f"set {key}: true")
+
+
+@RULES.error(
+    "G004",
+    title="On the context server CUDA graphs are off",
+    why="Graphs are for batches that only decode, which a context server never has: they take memory and time to "
+    "start, and never run.",
+    source=_BENCHMARK,
+)
+def _graphs(pair: ServerPair) -> Iterator[Violation]:
+    if pair.context.has_cuda_graphs:
+        message = "the context server captures CUDA graphs, which it never runs"
+        yield Violation(_on(CONTEXT, "cuda_graph_config"), message, "set cuda_graph_config: null")
+
+
+@RULES.error(
+    "G005",
+    title="A context server with pipeline stages has no generation server with tensor parallelism",
+    why="Disaggregated serving may hang with context pipeline parallelism and generation tensor parallelism.",
+    source="TensorRT-LLM release notes 1.2, known issues",
+    releases="1.2",
+)
+def _pipeline(pair: ServerPair) -> Iterator[Violation]:
+    releases = [d.release for d in pair.sides.values() if d.release is not None]
+    if not any(not release.is_before("1.2.0") and release.is_before("1.3.0") for release in releases):
+        return
+    stages, ranks = pair.context.pipeline_parallel_size, pair.generation.layout.tensor_parallel_size
+    if stages > 1 and ranks > 1:
+        message = f"{stages} pipeline stages on the context server, with tensor parallelism {ranks} on the generation "
+        message += "server, are known to hang"
+        fix = "use tensor parallelism on the context server too"
+        yield Violation(_on(CONTEXT, "pipeline_parallel_size"), message, fix)
+
+
+@RULES.error(
+    "G006",
+    title="Both servers have the same model and the same KV cache",
+    why="The generation server takes the context server's KV blocks as they are: layers, heads, dtype and block size "
+    "have to be the same.",
+    source=_DOCUMENT,
+)
+def _same_cache(pair: ServerPair) -> Iterator[Violation]:
+    context, generation = pair.context, pair.generation
+    if context.has_fp8_kv != generation.has_fp8_kv:
+        kinds = ["FP8" if d.has_fp8_kv else "16 bits" for d in (context, generation)]
+        message = f"the KV cache has {kinds[0]} on the context server and {kinds[1]} on the generation server"
+        yield Violation(_on(GENERATION, "kv_cache_config.dtype"), message, "use one dtype on both")
+    if context.tokens_per_block != generation.tokens_per_block:
+        message = f"KV blocks have {context.tokens_per_block} tokens on the context server and "
+        message += f"{generation.tokens_per_block} on the generation server"
+        key = _on(GENERATION, "kv_cache_config.tokens_per_block")
+        yield Violation(key, message, "use one size on both")
+    variants = [d.variant.name for d in (context, generation) if d.variant is not None]
+    if len(set(variants)) > 1:
+        message = f"the context server has {variants[0]} and the generation server {variants[1]}"
+        yield Violation(_on(GENERATION, "model"), message, "serve one model on both")
+
+
+@RULES.error(
+    "G007",
+    title="Both servers have the same speculative_config",
+    why="The draft layers have KV of their own, which is handed over too.",
+    source=_DOCUMENT,
+)
+def _same_drafts(pair: ServerPair) -> Iterator[Violation]:
+    context, generation = (d.num_draft_tokens for d in (pair.context, pair.generation))
+    if context != generation:
+        key = "speculative_config.num_nextn_predict_layers"
+        message = f"the context server drafts {context} tokens a step and the generation server {generation}"
+        yield Violation(_on(GENERATION, key), message, "use the same speculative_config on both")
+
+
+@RULES.error(
+    "G008",
+    title="Both servers decode greedily or sample: beam search is off",
+    why="The KV cache of a single beam is handed over.",
+    source=_DOCUMENT,
+)
+def _beams(pair: ServerPair) -> Iterator[Violation]:
+    key = "max_beam_width"
+    for side, d in pair.sides.items():
+        if (width := d.get(key) or 1) > 1:
+            message = f"the {side} server has {key} {width:,}, and only one beam can be handed over"
+            yield Violation(_on(side, key), message, f"remove {key}")
+
+
+@RULES.error(
+    "G009",
+    title="The transfer buffer holds the longest prompt",
+    why="With a smaller buffer, transfers wait for memory under load, time out, and leave both servers in a deadlock "
+    "that only a restart ends.",
+    source="Dynamo documentation, TensorRT-LLM known issues and mitigations (ai-dynamo/dynamo#4327)",
+    releases="from 1.0",
+)
+def _buffer(pair: ServerPair) -> Iterator[Violation]:
+    longest = longest_prompt(pair.context)
+    for side, d in pair.sides.items():
+        size = d.get(_BUFFER)
+        if longest and size is not None and size < longest:
+            message = f"{_BUFFER} {size:,} on the {side} server is less than the longest prompt, {longest:,} tokens"
+            yield Violation(_on(side, _BUFFER), message, f"set it to {-(-longest // 64) * 64} or more")
+
+
+def longest_prompt(context: Deployment) -> int | None:
+    """Return the tokens of the longest prompt of a context server; None where only max_seq_len bounds it."""
+    if context.isl is not None:
+        return context.isl
+    limit: int | None = context.get("max_num_tokens")
+    return None if context.get("enable_chunked_prefill") else limit
+
+
+@RULES.error(
+    "G010",
+    title="On the context server KV blocks are not reused",
+    why="A block may be evicted from the tree of reusable blocks before it has been sent. Then it is never sent, and "
+    "the generation server waits for it for ever.",
+    source="NVIDIA/TensorRT-LLM#12540, #12542, #12560 (1.2.0rc6.post2, open)",
+    releases="1.2",
+)
+def _reuse(pair: ServerPair) -> Iterator[Violation]:
+    d = pair.context
+    if d.release is not None and not d.is_before("1.2.0") and d.get(_REUSE):
+        message = f"{_REUSE} on the context server of {d.release.version} loses blocks that are still to be sent"
+        yield Violation(_on(CONTEXT, _REUSE), message, f"set {_REUSE}: false")
+
+
+@RULES.warning(
+    "G011",
+    title="Both servers take requests of the same length",
+    why="A prompt that one of them takes and the other refuses is read for nothing.",
+    source="the limits of the LLM API on both servers",
+)
+def _same_length(pair: ServerPair) -> Iterator[Violation]:
+    for key, context, generation in pair.differing("max_seq_len"):
+        if context and generation and generation < context:
+            message = f"{key} is {context:,} on the context server and {generation:,} on the generation server"
+            yield Violation(_on(GENERATION, key), message, f"set {key}: {context} on both")
+
+
+@RULES.warning(
+    "G012",
+    title="A transfer of a long prompt has more than a minute",
+    why="60 s were too short for prompts of 32K to 128K tokens; a transfer that times out fails its request.",
+    source="NVIDIA/TensorRT-LLM#13868, #15152",
+    releases="from 1.2",
+)
+def _transfer_timeout(pair: ServerPair) -> Iterator[Violation]:
+    key, longest = f"{_TRANSCEIVER}.kv_transfer_timeout_ms", longest_prompt(pair.context)
+    for side, d in pair.sides.items():
+        timeout = d.get(key)
+        if timeout is not None and timeout <= 60_000 and longest and longest >= 32_768:
+            message = f"{key} {timeout:,} on the {side} server is too short for prompts of {longest:,} tokens"
+            yield Violation(_on(side, key), message, f"raise it above 60000, or remove {key}")

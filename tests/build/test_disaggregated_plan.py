@@ -1,0 +1,92 @@
+"""Context and generation servers: planned together, and refused where they don't fit each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from deepseek_triton_build import PlanRequest, RefusedPlanError, Workload
+from deepseek_triton_build.catalog import RELEASES
+from deepseek_triton_build.planning.disaggregated import (
+    DisaggregatedPlan,
+    DisaggregatedRequest,
+    make_disaggregated_plan,
+)
+
+V3 = PlanRequest(variant="deepseek-v3", gpu="h200")
+TRANSCEIVER = "cache_transceiver_config"
+
+
+def planned(both: PlanRequest = V3, **options) -> DisaggregatedPlan:
+    return make_disaggregated_plan(DisaggregatedRequest(both=both, **options))
+
+
+@pytest.mark.parametrize("release", [release for release in RELEASES if release != "0.21.0"])
+def test_the_sides_of_a_pair_fit_each_other(release):
+    plan = planned(replace(V3, release=release), num_generation=2)
+    context, generation = plan.context.canonical, plan.generation.canonical
+
+    assert (plan.num_context, plan.num_generation, plan.num_gpus) == (1, 2, 24)
+    assert [plan.profile.name for plan in plan.sides.values()] == ["ctx", "gen"]
+    assert context["disable_overlap_scheduler"]
+    assert context["cuda_graph_config"] is None
+    for key in (f"{TRANSCEIVER}.backend", f"{TRANSCEIVER}.max_tokens_in_buffer", "kv_cache_config.dtype"):
+        assert context[key] == generation[key]
+    assert plan.warnings == ()
+
+
+def test_0_21_is_refused_by_name():
+    with pytest.raises(RefusedPlanError, match=r"context server has TensorRT-LLM 0.21.0.*G001.*use 1.0.0 or newer"):
+        planned(replace(V3, release="0.21.0"))
+
+
+def test_the_concurrency_is_divided_among_the_servers_of_a_side():
+    workload = Workload(isl=2000, osl=500, concurrency=300)
+    plan = planned(replace(V3, workload=workload), num_context=1, num_generation=3)
+
+    assert plan.context.request.workload == workload
+    assert plan.generation.request.workload == replace(workload, concurrency=100)
+
+
+def test_a_side_has_gpus_and_settings_of_its_own():
+    plan = planned(
+        replace(V3, overrides=(("stream_interval", 4),)),
+        context=(("max_batch_size", 16),),
+        generation=(("num_gpus", 16), ("stream_interval", 2)),
+    )
+
+    assert (plan.context.world_size, plan.generation.world_size, plan.num_gpus) == (8, 16, 24)
+    assert plan.context.canonical["max_batch_size"] == 16
+    assert (plan.context.canonical["stream_interval"], plan.generation.canonical["stream_interval"]) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("side", "change", "said"),
+    [
+        pytest.param("context", ("pipeline_parallel_size", 2), "G005", id="context stages"),
+        pytest.param("generation", ("mtp", 1), "G007", id="drafts on one side"),
+        pytest.param("context", (f"{TRANSCEIVER}.max_tokens_in_buffer", 512), "G009", id="small buffer"),
+        pytest.param("context", ("kv_cache_config.enable_block_reuse", True), "G010", id="reuse"),
+    ],
+)
+def test_a_pair_that_doesnt_fit_is_refused(side, change, said):
+    with pytest.raises(RefusedPlanError, match=said):
+        planned(**{side: (change,)})
+
+
+def test_a_pair_has_a_server_of_each_side():
+    with pytest.raises(RefusedPlanError, match=r"--context-servers 0: .*; --generation-servers -1: "):
+        planned(num_context=0, num_generation=-1)
+
+
+def test_an_embedded_engine_makes_a_pair_to_rehearse_with():
+    plan = planned(PlanRequest(variant="tiny", engine="simulated"))
+
+    assert plan.num_gpus == 0
+    assert {plan.engine for plan in plan.sides.values()} == {"simulated"}
+
+
+def test_vllm_is_refused():
+    with pytest.raises(RefusedPlanError, match="leave --engine vllm out"):
+        planned(replace(V3, engine="vllm"))

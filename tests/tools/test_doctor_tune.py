@@ -1,0 +1,444 @@
+"""`doctor --tune`: each setting on a made-up machine, as advised, otherwise and unknown; and on the real machine."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepseek_triton_tools.cli.main import main
+from deepseek_triton_tools.doctor.hosts import examine_by_command
+from deepseek_triton_tools.doctor.machine.examine import examine, report_from_json, report_to_json
+from deepseek_triton_tools.doctor.machine.expected import Expected
+from deepseek_triton_tools.doctor.machine.machine import Done, HostProcess, Machine
+from deepseek_triton_tools.doctor.machine.tuning.gpu_advice import GPU_ADVICE
+from deepseek_triton_tools.doctor.machine.tuning.host_advice import HOST_ADVICE
+from deepseek_triton_tools.doctor.machine.tuning.read_settings import read_settings
+from deepseek_triton_tools.doctor.machine.tuning.setting import MachineSetting, numbers_in, ranges
+from deepseek_triton_tools.doctor.packing import BOOTSTRAP
+from support.faked_machine import GOOD_RUNS, PYTHON, FakedMachine
+from support.nvidia_smi_xml import HEAD, smi_xml
+
+ROOT = Path(__file__).parents[2]
+TUNE = Expected(tune=True)
+R1 = replace(TUNE, engine="tensorrt_llm", release="1.2.1")
+CARD = "/sys/class/infiniband/mlx5_0/device"
+CPU = "/sys/devices/system/cpu"
+PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
+GOVERNOR = "cpufreq/scaling_governor"
+GOOD_FILES: Mapping[str, str | OSError] = {
+    **{f"/sys/bus/pci/devices/0000:{bus}:00.0/numa_node": f"{node}\n" for node, bus in enumerate(("1b", "1c"))},
+    "/sys/bus/pci/devices/0000:1b:00.0/local_cpulist": "0-1\n",
+    "/sys/bus/pci/devices/0000:1c:00.0/local_cpulist": "2-3\n",
+    "/proc/self/status": "Name:\tpython3\nCpus_allowed:\tf\nCpus_allowed_list:\t0-3\n",
+    "/proc/sys/kernel/numa_balancing": "0\n",
+    "/sys/devices/system/node/node0/cpulist": "0-1\n",
+    "/sys/devices/system/node/node1/cpulist": "2-3\n",
+    "/sys/devices/system/node/online": "0-1\n",
+    f"{CARD}/local_cpulist": "0-1\n",
+    f"{CARD}/msi_irqs/64": "msix\n",
+    f"{CARD}/msi_irqs/65": "msix\n",
+    "/proc/irq/64/smp_affinity_list": "0\n",
+    "/proc/irq/65/smp_affinity_list": "0-1\n",
+    PAGES: "always [madvise] never\n",
+    "/proc/meminfo": "MemTotal: 1000 kB\nHugePages_Total:       0\nHugepagesize:       2048 kB\n",
+    f"{CPU}/cpu0/{GOVERNOR}": "performance\n",
+    f"{CPU}/cpu1/{GOVERNOR}": "performance\n",
+    f"{CPU}/online": "0-3\n",
+}
+SLIDER = "|   {}     |   vboost   |   4   |   {}   |\n"
+"""Row of `nvidia-smi boost-slider -l`: GPU, highest value, present value."""
+
+
+def smi(xml: str, *, vboost: str = "44") -> dict[str, Done]:
+    """Programs' answers; `vboost` has the present value of each GPU."""
+    rows = "".join(SLIDER.format(number, value) for number, value in enumerate(vboost))
+    return {
+        **GOOD_RUNS,
+        "nvidia-smi -q -x": Done(code=0, out=xml),
+        "nvidia-smi boost-slider -l": Done(code=0, out=rows),
+    }
+
+
+def machine(*, files: Mapping[str, str | OSError | None] | None = None, **given: Any) -> FakedMachine:
+    """A machine where all is as advised, with changed files; None removes one."""
+    changed = {**GOOD_FILES, **(files or {})}
+    there = {path: content for path, content in changed.items() if content is not None}
+    return FakedMachine(**{"runs": smi(smi_xml()), "files": there, **given})
+
+
+def settings(faked: FakedMachine, expected: Expected = R1) -> dict[str, MachineSetting]:
+    return {setting.id: setting for setting in read_settings(faked, expected)}
+
+
+def test_all_is_as_advised() -> None:
+    found = settings(machine())
+
+    assert {id: setting.state for id, setting in found.items() if setting.state != "as advised"} == {}
+    assert not any(setting.commands for setting in found.values())
+    assert all(setting.reason and setting.source for setting in found.values())
+    assert found["clocks"].found == "SM 345 MHz of 1980 MHz, memory 3201 MHz of 3201 MHz"
+    assert found["power"].found == "700 W of 700 W"
+    assert found["gpu-numa"].found.startswith("node 0, CPUs 0-1 (GPU 0), node 1, CPUs 2-3 (GPU 1); this process may")
+
+
+@pytest.mark.parametrize(
+    ("id", "changes", "found", "commands"),
+    [
+        ("persistence", {"persistence_mode": "Disabled"}, "Disabled", ["sudo nvidia-smi -pm 1"]),
+        (
+            "persistence",
+            {"persistence_mode": "Disabled", "only": 1},
+            "Enabled (GPU 0), Disabled (GPU 1)",
+            ["sudo nvidia-smi -i 1 -pm 1"],
+        ),
+        (
+            "clocks",
+            {"clocks_event_reasons__clocks_event_reason_hw_thermal_slowdown": "Active"},
+            "SM 345 MHz of 1980 MHz, memory 3201 MHz of 3201 MHz, held down by heat (hardware)",
+            ["sudo nvidia-smi -rgc", "sudo nvidia-smi -rac"],
+        ),
+        (
+            "clocks",
+            {"clocks_throttle_reasons__clocks_throttle_reason_applications_clocks_setting": "Active"},
+            "SM 345 MHz of 1980 MHz, memory 3201 MHz of 3201 MHz",  # the newer name says that it is not active
+            [],
+        ),
+        (
+            "clocks",
+            {
+                "clocks_event_reasons__clocks_event_reason_applications_clocks_setting": None,
+                "clocks_throttle_reasons__clocks_throttle_reason_applications_clocks_setting": "Active",
+                "only": 0,
+            },
+            "SM 345 MHz of 1980 MHz, memory 3201 MHz of 3201 MHz, held down by applications clocks (GPU 0), "
+            "SM 345 MHz of 1980 MHz, memory 3201 MHz of 3201 MHz (GPU 1)",
+            ["sudo nvidia-smi -i 0 -rgc", "sudo nvidia-smi -i 0 -rac"],
+        ),
+        (
+            "power",
+            {"gpu_power_readings__current_power_limit": "500.00 W"},
+            "500 W of 700 W",
+            ["sudo nvidia-smi -pl 700"],
+        ),
+        (
+            "power",
+            {
+                "gpu_power_readings__current_power_limit": None,
+                "gpu_power_readings__max_power_limit": None,
+                "power_readings__enforced_power_limit": "350.00 W",
+                "power_readings__max_power_limit": "400.00 W",
+            },
+            "350 W of 400 W",
+            ["sudo nvidia-smi -pl 400"],
+        ),
+        ("ecc", {"ecc_mode__current_ecc": "Disabled"}, "Disabled", ["sudo nvidia-smi -e 1", "sudo nvidia-smi -r"]),
+        ("mig", {"mig_mode__current_mig": "Enabled"}, "Enabled", ["sudo nvidia-smi -mig 0"]),
+        ("compute-mode", {"compute_mode": "Exclusive_Process"}, "Exclusive_Process", ["sudo nvidia-smi -c 0"]),
+    ],
+)
+def test_a_setting_of_the_gpus(id: str, changes: dict[str, Any], found: str, commands: list[str]) -> None:
+    setting = settings(machine(runs=smi(smi_xml(**changes))))[id]
+
+    assert setting.found == found
+    assert list(setting.commands) == commands
+    assert setting.state == ("differs" if commands else "as advised")
+
+
+@pytest.mark.parametrize(
+    ("vboost", "found", "commands"),
+    [
+        ("00", "0 of 4", ["sudo nvidia-smi boost-slider --vboost 4"]),
+        ("41", "4 of 4 (GPU 0), 1 of 4 (GPU 1)", ["sudo nvidia-smi boost-slider -i 1 --vboost 4"]),
+    ],
+)
+def test_the_boost_slider(vboost: str, found: str, commands: list[str]) -> None:
+    setting = settings(machine(runs=smi(smi_xml(), vboost=vboost)))["boost"]
+
+    assert (setting.found, setting.advised, list(setting.commands)) == (found, "4", commands)
+
+
+@pytest.mark.parametrize("value", ["N/A", "[N/A]", "Requested functionality has been deprecated", None])
+def test_what_the_driver_does_not_tell_is_unknown(value: str | None) -> None:
+    changes = dict.fromkeys(
+        ("persistence_mode", "ecc_mode__current_ecc", "gpu_power_readings__max_power_limit", "clocks__sm_clock"), value
+    )
+    found = settings(machine(runs=smi(smi_xml(**changes))))
+
+    assert {found[id].state for id in ("persistence", "ecc", "power")} == {"unknown"}
+    assert found["clocks"].found == "SM ? of 1980 MHz, memory 3201 MHz of 3201 MHz"
+
+
+@pytest.mark.parametrize(
+    ("done", "said"),
+    [
+        (Done(code=127), "no nvidia-smi"),
+        (Done(code=9, out="No devices were found\n"), "nvidia-smi -q -x: No devices were found"),
+        (Done(code=None), "nvidia-smi -q -x: failed"),
+        (Done(code=0, out="<nvidia_smi_log><gpu>"), "nvidia-smi -q -x: no element found"),
+        (Done(code=0, out=f"{HEAD}<nvidia_smi_log/>"), "nvidia-smi names no GPU"),
+    ],
+)
+def test_without_gpus_they_are_unknown_and_the_rest_is_read(done: Done, said: str) -> None:
+    found = settings(machine(runs={**GOOD_RUNS, "nvidia-smi -q -x": done}))
+
+    unknown = {id: setting.found for id, setting in found.items() if setting.state == "unknown"}
+    assert unknown.keys() == {
+        "persistence",
+        "clocks",
+        "boost",
+        "power",
+        "ecc",
+        "mig",
+        "compute-mode",
+        "gpu-numa",
+    }
+    assert all(text.startswith(said) for text in unknown.values())
+
+
+def test_a_gpu_without_a_boost_slider() -> None:
+    runs = {**smi(smi_xml()), "nvidia-smi boost-slider -l": Done(code=2, out="\nInvalid Argument\n")}
+
+    setting = settings(machine(runs=runs))["boost"]
+
+    assert (setting.state, setting.commands) == ("unknown", ())
+    assert setting.found.endswith("names no slider vboost: Invalid Argument")
+
+
+BLACKWELL = smi(smi_xml(product_architecture="Blackwell"))
+
+
+@pytest.mark.parametrize(
+    ("release", "value", "runs", "state", "commands"),
+    [
+        ("1.1.0", None, BLACKWELL, "differs", ["export TRTLLM_ENABLE_PDL=1"]),
+        ("1.1.0", "1", BLACKWELL, "as advised", []),
+        ("1.1.0", None, smi(smi_xml()), "as advised", []),
+        ("1.2.1", None, BLACKWELL, "as advised", []),
+        ("1.2.1", "0", BLACKWELL, "differs", ["unset TRTLLM_ENABLE_PDL"]),
+        ("1.2.0rc6", None, BLACKWELL, "as advised", []),
+    ],
+)
+def test_pdl_by_release(
+    release: str, value: str | None, runs: dict[str, Done], state: str, commands: list[str]
+) -> None:
+    environ = {} if value is None else {"TRTLLM_ENABLE_PDL": value}
+
+    setting = settings(machine(runs=runs, environ=environ), replace(R1, release=release))["pdl"]
+
+    assert (setting.state, list(setting.commands)) == (state, commands)
+    assert release in setting.found
+
+
+def test_pdl_without_a_release() -> None:
+    bare = machine(python=replace(PYTHON, packages={}))
+
+    assert settings(bare, TUNE)["pdl"].state == "unknown"
+    assert settings(machine(), TUNE)["pdl"].found == "unset, TensorRT-LLM 1.2.1"
+    assert settings(machine(), Expected(engine="vllm"))["pdl"].found == "vLLM does not read it"
+
+
+@pytest.mark.parametrize(
+    ("id", "files", "found", "commands"),
+    [
+        (
+            "gpu-numa",
+            {"/proc/self/status": "Cpus_allowed_list:\t0-1\n"},
+            "may use CPUs 0-1",
+            ["export TLLM_NUMA_AWARE_WORKER_AFFINITY=1"],
+        ),
+        (
+            "numa-balancing",
+            {"/proc/sys/kernel/numa_balancing": "1\n"},
+            "1, 2 NUMA nodes",
+            ["sudo sysctl -w kernel.numa_balancing=0"],
+        ),
+        (
+            "rdma-irqs",
+            {"/proc/irq/65/smp_affinity_list": "0-3\n"},
+            "mlx5_0 (CPUs 0-1): 1 of 2 interrupts on other CPUs",
+            [f"for irq in {CARD}/msi_irqs/*; do echo 0-1 | sudo tee /proc/irq/${{irq##*/}}/smp_affinity_list; done"],
+        ),
+        (
+            "transparent-hugepages",
+            {PAGES: "always madvise [never]\n"},
+            "never",
+            [f"echo madvise | sudo tee {PAGES}"],
+        ),
+        (
+            "hugepages",
+            {"/proc/meminfo": "HugePages_Total:    512\nHugepagesize:    2048 kB\n"},
+            "512 pages, 1.0 GiB",
+            ["sudo sysctl -w vm.nr_hugepages=0"],
+        ),
+        (
+            "governor",
+            {f"{CPU}/cpu1/{GOVERNOR}": "powersave\n"},
+            "performance (1 CPUs), powersave (1 CPUs)",
+            ["sudo cpupower frequency-set -g performance"],
+        ),
+    ],
+)
+def test_a_setting_of_the_host(id: str, files: dict[str, str], found: str, commands: list[str]) -> None:
+    setting = settings(machine(files=files))[id]
+
+    assert setting.state == "differs"
+    assert found in setting.found
+    assert list(setting.commands) == commands
+
+
+@pytest.mark.parametrize(
+    ("id", "files", "said"),
+    [
+        ("gpu-numa", {"/sys/bus/pci/devices/0000:1c:00.0/numa_node": "-1\n"}, "does not tell the NUMA node"),
+        ("gpu-numa", {"/sys/bus/pci/devices/0000:1c:00.0/numa_node": None}, "0000:1c:00.0/numa_node: No such file"),
+        ("numa-balancing", {"/proc/sys/kernel/numa_balancing": None}, "numa_balancing: No such file"),
+        ("rdma-irqs", {path: None for path in GOOD_FILES if path.startswith(CARD)}, "no RDMA card is seen"),
+        ("rdma-irqs", {"/proc/irq/64/smp_affinity_list": PermissionError(errno.EACCES, "Permission denied")}, "denied"),
+        ("transparent-hugepages", {PAGES: None}, "No such file"),
+        ("hugepages", {"/proc/meminfo": None}, "No such file"),
+        ("governor", {path: None for path in GOOD_FILES if path.endswith(GOVERNOR)}, "does not set the CPUs' clocks"),
+    ],
+)
+def test_what_the_kernel_does_not_tell_is_unknown(id: str, files: dict[str, Any], said: str) -> None:
+    setting = settings(machine(files=files))[id]
+
+    assert (setting.state, setting.commands) == ("unknown", ())
+    assert said in setting.found
+
+
+def test_one_numa_node_needs_no_balancing() -> None:
+    files = {"/proc/sys/kernel/numa_balancing": "1", "/sys/devices/system/node/node1/cpulist": None}
+
+    assert settings(machine(files=files))["numa-balancing"].state == "as advised"
+
+
+@pytest.mark.parametrize(("value", "state"), [("0", "differs"), ("1", "as advised")])
+def test_the_variable_for_cpu_affinity(value: str, state: str) -> None:
+    setting = settings(machine(environ={"TLLM_NUMA_AWARE_WORKER_AFFINITY": value}))["gpu-numa"]
+
+    assert setting.state == state
+    assert setting.found.endswith(f"TLLM_NUMA_AWARE_WORKER_AFFINITY={value}")
+
+
+def test_irqbalance_would_move_the_interrupts_again() -> None:
+    running = (HostProcess(pid=7, parent=1, name="irqbalance"),)
+    misplaced = {"/proc/irq/65/smp_affinity_list": "3\n"}
+
+    placed = settings(machine(running=running))["rdma-irqs"]
+    moved = settings(machine(running=running, files=misplaced))["rdma-irqs"]
+
+    assert (placed.state, placed.commands) == ("as advised", ())
+    assert moved.commands[0] == "sudo systemctl disable --now irqbalance"
+    assert moved.found.endswith("irqbalance runs")
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_a_list_of_cpus_is_read_as_it_is_written(numbers: set[int]) -> None:
+    assert numbers_in(ranges([*numbers])) == numbers
+
+
+def test_the_kernels_lists_of_cpus() -> None:
+    assert ranges([0, 1, 2, 8]) == "0-2,8"
+    assert numbers_in("\n") == frozenset()
+
+
+def test_settings_travel_whole() -> None:
+    report = examine(machine(), R1, host="here")
+
+    assert report.findings == ()
+    assert len(report.settings) == 14
+    assert report_from_json(report_to_json(report)) == report
+
+
+def test_a_python_with_nothing_installed_reads_them() -> None:
+    command = [sys.executable, "-I", "-S", "-c", BOOTSTRAP]
+
+    result = examine_by_command(command, TUNE, host="there")
+
+    assert result.report
+    here = [setting.id for setting in read_settings(Machine(), TUNE)]
+    assert [setting.id for setting in result.report.settings] == here
+
+
+@pytest.fixture
+def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An nvidia-smi that gives the answers of GPUs with a lowered power limit."""
+    (tmp_path / "xml").write_text(smi_xml(gpu_power_readings__current_power_limit="500.00 W"))
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f'#!/bin/sh\n[ "$1" = -q ] && exec cat "{tmp_path}/xml"\nexit 2\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_the_text(on_path: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--tune"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("  differs     power limit: 500 W of 700 W")
+    assert lines[at + 1].startswith("              advised: 700 W; at the limit the driver lowers the clocks (NVIDIA/")
+    assert lines[at + 2] == "              sudo nvidia-smi -pl 700"
+    assert "  as advised  MIG: Disabled" in lines
+    assert lines[-1].startswith("nothing was changed")
+
+
+def test_verbose_gives_every_reason(on_path: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--tune", "-v"]) == 0
+
+    assert capsys.readouterr().out.count("advised: ") == 14
+
+
+def test_the_document(on_path: None, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor", "--tune", "--json"])
+
+    document = json.loads(capsys.readouterr().out)
+    assert (code, document["exit_code"], document["ok"]) == (0, 0, True)
+    assert document["schema"] == "deepseek-triton/tune/1"
+    [host] = document["hosts"]
+    power = next(setting for setting in host["settings"] if setting["id"] == "power")
+    assert power == {
+        "id": "power",
+        "title": "power limit",
+        "state": "differs",
+        "found": "500 W of 700 W",
+        "advised": "700 W",
+        "reason": "at the limit the driver lowers the clocks",
+        "source": power["source"],
+        "commands": ["sudo nvidia-smi -pl 700"],
+    }
+
+
+def test_a_host_that_gives_no_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--tune", "--through", "false", "--json"]) == 1
+    [host] = json.loads(capsys.readouterr().out)["hosts"]
+    assert (host["settings"], len(host["problems"])) == ([], 1)
+
+    assert main(["doctor", "--tune", "--through", "false"]) == 1
+    assert "false ended with 1" in capsys.readouterr().out
+
+
+def test_the_script_for_a_gpu_machine(on_path: None, tmp_path: Path) -> None:
+    done = subprocess.run([ROOT / "tests/gpu/doctor_tune.sh", tmp_path / "out"], capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    assert "differs     power limit: 500 W of 700 W\n            sudo nvidia-smi -pl 700\n" in done.stdout
+    assert len(json.loads((tmp_path / "out/settings.json").read_text())) == 14
+    assert (tmp_path / "out/nvidia-smi.xml").read_text() == (tmp_path / "xml").read_text()
+
+
+def test_the_page_describes_every_setting() -> None:
+    page = (ROOT / "docs/doctor.md").read_text()
+    section = page.partition("## Settings for speed")[2].partition("\n## ")[0]
+
+    assert re.findall(r"^\| `([a-z-]+)` \|", section, re.M) == [advice.id for advice in (*GPU_ADVICE, *HOST_ADVICE)]

@@ -1,0 +1,1 @@
+"""The settings of a machine that `doctor --tune` shows, as found and as advised. Nothing is changed."""

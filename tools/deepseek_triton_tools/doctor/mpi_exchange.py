@@ -1,0 +1,178 @@
+"""An exchange of messages by MPI between each two hosts. This machine's mpirun starts the ranks, as for a launch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from deepseek_triton_tools.doctor import exchanging_rank
+from deepseek_triton_tools.doctor.hosts import HostResult, Ssh
+from deepseek_triton_tools.doctor.machine.capabilities import MPIRUN, SERVE
+from deepseek_triton_tools.doctor.machine.checks import mpi_setup
+from deepseek_triton_tools.doctor.machine.expected import Expected
+from deepseek_triton_tools.doctor.machine.machine import Done, Machine
+from deepseek_triton_tools.doctor.machine.machine_finding import (
+    MachineFinding,
+    Reported,
+    error_or_note,
+    ok,
+    skipped,
+)
+
+PATIENCE_S = 10
+"""For the exchange itself. A rank ends after twice as long, mpirun after three times."""
+_PAIRS_AT_ONCE = 8
+_NETWORK = (
+    "name the network between the hosts (--interface eth0), and let TCP connections between them pass at all ports: "
+    "Open MPI takes free ones"
+)
+
+
+@dataclass(frozen=True)
+class RankExchange:
+    """The ranks' last words, one rank on each host."""
+
+    hosts: Sequence[str]
+    done: Done
+    """How mpirun ended."""
+    steps: Mapping[str, Mapping[str, Any]]
+    """Host -> the last line of its rank; a host whose rank did not start has none."""
+
+    @property
+    def worked(self) -> bool:
+        return self.done.code == 0 and not self.not_joined() and not self.pairs()
+
+    def without_rank(self) -> list[str]:
+        return [host for host in self.hosts if host not in self.steps]
+
+    def not_joined(self) -> list[str]:
+        """Return the hosts whose rank has not come through MPI_Init."""
+        return [host for host in self.hosts if self.steps.get(host, {}).get("step") not in ("joined", "exchanged")]
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Return each two hosts of which at least one misses the other's message, or its receipt."""
+        missing = {
+            tuple(sorted((number, other)))
+            for number, host in enumerate(self.hosts)
+            for other in self.steps.get(host, {}).get("missing", [])
+        }
+        return [(self.hosts[first], self.hosts[second]) for first, second in sorted(missing)]
+
+
+def exchange_findings(
+    visits: Sequence[HostResult],
+    machine: Machine,
+    expected: Expected,
+    *,
+    ssh: Ssh,
+    python: str | None,
+    patience_s: float = PATIENCE_S,
+) -> Iterator[Reported]:
+    """Run the exchange where a launch would use MPI between hosts."""
+    if len(visits) < 2 or (expected.engine is not None and not expected.is_tensorrt_llm):
+        return
+    hosts = [visit.host for visit in visits]
+    finding = _why_not(visits, machine, ssh)
+    if finding is None:
+        finding = _finding(Mpirun(machine, expected, ssh, python or "python3", patience_s), hosts)
+    needs = (SERVE, MPIRUN)
+    yield Reported(
+        check="mpi-exchange", title="MPI between the hosts", host=", ".join(hosts), finding=finding, needs=needs
+    )
+
+
+def _why_not(visits: Sequence[HostResult], machine: Machine, ssh: Ssh) -> MachineFinding | None:
+    if unreached := [visit.host for visit in visits if visit.report is None]:
+        return skipped(f"no report from {', '.join(unreached)}")
+    found = mpi_setup.mpi_version(machine)
+    if found is None:
+        return skipped("there is no mpirun on this machine; run doctor in the container, which has it")
+    if found[0] != "Open MPI":
+        return skipped(f"{found[0]} is not Open MPI, which start.sh needs")
+    if any(set(" '\"\\") & set(word) for word in ssh.args):
+        return skipped("mpirun splits --ssh-args at blanks and knows no quotes; use ~/.ssh/config instead")
+    return None
+
+
+@dataclass(frozen=True)
+class Mpirun:
+    """The way in which ranks are started here."""
+
+    machine: Machine
+    expected: Expected
+    ssh: Ssh
+    python: str
+    patience_s: float
+
+    def command(self, hosts: Sequence[str]) -> list[str]:
+        words = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+        words += ["-mca", "plm_rsh_args", " ".join(self.ssh.options())]
+        if self.expected.interface:
+            for parameter in ("btl_tcp_if_include", "oob_tcp_if_include"):
+                words += ["-mca", parameter, self.expected.interface]
+        program = [self.python, "-c", Path(exchanging_rank.__file__).read_text("utf-8")]
+        for host in hosts:
+            words += ["-n", "1", "-H", host, *program, host, str(self.patience_s), ":"]
+        return words[:-1]
+
+    def exchange(self, hosts: Sequence[str]) -> RankExchange:
+        done = self.machine.run(*self.command(hosts), timeout_s=3 * self.patience_s, environ=mpi_setup.AS_ROOT)
+        return RankExchange(hosts, done, {step["host"]: step for step in _steps(done.out)})
+
+
+def _steps(text: str) -> Iterator[dict[str, Any]]:
+    """Parse what the ranks have written. mpirun may join lines of different ranks."""
+    for part in text.split(exchanging_rank.STEP_PREFIX)[1:]:
+        try:
+            step, _ = json.JSONDecoder().raw_decode(part)
+        except ValueError:
+            continue  # cut off, as its rank was killed
+        yield step
+
+
+def _finding(mpirun: Mpirun, hosts: Sequence[str]) -> MachineFinding:
+    exchange, expected = mpirun.exchange(hosts), mpirun.expected
+    if exchange.worked:
+        count = len(hosts) * (len(hosts) - 1) // 2
+        return ok(f"{len(hosts)} hosts, {count} pair{'s' if count > 1 else ''}, 1 MiB both ways")
+    if pairs := exchange.pairs():
+        result = f"no message passes within {mpirun.patience_s:g} s: {_listed(pairs)}"
+        cause = "the ranks have found each other, but their data connection does not work"
+        return error_or_note(expected, result, cause, _NETWORK)
+    why = next((step["why"] for step in exchange.steps.values() if step["step"] == "failed"), "")
+    failure = mpi_setup.explain(replace(exchange.done, err=f"{exchange.done.err}\n{why}"))
+    result = f"{_where(exchange)}; {why or mpi_setup.failed('mpirun', exchange.done)}{_alone(mpirun, hosts)}"
+    if failure in mpi_setup.KNOWN_FAILURES:
+        return error_or_note(expected, result, failure.cause, failure.fix)
+    if exchange.without_rank():
+        cause = "mpirun could not start its daemon there, or the daemon can't connect back to mpirun"
+        fix = f"check that mpirun and orted of the same version are on PATH there (ssh HOST which orted); {_NETWORK}"
+        return error_or_note(expected, result, cause, fix)
+    return error_or_note(expected, result, "the ranks have started, but don't find each other", _NETWORK)
+
+
+def _where(exchange: RankExchange) -> str:
+    if missing := exchange.without_rank():
+        return f"no rank started on {', '.join(missing)}"
+    if waiting := exchange.not_joined():
+        return f"MPI_Init does not end on {', '.join(waiting)}"
+    return "the exchange does not end"
+
+
+def _alone(mpirun: Mpirun, hosts: Sequence[str]) -> str:
+    """Try the first host with each other one: mpirun starts nothing anywhere if one host of several fails."""
+    first, *others = hosts
+    if len(others) < 2:
+        return ""
+    with ThreadPoolExecutor(_PAIRS_AT_ONCE) as threads:
+        worked = list(threads.map(lambda other: mpirun.exchange((first, other)).worked, others))
+    failed = [(first, other) for other, each in zip(others, worked, strict=True) if not each]
+    return f"; in pairs, these fail: {_listed(failed)}" if failed else f"; {first} works with each other host alone"
+
+
+def _listed(pairs: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(f"{first} and {second}" for first, second in pairs)
