@@ -183,14 +183,26 @@ def test_another_generation_server_gets_the_same_handover(client_kind, fakes, co
     assert first.requests[0].body["context_phase_params"] == generation.requests[0].body["context_phase_params"]
 
 
-def test_where_the_kv_cache_is_gone_the_prompt_is_computed_again(client, context, generation):
+def test_where_the_kv_cache_is_gone_the_prompt_is_computed_again(client_kind, context, generation):
     generation.script(["Once", LOST])
+    urls, once = {"context_urls": context.url}, Retries(attempts=1)  # nothing was refused
 
-    completion = client.generate("Tell")
+    with client_kind.client([generation.url, NOBODY], **urls, retries=once) as client:
+        completion = client.generate("Tell")
 
     assert completion.text == TEXT
     assert (asked(context), asked(generation)) == (["context_only"], ["generation_only", "context_and_generation"])
     assert generation.requests[1].body["context_phase_params"] == '{"form": "FakeServer"}'
+
+
+def test_a_kv_cache_that_stays_lost_is_an_error(client_kind, context, generation):
+    generation.answer = ["Once", LOST]
+
+    urls, said = {"context_urls": context.url}, pytest.raises(ServerUnavailable, match="E_CONTEXT_LOST")
+    with client_kind.client(generation.url, **urls, retries=Retries(attempts=1)) as client, said:
+        client.generate("Tell")
+
+    assert asked(generation) == ["generation_only", "context_and_generation"]
 
 
 def test_an_answer_that_breaks_off_later_is_an_error(client, context, generation):

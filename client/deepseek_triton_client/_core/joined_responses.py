@@ -145,9 +145,9 @@ class JoinedResponses:
             deadlines = Deadlines(first_token=None, end=time.monotonic() + _LEAVING_S, between_tokens_s=None)
             self._limit = self._runtime.watchdog(deadlines, self._give_up)
             self._limit.expect(first=True)
-            asks_context = self._asks_context
-        if asks_context:
-            self._runtime.start(self._stop_context(self._server))
+            context = self._server if self._asks_context else None
+        if context is not None:
+            self._runtime.start(self._stop_context(context))
 
     async def end(self) -> None:
         """Leave, and wait until the job has asked both servers all it has to."""
@@ -210,7 +210,9 @@ class JoinedResponses:
         """Ask generation servers until one has begun to answer. Raises the last one's error."""
         request = replace(self._request, request_type="generation_only", context_phase_params=handover)
         for failures in count(1):
-            for server in self._generations.in_order():
+            servers = deque(self._generations.in_order())
+            while servers:
+                server = servers.popleft()
                 if self._has_left and (self._out_of_time or request.request_type != "generation_only"):
                     return
                 try:
@@ -221,7 +223,8 @@ class JoinedResponses:
                     error = exc
                 if not isinstance(error, _TRANSIENT):
                     raise error
-                if error.code == _CONTEXT_LOST:
+                if error.code == _CONTEXT_LOST and request.request_type == "generation_only":
+                    servers.appendleft(server)  # it is well
                     request = replace(request, request_type="context_and_generation")
             if failures >= self._retries.attempts or self._out_of_time:
                 raise error
