@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from deepseek_triton_client._core.client_settings import Endpoint, Settings
 from deepseek_triton_client._core.runtime import Deadlines, Watchdog
@@ -14,11 +15,19 @@ from deepseek_triton_client._core.watchdog import NO_WATCHDOG, LoopWatchdog
 class AsyncioRuntime:
     """See `Runtime`."""
 
+    def __init__(self) -> None:
+        self._started: set[asyncio.Task[None]] = set()  # because an event loop does not keep its tasks
+
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
     def event(self) -> _AsyncioEvent:
         return _AsyncioEvent()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._started.add(task)
+        task.add_done_callback(self._started.discard)
 
     def watchdog(self, deadlines: Deadlines, interrupt: Callable[[], None]) -> Watchdog:
         if not deadlines.any:

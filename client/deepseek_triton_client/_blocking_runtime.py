@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from deepseek_triton_client._core.client_settings import Endpoint, Settings
@@ -35,6 +36,9 @@ class BlockingRuntime:
     def event(self) -> _BlockingEvent:
         return _BlockingEvent()
 
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        threading.Thread(target=run, args=(work,), name="deepseek-triton-client").start()
+
     def watchdog(self, deadlines: Deadlines, interrupt: Callable[[], None]) -> Watchdog:
         return ThreadWatchdog(deadlines, interrupt) if deadlines.any else NO_WATCHDOG
 
@@ -61,8 +65,9 @@ class _BlockingEvent:
 
     def set(self) -> None:
         self._is_set = True
-        while self._waiting_locks:
-            self._waiting_locks.pop().release()
+        with suppress(IndexError):  # none is left; checked before, another thread could take the last one
+            while True:
+                self._waiting_locks.pop().release()
 
     async def wait(self, timeout_s: float | None) -> bool:
         lock = threading.Lock()

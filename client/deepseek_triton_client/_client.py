@@ -65,6 +65,7 @@ class BaseClient(ABC, Generic[StreamT]):
         connection: Connection | None = None,
         stream_mode: StreamMode | None = None,
         metrics_url: str | None = None,
+        context_urls: str | Sequence[str] = (),
     ) -> None:
         self._settings = Settings(
             endpoints=Endpoint.parse_all(url),
@@ -79,6 +80,7 @@ class BaseClient(ABC, Generic[StreamT]):
             connection=Connection() if connection is None else connection,
             stream_mode=stream_mode,
             metrics_url=metrics_url,
+            context_endpoints=Endpoint.parse_all(context_urls, name="context_urls"),
         )
         self._whole_answer_timeouts = self._settings.timeouts.for_whole_answers()
         self._open_calls: Calls | None = Calls(self._settings, self._runtime())
@@ -223,8 +225,9 @@ class Client(BaseClient["Stream"]):
     is Triton's own. With several URLs, `balance` "failover" uses the first server that works, "round_robin" uses each
     in turn. With an empty `model_version` the server chooses the version. `token` is sent as a bearer token; a function
     is called for a token before each request. `stream_mode` says how a model streams that the client does not
-    recognize. `metrics_url` is "http://host:8002/metrics" unless given. Nothing is sent before the first call. Threads
-    may share a client.
+    recognize. `metrics_url` is "http://host:8002/metrics" unless given. With `context_urls`, servers that compute
+    prompts, the servers of `url` generate the answers. Nothing is sent before the first call. Threads may share a
+    client.
 
     Every method raises only errors of this package (`DeepseekTritonError`); a closed client raises RuntimeError.
     """
@@ -354,7 +357,8 @@ class Client(BaseClient["Stream"]):
         return run(self._calls.ready())
 
     def readiness(self) -> tuple[Readiness, ...]:
-        """Tell how far each server is now, in the order of the URLs; one that can't be reached is "unreachable"."""
+        """Tell how far each server is now, in the order of the URLs, the context servers last; one that can't be
+        reached is "unreachable"."""
         return run(self._calls.readiness())
 
     def wait_until_ready(

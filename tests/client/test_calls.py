@@ -30,8 +30,8 @@ from deepseek_triton_client import (
 )
 from deepseek_triton_client._asyncio_runtime import AsyncioRuntime
 from deepseek_triton_client._blocking_runtime import BlockingRuntime, run
-from deepseek_triton_client._core import calls as calls_module
-from deepseek_triton_client._core.calls import Calls, ServerState
+from deepseek_triton_client._core import server_group
+from deepseek_triton_client._core.calls import Calls
 from deepseek_triton_client._core.checked_request import Request, prompt_request
 from deepseek_triton_client._core.client_settings import Endpoint, Settings
 from deepseek_triton_client._core.runtime import RuntimeEvent
@@ -374,7 +374,7 @@ def test_a_server_that_could_not_be_reached_is_tried_last_for_a_while(world, mon
 
     assert world.run(urls(3)) == ["http://s1:8000"] * 3
     assert len(servers[0].requests) == 1
-    monkeypatch.setattr(calls_module, "_COOL_DOWN_S", 0.0)
+    monkeypatch.setattr(server_group, "_COOL_DOWN_S", 0.0)
     assert world.run(urls(1)) == ["http://s0:8000"]
 
 
@@ -537,7 +537,7 @@ def test_waiting_for_anothers_metadata_keeps_to_ones_own_limits(world, limit, er
 def test_a_server_that_fails_meanwhile_still_gives_its_dialect(world):
     """Another thread may reset the metadata at any time; here it does so at the worst moment."""
 
-    class Forgetful(ServerState):
+    class Forgetful(server_group.ServerState):
         @property
         def _dialect(self):
             found, self._kept = self._kept, None
@@ -548,7 +548,7 @@ def test_a_server_that_fails_meanwhile_still_gives_its_dialect(world):
             self._kept = dialect
 
     calls = world.calls(FakeServer())
-    server = Forgetful(calls._servers[0].endpoint, calls._settings, calls._runtime)
+    server = Forgetful(calls._servers.all[0].endpoint, calls._settings, calls._runtime)
 
     assert world.run(server.dialect(lambda: 1.0)) is not None
     assert world.run(server.dialect(lambda: 1.0)) is not None

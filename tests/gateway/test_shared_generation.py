@@ -78,6 +78,8 @@ class ClusterServer:
             return
         request_type = str(call.inputs.get("request_type", ""))
         self.cluster.asked.append((self.url[7], request_type))
+        await asyncio.sleep(0)  # it connects
+        call.sent.append(self.url)
         answer = self._context(call) if request_type == "context_only" else self._generation(call, request_type)
         async with aclosing(answer):
             async for parts in answer:

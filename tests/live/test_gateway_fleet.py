@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -18,8 +17,9 @@ import pytest
 from conformance.running import gateway
 from deepseek_triton_client import Metrics
 from deepseek_triton_tools.host.process_sessions import session_members
-from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
 from support.gateway_load import Outcomes, load
+from support.restarted_server import RestartedServer, fleet_of, up
 from support.scraping import published, value
 from support.servers import build, change_yaml
 from support.waiting import wait_for
@@ -27,33 +27,6 @@ from support.waiting import wait_for
 pytestmark = pytest.mark.slow
 
 NUM_REQUESTS = int(os.environ.get("GATEWAY_REQUESTS", "10000"))
-
-
-class RestartedServer:
-    """A tritonserver that can be killed, and started again on the same ports."""
-
-    def __init__(self, repository: Path) -> None:
-        self.process = ServerProcess.serving(repository)
-        self.options = ServeOptions(
-            repository=repository,
-            http_port=self.process.http_port,
-            grpc_port=self.process.grpc_port,
-            metrics_port=self.process.metrics_port,
-        )
-        self.line = f"{self.process.http_url}#metrics={self.process.metrics_port}\n"
-
-    def kill(self) -> None:
-        assert self.process.pid is not None
-        os.kill(self.process.pid, signal.SIGKILL)
-        assert self.process.wait() == 128 + signal.SIGKILL
-
-    def start_again(self) -> None:
-        """Start it, and return before it is ready."""
-        self.process = ServerProcess(self.options)
-        self.process.start()
-
-    def stop(self) -> None:
-        self.process.stop()
 
 
 @pytest.fixture(scope="module")
@@ -67,16 +40,6 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Restarted
             servers.append(RestartedServer(repository))
             stack.callback(servers[-1].stop)
         yield servers
-
-
-def fleet_of(address: str) -> dict[str, dict[str, Any]]:
-    """Each server as the gateway sees it, by its URL."""
-    [model] = httpx.get(f"{address}/fleet").json()["models"]
-    return {server["url"]: server for server in model["servers"]}
-
-
-def up(address: str) -> set[str]:
-    return {url for url, server in fleet_of(address).items() if server["state"] == "up" and not server["leaving"]}
 
 
 def test_two_of_three_servers_are_killed_under_load(

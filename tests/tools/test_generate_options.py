@@ -8,6 +8,7 @@ import pytest
 
 from deepseek_backend import contract
 from deepseek_triton_client import SamplingParams
+from deepseek_triton_client.testing import FakeServer
 from deepseek_triton_tools.cli.main import main, program_parser
 from deepseek_triton_tools.cli.sampling_options import assigned, sampling_fields
 from deepseek_triton_tools.tool_errors import ToolError
@@ -120,3 +121,12 @@ def test_json_that_is_sent_stays_json(model_server):
     argv = ["--chat-template-kwargs", '{"thinking": true}']
     assert main(["generate", "--chat", "hi", "--url", model_server.url, *argv]) == 0
     assert json.loads(model_server.bodies[0]["chat_template_kwargs"]) == {"thinking": True}
+
+
+def test_context_servers_compute_the_prompt(capsys):
+    with FakeServer(["a", "b"]) as context, FakeServer(["a", "b"]) as generation:
+        contexts = ["--context-url", "http://127.0.0.1:1", "--context-url", context.url]
+        main(["generate", "hi", "--url", generation.url, *contexts])
+
+    assert capsys.readouterr().out.strip() == "ab"
+    assert [server.requests[0].request_type for server in (context, generation)] == ["context_only", "generation_only"]

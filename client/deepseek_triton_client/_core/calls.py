@@ -7,16 +7,12 @@ block wherever the others wait for an event loop.
 from __future__ import annotations
 
 import math
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from copy import copy
-from dataclasses import dataclass
 
 from deepseek_triton_client._core.checked_request import Request
-from deepseek_triton_client._core.client_settings import Endpoint, Settings, Timeouts
-from deepseek_triton_client._core.dialect import Dialect
+from deepseek_triton_client._core.client_settings import Settings, Timeouts
 from deepseek_triton_client._core.exceptions import (
     DeadlineExceeded,
     DeepseekTritonError,
@@ -25,85 +21,21 @@ from deepseek_triton_client._core.exceptions import (
     ServerUnavailable,
 )
 from deepseek_triton_client._core.exchange import Exchange, end_request
+from deepseek_triton_client._core.joined_responses import JoinedResponses, can_be_shared
 from deepseek_triton_client._core.prometheus_text import Metrics
+from deepseek_triton_client._core.response_reader import ResponseReader
 from deepseek_triton_client._core.results import Completion, ModelMetadata, Readiness
-from deepseek_triton_client._core.runtime import Deadlines, Runtime, RuntimeEvent
-from deepseek_triton_client._core.transport import Transport
+from deepseek_triton_client._core.runtime import Deadlines, Runtime
+from deepseek_triton_client._core.server_group import ServerGroup, ServerState
+from deepseek_triton_client._core.text_increments import Deltas
 
 _POLL_INTERVAL_S = 1.0
 
 _LAST_LOOK_S = 0.2
 """Seconds before the end of `wait_until_ready` at which the servers are asked for the last time."""
 
-_COOL_DOWN_S = 5.0
-"""Seconds for which a server that could not be reached, or said that it stops, is tried only after the others."""
-
 _METRICS_PORT = 8002
 """The port of Triton's metrics by default."""
-
-
-class ServerState:
-    """One of the client's servers: its transport, and what is known about its model."""
-
-    def __init__(self, endpoint: Endpoint, settings: Settings, runtime: Runtime) -> None:
-        self.endpoint = endpoint
-        self.url = str(endpoint)
-        self.transport: Transport = runtime.transport(endpoint, settings)
-        self._stream_mode = settings.stream_mode
-        self._event = runtime.event
-        self._dialect: Dialect | None = None
-        self._metadata_read: _MetadataRead | None = None
-        self._read_lock = threading.Lock()  # guards `_metadata_read`; never held while anything waits
-        self._failed_at = -math.inf
-
-    async def dialect(self, limit_s: Callable[[], float | None]) -> Dialect:
-        """Return how to speak to the model. Its metadata is read once; others who ask meanwhile wait for the outcome.
-        `limit_s` is called before each step and returns how many seconds the step may take."""
-        # A local variable, because `failed` may reset the attribute at any time.
-        while (dialect := self._dialect) is None:
-            own = _MetadataRead(limit_s(), self._event())
-            try:
-                with self._read_lock:
-                    read = self._metadata_read = self._metadata_read or own
-                if read is own:
-                    return await self._read(own)
-            finally:
-                if self._metadata_read is own:
-                    self._metadata_read = None
-                own.ended.set()
-            limit = limit_s()
-            if not await read.ended.wait(limit):
-                raise ServerUnavailable(f"the model's metadata did not come within {limit:g} s", unprocessed=True)
-            if read.error is not None and _is_within(limit_s(), read.limit_s):
-                raise copy(read.error)
-        return dialect
-
-    async def _read(self, read: _MetadataRead) -> Dialect:
-        try:
-            metadata = await self.transport.metadata(read.limit_s)
-            self._dialect = dialect = Dialect(metadata, self._stream_mode)
-        except DeepseekTritonError as exc:
-            read.error = copy(exc)  # a copy for those who wait: each error gets the id of its own request
-            raise
-        return dialect
-
-    def failed(self) -> None:
-        """Note that the server is unavailable. It may come back with another model, so its metadata is read again."""
-        self._failed_at = time.monotonic()
-        self._dialect = None
-
-    @property
-    def failed_recently(self) -> bool:
-        return time.monotonic() - self._failed_at < _COOL_DOWN_S
-
-
-@dataclass(slots=True)
-class _MetadataRead:
-    """One attempt to read a model's metadata. A cancelled attempt ends without an error, and the next caller reads."""
-
-    limit_s: float | None
-    ended: RuntimeEvent
-    error: DeepseekTritonError | None = None
 
 
 class Calls:
@@ -112,18 +44,26 @@ class Calls:
     def __init__(self, settings: Settings, runtime: Runtime) -> None:
         self._settings = settings
         self._runtime = runtime
-        self._servers = tuple(ServerState(endpoint, settings, runtime) for endpoint in settings.endpoints)
-        self._next_server = 0
+        self._servers = ServerGroup(settings.endpoints, settings, runtime)
+        self._contexts = ServerGroup(settings.context_endpoints, settings, runtime)
+        self._jobs: set[JoinedResponses] = set()
 
     async def open(self, request: Request) -> Exchange:
         """Send the request and return with its first response. Refusals are tried again as `Retries` says."""
         started = time.monotonic()
         deadlines = _deadlines(request.timeouts, started)
+        contexts = [server for server in self._contexts.in_order() if not server.failed_recently]
+        if contexts and can_be_shared(request):
+            try:
+                return await self._begin_shared(contexts, request, deadlines, started)
+            except DeepseekTritonError as exc:
+                if not exc.unprocessed:
+                    raise
         failures = 0
         refusal: DeepseekTritonError | None = None
         while True:
             failures += 1
-            for server in self._servers_in_order():
+            for server in self._servers.in_order():
                 try:
                     return await self._begin(server, request, deadlines, started)
                 except DeepseekTritonError as exc:
@@ -154,7 +94,7 @@ class Calls:
     async def cancel(self, request_id: str) -> None:
         """End the active request with this id, on whichever server it runs."""
         error: DeepseekTritonError | None = None
-        for server in self._servers:
+        for server in (*self._contexts.all, *self._servers.all):
             try:
                 return await self._stop(server, request_id)
             except DeepseekTritonError as exc:
@@ -164,7 +104,7 @@ class Calls:
         raise error
 
     async def metadata(self) -> ModelMetadata:
-        for server in (servers := list(self._servers_in_order())):
+        for server in (servers := list(self._servers.in_order())):
             try:
                 return await server.transport.metadata(self._settings.timeouts.connect)
             except DeepseekTritonError as exc:
@@ -175,7 +115,7 @@ class Calls:
 
     async def metrics(self) -> Metrics:
         """Return the metrics at `metrics_url`, or at port 8002 of the first server."""
-        first = self._servers[0]
+        first = self._servers.all[0]
         endpoint = first.endpoint
         host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
         url = self._settings.metrics_url or f"http://{host}:{_METRICS_PORT}/metrics"
@@ -183,24 +123,25 @@ class Calls:
 
     async def ready(self) -> bool:
         """Tell whether one of the servers can answer now."""
-        for server in self._servers:
+        for server in self._servers.all:
             if (await self._readiness(server, 0.0, None)).state == "ready":
                 return True
         return False
 
     async def readiness(self) -> tuple[Readiness, ...]:
-        """Tell how far each of the servers is, in the order of their URLs."""
-        return tuple([await self._readiness(server, 0.0, None) for server in self._servers])
+        """Tell how far each of the servers is, in the order of their URLs, the context servers last."""
+        servers = (*self._servers.all, *self._contexts.all)
+        return tuple([await self._readiness(server, 0.0, None) for server in servers])
 
     async def wait_until_ready(self, timeout_s: float | None, on_progress: Callable[[Readiness], None] | None) -> None:
         started = time.monotonic()
         end = math.inf if timeout_s is None else started + timeout_s
         while True:
             seen: list[Readiness] = []
-            for server in self._servers:
+            for server in self._servers.all:
                 now = time.monotonic()
                 # A silent server must leave time for the next.
-                share_s = (end - now) / (len(self._servers) - len(seen))
+                share_s = (end - now) / (len(self._servers.all) - len(seen))
                 readiness = await self._readiness(server, now - started, now + share_s)
                 seen.append(readiness)
                 if on_progress is not None:
@@ -215,42 +156,63 @@ class Calls:
             await self._runtime.sleep(min(left_s, _POLL_INTERVAL_S))
 
     async def close(self) -> None:
-        for server in self._servers:
+        """Close the connections, once every context server has been relieved of what it keeps for this client."""
+        jobs = tuple(self._jobs)
+        for job in jobs:
+            job.leave()
+        for job in jobs:
+            await job.end()
+        for server in (*self._servers.all, *self._contexts.all):
             await server.transport.close()
-
-    def _servers_in_order(self) -> Iterator[ServerState]:
-        """All servers in the order to try them: those that failed a moment ago come last."""
-        first = 0
-        if self._settings.balance == "round_robin":
-            first, self._next_server = self._next_server, (self._next_server + 1) % len(self._servers)
-        rotated = self._servers[first:] + self._servers[:first]
-        return iter(sorted(rotated, key=lambda server: server.failed_recently))
 
     async def _begin(self, server: ServerState, request: Request, deadlines: Deadlines, started: float) -> Exchange:
         try:
-            dialect = await server.dialect(lambda: _limit_s(request.timeouts.connect, deadlines))
-            streamed = request.streaming or server.transport.always_streams
-            inputs = dialect.inputs(request, streamed=streamed)
+            responses, reader = await server.open(request, lambda: _limit_s(request.timeouts.connect, deadlines))
         except DeepseekTritonError as exc:
             exc.request_id, exc.url = request.request_id, server.url
             _raise_if_out_of_time(deadlines, request, exc)
             raise
-        connect_s = _limit_s(request.timeouts.connect, deadlines)
-        responses = server.transport.open(request.request_id, inputs, connect_s=connect_s)
         exchange = Exchange(
             request,
-            url=server.url,
+            server=server,
             responses=responses,
-            reader=dialect.reader(request),
+            reader=reader,
             watchdog=self._runtime.watchdog(deadlines, responses.interrupt),
             started=started,
-            on_lost=server.failed,
         )
         try:
             await exchange.begin()
         except DeepseekTritonError as exc:
             _raise_if_out_of_time(deadlines, request, exc)
             raise
+        except BaseException:
+            await exchange.close()
+            raise
+        return exchange
+
+    async def _begin_shared(
+        self, contexts: Sequence[ServerState], request: Request, deadlines: Deadlines, started: float
+    ) -> Exchange:
+        responses = JoinedResponses(
+            request,
+            contexts=contexts,
+            generations=self._servers,
+            retries=self._settings.retries,
+            runtime=self._runtime,
+            stop=self._stop,
+            jobs=self._jobs,
+            started=started,
+        )
+        exchange = Exchange(
+            request,
+            server=responses,
+            responses=responses,
+            reader=ResponseReader(1, Deltas, says_end=True),
+            watchdog=self._runtime.watchdog(deadlines, responses.interrupt),
+            started=started,
+        )
+        try:
+            await exchange.begin()
         except BaseException:
             await exchange.close()
             raise
@@ -312,10 +274,6 @@ def _limit_s(connect_s: float | None, deadlines: Deadlines) -> float | None:
     """Seconds that a step before the request is sent may take. Never 0, which sockets take for "do not wait"."""
     limit_s = min(math.inf if connect_s is None else connect_s, _seconds_left(deadlines))
     return None if math.isinf(limit_s) else max(limit_s, 0.001)
-
-
-def _is_within(limit_s: float | None, other_s: float | None) -> bool:
-    return other_s is None or (limit_s is not None and limit_s <= other_s)
 
 
 def _raise_if_out_of_time(deadlines: Deadlines, request: Request, error: DeepseekTritonError) -> None:

@@ -82,9 +82,10 @@ class Dialect:
         given = {field.name: value for field, value in params.given()}
         sent, missing = self._prompt(request)
         sent.extend(self._control_inputs[streaming])
-        if request.task is not None:
-            task = _input(self._targets(("task",), "BYTES"), (request.task,))
-            sent, missing = ([*sent, task], missing) if task else (sent, [*missing, "task"])
+        for name in ("task", "request_type", "context_phase_params"):
+            if (value := getattr(request, name)) is not None:
+                told = _input(self._targets((name,), "BYTES"), (value,))
+                sent, missing = ([*sent, told], missing) if told else (sent, [*missing, name])
         default_fields = self._default_fields(request, given, streaming=streaming)
         sent.extend(self._defaults[name] for name in default_fields if name in self._defaults and name not in given)
         if self.kind == "vllm":

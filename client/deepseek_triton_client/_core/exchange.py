@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from deepseek_triton_client._core.checked_request import Request
 from deepseek_triton_client._core.exceptions import Cancelled, DeadlineExceeded, DeepseekTritonError, ServerUnavailable
@@ -13,6 +13,16 @@ from deepseek_triton_client._core.response_reader import ResponseReader
 from deepseek_triton_client._core.results import Answer, Chunk, Completion, PerfMetrics, TokenLogprobs
 from deepseek_triton_client._core.runtime import Watchdog
 from deepseek_triton_client._core.transport import ResponseStream
+
+
+class Answering(Protocol):
+    """The server that answers a request."""
+
+    @property
+    def url(self) -> str: ...
+
+    def failed(self) -> None:
+        """Note that the server is unavailable."""
 
 
 class Exchange:
@@ -23,21 +33,19 @@ class Exchange:
         self,
         request: Request,
         *,
-        url: str,
+        server: Answering,
         responses: ResponseStream,
         reader: ResponseReader,
         watchdog: Watchdog,
         started: float,
-        on_lost: Callable[[], None],
     ) -> None:
-        """`started`: the moment of the call by time.monotonic(). `on_lost`: called if the server is unavailable."""
+        """`started`: the moment of the call by time.monotonic()."""
         self.request = request
-        self.url = url
+        self._server = server
         self._responses = responses
         self._reader = reader
         self._watchdog = watchdog
         self._started = started
-        self._on_lost = on_lost
         self._pending: deque[Chunk] = deque()
         self._answers: dict[int, _PartialAnswer] = {}
         self._last: Chunk | None = None
@@ -45,6 +53,11 @@ class Exchange:
         self._first_s = self._last_s = 0.0
         self._ended = False
         self._closed = False
+
+    @property
+    def url(self) -> str:
+        """URL of the server that answers."""
+        return self._server.url
 
     async def begin(self) -> None:
         """Send the request and wait for the first response. If it raises, the request is closed already."""
@@ -110,7 +123,7 @@ class Exchange:
                 await self.close()
                 self._raise_if_expired(exc)
                 if isinstance(exc, ServerUnavailable):
-                    self._on_lost()
+                    self._server.failed()
                 raise self._for_this_request(exc) from exc.__cause__
         self._watchdog.relax()
         try:

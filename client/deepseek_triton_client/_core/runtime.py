@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from deepseek_triton_client._core.client_settings import Endpoint, Settings
 from deepseek_triton_client._core.transport import Transport
@@ -59,6 +59,9 @@ class Runtime(Protocol):
     def event(self) -> RuntimeEvent:
         """Return a new event."""
         ...
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work`, which raises nothing, beside all else."""
 
     def watchdog(self, deadlines: Deadlines, interrupt: Callable[[], None]) -> Watchdog: ...
 

@@ -231,6 +231,8 @@ LEFT_OUT: dict[str, str] = {
     "text_input": "give the prompt as the first argument",
     "input_ids": "give the prompt as the first argument, as a list of ids",
     "messages": "use chat() or stream_chat()",
+    "request_type": "name the context servers in the client's context_urls",
+    "context_phase_params": "name the context servers in the client's context_urls",
     "task": "use tokenize(), detokenize() or model_info()",
 }
 """Inputs of the wire contract that the client sets itself -> what a caller does instead. Besides them there is `stop`,

@@ -55,6 +55,8 @@ def _problems(args: argparse.Namespace, is_openai: bool) -> Iterator[str]:
         yield "--turns: an OpenAI endpoint gives no token ids of its answers, which later turns need; ask Triton itself"
     if is_openai and args.model_version:
         yield "--model-version: an OpenAI endpoint has none"
+    if is_openai and args.context_url:
+        yield "--context-url: an OpenAI endpoint finds its context servers itself; give the addresses of Triton servers"
     if args.chat and args.dataset is None:
         yield "--chat: random prompts are token ids, and a chat needs text; give --dataset"
     for text in args.set:

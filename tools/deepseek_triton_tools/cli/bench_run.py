@@ -72,6 +72,8 @@ def add_run_form(forms: Verbs) -> None:
     server.add_argument("--endpoint", choices=("triton", "openai"), help=help_text)
     help_text = "read a server's metrics here; may be repeated; none: don't (default: port 8002 of Triton)"
     server.add_argument("--metrics-url", action="append", type=words, metavar="URL", help=help_text)
+    help_text = "context server, which computes the prompt; URL generates the answer then; may be repeated"
+    server.add_argument("--context-url", action="append", default=[], type=words, metavar="URL", help=help_text)
     add_server_options(server)
 
 
@@ -256,7 +258,7 @@ def _metrics_urls(args: argparse.Namespace, target: TargetSettings) -> Sequence[
 
     if args.metrics_url == ["none"]:
         return ()
-    return args.metrics_url or usual_metrics_urls(target.urls, target.endpoint)
+    return args.metrics_url or usual_metrics_urls(target.all_urls, target.endpoint)
 
 
 def _target(args: argparse.Namespace) -> TargetSettings:
@@ -272,6 +274,7 @@ def _target(args: argparse.Namespace) -> TargetSettings:
         SamplingParams().merged(fields)  # refuses what is wrong before anything is sent
     target = TargetSettings(
         urls=tuple(args.urls),
+        context_urls=tuple(args.context_url),
         endpoint=endpoint,
         model=args.model,
         model_version=args.model_version,

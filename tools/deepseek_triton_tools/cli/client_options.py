@@ -25,6 +25,8 @@ def add_client_options(verb: VerbParser) -> None:
     server = verb.add_argument_group("server")
     help_text = f"{URL_HELP} (default: {_DEFAULT_URL}); may be repeated: the first server that answers is used"
     server.add_argument("--url", action="append", metavar="URL", help=help_text)
+    help_text = "context server, which computes the prompt; --url generates the answer then; may be repeated"
+    server.add_argument("--context-url", action="append", default=[], metavar="URL", help=help_text)
     add_server_options(server)
     help_text = "ask again N times if it is full or unreachable (default: 3); not after the first token"
     server.add_argument("--retries", type=number, metavar="N", help=help_text)
@@ -58,6 +60,7 @@ def client_of(args: argparse.Namespace) -> Client:
     }
     return Client(
         args.url or _DEFAULT_URL,
+        context_urls=args.context_url,
         **client_settings(args),
         timeouts=Timeouts(**{name: limit for name, limit in limits.items() if limit is not None}),
         retries=Retries() if args.retries is None else Retries(attempts=args.retries + 1),

@@ -21,6 +21,8 @@ class TargetSettings:
 
     urls: tuple[str, ...]
     """Requests go to them in turn."""
+    context_urls: tuple[str, ...] = ()
+    """Servers of Triton's that compute the prompts; those of `urls` generate the answers then."""
     endpoint: Endpoint
     model: str
     model_version: str = ""
@@ -34,6 +36,10 @@ class TargetSettings:
     ca: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
+
+    @property
+    def all_urls(self) -> tuple[str, ...]:
+        return (*self.urls, *self.context_urls)
 
 
 @dataclass(frozen=True, slots=True)

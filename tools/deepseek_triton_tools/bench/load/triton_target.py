@@ -94,6 +94,8 @@ def client_arguments(settings: TargetSettings) -> dict[str, Any]:
         "model_version": settings.model_version,
         "timeouts": Timeouts(total=settings.timeout_s, between_tokens=_STALLED_S),
         "retries": Retries(attempts=1),
+        "context_urls": settings.context_urls,
+        "balance": "round_robin",
         "tls": Tls(ca=settings.ca, certificate=settings.certificate, key=settings.key),
         "token": settings.token,
     }

@@ -93,7 +93,7 @@ class _SharedRequest:
         self._began_s = time.monotonic()
         self._handover = ""
         self._must_fetch = False
-        """A context server holds the KV cache, and no generation server has been asked to fetch it."""
+        """A context server holds the KV cache, and no generation server has been told to fetch it."""
         self._num_text = 0
         """Characters that the client got from the context server; the generation server's answer begins with them."""
         self._num_reasoning = 0
@@ -155,23 +155,26 @@ class _SharedRequest:
         inputs = {**self._call.inputs, "request_type": request_type, "context_phase_params": self._handover}
         if isinstance(timeout_ms := inputs.get("timeout_ms"), int):
             inputs["timeout_ms"] = max(1, timeout_ms - round((time.monotonic() - self._began_s) * 1e3))
-        if request_type == "generation_only":
-            self._must_fetch = False
         num_text, num_reasoning = self._num_text, self._num_reasoning
         # Whatever a generation server has cached is of no use: the KV cache comes from elsewhere.
-        call = structs.replace(self._call, inputs=inputs, affinity=None)
-        async with aclosing(self._generate(call, "generation")) as answer:
-            async for parts in answer:
-                new = []
-                for part in parts:
-                    text, reasoning = part.text[num_text:], part.reasoning[num_reasoning:]
-                    num_text -= len(part.text) - len(text)
-                    num_reasoning -= len(part.reasoning) - len(reasoning)
-                    if text or reasoning or part.finish_reason or part.num_output_tokens:
-                        new.append(structs.replace(part, text=text, reasoning=reasoning))
-                    self._has_more |= bool(text or reasoning or part.finish_reason)
-                if new:
-                    yield new
+        call = structs.replace(self._call, inputs=inputs, affinity=None, sent=[])
+        try:
+            async with aclosing(self._generate(call, "generation")) as answer:
+                async for parts in answer:
+                    new = []
+                    for part in parts:
+                        text, reasoning = part.text[num_text:], part.reasoning[num_reasoning:]
+                        num_text -= len(part.text) - len(text)
+                        num_reasoning -= len(part.reasoning) - len(reasoning)
+                        if text or reasoning or part.finish_reason or part.num_output_tokens:
+                            new.append(structs.replace(part, text=text, reasoning=reasoning))
+                        self._has_more |= bool(text or reasoning or part.finish_reason)
+                    if new:
+                        yield new
+        finally:
+            # A server fetches the KV cache of a request that it gets, even if the client has left meanwhile.
+            if call.sent and request_type == "generation_only":
+                self._must_fetch = False
 
     def let_go(self) -> None:
         """Have the KV cache fetched where nothing else does."""

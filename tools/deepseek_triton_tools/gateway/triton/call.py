@@ -41,6 +41,7 @@ class Call(msgspec.Struct, frozen=True):
     request finds it. affinity: requests with equal bytes go to the same server if they can; None for no preference.
     headers: such as traceparent, added to the request. tried: the URLs of the servers that were asked, the last being
     the one that answers; filled in by whoever chooses among several. context_tried: the same of the context servers.
+    sent: the URLs of the servers that have been sent the request; filled in by the connection to each.
     late: is given the parts that came after nobody waited for them any more, perhaps several times or never.
     """
 
@@ -50,6 +51,7 @@ class Call(msgspec.Struct, frozen=True):
     headers: dict[str, str] = {}
     tried: list[str] = []
     context_tried: list[str] = []
+    sent: list[str] = []
     late: Callable[[list[Part]], None] | None = None
 
 

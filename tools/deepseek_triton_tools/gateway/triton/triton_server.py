@@ -138,6 +138,7 @@ class TritonServer:
             except ConnectionFailed as error:
                 raise self._lost(error, died=was_sent) from error
             connection.send(request)
+            call.sent.append(self.url)
             self._busy.add(connection)
             try:
                 return connection, await connection.status()

@@ -16,6 +16,7 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from typing import cast
 
 from deepseek_backend.engines.context_handover import ContextHandover
 from deepseek_backend.engines.loop_thread import LoopThread
@@ -32,8 +33,11 @@ MAX_UNKNOWN = 256
 FAREWELL_S = 2.0
 """Seconds in which an engine that stops fetches what it was to fetch."""
 
-_KEY = re.compile(r"[0-9a-f]{32}")
+_KEY_LENGTH = 32
+_KEY = re.compile(rf"[0-9a-f]{{{_KEY_LENGTH}}}")
 _READ_LIMIT_BYTES = 256
+_TURNS_TO_OPEN = 5
+"""Turns of asyncio's loop from the accept of a connection to its connection_made, and a few more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +101,9 @@ class KvTransfers:
         self._closed = False
         # Only the loop's thread uses the following ones.
         self._held: dict[str, Callable[[], None]] = {}
-        self._sending: dict[str, asyncio.StreamWriter] = {}
-        self._num_unknown = 0
+        self._connections: set[asyncio.Transport] = set()
+        self._sending: dict[str, asyncio.Transport] = {}
+        """Connections that have sent the key of a KV cache."""
         self._serving: asyncio.Future[asyncio.Server] | None = None
         self._fetches: set[asyncio.Task[None]] = set()
         self._asking: set[asyncio.Task[None]] = set()
@@ -112,7 +117,7 @@ class KvTransfers:
         self._start()
         if not self._port:
             self._listen()
-        key = secrets.token_hex(16)
+        key = secrets.token_hex(_KEY_LENGTH // 2)
         self._loop.call(self._keep, key, freed)
         return KvTicket(host=self._host, port=self._port, key=key, script=script)
 
@@ -143,7 +148,7 @@ class KvTransfers:
 
     def _serve(self, listener: socket.socket) -> None:
         self._serving = asyncio.ensure_future(
-            asyncio.start_server(self._answer, sock=listener, limit=_READ_LIMIT_BYTES)
+            asyncio.get_running_loop().create_server(lambda: _KvConnection(self), sock=listener)
         )
 
     def _keep(self, key: str, freed: Callable[[], None]) -> None:
@@ -154,38 +159,23 @@ class KvTransfers:
     def _expire(self, key: str) -> None:
         if (freed := self._held.pop(key, None)) is not None:
             freed()
-        elif (writer := self._sending.get(key)) is not None:
-            writer.close()
+        elif (transport := self._sending.get(key)) is not None:
+            transport.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection. Whatever a stranger sends or leaves out, it only ends the stranger's connection."""
-        try:
-            key = await self._read_key(reader)
-            freed = self._held.pop(key, None)
-            writer.write(GONE if freed is None else TAKEN)
-            if freed is not None:
-                self._sending[key] = writer
-                try:
-                    with suppress(OSError):
-                        await reader.read(1)
-                finally:
-                    del self._sending[key]
-                    freed()
-        finally:
-            writer.close()
+    def take(self, key: str, transport: asyncio.Transport) -> Callable[[], None] | None:
+        """Return what frees the KV cache, for the connection that transfers it; None for a key of none that is held."""
+        if (freed := self._held.pop(key, None)) is not None:
+            self._sending[key] = transport
+        return freed
 
-    async def _read_key(self, reader: asyncio.StreamReader) -> str:
-        """Return the key; "" where none came."""
-        if self._num_unknown >= MAX_UNKNOWN:
-            return ""
-        self._num_unknown += 1
-        try:
-            sent = await asyncio.wait_for(reader.readexactly(len(GREETING) + 32), PATIENCE_S)
-        except (asyncio.IncompleteReadError, asyncio.TimeoutError, OSError):
-            return ""
-        finally:
-            self._num_unknown -= 1
-        return sent.removeprefix(GREETING).decode(errors="replace") if sent.startswith(GREETING) else ""
+    def opened(self, transport: asyncio.Transport) -> bool:
+        """Return whether there is room for one more connection."""
+        self._connections.add(transport)
+        return len(self._connections) - len(self._sending) <= MAX_UNKNOWN
+
+    def ended(self, key: str, transport: asyncio.Transport) -> None:
+        self._connections.discard(transport)
+        self._sending.pop(key, None)
 
     def _begin_fetch(self, ticket: KvTicket, seconds: float, ended: Callable[[ContextLostError | None], None]) -> None:
         task = asyncio.get_running_loop().create_task(self._fetch(ticket, seconds, ended))
@@ -231,10 +221,55 @@ class KvTransfers:
 
     async def _finish(self) -> None:
         if self._serving is not None:
-            (await self._serving).close()
+            await self._stop_serving(await self._serving)
         if self._asking:
             await asyncio.wait(self._asking, timeout=FAREWELL_S)
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
+        fetches = list(self._fetches)
+        for task in fetches:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*fetches, return_exceptions=True)
+
+    async def _stop_serving(self, server: asyncio.Server) -> None:
+        """End all connections. One accepted a moment ago opens first: a server closed before would leave it."""
+        for listener in server.sockets:
+            asyncio.get_running_loop().remove_reader(listener)
+        for _ in range(_TURNS_TO_OPEN):
+            await asyncio.sleep(0)
+        server.close()
+        for transport in self._connections:
+            transport.close()
+
+
+class _KvConnection(asyncio.Protocol):
+    """A connection to a context engine. Whatever a stranger sends or leaves out, it only ends the stranger's own."""
+
+    def __init__(self, transfers: KvTransfers) -> None:
+        self._transfers = transfers
+        self._sent = b""
+        self._key = ""
+        self._freed: Callable[[], None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._patience = asyncio.get_running_loop().call_later(PATIENCE_S, transport.close)
+        if not self._transfers.opened(self._transport):
+            transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Take the key. A generation engine sends nothing behind it: more data ends the connection."""
+        self._sent += data[:_READ_LIMIT_BYTES]
+        if self._freed is None and len(self._sent) == len(GREETING) + _KEY_LENGTH and self._sent.startswith(GREETING):
+            self._key = self._sent.removeprefix(GREETING).decode(errors="replace")
+            self._freed = self._transfers.take(self._key, self._transport)
+            self._transport.write(GONE if self._freed is None else TAKEN)
+            if self._freed is not None:
+                self._patience.cancel()
+                return
+        if len(self._sent) >= len(GREETING) + _KEY_LENGTH:
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._patience.cancel()
+        self._transfers.ended(self._key if self._freed else "", self._transport)
+        if self._freed is not None:
+            self._freed()

@@ -1,0 +1,338 @@
+"""A request that a context server and a generation server share, as one stream of responses.
+
+The context server computes the prompt and gives the first text; a generation server goes on from there. Whoever asked
+the first has to ask the second, because the context server keeps the prompt's KV cache until then. So both are asked
+by a job in the background, which goes on when the caller has left: it then asks for one token only.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+from deepseek_triton_client._core.checked_request import Request
+from deepseek_triton_client._core.client_settings import Retries
+from deepseek_triton_client._core.exceptions import (
+    Cancelled,
+    DeepseekTritonError,
+    Overloaded,
+    ServerError,
+    ServerUnavailable,
+)
+from deepseek_triton_client._core.runtime import Deadlines, Runtime, Watchdog
+from deepseek_triton_client._core.sampling_params import SamplingParams
+from deepseek_triton_client._core.server_group import ServerGroup, ServerState
+from deepseek_triton_client._core.transport import Outputs, ResponseStream
+from deepseek_triton_client._core.watchdog import NO_WATCHDOG
+
+_LEAVING_S = 60.0
+"""Seconds after which a job whose caller has left gives up. A generation server's queue can be as long as this."""
+
+_CONTEXT_LOST = "E_CONTEXT_LOST"
+
+_TRANSIENT = (ServerUnavailable, Overloaded, ServerError)
+"""Errors of a generation server after which another one gets the handover."""
+
+
+def can_be_shared(request: Request) -> bool:
+    """Tell whether two servers can share the request: it wants one answer, and no log-probabilities."""
+    params = request.params
+    asks_for_logprobs = params.return_logprobs or params.return_cumulative_logprob
+    return (
+        request.task is None
+        and max(params.n or 1, params.best_of or 1) == 1
+        and params.logprobs is None
+        and params.prompt_logprobs is None
+        and not asks_for_logprobs
+    )
+
+
+class JoinedResponses:
+    """See `ResponseStream`. The responses are the context server's text, then the generation server's answer without
+    that text. `receive` raises an error with `unprocessed` where no context server took the request."""
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        contexts: Sequence[ServerState],
+        generations: ServerGroup,
+        retries: Retries,
+        runtime: Runtime,
+        stop: Callable[[ServerState, str], Coroutine[Any, Any, None]],
+        jobs: set[JoinedResponses],
+        started: float,
+    ) -> None:
+        """`contexts`: at least one, in the order to try them. `stop`: ends the request with this id on a server.
+        `jobs`: those whose job runs. `started`: the moment of the call by time.monotonic()."""
+        self._request = request
+        self._contexts = contexts
+        self._generations = generations
+        self._retries = retries
+        self._runtime = runtime
+        self._stop = stop
+        self._jobs = jobs
+        self._started = started
+        self._server = contexts[0]
+        self._asked: ResponseStream | None = None  # by the job
+        self._asks_context = False
+        self._given = _FirstPart()
+        self._ready: deque[Outputs] = deque()
+        self._answer: ResponseStream | None = None  # of the generation server, once the job has left it to the caller
+        self._error: BaseException | None = None
+        self._runs = self._has_begun = self._has_left = self._interrupted = self._out_of_time = False
+        self._limit: Watchdog = NO_WATCHDOG
+        self._lock = threading.Lock()  # guards what the job and the caller both change; never held while anything waits
+        self._has_text = runtime.event()
+        self._is_joined = runtime.event()
+        self._has_ended = runtime.event()
+
+    @property
+    def url(self) -> str:
+        """URL of the server that was asked last."""
+        return self._server.url
+
+    def failed(self) -> None:
+        """Note that the server which answers has been lost. The job has noted it of the others."""
+        if self._answer is not None:
+            self._server.failed()
+
+    async def receive(self) -> Outputs | None:
+        if not self._has_begun:
+            self._has_begun = self._runs = True
+            self._jobs.add(self)
+            self._runtime.start(self._join())
+        if not self._ready and self._answer is None:
+            await self._has_text.wait(None)
+        if not self._ready and self._answer is None:
+            await self._is_joined.wait(None)
+        if self._ready:
+            return self._ready.popleft()
+        if self._answer is not None:
+            outputs = await self._answer.receive()
+            return None if outputs is None else self._given.left_out(outputs)
+        if self._error is not None:
+            raise self._error
+        if self._interrupted:
+            raise Cancelled("the request was cancelled, or the client was closed")
+        return None
+
+    def interrupt(self) -> None:
+        with self._lock:
+            self._interrupted = True
+            if self._answer is not None:
+                self._answer.interrupt()
+        self._has_text.set()
+        self._is_joined.set()
+
+    async def close(self) -> None:
+        self.leave()
+        if self._answer is not None:
+            await self._answer.close()
+
+    def leave(self) -> None:
+        """Let the job end by itself, with no more than it has to do. May be called again."""
+        with self._lock:
+            has_left, self._has_left = self._has_left, True
+            if has_left or not self._runs or self._answer is not None:
+                return
+            deadlines = Deadlines(first_token=None, end=time.monotonic() + _LEAVING_S, between_tokens_s=None)
+            self._limit = self._runtime.watchdog(deadlines, self._give_up)
+            self._limit.expect(first=True)
+            context = self._server if self._asks_context else None
+        if context is not None:
+            self._runtime.start(self._stop_context(context))
+
+    async def end(self) -> None:
+        """Leave, and wait until the job has asked both servers all it has to."""
+        self.leave()
+        self.interrupt()
+        await self._has_ended.wait(_LEAVING_S)
+
+    # The job.
+
+    async def _join(self) -> None:
+        try:
+            handover = await self._ask_contexts()
+            if handover is not None:
+                await self._ask_generations(handover)
+        except BaseException as exc:  # the caller gets it, whatever it is
+            self._error = exc
+        finally:
+            with self._lock:
+                self._runs = False
+            self._limit.stop()
+            self._jobs.discard(self)
+            for event in (self._has_text, self._is_joined, self._has_ended):
+                event.set()
+
+    async def _ask_contexts(self) -> str | None:
+        """Return what a context server hands on; None if its answer is whole, as that of a cancelled request is."""
+        request = replace(self._request, request_type="context_only")
+        for server in self._contexts:
+            try:
+                handover: str | None = await self._ask(server, request, self._read_context, is_context=True)
+                return handover
+            except DeepseekTritonError as exc:
+                if not exc.unprocessed or server is self._contexts[-1] or self._has_left:
+                    raise
+        raise AssertionError("there is at least one context server")
+
+    async def _read_context(self, responses: ResponseStream) -> str | None:
+        handover: str | None = None
+        num_received = 0
+        try:
+            while (outputs := await responses.receive()) is not None:
+                num_received += 1
+                handover = outputs.get("context_phase_params", handover)
+                if handover is None and outputs.get("finish_reason", "None") != "None":
+                    self._ready.append(outputs)
+                elif part := _texts(outputs):
+                    if self._request.params.return_num_output_tokens and "num_output_tokens" in outputs:
+                        part["num_output_tokens"] = outputs["num_output_tokens"]
+                    self._given.add(part)
+                    self._ready.append({"text_output": "", **part})
+                if self._ready:
+                    self._has_text.set()
+        except DeepseekTritonError as exc:
+            if handover is None:
+                exc.unprocessed = exc.unprocessed and not num_received
+                raise
+        return handover
+
+    async def _ask_generations(self, handover: str) -> None:
+        """Ask generation servers until one has begun to answer. Raises the last one's error."""
+        request = replace(self._request, request_type="generation_only", context_phase_params=handover)
+        for failures in count(1):
+            servers = deque(self._generations.in_order())
+            while servers:
+                server = servers.popleft()
+                if self._has_left and (self._out_of_time or request.request_type != "generation_only"):
+                    return
+                try:
+                    await self._ask(server, replace(request, params=self._params()), self._read_generation)
+                    return
+                except DeepseekTritonError as exc:
+                    exc.unprocessed = False
+                    error = exc
+                if not isinstance(error, _TRANSIENT):
+                    raise error
+                if error.code == _CONTEXT_LOST and request.request_type == "generation_only":
+                    servers.appendleft(server)  # it is well
+                    request = replace(request, request_type="context_and_generation")
+            if failures >= self._retries.attempts or self._out_of_time:
+                raise error
+            await self._runtime.sleep(self._retries.delay_s(failures))
+
+    def _params(self) -> SamplingParams:
+        """The caller's fields, with the time that is left for the answer; those for a single token if nobody waits."""
+        params = self._request.params
+        if self._has_left:
+            return params.merged({"max_tokens": 1, "min_tokens": None, "timeout_ms": None})
+        if params.timeout_ms is None:
+            return params
+        spent_ms = int(1000 * (time.monotonic() - self._started))
+        return params.merged({"timeout_ms": max(1, params.timeout_ms - spent_ms)})
+
+    async def _read_generation(self, responses: ResponseStream) -> None:
+        """Read to the first news, and leave the rest to the caller."""
+        self._given.rewind()
+        read: list[Outputs] = []
+        while (outputs := await responses.receive()) is not None:
+            read.append(self._given.left_out(outputs))
+            if _texts(read[-1]) or read[-1].get("finish_reason", "None") != "None":
+                break
+        with self._lock:
+            if not self._has_left:
+                self._ready.extend(read)
+                self._answer, self._asked = responses, None
+
+    async def _ask(
+        self,
+        server: ServerState,
+        request: Request,
+        read: Callable[[ResponseStream], Coroutine[Any, Any, Any]],
+        *,
+        is_context: bool = False,
+    ) -> Any:
+        """Ask one server and return what `read` makes of its responses. They are closed unless the caller has them."""
+        responses: ResponseStream | None = None
+        try:
+            responses, _ = await server.open(request, lambda: self._request.timeouts.connect)
+            with self._lock:
+                self._server, self._asked, self._asks_context = server, responses, is_context
+                if self._out_of_time or (is_context and self._has_left):
+                    raise Cancelled("the request was cancelled, or the client was closed")
+            return await read(responses)
+        except DeepseekTritonError as exc:
+            self._server, exc.url = server, server.url
+            if isinstance(exc, ServerUnavailable) and exc.code != _CONTEXT_LOST and not self._out_of_time:
+                server.failed()
+            raise
+        finally:
+            with self._lock:
+                self._asks_context = False
+                is_left_to_caller = responses is None or self._answer is responses
+                if not is_left_to_caller:
+                    self._asked = None
+            if responses is not None and not is_left_to_caller:
+                await responses.close()
+
+    # For a caller who has left.
+
+    async def _stop_context(self, server: ServerState) -> None:
+        """Spare the context server the rest of the prompt. If it has answered meanwhile, the job goes on with that."""
+        with suppress(DeepseekTritonError):  # the request has ended, or its server has
+            await self._stop(server, self._request.request_id)
+
+    def _give_up(self) -> None:
+        with self._lock:
+            self._out_of_time = True
+            if self._asked is not None:
+                self._asked.interrupt()
+
+
+_TEXTS = ("text_output", "reasoning_output")
+
+
+def _texts(outputs: Outputs) -> dict[str, Any]:
+    return {name: outputs[name] for name in _TEXTS if outputs.get(name)}
+
+
+@dataclass(slots=True)
+class _FirstPart:
+    """The part of the answer that the caller has from the context server: characters by output, and tokens."""
+
+    sizes: dict[str, int] = field(default_factory=dict)
+    ahead: dict[str, int] = field(default_factory=dict)
+    """How much of it the generation server has not sent yet."""
+
+    def add(self, outputs: Outputs) -> None:
+        for name, value in outputs.items():
+            size = len(value) if isinstance(value, str) else value
+            self.sizes[name] = self.sizes.get(name, 0) + size
+
+    def rewind(self) -> None:
+        """The next response is the first of a generation server."""
+        self.ahead = dict(self.sizes)
+
+    def left_out(self, outputs: Outputs) -> Outputs:
+        """Return what the caller does not have yet of a generation server's response."""
+        if not any(self.ahead.values()):
+            return outputs
+        rest = dict(outputs)
+        for name, ahead in self.ahead.items():
+            value = rest.get(name)
+            if isinstance(value, str):
+                rest[name] = value[ahead:]
+                self.ahead[name] = max(0, ahead - len(value))
+            elif isinstance(value, int):
+                rest[name] = max(0, value - ahead)
+                self.ahead[name] = max(0, ahead - value)
+        return rest

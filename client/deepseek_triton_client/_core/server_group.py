@@ -1,0 +1,117 @@
+"""The servers of a client: what is known about each, and in which order they are tried."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
+
+from deepseek_triton_client._core.checked_request import Request
+from deepseek_triton_client._core.client_settings import Endpoint, Settings
+from deepseek_triton_client._core.dialect import Dialect
+from deepseek_triton_client._core.exceptions import DeepseekTritonError, ServerUnavailable
+from deepseek_triton_client._core.response_reader import ResponseReader
+from deepseek_triton_client._core.runtime import Runtime, RuntimeEvent
+from deepseek_triton_client._core.transport import ResponseStream, Transport
+
+_COOL_DOWN_S = 5.0
+"""Seconds for which a server that could not be reached, or said that it stops, is tried only after the others."""
+
+
+class ServerState:
+    """One of the client's servers: its transport, and what is known about its model."""
+
+    def __init__(self, endpoint: Endpoint, settings: Settings, runtime: Runtime) -> None:
+        self.endpoint = endpoint
+        self.url = str(endpoint)
+        self.transport: Transport = runtime.transport(endpoint, settings)
+        self._stream_mode = settings.stream_mode
+        self._event = runtime.event
+        self._dialect: Dialect | None = None
+        self._metadata_read: _MetadataRead | None = None
+        self._read_lock = threading.Lock()  # guards `_metadata_read`; never held while anything waits
+        self._failed_at = -math.inf
+
+    async def dialect(self, limit_s: Callable[[], float | None]) -> Dialect:
+        """Return how to speak to the model. Its metadata is read once; others who ask meanwhile wait for the outcome.
+        `limit_s` is called before each step and returns how many seconds the step may take."""
+        # A local variable, because `failed` may reset the attribute at any time.
+        while (dialect := self._dialect) is None:
+            own = _MetadataRead(limit_s(), self._event())
+            try:
+                with self._read_lock:
+                    read = self._metadata_read = self._metadata_read or own
+                if read is own:
+                    return await self._read(own)
+            finally:
+                if self._metadata_read is own:
+                    self._metadata_read = None
+                own.ended.set()
+            limit = limit_s()
+            if not await read.ended.wait(limit):
+                raise ServerUnavailable(f"the model's metadata did not come within {limit:g} s", unprocessed=True)
+            if read.error is not None and _is_within(limit_s(), read.limit_s):
+                raise copy(read.error)
+        return dialect
+
+    async def open(
+        self, request: Request, limit_s: Callable[[], float | None]
+    ) -> tuple[ResponseStream, ResponseReader]:
+        """Prepare the request in the form that the model needs; the stream's first `receive` sends it. `limit_s` is
+        called before each step and returns how many seconds the step may take. Raises InvalidRequest for what the model
+        has no input for."""
+        dialect = await self.dialect(limit_s)
+        inputs = dialect.inputs(request, streamed=request.streaming or self.transport.always_streams)
+        responses = self.transport.open(request.request_id, inputs, connect_s=limit_s())
+        return responses, dialect.reader(request)
+
+    async def _read(self, read: _MetadataRead) -> Dialect:
+        try:
+            metadata = await self.transport.metadata(read.limit_s)
+            self._dialect = dialect = Dialect(metadata, self._stream_mode)
+        except DeepseekTritonError as exc:
+            read.error = copy(exc)  # a copy for those who wait: each error gets the id of its own request
+            raise
+        return dialect
+
+    def failed(self) -> None:
+        """Note that the server is unavailable. It may come back with another model, so its metadata is read again."""
+        self._failed_at = time.monotonic()
+        self._dialect = None
+
+    @property
+    def failed_recently(self) -> bool:
+        return time.monotonic() - self._failed_at < _COOL_DOWN_S
+
+
+@dataclass(slots=True)
+class _MetadataRead:
+    """One attempt to read a model's metadata. A cancelled attempt ends without an error, and the next caller reads."""
+
+    limit_s: float | None
+    ended: RuntimeEvent
+    error: DeepseekTritonError | None = None
+
+
+class ServerGroup:
+    """Servers that can stand in for one another."""
+
+    def __init__(self, endpoints: Sequence[Endpoint], settings: Settings, runtime: Runtime) -> None:
+        self.all = tuple(ServerState(endpoint, settings, runtime) for endpoint in endpoints)
+        self._rotates = settings.balance == "round_robin"
+        self._next = 0
+
+    def in_order(self) -> Iterator[ServerState]:
+        """All servers in the order to try them: those that failed a moment ago come last."""
+        first = 0
+        if self._rotates and self.all:
+            first, self._next = self._next, (self._next + 1) % len(self.all)
+        rotated = self.all[first:] + self.all[:first]
+        return iter(sorted(rotated, key=lambda server: server.failed_recently))
+
+
+def _is_within(limit_s: float | None, other_s: float | None) -> bool:
+    return other_s is None or (limit_s is not None and limit_s <= other_s)

@@ -1,0 +1,331 @@
+"""Requests that a context and a generation server share: fake servers on real sockets, blocking and with asyncio."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from contextlib import ExitStack
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from deepseek_triton_client import (
+    AsyncClient,
+    Client,
+    DeadlineExceeded,
+    DeepseekTritonError,
+    InvalidRequest,
+    Overloaded,
+    Retries,
+    ServerError,
+    ServerUnavailable,
+    Timeouts,
+)
+from deepseek_triton_client.testing import FakeServer, Pause
+from support.client_kinds import STYLES, ClientKind
+from support.waiting import wait_for
+
+NOBODY = "http://127.0.0.1:1"
+QUICK = Retries(attempts=2, initial_s=0.001)
+LOST = ServerUnavailable("the KV cache can't be fetched", code="E_CONTEXT_LOST")
+ANSWER = ("Once", " upon", " a time")
+TEXT = "".join(ANSWER)
+
+
+@pytest.fixture
+def fakes():
+    with ExitStack() as stack:
+        yield lambda answer=ANSWER: stack.enter_context(FakeServer(answer))
+
+
+@pytest.fixture
+def context(fakes):
+    return fakes()
+
+
+@pytest.fixture
+def generation(fakes):
+    return fakes()
+
+
+@pytest.fixture(params=STYLES)
+def client_kind(request, client_loop):
+    return ClientKind("http", request.param, client_loop)
+
+
+@pytest.fixture
+def client(client_kind, context, generation):
+    with client_kind.client(generation.url, context_urls=context.url, retries=QUICK) as client:
+        yield client
+
+
+def asked(server):
+    return [request.request_type for request in server.requests]
+
+
+def test_each_server_does_its_part_of_the_same_request(client, context, generation):
+    completion = client.generate("Tell", max_tokens=9, seed=3, request_id="r1")
+
+    (first,), (second,) = context.requests, generation.requests
+    assert (first.request_type, second.request_type) == ("context_only", "generation_only")
+    own = {"request_type", "context_phase_params"}
+    assert {**first.body, **dict.fromkeys(own)} == {**second.body, **dict.fromkeys(own)}
+    assert second.body["context_phase_params"] == '{"form": "FakeServer"}'
+    assert (completion.text, completion.finish_reason, completion.url) == (TEXT, "stop", generation.url)
+    assert (completion.num_input_tokens, completion.num_output_tokens, completion.request_id) == (1, 3, "r1")
+
+
+def test_the_first_text_comes_at_once_and_only_once(client, context, generation):
+    generation.answer = [Pause(), *ANSWER]
+
+    with client.stream("Tell") as stream:
+        assert str(next(stream)) == "Once"
+        assert generation.waiting.wait(10)
+        assert stream.url == generation.url
+        generation.release.set()
+        assert [str(chunk) for chunk in stream] == [" upon", " a time", ""]
+        assert stream.completion().text == TEXT
+
+
+def test_a_batch_is_shared_too(client, context, generation):
+    assert [each.text for each in client.generate_many(["a", "b", "c"])] == [TEXT] * 3
+    assert (asked(context), asked(generation)) == (["context_only"] * 3, ["generation_only"] * 3)
+
+
+@st.composite
+def cuts(draw, text):
+    """A text in pieces, some of which are empty."""
+    places = sorted(draw(st.lists(st.integers(0, len(text)), max_size=4)))
+    return [text[start:end] for start, end in itertools.pairwise([0, *places, len(text)])]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_however_the_streams_are_cut_the_answer_is_the_whole_one(client, context, generation, data):
+    reasoning, text = data.draw(st.text("xy🙂", max_size=8)), data.draw(st.text("ab🙂é", max_size=8))
+    known = data.draw(st.integers(0, len(reasoning) + len(text)))
+    responses = [{"text_output": "", "reasoning_output": piece} for piece in data.draw(cuts(reasoning))]
+    responses += [{"text_output": piece} for piece in data.draw(cuts(text))]
+    last = {"text_output": "", "finish_reason": "stop", "num_input_tokens": 4, "num_output_tokens": 7}
+    context.answer = [
+        {"text_output": text[: max(0, known - len(reasoning))], "reasoning_output": reasoning[:known]},
+        {"text_output": "", "finish_reason": "length", "num_output_tokens": 1, "context_phase_params": "{}"},
+    ]
+    generation.answer = [*responses, last]
+
+    with client.stream("Tell", separate_reasoning=True) as stream:
+        chunks = list(stream)
+        completion = stream.completion()
+
+    assert "".join(chunk.reasoning for chunk in chunks) == completion.reasoning == reasoning
+    assert "".join(map(str, chunks)) == completion.text == text
+    assert (completion.num_input_tokens, completion.num_output_tokens, completion.finish_reason) == (4, 7, "stop")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"n": 2}, {"best_of": 2}, {"logprobs": 1}, {"prompt_logprobs": 0}, {"return_logprobs": True}]
+)
+def test_what_cant_be_shared_goes_whole_to_a_generation_server(client, context, generation, fields):
+    client.generate("Tell", **fields)
+    client.tokenize("Tell")
+
+    assert (asked(context), asked(generation)) == ([], ["", ""])
+
+
+@pytest.mark.parametrize("refusal", [Overloaded("full"), ServerUnavailable("stopping")])
+def test_another_context_server_takes_what_one_refuses(client_kind, fakes, context, generation, refusal):
+    full = fakes(refusal)
+    with client_kind.client(generation.url, context_urls=[NOBODY, full.url, context.url]) as client:
+        assert client.generate("Tell").text == TEXT
+
+    assert (asked(full), asked(context), asked(generation)) == (["context_only"], ["context_only"], ["generation_only"])
+
+
+def test_without_a_context_server_the_generation_servers_do_it_all(client_kind, fakes, generation):
+    with client_kind.client(generation.url, context_urls=[NOBODY, fakes(Overloaded("full")).url]) as client:
+        assert client.generate("Tell").text == TEXT
+        assert [each.state for each in client.readiness()] == ["ready", "unreachable", "ready"]
+
+    assert asked(generation) == [""]
+
+
+def test_a_wrong_request_is_refused_by_the_context_server(client, context, generation):
+    context.script(InvalidRequest("no"))
+
+    with pytest.raises(InvalidRequest, match="no") as caught:
+        client.generate("Tell", request_id="r1")
+
+    assert (caught.value.url, caught.value.request_id, generation.requests) == (context.url, "r1", [])
+
+
+@pytest.mark.parametrize(
+    "failing",
+    [
+        [Overloaded("full")],
+        ["On", ServerError("bug")],
+        ["On", "ce", ConnectionResetError()],
+        [ServerUnavailable("stopping")],
+    ],
+    ids=["full", "failed", "lost", "stopping"],
+)
+def test_another_generation_server_gets_the_same_handover(client_kind, fakes, context, generation, failing):
+    first = fakes(failing)
+    with client_kind.client([NOBODY, first.url, generation.url], context_urls=context.url) as client:
+        completion = client.generate("Tell")
+
+    assert (completion.text, completion.num_output_tokens, completion.url) == (TEXT, 3, generation.url)
+    assert (asked(context), asked(first), asked(generation)) == (
+        ["context_only"],
+        ["generation_only"],
+        ["generation_only"],
+    )
+    assert first.requests[0].body["context_phase_params"] == generation.requests[0].body["context_phase_params"]
+
+
+def test_where_the_kv_cache_is_gone_the_prompt_is_computed_again(client_kind, context, generation):
+    generation.script(["Once", LOST])
+    urls, once = {"context_urls": context.url}, Retries(attempts=1)  # nothing was refused
+
+    with client_kind.client([generation.url, NOBODY], **urls, retries=once) as client:
+        completion = client.generate("Tell")
+
+    assert completion.text == TEXT
+    assert (asked(context), asked(generation)) == (["context_only"], ["generation_only", "context_and_generation"])
+    assert generation.requests[1].body["context_phase_params"] == '{"form": "FakeServer"}'
+
+
+def test_a_kv_cache_that_stays_lost_is_an_error(client_kind, context, generation):
+    generation.answer = ["Once", LOST]
+
+    urls, said = {"context_urls": context.url}, pytest.raises(ServerUnavailable, match="E_CONTEXT_LOST")
+    with client_kind.client(generation.url, **urls, retries=Retries(attempts=1)) as client, said:
+        client.generate("Tell")
+
+    assert asked(generation) == ["generation_only", "context_and_generation"]
+
+
+def test_an_answer_that_breaks_off_later_is_an_error(client, context, generation):
+    generation.script([*ANSWER, ServerError("bug")])
+
+    with client.stream("Tell") as stream:
+        assert str(next(stream)) == "Once"
+        with pytest.raises(ServerError, match="bug") as caught:
+            stream.completion()
+
+    assert (caught.value.url, caught.value.unprocessed, asked(generation)) == (
+        generation.url,
+        False,
+        ["generation_only"],
+    )
+
+
+def test_when_all_generation_servers_fail_the_last_error_comes_out(client, context, generation):
+    generation.answer = Overloaded("full")
+
+    with client.stream("Tell") as stream, pytest.raises(Overloaded) as caught:
+        stream.completion()
+
+    assert (caught.value.unprocessed, asked(generation)) == (False, ["generation_only"] * 2)
+
+
+def test_a_prompt_that_is_cancelled_needs_no_generation_server(client_kind, context, generation):
+    context.answer = [Pause(), *ANSWER]
+    with client_kind.client(generation.url, context_urls=context.url) as client, Client(context.url) as other:
+        threading.Thread(target=lambda: context.waiting.wait(10) and other.cancel("r1")).start()
+        assert client.generate("Tell", request_id="r1").finish_reason == "cancelled"
+
+    assert generation.requests == []
+
+
+def test_cancel_finds_the_request_on_either_server(client_kind, context, generation):
+    generation.answer = ["Once", " upon", Pause()]
+    urls = {"context_urls": context.url}
+    with client_kind.client(generation.url, **urls) as client, client.stream("Tell", request_id="r1") as stream:
+        assert [str(next(stream)) for _ in range(2)] == ["Once", " upon"]
+        client.cancel("r1")
+        assert stream.completion().finish_reason == "cancelled"
+
+
+class TestLeaving:
+    """Whatever the caller does, the generation server is asked once the context server has answered."""
+
+    def test_after_the_first_text(self, client_kind, context, generation):
+        generation.answer = [Pause(0.2), *ANSWER, Pause()]
+        urls = {"context_urls": context.url}
+        with client_kind.client(generation.url, **urls) as client, client.stream("Tell") as stream:
+            assert str(next(stream)) == "Once"
+
+        assert asked(generation) == ["generation_only"]
+        assert generation.client_left.wait(10)  # once the KV cache has been fetched
+
+    def test_before_the_context_server_has_answered_ends_the_prompt(self, client_kind, context, generation):
+        context.answer = [Pause(), *ANSWER]
+        said = pytest.raises(DeadlineExceeded, match=r"timeouts.total of 0.3 s")
+        with client_kind.client(generation.url, context_urls=context.url) as client, said:
+            client.generate("Tell", request_id="r1", timeouts=Timeouts(total=0.3))
+
+        assert (context.cancelled, generation.requests) == (["r1"], [])
+
+    def test_a_prompt_that_ends_meanwhile_is_fetched_with_one_token(self, client_kind, context, generation):
+        def ends_although_told_to_stop(request):
+            wait_for(lambda: context.cancelled)
+            yield {"text_output": "Once", "finish_reason": "length", "context_phase_params": "{}"}
+
+        context.answer = ends_although_told_to_stop
+        said = pytest.raises(DeadlineExceeded)
+        with client_kind.client(generation.url, context_urls=context.url) as client, said:
+            client.generate("Tell", max_tokens=9, min_tokens=3, timeouts=Timeouts(total=0.2))
+
+        (request,) = generation.requests
+        assert (request.request_type, request.params.max_tokens) == ("generation_only", 1)
+        assert request.params.min_tokens is None
+
+    def test_while_the_generation_servers_are_away(self, client_kind, context, generation):
+        generation.answer = Overloaded("full")
+        urls = {"context_urls": context.url}
+        with client_kind.client(generation.url, **urls) as client, client.stream("Tell") as stream:
+            assert str(next(stream)) == "Once"
+            wait_for(lambda: generation.requests)
+            generation.answer = ANSWER
+
+        assert set(asked(generation)) == {"generation_only"}
+
+    def test_closing_the_client_waits_for_it(self, client_kind, context, generation):
+        generation.answer = [Pause(0.3), *ANSWER]
+        client = client_kind.client(generation.url, context_urls=context.url)
+        with client:
+            stream = client.stream("Tell").__enter__()
+            assert str(next(stream)) == "Once"
+
+        assert asked(generation) == ["generation_only"]
+        with pytest.raises(DeepseekTritonError):
+            next(stream)
+
+
+def test_each_token_is_counted_once_on_the_chunk_that_has_it(client, context, generation):
+    responses = [{"text_output": text, "num_output_tokens": tokens} for text, tokens in (("a", 1), ("bc", 2), ("", 1))]
+    last = {"text_output": "d", "num_output_tokens": 1, "finish_reason": "stop"}
+    context.answer = [responses[0], {"text_output": "", "finish_reason": "length", "context_phase_params": "{}"}]
+    generation.answer = [*responses, last]
+
+    with client.stream("Tell", return_num_output_tokens=True) as stream:
+        counts = [(str(chunk), chunk.num_output_tokens) for chunk in stream]
+
+    assert [count for count in counts if count != ("", 0)] == [("a", 1), ("bc", 2), ("", 1), ("d", 1)]
+    assert stream.text == "abcd"
+
+
+def test_the_server_s_own_time_limit_counts_once(client, context, generation):
+    context.answer = [Pause(0.2), *ANSWER]
+
+    client.generate("Tell", timeout_ms=100_000)
+
+    assert context.requests[0].params.timeout_ms == 100_000
+    assert generation.requests[0].params.timeout_ms <= 100_000 - 200
+
+
+@pytest.mark.parametrize("make", [Client, AsyncClient])
+def test_a_wrong_context_url_is_named(make):
+    with pytest.raises(InvalidRequest, match=r"^context_urls: expected http://host:port"):
+        make("http://a", context_urls="ftp://b")

@@ -1,0 +1,100 @@
+"""A gateway before context and generation servers, each a tritonserver, of which one of each is killed under load."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from conformance.running import gateway
+from support.gateway_load import Outcomes, load
+from support.restarted_server import RestartedServer, fleet_of, up
+from support.scraping import MODEL, settled, value
+from support.servers import build, change_yaml
+from support.waiting import wait_for
+
+pytestmark = pytest.mark.slow
+
+HELD = frozenset({**MODEL, "name": "held_contexts"}.items())
+NUM_REQUESTS = int(os.environ.get("GATEWAY_REQUESTS", "2000"))
+
+
+@dataclass
+class Pairs:
+    """Two servers of each role, with the same engine."""
+
+    context: list[RestartedServer]
+    generation: list[RestartedServer]
+
+    @property
+    def all(self) -> list[RestartedServer]:
+        return [*self.context, *self.generation]
+
+    @property
+    def urls(self) -> set[str]:
+        return {server.process.http_url for server in self.all}
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The gateway's options beside --server."""
+        return tuple(word for server in self.context for word in ("--context-server", server.line.strip()))
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pairs]:
+    folder = tmp_path_factory.mktemp("pairs")
+    with ExitStack() as stack:
+        servers = []
+        for number in range(4):
+            repository = build(folder / str(number), "tiny", "--engine", "simulated")
+            change_yaml(repository / "tensorrt_llm/1/model.yaml", engine_options={"pace": "real", "speed": 10})
+            servers.append(RestartedServer(repository))
+            stack.callback(servers[-1].stop)
+        yield Pairs(servers[:2], servers[2:])
+
+
+def held(server: RestartedServer) -> dict[str, float]:
+    """What a server holds of requests."""
+    series = settled(server.process)
+    found = {name: value(series, name) for name in ("inflight_sequences", "kv_cache_used_blocks")}
+    return {**found, "held_contexts": series["engine_stat", HELD]}
+
+
+def test_one_of_each_is_killed_under_load(pairs: Pairs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    generation = [server.line.strip() for server in pairs.generation]
+    log = tmp_path / "log"
+    access_log = tmp_path / "access.jsonl"
+    options = (*pairs.options, "--access-log", str(access_log))
+    with gateway(*generation, options=options, log=log) as address, ThreadPoolExecutor(1) as pool:
+        wait_for(lambda: up(address) == pairs.urls, lambda: fleet_of(address))
+        [model] = httpx.get(f"{address}/v1/models").json()["data"]
+        outcomes = Outcomes()
+
+        def has_ended(share: float) -> bool:
+            return outcomes.ended > share * NUM_REQUESTS or loading.done()
+
+        loading = pool.submit(lambda: asyncio.run(load(address, model["id"], NUM_REQUESTS, outcomes)))
+        try:
+            for share, victim in ((0.15, pairs.context[0]), (0.4, pairs.generation[0])):
+                wait_for(lambda share=share: has_ended(share))
+                victim.kill()
+                victim.start_again()
+                assert victim.process.wait_until_ready()
+                wait_for(lambda: up(address) == pairs.urls, lambda: fleet_of(address))
+        finally:
+            loading.result()
+        with capsys.disabled():
+            print(f"\n{outcomes.table()}")
+        assert outcomes.ended == sum(outcomes.counts.values()) == NUM_REQUESTS
+        assert outcomes.strange == []
+        assert outcomes.of("answered") > 0.7 * NUM_REQUESTS
+        for server in pairs.all:
+            wait_for(lambda server=server: not any(held(server).values()), lambda server=server: held(server))
+        assert '"context_server": "http' in access_log.read_text()
