@@ -1,4 +1,4 @@
-"""DisaggregatedParams, with the recorded fields. LLM.generate_async of this package takes none of them."""
+"""DisaggregatedParams, with the recorded fields; None where the release has none."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ def _validate(self: Any) -> None:
         raise ValueError(f"Unknown request type: {self.request_type}. Must be one of {', '.join(known)}")
 
 
-DisaggregatedParams = dataclasses.make_dataclass(
-    "DisaggregatedParams",
-    [(name, "Any", None) for name in RECORD["disaggregated_params"]["fields"]],
-    kw_only=True,
-    slots=True,
-    namespace={"__post_init__": _validate},
-)
+DisaggregatedParams: Any = None
+if "disaggregated_params" in RECORD:
+    DisaggregatedParams = dataclasses.make_dataclass(
+        "DisaggregatedParams",
+        [(name, "Any", None) for name in RECORD["disaggregated_params"]["fields"]],
+        kw_only=True,
+        slots=True,
+        namespace={"__post_init__": _validate},
+    )

@@ -18,7 +18,7 @@ __all__ = [
     "SamplingParams",
 ]
 
-if "disaggregated_params" in RECORD:
+if "disaggregated_params" in RECORD:  # a release without it has not the name
     from tensorrt_llm.disaggregated_params import DisaggregatedParams
 
     __all__ += ["DisaggregatedParams"]
