@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,26 @@ def build(folder: Path, *argv: str) -> Path:
     command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "build", *argv, "--output", str(folder)]
     subprocess.run(command, check=True, capture_output=True)
     return folder
+
+
+def standin_repository(folder: Path, *argv: str) -> Path:
+    """What `build deepseek-r1` writes, with the stand-in where a container has TensorRT-LLM installed."""
+    repository = build(folder, "deepseek-r1", "--gpu", "h200", "--gpus", "8", *argv)
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(STANDIN, repository / "tensorrt_llm/1/tensorrt_llm", ignore=ignore)
+    return repository
+
+
+def shared_repository(folder: Path, release: str, *, is_context: bool) -> Path:
+    """A context or a generation server on the stand-in of a release."""
+    repository = standin_repository(folder, "--trtllm", release)
+    path = repository / "tensorrt_llm/1/model.yaml"
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    document["cache_transceiver_config"] = {"backend": "UCX", "max_tokens_in_buffer": document["max_num_tokens"]}
+    document["disable_overlap_scheduler"] = is_context
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    change_yaml(path, warmup=None, metrics_period_s=0.1)
+    return repository
 
 
 def url(server: ServerProcess, scheme: str) -> str:
