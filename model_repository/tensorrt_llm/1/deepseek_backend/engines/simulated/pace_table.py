@@ -1,4 +1,4 @@
-"""The duration of an iteration, interpolated in a table: what `deepseek-triton plan --sla` writes, or a model file has.
+"""The duration of an iteration, interpolated in a table: which a model.yaml holds.
 
 A table belongs to one layout of one model on one kind of GPU. All its numbers are of one rank, and all ranks are taken
 to have the same work: prompts that are spread unevenly cost what the same tokens cost on all ranks together.

@@ -1,8 +1,8 @@
 """Deployments whose pace the simulated engine keeps: those that it knows by name, and those that a document describes.
 
-Each named one is a run of "How to get best performance on DeepSeek-R1 in TensorRT LLM" (NVIDIA TensorRT-LLM documentation),
-with the limits of its command line. Limits that the command line does not give are TensorRT-LLM's defaults; max_seq_len
-is the checkpoint's.
+Each named one is a run of "How to get best performance on DeepSeek-R1 in TensorRT LLM" (NVIDIA TensorRT-LLM
+documentation), with the limits of its command line. Limits that the command line does not give are TensorRT-LLM's
+defaults; max_seq_len is the checkpoint's.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MTP_3_TOKENS_PER_STEP = 2.82
 NVIDIA B200 GPUs" (TensorRT-LLM tech blog 1), table of autoregressive MTP layers."""
 
 
-class Deployment(Protocol):
-    """What the engine asks: `DeploymentModel` computes it, `PaceTable` looks it up."""
+class PacedDeployment(Protocol):
+    """The duration of iterations: `DeploymentModel` computes it, `PaceTable` looks it up."""
 
     @property
     def num_ranks(self) -> int: ...
@@ -40,7 +40,7 @@ class Deployment(Protocol):
 class Preset:
     """A deployment, and the scheduler's limits of each rank."""
 
-    deployment: Deployment
+    deployment: PacedDeployment
     max_batch_size: int
     max_num_tokens: int = 8192
     max_seq_len: int = 163840
@@ -80,7 +80,7 @@ _PARTS = ("title", "source", *_COUNTS, "num_draft_tokens", "tokens_per_step", "p
 
 
 def find_preset(given: Any) -> Preset | None:
-    """Return the preset of a name or a document, as `deepseek-triton plan --sla ... --write-pace` writes one.
+    """Return the preset of a name or a document.
 
     :raises ValueError: for any other value; it says what is wrong.
     """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deepseek_backend.engines.simulated.presets import Deployment, Preset, find_preset, preset_name
+from deepseek_backend.engines.simulated.presets import PacedDeployment, Preset, find_preset, preset_name
 from deepseek_backend.engines.simulated.scheduler import BatchLimits
 from deepseek_backend.errors import ConfigError
 
@@ -18,7 +18,7 @@ class SimulatedOptions:
 
     preset: str | None
     """Name of the deployment whose pace is kept."""
-    deployment: Deployment | None
+    deployment: PacedDeployment | None
     """That deployment; None where every iteration takes NEUTRAL_STEP_S."""
     limits: BatchLimits
     max_seq_len: int
