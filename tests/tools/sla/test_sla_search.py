@@ -6,6 +6,7 @@ import pytest
 
 import deepseek_triton_tools.sla  # noqa: F401  (puts the backend's folder on the path)
 from deepseek_backend.engines.simulated.pace_table import read_table
+from deepseek_backend.engines.simulated.simulated_options import parse_options
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.sla.model_paces import ModelPaces
 from deepseek_triton_tools.sla.predictions import (
@@ -130,3 +131,13 @@ def test_answers_of_aiconfigurator_are_kept(capsys, tmp_path):
     counts = asked.read_text().split()
     assert counts.count("0") == 2  # each search asks for the version
     assert len(counts) == 3
+
+
+@pytest.mark.slow
+def test_the_simulated_engine_takes_the_pace_that_is_written(capsys, tmp_path):
+    found = document(capsys, "--gpus", "8", "--sla", "tpot=40", "--write-pace", str(tmp_path / "paces"))
+    options = parse_options({"preset": json.loads((tmp_path / "paces" / "server.json").read_text())})
+
+    (best, *_) = found["fleets"]
+    assert options.limits.max_batch_size == best["requests_per_rank"]
+    assert best["layout"] in options.preset

@@ -24,6 +24,8 @@ def add_options(verb: VerbParser) -> None:
     sla.add_argument("--sla", type=slo, metavar="ttft=2000,tpot=30", help=help_text)
     help_text = "a Python that has aiconfigurator-core (default: $DEEPSEEK_TRITON_AICONFIGURATOR, else our own model)"
     sla.add_argument("--aiconfigurator", type=path, metavar="PATH", help=help_text)
+    help_text = "write presets of the simulated engine with the pace of the fleet that --sla chooses"
+    sla.add_argument("--write-pace", type=path, metavar="DIR", help=help_text)
     shown.add_argument("--diff", type=path, metavar="DIR", help="show what `build --output DIR` would change")
 
 
@@ -64,5 +66,8 @@ def _search(args: argparse.Namespace) -> int:
     ]
     if wrong:
         raise OptionError("; ".join(wrong))
-    show_sla_plan(plan_to_sla(plan_request(args), args.sla, args.aiconfigurator), as_json=args.json)
+    plan = plan_to_sla(plan_request(args), args.sla, args.aiconfigurator)
+    if args.write_pace is not None:
+        plan.write_paces(args.write_pace)
+    show_sla_plan(plan, as_json=args.json)
     return 0

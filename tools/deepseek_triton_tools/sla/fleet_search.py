@@ -19,7 +19,7 @@ from deepseek_triton_tools.sla.predictions import (
     margin_for,
     prompt_ms,
 )
-from deepseek_triton_tools.sla.server_layouts import ServerLayout
+from deepseek_triton_tools.sla.server_layouts import Json, ServerLayout
 
 _MOST_ROWS = 1024
 """The last point of the tables."""
@@ -33,6 +33,8 @@ class ServerCandidate:
     server: PacedServer
     most_rows: int
     """Requests of these lengths that a rank's KV cache holds."""
+    pace: Json
+    """The table that `server` was made of."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shlex
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from deepseek_backend.engines.simulated.pace_table import read_table
 from deepseek_backend.engines.simulated.presets import MTP_3_TOKENS_PER_STEP
 from deepseek_triton_build import BuildError, PlanRequest
 from deepseek_triton_tools.bench.measuring.figures import Slo
+from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.sla.fleet_search import (
     PlannedFleet,
     ServerCandidate,
@@ -42,6 +44,37 @@ class SlaPlan:
     """The best load of each kind of fleet that keeps the limits, the best fleet first."""
     refused: dict[str, str]
     """Layout -> why it was left out."""
+    candidates: list[ServerCandidate]
+    """The servers that were tried."""
+
+    def write_paces(self, folder: Path) -> None:
+        """Write what the simulated engine takes as its preset, for each kind of server of the best fleet: server.json,
+        or context.json and generation.json. Raises ToolError where it can't."""
+        best = self.fleets[0]
+        sides = {"server" if best.context is None else "generation": (best.layout, best.rows)}
+        if best.context is not None:
+            sides["context"] = (best.context, 1)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ToolError(f"{folder} can't be made: {error.strerror}") from error
+        for name, (layout, rows) in sides.items():
+            found = next(candidate for candidate in self.candidates if candidate.layout == layout)
+            table = found.server.table
+            preset = {
+                "title": f"{self.request.variant} on {layout.num_gpus} x {self.request.gpu}, {layout}",
+                "source": self.source,
+                "num_ranks": table.num_ranks,
+                "kv_cache_tokens": table.kv_cache_tokens,
+                "max_batch_size": rows,
+                "max_num_tokens": found.server.max_num_tokens,
+                "max_seq_len": table.kv_cache_tokens,
+                "num_draft_tokens": table.num_draft_tokens,
+                "tokens_per_step": found.server.tokens_per_step,
+                "pace": found.pace,
+            }
+            with whole_file(folder / f"{name}.json") as file:
+                json.dump(preset, file)
 
     @property
     def build_commands(self) -> list[str]:
@@ -97,6 +130,7 @@ def plan_to_sla(request: PlanRequest, slo: Slo, python: Path | None) -> SlaPlan:
         note=note,
         fleets=best,
         refused=refused,
+        candidates=candidates,
     )
 
 
@@ -145,7 +179,7 @@ def _candidates(
                 tokens_per_step=MTP_3_TOKENS_PER_STEP if model.num_draft_tokens else 1.0,
             )
             if rows:
-                candidates.append(ServerCandidate(layout=layout, server=server, most_rows=rows))
+                candidates.append(ServerCandidate(layout=layout, server=server, most_rows=rows, pace=table))
     return candidates, refused, request
 
 
