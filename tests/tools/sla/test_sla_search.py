@@ -84,6 +84,7 @@ def test_the_commands_are_accepted(capsys, tmp_path):
         pytest.param(["--sla", "tpot=40"], "needs --gpus", id="no GPUs"),
         pytest.param(["--sla", "itl=40", "--gpus", "8"], "--sla has no itl", id="itl"),
         pytest.param(["--sla", "tpot=40", "--gpus", "8", "--mtp", "2"], "--mtp 0 and 3 only", id="drafts"),
+        pytest.param(["--gpus", "8", "--write-pace", "paces"], "add --sla", id="no search"),
         pytest.param(["--sla", "tpot=40", "--gpus", "8", "--concurrency", "9"], "leave --concurrency out", id="load"),
     ],
 )

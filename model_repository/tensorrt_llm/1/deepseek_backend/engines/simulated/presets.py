@@ -89,7 +89,7 @@ def find_preset(given: Any) -> Preset | None:
     if isinstance(given, str) and given in PRESETS:
         return PRESETS[given]
     if not isinstance(given, Mapping):
-        raise ValueError(f"expected null, a mapping, or one of {', '.join(PRESETS)}, got {given!r:.100}")
+        raise ValueError(f"expected null or one of {', '.join(PRESETS)}, or a mapping, got {given!r:.100}")
     if set(given) != set(_PARTS):
         raise ValueError(f"expected a mapping with {', '.join(_PARTS)}, got {', '.join(map(str, given))}")
     for name in (*_COUNTS, "num_draft_tokens"):
