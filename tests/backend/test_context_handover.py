@@ -120,6 +120,26 @@ def test_a_generation_server_goes_on_from_the_handover(engine, service):
     assert (request.handover, request.prompt_token_ids, request.prompt) == (HANDOVER, (5, 6, 7), "hi")
 
 
+def stop(service, client_id):
+    service.accept({"text_input": tensor(b""), "stop": np.array([True])}, "{}", ListReply(), client_id=client_id)
+
+
+@pytest.mark.parametrize("was_done", [False, True])
+def test_a_stopped_context_server_hands_over_what_it_had_done(engine, service, was_done):
+    """The stop may cross the end. A client that is told "cancelled" would leave the KV cache there."""
+    reply = ListReply()
+    service.accept({"text_input": tensor(b"hi")}, '{"request_type": "context_only"}', reply, client_id="id")
+    (request,) = engine.requests
+    stop(service, "id")
+    assert engine.aborted == [request.request_id]
+    assert not reply.finals
+    last = Step("a", (9,), "length", None, 3, handover=HANDOVER) if was_done else Step(finish_reason="cancelled")
+    engine.step([(request, last)])
+
+    assert ("context_phase_params" in ended(reply).last) == was_done
+    assert reply.last["finish_reason"] == ("length" if was_done else "cancelled")
+
+
 @pytest.mark.parametrize(
     ("request_type", "handover", "more", "said"),
     [

@@ -207,6 +207,23 @@ def test_without_gpus_they_are_unknown_and_the_rest_is_read(done: Done, said: st
     assert all(text.startswith(said) for text in unknown.values())
 
 
+def test_a_recorded_h200() -> None:
+    """The answers of driver 580.159.04 on an H200 in a virtual machine; serial number and UUID are taken out."""
+    samples = Path(__file__).parent / "samples"
+    runs = {
+        **GOOD_RUNS,
+        "nvidia-smi -q -x": Done(code=0, out=(samples / "nvidia_smi_h200.xml").read_text()),
+        "nvidia-smi boost-slider -l": Done(code=0, out=(samples / "boost_slider_h200.txt").read_text()),
+    }
+
+    found = settings(machine(runs=runs))
+
+    assert (found["boost"].found, found["boost"].state) == ("0 of 4", "differs")
+    assert found["clocks"].found == "SM 345 MHz of 1980 MHz, memory 3201 MHz of 3201 MHz"
+    others = ("persistence", "clocks", "power", "ecc", "mig", "compute-mode")
+    assert {found[name].state for name in others} == {"as advised"}
+
+
 def test_a_gpu_without_a_boost_slider() -> None:
     runs = {**smi(smi_xml()), "nvidia-smi boost-slider -l": Done(code=2, out="\nInvalid Argument\n")}
 

@@ -332,6 +332,7 @@ class Engine:
             "numQueuedRequests": len(self._waiting),
             "kvCacheStats": {
                 "maxNumBlocks": TOTAL_BLOCKS,
+                "tokensPerBlock": TOKENS_PER_BLOCK,
                 "usedNumBlocks": num_blocks,
                 "reusedBlocks": 0,
                 "missedBlocks": num_blocks,

@@ -189,8 +189,14 @@ class ActiveRequest:
 
     @property
     def has_text_in_engine(self) -> bool:
-        """The engine has the text so far, and sends it when it ends or is aborted."""
-        return not self.ended and any(not request.wants_steps for request in self.requests)
+        """The engine has the text so far, and sends it when it ends or is aborted.
+
+        A context_only request counts too: the engine alone knows whether it has a KV cache to hand over, and a client
+        that is told "cancelled" would leave it there.
+        """
+        return not self.ended and any(
+            not request.wants_steps or request.request_type == "context_only" for request in self.requests
+        )
 
     @property
     def awaits_abort(self) -> bool:

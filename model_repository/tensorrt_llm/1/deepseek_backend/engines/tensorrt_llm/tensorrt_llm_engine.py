@@ -285,6 +285,7 @@ class TensorRTLLMEngine:
             num_waiting=len(requests) - num_running,
             kv_blocks_used=iterations.kv_blocks_used,
             kv_blocks_total=iterations.kv_blocks_total,
+            tokens_per_block=iterations.tokens_per_block,
             num_draft_tokens=iterations.num_draft_tokens,
             num_accepted_draft_tokens=iterations.num_accepted_draft_tokens,
             extra=iterations.extra,
