@@ -33,13 +33,10 @@ def standin_repository(folder: Path, *argv: str) -> Path:
 
 def shared_repository(folder: Path, release: str, *, is_context: bool) -> Path:
     """A context or a generation server on the stand-in of a release."""
-    repository = standin_repository(folder, "--trtllm", release)
-    path = repository / "tensorrt_llm/1/model.yaml"
-    document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    document["cache_transceiver_config"] = {"backend": "UCX", "max_tokens_in_buffer": document["max_num_tokens"]}
-    document["disable_overlap_scheduler"] = is_context
-    path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    change_yaml(path, warmup=None, metrics_period_s=0.1)
+    profile = "ctx" if is_context else "gen"
+    workload = ("--isl", "4000", "--osl", "2000", "--concurrency", "64")
+    repository = standin_repository(folder, "--profile", profile, "--trtllm", release, *workload)
+    change_yaml(repository / "tensorrt_llm/1/model.yaml", warmup=None, metrics_period_s=0.1)
     return repository
 
 
