@@ -19,6 +19,7 @@ from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.host.units import about, sized
 from deepseek_triton_tools.launching.config_map import data_lines
 from deepseek_triton_tools.launching.kubernetes_pods import Pods
+from deepseek_triton_tools.launching.kubernetes_routing import routing_documents
 from deepseek_triton_tools.launching.kubernetes_text import block, filled, literal, mapping
 from deepseek_triton_tools.launching.stop_times import PRE_STOP_S, SPARE_S
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
@@ -27,6 +28,8 @@ from deepseek_triton_tools.text_templates import wrapped
 _TARGET_SHARE = 0.8
 """Share of the sequences that run at once, at which the autoscaler aims, because a further replica comes only after a
 whole load. An assumption."""
+_ENGINE_LABEL = {"llm-d.ai/engine-type": "triton-tensorrt-llm"}
+"""Tells an endpoint picker of the Gateway API which metrics to read: nv_trt_llm_*, which every engine here has."""
 _KEYS_MOUNT = "/etc/deepseek-triton/keys"
 _GATEWAYS = 2
 _MAX_WINDOW_S = 3600
@@ -59,9 +62,11 @@ class Manifest(Pods):
         yield wrapped(filled("service.yaml", self._values()))
         yield wrapped(filled("disruption-budget.yaml", self._values() | self._budget()))
         if self.options.max_replicas is not None:
-            yield wrapped(filled("autoscaler.yaml", self._values() | self._autoscaling()))
+            scaler = "scaled-object.yaml" if self.options.autoscale == "keda" else "autoscaler.yaml"
+            yield wrapped(filled(scaler, self._values() | self._autoscaling()))
         if self.options.gateway_image is not None:
             yield from self._gateway(self.options.gateway_image)
+        yield from routing_documents(self, self._values())
 
     def _gateway(self, image: str) -> Iterator[str]:
         options, stop = self.options, self.start.stop
@@ -97,7 +102,6 @@ class Manifest(Pods):
             "pre_stop_s": str(PRE_STOP_S),
             "keys": self._gateway_keys(),
             "servers": servers,
-            "http_port": str(options.http_port),
         }
         yield wrapped(filled("gateway-deployment.yaml", values))
         yield wrapped(filled("gateway-service.yaml", values))
@@ -142,6 +146,8 @@ class Manifest(Pods):
             "server_labels": mapping(server_labels),
             "service": service,
             "service_why": why,
+            "http_port": str(self.options.http_port),
+            "metrics_port": str(self.options.metrics_port),
         }
 
     def _header(self) -> str:
@@ -165,7 +171,7 @@ class Manifest(Pods):
         return wrapped(head) + "\n".join(data_lines(self.files)) + "\n"
 
     def _workload(self) -> str:
-        values = self._values() | {"replicas": self._replicas()}
+        values = self._values() | {"replicas": self._replicas(), "pod_labels": mapping(self.labels | _ENGINE_LABEL)}
         annotations = self._annotations()
         if self.is_group:
             facts = self.facts
@@ -226,6 +232,7 @@ class Manifest(Pods):
             "scale_why": " It counts groups, by their leaders." if self.is_group else "",
             "target_api": kind[0],
             "target_kind": kind[1],
+            "namespace_name": self.options.namespace or "",
             "replicas_min": str(self.options.replicas),
             "replicas_max": str(self.options.max_replicas),
             "target": str(target or max(1, int((running or 0) * _TARGET_SHARE))),
