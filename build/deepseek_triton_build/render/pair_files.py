@@ -10,11 +10,14 @@ from pathlib import PurePosixPath
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.planning.disaggregated import DISAGGREGATED, DisaggregatedPlan
 from deepseek_triton_build.render.formats import DEFAULT_FORMAT, FORMATS, format_files
+from deepseek_triton_build.render.orchestrator_sh import CONFIG_NAME, SCRIPT_NAME, disagg_config, orchestrator_sh
 from deepseek_triton_build.render.repository_files import File
-from deepseek_triton_build.render.stamp import MANIFEST, given_options, sha256
+from deepseek_triton_build.render.stamp import MANIFEST, given_options, sha256, stamped_by
 
+TRTLLM_SERVE = "trtllm-serve"
 PAIR_FORMATS: Mapping[str, str] = {
     DEFAULT_FORMAT: "a Triton model repository for each side",
+    TRTLLM_SERVE: "trtllm-serve's servers and their orchestrator",
 }
 """Format of a pair -> its title."""
 
@@ -38,6 +41,16 @@ def pair_files(plan: DisaggregatedPlan, *, version: str, format: str = DEFAULT_F
         for side, server in plan.sides.items()
         for file in format_files(format, server, version=version)
     ]
+    if format == TRTLLM_SERVE:
+        stamp = stamped_by(version, pair_options(plan, format=format), plan.context)
+        files += [
+            File(PurePosixPath(CONFIG_NAME), disagg_config(plan.orchestrator, stamp=stamp).encode()),
+            File(PurePosixPath(SCRIPT_NAME), orchestrator_sh(plan, stamp=stamp).encode(), executable=True),
+        ]
+    elif plan.request.orchestrator:
+        raise RefusedPlanError(
+            f"--disagg is for trtllm-serve's orchestrator; leave it out, or add --format {TRTLLM_SERVE}"
+        )
     ordered = sorted(files, key=lambda file: file.path)
     return [*ordered, File(PurePosixPath(MANIFEST), _manifest(plan, ordered, version, format))]
 
@@ -50,7 +63,12 @@ def pair_options(plan: DisaggregatedPlan, *, format: str = DEFAULT_FORMAT) -> st
         words += [] if value is None else [option, str(value)]
     words += given_options(request.both)
     words += ["--context-servers", str(plan.num_context), "--generation-servers", str(plan.num_generation)]
-    for option, changes in (("--context-set", request.context), ("--generation-set", request.generation)):
+    given = (
+        ("--context-set", request.context),
+        ("--generation-set", request.generation),
+        ("--disagg", request.orchestrator),
+    )
+    for option, changes in given:
         for key, value in changes:
             words += [option, f"{key}={json.dumps(value, allow_nan=False)}"]
     if format != DEFAULT_FORMAT:

@@ -13,6 +13,7 @@ from deepseek_triton_tools.sla.predictions import (
     PacedServer,
     SlaWorkload,
     aggregated_times,
+    burst_ttft_ms,
     context_busy,
     context_ttft_ms,
 )
@@ -48,6 +49,14 @@ def test_more_requests_take_longer(server):
     assert [one.ttft_ms for one in times] == sorted(one.ttft_ms for one in times)
 
 
+def test_requests_that_come_at_once_wait_longer(server):
+    (alone, several, most) = (burst_ttft_ms(server, WORKLOAD, requests) for requests in (1, 8, 80))
+
+    assert alone == pytest.approx(aggregated_times(server, WORKLOAD, 1).ttft_ms, rel=0.01)
+    # Eight prompts of 1,024 tokens fill one iteration; of 80, a request waits for 5.5 on average.
+    assert most == pytest.approx(5.5 * several)
+
+
 def test_a_context_server_is_as_busy_as_ttft_allows(server):
     busy = context_busy(server, WORKLOAD, 150)
 
@@ -64,6 +73,7 @@ def test_the_best_fleet_keeps_the_limits_with_its_margin(capsys):
     for fleet in found["fleets"]:
         assert fleet["tpot_ms"] * fleet["margin"] <= 40.1
         assert fleet["ttft_ms"] * fleet["margin"] <= 2001
+        assert fleet["burst_ttft_ms"] > fleet["ttft_ms"]
         assert fleet["gpus_used"] <= 16
     assert {fleet["context_servers"] for fleet in found["fleets"]} == {0, 1}
     rates = [fleet["output_tps"] / fleet["margin"] for fleet in found["fleets"]]

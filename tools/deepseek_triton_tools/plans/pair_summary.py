@@ -23,6 +23,7 @@ from deepseek_triton_tools.terminal.output_streams import print_json, printable,
 from deepseek_triton_tools.terminal.tables import paragraph, styled
 
 SCHEMA = "deepseek-triton/pair/1"
+ORCHESTRATOR_SCRIPT = "orchestrator.sh"
 
 
 def build_pair(
@@ -41,7 +42,7 @@ def build_pair(
                 "schema": BUILD_SCHEMA,
                 "output": str(output),
                 "format": format,
-                "start": None,
+                "start": None if format == DEFAULT_FORMAT else ORCHESTRATOR_SCRIPT,
                 "replaced": is_replaced,
                 "files": [file.path.as_posix() for file in files],
                 "quant_config": None,
@@ -56,7 +57,7 @@ def build_pair(
             folder = output / side
             for line in (f"{folder}, {_number(plan, side)}:", *details(server, folder, format=format)):
                 print(paragraph(printable(line), "", "    "))
-        print(paragraph(printable(_join_line(plan)), "", "    "))
+        print(paragraph(printable(_join_line(plan, output, format)), "", "    "))
         show_warnings(plan)
         for server in plan.sides.values():
             show_warnings(server)
@@ -109,8 +110,10 @@ def _number(plan: DisaggregatedPlan, side: str) -> str:
     return "one server" if count == 1 else f"the same for {count} servers"
 
 
-def _join_line(plan: DisaggregatedPlan) -> str:
-    """Say how the servers are joined, with a name for each."""
+def _join_line(plan: DisaggregatedPlan, output: Path, format: str) -> str:
+    """Say how the servers are joined: by the gateway, with a name for each, or by trtllm-serve's orchestrator."""
+    if format != DEFAULT_FORMAT:
+        return f"join them: {shlex.quote(str(output / ORCHESTRATOR_SCRIPT))}; it says how the servers are started"
     words = [
         word
         for option, side in (("--context-server", "context"), ("--server", "generation"))

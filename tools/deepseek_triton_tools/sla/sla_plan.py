@@ -23,7 +23,7 @@ from deepseek_triton_tools.sla.fleet_search import (
     fitting_rows,
 )
 from deepseek_triton_tools.sla.model_paces import ModelPaces
-from deepseek_triton_tools.sla.predictions import PacedServer, SlaWorkload
+from deepseek_triton_tools.sla.predictions import PacedServer, SlaWorkload, burst_ttft_ms
 from deepseek_triton_tools.sla.server_layouts import PacedModel, Paces, ServerLayout, layouts_up_to
 from deepseek_triton_tools.sla.silicon_paces import ENVIRONMENT_VARIABLE, HOW_TO_INSTALL, SiliconPaces
 from deepseek_triton_tools.tool_errors import ToolError
@@ -47,6 +47,16 @@ class SlaPlan:
     candidates: list[ServerCandidate]
     """The servers that were tried."""
 
+    def burst_ttft_ms(self, fleet: PlannedFleet) -> float:
+        """Return the mean TTFT of a fleet, without margin, where all its requests come at once."""
+        if fleet.context is None:
+            return burst_ttft_ms(self._candidate(fleet.layout).server, self.workload, fleet.rows)
+        requests = fleet.users / (fleet.num_context * fleet.context.num_ranks)
+        return burst_ttft_ms(self._candidate(fleet.context).server, self.workload, requests)
+
+    def _candidate(self, layout: ServerLayout) -> ServerCandidate:
+        return next(candidate for candidate in self.candidates if candidate.layout == layout)
+
     def write_paces(self, folder: Path) -> None:
         """Write what the simulated engine takes as its preset, for each kind of server of the best fleet: server.json,
         or context.json and generation.json. Raises ToolError where it can't."""
@@ -59,7 +69,7 @@ class SlaPlan:
         except OSError as error:
             raise ToolError(f"{folder} can't be made: {error.strerror}") from error
         for name, (layout, rows) in sides.items():
-            found = next(candidate for candidate in self.candidates if candidate.layout == layout)
+            found = self._candidate(layout)
             table = found.server.table
             preset = {
                 "title": f"{self.request.variant} on {layout.num_gpus} x {self.request.gpu}, {layout}",
