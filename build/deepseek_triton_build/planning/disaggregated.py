@@ -11,7 +11,7 @@ from typing import Any
 
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.catalog import find_variant
-from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD
+from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, DEFAULT_PROFILE
 from deepseek_triton_build.planning.plan import Plan, PlanWarning, make_plan
 from deepseek_triton_build.planning.plan_request import EMBEDDED_ENGINES, PlanRequest
 from deepseek_triton_build.planning.target import refuse
@@ -30,7 +30,8 @@ class DisaggregatedRequest:
     """A request for a plan of context and generation servers."""
 
     both: PlanRequest
-    """The request for the servers of both sides. Its workload is the whole pair's; num_gpus is one server's number."""
+    """The request for the servers of both sides. Its workload is the whole pair's; num_gpus is one server's number. Its
+    profile is not read: each side has its own."""
     num_context: int = 1
     num_generation: int = 1
     context: tuple[tuple[str, Any], ...] = ()
@@ -40,7 +41,8 @@ class DisaggregatedRequest:
     """The same for the generation servers."""
 
 
-_OWN_FIELDS = ("num_gpus", "pipeline_parallel_size", "mtp")
+_OWN_FIELDS: Mapping[str, int] = {"num_gpus": 1, "pipeline_parallel_size": 1, "mtp": 0}
+"""Field of PlanRequest that a side may change -> its least value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,10 @@ class DisaggregatedPlan:
     def sides(self) -> Mapping[str, Plan]:
         """Side -> its plan."""
         return {CONTEXT: self.context, GENERATION: self.generation}
+
+    def count(self, side: str) -> int:
+        """Return the number of servers of a side."""
+        return self.num_context if side == CONTEXT else self.num_generation
 
     @property
     def num_gpus(self) -> int:
@@ -98,6 +104,10 @@ def make_disaggregated_plan(request: DisaggregatedRequest) -> DisaggregatedPlan:
 def _refuse_counts(request: DisaggregatedRequest) -> None:
     counts = {"--context-servers": request.num_context, "--generation-servers": request.num_generation}
     wrong = [f"{option} {count}: expected a whole number from 1" for option, count in counts.items() if count < 1]
+    for side, changes in ((CONTEXT, request.context), (GENERATION, request.generation)):
+        for name, value in changes:
+            if name in _OWN_FIELDS and (type(value) is not int or value < _OWN_FIELDS[name]):
+                wrong.append(f"--{side}-set {name}={value}: expected a whole number from {_OWN_FIELDS[name]}")
     if wrong:
         raise RefusedPlanError("; ".join(wrong))
 
@@ -112,7 +122,7 @@ def _server_request(request: DisaggregatedRequest, side: str, *, embedded: bool)
     fields: dict[str, Any] = {name: value for name, value in changes if name in _OWN_FIELDS}
     settings = tuple((name, value) for name, value in changes if name not in _OWN_FIELDS)
     overrides = dict(request.both.overrides) | dict(settings)
-    profile = request.both.profile if embedded else _PROFILES[side]
+    profile = DEFAULT_PROFILE if embedded else _PROFILES[side]
     return replace(request.both, profile=profile, workload=asked, overrides=tuple(overrides.items()), **fields)
 
 

@@ -33,7 +33,7 @@ def build_options(plan: Plan, *, format: str = "triton") -> str:
     words = [plan.request.variant]
     if plan.gpu is not None:
         words += ["--gpu", plan.gpu.name, "--gpus", str(plan.world_size)]
-    words += _given_options(plan.request)
+    words += given_options(plan.request)
     if format != "triton":
         words += ["--format", format]
     return shlex.join(words)
@@ -85,7 +85,7 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _given_options(request: PlanRequest) -> list[str]:
+def given_options(request: PlanRequest) -> list[str]:
     """Return what was asked for besides variant and GPUs, as the words that are typed on the command line."""
     defaults = {field.name: field.default for field in dataclasses.fields(PlanRequest)}
     names = [name for name in OPTIONS if name not in ("gpu", "num_gpus")]

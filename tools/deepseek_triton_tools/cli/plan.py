@@ -30,14 +30,20 @@ def add_options(verb: VerbParser) -> None:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from deepseek_triton_build import make_plan
-    from deepseek_triton_tools.cli.plan_request import OptionError, plan_request
+    from deepseek_triton_build import DISAGGREGATED, make_plan
+    from deepseek_triton_tools.cli.plan_request import OptionError, pair_request, plan_request
 
     if args.sla is not None:
         return _search(args)
     if args.aiconfigurator is not None or args.write_pace is not None:
         raise OptionError("--aiconfigurator and --write-pace are for a search: add --sla, or leave them out")
-    plan = make_plan(plan_request(args))
+    request = plan_request(args)
+    if request.profile == DISAGGREGATED:
+        from deepseek_triton_tools.plans.pair_summary import show_pair
+
+        show_pair(pair_request(args, request), as_json=args.json, brief=args.brief, against=args.diff)
+        return 0
+    plan = make_plan(request)
     if args.diff is not None:
         from deepseek_triton_tools.plans.plan_diff import show_diff
 

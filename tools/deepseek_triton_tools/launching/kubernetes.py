@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from deepseek_triton_build.text import safe_name
 from deepseek_triton_tools.launching import containers, start_script
-from deepseek_triton_tools.launching.config_map import repository_files
+from deepseek_triton_tools.launching.config_map import RepositoryFile, repository_files
 from deepseek_triton_tools.launching.kubernetes_manifest import Manifest, sequences_at_once
-from deepseek_triton_tools.launching.kubernetes_pods import MAX_INT32, MAX_NAME, NAME, object_name
+from deepseek_triton_tools.launching.kubernetes_pods import MAX_INT32, MAX_NAME, NAME, Pods, object_name
 from deepseek_triton_tools.launching.kubernetes_routing import routing_refusals, scaling_refusals
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.vllm_nodes import FIRST_NODE, needs_master
@@ -38,13 +38,25 @@ def render(facts: LaunchFacts, options: LaunchOptions) -> str:
     """
     if wrong := list(refusals(facts, options)):
         raise ToolError("; ".join(wrong), exit_code=2)
-    _ask_start_script(facts, options)
-    files = [] if options.repository_claim else repository_files(facts.folder)
-    manifest = Manifest(facts=facts, options=options, files=tuple(files))
-    # `kubectl apply --server-side` refuses a list that has a variable twice.
-    if repeated := [name for name, count in Counter(manifest.variables()).items() if count > 1]:
-        raise ToolError(f"--env: {', '.join(repeated)}: given twice, or set by the manifest itself", exit_code=2)
+    manifest = Manifest(facts=facts, options=options, files=files_of(facts, options))
+    check(manifest)
     return "---\n".join(manifest.documents())
+
+
+def files_of(facts: LaunchFacts, options: LaunchOptions) -> tuple[RepositoryFile, ...]:
+    """Return the files of the ConfigMap; none when the repository is on a claim.
+
+    :raises RepositoryError: when a ConfigMap can't hold them.
+    """
+    return () if options.repository_claim else tuple(repository_files(facts.folder))
+
+
+def check(pods: Pods) -> None:
+    """:raises ToolError: when start.sh refuses, or a variable is set twice."""
+    _ask_start_script(pods.facts, pods.options)
+    # `kubectl apply --server-side` refuses a list that has a variable twice.
+    if repeated := [name for name, count in Counter(pods.variables()).items() if count > 1]:
+        raise ToolError(f"--env: {', '.join(repeated)}: given twice, or set by the manifest itself", exit_code=2)
 
 
 def _ask_start_script(facts: LaunchFacts, options: LaunchOptions) -> None:

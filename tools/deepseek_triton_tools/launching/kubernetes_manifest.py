@@ -11,7 +11,8 @@ The scale subresource selects leaders, whose label worker-index is "0".
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 
 from deepseek_triton_build.check import read_yaml
 from deepseek_triton_build.text import for_comment, yaml_flow
@@ -65,17 +66,31 @@ class Manifest(Pods):
             scaler = "scaled-object.yaml" if self.options.autoscale == "keda" else "autoscaler.yaml"
             yield wrapped(filled(scaler, self._values() | self._autoscaling()))
         if self.options.gateway_image is not None:
-            yield from self._gateway(self.options.gateway_image)
+            servers = f"{self.name}-servers"
+            yield self._headless_service(servers)
+            yield from self._gateway(self.options.gateway_image, self.name, ["--server", self._address(servers)])
         yield from routing_documents(self, self._values())
 
-    def _gateway(self, image: str) -> Iterator[str]:
+    def _headless_service(self, name: str) -> str:
+        values = {"servers": name, "http_port": str(self.options.http_port)}
+        return wrapped(filled("gateway-servers.yaml", self._values() | values))
+
+    def _address(self, service: str) -> str:
+        """Return where a gateway finds the servers of a headless service."""
+        return f"dns+http://{service}:{self.options.http_port}#metrics={self.options.metrics_port}"
+
+    def _gateway(self, image: str, name: str, servers: Sequence[str]) -> Iterator[str]:
+        """Yield the gateway's objects.
+
+        :param servers: the options of the gateway that name its servers.
+        """
         options, stop = self.options, self.start.stop
         # The servers' Service and budget select by name and instance, so the gateway's pods need another name.
-        labels = {"app.kubernetes.io/name": "deepseek-triton-gateway", "app.kubernetes.io/instance": self.name}
-        servers, gateway = f"{self.name}-servers", f"{self.name}-gateway"
+        labels = {"app.kubernetes.io/name": "deepseek-triton-gateway", "app.kubernetes.io/instance": name}
+        gateway = f"{name}-gateway"
         command = [
             *("deepseek-triton", "gateway", "--host", "0.0.0.0", "--triton-model", self.facts.model),
-            *("--server", f"dns+http://{servers}:{options.http_port}#metrics={options.metrics_port}"),
+            *servers,
             *("--drain-seconds", str(stop.exit_timeout_s)),
             *(("--keys", f"{_KEYS_MOUNT}/keys") if options.gateway_keys else ()),
         ]
@@ -101,11 +116,9 @@ class Manifest(Pods):
             "grace_s": str(PRE_STOP_S + stop.exit_timeout_s + SPARE_S),
             "pre_stop_s": str(PRE_STOP_S),
             "keys": self._gateway_keys(),
-            "servers": servers,
         }
         yield wrapped(filled("gateway-deployment.yaml", values))
         yield wrapped(filled("gateway-service.yaml", values))
-        yield wrapped(filled("gateway-servers.yaml", values))
         budget = {
             "name": yaml_flow(gateway),
             "labels": mapping(labels),
@@ -172,22 +185,9 @@ class Manifest(Pods):
 
     def _workload(self) -> str:
         values = self._values() | {"replicas": self._replicas(), "pod_labels": mapping(self.labels | _ENGINE_LABEL)}
-        annotations = self._annotations()
         if self.is_group:
-            facts = self.facts
-            return filled(
-                "leader-worker-set.yaml",
-                values
-                | {
-                    "nodes": str(facts.nodes),
-                    "nodes_why": f"{facts.num_gpus} ranks, {facts.gpus_per_node} on each node. The leader counts.",
-                    "restart_why": "The ranks form one MPI world" if self.uses_ssh else "vLLM's nodes form one group",
-                    "leader_annotations": block(annotations, 8) + "\n" if annotations else "",
-                    "leader": block(self.server(), 8),
-                    "worker": block(self.worker(), 8),
-                },
-            )
-        start = self.start
+            return filled("leader-worker-set.yaml", values | {"spec": block(self._group_spec(), 2)})
+        annotations, start = self._annotations(), self.start
         return filled(
             "deployment.yaml",
             values
@@ -202,6 +202,40 @@ class Manifest(Pods):
                 "pod": block(self.server(), 6),
             },
         )
+
+    def _group_spec(self) -> str:
+        """Return the spec of a LeaderWorkerSet, not indented. A single pod is a group without workers."""
+        facts = self.facts
+        pods = {"leader": self.server(), "worker": self.worker()} if self.is_group else {"worker": self.server()}
+        annotations = self._annotations()
+        with_server = next(iter(pods))
+        world = "The ranks form one MPI world" if self.uses_ssh else "vLLM's nodes form one group"
+        values = {
+            "replicas": textwrap.dedent(self._replicas()),
+            "nodes": str(facts.nodes),
+            "nodes_why": f"{facts.num_gpus} ranks, {facts.gpus_per_node} on each node. The leader counts.",
+            "restart": "RecreateGroupOnPodRestart",
+            "restart_why": f"{world}, which a restarted one can't join. So the whole group is recreated.",
+        }
+        if not self.is_group:
+            values |= {
+                "nodes_why": "One pod has all ranks.",
+                "restart": "None",
+                "restart_why": "The kubelet restarts the container, and the pod stays.",
+            }
+        templates = (
+            filled(
+                "pod-template.yaml",
+                {
+                    "role": role,
+                    "labels": mapping(self.labels | (_ENGINE_LABEL if role == with_server else {})),
+                    "annotations": block(annotations, 4) + "\n" if annotations and role == with_server else "",
+                    "pod": block(pod, 4),
+                },
+            )
+            for role, pod in pods.items()
+        )
+        return filled("group-spec.yaml", values | {"templates": block("".join(templates), 2)})
 
     def _replicas(self) -> str:
         if self.options.max_replicas is not None:

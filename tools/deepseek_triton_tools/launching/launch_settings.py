@@ -43,6 +43,10 @@ class LaunchOptions:
     cache_dir: Path | None = None
     """Folder for compiled kernels, which gets a folder for each image and GPU."""
 
+    # A pair, of slurm and kubernetes
+    context_servers: int | None = None
+    generation_servers: int | None = None
+
     # docker
     ipc_host: bool = False
     network: str = "host"
