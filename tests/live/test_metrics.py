@@ -87,11 +87,8 @@ def test_what_the_engine_does_is_told_apart_from_what_it_has(server: ServerProce
 
 
 def picked(text: str, selector: str) -> list[float]:
-    """The numbers that a router's selector finds in the text of /metrics.
-
-    The endpoint picker (core-metrics-extractor of llm-d-inference-scheduler at 520af478) takes one gauge whose labels
-    are equal, and KEDA's metrics-api the first.
-    """
+    """The numbers that a router's selector finds in the text of /metrics. The endpoint picker (core-metrics-extractor
+    of llm-d-inference-scheduler at 520af478) takes one gauge with equal labels, and KEDA's metrics-api the first."""
     name, _, inner = selector.rstrip("}").partition("{")
     wanted = set(re.findall(r"(\w+)=(\w+)", inner))
     families = {family.name: family for family in text_string_to_metric_families(text)}

@@ -182,7 +182,6 @@ def _add_kubernetes(forms: Verbs) -> None:
     gateway.add_argument("--gateway-replicas", type=positive, metavar="N", help="copies of it (default: 2)")
     help_text = "secret whose entry keys is its file of API keys (default: anyone may ask)"
     gateway.add_argument("--gateway-keys", type=words, metavar="NAME", help=help_text)
-    _add_pair(verb)
     routing = verb.add_argument_group("routing and scaling")
     help_text = "who chooses a request's server: deepseek-triton's gateway, the Gateway API's endpoint picker, or Envoy"
     routing.add_argument("--routing", choices=("gateway", "epp", "envoy"), help=help_text)
@@ -192,6 +191,7 @@ def _add_kubernetes(forms: Verbs) -> None:
     routing.add_argument("--picker-image", type=_image, metavar="IMAGE", help=help_text)
     help_text = "what follows the load up to --max-replicas: hpa needs a metrics adapter, keda KEDA (default: hpa)"
     routing.add_argument("--autoscale", choices=("hpa", "keda"), help=help_text)
+    _add_pair(verb)
     _add_shm_size(_add_container(verb))
     _add_server(verb)
 
