@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from deepseek_backend.engines.simulated.pace_table import read_table
 from deepseek_backend.engines.simulated.presets import MTP_3_TOKENS_PER_STEP
 from deepseek_triton_build import BuildError, PlanRequest
 from deepseek_triton_tools.bench.measuring.figures import Slo
+from deepseek_triton_tools.bench.report.report_points import pareto_front
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.sla.fleet_search import (
     PlannedFleet,
@@ -46,6 +48,18 @@ class SlaPlan:
     """Layout -> why it was left out."""
     candidates: list[ServerCandidate]
     """The servers that were tried."""
+    fronts: dict[str, list[PlannedFleet]]
+    """Aggregated and disaggregated -> the fleets than which none has more tokens/s for a GPU and for a user, with their
+    margins; they keep the limit of TTFT alone."""
+
+    @property
+    def limits(self) -> list[str]:
+        """The limits as text, such as TTFT 2000 ms."""
+        return [
+            f"{name.removesuffix('_ms').upper()} {limit:g} ms"
+            for name, limit in dataclasses.asdict(self.slo).items()
+            if limit is not None
+        ]
 
     def burst_ttft_ms(self, fleet: PlannedFleet) -> float:
         """Return the mean TTFT of a fleet, without margin, where all its requests come at once."""
@@ -124,13 +138,15 @@ def plan_to_sla(request: PlanRequest, slo: Slo, python: Path | None) -> SlaPlan:
     num_gpus = request.num_gpus or 1
     request = dataclasses.replace(request, mtp=request.mtp or 0)
     candidates, refused, request = _candidates(request, workload, paces)
-    fleets = [
-        *aggregated_fleets(candidates, workload, num_gpus),
-        *disaggregated_fleets(candidates, workload, num_gpus, slo),
-    ]
+    kinds = {
+        "aggregated": list(aggregated_fleets(candidates, workload, num_gpus)),
+        "disaggregated": list(disaggregated_fleets(candidates, workload, num_gpus, slo)),
+    }
+    fleets = [fleet for of_kind in kinds.values() for fleet in of_kind]
     best = best_of_each(fleets, slo, workload.osl)
     if not best:
         raise ToolError(_none_keeps(fleets, refused))
+    fronts = {kind: _front(of_kind, slo, workload.osl) for kind, of_kind in kinds.items()}
     note = "" if found else f"for measured paces: {HOW_TO_INSTALL}"
     return SlaPlan(
         request=request,
@@ -141,7 +157,15 @@ def plan_to_sla(request: PlanRequest, slo: Slo, python: Path | None) -> SlaPlan:
         fleets=best,
         refused=refused,
         candidates=candidates,
+        fronts={kind: front for kind, front in fronts.items() if front},
     )
+
+
+def _front(fleets: Sequence[PlannedFleet], slo: Slo, osl: int) -> list[PlannedFleet]:
+    """Return the Pareto front of the fleets that keep the limit of TTFT, by rising tokens/s of a user."""
+    kept = [fleet for fleet in fleets if fleet.keeps(dataclasses.replace(slo, tpot_ms=None, e2el_ms=None), osl)]
+    places = [(fleet.tps_user / fleet.margin, fleet.output_tps / fleet.margin) for fleet in kept]
+    return [kept[number] for number in pareto_front(places)]
 
 
 def _candidates(

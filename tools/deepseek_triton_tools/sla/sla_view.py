@@ -10,8 +10,8 @@ from deepseek_triton_tools.sla.sla_plan import SlaPlan
 from deepseek_triton_tools.terminal.output_streams import print_json, to_reader
 from deepseek_triton_tools.terminal.tables import Table, paragraph, show
 
-_SHOWN = 8
-_HEADINGS = (
+SHOWN_FLEETS = 8
+FLEET_HEADINGS = (
     "fleet",
     "users",
     "tokens/s/GPU",
@@ -72,30 +72,32 @@ def fleet_name(fleet: PlannedFleet) -> str:
     return f"{fleet.num_context} x {fleet.context} context + {served}" if fleet.context else served
 
 
-def _show(plan: SlaPlan) -> None:
-    gpus = plan.request.num_gpus or 1
-    rows = []
-    for fleet in plan.fleets[:_SHOWN]:
-        slow, tps = fleet.times.slower(fleet.margin), fleet.output_tps / gpus
-        rows.append(
-            (
-                fleet_name(fleet),
-                f"{fleet.users:,}",
-                f"{tps:,.1f}",
-                f"{tps / fleet.margin:,.1f}",
-                f"{fleet.times.ttft_ms:,.0f}",
-                f"{slow.ttft_ms:,.0f}",
-                f"{plan.burst_ttft_ms(fleet) * fleet.margin:,.0f}",
-                f"{fleet.times.tpot_ms:.1f}",
-                f"{slow.tpot_ms:.1f}",
-                f"{fleet.margin - 1:.0%}",
-            )
-        )
-    title = (
-        f"{plan.request.variant} on {gpus} x {plan.request.gpu}, {plan.workload.isl:,} + {plan.workload.osl:,} tokens: "
-        "the best first; limits are kept with the margin"
+def sla_title(plan: SlaPlan) -> str:
+    asked, shared = plan.request, plan.workload
+    return f"{asked.variant} on {asked.num_gpus} x {asked.gpu}, {shared.isl:,} + {shared.osl:,} tokens"
+
+
+def fleet_cells(plan: SlaPlan, fleet: PlannedFleet) -> tuple[str, ...]:
+    """The cells under FLEET_HEADINGS."""
+    slow, tps = fleet.times.slower(fleet.margin), fleet.output_tps / (plan.request.num_gpus or 1)
+    return (
+        fleet_name(fleet),
+        f"{fleet.users:,}",
+        f"{tps:,.1f}",
+        f"{tps / fleet.margin:,.1f}",
+        f"{fleet.times.ttft_ms:,.0f}",
+        f"{slow.ttft_ms:,.0f}",
+        f"{plan.burst_ttft_ms(fleet) * fleet.margin:,.0f}",
+        f"{fleet.times.tpot_ms:.1f}",
+        f"{slow.tpot_ms:.1f}",
+        f"{fleet.margin - 1:.0%}",
     )
-    show(Table(title=title, headings=_HEADINGS, rows=rows))
+
+
+def _show(plan: SlaPlan) -> None:
+    rows = [fleet_cells(plan, fleet) for fleet in plan.fleets[:SHOWN_FLEETS]]
+    title = f"{sla_title(plan)}: the best first; limits are kept with the margin"
+    show(Table(title=title, headings=FLEET_HEADINGS, rows=rows))
     print(paragraph(f"paces: {plan.source}"))
     if plan.note:
         print(paragraph(plan.note))
