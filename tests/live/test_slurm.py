@@ -134,8 +134,8 @@ def submit_pair(slurm: Slurm, launched: Launched, pair: Path, tmp_path: Path) ->
     """As `submit`, for the pair."""
     jobs = []
 
-    def submit_it(**variables: str) -> str:
-        words = dataclasses.replace(launched, repository=pair).launch("slurm", "--no-container", "--submit")
+    def submit_it(repository: Path = pair, **variables: str) -> str:
+        words = dataclasses.replace(launched, repository=repository).launch("slurm", "--no-container", "--submit")
         job = slurm(*words, "--log", str(tmp_path / "log"), env={**launched.environment, **variables}).strip()
         jobs.append(job)
         return job
@@ -170,6 +170,22 @@ def test_each_server_of_a_pair_has_its_own_node(slurm, submit_pair, hosts, launc
     assert joined.stdout.strip()
     slurm("scancel", "--batch", "--signal=TERM", job)
     assert slurm.wait(job) == ("COMPLETED", "0:0"), slurm.explain(log)
+    assert_nothing_is_left()
+
+
+def test_servers_of_one_rank_stop_in_an_orderly_way_too(slurm, submit_pair, tmp_path, assert_nothing_is_left):
+    log = tmp_path / "log"
+    job = submit_pair(build(tmp_path / "twins", "tiny", "--engine", "simulated", "--profile", "disagg"))
+    ready = [f"{server}: 0: deepseek-triton: ready" for server in ("context node1", "generation node2")]
+    wait_for(
+        lambda: (log.exists() and all(line in log.read_text() for line in ready)) or not slurm.goes_on(job),
+        lambda: slurm.explain(log),
+    )
+
+    slurm("scancel", "--batch", "--signal=TERM", job)
+
+    assert slurm.wait(job) == ("COMPLETED", "0:0"), slurm.explain(log)
+    assert log.read_text().count("deepseek-triton: stopped (exit code 0)") == 2
     assert_nothing_is_left()
 
 

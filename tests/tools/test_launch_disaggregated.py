@@ -154,6 +154,20 @@ def test_each_side_has_its_own_size_and_number(pair, objects):
     assert [len(templates(role)) for role in (context, generation)] == [1, 2]
 
 
+def test_a_built_pair_has_the_numbers_that_it_was_planned_for(objects, launched, tmp_path):
+    counts = ("--context-servers", "2", "--generation-servers", "3")
+    plan = ("deepseek-r1", "--gpu", "h200", "--model", "/models/R1", "--profile", "disagg", *counts)
+    assert main(["build", *plan, "--output", str(tmp_path / "built")]) == 0
+    found = objects(tmp_path / "built")
+
+    for document in found.values():
+        validate(document, "1.37")
+    assert {name: role["replicas"] for name, role in roles_of(found).items()} == {"context": 2, "generation": 3}
+    changed = roles_of(objects(tmp_path / "built", "--generation-servers", "1"))
+    assert {name: role["replicas"] for name, role in changed.items()} == {"context": 2, "generation": 1}
+    assert "#SBATCH --nodes=5\n" in launched("slurm", tmp_path / "built")[1]
+
+
 def test_each_service_and_budget_finds_its_own_side_only(pair, objects):
     found = objects(pair("two", "two"), *EVERYTHING)
     pods = {

@@ -1,8 +1,9 @@
 """`launch slurm`: templates/slurm.sh filled in, a batch script that becomes the supervisor, with srun below it.
 
 The manual pages of Slurm 22.05 say: srun passes the signals it gets to its tasks (srun(1), SIGNALS AND ESCAPE
-SEQUENCES). --signal=B: signals only the batch script (sbatch(1)), whose process is the supervisor by then. scancel
-without --batch signals the steps, and kills them KillWait seconds later (scancel(1)).
+SEQUENCES). SIGTERM is an exception: 22.05.8 says "forcing job termination" and kills them. --signal=B: signals only the
+batch script (sbatch(1)), whose process is the supervisor by then. scancel without --batch signals the steps, and kills
+them KillWait seconds later (scancel(1)).
 """
 
 from __future__ import annotations
