@@ -220,7 +220,8 @@ def test_a_recorded_h200() -> None:
 
     assert (found["boost"].found, found["boost"].state) == ("0 of 4", "differs")
     assert found["clocks"].found == "SM 345 MHz of 1980 MHz, memory 3201 MHz of 3201 MHz"
-    assert {found[id].state for id in ("persistence", "clocks", "power", "ecc", "mig", "compute-mode")} == {"as advised"}
+    others = ("persistence", "clocks", "power", "ecc", "mig", "compute-mode")
+    assert {found[name].state for name in others} == {"as advised"}
 
 
 def test_a_gpu_without_a_boost_slider() -> None:

@@ -6,6 +6,7 @@ import argparse
 
 from deepseek_triton_tools.cli.parsing import VerbParser, add_json, path
 from deepseek_triton_tools.cli.plan_options import add_plan_options
+from deepseek_triton_tools.cli.slo_option import slo
 
 
 def add_options(verb: VerbParser) -> None:
@@ -18,13 +19,26 @@ def add_options(verb: VerbParser) -> None:
     shown = verb.add_mutually_exclusive_group()
     add_json(shown)
     shown.add_argument("--brief", action="store_true", help="leave out the settings and what was left out")
+    sla = verb.add_argument_group("search of a layout (docs/sla.md)")
+    help_text = "find the layout for --gpus that serves most within these limits of ttft, tpot and e2el, in ms"
+    sla.add_argument("--sla", type=slo, metavar="ttft=2000,tpot=30", help=help_text)
+    help_text = "a Python that has aiconfigurator-core (default: $DEEPSEEK_TRITON_AICONFIGURATOR, else our own model)"
+    sla.add_argument("--aiconfigurator", type=path, metavar="PATH", help=help_text)
+    help_text = "write presets of the simulated engine with the pace of the fleet that --sla chooses"
+    sla.add_argument("--write-pace", type=path, metavar="DIR", help=help_text)
+    help_text = "write the search as an HTML page with its Pareto front"
+    sla.add_argument("--report", type=path, metavar="FILE", help=help_text)
     shown.add_argument("--diff", type=path, metavar="DIR", help="show what `build --output DIR` would change")
 
 
 def _plan(args: argparse.Namespace) -> int:
     from deepseek_triton_build import DISAGGREGATED, make_plan
-    from deepseek_triton_tools.cli.plan_request import pair_request, plan_request
+    from deepseek_triton_tools.cli.plan_request import OptionError, pair_request, plan_request
 
+    if args.sla is not None:
+        return _search(args)
+    if any(given is not None for given in (args.aiconfigurator, args.write_pace, args.report)):
+        raise OptionError("--aiconfigurator, --write-pace and --report are for a search: add --sla, or leave them out")
     request = plan_request(args)
     if request.profile == DISAGGREGATED:
         from deepseek_triton_tools.plans.pair_summary import show_pair
@@ -40,4 +54,35 @@ def _plan(args: argparse.Namespace) -> int:
         from deepseek_triton_tools.plans.plan_view import show_plan
 
         show_plan(plan, as_json=args.json, brief=args.brief)
+    return 0
+
+
+def _search(args: argparse.Namespace) -> int:
+    from deepseek_triton_tools.cli.plan_request import OptionError, plan_request
+    from deepseek_triton_tools.sla.sla_pictures import show_fronts, write_sla_report
+    from deepseek_triton_tools.sla.sla_plan import plan_to_sla
+    from deepseek_triton_tools.sla.sla_view import show_sla_plan
+
+    wrong = [
+        said
+        for is_wrong, said in (
+            (args.sla.itl_ms is not None, "--sla has no itl: limit tpot, the mean between two tokens"),
+            (args.gpus is None, "--sla needs --gpus, the number of GPUs to share out"),
+            (args.isl is None or args.osl is None, "--sla needs --isl and --osl, the tokens of a request"),
+            (args.mtp not in (None, 0, 3), "--sla knows how many drafts are accepted for --mtp 0 and 3 only"),
+            (args.concurrency is not None, "--sla finds the concurrency: leave --concurrency out"),
+            (args.diff is not None or args.brief, "--sla shows a search: leave --diff and --brief out"),
+        )
+        if is_wrong
+    ]
+    if wrong:
+        raise OptionError("; ".join(wrong))
+    plan = plan_to_sla(plan_request(args), args.sla, args.aiconfigurator)
+    if args.write_pace is not None:
+        plan.write_paces(args.write_pace)
+    if args.report is not None:
+        write_sla_report(args.report, plan)
+    show_sla_plan(plan, as_json=args.json)
+    if not args.json:
+        show_fronts(plan)
     return 0

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deepseek_backend.engines.simulated.deployment_model import BYTES, LATENT, NUM_LAYERS, DeploymentModel
-from deepseek_backend.engines.simulated.presets import PRESETS, Preset
+from deepseek_backend.engines.simulated.deployment_model import BYTES, LATENT, NUM_LAYERS
+from deepseek_backend.engines.simulated.presets import PacedDeployment, Preset, find_preset, preset_name
 from deepseek_backend.engines.simulated.scheduler import BatchLimits
 from deepseek_backend.errors import ConfigError
 
@@ -19,7 +19,7 @@ class SimulatedOptions:
 
     preset: str | None
     """Name of the deployment whose pace is kept."""
-    deployment: DeploymentModel | None
+    deployment: PacedDeployment | None
     """That deployment; None where every iteration takes NEUTRAL_STEP_S."""
     limits: BatchLimits
     max_seq_len: int
@@ -92,10 +92,6 @@ _COUNT = (_is_count, "a whole number above 0")
 _COUNT_OR_NULL = (lambda value: value is None or _is_count(value), "a whole number above 0, or null")
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "preset": (
-        lambda value: value is None or (isinstance(value, str) and value in PRESETS),
-        f"null or one of {', '.join(PRESETS)}",
-    ),
     "pace": (lambda value: value in ("real", "none"), "real or none"),
     "speed": (lambda value: _is_number(value) and value > 0, "a number above 0"),
     "text": (lambda value: value in ("filler", "stamps", "dictated"), "filler, stamps or dictated"),
@@ -129,13 +125,13 @@ def parse_options(given: Mapping[str, Any]) -> SimulatedOptions:
     ]
     if problems:
         raise ConfigError(problems)
-    preset = PRESETS.get(given.get("preset") or "")
+    preset = find_preset(given.get("preset"))
     limits, max_seq_len = _limits(given, preset)
     problems = _limit_problems(limits)
     if problems:
         raise ConfigError(problems)
     return SimulatedOptions(
-        preset=given.get("preset"),
+        preset=preset_name(given.get("preset")),
         deployment=preset.deployment if preset else None,
         limits=limits,
         max_seq_len=min(max_seq_len, limits.num_blocks * limits.tokens_per_block),
@@ -157,10 +153,20 @@ def parse_options(given: Mapping[str, Any]) -> SimulatedOptions:
 
 
 def _problem(name: str, value: Any) -> str:
+    if name == "preset":
+        return _preset_problem(value)
     if name not in _RULES:
-        return f"unknown option; known: {', '.join(sorted(_RULES))}"
+        return f"unknown option; known: {', '.join(sorted([*_RULES, 'preset']))}"
     accepts, expected = _RULES[name]
     return "" if accepts(value) else f"expected {expected}, got {value!r}"
+
+
+def _preset_problem(value: Any) -> str:
+    try:
+        find_preset(value)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _limits(given: Mapping[str, Any], preset: Preset | None) -> tuple[BatchLimits, int]:

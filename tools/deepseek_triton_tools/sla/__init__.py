@@ -1,0 +1,17 @@
+"""Planning to an SLA: the layout that serves most tokens within limits on TTFT and TPOT.
+
+layouts -> silicon_paces.py or model_paces.py   how long their iterations take
+        -> sla_plan.py                          which of them our rules and the memory allow
+        -> predictions.py                       TTFT and TPOT at a load
+        -> fleet_search.py                      the best fleet for the GPUs given
+        -> sla_view.py                          what is shown
+"""
+
+import sys
+
+from deepseek_triton_build import version_dir
+
+# The backend travels as files of a model repository, not as a package. Its
+# simulated engine has the arithmetic of paces.
+if str(version_dir()) not in sys.path:
+    sys.path.append(str(version_dir()))

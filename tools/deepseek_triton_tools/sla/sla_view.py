@@ -1,0 +1,113 @@
+"""The answer of a search on the terminal and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from deepseek_triton_tools.sla.fleet_search import PlannedFleet
+from deepseek_triton_tools.sla.sla_plan import SlaPlan
+from deepseek_triton_tools.terminal.output_streams import print_json, to_reader
+from deepseek_triton_tools.terminal.tables import Table, paragraph, show
+
+SHOWN_FLEETS = 8
+FLEET_HEADINGS = (
+    "fleet",
+    "users",
+    "tokens/s/GPU",
+    "with margin",
+    "TTFT ms",
+    "with margin",
+    "TTFT at once",
+    "TPOT ms",
+    "with margin",
+    "margin",
+)
+
+
+def show_sla_plan(plan: SlaPlan, *, as_json: bool) -> None:
+    with to_reader():
+        if as_json:
+            print_json(sla_document(plan))
+        else:
+            _show(plan)
+
+
+def sla_document(plan: SlaPlan) -> dict[str, Any]:
+    """The search as JSON; docs/sla.md describes it."""
+    return {
+        "variant": plan.request.variant,
+        "gpu": plan.request.gpu,
+        "gpus": plan.request.num_gpus,
+        "precision": plan.request.precision,
+        "workload": dataclasses.asdict(plan.workload),
+        "limits": dataclasses.asdict(plan.slo),
+        "source": plan.source,
+        "fleets": [_fleet(plan, fleet) for fleet in plan.fleets],
+        "build": plan.build_commands,
+        "refused": plan.refused,
+    }
+
+
+def _fleet(plan: SlaPlan, fleet: PlannedFleet) -> dict[str, Any]:
+    return {
+        "layout": str(fleet.layout),
+        "servers": fleet.num_servers,
+        "context_layout": str(fleet.context) if fleet.context else None,
+        "context_servers": fleet.num_context,
+        "requests_per_rank": fleet.rows,
+        "users": fleet.users,
+        "gpus_used": fleet.num_gpus,
+        "ttft_ms": round(fleet.times.ttft_ms, 1),
+        "burst_ttft_ms": round(plan.burst_ttft_ms(fleet), 1),
+        "tpot_ms": round(fleet.times.tpot_ms, 2),
+        "output_tps": round(fleet.output_tps, 1),
+        "output_tps_per_gpu": round(fleet.output_tps / (plan.request.num_gpus or 1), 1),
+        "margin": fleet.margin,
+    }
+
+
+def fleet_name(fleet: PlannedFleet) -> str:
+    served = f"{fleet.num_servers} x {fleet.layout}, {fleet.rows} a rank"
+    return f"{fleet.num_context} x {fleet.context} context + {served}" if fleet.context else served
+
+
+def sla_title(plan: SlaPlan) -> str:
+    asked, shared = plan.request, plan.workload
+    return f"{asked.variant} on {asked.num_gpus} x {asked.gpu}, {shared.isl:,} + {shared.osl:,} tokens"
+
+
+def fleet_cells(plan: SlaPlan, fleet: PlannedFleet) -> tuple[str, ...]:
+    """The cells under FLEET_HEADINGS."""
+    slow, tps = fleet.times.slower(fleet.margin), fleet.output_tps / (plan.request.num_gpus or 1)
+    return (
+        fleet_name(fleet),
+        f"{fleet.users:,}",
+        f"{tps:,.1f}",
+        f"{tps / fleet.margin:,.1f}",
+        f"{fleet.times.ttft_ms:,.0f}",
+        f"{slow.ttft_ms:,.0f}",
+        f"{plan.burst_ttft_ms(fleet) * fleet.margin:,.0f}",
+        f"{fleet.times.tpot_ms:.1f}",
+        f"{slow.tpot_ms:.1f}",
+        f"{fleet.margin - 1:.0%}",
+    )
+
+
+def _show(plan: SlaPlan) -> None:
+    rows = [fleet_cells(plan, fleet) for fleet in plan.fleets[:SHOWN_FLEETS]]
+    title = f"{sla_title(plan)}: the best first; limits are kept with the margin"
+    show(Table(title=title, headings=FLEET_HEADINGS, rows=rows))
+    print(paragraph(f"paces: {plan.source}"))
+    if plan.note:
+        print(paragraph(plan.note))
+    if plan.refused:
+        print(paragraph(f"{len(plan.refused)} layouts were left out; --json says why"))
+    best = plan.fleets[0]
+    servers = (
+        [f"{best.num_servers} servers"]
+        if not best.context
+        else [f"{best.num_context} context servers", f"{best.num_servers} generation servers"]
+    )
+    for number, command in zip(servers, plan.build_commands, strict=True):
+        print(paragraph(f"{number}: {command}"))
