@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from deepseek_triton_build.data.catalog.profiles import Workload
     from deepseek_triton_build.data.model_source import model_repository, version_dir
     from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting, footnotes
+    from deepseek_triton_build.planning.disaggregated import (
+        DISAGGREGATED,
+        DisaggregatedPlan,
+        DisaggregatedRequest,
+        make_disaggregated_plan,
+    )
     from deepseek_triton_build.planning.plan import Plan, PlanWarning, make_plan
     from deepseek_triton_build.planning.plan_request import PlanRequest
     from deepseek_triton_build.planning.target import resolve_target
@@ -45,16 +51,21 @@ if TYPE_CHECKING:
         quant_config_change,
         write_quant_config,
     )
+    from deepseek_triton_build.render.pair_files import PAIR_FORMATS, pair_files
     from deepseek_triton_build.render.repository_files import File, repository_files
     from deepseek_triton_build.render.start_sh import EXIT_TIMEOUT_S, MPIRUN_SPARE_S
 
 __all__ = [
     "DEFAULT_FORMAT",
+    "DISAGGREGATED",
     "EXIT_TIMEOUT_S",
     "FORMATS",
     "MPIRUN_SPARE_S",
+    "PAIR_FORMATS",
     "Budget",
     "BuildError",
+    "DisaggregatedPlan",
+    "DisaggregatedRequest",
     "EnvironmentVariable",
     "File",
     "KvAlgo",
@@ -74,8 +85,10 @@ __all__ = [
     "footnotes",
     "format_files",
     "format_request",
+    "make_disaggregated_plan",
     "make_plan",
     "model_repository",
+    "pair_files",
     "quant_config_change",
     "repository_files",
     "resolve_target",
@@ -100,6 +113,12 @@ _HOMES = {
     "data.catalog.profiles": ("Workload",),
     "data.model_source": ("model_repository", "version_dir"),
     "data.planned_settings": ("EnvironmentVariable", "Setting", "footnotes"),
+    "planning.disaggregated": (
+        "DISAGGREGATED",
+        "DisaggregatedPlan",
+        "DisaggregatedRequest",
+        "make_disaggregated_plan",
+    ),
     "planning.plan": ("Plan", "PlanWarning", "make_plan"),
     "planning.plan_request": ("PlanRequest",),
     "planning.target": ("resolve_target",),
@@ -108,6 +127,7 @@ _HOMES = {
     "render.folder_writer": ("write_repository",),
     "render.formats": ("DEFAULT_FORMAT", "FORMATS", "format_files", "format_request", "usable_formats"),
     "render.hf_quant_config": ("KvAlgo", "QuantConfigChange", "quant_config_change", "write_quant_config"),
+    "render.pair_files": ("PAIR_FORMATS", "pair_files"),
     "render.repository_files": ("File", "repository_files"),
     "render.start_sh": ("EXIT_TIMEOUT_S", "MPIRUN_SPARE_S"),
 }

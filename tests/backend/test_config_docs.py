@@ -9,7 +9,7 @@ import yaml
 
 from deepseek_backend.config import ENGINE_NAMES, BackendConfig
 from deepseek_backend.engines.reference.reference_engine import EngineOptions as ReferenceOptions
-from deepseek_backend.engines.simulated.simulated_options import _RULES as SIMULATED
+from deepseek_backend.engines.simulated.simulated_options import _RULES
 from deepseek_backend.release import _OPTIONS as RECORDED
 
 KEYS, _, OPTIONS = (Path(__file__).parents[2] / "docs/configuration.md").read_text().partition("\n## engine_options\n")
@@ -22,6 +22,7 @@ def rows(section):
 ROWS = rows(KEYS)
 ENGINE_ROWS = {name: rows(text) for name, text in re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", OPTIONS, re.M | re.S)}
 REFERENCE = {option.name: option.default for option in dataclasses.fields(ReferenceOptions)}
+SIMULATED = {*_RULES, "preset"}
 NOT_KEYS = {"llm_args", "version_dir"}
 
 

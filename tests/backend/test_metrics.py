@@ -24,6 +24,9 @@ from deepseek_backend.metrics.backend_metrics import (
     FAMILIES,
     INTER_TOKEN,
     PREFIX,
+    ROUTED_BLOCKS,
+    ROUTED_REQUESTS,
+    ROUTING_PREFIX,
     BackendMetrics,
     Family,
     Kind,
@@ -155,7 +158,7 @@ def state(metrics: BackendMetrics, *, ready: bool = True, **stats: Any) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_the_table_keeps_prometheus_rules(family: Family) -> None:
-    assert re.fullmatch(rf"{PREFIX}[a-z][a-z_]*[a-z]", family.name)
+    assert re.fullmatch(rf"({PREFIX}|{ROUTING_PREFIX})[a-z][a-z_]*[a-z]", family.name)
     assert family.name.endswith("_total") is (family.kind is Kind.COUNTER)
     assert not family.name.endswith(("_bucket", "_sum", "_count", "_ms", "_percent"))
     assert bool(family.buckets) is (family.kind is Kind.HISTOGRAM)
@@ -198,6 +201,30 @@ def test_every_method_ends_in_a_number(metrics: BackendMetrics, triton: FakeMetr
     assert triton.buckets("request_duration_seconds")["5"] == 1
     assert triton.sum("request_prompt_tokens") == 100
     assert triton.sum("request_generated_tokens") == 40
+
+
+@pytest.mark.parametrize(
+    ("stats", "blocks"),
+    [
+        ({}, {"used": 0, "free": 0, "max": 0, "tokens_per": 0, "fraction": 0}),
+        (
+            {"kv_blocks_used": 30, "kv_blocks_total": 40, "tokens_per_block": 64},
+            {"used": 30, "free": 10, "max": 40, "tokens_per": 64, "fraction": 0.75},
+        ),
+    ],
+    ids=["an engine without numbers", "an engine with numbers"],
+)
+def test_routers_find_the_numbers_under_the_names_of_the_cpp_backend(
+    metrics: BackendMetrics, triton: FakeMetrics, stats: dict[str, int], blocks: dict[str, float]
+) -> None:
+    Publisher(metrics, triton, observe_state=lambda: state(metrics, **stats), period_s=3600).publish()
+
+    def found(family: Family) -> dict[str, float]:
+        (label,) = family.labels
+        return {series.labels[label]: series.value for name, series in triton.made if name == family.name}
+
+    assert found(ROUTED_REQUESTS) == {"waiting": 1, "scheduled": 2, "active": 3}
+    assert found(ROUTED_BLOCKS) == blocks
 
 
 def test_every_series_has_its_familys_labels(triton: FakeMetrics, metrics: BackendMetrics) -> None:

@@ -225,7 +225,7 @@ def test_every_claimed_field_is_applied_by_the_sampler(
     harness = make_engine(release, **guided_llm_args(release), **llm_args)
     capabilities = harness.engine.capabilities
     named = capabilities.sampling_fields | capabilities.unsupported.keys() | {"best_of"}
-    assert named == SAMPLING_BY_NAME.keys() | {"priority"}
+    assert named == SAMPLING_BY_NAME.keys() | {"priority", "request_type"}
     assert not capabilities.sampling_fields & capabilities.unsupported.keys()
     claimed = {name: value for name, value in VALUES.items() if name in capabilities.sampling_fields}
     assert harness.run(max_tokens=5, **claimed)[-1].finish_reason == "length"

@@ -428,7 +428,7 @@ def test_blocks_and_draft_tokens_are_counted_on_demand(
     request = harness.submit("x" * 40, max_tokens=10**6, ignore_eos=True)
     wait_for(lambda: harness.engine.stats().num_accepted_draft_tokens > 10)
     stats = harness.engine.stats()
-    assert (stats.kv_blocks_used, stats.kv_blocks_total) == (2, 1000)
+    assert (stats.kv_blocks_used, stats.kv_blocks_total, stats.tokens_per_block) == (2, 1000, 32)
     assert stats.num_draft_tokens >= stats.num_accepted_draft_tokens
     assert (stats.num_running, stats.num_waiting) == (1, 0)
     assert stats.extra["kv_blocks_missed"] == 2

@@ -109,8 +109,8 @@ def test_the_formats_for_other_programs_have_their_stamp_at_the_top(name, format
 
 
 @pytest.mark.parametrize("name", ["ctx", "gen"])
-@pytest.mark.parametrize("format", [name for name in OF_TENSORRT_LLM if name != "trtllm-serve"])
-def test_one_half_of_a_disaggregated_pair_is_written_for_trtllm_serve_only(name, format):
+@pytest.mark.parametrize("format", [name for name in OF_TENSORRT_LLM if name not in ("triton", "trtllm-serve")])
+def test_one_half_of_a_disaggregated_pair_is_written_for_servers_only(name, format):
     with pytest.raises(RefusedPlanError, match=f"profile {name} can't be written as {format} .*--format trtllm-serve$"):
         format_files(format, make_plan(REQUESTS[name]), version="1.0")
 

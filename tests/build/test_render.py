@@ -137,15 +137,6 @@ def test_no_source_is_repeated_in_a_file(profile):
     assert {s.source for s in plan.settings if s.source and comments.count(f"({s.source})") > 1} == set()
 
 
-@pytest.mark.parametrize("profile", ["ctx", "gen"])
-def test_a_plan_that_triton_cant_serve_has_no_settings_of_the_backend(profile):
-    request = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8, profile=profile)
-
-    assert [s.key for s in make_plan(request).settings if s.key.startswith("triton_config")] == []
-    with pytest.raises(RefusedPlanError, match=f"can't serve profile {profile}: leave out triton_config.warmup"):
-        make_plan(replace(request, overrides=(("triton_config.warmup", None),)))
-
-
 def test_a_source_is_named_and_a_shared_reason_is_given_once():
     lines = model_yaml(
         tiny_with(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from deepseek_backend.metrics.backend_metrics import FAMILIES, PREFIX, Kind, bound_text
+from deepseek_backend.metrics.backend_metrics import FAMILIES, PREFIX, ROUTING_PREFIX, Kind, bound_text
 from deepseek_triton_client import Client, InvalidRequest
 from deepseek_triton_tools.bench.measuring.server_metrics import MetricsWatch
 from deepseek_triton_tools.server.server_process import ServerProcess
@@ -82,6 +84,72 @@ def test_what_the_engine_does_is_told_apart_from_what_it_has(server: ServerProce
 
     assert value(series, "kv_cache_capacity_blocks") > 0
     assert {"load_duration_seconds", "field_unsupported", "engine_running_requests"} <= names
+
+
+def picked(text: str, selector: str) -> list[float]:
+    """The numbers that a router's selector finds in the text of /metrics.
+
+    The endpoint picker (core-metrics-extractor of llm-d-inference-scheduler at 520af478) takes one gauge whose labels
+    are equal, and KEDA's metrics-api the first.
+    """
+    name, _, inner = selector.rstrip("}").partition("{")
+    wanted = set(re.findall(r"(\w+)=(\w+)", inner))
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert families[name].type == "gauge"
+    return [sample.value for sample in families[name].samples if wanted <= sample.labels.items()]
+
+
+PICKER = {
+    "queued": "nv_trt_llm_request_metrics{request_type=waiting}",
+    "running": "nv_trt_llm_request_metrics{request_type=scheduled}",
+    "kv_usage": "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=fraction}",
+    "block_size": "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=tokens_per}",
+    "num_blocks": "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=max}",
+}
+"""What the endpoint picker reads of pods with the label llm-d.ai/engine-type: triton-tensorrt-llm."""
+
+
+def orca(text: str) -> tuple[float, float]:
+    """Utilization of the KV cache and its tokens, as server/src/orca_http.cc at e1db8a60 takes them from /metrics: a
+    number is digits with a point, and the last series of a type counts."""
+    found = {}
+    pattern = r"nv_trt_llm_kv_cache_block_metrics(?:{(.*?)})?\s*(\d+(?:\.\d+)?)"
+    for labels, number in re.findall(pattern, text):
+        found[dict(re.findall(r'(\w+)="([^"]*)"', labels))["kv_cache_block_type"]] = float(number)
+    return found["used"] / found["max"], found["max"] * found["tokens_per"]
+
+
+def test_routers_read_what_the_c_plus_plus_backend_would_say(server: ServerProcess) -> None:
+    """They get the numbers of our own families, once each."""
+    prompt = "Hello, my name is " * 20
+    texts: list[str] = []
+
+    def in_use() -> bool:
+        texts.append(httpx.get(server.metrics_url).text)
+        return sum(picked(texts[-1], PICKER["kv_usage"])) > 0
+
+    with (
+        Client(server.http_url) as client,
+        client.stream(prompt, max_tokens=2000, ignore_eos=True) as stream,
+    ):
+        next(iter(stream))
+        wait_for(in_use)
+
+    [[queued], [running], [kv_usage], [block_size], [num_blocks]] = (
+        picked(texts[-1], spec) for spec in PICKER.values()
+    )
+    assert (queued, running) == (0, 1)
+    assert 0 < kv_usage < 1
+    assert block_size == int(block_size) > 0
+    utilization, capacity = orca(texts[-1])
+    assert utilization == pytest.approx(kv_usage, abs=0.02)
+    assert capacity == num_blocks * block_size
+    assert picked(texts[-1], f"{PREFIX}kv_cache_capacity_blocks") == [num_blocks]
+    assert picked(texts[-1], f"{PREFIX}inflight_sequences") == [1]
+    for line in texts[-1].splitlines():
+        if line.startswith(ROUTING_PREFIX):
+            labels = set(re.findall(r'(\w+)="', line))
+            assert labels - {"request_type", "kv_cache_block_type"} == {"model", "version"}
 
 
 def test_a_server_without_metrics_serves(tmp_path: Path) -> None:

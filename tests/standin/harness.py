@@ -10,6 +10,7 @@ from typing import Any
 
 from deepseek_backend.config import parse_config
 from deepseek_backend.engines.base import Step
+from deepseek_backend.engines.context_handover import ContextHandover, RequestType
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
 from deepseek_triton_build.catalog import load_release
@@ -62,6 +63,8 @@ class Harness:
         max_tokens: int = 1000,
         prompt_token_ids: tuple[int, ...] | None = None,
         wants_steps: bool = True,
+        request_type: RequestType = "context_and_generation",
+        handover: ContextHandover | None = None,
         **sampling: Any,
     ) -> GenerateRequest:
         self._count += 1
@@ -72,6 +75,8 @@ class Harness:
             sampling=SamplingParams(**sampling),
             max_tokens=max_tokens,
             wants_steps=wants_steps,
+            request_type=request_type,
+            handover=handover,
         )
         self.engine.submit(request, self.sink)
         return request
@@ -94,6 +99,11 @@ class Harness:
             yield
         finally:
             release.set()
+
+    @property
+    def kv_sender(self) -> Any:
+        """The stand-in's KV caches that no generation server has fetched."""
+        return self.engine._llm._executor.kv_sender
 
     def waiting(self, request: GenerateRequest) -> Sequence[Any]:
         """Return the responses to `request` that were not read yet."""

@@ -33,6 +33,7 @@ from support.waiting import wait_for
 
 MAX_MODEL_LEN = 100
 NUM_BLOCKS = 500
+TOKENS_PER_BLOCK = 64
 TOKENIZER = Tokenizer.from_str(json.dumps(build_tokenizer()))
 
 
@@ -191,7 +192,7 @@ class FakeAsyncLLM:
         self.num_shutdowns = 0
         self.vllm_config = SimpleNamespace(
             model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN),
-            cache_config=SimpleNamespace(num_gpu_blocks=NUM_BLOCKS),
+            cache_config=SimpleNamespace(num_gpu_blocks=NUM_BLOCKS, block_size=TOKENS_PER_BLOCK),
         )
 
     @classmethod

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from deepseek_triton_build import FORMATS, make_plan
+from deepseek_triton_build import DISAGGREGATED, FORMATS, make_disaggregated_plan, make_plan
 from deepseek_triton_build.catalog import PRECISIONS, RELEASES, gpus, load_release, profiles, variants
+from deepseek_triton_build.render.pair_files import pair_options
 from deepseek_triton_build.render.stamp import build_options
 from deepseek_triton_tools.cli.main import VERBS, main, program_parser
 from deepseek_triton_tools.cli.parsing import forms_of
-from deepseek_triton_tools.cli.plan_request import plan_request
+from deepseek_triton_tools.cli.plan_request import pair_request, plan_request
 from deepseek_triton_tools.launching.launch_forms import LAUNCH_FORMS
 from support.documents import PAGES, commands
 
@@ -268,7 +269,12 @@ def test_a_folder_has_one_deployment_in_all_the_docs():
     for argv in (command.argv for page in PAGES for command in commands(page)):
         if "build" in argv[1:2] and argv[2] in variants():
             args = PARSER.parse_args(argv[1:])
-            deployments[args.output].add(build_options(make_plan(plan_request(args)), format=args.format))
+            request = plan_request(args)
+            if request.profile == DISAGGREGATED:
+                pair = make_disaggregated_plan(pair_request(args, request))
+                deployments[args.output].add(pair_options(pair, format=args.format))
+            else:
+                deployments[args.output].add(build_options(make_plan(request), format=args.format))
 
     assert len(deployments) > 3
     assert {folder: options for folder, options in deployments.items() if len(options) > 1} == {}

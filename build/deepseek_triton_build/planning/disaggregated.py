@@ -11,11 +11,17 @@ from typing import Any
 
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.catalog import find_variant
-from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD
+from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, DEFAULT_PROFILE
+from deepseek_triton_build.data.planned_settings import Setting
+from deepseek_triton_build.planning.orchestrator_settings import (
+    load_limit_s,
+    make_orchestrator,
+    orchestrator_settings,
+)
 from deepseek_triton_build.planning.plan import Plan, PlanWarning, make_plan
 from deepseek_triton_build.planning.plan_request import EMBEDDED_ENGINES, PlanRequest
 from deepseek_triton_build.planning.target import refuse
-from deepseek_triton_build.rules import disaggregation_violations
+from deepseek_triton_build.rules import disaggregation_violations, orchestrator_violations
 from deepseek_triton_build.rules.disaggregation import CONTEXT, GENERATION, ServerPair
 from deepseek_triton_build.rules.rule import Deployment
 
@@ -30,7 +36,8 @@ class DisaggregatedRequest:
     """A request for a plan of context and generation servers."""
 
     both: PlanRequest
-    """The request for the servers of both sides. Its workload is the whole pair's; num_gpus is one server's number."""
+    """The request for the servers of both sides. Its workload is the whole pair's; num_gpus is one server's number. Its
+    profile is not read: each side has its own."""
     num_context: int = 1
     num_generation: int = 1
     context: tuple[tuple[str, Any], ...] = ()
@@ -38,9 +45,12 @@ class DisaggregatedRequest:
     arguments under the release's keys."""
     generation: tuple[tuple[str, Any], ...] = ()
     """The same for the generation servers."""
+    orchestrator: tuple[tuple[str, Any], ...] = ()
+    """Own settings of trtllm-serve's orchestrator, by dotted paths of disagg_config.yaml."""
 
 
-_OWN_FIELDS = ("num_gpus", "pipeline_parallel_size", "mtp")
+_OWN_FIELDS: Mapping[str, int] = {"num_gpus": 1, "pipeline_parallel_size": 1, "mtp": 0}
+"""Field of PlanRequest that a side may change -> its least value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +62,10 @@ class DisaggregatedPlan:
     generation: Plan
     num_context: int
     num_generation: int
+    orchestrator: tuple[Setting, ...] = ()
+    """Settings of trtllm-serve's orchestrator; none for an embedded engine."""
+    start_timeout_s: int = 0
+    """Seconds that the orchestrator waits for the servers."""
     warnings: tuple[PlanWarning, ...] = ()
     """The rules about the two sides together that are broken; each side's own are in its plan."""
 
@@ -59,6 +73,10 @@ class DisaggregatedPlan:
     def sides(self) -> Mapping[str, Plan]:
         """Side -> its plan."""
         return {CONTEXT: self.context, GENERATION: self.generation}
+
+    def count(self, side: str) -> int:
+        """Return the number of servers of a side."""
+        return self.num_context if side == CONTEXT else self.num_generation
 
     @property
     def num_gpus(self) -> int:
@@ -83,14 +101,23 @@ def make_disaggregated_plan(request: DisaggregatedRequest) -> DisaggregatedPlan:
     embedded = engine in EMBEDDED_ENGINES
     context = make_plan(_server_request(request, CONTEXT, embedded=embedded))
     generation = make_plan(_server_request(request, GENERATION, embedded=embedded))
-    found = [] if embedded else list(disaggregation_violations(_pair(context, generation)))
-    refuse(found)
-    return DisaggregatedPlan(
+    plan = DisaggregatedPlan(
         request=request,
         context=context,
         generation=generation,
         num_context=request.num_context,
         num_generation=request.num_generation,
+    )
+    if embedded:
+        return plan
+    pair = ServerPair(context=_deployment(context), generation=_deployment(generation))
+    settings = orchestrator_settings(pair, request.num_context, request.num_generation, dict(request.orchestrator))
+    found = [*disaggregation_violations(pair), *orchestrator_violations(make_orchestrator(pair, settings))]
+    refuse(found)
+    return replace(
+        plan,
+        orchestrator=settings,
+        start_timeout_s=load_limit_s(pair),
         warnings=tuple(PlanWarning(rule=rule, violation=violation) for rule, violation in found),
     )
 
@@ -98,6 +125,10 @@ def make_disaggregated_plan(request: DisaggregatedRequest) -> DisaggregatedPlan:
 def _refuse_counts(request: DisaggregatedRequest) -> None:
     counts = {"--context-servers": request.num_context, "--generation-servers": request.num_generation}
     wrong = [f"{option} {count}: expected a whole number from 1" for option, count in counts.items() if count < 1]
+    for side, changes in ((CONTEXT, request.context), (GENERATION, request.generation)):
+        for name, value in changes:
+            if name in _OWN_FIELDS and (type(value) is not int or value < _OWN_FIELDS[name]):
+                wrong.append(f"--{side}-set {name}={value}: expected a whole number from {_OWN_FIELDS[name]}")
     if wrong:
         raise RefusedPlanError("; ".join(wrong))
 
@@ -112,12 +143,8 @@ def _server_request(request: DisaggregatedRequest, side: str, *, embedded: bool)
     fields: dict[str, Any] = {name: value for name, value in changes if name in _OWN_FIELDS}
     settings = tuple((name, value) for name, value in changes if name not in _OWN_FIELDS)
     overrides = dict(request.both.overrides) | dict(settings)
-    profile = request.both.profile if embedded else _PROFILES[side]
+    profile = DEFAULT_PROFILE if embedded else _PROFILES[side]
     return replace(request.both, profile=profile, workload=asked, overrides=tuple(overrides.items()), **fields)
-
-
-def _pair(context: Plan, generation: Plan) -> ServerPair:
-    return ServerPair(context=_deployment(context), generation=_deployment(generation))
 
 
 def _deployment(plan: Plan) -> Deployment:

@@ -9,7 +9,6 @@ from typing import Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import Budget
 from deepseek_triton_build.arithmetic.warmup_shapes import MAX_REQUESTS, shapes_for_llm_args
-from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.planned_settings import Omission, Setting
 from deepseek_triton_build.data.releases.sampler_support import honoured_fields, sampler_of
 from deepseek_triton_build.planning.batch_sizes import Sizes
@@ -26,17 +25,11 @@ WARMUP_MAX_S = 300
 def triton_settings(
     target: Target, sizes: Sizes, budget: Budget, llm: tuple[Setting, ...], own: Mapping[str, Any]
 ) -> tuple[tuple[Setting, ...], list[Omission]]:
-    """Return the settings under triton_config, and the advised sampling fields that the sampler ignores. There are none
-    where Triton can't serve the profile.
+    """Return the settings under triton_config, and the advised sampling fields that the sampler ignores.
 
     :param llm: the LLM arguments, under the release's keys.
     :param own: the user's own settings under triton_config.
-    :raises RefusedPlanError: for own settings that nothing would read.
     """
-    if "triton" not in target.profile.formats:
-        if own:
-            raise RefusedPlanError(f"Triton can't serve profile {target.profile.name}: leave out {', '.join(own)}")
-        return (), []
     llm_args = {setting.key: setting.value for setting in llm}
     sampling, ignored = _default_sampling(target, llm_args)
     rows = [

@@ -16,10 +16,13 @@ from deepseek_triton_build.build_errors import OutputError, ReplacementError
 from deepseek_triton_build.render.owner_edits import edited_names, edits_diff
 from deepseek_triton_build.render.repository_files import MODEL, File
 from deepseek_triton_build.render.stamp import MANIFEST
+from deepseek_triton_build.rules.disaggregation import CONTEXT, GENERATION
 from deepseek_triton_build.text import first_names, printable_line
 
 _MANIFESTS = (PurePosixPath(MODEL, MANIFEST), PurePosixPath(MANIFEST))
 """Where a manifest may lie in a generated folder: in the model of a repository, at the top of every other format."""
+_SERVED = (*_MANIFESTS, *(PurePosixPath(side, path) for side in (CONTEXT, GENERATION) for path in _MANIFESTS))
+"""Where the manifests lie on which servers hold locks: those above, and those of a pair's two sides."""
 _LONGEST_PREFIX = 40
 """Characters of the folder's name that its scratch folder's name begins with. The folder's name may be as long as a
 name can be, which leaves no room for the random part of the scratch folder's name."""
@@ -152,19 +155,22 @@ def _refuse_foreign(output: Path) -> None:
 
 def _refuse_served(output: Path) -> None:
     """Raise OutputError when a server runs from the folder, in whatever container: it holds a lock on the manifest."""
-    found = _manifest_of(output)
-    if found is None:
-        return
-    with found.open("r+b") as file:  # NFS gives an exclusive lock only on a file that is open for writing
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OutputError(
-                f"{output}: a server runs from this folder; stop it first (deepseek-triton launch stop {output}, or as "
-                "it was started), or choose another --output"
-            ) from error
-        except OSError:  # a file system without locks
-            return
+    for found in (output / path for path in _SERVED if (output / path).is_file()):
+        with found.open("r+b") as file:  # NFS gives an exclusive lock only on a file that is open for writing
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise OutputError(
+                    f"{output}: a server runs from this folder; stop it first (deepseek-triton launch stop "
+                    f"{_repository_of(found)}, or as it was started), or choose another --output"
+                ) from error
+            except OSError:  # a file system without locks
+                return
+
+
+def _repository_of(manifest: Path) -> Path:
+    """Return the folder that a manifest is of."""
+    return manifest.parents[1] if manifest.parent.name == MODEL else manifest.parent
 
 
 def _refuse_loss(output: Path, files: list[File]) -> None:

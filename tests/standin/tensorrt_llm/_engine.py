@@ -8,14 +8,15 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from tensorrt_llm._answers import Logprob, answer, logprobs
-from tensorrt_llm._record import Sampler
+from tensorrt_llm._kv_transfer import KvSender, TransferError, receive
+from tensorrt_llm._record import RECORD, Sampler
 from tensorrt_llm.tokenizer import EOS
 
 TOKENS_PER_BLOCK = 32
@@ -35,6 +36,7 @@ class Response(NamedTuple):
     """Error. A text stands for a failure in a worker; the reader makes a RequestError of it."""
     cached_tokens: int = 0
     perf_metrics: Any = None
+    disaggregated_params: Any = None
 
 
 class EngineDiedError(RuntimeError):
@@ -112,6 +114,10 @@ class Sequence:
         sampler: Sampler,
         responses: Responses,
     ) -> None:
+        self.opaque_state: bytes | None = None
+        """Where the KV cache of a generation_only request is."""
+        self.hold: Callable[[int], Any] | None = None
+        """Of a context_only request: holds KV blocks, and returns DisaggregatedParams, but for the tokens."""
         self.responses = responses
         self.aborted = threading.Event()
         self.kills = any(getattr(params, name) is not None for name in sampler.fatal)
@@ -133,6 +139,15 @@ class Sequence:
         self._unsent: list[int] = []
         self._unsent_logprobs: list[dict[int, Logprob]] = []
 
+    def go_on(self, opaque_state: bytes, tokens: list[int]) -> None:
+        """Begin with the context side's tokens. Nothing looks whether they end the answer."""
+        self.opaque_state = opaque_state
+        for _ in tokens:
+            next(self._answer)
+        self._num_tokens = len(tokens)
+        if RECORD["disaggregated_params"]["repeats_first_token"]["value"]:
+            self._unsent += tokens
+
     def step(self, now: float, num_tokens: int) -> bool:
         """Put one iteration's tokens into a response; return whether the sequence has ended."""
         if self.aborted.is_set():
@@ -152,6 +167,9 @@ class Sequence:
         if token in self._ends:
             while self._num_tokens < self._min_tokens and (token == EOS or token in self._stops):
                 token = next(self._answer)
+        if self.hold is not None and token not in self._ends - self._stops:
+            self._hand_over(token, self.hold(self.num_blocks))
+            return True
         if self._params.logprobs:
             self._unsent_logprobs.append(logprobs(token, self._params, self._sampler.logprobs["of"]))
         if token in self._stops:
@@ -171,6 +189,12 @@ class Sequence:
             self._respond("length", None)
             return True
         return False
+
+    def _hand_over(self, token: int, kept: Any) -> None:
+        """End a context_only request. The check for stop tokens comes after the one for max_tokens, which is 1."""
+        kept.first_gen_tokens = [token]
+        reason = "length" if kept.ctx_request_id % 2 else "not_finished"  # there are both
+        self.responses.put(Response([token], (), reason, None, None, self._cached_tokens, None, kept))
 
     def _respond(self, finish_reason: str | None, stop_reason: int | None) -> None:
         metrics = self._perf_metrics() if finish_reason and self._params.return_perf_metrics else None
@@ -222,11 +246,23 @@ class Engine:
         self._tokens_left = int(os.environ.get("STANDIN_FAIL_AFTER", "-1"))
         self._arrived: queue.SimpleQueue[Sequence | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
+        self.kv_sender = KvSender(self._report)
         self._thread = threading.Thread(target=self._run, name="standin-engine", daemon=True)
         self._thread.start()
 
     def submit(self, sequence: Sequence) -> None:
-        self._arrived.put(sequence)
+        if sequence.opaque_state is None:
+            self._arrived.put(sequence)
+        else:
+            threading.Thread(target=self._fetch, args=(sequence, sequence.opaque_state), daemon=True).start()
+
+    def _fetch(self, sequence: Sequence, opaque_state: bytes) -> None:
+        try:
+            receive(opaque_state, sequence.aborted)
+        except TransferError:
+            self._end([sequence], "Error in kv cache transfer for generation requests")
+        else:
+            self._arrived.put(sequence)
 
     def is_shutdown(self) -> bool:
         return self._stopped.is_set()
@@ -235,6 +271,7 @@ class Engine:
         self._stopped.set()
         self._arrived.put(None)
         self._thread.join()
+        self.kv_sender.close()
 
     def _run(self) -> None:
         batch: list[Sequence] = []
@@ -277,20 +314,25 @@ class Engine:
                 return batch
             if not sequence.step(now, self._tokens_per_iteration):
                 going_on.append(sequence)
-        if self._keeps_statistics:
-            self.iterations.put(self._statistics(batch))
+        self._report(len(batch), going_on)
         notify_many(sequence.responses for sequence in batch)
         return going_on
 
-    def _statistics(self, batch: list[Sequence]) -> dict[str, Any]:
-        drafts = len(batch) * (self._tokens_per_iteration - 1)
-        num_blocks = sum([sequence.num_blocks for sequence in batch])
+    def _report(self, num_active: int = 0, going_on: Iterable[Sequence] = ()) -> None:
+        """Add an iteration to the statistics. Ended requests have no KV blocks, unless these are held."""
+        if self._keeps_statistics:
+            num_blocks = sum([sequence.num_blocks for sequence in going_on]) + self.kv_sender.num_blocks
+            self.iterations.put(self._statistics(num_active, num_blocks))
+
+    def _statistics(self, num_active: int, num_blocks: int) -> dict[str, Any]:
+        drafts = num_active * (self._tokens_per_iteration - 1)
         return {
             "iterLatencyMS": self._iteration_s * 1000,
-            "numActiveRequests": len(batch),
+            "numActiveRequests": num_active,
             "numQueuedRequests": len(self._waiting),
             "kvCacheStats": {
                 "maxNumBlocks": TOTAL_BLOCKS,
+                "tokensPerBlock": TOKENS_PER_BLOCK,
                 "usedNumBlocks": num_blocks,
                 "reusedBlocks": 0,
                 "missedBlocks": num_blocks,

@@ -6,6 +6,7 @@ import argparse
 
 from deepseek_triton_tools.cli.parsing import VerbParser, add_json, path
 from deepseek_triton_tools.cli.plan_options import add_plan_options
+from deepseek_triton_tools.tool_errors import ToolError
 
 
 def add_options(verb: VerbParser) -> None:
@@ -30,11 +31,23 @@ def add_options(verb: VerbParser) -> None:
 
 
 def _build(args: argparse.Namespace) -> int:
-    from deepseek_triton_tools.cli.plan_request import plan_request
+    from deepseek_triton_build import DISAGGREGATED
+    from deepseek_triton_tools.cli.plan_request import pair_request, plan_request
+
+    request = plan_request(args)
+    if request.profile == DISAGGREGATED:
+        from deepseek_triton_tools.plans.pair_summary import build_pair
+
+        if args.write_quant_config:
+            raise ToolError(
+                "--write-quant-config: the checkpoint of one server; build it with --profile ctx first", exit_code=2
+            )
+        build_pair(pair_request(args, request), args.output, force=args.force, format=args.format, as_json=args.json)
+        return 0
     from deepseek_triton_tools.plans.build_summary import build
 
     build(
-        plan_request(args),
+        request,
         args.output,
         force=args.force,
         format=args.format,

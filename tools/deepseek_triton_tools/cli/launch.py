@@ -40,7 +40,7 @@ from deepseek_triton_tools.terminal.output_streams import complain, printable, t
 from deepseek_triton_tools.tool_errors import InstallationError, ToolError
 
 if TYPE_CHECKING:
-    from deepseek_triton_tools.launching.launch_forms import LaunchForm
+    from deepseek_triton_tools.launching.launch_forms import Launched, LaunchForm
     from deepseek_triton_tools.launching.launch_settings import LaunchOptions
     from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 
@@ -142,6 +142,7 @@ def _add_slurm(forms: Verbs) -> None:
     job.add_argument("--python", type=words, metavar="PROGRAM", help=help_text)
     help_text = "another option of sbatch, such as --sbatch=--qos=high; may be repeated"
     job.add_argument("--sbatch", action="append", metavar="OPTION", help=help_text)
+    _add_pair(verb)
     _add_gpus(_add_container(verb))
     _add_address(_add_server(verb))
 
@@ -181,8 +182,25 @@ def _add_kubernetes(forms: Verbs) -> None:
     gateway.add_argument("--gateway-replicas", type=positive, metavar="N", help="copies of it (default: 2)")
     help_text = "secret whose entry keys is its file of API keys (default: anyone may ask)"
     gateway.add_argument("--gateway-keys", type=words, metavar="NAME", help=help_text)
+    _add_pair(verb)
+    routing = verb.add_argument_group("routing and scaling")
+    help_text = "who chooses a request's server: deepseek-triton's gateway, the Gateway API's endpoint picker, or Envoy"
+    routing.add_argument("--routing", choices=("gateway", "epp", "envoy"), help=help_text)
+    help_text = "Gateway object whose requests are for these servers, as NAME or NAMESPACE/NAME"
+    routing.add_argument("--route-parent", type=_parent, metavar="GATEWAY", help=help_text)
+    help_text = "image of the endpoint picker, for --routing epp"
+    routing.add_argument("--picker-image", type=_image, metavar="IMAGE", help=help_text)
+    help_text = "what follows the load up to --max-replicas: hpa needs a metrics adapter, keda KEDA (default: hpa)"
+    routing.add_argument("--autoscale", choices=("hpa", "keda"), help=help_text)
     _add_shm_size(_add_container(verb))
     _add_server(verb)
+
+
+def _add_pair(verb: VerbParser) -> None:
+    pair = verb.add_argument_group("pair of context and generation servers")
+    for role in ("context", "generation"):
+        help_text = f"{role} servers of a pair's folder (default: as it was built, else 1)"
+        pair.add_argument(f"--{role}-servers", type=positive, metavar="N", help=help_text)
 
 
 def _add_ssh_setup(forms: Verbs) -> None:
@@ -334,6 +352,13 @@ def _label(text: str) -> tuple[str, str]:
     raise argparse.ArgumentTypeError(f"expected LABEL=VALUE, got {text!r}")
 
 
+def _parent(text: str) -> tuple[str | None, str]:
+    namespace, slash, name = text.rpartition("/")
+    if name and bool(slash) == bool(namespace) and "/" not in namespace:
+        return namespace or None, name
+    raise argparse.ArgumentTypeError(f"expected NAME or NAMESPACE/NAME of a Gateway, got {text!r}")
+
+
 def _resource(text: str) -> tuple[str, int]:
     name, _, count = text.partition("=")
     if name and count.isdecimal() and int(count):
@@ -346,10 +371,19 @@ def _resource(text: str) -> tuple[str, int]:
 
 def _start(args: argparse.Namespace) -> int:
     """Call it in the main thread: what is run may replace this process. Raises ToolError for all that is wrong."""
-    from deepseek_triton_tools.launching.launch_forms import LAUNCH_FORMS
+    from deepseek_triton_tools.launching.launch_forms import LAUNCH_FORMS, PAIR_FORMS
+    from deepseek_triton_tools.launching.launched_pair import is_pair, pair_of
 
-    form = LAUNCH_FORMS[args.form]
+    if args.form in PAIR_FORMS and is_pair(args.folder):
+        options = _options(args)
+        return _launch(args, PAIR_FORMS[args.form], pair_of(args.folder, options), options)
     facts, options = _read(args)
+    if options.context_servers or options.generation_servers:
+        _refuse([f"--context-servers and --generation-servers are for a pair, and {args.folder} is one repository"])
+    return _launch(args, LAUNCH_FORMS[args.form], facts, options)
+
+
+def _launch(args: argparse.Namespace, form: LaunchForm[Launched], facts: Launched, options: LaunchOptions) -> int:
     _refuse([*_same_ports(options), *form.refusals(facts, options)])
     runs = args.submit and not args.dry_run
     if runs:
@@ -388,11 +422,17 @@ def _print_recipe(args: argparse.Namespace) -> int:
 
 def _read(args: argparse.Namespace) -> tuple[LaunchFacts, LaunchOptions]:
     """Raises ToolError when the repository, a host file or a variable of start.sh is wrong."""
-    from deepseek_triton_tools.launching import mpirun
-    from deepseek_triton_tools.launching.launch_settings import LaunchOptions
     from deepseek_triton_tools.repository.launch_facts import facts_of
 
     facts = facts_of(args.folder)
+    return facts, _options(args, facts.ranks_per_node)
+
+
+def _options(args: argparse.Namespace, ranks_per_node: int = 1) -> LaunchOptions:
+    """Raises ToolError when a host file or a variable of start.sh is wrong."""
+    from deepseek_triton_tools.launching import mpirun
+    from deepseek_triton_tools.launching.launch_settings import LaunchOptions
+
     if getattr(args, "address", "") is None:  # --address is for all three; these have no option of their own
         others = [(name, os.environ[name]) for name in ("GRPC_ADDRESS", "METRICS_ADDRESS") if os.environ.get(name)]
         args.environment = [*others, *args.environment]
@@ -404,10 +444,10 @@ def _read(args: argparse.Namespace) -> tuple[LaunchFacts, LaunchOptions]:
         name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()
     }
     if "hosts" in given:
-        from_file = args.host_file and mpirun.read_host_file(args.host_file, facts.ranks_per_node)
+        from_file = args.host_file and mpirun.read_host_file(args.host_file, ranks_per_node)
         given["hosts"] = from_file or mpirun.parse_hosts(args.hosts or "")
     names = [field.name for field in dataclasses.fields(LaunchOptions)]
-    return facts, LaunchOptions(**{name: given[name] for name in names if given.get(name) is not None})
+    return LaunchOptions(**{name: given[name] for name in names if given.get(name) is not None})
 
 
 def _engine_variables(args: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
@@ -439,7 +479,7 @@ def _same_ports(options: LaunchOptions) -> Iterator[str]:
         yield f"HTTP, gRPC and metrics need a port each, got {', '.join(map(str, ports))}"
 
 
-def _missing(form: LaunchForm, facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
+def _missing(form: LaunchForm[Launched], facts: Launched, options: LaunchOptions) -> Iterator[str]:
     if form.program and shutil.which(form.program) is None:
         yield f"{form.program} is not on PATH: run it where it is, or see with --dry-run what would run"
     else:

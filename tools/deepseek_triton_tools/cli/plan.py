@@ -32,14 +32,20 @@ def add_options(verb: VerbParser) -> None:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from deepseek_triton_build import make_plan
-    from deepseek_triton_tools.cli.plan_request import OptionError, plan_request
+    from deepseek_triton_build import DISAGGREGATED, make_plan
+    from deepseek_triton_tools.cli.plan_request import OptionError, pair_request, plan_request
 
     if args.sla is not None:
         return _search(args)
     if any(given is not None for given in (args.aiconfigurator, args.write_pace, args.report)):
         raise OptionError("--aiconfigurator, --write-pace and --report are for a search: add --sla, or leave them out")
-    plan = make_plan(plan_request(args))
+    request = plan_request(args)
+    if request.profile == DISAGGREGATED:
+        from deepseek_triton_tools.plans.pair_summary import show_pair
+
+        show_pair(pair_request(args, request), as_json=args.json, brief=args.brief, against=args.diff)
+        return 0
+    plan = make_plan(request)
     if args.diff is not None:
         from deepseek_triton_tools.plans.plan_diff import show_diff
 
@@ -52,6 +58,7 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _search(args: argparse.Namespace) -> int:
+    from deepseek_triton_build import DISAGGREGATED
     from deepseek_triton_tools.cli.plan_request import OptionError, plan_request
     from deepseek_triton_tools.sla.sla_pictures import show_fronts, write_sla_report
     from deepseek_triton_tools.sla.sla_plan import plan_to_sla
@@ -64,6 +71,10 @@ def _search(args: argparse.Namespace) -> int:
             (args.gpus is None, "--sla needs --gpus, the number of GPUs to share out"),
             (args.isl is None or args.osl is None, "--sla needs --isl and --osl, the tokens of a request"),
             (args.mtp not in (None, 0, 3), "--sla knows how many drafts are accepted for --mtp 0 and 3 only"),
+            (
+                args.profile == DISAGGREGATED,
+                "--sla tries aggregated and disaggregated fleets: leave --profile disagg out",
+            ),
             (args.concurrency is not None, "--sla finds the concurrency: leave --concurrency out"),
             (args.diff is not None or args.brief, "--sla shows a search: leave --diff and --brief out"),
         )

@@ -32,6 +32,7 @@ def add_plan_options(verb: VerbParser) -> None:
     help_text = "choose the load that keeps these limits, in ms (default: those of the benchmark)"
     work.add_argument("--slo", type=slo, metavar="ttft=500,tpot=20", help=help_text)
     _add_overrides(verb.add_argument_group("instead of what the profile chooses"))
+    _add_pair(verb.add_argument_group("context and generation servers (--profile disagg)"))
     engine = verb.add_argument_group("checkpoint and engine")
     engine.add_argument("--model", metavar="PATH", help="the checkpoint's folder (default: its Hugging Face name)")
     engine.add_argument(
@@ -70,6 +71,21 @@ def _add_overrides(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--allow-unpublished", action="store_true", help="plan what fits, even if nobody published it")
 
 
+def _add_pair(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--context-servers", type=positive, metavar="N", help="servers that read prompts (default: 1)")
+    group.add_argument("--generation-servers", type=positive, metavar="N", help="servers that answer (default: 1)")
+    for side in ("context", "generation"):
+        group.add_argument(
+            f"--{side}-set",
+            action="append",
+            default=[],
+            metavar="KEY=VALUE",
+            help=f"--set for the {side} servers only; also num_gpus; may be repeated",
+        )
+    help_text = "set any key of disagg_config.yaml, with --format trtllm-serve; may be repeated"
+    group.add_argument("--disagg", action="append", default=[], metavar="KEY=VALUE", help=help_text)
+
+
 def known_names() -> str:
     """The values that the options take, from the catalogue."""
     from deepseek_triton_build.catalog import (
@@ -90,7 +106,7 @@ def known_names() -> str:
         "VARIANT": variants(),
         "--gpu": gpus(),
         "--precision": precisions,
-        "--profile": profiles(),
+        "--profile": (*profiles(), "disagg"),
         "--trtllm": RELEASES,
         "--vllm": VLLM_VERSIONS,
         "--image": tags,

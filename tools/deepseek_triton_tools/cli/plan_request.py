@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build import Plan, PlanRequest, Workload, make_plan
+from deepseek_triton_build import DISAGGREGATED, DisaggregatedRequest, Plan, PlanRequest, Workload, make_plan
 from deepseek_triton_build.catalog import (
     DEFAULT_PROFILE,
     DEFAULT_RELEASE,
@@ -193,6 +193,29 @@ def _needs_gpu(variant: str, engine: str | None) -> bool:
     return variant in variants() and _engine(variant, engine) in _ENGINES_WITH_GPUS
 
 
+_FOR_PAIRS = ("--context-servers", "--generation-servers", "--context-set", "--generation-set", "--disagg")
+"""Options that only profile disagg has a use for."""
+
+
+def pair_request(args: argparse.Namespace, both: PlanRequest) -> DisaggregatedRequest:
+    """Make the request for context and generation servers.
+
+    :param both: what `plan_request` made of the other options.
+    :raises OptionError: for a wrong value of an option.
+    """
+    sides = {
+        name: tuple(row for text in getattr(args, f"{name}_set") for row in overrides(text, f"--{name}-set"))
+        for name in ("context", "generation")
+    }
+    return DisaggregatedRequest(
+        both=both,
+        num_context=args.context_servers or 1,
+        num_generation=args.generation_servers or 1,
+        orchestrator=tuple(row for text in args.disagg for row in overrides(text, "--disagg")),
+        **sides,
+    )
+
+
 _ENGINES_WITH_GPUS = ("tensorrt_llm", "vllm")
 _FOR_GPUS = (
     *(
@@ -223,8 +246,15 @@ def _given(args: argparse.Namespace, options: tuple[str, ...]) -> list[str]:
     return [option for option, value in values.items() if value is not None and value is not False and value != []]
 
 
+def _is_pair(args: argparse.Namespace, option: str) -> bool:
+    """Whether it is the profile that asks for two servers, which the embedded engines have too."""
+    return option == "--profile" and args.profile == DISAGGREGATED
+
+
 def _refuse_meaningless(args: argparse.Namespace, variant: str) -> None:
     """Raise OptionError when there are options that would change nothing."""
+    if args.profile != DISAGGREGATED and (given := _given(args, _FOR_PAIRS)):
+        raise OptionError(f"{', '.join(given)}: only for --profile {DISAGGREGATED}; add that, or leave it out")
     if variant not in variants() or args.engine not in (None, *variants()[variant].engines):  # the planner refuses it
         return
     if _needs_gpu(variant, args.engine):
@@ -233,31 +263,33 @@ def _refuse_meaningless(args: argparse.Namespace, variant: str) -> None:
             if engine != used and (foreign := _given(args, options)):
                 raise OptionError(f"{', '.join(foreign)}: only for --engine {engine}, not for {used}; leave it out")
         return
-    if given := _given(args, _FOR_GPUS):
+    if given := _given(args, tuple(option for option in _FOR_GPUS if not _is_pair(args, option))):
         other = ", or add --engine tensorrt_llm" if "tensorrt_llm" in variants()[variant].engines else ""
         raise OptionError(
             f"{variant} runs on an embedded engine, without TensorRT-LLM: leave out {', '.join(given)}{other}"
         )
 
 
-def overrides(text: str) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of one --set; there are several when the value is a mapping. Values are hashable. Raises
-    OptionError when it is not KEY=VALUE with a value in YAML."""
+def overrides(text: str, option: str = "--set") -> Iterator[tuple[str, Any]]:
+    """Yield the settings of one --set; there are several when the value is a mapping. Values are hashable.
+
+    :param option: the option that was given instead, for messages.
+    :raises OptionError: when it is not KEY=VALUE with a value in YAML.
+    """
     import yaml
 
+    given = f"{option} {_brief(text)}"
     key, equals, written = text.partition("=")
     key = key.strip()
     if not equals or not all(part.isidentifier() for part in key.split(".")):
-        raise OptionError(f"--set {_brief(text)}: expected KEY=VALUE, as in --set kv_cache_config.dtype=fp8")
+        raise OptionError(f"{given}: expected KEY=VALUE, as in {option} kv_cache_config.dtype=fp8")
     try:
-        rows = list(_flat(key, yaml.safe_load(written), text))
+        rows = list(_flat(key, yaml.safe_load(written), given))
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or str(error)
-        raise OptionError(
-            f"--set {_brief(text)}: the value is not YAML: {printable_line(problem)}; quote it"
-        ) from error
+        raise OptionError(f"{given}: the value is not YAML: {printable_line(problem)}; quote it") from error
     except _NO_VALUE as error:
-        raise OptionError(f"--set {_brief(text)}: expected a value, got one that YAML can't read; quote it") from error
+        raise OptionError(f"{given}: expected a value, got one that YAML can't read; quote it") from error
     yield from rows
 
 
@@ -265,25 +297,25 @@ _NO_VALUE = (ValueError, KeyError, IndexError, AttributeError, TypeError, Recurs
 """Errors of PyYAML for a wrong date, `!!bool maybe`, `!!int ""`, a list as a key, or a list inside itself."""
 
 
-def _flat(key: str, value: Any, text: str) -> Iterator[tuple[str, Any]]:
+def _flat(key: str, value: Any, given: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict) and value:
         for name, below in value.items():
-            yield from _flat(f"{key}.{name}", below, text)
+            yield from _flat(f"{key}.{name}", below, given)
     else:
-        yield key, _hashable(value, text)
+        yield key, _hashable(value, given)
 
 
-def _hashable(value: Any, text: str) -> Any:
+def _hashable(value: Any, given: str) -> Any:
     if isinstance(value, list):
-        return tuple(_hashable(item, text) for item in value)
+        return tuple(_hashable(item, given) for item in value)
     if isinstance(value, float) and not math.isfinite(value):
-        raise OptionError(f"--set {_brief(text)}: expected a finite number, found {value}")
+        raise OptionError(f"{given}: expected a finite number, found {value}")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise OptionError(f"--set {_brief(text)}: expected a number of 64 bits at most")
+        raise OptionError(f"{given}: expected a number of 64 bits at most")
     if value is None or isinstance(value, bool | int | float | str):
         return value
     kind = "a mapping here" if isinstance(value, dict) else f"a {type(value).__name__}"
-    raise OptionError(f"--set {_brief(text)}: expected numbers, text, true, false, null or lists of them, found {kind}")
+    raise OptionError(f"{given}: expected numbers, text, true, false, null or lists of them, found {kind}")
 
 
 def _brief(text: str) -> str:

@@ -11,7 +11,8 @@ The scale subresource selects leaders, whose label worker-index is "0".
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 
 from deepseek_triton_build.check import read_yaml
 from deepseek_triton_build.text import for_comment, yaml_flow
@@ -19,6 +20,7 @@ from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.host.units import about, sized
 from deepseek_triton_tools.launching.config_map import data_lines
 from deepseek_triton_tools.launching.kubernetes_pods import Pods
+from deepseek_triton_tools.launching.kubernetes_routing import routing_documents
 from deepseek_triton_tools.launching.kubernetes_text import block, filled, literal, mapping
 from deepseek_triton_tools.launching.stop_times import PRE_STOP_S, SPARE_S
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
@@ -27,6 +29,8 @@ from deepseek_triton_tools.text_templates import wrapped
 _TARGET_SHARE = 0.8
 """Share of the sequences that run at once, at which the autoscaler aims, because a further replica comes only after a
 whole load. An assumption."""
+_ENGINE_LABEL = {"llm-d.ai/engine-type": "triton-tensorrt-llm"}
+"""Tells an endpoint picker of the Gateway API which metrics to read: nv_trt_llm_*, which every engine here has."""
 _KEYS_MOUNT = "/etc/deepseek-triton/keys"
 _GATEWAYS = 2
 _MAX_WINDOW_S = 3600
@@ -59,18 +63,34 @@ class Manifest(Pods):
         yield wrapped(filled("service.yaml", self._values()))
         yield wrapped(filled("disruption-budget.yaml", self._values() | self._budget()))
         if self.options.max_replicas is not None:
-            yield wrapped(filled("autoscaler.yaml", self._values() | self._autoscaling()))
+            scaler = "scaled-object.yaml" if self.options.autoscale == "keda" else "autoscaler.yaml"
+            yield wrapped(filled(scaler, self._values() | self._autoscaling()))
         if self.options.gateway_image is not None:
-            yield from self._gateway(self.options.gateway_image)
+            servers = f"{self.name}-servers"
+            yield self._headless_service(servers)
+            yield from self._gateway(self.options.gateway_image, self.name, ["--server", self._address(servers)])
+        yield from routing_documents(self, self._values())
 
-    def _gateway(self, image: str) -> Iterator[str]:
+    def _headless_service(self, name: str) -> str:
+        values = {"servers": name, "http_port": str(self.options.http_port)}
+        return wrapped(filled("gateway-servers.yaml", self._values() | values))
+
+    def _address(self, service: str) -> str:
+        """Return where a gateway finds the servers of a headless service."""
+        return f"dns+http://{service}:{self.options.http_port}#metrics={self.options.metrics_port}"
+
+    def _gateway(self, image: str, name: str, servers: Sequence[str]) -> Iterator[str]:
+        """Yield the gateway's objects.
+
+        :param servers: the options of the gateway that name its servers.
+        """
         options, stop = self.options, self.start.stop
         # The servers' Service and budget select by name and instance, so the gateway's pods need another name.
-        labels = {"app.kubernetes.io/name": "deepseek-triton-gateway", "app.kubernetes.io/instance": self.name}
-        servers, gateway = f"{self.name}-servers", f"{self.name}-gateway"
+        labels = {"app.kubernetes.io/name": "deepseek-triton-gateway", "app.kubernetes.io/instance": name}
+        gateway = f"{name}-gateway"
         command = [
             *("deepseek-triton", "gateway", "--host", "0.0.0.0", "--triton-model", self.facts.model),
-            *("--server", f"dns+http://{servers}:{options.http_port}#metrics={options.metrics_port}"),
+            *servers,
             *("--drain-seconds", str(stop.exit_timeout_s)),
             *(("--keys", f"{_KEYS_MOUNT}/keys") if options.gateway_keys else ()),
         ]
@@ -96,12 +116,9 @@ class Manifest(Pods):
             "grace_s": str(PRE_STOP_S + stop.exit_timeout_s + SPARE_S),
             "pre_stop_s": str(PRE_STOP_S),
             "keys": self._gateway_keys(),
-            "servers": servers,
-            "http_port": str(options.http_port),
         }
         yield wrapped(filled("gateway-deployment.yaml", values))
         yield wrapped(filled("gateway-service.yaml", values))
-        yield wrapped(filled("gateway-servers.yaml", values))
         budget = {
             "name": yaml_flow(gateway),
             "labels": mapping(labels),
@@ -142,6 +159,8 @@ class Manifest(Pods):
             "server_labels": mapping(server_labels),
             "service": service,
             "service_why": why,
+            "http_port": str(self.options.http_port),
+            "metrics_port": str(self.options.metrics_port),
         }
 
     def _header(self) -> str:
@@ -165,23 +184,10 @@ class Manifest(Pods):
         return wrapped(head) + "\n".join(data_lines(self.files)) + "\n"
 
     def _workload(self) -> str:
-        values = self._values() | {"replicas": self._replicas()}
-        annotations = self._annotations()
+        values = self._values() | {"replicas": self._replicas(), "pod_labels": mapping(self.labels | _ENGINE_LABEL)}
         if self.is_group:
-            facts = self.facts
-            return filled(
-                "leader-worker-set.yaml",
-                values
-                | {
-                    "nodes": str(facts.nodes),
-                    "nodes_why": f"{facts.num_gpus} ranks, {facts.gpus_per_node} on each node. The leader counts.",
-                    "restart_why": "The ranks form one MPI world" if self.uses_ssh else "vLLM's nodes form one group",
-                    "leader_annotations": block(annotations, 8) + "\n" if annotations else "",
-                    "leader": block(self.server(), 8),
-                    "worker": block(self.worker(), 8),
-                },
-            )
-        start = self.start
+            return filled("leader-worker-set.yaml", values | {"spec": block(self._group_spec(), 2)})
+        annotations, start = self._annotations(), self.start
         return filled(
             "deployment.yaml",
             values
@@ -196,6 +202,40 @@ class Manifest(Pods):
                 "pod": block(self.server(), 6),
             },
         )
+
+    def _group_spec(self) -> str:
+        """Return the spec of a LeaderWorkerSet, not indented. A single pod is a group without workers."""
+        facts = self.facts
+        pods = {"leader": self.server(), "worker": self.worker()} if self.is_group else {"worker": self.server()}
+        annotations = self._annotations()
+        with_server = next(iter(pods))
+        world = "The ranks form one MPI world" if self.uses_ssh else "vLLM's nodes form one group"
+        values = {
+            "replicas": textwrap.dedent(self._replicas()),
+            "nodes": str(facts.nodes),
+            "nodes_why": f"{facts.num_gpus} ranks, {facts.gpus_per_node} on each node. The leader counts.",
+            "restart": "RecreateGroupOnPodRestart",
+            "restart_why": f"{world}, which a restarted one can't join. So the whole group is recreated.",
+        }
+        if not self.is_group:
+            values |= {
+                "nodes_why": "One pod has all ranks.",
+                "restart": "None",
+                "restart_why": "The kubelet restarts the container, and the pod stays.",
+            }
+        templates = (
+            filled(
+                "pod-template.yaml",
+                {
+                    "role": role,
+                    "labels": mapping(self.labels | (_ENGINE_LABEL if role == with_server else {})),
+                    "annotations": block(annotations, 4) + "\n" if annotations and role == with_server else "",
+                    "pod": block(pod, 4),
+                },
+            )
+            for role, pod in pods.items()
+        )
+        return filled("group-spec.yaml", values | {"templates": block("".join(templates), 2)})
 
     def _replicas(self) -> str:
         if self.options.max_replicas is not None:
@@ -226,6 +266,7 @@ class Manifest(Pods):
             "scale_why": " It counts groups, by their leaders." if self.is_group else "",
             "target_api": kind[0],
             "target_kind": kind[1],
+            "namespace_name": self.options.namespace or "",
             "replicas_min": str(self.options.replicas),
             "replicas_max": str(self.options.max_replicas),
             "target": str(target or max(1, int((running or 0) * _TARGET_SHARE))),

@@ -49,9 +49,14 @@ Entries = Iterator["Mapping[str, object] | str"]
 
 
 def object_name(facts: LaunchFacts, options: LaunchOptions) -> str:
-    """Return the name of all objects: --name, or the repository's folder as far as Kubernetes takes it."""
-    slug = re.sub(r"[^a-z0-9]+", "-", facts.folder.name.lower())[:MAX_NAME].strip("-")
-    return options.name or (slug if NAME.fullmatch(slug) else "deepseek-triton")
+    """Return the name of all objects: --name, or the name of the repository's folder."""
+    return options.name or slug_of(facts.folder, MAX_NAME)
+
+
+def slug_of(folder: Path, max_length: int) -> str:
+    """Return the folder's name as far as Kubernetes takes it."""
+    slug = re.sub(r"[^a-z0-9]+", "-", folder.name.lower())[:max_length].strip("-")
+    return slug if NAME.fullmatch(slug) else "deepseek-triton"
 
 
 @dataclass(frozen=True, kw_only=True)

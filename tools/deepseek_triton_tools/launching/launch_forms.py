@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from deepseek_triton_tools.launching import docker, kubernetes, local, mpirun, slurm
+from deepseek_triton_tools.launching import docker, kubernetes, kubernetes_pair, local, mpirun, slurm
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
+from deepseek_triton_tools.launching.launched_pair import LaunchedPair
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 
-Problems = Callable[[LaunchFacts, LaunchOptions], Iterable[str]]
+Launched = TypeVar("Launched", LaunchFacts, LaunchedPair)
+"""The facts about one repository, or about a pair of them."""
+Problems = Callable[[Launched, LaunchOptions], Iterable[str]]
 """Each problem is one line."""
 
 
-def _none(facts: LaunchFacts, options: LaunchOptions) -> Iterable[str]:
+def _none(facts: object, options: LaunchOptions) -> Iterable[str]:
     return ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchForm:
-    render: Callable[[LaunchFacts, LaunchOptions], str]
+class LaunchForm(Generic[Launched]):
+    render: Callable[[Launched, LaunchOptions], str]
     """The text that starts the repository, and runs as it is. A ToolError is raised when start.sh refuses."""
-    refusals: Problems
+    refusals: Problems[Launched]
     """Reasons why the text can't be rendered."""
-    unmet_requirements: Problems = _none
+    unmet_requirements: Problems[Launched] = _none
     """Things that this machine lacks to run the text."""
-    warnings: Problems = _none
+    warnings: Problems[Launched] = _none
     """Things that would be wrong only if the text were run on this machine."""
     program: str | None = None
     """The program that has to be on PATH to run the text."""
@@ -33,7 +37,9 @@ class LaunchForm:
     """The command that reads the text from standard input. Empty: the text is a script that replaces this process."""
 
 
-LAUNCH_FORMS: Mapping[str, LaunchForm] = {
+_KUBECTL = ("kubectl", "apply", "--server-side", "--filename", "-")
+
+LAUNCH_FORMS: Mapping[str, LaunchForm[LaunchFacts]] = {
     "local": LaunchForm(render=local.render, refusals=local.refusals, unmet_requirements=local.unmet_requirements),
     "docker": LaunchForm(
         render=docker.render, refusals=docker.refusals, unmet_requirements=docker.unmet_requirements, program="docker"
@@ -53,6 +59,16 @@ LAUNCH_FORMS: Mapping[str, LaunchForm] = {
         refusals=kubernetes.refusals,
         unmet_requirements=kubernetes.unmet_requirements,
         program="kubectl",
-        command=("kubectl", "apply", "--server-side", "--filename", "-"),
+        command=_KUBECTL,
+    ),
+}
+
+PAIR_FORMS: Mapping[str, LaunchForm[LaunchedPair]] = {
+    "kubernetes": LaunchForm(
+        render=kubernetes_pair.render,
+        refusals=kubernetes_pair.refusals,
+        unmet_requirements=kubernetes_pair.unmet_requirements,
+        program="kubectl",
+        command=_KUBECTL,
     ),
 }

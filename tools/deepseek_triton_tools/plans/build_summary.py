@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deepseek_triton_build import (
     DEFAULT_FORMAT,
     FORMATS,
+    File,
     Plan,
     PlanRequest,
     ReplacementError,
@@ -48,15 +50,9 @@ def build(
     files = format_files(format, plan, version=__version__)
     changes: list[str] = []
     change = _quant_config(plan) if quant_config else None
-    try:
-        # The checkpoint is changed after all files could be written, and before they are moved to their place.
-        is_replaced = write_repository(
-            files, output, force=force, before=None if change is None else lambda: changes.append(_apply(change))
-        )
-    except ReplacementError as error:
-        for line in error.diff.splitlines():
-            complain(line)
-        raise
+    # The checkpoint is changed after all files could be written, and before they are moved to their place.
+    before = None if change is None else lambda: changes.append(_apply(change))
+    is_replaced = write_folder(files, output, force=force, before=before)
     with to_reader():
         if as_json:
             document = {
@@ -79,18 +75,32 @@ def build(
 SCHEMA = "deepseek-triton/build/1"
 
 
+def write_folder(files: list[File], output: Path, *, force: bool, before: Callable[[], None] | None = None) -> bool:
+    """Do what `write_repository` does, and show the difference where --force is needed."""
+    try:
+        return write_repository(files, output, force=force, before=before)
+    except ReplacementError as error:
+        for line in error.diff.splitlines():
+            complain(line)
+        raise
+
+
 def summary(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT, is_replaced: bool = False) -> list[str]:
     """Return what a person wants to know after a build, one thing a line."""
-    script = shlex.quote(f"{output}/{FORMATS[format].start}")
     wrote = "wrote" if not is_replaced else "replaced"
-    lines = [f"{wrote} {output}: {plan.variant.title}, as {FORMATS[format].title}"]
+    title = f"{wrote} {output}: {plan.variant.title}, as {FORMATS[format].title}"
+    return [title, *details(plan, output, format=format)]
+
+
+def details(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT) -> list[str]:
+    """Return what `summary` says of the plan and of its start."""
+    script = shlex.quote(f"{output}/{FORMATS[format].start}")
     if plan.gpu is None or plan.budget is None or plan.profile is None:
-        return [*lines, f"  {plan.engine} engine", f"run it here: deepseek-triton serve {shlex.quote(str(output))}"]
+        return [f"  {plan.engine} engine", f"run it here: deepseek-triton serve {shlex.quote(str(output))}"]
     budget = plan.budget
     recipe = f", recipe {plan.recipe.id}" if plan.recipe else ""
     runs = min(plan.max_concurrency, budget.concurrent_requests(plan.workload.isl or 0, plan.workload.osl or 0))
     return [
-        *lines,
         f"  {plan.precision}, profile {plan.profile.name}{recipe}",
         f"  {plan.world_size} x {plan.gpu.title}: of {budget.memory / GIB:.0f} GiB each, "
         f"{budget.weights / GIB:.1f} weights, {budget.kv_cache / GIB:.1f} KV cache ({budget.kv_tokens:,} tokens), "

@@ -71,7 +71,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "max_concurrency": plan.max_concurrency or None,
         "host_memory_bytes": plan.host_memory or None,
         "launch": dataclasses.asdict(launch(plan)),
-        "warnings": [_warning(warned) for warned in plan.warnings],
+        "warnings": [warning_document(warned) for warned in plan.warnings],
         "omissions": [dataclasses.asdict(omission) for omission in plan.omissions],
     }
 
@@ -158,7 +158,8 @@ def _memory(budget: Budget) -> dict[str, int]:
     }
 
 
-def _warning(warned: PlanWarning) -> dict[str, Any]:
+def warning_document(warned: PlanWarning) -> dict[str, Any]:
+    """Return a broken rule for json.dumps."""
     rule, violation = warned.rule, warned.violation
     return {
         "code": rule.code,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deepseek_triton_build import Budget, EnvironmentVariable, Plan, Setting, footnotes
+from deepseek_triton_build import Budget, DisaggregatedPlan, EnvironmentVariable, Plan, Setting, footnotes
 from deepseek_triton_build.arithmetic import GIB
 from deepseek_triton_build.text import yaml_flow
 from deepseek_triton_tools.plans.plan_document import concurrency, launch, plan_document
@@ -265,7 +265,7 @@ def _decimal(size: int) -> str:
     return f"{size / 1e9:,.0f} GB" if size >= 1e9 else f"{size / 1e6:,.0f} MB"
 
 
-def show_warnings(plan: Plan) -> None:
+def show_warnings(plan: Plan | DisaggregatedPlan) -> None:
     """Print the rules that the plan breaks without being refused."""
     if not plan.warnings:
         return

@@ -173,6 +173,11 @@ def _problem(source: str, folder: Path) -> str | None:
         return f"{safe_name(source)} is empty; {written}"
     if (folder.parent / START_SCRIPT).is_file() and not (folder / START_SCRIPT).is_file():
         return f"{safe_name(source)} is one model of a repository: name {safe_name(str(folder.parent))}"
+    if not (folder / START_SCRIPT).is_file() and (folder / "generation" / START_SCRIPT).is_file():
+        return (
+            f"{safe_name(source)} is a pair, which launch slurm and launch kubernetes start: name one of its "
+            "repositories, context/ or generation/"
+        )
     if not (folder / START_SCRIPT).is_file():
         return f"{safe_name(source)} has no {START_SCRIPT}; {written}"
     if not _version_dirs(folder):

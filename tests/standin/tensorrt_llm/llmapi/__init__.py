@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tensorrt_llm._record import RECORD
 from tensorrt_llm.llmapi.llm import LLM, RequestOutput
 from tensorrt_llm.llmapi.mpi_session import MpiCommSession
 from tensorrt_llm.llmapi.result import CompletionOutput, RequestError
@@ -16,3 +17,8 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
 ]
+
+if "disaggregated_params" in RECORD:  # a release without it has not the name
+    from tensorrt_llm.disaggregated_params import DisaggregatedParams
+
+    __all__ += ["DisaggregatedParams"]

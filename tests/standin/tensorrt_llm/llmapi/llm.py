@@ -17,6 +17,7 @@ from tensorrt_llm._detokenizer import Detokenizer
 from tensorrt_llm._engine import Engine, Responses, Sequence
 from tensorrt_llm._launched import launched_ranks
 from tensorrt_llm._record import RECORD, Sampler, is_met
+from tensorrt_llm.disaggregated_params import DisaggregatedParams
 from tensorrt_llm.llmapi.llm_args import checked_llm_args, mtp_layers
 from tensorrt_llm.llmapi.result import GenerationResult, RequestError
 from tensorrt_llm.sampling_params import SamplingParams
@@ -56,6 +57,8 @@ class LLM:
             keeps_statistics=bool(self._llm_args["enable_iter_perf_stats"]),
         )
 
+        self._context_numbers = itertools.count(1)
+
     @property
     def tokenizer(self) -> StandinTokenizer | None:
         return self._tokenizer
@@ -75,10 +78,13 @@ class LLM:
         prompt, prompt_token_ids = self._tokenized(inputs, params)
         stream_interval = self._llm_args.get("stream_interval", 1) if given.get("streaming") else None
         sequence = Sequence(prompt_token_ids, params, stream_interval, self._sampler, Responses(loop))
+        unserved = self._take_part(sequence, given.get("disaggregated_params"), inputs, params)
         output = RequestOutput(prompt, sequence, prompt_token_ids, self._detokenizer(params, stream_interval))
         limit = self._llm_args["max_seq_len"] or _DEFAULT_MAX_SEQ_LEN
         room = limit - len(prompt_token_ids)
-        if room <= 0:
+        if unserved:
+            sequence.fail(unserved)
+        elif room <= 0:
             sequence.fail(f"`default_max_tokens` ({room}) must be greater than 0, max_seq_len is {limit}")
         else:
             self._executor.submit(sequence)
@@ -123,6 +129,32 @@ class LLM:
         for need in RECORD["sampler"]["needs"]:
             if "value" in need and self._llm_args["guided_decoding_backend"] and not is_met(need, self._llm_args):
                 raise ValueError(f"guided decoding {need['why']}")
+
+    def _take_part(self, sequence: Sequence, part: Any, inputs: Any, params: Any) -> str:
+        """Make a sequence that of one server's part; return why the worker refuses it, or ""."""
+        if part is None or part.request_type in (None, "context_and_generation"):
+            return ""
+        if not (self._llm_args["cache_transceiver_config"] or {}).get("backend"):
+            raise ValueError(f"{part.request_type} needs a cache_transceiver_config with a backend")
+        if params.guided_decoding is not None or params.logprobs:
+            raise NotImplementedError("not established for a part of a request")
+        if part.request_type == "generation_only":
+            if isinstance(inputs, str) or not part.first_gen_tokens or not part.opaque_state:
+                raise ValueError("generation_only needs the token ids of the prompt, the first ones and opaque_state")
+            sequence.go_on(part.opaque_state, part.first_gen_tokens)
+            return ""
+        params.max_tokens = 1  # in the caller's object, as TensorRT-LLM does it
+        sequence.hold = self._hold
+        is_ordered = self._llm_args["disable_overlap_scheduler"]
+        return "" if is_ordered else "Context only requests are not supported when the overlap scheduler is enabled"
+
+    def _hold(self, num_blocks: int) -> Any:
+        assert self._executor is not None
+        return DisaggregatedParams(
+            request_type="context_only",
+            ctx_request_id=next(self._context_numbers),
+            opaque_state=self._executor.kv_sender.hold(num_blocks),
+        )
 
     def _detokenizer(self, params: Any, stream_interval: int | None) -> Detokenizer | None:
         return Detokenizer(params, stream_interval) if params.detokenize and self._tokenizer is not None else None

@@ -28,6 +28,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     generation_logits: Any = None
+    disaggregated_params: Any = None
     _last_text_len: int = field(default=0, init=False, repr=False)
     _last_token_ids_len: int = field(default=0, init=False, repr=False)
 
@@ -116,7 +117,7 @@ class GenerationResult:
         return self
 
     def _handle(self, response: Response) -> None:
-        token_ids, logprobs, finish_reason, stop_reason, error, cached_tokens, metrics = response
+        token_ids, logprobs, finish_reason, stop_reason, error, cached_tokens, metrics, part = response
         if error is not None:
             self._done = True
             raise RequestError(error) if isinstance(error, str) else error
@@ -132,6 +133,7 @@ class GenerationResult:
         if finish_reason is None:
             return
         self._done = True
+        output.disaggregated_params = part
         output.finish_reason, output.stop_reason = finish_reason, stop_reason
         if _HAS_PERF_METRICS:
             output.request_perf_metrics = metrics

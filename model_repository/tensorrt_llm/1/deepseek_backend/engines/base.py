@@ -190,6 +190,8 @@ class EngineStats:
     """Number of requests accepted and not yet scheduled."""
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
+    tokens_per_block: int = 0
+    """Tokens in a KV cache block; 0 where the engine does not report them."""
     num_draft_tokens: int = 0
     """Number of tokens proposed by speculative decoding since start."""
     num_accepted_draft_tokens: int = 0

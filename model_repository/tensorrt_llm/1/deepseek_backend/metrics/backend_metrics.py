@@ -52,6 +52,10 @@ class Family:
 
 
 PREFIX = "deepseek_triton_"
+ROUTING_PREFIX = "nv_trt_llm_"
+"""Prefix of the two families that Triton's C++ backend for TensorRT-LLM has too. Routers read them by these names and
+labels: Triton itself for its ORCA header (server/src/orca_http.cc), and the endpoint picker of the Gateway API
+(llm-d-inference-scheduler, core-metrics-extractor)."""
 _CODES = tuple(code.value for code in ErrorCode)
 
 
@@ -107,6 +111,20 @@ RUNNING = _gauge("engine_running_requests", "Sequences in the engine's running b
 WAITING = _gauge("engine_waiting_requests", "Sequences that wait in the engine to be scheduled.")
 KV_USED = _gauge("kv_cache_used_blocks", "KV cache blocks in use.")
 KV_CAPACITY = _gauge("kv_cache_capacity_blocks", "KV cache blocks in total; 0 where the engine does not report them.")
+ROUTED_REQUESTS = Family(
+    name=ROUTING_PREFIX + "request_metrics",
+    kind=Kind.GAUGE,
+    help="Sequences that wait in the engine, that its running batch has, and both together (active).",
+    labels=("request_type",),
+    known_values=("waiting", "scheduled", "active"),
+)
+ROUTED_BLOCKS = Family(
+    name=ROUTING_PREFIX + "kv_cache_block_metrics",
+    kind=Kind.GAUGE,
+    help="KV cache blocks in use, free and in total (max), tokens in a block, and the share in use, from 0 to 1.",
+    labels=("kv_cache_block_type",),
+    known_values=("used", "free", "max", "tokens_per", "fraction"),
+)
 ENGINE_STAT = _gauge("engine_stat", "Other numbers that this engine reports, by name.", "name")
 LAST_TOKEN_AGE = _gauge(
     "last_token_age_seconds",
@@ -287,6 +305,7 @@ class BackendMetrics:
         with self._lock:
             for family, value in state.items():
                 self._values[family][()] = value
+            self._set_routed(stats)
             for name, value in stats.extra.items():
                 self._values[ENGINE_STAT][(name,)] = value
 
@@ -306,6 +325,16 @@ class BackendMetrics:
         """Return a copy of every histogram."""
         with self._lock:
             return [histogram.copy() for histogram in self._histograms.values()]
+
+    def _set_routed(self, stats: EngineStats) -> None:
+        used, total = stats.kv_blocks_used, stats.kv_blocks_total
+        waiting, running = stats.num_waiting, stats.num_running
+        for family, numbers in (
+            (ROUTED_REQUESTS, (waiting, running, waiting + running)),
+            (ROUTED_BLOCKS, (used, total - used, total, stats.tokens_per_block, used / total if total else 0)),
+        ):
+            for value, number in zip(family.known_values, numbers, strict=True):
+                self._values[family][(value,)] = number
 
     def _add(self, family: Family, number: float, *values: str) -> None:
         series = self._values[family]

@@ -176,6 +176,7 @@ class ReferenceEngine:
             num_waiting=batch.num_waiting + len(self._arrivals),
             kv_blocks_used=batch.num_cached_tokens,
             kv_blocks_total=self._options.max_num_seqs * self.capabilities.max_seq_len,
+            tokens_per_block=1,
         )
 
     def stop(self) -> None:

@@ -174,6 +174,7 @@ class SimulatedEngine:
             num_waiting=len(scheduler.waiting),
             kv_blocks_used=scheduler.num_blocks_used,
             kv_blocks_total=scheduler.num_blocks,
+            tokens_per_block=scheduler.limits.tokens_per_block,
             num_draft_tokens=scheduler.num_drafted,
             num_accepted_draft_tokens=scheduler.num_accepted,
             extra={

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from deepseek_backend.contract import ErrorCode
-from deepseek_backend.errors import RequestError, describe
+from deepseek_backend.errors import BackendError, ContextLostError, RequestError, describe
 
 MAX_FAULTS_IN_A_ROW = 3
 """Number of faults without a token in between, after which the engine will not recover."""
@@ -22,10 +22,19 @@ to their memory."""
 _BAD_GUIDE = "Guided decoding error"
 """Beginning of a message of tensorrt_llm/_torch/pyexecutor/guided_decoder.py, which fails the one request whose guide
 it can't compile."""
+_TRANSFER_FAILED = "kv cache transfer"
+"""Part of the messages "Error in kv cache transfer for generation requests" of tensorrt_llm/_torch/pyexecutor/
+py_executor.py, and of later ones; in any case. They fail only the requests whose transfer failed or timed out."""
 
 
-def worker_refusal(message: str, *, guided: bool) -> RequestError | None:
-    """Return the refusal of a request, if the worker's message is known to mean that the client is at fault."""
+def worker_refusal(message: str, *, guided: bool, shared: bool) -> BackendError | None:
+    """Return the error of a request, if the worker's message is known to concern that request alone.
+
+    :param guided: the request has a guide.
+    :param shared: another server computes a part of the request.
+    """
+    if shared and _TRANSFER_FAILED in message.lower():
+        return ContextLostError(f"TensorRT-LLM could not hand the KV cache over: {message}")
     if _TOO_LONG in message:
         return RequestError(f"the prompt is too long for this model: {message}", code=ErrorCode.PROMPT_TOO_LONG)
     if guided and message.startswith(_BAD_GUIDE):

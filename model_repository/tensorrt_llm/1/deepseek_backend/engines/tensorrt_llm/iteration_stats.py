@@ -17,6 +17,7 @@ class IterationStats:
     """Number of requests that the engine holds and has not scheduled."""
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
+    tokens_per_block: int = 0
     num_draft_tokens: int = 0
     """Sum over all iterations."""
     num_accepted_draft_tokens: int = 0
@@ -35,6 +36,7 @@ class IterationStats:
         self.num_queued = _whole(values, "numQueuedRequests")
         self.kv_blocks_used = _whole(cache, "usedNumBlocks")
         self.kv_blocks_total = _whole(cache, "maxNumBlocks")
+        self.tokens_per_block = _whole(cache, "tokensPerBlock")
         self.num_draft_tokens += _whole(drafts, "numDraftTokens")
         self.num_accepted_draft_tokens += _whole(drafts, "numAcceptedTokens")
         self.extra = {

@@ -14,6 +14,7 @@ from typing import Any
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines.base import TEXT_LAYER_FIELDS, Capabilities
 from deepseek_backend.engines.tensorrt_llm.placement import VISIBLE_DEVICES
+from deepseek_backend.engines.tensorrt_llm.shared_requests import SharingSupport
 from deepseek_backend.errors import ConfigError, EngineError, describe
 from deepseek_backend.release import EngineRelease, SamplerSupport
 
@@ -88,6 +89,7 @@ def make_capabilities(
     max_prompt_bytes: int | None,
     *,
     has_statistics: bool,
+    sharing: SharingSupport,
     version: str = "",
 ) -> Capabilities:
     """Return what the engine can do.
@@ -100,6 +102,8 @@ def make_capabilities(
         unsupported["best_of"] = f"needs logprobs to choose by; {unsupported['logprobs']}"
     else:
         unsupported.pop("best_of", None)
+    if sharing.refusal:
+        unsupported["request_type"] = sharing.refusal
     return Capabilities(
         sampling_fields=support.fields | APPLIED_OUTSIDE,
         max_seq_len=max_seq_len,
@@ -107,6 +111,7 @@ def make_capabilities(
         bos_token=bos_token,
         version=version,
         whole_answers=has_statistics and "return_perf_metrics" in support.fields,
+        handover_form=sharing.form,
         formats_refused=unsupported.get("guided_structural_tag") or support.formats_refused,
         unsupported=unsupported,
     )

@@ -46,20 +46,14 @@ class OutputIncrements:
         """
         output = self._output.outputs[0]  # read once, because each access copies or sorts a list
         reason = output.finish_reason
-        if reason is None:
-            text = complete_text(output.text, self._num_chars_sent, final=False)
-        else:
-            text = complete_text(
-                whole_text(output.text, output.token_ids, self._decode), self._num_chars_sent, final=True
-            )
-        token_ids = output.token_ids[self.num_tokens_sent :]
+        token_ids = self._new_token_ids(output)
+        text = self._new_text(output, token_ids)
         logprobs: Sequence[TokenLogprobs] = ()
         if self._sampling.logprobs is not None:
             may_be_short = reason == "cancelled" or (reason is None and cut_short)
             token_ids, logprobs = self._with_logprobs(output, token_ids, may_be_short=may_be_short)
         step = Step(text, token_ids, logprobs=logprobs)
-        step.num_cached_tokens = getattr(self._output, "cached_tokens", 0) or 0  # from 1.2 on
-        self._num_chars_sent += len(text)
+        step.num_cached_tokens = num_cached_tokens(self._output)
         self.num_tokens_sent += len(token_ids)
         if reason is not None:
             step.finish_reason, step.stop_reason = finish_reason(reason), output.stop_reason
@@ -68,6 +62,18 @@ class OutputIncrements:
             if self._sampling.return_perf_metrics and output.request_perf_metrics is not None:
                 step.perf_metrics = perf_metrics(output.request_perf_metrics)
         return step
+
+    def _new_token_ids(self, output: Any) -> Sequence[int]:
+        token_ids: Sequence[int] = output.token_ids[self.num_tokens_sent :]
+        return token_ids
+
+    def _new_text(self, output: Any, token_ids: Sequence[int]) -> str:
+        """Return the text of `token_ids`, the new ones, with what was held back before them."""
+        final = output.finish_reason is not None
+        whole = whole_text(output.text, output.token_ids, self._decode) if final else output.text
+        text = complete_text(whole, self._num_chars_sent, final=final)
+        self._num_chars_sent += len(text)
+        return text
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._sampling.skip_special_tokens is not False)
@@ -81,3 +87,8 @@ class OutputIncrements:
         if may_be_short:
             token_ids = token_ids[: len(entries)]
         return token_ids, token_logprobs(token_ids, entries, self._sampling, self._tokenizer.text)
+
+
+def num_cached_tokens(output: Any) -> int:
+    """Return a RequestOutput's number of prompt tokens from the KV cache, which is known from 1.2 on."""
+    return getattr(output, "cached_tokens", 0) or 0

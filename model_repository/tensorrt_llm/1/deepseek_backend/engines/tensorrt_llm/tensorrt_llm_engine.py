@@ -65,6 +65,17 @@ from deepseek_backend.engines.tensorrt_llm.loading import (
 from deepseek_backend.engines.tensorrt_llm.output_increments import OutputIncrements
 from deepseek_backend.engines.tensorrt_llm.ranks import forget_launcher, lead_or_work, world_size
 from deepseek_backend.engines.tensorrt_llm.requested_logprobs import num_logprobs
+from deepseek_backend.engines.tensorrt_llm.shared_requests import (
+    ContextAnswer,
+    ContinuedAnswer,
+    GrowingText,
+    SharingSupport,
+    fetches,
+    first_step,
+    is_shared,
+    part_arguments,
+    sharing_support,
+)
 from deepseek_backend.engines.tensorrt_llm.translation import guide, refuse_conflicts, sampling_params
 from deepseek_backend.errors import (
     ASK_ANOTHER,
@@ -93,6 +104,9 @@ ABORT_TIMEOUT_S = 5.0
 """Seconds that TensorRT-LLM gets to end an aborted request, before this engine ends it."""
 WHOLE_ABORT_TIMEOUT_S = 2.0
 """The same for an answer that comes whole: its client waits for the text so far. No iteration takes longer."""
+FETCH_TIMEOUT_S = 60.0
+"""Seconds for which the KV cache of a request that has ended is waited for. TensorRT-LLM's own limit, where it has one,
+is kv_transfer_timeout_ms."""
 
 
 @dataclass(eq=False)
@@ -104,7 +118,7 @@ class _Open:
     task: asyncio.Task[None] | None = None
     output: Any = None
     """The RequestOutput; like `increments`, None until the prompt is tokenised."""
-    increments: OutputIncrements | None = None
+    increments: OutputIncrements | ContextAnswer | None = None
     has_output: bool = False
     """Whether `output` has grown since the last step; the request is in `_with_output` then."""
     deadline: asyncio.TimerHandle | None = None
@@ -112,6 +126,11 @@ class _Open:
     num_faults: int = 0
     """Value of Faults.count when the request was last known to be well."""
     num_input_tokens: int = 0
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether a context server may still keep the KV cache. The first response of TensorRT-LLM comes after it."""
+        return fetches(self.request) and (self.output is None or not self.output.outputs[0].token_ids)
 
     @property
     def num_tokens_sent(self) -> int:
@@ -123,6 +142,7 @@ class _Loaded:
     """Everything that `start` finds out."""
 
     support: SamplerSupport
+    sharing: SharingSupport
     tokenizer: PromptTokenizer
     capabilities: Capabilities
     max_prompt_tokens: int
@@ -159,6 +179,8 @@ class TensorRTLLMEngine:
         self._flush_is_due = False
         """Whether `_flush` is scheduled."""
         self._iterations = IterationStats()
+        self._watching: asyncio.Task[None] | None = None
+        """The task that reads the iteration statistics, where there are such."""
         self._reports_iterations = True
         """Reading the iteration statistics has not failed."""
 
@@ -181,6 +203,7 @@ class TensorRTLLMEngine:
         llm_args = resolved_llm_args(self._config, os.environ, release)
         longest = max_seq_len(llm_args)
         support = release.sampler_support(llm_args)
+        sharing = sharing_support(release, llm_args)
         with timed(self._load_seconds, "import"):
             package = import_tensorrt_llm(release, self._allow_version_mismatch)
             self._llmapi = importlib.import_module("tensorrt_llm.llmapi")
@@ -190,10 +213,11 @@ class TensorRTLLMEngine:
             self._loop.start(lambda: self._load(package, llm_args, objects))
         logger.info("TensorRT-LLM %s has loaded %s", package.__version__, self._config.model)
         if llm_args.get("enable_iter_perf_stats"):
-            self._loop.call(lambda: self._keep(self._watch_iterations()))
+            self._loop.call(self._watch)
         tokenizer = PromptTokenizer(self._llm.tokenizer)
         self._loaded = _Loaded(
             support=support,
+            sharing=sharing,
             tokenizer=tokenizer,
             capabilities=make_capabilities(
                 longest,
@@ -201,6 +225,7 @@ class TensorRTLLMEngine:
                 tokenizer.bos_token,
                 tokenizer.max_prompt_bytes(longest),
                 has_statistics=bool(llm_args.get("enable_iter_perf_stats")),
+                sharing=sharing,
                 version=str(package.__version__),
             ),
             max_prompt_tokens=max_prompt_tokens(llm_args, release, longest),
@@ -260,6 +285,7 @@ class TensorRTLLMEngine:
             num_waiting=len(requests) - num_running,
             kv_blocks_used=iterations.kv_blocks_used,
             kv_blocks_total=iterations.kv_blocks_total,
+            tokens_per_block=iterations.tokens_per_block,
             num_draft_tokens=iterations.num_draft_tokens,
             num_accepted_draft_tokens=iterations.num_accepted_draft_tokens,
             extra=iterations.extra,
@@ -294,6 +320,9 @@ class TensorRTLLMEngine:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def _watch(self) -> None:
+        self._watching = self._keep(self._watch_iterations())
 
     async def _watch_iterations(self) -> None:
         try:
@@ -330,7 +359,13 @@ class TensorRTLLMEngine:
 
     async def _generate(self, entry: _Open) -> None:
         request = entry.request
-        params = self._sampling_params(request)
+        try:
+            params = self._sampling_params(request)
+        except RequestError as error:
+            if not entry.is_fetching:
+                raise
+            self._finish(entry, Step(error=error))  # but the KV cache is fetched
+            params = {}
         token_ids = await self._prompt_token_ids(request)
         entry.num_input_tokens = len(token_ids)
         params["max_tokens"] = self._max_tokens(request, len(token_ids))
@@ -338,6 +373,17 @@ class TensorRTLLMEngine:
             self._finish(entry, Step(finish_reason="cancelled"))
             return
         entry.num_faults = self._faults.count
+        if is_shared(request):
+            self._submit_part(entry, params, token_ids)
+        else:
+            self._submit_whole(entry, params, token_ids)
+        if entry.output is not None:
+            async for _ in entry.output:  # always the same object; no turn of the loop while responses are waiting
+                if not entry.has_output:
+                    self._note_output(entry)
+
+    def _submit_whole(self, entry: _Open, params: dict[str, Any], token_ids: list[int]) -> None:
+        request = entry.request
         streaming = request.wants_steps or not self._reports_iterations or bool(guide(request.sampling))
         if not streaming:
             params["return_perf_metrics"] = True  # for the time to the first token
@@ -346,9 +392,31 @@ class TensorRTLLMEngine:
                 inputs=token_ids, sampling_params=self._llmapi.SamplingParams(**params), streaming=streaming
             )
         entry.increments = OutputIncrements(request, entry.output, self._known.tokenizer, is_whole=not streaming)
-        async for _ in entry.output:  # always the same object; no turn of the loop while responses are waiting
-            if not entry.has_output:
-                self._note_output(entry)
+
+    def _submit_part(self, entry: _Open, params: dict[str, Any], token_ids: list[int]) -> None:
+        """Submit this server's part of a shared request, unless the context server has done all of it.
+
+        Where nobody waits for the part any more, it is submitted all the same, to fetch the KV cache.
+        """
+        request, known = entry.request, self._known
+        text = GrowingText(known.tokenizer, request.sampling)
+        if (handover := request.handover) is not None:
+            begun = first_step(request, handover, text, is_whole=params["max_tokens"] == 1)
+            if begun.finish_reason is not None:
+                self._finish(entry, begun)
+            elif self._is_open(entry):
+                self._deliver(entry, begun)
+        if not self._is_open(entry):
+            if not entry.is_fetching:
+                return
+            params = {"max_tokens": 1}
+        with self._refusals():
+            arguments = part_arguments(request, params, token_ids, self._llmapi)
+            entry.output = self._llm.generate_async(**arguments)
+        if handover is None:
+            entry.increments = ContextAnswer(request, entry.output, text, known.capabilities.handover_form, token_ids)
+        else:
+            entry.increments = ContinuedAnswer(request, entry.output, text, known.tokenizer, known.sharing)
 
     async def _prompt_token_ids(self, request: GenerateRequest) -> list[int]:
         encode = self._known.tokenizer.prompt_token_ids
@@ -370,6 +438,8 @@ class TensorRTLLMEngine:
         :raises RequestError: for values or combinations that this release's sampler does not support.
         """
         support, sampling = self._known.support, request.sampling
+        if is_shared(request):
+            self._known.sharing.check(request)
         refuse_conflicts(sampling, support.conflicts)
         params = sampling_params(request, seeded="seed" in support.fields)
         if (most := num_logprobs(sampling, support.logprobs)) is not None:
@@ -381,7 +451,10 @@ class TensorRTLLMEngine:
 
     def _max_tokens(self, request: GenerateRequest, num_input_tokens: int) -> int:
         """Return max_tokens, cut to the room that the context leaves."""
-        check_prompt_length(num_input_tokens, self._known.max_prompt_tokens, limit="max_seq_len or max_num_tokens")
+        if fetches(request):  # no iteration has to hold the prompt
+            check_prompt_length(num_input_tokens, self.capabilities.max_seq_len - 1)
+        else:
+            check_prompt_length(num_input_tokens, self._known.max_prompt_tokens, limit="max_seq_len or max_num_tokens")
         return min(request.max_tokens, self.capabilities.max_seq_len - num_input_tokens)
 
     def _note_output(self, entry: _Open) -> None:
@@ -399,10 +472,14 @@ class TensorRTLLMEngine:
     def _take(self, entry: _Open, *, cut_short: bool) -> None:
         """Take a step from `entry`, of everything read since the last. Raises nothing: a failure ends this request."""
         entry.has_output = False
-        if self._open.get(entry.request.request_id) is not entry:
-            return  # it has had its last step, because the engine died while its task went on reading
+        if not self._is_open(entry):  # the engine died while its task went on reading, or it had only to fetch
+            if fetches(entry.request):
+                self._abort_output(entry)
+            return
         try:
-            increments: OutputIncrements = require(entry.increments, "a request has output before it was submitted")
+            increments: OutputIncrements | ContextAnswer = require(
+                entry.increments, "a request has output before it was submitted"
+            )
             step = increments.take(cut_short=cut_short)
         except Exception as error:  # output that makes no sense counts as a failure to read it
             self._end_with(entry, error)
@@ -428,6 +505,12 @@ class TensorRTLLMEngine:
             if entry.deadline is not None:
                 entry.deadline.cancel()
             self._deliver(entry, step)
+            if entry.is_fetching:
+                asyncio.get_running_loop().call_later(FETCH_TIMEOUT_S, self._leave_fetch, entry)
+
+    def _is_open(self, entry: _Open) -> bool:
+        """Whether the request has not had its last step."""
+        return self._open.get(entry.request.request_id) is entry
 
     def _deliver(self, entry: _Open, step: Step) -> None:
         step.num_input_tokens = entry.num_input_tokens
@@ -461,6 +544,9 @@ class TensorRTLLMEngine:
         entry = self._open.get(request_id)
         if entry is None or entry.deadline is not None:
             return
+        if entry.is_fetching:  # TensorRT-LLM would drop the transfer, and the context server keep the KV cache for ever
+            self._finish(entry, Step(finish_reason="cancelled"))
+            return
         timeout_s = ABORT_TIMEOUT_S if entry.request.wants_steps else WHOLE_ABORT_TIMEOUT_S
         entry.deadline = asyncio.get_running_loop().call_later(timeout_s, self._give_up, entry)
         self._abort_output(entry)
@@ -473,6 +559,12 @@ class TensorRTLLMEngine:
                 entry.output.abort()
         except Exception:  # the request is ended by this engine all the same
             logger.exception("TensorRT-LLM can't abort the request %s", entry.request.request_id)
+
+    def _leave_fetch(self, entry: _Open) -> None:
+        """End the task of a request that has ended, and has waited for its KV cache long enough."""
+        self._abort_output(entry)
+        if entry.task is not None:
+            entry.task.cancel()
 
     def _give_up(self, entry: _Open) -> None:
         """End an aborted request here: TensorRT-LLM never answers for one that waits in its queue."""
@@ -493,12 +585,13 @@ class TensorRTLLMEngine:
                 task.cancel()
 
     async def _end_requests(self) -> None:
-        """Abort every request, and wait until it has ended."""
+        """Abort every request, and wait until it has ended and has fetched its KV cache."""
         self._fatal = self._fatal or f"the engine is stopping{ASK_ANOTHER}"
-        tasks = [entry.task for entry in self._open.values() if entry.task is not None]
+        tasks = self._tasks - {self._watching, asyncio.current_task()}
         for request_id in list(self._open):
             self._abort(request_id)
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.wait(tasks, timeout=ABORT_TIMEOUT_S + 1)
         others = list(self._tasks)
         for task in others:
             task.cancel()
@@ -521,8 +614,9 @@ class TensorRTLLMEngine:
         logger.error("a request failed in TensorRT-LLM", exc_info=error)
         return EngineError(f"TensorRT-LLM failed: {describe(error)}")
 
-    def _worker_refusal(self, entry: _Open, error: Exception) -> RequestError | None:
-        return worker_refusal(str(error), guided=bool(guide(entry.request.sampling)))
+    def _worker_refusal(self, entry: _Open, error: Exception) -> BackendError | None:
+        request = entry.request
+        return worker_refusal(str(error), guided=bool(guide(request.sampling)), shared=is_shared(request))
 
     def _reason_beyond_use(self, entry: _Open, error: Exception) -> str:
         """Return why the engine is beyond use, after `error` has ended `entry`; "" while it is not."""

@@ -41,12 +41,13 @@ class SchedulerNumbers:
             self._prefix_hits += prefix.hits
         self._latest[rank] = (scheduler_stats.num_running_reqs, scheduler_stats.kv_cache_usage)
 
-    def engine_stats(self, *, num_open: int, num_blocks: int) -> EngineStats:
+    def engine_stats(self, *, num_open: int, num_blocks: int, tokens_per_block: int) -> EngineStats:
         """Return the numbers.
 
         :param num_open: requests that have not had their last step. There is no iteration, and so no report, when the
             last one is aborted.
         :param num_blocks: KV cache blocks of all ranks, which have the same number each.
+        :param tokens_per_block: 0 where it is not known, as before the start.
         """
         latest = list(self._latest.values())
         num_running = min(num_open, sum(running for running, _ in latest))
@@ -56,6 +57,7 @@ class SchedulerNumbers:
             num_waiting=num_open - num_running,
             kv_blocks_used=round(usage * num_blocks),
             kv_blocks_total=num_blocks,
+            tokens_per_block=tokens_per_block,
             num_draft_tokens=self._num_draft_tokens,
             num_accepted_draft_tokens=self._num_accepted_draft_tokens,
             extra={

@@ -267,8 +267,12 @@ class VllmEngine:
         return EngineHealth(alive=not self._fatal, reason=self._fatal, worked_at_s=self._connection.worked_at_s)
 
     def stats(self) -> EngineStats:
-        num_blocks = self._llm.vllm_config.cache_config.num_gpu_blocks if self._llm is not None else None
-        return self._numbers.engine_stats(num_open=len(self._open), num_blocks=num_blocks or 0)
+        cache = self._llm.vllm_config.cache_config if self._llm is not None else None
+        return self._numbers.engine_stats(
+            num_open=len(self._open),
+            num_blocks=(cache and cache.num_gpu_blocks) or 0,
+            tokens_per_block=(cache and cache.block_size) or 0,
+        )
 
     def stop(self) -> None:
         with self._stopping:  # a second caller waits for the first
