@@ -150,7 +150,9 @@ def _server(paces: SiliconPaces, model: PacedModel, layout: ServerLayout, max_nu
         raise SystemExit(f"{layout}: {table}")
     drafts = model.num_draft_tokens
     return PacedServer(
-        table=read_table(table, num_ranks=layout.num_ranks, num_draft_tokens=drafts, kv_cache_tokens=1 << 30),
+        table=read_table(
+            table, num_ranks=layout.num_ranks, num_draft_tokens=drafts, kv_cache_tokens=1 << 30, kv_token_bytes=70272
+        ),
         max_num_tokens=max_num_tokens,
         tokens_per_step=MTP_3_TOKENS_PER_STEP if drafts else 1.0,
     )

@@ -27,7 +27,13 @@ WORKLOAD = SlaWorkload(isl=1024, osl=1024)
 
 @pytest.fixture
 def server():
-    table = read_table(ModelPaces().tables(H200, [TP8])[TP8], num_ranks=1, num_draft_tokens=0, kv_cache_tokens=10**6)
+    table = read_table(
+        ModelPaces().tables(H200, [TP8])[TP8],
+        num_ranks=1,
+        num_draft_tokens=0,
+        kv_cache_tokens=10**6,
+        kv_token_bytes=35136,
+    )
     return PacedServer(table=table, max_num_tokens=8192)
 
 
@@ -81,11 +87,24 @@ def test_the_best_fleet_keeps_the_limits_with_its_margin(capsys):
 
 
 @pytest.mark.slow
-def test_the_commands_are_accepted(capsys, tmp_path):
-    found = document(capsys, "--gpus", "8", "--sla", "tpot=40")
-    (command,) = found["build"]
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (["--gpus", "8", "--sla", "tpot=40"], {"server"}),
+        (
+            ["--gpus", "32", "--isl", "4096", "--osl", "512", "--sla", "ttft=1000,tpot=25"],
+            {"context", "generation"},
+        ),
+    ],
+    ids=["a server", "a pair"],
+)
+def test_the_command_and_the_paces_are_accepted(capsys, tmp_path, options, names):
+    found = document(capsys, *options, "--write-pace", str(tmp_path / "paces"))
 
-    assert main([*command.split()[1:-1], str(tmp_path / "server")]) == 0
+    assert main([*found["build"].split()[1:-1], str(tmp_path / "built")]) == 0
+    assert {file.stem for file in (tmp_path / "paces").iterdir()} == names
+    for file in (tmp_path / "paces").iterdir():
+        parse_options({"preset": json.loads(file.read_text())})
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _search(args: argparse.Namespace) -> int:
+    from deepseek_triton_build import DISAGGREGATED
     from deepseek_triton_tools.cli.plan_request import OptionError, plan_request
     from deepseek_triton_tools.sla.sla_pictures import show_fronts, write_sla_report
     from deepseek_triton_tools.sla.sla_plan import plan_to_sla
@@ -70,6 +71,10 @@ def _search(args: argparse.Namespace) -> int:
             (args.gpus is None, "--sla needs --gpus, the number of GPUs to share out"),
             (args.isl is None or args.osl is None, "--sla needs --isl and --osl, the tokens of a request"),
             (args.mtp not in (None, 0, 3), "--sla knows how many drafts are accepted for --mtp 0 and 3 only"),
+            (
+                args.profile == DISAGGREGATED,
+                "--sla tries aggregated and disaggregated fleets: leave --profile disagg out",
+            ),
             (args.concurrency is not None, "--sla finds the concurrency: leave --concurrency out"),
             (args.diff is not None or args.brief, "--sla shows a search: leave --diff and --brief out"),
         )

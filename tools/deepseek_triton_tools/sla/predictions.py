@@ -2,7 +2,7 @@
 
 TPOT, aggregated: a decoding iteration at the mean context, and what the prompts of the other requests of the rank add,
 each once while the request decodes: decode(isl + osl / 2) / a + (rows - 1) x (prompt - decode) / osl, with a tokens for
-each iteration. A generation server has no such prompts.
+each iteration. A generation server has no such prompts, and waits for the KV cache once.
 
 TTFT: the rest of the iteration that runs, the wait for prompts before, and the prompt itself. The wait is that of an
 M/D/1 queue, requests that arrive at random and prompts that take equally long: u x prompt / (2 x (1 - u)) with the
@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deepseek_backend.engines.simulated.pace_table import PaceTable
+from deepseek_backend.engines.simulated.simulated_options import KV_TRANSFER_GBPS
 
 FEW_USERS = 4
 THROUGHPUT_MARGIN = 1.25
@@ -95,8 +96,11 @@ def burst_ttft_ms(server: PacedServer, workload: SlaWorkload, requests: float) -
 
 
 def generation_tpot_ms(server: PacedServer, workload: SlaWorkload, rows: int) -> float:
-    """Return TPOT on a generation server each rank of which has `rows` requests."""
-    return server.table.step_ms(rows, workload.isl + workload.osl / 2) / server.tokens_per_step
+    """Return TPOT on a generation server each rank of which has `rows` requests. The first token there waits for the KV
+    cache, which comes at KV_TRANSFER_GBPS."""
+    decode = server.table.step_ms(rows, workload.isl + workload.osl / 2) / server.tokens_per_step
+    transfer = workload.isl * server.table.kv_token_bytes * 8 / (KV_TRANSFER_GBPS * 1e6)
+    return decode + transfer / workload.osl
 
 
 def context_ttft_ms(server: PacedServer, workload: SlaWorkload, busy: float) -> float:

@@ -55,7 +55,7 @@ def write_sla_report(path: Path, plan: SlaPlan) -> None:
         "Limits": ", ".join(plan.limits),
         "Paces": plan.source,
         "Left out": f"{len(plan.refused)} layouts; plan --sla --json says why",
-        **{f"Command {number}": command for number, command in enumerate(plan.build_commands, 1)},
+        "Command": plan.build_command,
     }
     page = html_page(
         f"Plan to an SLA: {sla_title(plan)}",

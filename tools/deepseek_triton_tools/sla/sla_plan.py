@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deepseek_backend.engines.simulated.pace_table import read_table
 from deepseek_backend.engines.simulated.presets import MTP_3_TOKENS_PER_STEP
-from deepseek_triton_build import BuildError, PlanRequest
+from deepseek_triton_build import DISAGGREGATED, BuildError, PlanRequest
 from deepseek_triton_tools.bench.measuring.figures import Slo
 from deepseek_triton_tools.bench.report.report_points import pareto_front
 from deepseek_triton_tools.host.whole_file import whole_file
@@ -71,18 +71,23 @@ class SlaPlan:
     def _candidate(self, layout: ServerLayout) -> ServerCandidate:
         return next(candidate for candidate in self.candidates if candidate.layout == layout)
 
+    @property
+    def sides(self) -> dict[str, tuple[ServerLayout, int]]:
+        """The kinds of servers of the best fleet, server, or context and generation: layout and max_batch_size."""
+        best = self.fleets[0]
+        if best.context is None:
+            return {"server": (best.layout, best.rows)}
+        prompts = self._candidate(best.context).server.max_num_tokens // self.workload.isl
+        return {"context": (best.context, max(1, prompts)), "generation": (best.layout, best.rows)}
+
     def write_paces(self, folder: Path) -> None:
         """Write what the simulated engine takes as its preset, for each kind of server of the best fleet: server.json,
         or context.json and generation.json. Raises ToolError where it can't."""
-        best = self.fleets[0]
-        sides = {"server" if best.context is None else "generation": (best.layout, best.rows)}
-        if best.context is not None:
-            sides["context"] = (best.context, 1)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ToolError(f"{folder} can't be made: {error.strerror}") from error
-        for name, (layout, rows) in sides.items():
+        for name, (layout, rows) in self.sides.items():
             found = self._candidate(layout)
             table = found.server.table
             preset = {
@@ -90,6 +95,7 @@ class SlaPlan:
                 "source": self.source,
                 "num_ranks": table.num_ranks,
                 "kv_cache_tokens": table.kv_cache_tokens,
+                "kv_token_bytes": table.kv_token_bytes,
                 "max_batch_size": rows,
                 "max_num_tokens": found.server.max_num_tokens,
                 "max_seq_len": table.kv_cache_tokens,
@@ -101,28 +107,41 @@ class SlaPlan:
                 json.dump(preset, file)
 
     @property
-    def build_commands(self) -> list[str]:
-        """The commands that write the best fleet's servers: one, or one for context and one for generation."""
-        best, shared = self.fleets[0], self.workload
-        sides = [(best.layout, best.rows)]
-        if best.context is not None:
-            sides.insert(0, (best.context, 1))
-        return [
-            shlex.join(
-                [
-                    *("deepseek-triton", "build", self.request.variant, "--gpu", str(self.request.gpu)),
-                    *("--gpus", str(layout.num_gpus), "--precision", str(self.request.precision)),
-                    *("--profile", self.request.profile, "--isl", str(shared.isl), "--osl", str(shared.osl)),
-                    *("--concurrency", str(rows * layout.num_ranks), "--mtp", str(self.request.mtp)),
-                    *("--set", f"enable_attention_dp={str(layout.attention_dp).lower()}"),
-                    *("--set", f"moe_expert_parallel_size={layout.expert_parallel_size}"),
-                    *("--set", f"max_batch_size={rows}", "--set", f"cuda_graph_config.max_batch_size={rows}"),
-                    *(["--allow-unpublished"] if self.request.allow_unpublished else []),
-                    *("--output", "server" if best.context is None else name),
-                ]
-            )
-            for (layout, rows), name in zip(sides, ("context", "generation"), strict=False)
+    def build_command(self) -> str:
+        """The command that writes the best fleet's servers: one repository, or a pair."""
+        best, asked = self.fleets[0], self.request
+        words = [
+            "deepseek-triton",
+            "build",
+            asked.variant,
+            "--gpu",
+            str(asked.gpu),
+            "--precision",
+            str(asked.precision),
         ]
+        words += ["--isl", str(self.workload.isl), "--osl", str(self.workload.osl), "--mtp", str(asked.mtp)]
+        if best.context is None:
+            users = best.users // best.num_servers
+            words += ["--gpus", str(best.layout.num_gpus), "--profile", asked.profile]
+        else:
+            users = best.users
+            words += ["--profile", DISAGGREGATED, "--context-servers", str(best.num_context)]
+            words += ["--generation-servers", str(best.num_servers)]
+        words += ["--concurrency", str(users)]
+        for name, (layout, rows) in self.sides.items():
+            settings = {
+                "enable_attention_dp": str(layout.attention_dp).lower(),
+                "moe_expert_parallel_size": layout.expert_parallel_size,
+                "max_batch_size": rows,
+            }
+            if name != "server":
+                settings = {"num_gpus": layout.num_gpus, **settings}
+            if name != "context":
+                settings["cuda_graph_config.max_batch_size"] = rows
+            option = "--set" if name == "server" else f"--{name}-set"
+            words += [word for key, value in settings.items() for word in (option, f"{key}={value}")]
+        words += ["--allow-unpublished"] if asked.allow_unpublished else []
+        return shlex.join([*words, "--output", "server" if best.context is None else "pair"])
 
 
 def plan_to_sla(request: PlanRequest, slo: Slo, python: Path | None) -> SlaPlan:
@@ -206,6 +225,7 @@ def _candidates(
                 num_ranks=layout.num_ranks,
                 num_draft_tokens=model.num_draft_tokens,
                 kv_cache_tokens=plan.budget.kv_tokens,
+                kv_token_bytes=plan.budget.kv_bytes_per_token,
             )
             server = PacedServer(
                 table=read,

@@ -44,7 +44,7 @@ def sla_document(plan: SlaPlan) -> dict[str, Any]:
         "limits": dataclasses.asdict(plan.slo),
         "source": plan.source,
         "fleets": [_fleet(plan, fleet) for fleet in plan.fleets],
-        "build": plan.build_commands,
+        "build": plan.build_command,
         "refused": plan.refused,
     }
 
@@ -104,10 +104,5 @@ def _show(plan: SlaPlan) -> None:
     if plan.refused:
         print(paragraph(f"{len(plan.refused)} layouts were left out; --json says why"))
     best = plan.fleets[0]
-    servers = (
-        [f"{best.num_servers} servers"]
-        if not best.context
-        else [f"{best.num_context} context servers", f"{best.num_servers} generation servers"]
-    )
-    for number, command in zip(servers, plan.build_commands, strict=True):
-        print(paragraph(f"{number}: {command}"))
+    pair = f"{best.num_context} context servers and {best.num_servers} generation servers"
+    print(paragraph(f"{pair if best.context else f'{best.num_servers} servers'}: {plan.build_command}"))
