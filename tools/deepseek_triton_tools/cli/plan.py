@@ -70,6 +70,7 @@ def _search(args: argparse.Namespace) -> int:
             (args.gpus is None, "--sla needs --gpus, the number of GPUs to share out"),
             (args.isl is None or args.osl is None, "--sla needs --isl and --osl, the tokens of a request"),
             (args.mtp not in (None, 0, 3), "--sla knows how many drafts are accepted for --mtp 0 and 3 only"),
+            (args.profile == "disagg", "--sla searches pairs of servers too: leave --profile out"),
             (args.concurrency is not None, "--sla finds the concurrency: leave --concurrency out"),
             (args.diff is not None or args.brief, "--sla shows a search: leave --diff and --brief out"),
         )
