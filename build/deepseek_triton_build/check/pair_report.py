@@ -14,8 +14,7 @@ from deepseek_triton_build.check.model_identity import CheckOptions
 from deepseek_triton_build.check.rule_findings import CheckedFolder, PlacedDeployment
 from deepseek_triton_build.check.scripts import ShellScript, Word, read_script
 from deepseek_triton_build.data.releases import Release, load_release
-from deepseek_triton_build.planning.orchestrator_settings import load_limit_s
-from deepseek_triton_build.render.orchestrator_sh import CONFIG_NAME, SCRIPT_NAME
+from deepseek_triton_build.planning.orchestrator_settings import CONFIG_NAME, SCRIPT_NAME, load_limit_s
 from deepseek_triton_build.rules import disaggregation_violations, orchestrator_violations
 from deepseek_triton_build.rules.disaggregation import CONTEXT, GENERATION, ServerPair
 from deepseek_triton_build.rules.orchestrator import CLUSTER, DEFAULT_TIMEOUT_S, Orchestrator

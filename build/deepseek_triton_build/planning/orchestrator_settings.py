@@ -10,6 +10,8 @@ from deepseek_triton_build.data.planned_settings import Setting
 from deepseek_triton_build.rules.disaggregation import CONTEXT, GENERATION, ServerPair
 from deepseek_triton_build.rules.orchestrator import CLUSTER, KV_AWARE, Orchestrator
 
+CONFIG_NAME = "disagg_config.yaml"
+SCRIPT_NAME = "orchestrator.sh"
 ORCHESTRATOR_PORT = 8000
 REQUEST_TIMEOUT_S = 1200
 """Seconds that a request may take (TensorRT-LLM examples/disaggregated/slurm/benchmark)."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from deepseek_triton_build.data.planned_settings import Setting
 from deepseek_triton_build.planning.disaggregated import DisaggregatedPlan
-from deepseek_triton_build.planning.orchestrator_settings import REQUEST_TIMEOUT_S, server_ports
+from deepseek_triton_build.planning.orchestrator_settings import CONFIG_NAME, REQUEST_TIMEOUT_S, server_ports
 from deepseek_triton_build.render import shell
 from deepseek_triton_build.render.yaml_text import yaml_lines
 from deepseek_triton_build.text import comment_lines
-
-CONFIG_NAME = "disagg_config.yaml"
-SCRIPT_NAME = "orchestrator.sh"
 
 
 def orchestrator_sh(plan: DisaggregatedPlan, *, stamp: str) -> str:

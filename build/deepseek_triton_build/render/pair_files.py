@@ -9,8 +9,9 @@ from pathlib import PurePosixPath
 
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.planning.disaggregated import DISAGGREGATED, DisaggregatedPlan
+from deepseek_triton_build.planning.orchestrator_settings import CONFIG_NAME, SCRIPT_NAME
 from deepseek_triton_build.render.formats import DEFAULT_FORMAT, FORMATS, format_files
-from deepseek_triton_build.render.orchestrator_sh import CONFIG_NAME, SCRIPT_NAME, disagg_config, orchestrator_sh
+from deepseek_triton_build.render.orchestrator_sh import disagg_config, orchestrator_sh
 from deepseek_triton_build.render.repository_files import File
 from deepseek_triton_build.render.stamp import MANIFEST, given_options, sha256, stamped_by
 
