@@ -85,6 +85,10 @@ def _drafts(document):
     document["tokens_per_step"] = 2.8
 
 
+def _no_bytes(document):
+    document["kv_token_bytes"] = 0
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -93,6 +97,7 @@ def _drafts(document):
         (_short, r"prompt\[1\]: expected 2 numbers, got 1"),
         (_negative, r"decode\[0\]: expected a list of numbers from 0"),
         (_no_rank, "num_ranks: expected a whole number from 1, got 0"),
+        (_no_bytes, "kv_token_bytes: expected a number above 0, got 0"),
         (_drafts, "tokens_per_step: expected a number from 1 to 1"),
     ],
 )

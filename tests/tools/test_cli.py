@@ -267,7 +267,8 @@ def test_a_folder_has_one_deployment_in_all_the_docs():
     """Whoever types the commands of several pages would be asked for --force otherwise."""
     deployments = defaultdict(set)
     for argv in (command.argv for page in PAGES for command in commands(page)):
-        if "build" in argv[1:2] and argv[2] in variants():
+        # `plan --write-pace paces` makes the folder first.
+        if "build" in argv[1:2] and argv[2] in variants() and "paces" not in argv:
             args = PARSER.parse_args(argv[1:])
             request = plan_request(args)
             if request.profile == DISAGGREGATED:

@@ -41,8 +41,8 @@ class DisaggregatedRequest:
     num_context: int = 1
     num_generation: int = 1
     context: tuple[tuple[str, Any], ...] = ()
-    """Changes of the context servers: fields of PlanRequest (`num_gpus`, `pipeline_parallel_size`, `mtp`), or LLM
-    arguments under the release's keys."""
+    """Changes of the context servers: fields of PlanRequest (`num_gpus`, `pipeline_parallel_size`, `mtp`, `preset`),
+    or LLM arguments under the release's keys."""
     generation: tuple[tuple[str, Any], ...] = ()
     """The same for the generation servers."""
     orchestrator: tuple[tuple[str, Any], ...] = ()
@@ -140,8 +140,9 @@ def _server_request(request: DisaggregatedRequest, side: str, *, embedded: bool)
     asked = request.both.workload
     if asked != ANY_WORKLOAD and asked.concurrency is not None:
         asked = replace(asked, concurrency=-(-asked.concurrency // count))
-    fields: dict[str, Any] = {name: value for name, value in changes if name in _OWN_FIELDS}
-    settings = tuple((name, value) for name, value in changes if name not in _OWN_FIELDS)
+    own = (*_OWN_FIELDS, "preset")
+    fields: dict[str, Any] = {name: value for name, value in changes if name in own}
+    settings = tuple((name, value) for name, value in changes if name not in own)
     overrides = dict(request.both.overrides) | dict(settings)
     profile = DEFAULT_PROFILE if embedded else _PROFILES[side]
     return replace(request.both, profile=profile, workload=asked, overrides=tuple(overrides.items()), **fields)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
+from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.catalog import Variant
 from deepseek_triton_build.data.planned_settings import Setting
 from deepseek_triton_build.planning.plan_request import PlanRequest
@@ -32,9 +37,22 @@ def embedded_settings(request: PlanRequest, variant: Variant, engine: str) -> tu
         reason = "a model this small gains nothing from more, and tritonserver's own threads need the cores"
         settings.append(Setting("triton_config.engine_options.num_threads", 1, reason))
     if request.preset:
-        reason = "the deployment whose pace is kept; engines/simulated/presets.py has its constants and their sources"
-        settings.append(Setting("triton_config.engine_options.preset", request.preset, reason))
+        name, reason = "triton_config.engine_options.preset", "the deployment whose pace is kept"
+        if request.preset.endswith(".json"):
+            settings.append(Setting(name, _document(request.preset), f"{reason}, which `plan --sla` wrote"))
+        else:
+            reason += "; engines/simulated/presets.py has its constants and their sources"
+            settings.append(Setting(name, request.preset, reason))
     return tuple(settings)
+
+
+def _document(preset: str) -> Any:
+    try:
+        return json.loads(Path(preset).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise RefusedPlanError(
+            f"preset {preset} can't be read: {error}", fix="`plan --sla --write-pace` makes it"
+        ) from error
 
 
 def transaction_settings(request: PlanRequest) -> list[Setting]:

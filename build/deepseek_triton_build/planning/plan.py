@@ -222,7 +222,7 @@ def _engine(request: PlanRequest, variant: Variant) -> str:
         given = "--parallel" if request.vllm == DEFAULT_VLLM else "--vllm"
         without = {"vllm": DEFAULT_VLLM, "parallel": None}
         raise RefusedPlanError(f"{given} is for --engine vllm; leave it out, or add that", suggestion=without)
-    if request.preset and request.preset not in variant.presets:
+    if request.preset and not request.preset.endswith(".json") and request.preset not in variant.presets:
         raise UnknownNameError("preset", request.preset, variant.presets)
     return engine
 

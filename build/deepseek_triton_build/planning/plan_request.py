@@ -42,7 +42,8 @@ class PlanRequest:
     engine: str | None = None
     """Engine to run on. None: the variant's default."""
     preset: str | None = None
-    """The deployment whose pace the simulated engine keeps."""
+    """The deployment whose pace the simulated engine keeps: its name, or the JSON file of
+    another."""
     decoupled: bool = True
     """Whether a request may get several responses. False: no streams, but ModelInfer and /infer work."""
     backend_name: str = PYTHON_BACKEND

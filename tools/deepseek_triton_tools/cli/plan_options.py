@@ -50,7 +50,9 @@ def add_plan_options(verb: VerbParser) -> None:
         default="python",
         help="in config.pbtxt; vllm for log-probabilities in Triton's OpenAI front end (default: python)",
     )
-    engine.add_argument("--preset", metavar="NAME", help="for --engine simulated: its speed; a wrong name lists all")
+    engine.add_argument(
+        "--preset", metavar="NAME", help="for --engine simulated: its speed, or what plan --write-pace wrote"
+    )
 
 
 def _add_overrides(group: argparse._ArgumentGroup) -> None:

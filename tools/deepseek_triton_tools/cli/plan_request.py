@@ -32,6 +32,7 @@ from deepseek_triton_build.catalog import (
 from deepseek_triton_build.text import is_path, printable_line, short_repr
 from deepseek_triton_tools.cli.parsing import VerbParser, require_tools
 from deepseek_triton_tools.cli.plan_options import add_plan_options
+from deepseek_triton_tools.cli.preset_option import preset_or_file
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -87,7 +88,7 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
         kv_dtype=args.kv_cache_dtype,
         pipeline_parallel_size=args.pp,
         engine=args.engine,
-        preset=args.preset,
+        preset=None if _has_sides(args) else preset_or_file(args.preset),
         decoupled=args.decoupled,
         backend_name=args.backend_name,
         model=model,
@@ -193,6 +194,11 @@ def _needs_gpu(variant: str, engine: str | None) -> bool:
     return variant in variants() and _engine(variant, engine) in _ENGINES_WITH_GPUS
 
 
+def _has_sides(args: argparse.Namespace) -> bool:
+    """Whether --preset is a folder with a pace for each side of a pair."""
+    return args.profile == DISAGGREGATED and args.preset is not None and Path(args.preset).is_dir()
+
+
 _FOR_PAIRS = ("--context-servers", "--generation-servers", "--context-set", "--generation-set", "--disagg")
 """Options that only profile disagg has a use for."""
 
@@ -207,6 +213,8 @@ def pair_request(args: argparse.Namespace, both: PlanRequest) -> DisaggregatedRe
         name: tuple(row for text in getattr(args, f"{name}_set") for row in overrides(text, f"--{name}-set"))
         for name in ("context", "generation")
     }
+    if _has_sides(args):
+        sides = {name: (*rows, ("preset", preset_or_file(args.preset, name))) for name, rows in sides.items()}
     return DisaggregatedRequest(
         both=both,
         num_context=args.context_servers or 1,
