@@ -9,12 +9,14 @@ from pathlib import PurePosixPath
 
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.planning.disaggregated import DISAGGREGATED, DisaggregatedPlan
-from deepseek_triton_build.render.formats import DEFAULT_FORMAT, FORMATS, format_files
+from deepseek_triton_build.render.dynamo import DYNAMO_YAML, dynamo_pair_yaml
+from deepseek_triton_build.render.formats import DEFAULT_FORMAT, DYNAMO, FORMATS, format_files, refuse_options
 from deepseek_triton_build.render.repository_files import File
-from deepseek_triton_build.render.stamp import MANIFEST, given_options, sha256
+from deepseek_triton_build.render.stamp import MANIFEST, given_options, sha256, stamp_line
 
 PAIR_FORMATS: Mapping[str, str] = {
     DEFAULT_FORMAT: "a Triton model repository for each side",
+    DYNAMO: "one DynamoGraphDeployment for NVIDIA Dynamo",
 }
 """Format of a pair -> its title."""
 
@@ -22,7 +24,8 @@ PAIR_FORMATS: Mapping[str, str] = {
 def pair_files(plan: DisaggregatedPlan, *, version: str, format: str = DEFAULT_FORMAT) -> list[File]:
     """Return every file of `plan`, sorted by path, and after them the manifest of the whole.
 
-    Each side is as the same plan is written by itself, so that its folder is started, checked and built by itself too.
+    As a repository, each side is as the same plan is written by itself, so that its folder is started, checked and
+    built by itself too. For Dynamo, one file has both.
 
     :param version: this program's version, for the stamps.
     :raises UnknownNameError: for a format nobody knows.
@@ -33,13 +36,24 @@ def pair_files(plan: DisaggregatedPlan, *, version: str, format: str = DEFAULT_F
             raise UnknownNameError("format", format, PAIR_FORMATS)
         usable = " or ".join(f"--format {name}" for name in PAIR_FORMATS)
         raise RefusedPlanError(f"profile {DISAGGREGATED} can't be written as {format}; use {usable}")
-    files = [
-        File(PurePosixPath(side) / file.path, file.content, executable=file.executable)
-        for side, server in plan.sides.items()
-        for file in format_files(format, server, version=version)
-    ]
+    if format == DYNAMO:
+        files = [_dynamo_file(plan, version)]
+    else:
+        files = [
+            File(PurePosixPath(side) / file.path, file.content, executable=file.executable)
+            for side, server in plan.sides.items()
+            for file in format_files(format, server, version=version)
+        ]
     ordered = sorted(files, key=lambda file: file.path)
     return [*ordered, File(PurePosixPath(MANIFEST), _manifest(plan, ordered, version, format))]
+
+
+def _dynamo_file(plan: DisaggregatedPlan, version: str) -> File:
+    if plan.context.release is None:
+        raise RefusedPlanError(f"--format {DYNAMO} is for TensorRT-LLM, not for the {plan.context.engine} engine")
+    refuse_options(DYNAMO, plan.context)
+    stamp = stamp_line(plan.context, version, options=pair_options(plan, format=DYNAMO))
+    return File(PurePosixPath(DYNAMO_YAML), dynamo_pair_yaml(plan, stamp=stamp).encode())
 
 
 def pair_options(plan: DisaggregatedPlan, *, format: str = DEFAULT_FORMAT) -> str:
