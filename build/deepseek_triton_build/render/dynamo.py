@@ -37,7 +37,7 @@ def dynamo_mismatch(plan: Plan) -> str:
     dynamo = find_dynamo(plan.request.dynamo)
     unproven = ", ".join(dynamo.unproven([setting.key for setting in _llm_arguments(plan)], plan.release.version))
     if dynamo.is_candidate:
-        proof = "inferred for the candidate: it has the keys that the releases before and after it share"
+        proof = "inferred: the candidate has the keys that the releases before and after it share"
     else:
         proof = "proven: the keys that NVIDIA's own files for a 1.3.0 build have"
     said = f"{proof}; unproven: {unproven or 'none'}"

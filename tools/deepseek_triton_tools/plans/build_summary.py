@@ -109,11 +109,16 @@ def details(plan: Plan, *, format: str = DEFAULT_FORMAT) -> list[str]:
         f"{budget.free / GIB:.1f} left free",
         f"  {runs:,} request{'' if runs == 1 else 's'} at once of {plan.workload.isl:,} tokens in and "
         f"{plan.workload.osl:,} out",
-        f"  {engine_version(plan)}: {plan.image_for(format) or how_to_get(plan)}",
+        *_engine_lines(plan, format),
         _checkpoint_line(plan),
         *_omission_lines(plan),
-        *([f"  {dynamo_mismatch(plan)}"] if format == DYNAMO else []),
     ]
+
+
+def _engine_lines(plan: Plan, format: str) -> list[str]:
+    if format == DYNAMO:
+        return [f"  {plan.image_for(format)}", f"  {dynamo_mismatch(plan)}"]
+    return [f"  {engine_version(plan)}: {plan.image_for(format) or how_to_get(plan)}"]
 
 
 def _checkpoint_line(plan: Plan) -> str:
