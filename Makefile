@@ -20,6 +20,10 @@ VLLM_INSTALLED := $(VLLM_VENV)/.installed
 CLIENTS_VENV := .venv-conformance
 CLIENTS_BIN := $(CLIENTS_VENV)/bin
 CLIENTS_INSTALLED := $(CLIENTS_VENV)/.installed
+# And AIConfigurator, whose tables `plan --sla` asks for: it needs numpy 2.
+PACES_VENV := .venv-aiconfigurator
+PACES_BIN := $(PACES_VENV)/bin
+PACES_INSTALLED := $(PACES_VENV)/.installed
 UNIT := tests/backend tests/build tests/client tests/contract tests/gateway tests/tools
 
 TRAINED := .cache/tiny-checkpoint
@@ -35,7 +39,7 @@ $(BIN)/python -m tiny_checkpoint.score $(TRAINED)/answers.json
 $(BIN)/python -m tiny_checkpoint.acceptance $(TRAINED)/tiny
 endef
 
-.PHONY: help venv demo unit test test-vllm test-gateway lint types docs generated tiny-checkpoint check clean
+.PHONY: help venv demo unit test test-vllm test-gateway test-sla lint types docs generated tiny-checkpoint check clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:[^#]*## */\t/' | expand -t 17
@@ -59,6 +63,9 @@ test-vllm: $(VLLM_INSTALLED)  ## run vLLM itself without a GPU, in an environmen
 test-gateway: $(DEMO) $(CLIENTS_INSTALLED)  ## ask the gateway with the clients of others, in an environment of its own (1 GB)
 	@$(CLIENTS_BIN)/python -m pytest -c tests/conformance/pytest.ini tests/conformance
 
+test-sla: $(INSTALLED) $(PACES_INSTALLED)  ## ask AIConfigurator for paces, in an environment of its own (520 MB)
+	@$(BIN)/python -m pytest tests/tools/sla
+
 lint: $(INSTALLED)  ## ruff: rules and formatting; import-linter: the layers between folders
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -81,7 +88,7 @@ tiny-checkpoint: $(DEMO)  ## train the embedded checkpoint again, in minutes on 
 check: lint types docs test  ## lint, types, docs and test
 
 clean:  ## remove the environments and what the tools leave
-	rm -rf $(VENV) $(VLLM_VENV) $(CLIENTS_VENV) dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(CLIENTS_VENV) $(PACES_VENV) dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(DEMO): pyproject.toml
@@ -114,4 +121,11 @@ $(CLIENTS_INSTALLED): pyproject.toml
 	@$(PYTHON) -m venv $(CLIENTS_VENV)
 	@$(CLIENTS_BIN)/python $(HOST)/pip_install.py $(CLIENTS_VENV)/pip.log 290 --editable . --group conformance
 	@$(CLIENTS_BIN)/python $(HOST)/pip_install.py $(CLIENTS_VENV)/pip.log 45 --no-deps --group conformance-alone
+	@touch $@
+
+# Only Python 3.11 to 3.13 has it.
+$(PACES_INSTALLED): pyproject.toml
+	@echo "installing AIConfigurator's tables into $(PACES_VENV)"
+	@$(PYTHON) -m venv $(PACES_VENV)
+	@$(PACES_BIN)/python $(HOST)/pip_install.py $(PACES_VENV)/pip.log 190 --group aiconfigurator
 	@touch $@

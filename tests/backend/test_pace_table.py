@@ -14,6 +14,7 @@ DOCUMENT = {
     "num_draft_tokens": 0,
     "tokens_per_step": 1.0,
     "kv_cache_tokens": 100_000,
+    "kv_token_bytes": 70_272,
     "max_batch_size": 64,
     "max_num_tokens": 8192,
     "max_seq_len": 16384,

@@ -127,6 +127,13 @@ def test_the_context_side_tells_what_is_certain_and_keeps_the_cache(pair: Pair) 
     assert pair.context.kv_sender.num_blocks == 1
 
 
+def test_the_prompt_tokens_from_the_cache_are_those_of_the_context_side(pair: Pair) -> None:
+    prompt = "word " * 20  # four blocks, of which the stand-in finds all but the last
+    handover = pair.hand_over(prompt)
+    steps = pair.generation.sink.result(pair.go_on(handover))
+    assert {step.num_cached_tokens for step in steps} == {handover.num_cached_tokens} == {96}
+
+
 def test_the_first_token_does_not_wait_for_the_kv_cache(pair: Pair) -> None:
     whole = answer(pair.generation.run("abc"))
     handover = pair.hand_over("abc")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shlex
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from deepseek_triton_build import (
     DISAGGREGATED,
@@ -87,3 +90,67 @@ def test_a_pair_of_which_one_server_runs_is_not_replaced(tmp_path: Path):
 def test_a_format_of_one_server_is_refused(format: str, error: type[Exception], said: str):
     with pytest.raises(error, match=said):
         pair_files(make_disaggregated_plan(TINY), version="1.0", format=format)
+
+
+def written(tmp_path: Path, **changes: object) -> Path:
+    plan = make_disaggregated_plan(replace(V3, **changes))
+    write_repository(pair_files(plan, version="1.0", format="trtllm-serve"), tmp_path / "pair")
+    return tmp_path / "pair"
+
+
+def test_the_orchestrator_names_every_server_once(tmp_path: Path):
+    config = yaml.safe_load((written(tmp_path, num_context=2) / "disagg_config.yaml").read_text())
+
+    assert (config["hostname"], config["port"], config["backend"]) == ("localhost", 8000, "pytorch")
+    assert config["context_servers"] == {"num_instances": 2, "urls": ["localhost:8001", "localhost:8002"]}
+    assert config["generation_servers"] == {"num_instances": 2, "urls": ["localhost:8003", "localhost:8004"]}
+
+
+def test_the_orchestrators_script_waits_for_a_load(tmp_path: Path):
+    pair = written(tmp_path)
+    program = tmp_path / "trtllm-serve"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    program.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    for own, waits in (({}, "5280"), ({"START_TIMEOUT": "7200"}, "7200")):
+        said = subprocess.run(
+            [pair / "orchestrator.sh", "-l", "debug"], env=environment | own, check=True, capture_output=True, text=True
+        )
+        config = str(pair / "disagg_config.yaml")
+        assert said.stdout.split() == ["disaggregated", "-c", config, "-t", waits, "-r", "1200", "-l", "debug"]
+
+
+def test_a_router_by_kv_cache_counts_in_the_servers_blocks(tmp_path: Path):
+    events = (("kv_cache_config.event_buffer_max_size", 1024), ("kv_cache_config.enable_block_reuse", True))
+    own = (
+        ("conditional_disagg_config.max_local_prefill_length", 256),
+        ("generation_servers.router.type", "kv_cache_aware"),
+    )
+    config = yaml.safe_load((written(tmp_path, generation=events, orchestrator=own) / "disagg_config.yaml").read_text())
+
+    assert config["conditional_disagg_config"] == {"max_local_prefill_length": 256}
+    assert config["generation_servers"]["router"] == {"type": "kv_cache_aware", "tokens_per_block": 64}
+
+
+def test_servers_that_register_themselves_are_not_listed(tmp_path: Path):
+    own = (("disagg_cluster.cluster_uri", "http://localhost:8000"),)
+    config = yaml.safe_load((written(tmp_path, orchestrator=own) / "disagg_config.yaml").read_text())
+
+    assert config["disagg_cluster"] == {"cluster_uri": "http://localhost:8000"}
+    assert "context_servers" not in config
+
+
+def test_settings_of_the_orchestrator_need_its_format():
+    plan = make_disaggregated_plan(replace(V3, orchestrator=(("port", 9000),)))
+    with pytest.raises(RefusedPlanError, match="--disagg is for trtllm-serve's orchestrator"):
+        pair_files(plan, version="1.0")
+
+
+@pytest.mark.parametrize("release", ["1.0.0", "1.1.0", "1.2.0", "1.2.1"])
+def test_every_release_has_both_formats_with_scripts(release: str):
+    plan = make_disaggregated_plan(replace(V3, both=replace(V3.both, release=release)))
+    for format in ("triton", "trtllm-serve"):
+        scripts = [file.content.decode() for file in pair_files(plan, version="1.0", format=format) if file.executable]
+        assert len(scripts) >= 2
+        assert [text for text in scripts if f"for TensorRT-LLM {release}" not in text] == []

@@ -163,6 +163,10 @@ def _json(answer: Answer, path: str) -> Mapping[str, Any]:
     return flattened(json.loads((answer.folder / path).read_text()))
 
 
+def _yaml(answer: Answer, path: str) -> Mapping[str, Any]:
+    return flattened(yaml.safe_load((answer.folder / "out" / path).read_text()))
+
+
 def _driver(answer: Answer, release: str) -> Mapping[str, Any]:
     tag = load_release(release).containers[0]
     return {"major": int(containers()[tag].driver.partition(".")[0])}
@@ -194,6 +198,7 @@ VALUES: Mapping[str, Callable[[Answer, str], Mapping[str, Any]]] = {
     "vllm default": _vllm_default,
     "data set": _data_set,
     "json": _json,
+    "yaml": _yaml,
     "driver": _driver,
     "defaults": _defaults,
 }

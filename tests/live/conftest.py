@@ -20,7 +20,7 @@ from support.hosts import Host, HostsError, two_hosts
 from support.launched import Launched, install_launchers, prepare
 from support.on_vllm import select
 from support.scraping import scrape
-from support.servers import STANDIN, build, change_yaml, dying_repository, see_it_die, url
+from support.servers import build, change_yaml, dying_repository, see_it_die, standin_repository, url
 from support.vllm_arguments import filler_arguments, gpu_arguments, reference_arguments
 from support.vllm_repository import vllm_repository
 from support.waiting import wait_for
@@ -155,12 +155,8 @@ def dead_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProc
 
 @pytest.fixture(scope="session")
 def trtllm_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `build deepseek-r1` writes, with the stand-in where a container has TensorRT-LLM installed."""
-    folder = tmp_path_factory.mktemp("trtllm") / "repository"
-    repository = build(folder, "deepseek-r1", "--gpu", "h200", "--gpus", "8")
-    ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(STANDIN, repository / "tensorrt_llm/1/tensorrt_llm", ignore=ignore)
-    return repository
+    """A server of the production path, without a GPU."""
+    return standin_repository(tmp_path_factory.mktemp("trtllm") / "repository")
 
 
 @pytest.fixture(scope="session")

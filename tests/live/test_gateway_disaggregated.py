@@ -17,7 +17,7 @@ from conformance.running import gateway
 from support.gateway_load import Outcomes, load
 from support.restarted_server import RestartedServer, fleet_of, up
 from support.scraping import MODEL, settled, value
-from support.servers import build, change_yaml
+from support.servers import build, change_yaml, shared_repository
 from support.waiting import wait_for
 
 pytestmark = pytest.mark.slow
@@ -30,6 +30,7 @@ NUM_REQUESTS = int(os.environ.get("GATEWAY_REQUESTS", "2000"))
 class Pairs:
     """Two servers of each role, with the same engine."""
 
+    engine: str
     context: list[RestartedServer]
     generation: list[RestartedServer]
 
@@ -47,24 +48,32 @@ class Pairs:
         return tuple(word for server in self.context for word in ("--context-server", server.line.strip()))
 
 
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pairs]:
+@pytest.fixture(scope="module", params=["simulated", "1.2.1", "1.2.0", "1.1.0", "1.0.0"])
+def pairs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pairs]:
+    """Servers with the simulated engine, or with the stand-in of a release of TensorRT-LLM."""
     folder = tmp_path_factory.mktemp("pairs")
     with ExitStack() as stack:
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv("STANDIN_TOKENS_PER_S", "500")
         servers = []
         for number in range(4):
-            repository = build(folder / str(number), "tiny", "--engine", "simulated")
-            change_yaml(repository / "tensorrt_llm/1/model.yaml", engine_options={"pace": "real", "speed": 10})
-            servers.append(RestartedServer(repository))
+            servers.append(RestartedServer(_repository(folder / str(number), request.param, is_context=number < 2)))
             stack.callback(servers[-1].stop)
-        yield Pairs(servers[:2], servers[2:])
+        yield Pairs(request.param, servers[:2], servers[2:])
+
+
+def _repository(folder: Path, engine: str, *, is_context: bool) -> Path:
+    if engine != "simulated":
+        return shared_repository(folder, engine, is_context=is_context)
+    repository = build(folder, "tiny", "--engine", "simulated")
+    change_yaml(repository / "tensorrt_llm/1/model.yaml", engine_options={"pace": "real", "speed": 10})
+    return repository
 
 
 def held(server: RestartedServer) -> dict[str, float]:
     """What a server holds of requests."""
     series = settled(server.process)
     found = {name: value(series, name) for name in ("inflight_sequences", "kv_cache_used_blocks")}
-    return {**found, "held_contexts": series["engine_stat", HELD]}
+    return {**found, "held_contexts": series.get(("engine_stat", HELD), 0)}
 
 
 def test_one_of_each_is_killed_under_load(pairs: Pairs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +89,10 @@ def test_one_of_each_is_killed_under_load(pairs: Pairs, tmp_path: Path, capsys: 
         def has_ended(share: float) -> bool:
             return outcomes.ended > share * NUM_REQUESTS or loading.done()
 
-        loading = pool.submit(lambda: asyncio.run(load(address, model["id"], NUM_REQUESTS, outcomes)))
+        has_tools = pairs.engine == "simulated"
+        loading = pool.submit(
+            lambda: asyncio.run(load(address, model["id"], NUM_REQUESTS, outcomes, has_tools=has_tools))
+        )
         try:
             for share, victim in ((0.15, pairs.context[0]), (0.4, pairs.generation[0])):
                 wait_for(lambda share=share: has_ended(share))
@@ -94,7 +106,7 @@ def test_one_of_each_is_killed_under_load(pairs: Pairs, tmp_path: Path, capsys: 
             print(f"\n{outcomes.table()}")
         assert outcomes.ended == sum(outcomes.counts.values()) == NUM_REQUESTS
         assert outcomes.strange == []
-        assert outcomes.of("answered") > 0.7 * NUM_REQUESTS
+        assert outcomes.of("answered") > 0.65 * NUM_REQUESTS
         for server in pairs.all:
             wait_for(lambda server=server: not any(held(server).values()), lambda server=server: held(server))
         assert '"context_server":"http' in access_log.read_text()

@@ -3,8 +3,12 @@ starts the ranks."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
+import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +16,7 @@ import pytest
 
 from support.hosts import Host
 from support.launched import Launched, last_words
-from support.servers import build
+from support.servers import STANDIN, build
 from support.slurm import Slurm
 from support.waiting import wait_for
 
@@ -111,4 +115,93 @@ def test_the_benchmark_makes_its_dataset_once_and_runs_on_both_nodes(slurm, laun
     assert {path.name: path.read_text() for path in logs.iterdir()} == {
         f"bench_{job}_{rank}.srun.out": f"rank {rank} of 8 on node{1 + rank // 4}: {report}\n" for rank in range(8)
     }
+    assert_nothing_is_left()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A context and a generation server of eight ranks each, on the stand-in for the engine."""
+    plan = ("deepseek-r1", "--gpu", "h200", "--gpus", "8", "--profile", "disagg")
+    folder = build(tmp_path_factory.mktemp("launched") / "a pair", *plan)
+    for side in ("context", "generation"):
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(STANDIN, folder / side / "tensorrt_llm/1/tensorrt_llm", ignore=ignore)
+    return folder
+
+
+@pytest.fixture
+def submit_pair(slurm: Slurm, launched: Launched, pair: Path, tmp_path: Path) -> Iterator[Submit]:
+    """As `submit`, for the pair."""
+    jobs = []
+
+    def submit_it(repository: Path = pair, **variables: str) -> str:
+        words = dataclasses.replace(launched, repository=repository).launch("slurm", "--no-container", "--submit")
+        job = slurm(*words, "--log", str(tmp_path / "log"), env={**launched.environment, **variables}).strip()
+        jobs.append(job)
+        return job
+
+    yield submit_it
+    for job in jobs:
+        slurm("scancel", job)
+
+
+_JOINED = """\
+from deepseek_triton_client import Client
+with Client("http://node2:8000", context_urls=["http://node1:8000"]) as client:
+    print(client.generate("Why?", max_tokens=5).text)
+"""
+
+
+def test_each_server_of_a_pair_has_its_own_node(slurm, submit_pair, hosts, launched, tmp_path, assert_nothing_is_left):
+    log = tmp_path / "log"
+    job = submit_pair()
+    ready = [f"{server}: deepseek-triton: ready" for server in ("context node1", "generation node2")]
+    wait_for(
+        lambda: (log.exists() and all(line in log.read_text() for line in ready)) or not slurm.goes_on(job),
+        lambda: slurm.explain(log),
+    )
+
+    text = log.read_text()
+    assert all(line in text for line in ready), slurm.explain(log)
+    gateway = "gateway --triton-model tensorrt_llm --context-server http://node1:8000 --server http://node2:8000"
+    assert f"launch: for clients start deepseek-triton {gateway}\n" in text
+    joined = hosts[0].run(sys.executable, "-c", _JOINED, env=launched.environment)
+    assert joined.returncode == 0, joined.stderr
+    assert joined.stdout.strip()
+    slurm("scancel", "--batch", "--signal=TERM", job)
+    assert slurm.wait(job) == ("COMPLETED", "0:0"), slurm.explain(log)
+    assert_nothing_is_left()
+
+
+def test_servers_of_one_rank_stop_in_an_orderly_way_too(slurm, submit_pair, tmp_path, assert_nothing_is_left):
+    log = tmp_path / "log"
+    job = submit_pair(build(tmp_path / "twins", "tiny", "--engine", "simulated", "--profile", "disagg"))
+    ready = [f"{server}: 0: deepseek-triton: ready" for server in ("context node1", "generation node2")]
+    wait_for(
+        lambda: (log.exists() and all(line in log.read_text() for line in ready)) or not slurm.goes_on(job),
+        lambda: slurm.explain(log),
+    )
+
+    slurm("scancel", "--batch", "--signal=TERM", job)
+
+    assert slurm.wait(job) == ("COMPLETED", "0:0"), slurm.explain(log)
+    assert log.read_text().count("deepseek-triton: stopped (exit code 0)") == 2
+    assert_nothing_is_left()
+
+
+def test_a_server_of_a_pair_that_fails_ends_the_job_with_its_code(
+    slurm, submit_pair, hosts, tmp_path, assert_nothing_is_left
+):
+    log = tmp_path / "log"
+    job = submit_pair(STANDIN_LOAD_S="600")
+    loading = re.compile(r"^generation node2: 1: .*\[RANK 1\] \[I\] Prefetching", re.MULTILINE)
+    wait_for(
+        lambda: (log.exists() and loading.search(log.read_text())) or not slurm.goes_on(job),
+        lambda: slurm.explain(log),
+    )
+
+    os.kill(hosts[1].process("worker_node.py", rank=1), signal.SIGKILL)
+
+    assert slurm.wait(job) == ("FAILED", "137:0"), slurm.explain(log)
+    assert "generation node2: deepseek-triton: rank 1 on node2 ended by signal 9" in log.read_text()
     assert_nothing_is_left()

@@ -11,7 +11,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -92,13 +92,15 @@ def mixed(number: int, model: str) -> Asked:
     return rng.choices([make for _, make in kinds], [weight for weight, _ in kinds])[0]()
 
 
-async def load(url: str, model: str, num_requests: int, outcomes: Outcomes) -> None:
-    """Send them all, some dozens at the same time."""
+async def load(url: str, model: str, num_requests: int, outcomes: Outcomes, *, has_tools: bool = True) -> None:
+    """Send them all, some dozens at the same time. A model without tools refuses those that have such."""
     numbers = iter(range(num_requests))
 
     async def worker() -> None:
         for number in numbers:
             asked = mixed(number, model)
+            if asked.kind == "tools" and not has_tools:
+                asked = replace(asked, wrong=400)
             try:
                 outcome = await asyncio.wait_for(_exchange(url, asked), _NO_ANSWER_S)
             except asyncio.TimeoutError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,23 @@ def build(folder: Path, *argv: str) -> Path:
     command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "build", *argv, "--output", str(folder)]
     subprocess.run(command, check=True, capture_output=True)
     return folder
+
+
+def standin_repository(folder: Path, *argv: str) -> Path:
+    """What `build deepseek-r1` writes, with the stand-in where a container has TensorRT-LLM installed."""
+    repository = build(folder, "deepseek-r1", "--gpu", "h200", "--gpus", "8", *argv)
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(STANDIN, repository / "tensorrt_llm/1/tensorrt_llm", ignore=ignore)
+    return repository
+
+
+def shared_repository(folder: Path, release: str, *, is_context: bool) -> Path:
+    """A context or a generation server on the stand-in of a release."""
+    profile = "ctx" if is_context else "gen"
+    workload = ("--isl", "4000", "--osl", "2000", "--concurrency", "64")
+    repository = standin_repository(folder, "--profile", profile, "--trtllm", release, *workload)
+    change_yaml(repository / "tensorrt_llm/1/model.yaml", warmup=None, metrics_period_s=0.1)
+    return repository
 
 
 def url(server: ServerProcess, scheme: str) -> str:

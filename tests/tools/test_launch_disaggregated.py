@@ -1,9 +1,11 @@
-"""`launch kubernetes` for a pair of context and generation servers."""
+"""`launch kubernetes` and `launch slurm` for a pair of context and generation servers."""
 
 from __future__ import annotations
 
 import copy
+import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import jsonschema
@@ -14,6 +16,7 @@ import yaml
 from deepseek_triton_tools.cli.gateway import settings_of
 from deepseek_triton_tools.cli.main import main, program_parser
 from deepseek_triton_tools.gateway.settings import ModelSettings
+from support.recording import recording
 
 SCHEMA = yaml.safe_load((Path(__file__).parent / "samples/disaggregated_set.yaml").read_text("utf-8"))
 WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
@@ -151,6 +154,20 @@ def test_each_side_has_its_own_size_and_number(pair, objects):
     assert [len(templates(role)) for role in (context, generation)] == [1, 2]
 
 
+def test_a_built_pair_has_the_numbers_that_it_was_planned_for(objects, launched, tmp_path):
+    counts = ("--context-servers", "2", "--generation-servers", "3")
+    plan = ("deepseek-r1", "--gpu", "h200", "--model", "/models/R1", "--profile", "disagg", *counts)
+    assert main(["build", *plan, "--output", str(tmp_path / "built")]) == 0
+    found = objects(tmp_path / "built")
+
+    for document in found.values():
+        validate(document, "1.37")
+    assert {name: role["replicas"] for name, role in roles_of(found).items()} == {"context": 2, "generation": 3}
+    changed = roles_of(objects(tmp_path / "built", "--generation-servers", "1"))
+    assert {name: role["replicas"] for name, role in changed.items()} == {"context": 2, "generation": 1}
+    assert "#SBATCH --nodes=5\n" in launched("slurm", tmp_path / "built")[1]
+
+
 def test_each_service_and_budget_finds_its_own_side_only(pair, objects):
     found = objects(pair("two", "two"), *EVERYTHING)
     pods = {
@@ -204,6 +221,111 @@ def test_the_header_says_what_is_needed_first(pair, launched):
     assert "--context-server 'dns+http://pair-context:8000#metrics=8002'" in said
 
 
+# --- a job of Slurm ---
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs a script as the first of some nodes would; returns how it ended, and the calls of srun."""
+    programs = tmp_path / "bin"
+    srun = recording(programs, "srun")
+
+    def run(text, hosts):
+        recording(programs, "scontrol", after=f"print({chr(10).join(hosts)!r})")
+        environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "nodes"}
+        done = subprocess.run(["bash", "-c", text], env=environment, capture_output=True, text=True)
+        return done, srun.calls
+
+    return run
+
+
+def test_every_server_gets_nodes_of_its_own(pair, launched, run):
+    folder = pair("one", "two")
+    counts = ("--context-servers", "2", "--generation-servers", "2", "--http-port", "8100")
+    _, text, _ = launched("slurm", folder, "--no-container", *counts, "--", "--log-verbose", "1")
+    done, calls = run(text, [f"node{n}" for n in range(1, 7)])
+
+    assert "#SBATCH --nodes=6\n" in text
+    assert (done.returncode, done.stderr) == (0, "")
+    started = {}
+    for words in (call["args"] for call in calls if "run" in call["args"]):
+        given = dict(word.split("=", 1) for word in words if "=" in word)
+        folders = [word.split("/")[-4] for word in words if word.endswith("supervise.py")]
+        at = words.index("--hosts")
+        assert words[at + 2] == "--"
+        assert f"--nodelist={words[at + 1]}" in words[at:]
+        assert words[-3:] == [str(folder / folders[0] / "start.sh"), "--log-verbose", "1"]
+        assert {f"--ntasks={8 * len(words[at + 1].split(','))}", "--ntasks-per-node=8"} < set(words[at:])
+        assert words[0] == "--overlap"
+        assert f"--nodelist={words[at + 1].split(',')[0]}" == words[1]
+        assert len(given["DEEPSEEK_TRITON_LAUNCH"]) == 8
+        started[given["DEEPSEEK_TRITON_LAUNCH"]] = folders[0], words[at + 1]
+    assert sorted(started.values()) == [
+        ("context", "node1"),
+        ("context", "node2"),
+        ("generation", "node3,node4"),
+        ("generation", "node5,node6"),
+    ]
+    stopped = {words[-1]: words[1] for words in (call["args"] for call in calls) if words[-2] == "stop"}
+    assert stopped == {tag: f"--nodelist={nodes.split(',')[0]}" for tag, (_, nodes) in started.items()}
+    sources = [("--context-server", 1), ("--context-server", 2), ("--server", 3), ("--server", 5)]
+    gateway = " ".join(f"{option} http://node{number}:8100" for option, number in sources)
+    assert f"launch: for clients start deepseek-triton gateway --triton-model tensorrt_llm {gateway}\n" in done.stdout
+
+
+def test_too_few_nodes_are_named_before_anything_starts(pair, launched, run):
+    _, text, _ = launched("slurm", pair("one", "two"), "--no-container")
+    done, calls = run(text, ["node1", "node2"])
+    assert (done.returncode, calls) == (2, [])
+    assert done.stderr.splitlines() == [
+        "launch: expected 3 nodes, got 2: let sbatch take --nodes from this script",
+    ]
+
+
+def test_containers_of_both_sides_mount_their_own_repository(pair, launched, run, tmp_path):
+    folder = pair("one", "one")
+    _, text, _ = launched("slurm", folder, "--cache-dir", tmp_path / "kept")
+    done, [prepared, *calls] = run(text, ["node1", "node2"])
+
+    assert done.returncode == 0, done.stderr
+    assert prepared["args"][:6] == ["--nodes=2", "--ntasks-per-node=1", "--ntasks=2", "mkdir", "-p", "--"]
+    mounts = [word for call in calls for word in call["args"] if word.startswith("--container-mounts=")]
+    assert sorted(word.split(":")[0] for word in mounts) == [
+        f"--container-mounts={folder}/{side}" for side in ("context", "generation")
+    ]
+
+
+def test_a_server_of_one_rank_runs_its_own_supervisor(pair, launched, run):
+    folder = pair("twin", "twin")
+    _, text, _ = launched("slurm", folder, "--no-container")
+    done, calls = run(text, ["node1", "node2"])
+
+    assert done.returncode == 0, done.stderr
+    started = {call["args"][-1]: call["args"][0] for call in calls if call["args"][-2] != "stop"}
+    assert started == {
+        f"{folder}/context/start.sh": "--nodelist=node1",
+        f"{folder}/generation/start.sh": "--nodelist=node2",
+    }
+    assert "gpus" not in "".join(line for line in text.splitlines() if line.startswith("#SBATCH"))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--ready-file", "/r"], "--ready-file: a pair has several servers"),
+        (["--address", "127.0.0.1"], "--address: the servers are on several nodes"),
+        (["--partition", "a b"], "--partition: a line of #SBATCH takes no blanks"),
+        (["--gpus", "4"], "takes 8 GPUs of each node, got 4"),
+        (["--context-servers", "1000"], "--context-servers: expected at most 999"),
+        (["--", "--http-port=1"], "expected HTTP_PORT to be set"),
+    ],
+)
+def test_options_that_a_pairs_job_does_not_take(pair, launched, options, expected):
+    code, out, err = launched("slurm", pair("one", "one"), "--no-container", *options)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert expected in err
+
+
 # --- what is refused ---
 
 
@@ -221,7 +343,7 @@ def test_the_header_says_what_is_needed_first(pair, launched):
         (("twin", "one"), "for different engines, simulated and tensorrt_llm"),
     ],
 )
-@pytest.mark.parametrize("form", ["kubernetes"])
+@pytest.mark.parametrize("form", ["kubernetes", "slurm"])
 def test_sides_that_do_not_fit_are_refused(pair, launched, form, sides, expected):
     code, out, err = launched(form, pair(*sides))
     [line] = err.splitlines()
@@ -250,6 +372,10 @@ def test_swapped_sides_are_refused(pair, launched):
         (["--generation-servers", "0"], "--generation-servers"),
         (["--context-servers", "1000"], "--context-servers: expected at most 999"),
         (["--namespace", "A"], "--namespace: expected"),
+        (["--routing", "epp", "--route-parent", "a", "--picker-image", "p"], "a pair takes --routing gateway at most"),
+        (["--picker-image", "p"], "a pair takes --routing gateway at most"),
+        (["--autoscale", "keda"], "a pair takes --routing gateway at most, and keeps its number of servers"),
+        (["--routing", "gateway"], "--routing gateway: name with --gateway-image an image"),
         (["--env", "A=1", "--env", "A=2"], "--env: A: given twice"),
         (["--", "--http-port=1"], "expected HTTP_PORT to be set"),
     ],

@@ -47,7 +47,9 @@ from deepseek_triton_build.check.model_identity import (
 from deepseek_triton_build.check.pbtxt import NAME as CONFIG
 from deepseek_triton_build.check.pbtxt import ModelConfig, backend_folder, check_config, read_config
 from deepseek_triton_build.check.rule_findings import (
+    Checked,
     Place,
+    PlacedDeployment,
     canonical_settings,
     check_deployment,
     check_on_vllm,
@@ -77,8 +79,6 @@ MODEL_PY = "model.py"
 _TENSORRT_LLM = "tensorrt_llm"
 _VLLM = "vllm"
 
-Checked = tuple[CheckedModel, list[Finding]]
-
 
 def check_model(folder: Path, version: str, root: Path, options: CheckOptions) -> Checked:
     """Check everything about the model in `folder`, whose model.yaml lies in its folder `version`.
@@ -87,7 +87,7 @@ def check_model(folder: Path, version: str, root: Path, options: CheckOptions) -
     """
     label = "" if folder == root else f"{folder.name}/"
     model = ModelCheck(folder=folder, version_dir=folder / version, root=root, label=label, options=options)
-    return model.check(), model.findings
+    return Checked(model.check(), model.findings, model.placed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +112,7 @@ class ModelCheck:
     options: CheckOptions
     findings: list[Finding] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
+    placed: PlacedDeployment | None = None
 
     @property
     def in_version(self) -> str:
@@ -320,6 +321,7 @@ class ModelCheck:
         place = place_in(document, arguments, release)
         variables = {} if script is None else script.known_values
         deployment = make_deployment(settings, release, known, triton, variables)
+        self.placed = PlacedDeployment(deployment=deployment, place=place)
         misfits = list(memory_problems(deployment)) if _num_ranks(document, settings) is not None else []
         self.findings += check_deployment(deployment, misfits, place)
         if facts is not None:

@@ -35,7 +35,9 @@ from deepseek_triton_build.check.model_identity import (
     unchecked_facts,
 )
 from deepseek_triton_build.check.rule_findings import (
+    Checked,
     Place,
+    PlacedDeployment,
     canonical_settings,
     check_deployment,
     make_deployment,
@@ -65,8 +67,6 @@ from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.render.trtllm_commands import YAML_NAME
 from deepseek_triton_build.rules.rule import Deployment, Violation
 from deepseek_triton_build.text import first_names
-
-Checked = tuple[CheckedModel, list[Finding]]
 
 _PROGRAM: Mapping[str, Any] = {"backend": "pytorch"}
 """The arguments that TensorRT-LLM's programs have by themselves."""
@@ -146,6 +146,7 @@ class _ProgramCheck:
     options: CheckOptions
     findings: list[Finding] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
+    placed: PlacedDeployment | None = None
 
     def check(self) -> Checked:
         stamp = self.keep(read_stamp(self.folder, ""))
@@ -181,7 +182,7 @@ class _ProgramCheck:
             num_gpus=known.num_gpus,
             unchecked=tuple(self.unchecked),
         )
-        return checked, self.findings
+        return Checked(checked, self.findings, self.placed)
 
     def keep(self, read: tuple[Any, list[Finding]]) -> Any:
         """Return what was read, and add its findings to the others."""
@@ -242,6 +243,7 @@ class _ProgramCheck:
         variables = {} if self.script is None else self.script.known_values
         deployment = make_deployment(given.settings, release, known, triton, variables, given.unknown)
         place = given.places(release)
+        self.placed = PlacedDeployment(deployment=deployment, place=place)
         self.findings += check_deployment(deployment, _misfits(deployment), place)
         if facts is not None:
             self.findings += mtp_problems(facts, deployment.num_draft_tokens)

@@ -10,7 +10,15 @@ from deepseek_triton_build.check.codes import UNREADABLE
 from deepseek_triton_build.check.finding import Finding, Report, in_order
 from deepseek_triton_build.check.model_identity import CheckOptions, require_model_root
 from deepseek_triton_build.check.model_report import MODEL_PY, OUR_PACKAGE, check_model
+from deepseek_triton_build.check.pair_report import (
+    SIDES,
+    check_pair,
+    is_orchestrators,
+    is_pair,
+    orchestrator_findings,
+)
 from deepseek_triton_build.check.program_report import check_programs, is_program_folder
+from deepseek_triton_build.check.rule_findings import CheckedFolder
 from deepseek_triton_build.check.schema import MODEL_YAML
 from deepseek_triton_build.check.scripts import PROGRAM_SCRIPTS, START_SCRIPT
 from deepseek_triton_build.check.vllm_backend_report import check_vllm_backend_model, is_of_vllm_backend
@@ -18,9 +26,10 @@ from deepseek_triton_build.render.stamp import MANIFEST
 
 
 def check_repository(directory: Path, options: CheckOptions | None = None) -> Report:
-    """Check what `directory` is: a model repository, a model's folder, or what starts a program of TensorRT-LLM.
+    """Check what `directory` is: a model repository, a model's folder, what starts TensorRT-LLM's programs, or a pair.
 
-    The last is a YAML file of LLM arguments, or a folder with such a file, a script or both.
+    A program's is a YAML file of LLM arguments, or a folder with such a file, a script or both. A pair is the folder of
+    context and generation servers, or the disagg_config.yaml that joins them.
 
     :raises NothingToCheckError: when it is none of these.
     :raises BuildError: when the options name an unknown release, variant or GPU, or a model_root that is no folder.
@@ -28,14 +37,29 @@ def check_repository(directory: Path, options: CheckOptions | None = None) -> Re
     options = options or CheckOptions()
     require_model_root(options)
     _require_path(directory)
+    if is_pair(directory):
+        return check_pair(directory, _sides(directory, options), options)
+    if is_orchestrators(directory):
+        sides = _sides(directory.parent, options) if is_pair(directory.parent) else {}
+        return Report(findings=in_order(orchestrator_findings(directory, sides, options)), models=())
+    checked = _checked(directory, options)
+    return Report(findings=in_order(checked.findings), models=tuple(one.model for one in checked.models))
+
+
+def _sides(directory: Path, options: CheckOptions) -> dict[str, CheckedFolder]:
+    """Return side -> everything that was checked in its folder of a pair."""
+    return {side: _checked(directory / side, options) for side in SIDES}
+
+
+def _checked(directory: Path, options: CheckOptions) -> CheckedFolder:
+    """Check the models or programs of a folder, or a program's YAML file."""
     is_program = os.path.isfile(directory) or is_program_folder(directory)
     checked = check_programs(directory, options) if is_program else []
     models, unreadable = ([], []) if os.path.isfile(directory) else _models(directory, may_be_none=is_program)
     for folder, version in models:
         is_yaml = not is_of_vllm_backend(folder, folder / version)
         checked.append((check_model if is_yaml else check_vllm_backend_model)(folder, version, directory, options))
-    findings = in_order([*unreadable, *(finding for _, found in checked for finding in found)])
-    return Report(findings=findings, models=tuple(model for model, _ in checked))
+    return CheckedFolder(checked, unreadable)
 
 
 def _require_path(directory: Path) -> None:

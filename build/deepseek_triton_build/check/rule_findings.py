@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from deepseek_triton_build.check.documents import Document, read_yaml
-from deepseek_triton_build.check.finding import CheckCode, Finding, make_finding
+from deepseek_triton_build.check.finding import CheckCode, CheckedModel, Finding, make_finding
 from deepseek_triton_build.check.memory_fit import vllm_memory_problems
 from deepseek_triton_build.check.model_identity import Identity
 from deepseek_triton_build.check.schema import CheckedArguments
@@ -21,6 +22,36 @@ from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
 
 Place = tuple[str, int | None, str]
 """File, line and name of a setting."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedDeployment:
+    """The deployment that files describe, with the places of its settings."""
+
+    deployment: Deployment
+    place: Callable[[str | None], Place]
+    """A function that returns where a canonical key stands, or would stand."""
+
+
+class Checked(NamedTuple):
+    """The result of checking one model."""
+
+    model: CheckedModel
+    findings: list[Finding]
+    placed: PlacedDeployment | None = None
+    """None where the model does not run on TensorRT-LLM."""
+
+
+class CheckedFolder(NamedTuple):
+    """Everything that was checked in one folder."""
+
+    models: list[Checked]
+    unreadable: list[Finding]
+    """Findings about folders that can't be looked into."""
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [*self.unreadable, *(finding for one in self.models for finding in one.findings)]
 
 
 def canonical_settings(arguments: CheckedArguments, release: Release) -> dict[str, Any]:

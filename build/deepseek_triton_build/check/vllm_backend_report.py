@@ -13,10 +13,11 @@ from deepseek_triton_build.check.finding import CheckedModel, Finding
 from deepseek_triton_build.check.generated_origin import RELEASE_RECORD
 from deepseek_triton_build.check.instance_gpus import check_kinds, check_vllm_gpus
 from deepseek_triton_build.check.model_identity import UNKNOWN, CheckOptions, find_vllm
-from deepseek_triton_build.check.model_report import Checked, ModelCheck
+from deepseek_triton_build.check.model_report import ModelCheck
 from deepseek_triton_build.check.pbtxt import NAME as CONFIG
 from deepseek_triton_build.check.pbtxt import ModelConfig, check_name, read_config
 from deepseek_triton_build.check.regular_files import read_bytes
+from deepseek_triton_build.check.rule_findings import Checked
 from deepseek_triton_build.check.schema import MODEL_YAML
 from deepseek_triton_build.text import short_repr
 
@@ -45,7 +46,7 @@ def check_vllm_backend_model(folder: Path, version: str, root: Path, options: Ch
     """Check everything about the model in `folder`, whose model.json lies in its folder `version`."""
     label = "" if folder == root else f"{folder.name}/"
     model = _VllmBackendModel(folder=folder, version_dir=folder / version, root=root, label=label, options=options)
-    return model.check(), model.findings
+    return Checked(model.check(), model.findings)
 
 
 class _VllmBackendModel(ModelCheck):

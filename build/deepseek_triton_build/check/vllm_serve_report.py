@@ -20,7 +20,7 @@ from deepseek_triton_build.check.model_identity import (
     identify,
     unchecked_facts,
 )
-from deepseek_triton_build.check.rule_findings import check_on_vllm
+from deepseek_triton_build.check.rule_findings import Checked, check_on_vllm
 from deepseek_triton_build.check.scripts import Program, ShellScript
 from deepseek_triton_build.check.variables import variable_problems, vllm_variable_problems
 from deepseek_triton_build.check.vllm_arguments import num_draft_tokens
@@ -31,13 +31,13 @@ _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"
 
 def check_vllm_serve(
     folder: Path, script: ShellScript, program: Program, options: CheckOptions, findings: list[Finding]
-) -> tuple[CheckedModel, list[Finding]]:
+) -> Checked:
     """Check `script`, which starts `program`.
 
     :param findings: what is wrong with its file.
     """
     check = _ServeCheck(folder=folder, script=script, program=program, options=options, findings=list(findings))
-    return check.check(), check.findings
+    return Checked(check.check(), check.findings)
 
 
 @dataclass(kw_only=True)

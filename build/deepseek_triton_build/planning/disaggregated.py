@@ -12,10 +12,16 @@ from typing import Any
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.catalog import find_variant
 from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, DEFAULT_PROFILE
+from deepseek_triton_build.data.planned_settings import Setting
+from deepseek_triton_build.planning.orchestrator_settings import (
+    load_limit_s,
+    make_orchestrator,
+    orchestrator_settings,
+)
 from deepseek_triton_build.planning.plan import Plan, PlanWarning, make_plan
 from deepseek_triton_build.planning.plan_request import EMBEDDED_ENGINES, PlanRequest
 from deepseek_triton_build.planning.target import refuse
-from deepseek_triton_build.rules import disaggregation_violations
+from deepseek_triton_build.rules import disaggregation_violations, orchestrator_violations
 from deepseek_triton_build.rules.disaggregation import CONTEXT, GENERATION, ServerPair
 from deepseek_triton_build.rules.rule import Deployment
 
@@ -39,6 +45,8 @@ class DisaggregatedRequest:
     arguments under the release's keys."""
     generation: tuple[tuple[str, Any], ...] = ()
     """The same for the generation servers."""
+    orchestrator: tuple[tuple[str, Any], ...] = ()
+    """Own settings of trtllm-serve's orchestrator, by dotted paths of disagg_config.yaml."""
 
 
 _OWN_FIELDS: Mapping[str, int] = {"num_gpus": 1, "pipeline_parallel_size": 1, "mtp": 0}
@@ -54,6 +62,10 @@ class DisaggregatedPlan:
     generation: Plan
     num_context: int
     num_generation: int
+    orchestrator: tuple[Setting, ...] = ()
+    """Settings of trtllm-serve's orchestrator; none for an embedded engine."""
+    start_timeout_s: int = 0
+    """Seconds that the orchestrator waits for the servers."""
     warnings: tuple[PlanWarning, ...] = ()
     """The rules about the two sides together that are broken; each side's own are in its plan."""
 
@@ -89,14 +101,23 @@ def make_disaggregated_plan(request: DisaggregatedRequest) -> DisaggregatedPlan:
     embedded = engine in EMBEDDED_ENGINES
     context = make_plan(_server_request(request, CONTEXT, embedded=embedded))
     generation = make_plan(_server_request(request, GENERATION, embedded=embedded))
-    found = [] if embedded else list(disaggregation_violations(_pair(context, generation)))
-    refuse(found)
-    return DisaggregatedPlan(
+    plan = DisaggregatedPlan(
         request=request,
         context=context,
         generation=generation,
         num_context=request.num_context,
         num_generation=request.num_generation,
+    )
+    if embedded:
+        return plan
+    pair = ServerPair(context=_deployment(context), generation=_deployment(generation))
+    settings = orchestrator_settings(pair, request.num_context, request.num_generation, dict(request.orchestrator))
+    found = [*disaggregation_violations(pair), *orchestrator_violations(make_orchestrator(pair, settings))]
+    refuse(found)
+    return replace(
+        plan,
+        orchestrator=settings,
+        start_timeout_s=load_limit_s(pair),
         warnings=tuple(PlanWarning(rule=rule, violation=violation) for rule, violation in found),
     )
 
@@ -124,10 +145,6 @@ def _server_request(request: DisaggregatedRequest, side: str, *, embedded: bool)
     overrides = dict(request.both.overrides) | dict(settings)
     profile = DEFAULT_PROFILE if embedded else _PROFILES[side]
     return replace(request.both, profile=profile, workload=asked, overrides=tuple(overrides.items()), **fields)
-
-
-def _pair(context: Plan, generation: Plan) -> ServerPair:
-    return ServerPair(context=_deployment(context), generation=_deployment(generation))
 
 
 def _deployment(plan: Plan) -> Deployment:

@@ -11,11 +11,14 @@ from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameErro
 from deepseek_triton_build.planning.disaggregated import DISAGGREGATED, DisaggregatedPlan
 from deepseek_triton_build.render.dynamo import DYNAMO_YAML, dynamo_pair_yaml
 from deepseek_triton_build.render.formats import DEFAULT_FORMAT, DYNAMO, FORMATS, format_files, refuse_options
+from deepseek_triton_build.render.orchestrator_sh import CONFIG_NAME, SCRIPT_NAME, disagg_config, orchestrator_sh
 from deepseek_triton_build.render.repository_files import File
-from deepseek_triton_build.render.stamp import MANIFEST, given_options, sha256, stamp_line
+from deepseek_triton_build.render.stamp import MANIFEST, given_options, sha256, stamped_by
 
+TRTLLM_SERVE = "trtllm-serve"
 PAIR_FORMATS: Mapping[str, str] = {
     DEFAULT_FORMAT: "a Triton model repository for each side",
+    TRTLLM_SERVE: "trtllm-serve's servers and their orchestrator",
     DYNAMO: "one DynamoGraphDeployment for NVIDIA Dynamo",
 }
 """Format of a pair -> its title."""
@@ -24,8 +27,8 @@ PAIR_FORMATS: Mapping[str, str] = {
 def pair_files(plan: DisaggregatedPlan, *, version: str, format: str = DEFAULT_FORMAT) -> list[File]:
     """Return every file of `plan`, sorted by path, and after them the manifest of the whole.
 
-    As a repository, each side is as the same plan is written by itself, so that its folder is started, checked and
-    built by itself too. For Dynamo, one file has both.
+    Each side is as the same plan is written by itself, so that its folder is started, checked and built by itself too.
+    For Dynamo, one file has both.
 
     :param version: this program's version, for the stamps.
     :raises UnknownNameError: for a format nobody knows.
@@ -44,6 +47,16 @@ def pair_files(plan: DisaggregatedPlan, *, version: str, format: str = DEFAULT_F
             for side, server in plan.sides.items()
             for file in format_files(format, server, version=version)
         ]
+    if format == TRTLLM_SERVE:
+        stamp = stamped_by(version, pair_options(plan, format=format), plan.context)
+        files += [
+            File(PurePosixPath(CONFIG_NAME), disagg_config(plan.orchestrator, stamp=stamp).encode()),
+            File(PurePosixPath(SCRIPT_NAME), orchestrator_sh(plan, stamp=stamp).encode(), executable=True),
+        ]
+    elif plan.request.orchestrator:
+        raise RefusedPlanError(
+            f"--disagg is for trtllm-serve's orchestrator; leave it out, or add --format {TRTLLM_SERVE}"
+        )
     ordered = sorted(files, key=lambda file: file.path)
     return [*ordered, File(PurePosixPath(MANIFEST), _manifest(plan, ordered, version, format))]
 
@@ -52,7 +65,7 @@ def _dynamo_file(plan: DisaggregatedPlan, version: str) -> File:
     if plan.context.release is None:
         raise RefusedPlanError(f"--format {DYNAMO} is for TensorRT-LLM, not for the {plan.context.engine} engine")
     refuse_options(DYNAMO, plan.context)
-    stamp = stamp_line(plan.context, version, options=pair_options(plan, format=DYNAMO))
+    stamp = stamped_by(version, pair_options(plan, format=DYNAMO), plan.context)
     return File(PurePosixPath(DYNAMO_YAML), dynamo_pair_yaml(plan, stamp=stamp).encode())
 
 
@@ -64,7 +77,12 @@ def pair_options(plan: DisaggregatedPlan, *, format: str = DEFAULT_FORMAT) -> st
         words += [] if value is None else [option, str(value)]
     words += given_options(request.both)
     words += ["--context-servers", str(plan.num_context), "--generation-servers", str(plan.num_generation)]
-    for option, changes in (("--context-set", request.context), ("--generation-set", request.generation)):
+    given = (
+        ("--context-set", request.context),
+        ("--generation-set", request.generation),
+        ("--disagg", request.orchestrator),
+    )
+    for option, changes in given:
         for key, value in changes:
             words += [option, f"{key}={json.dumps(value, allow_nan=False)}"]
     if format != DEFAULT_FORMAT:

@@ -106,13 +106,19 @@ def serve_sh(plan: Plan, args: TrtllmArguments, *, stamp: str) -> str:
     )
     command = shell.command(
         ["exec", *shell.launcher(plan), "trtllm-serve", shell.quoted(args.model)],
-        ["--host", '"${HOST:-localhost}"', "--port", '"${PORT:-8000}"'],
+        ["--host", '"${HOST:-localhost}"', "--port", f'"${{PORT:-{_port(plan)}}}"'],
         *args.words,
         *_reasoning_parser(plan),
         _options(plan),
         ['"$@"'],
     )
     return _script(plan, args, command, stamp=stamp, name="serve.sh", about=about)
+
+
+def _port(plan: Plan) -> int:
+    """Return the default port. Beside the servers of a pair, the orchestrator has the first one."""
+    profile = "" if plan.profile is None else plan.profile.name
+    return {"ctx": 8001, "gen": 8002}.get(profile, 8000)
 
 
 def _reasoning_parser(plan: Plan) -> list[list[str]]:

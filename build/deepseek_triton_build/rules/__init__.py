@@ -1,12 +1,12 @@
 """The rules: what can't work, or is known not to work, each with its release range and source.
 
 A rule looks at a Deployment (of vLLM: a VllmDeployment) and yields a Violation for each way in which it is broken.
-A rule of disaggregation looks at a ServerPair. docs/rules.md lists all rules.
+A rule of disaggregation looks at a ServerPair or at the Orchestrator of one. docs/rules.md lists all rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from deepseek_triton_build.rules import (
@@ -16,6 +16,7 @@ from deepseek_triton_build.rules import (
     hardware,
     kv_cache,
     moe,
+    orchestrator,
     parallelism,
     size_limits,
     sparse,
@@ -23,6 +24,7 @@ from deepseek_triton_build.rules import (
     vllm,
 )
 from deepseek_triton_build.rules.disaggregation import ServerPair
+from deepseek_triton_build.rules.orchestrator import Orchestrator
 from deepseek_triton_build.rules.rule import Deployment, Rule, UnknownFactError, Violation
 from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
 from deepseek_triton_build.rules.well_typed import well_typed
@@ -32,8 +34,8 @@ RULES = tuple(sorted((rule for module in _MODULES for rule in module.RULES), key
 """Every rule of TensorRT-LLM, sorted by code."""
 VLLM_RULES = tuple(vllm.RULES)
 """Every rule of vLLM, sorted by code."""
-PAIR_RULES = tuple(disaggregation.RULES)
-"""Every rule about context and generation servers, sorted by code."""
+PAIR_RULES = (*disaggregation.RULES, *orchestrator.RULES)
+"""Every rule about context and generation servers, and about what joins them, sorted by code."""
 _TARGET_RULES = tuple(rule for rule in RULES if rule.target_only)
 
 
@@ -58,11 +60,16 @@ def vllm_violations(deployment: VllmDeployment, *, target_only: bool = False) ->
 
 def disaggregation_violations(pair: ServerPair) -> Iterator[tuple[Rule, Violation]]:
     """Yield every rule that the servers of `pair` break together: errors, warnings and notes."""
-    return _broken(PAIR_RULES, pair.well_typed())
+    return _broken(disaggregation.RULES, pair.well_typed())
+
+
+def orchestrator_violations(joins: Orchestrator) -> Iterator[tuple[Rule, Violation]]:
+    """Yield every rule that the orchestrator of a pair breaks: errors and warnings."""
+    return _broken(orchestrator.RULES, joins)
 
 
 def _broken(
-    rules: tuple[Rule, ...], deployment: Deployment | VllmDeployment | ServerPair
+    rules: Sequence[Rule], deployment: Deployment | VllmDeployment | ServerPair | Orchestrator
 ) -> Iterator[tuple[Rule, Violation]]:
     for rule in rules:
         with suppress(UnknownFactError):

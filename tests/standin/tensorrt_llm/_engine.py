@@ -314,20 +314,21 @@ class Engine:
                 return batch
             if not sequence.step(now, self._tokens_per_iteration):
                 going_on.append(sequence)
-        self._report(batch)
+        self._report(len(batch), going_on)
         notify_many(sequence.responses for sequence in batch)
         return going_on
 
-    def _report(self, batch: list[Sequence] | None = None) -> None:
+    def _report(self, num_active: int = 0, going_on: Iterable[Sequence] = ()) -> None:
+        """Add an iteration to the statistics. Ended requests have no KV blocks, unless these are held."""
         if self._keeps_statistics:
-            self.iterations.put(self._statistics(batch or []))
+            num_blocks = sum([sequence.num_blocks for sequence in going_on]) + self.kv_sender.num_blocks
+            self.iterations.put(self._statistics(num_active, num_blocks))
 
-    def _statistics(self, batch: list[Sequence]) -> dict[str, Any]:
-        drafts = len(batch) * (self._tokens_per_iteration - 1)
-        num_blocks = sum([sequence.num_blocks for sequence in batch]) + self.kv_sender.num_blocks
+    def _statistics(self, num_active: int, num_blocks: int) -> dict[str, Any]:
+        drafts = num_active * (self._tokens_per_iteration - 1)
         return {
             "iterLatencyMS": self._iteration_s * 1000,
-            "numActiveRequests": len(batch),
+            "numActiveRequests": num_active,
             "numQueuedRequests": len(self._waiting),
             "kvCacheStats": {
                 "maxNumBlocks": TOTAL_BLOCKS,

@@ -13,6 +13,7 @@ from deepseek_triton_tools.sla.predictions import (
     PacedServer,
     SlaWorkload,
     aggregated_times,
+    burst_ttft_ms,
     context_busy,
     context_ttft_ms,
 )
@@ -26,7 +27,13 @@ WORKLOAD = SlaWorkload(isl=1024, osl=1024)
 
 @pytest.fixture
 def server():
-    table = read_table(ModelPaces().tables(H200, [TP8])[TP8], num_ranks=1, num_draft_tokens=0, kv_cache_tokens=10**6)
+    table = read_table(
+        ModelPaces().tables(H200, [TP8])[TP8],
+        num_ranks=1,
+        num_draft_tokens=0,
+        kv_cache_tokens=10**6,
+        kv_token_bytes=35136,
+    )
     return PacedServer(table=table, max_num_tokens=8192)
 
 
@@ -48,6 +55,14 @@ def test_more_requests_take_longer(server):
     assert [one.ttft_ms for one in times] == sorted(one.ttft_ms for one in times)
 
 
+def test_requests_that_come_at_once_wait_longer(server):
+    (alone, several, most) = (burst_ttft_ms(server, WORKLOAD, requests) for requests in (1, 8, 80))
+
+    assert alone == pytest.approx(aggregated_times(server, WORKLOAD, 1).ttft_ms, rel=0.01)
+    # Eight prompts of 1,024 tokens fill one iteration; of 80, a request waits for 5.5 on average.
+    assert most == pytest.approx(5.5 * several)
+
+
 def test_a_context_server_is_as_busy_as_ttft_allows(server):
     busy = context_busy(server, WORKLOAD, 150)
 
@@ -64,6 +79,7 @@ def test_the_best_fleet_keeps_the_limits_with_its_margin(capsys):
     for fleet in found["fleets"]:
         assert fleet["tpot_ms"] * fleet["margin"] <= 40.1
         assert fleet["ttft_ms"] * fleet["margin"] <= 2001
+        assert fleet["burst_ttft_ms"] > fleet["ttft_ms"]
         assert fleet["gpus_used"] <= 16
     assert {fleet["context_servers"] for fleet in found["fleets"]} == {0, 1}
     rates = [fleet["output_tps"] / fleet["margin"] for fleet in found["fleets"]]
@@ -71,11 +87,24 @@ def test_the_best_fleet_keeps_the_limits_with_its_margin(capsys):
 
 
 @pytest.mark.slow
-def test_the_commands_are_accepted(capsys, tmp_path):
-    found = document(capsys, "--gpus", "8", "--sla", "tpot=40")
-    (command,) = found["build"]
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (["--gpus", "8", "--sla", "tpot=40"], {"server"}),
+        (
+            ["--gpus", "32", "--isl", "4096", "--osl", "512", "--sla", "ttft=1000,tpot=25"],
+            {"context", "generation"},
+        ),
+    ],
+    ids=["a server", "a pair"],
+)
+def test_the_command_and_the_paces_are_accepted(capsys, tmp_path, options, names):
+    found = document(capsys, *options, "--write-pace", str(tmp_path / "paces"))
 
-    assert main([*command.split()[1:-1], str(tmp_path / "server")]) == 0
+    assert main([*found["build"].split()[1:-1], str(tmp_path / "built")]) == 0
+    assert {file.stem for file in (tmp_path / "paces").iterdir()} == names
+    for file in (tmp_path / "paces").iterdir():
+        parse_options({"preset": json.loads(file.read_text())})
 
 
 @pytest.mark.parametrize(

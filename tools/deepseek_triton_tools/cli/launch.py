@@ -182,6 +182,15 @@ def _add_kubernetes(forms: Verbs) -> None:
     gateway.add_argument("--gateway-replicas", type=positive, metavar="N", help="copies of it (default: 2)")
     help_text = "secret whose entry keys is its file of API keys (default: anyone may ask)"
     gateway.add_argument("--gateway-keys", type=words, metavar="NAME", help=help_text)
+    routing = verb.add_argument_group("routing and scaling")
+    help_text = "who chooses a request's server: deepseek-triton's gateway, the Gateway API's endpoint picker, or Envoy"
+    routing.add_argument("--routing", choices=("gateway", "epp", "envoy"), help=help_text)
+    help_text = "Gateway object whose requests are for these servers, as NAME or NAMESPACE/NAME"
+    routing.add_argument("--route-parent", type=_parent, metavar="GATEWAY", help=help_text)
+    help_text = "image of the endpoint picker, for --routing epp"
+    routing.add_argument("--picker-image", type=_image, metavar="IMAGE", help=help_text)
+    help_text = "what follows the load up to --max-replicas: hpa needs a metrics adapter, keda KEDA (default: hpa)"
+    routing.add_argument("--autoscale", choices=("hpa", "keda"), help=help_text)
     _add_pair(verb)
     _add_shm_size(_add_container(verb))
     _add_server(verb)
@@ -341,6 +350,13 @@ def _label(text: str) -> tuple[str, str]:
     if equals and name:
         return name, value
     raise argparse.ArgumentTypeError(f"expected LABEL=VALUE, got {text!r}")
+
+
+def _parent(text: str) -> tuple[str | None, str]:
+    namespace, slash, name = text.rpartition("/")
+    if name and bool(slash) == bool(namespace) and "/" not in namespace:
+        return namespace or None, name
+    raise argparse.ArgumentTypeError(f"expected NAME or NAMESPACE/NAME of a Gateway, got {text!r}")
 
 
 def _resource(text: str) -> tuple[str, int]:

@@ -26,6 +26,8 @@ def add_options(verb: VerbParser) -> None:
     sla.add_argument("--aiconfigurator", type=path, metavar="PATH", help=help_text)
     help_text = "write presets of the simulated engine with the pace of the fleet that --sla chooses"
     sla.add_argument("--write-pace", type=path, metavar="DIR", help=help_text)
+    help_text = "write the search as an HTML page with its Pareto front"
+    sla.add_argument("--report", type=path, metavar="FILE", help=help_text)
     shown.add_argument("--diff", type=path, metavar="DIR", help="show what `build --output DIR` would change")
 
 
@@ -35,8 +37,8 @@ def _plan(args: argparse.Namespace) -> int:
 
     if args.sla is not None:
         return _search(args)
-    if args.aiconfigurator is not None or args.write_pace is not None:
-        raise OptionError("--aiconfigurator and --write-pace are for a search: add --sla, or leave them out")
+    if any(given is not None for given in (args.aiconfigurator, args.write_pace, args.report)):
+        raise OptionError("--aiconfigurator, --write-pace and --report are for a search: add --sla, or leave them out")
     request = plan_request(args)
     if request.profile == DISAGGREGATED:
         from deepseek_triton_tools.plans.pair_summary import show_pair
@@ -56,7 +58,9 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _search(args: argparse.Namespace) -> int:
+    from deepseek_triton_build import DISAGGREGATED
     from deepseek_triton_tools.cli.plan_request import OptionError, plan_request
+    from deepseek_triton_tools.sla.sla_pictures import show_fronts, write_sla_report
     from deepseek_triton_tools.sla.sla_plan import plan_to_sla
     from deepseek_triton_tools.sla.sla_view import show_sla_plan
 
@@ -67,6 +71,10 @@ def _search(args: argparse.Namespace) -> int:
             (args.gpus is None, "--sla needs --gpus, the number of GPUs to share out"),
             (args.isl is None or args.osl is None, "--sla needs --isl and --osl, the tokens of a request"),
             (args.mtp not in (None, 0, 3), "--sla knows how many drafts are accepted for --mtp 0 and 3 only"),
+            (
+                args.profile == DISAGGREGATED,
+                "--sla tries aggregated and disaggregated fleets: leave --profile disagg out",
+            ),
             (args.concurrency is not None, "--sla finds the concurrency: leave --concurrency out"),
             (args.diff is not None or args.brief, "--sla shows a search: leave --diff and --brief out"),
         )
@@ -77,5 +85,9 @@ def _search(args: argparse.Namespace) -> int:
     plan = plan_to_sla(plan_request(args), args.sla, args.aiconfigurator)
     if args.write_pace is not None:
         plan.write_paces(args.write_pace)
+    if args.report is not None:
+        write_sla_report(args.report, plan)
     show_sla_plan(plan, as_json=args.json)
+    if not args.json:
+        show_fronts(plan)
     return 0

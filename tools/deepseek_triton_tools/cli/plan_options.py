@@ -82,6 +82,8 @@ def _add_pair(group: argparse._ArgumentGroup) -> None:
             metavar="KEY=VALUE",
             help=f"--set for the {side} servers only; also num_gpus; may be repeated",
         )
+    help_text = "set any key of disagg_config.yaml, with --format trtllm-serve; may be repeated"
+    group.add_argument("--disagg", action="append", default=[], metavar="KEY=VALUE", help=help_text)
 
 
 def known_names() -> str:

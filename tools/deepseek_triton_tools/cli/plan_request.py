@@ -195,7 +195,7 @@ def _needs_gpu(variant: str, engine: str | None) -> bool:
     return variant in variants() and _engine(variant, engine) in _ENGINES_WITH_GPUS
 
 
-_FOR_PAIRS = ("--context-servers", "--generation-servers", "--context-set", "--generation-set")
+_FOR_PAIRS = ("--context-servers", "--generation-servers", "--context-set", "--generation-set", "--disagg")
 """Options that only profile disagg has a use for."""
 
 
@@ -210,7 +210,11 @@ def pair_request(args: argparse.Namespace, both: PlanRequest) -> DisaggregatedRe
         for name in ("context", "generation")
     }
     return DisaggregatedRequest(
-        both=both, num_context=args.context_servers or 1, num_generation=args.generation_servers or 1, **sides
+        both=both,
+        num_context=args.context_servers or 1,
+        num_generation=args.generation_servers or 1,
+        orchestrator=tuple(row for text in args.disagg for row in overrides(text, "--disagg")),
+        **sides,
     )
 
 

@@ -4,7 +4,7 @@
     start_script.py       start.sh: its variables, and the command that it runs
     containers.py         code for containers that docker, Slurm and ssh-setup share
     local.py, docker.py, mpirun.py, slurm.py, kubernetes.py    one file for each form
-    launched_pair.py, kubernetes_pair.py    a pair of context and generation servers
+    launched_pair.py, slurm_pair.py, kubernetes_pair.py    a pair of context and generation servers
     ssh_setup.py          the script that lets mpirun reach the other nodes
     recipes.py            the scripts that build TensorRT-LLM from source
 

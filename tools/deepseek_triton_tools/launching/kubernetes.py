@@ -14,6 +14,7 @@ from deepseek_triton_tools.launching import containers, start_script
 from deepseek_triton_tools.launching.config_map import RepositoryFile, repository_files
 from deepseek_triton_tools.launching.kubernetes_manifest import Manifest, sequences_at_once
 from deepseek_triton_tools.launching.kubernetes_pods import MAX_INT32, MAX_NAME, NAME, Pods, object_name
+from deepseek_triton_tools.launching.kubernetes_routing import routing_refusals, scaling_refusals
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.vllm_nodes import FIRST_NODE, needs_master
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
@@ -79,14 +80,17 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     if not NAME.fullmatch(name) or len(name) > MAX_NAME:
         expected = f"up to {MAX_NAME} small letters, digits and dashes, a letter first"
         yield f"--name: expected {expected}, got {safe_name(name)}"
-    if options.namespace is not None and not re.fullmatch(_LABEL, options.namespace):
-        yield f"--namespace: expected up to 63 small letters, digits and dashes, got {safe_name(options.namespace)}"
+    parent_namespace, parent = options.route_parent or (None, None)
+    for option, namespace in (("--namespace", options.namespace), ("--route-parent", parent_namespace)):
+        if namespace is not None and not re.fullmatch(_LABEL, namespace):
+            yield f"{option}: expected up to 63 small letters, digits and dashes, got {safe_name(namespace)}"
     for option, value in (
         ("--claim", options.claim),
         ("--repository-claim", options.repository_claim),
         ("--cache-claim", options.cache_claim),
         ("--pull-secret", options.pull_secret),
         ("--gateway-keys", options.gateway_keys),
+        ("--route-parent", parent),
     ):
         if value is not None and (not re.fullmatch(_SUBDOMAIN, value) or len(value) > _MAX_SUBDOMAIN):
             yield f"{option}: expected a name of small letters, digits, dashes and dots, got {safe_name(value)}"
@@ -123,6 +127,8 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
         yield "--gateway-keys and --gateway-replicas are for the gateway, and without --gateway-image there is none"
     if (options.gateway_replicas or 1) > MAX_INT32:
         yield f"--gateway-replicas: expected at most {MAX_INT32}, got {safe_name(str(options.gateway_replicas))}"
+    yield from routing_refusals(options)
+    yield from scaling_refusals(options)
     if options.target is not None and options.max_replicas is None:
         yield "--target is for the autoscaler, and without --max-replicas there is none"
     if options.ready_file and not options.ready_file.is_absolute():

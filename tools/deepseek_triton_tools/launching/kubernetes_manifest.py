@@ -20,6 +20,7 @@ from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.host.units import about, sized
 from deepseek_triton_tools.launching.config_map import data_lines
 from deepseek_triton_tools.launching.kubernetes_pods import Pods
+from deepseek_triton_tools.launching.kubernetes_routing import routing_documents
 from deepseek_triton_tools.launching.kubernetes_text import block, filled, literal, mapping
 from deepseek_triton_tools.launching.stop_times import PRE_STOP_S, SPARE_S
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
@@ -28,6 +29,8 @@ from deepseek_triton_tools.text_templates import wrapped
 _TARGET_SHARE = 0.8
 """Share of the sequences that run at once, at which the autoscaler aims, because a further replica comes only after a
 whole load. An assumption."""
+_ENGINE_LABEL = {"llm-d.ai/engine-type": "triton-tensorrt-llm"}
+"""Tells an endpoint picker of the Gateway API which metrics to read: nv_trt_llm_*, which every engine here has."""
 _KEYS_MOUNT = "/etc/deepseek-triton/keys"
 _GATEWAYS = 2
 _MAX_WINDOW_S = 3600
@@ -60,11 +63,13 @@ class Manifest(Pods):
         yield wrapped(filled("service.yaml", self._values()))
         yield wrapped(filled("disruption-budget.yaml", self._values() | self._budget()))
         if self.options.max_replicas is not None:
-            yield wrapped(filled("autoscaler.yaml", self._values() | self._autoscaling()))
+            scaler = "scaled-object.yaml" if self.options.autoscale == "keda" else "autoscaler.yaml"
+            yield wrapped(filled(scaler, self._values() | self._autoscaling()))
         if self.options.gateway_image is not None:
             servers = f"{self.name}-servers"
             yield self._headless_service(servers)
             yield from self._gateway(self.options.gateway_image, self.name, ["--server", self._address(servers)])
+        yield from routing_documents(self, self._values())
 
     def _headless_service(self, name: str) -> str:
         values = {"servers": name, "http_port": str(self.options.http_port)}
@@ -154,6 +159,8 @@ class Manifest(Pods):
             "server_labels": mapping(server_labels),
             "service": service,
             "service_why": why,
+            "http_port": str(self.options.http_port),
+            "metrics_port": str(self.options.metrics_port),
         }
 
     def _header(self) -> str:
@@ -177,7 +184,7 @@ class Manifest(Pods):
         return wrapped(head) + "\n".join(data_lines(self.files)) + "\n"
 
     def _workload(self) -> str:
-        values = self._values() | {"replicas": self._replicas()}
+        values = self._values() | {"replicas": self._replicas(), "pod_labels": mapping(self.labels | _ENGINE_LABEL)}
         if self.is_group:
             return filled("leader-worker-set.yaml", values | {"spec": block(self._group_spec(), 2)})
         annotations, start = self._annotations(), self.start
@@ -221,7 +228,7 @@ class Manifest(Pods):
                 "pod-template.yaml",
                 {
                     "role": role,
-                    "labels": mapping(self.labels),
+                    "labels": mapping(self.labels | (_ENGINE_LABEL if role == with_server else {})),
                     "annotations": block(annotations, 4) + "\n" if annotations and role == with_server else "",
                     "pod": block(pod, 4),
                 },
@@ -259,6 +266,7 @@ class Manifest(Pods):
             "scale_why": " It counts groups, by their leaders." if self.is_group else "",
             "target_api": kind[0],
             "target_kind": kind[1],
+            "namespace_name": self.options.namespace or "",
             "replicas_min": str(self.options.replicas),
             "replicas_max": str(self.options.max_replicas),
             "target": str(target or max(1, int((running or 0) * _TARGET_SHARE))),

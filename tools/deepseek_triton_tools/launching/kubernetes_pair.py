@@ -52,9 +52,16 @@ def refusals(pair: LaunchedPair, options: LaunchOptions) -> Iterator[str]:
         yield f"--name: expected {expected}, got {safe_name(name)}"
     if options.replicas != 1 or options.max_replicas is not None:
         yield "--replicas and --max-replicas: a pair has --context-servers and --generation-servers instead"
+    routing = options.routing if options.routing == "gateway" else None
+    usual = replace(options, routing=routing, route_parent=None, picker_image=None, autoscale=None)
+    if usual != options:
+        yield (
+            "--routing, --route-parent, --picker-image and --autoscale are for servers that each answer requests "
+            "alone: a pair takes --routing gateway at most, and keeps its number of servers"
+        )
     yield from pair.refusals()
     for side in pair.sides:
-        yield from kubernetes.refusals(side.facts, replace(options, name=side.role, replicas=1, max_replicas=None))
+        yield from kubernetes.refusals(side.facts, replace(usual, name=side.role, replicas=1, max_replicas=None))
 
 
 def _name(pair: LaunchedPair, options: LaunchOptions) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from deepseek_triton_tools.launching import docker, kubernetes, kubernetes_pair, local, mpirun, slurm
+from deepseek_triton_tools.launching import docker, kubernetes, kubernetes_pair, local, mpirun, slurm, slurm_pair
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.launched_pair import LaunchedPair
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
@@ -37,6 +37,7 @@ class LaunchForm(Generic[Launched]):
     """The command that reads the text from standard input. Empty: the text is a script that replaces this process."""
 
 
+_SBATCH = ("sbatch", "--parsable")
 _KUBECTL = ("kubectl", "apply", "--server-side", "--filename", "-")
 
 LAUNCH_FORMS: Mapping[str, LaunchForm[LaunchFacts]] = {
@@ -51,9 +52,7 @@ LAUNCH_FORMS: Mapping[str, LaunchForm[LaunchFacts]] = {
         warnings=mpirun.warnings,
         program="mpirun",
     ),
-    "slurm": LaunchForm(
-        render=slurm.render, refusals=slurm.refusals, program="sbatch", command=("sbatch", "--parsable")
-    ),
+    "slurm": LaunchForm(render=slurm.render, refusals=slurm.refusals, program="sbatch", command=_SBATCH),
     "kubernetes": LaunchForm(
         render=kubernetes.render,
         refusals=kubernetes.refusals,
@@ -64,6 +63,7 @@ LAUNCH_FORMS: Mapping[str, LaunchForm[LaunchFacts]] = {
 }
 
 PAIR_FORMS: Mapping[str, LaunchForm[LaunchedPair]] = {
+    "slurm": LaunchForm(render=slurm_pair.render, refusals=slurm_pair.refusals, program="sbatch", command=_SBATCH),
     "kubernetes": LaunchForm(
         render=kubernetes_pair.render,
         refusals=kubernetes_pair.refusals,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from deepseek_triton_build import EXIT_TIMEOUT_S
 from deepseek_triton_tools.launching.stop_times import StopTimes
@@ -105,6 +106,14 @@ class LaunchOptions:
     gateway_replicas: int | None = None
     gateway_keys: str | None = None
     """Secret whose entry `keys` is the gateway's file of API keys."""
+    routing: Literal["gateway", "epp", "envoy"] | None = None
+    """Who chooses the server of a request. Without it, the Service does, or the gateway if there is one."""
+    route_parent: tuple[str | None, str] | None = None
+    """Namespace, if it is another one, and name of the Gateway object that gets a route to the servers."""
+    picker_image: str | None = None
+    """Image of the endpoint picker."""
+    autoscale: Literal["hpa", "keda"] | None = None
+    """Who follows the load when `max_replicas` is given; a HorizontalPodAutoscaler by default."""
 
     @property
     def stop_times(self) -> StopTimes:

@@ -1,15 +1,17 @@
 """`launch slurm`: templates/slurm.sh filled in, a batch script that becomes the supervisor, with srun below it.
 
 The manual pages of Slurm 22.05 say: srun passes the signals it gets to its tasks (srun(1), SIGNALS AND ESCAPE
-SEQUENCES). --signal=B: signals only the batch script (sbatch(1)), whose process is the supervisor by then. scancel
-without --batch signals the steps, and kills them KillWait seconds later (scancel(1)).
+SEQUENCES). SIGTERM is an exception: 22.05.8 says "forcing job termination" and kills them. --signal=B: signals only the
+batch script (sbatch(1)), whose process is the supervisor by then. scancel without --batch signals the steps, and kills
+them KillWait seconds later (scancel(1)).
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 from deepseek_triton_build.text import comment_lines, enroot_image, for_comment, safe_name
 from deepseek_triton_tools._version import __version__
@@ -62,22 +64,15 @@ def _container_refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[
 
 
 def render(facts: LaunchFacts, options: LaunchOptions) -> str:
-    environment = server_environment(options)
-    in_step = environment | {"SLURM_STEP_NUM_TASKS": str(facts.world_size)}
-    if needs_master(facts):
-        in_step |= FIRST_NODE
-    dry_run(facts.start_script, in_step, options.server_args)
-    exported = environment | _container_variables(facts, options)
-    values = {
-        "version": __version__,
+    ask_start_script(facts, options)
+    exported = server_environment(options) | container_variables(facts, options)
+    values = common_values(options) | {
         "source": for_comment(facts.source),
-        "directives": "\n".join(f"#SBATCH {line}" for line in _directives(facts, options)),
-        "grace_s": str(options.stop_times.docker_stop_timeout_s),
-        "exit_timeout_s": str(options.exit_timeout),
-        "kill_s": str(options.stop_times.supervisor_kill_s),
-        "memory_why": _memory_why(facts),
-        "port": str(options.http_port),
-        "exports": "\n".join(f"export {name}={shlex.quote(value)}" for name, value in exported.items()),
+        "directives": directives(
+            options, facts.folder, nodes=facts.nodes, ranks=facts.ranks_per_node, gpus=facts.gpus_per_node
+        ),
+        "memory_why": memory_why(facts),
+        "exports": exports(exported),
         "prepare": "".join(f"{line}\n" for line in _prepare(facts, options)),
         "supervision": "\n".join(_supervision(facts, options)),
         "command": _command(facts, options),
@@ -85,13 +80,44 @@ def render(facts: LaunchFacts, options: LaunchOptions) -> str:
     return filled("slurm.sh", values)
 
 
-def _directives(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    slug = re.sub(r"[^\w.-]+", "-", facts.folder.name, flags=re.ASCII).strip("-")
+def ask_start_script(facts: LaunchFacts, options: LaunchOptions) -> None:
+    """:raises ToolError: when start.sh refuses."""
+    in_step = server_environment(options) | {"SLURM_STEP_NUM_TASKS": str(facts.world_size)}
+    if needs_master(facts):
+        in_step |= FIRST_NODE
+    dry_run(facts.start_script, in_step, options.server_args)
+
+
+def common_values(options: LaunchOptions) -> dict[str, str]:
+    return {
+        "version": __version__,
+        "grace_s": str(options.stop_times.docker_stop_timeout_s),
+        "exit_timeout_s": str(options.exit_timeout),
+        "kill_s": str(options.stop_times.supervisor_kill_s),
+        "port": str(options.http_port),
+    }
+
+
+def exports(variables: Mapping[str, str]) -> str:
+    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
+
+
+def directives(options: LaunchOptions, folder: Path, *, nodes: int, ranks: int, gpus: int) -> str:
+    """Return the lines of #SBATCH.
+
+    :param ranks: of each node.
+    :param gpus: of each node; 0 for engines that use none.
+    """
+    return "\n".join(f"#SBATCH {line}" for line in _directives(options, folder, nodes, ranks, gpus))
+
+
+def _directives(options: LaunchOptions, folder: Path, nodes: int, ranks: int, gpus_per_node: int) -> Iterator[str]:
+    slug = re.sub(r"[^\w.-]+", "-", folder.name, flags=re.ASCII).strip("-")
     name = options.name or slug or "deepseek-triton"
     yield f"--job-name={name}"
-    yield f"--nodes={facts.nodes}"
-    yield f"--ntasks-per-node={facts.ranks_per_node}"
-    gpus = options.gpus or str(facts.gpus_per_node)
+    yield f"--nodes={nodes}"
+    yield f"--ntasks-per-node={ranks}"
+    gpus = options.gpus or str(gpus_per_node)
     if gpus not in ("none", "0"):
         yield f"--gpus-per-node={gpus}"
         yield "--exclusive"
@@ -106,7 +132,7 @@ def _directives(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     yield from options.sbatch
 
 
-def _memory_why(facts: LaunchFacts) -> str:
+def memory_why(facts: LaunchFacts) -> str:
     if not facts.gpus_per_node:
         return "This engine needs no GPU."
     size = f"{facts.serving.size:,} bytes" if facts.serving else "weights"
@@ -116,7 +142,7 @@ def _memory_why(facts: LaunchFacts) -> str:
     )
 
 
-def _container_variables(facts: LaunchFacts, options: LaunchOptions) -> dict[str, str]:
+def container_variables(facts: LaunchFacts, options: LaunchOptions) -> dict[str, str]:
     """Return the variables that say where things are inside the container."""
     if not options.container:
         return {}
@@ -132,12 +158,17 @@ def _prepare(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
         yield f"export {MASTER}"
         yield ""
     if options.container:
-        yield from comment_lines(
-            "Mounted folders must exist. Compiled kernels are kept there, for this image and this GPU only."
-        )
-        command = ["srun", f"--nodes={facts.nodes}", "--ntasks-per-node=1", f"--ntasks={facts.nodes}"]
-        yield shlex.join([*command, "mkdir", "-p", "--", *containers.created_folders(facts, options)])
-        yield ""
+        yield from make_folders(facts.nodes, containers.created_folders(facts, options))
+
+
+def make_folders(nodes: int, folders: Iterable[str]) -> Iterator[str]:
+    """Yield the lines that make the folders on every node."""
+    yield from comment_lines(
+        "Mounted folders must exist. Compiled kernels are kept there, for this image and this GPU only."
+    )
+    command = ["srun", f"--nodes={nodes}", "--ntasks-per-node=1", f"--ntasks={nodes}"]
+    yield shlex.join([*command, "mkdir", "-p", "--", *folders])
+    yield ""
 
 
 def _supervision(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
@@ -157,11 +188,15 @@ def _command(facts: LaunchFacts, options: LaunchOptions) -> str:
     """
     rows = [[str(facts.start_script), *options.server_args]]
     if options.container or facts.world_size > 1:
-        rows = [["srun"], *_srun_options(facts, options), *rows]
+        rows = [["srun"], *srun_options(facts, options), *rows]
     if facts.world_size == 1:
-        return _continued(rows)
-    supervisor = [[options.python, str(facts.supervisor), "run"], *_supervisor_options(facts, options)]
-    return f'{_continued(supervisor)} ${{hosts:+--hosts "$hosts"}} \\\n  -- {_continued(rows)}'
+        return continued(rows)
+    return f'{continued(supervisor(facts, options))} ${{hosts:+--hosts "$hosts"}} \\\n  -- {continued(rows)}'
+
+
+def supervisor(facts: LaunchFacts, options: LaunchOptions) -> list[list[str]]:
+    """Return the rows of the supervisor's command, up to the options of this launch."""
+    return [[options.python, str(facts.supervisor), "run"], *_supervisor_options(facts, options)]
 
 
 def _supervisor_options(facts: LaunchFacts, options: LaunchOptions) -> Iterator[list[str]]:
@@ -179,7 +214,7 @@ def _supervisor_options(facts: LaunchFacts, options: LaunchOptions) -> Iterator[
             yield [option, variables[variable]]
 
 
-def _srun_options(facts: LaunchFacts, options: LaunchOptions) -> Iterator[list[str]]:
+def srun_options(facts: LaunchFacts, options: LaunchOptions) -> Iterator[list[str]]:
     yield ["--label", "--kill-on-bad-exit=1", f"--mpi={options.slurm_mpi}", "--export=ALL"]
     if needs_master(facts):  # the other nodes of vLLM don't end by themselves
         yield [f"--wait={_NODES_END_S}"]
@@ -203,5 +238,5 @@ def _mounts(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
         yield f"{parent}:{parent}"
 
 
-def _continued(rows: Iterable[list[str]]) -> str:
+def continued(rows: Iterable[list[str]]) -> str:
     return " \\\n  ".join(map(shlex.join, rows))

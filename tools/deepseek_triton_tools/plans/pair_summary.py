@@ -27,6 +27,7 @@ from deepseek_triton_tools.terminal.output_streams import print_json, printable,
 from deepseek_triton_tools.terminal.tables import paragraph, styled
 
 SCHEMA = "deepseek-triton/pair/1"
+ORCHESTRATOR_SCRIPT = "orchestrator.sh"
 
 
 def build_pair(
@@ -47,7 +48,7 @@ def build_pair(
                 "schema": BUILD_SCHEMA,
                 "output": str(output),
                 "format": format,
-                "start": FORMATS[format].start if format == DYNAMO else None,
+                "start": _start(format),
                 "replaced": is_replaced,
                 "files": [file.path.as_posix() for file in files],
                 "quant_config": None,
@@ -61,11 +62,10 @@ def build_pair(
         for side, server in plan.sides.items():
             folder = Path(side) if format == DYNAMO else output / side
             lines = [f"{folder}, {_number(plan, side)}:", *details(server, format=format)]
-            lines = lines if format == DYNAMO else [*lines, start_line(server, folder, format=format)]
+            lines += [] if format == DYNAMO else [start_line(server, folder, format=format)]
             for line in lines:
                 print(paragraph(printable(line), "", "    "))
-        end = start_line(plan.context, output, format=format) if format == DYNAMO else _join_line(plan)
-        print(paragraph(printable(end), "", "    "))
+        print(paragraph(printable(_join_line(plan, output, format)), "", "    "))
         show_warnings(plan)
         for server in plan.sides.values():
             show_warnings(server)
@@ -118,8 +118,19 @@ def _number(plan: DisaggregatedPlan, side: str) -> str:
     return "one server" if count == 1 else f"the same for {count} servers"
 
 
-def _join_line(plan: DisaggregatedPlan) -> str:
-    """Say how the servers are joined, with a name for each."""
+def _start(format: str) -> str | None:
+    """Return the file that starts or joins the servers of both sides; None where each side has its own only."""
+    if format == DYNAMO:
+        return FORMATS[DYNAMO].start
+    return None if format == DEFAULT_FORMAT else ORCHESTRATOR_SCRIPT
+
+
+def _join_line(plan: DisaggregatedPlan, output: Path, format: str) -> str:
+    """Say how the servers are joined: by the gateway, with a name for each, or by another program."""
+    if format == DYNAMO:
+        return start_line(plan.context, output, format=format)
+    if format != DEFAULT_FORMAT:
+        return f"join them: {shlex.quote(str(output / ORCHESTRATOR_SCRIPT))}; it says how the servers are started"
     words = [
         word
         for option, side in (("--context-server", "context"), ("--server", "generation"))

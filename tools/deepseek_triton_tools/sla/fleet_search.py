@@ -149,7 +149,7 @@ def disaggregated_fleets(
     candidates: Sequence[ServerCandidate], workload: SlaWorkload, num_gpus: int, slo: Slo
 ) -> Iterator[PlannedFleet]:
     """Yield the fleets of context and generation servers in every ratio that uses the GPUs and keeps the limit of
-    TTFT. The hand-over of the KV cache is not in the times."""
+    TTFT."""
     contexts = _context_servers(candidates, workload, slo)
     loads = [
         (candidate, rows, generation_tpot_ms(candidate.server, workload, rows))

@@ -2,7 +2,7 @@
 
 TPOT, aggregated: a decoding iteration at the mean context, and what the prompts of the other requests of the rank add,
 each once while the request decodes: decode(isl + osl / 2) / a + (rows - 1) x (prompt - decode) / osl, with a tokens for
-each iteration. A generation server has no such prompts.
+each iteration. A generation server has no such prompts, and waits for the KV cache once.
 
 TTFT: the rest of the iteration that runs, the wait for prompts before, and the prompt itself. The wait is that of an
 M/D/1 queue, requests that arrive at random and prompts that take equally long: u x prompt / (2 x (1 - u)) with the
@@ -14,13 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deepseek_backend.engines.simulated.pace_table import PaceTable
+from deepseek_backend.engines.simulated.simulated_options import KV_TRANSFER_GBPS
 
 FEW_USERS = 4
 THROUGHPUT_MARGIN = 1.25
-LATENCY_MARGIN = 1.5
-"""Factors on every computed time: from FEW_USERS + 1 users of a server, and below. AIConfigurator 0.12 was compared
-with the published runs of 8 x B200 and 8 x H200: 13 to 26 % more tokens/s than measured at throughput, and 50 % more
-for one user (docs/sla.md)."""
+LATENCY_MARGIN = 1.6
+"""Factors on every computed time: from FEW_USERS + 1 users of a server, and below. They are what the published runs of
+8 x H200 and 8 x B200 took longer than AIConfigurator's tables say (docs/sla.md)."""
 
 _MOST_BUSY = 0.9
 """Share of the time that a context server may be busy."""
@@ -87,9 +87,20 @@ def aggregated_times(server: PacedServer, workload: SlaWorkload, rows: int) -> T
     return Times(ttft_ms=residual + wait + prompt, tpot_ms=tpot)
 
 
+def burst_ttft_ms(server: PacedServer, workload: SlaWorkload, requests: float) -> float:
+    """Return the mean TTFT where a rank's requests all come at once: several prompts run in an iteration, and the last
+    one waits for all others."""
+    tokens = min(server.max_num_tokens, requests * workload.isl)
+    iteration = server.table.step_ms(0, 0, tokens, tokens * workload.isl / 2)
+    return iteration * (max(1.0, workload.isl / tokens) + requests * workload.isl / tokens) / 2
+
+
 def generation_tpot_ms(server: PacedServer, workload: SlaWorkload, rows: int) -> float:
-    """Return TPOT on a generation server each rank of which has `rows` requests."""
-    return server.table.step_ms(rows, workload.isl + workload.osl / 2) / server.tokens_per_step
+    """Return TPOT on a generation server each rank of which has `rows` requests. The first token there waits for the KV
+    cache, which comes at KV_TRANSFER_GBPS."""
+    decode = server.table.step_ms(rows, workload.isl + workload.osl / 2) / server.tokens_per_step
+    transfer = workload.isl * server.table.kv_token_bytes * 8 / (KV_TRANSFER_GBPS * 1e6)
+    return decode + transfer / workload.osl
 
 
 def context_ttft_ms(server: PacedServer, workload: SlaWorkload, busy: float) -> float:

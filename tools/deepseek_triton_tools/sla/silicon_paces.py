@@ -17,7 +17,7 @@ from deepseek_triton_tools.tool_errors import InstallationError, ToolError
 
 ENVIRONMENT_VARIABLE = "DEEPSEEK_TRITON_AICONFIGURATOR"
 HOW_TO_INSTALL = (
-    "python3.12 -m venv ~/aiconfigurator && ~/aiconfigurator/bin/pip install aiconfigurator-core==0.12.0 (700 MB; "
+    "python3.12 -m venv ~/aiconfigurator && ~/aiconfigurator/bin/pip install aiconfigurator-core==0.12.0 (520 MB; "
     f"Python 3.11 to 3.13), then --aiconfigurator ~/aiconfigurator/bin/python or {ENVIRONMENT_VARIABLE}"
 )
 _SCRIPT = Path(__file__).with_name("ask_aiconfigurator.py")

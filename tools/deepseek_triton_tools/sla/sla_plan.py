@@ -6,13 +6,15 @@ import dataclasses
 import json
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from deepseek_backend.engines.simulated.pace_table import read_table
 from deepseek_backend.engines.simulated.presets import MTP_3_TOKENS_PER_STEP
-from deepseek_triton_build import BuildError, PlanRequest
+from deepseek_triton_build import DISAGGREGATED, BuildError, PlanRequest
 from deepseek_triton_tools.bench.measuring.figures import Slo
+from deepseek_triton_tools.bench.report.report_points import pareto_front
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.sla.fleet_search import (
     PlannedFleet,
@@ -23,7 +25,7 @@ from deepseek_triton_tools.sla.fleet_search import (
     fitting_rows,
 )
 from deepseek_triton_tools.sla.model_paces import ModelPaces
-from deepseek_triton_tools.sla.predictions import PacedServer, SlaWorkload
+from deepseek_triton_tools.sla.predictions import PacedServer, SlaWorkload, burst_ttft_ms
 from deepseek_triton_tools.sla.server_layouts import PacedModel, Paces, ServerLayout, layouts_up_to
 from deepseek_triton_tools.sla.silicon_paces import ENVIRONMENT_VARIABLE, HOW_TO_INSTALL, SiliconPaces
 from deepseek_triton_tools.tool_errors import ToolError
@@ -46,26 +48,54 @@ class SlaPlan:
     """Layout -> why it was left out."""
     candidates: list[ServerCandidate]
     """The servers that were tried."""
+    fronts: dict[str, list[PlannedFleet]]
+    """Aggregated and disaggregated -> the fleets than which none has more tokens/s for a GPU and for a user, with their
+    margins; they keep the limit of TTFT alone."""
+
+    @property
+    def limits(self) -> list[str]:
+        """The limits as text, such as TTFT 2000 ms."""
+        return [
+            f"{name.removesuffix('_ms').upper()} {limit:g} ms"
+            for name, limit in dataclasses.asdict(self.slo).items()
+            if limit is not None
+        ]
+
+    def burst_ttft_ms(self, fleet: PlannedFleet) -> float:
+        """Return the mean TTFT of a fleet, without margin, where all its requests come at once."""
+        if fleet.context is None:
+            return burst_ttft_ms(self._candidate(fleet.layout).server, self.workload, fleet.rows)
+        requests = fleet.users / (fleet.num_context * fleet.context.num_ranks)
+        return burst_ttft_ms(self._candidate(fleet.context).server, self.workload, requests)
+
+    def _candidate(self, layout: ServerLayout) -> ServerCandidate:
+        return next(candidate for candidate in self.candidates if candidate.layout == layout)
+
+    @property
+    def sides(self) -> dict[str, tuple[ServerLayout, int]]:
+        """The kinds of servers of the best fleet, server, or context and generation: layout and max_batch_size."""
+        best = self.fleets[0]
+        if best.context is None:
+            return {"server": (best.layout, best.rows)}
+        prompts = self._candidate(best.context).server.max_num_tokens // self.workload.isl
+        return {"context": (best.context, max(1, prompts)), "generation": (best.layout, best.rows)}
 
     def write_paces(self, folder: Path) -> None:
         """Write what the simulated engine takes as its preset, for each kind of server of the best fleet: server.json,
         or context.json and generation.json. Raises ToolError where it can't."""
-        best = self.fleets[0]
-        sides = {"server" if best.context is None else "generation": (best.layout, best.rows)}
-        if best.context is not None:
-            sides["context"] = (best.context, 1)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ToolError(f"{folder} can't be made: {error.strerror}") from error
-        for name, (layout, rows) in sides.items():
-            found = next(candidate for candidate in self.candidates if candidate.layout == layout)
+        for name, (layout, rows) in self.sides.items():
+            found = self._candidate(layout)
             table = found.server.table
             preset = {
                 "title": f"{self.request.variant} on {layout.num_gpus} x {self.request.gpu}, {layout}",
                 "source": self.source,
                 "num_ranks": table.num_ranks,
                 "kv_cache_tokens": table.kv_cache_tokens,
+                "kv_token_bytes": table.kv_token_bytes,
                 "max_batch_size": rows,
                 "max_num_tokens": found.server.max_num_tokens,
                 "max_seq_len": table.kv_cache_tokens,
@@ -77,28 +107,41 @@ class SlaPlan:
                 json.dump(preset, file)
 
     @property
-    def build_commands(self) -> list[str]:
-        """The commands that write the best fleet's servers: one, or one for context and one for generation."""
-        best, shared = self.fleets[0], self.workload
-        sides = [(best.layout, best.rows)]
-        if best.context is not None:
-            sides.insert(0, (best.context, 1))
-        return [
-            shlex.join(
-                [
-                    *("deepseek-triton", "build", self.request.variant, "--gpu", str(self.request.gpu)),
-                    *("--gpus", str(layout.num_gpus), "--precision", str(self.request.precision)),
-                    *("--profile", self.request.profile, "--isl", str(shared.isl), "--osl", str(shared.osl)),
-                    *("--concurrency", str(rows * layout.num_ranks), "--mtp", str(self.request.mtp)),
-                    *("--set", f"enable_attention_dp={str(layout.attention_dp).lower()}"),
-                    *("--set", f"moe_expert_parallel_size={layout.expert_parallel_size}"),
-                    *("--set", f"max_batch_size={rows}", "--set", f"cuda_graph_config.max_batch_size={rows}"),
-                    *(["--allow-unpublished"] if self.request.allow_unpublished else []),
-                    *("--output", "server" if best.context is None else name),
-                ]
-            )
-            for (layout, rows), name in zip(sides, ("context", "generation"), strict=False)
+    def build_command(self) -> str:
+        """The command that writes the best fleet's servers: one repository, or a pair."""
+        best, asked = self.fleets[0], self.request
+        words = [
+            "deepseek-triton",
+            "build",
+            asked.variant,
+            "--gpu",
+            str(asked.gpu),
+            "--precision",
+            str(asked.precision),
         ]
+        words += ["--isl", str(self.workload.isl), "--osl", str(self.workload.osl), "--mtp", str(asked.mtp)]
+        if best.context is None:
+            users = best.users // best.num_servers
+            words += ["--gpus", str(best.layout.num_gpus), "--profile", asked.profile]
+        else:
+            users = best.users
+            words += ["--profile", DISAGGREGATED, "--context-servers", str(best.num_context)]
+            words += ["--generation-servers", str(best.num_servers)]
+        words += ["--concurrency", str(users)]
+        for name, (layout, rows) in self.sides.items():
+            settings = {
+                "enable_attention_dp": str(layout.attention_dp).lower(),
+                "moe_expert_parallel_size": layout.expert_parallel_size,
+                "max_batch_size": rows,
+            }
+            if name != "server":
+                settings = {"num_gpus": layout.num_gpus, **settings}
+            if name != "context":
+                settings["cuda_graph_config.max_batch_size"] = rows
+            option = "--set" if name == "server" else f"--{name}-set"
+            words += [word for key, value in settings.items() for word in (option, f"{key}={value}")]
+        words += ["--allow-unpublished"] if asked.allow_unpublished else []
+        return shlex.join([*words, "--output", "server" if best.context is None else "pair"])
 
 
 def plan_to_sla(request: PlanRequest, slo: Slo, python: Path | None) -> SlaPlan:
@@ -114,13 +157,15 @@ def plan_to_sla(request: PlanRequest, slo: Slo, python: Path | None) -> SlaPlan:
     num_gpus = request.num_gpus or 1
     request = dataclasses.replace(request, mtp=request.mtp or 0)
     candidates, refused, request = _candidates(request, workload, paces)
-    fleets = [
-        *aggregated_fleets(candidates, workload, num_gpus),
-        *disaggregated_fleets(candidates, workload, num_gpus, slo),
-    ]
+    kinds = {
+        "aggregated": list(aggregated_fleets(candidates, workload, num_gpus)),
+        "disaggregated": list(disaggregated_fleets(candidates, workload, num_gpus, slo)),
+    }
+    fleets = [fleet for of_kind in kinds.values() for fleet in of_kind]
     best = best_of_each(fleets, slo, workload.osl)
     if not best:
         raise ToolError(_none_keeps(fleets, refused))
+    fronts = {kind: _front(of_kind, slo, workload.osl) for kind, of_kind in kinds.items()}
     note = "" if found else f"for measured paces: {HOW_TO_INSTALL}"
     return SlaPlan(
         request=request,
@@ -131,7 +176,15 @@ def plan_to_sla(request: PlanRequest, slo: Slo, python: Path | None) -> SlaPlan:
         fleets=best,
         refused=refused,
         candidates=candidates,
+        fronts={kind: front for kind, front in fronts.items() if front},
     )
+
+
+def _front(fleets: Sequence[PlannedFleet], slo: Slo, osl: int) -> list[PlannedFleet]:
+    """Return the Pareto front of the fleets that keep the limit of TTFT, by rising tokens/s of a user."""
+    kept = [fleet for fleet in fleets if fleet.keeps(dataclasses.replace(slo, tpot_ms=None, e2el_ms=None), osl)]
+    places = [(fleet.tps_user / fleet.margin, fleet.output_tps / fleet.margin) for fleet in kept]
+    return [kept[number] for number in pareto_front(places)]
 
 
 def _candidates(
@@ -172,6 +225,7 @@ def _candidates(
                 num_ranks=layout.num_ranks,
                 num_draft_tokens=model.num_draft_tokens,
                 kv_cache_tokens=plan.budget.kv_tokens,
+                kv_token_bytes=plan.budget.kv_bytes_per_token,
             )
             server = PacedServer(
                 table=read,

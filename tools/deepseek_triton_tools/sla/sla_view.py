@@ -10,14 +10,15 @@ from deepseek_triton_tools.sla.sla_plan import SlaPlan
 from deepseek_triton_tools.terminal.output_streams import print_json, to_reader
 from deepseek_triton_tools.terminal.tables import Table, paragraph, show
 
-_SHOWN = 8
-_HEADINGS = (
+SHOWN_FLEETS = 8
+FLEET_HEADINGS = (
     "fleet",
     "users",
     "tokens/s/GPU",
     "with margin",
     "TTFT ms",
     "with margin",
+    "TTFT at once",
     "TPOT ms",
     "with margin",
     "margin",
@@ -43,7 +44,7 @@ def sla_document(plan: SlaPlan) -> dict[str, Any]:
         "limits": dataclasses.asdict(plan.slo),
         "source": plan.source,
         "fleets": [_fleet(plan, fleet) for fleet in plan.fleets],
-        "build": plan.build_commands,
+        "build": plan.build_command,
         "refused": plan.refused,
     }
 
@@ -58,6 +59,7 @@ def _fleet(plan: SlaPlan, fleet: PlannedFleet) -> dict[str, Any]:
         "users": fleet.users,
         "gpus_used": fleet.num_gpus,
         "ttft_ms": round(fleet.times.ttft_ms, 1),
+        "burst_ttft_ms": round(plan.burst_ttft_ms(fleet), 1),
         "tpot_ms": round(fleet.times.tpot_ms, 2),
         "output_tps": round(fleet.output_tps, 1),
         "output_tps_per_gpu": round(fleet.output_tps / (plan.request.num_gpus or 1), 1),
@@ -70,39 +72,37 @@ def fleet_name(fleet: PlannedFleet) -> str:
     return f"{fleet.num_context} x {fleet.context} context + {served}" if fleet.context else served
 
 
-def _show(plan: SlaPlan) -> None:
-    gpus = plan.request.num_gpus or 1
-    rows = []
-    for fleet in plan.fleets[:_SHOWN]:
-        slow, tps = fleet.times.slower(fleet.margin), fleet.output_tps / gpus
-        rows.append(
-            (
-                fleet_name(fleet),
-                f"{fleet.users:,}",
-                f"{tps:,.1f}",
-                f"{tps / fleet.margin:,.1f}",
-                f"{fleet.times.ttft_ms:,.0f}",
-                f"{slow.ttft_ms:,.0f}",
-                f"{fleet.times.tpot_ms:.1f}",
-                f"{slow.tpot_ms:.1f}",
-                f"{fleet.margin - 1:.0%}",
-            )
-        )
-    title = (
-        f"{plan.request.variant} on {gpus} x {plan.request.gpu}, {plan.workload.isl:,} + {plan.workload.osl:,} tokens: "
-        "the best first; limits are kept with the margin"
+def sla_title(plan: SlaPlan) -> str:
+    asked, shared = plan.request, plan.workload
+    return f"{asked.variant} on {asked.num_gpus} x {asked.gpu}, {shared.isl:,} + {shared.osl:,} tokens"
+
+
+def fleet_cells(plan: SlaPlan, fleet: PlannedFleet) -> tuple[str, ...]:
+    """The cells under FLEET_HEADINGS."""
+    slow, tps = fleet.times.slower(fleet.margin), fleet.output_tps / (plan.request.num_gpus or 1)
+    return (
+        fleet_name(fleet),
+        f"{fleet.users:,}",
+        f"{tps:,.1f}",
+        f"{tps / fleet.margin:,.1f}",
+        f"{fleet.times.ttft_ms:,.0f}",
+        f"{slow.ttft_ms:,.0f}",
+        f"{plan.burst_ttft_ms(fleet) * fleet.margin:,.0f}",
+        f"{fleet.times.tpot_ms:.1f}",
+        f"{slow.tpot_ms:.1f}",
+        f"{fleet.margin - 1:.0%}",
     )
-    show(Table(title=title, headings=_HEADINGS, rows=rows))
+
+
+def _show(plan: SlaPlan) -> None:
+    rows = [fleet_cells(plan, fleet) for fleet in plan.fleets[:SHOWN_FLEETS]]
+    title = f"{sla_title(plan)}: the best first; limits are kept with the margin"
+    show(Table(title=title, headings=FLEET_HEADINGS, rows=rows))
     print(paragraph(f"paces: {plan.source}"))
     if plan.note:
         print(paragraph(plan.note))
     if plan.refused:
         print(paragraph(f"{len(plan.refused)} layouts were left out; --json says why"))
     best = plan.fleets[0]
-    servers = (
-        [f"{best.num_servers} servers"]
-        if not best.context
-        else [f"{best.num_context} context servers", f"{best.num_servers} generation servers"]
-    )
-    for number, command in zip(servers, plan.build_commands, strict=True):
-        print(paragraph(f"{number}: {command}"))
+    pair = f"{best.num_context} context servers and {best.num_servers} generation servers"
+    print(paragraph(f"{pair if best.context else f'{best.num_servers} servers'}: {plan.build_command}"))

@@ -56,20 +56,36 @@ def write_report(path: Path, results: Sequence[NamedResult], expected: Sequence[
 
 def report_page(results: Sequence[NamedResult], expected: Sequence[ExpectedPoint] = ()) -> str:
     """The whole page, plotly's script included. Raises InstallationError without plotly."""
+    pictures: list[ReportPicture] = []
+    models = ", ".join(dict.fromkeys(str(named.result.server.get("name") or named.result.model) for named in results))
+    return html_page(
+        f"Benchmark of {models}",
+        warnings="".join(f"<p class=warning>{escape(text)}</p>\n" for text in report_warnings(results)),
+        facts=_facts(results),
+        figures=_figures(results),
+        sections="\n".join(_sections(results, expected, pictures)),
+        pictures=pictures,
+    )
+
+
+def html_page(
+    title: str, *, facts: str, figures: str, sections: str, pictures: Sequence[ReportPicture], warnings: str = ""
+) -> str:
+    """Return a page of HTML parts, plotly's script included. Raises InstallationError without plotly.
+
+    :param pictures: those of the sections, in their order.
+    """
     try:
         from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
     except ModuleNotFoundError as error:
         raise InstallationError(f"the report's pictures need plotly; {install_extra('bench')}") from error
 
-    pictures: list[ReportPicture] = []
-    sections = "\n".join(_sections(results, expected, pictures))
     document = json.dumps([picture.figure for picture in pictures], allow_nan=False)
-    models = ", ".join(dict.fromkeys(str(named.result.server.get("name") or named.result.model) for named in results))
     values = {
-        "title": escape(f"Benchmark of {models}"),
-        "facts": _facts(results),
-        "warnings": "".join(f"<p class=warning>{escape(text)}</p>\n" for text in report_warnings(results)),
-        "figures": _figures(results),
+        "title": escape(title),
+        "facts": facts,
+        "warnings": warnings,
+        "figures": figures,
         "sections": sections,
         "plotly": get_plotlyjs(),
         "pictures": document.replace("<", "\\u003c"),  # "</script>" in a name would end the script
@@ -145,6 +161,7 @@ def _sections(
     share = share_of(results)
     if not any(named.measured for named in results):
         return
+    names = [named.name for named in results]
     notes = ["Up and right is better. A point is one load; its label is the concurrency, or the request rate."]
     notes.append("The line is the Pareto front; a hollow point is behind it.")
     notes.append("Throughput per user is the mean over requests of output tokens / end-to-end latency.")
@@ -153,14 +170,14 @@ def _sections(
         if expected:
             notes.append("The expected figures are per GPU, so they are left out.")
     notes += _repeated(results)
-    yield _section(
-        "Throughput per user and per " + share, notes, results, [pareto_picture(results, expected)], pictures
+    yield picture_section(
+        "Throughput per user and per " + share, notes, names, [pareto_picture(results, expected)], pictures
     )
     if len({point.load for named in results for point in named.measured}) > 1:
         kinds = ["Solid: the median. Dotted: the 99th percentile.", *_repeated(results)]
         over_throughput = latency_over_throughput(results)
-        yield _section("Latency over throughput", kinds, results, over_throughput, pictures)
-        yield _section("Latency over load", kinds, results, latency_over_load(results), pictures)
+        yield picture_section("Latency over throughput", kinds, names, over_throughput, pictures)
+        yield picture_section("Latency over load", kinds, names, latency_over_load(results), pictures)
     if runs := timeline_pictures(results):
         yield _timelines(runs, pictures)
 
@@ -175,22 +192,23 @@ def _repeated(results: Sequence[NamedResult]) -> list[str]:
     return ["Of repeated runs, a point is the mean, and its bars reach from the lowest to the highest."]
 
 
-def _section(
+def picture_section(
     title: str,
     notes: Sequence[str],
-    results: Sequence[NamedResult],
+    names: Sequence[str],
     shown: Sequence[ReportPicture],
     pictures: list[ReportPicture],
 ) -> str:
+    """Return a part of the page. `shown` is added to `pictures`, and `names` are those of the colours."""
     figures = []
     for picture in shown:
         caption = f"<figcaption>{escape(picture.title)}</figcaption>" if len(shown) > 1 else ""
         figures.append(f"<figure>{caption}{_picture(picture, len(pictures))}</figure>")
         pictures.append(picture)
     keys = "".join(
-        f'<li style="--color: {series_color(number)}">{escape(named.name)}</li>' for number, named in enumerate(results)
+        f'<li style="--color: {series_color(number)}">{escape(name)}</li>' for number, name in enumerate(names)
     )
-    legend = f"<ul class=legend>{keys}</ul>" if len(results) > 1 else ""
+    legend = f"<ul class=legend>{keys}</ul>" if len(names) > 1 else ""
     return (
         f"<section>\n<h2>{escape(title)}</h2>\n<p class=note>{escape(' '.join(notes))}</p>\n{legend}\n"
         f"<div class=pictures>{''.join(figures)}</div>\n</section>"
@@ -234,7 +252,7 @@ def _facts(results: Sequence[NamedResult]) -> str:
         [escape(name), *(escape(column.get(name, _NOTHING)) for column in columns)]
         for name in dict.fromkeys(name for column in columns for name in column)
     ]
-    return _table("What was run", "facts", ["", *(named.name for named in results)], _rows(rows))
+    return html_table("What was run", "facts", ["", *(named.name for named in results)], html_rows(rows))
 
 
 _SERVER_FACTS = {
@@ -281,11 +299,11 @@ def _figures(results: Sequence[NamedResult]) -> str:
     for named, table in zip(results, tables, strict=True):
         if len(results) > 1:
             body += f"<tr><th class=group colspan={len(headings)} scope=rowgroup>{escape(named.name)}</th></tr>\n"
-        body += _rows([[row[heading] for heading in headings] for row in table])
+        body += html_rows([[row[heading] for heading in headings] for row in table])
     note = "Latencies are in milliseconds."
     if _is_repeated(results):
         note += " Of repeated runs, a cell has the mean, and below it the lowest and the highest."
-    return _table("Figures of each load", "figures", headings, body, note)
+    return html_table("Figures of each load", "figures", headings, body, note)
 
 
 def _figures_of(point: BenchPoint, columns: Mapping[str, FigureOf]) -> dict[str, str]:
@@ -320,7 +338,7 @@ def _cell(value: RunSpread | None) -> str:
     return readable(value.mean) + runs
 
 
-def _rows(rows: Sequence[Sequence[str]]) -> str:
+def html_rows(rows: Sequence[Sequence[str]]) -> str:
     """Cells are HTML; the first is a heading."""
     return "".join(
         f"<tr><th scope=row>{first}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>\n"
@@ -328,7 +346,8 @@ def _rows(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _table(title: str, kind: str, headings: Sequence[str], body: str, note: str = "") -> str:
+def html_table(title: str, kind: str, headings: Sequence[str], body: str, note: str = "") -> str:
+    """Return a part of the page: `kind` is a class of its style, `body` and `note` are HTML."""
     head = "".join(f"<th scope=col>{escape(heading)}</th>" for heading in headings)
     return (
         f"<section>\n<h2>{title}</h2>\n{f'<p class=note>{note}</p>' if note else ''}\n"

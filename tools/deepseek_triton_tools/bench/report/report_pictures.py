@@ -102,7 +102,7 @@ def pareto_picture(results: Sequence[NamedResult], expected: Sequence[ExpectedPo
         + ".",
         figure={
             "data": data,
-            "layout": _layout("Output tokens/s per user", f"Output tokens/s per {share}", height=460),
+            "layout": picture_layout("Output tokens/s per user", f"Output tokens/s per {share}", height=460),
         },
     )
 
@@ -135,7 +135,7 @@ def latency_over_throughput(results: Sequence[NamedResult]) -> list[ReportPictur
             data.append(_latency_trace(lines, x=[value.mean for value in x]) | _error_bars("x", x, lines.color))
             unit, is_log = lines.unit, lines.is_log
         if data:
-            layout = _layout(f"Output tokens/s per {share}", "", height=300, is_log=is_log)
+            layout = picture_layout(f"Output tokens/s per {share}", "", height=300, is_log=is_log)
             pictures.append(_latency_picture(latency, f"the throughput per {share}", data, layout, unit))
     return pictures
 
@@ -150,7 +150,7 @@ def latency_over_load(results: Sequence[NamedResult]) -> list[ReportPicture]:
             data.append(_latency_trace(lines, x=[short_load(point.load) for point in lines.points], labels=False))
             unit, is_log = lines.unit, lines.is_log
         if data:
-            layout = _layout("", "", height=300, is_log=is_log)
+            layout = picture_layout("", "", height=300, is_log=is_log)
             labels = list(dict.fromkeys(map(short_load, loads)))
             kind = {"type": "category", "categoryorder": "array", "categoryarray": labels}
             layout["xaxis"] = _axis(load_title(loads), kind)
@@ -272,7 +272,7 @@ def _timeline_picture(name: str, run: BenchRun, color: str) -> ReportPicture:
     ]
     # A step needs its end: the last value is repeated there.
     times = [*(b.at_s for b in bins), bins[-1].at_s + widths[-1]]
-    layout = _layout("Seconds since the start", "", height=560)
+    layout = picture_layout("Seconds since the start", "", height=560)
     layout |= {"hovermode": "x", "hoversubplots": "axis", "annotations": []}
     layout["xaxis"]["anchor"] = "y3"
     data = []
@@ -374,7 +374,8 @@ def _error_bars(axis: str, values: Sequence[RunSpread], color: str) -> Json:
     return {f"error_{axis}": bars}
 
 
-def _layout(x_title: str, y_title: str, *, height: int, is_log: bool = False) -> Json:
+def picture_layout(x_title: str, y_title: str, *, height: int, is_log: bool = False) -> Json:
+    """Return plotly's `layout` of a picture with axes from 0, or with a logarithmic one."""
     return {
         "height": height,
         "showlegend": False,

@@ -40,10 +40,14 @@ _EXPECTED = "★"
 
 def show_pictures(results: Sequence[NamedResult], expected: Sequence[ExpectedPoint] = ()) -> None:
     """Print the pictures, as wide as the terminal, and coloured if it shows colours."""
-    least, most = _WIDTHS
-    columns = min(max(least, width()), most) if is_terminal() else _PIPE_WIDTH
-    for picture in terminal_pictures(results, expected, columns=columns, is_colored=has_style(sys.stdout)):
+    for picture in terminal_pictures(results, expected, columns=picture_columns(), is_colored=has_style(sys.stdout)):
         print(picture)
+
+
+def picture_columns() -> int:
+    """Columns of a picture on the standard output."""
+    least, most = _WIDTHS
+    return min(max(least, width()), most) if is_terminal() else _PIPE_WIDTH
 
 
 def terminal_pictures(
@@ -63,21 +67,21 @@ def terminal_pictures(
     for named, mark, color in marked:
         points = _points(named, lambda figures: figures.user_throughput, throughput_per(share, named.result))
         front = [points[n] for n in pareto_front([(point.x, point.y) for point in points])]
-        lines.append(_TextLine(mark=mark, color=color, points=points, joined=front))
+        lines.append(TextLine(mark=mark, color=color, points=points, joined=front))
     if promised := expected if share == "GPU" else ():
-        points = [_TextPoint(x=point.tps_user, y=point.tps_gpu) for point in promised]
-        lines.append(_TextLine(mark=_EXPECTED, points=points))
-    yield _drawn(f"Output tokens/s per {share}, over tokens/s per user", lines, columns, _HEIGHT, is_colored)
+        points = [TextPoint(x=point.tps_user, y=point.tps_gpu) for point in promised]
+        lines.append(TextLine(mark=_EXPECTED, points=points))
+    yield drawn(f"Output tokens/s per {share}, over tokens/s per user", lines, columns, _HEIGHT, is_colored)
 
     if len({point.load for named in results for point in named.measured}) > 1:
         for latency in LATENCIES:
             lines = []
             for named, mark, color in marked:
                 points = _points(named, throughput_per(share, named.result), latency.percentile("p99"))
-                lines.append(_TextLine(mark=mark, color=color, points=points, joined=points))
+                lines.append(TextLine(mark=mark, color=color, points=points, joined=points))
             if any(line.points for line in lines):
                 title = f"{latency.name} p99, ms, over output tokens/s per {share}"
-                yield _drawn(title, lines, columns, _LATENCY_HEIGHT, is_colored, may_be_log=True)
+                yield drawn(title, lines, columns, _LATENCY_HEIGHT, is_colored, may_be_log=True)
 
     yield "".join(f"  {mark} {printable(named.name)}\n" for named, mark, _ in marked) + "".join(
         f"  {_EXPECTED} expected: {printable(point.name)}\n" for point in promised
@@ -85,25 +89,29 @@ def terminal_pictures(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _TextPoint:
+class TextPoint:
+    """A point of a picture, and the text beside it."""
+
     x: float
     y: float
     label: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _TextLine:
+class TextLine:
+    """Points with one mark."""
+
     mark: str
     color: int | None = None
-    points: Sequence[_TextPoint]
-    joined: Sequence[_TextPoint] = ()
+    points: Sequence[TextPoint]
+    joined: Sequence[TextPoint] = ()
     """Those that a line joins, in this order."""
 
 
-def _points(named: NamedResult, x: FigureOf, y: FigureOf) -> list[_TextPoint]:
+def _points(named: NamedResult, x: FigureOf, y: FigureOf) -> list[TextPoint]:
     """By rising load."""
     return [
-        _TextPoint(x=at_x.mean, y=at_y.mean, label=short_load(point.load))
+        TextPoint(x=at_x.mean, y=at_y.mean, label=short_load(point.load))
         for point in sorted(named.measured, key=lambda point: load_order(point.load))
         if (at_x := spread(point, x)) and (at_y := spread(point, y))
     ]
@@ -142,8 +150,8 @@ class TextScale:
         return [step * n for n in range(math.ceil(self.least / step), math.floor(self.most / step) + 1)]
 
 
-def _drawn(
-    title: str, lines: Sequence[_TextLine], columns: int, height: int, is_colored: bool, *, may_be_log: bool = False
+def drawn(
+    title: str, lines: Sequence[TextLine], columns: int, height: int, is_colored: bool, *, may_be_log: bool = False
 ) -> str:
     """Draw with plotext, which has one figure for the whole process."""
     try:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deepseek_backend.engines.simulated.deployment_model import BYTES, LATENT, NUM_LAYERS
 from deepseek_backend.engines.simulated.scheduler import RankLoad
 
 _DECODE = "decode"
@@ -52,17 +51,14 @@ class PaceTable:
     num_draft_tokens: int
     kv_cache_tokens: int
     """Number of tokens in the KV cache of one rank."""
+    kv_token_bytes: float
+    """Bytes of a token in the KV cache."""
     decode: Grid
     """Milliseconds of an iteration without prompts, over decoding rows and over the mean number of cached tokens."""
     prompt: Grid
     """Milliseconds of an iteration with prompts, over decoding rows (from 0) and over the tokens of one prompt."""
     pair_ns: Grid
     """Nanoseconds of each pair of tokens beyond those of one whole prompt, for later chunks, over the same tokens."""
-
-    @property
-    def kv_token_bytes(self) -> float:
-        """Bytes of a token in the KV cache, taken to be in BF16: a table does not tell."""
-        return NUM_LAYERS * LATENT * BYTES["bf16"]
 
     def step_seconds(self, loads: Sequence[RankLoad]) -> float:
         """Return the duration of an iteration; `loads` has one for each rank."""
@@ -91,7 +87,7 @@ class PaceTable:
 
 
 def read_table(
-    document: Mapping[str, Any], *, num_ranks: int, num_draft_tokens: int, kv_cache_tokens: int
+    document: Mapping[str, Any], *, num_ranks: int, num_draft_tokens: int, kv_cache_tokens: int, kv_token_bytes: float
 ) -> PaceTable:
     """Make a table of the part `pace` of a preset file.
 
@@ -107,6 +103,7 @@ def read_table(
         num_ranks=num_ranks,
         num_draft_tokens=num_draft_tokens,
         kv_cache_tokens=kv_cache_tokens,
+        kv_token_bytes=kv_token_bytes,
         decode=decode,
         prompt=prompt,
         pair_ns=Grid(rows=(0, 1), columns=prompt.columns, values=(pairs, pairs)),

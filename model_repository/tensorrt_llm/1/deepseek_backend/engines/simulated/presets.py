@@ -7,6 +7,7 @@ defaults; max_seq_len is the checkpoint's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -79,7 +80,7 @@ PRESETS = {
 
 
 _COUNTS = ("num_ranks", "kv_cache_tokens", "max_batch_size", "max_num_tokens", "max_seq_len")
-_PARTS = ("title", "source", *_COUNTS, "num_draft_tokens", "tokens_per_step", "pace")
+_PARTS = ("title", "source", *_COUNTS, "kv_token_bytes", "num_draft_tokens", "tokens_per_step", "pace")
 
 
 def find_preset(given: Any) -> Preset | None:
@@ -103,11 +104,15 @@ def find_preset(given: Any) -> Preset | None:
     most = 1 + given["num_draft_tokens"]
     if not isinstance(per_step, (int, float)) or isinstance(per_step, bool) or not 1 <= per_step <= most:
         raise ValueError(f"tokens_per_step: expected a number from 1 to {most}, got {per_step!r:.100}")
+    token_bytes = given["kv_token_bytes"]
+    if not isinstance(token_bytes, (int, float)) or isinstance(token_bytes, bool) or not 0 < token_bytes < math.inf:
+        raise ValueError(f"kv_token_bytes: expected a number above 0, got {token_bytes!r:.100}")
     table = read_table(
         given["pace"],
         num_ranks=given["num_ranks"],
         num_draft_tokens=given["num_draft_tokens"],
         kv_cache_tokens=given["kv_cache_tokens"],
+        kv_token_bytes=float(token_bytes),
     )
     limits = {name: given[name] for name in ("max_batch_size", "max_num_tokens", "max_seq_len")}
     return Preset(deployment=table, tokens_per_step=float(per_step), **limits)

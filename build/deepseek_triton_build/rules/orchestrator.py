@@ -1,0 +1,247 @@
+"""Rules G: the orchestrator of trtllm-serve, which joins context and generation servers (disagg_config.yaml)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deepseek_triton_build.data.releases import Release
+from deepseek_triton_build.rules.disaggregation import CONTEXT, GENERATION, ServerPair
+from deepseek_triton_build.rules.rule import RuleTable, Violation
+from deepseek_triton_build.text import short_repr
+
+RULES = RuleTable()
+DEFAULT_TIMEOUT_S = 180
+"""Seconds that trtllm-serve waits for its servers to start, and for a request, unless -t and -r say more."""
+KV_AWARE = "kv_cache_aware"
+CLUSTER = "disagg_cluster"
+_PARSER = "TensorRT-LLM tensorrt_llm/llmapi/disagg_utils.py"
+_SERVE = "TensorRT-LLM 1.2.0 documentation, features/disagg-serving"
+_ROUTERS = ("round_robin", "load_balancing", KV_AWARE)
+_CLUSTER_KEYS = (
+    "cluster_uri",
+    "cluster_name",
+    "minimal_instances",
+    "heartbeat_interval_sec",
+    "inactive_timeout_sec",
+)
+_OWN_KEYS = (
+    *("hostname", "port", "max_retries", "perf_metrics_max_requests", "conditional_disagg_config", CLUSTER),
+    *("context_servers", "generation_servers"),
+)
+"""Top-level keys that the orchestrator reads itself. Both sections inherit every other one."""
+_ADDRESS = re.compile(r"[^:/\s]+:\d+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orchestrator:
+    """The content of disagg_config.yaml, and how the orchestrator is started. None: not known."""
+
+    config: Mapping[str, Any]
+    release: Release | None = None
+    start_timeout_s: int | None = None
+    request_timeout_s: int | None = None
+    has_metadata_server: bool = False
+    load_s: int | None = None
+    """Seconds within which a server has to be ready."""
+    pair: ServerPair | None = None
+
+    def section(self, side: str) -> Mapping[str, Any]:
+        """Return the section of a side; an empty one where it is missing or no mapping."""
+        return self.mapping(f"{side}_servers")
+
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        """Return what a top-level key holds; nothing where it is no mapping."""
+        return _mapping(self.config.get(key))
+
+    def router(self, side: str) -> Mapping[str, Any]:
+        """Return the router of a side."""
+        return _mapping(self.section(side).get("router"))
+
+    def is_before(self, version: str) -> bool:
+        """Tell whether the release is known and older than `version`."""
+        return self.release is not None and self.release.is_before(version)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+@RULES.error(
+    "G020",
+    title="Each server of the orchestrator is HOST:PORT",
+    why="The orchestrator splits an address at its colons, so that a scheme or an IPv6 address stops it.",
+    source=_PARSER,
+)
+def _addresses(orchestrator: Orchestrator) -> Iterator[Violation]:
+    for side in (CONTEXT, GENERATION):
+        urls = orchestrator.section(side).get("urls") or ()
+        for url in urls if isinstance(urls, list | tuple) else (urls,):
+            if not isinstance(url, str) or not _ADDRESS.fullmatch(url):
+                message = f"{short_repr(url)} is no HOST:PORT, which is all that the orchestrator can read"
+                fix = "write the host's name or IPv4 address and the port, without http://"
+                yield Violation(f"{side}_servers.urls", message, fix)
+
+
+@RULES.error(
+    "G021",
+    title="Each side has as many addresses as servers",
+    why="num_instances counts the servers, and the orchestrator stops when urls has another number.",
+    source=_PARSER,
+)
+def _counts(orchestrator: Orchestrator) -> Iterator[Violation]:
+    if orchestrator.mapping(CLUSTER):
+        return
+    for side in (CONTEXT, GENERATION):
+        section = orchestrator.section(side)
+        urls, count = section.get("urls"), section.get("num_instances", 1)
+        given = len(urls) if isinstance(urls, list | tuple) else 0
+        if not given:
+            message = f"no {side} server is named"
+            yield Violation(f"{side}_servers.urls", message, f"list the {side} servers, as in [localhost:8001]")
+        elif given != count:
+            message = f"num_instances is {count} and urls has {given}"
+            yield Violation(f"{side}_servers.num_instances", message, f"set num_instances: {given}")
+
+
+@RULES.error(
+    "G022",
+    title="Conditional disaggregation has a router that knows the generation servers' KV caches",
+    why="Whether a prompt is short enough for a generation server depends on what is cached there.",
+    source=_SERVE,
+)
+def _conditional(orchestrator: Orchestrator) -> Iterator[Violation]:
+    kind = orchestrator.router(GENERATION).get("type", _ROUTERS[0])
+    if orchestrator.mapping("conditional_disagg_config") and kind != KV_AWARE:
+        message = f"conditional_disagg_config needs the generation router {KV_AWARE}, found {short_repr(kind)}"
+        yield Violation("conditional_disagg_config", message, f"set generation_servers.router.type: {KV_AWARE}")
+
+
+@RULES.error(
+    "G023",
+    title="Routers are known to the release",
+    why="An unknown router stops the orchestrator.",
+    source="TensorRT-LLM tensorrt_llm/serve/router.py",
+    releases="1.0 to 1.2",
+)
+def _routers(orchestrator: Orchestrator) -> Iterator[Violation]:
+    for side in (CONTEXT, GENERATION):
+        kind = orchestrator.router(side).get("type", _ROUTERS[0])
+        if kind not in _ROUTERS:
+            message = f"{short_repr(kind)} is no router of TensorRT-LLM 1.0 to 1.2"
+            yield Violation(f"{side}_servers.router.type", message, f"use {', '.join(_ROUTERS)}")
+
+
+@RULES.error(
+    "G024",
+    title="A router by KV cache hears of the servers' KV caches",
+    why="It reads events of reused blocks. Without them every server looks empty.",
+    source="TensorRT-LLM 1.2.1 documentation, KvCacheConfig.event_buffer_max_size",
+)
+def _events(orchestrator: Orchestrator) -> Iterator[Violation]:
+    if orchestrator.pair is None:
+        return
+    for side, d in orchestrator.pair.sides.items():
+        if orchestrator.router(side).get("type") != KV_AWARE:
+            continue
+        key = "kv_cache_config.event_buffer_max_size"
+        if not d.get(key):
+            message = f"the {side} servers keep no events of their KV cache, which the router {KV_AWARE} reads"
+            yield Violation(f"{side}_servers.router.type", message, f"set {key}: 1024 on the {side} servers")
+        if not d.get("kv_cache_config.enable_block_reuse"):
+            message = f"the {side} servers reuse no KV blocks, so that the router {KV_AWARE} has nothing to go by"
+            fix = f"set kv_cache_config.enable_block_reuse: true on the {side} servers, or use another router"
+            yield Violation(f"{side}_servers.router.type", message, fix)
+
+
+@RULES.warning(
+    "G025",
+    title="A router by KV cache counts in the servers' blocks",
+    why="Hashes of blocks of another size never match, so that the router finds nothing cached.",
+    source=_PARSER,
+)
+def _block_size(orchestrator: Orchestrator) -> Iterator[Violation]:
+    if orchestrator.pair is None:
+        return
+    for side, d in orchestrator.pair.sides.items():
+        router = orchestrator.router(side)
+        size = router.get("tokens_per_block", 32)
+        if router.get("type") == KV_AWARE and size != d.tokens_per_block:
+            message = f"the router's blocks have {size} tokens and the {side} servers' have {d.tokens_per_block}"
+            yield Violation(f"{side}_servers.router.tokens_per_block", message, f"set it to {d.tokens_per_block}")
+
+
+@RULES.error(
+    "G026",
+    title="A cluster has keys that the release knows",
+    why="An unknown key stops the orchestrator, and older releases ignore the section and find no servers.",
+    source=f"{_PARSER}; examples/disaggregated/README.md writes inactive_interval_sec, which the code does not read",
+)
+def _cluster(orchestrator: Orchestrator) -> Iterator[Violation]:
+    given = orchestrator.mapping(CLUSTER)
+    if given and orchestrator.is_before("1.2.0"):
+        assert orchestrator.release is not None  # is_before knows it
+        message = f"TensorRT-LLM {orchestrator.release.version} has no {CLUSTER}"
+        yield Violation(CLUSTER, message, "name the servers by urls, or use 1.2.0 or newer")
+    for key in given:
+        if key not in _CLUSTER_KEYS:
+            meant = "inactive_timeout_sec" if key == "inactive_interval_sec" else ", ".join(_CLUSTER_KEYS)
+            yield Violation(f"{CLUSTER}.{key}", f"{CLUSTER} has no {short_repr(key)}", f"use {meant}")
+    if given and "cluster_uri" not in given:
+        yield Violation(CLUSTER, f"{CLUSTER} has no cluster_uri", "set it to http://HOST:PORT of the orchestrator")
+
+
+@RULES.error(
+    "G027",
+    title="A cluster has no metadata server beside it",
+    why="Both say which servers there are, and the orchestrator refuses to have both.",
+    source="TensorRT-LLM tensorrt_llm/serve/openai_disagg_server.py",
+    releases="1.2",
+)
+def _two_sources(orchestrator: Orchestrator) -> Iterator[Violation]:
+    if orchestrator.mapping(CLUSTER) and orchestrator.has_metadata_server:
+        message = f"the orchestrator is started with a metadata server, beside {CLUSTER}"
+        yield Violation(CLUSTER, message, f"remove {CLUSTER}, or the flag --metadata_server_config_file")
+
+
+@RULES.error(
+    "G028",
+    title="A setting for both sides has one value",
+    why="Both sections inherit the top-level keys, and the orchestrator stops when a section has another value.",
+    source=_PARSER,
+)
+def _inherited(orchestrator: Orchestrator) -> Iterator[Violation]:
+    for key, value in orchestrator.config.items():
+        for side in (CONTEXT, GENERATION):
+            theirs = orchestrator.section(side).get(key, value)
+            if key not in _OWN_KEYS and theirs != value:
+                message = f"{key} is {short_repr(value)} at the top and {short_repr(theirs)} for the {side} servers"
+                yield Violation(f"{side}_servers.{key}", message, "write it in the sections only")
+
+
+@RULES.error(
+    "G029",
+    title="The orchestrator waits until the servers have loaded",
+    why="It gives up on servers that are not ready in time, and a first load takes up to an hour.",
+    source=f"{_SERVE}; the load time that this project plans with",
+)
+def _start_timeout(orchestrator: Orchestrator) -> Iterator[Violation]:
+    waits, load = orchestrator.start_timeout_s, orchestrator.load_s
+    if waits is not None and load is not None and waits < load:
+        message = f"the orchestrator waits {waits:,} s for its servers, and a load may take {load:,} s"
+        yield Violation(None, message, f"start it with -t {load}")
+
+
+@RULES.warning(
+    "G030",
+    title="The orchestrator waits for long answers",
+    why="A request that takes longer than the request timeout is ended, however far its answer is.",
+    source="TensorRT-LLM examples/disaggregated/slurm/benchmark, which starts it with -r 1200",
+)
+def _request_timeout(orchestrator: Orchestrator) -> Iterator[Violation]:
+    waits = orchestrator.request_timeout_s
+    if waits is not None and waits <= DEFAULT_TIMEOUT_S:
+        message = f"the orchestrator ends requests after {waits:,} s, with those that wait and decode for longer"
+        yield Violation(None, message, "start it with -r 1200")

@@ -1,0 +1,156 @@
+"""`check` of a disaggregated pair that was edited by hand: its two sides together, and its orchestrator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deepseek_triton_build import (
+    DISAGGREGATED,
+    DisaggregatedRequest,
+    PlanRequest,
+    make_disaggregated_plan,
+    pair_files,
+    write_repository,
+)
+from deepseek_triton_build.check import CheckOptions, Report, check_repository
+
+BOTH = PlanRequest(variant="deepseek-v3", gpu="h200", profile=DISAGGREGATED)
+WEIGHTY = ("error", "warning")
+KNOWN = {"K010"}
+"""Warnings that the pair has before any edit."""
+
+
+def written(folder: Path, format: str) -> Path:
+    plan = make_disaggregated_plan(DisaggregatedRequest(both=BOTH, num_generation=2))
+    write_repository(pair_files(plan, version="1.0", format=format), folder)
+    return folder
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Path:
+    return written(tmp_path / "pair", "trtllm-serve")
+
+
+@pytest.fixture
+def repositories(tmp_path: Path) -> Path:
+    return written(tmp_path / "pair", "triton")
+
+
+def edited(path: Path, edit: Callable[[Any], None]) -> None:
+    document = yaml.safe_load(path.read_text())
+    edit(document)
+    path.write_text(yaml.safe_dump(document))
+
+
+def codes(report: Report, *beside: str) -> set[str]:
+    """What was found, without what is known, the note that a file was changed, and `beside`."""
+    found = {finding.code for finding in report.findings if finding.severity in WEIGHTY}
+    return found - KNOWN - set(beside)
+
+
+@pytest.mark.parametrize("format", ["triton", "trtllm-serve"])
+def test_a_pair_as_it_was_written_is_right(format: str, tmp_path: Path):
+    report = check_repository(written(tmp_path / "pair", format))
+
+    assert codes(report) == set()
+    assert [model.file.partition("/")[0] for model in report.models] == ["context", "generation"]
+
+
+@pytest.mark.parametrize(
+    ("side", "edit", "code"),
+    [
+        ("generation", lambda file: file.pop("cache_transceiver_config"), "G002"),
+        ("context", lambda file: file.pop("disable_overlap_scheduler"), "G003"),
+        ("context", lambda file: file.pop("cuda_graph_config"), "G004"),
+        ("generation", lambda file: file["kv_cache_config"].update(dtype="fp8"), "G006"),
+        ("context", lambda file: file["cache_transceiver_config"].update(max_tokens_in_buffer=64), "G009"),
+        ("context", lambda file: file["kv_cache_config"].update(enable_block_reuse=True), "G010"),
+        ("generation", lambda file: file.update(max_beam_width=4), "G008"),
+    ],
+)
+@pytest.mark.parametrize("format", ["triton", "trtllm-serve"])
+def test_an_edit_of_one_side_is_found(side: str, edit: Callable[[Any], None], code: str, format: str, tmp_path: Path):
+    pair = written(tmp_path / "pair", format)
+    name = "tensorrt_llm/1/model.yaml" if format == "triton" else "extra-llm-api-config.yml"
+    edited(pair / side / name, edit)
+
+    [finding] = [finding for finding in check_repository(pair).findings if finding.code == code]
+    assert finding.file == f"{side}/{name}"
+
+
+def test_a_side_alone_is_checked_as_before(repositories: Path):
+    edited(repositories / "generation/tensorrt_llm/1/model.yaml", lambda file: file.pop("cache_transceiver_config"))
+
+    assert codes(check_repository(repositories / "generation")) == set()
+
+
+@pytest.mark.parametrize(
+    ("edit", "code"),
+    [
+        (lambda file: file["context_servers"].update(urls=["http://ctx:8001"]), "G020"),
+        (lambda file: file["generation_servers"].update(urls=["[::1]:8002", "localhost:8003"]), "G020"),
+        (lambda file: file["generation_servers"].update(num_instances=3), "G021"),
+        (lambda file: file.update(conditional_disagg_config={"max_local_prefill_length": 9}), "G022"),
+        (lambda file: file["context_servers"].update(router={"type": "fastest"}), "G023"),
+        (lambda file: file.update(disagg_cluster={"cluster_uri": "x", "inactive_interval_sec": 5}), "G026"),
+        (lambda file: file["context_servers"].update(backend="trt"), "G028"),
+    ],
+)
+@pytest.mark.parametrize("alone", [False, True], ids=["folder", "file"])
+def test_an_edit_of_disagg_config_is_found(edit: Callable[[Any], None], code: str, alone: bool, served: Path):
+    edited(served / "disagg_config.yaml", edit)
+
+    report = check_repository(served / "disagg_config.yaml" if alone else served)
+    assert codes(report) == {code}
+    assert {finding.file for finding in report.findings if finding.code == code} == {"disagg_config.yaml"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ('-t "${START_TIMEOUT:-5280}"', "-t 180", {"G029"}),
+        ('-t "${START_TIMEOUT:-5280}"', "--server_start_timeout=7200", set()),
+        ('  -t "${START_TIMEOUT:-5280}" \\\n  -r "${REQUEST_TIMEOUT:-1200}" \\\n', "", {"G029", "G030"}),
+        ('-r "${REQUEST_TIMEOUT:-1200}"', "-r 60", {"G030"}),
+    ],
+)
+def test_the_timeouts_of_the_orchestrators_script_are_read(old: str, new: str, expected: set[str], served: Path):
+    script = served / "orchestrator.sh"
+    text = script.read_text()
+    assert old in text
+    script.write_text(text.replace(old, new))
+
+    assert codes(check_repository(served)) == expected
+
+
+def test_a_metadata_server_beside_a_cluster_is_found(served: Path):
+    script = served / "orchestrator.sh"
+    script.write_text(script.read_text().replace('"$@"', '-m etcd.yaml "$@"'))
+    assert codes(check_repository(served)) == set()
+
+    edited(served / "disagg_config.yaml", lambda file: file.update(disagg_cluster={"cluster_uri": "http://a:1"}))
+    assert codes(check_repository(served)) == {"G027"}
+
+
+def test_an_orchestrators_file_has_any_name_and_needs_no_servers(tmp_path: Path):
+    other = tmp_path / "mine.yml"
+    other.write_text("context_servers: {urls: ['ctx:1']}\ngeneration_servers: {urls: ['http://gen:1']}\n")
+    assert codes(check_repository(other)) == {"G020"}
+
+    other.write_text("disagg_cluster: {cluster_uri: 'http://a:1'}\n")
+    assert codes(check_repository(other)) == set()
+    assert codes(check_repository(other, CheckOptions(release="1.1.0"))) == {"G026"}
+
+
+def test_a_changed_script_of_the_pair_is_named(served: Path):
+    with (served / "orchestrator.sh").open("a") as script:
+        script.write("# mine\n")
+
+    assert [(f.code, f.file) for f in check_repository(served).findings if f.severity == "note"] == [
+        ("S005", "orchestrator.sh")
+    ]

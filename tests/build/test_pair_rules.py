@@ -1,0 +1,153 @@
+"""Each rule about context and generation servers finds its own case, and nothing in a pair that works."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deepseek_triton_build.catalog import find_gpu, find_variant, load_release
+from deepseek_triton_build.rules import PAIR_RULES, disaggregation_violations, orchestrator_violations
+from deepseek_triton_build.rules.disaggregation import ServerPair
+from deepseek_triton_build.rules.orchestrator import Orchestrator
+from deepseek_triton_build.rules.rule import Deployment
+
+TRANSCEIVER = "cache_transceiver_config"
+REUSE = "kv_cache_config.enable_block_reuse"
+SERVER: Mapping[str, Any] = {
+    "tensor_parallel_size": 8,
+    f"{TRANSCEIVER}.backend": "UCX",
+    f"{TRANSCEIVER}.max_tokens_in_buffer": 1216,
+    "max_num_tokens": 1160,
+    "max_seq_len": 4096,
+}
+CONTEXT: Mapping[str, Any] = SERVER | {"disable_overlap_scheduler": True, "cuda_graph_config": None, REUSE: False}
+V3 = find_variant("deepseek-v3")
+KV_AWARE = {"router": {"type": "kv_cache_aware", "tokens_per_block": 64}}
+CONFIG: Mapping[str, Any] = {
+    "hostname": "localhost",
+    "backend": "pytorch",
+    "context_servers": {"num_instances": 1, "urls": ["localhost:8001"]},
+    "generation_servers": {"num_instances": 2, "urls": ["localhost:8002", "10.0.0.2:8003"]},
+}
+
+
+def server(settings: Mapping[str, Any], release: str = "1.2.1", **more: Any) -> Deployment:
+    return Deployment(
+        settings=settings,
+        release=load_release(release),
+        variant=V3,
+        architecture=V3.architecture,
+        checkpoint=V3.checkpoints["fp8"],
+        gpu=find_gpu("h200"),
+        **more,
+    )
+
+
+def pair(context: Mapping[str, Any] = {}, generation: Mapping[str, Any] = {}, release: str = "1.2.1") -> ServerPair:
+    return ServerPair(context=server(CONTEXT | context, release), generation=server(SERVER | generation, release))
+
+
+def joined(changes: Mapping[str, Any] = {}, **more: Any) -> Orchestrator:
+    known = {"release": load_release("1.2.1"), "start_timeout_s": 5280, "request_timeout_s": 1200, "load_s": 5280}
+    return Orchestrator(config=CONFIG | changes, **known | {"pair": pair(), **more})
+
+
+def servers(side: str, **changes: Any) -> dict[str, Any]:
+    return {f"{side}_servers": CONFIG[f"{side}_servers"] | changes}
+
+
+CLUSTER = {
+    "disagg_cluster": {"cluster_uri": "http://localhost:8000"},
+    "context_servers": {},
+    "generation_servers": {},
+}
+EVENTS = {"kv_cache_config.event_buffer_max_size": 1024, REUSE: True}
+LONG = {"enable_chunked_prefill": False, "max_num_tokens": 65536, f"{TRANSCEIVER}.max_tokens_in_buffer": 65536}
+TIMEOUT = f"{TRANSCEIVER}.kv_transfer_timeout_ms"
+
+PAIRS: dict[str, tuple[ServerPair, ServerPair]] = {
+    "G001": (pair(release="0.21.0"), pair(release="1.0.0")),
+    "G002": (pair(generation={f"{TRANSCEIVER}.backend": None}), pair(generation={f"{TRANSCEIVER}.backend": "NIXL"})),
+    "G003": (pair({"disable_overlap_scheduler": False}), pair(generation={"disable_overlap_scheduler": False})),
+    "G004": (pair({"cuda_graph_config": {}}), pair(generation={"cuda_graph_config": {}})),
+    "G005": (pair({"pipeline_parallel_size": 2}), pair({"pipeline_parallel_size": 2}, release="1.1.0")),
+    "G006": (pair({"kv_cache_config.dtype": "fp8"}), pair(*[{"kv_cache_config.dtype": "fp8"}] * 2)),
+    "G007": (
+        pair({"speculative_config.decoding_type": "MTP", "speculative_config.num_nextn_predict_layers": 1}),
+        pair(*[{"speculative_config.decoding_type": "MTP", "speculative_config.num_nextn_predict_layers": 1}] * 2),
+    ),
+    "G008": (pair(generation={"max_beam_width": 4}), pair(generation={"max_beam_width": 1})),
+    "G009": (pair({f"{TRANSCEIVER}.max_tokens_in_buffer": 512}), pair({"max_num_tokens": 1216})),
+    "G010": (pair({REUSE: True}), pair({REUSE: True}, release="1.1.0")),
+    "G011": (pair(generation={"max_seq_len": 2048}), pair(generation={"max_seq_len": 8192})),
+    "G012": (pair(*[LONG | {TIMEOUT: 60_000}] * 2), pair(*[LONG | {TIMEOUT: 600_000}] * 2)),
+}
+"""Rule -> a pair that breaks it, and one that is near and does not."""
+
+JOINED: dict[str, tuple[Orchestrator, Orchestrator]] = {
+    "G020": (
+        joined(servers("context", urls=["http://localhost:8001"])),
+        joined(servers("context", urls=["ctx.example.org:8001"])),
+    ),
+    "G021": (joined(servers("generation", num_instances=3)), joined(CLUSTER)),
+    "G022": (
+        joined({"conditional_disagg_config": {"max_local_prefill_length": 256}}),
+        joined(
+            {"conditional_disagg_config": {"max_local_prefill_length": 256}, **servers("generation", **KV_AWARE)},
+            pair=pair(generation=EVENTS),
+        ),
+    ),
+    "G023": (joined(servers("context", router={"type": "conversation"})), joined(servers("context", router={}))),
+    "G024": (
+        joined(servers("generation", **KV_AWARE)),
+        joined(servers("generation", **KV_AWARE), pair=pair(generation=EVENTS)),
+    ),
+    "G025": (
+        joined(servers("generation", router={"type": "kv_cache_aware"}), pair=pair(generation=EVENTS)),
+        joined(servers("generation", router={"type": "load_balancing"})),
+    ),
+    "G026": (joined(CLUSTER | {"disagg_cluster": {"cluster_uri": "x", "inactive_interval_sec": 5}}), joined(CLUSTER)),
+    "G027": (joined(CLUSTER, has_metadata_server=True), joined(has_metadata_server=True)),
+    "G028": (joined(servers("context", backend="_autodeploy")), joined(servers("context", backend="pytorch"))),
+    "G029": (joined(start_timeout_s=180), joined(start_timeout_s=None)),
+    "G030": (joined(request_timeout_s=180), joined(request_timeout_s=None)),
+}
+"""Rule -> an orchestrator that breaks it, and one that is near and does not."""
+
+
+def test_every_rule_has_a_case():
+    assert sorted({*PAIRS, *JOINED}) == [rule.code for rule in PAIR_RULES]
+
+
+@pytest.mark.parametrize("code", PAIRS)
+def test_a_rule_of_two_servers_finds_its_case(code: str):
+    broken, fine = PAIRS[code]
+    assert code in {rule.code for rule, _ in disaggregation_violations(broken)}
+    assert [rule.code for rule, _ in disaggregation_violations(fine)] == []
+
+
+@pytest.mark.parametrize("code", JOINED)
+def test_a_rule_of_the_orchestrator_finds_its_case(code: str):
+    broken, fine = JOINED[code]
+    assert {rule.code for rule, _ in orchestrator_violations(broken)} == {code}
+    assert [rule.code for rule, _ in orchestrator_violations(fine)] == []
+
+
+def test_ipv6_and_a_missing_port_are_no_addresses():
+    wrong = joined(servers("generation", urls=["[::1]:8002", "localhost"]))
+    assert [rule.code for rule, _ in orchestrator_violations(wrong)] == ["G020", "G020"]
+
+
+def test_a_cluster_is_unknown_before_1_2():
+    older = replace(joined(CLUSTER), release=load_release("1.1.0"))
+    [(rule, violation)] = list(orchestrator_violations(older))
+    assert (rule.code, violation.message) == ("G026", "TensorRT-LLM 1.1.0 has no disagg_cluster")
+
+
+@pytest.mark.parametrize("value", [None, 7, "x", [], ["x"], {"urls": 7}, {"router": 7, "urls": [{}]}])
+@pytest.mark.parametrize("key", ["context_servers", "disagg_cluster", "conditional_disagg_config"])
+def test_nothing_in_a_file_makes_a_rule_fail(key: str, value: Any):
+    list(orchestrator_violations(joined({key: value})))
