@@ -37,9 +37,11 @@ if TYPE_CHECKING:
     from deepseek_triton_build.planning.target import resolve_target
     from deepseek_triton_build.planning.vllm_sizes import resolve_vllm_target
     from deepseek_triton_build.render.contract_page import contract_page
+    from deepseek_triton_build.render.dynamo import dynamo_mismatch
     from deepseek_triton_build.render.folder_writer import write_repository
     from deepseek_triton_build.render.formats import (
         DEFAULT_FORMAT,
+        DYNAMO,
         FORMATS,
         format_files,
         format_request,
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_FORMAT",
     "DISAGGREGATED",
+    "DYNAMO",
     "EXIT_TIMEOUT_S",
     "FORMATS",
     "MPIRUN_SPARE_S",
@@ -82,6 +85,7 @@ __all__ = [
     "UnusableCheckpointError",
     "Workload",
     "contract_page",
+    "dynamo_mismatch",
     "footnotes",
     "format_files",
     "format_request",
@@ -124,8 +128,9 @@ _HOMES = {
     "planning.target": ("resolve_target",),
     "planning.vllm_sizes": ("resolve_vllm_target",),
     "render.contract_page": ("contract_page",),
+    "render.dynamo": ("dynamo_mismatch",),
     "render.folder_writer": ("write_repository",),
-    "render.formats": ("DEFAULT_FORMAT", "FORMATS", "format_files", "format_request", "usable_formats"),
+    "render.formats": ("DEFAULT_FORMAT", "DYNAMO", "FORMATS", "format_files", "format_request", "usable_formats"),
     "render.hf_quant_config": ("KvAlgo", "QuantConfigChange", "quant_config_change", "write_quant_config"),
     "render.pair_files": ("PAIR_FORMATS", "pair_files"),
     "render.repository_files": ("File", "repository_files"),

@@ -26,7 +26,8 @@ from support.scripts import forwarded_by, parameters_of, script_runner
 
 R1 = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8)
 TWO_NODES = PlanRequest(variant="deepseek-v3", gpu="h100", num_gpus=16)
-OF_TENSORRT_LLM = [name for name in FORMATS if name != "vllm-serve"]
+OF_TENSORRT_LLM = [name for name in FORMATS if name not in ("vllm-serve", "dynamo")]
+"""The formats with a script; Dynamo's has none."""
 QUICKSTART = "app/tensorrt_llm/examples/llm-api/quickstart_advanced.py"
 """Where TensorRT-LLM's own container has it."""
 REQUESTS = {

@@ -14,6 +14,7 @@ from deepseek_triton_build import arithmetic, catalog, check
 ROOT = [
     "DEFAULT_FORMAT",
     "DISAGGREGATED",
+    "DYNAMO",
     "EXIT_TIMEOUT_S",
     "FORMATS",
     "MPIRUN_SPARE_S",
@@ -38,6 +39,7 @@ ROOT = [
     "UnusableCheckpointError",
     "Workload",
     "contract_page",
+    "dynamo_mismatch",
     "footnotes",
     "format_files",
     "format_request",

@@ -67,6 +67,8 @@ ANOTHER = {
     "decoupled": False,
     "backend_name": "vllm",
     "model": "/models/R1",
+    "dynamo": "1.0.0",
+    "kv_routing": True,
     "allow_unpublished": True,
     "overrides": (("stream_interval", 4),),
 }

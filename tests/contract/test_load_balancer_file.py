@@ -17,7 +17,7 @@ from support.scripts import script_runner
 
 NAME = "moe-load-balancer.yaml"
 BALANCED = {"num_slots": 288, "layer_updates_per_iter": 1}
-OF_TENSORRT_LLM = [name for name in FORMATS if name != "vllm-serve"]
+OF_TENSORRT_LLM = [name for name in FORMATS if name not in ("vllm-serve", "dynamo")]
 WIDE = PlanRequest(variant="deepseek-r1-0528", gpu="gb200-nvl72", profile="wide-ep")
 BY_PATH = ("1.0.0", "0.21.0")
 HOSTS = ",".join(f"node{number}" for number in range(8))

@@ -28,6 +28,7 @@ from deepseek_triton_build.arithmetic.gpu_memory import GIB, LEAST_KV_TOKENS, Bu
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.data.catalog import Gpu, KnownCheckpoint, Variant, find_variant
 from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, Profile, Recipe, Workload
+from deepseek_triton_build.data.dynamo_releases import find_dynamo
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Omission, Setting, SettingsFile
 from deepseek_triton_build.data.releases import Release, image_name, release_image_name
 from deepseek_triton_build.data.releases.spelling import canonical
@@ -134,6 +135,8 @@ class Plan:
         one of its own for every version."""
         if self.vllm is not None and format != "triton" and self.request.container is None:
             return f"vllm/vllm-openai:v{self.vllm.version}"
+        if format == "dynamo":
+            return find_dynamo(self.request.dynamo).image
         if format == "triton" or self.release is None or self.request.container is not None:
             return self.image
         return release_image_name(self.release.version)

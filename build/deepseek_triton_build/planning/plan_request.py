@@ -50,6 +50,10 @@ class PlanRequest:
     """The backend that config.pbtxt names, one of BACKEND_NAMES. Triton's OpenAI front end chooses by it how to ask."""
     model: str | None = None
     """A checkpoint's folder or Hugging Face name, which replaces the variant's own name."""
+    dynamo: str | None = None
+    """The Dynamo release that a deployment for Dynamo is for. None: the newest."""
+    kv_routing: bool = False
+    """Whether Dynamo chooses a replica by the KV blocks that it holds."""
     allow_unpublished: bool = False
     """Whether to plan what fits by arithmetic though it is not published."""
     overrides: tuple[tuple[str, Any], ...] = ()
@@ -78,5 +82,6 @@ OPTIONS = {
     "release": "--trtllm",
     "vllm": "--vllm",
     "container": "--image",
+    "dynamo": "--dynamo",
 }
 """Field of PlanRequest -> the option of `build` that takes its value, in the order in which a stamp has them."""

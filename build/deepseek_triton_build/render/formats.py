@@ -8,12 +8,15 @@ from pathlib import PurePosixPath
 
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, Workload, profiles
+from deepseek_triton_build.data.dynamo_releases import find_dynamo
+from deepseek_triton_build.data.releases import DEFAULT_RELEASE
 from deepseek_triton_build.planning.batch_sizes import LONGEST_ANSWER
 from deepseek_triton_build.planning.plan import Plan, make_plan
 from deepseek_triton_build.planning.plan_request import PYTHON_BACKEND, PlanRequest
 from deepseek_triton_build.render import trtllm_commands as trtllm
 from deepseek_triton_build.render import vllm_commands as vllm
 from deepseek_triton_build.render.bench_slurm import bench_slurm
+from deepseek_triton_build.render.dynamo import DYNAMO_YAML, dynamo_yaml
 from deepseek_triton_build.render.quickstart import quickstart_sh
 from deepseek_triton_build.render.repository_files import File, repository_files, stamped
 from deepseek_triton_build.render.stamp import stamp_line
@@ -21,6 +24,7 @@ from deepseek_triton_build.render.yaml_text import settings_file_text
 
 DEFAULT_FORMAT = "triton"
 VLLM_SERVE = "vllm-serve"
+DYNAMO = "dynamo"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +55,12 @@ def format_files(name: str, plan: Plan, *, version: str) -> list[File]:
         named = "--engine vllm" if name == VLLM_SERVE and plan.vllm is None and not plan.carries_checkpoint else ""
         named = named or " or ".join(f"--format {entry}" for entry in usable)
         raise RefusedPlanError(f"{what} can't be written as {name} ({FORMATS[name].title}); use {named}")
+    refuse_options(name, plan)
+    return FORMATS[name].files(plan, version)
+
+
+def refuse_options(name: str, plan: Plan) -> None:
+    """Raise RefusedPlanError for options that only another format than `name` has a use for."""
     for_triton = {
         "--no-decoupled": not plan.request.decoupled,
         "--backend-name": plan.request.backend_name != PYTHON_BACKEND,
@@ -59,14 +69,21 @@ def format_files(name: str, plan: Plan, *, version: str) -> list[File]:
     if given and name != DEFAULT_FORMAT:
         what = f"{name} ({FORMATS[name].title})"
         raise RefusedPlanError(f"{' and '.join(given)}: only Triton has a use for it, {what} has none")
-    return FORMATS[name].files(plan, version)
+    for_dynamo = {"--dynamo": plan.request.dynamo is not None, "--kv-routing": plan.request.kv_routing}
+    given = [option for option, is_given in for_dynamo.items() if is_given]
+    if given and name != DYNAMO:
+        raise RefusedPlanError(f"{' and '.join(given)}: only for --format {DYNAMO}; leave it out, or add that")
 
 
 def usable_formats(plan: Plan) -> tuple[str, ...]:
     """Return the formats that make sense for the plan. A checkpoint that travels in a repository needs one."""
     if plan.vllm is not None:
         return (DEFAULT_FORMAT,) if plan.carries_checkpoint else (DEFAULT_FORMAT, VLLM_SERVE)
-    return plan.profile.formats if plan.profile is not None else (DEFAULT_FORMAT,)
+    if plan.profile is None:
+        return (DEFAULT_FORMAT,)
+    # Dynamo serves what trtllm-serve does, but one side of a pair alone serves nothing.
+    dynamo = (DYNAMO,) if "trtllm-serve" in plan.profile.formats and plan.profile.name not in ("ctx", "gen") else ()
+    return (*plan.profile.formats, *dynamo)
 
 
 EVALUATION = Workload(isl=8192, osl=LONGEST_ANSWER)
@@ -77,8 +94,12 @@ trtllm-eval gives as many tokens as R1's model card (TensorRT-LLM tensorrt_llm/e
 def format_request(name: str, request: PlanRequest) -> PlanRequest:
     """Return `request` with the workload of the format `name`, where it has one and none is asked for.
 
-    Of a benchmark's sizes, an evaluation's prompts would be too long.
+    Of a benchmark's sizes, an evaluation's prompts would be too long. For Dynamo, the release is the nearest to the
+    build in its container.
     """
+    if name == DYNAMO:
+        nearest = find_dynamo(request.dynamo).keys_of
+        return replace(request, release=nearest) if request.release == DEFAULT_RELEASE else request
     if name != "trtllm-eval" or request.workload != ANY_WORKLOAD:
         return request
     limits = make_plan(request).canonical
@@ -115,6 +136,11 @@ def _program(program: str, script: str, render: Callable[..., str], title: str) 
     return Format(title=title, start=script, files=files)
 
 
+def _dynamo(plan: Plan, version: str) -> list[File]:
+    text = dynamo_yaml(plan, stamp=stamp_line(plan, version, format=DYNAMO))
+    return stamped(plan, [File(PurePosixPath(DYNAMO_YAML), text.encode())], version=version, format=DYNAMO)
+
+
 def _vllm_serve(plan: Plan, version: str) -> list[File]:
     stamp = stamp_line(plan, version, format=VLLM_SERVE)
     scripts = {"serve.sh": vllm.serve_sh, "bench.sh": vllm.bench_sh}
@@ -132,5 +158,6 @@ FORMATS: Mapping[str, Format] = {
     "trtllm-bench": _program("trtllm-bench", "bench.sh", trtllm.bench_sh, "TensorRT-LLM's throughput benchmark"),
     "trtllm-eval": _program("trtllm-eval", "eval.sh", trtllm.eval_sh, "TensorRT-LLM's accuracy evaluation"),
     VLLM_SERVE: Format(title="vLLM's OpenAI-compatible server, and its benchmark", start="serve.sh", files=_vllm_serve),
+    DYNAMO: Format(title="a DynamoGraphDeployment for NVIDIA Dynamo", start=DYNAMO_YAML, files=_dynamo),
     "quickstart": Format(title=_QUICKSTART, start="quickstart.sh", files=_quickstart),
 }

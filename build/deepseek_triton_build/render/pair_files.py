@@ -10,7 +10,8 @@ from pathlib import PurePosixPath
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.planning.disaggregated import DISAGGREGATED, DisaggregatedPlan
 from deepseek_triton_build.planning.orchestrator_settings import CONFIG_NAME, SCRIPT_NAME
-from deepseek_triton_build.render.formats import DEFAULT_FORMAT, FORMATS, format_files
+from deepseek_triton_build.render.dynamo import DYNAMO_YAML, dynamo_pair_yaml
+from deepseek_triton_build.render.formats import DEFAULT_FORMAT, DYNAMO, FORMATS, format_files, refuse_options
 from deepseek_triton_build.render.orchestrator_sh import disagg_config, orchestrator_sh
 from deepseek_triton_build.render.repository_files import File
 from deepseek_triton_build.render.stamp import MANIFEST, given_options, sha256, stamped_by
@@ -19,6 +20,7 @@ TRTLLM_SERVE = "trtllm-serve"
 PAIR_FORMATS: Mapping[str, str] = {
     DEFAULT_FORMAT: "a Triton model repository for each side",
     TRTLLM_SERVE: "trtllm-serve's servers and their orchestrator",
+    DYNAMO: "one DynamoGraphDeployment for NVIDIA Dynamo",
 }
 """Format of a pair -> its title."""
 
@@ -27,6 +29,7 @@ def pair_files(plan: DisaggregatedPlan, *, version: str, format: str = DEFAULT_F
     """Return every file of `plan`, sorted by path, and after them the manifest of the whole.
 
     Each side is as the same plan is written by itself, so that its folder is started, checked and built by itself too.
+    For Dynamo, one file has both.
 
     :param version: this program's version, for the stamps.
     :raises UnknownNameError: for a format nobody knows.
@@ -37,11 +40,14 @@ def pair_files(plan: DisaggregatedPlan, *, version: str, format: str = DEFAULT_F
             raise UnknownNameError("format", format, PAIR_FORMATS)
         usable = " or ".join(f"--format {name}" for name in PAIR_FORMATS)
         raise RefusedPlanError(f"profile {DISAGGREGATED} can't be written as {format}; use {usable}")
-    files = [
-        File(PurePosixPath(side) / file.path, file.content, executable=file.executable)
-        for side, server in plan.sides.items()
-        for file in format_files(format, server, version=version)
-    ]
+    if format == DYNAMO:
+        files = [_dynamo_file(plan, version)]
+    else:
+        files = [
+            File(PurePosixPath(side) / file.path, file.content, executable=file.executable)
+            for side, server in plan.sides.items()
+            for file in format_files(format, server, version=version)
+        ]
     if format == TRTLLM_SERVE:
         stamp = stamped_by(version, pair_options(plan, format=format), plan.context)
         files += [
@@ -54,6 +60,14 @@ def pair_files(plan: DisaggregatedPlan, *, version: str, format: str = DEFAULT_F
         )
     ordered = sorted(files, key=lambda file: file.path)
     return [*ordered, File(PurePosixPath(MANIFEST), _manifest(plan, ordered, version, format))]
+
+
+def _dynamo_file(plan: DisaggregatedPlan, version: str) -> File:
+    if plan.context.release is None:
+        raise RefusedPlanError(f"--format {DYNAMO} is for TensorRT-LLM, not for the {plan.context.engine} engine")
+    refuse_options(DYNAMO, plan.context)
+    stamp = stamped_by(version, pair_options(plan, format=DYNAMO), plan.context)
+    return File(PurePosixPath(DYNAMO_YAML), dynamo_pair_yaml(plan, stamp=stamp).encode())
 
 
 def pair_options(plan: DisaggregatedPlan, *, format: str = DEFAULT_FORMAT) -> str:

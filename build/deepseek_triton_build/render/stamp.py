@@ -105,5 +105,6 @@ def given_options(request: PlanRequest) -> list[str]:
         "--relaxed-acceptance": request.relaxed_acceptance,
         "--allow-unpublished": request.allow_unpublished,
         "--no-decoupled": not request.decoupled,
+        "--kv-routing": request.kv_routing,
     }
     return [*(word for pair in pairs for word in pair), *(flag for flag, is_given in flags.items() if is_given)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from deepseek_triton_tools.cli.parsing import VerbParser, add_json, path
 from deepseek_triton_tools.cli.plan_options import add_plan_options
@@ -19,8 +20,10 @@ def add_options(verb: VerbParser) -> None:
     verb.usage = "%(prog)s VARIANT --gpu GPU --output DIR [options]"
     writing = verb.add_argument_group("writing")
     writing.add_argument("--output", type=path, required=True, metavar="DIR", help="the folder to write to")
-    formats = "triton (default), vllm-serve, trtllm-serve, trtllm-bench, trtllm-eval or quickstart"
+    formats = "triton (default), vllm-serve, trtllm-serve, trtllm-bench, trtllm-eval, dynamo or quickstart"
     writing.add_argument("--format", default="triton", metavar="NAME", help=formats)
+    writing.add_argument("--dynamo", metavar="RELEASE", help="for --format dynamo: Dynamo's release (default: 1.5.0)")
+    writing.add_argument("--kv-routing", action="store_true", help="for --format dynamo: route by KV blocks")
     writing.add_argument("--force", action="store_true", help="replace an edited folder or another deployment")
     writing.add_argument(
         "--write-quant-config",
@@ -34,7 +37,7 @@ def _build(args: argparse.Namespace) -> int:
     from deepseek_triton_build import DISAGGREGATED
     from deepseek_triton_tools.cli.plan_request import pair_request, plan_request
 
-    request = plan_request(args)
+    request = replace(plan_request(args), dynamo=args.dynamo, kv_routing=args.kv_routing)
     if request.profile == DISAGGREGATED:
         from deepseek_triton_tools.plans.pair_summary import build_pair
 

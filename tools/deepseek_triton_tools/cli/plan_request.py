@@ -145,7 +145,9 @@ def plan_named(text: str) -> Plan:
     """
     parser = VerbParser(prog="plan", allow_abbrev=False, exit_on_error=False)
     add_plan_options(parser)
-    parser.add_argument("--format")  # a stamp has it; the plan is the same
+    for option in ("--format", "--dynamo"):  # a stamp has them; the plan is the same
+        parser.add_argument(option)
+    parser.add_argument("--kv-routing", action="store_true")
     if is_path(text.partition(" --")[0]) and not os.path.isdir(text):
         raise OptionError(f"there is no folder {text} that `deepseek-triton build` wrote")
     words = shlex.split(_stamped_options(Path(text)) if os.path.isdir(text) else text)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from deepseek_triton_build import (
     DEFAULT_FORMAT,
+    DYNAMO,
     FORMATS,
     File,
     Plan,
     PlanRequest,
     ReplacementError,
+    dynamo_mismatch,
     format_files,
     format_request,
     make_plan,
@@ -89,14 +91,13 @@ def summary(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT, is_replac
     """Return what a person wants to know after a build, one thing a line."""
     wrote = "wrote" if not is_replaced else "replaced"
     title = f"{wrote} {output}: {plan.variant.title}, as {FORMATS[format].title}"
-    return [title, *details(plan, output, format=format)]
+    return [title, *details(plan, format=format), start_line(plan, output, format=format)]
 
 
-def details(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT) -> list[str]:
-    """Return what `summary` says of the plan and of its start."""
-    script = shlex.quote(f"{output}/{FORMATS[format].start}")
+def details(plan: Plan, *, format: str = DEFAULT_FORMAT) -> list[str]:
+    """Return what `summary` says of the plan."""
     if plan.gpu is None or plan.budget is None or plan.profile is None:
-        return [f"  {plan.engine} engine", f"run it here: deepseek-triton serve {shlex.quote(str(output))}"]
+        return [f"  {plan.engine} engine"]
     budget = plan.budget
     recipe = f", recipe {plan.recipe.id}" if plan.recipe else ""
     runs = min(plan.max_concurrency, budget.concurrent_requests(plan.workload.isl or 0, plan.workload.osl or 0))
@@ -108,11 +109,16 @@ def details(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT) -> list[s
         f"{budget.free / GIB:.1f} left free",
         f"  {runs:,} request{'' if runs == 1 else 's'} at once of {plan.workload.isl:,} tokens in and "
         f"{plan.workload.osl:,} out",
-        f"  {engine_version(plan)}: {plan.image_for(format) or how_to_get(plan)}",
+        *_engine_lines(plan, format),
         _checkpoint_line(plan),
         *_omission_lines(plan),
-        _run_line(plan, script),
     ]
+
+
+def _engine_lines(plan: Plan, format: str) -> list[str]:
+    if format == DYNAMO:
+        return [f"  {plan.image_for(format)}", f"  {dynamo_mismatch(plan)}"]
+    return [f"  {engine_version(plan)}: {plan.image_for(format) or how_to_get(plan)}"]
 
 
 def _checkpoint_line(plan: Plan) -> str:
@@ -131,7 +137,13 @@ def _omission_lines(plan: Plan) -> list[str]:
     return [f"  left out: {', '.join(omission.key for omission in plan.omissions)}; `deepseek-triton plan` says why"]
 
 
-def _run_line(plan: Plan, script: str) -> str:
+def start_line(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT) -> str:
+    """Say how the plan that was written in the folder `output` is started."""
+    if plan.gpu is None:
+        return f"run it here: deepseek-triton serve {shlex.quote(str(output))}"
+    script = shlex.quote(f"{output}/{FORMATS[format].start}")
+    if format == DYNAMO:
+        return f"apply it: kubectl apply -f {script}"
     if plan.num_nodes == 1:
         return f"run it there: {script}"
     if plan.vllm is not None:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build import (
     DEFAULT_FORMAT,
+    DYNAMO,
+    FORMATS,
     PAIR_FORMATS,
     DisaggregatedPlan,
     DisaggregatedRequest,
+    format_request,
     make_disaggregated_plan,
     pair_files,
 )
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.plans.build_summary import SCHEMA as BUILD_SCHEMA
-from deepseek_triton_tools.plans.build_summary import details, write_folder
+from deepseek_triton_tools.plans.build_summary import details, start_line, write_folder
 from deepseek_triton_tools.plans.plan_document import plan_document, warning_document
 from deepseek_triton_tools.plans.plan_view import show_plan, show_warnings
 from deepseek_triton_tools.terminal.output_streams import print_json, printable, to_reader
@@ -33,6 +37,8 @@ def build_pair(
 
     :raises BuildError: when it can't be planned or written, and nothing is left behind.
     """
+    if format == DYNAMO:
+        request = replace(request, both=format_request(format, request.both))
     plan = make_disaggregated_plan(request)
     files = pair_files(plan, version=__version__, format=format)
     is_replaced = write_folder(files, output, force=force)
@@ -42,7 +48,7 @@ def build_pair(
                 "schema": BUILD_SCHEMA,
                 "output": str(output),
                 "format": format,
-                "start": None if format == DEFAULT_FORMAT else ORCHESTRATOR_SCRIPT,
+                "start": _start(format),
                 "replaced": is_replaced,
                 "files": [file.path.as_posix() for file in files],
                 "quant_config": None,
@@ -54,8 +60,10 @@ def build_pair(
         title = f"{wrote} {output}: {plan.context.variant.title}, {_counts(plan)}, as {PAIR_FORMATS[format]}"
         print(paragraph(printable(title), "", "    "))
         for side, server in plan.sides.items():
-            folder = output / side
-            for line in (f"{folder}, {_number(plan, side)}:", *details(server, folder, format=format)):
+            folder = Path(side) if format == DYNAMO else output / side
+            lines = [f"{folder}, {_number(plan, side)}:", *details(server, format=format)]
+            lines += [] if format == DYNAMO else [start_line(server, folder, format=format)]
+            for line in lines:
                 print(paragraph(printable(line), "", "    "))
         print(paragraph(printable(_join_line(plan, output, format)), "", "    "))
         show_warnings(plan)
@@ -110,8 +118,17 @@ def _number(plan: DisaggregatedPlan, side: str) -> str:
     return "one server" if count == 1 else f"the same for {count} servers"
 
 
+def _start(format: str) -> str | None:
+    """Return the file that starts or joins the servers of both sides; None where each side has its own only."""
+    if format == DYNAMO:
+        return FORMATS[DYNAMO].start
+    return None if format == DEFAULT_FORMAT else ORCHESTRATOR_SCRIPT
+
+
 def _join_line(plan: DisaggregatedPlan, output: Path, format: str) -> str:
-    """Say how the servers are joined: by the gateway, with a name for each, or by trtllm-serve's orchestrator."""
+    """Say how the servers are joined: by the gateway, with a name for each, or by another program."""
+    if format == DYNAMO:
+        return start_line(plan.context, output, format=format)
     if format != DEFAULT_FORMAT:
         return f"join them: {shlex.quote(str(output / ORCHESTRATOR_SCRIPT))}; it says how the servers are started"
     words = [

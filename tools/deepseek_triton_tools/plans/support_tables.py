@@ -187,7 +187,7 @@ def _profile_table(chosen: list[Gpu]) -> Table:
 
 
 def _formats(profile: Profile) -> str:
-    of_tensorrt_llm = set(FORMATS) - {"vllm-serve"}
+    of_tensorrt_llm = set(FORMATS) - {"vllm-serve", "dynamo"}
     return "all" if set(profile.formats) == of_tensorrt_llm else ", ".join(profile.formats)
 
 
