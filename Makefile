@@ -63,8 +63,8 @@ test-vllm: $(VLLM_INSTALLED)  ## run vLLM itself without a GPU, in an environmen
 test-gateway: $(DEMO) $(CLIENTS_INSTALLED)  ## ask the gateway with the clients of others, in an environment of its own (1 GB)
 	@$(CLIENTS_BIN)/python -m pytest -c tests/conformance/pytest.ini tests/conformance
 
-test-sla: $(INSTALLED) $(PACES_INSTALLED)  ## ask AIConfigurator for paces, in an environment of its own (520 MB)
-	@$(BIN)/python -m pytest tests/tools/sla
+test-sla: $(INSTALLED) $(PACES_INSTALLED)  ## ask AIConfigurator, in an environment of its own (690 MB)
+	@$(BIN)/python -m pytest tests/tools/sla tests/build/test_dynamo_adapter.py
 
 lint: $(INSTALLED)  ## ruff: rules and formatting; import-linter: the layers between folders
 	@$(BIN)/ruff check .
@@ -127,5 +127,5 @@ $(CLIENTS_INSTALLED): pyproject.toml
 $(PACES_INSTALLED): pyproject.toml
 	@echo "installing AIConfigurator's tables into $(PACES_VENV)"
 	@$(PYTHON) -m venv $(PACES_VENV)
-	@$(PACES_BIN)/python $(HOST)/pip_install.py $(PACES_VENV)/pip.log 190 --group aiconfigurator
+	@$(PACES_BIN)/python $(HOST)/pip_install.py $(PACES_VENV)/pip.log 170 --group aiconfigurator
 	@touch $@
