@@ -281,6 +281,20 @@ def test_a_lost_kv_cache_is_computed_again_with_the_same_first_token() -> None:
     assert [kind for _, kind in cluster.asked] == ["context_only", "generation_only", "context_and_generation"]
 
 
+@pytest.mark.parametrize("fate", ["is wrong", "is full"])
+def test_a_generation_server_that_refuses_leaves_no_kv_cache_behind(fate: str) -> None:
+    cluster = Cluster(generation_fates=(fate, fate, fate, "well"))
+
+    async def body(fleet: Fleet) -> None:
+        with pytest.raises(UpstreamError):
+            await answer_of(fleet, asked())
+        await settled(cluster)
+
+    run(cluster, body)
+    assert cluster.held == set()
+    assert "context_and_generation" not in [kind for _, kind in cluster.asked]
+
+
 def test_without_a_context_server_a_generation_server_does_all_of_it() -> None:
     cluster = Cluster(("refuses",))
 
@@ -315,6 +329,8 @@ def test_a_refusal_of_the_request_itself_is_the_client_s(fate: str) -> None:
         {"task": "tokenize"},
         {"request_type": "context_and_generation"},
         {"sampling_parameters": "{"},
+        {"sampling_parameters": '{"guided_json": {"type": "object"}}'},
+        {"tools": '[{"type": "function", "function": {"name": "f", "strict": true}}]'},
         {"text_input": "short"},
     ],
 )

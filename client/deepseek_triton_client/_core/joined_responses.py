@@ -40,8 +40,12 @@ _TRANSIENT = (ServerUnavailable, Overloaded, ServerError)
 """Errors of a generation server after which another one gets the handover."""
 
 
+_GUIDES = ("guided_json", "guided_json_object", "guided_regex", "guided_grammar", "guided_structural_tag")
+"""Sampling fields with which TensorRT-LLM is not known to share a request."""
+
+
 def can_be_shared(request: Request) -> bool:
-    """Tell whether two servers can share the request: it wants one answer, and no log-probabilities."""
+    """Tell whether two servers can share the request: it wants one answer, without a guide and log-probabilities."""
     params = request.params
     asks_for_logprobs = params.return_logprobs or params.return_cumulative_logprob
     return (
@@ -50,6 +54,7 @@ def can_be_shared(request: Request) -> bool:
         and params.logprobs is None
         and params.prompt_logprobs is None
         and not asks_for_logprobs
+        and not any(getattr(params, name) for name in _GUIDES)
     )
 
 

@@ -337,8 +337,6 @@ class FleetMember:
         """See which model it has, unless that is known. Returns why it can't be told, or ""."""
         if self.state == "up" or self.leaving:
             return ""
-        if self._is_shared and self.role == "generation" and (problem := await self._first_canary()):
-            return problem
         before = self._failures
         try:
             outputs = await within(_ANSWER_S, self.server.ask(Call({"task": "describe"}, uuid4().hex)))
@@ -348,6 +346,8 @@ class FleetMember:
         except (TimeoutError, UpstreamError, msgspec.MsgspecError) as error:
             return f"it does not tell its model: {error}"
         reason = refusal or self._accept(self, identity)
+        if not reason and self._is_shared and self.role == "generation" and (problem := await self._first_canary()):
+            return problem
         if self._failures == before:
             self._enter("left out" if reason else "up", reason)
         return ""

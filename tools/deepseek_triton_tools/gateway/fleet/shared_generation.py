@@ -41,6 +41,17 @@ class _Shape(msgspec.Struct):
     best_of: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    guided_json: object = None
+    guided_json_object: bool | None = None
+    guided_regex: object = None
+    guided_grammar: object = None
+    guided_structural_tag: object = None
+
+    @property
+    def is_guided(self) -> bool:
+        """TensorRT-LLM is not known to guide an answer that two servers share."""
+        guides = (self.guided_json, self.guided_json_object, self.guided_regex, self.guided_grammar)
+        return any((*guides, self.guided_structural_tag))
 
 
 def is_shareable(call: Call, local_prefill_tokens: int) -> bool:
@@ -53,6 +64,8 @@ def is_shareable(call: Call, local_prefill_tokens: int) -> bool:
     except msgspec.MsgspecError:  # the server says what is wrong with them
         return False
     if max(shape.n, shape.best_of) > 1 or not (shape.logprobs is shape.prompt_logprobs is None):
+        return False
+    if shape.is_guided or '"strict"' in str(inputs.get("tools", "")):  # strict tools become a guide
         return False
     has_one_prompt = not any(isinstance(inputs.get(name), list) for name in ("text_input", "messages"))
     return has_one_prompt and prompt_tokens(call) > local_prefill_tokens
@@ -139,11 +152,13 @@ class _SharedRequest:
                     yield parts
         except UpstreamError as error:
             was_lost = error.code == _CONTEXT_LOST
-            if self._has_more or not (error.unprocessed or was_lost):
+            # A server that is full will have room for the KV cache; computing the prompt there costs it more.
+            if self._has_more or error.code == "E_OVERLOADED" or not (error.unprocessed or was_lost):
                 raise
             _log.warning("the prompt of a request is computed again: %s", error)
             self._must_fetch = not was_lost  # the server may have died before it fetched
             self._call.tried.clear()  # where the KV cache was lost, the server is well
+            self.let_go()
         else:
             return
         async with aclosing(self._continued("context_and_generation")) as answer:
@@ -158,9 +173,11 @@ class _SharedRequest:
         num_text, num_reasoning = self._num_text, self._num_reasoning
         # Whatever a generation server has cached is of no use: the KV cache comes from elsewhere.
         call = structs.replace(self._call, inputs=inputs, affinity=None, sent=[])
+        has_answered = was_refused = False
         try:
             async with aclosing(self._generate(call, "generation")) as answer:
                 async for parts in answer:
+                    has_answered = True
                     new = []
                     for part in parts:
                         text, reasoning = part.text[num_text:], part.reasoning[num_reasoning:]
@@ -171,9 +188,12 @@ class _SharedRequest:
                         self._has_more |= bool(text or reasoning or part.finish_reason)
                     if new:
                         yield new
+        except UpstreamError:
+            was_refused = not has_answered
+            raise
         finally:
-            # A server fetches the KV cache of a request that it gets, even if the client has left meanwhile.
-            if call.sent and request_type == "generation_only":
+            # A server fetches the KV cache of a request that it takes, even if the client has left meanwhile.
+            if call.sent and not was_refused and request_type == "generation_only":
                 self._must_fetch = False
 
     def let_go(self) -> None:

@@ -35,6 +35,8 @@ def expand(
         token_ids = prompt.token_ids
         if parsed.handover is not None:
             check_form(parsed.handover, capabilities)
+            tokens = (*parsed.handover.first_gen_tokens, *(parsed.handover.draft_tokens or ()))
+            check_ids(tokens, engine.tokenizer.vocab_size, field="context_phase_params")
             token_ids = parsed.handover.prompt_token_ids
         if parsed.handover is not None or parsed.sampling.truncate_prompt_tokens is None:
             _check_size(text, token_ids, capabilities)
