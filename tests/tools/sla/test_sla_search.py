@@ -165,9 +165,12 @@ def test_answers_of_aiconfigurator_are_kept(capsys, tmp_path):
 
 @pytest.mark.slow
 def test_the_simulated_engine_takes_the_pace_that_is_written(capsys, tmp_path):
+    (tmp_path / "paces").mkdir()
+    (tmp_path / "paces/context.json").write_text("of an earlier plan")
     found = document(capsys, "--gpus", "8", "--sla", "tpot=40", "--write-pace", str(tmp_path / "paces"))
     options = parse_options({"preset": json.loads((tmp_path / "paces" / "server.json").read_text())})
 
     (best, *_) = found["fleets"]
     assert options.limits.max_batch_size == best["requests_per_rank"]
     assert best["layout"] in options.preset
+    assert [path.name for path in (tmp_path / "paces").iterdir()] == ["server.json"]

@@ -87,6 +87,8 @@ class SlaPlan:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ToolError(f"{folder} can't be made: {error.strerror}") from error
+        for name in {"server", "context", "generation"} - self.sides.keys():  # of an earlier plan of the other kind
+            (folder / f"{name}.json").unlink(missing_ok=True)
         for name, (layout, rows) in self.sides.items():
             found = self._candidate(layout)
             table = found.server.table
