@@ -168,7 +168,7 @@ def test_the_cases_ask_for_every_field() -> None:
     asked |= {"stop", "bad", "include_stop_str_in_output", "max_tokens", "temperature"}
     its_own = {"text_input", "input_ids", "messages", "streaming", "stream", "sampling_parameters", "stream_mode"}
     its_own |= {"exclude_input_in_output", "return_finish_reason", "return_stop_reason"}
-    elsewhere = {"return_perf_metrics", "task"}
+    elsewhere = {"return_perf_metrics", "task", "request_type", "context_phase_params"}
 
     known = {tensor.name.removeprefix("sampling_param_") for tensor in INPUTS}
     assert known - its_own - elsewhere <= asked
