@@ -147,8 +147,8 @@ def test_the_stream_of_the_page_still_runs_when_its_stop_is_typed(
 PYTHON = [
     snippet
     for snippet in snippets("python")
-    # test_tiny_model.py has those of docs/tiny.md: the simulated engine knows no tools. test_client_disaggregated.py has
-    # the one with two kinds of servers.
+    # test_tiny_model.py has those of docs/tiny.md: the simulated engine knows no tools.
+    # test_client_disaggregated.py has the one with two kinds of servers.
     if "Client(" in snippet.text
     and "pytest" not in snippet.text
     and "context_urls" not in snippet.text
