@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from deepseek_backend.config import BackendConfig
+from deepseek_backend.engines.simulated.simulated_engine import SimulatedEngine
 from standin.harness import MakeEngine, engines
 
 
@@ -15,3 +17,19 @@ def make_engine(tmp_path: Path) -> Iterator[MakeEngine]:
     """Starts TensorRT-LLM engines on the stand-in; stops them at the end."""
     with engines(tmp_path) as make:
         yield make
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., SimulatedEngine]]:
+    """Make and start simulated engines with these engine_options. They are stopped at the end."""
+    engines: list[SimulatedEngine] = []
+
+    def start(**options: object) -> SimulatedEngine:
+        engine = SimulatedEngine(BackendConfig(engine="simulated", engine_options=options))
+        engines.append(engine)
+        engine.start()
+        return engine
+
+    yield start
+    for engine in engines:
+        engine.stop()

@@ -41,21 +41,6 @@ def request(
     )
 
 
-@pytest.fixture
-def start():
-    engines = []
-
-    def start(**options):
-        engine = SimulatedEngine(BackendConfig(engine="simulated", engine_options=options))
-        engines.append(engine)
-        engine.start()
-        return engine
-
-    yield start
-    for engine in engines:
-        engine.stop()
-
-
 def generate(engine, *requests):
     sink = RecordingSink()
     for one in requests:

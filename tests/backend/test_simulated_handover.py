@@ -41,21 +41,6 @@ def request(prompt="Why is the sky blue?", *, max_tokens=20, request_type="conte
     )
 
 
-@pytest.fixture
-def start():
-    engines = []
-
-    def start(**options):
-        engine = SimulatedEngine(BackendConfig(engine="simulated", engine_options=options))
-        engines.append(engine)
-        engine.start()
-        return engine
-
-    yield start
-    for engine in engines:
-        engine.stop()
-
-
 def submit(engine, one):
     sink = RecordingSink()
     engine.submit(one, sink)
