@@ -31,6 +31,7 @@ QUICK = Retries(attempts=2, initial_s=0.001)
 LOST = ServerUnavailable("the KV cache can't be fetched", code="E_CONTEXT_LOST")
 ANSWER = ("Once", " upon", " a time")
 TEXT = "".join(ANSWER)
+STRICT = [{"type": "function", "function": {"name": "look", "strict": True, "parameters": {"type": "object"}}}]
 
 
 @pytest.fixture
@@ -124,10 +125,20 @@ def test_however_the_streams_are_cut_the_answer_is_the_whole_one(client, context
 
 
 @pytest.mark.parametrize(
-    "fields", [{"n": 2}, {"best_of": 2}, {"logprobs": 1}, {"prompt_logprobs": 0}, {"return_logprobs": True}]
+    "fields",
+    [
+        {"n": 2},
+        {"best_of": 2},
+        {"logprobs": 1},
+        {"prompt_logprobs": 0},
+        {"return_logprobs": True},
+        {"guided_regex": "a+"},
+        {"tools": STRICT},
+        {"chat_template_kwargs": {"tools": STRICT}},
+    ],
 )
 def test_what_cant_be_shared_goes_whole_to_a_generation_server(client, context, generation, fields):
-    client.generate("Tell", **fields)
+    client.chat("Tell", **fields)
     client.tokenize("Tell")
 
     assert (asked(context), asked(generation)) == ([], ["", ""])

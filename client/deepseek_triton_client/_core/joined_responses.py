@@ -45,8 +45,10 @@ _GUIDES = ("guided_json", "guided_json_object", "guided_regex", "guided_grammar"
 
 
 def can_be_shared(request: Request) -> bool:
-    """Tell whether two servers can share the request: it wants one answer, without a guide and log-probabilities."""
+    """Tell whether two servers can share the request: it wants one answer, without a guide and log-probabilities.
+    Strict tools become a guide."""
     params = request.params
+    tools = f"{params.tools} {params.chat_template_kwargs}"
     asks_for_logprobs = params.return_logprobs or params.return_cumulative_logprob
     return (
         request.task is None
@@ -55,6 +57,7 @@ def can_be_shared(request: Request) -> bool:
         and params.prompt_logprobs is None
         and not asks_for_logprobs
         and not any(getattr(params, name) for name in _GUIDES)
+        and '"strict"' not in tools
     )
 
 
