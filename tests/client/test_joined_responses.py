@@ -216,6 +216,16 @@ def test_a_kv_cache_that_stays_lost_is_an_error(client_kind, context, generation
     assert asked(generation) == ["generation_only", "context_and_generation"]
 
 
+def test_a_lost_kv_cache_says_nothing_of_the_server_that_wants_it(client_kind, fakes, context, generation):
+    other = fakes()
+    generation.script([*ANSWER, LOST])
+    urls = {"context_urls": context.url}
+    with client_kind.client([generation.url, other.url], **urls) as client:
+        with pytest.raises(ServerUnavailable, match="E_CONTEXT_LOST"):
+            client.generate("Tell")
+        assert client.generate("Tell").url == generation.url
+
+
 def test_an_answer_that_breaks_off_later_is_an_error(client, context, generation):
     generation.script([*ANSWER, ServerError("bug")])
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from deepseek_triton_client._core.checked_request import Request
-from deepseek_triton_client._core.exceptions import Cancelled, DeadlineExceeded, DeepseekTritonError, ServerUnavailable
+from deepseek_triton_client._core.exceptions import Cancelled, DeadlineExceeded, DeepseekTritonError, is_unavailable
 from deepseek_triton_client._core.response_reader import ResponseReader
 from deepseek_triton_client._core.results import Answer, Chunk, Completion, PerfMetrics, TokenLogprobs
 from deepseek_triton_client._core.runtime import Watchdog
@@ -122,7 +122,7 @@ class Exchange:
             else:
                 await self.close()
                 self._raise_if_expired(exc)
-                if isinstance(exc, ServerUnavailable):
+                if is_unavailable(exc):
                     self._server.failed()
                 raise self._for_this_request(exc) from exc.__cause__
         self._watchdog.relax()

@@ -19,11 +19,13 @@ from typing import Any
 from deepseek_triton_client._core.checked_request import Request
 from deepseek_triton_client._core.client_settings import Retries
 from deepseek_triton_client._core.exceptions import (
+    CONTEXT_LOST,
     Cancelled,
     DeepseekTritonError,
     Overloaded,
     ServerError,
     ServerUnavailable,
+    is_unavailable,
 )
 from deepseek_triton_client._core.runtime import Deadlines, Runtime, Watchdog
 from deepseek_triton_client._core.sampling_params import SamplingParams
@@ -33,8 +35,6 @@ from deepseek_triton_client._core.watchdog import NO_WATCHDOG
 
 _LEAVING_S = 60.0
 """Seconds after which a job whose caller has left gives up. A generation server's queue can be as long as this."""
-
-_CONTEXT_LOST = "E_CONTEXT_LOST"
 
 _TRANSIENT = (ServerUnavailable, Overloaded, ServerError)
 """Errors of a generation server after which another one gets the handover."""
@@ -231,7 +231,7 @@ class JoinedResponses:
                     error = exc
                 if not isinstance(error, _TRANSIENT):
                     raise error
-                if error.code == _CONTEXT_LOST and request.request_type == "generation_only":
+                if error.code == CONTEXT_LOST and request.request_type == "generation_only":
                     servers.appendleft(server)  # it is well
                     request = replace(request, request_type="context_and_generation")
             if failures >= self._retries.attempts or self._out_of_time:
@@ -280,7 +280,7 @@ class JoinedResponses:
             return await read(responses)
         except DeepseekTritonError as exc:
             self._server, exc.url = server, server.url
-            if isinstance(exc, ServerUnavailable) and exc.code != _CONTEXT_LOST and not self._out_of_time:
+            if is_unavailable(exc) and not self._out_of_time:
                 server.failed()
             raise
         finally:
