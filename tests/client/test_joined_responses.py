@@ -31,6 +31,7 @@ QUICK = Retries(attempts=2, initial_s=0.001)
 LOST = ServerUnavailable("the KV cache can't be fetched", code="E_CONTEXT_LOST")
 ANSWER = ("Once", " upon", " a time")
 TEXT = "".join(ANSWER)
+MAX_TOKENS = "sampling_param_max_tokens"
 STRICT = [{"type": "function", "function": {"name": "look", "strict": True, "parameters": {"type": "object"}}}]
 
 
@@ -154,11 +155,79 @@ def test_another_context_server_takes_what_one_refuses(client_kind, fakes, conte
 
 
 def test_without_a_context_server_the_generation_servers_do_it_all(client_kind, fakes, generation):
-    with client_kind.client(generation.url, context_urls=[NOBODY, fakes(Overloaded("full")).url]) as client:
+    stopping = fakes(ServerUnavailable("stopping"))
+    with client_kind.client(generation.url, context_urls=[NOBODY, stopping.url]) as client:
         assert client.generate("Tell").text == TEXT
         assert [each.state for each in client.readiness()] == ["ready", "unreachable", "ready"]
 
     assert asked(generation) == [""]
+
+
+def test_a_generation_server_does_no_prompt_that_full_context_servers_refuse(client_kind, fakes, generation):
+    full = fakes(Overloaded("full"))
+    urls = {"context_urls": [full.url, NOBODY]}
+    with client_kind.client(generation.url, **urls, retries=QUICK) as client:
+        with pytest.raises(Overloaded) as caught:
+            client.generate("Tell")
+        assert (caught.value.url, caught.value.unprocessed) == (full.url, True)
+        full.script(Overloaded("full"))
+        full.answer = ANSWER
+        assert client.generate("Tell").text == TEXT
+
+    assert (asked(full), asked(generation)) == (["context_only"] * 4, ["generation_only"])
+
+
+class TestDyingInThePrompt:
+    """Nothing has reached the caller yet, so another server may compute the prompt."""
+
+    def test_another_context_server_computes_it(self, client_kind, fakes, context, generation):
+        dies = fakes([{"text_output": ""}, ConnectionResetError()])
+        with client_kind.client(generation.url, context_urls=[dies.url, context.url]) as client:
+            assert client.generate("Tell").text == client.generate("Tell").text == TEXT
+
+        assert (len(dies.requests), asked(context)) == (1, ["context_only"] * 2)
+
+    def test_where_there_is_none_a_generation_server_does_it_all(self, client_kind, fakes, generation):
+        with client_kind.client(generation.url, context_urls=fakes(ConnectionResetError()).url) as client:
+            assert client.generate("Tell").text == TEXT
+
+        assert asked(generation) == [""]
+
+    def test_no_third_server_is_lost_with_it(self, client_kind, fakes, context, generation):
+        urls = {"context_urls": [*(fakes(ConnectionResetError()).url for _ in range(2)), context.url]}
+        with client_kind.client(generation.url, **urls) as client, pytest.raises(ServerUnavailable):
+            client.generate("Tell")
+
+        assert context.requests == generation.requests == []
+
+    def test_after_the_first_text_it_is_an_error(self, client_kind, fakes, context, generation):
+        dies = fakes([{"text_output": "Once"}, ConnectionResetError()])
+        urls = {"context_urls": [dies.url, context.url]}
+        with client_kind.client(generation.url, **urls) as client, client.stream("Tell") as stream:
+            assert str(next(stream)) == "Once"
+            with pytest.raises(ServerUnavailable):
+                next(stream)
+
+        assert context.requests == generation.requests == []
+
+
+def test_no_third_generation_server_is_lost_with_a_request(client_kind, fakes, context, generation):
+    servers = [*(fakes(ConnectionResetError()) for _ in range(2)), generation]
+    urls = {"context_urls": context.url}
+    with client_kind.client([each.url for each in servers], **urls) as client, pytest.raises(ServerUnavailable):
+        client.generate("Tell")
+
+    assert [len(each.requests) for each in servers] == [1, 1, 0]
+
+
+def test_generation_servers_take_turns(client_kind, fakes, context, generation):
+    other = fakes()
+    urls = {"context_urls": context.url, "balance": "round_robin"}
+    with client_kind.client([generation.url, other.url], **urls) as client:
+        for _ in range(4):
+            client.generate("Tell")
+
+    assert [len(each.requests) for each in (generation, other)] == [2, 2]
 
 
 def test_a_wrong_request_is_refused_by_the_context_server(client, context, generation):
@@ -242,12 +311,67 @@ def test_an_answer_that_breaks_off_later_is_an_error(client, context, generation
 
 
 def test_when_all_generation_servers_fail_the_last_error_comes_out(client, context, generation):
-    generation.answer = Overloaded("full")
+    generation.script(*[Overloaded("full")] * 2)
 
     with client.stream("Tell") as stream, pytest.raises(Overloaded) as caught:
         stream.completion()
 
-    assert (caught.value.unprocessed, asked(generation)) == (False, ["generation_only"] * 2)
+    assert (caught.value.url, caught.value.unprocessed) == (generation.url, False)
+    assert asked(generation)[:2] == ["generation_only"] * 2
+
+
+class TestReleasing:
+    """The caller has an error, and the context server holds the KV cache until a generation server has fetched it."""
+
+    @pytest.mark.parametrize(
+        ("refusal", "times"),
+        [(Overloaded("full"), 3), (ServerUnavailable("stopping"), 3), (InvalidRequest("no"), 1)],
+        ids=["full", "stopping", "wrong"],
+    )
+    def test_one_token_is_asked_for_until_a_server_takes_it(self, client, context, generation, refusal, times):
+        generation.script(*[refusal] * times)
+
+        with pytest.raises(type(refusal)) as caught:
+            client.chat("Tell", max_tokens=9, seed=3, stop=["x"], request_id="r1")
+        wait_for(lambda: len(generation.requests) > times)
+
+        assert (caught.value.url, caught.value.request_id) == (generation.url, "r1")
+        *_, last = generation.requests
+        assert (last.request_type, last.prompt, last.request_id) == ("generation_only", ".", "r1-release")
+        assert {name for name in last.body if name.startswith("sampling")} <= {"sampling_param_n", MAX_TOKENS}
+        assert last.body[MAX_TOKENS] == 1
+        assert last.body["context_phase_params"] == generation.requests[0].body["context_phase_params"]
+
+    def test_the_caller_does_not_wait_for_it(self, client, context, generation):
+        def takes_only_the_release(request):
+            if request.request_id == "r1":
+                raise InvalidRequest("no")
+            yield Pause()
+            yield "Once"
+
+        generation.answer = takes_only_the_release
+        with pytest.raises(InvalidRequest):
+            client.generate("Tell", request_id="r1")
+        assert generation.waiting.wait(10)
+        generation.release.set()
+
+    def test_a_server_that_does_not_want_even_that_is_left_alone(self, client_kind, fakes, context, generation):
+        generation.answer = InvalidRequest("no")
+        other = fakes(ServerError("bug"))
+        urls = {"context_urls": context.url}
+        with client_kind.client([generation.url, other.url], **urls) as client, pytest.raises(InvalidRequest):
+            client.generate("Tell")
+
+        assert [len(each.requests) for each in (generation, other)] == [2, 1]
+
+    def test_a_kv_cache_that_is_gone_needs_none(self, client, context, generation):
+        generation.script(*[Overloaded("full")] * 2, LOST)
+
+        with pytest.raises(Overloaded):
+            client.generate("Tell")
+        client.close()
+
+        assert len(generation.requests) == 3
 
 
 def test_a_prompt_that_is_cancelled_needs_no_generation_server(client_kind, context, generation):

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from deepseek_triton_client import Completion, DeadlineExceeded, Timeouts
+from deepseek_triton_client import Completion, DeadlineExceeded, InvalidRequest, Timeouts
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.client_kinds import ClientKind
-from support.scraping import scrape, value
-from support.servers import build
+from support.scraping import scrape, settled, value
+from support.servers import build, change_yaml
 from support.waiting import wait_for
 
 PRESET = "h200x8-r1-fp8-max-throughput"
@@ -48,6 +48,15 @@ def context_server(repository: Path) -> Iterator[ServerProcess]:
 @pytest.fixture(scope="module")
 def generation_server(repository: Path) -> Iterator[ServerProcess]:
     with ServerProcess.serving(repository) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def brief_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A generation server whose answers are shorter than the context server knows."""
+    brief = build(tmp_path_factory.mktemp("brief") / "repository", "tiny", "--engine", "simulated", "--preset", PRESET)
+    change_yaml(brief / "tensorrt_llm/1/model.yaml", default_max_tokens=8)
+    with ServerProcess.serving(brief) as server:
         yield server
 
 
@@ -102,6 +111,20 @@ def test_nothing_is_kept_for_a_caller_who_left(
 
     for server in (context_server, generation_server):
         assert_nothing_is_kept(server)
+
+
+def test_nothing_is_kept_for_a_request_that_the_generation_server_refuses(
+    client_kind: ClientKind, context_server: ServerProcess, brief_server: ServerProcess
+) -> None:
+    with (
+        client_kind.client(brief_server, context_urls=client_kind.url(context_server)) as client,
+        pytest.raises(InvalidRequest, match="min_tokens: expected at most max_tokens, which is 8") as caught,
+    ):
+        client.generate("Why is the sky blue?", min_tokens=9)
+
+    assert caught.value.url == client_kind.url(brief_server)
+    for server in (context_server, brief_server):
+        assert value(settled(server), "kv_cache_used_blocks") == 0
 
 
 def test_bench_counts_the_tokens_of_a_pair_once(

@@ -18,6 +18,7 @@ from deepseek_triton_client._core.exceptions import (
     DeepseekTritonError,
     ModelNotFound,
     ModelNotReady,
+    Overloaded,
     ServerUnavailable,
 )
 from deepseek_triton_client._core.exchange import Exchange, end_request
@@ -52,18 +53,23 @@ class Calls:
         """Send the request and return with its first response. Refusals are tried again as `Retries` says."""
         started = time.monotonic()
         deadlines = _deadlines(request.timeouts, started)
-        contexts = [server for server in self._contexts.in_order() if not server.failed_recently]
-        if contexts and can_be_shared(request):
-            try:
-                return await self._begin_shared(contexts, request, deadlines, started)
-            except DeepseekTritonError as exc:
-                if not exc.unprocessed:
-                    raise
+        is_shareable = can_be_shared(request)
         failures = 0
         refusal: DeepseekTritonError | None = None
         while True:
             failures += 1
-            for server in self._servers.in_order():
+            is_full = False
+            contexts = [server for server in self._contexts.in_order() if not server.failed_recently]
+            if contexts and is_shareable:
+                try:
+                    return await self._begin_shared(contexts, request, deadlines, started)
+                except DeepseekTritonError as exc:
+                    error = exc
+                if not error.unprocessed:
+                    raise error
+                is_full = isinstance(error, Overloaded)
+            # Prompts that the context servers can take later would slow the answers of the generation servers.
+            for server in () if is_full else self._servers.in_order():
                 try:
                     return await self._begin(server, request, deadlines, started)
                 except DeepseekTritonError as exc:

@@ -2,7 +2,7 @@
 
 The context server computes the prompt and gives the first text; a generation server goes on from there. Whoever asked
 the first has to ask the second, because the context server keeps the prompt's KV cache until then. So both are asked
-by a job in the background, which goes on when the caller has left: it then asks for one token only.
+by a job in the background. It goes on when the caller has left or has got an error: it then asks for one token only.
 """
 
 from __future__ import annotations
@@ -36,9 +36,14 @@ from deepseek_triton_client._core.watchdog import NO_WATCHDOG
 _LEAVING_S = 60.0
 """Seconds after which a job whose caller has left gives up. A generation server's queue can be as long as this."""
 
+_RELEASE_PAUSE_S = 0.5
+"""Seconds until all generation servers are asked again to fetch a KV cache that nobody wants."""
+
+_MOST_DEATHS = 2
+"""Servers that may be lost with one request. The second loss tells that the request is the cause, perhaps."""
+
 _TRANSIENT = (ServerUnavailable, Overloaded, ServerError)
 """Errors of a generation server after which another one gets the handover."""
-
 
 _GUIDES = ("guided_json", "guided_json_object", "guided_regex", "guided_grammar", "guided_structural_tag")
 """Sampling fields with which TensorRT-LLM is not known to share a request."""
@@ -63,7 +68,8 @@ def can_be_shared(request: Request) -> bool:
 
 class JoinedResponses:
     """See `ResponseStream`. The responses are the context server's text, then the generation server's answer without
-    that text. `receive` raises an error with `unprocessed` where no context server took the request."""
+    that text. `receive` raises an error with `unprocessed` where no context server took the request: `Overloaded` if
+    one is full."""
 
     def __init__(
         self,
@@ -90,20 +96,25 @@ class JoinedResponses:
         self._server = contexts[0]
         self._asked: ResponseStream | None = None  # by the job
         self._asks_context = False
+        self._held: str | None = None
+        """The handover of a context server that keeps its KV cache for a generation server."""
+        self._num_deaths = 0
         self._given = _FirstPart()
         self._ready: deque[Outputs] = deque()
         self._answer: ResponseStream | None = None  # of the generation server, once the job has left it to the caller
         self._error: BaseException | None = None
         self._runs = self._has_begun = self._has_left = self._interrupted = self._out_of_time = False
+        self._has_told = False  # the caller something of the answer
         self._limit: Watchdog = NO_WATCHDOG
         self._lock = threading.Lock()  # guards what the job and the caller both change; never held while anything waits
         self._has_text = runtime.event()
         self._is_joined = runtime.event()
+        self._is_left = runtime.event()
         self._has_ended = runtime.event()
 
     @property
     def url(self) -> str:
-        """URL of the server that was asked last."""
+        """URL of the server that was asked last for the caller."""
         return self._server.url
 
     def failed(self) -> None:
@@ -148,6 +159,7 @@ class JoinedResponses:
         """Let the job end by itself, with no more than it has to do. May be called again."""
         with self._lock:
             has_left, self._has_left = self._has_left, True
+            self._is_left.set()
             if has_left or not self._runs or self._answer is not None:
                 return
             deadlines = Deadlines(first_token=None, end=time.monotonic() + _LEAVING_S, between_tokens_s=None)
@@ -167,9 +179,7 @@ class JoinedResponses:
 
     async def _join(self) -> None:
         try:
-            handover = await self._ask_contexts()
-            if handover is not None:
-                await self._ask_generations(handover)
+            await self._share()
         except BaseException as exc:  # the caller gets it, whatever it is
             self._error = exc
         finally:
@@ -180,26 +190,44 @@ class JoinedResponses:
             for event in (self._has_text, self._is_joined, self._has_ended):
                 event.set()
 
-    async def _ask_contexts(self) -> str | None:
-        """Return what a context server hands on; None if its answer is whole, as that of a cancelled request is."""
+    async def _share(self) -> None:
+        try:
+            await self._ask_contexts()
+            if self._held is not None:
+                await self._ask_generations(self._held)
+        except DeepseekTritonError as exc:
+            self._error = exc
+        if self._held is not None:
+            self.leave()
+            self._has_text.set()
+            self._is_joined.set()
+            await self._release(self._held)
+
+    async def _ask_contexts(self) -> None:
+        """Ask context servers until one has answered: it hands on `_held`, unless its answer is whole, as that of a
+        cancelled request is. Raises the error of one that is full if there is any, else the last one's."""
         request = replace(self._request, request_type="context_only")
+        full: Overloaded | None = None
         for server in self._contexts:
             try:
-                handover: str | None = await self._ask(server, request, self._read_context, is_context=True)
-                return handover
+                await self._ask(server, request, self._read_context, is_context=True)
+                return
             except DeepseekTritonError as exc:
-                if not exc.unprocessed or server is self._contexts[-1] or self._has_left:
-                    raise
-        raise AssertionError("there is at least one context server")
+                error = exc
+            if self._has_left or self._has_told:
+                raise error
+            if isinstance(error, ServerUnavailable) and self._num_deaths < _MOST_DEATHS:
+                error.unprocessed = True  # if it was lost with the prompt, the caller has lost nothing
+            if not error.unprocessed:
+                raise error
+            full = error if isinstance(error, Overloaded) else full
+        raise full or error
 
-    async def _read_context(self, responses: ResponseStream) -> str | None:
-        handover: str | None = None
-        num_received = 0
+    async def _read_context(self, responses: ResponseStream) -> None:
         try:
             while (outputs := await responses.receive()) is not None:
-                num_received += 1
-                handover = outputs.get("context_phase_params", handover)
-                if handover is None and outputs.get("finish_reason", "None") != "None":
+                self._held = outputs.get("context_phase_params", self._held)
+                if self._held is None and outputs.get("finish_reason", "None") != "None":
                     self._ready.append(outputs)
                 elif part := _texts(outputs):
                     if self._request.params.return_num_output_tokens and "num_output_tokens" in outputs:
@@ -207,42 +235,68 @@ class JoinedResponses:
                     self._given.add(part)
                     self._ready.append({"text_output": "", **part})
                 if self._ready:
+                    self._has_told = True
                     self._has_text.set()
-        except DeepseekTritonError as exc:
-            if handover is None:
-                exc.unprocessed = exc.unprocessed and not num_received
+        except DeepseekTritonError:
+            if self._held is None:
                 raise
-        return handover
 
     async def _ask_generations(self, handover: str) -> None:
-        """Ask generation servers until one has begun to answer. Raises the last one's error."""
+        """Ask generation servers until one has begun to answer, or the caller has left. Raises the last one's error."""
         request = replace(self._request, request_type="generation_only", context_phase_params=handover)
         for failures in count(1):
             servers = deque(self._generations.in_order())
             while servers:
-                server = servers.popleft()
-                if self._has_left and (self._out_of_time or request.request_type != "generation_only"):
+                if self._has_left:
                     return
+                server = servers.popleft()
                 try:
                     await self._ask(server, replace(request, params=self._params()), self._read_generation)
+                    self._held = None
                     return
                 except DeepseekTritonError as exc:
                     exc.unprocessed = False
                     error = exc
-                if not isinstance(error, _TRANSIENT):
+                if not isinstance(error, _TRANSIENT) or self._num_deaths >= _MOST_DEATHS:
                     raise error
-                if error.code == CONTEXT_LOST and request.request_type == "generation_only":
+                if error.code == CONTEXT_LOST and self._held is not None:
+                    self._held = None
                     servers.appendleft(server)  # it is well
                     request = replace(request, request_type="context_and_generation")
-            if failures >= self._retries.attempts or self._out_of_time:
+            if failures >= self._retries.attempts:
                 raise error
-            await self._runtime.sleep(self._retries.delay_s(failures))
+            await self._is_left.wait(self._retries.delay_s(failures))
+
+    async def _release(self, handover: str) -> None:
+        """Have the KV cache fetched that nobody wants. A server that is full, stopping or away is asked again; one that
+        fails in another way would fail again."""
+        request = Request(
+            request_id=f"{self._request.request_id}-release",
+            params=SamplingParams(max_tokens=1),
+            timeouts=self._request.timeouts,
+            streaming=False,
+            prompt=".",  # the one to fetch is in the handover
+            request_type="generation_only",
+            context_phase_params=handover,
+        )
+        failed: set[ServerState] = set()
+        while servers := [server for server in self._generations.in_order() if server not in failed]:
+            for server in servers:
+                if self._out_of_time or self._num_deaths >= _MOST_DEATHS:
+                    return
+                try:
+                    await self._ask(server, request, self._read_generation)
+                    return
+                except DeepseekTritonError as exc:
+                    if exc.code == CONTEXT_LOST:
+                        return
+                    if not exc.unprocessed:
+                        failed.add(server)
+            await self._runtime.sleep(_RELEASE_PAUSE_S)
 
     def _params(self) -> SamplingParams:
-        """The caller's fields, with the time that is left for the answer; those for a single token if nobody waits."""
+        """The caller's fields, with the time that is left for the answer."""
         params = self._request.params
-        if self._has_left:
-            return params.merged({"max_tokens": 1, "min_tokens": None, "timeout_ms": None})
         if params.timeout_ms is None:
             return params
         spent_ms = int(1000 * (time.monotonic() - self._started))
@@ -265,23 +319,26 @@ class JoinedResponses:
         self,
         server: ServerState,
         request: Request,
-        read: Callable[[ResponseStream], Coroutine[Any, Any, Any]],
+        read: Callable[[ResponseStream], Coroutine[Any, Any, None]],
         *,
         is_context: bool = False,
-    ) -> Any:
-        """Ask one server and return what `read` makes of its responses. They are closed unless the caller has them."""
+    ) -> None:
+        """Ask one server and let `read` take its responses. They are closed unless the caller has them."""
         responses: ResponseStream | None = None
         try:
+            with self._lock:
+                if not self._has_left:
+                    self._server = server
             responses, _ = await server.open(request, lambda: self._request.timeouts.connect)
             with self._lock:
-                self._server, self._asked, self._asks_context = server, responses, is_context
+                self._asked, self._asks_context = responses, is_context
                 if self._out_of_time or (is_context and self._has_left):
                     raise Cancelled("the request was cancelled, or the client was closed")
-            return await read(responses)
+            await read(responses)
         except DeepseekTritonError as exc:
-            self._server, exc.url = server, server.url
             if is_unavailable(exc) and not self._out_of_time:
                 server.failed()
+                self._num_deaths += not exc.unprocessed
             raise
         finally:
             with self._lock:
