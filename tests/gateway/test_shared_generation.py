@@ -106,7 +106,13 @@ class ClusterServer:
         held = str(call.inputs.get("context_phase_params", ""))
         is_release = call.request_id.endswith("-release")
         fate = "well" if is_release else self.cluster.fate("generation")
-        await asyncio.sleep(0)
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if fate == "is full":  # its refusal is on the way
+                assert call.late is not None
+                call.late([], OVERLOADED)
+            raise
         fail(fate)
         try:
             yield [Part(text=self.cluster.first, num_output_tokens=1)]
@@ -266,6 +272,33 @@ def test_a_generation_server_that_dies_before_anything_new_costs_the_client_noth
     async def body(fleet: Fleet) -> None:
         assert (await answer_of(fleet, asked()))[0] == TEXT
         await settled(cluster)
+
+    run(cluster, body)
+    assert cluster.held == set()
+
+
+@pytest.mark.parametrize("leave_after", [1, 2])
+def test_a_gateway_that_is_stopped_leaves_no_kv_cache_behind(leave_after: int) -> None:
+    cluster = Cluster()
+
+    async def body(fleet: Fleet) -> None:
+        await answer_of(fleet, asked(), leave_after)
+
+    run(cluster, body)
+    assert cluster.held == set()
+
+
+def test_a_client_that_leaves_before_a_refusal_has_come_leaves_no_kv_cache_behind() -> None:
+    cluster = Cluster(generation_fates=("is full", "well"))
+
+    async def body(fleet: Fleet) -> None:
+        task = asyncio.create_task(answer_of(fleet, asked()))
+        while "generation_only" not in [kind for _, kind in cluster.asked]:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)  # it has been sent
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
 
     run(cluster, body)
     assert cluster.held == set()

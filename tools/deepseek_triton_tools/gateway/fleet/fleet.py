@@ -28,6 +28,8 @@ MODEL_KEPT_S = 30.0
 moment in which all the others restart."""
 _START_S = 5.0
 """For the first check of all servers, before the gateway takes requests."""
+_LAST_RELEASES_S = 5.0
+"""For KV caches that nobody wants to be fetched, when the gateway is stopped."""
 _OVERLOADED_S = 1.0
 """Told to clients as Retry-After where no server named a time."""
 _log = logging.getLogger(__name__)
@@ -71,6 +73,7 @@ class Fleet:
         down may come back with another."""
         self._watches: dict[FleetMember, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._releases: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Find the servers, and check each once; some seconds at most. After that it finds changes by itself."""
@@ -85,12 +88,18 @@ class Fleet:
                 check.cancel()
 
     async def close(self) -> None:
-        """End the checks, and close the connections of all servers. The caller has let the requests end."""
-        tasks = [*self._tasks, *self._watches.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(member.close() for member in [*self._members.values(), *self._leaving]))
+        """End the checks, and close the connections of all servers. The caller has let the requests end.
+
+        KV caches that nobody wants are fetched before, for some seconds at most.
+        """
+        members = [*self._members.values(), *self._leaving]
+        await _cancel(self._tasks)
+        await asyncio.gather(*(member.close() for member in members))  # the last words of requests may begin releases
+        if self._releases:
+            # Checks go on meanwhile, because a server that is down may come back.
+            await asyncio.wait(self._releases, timeout=_LAST_RELEASES_S)
+        await _cancel([*self._watches.values(), *self._releases])
+        await asyncio.gather(*(member.close() for member in members))
 
     def servers(self) -> list[FleetServer]:
         """Each server as it is now; those that leave are at the end."""
@@ -107,7 +116,7 @@ class Fleet:
         if self._is_disaggregated and is_shareable(call, self._local_prefill_tokens):
             if not any(member.role == "generation" and member.state == "up" for member in self._members.values()):
                 raise self.unavailable()  # before a context server computes a prompt that nobody would fetch
-            answer = generate_shared(call, self._generate, self._begin)
+            answer = generate_shared(call, self._generate, self._begin_release)
         else:
             answer = self._generate(call, "generation")
         async with aclosing(answer):
@@ -259,13 +268,26 @@ class Fleet:
         return f"It has {identity}, and the other servers have {self._identity}"
 
     def _begin(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        _keep(self._tasks, work)
+
+    def _begin_release(self, work: Coroutine[object, object, None]) -> None:
+        _keep(self._releases, work)
+
+
+def _keep(tasks: set[asyncio.Task[None]], work: Coroutine[object, object, None]) -> None:
+    """Begin the work, as one of `tasks` until it ends."""
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
 
 
 def _num_deaths(errors: Iterable[UpstreamError]) -> int:
     return sum(error.died for error in errors)
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
+    cancelled = [task for task in tasks if task.cancel()]
+    await asyncio.gather(*cancelled, return_exceptions=True)
 
 
 def _metrics_url(address: ServerAddress, metrics_port: int | None) -> str:
