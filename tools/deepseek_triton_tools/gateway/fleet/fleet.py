@@ -136,6 +136,8 @@ class Fleet:
                 try:
                     async with aclosing(server.generate(call)) as answer:
                         async for parts in answer:
+                            if begun or any(part.finish_reason for part in parts):
+                                member.worked()
                             if not begun:
                                 begun = True
                                 member.answered()
