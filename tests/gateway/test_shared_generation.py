@@ -58,13 +58,17 @@ class Cluster:
         self.refuses_canaries = False
         """What stuck servers do, else they are silent."""
         self.checks = 0
+        self.deaths = 0
+        self.releases_kill = False
         self.metrics = b""
         self.on_metrics: Callable[[], None] = lambda: None
         self._number = 0
 
     def fate(self, role: str) -> str:
         fates = self.fates[role]
-        return fates.pop(0) if len(fates) > 1 else fates[0]
+        fate = fates.pop(0) if len(fates) > 1 else fates[0]
+        self.deaths += fate.startswith("dies")
+        return fate
 
     def hold(self) -> str:
         self._number += 1
@@ -115,6 +119,9 @@ class ClusterServer:
         assert self.url in GENERATION
         held = str(call.inputs.get("context_phase_params", ""))
         is_release = call.request_id.endswith("-release")
+        if is_release and self.cluster.releases_kill:
+            self.cluster.deaths += 1
+            raise LOST
         fate = "well" if is_release else self.cluster.fate("generation")
         try:
             await asyncio.sleep(0)
@@ -293,6 +300,32 @@ def test_a_generation_server_that_dies_before_anything_new_costs_the_client_noth
     assert cluster.held == set()
 
 
+@pytest.mark.parametrize(
+    ("context_fates", "generation_fates"),
+    [
+        (("dies",), ("dies",)),
+        (("dies", "well"), ("dies",)),
+        (("well",), ("dies",)),
+        (("well",), ("dies after the first token",)),
+        (("dies", "refuses"), ("dies",)),
+    ],
+)
+@pytest.mark.parametrize("releases_kill", [False, True])
+def test_a_request_takes_two_servers_down_at_most_whatever_their_roles(
+    context_fates: tuple[str, ...], generation_fates: tuple[str, ...], releases_kill: bool
+) -> None:
+    cluster = Cluster(context_fates, generation_fates)
+    cluster.releases_kill = releases_kill
+
+    async def body(fleet: Fleet) -> None:
+        with pytest.raises(UpstreamError):
+            await answer_of(fleet, asked())
+
+    run(cluster, body)
+    assert 2 <= cluster.deaths <= 2 + releases_kill  # a held KV cache is worth the risk of one more
+    assert releases_kill or not cluster.held
+
+
 @pytest.mark.parametrize("leave_after", [1, 2])
 def test_a_gateway_that_is_stopped_leaves_no_kv_cache_behind(leave_after: int) -> None:
     cluster = Cluster()
@@ -354,13 +387,14 @@ def test_without_a_context_server_a_generation_server_does_all_of_it() -> None:
     assert cluster.asked[-1] == ("g", "")
 
 
-@pytest.mark.parametrize("fate", ["is full", "is wrong"])
-def test_a_refusal_of_the_request_itself_is_the_client_s(fate: str) -> None:
+@pytest.mark.parametrize(("fate", "error"), [("is full", OVERLOADED), ("is wrong", INVALID)])
+def test_a_refusal_of_the_request_itself_is_the_client_s(fate: str, error: UpstreamError) -> None:
     cluster = Cluster((fate,))
 
     async def body(fleet: Fleet) -> None:
-        with pytest.raises(UpstreamError):
+        with pytest.raises(UpstreamError) as raised:
             await answer_of(fleet, asked())
+        assert raised.value.code == error.code
 
     run(cluster, body)
     assert all(server == "c" for server, _ in cluster.asked)

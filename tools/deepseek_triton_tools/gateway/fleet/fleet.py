@@ -22,7 +22,8 @@ from deepseek_triton_tools.gateway.triton.triton_server import TritonServer
 MOST_SERVERS = 3
 """How many servers are asked for one request, each once."""
 MOST_DEATHS = 2
-"""How many servers may die with one request. The second tells that the first death was its own, perhaps."""
+"""How many servers may die with one request, of both roles together. The second tells that the first death was its own,
+perhaps."""
 MODEL_KEPT_S = 30.0
 """How long the fleet keeps its model while no server is up: a server with another model must not take its place in a
 moment in which all the others restart."""
@@ -144,7 +145,7 @@ class Fleet:
                             yield parts
                     return
                 except UpstreamError as error:
-                    member.failed(error, begun=begun)
+                    self._take_failure(call, member, error, begun=begun)
                     errors.append(error)
                     if begun or not error.unprocessed:
                         raise
@@ -160,23 +161,30 @@ class Fleet:
                 try:
                     return await server.ask(call)
                 except UpstreamError as error:
-                    member.failed(error, begun=False)
+                    self._take_failure(call, member, error, begun=False)
                     errors.append(error)
                     if not error.unprocessed:
                         raise
+
+    def _take_failure(self, call: Call, member: FleetMember, error: UpstreamError, *, begun: bool) -> None:
+        member.failed(error, begun=begun)
+        if error.died:
+            call.died.append(member.url)
 
     def _next(self, call: Call, errors: Sequence[UpstreamError], role: Role) -> FleetMember:
         """The server to ask after those in `call.tried`, which failed with `errors`. Raises UpstreamError where there
         is none left."""
         up = [member for member in self._members.values() if member.state == "up" and member.role == role]
         left = [member for member in up if member.url not in call.tried]
-        if not left or len(errors) >= MOST_SERVERS or _num_deaths(errors) >= MOST_DEATHS:
-            raise self._last_word(errors, role)
+        if not left or len(errors) >= MOST_SERVERS or len(call.died) >= MOST_DEATHS:
+            raise self._last_word(call, errors, role)
         # When all are avoided they are asked all the same: room comes back at any moment, and refusing costs little.
         return choose([member for member in left if not member.avoided] or left, call, self._rng)
 
-    def _last_word(self, errors: Sequence[UpstreamError], role: Role) -> UpstreamError:
+    def _last_word(self, call: Call, errors: Sequence[UpstreamError], role: Role) -> UpstreamError:
         """A server that is full will have room again, so that is the answer if any of them is."""
+        if len(call.died) >= MOST_DEATHS:
+            return self.unavailable(errors, role, is_deadly=True)
         for error in errors:
             if error.code == "E_OVERLOADED":
                 return UpstreamError(
@@ -184,18 +192,21 @@ class Fleet:
                 )
         return self.unavailable(errors, role)
 
-    def unavailable(self, errors: Sequence[UpstreamError] = (), role: Role = "generation") -> UpstreamError:
-        """The error while no server takes a request. errors: of the servers that were asked."""
+    def unavailable(
+        self, errors: Sequence[UpstreamError] = (), role: Role = "generation", *, is_deadly: bool = False
+    ) -> UpstreamError:
+        """The error while no server takes a request. errors: of the servers that were asked. is_deadly: so many have
+        died with it that nobody may be asked, whatever its role."""
         members = [member for member in self._members.values() if member.role == role]
         num_up = sum(member.state == "up" for member in members)
         soonest = min((member.check_in_s for member in members), default=0.0)
         kind = f"{role} server" if self._is_disaggregated else "server"
         text = f"no {kind} of this model can take the request: {num_up} of {len(members)} are up"
-        if _num_deaths(errors) >= MOST_DEATHS:
+        if is_deadly:
             text += f"; {MOST_DEATHS} have died with it, so no more are asked"
         if errors:
             text += f"; the last that was asked: {errors[-1]}"
-        return UpstreamError(text, code="E_UNAVAILABLE", unprocessed=True, retry_after_s=max(1.0, soonest))
+        return UpstreamError(text, code="E_UNAVAILABLE", unprocessed=not is_deadly, retry_after_s=max(1.0, soonest))
 
     # The list of servers.
 
@@ -281,10 +292,6 @@ def _keep(tasks: set[asyncio.Task[None]], work: Coroutine[object, object, None])
     task = asyncio.create_task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
-
-
-def _num_deaths(errors: Iterable[UpstreamError]) -> int:
-    return sum(error.died for error in errors)
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:

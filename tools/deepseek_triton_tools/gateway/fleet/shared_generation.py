@@ -229,8 +229,10 @@ class _SharedRequest:
             "timeout_ms": round(_RELEASE_S * 1e3),
         }
         until_s = time.monotonic() + _RELEASE_S
+        # Another server is risked for it all the same where two have died with the request, but only one.
+        died = self._call.died[:1]
         while True:
-            released = Call(inputs, f"{self._call.request_id}-release", tried=[])
+            released = Call(inputs, f"{self._call.request_id}-release", tried=[], died=died)
             try:
                 async with aclosing(self._generate(released, "generation")) as answer:
                     async for _ in answer:
