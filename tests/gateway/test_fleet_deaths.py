@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from deepseek_triton_tools.gateway.fleet import fleet_member
-from support.raw_triton import RawTriton, Script, Wire, answer, event, gateway_before, refusal
+from support.raw_triton import INFO, RawTriton, Script, Wire, answer, event, gateway_before, refusal
 from support.waiting import PATIENCE_S, wait_for
 
 ANSWER = answer(event(text_output="Hello"), event(finish_reason="stop", num_output_tokens=1))
@@ -110,6 +110,53 @@ def test_a_server_that_dies_loses_nothing_that_had_not_begun(tritons: list[RawTr
                 if triton.asked:
                     break
         assert num_up(address) == 1
+
+
+# --- Context servers ---
+
+
+@pytest.fixture
+def pairs(tritons: list[RawTriton]) -> list[RawTriton]:
+    """The first two are for contexts."""
+    for triton in tritons:
+        triton.info = {**INFO, "fields": {"request_type": ""}}
+    return tritons
+
+
+def requests(triton: RawTriton) -> list[dict[str, Any]]:
+    """Those that are no canaries."""
+    return [request for request in triton.asked if not request["id"].startswith("canary-")]
+
+
+def test_a_request_is_refused_while_all_context_servers_are_full(pairs: list[RawTriton]) -> None:
+    full = refusal(503, "[E_OVERLOADED] 256 requests are waiting")
+    for context in pairs[:2]:
+        context.script = full
+    with gateway_before(*pairs[2:], contexts=tuple(pairs[:2])) as address:
+        refused = ask(address, "a question")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
+        assert int(refused.headers["retry-after"]) >= 1
+    assert [len(requests(triton)) for triton in pairs] == [1, 1, 0, 0]
+
+
+def test_generation_servers_do_all_of_a_request_while_no_context_server_is_up(pairs: list[RawTriton]) -> None:
+    with gateway_before(*pairs[2:], contexts=tuple(pairs[:2])) as address:
+        for context in pairs[:2]:
+            context.die()
+        for number in range(4):
+            assert ask(address, f"question {number}").json()["choices"][0]["text"] == "Hello"
+    assert all("request_type" not in request for triton in pairs[2:] for request in requests(triton))
+
+
+def test_a_request_that_kills_context_servers_kills_no_generation_server(
+    pairs: list[RawTriton], caplog: pytest.LogCaptureFixture
+) -> None:
+    for triton in pairs:
+        triton.script = dying(triton)
+    with gateway_before(*pairs[2:], contexts=tuple(pairs[:2])) as address:
+        assert ask(address, "poison").status_code == 503
+        assert num_up(address) == 2
+    assert "2 have died with it, so no more are asked" in caplog.text
 
 
 # --- Servers that freeze ---

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import aclosing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,12 +53,22 @@ class Cluster:
         """(first letter of the server's name, request_type)"""
         self.abilities = {"request_type": ""}
         self.canaries = 0
-        self.stuck = False
+        self.stuck: set[str] = set()
+        """URLs of servers that answer no canary."""
+        self.refuses_canaries = False
+        """What stuck servers do, else they are silent."""
+        self.checks = 0
+        self.deaths = 0
+        self.releases_kill = False
+        self.metrics = b""
+        self.on_metrics: Callable[[], None] = lambda: None
         self._number = 0
 
     def fate(self, role: str) -> str:
         fates = self.fates[role]
-        return fates.pop(0) if len(fates) > 1 else fates[0]
+        fate = fates.pop(0) if len(fates) > 1 else fates[0]
+        self.deaths += fate.startswith("dies")
+        return fate
 
     def hold(self) -> str:
         self._number += 1
@@ -73,7 +85,9 @@ class ClusterServer:
     async def generate(self, call: Call) -> AsyncGenerator[list[Part], None]:
         if call.request_id.startswith("canary-"):
             self.cluster.canaries += 1
-            while self.cluster.stuck:
+            while self.url in self.cluster.stuck:
+                if self.cluster.refuses_canaries:
+                    raise OVERLOADED
                 await asyncio.sleep(3600)
             return
         request_type = str(call.inputs.get("request_type", ""))
@@ -105,8 +119,17 @@ class ClusterServer:
         assert self.url in GENERATION
         held = str(call.inputs.get("context_phase_params", ""))
         is_release = call.request_id.endswith("-release")
+        if is_release and self.cluster.releases_kill:
+            self.cluster.deaths += 1
+            raise LOST
         fate = "well" if is_release else self.cluster.fate("generation")
-        await asyncio.sleep(0)
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if fate == "is full":  # its refusal is on the way
+                assert call.late is not None
+                call.late([], OVERLOADED)
+            raise
         fail(fate)
         try:
             yield [Part(text=self.cluster.first, num_output_tokens=1)]
@@ -115,6 +138,8 @@ class ClusterServer:
             raise
         if fate == "dies after the first token":
             raise LOST
+        if fate == "hangs after the first token":
+            await asyncio.sleep(3600)
         if request_type == "generation_only":
             if held not in self.cluster.held:
                 raise CONTEXT_LOST
@@ -138,7 +163,11 @@ class ClusterServer:
         return {"model_info": json.dumps(info)}
 
     async def get(self, path: str) -> tuple[int, bytes]:
-        return 200, b""
+        if path != "/metrics":
+            self.cluster.checks += 1
+            return 200, b""
+        self.cluster.on_metrics()
+        return 200, self.cluster.metrics
 
     def heard(self) -> bool:
         return False
@@ -271,6 +300,59 @@ def test_a_generation_server_that_dies_before_anything_new_costs_the_client_noth
     assert cluster.held == set()
 
 
+@pytest.mark.parametrize(
+    ("context_fates", "generation_fates"),
+    [
+        (("dies",), ("dies",)),
+        (("dies", "well"), ("dies",)),
+        (("well",), ("dies",)),
+        (("well",), ("dies after the first token",)),
+        (("dies", "refuses"), ("dies",)),
+    ],
+)
+@pytest.mark.parametrize("releases_kill", [False, True])
+def test_a_request_takes_two_servers_down_at_most_whatever_their_roles(
+    context_fates: tuple[str, ...], generation_fates: tuple[str, ...], releases_kill: bool
+) -> None:
+    cluster = Cluster(context_fates, generation_fates)
+    cluster.releases_kill = releases_kill
+
+    async def body(fleet: Fleet) -> None:
+        with pytest.raises(UpstreamError):
+            await answer_of(fleet, asked())
+
+    run(cluster, body)
+    assert 2 <= cluster.deaths <= 2 + releases_kill  # a held KV cache is worth the risk of one more
+    assert releases_kill or not cluster.held
+
+
+@pytest.mark.parametrize("leave_after", [1, 2])
+def test_a_gateway_that_is_stopped_leaves_no_kv_cache_behind(leave_after: int) -> None:
+    cluster = Cluster()
+
+    async def body(fleet: Fleet) -> None:
+        await answer_of(fleet, asked(), leave_after)
+
+    run(cluster, body)
+    assert cluster.held == set()
+
+
+def test_a_client_that_leaves_before_a_refusal_has_come_leaves_no_kv_cache_behind() -> None:
+    cluster = Cluster(generation_fates=("is full", "well"))
+
+    async def body(fleet: Fleet) -> None:
+        task = asyncio.create_task(answer_of(fleet, asked()))
+        while "generation_only" not in [kind for _, kind in cluster.asked]:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)  # it has been sent
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    run(cluster, body)
+    assert cluster.held == set()
+
+
 def test_a_lost_kv_cache_is_computed_again_with_the_same_first_token() -> None:
     cluster = Cluster(("dies after answering", "well"))
 
@@ -305,13 +387,14 @@ def test_without_a_context_server_a_generation_server_does_all_of_it() -> None:
     assert cluster.asked[-1] == ("g", "")
 
 
-@pytest.mark.parametrize("fate", ["is full", "is wrong"])
-def test_a_refusal_of_the_request_itself_is_the_client_s(fate: str) -> None:
+@pytest.mark.parametrize(("fate", "error"), [("is full", OVERLOADED), ("is wrong", INVALID)])
+def test_a_refusal_of_the_request_itself_is_the_client_s(fate: str, error: UpstreamError) -> None:
     cluster = Cluster((fate,))
 
     async def body(fleet: Fleet) -> None:
-        with pytest.raises(UpstreamError):
+        with pytest.raises(UpstreamError) as raised:
             await answer_of(fleet, asked())
+        assert raised.value.code == error.code
 
     run(cluster, body)
     assert all(server == "c" for server, _ in cluster.asked)
@@ -350,23 +433,120 @@ def test_servers_that_cant_share_are_left_out_by_name() -> None:
     run(cluster, body)
 
 
-def test_a_stuck_engine_that_says_it_is_ready_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("refuses_canaries", [False, True])
+@pytest.mark.parametrize(("stuck", "others"), [(GENERATION, CONTEXT), (CONTEXT, GENERATION)])
+def test_a_stuck_engine_that_says_it_is_ready_is_down(
+    monkeypatch: pytest.MonkeyPatch, stuck: list[str], others: list[str], refuses_canaries: bool
+) -> None:
     monkeypatch.setattr(fleet_member, "_CANARY_PERIOD_S", 0.0)
     monkeypatch.setattr(fleet_member, "_CANARY_S", 0.02)
+    monkeypatch.setattr(fleet_member, "_AVOIDED_S", 0.001)
     cluster = Cluster()
 
     async def body(fleet: Fleet) -> None:
         async def until(state: str) -> None:
-            while {server.state for server in fleet.servers() if server.role == "generation"} != {state}:
+            while {server.state for server in fleet.servers() if server.url in stuck} != {state}:
                 await asyncio.sleep(0.005)
 
         await asyncio.wait_for(until("up"), 60)
-        cluster.stuck = True
+        cluster.stuck, cluster.refuses_canaries = set(stuck), refuses_canaries
         await asyncio.wait_for(until("down"), 60)
-        assert {server.state for server in fleet.servers() if server.role == "context"} == {"up"}
-        assert any("no token within" in server.reason for server in fleet.servers())
-        cluster.stuck = False
+        assert {server.state for server in fleet.servers() if server.url in others} == {"up"}
+        reasons = {server.reason for server in fleet.servers() if server.url in stuck}
+        assert reasons == {"no token within 0.02 s, though it says that it is ready"}
+        if stuck == CONTEXT:
+            assert (await answer_of(fleet, asked()))[0] == TEXT
+            assert cluster.asked == [("g", "")]
+        cluster.stuck = set()
         await asyncio.wait_for(until("up"), 60)
 
     run(cluster, body)
-    assert cluster.canaries > 2
+
+
+def test_a_server_that_is_busy_when_it_is_found_takes_requests() -> None:
+    """Its canary waits behind the requests of others."""
+    cluster = Cluster()
+    cluster.stuck = {*CONTEXT, *GENERATION}
+
+    async def body(fleet: Fleet) -> None:
+        assert {server.state for server in fleet.servers()} == {"up"}
+        while cluster.canaries < 4:
+            await asyncio.sleep(0.001)
+        assert (await answer_of(fleet, asked()))[0] == TEXT
+        assert {server.state for server in fleet.servers()} == {"up"}
+
+    run(cluster, body)
+
+
+@pytest.mark.parametrize(("fate", "state"), [("well", "up"), ("hangs after the first token", "down")])
+def test_answers_show_that_a_server_works_and_first_tokens_do_not(
+    monkeypatch: pytest.MonkeyPatch, fate: str, state: str
+) -> None:
+    """No canary comes back, and ten seconds of the clock lie between the requests."""
+    ahead = [0]
+    monkeypatch.setattr(fleet_member, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0]))
+    cluster = Cluster(generation_fates=(fate,))
+    cluster.stuck = {*CONTEXT, *GENERATION}
+
+    async def body(fleet: Fleet) -> None:
+        def states() -> set[str]:
+            return {server.state for server in fleet.servers() if server.role == "generation"}
+
+        tasks = []
+        while ahead[0] < 300 and states() != {"down"}:
+            ahead[0] += 10
+            tasks += [asyncio.create_task(answer_of(fleet, asked())) for _ in range(16)]
+            enough = cluster.checks + 16
+            while cluster.checks < enough and states() != {"down"}:
+                await asyncio.sleep(0.001)
+        assert states() == {state}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    run(cluster, body)
+
+
+METRIC = 'deepseek_triton_%s{model="tensorrt_llm",version="1"} %d\n'
+
+
+@pytest.mark.parametrize(
+    ("metric", "working"),
+    [("inter_token_latency_seconds_count", "generation"), ("time_to_first_token_seconds_count", "context")],
+)
+def test_a_server_whose_metrics_show_work_is_not_stuck(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, metric: str, working: str
+) -> None:
+    """Each look at the metrics takes ten seconds of the clock, and no canary comes back."""
+    ahead = [0]
+    monkeypatch.setattr(fleet_member, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0]))
+    cluster = Cluster()
+    cluster.stuck = {*CONTEXT, *GENERATION}
+
+    def look() -> None:
+        ahead[0] += 10
+        cluster.metrics = (METRIC % (metric, ahead[0])).encode()
+
+    cluster.on_metrics = look
+
+    async def body(fleet: Fleet) -> None:
+        while {server.state for server in fleet.servers() if server.role != working} != {"down"} or ahead[0] < 1_000:
+            await asyncio.sleep(0.001)
+        assert {server.state for server in fleet.servers() if server.role == working} == {"up"}
+        assert not any(f"http://{working[0]}{number} is down" in caplog.text for number in range(2))
+
+    run(cluster, body, metrics_port=8002)
+
+
+def test_a_context_server_that_is_full_of_held_kv_caches_is_asked_last() -> None:
+    cluster = Cluster()
+    cluster.metrics = (METRIC % ("engine_waiting_requests", 3) + METRIC % ("engine_running_requests", 0)).encode()
+
+    async def body(fleet: Fleet) -> None:
+        assert {(server.role, server.avoided) for server in fleet.servers()} == {
+            ("context", True),
+            ("generation", False),
+        }
+        assert (await answer_of(fleet, asked()))[0] == TEXT
+
+    run(cluster, body, metrics_port=8002)

@@ -420,6 +420,38 @@ def test_a_request_without_an_answer_yet_is_stopped(triton: RawTriton) -> None:
     run(triton, body)
 
 
+@pytest.mark.parametrize(
+    ("late", "handover", "code"),
+    [
+        (answer(event(text_output="H", finish_reason="length", context_phase_params="{}")), "{}", ""),
+        (refusal(503, "[E_OVERLOADED] full"), "", "E_OVERLOADED"),
+        (answer(event(error="[E_OVERLOADED] full")), "", "E_OVERLOADED"),
+    ],
+)
+def test_what_comes_when_nobody_waits_is_told(triton: RawTriton, late: Script, handover: str, code: str) -> None:
+    told: list[tuple[str, str]] = []
+
+    def take(found: list[Part], error: UpstreamError | None) -> None:
+        told.append(("".join(part.context_phase_params for part in found), error.code if error else ""))
+
+    def after_the_stop(wire: Wire) -> None:
+        wire.wait_for_stop()
+        late(wire)
+
+    async def body(server: TritonServer) -> None:
+        triton.script = after_the_stop
+        task = asyncio.create_task(parts(server, Call({"text_input": "Hi"}, "left", late=take)))
+        while not triton.asked:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait([task])
+        await stopped(triton, "left")
+        await server.close()
+
+    run(triton, body)
+    assert told == [(handover, code)]
+
+
 def test_a_server_that_ignores_the_stop_loses_the_connection(
     triton: RawTriton, monkeypatch: pytest.MonkeyPatch
 ) -> None:

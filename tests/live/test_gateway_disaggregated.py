@@ -64,8 +64,12 @@ def pairs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def _repository(folder: Path, engine: str, *, is_context: bool) -> Path:
     if engine != "simulated":
         return shared_repository(folder, engine, is_context=is_context)
+    return _simulated(folder, pace="real", speed=10)
+
+
+def _simulated(folder: Path, **options: object) -> Path:
     repository = build(folder, "tiny", "--engine", "simulated")
-    change_yaml(repository / "tensorrt_llm/1/model.yaml", engine_options={"pace": "real", "speed": 10})
+    change_yaml(repository / "tensorrt_llm/1/model.yaml", engine_options=options)
     return repository
 
 
@@ -110,3 +114,46 @@ def test_one_of_each_is_killed_under_load(pairs: Pairs, tmp_path: Path, capsys: 
         for server in pairs.all:
             wait_for(lambda server=server: not any(held(server).values()), lambda server=server: held(server))
         assert '"context_server":"http' in access_log.read_text()
+
+
+def test_a_context_server_whose_kv_caches_nobody_fetches_is_found(tmp_path: Path) -> None:
+    """It says that it is ready, and computes nothing until one of them is fetched."""
+    with ExitStack() as stack:
+        context = RestartedServer(_simulated(tmp_path / "context", kv_cache_tokens=64, tokens_per_block=4))
+        stack.callback(context.stop)
+        generation = RestartedServer(_simulated(tmp_path / "generation"))
+        stack.callback(generation.stop)
+        handovers = [_generated(context, request_type="context_only") for _ in range(16)]  # a block for each
+        options = ("--context-server", context.line.strip())
+        address = stack.enter_context(gateway(generation.line.strip(), options=options, log=tmp_path / "log"))
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        [model] = httpx.get(f"{address}/v1/models").json()["data"]
+
+        def ask() -> int:
+            body = {"model": model["id"], "prompt": "Why is the sky blue?", "max_tokens": 2}
+            return httpx.post(f"{address}/v1/completions", json=body, timeout=300).status_code
+
+        def seen(key: str) -> object:
+            return fleet_of(address)[context.process.http_url][key]
+
+        assert seen("state") == "up"
+        waiting = pool.submit(ask)
+        wait_for(lambda: seen("avoided"), lambda: fleet_of(address))
+        wait_for(lambda: seen("state") == "down", lambda: fleet_of(address))
+        assert "no token within 30 s" in str(seen("reason"))
+        assert ask() == 200
+        assert not waiting.done()
+        for handover in handovers:
+            _generated(generation, request_type="generation_only", context_phase_params=handover)
+        assert waiting.result() == 200
+        wait_for(lambda: seen("state") == "up", lambda: fleet_of(address))
+        for server in (context, generation):
+            wait_for(lambda server=server: not any(held(server).values()), lambda server=server: held(server))
+
+
+def _generated(server: RestartedServer, **inputs: object) -> object:
+    """What a server hands on, if it does, after it has had a prompt and a token that fit into one block."""
+    body = {"text_input": ".", "max_tokens": 1, **inputs}
+    response = httpx.post(f"{server.process.http_url}/v2/models/tensorrt_llm/generate", json=body)
+    assert response.status_code == 200, response.text
+    return response.json().get("context_phase_params")

@@ -198,11 +198,15 @@ def _read_request(connection: socket.socket) -> tuple[str, bytes] | None:
 
 
 @contextmanager
-def gateway_before(*tritons: RawTriton, urls: tuple[str, ...] = (), **settings: Any) -> Iterator[str]:
-    """The URL of the gateway's application, under uvicorn, before the servers, or before those at `urls`."""
+def gateway_before(
+    *tritons: RawTriton, urls: tuple[str, ...] = (), contexts: tuple[RawTriton, ...] = (), **settings: Any
+) -> Iterator[str]:
+    """The URL of the gateway's application, under uvicorn, before the servers, or before those at `urls`, and before
+    context servers."""
     from deepseek_triton_tools.gateway.app.application import create_app
     from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 
-    model = ModelSettings(urls or tuple(triton.url for triton in tritons))
+    context_servers = tuple(triton.url for triton in contexts)
+    model = ModelSettings(urls or tuple(triton.url for triton in tritons), context_servers=context_servers)
     with serving_app(create_app(GatewaySettings((model,), metrics_port=None, **settings))) as address:
         yield address.rstrip("/")

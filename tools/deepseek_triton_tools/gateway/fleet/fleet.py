@@ -22,12 +22,15 @@ from deepseek_triton_tools.gateway.triton.triton_server import TritonServer
 MOST_SERVERS = 3
 """How many servers are asked for one request, each once."""
 MOST_DEATHS = 2
-"""How many servers may die with one request. The second tells that the first death was its own, perhaps."""
+"""How many servers may die with one request, of both roles together. The second tells that the first death was its own,
+perhaps."""
 MODEL_KEPT_S = 30.0
 """How long the fleet keeps its model while no server is up: a server with another model must not take its place in a
 moment in which all the others restart."""
 _START_S = 5.0
 """For the first check of all servers, before the gateway takes requests."""
+_LAST_RELEASES_S = 5.0
+"""For KV caches that nobody wants to be fetched, when the gateway is stopped."""
 _OVERLOADED_S = 1.0
 """Told to clients as Retry-After where no server named a time."""
 _log = logging.getLogger(__name__)
@@ -71,6 +74,7 @@ class Fleet:
         down may come back with another."""
         self._watches: dict[FleetMember, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._releases: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Find the servers, and check each once; some seconds at most. After that it finds changes by itself."""
@@ -85,12 +89,18 @@ class Fleet:
                 check.cancel()
 
     async def close(self) -> None:
-        """End the checks, and close the connections of all servers. The caller has let the requests end."""
-        tasks = [*self._tasks, *self._watches.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(member.close() for member in [*self._members.values(), *self._leaving]))
+        """End the checks, and close the connections of all servers. The caller has let the requests end.
+
+        KV caches that nobody wants are fetched before, for some seconds at most.
+        """
+        members = [*self._members.values(), *self._leaving]
+        await _cancel(self._tasks)
+        await asyncio.gather(*(member.close() for member in members))  # the last words of requests may begin releases
+        if self._releases:
+            # Checks go on meanwhile, because a server that is down may come back.
+            await asyncio.wait(self._releases, timeout=_LAST_RELEASES_S)
+        await _cancel([*self._watches.values(), *self._releases])
+        await asyncio.gather(*(member.close() for member in members))
 
     def servers(self) -> list[FleetServer]:
         """Each server as it is now; those that leave are at the end."""
@@ -107,7 +117,7 @@ class Fleet:
         if self._is_disaggregated and is_shareable(call, self._local_prefill_tokens):
             if not any(member.role == "generation" and member.state == "up" for member in self._members.values()):
                 raise self.unavailable()  # before a context server computes a prompt that nobody would fetch
-            answer = generate_shared(call, self._generate, self._begin)
+            answer = generate_shared(call, self._generate, self._begin_release)
         else:
             answer = self._generate(call, "generation")
         async with aclosing(answer):
@@ -127,13 +137,15 @@ class Fleet:
                 try:
                     async with aclosing(server.generate(call)) as answer:
                         async for parts in answer:
+                            if begun or any(part.finish_reason for part in parts):
+                                member.worked()
                             if not begun:
                                 begun = True
                                 member.answered()
                             yield parts
                     return
                 except UpstreamError as error:
-                    member.failed(error, begun=begun)
+                    self._take_failure(call, member, error, begun=begun)
                     errors.append(error)
                     if begun or not error.unprocessed:
                         raise
@@ -149,23 +161,30 @@ class Fleet:
                 try:
                     return await server.ask(call)
                 except UpstreamError as error:
-                    member.failed(error, begun=False)
+                    self._take_failure(call, member, error, begun=False)
                     errors.append(error)
                     if not error.unprocessed:
                         raise
+
+    def _take_failure(self, call: Call, member: FleetMember, error: UpstreamError, *, begun: bool) -> None:
+        member.failed(error, begun=begun)
+        if error.died:
+            call.died.append(member.url)
 
     def _next(self, call: Call, errors: Sequence[UpstreamError], role: Role) -> FleetMember:
         """The server to ask after those in `call.tried`, which failed with `errors`. Raises UpstreamError where there
         is none left."""
         up = [member for member in self._members.values() if member.state == "up" and member.role == role]
         left = [member for member in up if member.url not in call.tried]
-        if not left or len(errors) >= MOST_SERVERS or _num_deaths(errors) >= MOST_DEATHS:
-            raise self._last_word(errors, role)
+        if not left or len(errors) >= MOST_SERVERS or len(call.died) >= MOST_DEATHS:
+            raise self._last_word(call, errors, role)
         # When all are avoided they are asked all the same: room comes back at any moment, and refusing costs little.
         return choose([member for member in left if not member.avoided] or left, call, self._rng)
 
-    def _last_word(self, errors: Sequence[UpstreamError], role: Role) -> UpstreamError:
+    def _last_word(self, call: Call, errors: Sequence[UpstreamError], role: Role) -> UpstreamError:
         """A server that is full will have room again, so that is the answer if any of them is."""
+        if len(call.died) >= MOST_DEATHS:
+            return self.unavailable(errors, role, is_deadly=True)
         for error in errors:
             if error.code == "E_OVERLOADED":
                 return UpstreamError(
@@ -173,18 +192,21 @@ class Fleet:
                 )
         return self.unavailable(errors, role)
 
-    def unavailable(self, errors: Sequence[UpstreamError] = (), role: Role = "generation") -> UpstreamError:
-        """The error while no server takes a request. errors: of the servers that were asked."""
+    def unavailable(
+        self, errors: Sequence[UpstreamError] = (), role: Role = "generation", *, is_deadly: bool = False
+    ) -> UpstreamError:
+        """The error while no server takes a request. errors: of the servers that were asked. is_deadly: so many have
+        died with it that nobody may be asked, whatever its role."""
         members = [member for member in self._members.values() if member.role == role]
         num_up = sum(member.state == "up" for member in members)
         soonest = min((member.check_in_s for member in members), default=0.0)
         kind = f"{role} server" if self._is_disaggregated else "server"
         text = f"no {kind} of this model can take the request: {num_up} of {len(members)} are up"
-        if _num_deaths(errors) >= MOST_DEATHS:
+        if is_deadly:
             text += f"; {MOST_DEATHS} have died with it, so no more are asked"
         if errors:
             text += f"; the last that was asked: {errors[-1]}"
-        return UpstreamError(text, code="E_UNAVAILABLE", unprocessed=True, retry_after_s=max(1.0, soonest))
+        return UpstreamError(text, code="E_UNAVAILABLE", unprocessed=not is_deadly, retry_after_s=max(1.0, soonest))
 
     # The list of servers.
 
@@ -259,13 +281,22 @@ class Fleet:
         return f"It has {identity}, and the other servers have {self._identity}"
 
     def _begin(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        _keep(self._tasks, work)
+
+    def _begin_release(self, work: Coroutine[object, object, None]) -> None:
+        _keep(self._releases, work)
 
 
-def _num_deaths(errors: Iterable[UpstreamError]) -> int:
-    return sum(error.died for error in errors)
+def _keep(tasks: set[asyncio.Task[None]], work: Coroutine[object, object, None]) -> None:
+    """Begin the work, as one of `tasks` until it ends."""
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
+    cancelled = [task for task in tasks if task.cancel()]
+    await asyncio.gather(*cancelled, return_exceptions=True)
 
 
 def _metrics_url(address: ServerAddress, metrics_port: int | None) -> str:

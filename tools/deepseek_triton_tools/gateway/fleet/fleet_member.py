@@ -41,8 +41,14 @@ _NO_METRICS_PAUSE_S = 30.0
 _CANARY_PERIOD_S = 30.0
 """Between two canaries of a server that shares requests."""
 _CANARY_S = 30.0
-"""For a canary's token, while no request gets any either. An engine that waits for KV caches which never come is stuck,
-and says that it is ready (NVIDIA/TensorRT-LLM#13713)."""
+"""For a canary's token, while no request gets any either. An engine that waits for KV caches which never come, or for
+others to fetch those that it has, is stuck and says that it is ready (NVIDIA/TensorRT-LLM#13713)."""
+_WORK: dict[Role, bytes] = {
+    "context": b"time_to_first_token_seconds_count",
+    # A generation server sends the first token before it has the KV cache, so only further tokens show that it works.
+    "generation": b"inter_token_latency_seconds_count",
+}
+"""The metric that grows while the engine works, for whomever."""
 _AVOIDED_S = 1.0
 """After a refusal with E_OVERLOADED that names no time."""
 
@@ -129,8 +135,8 @@ class FleetMember:
         self._model_path = f"/v2/models/{triton_model}/ready"
         self._metrics = metrics
         self._metric_lines = re.compile(
-            rb'^deepseek_triton_(inflight_sequences|inflight_tokens|ready)\{[^}]*model="%b"[^}]*\} (\d{1,18})\b'
-            % re.escape(triton_model).encode(),
+            rb"^deepseek_triton_(inflight_sequences|inflight_tokens|ready|engine_running_requests|engine_waiting_requests|"
+            rb'%b)\{[^}]*model="%b"[^}]*\} (\d{1,18})\b' % (_WORK[role], re.escape(triton_model).encode()),
             re.MULTILINE,
         )
         self._accept = accept
@@ -140,7 +146,11 @@ class FleetMember:
         self._check_answered = False
         """Whether anything of the check under way has had an answer."""
         self._silent_checks = 0
-        self._heard_at = 0.0
+        self._work: float | None = None
+        """The last number of the metric _WORK."""
+        self._worked_at = 0.0
+        self._is_stuck = False
+        """Canaries took it down, so readiness alone does not bring it back."""
         self._canary: asyncio.Task[str] | None = None
         self._canary_at = 0.0
         """When the canary under way was sent, or the next is to be."""
@@ -206,6 +216,10 @@ class FleetMember:
         """A request has got its first response, so the server is well."""
         self._failures = 0
 
+    def worked(self) -> None:
+        """The engine has generated a token that is not a context server's, or the context that was asked for."""
+        self._worked_at = time.monotonic()
+
     def failed(self, error: UpstreamError, *, begun: bool) -> None:
         """A request has failed, before its first response or after it had begun."""
         if error.code == "E_OVERLOADED":
@@ -252,8 +266,7 @@ class FleetMember:
 
     def _end_frozen(self, is_silent: bool) -> None:
         """End the requests on a server that is frozen: its connections stay open, and would be waited on for ever."""
-        if heard := self.server.heard():
-            self._heard_at = time.monotonic()
+        heard = self.server.heard()
         # At the first silent check, what was heard may have come before the check began, so it does not count.
         if is_silent and not (heard and self._silent_checks):
             self._silent_checks += 1
@@ -275,37 +288,44 @@ class FleetMember:
         return ""
 
     def _stuck(self) -> str:
-        """Why the engine seems to be stuck, or "": a canary, which is a request for one token, has not come back."""
-        if not self._is_shared or self.role != "generation" or self.state != "up":
+        """Why the engine seems to be stuck, or "": a canary, which is a request for one token, has not come back.
+
+        It is a whole request for context servers too: these would keep the KV cache of another.
+        """
+        if not self._is_shared or self.state != "up":
             return ""
         now = time.monotonic()
         if self._canary is None:
-            if now >= self._canary_at:
+            if now >= max(self._canary_at, self._worked_at + _CANARY_PERIOD_S):
                 self._canary, self._canary_at = asyncio.create_task(self._send_canary()), now
             return ""
         problem = ""
         if self._canary.done():
             problem = self._canary.result()
-        elif now - max(self._canary_at, self._heard_at) >= _CANARY_S:
+        elif now - max(self._canary_at, self._worked_at) >= _CANARY_S:
             problem = f"no token within {_CANARY_S:g} s, though it says that it is ready"
         else:
             return ""
         self._drop_canary()
+        self._is_stuck = bool(problem)
         return problem
 
     async def _send_canary(self) -> str:
-        """Have the engine generate a token. Returns why it does not, or ""."""
-        call = Call({"text_input": ".", "max_tokens": 1}, f"canary-{uuid4().hex}")
-        try:
-            async with aclosing(self.server.generate(call)) as answer:
-                async for _ in answer:
-                    pass
-        except UpstreamError as error:
-            return "" if error.code == "E_OVERLOADED" else str(error)
-        return ""
+        """Have the engine generate a token, once it has room for the request. Returns why it does not, or ""."""
+        while True:
+            call = Call({"text_input": ".", "max_tokens": 1}, f"canary-{uuid4().hex}")
+            try:
+                async with aclosing(self.server.generate(call)) as answer:
+                    async for _ in answer:
+                        pass
+                return ""
+            except UpstreamError as error:
+                if error.code != "E_OVERLOADED":
+                    return str(error)
+                await asyncio.sleep(error.retry_after_s or _AVOIDED_S)
 
-    async def _first_canary(self) -> str:
-        """The same for a server that is not up, which waits for the answer."""
+    async def _returning_canary(self) -> str:
+        """The same for a server that was stuck, which waits for the answer."""
         self._drop_canary()
         try:
             return await within(_CANARY_S, self._send_canary())
@@ -315,7 +335,7 @@ class FleetMember:
     def _drop_canary(self) -> None:
         if self._canary is not None:
             self._canary.cancel()
-        self._canary, self._canary_at = None, time.monotonic() + _CANARY_PERIOD_S
+            self._canary, self._canary_at = None, time.monotonic() + _CANARY_PERIOD_S
 
     async def _read_metrics(self) -> str:
         """Take the load from the metrics, and the engine's health, for which Triton before 26.03 never asks a model."""
@@ -331,6 +351,13 @@ class FleetMember:
             self._metrics_at = time.monotonic() + _NO_METRICS_PAUSE_S
         there = Load(int(found.get(b"inflight_sequences", 0)), int(found.get(b"inflight_tokens", 0)))
         self._others = there.minus(own)
+        work, self._work = self._work, found.get(_WORK[self.role])
+        if work is not None and self._work is not None and self._work != work:
+            self.worked()
+        num_running, num_waiting = found.get(b"engine_running_requests"), found.get(b"engine_waiting_requests")
+        if self.role == "context" and num_waiting and not num_running:
+            # Its blocks are full of KV caches that wait to be fetched.
+            self._avoided_until = max(self._avoided_until, time.monotonic() + 2 * CHECK_PERIOD_S)
         return "" if found.get(b"ready", 1) else "its metrics say that its engine is not ready"
 
     async def _read_model(self) -> str:
@@ -346,13 +373,16 @@ class FleetMember:
         except (TimeoutError, UpstreamError, msgspec.MsgspecError) as error:
             return f"it does not tell its model: {error}"
         reason = refusal or self._accept(self, identity)
-        if not reason and self._is_shared and self.role == "generation" and (problem := await self._first_canary()):
+        is_unproven = self._is_stuck and self._worked_at <= self._went_down_at
+        if not reason and is_unproven and (problem := await self._returning_canary()):
             return problem
         if self._failures == before:
+            self._is_stuck = False
             self._enter("left out" if reason else "up", reason)
         return ""
 
     def _down(self, reason: str) -> None:
+        self._drop_canary()  # its end would be older than the server's return
         self._enter("down", reason.removeprefix(f"{self.url}: "))
         pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures, 10))
         self._failures += 1

@@ -172,7 +172,8 @@ class _SharedRequest:
             inputs["timeout_ms"] = max(1, timeout_ms - round((time.monotonic() - self._began_s) * 1e3))
         num_text, num_reasoning = self._num_text, self._num_reasoning
         # Whatever a generation server has cached is of no use: the KV cache comes from elsewhere.
-        call = structs.replace(self._call, inputs=inputs, affinity=None, sent=[])
+        late = self._take_late_refusal if request_type == "generation_only" else None
+        call = structs.replace(self._call, inputs=inputs, affinity=None, sent=[], late=late)
         has_answered = was_refused = False
         try:
             async with aclosing(self._generate(call, "generation")) as answer:
@@ -207,10 +208,16 @@ class _SharedRequest:
             if part.context_phase_params:
                 self._handover, self._must_fetch = part.context_phase_params, True
 
-    def _take_late(self, parts: list[Part]) -> None:
+    def _take_late(self, parts: list[Part], error: UpstreamError | None) -> None:
         """The context server had finished before it was told to stop."""
         self._take_handover(parts)
         self.let_go()
+
+    def _take_late_refusal(self, parts: list[Part], error: UpstreamError | None) -> None:
+        """The client left before it was known that the generation server did not take the request."""
+        if error is not None and error.unprocessed:
+            self._must_fetch = True
+            self.let_go()
 
     async def _release(self) -> None:
         """Have a generation server fetch a KV cache that nobody wants: the context server holds it until then."""
@@ -222,8 +229,10 @@ class _SharedRequest:
             "timeout_ms": round(_RELEASE_S * 1e3),
         }
         until_s = time.monotonic() + _RELEASE_S
+        # Another server is risked for it all the same where two have died with the request, but only one.
+        died = self._call.died[:1]
         while True:
-            released = Call(inputs, f"{self._call.request_id}-release", tried=[])
+            released = Call(inputs, f"{self._call.request_id}-release", tried=[], died=died)
             try:
                 async with aclosing(self._generate(released, "generation")) as answer:
                     async for _ in answer:

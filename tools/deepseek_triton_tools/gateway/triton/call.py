@@ -41,8 +41,10 @@ class Call(msgspec.Struct, frozen=True):
     request finds it. affinity: requests with equal bytes go to the same server if they can; None for no preference.
     headers: such as traceparent, added to the request. tried: the URLs of the servers that were asked, the last being
     the one that answers; filled in by whoever chooses among several. context_tried: the same of the context servers.
+    died: the URLs of the servers that may have died of the request; filled in like `tried`, for both roles.
     sent: the URLs of the servers that have been sent the request; filled in by the connection to each.
-    late: is given the parts that came after nobody waited for them any more, perhaps several times or never.
+    late: is given the parts that came after nobody waited for them any more, and the error in their place or after
+    them; perhaps never.
     """
 
     inputs: dict[str, object]
@@ -51,8 +53,9 @@ class Call(msgspec.Struct, frozen=True):
     headers: dict[str, str] = {}
     tried: list[str] = []
     context_tried: list[str] = []
+    died: list[str] = []
     sent: list[str] = []
-    late: Callable[[list[Part]], None] | None = None
+    late: Callable[[list[Part], UpstreamError | None], None] | None = None
 
 
 class UpstreamError(Exception):

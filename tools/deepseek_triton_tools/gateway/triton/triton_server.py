@@ -199,9 +199,10 @@ class TritonServer:
             await teller.read_all()
         finally:
             self._give_back(teller)
-        parts = reader.feed(await connection.read_all())
+        body = await connection.read_all()
         if call.late is not None:
-            call.late(parts)
+            status, parts = await connection.status(), reader.feed(body)
+            call.late(parts, reader.error if status == 200 else error_of_status(status, body))
 
     def _in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
