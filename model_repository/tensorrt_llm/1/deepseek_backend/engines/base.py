@@ -257,6 +257,12 @@ class Engine(Protocol):
     def abort(self, request_id: str) -> None:
         """End a request early; its last step has finish_reason "cancelled". An id that has ended already is ignored."""
 
+    def drop(self, request_id: str) -> None:
+        """Abort a context_only request whose handover nobody gets, and free its KV cache, also after its end.
+
+        It is the same as `abort` where the engine can't free that: then a time limit has to.
+        """
+
     def health(self) -> EngineHealth: ...
 
     def stats(self) -> EngineStats: ...

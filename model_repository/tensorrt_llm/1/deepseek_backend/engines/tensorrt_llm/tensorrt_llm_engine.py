@@ -267,6 +267,8 @@ class TensorRTLLMEngine:
     def abort(self, request_id: str) -> None:
         self._loop.call(self._abort, request_id)
 
+    drop = abort  # TensorRT-LLM has no call that frees the KV cache of a request that has ended
+
     def health(self) -> EngineHealth:
         if not self._loop.running:
             return EngineHealth(alive=False, reason="the engine is not running")
@@ -400,11 +402,12 @@ class TensorRTLLMEngine:
         """
         request, known = entry.request, self._known
         text = GrowingText(known.tokenizer, request.sampling)
-        if (handover := request.handover) is not None:
+        handover = request.handover
+        if handover is not None and self._is_open(entry):
             begun = first_step(request, handover, text, is_whole=params["max_tokens"] == 1)
             if begun.finish_reason is not None:
                 self._finish(entry, begun)
-            elif self._is_open(entry):
+            else:
                 self._deliver(entry, begun)
         if not self._is_open(entry):
             if not entry.is_fetching:
