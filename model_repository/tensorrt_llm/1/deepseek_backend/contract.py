@@ -80,11 +80,11 @@ it at once, and then leave as many characters out of the generation server's ans
 
 The context server keeps the KV cache until one generation server has fetched it, or its time limit is over. So send the
 second request in any case; with `max_tokens` 1 if nobody wants the answer any more. A KV cache is fetched once: send
-"generation_only" to another server only where the first one refused it. Simulated servers answer a second one with
-E_CONTEXT_LOST; TensorRT-LLM may send no KV cache any more after it. Where the KV cache can't be fetched, the second
-request ends with E_CONTEXT_LOST, perhaps after the first token's text. `context_phase_params` with `request_type`
-"context_and_generation" makes a server compute the prompt and the first token again: the answer is the same, however it
-was sampled.
+"generation_only" again only where the first one was refused, with an error and no text; then it is still there.
+Simulated servers answer a second fetch with E_CONTEXT_LOST; TensorRT-LLM may send no KV cache any more after it. Where
+the KV cache can't be fetched, the second request ends with E_CONTEXT_LOST, perhaps after the first token's text.
+`context_phase_params` with `request_type` "context_and_generation" makes a server compute the prompt and the first
+token again: the answer is the same, however it was sampled.
 
 Such a request has one prompt, one answer and no log-probabilities. Any other is for one server alone: a generation
 server takes it as it is. Both servers have the same engine, in the same version, and the same checkpoint. Whether an

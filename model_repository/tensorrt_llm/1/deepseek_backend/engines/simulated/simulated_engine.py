@@ -13,7 +13,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -33,7 +32,7 @@ from deepseek_backend.engines.context_handover import ContextHandover
 from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.engines.simulated import chat_form
 from deepseek_backend.engines.simulated.filler_text import BOS, FillerTokenizer, Script, dictation
-from deepseek_backend.engines.simulated.kv_transfer import KvTicket, KvTransfers, read_ticket
+from deepseek_backend.engines.simulated.kv_transfer import KvTicket, KvTransfers
 from deepseek_backend.engines.simulated.scheduler import RankLoad, Scheduler
 from deepseek_backend.engines.simulated.simulated_generation import SimulatedGeneration, begin, stamp
 from deepseek_backend.engines.simulated.simulated_options import parse_options
@@ -298,9 +297,6 @@ class SimulatedEngine:
 
     def _refuse(self, request: GenerateRequest, sink: StepSink, error: RequestError) -> None:
         sink.on_steps([(request, Step(error=error))])
-        if request.request_type == "generation_only" and request.handover is not None:
-            with suppress(RequestError):  # without a ticket there is nothing to give up
-                self._give_up(read_ticket(request.handover))
 
     def _goes_on(self, row: SimulatedGeneration, handover: ContextHandover) -> bool:
         """Send the token that the context server generated, and return whether the row has to generate more."""
