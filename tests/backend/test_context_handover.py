@@ -1,3 +1,4 @@
+import contextlib
 import json
 from pathlib import Path
 from typing import get_args
@@ -7,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_backend.config import parse_config
+from deepseek_backend.config import BackendConfig, parse_config
 from deepseek_backend.contract import REQUEST_TYPES
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.context_handover import ContextHandover, RequestType, read_handover
+from deepseek_backend.engines.simulated.simulated_engine import SimulatedEngine
 from deepseek_backend.service import Service
 from support.fakes import ListReply, ScriptedEngine
 from support.waiting import wait_for
@@ -34,8 +36,14 @@ class SharingEngine(ScriptedEngine):
     HANDOVER_FORM = HANDOVER.form
 
 
-def served(engine):
-    return Service(parse_config({"model": "m", "triton_config": {}}, version_dir=Path()), engine)
+@contextlib.contextmanager
+def serving(engine, **ours):
+    service = Service(parse_config({"model": "m", "triton_config": ours}, version_dir=Path()), engine)
+    service.start()
+    try:
+        yield service
+    finally:
+        service.stop()
 
 
 @pytest.fixture
@@ -45,18 +53,16 @@ def engine():
 
 @pytest.fixture
 def service(engine):
-    service = served(engine)
-    service.start()
-    yield service
-    service.stop()
+    with serving(engine) as service:
+        yield service
 
 
 def tensor(value):
     return np.array([value], dtype=np.object_)
 
 
-def send(service, prompt=b"hi", *, handover=None, **parameters):
-    reply = ListReply()
+def send(service, prompt=b"hi", *, handover=None, reply=None, **parameters):
+    reply = reply or ListReply()
     inputs = {"text_input": tensor(prompt)}
     if handover is not None:
         inputs["context_phase_params"] = tensor(handover)
@@ -140,6 +146,88 @@ def test_a_stopped_context_server_hands_over_what_it_had_done(engine, service, w
     assert reply.last["finish_reason"] == ("length" if was_done else "cancelled")
 
 
+# Handovers that reach nobody
+
+
+def hand_over(engine):
+    (request,) = engine.requests
+    engine.step([(request, Step("a", (9,), "length", None, 3, handover=HANDOVER))])
+    return request.request_id
+
+
+def test_a_handover_that_was_sent_is_the_client_s(engine, service):
+    reply = send(service, request_type="context_only")
+    hand_over(engine)
+
+    assert ended(reply).last["finish_reason"] == "length"
+    wait_for(lambda: not service.num_open)
+    assert engine.dropped == []
+
+
+@pytest.mark.parametrize("trouble", [{"broken": True}, {"failures": 1}], ids=["client and error", "client"])
+def test_a_handover_that_cant_be_sent_is_dropped(engine, service, trouble):
+    send(service, request_type="context_only", reply=ListReply(**trouble))
+    request_id = hand_over(engine)
+    wait_for(lambda: engine.dropped == [request_id])
+
+
+def test_a_handover_for_a_client_who_has_just_gone_is_dropped(engine):
+    with serving(engine, cancellation_check_period_ms=60_000) as service:
+        reply = send(service, request_type="context_only")
+        reply.cancelled = True
+        request_id = hand_over(engine)
+
+        assert "the client has gone" in error_of(reply)
+        assert reply.sent == []
+        wait_for(lambda: engine.dropped == [request_id])
+
+
+def test_a_handover_made_after_the_client_has_gone_is_dropped(engine, service):
+    reply = send(service, request_type="context_only")
+    reply.cancelled = True
+    assert "the client has gone" in error_of(reply)
+    request_id = hand_over(engine)
+    wait_for(lambda: engine.dropped == [request_id])
+
+
+def test_a_client_who_goes_during_the_submission_leaves_nothing(engine, service):
+    """The engine hears of the end before it hears of the request."""
+    reply = ListReply(cancelled=True)
+    submit = engine.submit
+
+    def submit_late(request, sink):
+        wait_for(lambda: reply.finals and not service.num_open)
+        submit(request, sink)
+
+    engine.submit = submit_late
+    send(service, request_type="context_only", reply=reply)
+    assert engine.dropped[-1] == engine.requests[0].request_id
+
+
+def test_a_kv_cache_is_fetched_though_the_client_went_before_the_submission(engine, service, monkeypatch):
+    reply = ListReply()
+    put = service.delivery.put_request
+
+    def put_late(active):
+        put(active)
+        if not active.ended:
+            reply.cancelled = True
+            wait_for(lambda: active.ended)
+
+    monkeypatch.setattr(service.delivery, "put_request", put_late)
+    send(service, handover=HANDOVER.to_json(), request_type="generation_only", reply=reply)
+    assert engine.aborted[-1] == engine.requests[0].request_id
+
+
+def test_the_simulated_engine_holds_nothing_for_nobody():
+    engine = SimulatedEngine(BackendConfig())
+    with serving(engine) as service:
+        for reply in [ListReply(), ListReply(broken=True), ListReply(cancelled=True)]:
+            send(service, request_type="context_only", reply=reply)
+        wait_for(lambda: not service.num_open)
+        wait_for(lambda: engine.stats().extra["held_contexts"] == 1, engine.stats)
+
+
 @pytest.mark.parametrize(
     ("request_type", "handover", "more", "said"),
     [
@@ -170,9 +258,7 @@ def test_another_engine_s_handover_is_refused_with_both_forms(service):
 @pytest.mark.parametrize("request_type", [*REQUEST_TYPES, None])
 def test_an_engine_that_does_whole_requests_only_refuses_parts_of_them(request_type):
     engine = ScriptedEngine()
-    service = served(engine)
-    service.start()
-    try:
+    with serving(engine) as service:
         given = {} if request_type is None else {"request_type": request_type}
         handover = HANDOVER.to_json() if request_type in ("generation_only", None) else None
         reply = send(service, handover=handover, **given)
@@ -180,5 +266,3 @@ def test_an_engine_that_does_whole_requests_only_refuses_parts_of_them(request_t
             wait_for(lambda: engine.requests)
         else:
             assert "this engine does whole requests only" in error_of(reply)
-    finally:
-        service.stop()

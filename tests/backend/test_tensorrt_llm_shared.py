@@ -247,11 +247,22 @@ def test_a_fetch_that_never_ends_is_left(pair: Pair, monkeypatch: pytest.MonkeyP
     pair.context.kv_sender.may_send.set()
 
 
-def test_a_request_that_is_refused_frees_the_context(pair: Pair) -> None:
+def test_a_request_that_is_refused_leaves_the_kv_cache_to_another(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     handover = pair.hand_over()
     conflict = pair.go_on(handover, stop_token_ids=(100,), ignore_eos=True)
-    assert pair.generation.sink.result(conflict)[-1].error is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(pair.generation.engine._llm, "_refuse", _refuse)
+        refused = pair.go_on(handover)
+        for request in (conflict, refused):
+            (step,) = pair.generation.sink.result(request)
+            assert step.error is not None
+            assert step.error.code in (ErrorCode.INVALID_ARGUMENT, ErrorCode.UNSUPPORTED)
+    assert answer(pair.generation.sink.result(pair.go_on(handover)))
     pair.assert_nothing_is_held()
+
+
+def _refuse(params: Any) -> None:
+    raise ValueError("not these")
 
 
 def test_a_kv_cache_that_is_gone_is_told_and_no_engine_dies_of_it(pair: Pair) -> None:

@@ -33,6 +33,8 @@ def test_the_sides_of_a_pair_fit_each_other(release):
     assert context["cuda_graph_config"] is None
     for key in (f"{TRANSCEIVER}.backend", f"{TRANSCEIVER}.max_tokens_in_buffer", "kv_cache_config.dtype"):
         assert context[key] == generation[key]
+    limits = {side.get(f"{TRANSCEIVER}.kv_transfer_timeout_ms") for side in (context, generation)}
+    assert limits == ({None} if release in ("1.0.0", "1.1.0") else {600_000})
     assert plan.warnings == ()
 
 

@@ -93,6 +93,7 @@ class ScriptedEngine:
     def __init__(self) -> None:
         self.requests: list[GenerateRequest] = []
         self.aborted: list[str] = []
+        self.dropped: list[str] = []
         self.alive = True
         self.whole_answers = False
         self.worked_at_s = 0.0
@@ -138,6 +139,9 @@ class ScriptedEngine:
 
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
+
+    def drop(self, request_id: str) -> None:
+        self.dropped.append(request_id)
 
     def health(self) -> EngineHealth:
         return EngineHealth(alive=self.alive, worked_at_s=self.worked_at_s)

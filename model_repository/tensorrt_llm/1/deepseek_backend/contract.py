@@ -78,11 +78,13 @@ finish_reason "length", or "stop" where one token is the whole answer. Then send
 and so are its counts. The context server's answer has the first token's text as far as it is certain: a client may show
 it at once, and then leave as many characters out of the generation server's answer.
 
-The context server keeps the KV cache until a generation server has fetched it. So send the second request in any case;
-with `max_tokens` 1 if nobody wants the answer any more. Where the KV cache can't be fetched, the second request ends
-with E_CONTEXT_LOST, perhaps after the first token's text. `context_phase_params` with `request_type`
-"context_and_generation" makes a server compute the prompt and the first token again: the answer is the same, however
-it was sampled.
+The context server keeps the KV cache until one generation server has fetched it, or its time limit is over. So send the
+second request in any case; with `max_tokens` 1 if nobody wants the answer any more. A KV cache is fetched once: send
+"generation_only" again only where the first one was refused, with an error and no text; then it is still there.
+Simulated servers answer a second fetch with E_CONTEXT_LOST; TensorRT-LLM may send no KV cache any more after it. Where
+the KV cache can't be fetched, the second request ends with E_CONTEXT_LOST, perhaps after the first token's text.
+`context_phase_params` with `request_type` "context_and_generation" makes a server compute the prompt and the first
+token again: the answer is the same, however it was sampled.
 
 Such a request has one prompt, one answer and no log-probabilities. Any other is for one server alone: a generation
 server takes it as it is. Both servers have the same engine, in the same version, and the same checkpoint. Whether an

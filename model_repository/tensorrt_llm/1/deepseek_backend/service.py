@@ -185,20 +185,22 @@ class Service:
         wants_steps |= parsed.is_shared
         requests = expand(parsed, self._engine, self._chat, self._ids, wants_steps=wants_steps)
         admitted = self._admission.admit(requests)
-        if not active.begin(
+        if active.begin(
             parsed, requests, admitted=admitted, deadline_s=deadline_s, reasoning_ends=self._reasoning_ends
         ):
+            self._metrics.accepted(len(requests))
+            self.delivery.put_request(active)
+        else:
             admitted.release()  # the server is exiting and has ended everything
-            return
-        self._metrics.accepted(len(requests))
-        self.delivery.put_request(active)
         for request in requests:
-            if active.ended:
+            if active.ended and request.handover is None:  # one with a handover has a KV cache to fetch all the same
                 break
             self._engine.submit(request, self)
         # While it was being submitted: an abort may have come before the engine knew the request.
         if active.ended or active.awaits_abort:
             self._abort_in_engine(requests)
+        if active.closed:
+            self._drop_context(active)
 
     def _answer_task(self, active: ActiveRequest) -> None:
         """Answer a request that generates nothing. It runs in a thread of its own: a long text takes a second."""
@@ -277,6 +279,7 @@ class Service:
             # A run of requests that all time out without a token is one long wait; any other end is no sign of a hang.
             if not self._open and (active.outcome != "timeout" or active.has_tokens):
                 self._token_clock.wait_is_over()
+        self._drop_context(active)
         self._count_ended(active)
 
     def end_all(self, *, cause: str, error: BackendError | None = None) -> None:
@@ -323,6 +326,12 @@ class Service:
     def _abort_in_engine(self, requests: Sequence[GenerateRequest]) -> None:
         for request in requests:
             self._engine.abort(request.request_id)
+
+    def _drop_context(self, active: ActiveRequest) -> None:
+        """Free the KV cache of a context_only request that is over, unless the client got what leads to it."""
+        for request in active.requests:
+            if request.request_type == "context_only" and not active.has_handed_over:
+                self._engine.drop(request.request_id)
 
     def _count_ended(self, active: ActiveRequest) -> None:
         if not active.requests:

@@ -24,7 +24,7 @@ from deepseek_backend.answer.sequence_buffer import SequenceBuffer, SequenceChun
 from deepseek_backend.answer.states import TRANSITIONS, RequestEvent, RequestState
 from deepseek_backend.engines.base import FinishReason, Step
 from deepseek_backend.engines.generate_request import GenerateRequest
-from deepseek_backend.errors import BackendError
+from deepseek_backend.errors import BackendError, CancelledError
 from deepseek_backend.request.admission import Admitted
 from deepseek_backend.request.parsed_request import ParsedRequest
 
@@ -78,6 +78,8 @@ class ActiveRequest:
         """The finish reason for what the engine ends because it was told to."""
         self.has_sent = False
         """A response with text has been sent."""
+        self.has_handed_over = False
+        """A response with a handover has been sent, and the client was there just before."""
         self.num_tokens_waiting = 0
         """Tokens that came after the last response."""
         self.waiting_since_s = math.inf
@@ -250,6 +252,11 @@ class ActiveRequest:
         with self._reply_lock:
             if self.closed:
                 return False
+            hands_over = any(chunk.handover is not None for chunk in chunks)
+            if hands_over and self._reply.is_cancelled():  # with the KV cache kept, for a client who has gone
+                error = CancelledError("the client has gone")
+                with self._lock:
+                    self._error = error
             if final and error is not None:
                 self._reply.send_error(error)
             elif final or chunks:
@@ -257,6 +264,7 @@ class ActiveRequest:
                 self._send(prepared or outputs(chunks, self.parsed, several=self._several), final=final)
             if not final:
                 return False
+            self.has_handed_over = hands_over and error is None
             with self._lock:
                 self._advance(RequestEvent.FINAL_SENT)
             return True

@@ -13,6 +13,7 @@ Every engine keeps these rules:
 * A request with `sampling.logprobs` gets one entry of `Step.logprobs` for each of `Step.token_ids`.
 * A request with a handover gets its first tokens as a step before the KV cache is there. That cache is fetched in any
   case, also where the first token ends the answer or the request is aborted: else the context server keeps it for ever.
+  Only a request that is refused before its first token leaves it there, for another request.
 """
 
 from __future__ import annotations
@@ -256,6 +257,12 @@ class Engine(Protocol):
 
     def abort(self, request_id: str) -> None:
         """End a request early; its last step has finish_reason "cancelled". An id that has ended already is ignored."""
+
+    def drop(self, request_id: str) -> None:
+        """Abort a context_only request whose handover nobody gets, and free its KV cache, also after its end.
+
+        It is the same as `abort` where the engine can't free that: then a time limit has to.
+        """
 
     def health(self) -> EngineHealth: ...
 

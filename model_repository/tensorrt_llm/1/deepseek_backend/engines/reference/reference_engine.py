@@ -161,6 +161,8 @@ class ReferenceEngine:
                 self._aborts.add(request_id)
                 self._wake.notify()
 
+    drop = abort  # it holds no KV cache of a request that has ended
+
     def health(self) -> EngineHealth:
         if not self._down and not (self._thread and self._thread.is_alive()):
             return EngineHealth(alive=False, reason="the engine's thread has ended")

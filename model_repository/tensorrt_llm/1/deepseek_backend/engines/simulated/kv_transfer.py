@@ -121,6 +121,10 @@ class KvTransfers:
         self._loop.call(self._keep, key, freed)
         return KvTicket(host=self._host, port=self._port, key=key, script=script)
 
+    def drop(self, key: str) -> None:
+        """Hold a KV cache no longer, unless a generation engine is fetching it already."""
+        self._loop.call(self._drop, key)
+
     def fetch(self, ticket: KvTicket, seconds: float, ended: Callable[[ContextLostError | None], None]) -> None:
         """Fetch a KV cache, which takes `seconds`. Another thread calls `ended` then, unless `close` comes before."""
         if self._closed:
@@ -156,10 +160,13 @@ class KvTransfers:
         if self._timeout_s is not None:
             asyncio.get_running_loop().call_later(self._timeout_s, self._expire, key)
 
-    def _expire(self, key: str) -> None:
+    def _drop(self, key: str) -> None:
         if (freed := self._held.pop(key, None)) is not None:
             freed()
-        elif (transport := self._sending.get(key)) is not None:
+
+    def _expire(self, key: str) -> None:
+        self._drop(key)
+        if (transport := self._sending.get(key)) is not None:
             transport.close()
 
     def take(self, key: str, transport: asyncio.Transport) -> Callable[[], None] | None:

@@ -13,7 +13,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -33,7 +32,7 @@ from deepseek_backend.engines.context_handover import ContextHandover
 from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.engines.simulated import chat_form
 from deepseek_backend.engines.simulated.filler_text import BOS, FillerTokenizer, Script, dictation
-from deepseek_backend.engines.simulated.kv_transfer import KvTicket, KvTransfers, read_ticket
+from deepseek_backend.engines.simulated.kv_transfer import KvTicket, KvTransfers
 from deepseek_backend.engines.simulated.scheduler import RankLoad, Scheduler
 from deepseek_backend.engines.simulated.simulated_generation import SimulatedGeneration, begin, stamp
 from deepseek_backend.engines.simulated.simulated_options import parse_options
@@ -88,7 +87,7 @@ class SimulatedEngine:
         self._thread: threading.Thread | None = None
         # Only the engine's thread writes the following ones; health and stats read them.
         self._open: dict[str, SimulatedGeneration] = {}
-        self._held: set[SimulatedGeneration] = set()
+        self._held: dict[str, SimulatedGeneration] = {}
         """Ended rows of context_only requests, whose KV blocks wait for a generation engine."""
         self._handover_numbers = itertools.count(1)
         self._failure = ""
@@ -159,6 +158,10 @@ class SimulatedEngine:
     def abort(self, request_id: str) -> None:
         if self._answering:  # else it would stay in the inbox for ever
             self._inbox.put(partial(self._cancel, request_id))
+
+    def drop(self, request_id: str) -> None:
+        if self._answering:
+            self._inbox.put(partial(self._drop, request_id))
 
     def health(self) -> EngineHealth:
         if self._failure:
@@ -294,9 +297,6 @@ class SimulatedEngine:
 
     def _refuse(self, request: GenerateRequest, sink: StepSink, error: RequestError) -> None:
         sink.on_steps([(request, Step(error=error))])
-        if request.request_type == "generation_only" and request.handover is not None:
-            with suppress(RequestError):  # without a ticket there is nothing to give up
-                self._give_up(read_ticket(request.handover))
 
     def _goes_on(self, row: SimulatedGeneration, handover: ContextHandover) -> bool:
         """Send the token that the context server generated, and return whether the row has to generate more."""
@@ -313,7 +313,7 @@ class SimulatedEngine:
     def _hold(self, row: SimulatedGeneration, step: Step) -> None:
         """Put the handover into the last step of a context_only request; an error where nobody could fetch it."""
         script = row.script if isinstance(row.script, Script) else None
-        self._held.add(row)
+        self._held[row.request.request_id] = row
         try:
             ticket = self._transfers.hold(script, partial(self._post, self._free, row))
         except OSError as error:
@@ -322,14 +322,20 @@ class SimulatedEngine:
             step.finish_reason = None
             step.error = EngineError(f"engine_options.transfer_host: can't listen on {host} ({describe(error)})")
         else:
+            row.ticket = ticket
             step.handover = row.handover(
                 step, form=self._handover_form, ticket=ticket, number=next(self._handover_numbers)
             )
 
     def _free(self, row: SimulatedGeneration) -> None:
-        if row in self._held:
-            self._held.remove(row)
+        if self._held.pop(row.request.request_id, None) is not None:
             self._scheduler.free(row)
+
+    def _drop(self, request_id: str) -> None:
+        row = self._held.get(request_id)
+        if row is not None and row.ticket is not None:
+            self._transfers.drop(row.ticket.key)
+        self._cancel(request_id)
 
     def _join(self, row: SimulatedGeneration, error: ContextLostError | None) -> None:
         """Let a row decode whose KV cache has been fetched, unless that failed or it was aborted meanwhile."""
@@ -362,8 +368,8 @@ class SimulatedEngine:
     def _fail(self, reason: str) -> None:
         self._failure = reason
         rows = self._take_all()
-        self._transfers.close()
         _send([(row, Step(error=UnavailableError(reason), num_input_tokens=row.num_input_tokens)) for row in rows])
+        self._transfers.close()
 
     def _close(self) -> None:
         """Deliver the last step of every open and every incoming request, after the thread has ended for any reason."""

@@ -37,7 +37,7 @@ class SimulatedGeneration(ScheduledRow):
     """Finish reason, unless the request is cancelled or fails before its end."""
     stop_reason: int | None = None
     ticket: KvTicket | None = None
-    """Where the KV cache of a generation_only request is."""
+    """Where the KV cache of a generation_only request is; of a context_only request, once its own is held."""
     prompt_ids: tuple[int, ...] = ()
     """The prompt as a context_only request hands it over."""
     delivered: int = 0

@@ -72,6 +72,9 @@ class SimulatedOptions:
 NEUTRAL = {"max_batch_size": 1024, "max_num_tokens": 8192, "max_seq_len": 163840, "kv_cache_tokens": 4 << 20}
 """Limits without a preset, which are generous and of no real deployment."""
 
+KV_TRANSFER_TIMEOUT_MS = 600_000
+"""The same as `build --profile disagg` writes for TensorRT-LLM."""
+
 _TOKENS_PER_BLOCK = 32  # TensorRT-LLM's default
 
 KV_TRANSFER_GBPS = 400.0
@@ -142,7 +145,7 @@ def parse_options(given: Mapping[str, Any]) -> SimulatedOptions:
         eos_after=given.get("eos_after"),
         kv_token_bytes=preset.deployment.kv_token_bytes if preset else _NEUTRAL_KV_TOKEN_BYTES,
         kv_transfer_gbps=float(given.get("kv_transfer_gbps", KV_TRANSFER_GBPS)),
-        kv_transfer_timeout_ms=given.get("kv_transfer_timeout_ms"),
+        kv_transfer_timeout_ms=given.get("kv_transfer_timeout_ms", KV_TRANSFER_TIMEOUT_MS),
         transfer_host=given.get("transfer_host", "127.0.0.1"),
         load_seconds=float(given.get("load_seconds", 0.0)),
         fail_load=given.get("fail_load", False),

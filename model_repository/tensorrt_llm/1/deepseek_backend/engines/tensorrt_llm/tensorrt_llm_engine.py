@@ -267,6 +267,8 @@ class TensorRTLLMEngine:
     def abort(self, request_id: str) -> None:
         self._loop.call(self._abort, request_id)
 
+    drop = abort  # TensorRT-LLM has no call that frees the KV cache of a request that has ended
+
     def health(self) -> EngineHealth:
         if not self._loop.running:
             return EngineHealth(alive=False, reason="the engine is not running")
@@ -359,13 +361,7 @@ class TensorRTLLMEngine:
 
     async def _generate(self, entry: _Open) -> None:
         request = entry.request
-        try:
-            params = self._sampling_params(request)
-        except RequestError as error:
-            if not entry.is_fetching:
-                raise
-            self._finish(entry, Step(error=error))  # but the KV cache is fetched
-            params = {}
+        params = self._sampling_params(request)
         token_ids = await self._prompt_token_ids(request)
         entry.num_input_tokens = len(token_ids)
         params["max_tokens"] = self._max_tokens(request, len(token_ids))
@@ -400,12 +396,11 @@ class TensorRTLLMEngine:
         """
         request, known = entry.request, self._known
         text = GrowingText(known.tokenizer, request.sampling)
-        if (handover := request.handover) is not None:
+        handover, begun = request.handover, None
+        if handover is not None and self._is_open(entry):
             begun = first_step(request, handover, text, is_whole=params["max_tokens"] == 1)
             if begun.finish_reason is not None:
                 self._finish(entry, begun)
-            elif self._is_open(entry):
-                self._deliver(entry, begun)
         if not self._is_open(entry):
             if not entry.is_fetching:
                 return
@@ -413,6 +408,8 @@ class TensorRTLLMEngine:
         with self._refusals():
             arguments = part_arguments(request, params, token_ids, self._llmapi)
             entry.output = self._llm.generate_async(**arguments)
+        if begun is not None and self._is_open(entry):  # not before: what TensorRT-LLM refuses has no token
+            self._deliver(entry, begun)
         if handover is None:
             entry.increments = ContextAnswer(request, entry.output, text, known.capabilities.handover_form, token_ids)
         else:

@@ -261,6 +261,8 @@ class VllmEngine:
     def abort(self, request_id: str) -> None:
         self._loop.call(self._abort, request_id)
 
+    drop = abort  # it holds no KV cache of a request that has ended
+
     def health(self) -> EngineHealth:
         if not self._loop.running:
             return EngineHealth(alive=False, reason="the engine is not running")
