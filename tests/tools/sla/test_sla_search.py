@@ -202,6 +202,21 @@ def test_a_wrong_command_line_is_refused(capsys, argv, said):
 
 
 @pytest.mark.slow
+def test_the_rules_about_both_sides_leave_pairs_out(capsys):
+    found = document(capsys, *PAIRED, "--set", "kv_cache_config.enable_block_reuse=true")
+
+    assert {fleet["context_servers"] for fleet in found["fleets"]} == {0}
+    assert "G010" in found["refused"]["TP8 EP8 context + TP8 EP8"]
+
+
+def test_why_no_layout_can_be_searched_is_not_said_of_each_side(capsys):
+    assert main(["plan", "deepseek-r1", "--gpu", "h100", "--gpus", "8", "--isl", "9", "--osl", "9", *LIMITS[:2]]) == 1
+    said = capsys.readouterr().err
+    assert "no layout can be searched: TP8 EP8: deepseek-r1 (fp8) on 8 x h100 does not fit" in said
+    assert "context" not in said
+
+
+@pytest.mark.slow
 def test_limits_that_nothing_keeps_are_refused_with_the_nearest(capsys):
     assert main([*SEARCH, "--gpus", "8", "--sla", "tpot=1"]) == 1
     assert "the shortest TPOT is" in capsys.readouterr().err

@@ -273,7 +273,8 @@ def _notes_on_nodes(request: PlanRequest, fleets: Iterable[PlannedFleet]) -> lis
 
 def _none_keeps(fleets: list[PlannedFleet], refused: dict[str, str]) -> str:
     if not fleets:
-        why = "; ".join(f"{name}: {said}" for name, said in list(refused.items())[-2:])
+        layouts = {said: name for name, said in reversed(refused.items())}
+        why = "; ".join(f"{name}: {said}" for said, name in list(layouts.items())[:2])
         return f"no layout can be searched: {why}"
     fastest = min(fleets, key=lambda fleet: fleet.times.slower(fleet.margin).tpot_ms)
     first = min(fleets, key=lambda fleet: fleet.times.slower(fleet.margin).ttft_ms)
