@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting, footnotes
     from deepseek_triton_build.planning.disaggregated import (
         DISAGGREGATED,
+        SIDE_PROFILES,
         DisaggregatedPlan,
         DisaggregatedRequest,
         make_disaggregated_plan,
@@ -53,8 +54,9 @@ if TYPE_CHECKING:
         quant_config_change,
         write_quant_config,
     )
-    from deepseek_triton_build.render.pair_files import PAIR_FORMATS, pair_files
+    from deepseek_triton_build.render.pair_files import PAIR_FORMATS, pair_files, pair_options
     from deepseek_triton_build.render.repository_files import File, repository_files
+    from deepseek_triton_build.render.stamp import build_options
     from deepseek_triton_build.render.start_sh import EXIT_TIMEOUT_S, MPIRUN_SPARE_S
 
 __all__ = [
@@ -65,6 +67,7 @@ __all__ = [
     "FORMATS",
     "MPIRUN_SPARE_S",
     "PAIR_FORMATS",
+    "SIDE_PROFILES",
     "Budget",
     "BuildError",
     "DisaggregatedPlan",
@@ -84,6 +87,7 @@ __all__ = [
     "UnknownNameError",
     "UnusableCheckpointError",
     "Workload",
+    "build_options",
     "contract_page",
     "dynamo_mismatch",
     "footnotes",
@@ -93,6 +97,7 @@ __all__ = [
     "make_plan",
     "model_repository",
     "pair_files",
+    "pair_options",
     "quant_config_change",
     "repository_files",
     "resolve_target",
@@ -121,6 +126,7 @@ _HOMES = {
         "DISAGGREGATED",
         "DisaggregatedPlan",
         "DisaggregatedRequest",
+        "SIDE_PROFILES",
         "make_disaggregated_plan",
     ),
     "planning.plan": ("Plan", "PlanWarning", "make_plan"),
@@ -132,8 +138,9 @@ _HOMES = {
     "render.folder_writer": ("write_repository",),
     "render.formats": ("DEFAULT_FORMAT", "DYNAMO", "FORMATS", "format_files", "format_request", "usable_formats"),
     "render.hf_quant_config": ("KvAlgo", "QuantConfigChange", "quant_config_change", "write_quant_config"),
-    "render.pair_files": ("PAIR_FORMATS", "pair_files"),
+    "render.pair_files": ("PAIR_FORMATS", "pair_files", "pair_options"),
     "render.repository_files": ("File", "repository_files"),
+    "render.stamp": ("build_options",),
     "render.start_sh": ("EXIT_TIMEOUT_S", "MPIRUN_SPARE_S"),
 }
 """Module -> the names above that it has. A module is imported when one of its names is asked for: the planner and the

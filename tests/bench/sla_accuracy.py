@@ -20,8 +20,9 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "model_repository/tensorrt_llm/1"))
 
 from deepseek_backend.engines.simulated.pace_table import read_table  # noqa: E402
-from deepseek_backend.engines.simulated.presets import MTP_3_TOKENS_PER_STEP, PRESETS  # noqa: E402
+from deepseek_backend.engines.simulated.presets import PRESETS  # noqa: E402
 from deepseek_triton_tools.sla.predictions import (  # noqa: E402
+    TOKENS_PER_STEP,
     PacedServer,
     SlaWorkload,
     Times,
@@ -154,7 +155,7 @@ def _server(paces: SiliconPaces, model: PacedModel, layout: ServerLayout, max_nu
             table, num_ranks=layout.num_ranks, num_draft_tokens=drafts, kv_cache_tokens=1 << 30, kv_token_bytes=70272
         ),
         max_num_tokens=max_num_tokens,
-        tokens_per_step=MTP_3_TOKENS_PER_STEP if drafts else 1.0,
+        tokens_per_step=TOKENS_PER_STEP[drafts],
     )
 
 

@@ -27,7 +27,7 @@ from deepseek_triton_build.rules.rule import Deployment
 
 DISAGGREGATED = "disagg"
 """The profile that stands for a pair, whose sides have profiles of their own."""
-_PROFILES: Mapping[str, str] = {CONTEXT: "ctx", GENERATION: "gen"}
+SIDE_PROFILES: Mapping[str, str] = {CONTEXT: "ctx", GENERATION: "gen"}
 """Side of a pair -> its profile."""
 
 
@@ -144,7 +144,7 @@ def _server_request(request: DisaggregatedRequest, side: str, *, embedded: bool)
     fields: dict[str, Any] = {name: value for name, value in changes if name in own}
     settings = tuple((name, value) for name, value in changes if name not in own)
     overrides = dict(request.both.overrides) | dict(settings)
-    profile = DEFAULT_PROFILE if embedded else _PROFILES[side]
+    profile = DEFAULT_PROFILE if embedded else SIDE_PROFILES[side]
     return replace(request.both, profile=profile, workload=asked, overrides=tuple(overrides.items()), **fields)
 
 

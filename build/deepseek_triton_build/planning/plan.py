@@ -94,6 +94,8 @@ class Plan:
     profile: Profile | None = None
     recipe: Recipe | None = None
     budget: Budget | None = None
+    has_fp8_kv: bool = False
+    """Whether TensorRT-LLM's KV cache is FP8, by the settings or the checkpoint."""
     workload: Workload = ANY_WORKLOAD
     max_concurrency: int = 0
     """Requests that decode together, in the whole instance."""
@@ -265,6 +267,7 @@ def _tensorrt_llm_plan(target: Target) -> Plan:
         profile=target.profile,
         recipe=target.recipe,
         budget=budget,
+        has_fp8_kv=deployment.has_fp8_kv,
         workload=sizes.workload,
         max_concurrency=deployment.get("max_batch_size") * deployment.layout.attention_dp_size,
         host_memory=host_memory_to_prefetch(target.checkpoint) + shared_expert_bytes(deployment),

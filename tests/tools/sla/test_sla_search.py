@@ -1,12 +1,16 @@
 import json
+import shlex
 import stat
 import sys
 
 import pytest
+import yaml
 
 import deepseek_triton_tools.sla  # noqa: F401  (puts the backend's folder on the path)
 from deepseek_backend.engines.simulated.pace_table import read_table
 from deepseek_backend.engines.simulated.simulated_options import parse_options
+from deepseek_triton_build import DisaggregatedPlan, PlanRequest, Workload
+from deepseek_triton_tools.bench.measuring.figures import Slo
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.sla.model_paces import ModelPaces
 from deepseek_triton_tools.sla.predictions import (
@@ -18,10 +22,12 @@ from deepseek_triton_tools.sla.predictions import (
     context_ttft_ms,
 )
 from deepseek_triton_tools.sla.server_layouts import PacedModel, ServerLayout
+from deepseek_triton_tools.sla.sla_plan import plan_to_sla
 
 SEARCH = ["plan", "deepseek-r1", "--gpu", "h200", "--isl", "1024", "--osl", "1024"]
 H200 = PacedModel(architecture="deepseek-v3", precision="fp8", gpu="h200", kv_dtype="fp8")
 TP8 = ServerLayout(num_gpus=8, expert_parallel_size=8)
+LIMITS = ["--sla", "tpot=40", "--gpus", "8"]
 WORKLOAD = SlaWorkload(isl=1024, osl=1024)
 
 
@@ -86,25 +92,87 @@ def test_the_best_fleet_keeps_the_limits_with_its_margin(capsys):
     assert rates == sorted(rates, reverse=True)
 
 
+PAIRED = ["--gpus", "32", "--isl", "4096", "--osl", "512", "--sla", "ttft=1000,tpot=25"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "names"),
+    ("options", "names", "kv"),
     [
-        (["--gpus", "8", "--sla", "tpot=40"], {"server"}),
-        (
-            ["--gpus", "32", "--isl", "4096", "--osl", "512", "--sla", "ttft=1000,tpot=25"],
+        pytest.param(["--gpus", "8", "--sla", "tpot=40"], {"server"}, ("fp8", 35136), id="a server"),
+        pytest.param(
+            ["--gpus", "8", "--sla", "tpot=60", "--profile", "throughput"], {"server"}, ("auto", 70272), id="no chunks"
+        ),
+        pytest.param(PAIRED, {"context", "generation"}, ("auto", 70272), id="a pair"),
+        pytest.param(
+            [*PAIRED, "--kv-cache-dtype", "fp8"], {"context", "generation"}, ("fp8", 35136), id="a pair of FP8"
+        ),
+        pytest.param(
+            [*PAIRED, "--gpu", "b200", "--mtp", "1"],  # whose FP4 checkpoint has an FP8 KV cache
             {"context", "generation"},
+            ("auto", 35712),
+            id="a pair with drafts",
         ),
     ],
-    ids=["a server", "a pair"],
 )
-def test_the_command_and_the_paces_are_accepted(capsys, tmp_path, options, names):
+def test_the_command_builds_what_was_planned(capsys, tmp_path, options, names, kv):
     found = document(capsys, *options, "--write-pace", str(tmp_path / "paces"))
+    built = tmp_path / "built"
 
-    assert main([*found["build"].split()[1:-1], str(tmp_path / "built")]) == 0
+    assert main([*shlex.split(found["build"])[1:-1], str(built)]) == 0
+    assert main(["check", str(built)]) == 0
+    best = found["fleets"][0]
+    layouts = {"server": best["layout"], "generation": best["layout"], "context": best["context_layout"]}
     assert {file.stem for file in (tmp_path / "paces").iterdir()} == names
-    for file in (tmp_path / "paces").iterdir():
-        parse_options({"preset": json.loads(file.read_text())})
+    for name in names:
+        pace = json.loads((tmp_path / f"paces/{name}.json").read_text())
+        (config,) = (built if name == "server" else built / name).glob("*/1/model.yaml")
+        written = yaml.safe_load(config.read_text())
+        attention = "DP" if written["enable_attention_dp"] else "TP"
+        layout = f"{attention}{written['tensor_parallel_size']} EP{written['moe_expert_parallel_size']}"
+        assert layout == layouts[name]
+        assert (written["max_batch_size"], written["max_num_tokens"]) == (
+            pace["max_batch_size"],
+            pace["max_num_tokens"],
+        )
+        assert (written["kv_cache_config"]["dtype"], pace["kv_token_bytes"]) == kv
+        if name != "context":
+            assert written["max_batch_size"] == best["requests_per_rank"]
+            assert pace["kv_cache_tokens"] >= best["requests_per_rank"] * sum(found["workload"].values())
+        parse_options({"preset": pace})
+
+
+def test_a_pair_is_searched_with_its_own_kv_cache():
+    request = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=32, workload=Workload(isl=4096, osl=512))
+    plan = plan_to_sla(request, Slo(ttft_ms=1000, tpot_ms=25), None)
+    best = plan.fleets[0]
+
+    assert isinstance(plan.built, DisaggregatedPlan)
+    for candidate, side in ((best.context, plan.built.context), (best.server, plan.built.generation)):
+        assert candidate.server.table.kv_token_bytes == side.budget.kv_bytes_per_token == 70272
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [["--gpus", "8", "--sla", "tpot=40"], PAIRED], ids=["a server", "a pair"])
+def test_the_command_keeps_what_was_asked_for(capsys, options):
+    asked = ["--image", "26.07", "--model", "/models/R1", "--kv-cache-dtype", "fp8", "--no-decoupled"]
+
+    words = shlex.split(document(capsys, *options, *asked, "--set", "stream_interval=5")["build"])
+    for option, value in zip(asked[:-1:2], asked[1:-1:2], strict=True):
+        assert words[words.index(option) + 1] == value
+    assert "--no-decoupled" in words
+    assert words[words.index("stream_interval=5") - 1] == "--set"
+
+
+@pytest.mark.slow
+def test_the_rehearsal_has_as_many_servers_as_the_plan(capsys, tmp_path):
+    found = document(capsys, *PAIRED, "--write-pace", str(tmp_path / "paces"))
+    best = found["fleets"][0]
+
+    assert main([*shlex.split(found["rehearsal"])[1:-1], str(tmp_path / "built")]) == 0
+    joined = capsys.readouterr().out
+    assert joined.count("--context-server ") == best["context_servers"]
+    assert joined.count("--server ") == best["servers"]
 
 
 @pytest.mark.parametrize(
@@ -112,14 +180,40 @@ def test_the_command_and_the_paces_are_accepted(capsys, tmp_path, options, names
     [
         pytest.param(["--sla", "tpot=40"], "needs --gpus", id="no GPUs"),
         pytest.param(["--sla", "itl=40", "--gpus", "8"], "--sla has no itl", id="itl"),
-        pytest.param(["--sla", "tpot=40", "--gpus", "8", "--mtp", "2"], "--mtp 0 and 3 only", id="drafts"),
+        pytest.param(["--sla", "tpot=40", "--gpus", "8", "--mtp", "4"], "--mtp 0 to 3, not 4", id="drafts"),
         pytest.param(["--gpus", "8", "--write-pace", "paces"], "add --sla", id="no search"),
         pytest.param(["--sla", "tpot=40", "--gpus", "8", "--concurrency", "9"], "leave --concurrency out", id="load"),
+        pytest.param([*LIMITS, "--profile", "gen"], "leave --profile gen out", id="side"),
+        pytest.param([*LIMITS, "--engine", "vllm"], "--sla plans for TensorRT-LLM", id="vllm"),
+        pytest.param([*LIMITS, "--engine", "simulated"], "rehearsed with --write-pace", id="simulated"),
+        pytest.param([*LIMITS, "--pp", "2"], "leave --pp out", id="stages"),
+        pytest.param([*LIMITS, "--trtllm", "0.21.0"], "for TensorRT-LLM 1.0.0 and newer", id="release"),
+        pytest.param([*LIMITS, "--from-bench", "x.json"], "leave --from-bench out", id="benchmark"),
+        pytest.param(
+            [*LIMITS, "--set", "max_batch_size=3", "--set", "cuda_graph_config=null"],
+            "--set max_batch_size, cuda_graph_config: --sla chooses this itself",
+            id="searched",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_refused(capsys, argv, said):
     assert main([*SEARCH, *argv]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_rules_about_both_sides_leave_pairs_out(capsys):
+    found = document(capsys, *PAIRED, "--set", "kv_cache_config.enable_block_reuse=true")
+
+    assert {fleet["context_servers"] for fleet in found["fleets"]} == {0}
+    assert "G010" in found["refused"]["TP8 EP8 context + TP8 EP8"]
+
+
+def test_why_no_layout_can_be_searched_is_not_said_of_each_side(capsys):
+    assert main(["plan", "deepseek-r1", "--gpu", "h100", "--gpus", "8", "--isl", "9", "--osl", "9", *LIMITS[:2]]) == 1
+    said = capsys.readouterr().err
+    assert "no layout can be searched: TP8 EP8: deepseek-r1 (fp8) on 8 x h100 does not fit" in said
+    assert "context" not in said
 
 
 @pytest.mark.slow
@@ -136,20 +230,38 @@ def test_a_python_without_aiconfigurator_is_refused_with_the_way_to_make_one(cap
     assert "pip install aiconfigurator-core==0.12.0" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_answers_of_aiconfigurator_are_kept(capsys, tmp_path):
-    table = ModelPaces().tables(H200, [TP8])[TP8]
-    asked = tmp_path / "asked"
-    python = tmp_path / "python"
+def environment(tmp_path, has_data):
+    """A folder like that of an environment, whose Python answers as AIConfigurator does.
+
+    :param has_data: the layouts that it has data for, as an expression on a question's `one`.
+    """
+    python = tmp_path / "environment/bin/python"
+    python.parent.mkdir(parents=True)
     python.write_text(
         f"#!{sys.executable}\nimport json, sys\nquestion = json.load(sys.stdin)\n"
-        f"table = {table!r}\n"
-        f"open({str(asked)!r}, 'a').write(str(len(question['layouts'])) + ' ')\n"
-        "print(json.dumps({'version': '0.12.0', 'tables': [table if one['tp_size'] == 8 and one['moe_ep_size'] == 8"
-        " else {'error': 'no data'} for one in question['layouts']]}))\n"
+        f"table = {ModelPaces().tables(H200, [TP8])[TP8]!r}\n"
+        f"open({str(tmp_path / 'asked')!r}, 'a').write(str(len(question['layouts'])) + ' ')\n"
+        f"print(json.dumps({{'version': '0.12.0', 'tables': [table if {has_data} else {{'error': 'no data'}}"
+        " for one in question['layouts']]}))\n"
     )
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
-    options = ["--gpus", "8", "--sla", "tpot=40", "--aiconfigurator", str(python)]
+    return tmp_path / "environment"
+
+
+@pytest.mark.slow
+def test_servers_that_could_use_deepep_are_named(capsys, tmp_path):
+    place = environment(tmp_path, "max(one['tp_size'], one['attention_dp_size']) == 16")
+
+    found = document(capsys, "--gpus", "16", "--sla", "tpot=90", "--aiconfigurator", str(place))
+    names = {fleet["layout"] for fleet in found["fleets"]}
+    assert {"DP16 EP16", "DP16 EP8", "TP16 EP16"} <= names
+    assert [note.partition(":")[0] for note in found["notes"]] == ["DP16 EP16"]
+
+
+@pytest.mark.slow
+def test_answers_of_aiconfigurator_are_kept(capsys, tmp_path):
+    place = environment(tmp_path, "one['tp_size'] == 8 and one['moe_ep_size'] == 8")
+    options = ["--gpus", "8", "--sla", "tpot=40", "--aiconfigurator", str(place)]
 
     first = document(capsys, *options)
     again = document(capsys, *options)
@@ -158,9 +270,9 @@ def test_answers_of_aiconfigurator_are_kept(capsys, tmp_path):
     assert first["source"].startswith("aiconfigurator-core 0.12.0")
     assert {fleet["layout"] for fleet in first["fleets"]} == {"TP8 EP8"}
     assert "no data" in first["refused"].values()
-    counts = asked.read_text().split()
+    counts = (tmp_path / "asked").read_text().split()
     assert counts.count("0") == 2  # each search asks for the version
-    assert len(counts) == 3
+    assert len(counts) == 4  # once for each type of the KV cache: FP8 on a server, 16 bits on a pair
 
 
 @pytest.mark.slow

@@ -72,7 +72,8 @@ def test_a_pair_takes_the_pace_of_each_side(capsys, paces, tmp_path):
     ],
 )
 def test_another_file_is_refused(capsys, paces, tmp_path, content, said):
-    (paces / "server.json").unlink()
+    for file in list(paces.iterdir()):
+        file.unlink()
     if content is not None:
         (paces / "server.json").write_text(content)
 
@@ -81,3 +82,19 @@ def test_another_file_is_refused(capsys, paces, tmp_path, content, said):
     assert said in error
     assert "plan --sla --write-pace DIR" in error
     assert not (tmp_path / "built").exists()
+
+
+@pytest.mark.parametrize(
+    ("left", "options", "said"),
+    [
+        pytest.param(("context", "generation"), [], "has the paces of a pair: add --profile disagg", id="pair"),
+        pytest.param(("server",), ["--profile", "disagg"], "has the pace of one server: leave --profile", id="server"),
+    ],
+)
+def test_paces_of_the_other_kind_are_refused(capsys, paces, tmp_path, left, options, said):
+    for file in list(paces.iterdir()):
+        if file.stem not in left:
+            file.unlink()
+
+    assert main([*BUILD, *options, "--preset", str(paces), "--output", str(tmp_path / "built")]) == 2
+    assert said in capsys.readouterr().err

@@ -22,7 +22,9 @@ def add_options(verb: VerbParser) -> None:
     sla = verb.add_argument_group("search of a layout (docs/sla.md)")
     help_text = "find the layout for --gpus that serves most within these limits of ttft, tpot and e2el, in ms"
     sla.add_argument("--sla", type=slo, metavar="ttft=2000,tpot=30", help=help_text)
-    help_text = "a Python that has aiconfigurator-core (default: $DEEPSEEK_TRITON_AICONFIGURATOR, else our own model)"
+    help_text = (
+        "aiconfigurator-core's environment or its Python (default: $DEEPSEEK_TRITON_AICONFIGURATOR, or our model)"
+    )
     sla.add_argument("--aiconfigurator", type=path, metavar="PATH", help=help_text)
     help_text = "write presets of the simulated engine with the pace of the fleet that --sla chooses"
     sla.add_argument("--write-pace", type=path, metavar="DIR", help=help_text)
@@ -58,8 +60,11 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _search(args: argparse.Namespace) -> int:
-    from deepseek_triton_build import DISAGGREGATED
+    from deepseek_triton_build import DISAGGREGATED, SIDE_PROFILES
+    from deepseek_triton_build.catalog import load_release
     from deepseek_triton_tools.cli.plan_request import OptionError, plan_request
+    from deepseek_triton_tools.sla.predictions import TOKENS_PER_STEP
+    from deepseek_triton_tools.sla.server_candidates import searched_settings
     from deepseek_triton_tools.sla.sla_pictures import show_fronts, write_sla_report
     from deepseek_triton_tools.sla.sla_plan import plan_to_sla
     from deepseek_triton_tools.sla.sla_view import show_sla_plan
@@ -70,24 +75,40 @@ def _search(args: argparse.Namespace) -> int:
             (args.sla.itl_ms is not None, "--sla has no itl: limit tpot, the mean between two tokens"),
             (args.gpus is None, "--sla needs --gpus, the number of GPUs to share out"),
             (args.isl is None or args.osl is None, "--sla needs --isl and --osl, the tokens of a request"),
-            (args.mtp not in (None, 0, 3), "--sla knows how many drafts are accepted for --mtp 0 and 3 only"),
             (
-                args.profile == DISAGGREGATED,
-                "--sla tries aggregated and disaggregated fleets: leave --profile disagg out",
+                args.mtp not in (None, *TOKENS_PER_STEP),
+                f"--sla knows how many drafts are accepted for --mtp 0 to {max(TOKENS_PER_STEP)}, not {args.mtp}",
+            ),
+            (
+                args.profile in (DISAGGREGATED, *SIDE_PROFILES.values()),
+                f"--sla tries aggregated and disaggregated fleets: leave --profile {args.profile} out",
             ),
             (args.concurrency is not None, "--sla finds the concurrency: leave --concurrency out"),
+            (args.from_bench is not None, "--sla finds profile and load: leave --from-bench out"),
+            (args.pp != 1, "--sla has no paces of pipeline stages: leave --pp out"),
+            (
+                args.engine not in (None, "tensorrt_llm") or args.preset is not None,
+                "--sla plans for TensorRT-LLM: leave --engine and --preset out; a plan is rehearsed with --write-pace "
+                "(docs/sla.md)",
+            ),
             (args.diff is not None or args.brief, "--sla shows a search: leave --diff and --brief out"),
         )
         if is_wrong
     ]
     if wrong:
         raise OptionError("; ".join(wrong))
-    plan = plan_to_sla(plan_request(args), args.sla, args.aiconfigurator)
+    request = plan_request(args)
+    if searched := searched_settings(request.overrides):
+        raise OptionError(f"--set {', '.join(searched)}: --sla chooses this itself (the drafts by --mtp); leave it out")
+    if load_release(request.release).is_before("1.0.0"):
+        said = f"--sla is for TensorRT-LLM 1.0.0 and newer: of {request.release} no paces and no hand-over are known"
+        raise OptionError(said)
+    plan = plan_to_sla(request, args.sla, args.aiconfigurator)
     if args.write_pace is not None:
         plan.write_paces(args.write_pace)
     if args.report is not None:
         write_sla_report(args.report, plan)
-    show_sla_plan(plan, as_json=args.json)
+    show_sla_plan(plan, as_json=args.json, paces=args.write_pace)
     if not args.json:
         show_fronts(plan)
     return 0

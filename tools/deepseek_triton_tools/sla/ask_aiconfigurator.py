@@ -16,7 +16,7 @@ from typing import Any
 from aiconfigurator_core.sdk import EngineHandle
 
 
-def _table(question: dict[str, Any], layout: dict[str, int]) -> dict[str, Any]:
+def _table(question: dict[str, Any], layout: dict[str, int], engines: list[EngineHandle]) -> dict[str, Any]:
     grid = question["grid"]
     try:
         engine = EngineHandle.compile(
@@ -28,6 +28,7 @@ def _table(question: dict[str, Any], layout: dict[str, int]) -> dict[str, Any]:
             kvcache_quant_mode=question["kv"],
             **layout,
         )
+        engines.append(engine)
         prefill = [engine.predict_prefill_latency(1, tokens) for tokens in grid["tokens"]]
         later = [engine.predict_prefill_latency(1, 2 * tokens, tokens) for tokens in grid["tokens"]]
         return {
@@ -54,8 +55,10 @@ def _table(question: dict[str, Any], layout: dict[str, int]) -> dict[str, Any]:
 
 def main() -> None:
     question = json.load(sys.stdin)
+    # While one lives, the next takes the loaded data from it; else each loads them again, for a second.
+    engines: list[EngineHandle] = []
     with contextlib.redirect_stdout(sys.stderr):  # it prints now and then
-        tables = [_table(question, layout) for layout in question["layouts"]]
+        tables = [_table(question, layout, engines) for layout in question["layouts"]]
     print(json.dumps({"version": version("aiconfigurator-core"), "tables": tables}))
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from deepseek_triton_build import BuildError, Plan, PlanRequest, make_plan
 from deepseek_triton_tools.bench.measuring.figures import Slo
 from deepseek_triton_tools.sla.predictions import (
-    PacedServer,
     SlaWorkload,
     Times,
     aggregated_times,
@@ -19,30 +16,16 @@ from deepseek_triton_tools.sla.predictions import (
     margin_for,
     prompt_ms,
 )
-from deepseek_triton_tools.sla.server_layouts import Json, ServerLayout
-
-_MOST_ROWS = 1024
-"""The last point of the tables."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerCandidate:
-    """A layout that our rules and the memory allow."""
-
-    layout: ServerLayout
-    server: PacedServer
-    most_rows: int
-    """Requests of these lengths that a rank's KV cache holds."""
-    pace: Json
-    """The table that `server` was made of."""
+from deepseek_triton_tools.sla.server_candidates import ServerCandidate
+from deepseek_triton_tools.sla.server_layouts import ServerLayout
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedFleet:
     """Servers for the GPUs given, at a load. Times and throughput have no margin; `margin` is the factor for both."""
 
-    layout: ServerLayout
-    """Layout of the aggregated or the generation servers."""
+    server: ServerCandidate
+    """One of the aggregated or the generation servers."""
     num_servers: int
     rows: int
     """Requests of each rank."""
@@ -52,14 +35,19 @@ class PlannedFleet:
     margin: float
     output_tps: float
     """Output tokens a second of all servers."""
-    context: ServerLayout | None = None
-    """Layout of the context servers; None for an aggregated fleet."""
+    context: ServerCandidate | None = None
+    """One of the context servers; None for an aggregated fleet."""
     num_context: int = 0
+
+    @property
+    def layout(self) -> ServerLayout:
+        """Layout of the aggregated or the generation servers."""
+        return self.server.layout
 
     @property
     def num_gpus(self) -> int:
         """GPUs that have work."""
-        context = self.context.num_gpus * self.num_context if self.context else 0
+        context = self.context.layout.num_gpus * self.num_context if self.context else 0
         return self.layout.num_gpus * self.num_servers + context
 
     @property
@@ -78,52 +66,6 @@ class PlannedFleet:
         return all(limit is None or value <= limit for limit, value in found)
 
 
-def layout_plan(request: PlanRequest, layout: ServerLayout, workload: SlaWorkload, rows: int) -> Plan:
-    """Make the plan of one server. Raises BuildError where our rules or the memory refuse it."""
-    own = {
-        "enable_attention_dp": layout.attention_dp,
-        "moe_expert_parallel_size": layout.expert_parallel_size,
-        "max_batch_size": rows,
-        "cuda_graph_config.max_batch_size": rows,
-    }
-    given = dict(request.overrides)
-    asked = dataclasses.replace(
-        request.workload, isl=workload.isl, osl=workload.osl, concurrency=rows * layout.num_ranks
-    )
-    return make_plan(
-        dataclasses.replace(
-            request, num_gpus=layout.num_gpus, workload=asked, overrides=tuple({**own, **given}.items())
-        )
-    )
-
-
-def held_rows(plan: Plan, workload: SlaWorkload) -> int:
-    """Requests that the KV cache of a rank holds, at most those of the tables."""
-    assert plan.budget is not None  # a plan for GPUs
-    return min(_MOST_ROWS, plan.budget.kv_tokens // (workload.isl + workload.osl))
-
-
-def fitting_rows(request: PlanRequest, layout: ServerLayout, workload: SlaWorkload) -> tuple[Plan, int]:
-    """Return a plan of the layout and how many requests each of its ranks holds.
-
-    :raises BuildError: where our rules or the memory refuse the layout.
-    """
-    plan = layout_plan(request, layout, workload, 1)
-    rows = held_rows(plan, workload)
-    while rows > 1:
-        # A larger batch needs more CUDA graphs and a larger sampler, which leave less for the KV cache.
-        try:
-            plan = layout_plan(request, layout, workload, rows)
-        except BuildError:
-            rows //= 2
-            continue
-        held = held_rows(plan, workload)
-        if held >= rows:
-            break
-        rows = max(1, held)
-    return plan, rows
-
-
 def aggregated_fleets(
     candidates: Sequence[ServerCandidate], workload: SlaWorkload, num_gpus: int
 ) -> Iterator[PlannedFleet]:
@@ -135,7 +77,7 @@ def aggregated_fleets(
             times = aggregated_times(candidate.server, workload, rows)
             users = rows * layout.num_ranks
             yield PlannedFleet(
-                layout=layout,
+                server=candidate,
                 num_servers=servers,
                 rows=rows,
                 users=users * servers,
@@ -146,17 +88,25 @@ def aggregated_fleets(
 
 
 def disaggregated_fleets(
-    candidates: Sequence[ServerCandidate], workload: SlaWorkload, num_gpus: int, slo: Slo
+    contexts: Sequence[ServerCandidate],
+    generations: Sequence[ServerCandidate],
+    workload: SlaWorkload,
+    num_gpus: int,
+    slo: Slo,
+    fit: Callable[[ServerCandidate, ServerCandidate], bool],
 ) -> Iterator[PlannedFleet]:
     """Yield the fleets of context and generation servers in every ratio that uses the GPUs and keeps the limit of
-    TTFT."""
-    contexts = _context_servers(candidates, workload, slo)
-    loads = [
-        (candidate, rows, generation_tpot_ms(candidate.server, workload, rows))
-        for candidate in candidates
-        for rows in _loads(candidate.most_rows)
-    ]
-    for context, busy, prompt in contexts:
+    TTFT.
+
+    :param fit: whether a context server can hand over its KV cache to a generation server.
+    """
+    for context, busy, prompt in _context_servers(contexts, workload, slo):
+        loads = [
+            (candidate, rows, generation_tpot_ms(candidate.server, workload, rows))
+            for candidate in generations
+            if fit(context, candidate)
+            for rows in _loads(candidate.most_rows)
+        ]
         layout = context.layout
         for num_context in range(1, num_gpus // layout.num_gpus + 1):
             left = num_gpus - num_context * layout.num_gpus
@@ -169,14 +119,14 @@ def disaggregated_fleets(
                 if servers and rate <= most:
                     ttft = context_ttft_ms(context.server, workload, busy * rate / most)
                     yield PlannedFleet(
-                        layout=candidate.layout,
+                        server=candidate,
                         num_servers=servers,
                         rows=rows,
                         users=users * servers,
                         times=Times(ttft_ms=ttft, tpot_ms=tpot),
                         margin=margin_for(users),
                         output_tps=rate * workload.osl,
-                        context=layout,
+                        context=context,
                         num_context=num_context,
                     )
 
@@ -209,7 +159,7 @@ def best_of_each(fleets: Sequence[PlannedFleet], slo: Slo, osl: int) -> list[Pla
     """Return the best load of each kind of fleet that keeps the limits, the best fleet first."""
     best: dict[object, PlannedFleet] = {}
     for fleet in fleets:
-        kind = (fleet.layout, fleet.context)
+        kind = (fleet.layout, fleet.context and fleet.context.layout)
         if fleet.keeps(slo, osl) and (kind not in best or fleet.output_tps > best[kind].output_tps):
             best[kind] = fleet
     return sorted(best.values(), key=lambda fleet: -fleet.output_tps / fleet.margin)

@@ -6,29 +6,50 @@ import dataclasses
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from deepseek_backend.engines.simulated.pace_table import read_table
-from deepseek_backend.engines.simulated.presets import MTP_3_TOKENS_PER_STEP
-from deepseek_triton_build import DISAGGREGATED, BuildError, PlanRequest
+from deepseek_triton_build import (
+    DISAGGREGATED,
+    BuildError,
+    DisaggregatedPlan,
+    Plan,
+    PlanRequest,
+    build_options,
+    make_disaggregated_plan,
+    make_plan,
+    pair_options,
+)
+from deepseek_triton_build.catalog import find_gpu
 from deepseek_triton_tools.bench.measuring.figures import Slo
 from deepseek_triton_tools.bench.report.report_points import pareto_front
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.sla.fleet_search import (
     PlannedFleet,
-    ServerCandidate,
     aggregated_fleets,
     best_of_each,
     disaggregated_fleets,
-    fitting_rows,
 )
 from deepseek_triton_tools.sla.model_paces import ModelPaces
-from deepseek_triton_tools.sla.predictions import PacedServer, SlaWorkload, burst_ttft_ms
+from deepseek_triton_tools.sla.predictions import TOKENS_PER_STEP, PacedServer, SlaWorkload, burst_ttft_ms
+from deepseek_triton_tools.sla.server_candidates import (
+    CONTEXT,
+    GENERATION,
+    SERVER,
+    SIDES,
+    ServerCandidate,
+    fitting_rows,
+    pair_request,
+    server_request,
+)
 from deepseek_triton_tools.sla.server_layouts import PacedModel, Paces, ServerLayout, layouts_up_to
 from deepseek_triton_tools.sla.silicon_paces import ENVIRONMENT_VARIABLE, HOW_TO_INSTALL, SiliconPaces
 from deepseek_triton_tools.tool_errors import ToolError
+
+_EXPERTS_OF_A_TOKEN = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +61,12 @@ class SlaPlan:
     workload: SlaWorkload
     source: str
     """Where the paces come from."""
-    note: str
-    """How to get better ones; "" where there are none."""
+    notes: list[str]
+    """How to get better ones, and what they leave out."""
     fleets: list[PlannedFleet]
     """The best load of each kind of fleet that keeps the limits, the best fleet first."""
     refused: dict[str, str]
-    """Layout -> why it was left out."""
-    candidates: list[ServerCandidate]
-    """The servers that were tried."""
+    """Layout, with its side in a pair, or both layouts of a pair -> why it was left out."""
     fronts: dict[str, list[PlannedFleet]]
     """Aggregated and disaggregated -> the fleets than which none has more tokens/s for a GPU and for a user, with their
     margins; they keep the limit of TTFT alone."""
@@ -64,21 +83,34 @@ class SlaPlan:
     def burst_ttft_ms(self, fleet: PlannedFleet) -> float:
         """Return the mean TTFT of a fleet, without margin, where all its requests come at once."""
         if fleet.context is None:
-            return burst_ttft_ms(self._candidate(fleet.layout).server, self.workload, fleet.rows)
-        requests = fleet.users / (fleet.num_context * fleet.context.num_ranks)
-        return burst_ttft_ms(self._candidate(fleet.context).server, self.workload, requests)
+            return burst_ttft_ms(fleet.server.server, self.workload, fleet.rows)
+        requests = fleet.users / (fleet.num_context * fleet.context.layout.num_ranks)
+        return burst_ttft_ms(fleet.context.server, self.workload, requests)
 
-    def _candidate(self, layout: ServerLayout) -> ServerCandidate:
-        return next(candidate for candidate in self.candidates if candidate.layout == layout)
-
-    @property
-    def sides(self) -> dict[str, tuple[ServerLayout, int]]:
-        """The kinds of servers of the best fleet, server, or context and generation: layout and max_batch_size."""
+    @cached_property
+    def built(self) -> Plan | DisaggregatedPlan:
+        """The plan from which `build` writes the best fleet: of its servers, or of a pair."""
         best = self.fleets[0]
         if best.context is None:
-            return {"server": (best.layout, best.rows)}
-        prompts = self._candidate(best.context).server.max_num_tokens // self.workload.isl
-        return {"context": (best.context, max(1, prompts)), "generation": (best.layout, best.rows)}
+            settings = best.server.settings(best.rows)
+            return make_plan(server_request(self.request, SERVER, best.layout, best.rows, settings))
+        counts = {"num_context": best.num_context, "num_generation": best.num_servers}
+        return make_disaggregated_plan(pair_request(self.request, best.context, best.server, best.rows, **counts))
+
+    @property
+    def build_command(self) -> str:
+        """The command that writes the best fleet's servers: one repository, or a pair."""
+        if isinstance(self.built, DisaggregatedPlan):
+            return f"deepseek-triton build {pair_options(self.built)} --output pair"
+        return f"deepseek-triton build {build_options(self.built)} --output server"
+
+    def rehearsal_command(self, paces: Path) -> str:
+        """The command that builds the best fleet on the simulated engine, with the paces that were written there."""
+        best = self.fleets[0]
+        counts = ["--context-servers", best.num_context, "--generation-servers", best.num_servers]
+        pair = ["--profile", DISAGGREGATED, *counts] if best.context else []
+        words = ["build", "tiny", "--engine", "simulated", *pair, "--preset", paces, "--output", "rehearsal"]
+        return shlex.join(["deepseek-triton", *map(str, words)])
 
     def write_paces(self, folder: Path) -> None:
         """Write what the simulated engine takes as its preset, for each kind of server of the best fleet: server.json,
@@ -87,97 +119,74 @@ class SlaPlan:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ToolError(f"{folder} can't be made: {error.strerror}") from error
-        for name in {"server", "context", "generation"} - self.sides.keys():  # of an earlier plan of the other kind
+        best, built = self.fleets[0], self.built
+        plans = built.sides if isinstance(built, DisaggregatedPlan) else {SERVER: built}
+        servers = {SERVER: best.server, CONTEXT: best.context, GENERATION: best.server}
+        for name in set(SIDES) - plans.keys():  # of an earlier plan of the other kind
             (folder / f"{name}.json").unlink(missing_ok=True)
-        for name, (layout, rows) in self.sides.items():
-            found = self._candidate(layout)
-            table = found.server.table
+        for name, plan in plans.items():
+            found = servers[name]
+            assert found is not None  # a pair has context servers
+            assert plan.budget is not None  # a plan for GPUs
             preset = {
-                "title": f"{self.request.variant} on {layout.num_gpus} x {self.request.gpu}, {layout}",
+                "title": f"{self.request.variant} on {found.layout.num_gpus} x {self.request.gpu}, {found.layout}",
                 "source": self.source,
-                "num_ranks": table.num_ranks,
-                "kv_cache_tokens": table.kv_cache_tokens,
-                "kv_token_bytes": table.kv_token_bytes,
-                "max_batch_size": rows,
-                "max_num_tokens": found.server.max_num_tokens,
-                "max_seq_len": table.kv_cache_tokens,
-                "num_draft_tokens": table.num_draft_tokens,
+                "num_ranks": found.layout.num_ranks,
+                "kv_cache_tokens": plan.budget.kv_tokens,
+                "kv_token_bytes": plan.budget.kv_bytes_per_token,
+                "max_batch_size": plan.canonical["max_batch_size"],
+                "max_num_tokens": plan.canonical["max_num_tokens"],
+                "max_seq_len": plan.budget.kv_tokens,
+                "num_draft_tokens": found.server.table.num_draft_tokens,
                 "tokens_per_step": found.server.tokens_per_step,
                 "pace": found.pace,
             }
             with whole_file(folder / f"{name}.json") as file:
                 json.dump(preset, file)
 
-    @property
-    def build_command(self) -> str:
-        """The command that writes the best fleet's servers: one repository, or a pair."""
-        best, asked = self.fleets[0], self.request
-        words = [
-            "deepseek-triton",
-            "build",
-            asked.variant,
-            "--gpu",
-            str(asked.gpu),
-            "--precision",
-            str(asked.precision),
-        ]
-        words += ["--isl", str(self.workload.isl), "--osl", str(self.workload.osl), "--mtp", str(asked.mtp)]
-        if best.context is None:
-            users = best.users // best.num_servers
-            words += ["--gpus", str(best.layout.num_gpus), "--profile", asked.profile]
-        else:
-            users = best.users
-            words += ["--profile", DISAGGREGATED, "--context-servers", str(best.num_context)]
-            words += ["--generation-servers", str(best.num_servers)]
-        words += ["--concurrency", str(users)]
-        for name, (layout, rows) in self.sides.items():
-            settings = {
-                "enable_attention_dp": str(layout.attention_dp).lower(),
-                "moe_expert_parallel_size": layout.expert_parallel_size,
-                "max_batch_size": rows,
-            }
-            if name != "server":
-                settings = {"num_gpus": layout.num_gpus, **settings}
-            if name != "context":
-                settings["cuda_graph_config.max_batch_size"] = rows
-            option = "--set" if name == "server" else f"--{name}-set"
-            words += [word for key, value in settings.items() for word in (option, f"{key}={value}")]
-        words += ["--allow-unpublished"] if asked.allow_unpublished else []
-        return shlex.join([*words, "--output", "server" if best.context is None else "pair"])
-
 
 def plan_to_sla(request: PlanRequest, slo: Slo, python: Path | None) -> SlaPlan:
     """Search the fleets for `request.num_gpus` GPUs.
 
-    :param python: a Python that has aiconfigurator-core. None: the environment variable's, else our own model's paces.
+    :param python: a Python that has aiconfigurator-core, or the folder of its environment. None: the environment
+        variable's, else our own model's paces.
     :raises ToolError: when no fleet keeps the limits; it says how near the nearest comes.
     """
     named = os.environ.get(ENVIRONMENT_VARIABLE)
     found = python or (Path(named) if named else None)
+    if found is not None and found.is_dir():
+        found /= "bin/python"
     paces: Paces = SiliconPaces(found) if found else ModelPaces()
     workload = SlaWorkload(isl=request.workload.isl or 1, osl=request.workload.osl or 1)
     num_gpus = request.num_gpus or 1
     request = dataclasses.replace(request, mtp=request.mtp or 0)
-    candidates, refused, request = _candidates(request, workload, paces)
-    kinds = {
-        "aggregated": list(aggregated_fleets(candidates, workload, num_gpus)),
-        "disaggregated": list(disaggregated_fleets(candidates, workload, num_gpus, slo)),
-    }
+    candidates, refused, request = _candidates(request, paces)
+
+    def fit(context: ServerCandidate, generation: ServerCandidate) -> bool:
+        try:
+            make_disaggregated_plan(pair_request(request, context, generation, generation.most_rows))
+        except BuildError as error:
+            refused[f"{context.layout} context + {generation.layout}"] = str(error)
+            return False
+        return True
+
+    of_side = {side: [candidate for candidate in candidates if candidate.side == side] for side in SIDES}
+    pairs = disaggregated_fleets(of_side[CONTEXT], of_side[GENERATION], workload, num_gpus, slo, fit)
+    kinds = {"aggregated": list(aggregated_fleets(of_side[SERVER], workload, num_gpus)), "disaggregated": list(pairs)}
     fleets = [fleet for of_kind in kinds.values() for fleet in of_kind]
     best = best_of_each(fleets, slo, workload.osl)
     if not best:
         raise ToolError(_none_keeps(fleets, refused))
     fronts = {kind: _front(of_kind, slo, workload.osl) for kind, of_kind in kinds.items()}
-    note = "" if found else f"for measured paces: {HOW_TO_INSTALL}"
+    notes = [] if found else [f"for measured paces: {HOW_TO_INSTALL}"]
     return SlaPlan(
         request=request,
         slo=slo,
         workload=workload,
         source=paces.source,
-        note=note,
+        notes=[*notes, *_notes_on_nodes(request, best)],
         fleets=best,
         refused=refused,
-        candidates=candidates,
         fronts={kind: front for kind, front in fronts.items() if front},
     )
 
@@ -189,37 +198,27 @@ def _front(fleets: Sequence[PlannedFleet], slo: Slo, osl: int) -> list[PlannedFl
     return [kept[number] for number in pareto_front(places)]
 
 
-def _candidates(
-    request: PlanRequest, workload: SlaWorkload, paces: Paces
-) -> tuple[list[ServerCandidate], dict[str, str], PlanRequest]:
+def _candidates(request: PlanRequest, paces: Paces) -> tuple[list[ServerCandidate], dict[str, str], PlanRequest]:
     """Return the servers that are allowed, why others are not, and the request with its precision."""
     refused: dict[str, str] = {}
-    fitting = {}
+    fitting: dict[tuple[str, ServerLayout], tuple[Plan, int]] = {}
     for layout in layouts_up_to(request.num_gpus or 1):
-        try:
-            fitting[layout] = fitting_rows(request, layout, workload)
-        except BuildError as error:
-            refused[str(layout)] = str(error)
+        for side in SIDES:
+            try:
+                fitting[side, layout] = fitting_rows(request, side, layout)
+            except BuildError as error:
+                refused[_name(side, layout)] = str(error)
+    asked: dict[PacedModel, list[tuple[str, ServerLayout]]] = {}
+    for place, (plan, _) in fitting.items():
+        asked.setdefault(_paced_model(plan), []).append(place)
+        request = dataclasses.replace(request, precision=plan.precision)
     candidates = []
-    asked: dict[PacedModel, list[ServerLayout]] = {}
-    for layout, (plan, _) in fitting.items():
-        assert plan.gpu is not None and plan.checkpoint is not None and plan.variant.architecture is not None  # noqa: PT018
-        asked.setdefault(
-            PacedModel(
-                architecture=plan.variant.architecture.name,
-                precision=plan.checkpoint.precision,
-                gpu=plan.gpu.name,
-                kv_dtype="fp8" if plan.canonical.get("kv_cache_config.dtype") == "fp8" else "bf16",
-                num_draft_tokens=request.mtp or 0,
-            ),
-            [],
-        ).append(layout)
-        request = dataclasses.replace(request, precision=plan.checkpoint.precision)
-    for model, layouts in asked.items():
-        for layout, table in paces.tables(model, layouts).items():
-            plan, rows = fitting[layout]
+    for model, places in asked.items():
+        tables = paces.tables(model, list(dict.fromkeys(layout for _, layout in places)))
+        for side, layout in places:
+            table, (plan, rows) = tables[layout], fitting[side, layout]
             if isinstance(table, str):
-                refused[str(layout)] = table
+                refused[_name(side, layout)] = table
                 continue
             assert plan.budget is not None
             read = read_table(
@@ -232,16 +231,50 @@ def _candidates(
             server = PacedServer(
                 table=read,
                 max_num_tokens=plan.canonical["max_num_tokens"],
-                tokens_per_step=MTP_3_TOKENS_PER_STEP if model.num_draft_tokens else 1.0,
+                tokens_per_step=TOKENS_PER_STEP[model.num_draft_tokens],
             )
             if rows:
-                candidates.append(ServerCandidate(layout=layout, server=server, most_rows=rows, pace=table))
+                candidates.append(ServerCandidate(side=side, layout=layout, server=server, most_rows=rows, pace=table))
     return candidates, refused, request
+
+
+def _name(side: str, layout: ServerLayout) -> str:
+    return str(layout) if side == SERVER else f"{side} {layout}"
+
+
+def _paced_model(plan: Plan) -> PacedModel:
+    assert plan.gpu is not None and plan.checkpoint is not None and plan.variant.architecture is not None  # noqa: PT018
+    return PacedModel(
+        architecture=plan.variant.architecture.name,
+        precision=plan.checkpoint.precision,
+        gpu=plan.gpu.name,
+        kv_dtype="fp8" if plan.has_fp8_kv else "bf16",
+        num_draft_tokens=plan.request.mtp or 0,
+    )
+
+
+def _notes_on_nodes(request: PlanRequest, fleets: Iterable[PlannedFleet]) -> list[str]:
+    """Say what is computed for servers between whose nodes the engine could use DeepEP: those with attention DP, and
+    more ranks of experts than a token has (TensorRT-LLM fused_moe_wide_ep.py, select_alltoall_method_type)."""
+    domain = find_gpu(request.gpu or "").nvlink_domain
+    servers = [server for fleet in fleets for server in (fleet.server, fleet.context) if server is not None]
+    wide = dict.fromkeys(
+        str(layout)
+        for layout in (server.layout for server in servers)
+        if layout.num_gpus > domain and layout.attention_dp and layout.expert_parallel_size > _EXPERTS_OF_A_TOKEN
+    )
+    if not wide:
+        return []
+    return [
+        f"{', '.join(wide)}: computed for nodes that exchange tokens by all-gather and reduce-scatter, as `build` "
+        "writes it; DeepEP may be faster, but has no table here (docs/sla.md)"
+    ]
 
 
 def _none_keeps(fleets: list[PlannedFleet], refused: dict[str, str]) -> str:
     if not fleets:
-        why = "; ".join(f"{name}: {said}" for name, said in list(refused.items())[-2:])
+        layouts = {said: name for name, said in reversed(refused.items())}
+        why = "; ".join(f"{name}: {said}" for said, name in list(layouts.items())[:2])
         return f"no layout can be searched: {why}"
     fastest = min(fleets, key=lambda fleet: fleet.times.slower(fleet.margin).tpot_ms)
     first = min(fleets, key=lambda fleet: fleet.times.slower(fleet.margin).ttft_ms)

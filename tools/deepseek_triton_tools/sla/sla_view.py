@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from deepseek_triton_tools.sla.fleet_search import PlannedFleet
@@ -25,15 +26,21 @@ FLEET_HEADINGS = (
 )
 
 
-def show_sla_plan(plan: SlaPlan, *, as_json: bool) -> None:
+def show_sla_plan(plan: SlaPlan, *, as_json: bool, paces: Path | None = None) -> None:
+    """Print the search.
+
+    :param paces: the folder that its paces were written to.
+    """
     with to_reader():
         if as_json:
-            print_json(sla_document(plan))
-        else:
-            _show(plan)
+            print_json(sla_document(plan, paces))
+            return
+        _show(plan)
+        if paces is not None:
+            print(paragraph(f"rehearse it: {plan.rehearsal_command(paces)}"))
 
 
-def sla_document(plan: SlaPlan) -> dict[str, Any]:
+def sla_document(plan: SlaPlan, paces: Path | None = None) -> dict[str, Any]:
     """The search as JSON; docs/sla.md describes it."""
     return {
         "variant": plan.request.variant,
@@ -45,6 +52,8 @@ def sla_document(plan: SlaPlan) -> dict[str, Any]:
         "source": plan.source,
         "fleets": [_fleet(plan, fleet) for fleet in plan.fleets],
         "build": plan.build_command,
+        "rehearsal": plan.rehearsal_command(paces) if paces is not None else None,
+        "notes": plan.notes,
         "refused": plan.refused,
     }
 
@@ -53,7 +62,7 @@ def _fleet(plan: SlaPlan, fleet: PlannedFleet) -> dict[str, Any]:
     return {
         "layout": str(fleet.layout),
         "servers": fleet.num_servers,
-        "context_layout": str(fleet.context) if fleet.context else None,
+        "context_layout": str(fleet.context.layout) if fleet.context else None,
         "context_servers": fleet.num_context,
         "requests_per_rank": fleet.rows,
         "users": fleet.users,
@@ -69,7 +78,7 @@ def _fleet(plan: SlaPlan, fleet: PlannedFleet) -> dict[str, Any]:
 
 def fleet_name(fleet: PlannedFleet) -> str:
     served = f"{fleet.num_servers} x {fleet.layout}, {fleet.rows} a rank"
-    return f"{fleet.num_context} x {fleet.context} context + {served}" if fleet.context else served
+    return f"{fleet.num_context} x {fleet.context.layout} context + {served}" if fleet.context else served
 
 
 def sla_title(plan: SlaPlan) -> str:
@@ -99,10 +108,15 @@ def _show(plan: SlaPlan) -> None:
     title = f"{sla_title(plan)}: the best first; limits are kept with the margin"
     show(Table(title=title, headings=FLEET_HEADINGS, rows=rows))
     print(paragraph(f"paces: {plan.source}"))
-    if plan.note:
-        print(paragraph(plan.note))
+    for note in plan.notes:
+        print(paragraph(note))
     if plan.refused:
         print(paragraph(f"{len(plan.refused)} layouts were left out; --json says why"))
     best = plan.fleets[0]
-    pair = f"{best.num_context} context servers and {best.num_servers} generation servers"
-    print(paragraph(f"{pair if best.context else f'{best.num_servers} servers'}: {plan.build_command}"))
+    generation = _counted(best.num_servers, "generation server")
+    pair = f"{_counted(best.num_context, 'context server')} and {generation}"
+    print(paragraph(f"{pair if best.context else _counted(best.num_servers, 'server')}: {plan.build_command}"))
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
