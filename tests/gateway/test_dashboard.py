@@ -135,5 +135,5 @@ def test_a_gateway_with_keys_is_shown_to_whoever_may_see_it(page: Page, gateway:
 
 def test_a_key_that_may_not_see_the_servers_can_be_changed(page: Page, gateway: WatchedGateway) -> None:
     gateway.refusal = 403
-    page.wait("document.querySelector('#locked').checkVisibility()")
-    assert page.text("#state") == "Not this key."
+    page.wait("document.querySelector('#state').innerText === 'Not this key.'")
+    assert page.run("document.querySelector('#locked').checkVisibility()")
