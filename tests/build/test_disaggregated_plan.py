@@ -92,3 +92,14 @@ def test_an_embedded_engine_makes_a_pair_to_rehearse_with():
 def test_vllm_is_refused():
     with pytest.raises(RefusedPlanError, match="leave --engine vllm out"):
         planned(replace(V3, engine="vllm"))
+
+
+def test_every_server_of_a_pair_has_a_port():
+    """The orchestrator's is 8000, and theirs follow."""
+    last = planned(num_context=57_534).orchestrator
+    urls = {setting.key: setting.value for setting in last}["generation_servers.urls"]
+
+    assert urls == ("localhost:65535",)
+    said = "--context-servers 57535 and --generation-servers 1: expected at most 57,535 together.* at 65,535"
+    with pytest.raises(RefusedPlanError, match=said):
+        planned(num_context=57_535)

@@ -277,6 +277,7 @@ def test_a_key_of_only_one_of_the_releases_around_a_candidate_is_unproven():
     ("changes", "said"),
     [
         ({"model": "./DeepSeek-R1"}, r"--model \./DeepSeek-R1: expected an absolute path"),
+        ({"model": "DeepSeek-R1"}, r"--model DeepSeek-R1: .*or a Hugging Face name \(owner/name\); give one"),
         ({"kv_routing": True, "dynamo": "0.7.0"}, r"Dynamo 0\.7\.0 publishes no KV events \(ai-dynamo/dynamo#5015\)"),
         (
             {"kv_routing": True, "overrides": (("kv_cache_config.enable_block_reuse", False),)},

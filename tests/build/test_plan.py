@@ -168,6 +168,24 @@ def test_attention_dp_makes_room_before_it_is_given_up():
     assert plan.budget.concurrent_requests(8192, 8192) > 300
 
 
+@pytest.mark.parametrize("rows", [1, 128])
+def test_attention_dp_that_is_set_by_hand_makes_room_too(rows):
+    """Without chunks, each of 32 ranks would gather 32 x 8,192 tokens for its experts."""
+    plan = planned(num_gpus=32, overrides=(("enable_attention_dp", True), ("max_batch_size", rows)))
+
+    assert values(plan)["moe_config.max_num_tokens"] == 8192
+    assert plan.max_concurrency == 32 * rows
+    assert reason(plan, "enable_attention_dp") == "set by hand"
+    assert plan.budget.workspace < 10 * GIB
+
+
+def test_attention_dp_that_is_turned_off_by_hand_takes_its_settings_along():
+    chosen = values(planned(profile="throughput", overrides=(("enable_attention_dp", False),)))
+
+    assert chosen["enable_attention_dp"] is False
+    assert not [key for key in chosen if key.startswith("attention_dp_config")]
+
+
 def test_reasons_are_of_the_workload_that_is_asked_for():
     plan = planned(profile="throughput", workload=Workload(isl=6000, osl=700, concurrency=700))
 

@@ -118,15 +118,40 @@ def test_the_benchmark_makes_its_dataset_once_and_runs_on_both_nodes(slurm, laun
     assert_nothing_is_left()
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A context and a generation server of eight ranks each, on the stand-in for the engine."""
-    plan = ("deepseek-r1", "--gpu", "h200", "--gpus", "8", "--profile", "disagg")
-    folder = build(tmp_path_factory.mktemp("launched") / "a pair", *plan)
+def test_a_server_below_srun_is_told_to_stop_before_srun_kills_it(slurm, launched, tmp_path, assert_nothing_is_left):
+    """The script is that of a container, without pyxis' own options, which this Slurm lacks."""
+    twin, log, cache = build(tmp_path / "twin", "tiny", "--engine", "simulated"), tmp_path / "log", tmp_path / "kernels"
+    options = ("--image", "here", "--cache-dir", str(cache), "--log", str(log), "--python", sys.executable)
+    words = dataclasses.replace(launched, repository=twin).launch("slurm", *options)
+    text = slurm(*words, env=launched.environment)
+    script = tmp_path / "script"
+    script.write_text(re.sub(r"(?m)^  --container-image=.*\n  --container-mounts=.*\n", "", text))
+    job = slurm("sbatch", "--parsable", str(script), env=launched.environment).strip()
+    wait_for(
+        lambda: (log.exists() and "0: deepseek-triton: ready" in log.read_text()) or not slurm.goes_on(job),
+        lambda: slurm.explain(log),
+    )
+
+    slurm("scancel", "--batch", "--signal=TERM", job)
+
+    assert slurm.wait(job) == ("COMPLETED", "0:0"), slurm.explain(log)
+    assert "deepseek-triton: stopped (exit code 0)" in log.read_text()
+    assert "forcing job termination" not in log.read_text()
+    assert_nothing_is_left()
+
+
+def pair_of_standins(folder: Path, *plan: str) -> Path:
+    build(folder, "deepseek-r1", *plan, "--profile", "disagg")
     for side in ("context", "generation"):
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(STANDIN, folder / side / "tensorrt_llm/1/tensorrt_llm", ignore=ignore)
     return folder
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A context and a generation server of eight ranks each, on the stand-in for the engine."""
+    return pair_of_standins(tmp_path_factory.mktemp("launched") / "a pair", "--gpu", "h200", "--gpus", "8")
 
 
 @pytest.fixture
@@ -168,6 +193,31 @@ def test_each_server_of_a_pair_has_its_own_node(slurm, submit_pair, hosts, launc
     joined = hosts[0].run(sys.executable, "-c", _JOINED, env=launched.environment)
     assert joined.returncode == 0, joined.stderr
     assert joined.stdout.strip()
+    slurm("scancel", "--batch", "--signal=TERM", job)
+    assert slurm.wait(job) == ("COMPLETED", "0:0"), slurm.explain(log)
+    assert_nothing_is_left()
+
+
+def test_sides_with_different_gpus_ask_for_nodes_of_their_own_kind(
+    slurm, submit_pair, hosts, launched, tmp_path, assert_nothing_is_left
+):
+    """A heterogeneous job: four GPUs for the context server, eight for the other one."""
+    log = tmp_path / "log"
+    job = submit_pair(pair_of_standins(tmp_path / "mixed", "--gpu", "b200", "--context-set", "num_gpus=4"))
+    ready = [f"{server}: deepseek-triton: ready" for server in ("context node1", "generation node2")]
+    wait_for(
+        lambda: (log.exists() and all(line in log.read_text() for line in ready)) or not slurm.goes_on(job),
+        lambda: slurm.explain(log),
+    )
+
+    assert all(line in log.read_text() for line in ready), slurm.explain(log)
+    gpus = [
+        host.environment("worker_node.py", rank=rank)["SLURM_GPUS_ON_NODE"]
+        for host, rank in zip(hosts, (3, 7), strict=True)
+    ]
+    assert gpus == ["4", "8"]
+    joined = hosts[0].run(sys.executable, "-c", _JOINED, env=launched.environment)
+    assert joined.returncode == 0, joined.stderr
     slurm("scancel", "--batch", "--signal=TERM", job)
     assert slurm.wait(job) == ("COMPLETED", "0:0"), slurm.explain(log)
     assert_nothing_is_left()

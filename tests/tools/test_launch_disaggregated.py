@@ -26,6 +26,8 @@ SERVERS = {
     "twin": ["tiny", "--engine", "simulated"],
     "older": ["deepseek-r1", "--gpu", "h200", "--model", "/models/R1", "--trtllm", "1.1.0"],
     "other": ["deepseek-v3", "--gpu", "h200", "--model", "/models/V3"],
+    "half": ["deepseek-r1", "--gpu", "b200", "--gpus", "4", "--model", "/models/R1"],
+    "whole": ["deepseek-r1", "--gpu", "b200", "--gpus", "8", "--model", "/models/R1"],
 }
 
 
@@ -231,8 +233,10 @@ def run(tmp_path):
     srun = recording(programs, "srun")
 
     def run(text, hosts):
-        recording(programs, "scontrol", after=f"print({chr(10).join(hosts)!r})")
+        if hosts:
+            recording(programs, "scontrol", after=f"print({chr(10).join(hosts)!r})")
         environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "nodes"}
+        environment |= {f"SLURM_JOB_NODELIST_HET_GROUP_{n}": f"nodes{n}" for n in range(2)}
         done = subprocess.run(["bash", "-c", text], env=environment, capture_output=True, text=True)
         return done, srun.calls
 
@@ -271,6 +275,29 @@ def test_every_server_gets_nodes_of_its_own(pair, launched, run):
     sources = [("--context-server", 1), ("--context-server", 2), ("--server", 3), ("--server", 5)]
     gateway = " ".join(f"{option} http://node{number}:8100" for option, number in sources)
     assert f"launch: for clients start deepseek-triton gateway --triton-model tensorrt_llm {gateway}\n" in done.stdout
+
+
+def test_sides_with_different_gpus_are_components_of_a_heterogeneous_job(pair, launched, run, tmp_path):
+    counts = ("--context-servers", "2", "--partition", "gpu", "--cache-dir", tmp_path / "kept")
+    _, text, _ = launched("slurm", pair("half", "whole"), *counts)
+    recording(tmp_path / "bin", "scontrol", after="print({'nodes0': 'a\\nb', 'nodes1': 'c'}[sys.argv[3]])")
+    components = text.split("#SBATCH hetjob\n")
+    done, calls = run(text, None)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    for component, nodes, gpus in zip(components, (2, 1), (4, 8), strict=True):
+        lines = component.splitlines()
+        assert {f"#SBATCH --nodes={nodes}", f"#SBATCH --gpus-per-node={gpus}", "#SBATCH --partition=gpu"} < set(lines)
+        assert f"#SBATCH --ntasks-per-node={gpus}" in lines
+    asked = [["--het-group=0", "--gpus-per-node=4"], ["--het-group=1", "--gpus-per-node=8"]]
+    for words in (call["args"] for call in calls):
+        where = [word for word in words if word.startswith(("--het-group", "--gpus-per-node"))]
+        nodes = [word for word in words if word.startswith("--nodelist=")]
+        if nodes:
+            assert where == asked["--nodelist=c" in nodes] * len(nodes)
+        else:
+            assert where in asked
+    assert "--context-server http://a:8000 --context-server http://b:8000 --server http://c:8000\n" in done.stdout
 
 
 def test_too_few_nodes_are_named_before_anything_starts(pair, launched, run):
@@ -385,6 +412,32 @@ def test_options_that_a_pair_does_not_take(pair, launched, options, expected):
     assert (code, out) == (2, "")
     assert expected in err
     assert err.count("expected") <= 1
+
+
+@pytest.mark.parametrize("form", ["local", "slurm", "kubernetes"])
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            ["--format", "dynamo"],
+            "is for Dynamo, which has no Triton server to launch: kubectl apply -f {}/dynamo.yaml",
+        ),
+        (
+            ["--format", "trtllm-serve", "--profile", "disagg"],
+            "is a pair of trtllm-serve servers, which launch does not start: run context/serve.sh and "
+            "generation/serve.sh on their machines, and orchestrator.sh, which joins them",
+        ),
+        (["--format", "trtllm-serve"], "is a server without Triton, which launch does not start: run {}/serve.sh in"),
+    ],
+)
+def test_folders_of_other_formats_say_how_they_are_started(launched, tmp_path, form, words, expected):
+    folder = tmp_path / "built"
+    assert main(["build", "deepseek-r1", "--gpu", "h200", *words, "--output", str(folder)]) == 0
+
+    code, out, err = launched(form, folder)
+
+    assert (code, out, len(err.splitlines())) == (1, "", 1)
+    assert f"{folder} {expected.format(folder)}" in err
 
 
 @pytest.mark.parametrize("form", ["local", "docker", "mpirun"])

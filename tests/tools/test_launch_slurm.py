@@ -2,6 +2,8 @@
 
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 
@@ -12,6 +14,7 @@ from deepseek_triton_tools.launching import containers, slurm
 from deepseek_triton_tools.launching.stop_times import StopTimes
 from support.recording import recording
 from support.supervising import free_ports, port_options
+from support.waiting import PATIENCE_S, wait_for
 
 
 @pytest.fixture
@@ -163,6 +166,61 @@ def test_one_rank_has_a_supervisor_of_its_own(script, run, built):
     assert pythons == []
     assert sruns[-1]["args"][-1] == f"{built}/tiny/start.sh"
     assert sruns[-1]["env"]["ODD"] == "a 'b' $c"
+
+
+_SRUN = """\
+import signal, subprocess
+command = sys.argv[1:]
+if "env" in command:
+    def kill(*_):
+        task.kill()
+        print("srun: forcing job termination", flush=True)
+        os._exit(143)
+    task = subprocess.Popen(command[command.index("env"):])
+    signal.signal(signal.SIGTERM, kill)
+    os._exit(task.wait())
+"""
+"""srun of Slurm 22.05: it kills its task at SIGTERM."""
+_START = """\
+#!/bin/sh
+touch {folder}/begun
+while [ ! -e {folder}/goes ]; do sleep 0.1; done
+exec {python} {folder}/tensorrt_llm/1/supervise.py run --exit-timeout 30 {ports} -- {python} -c "{server}"
+"""
+_SERVER = """\
+import pathlib, signal, sys, time
+pathlib.Path('/proc/self/comm').write_text('tritonserver')
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), print('drained', flush=True), sys.exit()))
+print('serving', flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["while it serves", "before the container runs"])
+def test_one_rank_in_a_container_drains_when_the_job_is_told_to_end(script, built, tmp_path, runs):
+    """start.sh is replaced: its supervisor is the real one, its server needs two seconds to drain."""
+    folder = tmp_path / "tiny"
+    shutil.copytree(built / "tiny", folder)
+    text = script("tiny", "--image", "mine", "--python", sys.executable).replace(str(built / "tiny"), str(folder))
+    ports = " ".join(port_options(free_ports(3)))
+    (folder / "start.sh").write_text(_START.format(folder=folder, python=sys.executable, ports=ports, server=_SERVER))
+    srun = recording(tmp_path / "bin", "srun", after=_SRUN)
+    recording(tmp_path / "bin", "scontrol", after="print('node1')")
+    environment = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node1"}
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        job = subprocess.Popen(["bash", "-c", text], env=environment, stdout=output, stderr=output)
+    wait_for((folder / "begun").exists, log.read_text)
+    if runs:
+        (folder / "goes").touch()
+        wait_for(lambda: "serving" in log.read_text(), log.read_text)
+
+    job.send_signal(signal.SIGTERM)
+
+    assert (job.wait(PATIENCE_S) == 0) == runs, log.read_text()
+    assert ("drained" in log.read_text()) == runs
+    assert "forcing" not in log.read_text()
+    assert srun.calls[-1]["env"]["XDG_RUNTIME_DIR"] == "/dev/shm"
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_these_lines_work(launch, form, options):
 
 def test_slurm_starts_one_process_a_node_below_one_supervisor(launch):
     script = launch("slurm", "two", "--no-container", "--http-port", "9000")
-    command = shlex.split(one_line(script[script.index("\nexec ") :]))
+    command = shlex.split(one_line(script[script.index("exec python3") :]))
 
     assert {"#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1", "#SBATCH --gpus-per-node=8"} <= set(script.splitlines())
     assert command[command.index("--ranks") + 1 : command.index("--ranks") + 4] == ["2", "--ranks-per-node", "1"]

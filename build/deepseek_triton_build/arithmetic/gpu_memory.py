@@ -332,7 +332,12 @@ def _fullest_stage(a: Architecture, pipeline_parallel_size: int) -> float:
 
 
 def _tokens_at_once(layout: Layout, max_num_tokens: int, moe_max_num_tokens: int | None) -> int:
-    """Return the tokens whose activations take memory at the same time. Under attention DP the experts see the tokens
-    of every rank, in chunks of moe_config.max_num_tokens where it is set."""
+    """Return the tokens whose activations take memory at the same time.
+
+    Under attention DP without all-to-all each rank gathers the tokens of every rank, in chunks of
+    moe_config.max_num_tokens where it is set (TensorRT-LLM fused_moe_cutlass.py). Expert parallelism doesn't divide the
+    workspace: it has top_k rows for each token of the chunk, in two buffers of hidden_size 16-bit values
+    (moe_kernels.cu, getWorkspaceDeviceBufferSizes), which is 0.23 MB of the 0.42 MB that a token is assumed to take.
+    """
     together = max_num_tokens * layout.attention_dp_size
     return max(max_num_tokens, min(together, moe_max_num_tokens or together))

@@ -14,6 +14,8 @@ from deepseek_triton_build.data.catalog import find_variant
 from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, DEFAULT_PROFILE
 from deepseek_triton_build.data.planned_settings import Setting
 from deepseek_triton_build.planning.orchestrator_settings import (
+    LAST_PORT,
+    MOST_SERVERS,
     load_limit_s,
     make_orchestrator,
     orchestrator_settings,
@@ -125,6 +127,9 @@ def make_disaggregated_plan(request: DisaggregatedRequest) -> DisaggregatedPlan:
 def _refuse_counts(request: DisaggregatedRequest) -> None:
     counts = {"--context-servers": request.num_context, "--generation-servers": request.num_generation}
     wrong = [f"{option} {count}: expected a whole number from 1" for option, count in counts.items() if count < 1]
+    if sum(counts.values()) > MOST_SERVERS:
+        given = " and ".join(f"{option} {count}" for option, count in counts.items())
+        wrong.append(f"{given}: expected at most {MOST_SERVERS:,} together, whose ports end at {LAST_PORT:,}")
     for side, changes in ((CONTEXT, request.context), (GENERATION, request.generation)):
         for name, value in changes:
             if name in _OWN_FIELDS and (type(value) is not int or value < _OWN_FIELDS[name]):

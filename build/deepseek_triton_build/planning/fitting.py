@@ -52,7 +52,7 @@ def _with_the_best_iteration(target: Target, wanted: Sizes) -> Sizes:
     Under attention DP the experts see the tokens of all ranks at once. Where their activations leave too little for the
     KV cache, the experts process the tokens in parts, or the iterations become smaller.
     """
-    if not wanted.layout.attention_dp or target.is_as_published:
+    if not wanted.layout.attention_dp or wanted.as_published:
         return wanted
     asked = target.request.workload.concurrency or wanted.max_concurrency
     best, most = wanted, 0

@@ -43,10 +43,14 @@ def needs_attention_dp(target: Target) -> bool:
 
 
 def wants_attention_dp(target: Target) -> bool:
-    """Tell whether attention DP should be on: as published, but for another concurrency on for many requests and off
-    for few, which it serves slower. Wide EP doesn't run without it, and neither do GPUs that can't share the heads."""
+    """Tell whether attention DP should be on: as set by hand or else as published, but for another concurrency on for
+    many requests and off for few, which it serves slower. Wide EP doesn't run without it, and neither do GPUs that
+    can't share the heads."""
     if needs_attention_dp(target):
         return True
+    given = dict(target.request.overrides).get("enable_attention_dp")
+    if isinstance(given, bool):  # the sizes that fit depend on it
+        return given
     published = bool(target.recipe.value("enable_attention_dp", False))
     asked = target.request.workload.concurrency
     is_wide = target.recipe.value("moe_config.backend") == WIDE_EP

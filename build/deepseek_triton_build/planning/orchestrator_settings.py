@@ -13,6 +13,9 @@ from deepseek_triton_build.rules.orchestrator import CLUSTER, KV_AWARE, Orchestr
 CONFIG_NAME = "disagg_config.yaml"
 SCRIPT_NAME = "orchestrator.sh"
 ORCHESTRATOR_PORT = 8000
+LAST_PORT = 65535
+MOST_SERVERS = LAST_PORT - ORCHESTRATOR_PORT
+"""Servers of both sides together, each of which has a port of its own."""
 REQUEST_TIMEOUT_S = 1200
 """Seconds that a request may take (TensorRT-LLM examples/disaggregated/slurm/benchmark)."""
 _SEED = "TensorRT-LLM examples/models/core/deepseek_v3/README.md, Disaggregated Serving"

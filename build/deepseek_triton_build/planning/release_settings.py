@@ -156,7 +156,8 @@ def with_overrides(target: Target, chosen: tuple[Setting, ...]) -> tuple[tuple[S
             triton[key] = value
             continue
         canonical_key = _checked_argument(target, key, value)
-        before = f" instead of {short_repr(merged[key].value)}" if key in merged else ""
+        is_other = key in merged and merged[key].value != value
+        before = f" instead of {short_repr(merged[key].value)}" if is_other else ""
         for replaced in _replaced(target.release, key, canonical_key, merged):
             del merged[replaced]
         merged[key] = Setting(key, value, f"set by hand{before}")

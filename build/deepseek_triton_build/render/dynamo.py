@@ -95,8 +95,10 @@ def _text(workers: tuple[_Worker, ...], stamp: str) -> str:
 
 def _refusals(worker: _Worker) -> Iterator[str]:
     request = worker.plan.request
-    if request.model is not None and is_path(request.model) and not PurePosixPath(request.model).is_absolute():
-        yield f"--model {request.model}: expected an absolute path, under which the volume is mounted; give one"
+    model = request.model
+    if model is not None and not PurePosixPath(model).is_absolute() and (is_path(model) or "/" not in model):
+        expected = "an absolute path, under which the volume is mounted, or a Hugging Face name (owner/name)"
+        yield f"--model {model}: expected {expected}; give one"
     if request.container is not None:
         yield f"--image {request.container}: a Triton container, and Dynamo has its own; use --dynamo, or --trtllm"
     if not worker.publishes:

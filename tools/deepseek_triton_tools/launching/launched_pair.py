@@ -72,7 +72,8 @@ class LaunchedPair:
 def _counted(side: PairSide) -> str:
     servers = f"{side.count} {side.role} server" + ("s" if side.count > 1 else "")
     nodes = f"{side.facts.nodes} nodes" if side.facts.nodes > 1 else "one node"
-    return f"{servers} of {side.facts.num_gpus or 1} ranks on {nodes} each"
+    ranks = f"{side.facts.num_gpus} ranks" if side.facts.num_gpus > 1 else "one rank"
+    return f"{servers} of {ranks} on {nodes} each"
 
 
 def is_pair(source: str) -> bool:

@@ -1,5 +1,7 @@
 """`launch slurm`: templates/slurm.sh filled in, a batch script that becomes the supervisor, with srun below it.
 
+In a container, start.sh of a single rank runs the supervisor below srun, and the script tells it when to stop.
+
 The manual pages of Slurm 22.05 say: srun passes the signals it gets to its tasks (srun(1), SIGNALS AND ESCAPE
 SEQUENCES). SIGTERM is an exception: 22.05.8 says "forcing job termination" and kills them. --signal=B: signals only the
 batch script (sbatch(1)), whose process is the supervisor by then. scancel without --batch signals the steps, and kills
@@ -17,7 +19,7 @@ from deepseek_triton_build.text import comment_lines, enroot_image, for_comment,
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.launching import containers
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
-from deepseek_triton_tools.launching.start_script import dry_run, filled, server_environment
+from deepseek_triton_tools.launching.start_script import LAUNCH_TAG, dry_run, filled, server_environment
 from deepseek_triton_tools.launching.vllm_nodes import FIRST_NODE, MASTER, needs_master
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 
@@ -25,6 +27,8 @@ _PLAIN = re.compile(r"[\w./:@%+=,\[\]~-]+", re.ASCII)
 """Values that need no quotes on a line of #SBATCH, which has its own rules for quotes."""
 _NODES_END_S = 10
 """Seconds after the end of tritonserver in which vLLM's other nodes are left alone."""
+_SHARED_FOLDER = "/dev/shm"
+"""Folder that enroot shares with its containers, unlike /tmp (NVIDIA/enroot conf/mounts/10-system.fstab)."""
 _MOUNTABLE = re.compile(r"[^\s,:]+")
 """Paths that pyxis takes in --container-mounts (NVIDIA/pyxis#133)."""
 
@@ -72,10 +76,11 @@ def render(facts: LaunchFacts, options: LaunchOptions) -> str:
             options, facts.folder, nodes=facts.nodes, ranks=facts.ranks_per_node, gpus=facts.gpus_per_node
         ),
         "memory_why": memory_why(facts),
+        "becomes": "" if _waits(facts, options) else ", and by then that process is the supervisor",
         "exports": exports(exported),
         "prepare": "".join(f"{line}\n" for line in _prepare(facts, options)),
         "supervision": "\n".join(_supervision(facts, options)),
-        "command": _command(facts, options),
+        "run": _run(facts, options),
     }
     return filled("slurm.sh", values)
 
@@ -117,9 +122,8 @@ def _directives(options: LaunchOptions, folder: Path, nodes: int, ranks: int, gp
     yield f"--job-name={name}"
     yield f"--nodes={nodes}"
     yield f"--ntasks-per-node={ranks}"
-    gpus = options.gpus or str(gpus_per_node)
-    if gpus not in ("none", "0"):
-        yield f"--gpus-per-node={gpus}"
+    if gpus := gpus_option(options, gpus_per_node):
+        yield gpus
         yield "--exclusive"
         yield "--mem=0"
     for option in ("partition", "account", "time"):
@@ -130,6 +134,12 @@ def _directives(options: LaunchOptions, folder: Path, nodes: int, ranks: int, gp
     yield f"--signal=B:TERM@{options.stop_times.docker_stop_timeout_s}"
     yield "--requeue" if options.requeue else "--no-requeue"
     yield from options.sbatch
+
+
+def gpus_option(options: LaunchOptions, gpus_per_node: int) -> str:
+    """Return the option for a node's GPUs; empty without any."""
+    gpus = options.gpus or str(gpus_per_node)
+    return "" if gpus in ("none", "0") else f"--gpus-per-node={gpus}"
 
 
 def memory_why(facts: LaunchFacts) -> str:
@@ -147,7 +157,9 @@ def container_variables(facts: LaunchFacts, options: LaunchOptions) -> dict[str,
     if not options.container:
         return {}
     hub = {"HF_HUB_CACHE": facts.serving.hub_cache} if facts.serving and facts.serving.names else {}
-    return containers.kernel_environment() | hub
+    # The supervisor's record is there. Outside of the container, `supervise.py stop` has to find it.
+    record = {"XDG_RUNTIME_DIR": _SHARED_FOLDER} if _waits(facts, options) else {}
+    return containers.kernel_environment() | hub | record
 
 
 def _prepare(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
@@ -161,37 +173,56 @@ def _prepare(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
         yield from make_folders(facts.nodes, containers.created_folders(facts, options))
 
 
-def make_folders(nodes: int, folders: Iterable[str]) -> Iterator[str]:
-    """Yield the lines that make the folders on every node."""
+def make_folders(nodes: int, folders: Iterable[str], where: Iterable[str] = ()) -> Iterator[str]:
+    """Yield the lines that make the folders on every node.
+
+    :param where: further options of srun.
+    """
     yield from comment_lines(
         "Mounted folders must exist. Compiled kernels are kept there, for this image and this GPU only."
     )
-    command = ["srun", f"--nodes={nodes}", "--ntasks-per-node=1", f"--ntasks={nodes}"]
+    command = ["srun", *where, f"--nodes={nodes}", "--ntasks-per-node=1", f"--ntasks={nodes}"]
     yield shlex.join([*command, "mkdir", "-p", "--", *folders])
     yield ""
 
 
+def _waits(facts: LaunchFacts, options: LaunchOptions) -> bool:
+    """Whether the batch script waits for srun, below which the supervisor runs, instead of becoming the supervisor."""
+    return facts.world_size == 1 and options.container
+
+
 def _supervision(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    if facts.world_size == 1:
+    if facts.world_size == 1 and not _waits(facts, options):
         yield "# Every node needs the repository and the checkpoint at the same path. start.sh runs the supervisor."
         return
+    what = "to tell the supervisor in the container when to stop" if facts.world_size == 1 else "for the supervisor"
     yield from comment_lines(
         "Every node needs the repository and the checkpoint at the same path. The first node also needs "
-        f"{for_comment(options.python)}, 3.10 or newer, for the supervisor."
+        f"{for_comment(options.python)}, 3.10 or newer, {what}."
     )
 
 
-def _command(facts: LaunchFacts, options: LaunchOptions) -> str:
-    """Return the command of the batch script.
+def _run(facts: LaunchFacts, options: LaunchOptions) -> str:
+    """Return the lines that run the server.
 
     start.sh of a single rank runs its own supervisor; several ranks share one, which runs srun.
     """
-    rows = [[str(facts.start_script), *options.server_args]]
-    if options.container or facts.world_size > 1:
-        rows = [["srun"], *srun_options(facts, options), *rows]
-    if facts.world_size == 1:
-        return continued(rows)
-    return f'{continued(supervisor(facts, options))} ${{hosts:+--hosts "$hosts"}} \\\n  -- {continued(rows)}'
+    start = [str(facts.start_script), *options.server_args]
+    tagged = f'{LAUNCH_TAG}="$tag"'
+    if facts.world_size > 1:
+        rows = [["srun"], *srun_options(facts, options), start]
+        hosts = '${hosts:+--hosts "$hosts"}'
+        return f"{tagged} exec {continued(supervisor(facts, options))} {hosts} \\\n  -- {continued(rows)}"
+    if not _waits(facts, options):
+        return f"{tagged} exec {shlex.join(start)}"
+    step = continued([["srun"], *srun_options(facts, options)])
+    command = f"{step} \\\n  env {tagged} {shlex.join(start)}"
+    return filled("slurm-one-rank.sh", {"command": command, "stop": shlex.join(stop_command(facts, options))})
+
+
+def stop_command(facts: LaunchFacts, options: LaunchOptions) -> list[str]:
+    """Return the command that stops a server on the node where it runs, up to the server's tag."""
+    return [options.python, str(facts.supervisor), "stop"]
 
 
 def supervisor(facts: LaunchFacts, options: LaunchOptions) -> list[list[str]]:

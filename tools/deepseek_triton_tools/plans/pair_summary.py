@@ -109,7 +109,8 @@ def pair_document(plan: DisaggregatedPlan) -> dict[str, Any]:
 
 def _counts(plan: DisaggregatedPlan) -> str:
     gpus = f", {plan.num_gpus} GPUs in all" if plan.num_gpus else ""
-    return f"for {plan.num_context} context and {plan.num_generation} generation servers{gpus}"
+    sides = " and ".join(f"{plan.count(side)} {side} server{'s' * (plan.count(side) > 1)}" for side in plan.sides)
+    return f"for {sides}{gpus}"
 
 
 def _number(plan: DisaggregatedPlan, side: str) -> str:

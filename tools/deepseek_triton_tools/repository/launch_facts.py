@@ -16,6 +16,8 @@ from deepseek_triton_tools.tool_errors import RepositoryError
 
 START_SCRIPT = "start.sh"
 SUPERVISOR = "supervise.py"
+_DYNAMO, _ORCHESTRATOR, _SERVE = "dynamo.yaml", "orchestrator.sh", "serve.sh"
+"""Files of the other formats of `build`, which start without Triton."""
 _GIB = 2**30
 _READY_WITHIN = re.compile(r"READY_WITHIN:-(\d+)")
 _READY_WITHIN_S = 600
@@ -178,6 +180,8 @@ def _problem(source: str, folder: Path) -> str | None:
             f"{safe_name(source)} is a pair, which launch slurm and launch kubernetes start: name one of its "
             "repositories, context/ or generation/"
         )
+    if started := _started_otherwise(source, folder):
+        return started
     if not (folder / START_SCRIPT).is_file():
         return f"{safe_name(source)} has no {START_SCRIPT}; {written}"
     if not _version_dirs(folder):
@@ -196,6 +200,23 @@ def _problem(source: str, folder: Path) -> str | None:
         return (
             f"{safe_name(str(folder / START_SCRIPT))} can't be executed: chmod +x it, or copy the folder with its modes"
         )
+    return None
+
+
+def _started_otherwise(source: str, folder: Path) -> str | None:
+    """How a folder of another format is started; None for one that is a repository or unknown."""
+    name = safe_name(source)
+    if (folder / START_SCRIPT).is_file():
+        return None
+    if (folder / _DYNAMO).is_file():
+        return f"{name} is for Dynamo, which has no Triton server to launch: kubectl apply -f {name}/{_DYNAMO}"
+    if (folder / _ORCHESTRATOR).is_file():
+        return (
+            f"{name} is a pair of trtllm-serve servers, which launch does not start: run context/{_SERVE} and "
+            f"generation/{_SERVE} on their machines, and {_ORCHESTRATOR}, which joins them"
+        )
+    if (folder / _SERVE).is_file():
+        return f"{name} is a server without Triton, which launch does not start: run {name}/{_SERVE} in its container"
     return None
 
 

@@ -12,7 +12,7 @@
 set -euo pipefail
 
 @@{exports}
-mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+mapfile -t hosts < <(for nodes in @@{node_lists}; do scontrol show hostnames "$nodes"; done)
 if ((${#hosts[@]} < @@{num_nodes})); then
   echo "launch: expected @@{num_nodes} nodes, got ${#hosts[@]}: let sbatch take --nodes from this script" >&2
   exit 2
@@ -26,8 +26,8 @@ generation() {
 @@{generation}
 }
 
-servers=() tags=() nodes_of=() labels=() taken=0 gateway=
-start() { # SIDE NODES OPTION
+servers=() tags=() nodes_of=() where_of=() labels=() taken=0 gateway=
+start() { # SIDE NODES OPTION WHERE
   local nodes log
   nodes="$(IFS=, && echo "${hosts[*]:taken:$2}")"
   taken=$((taken + $2))
@@ -35,6 +35,7 @@ start() { # SIDE NODES OPTION
   # This tag marks all processes of a server.
   tags+=("$(od -An -N4 -tx4 /dev/urandom | tr -d ' ')")
   nodes_of+=("$nodes")
+  where_of+=("$4")
   exec {log}> >(exec sed -u "s/^/$1 ${nodes%%,*}: /")
   labels+=($!)
   "$1" "$nodes" "${tags[-1]}" >&"$log" 2>&1 &
@@ -45,11 +46,15 @@ start() { # SIDE NODES OPTION
 echo "launch: for clients start deepseek-triton gateway --triton-model @@{model}$gateway"
 
 stopping='' stops=()
-# At SIGTERM srun kills its tasks at once (Slurm 22.05), so each supervisor is told on its own node.
+# At SIGTERM srun kills its tasks at once (Slurm 22.05), so each supervisor is told on its own node: again and again, because it may not run yet.
 stop() {
   local n
   for n in "${!tags[@]}"; do
-    @@{stop} "${tags[n]}" > /dev/null &
+    while true; do
+      @@{stop} "${tags[n]}" > /dev/null || true
+      kill -0 "${servers[n]}" 2> /dev/null || break
+      sleep 1
+    done &
     stops+=($!)
   done
 }

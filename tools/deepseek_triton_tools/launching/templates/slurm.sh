@@ -4,7 +4,7 @@
 #
 # tritonserver answers on the first node, port @@{port}; `squeue -j JOBID -o %B` shows which node that is. --output is the log of all ranks.
 # To stop the job in order: scancel --batch --signal=TERM JOBID. Open requests get @@{exit_timeout_s} s (EXIT_TIMEOUT), and after @@{kill_s} s the supervisor kills what is left. Plain scancel tells every rank too, but Slurm kills them after KillWait, which is 30 s unless slurm.conf says more.
-# --signal: SIGTERM also comes at the end of the job's time, @@{grace_s} s before it or up to 60 s earlier. Only the batch script gets it, and by then that process is the supervisor. At preemption it comes only with preempt_send_user_signal in SlurmctldParameters.
+# --signal: SIGTERM also comes at the end of the job's time, @@{grace_s} s before it or up to 60 s earlier. Only the batch script gets it@@{becomes}. At preemption it comes only with preempt_send_user_signal in SlurmctldParameters.
 # --requeue: after a node has failed, the job starts again on other nodes. When the server fails, the supervisor starts it again within the job. --open-mode=append keeps the log.
 # @@{memory_why}
 #
@@ -13,10 +13,9 @@ set -euo pipefail
 
 @@{exports}
 # This tag marks all processes of the launch, also those of the other ranks on this node.
-DEEPSEEK_TRITON_LAUNCH="$(od -An -N4 -tx4 /dev/urandom | tr -d ' ')"
-export DEEPSEEK_TRITON_LAUNCH
+tag="$(od -An -N4 -tx4 /dev/urandom | tr -d ' ')"
 # The supervisor uses the names to say on which node a rank is missing.
 hosts="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd, -)" || hosts=""
 
 @@{prepare}# --kill-on-bad-exit: when a rank has ended, the others would wait for it for ever. --label: each line of the log begins with its rank. --cpu-bind=none: otherwise all threads of the engine share the one core of their rank. --export=ALL: passes the variables on even if sbatch was told to export none. --no-container-mount-home: Python packages in the user's home would hide the container's.
-exec @@{command}
+@@{run}
