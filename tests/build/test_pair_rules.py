@@ -70,7 +70,7 @@ TIMEOUT = f"{TRANSCEIVER}.kv_transfer_timeout_ms"
 
 PAIRS: dict[str, tuple[ServerPair, ServerPair]] = {
     "G001": (pair(release="0.21.0"), pair(release="1.0.0")),
-    "G002": (pair(generation={f"{TRANSCEIVER}.backend": None}), pair(generation={f"{TRANSCEIVER}.backend": "NIXL"})),
+    "G002": (pair(generation={f"{TRANSCEIVER}.backend": None}), pair(*[{f"{TRANSCEIVER}.backend": "NIXL"}] * 2)),
     "G003": (pair({"disable_overlap_scheduler": False}), pair(generation={"disable_overlap_scheduler": False})),
     "G004": (pair({"cuda_graph_config": {}}), pair(generation={"cuda_graph_config": {}})),
     "G005": (pair({"pipeline_parallel_size": 2}), pair({"pipeline_parallel_size": 2}, release="1.1.0")),
@@ -84,6 +84,10 @@ PAIRS: dict[str, tuple[ServerPair, ServerPair]] = {
     "G010": (pair({REUSE: True}), pair({REUSE: True}, release="1.1.0")),
     "G011": (pair(generation={"max_seq_len": 2048}), pair(generation={"max_seq_len": 8192})),
     "G012": (pair(*[LONG | {TIMEOUT: 60_000}] * 2), pair(*[LONG | {TIMEOUT: 600_000}] * 2)),
+    "G013": (
+        pair(generation={f"{TRANSCEIVER}.backend": "DEFAULT"}),
+        pair(*[{f"{TRANSCEIVER}.backend": "NIXL"}] * 2),
+    ),
 }
 """Rule -> a pair that breaks it, and one that is near and does not."""
 

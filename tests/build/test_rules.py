@@ -78,6 +78,10 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
         deployed(CHUNKED, {"max_num_tokens": 8224}, **B200),  # FlashMLA's blocks of 64 are Hopper's
     ),
     "A002": (deployed({"max_num_tokens": 4096}, isl=4097), deployed({"max_num_tokens": 4096}, isl=4096)),
+    "A010": (
+        deployed({"max_num_tokens": 4096}, isl=4097, takes_over=True),
+        deployed(CHUNKED, {"max_num_tokens": 4096}, isl=4097, takes_over=True),
+    ),
     "A003": (
         deployed({"max_num_tokens": 4096, "max_seq_len": 8192}),
         deployed(CHUNKED, {"max_num_tokens": 4096, "max_seq_len": 8192}),

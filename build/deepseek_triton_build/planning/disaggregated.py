@@ -24,7 +24,14 @@ from deepseek_triton_build.planning.plan import Plan, PlanWarning, make_plan
 from deepseek_triton_build.planning.plan_request import EMBEDDED_ENGINES, PlanRequest
 from deepseek_triton_build.planning.target import refuse
 from deepseek_triton_build.rules import disaggregation_violations, orchestrator_violations
-from deepseek_triton_build.rules.disaggregation import CONTEXT, GENERATION, ServerPair
+from deepseek_triton_build.rules.disaggregation import (
+    BUFFER,
+    CONTEXT,
+    GENERATION,
+    ServerPair,
+    buffer_tokens,
+    longest_prompt,
+)
 from deepseek_triton_build.rules.rule import Deployment
 
 DISAGGREGATED = "disagg"
@@ -112,6 +119,9 @@ def make_disaggregated_plan(request: DisaggregatedRequest) -> DisaggregatedPlan:
     )
     if embedded:
         return plan
+    if (longest := longest_prompt(_deployment(context))) is not None:
+        context, generation = (_with_buffer(server, longest) for server in (context, generation))
+        plan = replace(plan, context=context, generation=generation)
     pair = ServerPair(context=_deployment(context), generation=_deployment(generation))
     settings = orchestrator_settings(pair, request.num_context, request.num_generation, dict(request.orchestrator))
     found = [*disaggregation_violations(pair), *orchestrator_violations(make_orchestrator(pair, settings))]
@@ -151,6 +161,17 @@ def _server_request(request: DisaggregatedRequest, side: str, *, embedded: bool)
     overrides = dict(request.both.overrides) | dict(settings)
     profile = DEFAULT_PROFILE if embedded else SIDE_PROFILES[side]
     return replace(request.both, profile=profile, workload=asked, overrides=tuple(overrides.items()), **fields)
+
+
+def _with_buffer(server: Plan, longest: int) -> Plan:
+    """Return the plan with a transfer buffer for prompts of `longest` tokens, unless its size was set by hand."""
+    request, size = server.request, buffer_tokens(longest)
+    if BUFFER in dict(request.overrides) or server.canonical.get(BUFFER, size) >= size:
+        return server
+    why = f"the context servers' longest prompt, {longest:,} tokens, in whole KV blocks"
+    return make_plan(
+        replace(request, overrides=(*request.overrides, (BUFFER, size)), measured=(*request.measured, (BUFFER, why)))
+    )
 
 
 def _deployment(plan: Plan) -> Deployment:

@@ -344,7 +344,7 @@ def _vllm_budget_with_overrides(deployment: VllmDeployment) -> Budget:
 
 def _assumed_isl(target: Target, sizes: Sizes) -> int | None:
     """Return the input length that is planned for though none was asked for; a generation server gets no prompts."""
-    asked = target.request.workload.isl is not None or target.profile.name == "gen"
+    asked = target.request.workload.isl is not None or target.takes_over
     return None if asked else sizes.workload.isl
 
 
@@ -387,4 +387,5 @@ def _deployment(
         triton={setting.key.removeprefix("triton_config."): setting.value for setting in triton},
         environment={variable.name: variable.value for variable in environment},
         isl=target.request.workload.isl,
+        takes_over=target.takes_over,
     )

@@ -59,10 +59,10 @@ class PlanRequest:
     overrides: tuple[tuple[str, Any], ...] = ()
     """The user's own settings, applied last: LLM arguments under the release's keys, or triton_config.*."""
     measured: tuple[tuple[str, str], ...] = ()
-    """(option or key of an override, why a benchmark chose its value); the reasons of a plan repeat it."""
+    """(option or key of an override, why its value was measured or computed); the reasons of a plan repeat it."""
 
     def why_measured(self, name: str) -> str:
-        """The reason of a value that a benchmark chose; "" for another one."""
+        """The reason of a value that was measured or computed; "" for another one."""
         return dict(self.measured).get(name, "")
 
 

@@ -160,7 +160,7 @@ def with_overrides(target: Target, chosen: tuple[Setting, ...]) -> tuple[tuple[S
         before = f" instead of {short_repr(merged[key].value)}" if is_other else ""
         for replaced in _replaced(target.release, key, canonical_key, merged):
             del merged[replaced]
-        merged[key] = Setting(key, value, f"set by hand{before}")
+        merged[key] = Setting(key, value, target.request.why_measured(key) or f"set by hand{before}")
     _refuse_sections_without_kind(target.release, merged)
     # A section is written in one piece, so a new key goes to where its section is.
     sections = list(dict.fromkeys(key.partition(".")[0] for key in merged))

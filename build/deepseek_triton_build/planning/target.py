@@ -81,6 +81,11 @@ class Target(PlannedModel):
         recipe = self.recipe
         return recipe.num_gpus in (None, self.num_gpus) and recipe.workload.covers(self.request.workload)
 
+    @property
+    def takes_over(self) -> bool:
+        """Whether it is for a generation server, to which context servers hand over the prompts' KV cache."""
+        return self.profile.name == "gen"
+
     def supports(self, feature: str) -> bool:
         return self.release.supports(feature) is True
 

@@ -36,10 +36,16 @@ def _chunk_size(d: Deployment) -> Iterator[Violation]:
 )
 def _longest_input(d: Deployment) -> Iterator[Violation]:
     tokens = d.get("max_num_tokens")
-    if d.isl is not None and tokens and not d.get("enable_chunked_prefill") and tokens < d.isl:
+    if not d.takes_over and _is_refused(d, d.isl):
         message = f"prompts of {d.isl:,} tokens don't fit max_num_tokens {tokens:,}, and chunked prefill is off"
         fix = f"raise max_num_tokens to {d.isl} or more, or set enable_chunked_prefill: true"
         yield Violation("max_num_tokens", message, fix)
+
+
+def _is_refused(d: Deployment, prompt: int | None) -> bool:
+    """Tell whether a prompt of that length is known to be too long for one iteration, and can't go in chunks."""
+    tokens = d.get("max_num_tokens")
+    return bool(prompt is not None and tokens and not d.get("enable_chunked_prefill") and tokens < prompt)
 
 
 @RULES.note(
@@ -166,3 +172,18 @@ def _assumed_lengths(d: Deployment) -> Iterator[Violation]:
         f"refused, and prompt and answer together may have {longest:,}"
     )
     yield Violation("max_num_tokens", message, "plan for your own lengths with --isl and --osl")
+
+
+@RULES.note(
+    "A010",
+    title="A generation server can compute a prompt by itself",
+    why="The gateway has it compute prompts when no context server is up, when a KV cache is lost before the second "
+    "token, for requests that can't be shared, and for those within --local-prefill.",
+    source="this project's gateway: docs/gateway-fleet.md, Context and generation servers",
+)
+def _own_prompts(d: Deployment) -> Iterator[Violation]:
+    if d.takes_over and _is_refused(d, d.isl):
+        message = f"max_num_tokens {d.get('max_num_tokens'):,} is less than a prompt of {d.isl:,} tokens, so that this "
+        message += "generation server refuses those that it has to compute itself"
+        fix = f"for that, raise max_num_tokens to {d.isl}, or set enable_chunked_prefill: true"
+        yield Violation("max_num_tokens", message, fix)

@@ -16,7 +16,7 @@ _DOCUMENT = "TensorRT-LLM 1.2.0 documentation, features/disagg-serving"
 _BENCHMARK = "TensorRT-LLM examples/disaggregated/slurm/benchmark/config.yaml"
 _TRANSCEIVER = "cache_transceiver_config"
 _BACKEND = f"{_TRANSCEIVER}.backend"
-_BUFFER = f"{_TRANSCEIVER}.max_tokens_in_buffer"
+BUFFER = f"{_TRANSCEIVER}.max_tokens_in_buffer"
 _REUSE = "kv_cache_config.enable_block_reuse"
 
 
@@ -191,18 +191,25 @@ def _beams(pair: ServerPair) -> Iterator[Violation]:
 def _buffer(pair: ServerPair) -> Iterator[Violation]:
     longest = longest_prompt(pair.context)
     for side, d in pair.sides.items():
-        size = d.get(_BUFFER)
+        size = d.get(BUFFER)
         if longest and size is not None and size < longest:
-            message = f"{_BUFFER} {size:,} on the {side} server is less than the longest prompt, {longest:,} tokens"
-            yield Violation(_on(side, _BUFFER), message, f"set it to {-(-longest // 64) * 64} or more")
+            message = f"{BUFFER} {size:,} on the {side} server is less than the longest prompt, {longest:,} tokens"
+            yield Violation(_on(side, BUFFER), message, f"set it to {buffer_tokens(longest)} or more")
 
 
-def longest_prompt(context: Deployment) -> int | None:
-    """Return the tokens of the longest prompt of a context server; None where only max_seq_len bounds it."""
-    if context.isl is not None:
-        return context.isl
-    limit: int | None = context.get("max_num_tokens")
-    return None if context.get("enable_chunked_prefill") else limit
+def longest_prompt(d: Deployment) -> int | None:
+    """Return the tokens of the longest prompt that a server computes; None where only max_seq_len bounds it and nobody
+    said how long prompts are."""
+    if d.get("enable_chunked_prefill"):
+        return d.isl
+    # Without chunks a prompt is computed in one iteration, so longer ones than isl are taken too.
+    limit: int | None = d.get("max_num_tokens")
+    return limit
+
+
+def buffer_tokens(prompt: int) -> int:
+    """Return the size of a transfer buffer for prompts of up to `prompt` tokens, in whole KV blocks of 64."""
+    return -(-prompt // 64) * 64
 
 
 @RULES.error(
@@ -247,3 +254,18 @@ def _transfer_timeout(pair: ServerPair) -> Iterator[Violation]:
         if timeout is not None and timeout <= 60_000 and longest and longest >= 32_768:
             message = f"{key} {timeout:,} on the {side} server is too short for prompts of {longest:,} tokens"
             yield Violation(_on(side, key), message, f"raise it above 60000, or remove {key}")
+
+
+@RULES.error(
+    "G013",
+    title="Both servers transfer by the same backend",
+    why="A server says where its KV cache lies in the words of its backend, which another backend can't read. DEFAULT "
+    "stands for another one in each release.",
+    source=f"{_DOCUMENT}, KV cache exchange; NVIDIA/TensorRT-LLM examples/disaggregated/README.md",
+    releases="from 1.0",
+)
+def _same_backend(pair: ServerPair) -> Iterator[Violation]:
+    for key, context, generation in pair.differing(_BACKEND):
+        if context and generation:  # a missing one: G002
+            message = f"{key} is {context} on the context server and {generation} on the generation server"
+            yield Violation(_on(GENERATION, key), message, f"set {key}: {context} on both")

@@ -42,6 +42,8 @@ class Deployment:
     environment: Mapping[str, str] = field(default_factory=dict)
     isl: int | None = None
     """Input length in tokens that the deployment is made for."""
+    takes_over: bool = False
+    """Whether it is known to be a generation server, to which other servers hand over the prompts' KV cache."""
     assumed_isl: int | None = None
     """Input length in tokens that it is planned for because none was given."""
     concurrency: int | None = None

@@ -8,6 +8,8 @@ from deepseek_triton_build.data.planned_settings import Setting
 from deepseek_triton_build.data.sources import DEPLOYMENT, GUIDE
 from deepseek_triton_build.planning.batch_sizes import LONGEST_ANSWER, Sizes, seq_len_for
 from deepseek_triton_build.planning.target import Target
+from deepseek_triton_build.rules.disaggregation import BUFFER, buffer_tokens, longest_prompt
+from deepseek_triton_build.rules.rule import Deployment
 from deepseek_triton_build.rules.size_limits import OOM_NUM_TOKENS
 
 
@@ -23,7 +25,7 @@ def limit_settings(target: Target, sizes: Sizes) -> Iterable[Setting]:
     yield Setting(
         "max_num_tokens",
         sizes.max_num_tokens,
-        f"tokens of one iteration: {_num_tokens_reason(sizes)}{less}",
+        f"tokens of one iteration: {_num_tokens_reason(target, sizes)}{less}",
         source=GUIDE,
     )
     yield Setting(
@@ -43,12 +45,13 @@ def _answer_reason(target: Target, sizes: Sizes) -> str:
     return f": no prompt is longer than {sizes.max_num_tokens:,}, and answers have up to {LONGEST_ANSWER:,}"
 
 
-def _num_tokens_reason(sizes: Sizes) -> str:
+def _num_tokens_reason(target: Target, sizes: Sizes) -> str:
     if sizes.chunked_prefill:
         return "longer prompts are processed in chunks of this size, a whole number of KV blocks"
     draft = f" x {1 + sizes.num_draft_tokens}" if sizes.num_draft_tokens else ""
     decoding = f"{sizes.max_batch_size}{draft}"
-    return f"a whole prompt of {sizes.workload.isl:,} beside {decoding} that decode; no prompt may be longer than this"
+    longest = "no prompt that it computes itself" if target.takes_over else "no prompt"
+    return f"a whole prompt of {sizes.workload.isl:,} beside {decoding} that decode; {longest} may be longer than this"
 
 
 def _chunked_reason(target: Target, sizes: Sizes) -> str:
@@ -56,7 +59,8 @@ def _chunked_reason(target: Target, sizes: Sizes) -> str:
         return "V3.2 crashes in iterations above 8,192 tokens, so longer prompts need it, though the guide turns it off"
     if sizes.chunked_prefill:
         return "for prompts longer than max_num_tokens; supported for MLA on this GPU and release"
-    longer = f"prompts of more than {sizes.max_num_tokens:,} tokens are refused"
+    where = ", if it has to compute them itself" if target.takes_over else ""
+    longer = f"prompts of more than {sizes.max_num_tokens:,} tokens are refused{where}"
     if target.architecture.is_sparse:
         return f"off, as the guide's known issues say for V3.2-Exp; {longer}"
     if sizes.layout.attention_dp and target.release.is_before("1.1"):
@@ -86,14 +90,13 @@ def cuda_graph_settings(sizes: Sizes, recipe: dict[str, Setting]) -> Iterable[Se
 
 
 def transfer_settings(target: Target, sizes: Sizes, recipe: dict[str, Setting]) -> Iterable[Setting]:
-    key = "cache_transceiver_config.max_tokens_in_buffer"
-    if key not in recipe:
+    if BUFFER not in recipe:
         return
-    # Without chunked prefill no prompt is longer than an iteration.
-    longest = target.request.workload.isl or 0 if sizes.chunked_prefill else sizes.max_num_tokens
+    limits = {"enable_chunked_prefill": sizes.chunked_prefill, "max_num_tokens": sizes.max_num_tokens}
+    longest = longest_prompt(Deployment(settings=limits, isl=target.request.workload.isl)) or 0
     yield Setting(
-        key,
-        max(recipe[key].value, -(-longest // 64) * 64),
+        BUFFER,
+        max(recipe[BUFFER].value, buffer_tokens(longest)),
         "at least the longest prompt, in whole KV blocks",
         source="TensorRT-LLM 1.2.0 documentation, features/disagg-serving",
     )
