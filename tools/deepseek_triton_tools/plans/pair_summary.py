@@ -67,8 +67,8 @@ def build_pair(
                 print(paragraph(printable(line), "", "    "))
         print(paragraph(printable(_join_line(plan, output, format)), "", "    "))
         show_warnings(plan)
-        for server in plan.sides.values():
-            show_warnings(server)
+        for side, server in plan.sides.items():
+            show_warnings(server, f" of a {side} server")
 
 
 def show_pair(request: DisaggregatedRequest, *, as_json: bool, brief: bool, against: Path | None = None) -> None:
@@ -109,7 +109,8 @@ def pair_document(plan: DisaggregatedPlan) -> dict[str, Any]:
 
 def _counts(plan: DisaggregatedPlan) -> str:
     gpus = f", {plan.num_gpus} GPUs in all" if plan.num_gpus else ""
-    return f"for {plan.num_context} context and {plan.num_generation} generation servers{gpus}"
+    servers = "server" if plan.num_generation == 1 else "servers"
+    return f"for {plan.num_context} context and {plan.num_generation} generation {servers}{gpus}"
 
 
 def _number(plan: DisaggregatedPlan, side: str) -> str:
