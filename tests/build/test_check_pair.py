@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from deepseek_triton_build import (
     DISAGGREGATED,
     DisaggregatedRequest,
+    NothingToCheckError,
     PlanRequest,
     RefusedPlanError,
     Workload,
@@ -199,3 +201,11 @@ def test_a_changed_script_of_the_pair_is_named(served: Path):
     assert [(f.code, f.file) for f in check_repository(served).findings if f.severity == "note"] == [
         ("S005", "orchestrator.sh")
     ]
+
+
+@pytest.mark.parametrize("side", ["context", "generation"])
+def test_a_pair_without_one_side_is_named(side: str, repositories: Path):
+    shutil.rmtree(repositories / side)
+
+    with pytest.raises(NothingToCheckError, match=f"expected a pair's two sides.* found no folder {side};"):
+        check_repository(repositories)

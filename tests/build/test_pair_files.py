@@ -141,6 +141,12 @@ def test_servers_that_register_themselves_are_not_listed(tmp_path: Path):
     assert "context_servers" not in config
 
 
+@pytest.mark.parametrize("own", [("port", 99999), ("port.x", 1), ("context_servers", 7), ("disagg_cluster", True)])
+def test_a_wrong_setting_of_the_orchestrator_is_refused(own: tuple[str, object]):
+    with pytest.raises(RefusedPlanError, match=f"{own[0].partition('.')[0]}: expected .* found .*G031"):
+        make_disaggregated_plan(replace(V3, orchestrator=(own,)))
+
+
 def test_settings_of_the_orchestrator_need_its_format():
     plan = make_disaggregated_plan(replace(V3, orchestrator=(("port", 9000),)))
     with pytest.raises(RefusedPlanError, match="--disagg is for trtllm-serve's orchestrator"):

@@ -117,6 +117,14 @@ JOINED: dict[str, tuple[Orchestrator, Orchestrator]] = {
     "G027": (joined(CLUSTER, has_metadata_server=True), joined(has_metadata_server=True)),
     "G028": (joined(servers("context", backend="_autodeploy")), joined(servers("context", backend="pytorch"))),
     "G029": (joined(start_timeout_s=180), joined(start_timeout_s=None)),
+    "G031": (
+        joined(servers("context", router={"type": "load_balancing", "use_token": True})),
+        joined(servers("context", router={"type": "load_balancing", "use_tokens": True})),
+    ),
+    "G032": (
+        joined(servers("context", urls=["10.0.0.2:8003"])),
+        joined(servers("context", urls=["10.0.0.2:8001"])),
+    ),
     "G030": (joined(request_timeout_s=180), joined(request_timeout_s=None)),
 }
 """Rule -> an orchestrator that breaks it, and one that is near and does not."""
@@ -155,3 +163,19 @@ def test_a_cluster_is_unknown_before_1_2():
 @pytest.mark.parametrize("key", ["context_servers", "disagg_cluster", "conditional_disagg_config"])
 def test_nothing_in_a_file_makes_a_rule_fail(key: str, value: Any):
     list(orchestrator_violations(joined({key: value})))
+
+
+@pytest.mark.parametrize(
+    ("changes", "codes"),
+    [
+        ({"port": 99999}, ["G031"]),
+        ({"port": "8000", "hostname": 7}, ["G031", "G031"]),
+        (servers("generation", router=7), ["G031"]),
+        (servers("context", urls=["localhost:99999"]), ["G020"]),
+        (CLUSTER | {"disagg_cluster": {"cluster_uri": 7, "minimal_instances": {"servers": 1}}}, ["G031", "G031"]),
+        ({"conditional_disagg_config": {"length": 1}, **servers("generation", **KV_AWARE)}, ["G031"]),
+    ],
+)
+def test_wrong_values_of_the_orchestrator_are_all_named(changes: Mapping[str, Any], codes: list[str]):
+    found = orchestrator_violations(joined(changes, pair=pair(generation=EVENTS)))
+    assert [rule.code for rule, _ in found] == codes

@@ -21,6 +21,7 @@ def test_the_summary_says_how_both_sides_are_started_and_joined(tmp_path: Path, 
     for words in (
         f"wrote {pair}: DeepSeek-V3",
         "1 context server and 2 generation servers, 24 GPUs in all",
+        "Warnings and notes of a context server warning A009",
         f"run it there: {pair}/context/start.sh",
         f"{pair}/generation, the same for 2 servers:",
         "join them: deepseek-triton gateway --context-server http://context1:8000 --server http://generation1:8000 "

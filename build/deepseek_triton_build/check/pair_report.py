@@ -31,6 +31,16 @@ def is_pair(directory: Path) -> bool:
     return all(_is_side(directory / side) for side in SIDES)
 
 
+def missing_side(directory: Path) -> str | None:
+    """Return the side of which a pair that `build` wrote has lost its folder; None where none is missing."""
+    stamp, _ = read_stamp(directory, "")
+    for side in SIDES:
+        is_told = any(name.startswith(f"{side}/") for name in stamp.files)
+        if is_told and not os.path.lexists(directory / side):
+            return side
+    return None
+
+
 def _is_side(folder: Path) -> bool:
     return (
         os.path.isdir(folder)

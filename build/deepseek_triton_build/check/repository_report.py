@@ -15,6 +15,7 @@ from deepseek_triton_build.check.pair_report import (
     check_pair,
     is_orchestrators,
     is_pair,
+    missing_side,
     orchestrator_findings,
 )
 from deepseek_triton_build.check.program_report import check_programs, is_program_folder
@@ -39,6 +40,11 @@ def check_repository(directory: Path, options: CheckOptions | None = None) -> Re
     _require_path(directory)
     if is_pair(directory):
         return check_pair(directory, _sides(directory, options), options)
+    if (missing := missing_side(directory)) is not None:
+        raise NothingToCheckError(
+            f"{directory}: expected a pair's two sides, {' and '.join(SIDES)}, found no folder {missing}; build the "
+            "pair again, or name the folder of the other side"
+        )
     if is_orchestrators(directory):
         sides = _sides(directory.parent, options) if is_pair(directory.parent) else {}
         return Report(findings=in_order(orchestrator_findings(directory, sides, options)), models=())

@@ -83,6 +83,8 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
         *path, name = key.split(".")
         section = tree
         for part in path:
-            section = section.setdefault(part, {})
+            if not isinstance(section.get(part), dict):
+                section[part] = {}
+            section = section[part]
         section[name] = value
     return tree

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deepseek_triton_build.data.releases import Release
+from deepseek_triton_build.data.type_strings import fits, in_words
 from deepseek_triton_build.rules.disaggregation import CONTEXT, GENERATION, ServerPair
 from deepseek_triton_build.rules.rule import RuleTable, Violation
 from deepseek_triton_build.text import short_repr
@@ -32,7 +33,41 @@ _OWN_KEYS = (
     *("context_servers", "generation_servers"),
 )
 """Top-level keys that the orchestrator reads itself. Both sections inherit every other one."""
-_ADDRESS = re.compile(r"[^:/\s]+:\d+")
+_ADDRESS = re.compile(r"[^:/\s]+:[0-9]{1,5}")
+_COUNT = "int 0.."
+_SERVERS = {
+    "num_instances": "int 1..",
+    "router": "dict",
+    "router.type": "str",
+    "router.use_tokens": "bool",
+    "router.max_batch_size": "int 1..",
+    "router.tokens_per_block": "int 1..",
+}
+_TYPES: Mapping[str, str] = {
+    "hostname": "str",
+    "port": "int 1..65535",
+    "max_retries": _COUNT,
+    "perf_metrics_max_requests": _COUNT,
+    "conditional_disagg_config": "dict",
+    "conditional_disagg_config.max_local_prefill_length": _COUNT,
+    CLUSTER: "dict",
+    f"{CLUSTER}.cluster_uri": "str",
+    f"{CLUSTER}.cluster_name": "str",
+    f"{CLUSTER}.minimal_instances": "dict",
+    f"{CLUSTER}.minimal_instances.context_servers": _COUNT,
+    f"{CLUSTER}.minimal_instances.generation_servers": _COUNT,
+    f"{CLUSTER}.heartbeat_interval_sec": "int 1..",
+    f"{CLUSTER}.inactive_timeout_sec": "int 1..",
+    **{f"{side}_servers": "dict" for side in (CONTEXT, GENERATION)},
+    **{f"{side}_servers.{key}": kind for side in (CONTEXT, GENERATION) for key, kind in _SERVERS.items()},
+}
+"""Dotted path of disagg_config.yaml -> the type of its value."""
+_CLOSED = (
+    "conditional_disagg_config",
+    f"{CLUSTER}.minimal_instances",
+    *(f"{side}_servers.router" for side in (CONTEXT, GENERATION)),
+)
+"""Sections that have no other keys than those of _TYPES; for CLUSTER itself: G026."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +114,9 @@ def _addresses(orchestrator: Orchestrator) -> Iterator[Violation]:
     for side in (CONTEXT, GENERATION):
         urls = orchestrator.section(side).get("urls") or ()
         for url in urls if isinstance(urls, list | tuple) else (urls,):
-            if not isinstance(url, str) or not _ADDRESS.fullmatch(url):
-                message = f"{short_repr(url)} is no HOST:PORT, which is all that the orchestrator can read"
+            port = url.rpartition(":")[2] if isinstance(url, str) and _ADDRESS.fullmatch(url) else "0"
+            if not 1 <= int(port) <= 65535:
+                message = f"{short_repr(url)} is no HOST:PORT (port 1 to 65535), all that the orchestrator reads"
                 fix = "write the host's name or IPv4 address and the port, without http://"
                 yield Violation(f"{side}_servers.urls", message, fix)
 
@@ -100,10 +136,12 @@ def _counts(orchestrator: Orchestrator) -> Iterator[Violation]:
         given = len(urls) if isinstance(urls, list | tuple) else 0
         if not given:
             message = f"no {side} server is named"
-            yield Violation(f"{side}_servers.urls", message, f"list the {side} servers, as in [localhost:8001]")
+            fix = f"set {side}_servers.urls: [localhost:8001], with the address of each"
+            yield Violation(f"{side}_servers.urls", message, fix)
         elif given != count:
-            message = f"num_instances is {count} and urls has {given}"
-            yield Violation(f"{side}_servers.num_instances", message, f"set num_instances: {given}")
+            message = f"{side}_servers.num_instances is {short_repr(count)} and urls has {given}"
+            fix = f"set {side}_servers.num_instances: {given}"
+            yield Violation(f"{side}_servers.num_instances", message, fix)
 
 
 @RULES.error(
@@ -245,3 +283,48 @@ def _request_timeout(orchestrator: Orchestrator) -> Iterator[Violation]:
     if waits is not None and waits <= DEFAULT_TIMEOUT_S:
         message = f"the orchestrator ends requests after {waits:,} s, with those that wait and decode for longer"
         yield Violation(None, message, "start it with -r 1200")
+
+
+@RULES.error(
+    "G031",
+    title="Settings of the orchestrator have the keys and types that it reads",
+    why="A value of another type, or an unknown key, stops the orchestrator; a router ignores a key that it does not "
+    "know, so that a misspelt one has no effect.",
+    source=f"{_PARSER}; TensorRT-LLM tensorrt_llm/serve/router.py",
+    releases="1.0 to 1.2",
+)
+def _types(orchestrator: Orchestrator) -> Iterator[Violation]:
+    given = dict(_below(orchestrator.config))
+    for key, value in given.items():
+        if key in _TYPES and value is not None and not fits(value, _TYPES[key]):
+            words = in_words(_TYPES[key])
+            yield Violation(key, f"{key}: expected {words}, found {short_repr(value)}", f"set it to {words}")
+        section, _, name = key.rpartition(".")
+        if section in _CLOSED and key not in _TYPES:
+            known = [path.rpartition(".")[2] for path in _TYPES if path.rpartition(".")[0] == section]
+            yield Violation(key, f"{section} has no {short_repr(name)}", f"use {', '.join(known)}")
+
+
+def _below(values: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted path and the value of each key, and of those below it."""
+    for key, value in values.items():
+        yield f"{path}{key}", value
+        if isinstance(value, dict):
+            yield from _below(value, f"{path}{key}.")
+
+
+@RULES.error(
+    "G032",
+    title="Each server of the orchestrator is named once",
+    why="A server that is named twice gets twice its share of the requests, and one of both sides is no server of a "
+    "pair.",
+    source="TensorRT-LLM tensorrt_llm/llmapi/disagg_utils.py, get_server_configs_dict",
+)
+def _once(orchestrator: Orchestrator) -> Iterator[Violation]:
+    seen: set[str] = set()
+    for side in (CONTEXT, GENERATION):
+        urls = orchestrator.section(side).get("urls")
+        for url in urls if isinstance(urls, list | tuple) else ():
+            if isinstance(url, str) and url in seen:
+                yield Violation(f"{side}_servers.urls", f"{short_repr(url)} is named twice", "name each server once")
+            seen.add(str(url))

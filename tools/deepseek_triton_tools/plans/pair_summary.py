@@ -67,8 +67,8 @@ def build_pair(
                 print(paragraph(printable(line), "", "    "))
         print(paragraph(printable(_join_line(plan, output, format)), "", "    "))
         show_warnings(plan)
-        for server in plan.sides.values():
-            show_warnings(server)
+        for side, server in plan.sides.items():
+            show_warnings(server, f" of a {side} server")
 
 
 def show_pair(request: DisaggregatedRequest, *, as_json: bool, brief: bool, against: Path | None = None) -> None:

@@ -265,11 +265,14 @@ def _decimal(size: int) -> str:
     return f"{size / 1e9:,.0f} GB" if size >= 1e9 else f"{size / 1e6:,.0f} MB"
 
 
-def show_warnings(plan: Plan | DisaggregatedPlan) -> None:
-    """Print the rules that the plan breaks without being refused."""
+def show_warnings(plan: Plan | DisaggregatedPlan, whose: str = "") -> None:
+    """Print the rules that the plan breaks without being refused.
+
+    :param whose: added to the title.
+    """
     if not plan.warnings:
         return
-    print(f"\n{styled('Warnings and notes', '1')}")
+    print(f"\n{styled(f'Warnings and notes{whose}', '1')}")
     for warned in plan.warnings:
         rule, violation = warned.rule, warned.violation
         print(paragraph(f"{rule.severity} {rule.code}: {violation.message}"))
