@@ -31,6 +31,9 @@ OVERLOADED = UpstreamError("full", code="E_OVERLOADED", unprocessed=True)
 CONTEXT_LOST = UpstreamError("the KV cache is gone", code="E_CONTEXT_LOST")
 INVALID = UpstreamError("top_p", code="E_INVALID_ARGUMENT")
 
+ON_THE_WAY = {"is full": OVERLOADED, "dies": LOST}
+"""What comes of a request that has been sent, when the client has left already."""
+
 CONTEXT_FATES = ("well", "well", "refuses", "dies", "is full", "dies after answering")
 GENERATION_FATES = ("well", "well", "refuses", "dies", "dies after the first token", "dies late", "is full")
 
@@ -126,9 +129,11 @@ class ClusterServer:
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
-            if fate == "is full":  # its refusal is on the way
+            if fate in ON_THE_WAY:
                 assert call.late is not None
-                call.late([], OVERLOADED)
+                call.late([], ON_THE_WAY[fate])
+            else:
+                self.cluster.held.discard(held)  # an engine fetches the KV cache of an aborted request too
             raise
         fail(fate)
         try:
@@ -348,6 +353,29 @@ def test_a_client_that_leaves_before_a_refusal_has_come_leaves_no_kv_cache_behin
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled()
+
+    run(cluster, body)
+    assert cluster.held == set()
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from(["well", "dies", "is full"]), min_size=1, max_size=2).map(lambda fates: (*fates, "well")),
+    st.integers(0, 40),
+)
+def test_a_client_that_leaves_at_any_moment_leaves_no_kv_cache_behind(
+    generation_fates: tuple[str, ...], turns: int
+) -> None:
+    """`turns`: of the event loop, until it leaves."""
+    cluster = Cluster(generation_fates=generation_fates)
+
+    async def body(fleet: Fleet) -> None:
+        task = asyncio.create_task(answer_of(fleet, asked()))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        await settled(cluster)
 
     run(cluster, body)
     assert cluster.held == set()

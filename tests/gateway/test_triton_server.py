@@ -426,13 +426,14 @@ def test_a_request_without_an_answer_yet_is_stopped(triton: RawTriton) -> None:
         (answer(event(text_output="H", finish_reason="length", context_phase_params="{}")), "{}", ""),
         (refusal(503, "[E_OVERLOADED] full"), "", "E_OVERLOADED"),
         (answer(event(error="[E_OVERLOADED] full")), "", "E_OVERLOADED"),
+        (Wire.reset, "", "unprocessed"),
     ],
 )
 def test_what_comes_when_nobody_waits_is_told(triton: RawTriton, late: Script, handover: str, code: str) -> None:
     told: list[tuple[str, str]] = []
 
     def take(found: list[Part], error: UpstreamError | None) -> None:
-        told.append(("".join(part.context_phase_params for part in found), error.code if error else ""))
+        told.append(("".join(part.context_phase_params for part in found), error.code or "unprocessed" * error.unprocessed if error else ""))
 
     def after_the_stop(wire: Wire) -> None:
         wire.wait_for_stop()

@@ -149,6 +149,7 @@ class Fleet:
                     errors.append(error)
                     if begun or not error.unprocessed:
                         raise
+                    call.sent.clear()
 
     async def ask(self, call: Call) -> dict[str, object]:
         """The outputs of one server, as `generate` chooses it."""

@@ -42,9 +42,10 @@ class Call(msgspec.Struct, frozen=True):
     headers: such as traceparent, added to the request. tried: the URLs of the servers that were asked, the last being
     the one that answers; filled in by whoever chooses among several. context_tried: the same of the context servers.
     died: the URLs of the servers that may have died of the request; filled in like `tried`, for both roles.
-    sent: the URLs of the servers that have been sent the request; filled in by the connection to each.
+    sent: the URLs of the servers that have been sent the request and have neither refused nor lost it; filled in like
+    `tried`, and by the connection to each.
     late: is given the parts that came after nobody waited for them any more, and the error in their place or after
-    them; perhaps never.
+    them, also where the server was lost meanwhile. It is not called for a request that was never sent.
     """
 
     inputs: dict[str, object]

@@ -151,6 +151,7 @@ class TritonServer:
                 raise
             except ConnectionFailed as error:
                 self._give_back(connection)
+                call.sent.remove(self.url)
                 was_sent = True
                 # A server closes connections that were idle for long, at times in the moment in which one is used.
                 if connection.abandoned or not used_before:
@@ -190,6 +191,8 @@ class TritonServer:
         except (UpstreamError, ConnectionFailed, TimeoutError) as error:
             _log.info("%s: request %s was stopped by closing its connection: %s", self.url, call.request_id, error)
             connection.close()
+            if call.late is not None:
+                call.late([], UpstreamError(f"{self.url}: {error!r}", unprocessed=True))
         else:
             self._give_back(connection)
 
