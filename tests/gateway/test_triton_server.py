@@ -433,7 +433,12 @@ def test_what_comes_when_nobody_waits_is_told(triton: RawTriton, late: Script, h
     told: list[tuple[str, str]] = []
 
     def take(found: list[Part], error: UpstreamError | None) -> None:
-        told.append(("".join(part.context_phase_params for part in found), error.code or "unprocessed" * error.unprocessed if error else ""))
+        told.append(
+            (
+                "".join(part.context_phase_params for part in found),
+                error.code or "unprocessed" * error.unprocessed if error else "",
+            )
+        )
 
     def after_the_stop(wire: Wire) -> None:
         wire.wait_for_stop()

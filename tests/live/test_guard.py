@@ -16,7 +16,7 @@ from deepseek_backend.process.process_guard import NAME
 from deepseek_triton_client import Client
 from deepseek_triton_tools.host.process_sessions import session_members
 from deepseek_triton_tools.server.server_process import ServerProcess
-from support.servers import build, url
+from support.servers import MODEL_KILLED, build, url
 from support.waiting import PATIENCE_S
 
 
@@ -57,9 +57,12 @@ def test_a_model_process_that_dies_ends_the_server(server):
     stub, guard = children_of(server.pid)
     os.kill(stub, signal.SIGKILL)
 
-    assert server.wait() == 128 + signal.SIGKILL
+    assert server.wait() - 128 in MODEL_KILLED
     assert gone(stub, guard)
-    assert "the model's process has died" in str(server.failure())
+    if server.wait() == 128 + signal.SIGKILL:
+        assert "the model's process has died" in str(server.failure())
+    else:
+        assert any("lock_exception" in line for line in server.log_tail)
 
 
 def test_a_server_that_dies_leaves_nothing_behind(server):
