@@ -481,7 +481,7 @@ def test_the_header_says_what_is_in_a_file(tmp_path: Path) -> None:
         header = read_header(file)
 
     start = len(content) - 8
-    assert header.tensors == {"a": (start, start + 3), "b": (start + 3, start + 8)}
+    assert header.tensors == {"a": (start, start + 3, "U8", (3,)), "b": (start + 3, start + 8, "U8", (5,))}
     assert (header.length, header.found) == (len(content), len(content))
 
 

@@ -19,6 +19,7 @@ from deepseek_triton_build.check.model_identity import CheckOptions
 from deepseek_triton_build.check.regular_files import is_inside, read_bytes
 from deepseek_triton_build.check.repository_report import check_repository
 from deepseek_triton_build.check.rules_document import rules_page
+from deepseek_triton_build.check.safetensors import Header, HeaderEntry, HeaderError, read_header
 from deepseek_triton_build.check.weights import INDEX, check_weights, files_read
 from deepseek_triton_build.render.stamp import MANIFEST
 
@@ -34,6 +35,9 @@ __all__ = [
     "CheckedModel",
     "CheckpointFacts",
     "Finding",
+    "Header",
+    "HeaderEntry",
+    "HeaderError",
     "Report",
     "Stamp",
     "check_repository",
@@ -42,6 +46,7 @@ __all__ = [
     "is_inside",
     "read_bytes",
     "read_facts",
+    "read_header",
     "read_stamp",
     "read_yaml",
     "rules_page",

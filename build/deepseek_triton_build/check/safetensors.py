@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 MAX_HEADER_BYTES = 100_000_000
 """Largest length that is believed. A real header has some hundred kilobytes."""
@@ -34,12 +34,24 @@ _BITS: Mapping[str, int] = {
 """Data type -> bits of one value. The sizes of other types are not checked."""
 
 
+class HeaderEntry(NamedTuple):
+    """One tensor in a file's header."""
+
+    begin: int
+    """Byte of the file where its values begin."""
+    end: int
+    """Byte after its last one."""
+    dtype: str
+    """The format's name of its data type, such as "F8_E4M3"."""
+    shape: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Header:
     """The content of a file's header, and the length of the file."""
 
-    tensors: Mapping[str, tuple[int, int]]
-    """Tensor -> the bytes of the file where it begins and ends, in the order of the file."""
+    tensors: Mapping[str, HeaderEntry]
+    """The tensors, in the order of the file."""
     length: int
     """Bytes that the file should have according to its header."""
     found: int
@@ -47,7 +59,7 @@ class Header:
 
     def tensors_beyond(self, end: int) -> list[str]:
         """Return the tensors that a file of `end` bytes does not hold completely."""
-        return [name for name, (_, last) in self.tensors.items() if last > end]
+        return [name for name, entry in self.tensors.items() if entry.end > end]
 
 
 class HeaderError(Exception):
@@ -90,7 +102,10 @@ def read_header(file: BinaryIO) -> Header:
             raise HeaderError(f"the header at byte {_PREFIX} says that {name[:60]!r} {what}")
         end = next_end
     start = _PREFIX + length
-    tensors = {name: (start + begin, start + end) for begin, end, name in spans}
+    tensors = {
+        name: HeaderEntry(start + begin, start + end, entries[name]["dtype"], tuple(entries[name]["shape"]))
+        for begin, end, name in spans
+    }
     return Header(tensors, start + end, found)
 
 

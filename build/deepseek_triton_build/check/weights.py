@@ -188,7 +188,7 @@ def _wrong_length(header: Header) -> str:
     if header.found > header.length:
         return f"too long: it has {header.found:,} bytes, but by its header it ends at byte {header.length:,}"
     cut = header.tensors_beyond(header.found)
-    begin, end = header.tensors[cut[0]]
+    begin, end, *_ = header.tensors[cut[0]]
     message = f"truncated: it ends at byte {header.found:,}, but by its header at byte {header.length:,}; tensors cut: "
     return f"{message}{len(cut)}, the first {safe_name(cut[0])}, bytes {begin:,} to {end:,}"
 

@@ -29,6 +29,7 @@ VERBS = {
     "build": "write a Triton model repository, or files for trtllm-serve or vllm serve, with a reason for each line",
     "check": "check a model repository, also one that build did not write, and the checkpoint it names",
     "doctor": "find what is wrong with one machine or several before a model is loaded, and what works there",
+    "checkpoint": "download and verify a checkpoint, say what is in it, quantize it to W4AFP8, FP8 or bfloat16, cut it",
     "warm": "load a checkpoint into the page cache before the engine reads it; warm a server before its first user",
     "serve": "run tritonserver on a model repository, in the foreground",
     "gateway": "serve OpenAI's API in front of one or many Triton servers that run the model",

@@ -1,0 +1,1 @@
+"""Checkpoints: download, verify, describe, convert to other precisions, cut, and compare."""

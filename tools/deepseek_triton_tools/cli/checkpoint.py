@@ -1,0 +1,13 @@
+"""`deepseek-triton checkpoint`: get a checkpoint, verify it, look into it, and make another precision of it."""
+
+from __future__ import annotations
+
+from deepseek_triton_tools.cli.parsing import VerbParser
+
+
+def add_options(verb: VerbParser) -> None:
+    verb.add_forms(
+        "FORM",
+        "deepseek-triton checkpoint download deepseek-r1 --to /models/DeepSeek-R1",
+        notes="docs/checkpoints.md has more.",
+    )
