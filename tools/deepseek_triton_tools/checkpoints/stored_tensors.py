@@ -72,7 +72,7 @@ class StoredTensor:
 
     def _bytes_at(self, offset: int, length: int) -> npt.NDArray[np.uint8]:
         found = np.empty(length, np.uint8)
-        view = memoryview(found)
+        view = found.data
         try:
             with self.file.open("rb", buffering=0) as file:
                 done = 0

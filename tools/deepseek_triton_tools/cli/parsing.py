@@ -247,6 +247,14 @@ def size(text: str) -> int:
     )
 
 
+def share(text: str) -> tuple[int, int]:
+    """ "2/8" is this process's number from 1, and how many processes there are."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match and 1 <= int(match[1]) <= int(match[2]):
+        return int(match[1]), int(match[2])
+    raise argparse.ArgumentTypeError(f"expected K/N, such as 2/8 with K from 1 to N, got {text!r}")
+
+
 _PREFIXES = "kmgtp"
 _SIZES: Mapping[str, int] = {
     "": 1,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 
 from deepseek_triton_tools.cli.client_options import URL_HELP, add_server_options, client_settings
@@ -15,6 +14,7 @@ from deepseek_triton_tools.cli.parsing import (
     duration,
     path,
     positive,
+    share,
     size,
     words,
 )
@@ -167,7 +167,7 @@ def _add_limits(verb: VerbParser) -> argparse._ArgumentGroup:
     )
     node.add_argument(
         "--share",
-        type=_share,
+        type=share,
         default=(1, 1),
         metavar="K/N",
         help="do only part K of N, K from 1 (default: 1/1)",
@@ -175,14 +175,6 @@ def _add_limits(verb: VerbParser) -> argparse._ArgumentGroup:
     node.add_argument("--jobs", type=positive, metavar="N", help="file parts read at once (default: by file system)")
     node.add_argument("--budget", type=size, metavar="SIZE", help="most memory to fill (default: 0.9 of what is free)")
     return node
-
-
-def _share(text: str) -> tuple[int, int]:
-    """ "2/8" is this process's number from 1, and how many processes there are."""
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if match and 1 <= int(match[1]) <= int(match[2]):
-        return int(match[1]), int(match[2])
-    raise argparse.ArgumentTypeError(f"expected K/N, such as 2/8 with K from 1 to N, got {text!r}")
 
 
 def _numbers(text: str) -> tuple[int, ...]:

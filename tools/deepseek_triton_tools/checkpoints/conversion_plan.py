@@ -1,0 +1,332 @@
+"""Plans a conversion: which tensor is written into which file in which format, and the documents beside them.
+
+Nothing is computed here. The same checkpoint and options make the same plan, and so the same bytes, which is why a
+conversion can go on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from deepseek_triton_tools.checkpoints.number_formats import BLOCK, GROUP
+from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, file_size
+from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, StoredTensors
+from deepseek_triton_tools.tool_errors import CheckpointError
+
+if TYPE_CHECKING:
+    from deepseek_triton_tools.checkpoints.activation_scales import ActivationScales
+
+Target: TypeAlias = Literal["w4afp8", "fp8", "bf16"]
+TARGETS: tuple[Target, ...] = ("w4afp8", "fp8", "bf16")
+Format: TypeAlias = Literal["plain", "fp8", "int4"]
+"""How a weight is stored: as numbers of its data type, as FP8 in blocks, as INT4 in groups."""
+
+SCALES = "_scale_inv"
+"""End of the name of a weight's scales."""
+INPUT_SCALES_FILE = "input_scales.safetensors"
+HF_QUANT_CONFIG = "hf_quant_config.json"
+QUANT_CFG = "quant_cfg.json"
+SHARD_BYTES = 2_500_000_000
+"""Default size of a file: a few seconds of work for a core, so that little is done again after a stop."""
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_EXPERT = re.compile(r"model\.layers\.\d+\.mlp\.experts\.\d+\.(gate|up|down)_proj\.weight")
+_LINEAR = re.compile(
+    r"model\.layers\.\d+\.(self_attn|mlp|mlp\.shared_experts|mlp\.experts\.\d+)\.\w+_proj(_with_mqa)?\.weight"
+)
+"""The weights that DeepSeek publishes in FP8: those of attention, MLPs and experts. The router, the indexer of V3.2,
+the projection of the MTP layer, embeddings and head stay as they are."""
+_INPUT_SCALE = ".input_scale"
+_FP8_CONFIG = {
+    "activation_scheme": "dynamic",
+    "fmt": "e4m3",
+    "quant_method": "fp8",
+    "weight_block_size": [BLOCK, BLOCK],
+}
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversionOptions:
+    """The user's wishes."""
+
+    target: Target
+    act_scales: ActivationScales | None = None
+    """Needed for w4afp8, and for nothing else."""
+    kv_cache_fp8: bool = False
+    keep_mtp: bool = True
+    shard_bytes: int = SHARD_BYTES
+
+
+@dataclass(frozen=True)
+class TensorJob:
+    """One tensor of the checkpoint and what becomes of it."""
+
+    source: StoredTensor
+    scales: StoredTensor | None
+    """The scales of `source`, where it is stored as FP8 or INT4."""
+    stored_as: Format
+    written_as: Format
+    outputs: tuple[OutputTensor, ...]
+    """The tensor, and its scales where it is written as FP8 or INT4."""
+
+    @property
+    def source_bytes(self) -> int:
+        return self.source.num_bytes + (self.scales.num_bytes if self.scales else 0)
+
+
+@dataclass(frozen=True)
+class OutputShard:
+    """One file to write."""
+
+    name: str
+    jobs: tuple[TensorJob, ...]
+
+    @property
+    def outputs(self) -> list[OutputTensor]:
+        return [output for job in self.jobs for output in job.outputs]
+
+    @property
+    def size(self) -> int:
+        return file_size(self.outputs)
+
+    @property
+    def source_bytes(self) -> int:
+        return sum(job.source_bytes for job in self.jobs)
+
+
+@dataclass(frozen=True)
+class ConversionPlan:
+    """Everything that is written."""
+
+    source: Path
+    target: Target
+    shards: tuple[OutputShard, ...]
+    input_scales: Mapping[str, float]
+    """Tensor -> its one value; empty where no activation scales are written."""
+    documents: Mapping[str, Mapping[str, Any]]
+    """Name of a JSON file -> its content, without the index."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all shards."""
+        return sum(shard.size for shard in self.shards)
+
+    @property
+    def weight_map(self) -> dict[str, str]:
+        """Tensor -> the file that has it, as the index says it."""
+        found = {output.name: shard.name for shard in self.shards for output in shard.outputs}
+        return found | dict.fromkeys(self.input_scales, INPUT_SCALES_FILE)
+
+
+def plan_conversion(source: StoredTensors, config: Mapping[str, Any], options: ConversionOptions) -> ConversionPlan:
+    """Plan it. `config` is the content of config.json.
+
+    :raises CheckpointError: with everything that keeps the checkpoint from being converted so.
+    """
+    num_layers = config.get("num_hidden_layers")
+    if not isinstance(num_layers, int):
+        raise CheckpointError(f"{source.folder}: expected num_hidden_layers in config.json, found {num_layers!r}")
+    jobs, problems = [], []
+    for tensor in _kept(source, num_layers, options):
+        try:
+            jobs.append(_job(source, tensor, num_layers, options))
+        except CheckpointError as error:
+            problems.append(str(error))
+    problems += _wrong_wishes(jobs, config, options)
+    if problems:
+        more = f"; and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
+        raise CheckpointError(f"{source.folder}: {'; '.join(problems[:_MOST_NAMED])}{more}")
+    return ConversionPlan(
+        source=source.folder,
+        target=options.target,
+        shards=_dealt(jobs, options.shard_bytes),
+        input_scales=_input_scales(jobs, options),
+        documents=_documents(config, num_layers, options),
+    )
+
+
+def layer_of(name: str) -> int | None:
+    """Return the number of the layer that a tensor is in; None for embeddings, the last norm and the head."""
+    match = _LAYER.match(name)
+    return int(match[1]) if match else None
+
+
+def _kept(source: StoredTensors, num_layers: int, options: ConversionOptions) -> Iterator[StoredTensor]:
+    """The tensors to write, layer by layer, without scales, which go with their weights."""
+    for name in sorted(source, key=_in_order):
+        layer = layer_of(name)
+        is_dropped = layer is not None and layer >= num_layers and not options.keep_mtp
+        belongs_to_another = name.endswith(SCALES) and name.removesuffix(SCALES) in source
+        if not is_dropped and not belongs_to_another and not name.endswith(_INPUT_SCALE):
+            yield source[name]
+
+
+def _in_order(name: str) -> tuple[int, list[int | str]]:
+    """Sort by layer, with embeddings first, then by name, with numbers as numbers."""
+    layer = layer_of(name)
+    parts: list[int | str] = [int(part) if part.isdigit() else part for part in name.split(".")]
+    return (-1 if layer is None else layer, parts)
+
+
+def _job(source: StoredTensors, tensor: StoredTensor, num_layers: int, options: ConversionOptions) -> TensorJob:
+    """:raises CheckpointError: when the tensor can't be written so."""
+    scales = source.get(tensor.name + SCALES)
+    stored_as = _stored_as(tensor, scales)
+    written_as = _written_as(tensor, stored_as, num_layers, options)
+    if written_as == "plain":
+        dtype = tensor.dtype if stored_as == "plain" else "BF16"
+        rows, columns = (*tensor.shape, 0, 0)[:2]
+        shape = (rows, columns * 2) if stored_as == "int4" else tensor.shape
+        return TensorJob(tensor, scales, stored_as, "plain", (OutputTensor(tensor.name, dtype, shape),))
+    if len(tensor.shape) != 2:
+        raise CheckpointError(f"{tensor.name}: expected a matrix, found the shape {list(tensor.shape)}")
+    rows, columns = tensor.shape[0], tensor.shape[1] * (2 if stored_as == "int4" else 1)
+    if written_as == "int4":
+        if columns % GROUP:
+            raise CheckpointError(f"{tensor.name}: expected a multiple of {GROUP} columns for INT4, found {columns:,}")
+        outputs = (
+            OutputTensor(tensor.name, "I8", (rows, columns // 2)),
+            OutputTensor(tensor.name + SCALES, "F32", (rows, columns // GROUP)),
+        )
+    else:
+        outputs = (
+            OutputTensor(tensor.name, "F8_E4M3", (rows, columns)),
+            OutputTensor(tensor.name + SCALES, "F32", (-(-rows // BLOCK), -(-columns // BLOCK))),
+        )
+    return TensorJob(tensor, scales, stored_as, written_as, outputs)
+
+
+def _stored_as(tensor: StoredTensor, scales: StoredTensor | None) -> Format:
+    """:raises CheckpointError: when scales are missing, or have another shape than the weight needs."""
+    if tensor.dtype not in ("F8_E4M3", "I8"):
+        return "plain"
+    if scales is None:
+        raise CheckpointError(f"{tensor.name}: expected its scales {tensor.name}{SCALES}, found none")
+    rows, columns = (*tensor.shape, 0, 0)[:2]
+    if tensor.dtype == "I8":
+        expected = (rows, columns * 2 // GROUP)
+    else:
+        expected = (-(-rows // BLOCK), -(-columns // BLOCK))
+    if scales.shape != expected or scales.dtype != "F32":
+        raise CheckpointError(
+            f"{scales.name}: expected F32 {list(expected)} for a weight {tensor.dtype} {list(tensor.shape)}, found "
+            f"{scales.dtype} {list(scales.shape)}"
+        )
+    return "int4" if tensor.dtype == "I8" else "fp8"
+
+
+def _written_as(tensor: StoredTensor, stored_as: Format, num_layers: int, options: ConversionOptions) -> Format:
+    if options.target == "bf16":
+        return "plain"
+    # The MTP layer is never calibrated, so its experts have no activation scales; upstream keeps them in FP8 too.
+    is_mtp = (layer_of(tensor.name) or 0) >= num_layers
+    if options.target == "w4afp8" and _EXPERT.fullmatch(tensor.name) and not is_mtp:
+        return "int4"
+    is_linear = len(tensor.shape) == 2 and _LINEAR.fullmatch(tensor.name)
+    return "fp8" if stored_as != "plain" or is_linear else "plain"
+
+
+def _wrong_wishes(jobs: Sequence[TensorJob], config: Mapping[str, Any], options: ConversionOptions) -> Iterator[str]:
+    is_w4afp8 = options.target == "w4afp8"
+    if is_w4afp8 and options.act_scales is None:
+        yield "expected --act-scales for w4afp8: the calibrated scales of the experts' inputs (checkpoint calibrate)"
+    if is_w4afp8 and options.act_scales is not None and (missing := options.act_scales.missing(config)):
+        more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+        yield f"--act-scales: expected a scale for the input of every expert, found none for {missing[0]}{more}"
+    if is_w4afp8 and not any(job.written_as == "int4" for job in jobs):
+        yield "expected a checkpoint with routed experts, found none"
+    if is_w4afp8 and any(job.stored_as == "int4" for job in jobs):
+        yield "expected a checkpoint in FP8 or bfloat16, found W4AFP8 already"
+    if options.act_scales is not None and not is_w4afp8:
+        yield f"--act-scales goes with --to w4afp8 only, not with {options.target}"
+    if options.kv_cache_fp8 and options.target == "bf16":
+        yield (
+            "--kv-cache fp8 is written for fp8 and w4afp8; for bf16, set kv_cache_config.dtype: fp8 in model.yaml "
+            "(build --kv-cache-dtype fp8)"
+        )
+    if all(job.stored_as == job.written_as for job in jobs) and options.keep_mtp:
+        yield f"expected a checkpoint in another precision than {options.target}, found that one already"
+
+
+def _dealt(jobs: Sequence[TensorJob], shard_bytes: int) -> tuple[OutputShard, ...]:
+    """Put the jobs into files of about `shard_bytes`, in their order.
+
+    Within a file, a tensor whose bytes are no multiple of eight comes last, so that all others are aligned.
+    """
+    groups: list[list[TensorJob]] = [[]]
+    size = 0
+    for job in jobs:
+        num_bytes = sum(output.num_bytes for output in job.outputs)
+        if groups[-1] and size + num_bytes > shard_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(job)
+        size += num_bytes
+    return tuple(
+        OutputShard(
+            f"model-{number:05}-of-{len(groups):06}.safetensors",
+            tuple(sorted(group, key=lambda job: any(output.num_bytes % 8 for output in job.outputs))),
+        )
+        for number, group in enumerate(groups, start=1)
+    )
+
+
+def _input_scales(jobs: Sequence[TensorJob], options: ConversionOptions) -> dict[str, float]:
+    """The scales of the experts that are written as INT4."""
+    if options.act_scales is None:
+        return {}
+    experts = {job.source.name.rpartition(".mlp.experts.")[0] for job in jobs if job.written_as == "int4"}
+    return {
+        name: float(value)
+        for name, value in sorted(options.act_scales.items(), key=lambda item: _in_order(item[0]))
+        if name.rpartition(".mlp.experts.")[0] in experts
+    }
+
+
+def _documents(config: Mapping[str, Any], num_layers: int, options: ConversionOptions) -> dict[str, dict[str, Any]]:
+    new = {name: value for name, value in config.items() if name != "quantization_config"}
+    num_mtp = config.get("num_nextn_predict_layers", 0)
+    if num_mtp and not options.keep_mtp:
+        new["num_nextn_predict_layers"] = num_mtp = 0
+    kv_cache = "FP8" if options.kv_cache_fp8 else None
+    found: dict[str, dict[str, Any]] = {"config.json": new}
+    if options.target == "fp8":
+        new["quantization_config"] = _FP8_CONFIG
+        if kv_cache:
+            found[HF_QUANT_CONFIG] = hf_quant_config("FP8_BLOCK_SCALES", kv_cache)
+    elif options.target == "w4afp8":
+        found[HF_QUANT_CONFIG] = hf_quant_config("MIXED_PRECISION", kv_cache)
+        found[QUANT_CFG] = {
+            "quant_algo": "MIXED_PRECISION",
+            "kv_cache_quant_algo": kv_cache,
+            "quantized_layers": _quantized_layers(config, num_layers, num_mtp),
+        }
+    return found
+
+
+def hf_quant_config(quant_algo: str, kv_cache: str | None) -> dict[str, Any]:
+    """Return hf_quant_config.json, which TensorRT-LLM reads (its DeepSeek-V3 README, "FP8 KV Cache and MLA")."""
+    return {"quantization": {"quant_algo": quant_algo, "kv_cache_quant_algo": kv_cache}}
+
+
+def _quantized_layers(config: Mapping[str, Any], num_layers: int, num_mtp: int) -> dict[str, dict[str, str]]:
+    """Which modules are quantized how, by the names of TensorRT-LLM's modules, some of which are fused.
+
+    Source: examples/quantization/quantize_mixed_precision_moe.py of TensorRT-LLM, in the version that knows MTP layers.
+    """
+    blocks, experts = {"quant_algo": "FP8_BLOCK_SCALES"}, {"quant_algo": "W4A8_AWQ"}
+    found: dict[str, dict[str, str]] = {}
+    for layer in range(num_layers + num_mtp):
+        prefix = f"model.layers.{layer}"
+        found |= {f"{prefix}.self_attn.{name}": blocks for name in ("fused_a", "q_b_proj", "kv_b_proj", "o_proj")}
+        mlps = ("gate_up_proj", "down_proj")
+        if layer < config.get("first_k_dense_replace", 0):
+            found |= {f"{prefix}.mlp.{name}": blocks for name in mlps}
+        else:
+            found |= {f"{prefix}.mlp.shared_experts.{name}": blocks for name in mlps}
+            found[f"{prefix}.mlp.experts"] = experts if layer < num_layers else blocks
+    return found

@@ -1,0 +1,335 @@
+"""Runs a conversion: processes that write one file after the other, and the documents last.
+
+It may be killed at any moment. A file gets its name only when it is whole, and config.json comes last, so a folder that
+an engine would load is complete. The folder `.conversion` holds what was planned and the checksum of each file that is
+done; the next run of the same conversion goes on there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from deepseek_triton_build.check import INDEX
+from deepseek_triton_tools.checkpoints.conversion_plan import (
+    HF_QUANT_CONFIG,
+    INPUT_SCALES_FILE,
+    QUANT_CFG,
+    ConversionPlan,
+    OutputShard,
+)
+from deepseek_triton_tools.checkpoints.shard_writer import PART, OutputTensor, ShardWriter
+from deepseek_triton_tools.checkpoints.tensor_jobs import Kernels, NumpyKernels, run_job
+from deepseek_triton_tools.checkpoints.torch_kernels import TorchKernels
+from deepseek_triton_tools.host.units import sized
+from deepseek_triton_tools.host.whole_file import whole_file
+from deepseek_triton_tools.tool_errors import CheckpointError
+
+STATE = ".conversion"
+"""Folder in the output, while it is not complete."""
+_PLAN = "plan.json"
+_ROOM = 2**30
+"""Bytes that stay free beside the output."""
+_NOT_COPIED = ("README.md", INDEX, "config.json", HF_QUANT_CONFIG, QUANT_CFG, "checksums.sha256")
+"""Files of a checkpoint that are written anew, or that would be wrong beside other weights."""
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """A file that is done."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the conversion is. All sizes are in bytes of the checkpoint that is read."""
+
+    num_files_done: int
+    num_files: int
+    done: int
+    """With what earlier runs did."""
+    total: int
+    new: int
+    """Without what earlier runs did."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How the conversion runs. None of it changes a byte of the output."""
+
+    workers: int
+    devices: Sequence[str] = ()
+    """torch's names of GPUs, which the workers share; none: the workers compute with numpy."""
+    share: tuple[int, int] = (1, 1)
+    """(number, of how many): the share of the files that this run writes, for several machines."""
+
+
+def convert(
+    plan: ConversionPlan,
+    output: Path,
+    options: RunOptions,
+    *,
+    on_progress: Callable[[Progress], None],
+    should_stop: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Write the new checkpoint, or this run's share of it. Return whether it is complete.
+
+    `on_progress` is called several times a second. Where `should_stop` says so, it ends early with False.
+
+    :raises CheckpointError: when the output holds something else, another process works on the same share, there is no
+        room, or the checkpoint can't be read.
+    """
+    _check_output(plan, output)
+    number, of = options.share
+    with _only_one(output / STATE / f"share-{number}-of-{of}.lock", output):
+        _begin(plan, output)
+        mine = [shard for index, shard in enumerate(plan.shards) if index % of == number - 1]
+        missing = [shard for shard in mine if _record(output, shard) is None]
+        _check_room(missing, output)
+        run = _Run(plan, output, mine, missing, on_progress, should_stop)
+        run.run(options)
+        records = {shard.name: _record(output, shard) for shard in plan.shards}
+        if any(record is None for record in records.values()):
+            return False
+        _finish(plan, output)
+    shutil.rmtree(output / STATE)
+    return True
+
+
+class _Run:
+    """Some processes, each of which gets a file to write when it has none."""
+
+    def __init__(
+        self,
+        plan: ConversionPlan,
+        output: Path,
+        mine: Sequence[OutputShard],
+        missing: Sequence[OutputShard],
+        on_progress: Callable[[Progress], None],
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self._output = output
+        self._missing = missing
+        self._left = list(reversed(missing))
+        self._num_files = len(mine)
+        self._num_done = len(mine) - len(missing)
+        self._total = sum(shard.source_bytes for shard in mine)
+        self._before = self._total - sum(shard.source_bytes for shard in missing)
+        self._new = 0
+        self._on_progress = on_progress
+        self._should_stop = should_stop
+
+    def run(self, options: RunOptions) -> None:
+        context = multiprocessing.get_context("spawn")
+        pipes: dict[Connection, SpawnProcess] = {}
+        try:
+            for number in range(min(options.workers, len(self._left))):
+                ours, theirs = context.Pipe()
+                device = options.devices[number % len(options.devices)] if options.devices else ""
+                process = context.Process(target=_work, args=(theirs, self._output, device), daemon=True)
+                process.start()
+                theirs.close()
+                pipes[ours] = process
+                ours.send(self._left.pop())
+            while pipes and not self._should_stop():
+                for pipe in wait(list(pipes), timeout=0.2):
+                    assert isinstance(pipe, Connection)
+                    if not self._take(pipe):
+                        pipe.close()
+                        pipes.pop(pipe).join()
+                self._on_progress(
+                    Progress(self._num_done, self._num_files, self._before + self._new, self._total, self._new)
+                )
+        finally:
+            for pipe, process in pipes.items():
+                process.terminate()
+                process.join()
+                pipe.close()
+            for shard in self._missing:
+                (self._output / (shard.name + PART)).unlink(missing_ok=True)
+
+    def _take(self, pipe: Connection) -> bool:
+        """Take what a worker says; give it the next file when it is done. Return whether it goes on.
+
+        :raises CheckpointError: the worker's, or because the worker is dead.
+        """
+        try:
+            said = pipe.recv()
+        except (EOFError, ConnectionResetError) as error:
+            raise CheckpointError(
+                "a process that converts was killed; was memory short? Run the same command again to go on, perhaps "
+                "with fewer --workers"
+            ) from error
+        if isinstance(said, int):
+            self._new += said
+            return True
+        if isinstance(said, str):
+            raise CheckpointError(said)
+        self._num_done += 1
+        if not self._left:
+            return False
+        pipe.send(self._left.pop())
+        return True
+
+
+def _work(pipe: Connection, output: Path, device: str) -> None:
+    """Write the files whose plans come through `pipe`, until its other end is closed.
+
+    It says the bytes that it has read of the checkpoint (int), that a file is done (None), or an error (str).
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's, which ends this one
+    kernels: Kernels = TorchKernels(device) if device else NumpyKernels()
+    # A parent that was killed reads no more, so the next word to it ends this process.
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            shard = pipe.recv()
+            try:
+                _write_shard(shard, output, kernels, pipe.send)
+            except BrokenPipeError:
+                raise
+            except CheckpointError as error:
+                pipe.send(str(error))
+                return
+            except OSError as error:
+                pipe.send(f"{error.filename or output}: {error.strerror}")
+                return
+            pipe.send(None)
+
+
+def _write_shard(shard: OutputShard, output: Path, kernels: Kernels, say: Callable[[int], None]) -> None:
+    with ShardWriter(output / shard.name, shard.outputs) as writer:
+        for job in shard.jobs:
+            for values, num_read in run_job(job, kernels):
+                writer.write(values)
+                say(num_read)
+        record = ShardRecord(writer.size, writer.finish())
+        _write_json(output / STATE / f"{shard.name}.json", asdict(record))
+
+
+def _record(output: Path, shard: OutputShard) -> ShardRecord | None:
+    """The record of a file that is done; None of one that is not."""
+    try:
+        found = json.loads((output / STATE / f"{shard.name}.json").read_text(encoding="utf-8"))
+        if (output / shard.name).stat().st_size != shard.size:
+            return None
+    except FileNotFoundError:
+        return None
+    return ShardRecord(**found)
+
+
+def _check_output(plan: ConversionPlan, output: Path) -> None:
+    """:raises CheckpointError: when the folder holds what another conversion or something else wrote."""
+    if output.resolve() == plan.source.resolve():
+        raise CheckpointError(f"{output}: expected another folder for the output than the checkpoint's")
+    if not output.exists():
+        return
+    if not output.is_dir():
+        raise CheckpointError(f"{output}: expected a folder for the output, found a file")
+    if not (output / STATE).is_dir():
+        if any(output.iterdir()):
+            raise CheckpointError(f"{output}: expected an empty folder, or one of a conversion that was stopped")
+        return
+    with suppress(FileNotFoundError):  # it was stopped before it had written its plan
+        begun = json.loads((output / STATE / _PLAN).read_text(encoding="utf-8"))
+        if begun != _identity(plan):
+            raise CheckpointError(
+                f"{output}: another conversion was begun here ({begun.get('source')} to {begun.get('target')}, or with "
+                "other options); name another folder, or remove this one"
+            )
+
+
+def _identity(plan: ConversionPlan) -> dict[str, str]:
+    """What has to be equal for a run to go on where another was stopped.
+
+    The digest is of all that decides the output's bytes: each tensor's place in the checkpoint and in the output, and
+    the documents.
+    """
+    digest = hashlib.sha256()
+    for shard in plan.shards:
+        for job in shard.jobs:
+            places = [
+                (tensor.name, tensor.dtype, tensor.shape, tensor.file.name, tensor.begin)
+                for tensor in (job.source, job.scales)
+                if tensor is not None
+            ]
+            digest.update(repr((shard.name, job.written_as, places)).encode())
+    digest.update(json.dumps([plan.documents, plan.input_scales], sort_keys=True).encode())
+    return {"source": str(plan.source.resolve()), "target": plan.target, "digest": digest.hexdigest()}
+
+
+def _begin(plan: ConversionPlan, output: Path) -> None:
+    _write_json(output / STATE / _PLAN, _identity(plan))
+
+
+@contextmanager
+def _only_one(lock: Path, output: Path) -> Iterator[None]:
+    """:raises CheckpointError: while another process holds the lock."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CheckpointError(f"{output}: another process converts into this folder; wait for it") from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _check_room(missing: Sequence[OutputShard], output: Path) -> None:
+    needed = sum(shard.size for shard in missing)
+    partial = sum(path.stat().st_size for path in output.glob(f"*{PART}"))
+    free = shutil.disk_usage(output).free + partial
+    if needed + _ROOM > free:
+        raise CheckpointError(
+            f"{output}: expected room for {sized(needed)} and {sized(_ROOM)} beside it, found {sized(free)}; make "
+            "room, or name a folder on another disk"
+        )
+
+
+def _finish(plan: ConversionPlan, output: Path) -> None:
+    """Write what belongs to the weights: other files of the checkpoint, then the index, and config.json last."""
+    if plan.input_scales:
+        tensors = [OutputTensor(name, "F32", (1,)) for name in plan.input_scales]
+        with ShardWriter(output / INPUT_SCALES_FILE, tensors) as writer:
+            writer.write(np.array([*plan.input_scales.values()], "<f4"))
+            writer.finish()
+    for path in sorted(plan.source.iterdir()):
+        is_weights = path.name.endswith(_WEIGHTS)
+        if path.is_file() and not is_weights and path.name not in _NOT_COPIED and not path.name.startswith("."):
+            shutil.copyfile(path, output / STATE / path.name)
+            os.replace(output / STATE / path.name, output / path.name)
+    total = sum(output_tensor.num_bytes for shard in plan.shards for output_tensor in shard.outputs)
+    total += 4 * len(plan.input_scales)
+    index = {"metadata": {"total_size": total}, "weight_map": plan.weight_map}
+    documents = {INDEX: index, **{name: plan.documents[name] for name in sorted(plan.documents, key=_config_last)}}
+    for name, document in documents.items():
+        _write_json(output / STATE / name, document)
+        os.replace(output / STATE / name, output / name)
+
+
+def _config_last(name: str) -> tuple[bool, str]:
+    return name == "config.json", name
+
+
+def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+    with whole_file(path) as file:
+        json.dump(document, file, indent=2)
+        file.write("\n")

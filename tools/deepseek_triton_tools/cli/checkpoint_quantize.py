@@ -1,0 +1,167 @@
+"""`deepseek-triton checkpoint quantize`: make a checkpoint of another precision."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deepseek_triton_tools.cli.parsing import Verbs, add_json, add_verb, path, positive, share, size
+from deepseek_triton_tools.pages import install_extra
+from deepseek_triton_tools.tool_errors import InstallationError, ToolError
+
+if TYPE_CHECKING:
+    from deepseek_triton_tools.checkpoints.activation_scales import ActivationScales
+    from deepseek_triton_tools.checkpoints.conversion_plan import ConversionPlan
+    from deepseek_triton_tools.checkpoints.converting import Progress
+
+_TARGETS = ("w4afp8", "fp8", "bf16")
+_DEVICES = ("auto", "cpu", "cuda")
+_DOCUMENT = "deepseek-triton/checkpoint-quantize/1"
+
+
+def add_quantize_form(forms: Verbs) -> None:
+    """Add the form `quantize` to `checkpoint`."""
+    verb = add_verb(forms, "quantize", "write a checkpoint in W4AFP8, FP8 or bfloat16, or switch its KV cache to FP8")
+    verb.runs(
+        _quantize,
+        "deepseek-triton checkpoint quantize /models/DeepSeek-R1 --to w4afp8 --act-scales act_scales.safetensors "
+        "--output /models/DeepSeek-R1-W4AFP8",
+        "deepseek-triton checkpoint quantize /models/DeepSeek-R1 --to bf16 --output /models/DeepSeek-R1-bf16",
+        "deepseek-triton checkpoint quantize /models/DeepSeek-R1 --kv-cache fp8",
+        notes="Run the same command again after a stop, and it goes on. Exit codes: 0 the checkpoint is complete; 1 it "
+        "failed; 3 this share is done, others are not.\ndocs/checkpoints.md says what is written, and how fast.",
+    )
+    verb.add_argument("source", type=path, metavar="DIR", help="folder of the checkpoint")
+    verb.add_argument("--to", choices=_TARGETS, help="w4afp8: experts in INT4; fp8: blocks of 128 x 128; bf16")
+    verb.add_argument("--output", type=path, metavar="DIR", help="folder to write, new or of a run that was stopped")
+    help_text = "w4afp8: a safetensors file of input scales, or the folder that ModelOpt's calibration wrote"
+    verb.add_argument("--act-scales", type=path, metavar="PATH", help=help_text)
+    help_text = "TensorRT-LLM keeps the KV cache in FP8; without --to, only hf_quant_config.json in DIR is written"
+    verb.add_argument("--kv-cache", choices=("fp8",), help=help_text)
+    help_text = "the layer for multi-token prediction, in FP8 with w4afp8 (default: keep)"
+    verb.add_argument("--mtp", choices=("keep", "drop"), default="keep", help=help_text)
+    add_json(verb, "docs/checkpoints.md")
+    work = verb.add_argument_group("work; none of it changes a byte of what is written, except --shard-size")
+    work.add_argument("--device", choices=_DEVICES, default="auto", help="default: GPUs if torch finds any")
+    work.add_argument("--workers", type=positive, metavar="N", help="processes (default: one a core, or two a GPU)")
+    work.add_argument("--share", type=share, default=(1, 1), metavar="K/N", help="do only part K of N (default: 1/1)")
+    work.add_argument("--shard-size", type=size, metavar="SIZE", help="of each file (default: 2.5GB)")
+
+
+def _quantize(args: argparse.Namespace) -> int:
+    if find_spec("ml_dtypes") is None:
+        raise InstallationError(f"checkpoint quantize needs ml-dtypes and numpy: {install_extra('checkpoint')}")
+    if args.to is None:
+        return _switch_kv_cache(args)
+    if args.output is None:
+        raise ToolError("expected --output with --to: the folder to write", exit_code=2)
+    return _convert(args)
+
+
+def _switch_kv_cache(args: argparse.Namespace) -> int:
+    """Write hf_quant_config.json into the checkpoint itself, whose weights stay as they are."""
+    from deepseek_triton_tools.checkpoints.kv_cache_format import switch_to_fp8
+
+    if args.kv_cache is None:
+        raise ToolError("expected --to w4afp8, fp8 or bf16, or --kv-cache fp8", exit_code=2)
+    if args.output is not None:
+        raise ToolError("--output goes with --to; --kv-cache fp8 alone changes the checkpoint itself", exit_code=2)
+    written = switch_to_fp8(args.source)
+    _say(args, f"{written}: TensorRT-LLM keeps the KV cache of this checkpoint in FP8", {"written": str(written)})
+    return 0
+
+
+def _convert(args: argparse.Namespace) -> int:
+    from deepseek_triton_tools.checkpoints.conversion_plan import SHARD_BYTES, ConversionOptions, plan_conversion
+    from deepseek_triton_tools.checkpoints.converting import RunOptions, convert
+    from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint, read_config
+    from deepseek_triton_tools.host.stop_signals import Stop
+    from deepseek_triton_tools.host.units import about, sized
+    from deepseek_triton_tools.terminal.output_streams import complain
+    from deepseek_triton_tools.terminal.status_line import StatusLine
+
+    options = ConversionOptions(
+        target=args.to,
+        act_scales=_act_scales(args.act_scales),
+        kv_cache_fp8=args.kv_cache is not None,
+        keep_mtp=args.mtp == "keep",
+        shard_bytes=args.shard_size or SHARD_BYTES,
+    )
+    plan = plan_conversion(open_checkpoint(args.source), read_config(args.source), options)
+    devices = _devices(args.device)
+    run = RunOptions(
+        workers=args.workers or (2 * len(devices) if devices else len(os.sched_getaffinity(0))),
+        devices=devices,
+        share=args.share,
+    )
+    if not args.json:
+        complain(f"{args.source}: {sized(_source_bytes(plan))} to {sized(plan.size)} in {len(plan.shards)} files")
+    status, begin_s = StatusLine(), time.monotonic()
+    last: list[Progress] = []
+
+    def show(progress: Progress) -> None:
+        last[:] = [progress]
+        status.show(lambda: _progress_line(progress, time.monotonic() - begin_s))
+
+    with Stop() as stop:
+        is_complete = convert(plan, args.output, run, on_progress=show, should_stop=stop.event.is_set)
+        status.clear()
+        if stop.event.is_set() and not is_complete:
+            complain(f"{args.output}: stopped; the same command goes on from here")
+            return stop.exit_code
+    elapsed_s = time.monotonic() - begin_s
+    num_new = last[0].new if last else 0
+    document = {
+        "output": str(args.output),
+        "complete": is_complete,
+        "files": len(plan.shards),
+        "bytes": plan.size,
+        "read_bytes": num_new,
+        "seconds": round(elapsed_s, 3),
+    }
+    rate = f", {sized(num_new)} read in {about(elapsed_s)}: {sized(num_new / elapsed_s)}/s" if num_new else ""
+    what = "complete" if is_complete else f"share {run.share[0]}/{run.share[1]} is done, others are not"
+    _say(args, f"{args.output}: {what}{rate}", document)
+    return 0 if is_complete else 3
+
+
+def _act_scales(given: Path | None) -> ActivationScales | None:
+    from deepseek_triton_tools.checkpoints.activation_scales import read_activation_scales
+
+    return None if given is None else read_activation_scales(given)
+
+
+def _devices(wanted: str) -> list[str]:
+    from deepseek_triton_tools.checkpoints.torch_kernels import gpus
+
+    found = [] if wanted == "cpu" else gpus()
+    if wanted == "cuda" and not found:
+        raise InstallationError("--device cuda: expected a torch that finds a GPU, found none; try --device cpu")
+    return found
+
+
+def _source_bytes(plan: ConversionPlan) -> int:
+    return sum(shard.source_bytes for shard in plan.shards)
+
+
+def _progress_line(progress: Progress, elapsed_s: float) -> str:
+    from deepseek_triton_tools.host.units import about, part_of, sized
+
+    rate = progress.new / elapsed_s if elapsed_s else 0.0
+    parts = [f"files {progress.num_files_done}/{progress.num_files}", part_of(progress.done, progress.total)]
+    if rate:
+        parts += [f"{sized(rate)}/s", f"{about((progress.total - progress.done) / rate)} left"]
+    return ", ".join(parts)
+
+
+def _say(args: argparse.Namespace, text: str, document: dict[str, Any]) -> None:
+    from deepseek_triton_tools.terminal.output_streams import print_json
+
+    if args.json:
+        print_json({"schema": _DOCUMENT, **document})
+    else:
+        print(text)
