@@ -1,0 +1,348 @@
+"""`checkpoint quantize`: what is written, how it goes on after a kill, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deepseek_triton_tools.checkpoints.converting import STATE
+from deepseek_triton_tools.checkpoints.number_formats import (
+    GROUP,
+    bfloat16_of,
+    dequantize_blocks,
+    dequantize_groups,
+    float32_of,
+)
+from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensors, open_checkpoint
+from deepseek_triton_tools.cli.main import main
+from support.small_checkpoint import CONFIG, FP8, TINY, small_checkpoint, write_act_scales
+
+CLI = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "checkpoint", "quantize"]
+EXPERT = "model.layers.1.mlp.experts.2.down_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_checkpoint(tmp_path_factory.mktemp("source") / "fp8")
+
+
+@pytest.fixture(scope="module")
+def act_scales(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_act_scales(tmp_path_factory.mktemp("scales") / "act_scales.safetensors", CONFIG)
+
+
+@pytest.fixture(scope="module")
+def w4afp8(source: Path, act_scales: Path) -> Path:
+    output = source.with_name("w4afp8")
+    options = ["--to", "w4afp8", "--act-scales", str(act_scales), "--output", str(output), "--device", "cpu"]
+    assert main(["checkpoint", "quantize", str(source), *options]) == 0
+    return output
+
+
+def quantize(source: Path, *options: object) -> int:
+    return main(["checkpoint", "quantize", str(source), "--device", "cpu", *map(str, options)])
+
+
+def document(folder: Path, name: str) -> Any:
+    return json.loads((folder / name).read_text())
+
+
+def weight(tensors: StoredTensors, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    stored, scales = tensors[name].read(), tensors.get(f"{name}_scale_inv")
+    if scales is None:
+        return float32_of(stored)
+    return (dequantize_groups if stored.dtype == np.int8 else dequantize_blocks)(stored, scales.read())
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir() if path.is_file()}
+
+
+def test_w4afp8_has_int4_experts_and_everything_else_as_it_was(source: Path, w4afp8: Path, act_scales: Path) -> None:
+    before, after = open_checkpoint(source), open_checkpoint(w4afp8)
+    experts = {name for name in before if ".mlp.experts." in name and ".layers.3." not in name}
+    scales = open_checkpoint(act_scales.parent)
+
+    assert set(after) == set(before) | set(scales)
+    for name in before.keys() - experts:
+        assert before[name].read().tobytes() == after[name].read().tobytes(), name
+    for name in scales:
+        assert after[name].read() == scales[name].read()
+    for name in sorted(name for name in experts if name.endswith("weight")):
+        rows, columns = before[name].shape
+        assert (after[name].dtype, after[name].shape) == ("I8", (rows, columns // 2))
+        assert after[f"{name}_scale_inv"].shape == (rows, columns // GROUP)
+        wanted = float32_of(bfloat16_of(weight(before, name)))
+        steps = after[f"{name}_scale_inv"].read().repeat(GROUP, axis=1)
+        assert (np.abs(weight(after, name) - wanted) <= steps * 0.5001).all()
+
+
+def test_w4afp8_says_what_it_is_as_tensorrt_llm_reads_it(w4afp8: Path) -> None:
+    layers = document(w4afp8, "quant_cfg.json")["quantized_layers"]
+
+    assert "quantization_config" not in document(w4afp8, "config.json")
+    assert document(w4afp8, "hf_quant_config.json") == {
+        "quantization": {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": None}
+    }
+    assert layers["model.layers.1.mlp.experts"] == layers["model.layers.2.mlp.experts"] == {"quant_algo": "W4A8_AWQ"}
+    assert layers["model.layers.3.mlp.experts"] == {"quant_algo": "FP8_BLOCK_SCALES"}
+    assert layers["model.layers.0.mlp.gate_up_proj"] == {"quant_algo": "FP8_BLOCK_SCALES"}
+    assert len(layers) == 4 * 4 + 2 + 3 * 3
+    assert (w4afp8 / "tokenizer_config.json").is_file()
+    assert not (w4afp8 / STATE).exists()
+
+
+def test_bfloat16_is_the_weight_itself(source: Path, tmp_path: Path) -> None:
+    assert quantize(source, "--to", "bf16", "--output", tmp_path / "bf16") == 0
+
+    before, after = open_checkpoint(source), open_checkpoint(tmp_path / "bf16")
+    assert set(after) == {name for name in before if not name.endswith("_scale_inv")}
+    for name, tensor in after.items():
+        assert (
+            tensor.read().tobytes()
+            == (before[name].read() if before[name].dtype != "F8_E4M3" else bfloat16_of(weight(before, name))).tobytes()
+        )
+    assert "quantization_config" not in document(tmp_path / "bf16", "config.json")
+
+
+def test_int4_comes_back_as_bfloat16(w4afp8: Path, tmp_path: Path) -> None:
+    assert quantize(w4afp8, "--to", "bf16", "--output", tmp_path / "bf16") == 0
+
+    before, after = open_checkpoint(w4afp8), open_checkpoint(tmp_path / "bf16")
+    assert after[EXPERT].read().tobytes() == bfloat16_of(weight(before, EXPERT)).tobytes()
+    assert {tensor.dtype for tensor in after.values()} == {"BF16", "F32"}
+    assert not [name for name in after if name.endswith("input_scale")]
+
+
+def test_fp8_from_bfloat16_has_the_layout_that_deepseek_publishes(source: Path, tmp_path: Path) -> None:
+    whole = small_checkpoint(tmp_path / "bf16", fp8=False)
+
+    assert quantize(whole, "--to", "fp8", "--kv-cache", "fp8", "--output", tmp_path / "fp8") == 0
+
+    published, ours = open_checkpoint(source), open_checkpoint(tmp_path / "fp8")
+    assert {name: (one.dtype, one.shape, one.read().tobytes()) for name, one in ours.items()} == {
+        name: (one.dtype, one.shape, one.read().tobytes()) for name, one in published.items()
+    }
+    assert document(tmp_path / "fp8", "config.json")["quantization_config"] == FP8
+    assert document(tmp_path / "fp8", "hf_quant_config.json") == {
+        "quantization": {"quant_algo": "FP8_BLOCK_SCALES", "kv_cache_quant_algo": "FP8"}
+    }
+
+
+def test_w4afp8_of_bfloat16_has_fp8_where_it_is_not_int4(source: Path, act_scales: Path, tmp_path: Path) -> None:
+    whole = small_checkpoint(tmp_path / "bf16", fp8=False)
+    options = ("--to", "w4afp8", "--act-scales", act_scales, "--output", tmp_path / "w4afp8")
+
+    assert quantize(whole, *options) == 0
+
+    ours, published = open_checkpoint(tmp_path / "w4afp8"), open_checkpoint(source)
+    assert ours[EXPERT].dtype == "I8"
+    for name, tensor in published.items():
+        if ".mlp.experts." not in name or ".layers.3." in name:
+            assert ours[name].read().tobytes() == tensor.read().tobytes(), name
+
+
+def test_the_mtp_layer_can_be_dropped(source: Path, tmp_path: Path) -> None:
+    assert quantize(source, "--to", "fp8", "--mtp", "drop", "--output", tmp_path / "fp8") == 0
+
+    before, after = open_checkpoint(source), open_checkpoint(tmp_path / "fp8")
+    assert set(after) == {name for name in before if ".layers.3." not in name}
+    assert document(tmp_path / "fp8", "config.json")["num_nextn_predict_layers"] == 0
+
+
+def test_the_kv_cache_alone_changes_one_file(source: Path, tmp_path: Path) -> None:
+    folder = small_checkpoint(tmp_path / "fp8")
+    before = digests(folder)
+
+    assert main(["checkpoint", "quantize", str(folder), "--kv-cache", "fp8"]) == 0
+
+    assert document(folder, "hf_quant_config.json") == {
+        "quantization": {"quant_algo": "FP8_BLOCK_SCALES", "kv_cache_quant_algo": "FP8"}
+    }
+    assert {name: digest for name, digest in digests(folder).items() if name != "hf_quant_config.json"} == before
+
+
+def test_the_kv_cache_of_w4afp8_is_said_in_both_files(w4afp8: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "w4afp8"
+    folder.mkdir()
+    for name in ("config.json", "hf_quant_config.json", "quant_cfg.json"):
+        (folder / name).write_bytes((w4afp8 / name).read_bytes())
+
+    assert main(["checkpoint", "quantize", str(folder), "--kv-cache", "fp8"]) == 0
+
+    assert document(folder, "hf_quant_config.json")["quantization"]["kv_cache_quant_algo"] == "FP8"
+    changed = document(folder, "quant_cfg.json")
+    assert changed["kv_cache_quant_algo"] == "FP8"
+    assert changed["quantized_layers"] == document(w4afp8, "quant_cfg.json")["quantized_layers"]
+
+
+def test_shares_make_the_same_bytes_together(source: Path, act_scales: Path, tmp_path: Path) -> None:
+    options = ["--to", "w4afp8", "--act-scales", act_scales, "--shard-size", "200KB"]
+    assert quantize(source, *options, "--output", tmp_path / "whole") == 0
+
+    assert quantize(source, *options, "--output", tmp_path / "shared", "--share", "2/2") == 3
+    assert not (tmp_path / "shared/config.json").exists()
+    assert quantize(source, *options, "--output", tmp_path / "shared", "--share", "1/2") == 0
+
+    assert digests(tmp_path / "shared") == digests(tmp_path / "whole")
+    assert len(digests(tmp_path / "whole")) > 8
+
+
+@pytest.mark.slow
+def test_a_conversion_that_is_killed_again_and_again_makes_the_same_bytes(
+    source: Path, act_scales: Path, tmp_path: Path
+) -> None:
+    options = ["--to", "w4afp8", "--act-scales", act_scales, "--shard-size", "100KB", "--workers", "2", "--output"]
+    assert quantize(source, *options, tmp_path / "whole") == 0
+    command = [*CLI, str(source), *map(str, options), str(tmp_path / "killed")]
+    rng = random.Random(11)
+    output = tmp_path / "killed"
+    num_killed = 0
+    while num_killed < 5:
+        wanted = rng.randrange(1, 6) + len(list(output.glob("*.safetensors")))
+        with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as process:
+            while process.poll() is None and len(list(output.glob("*.safetensors"))) < wanted:
+                pass
+            with_its_workers = rng.random() < 0.5
+            (os.killpg if with_its_workers else os.kill)(process.pid, signal.SIGKILL)
+        num_killed += 1
+        assert not (output / "config.json").exists()
+
+    assert quantize(source, *options, output) == 0
+
+    assert digests(output) == digests(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_conversion_that_is_stopped_says_so_and_goes_on(source: Path, act_scales: Path, tmp_path: Path) -> None:
+    output = tmp_path / "stopped"
+    options = ["--to", "w4afp8", "--act-scales", act_scales, "--shard-size", "100KB", "--workers", "1", "--output"]
+    command = [*CLI, str(source), *map(str, options), str(output)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while not list(output.glob("*.safetensors")):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+
+    assert process.returncode == 130
+    assert "stopped; the same command goes on from here" in said
+    assert not list(output.glob("*.part"))
+    assert quantize(source, *options, output) == 0
+
+
+def test_a_worker_that_is_killed_is_named(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the kernel does where memory is short."""
+    monkeypatch.setattr("deepseek_triton_tools.checkpoints.converting._work", _die)
+
+    assert quantize(source, "--to", "bf16", "--output", tmp_path / "bf16") == 1
+
+    assert "a process that converts was killed; was memory short?" in capsys.readouterr().err
+
+
+def _die(pipe: object, *_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def no_scales(folder: Path) -> None:
+    index = document(folder, "model.safetensors.index.json")
+    index["weight_map"] = {name: file for name, file in index["weight_map"].items() if name != f"{EXPERT}_scale_inv"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def cut_shard(folder: Path) -> None:
+    path = sorted(folder.glob("*.safetensors"))[1]
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def no_layers(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "code", "said"),
+    [
+        (None, ["--to", "w4afp8"], 1, "expected --act-scales for w4afp8"),
+        (None, ["--to", "fp8"], 1, "expected a checkpoint in another precision than fp8, found that one already"),
+        (None, ["--to", "bf16", "--kv-cache", "fp8"], 1, "--kv-cache fp8 is written for fp8 and w4afp8"),
+        (None, [], 2, "expected --to w4afp8, fp8 or bf16, or --kv-cache fp8"),
+        (cut_shard, ["--to", "bf16"], 1, "truncated: it has"),
+        (no_layers, ["--to", "bf16"], 1, "expected num_hidden_layers in config.json, found None"),
+    ],
+)
+def test_what_cant_be_is_refused_in_one_line_and_nothing_is_written(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: Callable[[Path], None] | None,
+    options: list[str],
+    code: int,
+    said: str,
+) -> None:
+    folder = small_checkpoint(tmp_path / "source")
+    if change:
+        change(folder)
+    output = ["--output", str(tmp_path / "out")] if options else []
+
+    assert quantize(folder, *options, *output) == code
+
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_act_scales_that_miss_an_expert_are_refused(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = write_act_scales(tmp_path / "few.safetensors", {**CONFIG, "num_hidden_layers": 2})
+
+    assert quantize(source, "--to", "w4afp8", "--act-scales", few, "--output", tmp_path / "out") == 1
+
+    error = capsys.readouterr().err
+    assert "found none for model.layers.2.mlp.experts.0." in error
+    assert "and 11 more" in error
+
+
+def test_a_folder_of_something_else_is_left_alone(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "precious").write_text("x")
+
+    assert quantize(source, "--to", "bf16", "--output", tmp_path) == 1
+    assert quantize(source, "--to", "bf16", "--output", source) == 1
+
+    error = capsys.readouterr().err
+    assert "expected an empty folder, or one of a conversion that was stopped" in error
+    assert "expected another folder for the output" in error
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+
+def test_another_conversion_does_not_go_on_in_the_folder(
+    source: Path, act_scales: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--output", tmp_path / "out", "--shard-size", "200KB"]
+    assert quantize(source, "--to", "w4afp8", "--act-scales", act_scales, *options, "--share", "1/2") == 3
+
+    assert quantize(source, "--to", "bf16", *options) == 1
+
+    assert "another conversion was begun here" in capsys.readouterr().err
+
+
+def test_the_tiny_checkpoint_has_a_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert quantize(TINY, "--to", "bf16", "--output", tmp_path / "bf16", "--json") == 0
+
+    found = json.loads(capsys.readouterr().out)
+    assert (found["schema"], found["complete"], found["files"]) == ("deepseek-triton/checkpoint-quantize/1", True, 1)
+    assert found["bytes"] == sum(path.stat().st_size for path in (tmp_path / "bf16").glob("*.safetensors"))
