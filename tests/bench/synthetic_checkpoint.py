@@ -1,11 +1,13 @@
-"""A checkpoint in DeepSeek-V3's layout, of any size, for what reads checkpoints and does not look at the values.
+"""A checkpoint in DeepSeek-V3's layout, of any size, for what reads checkpoints, whatever the values.
 
     python tests/bench/synthetic_checkpoint.py FOLDER --size 5GB [--shards N] [--sparse] [--seed N]
+    python tests/bench/synthetic_checkpoint.py FOLDER --layers 5 --experts 160 [--no-mtp]
 
 The tensors have DeepSeek-V3's names, data types and order, and lie in 163 shards as its 91,991 do; their widths are
 scaled so that all take about --size (`full`: 688,574,839,360 bytes, as published). Below 1 GB there are 4 layers of 8
-experts, in 4 shards. The content is noise, another in each shard; with --sparse there is none, and a file system that
-knows holes stores the headers alone. Needs Python and nothing else.
+experts, in 4 shards. With --layers and --experts there are fewer of them, in DeepSeek-V3's own widths. The content is
+noise, another in each shard, of finite numbers; with --sparse there is none, and a file system that knows holes stores
+the headers alone. Needs Python and nothing else.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from typing import Any, BinaryIO
 
 NUM_SHARDS = 163
 NUM_SHARDS_SMALL = 4
+BYTES_A_SHARD = 4_300_000_000
+"""Of DeepSeek-V3's own."""
 SMALL = 10**9
 """Bytes, from which on all layers and experts are there."""
 BLOCK = 128
@@ -76,17 +80,27 @@ class Tensor:
 
 
 def make_checkpoint(
-    folder: Path, *, size: int | None, num_shards: int | None = None, sparse: bool = False, seed: int = 0
+    folder: Path,
+    *,
+    size: int | None,
+    num_shards: int | None = None,
+    sparse: bool = False,
+    seed: int = 0,
+    fewer: Mapping[str, int] | None = None,
 ) -> int:
     """Writes one into `folder`, which is made, and brings it to the disk; the bytes of its tensors.
 
     :param size: about so many bytes of tensors; None: as published.
+    :param fewer: numbers of layers or experts in config.json, in place of the published ones.
     :raises ValueError: for a size or number of shards that can't be.
     :raises OSError: when it can't be written, or `folder` is there and not empty.
     """
-    config = dict(CONFIG) if size is None else config_of(size)
+    config = {**CONFIG, **(fewer or {})} if size is None else config_of(size)
+    tensors = list(tensors_of(config))
+    if num_shards is None and fewer:
+        num_shards = -(-sum(tensor.size for tensor in tensors) // BYTES_A_SHARD)
     num_shards = num_shards or (NUM_SHARDS if config["n_routed_experts"] == CONFIG["n_routed_experts"] else None)
-    shards = deal(list(tensors_of(config)), num_shards or NUM_SHARDS_SMALL)
+    shards = deal(tensors, num_shards or NUM_SHARDS_SMALL)
     total = sum(tensor.size for tensors in shards.values() for tensor in tensors)
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
@@ -95,7 +109,7 @@ def make_checkpoint(
     if total > free and not sparse:
         raise OSError(f"{folder}: {total:,} bytes are more than the {free:,} that are free there")
     for name, tensors in shards.items():
-        _write(folder / name, tensors, None if sparse else random.Random(f"{seed} {name}").randbytes(NOISE_BYTES))
+        _write(folder / name, tensors, None if sparse else _noise(random.Random(f"{seed} {name}")))
     weight_map = {tensor.name: name for name, tensors in shards.items() for tensor in tensors}
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     for name, document in (("model.safetensors.index.json", index), ("config.json", config)):
@@ -208,7 +222,21 @@ def _total(config: Mapping[str, Any]) -> int:
     return sum(tensor.size for tensor in tensors_of(config))
 
 
-def _write(path: Path, tensors: Iterable[Tensor], noise: bytes | None) -> None:
+def _noise(rng: random.Random) -> Mapping[str, bytes]:
+    """Data type -> numbers of it."""
+    no_nan = bytes(byte & ~1 if byte & 0x7F == 0x7F else byte for byte in range(256))
+    finite = bytes(byte & 0xBF if byte & 0x7F == 0x7F else byte for byte in range(256))
+    halves = bytearray(rng.randbytes(NOISE_BYTES))
+    halves[1::2] = halves[1::2].translate(finite)
+    scales = (struct.pack("<f", rng.uniform(1e-4, 4e-4)) for _ in range(NOISE_BYTES // 4))
+    return {
+        "F8_E4M3": rng.randbytes(NOISE_BYTES).translate(no_nan),
+        "BF16": bytes(halves),
+        "F32": b"".join(scales),
+    }
+
+
+def _write(path: Path, tensors: Iterable[Tensor], noise: Mapping[str, bytes] | None) -> None:
     ordered = sorted(tensors, key=lambda tensor: (-BYTES[tensor.dtype], tensor.name))  # as the safetensors library does
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -222,14 +250,18 @@ def _write(path: Path, tensors: Iterable[Tensor], noise: bytes | None) -> None:
         if noise is None:
             file.truncate(file.tell() + end)
         else:
-            _fill(file, end, noise)
+            for tensor in ordered:
+                _fill(file, tensor.size, noise[tensor.dtype])
         file.flush()
         os.fsync(file.fileno())
 
 
 def _fill(file: BinaryIO, size: int, noise: bytes) -> None:
-    for begin in range(0, size, len(noise)):
-        file.write(memoryview(noise)[: size - begin])
+    # The noise goes on from tensor to tensor, so that tensors differ. Its place is a multiple of a number's bytes.
+    begin = file.tell() // 8 * 8 % len(noise)
+    written = file.write(memoryview(noise)[begin : begin + size])
+    while written < size:
+        written += file.write(memoryview(noise)[: size - written])
 
 
 def _size(text: str) -> int | None:
@@ -248,6 +280,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--size", type=_size, default=_size("5GB"), help="of the tensors together, or full (%(default)s)"
     )
+    parser.add_argument(
+        "--layers", type=int, metavar="N", help="with --experts: so many, in the published widths"
+    )
+    parser.add_argument("--experts", type=int, metavar="N", help="with --layers: so many routed experts in each")
+    parser.add_argument("--no-mtp", action="store_true", help="no layer for multi-token prediction")
     parser.add_argument("--shards", type=int, metavar="N", help="files (163; below 1 GB: 4)")
     parser.add_argument("--sparse", action="store_true", help="holes in place of content")
     parser.add_argument("--seed", type=int, default=0, help="of the content (%(default)s)")
@@ -256,9 +293,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(argv)
+    fewer = {"num_hidden_layers": options.layers, "n_routed_experts": options.experts} if options.layers else {}
+    if options.no_mtp:
+        fewer["num_nextn_predict_layers"] = 0
     try:
         total = make_checkpoint(
-            options.folder, size=options.size, num_shards=options.shards, sparse=options.sparse, seed=options.seed
+            options.folder,
+            size=None if fewer else options.size,
+            num_shards=options.shards,
+            sparse=options.sparse,
+            seed=options.seed,
+            fewer=fewer,
         )
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
