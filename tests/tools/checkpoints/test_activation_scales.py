@@ -1,0 +1,138 @@
+"""The scales of the experts' inputs, from a safetensors file and from files that PyTorch wrote."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deepseek_triton_tools.checkpoints.activation_scales import read_activation_scales
+from deepseek_triton_tools.checkpoints.stored_tensors import DTYPES
+from deepseek_triton_tools.tool_errors import CheckpointError
+
+ARCHIVES = Path(__file__).parent / "torch_archives"
+RANK_1 = "amax_dict_rank1-mp2.pt"
+CONFIG = {"first_k_dense_replace": 1, "num_hidden_layers": 2, "n_routed_experts": 4, "num_nextn_predict_layers": 1}
+
+
+def scale(layer: int, expert: int, matrix: int) -> str:
+    return f"model.layers.{layer}.mlp.experts.{expert}.w{matrix}.input_scale"
+
+
+def safetensors(path: Path, tensors: dict[str, float], dtype: str = "F32", shape: tuple[int, ...] = (1,)) -> Path:
+    header, content = {}, b""
+    for name, value in tensors.items():
+        values = np.full(shape, value, DTYPES[dtype]).tobytes()
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(content), len(content) + len(values)]}
+        content += values
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content)
+    return path
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(ARCHIVES / "export", tmp_path / "export"))
+
+
+def replace_values(path: Path, name: str, values: bytes) -> None:
+    """Write other values in the place of the tensor that the archive names `name`."""
+    with zipfile.ZipFile(path) as archive:
+        entries = {entry: archive.read(entry) for entry in archive.namelist()}
+    (pickle_name,) = (entry for entry in entries if entry.endswith("data.pkl"))
+    before = entries[pickle_name].partition(name.encode())[0]
+    number = before.count(b"._amax")  # each tensor has a storage of its own, numbered in the order of their names
+    entries[f"{pickle_name.removesuffix('data.pkl')}data/{number}"] = values
+    with zipfile.ZipFile(path, "w") as archive:
+        for entry, content in entries.items():
+            archive.writestr(entry, content)
+
+
+def test_an_export_of_modelopt() -> None:
+    found = read_activation_scales(ARCHIVES / "export")
+    amaxes = {
+        scale(1, expert, matrix): expert + (2 if matrix == 2 else 3) + 1
+        for expert in range(4)  # gate and up have the larger of both
+        for matrix in (1, 2, 3)
+    }
+    amaxes |= {scale(2, 0, 2): 9, scale(2, 1, 2): 9}  # the larger of both ranks, whichever has it
+    assert found.keys() == amaxes.keys()
+    for name, amax in amaxes.items():
+        assert found[name] == np.float32(amax) / np.float32(448), name
+        assert found[name].dtype == np.float32, name
+
+
+def test_missing_experts_are_told() -> None:
+    found = read_activation_scales(ARCHIVES / "export")
+    assert found.missing(CONFIG) == []
+    more = CONFIG | {"num_hidden_layers": 3}
+    there = {scale(2, 0, 2), scale(2, 1, 2)}
+    assert found.missing(more) == [name for e in range(4) for m in (1, 2, 3) if (name := scale(2, e, m)) not in there]
+    assert found.missing({"num_hidden_layers": 3}) == []
+
+
+@pytest.mark.parametrize("shape", [(1,), ()])
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_a_safetensors_file(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+    path = safetensors(tmp_path / "a.safetensors", {scale(3, 7, 1): 0.5, scale(3, 7, 2): 2, "other": 1}, dtype, shape)
+    assert dict(read_activation_scales(path)) == {scale(3, 7, 1): 0.5, scale(3, 7, 2): 2.0}
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_scale_that_is_none(tmp_path: Path, value: float) -> None:
+    path = safetensors(tmp_path / "a.safetensors", {scale(3, 0, 1): 1, scale(3, 7, 1): value})
+    with pytest.raises(CheckpointError) as caught:
+        read_activation_scales(path)
+    assert f"expected one number above 0 for each scale, but {scale(3, 7, 1)} is {value:g};" in str(caught.value)
+    assert scale(3, 0, 1) not in str(caught.value)
+
+
+def test_a_scale_of_several_numbers(tmp_path: Path) -> None:
+    path = safetensors(tmp_path / "a.safetensors", {scale(3, 7, 1): 1}, shape=(2,))
+    with pytest.raises(CheckpointError, match="input_scale has 2 values"):
+        read_activation_scales(path)
+
+
+def test_files_that_are_something_else(tmp_path: Path) -> None:
+    cases = {
+        tmp_path / "gone": "expected a safetensors file or a folder of ModelOpt's amax files, found nothing",
+        safetensors(tmp_path / "weights.safetensors", {"a.weight": 1}): r"such as model\.layers.*, found a\.weight",
+        ARCHIVES / "tensors.pt": "expected a safetensors file: ",
+        tmp_path: "expected amax_dict_rank0-mp8.pt and so on, as ptq.py writes them, found none",
+    }
+    for path, message in cases.items():
+        with pytest.raises(CheckpointError, match=message):
+            read_activation_scales(path)
+
+
+def test_all_ranks_have_to_be_there(export: Path) -> None:
+    (export / RANK_1).rename(export / "amax_dict_rank2-mp2.pt")
+    with pytest.raises(CheckpointError, match=r"ranks 0 to 1, found no amax_dict_rank1-mp2\.pt"):
+        read_activation_scales(export)
+    shutil.copy(export / "amax_dict_rank2-mp2.pt", export / RANK_1)
+    with pytest.raises(CheckpointError, match=r"ranks 0 to 1, found amax_dict_rank2-mp2\.pt too"):
+        read_activation_scales(export)
+    (export / "amax_dict_rank2-mp2.pt").rename(export / "amax_dict_rank0-mp1.pt")
+    with pytest.raises(CheckpointError, match="the files of one run, found those of mp1, mp2"):
+        read_activation_scales(export)
+
+
+def test_all_wrong_values_of_all_ranks_are_told(export: Path) -> None:
+    names = {rank: f"layers.1.ffn.experts.{rank * 2}.w1.input_quantizer._amax" for rank in range(2)}
+    for rank, value in ((0, -3.0), (1, float("nan"))):
+        replace_values(export / f"amax_dict_rank{rank}-mp2.pt", names[rank], struct.pack("<f", value))
+    with pytest.raises(CheckpointError) as caught:
+        read_activation_scales(export)
+    assert f"{names[0]} is -3;" in str(caught.value)
+    assert f"{names[1]} is nan;" in str(caught.value)
+
+
+def test_weights_may_have_any_amax(export: Path) -> None:
+    name = "layers.1.ffn.experts.0.w1.weight_quantizer._amax"
+    replace_values(export / "amax_dict_rank0-mp2.pt", name, struct.pack("<f", 0))
+    assert read_activation_scales(export).missing(CONFIG) == []

@@ -1,0 +1,184 @@
+"""Reading files of torch.save without PyTorch: real ones, damaged ones, and ones that want code run."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepseek_triton_tools.checkpoints.torch_archive import read_torch_archive
+from deepseek_triton_tools.tool_errors import CheckpointError
+
+ARCHIVES = Path(__file__).parent / "torch_archives"
+FLOAT = b"ctorch\nFloatStorage\n"
+REBUILD = b"ctorch._utils\n_rebuild_tensor_v2\n"
+
+
+def everything(name: str) -> bool:
+    return name != "not a tensor"
+
+
+def archive(path: Path, pickled: bytes, compression: int = zipfile.ZIP_STORED, **entries: bytes) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as file:
+        file.writestr("a/data.pkl", pickled)
+        for name, content in entries.items():
+            file.writestr(f"a/data/{name.removeprefix('d')}", content)
+    return path
+
+
+def tensor(offset: bytes = b"K\x00", shape: bytes = b"K\x02\x85", strides: bytes = b"K\x01\x85") -> bytes:
+    """A pickle of {"t": a tensor of two values in data/0}; the parts are pickled numbers and tuples."""
+    storage = b"(X\x07\x00\x00\x00storage" + FLOAT + b"X\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x02tQ"
+    return b"\x80\x02}(X\x01\x00\x00\x00t" + REBUILD + b"(" + storage + offset + shape + strides + b"\x89NtRu."
+
+
+def test_all_tensors_that_pytorch_wrote() -> None:
+    found = read_torch_archive(ARCHIVES / "tensors.pt", everything)
+    numbers = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    expected: dict[str, Any] = {
+        "scalar": np.float32(1.5),
+        "one": np.array([2.5], np.float32),
+        "bfloat16": np.array([1, 3.140625], ml_dtypes.bfloat16),
+        "half": np.float16(0.5),
+        "double": np.float64(0.1),
+        "whole numbers": np.array([1, -2]),
+        "turned": numbers.transpose(2, 0, 1),
+        "slice": numbers[1, 1:, ::2],
+        "shared": np.float32(5),
+        "expanded": np.full((2, 3), 3, np.float32),
+        "empty": np.empty((0, 3), np.float32),
+    }
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert (found[name].dtype, found[name].shape) == (values.dtype, values.shape), name
+        np.testing.assert_array_equal(found[name], values)
+
+
+def test_only_what_is_wanted_is_read(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.pt", tensor())  # without the values of t
+    assert read_torch_archive(path, lambda name: name == "another") == {}
+    with pytest.raises(CheckpointError, match="expected data/0 in the archive, found none"):
+        read_torch_archive(path, everything)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("legacy.pt", "found the format of PyTorch before 1.6; write it again with PyTorch 1.6 or newer"),
+        ("list.pt", "expected a dictionary of tensors, found list"),
+        ("tensors.pt", "not a tensor: expected a tensor, found dict"),
+        ("missing.pt", "No such file or directory"),
+    ],
+)
+def test_other_files_are_refused(name: str, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_torch_archive(ARCHIVES / name, lambda _: True)
+
+
+class Touch:
+    """Makes a file when it is unpickled by a loader that runs what it is told."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (str(self._path),))
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_no_code_is_run(tmp_path: Path, protocol: int) -> None:
+    marker = tmp_path / "ran"
+    pickled = pickle.dumps({"t": Touch(marker)}, protocol=protocol)
+    path = archive(tmp_path / "a.pt", pickled)
+    with pytest.raises(CheckpointError, match=r"nothing of it was run: it (asks for|has the operation)"):
+        read_torch_archive(path, everything)
+    assert not marker.exists()
+    pickle.loads(pickled)
+    assert marker.exists(), "the pickle is harmless, so the test says nothing"
+
+
+@pytest.mark.parametrize(
+    ("pickled", "message"),
+    [
+        pytest.param(b"\x80\x02cbuiltins\neval\n(X\x01\x00\x00\x001tR.", "asks for builtins.eval", id="eval"),
+        pytest.param(b"\x80\x02ctorch.serialization\nload\n.", "asks for torch.serialization.load", id="torch's own"),
+        pytest.param(b"\x80\x02ctorch\nFloatStorage.dtype\n.", "asks for", id="an attribute"),
+        pytest.param(b"\x80\x02(ios\nsystem\n.", "the operation INST", id="INST"),
+        pytest.param(b"\x80\x02" + REBUILD + b"}b.", "the operation BUILD", id="BUILD sets attributes"),
+        pytest.param(b"\x80\x02}r\xff\xff\xff\x7f.", "reserves memory", id="a large memo"),
+        pytest.param(b"\x80\x02X\x01\x00\x00\x00xQ.", "in place of a storage", id="a strange storage"),
+        pytest.param(b"\x80\x02" + REBUILD + b"(K\x00K\x00K\x00K\x00tR.", "no storage", id="no storage"),
+        pytest.param(b"\x80\x02" + FLOAT + b")R.", "not callable", id="a storage that is called"),
+        pytest.param(tensor(offset=b"J\xff\xff\xff\xff"), "no storage, shape or strides", id="an offset below 0"),
+        pytest.param(tensor(strides=b"J\xff\xff\xff\xff\x85"), "no storage, shape or strides", id="a stride below 0"),
+        pytest.param(tensor(strides=b")"), "no storage, shape or strides", id="too few strides"),
+        pytest.param(tensor(shape=b"K\x03\x85"), r"expected 12 bytes in data/0, found 8", id="beyond the end"),
+        pytest.param(tensor(offset=b"K\x01"), r"expected 12 bytes in data/0, found 8", id="beyond the end by offset"),
+        pytest.param(
+            tensor(shape=b"J\xff\xff\xff\x7f\x85", strides=b"K\x00\x85"), "expected a small tensor", id="expanded"
+        ),
+        pytest.param(b"\x80\x02}", "nothing of it was run", id="no end"),
+        pytest.param(b"", "nothing of it was run", id="empty"),
+    ],
+)
+def test_what_no_tensor_needs_is_refused(tmp_path: Path, pickled: bytes, message: str) -> None:
+    path = archive(tmp_path / "a.pt", pickled, d0=np.array([1, 2], "<f4").tobytes())
+    with pytest.raises(CheckpointError, match=message):
+        read_torch_archive(path, everything)
+
+
+def test_the_hand_written_tensor_is_one(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.pt", tensor(), d0=np.array([1, 2], "<f4").tobytes())
+    assert read_torch_archive(path, everything)["t"].tolist() == [1, 2]
+
+
+def test_an_archive_that_grows_is_refused(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.pt", b"\x80\x02}." + b"\0" * 2**16, zipfile.ZIP_DEFLATED)
+    with pytest.raises(CheckpointError, match="uncompressed bytes of data"):
+        read_torch_archive(path, everything)
+
+
+def test_big_endian_values_are_refused(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.pt", tensor(), d0=bytes(8))
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr("a/byteorder", "big")
+    with pytest.raises(CheckpointError, match="expected little-endian values"):
+        read_torch_archive(path, everything)
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("archives") / "a.pt"
+
+
+def found_or_refused(path: Path) -> Mapping[str, Any]:
+    """Return the tensors; none where the archive is refused in the way that users are to see."""
+    with suppress(CheckpointError):
+        return read_torch_archive(path, everything)
+    return {}
+
+
+@given(data=st.data())
+def test_a_damaged_archive_is_refused_or_read(scratch: Path, data: st.DataObject) -> None:
+    content = bytearray((ARCHIVES / "tensors.pt").read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    scratch.write_bytes(content[: data.draw(st.integers(0, len(content)))] if data.draw(st.booleans()) else content)
+    found = found_or_refused(scratch)
+    assert all(isinstance(values, np.ndarray) for values in found.values())
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused_as_a_pickle(scratch: Path, content: bytes) -> None:
+    archive(scratch, b"\x80\x02" + content)
+    assert found_or_refused(scratch) == {}
