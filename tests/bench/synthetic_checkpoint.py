@@ -280,9 +280,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--size", type=_size, default=_size("5GB"), help="of the tensors together, or full (%(default)s)"
     )
-    parser.add_argument(
-        "--layers", type=int, metavar="N", help="with --experts: so many, in the published widths"
-    )
+    parser.add_argument("--layers", type=int, metavar="N", help="with --experts: so many, in the published widths")
     parser.add_argument("--experts", type=int, metavar="N", help="with --layers: so many routed experts in each")
     parser.add_argument("--no-mtp", action="store_true", help="no layer for multi-token prediction")
     parser.add_argument("--shards", type=int, metavar="N", help="files (163; below 1 GB: 4)")
