@@ -83,10 +83,12 @@ def quantize_int4(weight: Floats) -> tuple[Packed, Floats]:
     """
     rows, columns = weight.shape
     groups = weight.reshape(rows, columns // GROUP, GROUP)
-    scales = np.maximum(groups.max(axis=2), -groups.min(axis=2)) / np.float32(_LARGEST_INT4)
+    scales = np.abs(groups).max(axis=2) / np.float32(_LARGEST_INT4)
     divisors = np.where(scales > 0, scales, np.float32(1))
     quotients = groups / divisors[:, :, None]
     np.rint(quotients, out=quotients)
+    # Only where a scale is so small that float32 has no seventh of the largest magnitude.
+    np.clip(quotients, -8, 7, out=quotients)
     return pack_int4(quotients.astype(np.int8).reshape(rows, columns)), scales
 
 

@@ -34,9 +34,10 @@ class TorchKernels:
         torch = self._torch
         rows, columns = values.shape
         groups = self._dequantized(values, scales).float().view(rows, columns // GROUP, GROUP)
-        group_scales = groups.abs().amax(dim=2) / 7
+        # A divisor that is no tensor would be multiplied by as its reciprocal on a GPU, which rounds otherwise.
+        group_scales = groups.abs().amax(dim=2) / torch.tensor(7.0, device=self._device)
         divisors = torch.where(group_scales > 0, group_scales, 1.0)
-        quotients = torch.round(groups / divisors.unsqueeze(2)).to(torch.int8).view(rows, columns)
+        quotients = torch.round(groups / divisors.unsqueeze(2)).clamp(-8, 7).to(torch.int8).view(rows, columns)
         packed = (quotients[:, ::2] & 0xF) | (quotients[:, 1::2] << 4)
         return packed.cpu().numpy(), group_scales.cpu().numpy()
 
