@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from deepseek_triton_tools.cli.checkpoint_compare import add_compare_form
 from deepseek_triton_tools.cli.checkpoint_quantize import add_quantize_form
 from deepseek_triton_tools.cli.parsing import VerbParser
 
@@ -13,3 +14,4 @@ def add_options(verb: VerbParser) -> None:
         notes="docs/checkpoints.md has more.",
     )
     add_quantize_form(forms)
+    add_compare_form(forms)

@@ -1,0 +1,271 @@
+"""`checkpoint compare`: its figures against plain formulas, its experts against the reference engine."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from deepseek_backend.engines.reference.deepseek_config import read_config as engine_config
+from deepseek_backend.engines.reference.feed_forward import MixtureOfExperts
+from deepseek_backend.engines.reference.tensor_files import TensorFiles
+from deepseek_triton_tools.checkpoints.compared_weight import compare_weights, weight_of
+from deepseek_triton_tools.checkpoints.error_figures import OCTAVES, ErrorSums
+from deepseek_triton_tools.checkpoints.moe_forward import moe_output, moe_weights, random_tokens
+from deepseek_triton_tools.checkpoints.number_formats import GROUP, pack_int4, quantize_blocks
+from deepseek_triton_tools.checkpoints.stored_tensors import Array, open_checkpoint, read_config
+from deepseek_triton_tools.cli.main import main
+from support.small_checkpoint import TINY, write_act_scales, write_checkpoint
+
+Floats = npt.NDArray[np.float32]
+NAME = "model.layers.1.mlp.experts.2.down_proj.weight"
+numbers = st.floats(-100, 100, width=32)
+
+
+def quantized(target: Path, *options: object) -> Path:
+    given = ["--output", str(target), "--device", "cpu", *map(str, options)]
+    assert main(["checkpoint", "quantize", str(TINY), *given]) == 0
+    return target
+
+
+@pytest.fixture(scope="module")
+def w4afp8(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("w4afp8")
+    scales = write_act_scales(folder / "act_scales.safetensors", read_config(TINY))
+    return quantized(folder / "checkpoint", "--to", "w4afp8", "--act-scales", scales, "--mtp", "drop")
+
+
+def compared(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
+    """The JSON document."""
+    assert main(["checkpoint", "compare", *map(str, arguments), "--workers", "1", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+# --- Figures ---
+
+
+@given(arrays(np.float32, 40, elements=numbers), arrays(np.float32, 40, elements=numbers), st.integers(0, 40))
+def test_figures_are_those_of_the_formulas(a: Floats, b: Floats, cut: int) -> None:
+    sums = ErrorSums()
+    sums.add(a[:cut], b[:cut])
+    rest = ErrorSums()
+    rest.add(a[cut:], b[cut:])
+    sums += rest
+
+    wide_a, wide_d = a.astype(np.float64), (b - a).astype(np.float64)
+    norm_a, norm_b, norm_d = (float(np.linalg.norm(one)) for one in (wide_a, b.astype(np.float64), wide_d))
+    assert sums.num_values == 40
+    assert sums.num_differing == np.count_nonzero(a != b) == sums.octaves.sum()
+    assert sums.largest == np.abs(wide_d).max()
+    if norm_d and norm_a and norm_b:
+        assert sums.relative_rms == pytest.approx(norm_d / norm_a)
+        assert sums.sqnr_db == pytest.approx(20 * math.log10(norm_a / norm_d), abs=1e-6)
+        assert sums.cosine == pytest.approx(float(wide_a @ b) / (norm_a * norm_b), abs=1e-6)
+
+
+def test_no_error_and_no_signal() -> None:
+    zeros, ones = np.zeros(4, np.float32), np.ones(4, np.float32)
+    same, from_zero, to_zero = ErrorSums(), ErrorSums(), ErrorSums()
+    same.add(ones, ones)
+    from_zero.add(zeros, ones)
+    to_zero.add(ones, zeros)
+
+    assert (same.relative_rms, same.sqnr_db, same.cosine) == (0, math.inf, 1)
+    assert (from_zero.relative_rms, from_zero.sqnr_db, from_zero.cosine) == (math.inf, -math.inf, 0)
+    assert (to_zero.relative_rms, to_zero.sqnr_db, to_zero.cosine) == (1, 0, 0)
+
+
+def test_errors_are_counted_by_their_size() -> None:
+    sums = ErrorSums()
+    sums.add(np.ones(5, np.float32), np.array([1, 1.5, 1.25, 0.75, 1e9], np.float32))
+
+    counts = dict(zip(OCTAVES, sums.octaves.tolist(), strict=True))
+    assert {octave: count for octave, count in counts.items() if count} == {-1: 1, -2: 2, OCTAVES[-1]: 1}
+
+
+def test_values_that_are_not_finite_are_counted_and_left_out() -> None:
+    sums = ErrorSums()
+    sums.add(np.array([1, np.nan, 3], np.float32), np.array([2, 1, np.inf], np.float32))
+
+    assert (sums.num_values, sums.num_not_finite, sums.relative_rms) == (3, 2, 1)
+
+
+# --- Values that are clipped ---
+
+
+def clipped(folder: Path, weight: Floats, other: dict[str, Array]) -> int:
+    """How many values of the weight the other form of it clips."""
+    a = write_checkpoint(folder / "a", {NAME: weight}, {})
+    b = write_checkpoint(folder / "b", other, {})
+    return compare_weights(*(weight_of(open_checkpoint(one), NAME) for one in (a, b))).num_clipped
+
+
+def test_int4_clips_what_is_half_a_step_beyond_its_largest(tmp_path: Path) -> None:
+    weight = np.zeros((3, 2 * GROUP), np.float32)
+    weight[1, GROUP : GROUP + 6] = 7.4, -7.4, 7.6, 100, -8, -9  # -8 is stored as such, though it is beyond 7
+    values = np.clip(np.rint(weight), -8, 7).astype(np.int8)
+    other: dict[str, Array] = {NAME: pack_int4(values), f"{NAME}_scale_inv": np.ones((3, 2), np.float32)}
+
+    assert clipped(tmp_path, weight, other) == 3
+
+
+def test_fp8_clips_what_is_half_a_step_beyond_its_largest(tmp_path: Path) -> None:
+    weight = np.full((300, 130), 2.0, np.float32)
+    _, scales = quantize_blocks(weight)
+    weight[299, 129] = 100
+    weight[5, 1] = 2.05  # 459 of its scale, less than half a step beyond 448
+    weight[6, 1] = 2.08
+    values = np.clip(weight / scales[0, 0], -448, 448).astype(ml_dtypes.float8_e4m3fn)
+
+    assert clipped(tmp_path, weight, {NAME: values, f"{NAME}_scale_inv": scales}) == 2
+
+
+# --- The mixture of experts ---
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+def test_the_experts_are_those_of_the_reference_engine(layer: int) -> None:
+    tensors, config = open_checkpoint(TINY), read_config(TINY)
+    norm = weight_of(tensors, f"model.layers.{layer}.post_attention_layernorm.weight").read()
+    tokens = random_tokens(norm, 50, seed=1)
+    found = moe_output(tokens, layer, config, lambda name: weight_of(tensors, name).read())
+
+    engine = MixtureOfExperts(engine_config(TINY), TensorFiles(TINY, (128, 128)), f"model.layers.{layer}.mlp")
+    columns = np.ascontiguousarray(tokens.T)
+    assert np.array_equal(found.experts, np.sort(engine.route(columns)[0], axis=1))
+    expected = engine(columns).T
+    assert np.abs(found.output - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_random_tokens_have_the_size_that_the_layer_gets() -> None:
+    norm = np.array([1, 2, 0.5, 3], np.float32)
+    tokens = random_tokens(norm, 7, seed=3)
+
+    assert np.sqrt(np.mean(np.square(tokens / norm), axis=1)) == pytest.approx(np.ones(7))
+    assert np.array_equal(tokens, random_tokens(norm, 7, seed=3))
+    assert not np.array_equal(tokens, random_tokens(norm, 7, seed=4))
+
+
+def test_the_named_weights_are_those_that_are_read() -> None:
+    tensors, config = open_checkpoint(TINY), read_config(TINY)
+    named = set(moe_weights(1, config))
+    read: set[str] = set()
+
+    def reading(name: str) -> Floats:
+        read.add(name)
+        return weight_of(tensors, name).read()
+
+    moe_output(random_tokens(np.ones(config["hidden_size"], np.float32), 100, seed=0), 1, config, reading)
+    assert read == named
+
+
+# --- The command ---
+
+
+def test_a_checkpoint_is_equal_to_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    found = compared(capsys, TINY, TINY)
+
+    assert all(one["differing"] == 0 for kind in ("parts", "moe_outputs", "weights") for one in found[kind])
+    assert all(one["relative_rms"] == 0 and one["sqnr_db"] is None for one in found["weights"])
+    assert [one["same_experts"] for one in found["moe_outputs"]] == [1, 1]
+    stored = open_checkpoint(TINY)
+    assert {one["name"] for one in found["weights"]} == {name for name in stored if not name.endswith("_scale_inv")}
+    assert found["only_in_source"] == found["only_in_other"] == found["other_shapes"] == []
+
+
+def test_w4afp8_changes_the_experts_and_nothing_else(capsys: pytest.CaptureFixture[str], w4afp8: Path) -> None:
+    found = compared(capsys, TINY, w4afp8)
+
+    errors = {one["part"]: one for one in found["parts"]}
+    assert [part for part, one in errors.items() if one["differing"]] == ["experts"]
+    # A step is a seventh of the largest of 128 values, which is about 2.8 times their RMS.
+    assert 0.08 < errors["experts"]["relative_rms"] < 0.2
+    assert errors["experts"]["clipped"] == 0
+    assert sum(errors["experts"]["errors_by_octave"]) == errors["experts"]["differing"]
+    assert [one["layer"] for one in found["expert_layers"]] == [1, 2]
+    assert all(0.05 < one["relative_rms"] < 0.2 for one in found["moe_outputs"])
+    assert {tuple(one["precisions"]) for one in found["weights"] if one["part"] == "experts"} == {("FP8", "INT4")}
+    assert "MTP layer" not in errors
+    assert all(name.startswith("model.layers.3.") for name in found["only_in_source"])
+    assert found["only_in_source"]
+
+
+def test_the_figures_of_a_weight_are_those_of_its_values(capsys: pytest.CaptureFixture[str], w4afp8: Path) -> None:
+    found = compared(capsys, TINY, w4afp8, "--layers", "1")
+
+    (figures,) = (one for one in found["weights"] if one["name"] == NAME)
+    a, b = (weight_of(open_checkpoint(folder), NAME).read().astype(np.float64) for folder in (TINY, w4afp8))
+    assert figures["relative_rms"] == pytest.approx(np.linalg.norm(b - a) / np.linalg.norm(a), rel=1e-5)
+    assert figures["largest"] == pytest.approx(np.abs(b - a).max(), rel=1e-5)
+    assert figures["values"] == a.size
+
+
+def test_layers_and_samples(capsys: pytest.CaptureFixture[str]) -> None:
+    found = compared(capsys, TINY, TINY, "--layers", "0,2-2", "--sample", "2")
+
+    names = [one["name"] for one in found["weights"]]
+    assert {name.split(".")[2] for name in names} == {"0", "2"}
+    by_part = {
+        one["part"]: [each for each in found["weights"] if each["part"] == one["part"]] for one in found["parts"]
+    }
+    assert {part: len(weights) for part, weights in by_part.items()} == dict.fromkeys(by_part, 2)
+    assert len(names) + found["left_out"] == sum(not name.endswith("_scale_inv") for name in open_checkpoint(TINY))
+    assert [one["layer"] for one in found["moe_outputs"]] == [2]
+
+
+def test_what_people_read(capsys: pytest.CaptureFixture[str], tmp_path: Path, w4afp8: Path) -> None:
+    page = tmp_path / "error.html"
+    assert main(["checkpoint", "compare", str(TINY), str(w4afp8), "--report", str(page)]) == 0
+
+    out = capsys.readouterr().out
+    assert "FP8 → INT4" in out
+    assert "layer 2" in out
+    assert "Only the first checkpoint has 44 tensors: model.layers.3" in out
+    text = page.read_text()
+    assert "Distribution of the errors" in text
+    figures = json.loads(text.partition('id="pictures">')[2].partition("</script>")[0])
+    assert [len(figure["data"]) for figure in figures] == [1, 1]
+    assert sum(figures[0]["data"][0]["y"]) == pytest.approx(1, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gone", "away"], r"gone: expected a checkpoint's folder, found nothing.*; away: expected"),
+        ([TINY, TINY, "--layers", "7-8"], "--layers: expected layers of .*, found no weight"),
+    ],
+)
+def test_refusals(capsys: pytest.CaptureFixture[str], arguments: list[object], message: str) -> None:
+    assert main(["checkpoint", "compare", *map(str, arguments)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(message, line)
+
+
+@pytest.mark.parametrize("layers", ["", "3-1", "x", "1,,2", "-1"])
+def test_layers_that_are_none(layers: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["checkpoint", "compare", str(TINY), str(TINY), f"--layers={layers}"])
+    assert caught.value.code == 2
+
+
+def test_other_models_and_damaged_scales(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weight = np.ones((128, 128), np.float32)
+    values, scales = quantize_blocks(weight)
+    a = write_checkpoint(tmp_path / "a", {NAME: weight, "x": weight}, {})
+    bad = write_checkpoint(tmp_path / "bad", {NAME: values, f"{NAME}_scale_inv": scales.repeat(2, axis=0)}, {})
+    unlike = write_checkpoint(tmp_path / "unlike", {"x": weight[:1]}, {})
+
+    assert main(["checkpoint", "compare", str(a), str(bad)]) == 1
+    assert f"{NAME}, F8_E4M3 [128, 128]: expected its scales as F32 [1, 1], found F32 [2, 1]" in capsys.readouterr().err
+    assert main(["checkpoint", "compare", str(unlike), str(bad)]) == 1
+    assert "expected two checkpoints of one model, found no weight that both have" in capsys.readouterr().err

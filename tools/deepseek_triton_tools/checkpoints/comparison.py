@@ -1,0 +1,291 @@
+"""Compares two checkpoints of the same model: each weight as numbers, and the output of some mixtures of experts."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import signal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from deepseek_triton_tools.checkpoints.compared_weight import SCALES, ComparedWeight, compare_weights, weight_of
+from deepseek_triton_tools.checkpoints.error_figures import ErrorSums
+from deepseek_triton_tools.checkpoints.moe_forward import (
+    MOE_SETTINGS,
+    ReadWeight,
+    moe_output,
+    moe_weights,
+    random_tokens,
+)
+from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensors, open_checkpoint, read_config
+from deepseek_triton_tools.tool_errors import CheckpointError
+
+PARTS = ("embedding", "attention", "dense MLP", "shared experts", "experts", "router", "norms", "MTP layer", "head")
+"""Parts of the model, in the order in which they are shown; then "other"."""
+OTHER = "other"
+NUM_TOKENS = 64
+"""Random tokens that go through a mixture of experts."""
+_MOST_FORWARDS = 3
+_SEED = 0
+_MOST_NAMED = 3
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_INPUT_SCALE = ".input_scale"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonOptions:
+    """The user's wishes."""
+
+    layers: Collection[int] | None = None
+    """Layers to compare, without embedding and head; None: everything."""
+    sample: int | None = None
+    """The most weights of each part, and of the experts of each layer; None: all."""
+
+
+@dataclass(frozen=True)
+class WeightComparison:
+    """One weight in both checkpoints."""
+
+    name: str
+    part: str
+    layer: int | None
+    precisions: tuple[str, str]
+    errors: ErrorSums
+
+
+@dataclass(frozen=True)
+class LayerComparison:
+    """The output of a mixture of experts with the weights of both."""
+
+    layer: int
+    errors: ErrorSums
+    same_experts: float
+    """The share of the chosen experts that are the same."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was found."""
+
+    weights: Sequence[WeightComparison]
+    """By part, then layer and name."""
+    forwards: Sequence[LayerComparison]
+    num_left_out: int
+    """Weights that both have and that --layers or --sample leaves out."""
+    only_in_source: Sequence[str]
+    only_in_other: Sequence[str]
+    other_shapes: Sequence[str]
+    """What is said of weights that have another shape."""
+
+    def sums(self, part: str, layer: int | None = None) -> ErrorSums:
+        """Sum up a part, or what one layer has of it."""
+        total = ErrorSums()
+        for weight in self.weights:
+            if weight.part == part and layer in (None, weight.layer):
+                total += weight.errors
+        return total
+
+
+@dataclass(frozen=True)
+class ComparisonPlan:
+    """What is compared."""
+
+    source: Path
+    other: Path
+    pairs: Mapping[str, tuple[ComparedWeight, ComparedWeight]]
+    forwards: Sequence[int]
+    """Layers whose mixture of experts is computed."""
+    config: Mapping[str, Any]
+    num_left_out: int
+    only_in_source: Sequence[str]
+    only_in_other: Sequence[str]
+    other_shapes: Sequence[str]
+
+
+def plan_comparison(source: Path, other: Path, options: ComparisonOptions) -> ComparisonPlan:
+    """Read the headers of both.
+
+    :raises CheckpointError: with all that keeps them from being compared.
+    """
+    problems, opened = [], []
+    for folder in (source, other):
+        try:
+            opened.append((open_checkpoint(folder), read_config(folder)))
+        except CheckpointError as error:
+            problems.append(str(error))
+    if problems:
+        raise CheckpointError("; ".join(problems))
+    (a, config), (b, _) = opened
+    names = [set(_weights(tensors)) for tensors in (a, b)]
+    pairs, other_shapes = {}, []
+    for name in sorted(names[0] & names[1], key=lambda name: _in_order(name, config)):
+        try:
+            pair = (weight_of(a, name), weight_of(b, name))
+        except CheckpointError as error:
+            problems.append(str(error))
+            continue
+        if pair[0].shape == pair[1].shape:
+            pairs[name] = pair
+        else:
+            other_shapes.append(f"{name}: {list(pair[0].shape)} and {list(pair[1].shape)}")
+    if not pairs and not problems:
+        problems.append(f"{source} and {other}: expected two checkpoints of one model, found no weight that both have")
+    if problems:
+        more = f"; and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
+        raise CheckpointError("; ".join(problems[:_MOST_NAMED]) + more)
+    chosen = _chosen(list(pairs), config, options)
+    if not chosen:
+        raise CheckpointError(f"--layers: expected layers of {source}, found no weight that both have in them")
+    return ComparisonPlan(
+        source=source,
+        other=other,
+        pairs={name: pairs[name] for name in chosen},
+        forwards=_forwards(pairs, config, options),
+        config=config,
+        num_left_out=len(pairs) - len(chosen),
+        only_in_source=sorted(names[0] - names[1]),
+        only_in_other=sorted(names[1] - names[0]),
+        other_shapes=other_shapes,
+    )
+
+
+def compare(
+    plan: ComparisonPlan, workers: int, on_progress: Callable[[int, int], None] = lambda done, total: None
+) -> Comparison:
+    """Compare in several processes, each of which has a few rows of two weights in memory, or one expert.
+
+    `on_progress` gets the number of weights and layers that are done, and of all.
+
+    :raises CheckpointError: when a weight can't be read, or a process was killed.
+    """
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_ignore_interrupts)
+    try:
+        # Layers first: one takes longer than any weight.
+        layers = {pool.submit(_compare_layer, plan.source, plan.other, layer): layer for layer in plan.forwards}
+        weights = {pool.submit(compare_weights, *pair): name for name, pair in plan.pairs.items()}
+        futures: list[Future[Any]] = [*layers, *weights]
+        for done, future in enumerate(as_completed(futures), 1):
+            future.result()
+            on_progress(done, len(futures))
+    except BrokenProcessPool as error:
+        raise CheckpointError(
+            "a process that compares was killed; was memory short? Try again with fewer --workers"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return Comparison(
+        weights=[
+            WeightComparison(
+                name,
+                part_of(name, plan.config),
+                layer_of(name),
+                (plan.pairs[name][0].precision, plan.pairs[name][1].precision),
+                future.result(),
+            )
+            for future, name in weights.items()
+        ],
+        forwards=[future.result() for future in layers],
+        num_left_out=plan.num_left_out,
+        only_in_source=plan.only_in_source,
+        only_in_other=plan.only_in_other,
+        other_shapes=plan.other_shapes,
+    )
+
+
+def part_of(name: str, config: Mapping[str, Any]) -> str:
+    """Return the part of the model that a tensor is in: one of PARTS, or OTHER."""
+    layer = layer_of(name)
+    if layer is not None and layer >= config.get("num_hidden_layers", layer + 1):
+        return "MTP layer"
+    kinds = {
+        "norm.": "norms",
+        ".self_attn.": "attention",
+        ".mlp.shared_experts.": "shared experts",
+        ".mlp.experts.": "experts",
+        ".mlp.gate.": "router",
+        ".mlp.": "dense MLP",
+        "embed_tokens.": "embedding",
+        "lm_head.": "head",
+    }
+    return next((part for key, part in kinds.items() if key in name), OTHER)
+
+
+def layer_of(name: str) -> int | None:
+    """Return the number of the layer that a tensor is in; None where it is in none."""
+    match = _LAYER.match(name)
+    return int(match[1]) if match else None
+
+
+def _weights(tensors: StoredTensors) -> list[str]:
+    """The names that stand for numbers of the model: not scales."""
+    return [
+        name
+        for name in tensors
+        if not name.endswith(_INPUT_SCALE) and not (name.endswith(SCALES) and name.removesuffix(SCALES) in tensors)
+    ]
+
+
+def _in_order(name: str, config: Mapping[str, Any]) -> tuple[int, list[int | str]]:
+    part = part_of(name, config)
+    parts: list[int | str] = [f"{int(one):06}" if one.isdigit() else one for one in name.split(".")]
+    return PARTS.index(part) if part in PARTS else len(PARTS), parts
+
+
+def _chosen(names: Sequence[str], config: Mapping[str, Any], options: ComparisonOptions) -> list[str]:
+    if options.layers is not None:
+        names = [name for name in names if layer_of(name) in options.layers]
+    if options.sample is None:
+        return list(names)
+    groups: dict[tuple[str, int | None], list[str]] = {}
+    for name in names:
+        part = part_of(name, config)
+        groups.setdefault((part, layer_of(name) if part == "experts" else None), []).append(name)
+    return [one for group in groups.values() for one in _spread(group, options.sample)]
+
+
+def _spread(names: Sequence[Any], most: int) -> list[Any]:
+    """Return some of the names, evenly spaced, the first and the last among them."""
+    if len(names) <= most:
+        return list(names)
+    return [names[int(at)] for at in np.linspace(0, len(names) - 1, most).round()]
+
+
+def _forwards(pairs: Collection[str], config: Mapping[str, Any], options: ComparisonOptions) -> list[int]:
+    """The first, the middle and the last layer with all its experts in both checkpoints."""
+    if any(not isinstance(config.get(key), int) for key in (*MOE_SETTINGS, "num_hidden_layers")):
+        return []
+    layers = range(config["num_hidden_layers"]) if options.layers is None else sorted(options.layers)
+    complete = [
+        layer for layer in layers if all(name in pairs for name in [_norm_name(layer), *moe_weights(layer, config)])
+    ]
+    return _spread(complete, _MOST_FORWARDS)
+
+
+def _norm_name(layer: int) -> str:
+    return f"model.layers.{layer}.post_attention_layernorm.weight"
+
+
+def _compare_layer(source: Path, other: Path, layer: int) -> LayerComparison:
+    config = read_config(source)
+    readers = [_reader(open_checkpoint(folder)) for folder in (source, other)]
+    tokens = random_tokens(readers[0](_norm_name(layer)), NUM_TOKENS, _SEED + layer)
+    before, after = (moe_output(tokens, layer, config, read) for read in readers)
+    errors = ErrorSums()
+    errors.add(before.output, after.output)
+    is_same = (before.experts[:, :, None] == after.experts[:, None, :]).any(axis=2)
+    return LayerComparison(layer, errors, float(is_same.mean()))
+
+
+def _reader(tensors: StoredTensors) -> ReadWeight:
+    return lambda name: weight_of(tensors, name).read()
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's, which ends these

@@ -1,0 +1,102 @@
+"""Figures of the difference between a weight and the same weight in another precision, summed over many values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from deepseek_triton_tools.checkpoints.number_formats import Floats
+
+OCTAVES = range(-24, 6)
+"""Powers of two at which the bins of the distribution begin: of an error, divided by the RMS of the values around it.
+The first takes what is smaller too, the last what is larger."""
+_EXPONENT_BITS = 23
+_EXPONENT_BIAS = 127
+
+
+@dataclass
+class ErrorSums:
+    """Sums over the values a of a weight, b of the other, and d = b - a. Those that are not finite are left out."""
+
+    num_values: int = 0
+    num_not_finite: int = 0
+    num_clipped: int = 0
+    num_differing: int = 0
+    aa: float = 0.0
+    bb: float = 0.0
+    ab: float = 0.0
+    dd: float = 0.0
+    largest: float = 0.0
+    """The largest magnitude of d."""
+    octaves: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(OCTAVES), np.int64))
+    """Number of differing values by the size of their error; OCTAVES says where each bin begins."""
+
+    def add(self, a: Floats, b: Floats) -> None:
+        """Add the values of two arrays of the same shape."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            d = b - a
+        num_not_finite = d.size - int(np.count_nonzero(np.isfinite(d)))
+        if num_not_finite:
+            keep = np.isfinite(d)
+            a, b, d = a[keep], b[keep], d[keep]
+        self.num_values += d.size + num_not_finite
+        self.num_not_finite += num_not_finite
+        aa = _dot(a, a)
+        self.aa += aa
+        self.bb += _dot(b, b)
+        self.ab += _dot(a, b)
+        size = np.abs(d).ravel()
+        self.largest = max(self.largest, float(size.max(initial=0)))
+        size = size[size > 0]
+        self.num_differing += size.size
+        if size.size:
+            self.dd += _dot(size, size)
+            rms = np.float32(math.sqrt(aa / a.size))
+            with np.errstate(over="ignore", divide="ignore"):  # infinite is in the last bin
+                self.octaves += _by_octave(size / rms)
+
+    def __iadd__(self, other: ErrorSums) -> ErrorSums:
+        for name in ("num_values", "num_not_finite", "num_clipped", "num_differing", "aa", "bb", "ab", "dd"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.largest = max(self.largest, other.largest)
+        self.octaves += other.octaves
+        return self
+
+    @property
+    def relative_rms(self) -> float:
+        """||b - a|| / ||a||; infinite where only a is zero."""
+        if not self.dd:
+            return 0.0
+        return math.sqrt(self.dd / self.aa) if self.aa else math.inf
+
+    @property
+    def sqnr_db(self) -> float:
+        """The signal's power over the error's, in decibels; infinite where there is no error."""
+        if not self.dd:
+            return math.inf
+        return 10 * math.log10(self.aa / self.dd) if self.aa else -math.inf
+
+    @property
+    def cosine(self) -> float:
+        """The cosine of the angle between both; 1 where both are zero, 0 where one is."""
+        if not self.dd:
+            return 1.0
+        return self.ab / math.sqrt(self.aa * self.bb) if self.aa and self.bb else 0.0
+
+    @property
+    def clipped_share(self) -> float:
+        return self.num_clipped / self.num_values if self.num_values else 0.0
+
+
+def _dot(a: Floats, b: Floats) -> float:
+    """The sum of products, in float64: squares of small weights have no float32."""
+    return float(np.einsum("i,i->", a.ravel(), b.ravel(), dtype=np.float64))
+
+
+def _by_octave(ratios: Floats) -> npt.NDArray[np.int64]:
+    exponents = (ratios.view(np.uint32) >> _EXPONENT_BITS).astype(np.int64) - _EXPONENT_BIAS
+    bins = np.clip(exponents - OCTAVES.start, 0, len(OCTAVES) - 1)
+    return np.bincount(bins, minlength=len(OCTAVES))
