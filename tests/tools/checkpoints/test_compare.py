@@ -93,6 +93,13 @@ def test_errors_are_counted_by_their_size() -> None:
     assert {octave: count for octave, count in counts.items() if count} == {-1: 1, -2: 2, OCTAVES[-1]: 1}
 
 
+def test_errors_of_a_weight_of_zeros_are_beyond_any_size() -> None:
+    sums = ErrorSums()
+    sums.add(np.zeros(3, np.float32), np.array([0, 1, -2], np.float32))
+
+    assert sums.num_differing == sums.octaves[-1] == sums.octaves.sum() == 2
+
+
 def test_values_that_are_not_finite_are_counted_and_left_out() -> None:
     sums = ErrorSums()
     sums.add(np.array([1, np.nan, 3], np.float32), np.array([2, 1, np.inf], np.float32))
@@ -236,6 +243,22 @@ def test_what_people_read(capsys: pytest.CaptureFixture[str], tmp_path: Path, w4
     figures = json.loads(text.partition('id="pictures">')[2].partition("</script>")[0])
     assert [len(figure["data"]) for figure in figures] == [1, 1]
     assert sum(figures[0]["data"][0]["y"]) == pytest.approx(1, abs=0.2)
+
+
+def test_experts_that_overflow_are_told(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    stored = open_checkpoint(TINY)
+    names = [name for name in stored if name.startswith("model.layers.1.")]
+    weights = {name: stored[name].read() for name in names}
+    for name in names:
+        if name.endswith(("gate_proj.weight_scale_inv", "up_proj.weight_scale_inv")):
+            weights[name] = np.full_like(weights[name], 1e37)
+    folder = write_checkpoint(tmp_path / "large", weights, read_config(TINY))
+
+    assert main(["checkpoint", "compare", str(folder), str(folder), "--sample", "1", "--workers", "1"]) == 0
+    out, err = capfd.readouterr()
+    assert re.search(r"\n  1 +not finite +-", out)
+    assert "The experts' output in layer 1 has values that are not finite, which are left out." in out
+    assert "Warning" not in err
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ def weight_of(tensors: StoredTensors, name: str) -> ComparedWeight:
     return ComparedWeight(stored, scales)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # what is not finite is counted
 def compare_weights(a: ComparedWeight, b: ComparedWeight) -> ErrorSums:
     """Sum up how `b` differs from `a`, a few rows at a time. Both have the same shape.
 

@@ -276,7 +276,8 @@ def _compare_layer(source: Path, other: Path, layer: int) -> LayerComparison:
     config = read_config(source)
     readers = [_reader(open_checkpoint(folder)) for folder in (source, other)]
     tokens = random_tokens(readers[0](_norm_name(layer)), NUM_TOKENS, _SEED + layer)
-    before, after = (moe_output(tokens, layer, config, read) for read in readers)
+    with np.errstate(all="ignore"):  # what is not finite then is counted
+        before, after = (moe_output(tokens, layer, config, read) for read in readers)
     errors = ErrorSums()
     errors.add(before.output, after.output)
     is_same = (before.experts[:, :, None] == after.experts[:, None, :]).any(axis=2)

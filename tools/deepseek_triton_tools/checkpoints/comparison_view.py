@@ -69,6 +69,9 @@ def notes(comparison: Comparison) -> Iterator[str]:
             yield f"Only the {where} checkpoint has {len(names):,} tensors: {first_names(names)}."
     if comparison.other_shapes:
         yield f"{len(comparison.other_shapes):,} weights have another shape: {'; '.join(comparison.other_shapes[:3])}."
+    layers = [str(one.layer) for one in comparison.forwards if one.errors.num_not_finite]
+    if layers:
+        yield f"The experts' output in layer {', '.join(layers)} has values that are not finite, which are left out."
     broken = [weight.name for weight in comparison.weights if weight.errors.num_not_finite]
     if broken:
         yield f"{len(broken):,} weights have values that are not finite, which are left out: {first_names(broken)}."
@@ -76,6 +79,8 @@ def notes(comparison: Comparison) -> Iterator[str]:
 
 def error_cells(errors: ErrorSums) -> list[str]:
     """Return the cells from the relative error to the share that is clipped."""
+    if errors.num_not_finite == errors.num_values:
+        return ["not finite", "-", "-", "-", "-"]
     if not errors.num_differing:
         return ["0", "exact", "1", "0", "0"]
     return [

@@ -15,6 +15,7 @@ OCTAVES = range(-24, 6)
 The first takes what is smaller too, the last what is larger."""
 _EXPONENT_BITS = 23
 _EXPONENT_BIAS = 127
+_NUM_EXPONENTS = 256
 
 
 @dataclass
@@ -46,17 +47,20 @@ class ErrorSums:
         self.num_not_finite += num_not_finite
         aa = _dot(a, a)
         self.aa += aa
+        num_differing = int(np.count_nonzero(d))
+        if not num_differing:
+            self.bb += aa
+            self.ab += aa
+            return
+        self.num_differing += num_differing
         self.bb += _dot(b, b)
         self.ab += _dot(a, b)
-        size = np.abs(d).ravel()
-        self.largest = max(self.largest, float(size.max(initial=0)))
-        size = size[size > 0]
-        self.num_differing += size.size
-        if size.size:
-            self.dd += _dot(size, size)
-            rms = np.float32(math.sqrt(aa / a.size))
-            with np.errstate(over="ignore", divide="ignore"):  # infinite is in the last bin
-                self.octaves += _by_octave(size / rms)
+        self.dd += _dot(d, d)
+        np.abs(d, out=d)
+        self.largest = max(self.largest, float(d.max()))
+        with np.errstate(over="ignore"):
+            d /= max(np.float32(math.sqrt(aa / a.size)), np.finfo(np.float32).tiny)
+        self.octaves += _by_octave(d, d.size - num_differing)
 
     def __iadd__(self, other: ErrorSums) -> ErrorSums:
         for name in ("num_values", "num_not_finite", "num_clipped", "num_differing", "aa", "bb", "ab", "dd"):
@@ -96,7 +100,10 @@ def _dot(a: Floats, b: Floats) -> float:
     return float(np.einsum("i,i->", a.ravel(), b.ravel(), dtype=np.float64))
 
 
-def _by_octave(ratios: Floats) -> npt.NDArray[np.int64]:
-    exponents = (ratios.view(np.uint32) >> _EXPONENT_BITS).astype(np.int64) - _EXPONENT_BIAS
-    bins = np.clip(exponents - OCTAVES.start, 0, len(OCTAVES) - 1)
-    return np.bincount(bins, minlength=len(OCTAVES))
+def _by_octave(ratios: Floats, num_zeros: int) -> npt.NDArray[np.int64]:
+    """Count ratios of at least 0, without those that are 0 exactly; infinite ones are in the last bin."""
+    exponents = (ratios.view(np.uint32).ravel() >> _EXPONENT_BITS).astype(np.intp)
+    by_exponent = np.bincount(exponents, minlength=_NUM_EXPONENTS)
+    by_exponent[0] -= num_zeros
+    bins = np.clip(np.arange(_NUM_EXPONENTS) - _EXPONENT_BIAS - OCTAVES.start, 0, len(OCTAVES) - 1)
+    return np.bincount(bins, by_exponent, len(OCTAVES)).astype(np.int64)
