@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from deepseek_triton_tools.cli.checkpoint_cut import add_cut_form
 from deepseek_triton_tools.cli.checkpoint_info import add_info_form
 from deepseek_triton_tools.cli.parsing import VerbParser
 
@@ -13,3 +14,4 @@ def add_options(verb: VerbParser) -> None:
         notes="docs/checkpoints.md has more.",
     )
     add_info_form(forms)
+    add_cut_form(forms)
