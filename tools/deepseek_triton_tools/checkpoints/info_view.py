@@ -45,13 +45,16 @@ def _rows(info: CheckpointInfo) -> Iterator[tuple[str, str]]:
     facts, support = info.facts, support_for(info)
     yield "found as", info.files.found_by
     yield "revision", info.revision or ""
+    yield "format", f"DeepSeek's inference format, for {info.tensors.num_parts} GPUs" if info.tensors.num_parts else ""
+    if "num_hidden_layers" not in facts.config:
+        yield "config.json", "none of the model; to serve or convert it, copy it from the model on Hugging Face"
     yield "variant", _variant(info)
     yield "architecture", safe_name(facts.class_name or "")
     yield "cut", info.cut or ""
     yield "precision", info.precision or "not known"
     yield "quantization", safe_name(quantization(facts))
     yield "KV cache", facts.kv_cache_quant_algo or "no type named: the engine's settings decide"
-    yield "layers", f"{info.num_layers}, and {info.num_mtp_layers or 'no'} MTP layer"
+    yield "layers", f"{info.num_layers}, and {_mtp(info)}"
     yield "routed experts", str(info.experts or "")
     yield "context length", f"{info.context_length:,} tokens" if info.context_length else ""
     num_files = len(info.tensors.files)
@@ -60,6 +63,12 @@ def _rows(info: CheckpointInfo) -> Iterator[tuple[str, str]]:
     if support is not None:
         yield "TensorRT-LLM", ", ".join(support.releases) or "no release serves it"
         yield "vLLM", ", ".join(support.vllm_versions) or "no version serves it"
+
+
+def _mtp(info: CheckpointInfo) -> str:
+    said = info.facts.config.get("num_nextn_predict_layers", 0)
+    is_missing = isinstance(said, int) and said > info.num_mtp_layers
+    return f"{info.num_mtp_layers or 'no'} MTP layer" + (f", though config.json says {said}" if is_missing else "")
 
 
 def _variant(info: CheckpointInfo) -> str:
@@ -77,6 +86,7 @@ def _entry(info: CheckpointInfo) -> dict[str, Any]:
         "source": info.files.source,
         "folder": str(info.files.folder),
         "found_by": info.files.found_by,
+        "format": "deepseek-inference" if info.tensors.num_parts else "hugging-face",
         "revision": info.revision,
         "variants": [variant.name for variant in info.variants],
         "architecture": facts.class_name,
