@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deepseek_triton_build import PlanRequest, RefusedPlanError, resolve_target
+from deepseek_triton_build import PlanRequest, RefusedPlanError, make_plan, resolve_target
 from deepseek_triton_build.check import CheckOptions, Report, check_repository, read_facts
 from support.checked import MODEL_YAML, edited, only, serious, write
 
@@ -155,6 +155,25 @@ def test_a_cut_checkpoint_is_planned_with_its_own_size(tmp_path: Path) -> None:
     assert (target.architecture.num_layers, target.architecture.num_routed_experts) == (5, 32)
     # Attention and dense layers as in R1, 2 x 32 of the experts, and both embeddings: 3.7 GB of embeddings alone.
     assert 5e9 < target.checkpoint.weight_bytes < 10e9
+
+
+@pytest.mark.parametrize(("num_mtp", "num_draft_tokens"), [(0, 0), (1, 3)])
+def test_mtp_is_planned_for_a_cut_checkpoint_that_has_the_layer(
+    tmp_path: Path, num_mtp: int, num_draft_tokens: int
+) -> None:
+    weights = checkpoint(tmp_path / "w", experts((3, 0)), **CUT | {"num_nextn_predict_layers": num_mtp})
+    request = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=1, model=str(weights), profile="latency")
+
+    settings = {setting.key: setting.value for setting in make_plan(request).settings}
+
+    assert settings.get("speculative_config.num_nextn_predict_layers", 0) == num_draft_tokens
+
+
+def test_mtp_without_the_layer_is_refused(tmp_path: Path) -> None:
+    weights = checkpoint(tmp_path / "w", experts((3, 0)), **CUT)
+
+    with pytest.raises(RefusedPlanError, match="without its MTP layer"):
+        resolve_target(PlanRequest(variant="deepseek-r1", gpu="h200", model=str(weights), mtp=1))
 
 
 def test_a_whole_checkpoint_still_needs_all_gpus(tmp_path: Path) -> None:

@@ -141,6 +141,9 @@ def _served_model(request: PlanRequest, variant: Variant, gpu: Gpu) -> PlannedMo
     checkpoint = _checkpoint(variant, precision, request)
     assert variant.architecture is not None  # every variant with checkpoints has one
     cut = _cut_here(request.model, variant.architecture)
+    if cut is not None and request.mtp and not cut.num_mtp_layers:
+        said = f"mtp {request.mtp}: the checkpoint was cut without its MTP layer"
+        raise RefusedPlanError(said, suggestion={"mtp": 0})
     if cut is not None:
         checkpoint = dataclasses.replace(
             checkpoint, weight_bytes=int(weights(cut, checkpoint).total), bytes_status="computed", num_shards=None
