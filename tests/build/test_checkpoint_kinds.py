@@ -144,6 +144,8 @@ def test_another_model_with_fewer_layers_is_not_cut(tmp_path: Path) -> None:
     weights = checkpoint(tmp_path / "w", experts((3, 0), (4, 31)), **CUT, hidden_size=2048)
 
     assert "hidden_size" in only(checked(weights, stamped=True), "W016").message
+    with pytest.raises(RefusedPlanError, match="does not fit"):
+        resolve_target(PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=1, model=str(weights)))
 
 
 def test_a_cut_checkpoint_is_planned_with_its_own_size(tmp_path: Path) -> None:

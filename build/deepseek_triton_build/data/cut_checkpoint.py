@@ -15,20 +15,17 @@ _CUT_FIGURES = {"num_hidden_layers": "num_layers", "n_routed_experts": "num_rout
 def cut_architecture(config: Mapping[str, Any], whole: Architecture) -> Architecture | None:
     """Return the shape that config.json gives a checkpoint cut from one of shape `whole`; None when it isn't cut."""
     shape = {name: config.get(key, getattr(whole, name)) for key, name in _CUT_FIGURES.items()}
-    if not all(type(found) is int and 0 < found <= getattr(whole, name) for name, found in shape.items()):
+    is_within = all(type(found) is int and 0 < found <= getattr(whole, name) for name, found in shape.items())
+    is_whole = all(found == getattr(whole, name) for name, found in shape.items())
+    if not is_within or is_whole or config.get("hidden_size", whole.hidden_size) != whole.hidden_size:
         return None
     num_mtp = config.get("num_nextn_predict_layers", 0)
-    cut = replace(
+    return replace(
         whole,
         **shape,
         num_dense_layers=min(whole.num_dense_layers, shape["num_layers"]),
         num_mtp_layers=num_mtp if type(num_mtp) is int else 0,
     )
-    return cut if is_cut(cut, whole) else None
-
-
-def is_cut(found: Architecture, whole: Architecture) -> bool:
-    return any(getattr(found, name) < getattr(whole, name) for name in _CUT_FIGURES.values())
 
 
 def cut_summary(cut: Architecture, whole: Architecture) -> str:
