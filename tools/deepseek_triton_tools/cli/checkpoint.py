@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from deepseek_triton_tools.cli.checkpoint_download import add_download_form
 from deepseek_triton_tools.cli.parsing import VerbParser
 
 
 def add_options(verb: VerbParser) -> None:
-    verb.add_forms(
+    forms = verb.add_forms(
         "FORM",
         "deepseek-triton checkpoint download deepseek-r1 --to /models/DeepSeek-R1",
         notes="docs/checkpoints.md has more.",
     )
+    add_download_form(forms)
