@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from deepseek_triton_tools.cli.checkpoint_download import add_download_form
+from deepseek_triton_tools.cli.checkpoint_verify import add_verify_form
 from deepseek_triton_tools.cli.parsing import VerbParser
 
 
@@ -13,3 +14,4 @@ def add_options(verb: VerbParser) -> None:
         notes="docs/checkpoints.md has more.",
     )
     add_download_form(forms)
+    add_verify_form(forms)
