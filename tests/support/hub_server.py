@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import random
+import struct
 import threading
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
@@ -66,6 +68,10 @@ class HubServer:
     """Name, or "" for the list -> faults, each of one request."""
     always: dict[str, Fault] = field(default_factory=dict)
     release: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rstrip("/").rpartition(":")[2])
 
     def asked(self, name: str) -> list[int]:
         """Return the first byte of each request for a file's bytes."""
@@ -139,6 +145,12 @@ class HubServer:
             self.sent[name] += len(piece)
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+
+def one_tensor(num_bytes: int) -> bytes:
+    """Return a safetensors file with one tensor of so many random bytes, the same each time."""
+    header = json.dumps({"a": {"dtype": "U8", "shape": [num_bytes], "data_offsets": [0, num_bytes]}}).encode()
+    return struct.pack("<Q", len(header)) + header + random.Random(num_bytes).randbytes(num_bytes)
 
 
 @contextmanager

@@ -114,15 +114,16 @@ class Transfer:
         partial.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(_MOST_WRONG):
             digest = self._stream(file, partial)
-            if digest.hexdigest() == file.checksum.digest:
+            length = partial.stat().st_size
+            if (length, digest.hexdigest()) == (file.size, file.checksum.digest):
                 self._target.place(file)
                 return
+            self._count_received(-length)
             partial.unlink()
-            self._count_received(-file.size)
-            self._say(f"{file.name}: its bytes are wrong by their {file.checksum.algorithm}; thrown away")
+            self._say(f"{file.name}: its bytes are wrong by their {file.checksum.algorithm} or number; thrown away")
         raise CheckpointError(
-            f"{file.name}: came {_MOST_WRONG} times, each time with another {file.checksum.algorithm} than the hub "
-            "lists; a proxy or a mirror changes it: set HF_ENDPOINT to another, or try again later"
+            f"{file.name}: came {_MOST_WRONG} times, each time with another {file.checksum.algorithm} or size than the "
+            "hub lists; a proxy or a mirror changes it: set HF_ENDPOINT to another, or try again later"
         )
 
     def _is_right_already(self, file: HubFile) -> bool:
@@ -137,13 +138,12 @@ class Transfer:
         return is_right
 
     def _stream(self, file: HubFile, partial: Path) -> _Hash:
-        """Bring the bytes that the partial file lacks, and return the hash of all."""
+        """Bring the bytes that the partial file lacks, and return the hash of all. It ends early if too many come."""
         digest, length = self._hashed(file, partial)
-        num_failed = 0
+        num_failed, farthest = 0, length
         # Not opened to append: should two processes write, they write the same bytes to the same places.
         with open(os.open(partial, os.O_CREAT | os.O_RDWR, 0o666), "r+b") as opened:
             while length < file.size:
-                before = length
                 try:
                     with self._hub.bytes_of(self._target.listing, file, length) as (begin, pieces):
                         if begin != length:
@@ -152,21 +152,22 @@ class Transfer:
                         opened.seek(length)
                         opened.truncate()
                         for piece in pieces:
-                            if length + len(piece) > file.size:
-                                raise TryAgainError(f"more bytes came than the {file.size:,} that the hub lists")
                             opened.write(piece)
                             digest.update(piece)
                             length += len(piece)
                             self._count_received(len(piece))
-                            self._patience.received()
+                            if length > farthest:  # a server without ranges could send the same part for ever
+                                farthest, num_failed = length, 0
+                                self._patience.received()
                             self._rate_limit.take(len(piece))
                             if self._stop.is_set():
                                 raise StoppedError
+                            if length > file.size:
+                                return digest
                     if length < file.size:
                         raise TryAgainError(f"the connection ended at byte {length:,} of {file.size:,}")
                 except TryAgainError as error:
                     opened.flush()
-                    num_failed = 0 if length > before else num_failed
                     self._patience.wait(file.name, error, num_failed)
                     num_failed += 1
             opened.flush()

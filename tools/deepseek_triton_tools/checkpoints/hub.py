@@ -146,7 +146,7 @@ class Hub:
             raise CheckpointError(f"{what}: HF_HUB_OFFLINE forbids to ask the hub; unset it") from error
         except _HTTP_ERROR as error:
             reason = printable_line(str(error)) or type(error).__name__
-            raise TryAgainError(f"{self.endpoint} can't be reached, or was lost: {reason}") from error
+            raise TryAgainError(f"{_host(error)} can't be reached, or was lost: {reason}") from error
 
     def _of_status(self, what: str, error: HfHubHTTPError) -> Exception:
         status = error.response.status_code
@@ -159,6 +159,14 @@ class Hub:
         if status == 403:
             return CheckpointError(f"{what}: this user may not read it{reason}; ask for access, or {_LOGIN}")
         return CheckpointError(f"{what}: the hub answers with status {status}{reason}")
+
+
+def _host(error: Any) -> str:
+    """Return the server that the request went to: the storage of large files is another one than the hub."""
+    try:
+        return str(error.request.url.netloc.decode())
+    except RuntimeError:  # there was no request yet
+        return "the hub"
 
 
 def _wait_asked_for(headers: Any) -> float | None:

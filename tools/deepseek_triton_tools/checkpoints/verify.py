@@ -72,7 +72,7 @@ class _Expected:
 def verify(folder: Path, *, jobs: int, observe: Callable[[VerifyProgress], object]) -> VerifyReport:
     """Compare all files, several at once.
 
-    :param observe: called in this thread, about ten times a second.
+    :param observe: called in this thread, about ten times a second and at the end.
     :raises CheckpointError: when there is no such folder, it holds no weights, or its manifest can't be read.
     """
     if not folder.is_dir():
@@ -146,6 +146,7 @@ def _compare(
             stop.set()
             threads.shutdown(wait=False, cancel_futures=True)
             raise
+    observe(VerifyProgress(total=total, done=done))
     return [damage for future in futures if (damage := future.result())]
 
 
