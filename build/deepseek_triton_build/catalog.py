@@ -21,6 +21,7 @@ from deepseek_triton_build.data.catalog import (
     variants,
 )
 from deepseek_triton_build.data.catalog.profiles import DEFAULT_PROFILE, Profile, Recipe, profiles
+from deepseek_triton_build.data.cut_checkpoint import cut_summary
 from deepseek_triton_build.data.rank_variables import is_engine_variable, is_for_every_rank
 from deepseek_triton_build.data.releases import (
     DEFAULT_RELEASE,
@@ -64,6 +65,7 @@ __all__ = [
     "container_month",
     "container_tag",
     "containers",
+    "cut_summary",
     "find_gpu",
     "find_precision",
     "find_variant",

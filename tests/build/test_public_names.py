@@ -103,6 +103,7 @@ CATALOG = [
     "container_month",
     "container_tag",
     "containers",
+    "cut_summary",
     "find_gpu",
     "find_precision",
     "find_variant",

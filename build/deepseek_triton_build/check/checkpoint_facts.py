@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.check.codes import UNKNOWN_ARCHITECTURE
 from deepseek_triton_build.check.documents import read_json
 from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.check.weights import INDEX
 from deepseek_triton_build.data.catalog import Architecture, Precision, architectures
+from deepseek_triton_build.data.cut_checkpoint import cut_architecture
 from deepseek_triton_build.render.hf_quant_config import NAME as QUANT_CONFIG
 from deepseek_triton_build.text import short_repr
 
+LAYERS_CONFIG = "quant_cfg.json"
+"""The file that says how each layer is quantized, beside an hf_quant_config.json with MIXED_PRECISION."""
 _TOOLS = ("modelopt", "compressed-tensors")
 """Values of quant_method that name a tool and not a precision, which another file gives."""
 _PRECISIONS: Mapping[str, Precision] = {
@@ -84,6 +90,19 @@ class CheckpointFacts:
         """Key of config.json -> its value and the architecture's, where the two differ."""
         return {} if self.architecture is None else _differing(self.config, self.architecture)
 
+    @cached_property
+    def cut(self) -> Architecture | None:
+        """The shape of a checkpoint that was cut from the architecture: config.json and the index agree that it has
+        the first layers alone, or the first experts. None for any other."""
+        cut = cut_architecture(self.config, self.architecture) if self.architecture and self.other_figures else None
+        is_cut = cut is not None and not _differing(self.config, cut) and _holds_no_more(self.folder, cut)
+        return cut if is_cut else None
+
+    @property
+    def has_16_bits(self) -> bool:
+        """Whether no file says that the weights are quantized: they are bfloat16, as far as is known."""
+        return self.is_quantization_known and self.quantization is None
+
     @property
     def precision(self) -> Precision | None:
         return _PRECISIONS.get(self.quantization or "")
@@ -112,6 +131,10 @@ def read_facts(folder: Path, label: str, *, for_vllm: bool = False) -> tuple[Che
     is_in_quant = bool(in_quant.get("quant_algo")) and not (for_vllm and by_config)
     algo = in_quant["quant_algo"] if is_in_quant else by_config
     kv_algo = in_quant.get("kv_cache_quant_algo")
+    if algo == "MIXED_PRECISION" and kv_algo is None and os.path.exists(folder / LAYERS_CONFIG):
+        layers, found = read_json(folder / LAYERS_CONFIG, f"{label}/{LAYERS_CONFIG}")
+        findings += found
+        kv_algo = (layers or {}).get("kv_cache_quant_algo")
     facts = CheckpointFacts(
         folder=folder,
         label=label,
@@ -143,6 +166,18 @@ def _is_w4a16(section: Mapping[str, Any]) -> bool:
 def _differing(config: Mapping[str, Any], architecture: Architecture) -> Mapping[str, tuple[Any, Any]]:
     wanted = {key: getattr(architecture, name) for key, name in _FIGURES.items() if key in config}
     return {key: (config[key], value) for key, value in wanted.items() if config[key] != value}
+
+
+_NUMBERED = re.compile(r"model\.layers\.(\d+)\.(?:mlp\.experts\.(\d+)\.)?")
+
+
+def _holds_no_more(folder: Path, cut: Architecture) -> bool:
+    """Tell whether the index names tensors of layers, and none of a layer or an expert that `cut` doesn't have."""
+    index, _ = read_json(folder / INDEX, INDEX)
+    found = [match.groups() for name in _section(index, "weight_map") if (match := _NUMBERED.match(name))]
+    most = cut.num_layers + cut.num_mtp_layers
+    within = (int(layer) < most and int(expert or 0) < cut.num_routed_experts for layer, expert in found)
+    return bool(found) and all(within)
 
 
 def _class_name(config: Mapping[str, Any]) -> str | None:

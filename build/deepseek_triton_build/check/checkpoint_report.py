@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.check.checkpoint_facts import CheckpointFacts, read_facts
+from deepseek_triton_build.check.checkpoint_facts import LAYERS_CONFIG, CheckpointFacts, read_facts
 from deepseek_triton_build.check.codes import (
     NO_MTP_LAYER,
     NO_TOKENIZER,
@@ -94,8 +94,18 @@ def _block_problems(facts: CheckpointFacts) -> Iterator[Finding]:
 def _quantization_problems(facts: CheckpointFacts) -> Iterator[Finding]:
     if facts.hf_quant_config is None:
         return
-    for message, fix in _quant_config_problems(facts.hf_quant_config):
+    for message, fix in (*_quant_config_problems(facts.hf_quant_config), *_layers_problems(facts)):
         yield WRONG_QUANT_CONFIG.finding(message, fix, file=f"{facts.label}/{QUANT_CONFIG}")
+
+
+def _layers_problems(facts: CheckpointFacts) -> Iterator[tuple[str, str]]:
+    section = (facts.hf_quant_config or {}).get("quantization")
+    if not isinstance(section, dict) or section.get("quant_algo") != "MIXED_PRECISION" or "quantized_layers" in section:
+        return
+    layers, _ = read_json(facts.folder / LAYERS_CONFIG, LAYERS_CONFIG)
+    if not isinstance((layers or {}).get("quantized_layers"), dict):
+        message = f"MIXED_PRECISION: expected {LAYERS_CONFIG} with quantized_layers beside it, found none"
+        yield message, f"copy {LAYERS_CONFIG} from where the weights were quantized"
 
 
 def _quant_config_problems(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

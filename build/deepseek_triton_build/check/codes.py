@@ -387,6 +387,12 @@ CHANGED_CHECKPOINT = _error(
     "Engines that compare no checksums load other weights, and answer nonsense without an error.",
     "deepseek-triton.json, the stamp of the generated repository",
 )
+CUT_CHECKPOINT = _warning(
+    "W021",
+    "The checkpoint has all layers and experts of the model",
+    "A cut one tests hardware and settings in little memory and time. Its answers are noise.",
+    "`deepseek-triton checkpoint cut`",
+)
 
 CHECKS = tuple(sorted((value for value in globals().values() if isinstance(value, CheckCode)), key=lambda c: c.code))
 """All codes of this file, sorted."""

@@ -13,6 +13,7 @@ from deepseek_triton_build.build_errors import UnusableCheckpointError
 from deepseek_triton_build.check.checkpoint_facts import CheckpointFacts
 from deepseek_triton_build.check.codes import (
     BAD_RECORD,
+    CUT_CHECKPOINT,
     MODEL_GONE,
     MODEL_NOT_HERE,
     MODEL_ON_HUB,
@@ -40,6 +41,7 @@ from deepseek_triton_build.data.catalog import (
     variant_of_model,
     variants,
 )
+from deepseek_triton_build.data.cut_checkpoint import cut_summary
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE, READABLE_RELEASES, Release, load_release
 from deepseek_triton_build.data.vllm import (
     DEFAULT_VLLM,
@@ -81,6 +83,12 @@ class Identity:
     checkpoint: KnownCheckpoint | None
     gpu: Gpu | None
     num_gpus: int | None
+    has_16_bits: bool = False
+    """Whether the weights are not quantized. The catalogue has no such checkpoints."""
+
+    @property
+    def precision(self) -> str | None:
+        return self.checkpoint.precision if self.checkpoint else "bf16" if self.has_16_bits else None
 
 
 UNKNOWN = Identity(variant=None, architecture=None, checkpoint=None, gpu=None, num_gpus=None)
@@ -169,6 +177,8 @@ def unchecked_facts(known: Identity, *, has_checkpoint: bool) -> Iterator[str]:
     """Say what can't be checked because a fact about the model is not known, and which option gives it."""
     if known.architecture is None:
         yield "the rules about the model and its memory, because no file names a known one (--variant, --precision)"
+    elif known.checkpoint is None and known.has_16_bits:
+        yield "the rules about the weights and their memory, because they are not quantized"
     elif known.checkpoint is None:
         yield "the rules about the weights and their memory, because no file says their precision (--precision)"
     if known.gpu is None:
@@ -213,12 +223,20 @@ def identify(
         if variant is not None and variant.architecture != architecture:
             variant = None
         checkpoint = _checkpoint_found(facts, architecture, variant, checkpoint)
+        architecture = facts.cut or architecture
         longest = facts.config.get("max_position_embeddings")
         if architecture is not None and isinstance(longest, int):
             architecture = replace(architecture, max_position_embeddings=longest)
     gpu = find_gpu(options.gpu) if options.gpu else gpus().get(stamp.text("gpu") or "")
     num_gpus = options.num_gpus or stamp.num_gpus
-    known = Identity(variant=variant, architecture=architecture, checkpoint=checkpoint, gpu=gpu, num_gpus=num_gpus)
+    known = Identity(
+        variant=variant,
+        architecture=architecture,
+        checkpoint=checkpoint,
+        gpu=gpu,
+        num_gpus=num_gpus,
+        has_16_bits=facts is not None and facts.has_16_bits,
+    )
     return known, findings
 
 
@@ -275,7 +293,8 @@ def _other_model(options: CheckOptions, stamp: Stamp, model: str, file: str, lin
 
 def _architecture(facts: CheckpointFacts, variant: Variant | None) -> Architecture | None:
     """Return the architecture of the checkpoint; None when only its class is one of ours, as that of Kimi-K2 is."""
-    return None if facts.other_figures and variant is None else facts.architecture
+    is_other = facts.other_figures and facts.cut is None
+    return None if is_other and variant is None else facts.architecture
 
 
 def _contradictions(
@@ -289,6 +308,12 @@ def _contradictions(
         )
         fix = f"point model at a checkpoint of {variant.name}, or build again for this one"
         yield WRONG_ARCHITECTURE.finding(message, fix, file=f"{facts.label}/config.json")
+    elif facts.cut is not None and facts.architecture is not None:
+        message = (
+            f"the checkpoint is cut: it has {cut_summary(facts.cut, facts.architecture)}, so its answers are noise"
+        )
+        fix = "nothing, if hardware is tested; to serve answers, point model at the whole checkpoint"
+        yield CUT_CHECKPOINT.finding(message, fix, file=f"{facts.label}/config.json")
     elif facts.other_figures:
         differing = [f"{key} {short_repr(found)}, not {known}" for key, (found, known) in facts.other_figures.items()]
         name = variant.name if variant else facts.architecture.name if facts.architecture else ""
@@ -297,10 +322,12 @@ def _contradictions(
         code = WRONG_SHAPE if variant else UNKNOWN_ARCHITECTURE
         yield code.finding(message, fix, file=f"{facts.label}/config.json")
     if planned and facts.is_quantization_known and facts.precision != planned.precision:
-        found = "no quantization" if facts.quantization is None else safe_name(facts.quantization)
+        is_16_bits = facts.quantization is None
+        found = "no quantization: 16-bit weights" if is_16_bits else safe_name(facts.quantization or "")
         message = f"expected {planned.precision} weights ({planned.quant_algo}), found {found}"
         fix = f"point model at {planned.model}"
         fix += f", or build again with --precision {facts.precision}" if facts.precision else ""
+        fix += ", or quantize it: deepseek-triton checkpoint quantize" if is_16_bits else ""
         yield WRONG_PRECISION.finding(message, fix, file=facts.quantization_file)
 
 

@@ -80,7 +80,7 @@ class _ServeCheck:
             release=version.version,
             release_from=version_from,
             variant=known.variant.name if known.variant else None,
-            precision=known.checkpoint.precision if known.checkpoint else None,
+            precision=known.precision,
             gpu=known.gpu.name if known.gpu else None,
             num_gpus=known.num_gpus,
             unchecked=tuple(self.unchecked),

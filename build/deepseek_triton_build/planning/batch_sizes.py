@@ -115,7 +115,9 @@ def wanted_sizes(target: Target, *, attention_dp: bool) -> Sizes:
 
 def _num_draft_tokens(target: Target) -> int:
     asked = target.request.mtp
-    return int(target.recipe.value(_DRAFTS, 0)) if asked is None else asked
+    if asked is not None:
+        return asked
+    return int(target.recipe.value(_DRAFTS, 0)) if target.architecture.num_mtp_layers else 0
 
 
 def _chunked_prefill(

@@ -40,6 +40,7 @@ from deepseek_triton_build.data.catalog.profiles import (
     Workload,
     find_profile,
 )
+from deepseek_triton_build.data.cut_checkpoint import cut_architecture
 from deepseek_triton_build.data.releases import RELEASES, Release, load_release
 from deepseek_triton_build.planning.checkpoint_defaults import read_json_object
 from deepseek_triton_build.planning.plan_request import PlanRequest
@@ -139,10 +140,18 @@ def _served_model(request: PlanRequest, variant: Variant, gpu: Gpu) -> PlannedMo
     precision = find_precision(request.precision) if request.precision else _default_precision(variant, gpu)
     checkpoint = _checkpoint(variant, precision, request)
     assert variant.architecture is not None  # every variant with checkpoints has one
+    cut = _cut_here(request.model, variant.architecture)
+    if cut is not None and request.mtp and not cut.num_mtp_layers:
+        said = f"mtp {request.mtp}: the checkpoint was cut without its MTP layer"
+        raise RefusedPlanError(said, suggestion={"mtp": 0})
+    if cut is not None:
+        checkpoint = dataclasses.replace(
+            checkpoint, weight_bytes=int(weights(cut, checkpoint).total), bytes_status="computed", num_shards=None
+        )
     return PlannedModel(
         request=request,
         variant=variant,
-        architecture=variant.architecture,
+        architecture=cut or variant.architecture,
         checkpoint=checkpoint,
         gpu=gpu,
         profile=profile,
@@ -253,6 +262,16 @@ def _quantization_here(model: str | None) -> Mapping[str, Any]:
     return {"kv_cache_quant_algo": said if isinstance(said, str) else None}
 
 
+def _cut_here(model: str | None, whole: Architecture) -> Architecture | None:
+    """Return the shape of the checkpoint in the folder `model` if it has fewer layers or experts than `whole`; else
+    None, also where there is no such folder here.
+
+    :raises UnusableCheckpointError: when its config.json can't be read.
+    """
+    path = Path(model or "", "config.json")
+    return cut_architecture(read_json_object(path), whole) if model and os.path.isfile(path) else None
+
+
 _QUANT_ALGOS = {"fp8": "FP8_BLOCK_SCALES", "fp4": "NVFP4", "w4a8": "MIXED_PRECISION", "w4a16": "W4A16"}
 
 
@@ -270,7 +289,8 @@ def _size(
     usual = profile.recipe_for(gpu, checkpoint.precision, request.num_gpus, ANY_WORKLOAD)
     if usual is None:
         raise RefusedPlanError(f"profile {profile.name} has no recipe for {checkpoint.precision} on {gpu.name}")
-    num_gpus = request.num_gpus or max(fewest, usual.num_gpus or 0)
+    is_whole = architecture == variant.architecture
+    num_gpus = request.num_gpus or max(fewest, (usual.num_gpus or 0) if is_whole else 0)
     _refuse_count(num_gpus, request.pipeline_parallel_size, architecture, checkpoint, gpu)
     if num_gpus < fewest:
         cause = _too_few(num_gpus, fewest, variant, architecture, checkpoint, gpu)
@@ -285,8 +305,8 @@ def _fewest(
     fits = minimum_gpus(gpu, architecture, checkpoint)
     if fits is None:
         raise RefusedPlanError(f"{variant.name} ({checkpoint.precision}) does not fit {GPU_COUNTS[-1]} x {gpu.name}")
-    # What is published is about the models at full size.
-    if request.allow_unpublished or variant.model:
+    # What is published is about whole models at full size.
+    if request.allow_unpublished or variant.model or architecture != variant.architecture:
         return fits
     return max(fits, gpu.published_min_gpus.get(checkpoint.precision, fits))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from deepseek_triton_build.check import INDEX, HeaderError, files_read, read_header
-from deepseek_triton_build.text import safe_name
+from deepseek_triton_build.text import first_names, safe_name
+from deepseek_triton_tools.checkpoints.inference_format import is_inference_config, num_parts, place_of, wrong_files
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -48,6 +49,11 @@ class StoredTensor:
     file: Path
     begin: int
     """Byte of the file where its values begin."""
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The files that hold a part of it."""
+        return (self.file,)
 
     @property
     def num_bytes(self) -> int:
@@ -89,11 +95,37 @@ class StoredTensor:
         return found
 
 
+@dataclass(frozen=True)
+class SplitTensor(StoredTensor):
+    """A tensor that is split over several files. `file` and `begin` are those of its first part."""
+
+    parts: tuple[StoredTensor, ...]
+    """Its parts, equal in shape, in their order."""
+    dimension: int
+    """The dimension in which it is split: 0 or 1."""
+
+    @property
+    def files(self) -> Sequence[Path]:
+        return [part.file for part in self.parts]
+
+    def read(self, begin_row: int = 0, end_row: int | None = None) -> Array:
+        end_row = self.shape[0] if end_row is None else min(end_row, self.shape[0])
+        if self.dimension:
+            return np.concatenate([part.read(begin_row, end_row) for part in self.parts], axis=1)
+        pieces = []
+        for number, part in enumerate(self.parts):
+            first = number * part.shape[0]
+            pieces.append(part.read(min(max(0, begin_row - first), part.shape[0]), max(0, end_row - first)))
+        return np.concatenate(pieces)
+
+
 class StoredTensors(Mapping[str, StoredTensor]):
     """All tensors of a checkpoint, in the order of its files."""
 
-    def __init__(self, folder: Path, tensors: Mapping[str, StoredTensor]) -> None:
+    def __init__(self, folder: Path, tensors: Mapping[str, StoredTensor], num_parts: int = 0) -> None:
+        """`num_parts`: files of a folder in DeepSeek's inference format; 0 for Hugging Face's."""
         self.folder = folder
+        self.num_parts = num_parts
         self._tensors = tensors
 
     def __getitem__(self, name: str) -> StoredTensor:
@@ -108,11 +140,13 @@ class StoredTensors(Mapping[str, StoredTensor]):
     @property
     def files(self) -> list[Path]:
         """The files, in the order of their names."""
-        return sorted({tensor.file for tensor in self._tensors.values()})
+        return sorted({file for tensor in self._tensors.values() for file in tensor.files})
 
 
 def open_checkpoint(folder: Path) -> StoredTensors:
     """Read the headers of the files that the index names, or of all *.safetensors where there is none.
+
+    A folder in DeepSeek's inference format has the tensors, joined, under the names that they have on Hugging Face.
 
     :raises CheckpointError: naming every file that is missing, cut or damaged.
     """
@@ -127,16 +161,21 @@ def open_checkpoint(folder: Path) -> StoredTensors:
         raise CheckpointError(f"{folder}: can't be looked into: {error.strerror}") from error
     if not names:
         raise CheckpointError(f"{folder}: expected {INDEX} or *.safetensors files, found neither; download it again")
-    tensors: dict[str, StoredTensor] = {}
+    by_file: dict[str, dict[str, StoredTensor]] = {}
     problems = []
     for name in names:
         try:
-            tensors |= _tensors_of(folder / name)
+            by_file[name] = _tensors_of(folder / name)
         except CheckpointError as error:
             problems.append(str(error))
     if problems:
         raise CheckpointError("; ".join(problems))
-    return StoredTensors(folder, tensors)
+    if number := num_parts(names):
+        if wrong := wrong_files(names):
+            raise CheckpointError(f"{folder}: {wrong}; convert the checkpoint again")
+        in_order = [by_file[f"model{part}-mp{number}.safetensors"] for part in range(number)]
+        return StoredTensors(folder, _joined(folder, in_order), number)
+    return StoredTensors(folder, {name: tensor for tensors in by_file.values() for name, tensor in tensors.items()})
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -147,13 +186,55 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        is_split = any(folder.glob("model*-mp*.safetensors"))
+        fix = (
+            ", which DeepSeek's inference format leaves out; copy it from the model on Hugging Face" if is_split else ""
+        )
+        raise CheckpointError(f"{path}: expected the model's config.json, found none{fix}") from error
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise CheckpointError(f"{path}: expected JSON: {error}") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {type(config).__name__}")
+    if is_inference_config(config):
+        raise CheckpointError(
+            f"{path}: expected the model's config.json, found one of DeepSeek's inference code (n_layers); copy it "
+            "from the model on Hugging Face"
+        )
     return config
+
+
+def _joined(folder: Path, files: Sequence[Mapping[str, StoredTensor]]) -> dict[str, StoredTensor]:
+    """Return the tensors of a folder in DeepSeek's inference format, each once and whole.
+
+    :raises CheckpointError: naming tensors whose parts are missing or of different shapes.
+    """
+    joined: dict[str, StoredTensor] = {}
+    wrong = []
+    for name in dict.fromkeys(name for tensors in files for name in tensors):
+        parts = tuple(tensors[name] for tensors in files if name in tensors)
+        place, first = place_of(name), parts[0]
+        is_expert = ".mlp.experts." in place.name
+        if len({(part.dtype, part.shape) for part in parts}) > 1 or len(parts) != (1 if is_expert else len(files)):
+            wrong.append(name)
+        elif place.dimension is None or len(parts) == 1:
+            joined[place.name] = replace(first, name=place.name)
+        elif len(first.shape) <= place.dimension:
+            wrong.append(name)
+        else:
+            shape = list(first.shape)
+            shape[place.dimension] *= len(parts)
+            joined[place.name] = SplitTensor(
+                place.name, first.dtype, tuple(shape), first.file, first.begin, parts, place.dimension
+            )
+    if wrong:
+        raise CheckpointError(
+            f"{folder}: expected each expert in one of {len(files)} files and equal parts of the rest in each, found "
+            f"others of {first_names(wrong)}; convert the checkpoint again"
+        )
+    return joined
 
 
 def _tensors_of(path: Path) -> dict[str, StoredTensor]:

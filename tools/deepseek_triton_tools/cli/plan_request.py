@@ -22,6 +22,7 @@ from deepseek_triton_build.catalog import (
     Variant,
     container_month,
     container_tag,
+    cut_summary,
     find_precision,
     release_for_container,
     variant_of_folder,
@@ -436,6 +437,15 @@ def _precision_of_folder(model: str, served: Variant, architecture: Architecture
         raise OptionError(
             f"{facts.quantization_file}: expected {known} weights, found {short_repr(facts.quantization)}"
         )
+    if facts.has_16_bits and not served.model:
+        known = ", ".join(served.checkpoints)
+        raise OptionError(
+            f"--model {model}: expected {known} weights, found no quantization: 16-bit weights; quantize them: "
+            "deepseek-triton checkpoint quantize"
+        )
+    if facts.cut is not None:
+        left = cut_summary(facts.cut, architecture)
+        complain(f"note: --model {model} is cut: it has {left}, so its answers are noise")
     return facts.precision
 
 

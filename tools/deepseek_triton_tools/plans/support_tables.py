@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 
 from deepseek_triton_build import FORMATS, PlanRequest, RefusedPlanError, resolve_target, resolve_vllm_target
@@ -135,6 +135,50 @@ def _cell(variant: Variant, checkpoint: KnownCheckpoint, gpu: Gpu) -> Cell:
         profiles=tuple(usable),
         reason=reason,
     )
+
+
+@dataclass(frozen=True)
+class Support:
+    """What serves one checkpoint whole."""
+
+    cells: tuple[Cell, ...]
+    """One for each kind of GPU."""
+    releases: tuple[str, ...]
+    """TensorRT-LLM releases that serve it on at least one kind of GPU."""
+    vllm_versions: tuple[str, ...]
+
+
+def support_of(variant: Variant, precision: str) -> Support | None:
+    """Return what serves the variant in that precision; None when nobody has such weights."""
+    checkpoint = variant.checkpoints.get(precision) or variant.own_checkpoints.get(precision)
+    if checkpoint is None:
+        return None
+    cells = tuple(
+        replace(_cell(variant, checkpoint, gpu), vllm_gpus=_vllm_gpus(variant, checkpoint, gpu))
+        for gpu in gpus().values()
+    )
+    releases = [
+        version
+        for version in RELEASES
+        if any(_is_served(resolve_target, variant, checkpoint, gpu, release=version) for gpu in gpus().values())
+    ]
+    versions = [
+        version
+        for version in VLLM_VERSIONS
+        if any(_is_served(resolve_vllm_target, variant, checkpoint, gpu, vllm=version) for gpu in gpus().values())
+    ]
+    return Support(cells, tuple(releases), tuple(versions))
+
+
+def _is_served(
+    resolve: Callable[[PlanRequest], object], variant: Variant, checkpoint: KnownCheckpoint, gpu: Gpu, **version: str
+) -> bool:
+    engine = "vllm" if "vllm" in version else "tensorrt_llm"
+    try:
+        resolve(replace(_request(variant, checkpoint, gpu, engine), **version))
+    except RefusedPlanError:
+        return False
+    return True
 
 
 _OWN = "your-own"

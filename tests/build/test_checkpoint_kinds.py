@@ -1,0 +1,185 @@
+"""`check` and the planner know a checkpoint by its files: mixed precision, 16 bits, an FP8 KV cache, or a cut one."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepseek_triton_build import PlanRequest, RefusedPlanError, make_plan, resolve_target
+from deepseek_triton_build.check import CheckOptions, Report, check_repository, read_facts
+from support.checked import MODEL_YAML, edited, only, serious, write
+
+R1: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "first_k_dense_replace": 3,
+    "hidden_size": 7168,
+    "n_routed_experts": 256,
+    "num_hidden_layers": 61,
+    "num_nextn_predict_layers": 1,
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}
+UNQUANTIZED: dict[str, Any] = {"quantization_config": None, "torch_dtype": "bfloat16"}
+MIXED = {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": None}
+LAYERS = {
+    **MIXED,
+    "quantized_layers": {
+        "model.layers.0.mlp.down_proj": {"quant_algo": "FP8_BLOCK_SCALES"},
+        "model.layers.3.mlp.experts": {"quant_algo": "W4A8_AWQ"},
+    },
+}
+
+
+def checkpoint(
+    folder: Path,
+    tensors: list[str],
+    *,
+    quant: dict[str, Any] | None = None,
+    layers: dict[str, Any] | None = None,
+    **config: Any,
+) -> Path:
+    """Write a checkpoint of one-byte tensors, the last of which lies in a file of its own."""
+    folder.mkdir()
+    files = {"model-00001-of-000001.safetensors": tensors[:-1], "input_scales.safetensors": tensors[-1:]}
+    for file, names in files.items():
+        header = {name: {"dtype": "U8", "shape": [1], "data_offsets": [i, i + 1]} for i, name in enumerate(names)}
+        text = json.dumps(header).encode()
+        (folder / file).write_bytes(struct.pack("<Q", len(text)) + text + bytes(len(names)))
+    documents = {
+        "model.safetensors.index.json": {"weight_map": {name: file for file, names in files.items() for name in names}},
+        "config.json": R1 | config,
+        "tokenizer.json": {"model": {"vocab": {"a": 1}}},
+        "tokenizer_config.json": {},
+        "hf_quant_config.json": quant and {"quantization": quant},
+        "quant_cfg.json": layers,
+    }
+    for file, document in documents.items():
+        if document is not None:
+            (folder / file).write_text(json.dumps(document))
+    return folder
+
+
+def experts(*pairs: tuple[int, int]) -> list[str]:
+    return [f"model.layers.{layer}.mlp.experts.{expert}.up_proj.weight" for layer, expert in pairs]
+
+
+WHOLE = experts((3, 0), (60, 255), (61, 255))
+
+
+def checked(weights: Path, *, stamped: bool = False) -> Report:
+    root = write(weights.parent / "repository", model_yaml=edited(MODEL_YAML, "deepseek-ai/DeepSeek-R1", str(weights)))
+    if stamped:
+        stamp = {"variant": "deepseek-r1", "gpu": "h200", "gpus": 8, "precision": "fp8", "release": "1.2.1"}
+        (root / "tensorrt_llm" / "deepseek-triton.json").write_text(json.dumps(stamp))
+    return check_repository(root, CheckOptions(release="1.2.1"))
+
+
+def test_mixed_precision_is_w4a8(tmp_path: Path) -> None:
+    weights = checkpoint(tmp_path / "w", WHOLE, quant=MIXED, layers=LAYERS, quantization_config=None)
+
+    report = checked(weights)
+
+    assert only(report, "K002").message.startswith("an FP8 KV cache with W4AFP8 weights")
+    assert [finding.code for finding in serious(report)] == ["K002"]
+    assert report.models[0].precision == "w4a8"
+
+
+def test_mixed_precision_needs_the_file_that_names_the_layers(tmp_path: Path) -> None:
+    weights = checkpoint(tmp_path / "w", WHOLE, quant=MIXED, quantization_config=None)
+
+    assert "quant_cfg.json" in only(checked(weights), "W018").message
+
+
+@pytest.mark.parametrize(("quant", "layers"), [(MIXED, LAYERS | {"kv_cache_quant_algo": "FP8"}), (None, None)])
+def test_an_fp8_cache_is_read_from_either_file(
+    tmp_path: Path, quant: dict[str, Any] | None, layers: dict[str, Any] | None
+) -> None:
+    fp8 = {"quant_algo": "FP8_BLOCK_SCALES", "kv_cache_quant_algo": "FP8"}
+    weights = checkpoint(tmp_path / "w", WHOLE, quant=quant or fp8, layers=layers)
+
+    assert read_facts(weights, "w")[0].kv_cache_quant_algo == "FP8"
+
+
+def test_16_bit_weights_are_named(tmp_path: Path) -> None:
+    report = checked(checkpoint(tmp_path / "w", WHOLE, **UNQUANTIZED))
+
+    assert serious(report) == []
+    assert report.models[0].precision == "bf16"
+    assert any("not quantized" in line for line in report.models[0].unchecked)
+
+
+def test_16_bit_weights_in_the_place_of_fp8_are_an_error_that_names_the_conversion(tmp_path: Path) -> None:
+    finding = only(checked(checkpoint(tmp_path / "w", WHOLE, **UNQUANTIZED), stamped=True), "W006")
+
+    assert "16-bit" in finding.message
+    assert "checkpoint quantize" in finding.fix
+
+
+CUT: dict[str, Any] = {"num_hidden_layers": 5, "n_routed_experts": 32, "num_nextn_predict_layers": 0}
+
+
+@pytest.mark.parametrize("stamped", [False, True])
+def test_a_cut_checkpoint_is_a_warning_that_says_what_is_left(tmp_path: Path, stamped: bool) -> None:
+    report = checked(checkpoint(tmp_path / "w", experts((3, 0), (4, 31)), **CUT), stamped=stamped)
+
+    [finding] = serious(report)
+
+    assert (finding.code, finding.severity) == ("W021", "warning")
+    assert "5 of 61 layers, 32 of 256 routed experts" in finding.message
+    assert report.models[0].variant == ("deepseek-r1" if stamped else None)
+
+
+@pytest.mark.parametrize("more", [(5, 0), (4, 32)], ids=["a layer", "an expert"])
+def test_weights_with_more_than_config_json_says_are_not_cut_but_wrong(tmp_path: Path, more: tuple[int, int]) -> None:
+    report = checked(checkpoint(tmp_path / "w", experts((3, 0), more), **CUT), stamped=True)
+
+    assert only(report, "W016").severity == "error"
+
+
+def test_another_model_with_fewer_layers_is_not_cut(tmp_path: Path) -> None:
+    weights = checkpoint(tmp_path / "w", experts((3, 0), (4, 31)), **CUT, hidden_size=2048)
+
+    assert "hidden_size" in only(checked(weights, stamped=True), "W016").message
+    with pytest.raises(RefusedPlanError, match="does not fit"):
+        resolve_target(PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=1, model=str(weights)))
+
+
+def test_a_cut_checkpoint_is_planned_with_its_own_size(tmp_path: Path) -> None:
+    weights = checkpoint(tmp_path / "w", experts((3, 0), (4, 31)), **CUT)
+
+    target = resolve_target(PlanRequest(variant="deepseek-r1", gpu="h200", model=str(weights)))
+
+    assert target.num_gpus == 1
+    assert (target.architecture.num_layers, target.architecture.num_routed_experts) == (5, 32)
+    # Attention and dense layers as in R1, 2 x 32 of the experts, and both embeddings: 3.7 GB of embeddings alone.
+    assert 5e9 < target.checkpoint.weight_bytes < 10e9
+
+
+@pytest.mark.parametrize(("num_mtp", "num_draft_tokens"), [(0, 0), (1, 3)])
+def test_mtp_is_planned_for_a_cut_checkpoint_that_has_the_layer(
+    tmp_path: Path, num_mtp: int, num_draft_tokens: int
+) -> None:
+    weights = checkpoint(tmp_path / "w", experts((3, 0)), **CUT | {"num_nextn_predict_layers": num_mtp})
+    request = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=1, model=str(weights), profile="latency")
+
+    settings = {setting.key: setting.value for setting in make_plan(request).settings}
+
+    assert settings.get("speculative_config.num_nextn_predict_layers", 0) == num_draft_tokens
+
+
+def test_mtp_without_the_layer_is_refused(tmp_path: Path) -> None:
+    weights = checkpoint(tmp_path / "w", experts((3, 0)), **CUT)
+
+    with pytest.raises(RefusedPlanError, match="without its MTP layer"):
+        resolve_target(PlanRequest(variant="deepseek-r1", gpu="h200", model=str(weights), mtp=1))
+
+
+def test_a_whole_checkpoint_still_needs_all_gpus(tmp_path: Path) -> None:
+    weights = checkpoint(tmp_path / "w", WHOLE)
+
+    with pytest.raises(RefusedPlanError, match="does not fit"):
+        resolve_target(PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=1, model=str(weights)))

@@ -1,0 +1,295 @@
+"""`checkpoint cut`: what is left of a checkpoint, byte for byte, and what can't be cut."""
+
+from __future__ import annotations
+
+import json
+import math
+import tracemalloc
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from deepseek_backend.engines.reference.checkpoint_loading import load_checkpoint
+from deepseek_backend.engines.reference.model_runner import ModelRunner
+from deepseek_triton_tools.checkpoints.cut import CutOptions, plan_cut, write_cut
+from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter
+from deepseek_triton_tools.checkpoints.stored_tensors import DTYPES, StoredTensors, open_checkpoint, read_config
+from deepseek_triton_tools.cli.main import main
+from deepseek_triton_tools.tool_errors import CheckpointError
+from support.checked import CHECKOUT
+
+TINY = CHECKOUT / "tensorrt_llm/1/tiny"
+CONFIG = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "num_hidden_layers": 4,
+    "num_nextn_predict_layers": 1,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 16,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 4,
+}
+WIDTH = 8
+
+
+def cut(source: Path, *options: object, code: int = 0) -> None:
+    assert main(["checkpoint", "cut", str(source), *map(str, options)]) == code
+
+
+def write(folder: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], **config: Any) -> Path:
+    """Write a checkpoint in one file, whose bytes count up, so that no two rows are alike."""
+    folder.mkdir()
+    outputs = [OutputTensor(name, dtype, shape) for name, (dtype, shape) in tensors.items()]
+    with ShardWriter(folder / "model.safetensors", outputs) as writer:
+        for number, output in enumerate(outputs):
+            values = np.resize(np.roll(np.arange(251, dtype=np.uint8), number), output.num_bytes)
+            writer.write(values.view(DTYPES[output.dtype]))
+        writer.finish()
+    (folder / "config.json").write_text(json.dumps(CONFIG | config))
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def w4afp8(folder: Path) -> Path:
+    """Write a checkpoint with the names and types of W4AFP8, an MTP layer and 16 experts, and all its documents."""
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {"model.embed_tokens.weight": ("BF16", (32, WIDTH))}
+    for layer in range(5):
+        prefix = f"model.layers.{layer}"
+        tensors[f"{prefix}.input_layernorm.weight"] = ("BF16", (WIDTH,))
+        tensors[f"{prefix}.self_attn.o_proj.weight"] = ("F8_E4M3", (WIDTH, WIDTH))
+        if layer:
+            tensors[f"{prefix}.mlp.gate.weight"] = ("BF16", (16, WIDTH))
+            tensors[f"{prefix}.mlp.gate.e_score_correction_bias"] = ("F32", (16,))
+            for expert in range(16):
+                tensors[f"{prefix}.mlp.experts.{expert}.up_proj.weight"] = ("I8", (WIDTH, WIDTH // 2))
+                tensors[f"{prefix}.mlp.experts.{expert}.w3.input_scale"] = ("F32", (1,))
+    tensors |= {"model.norm.weight": ("BF16", (WIDTH,)), "lm_head.weight": ("BF16", (32, WIDTH))}
+    write(folder, tensors)
+    layers = {f"model.layers.{layer}.mlp.experts": {"quant_algo": "W4A8_AWQ"} for layer in range(1, 5)}
+    documents = {
+        "hf_quant_config.json": {
+            "quantization": {"quant_algo": "MIXED_PRECISION", "exclude_modules": ["lm_head", "model.layers.3.x", "*.4"]}
+        },
+        "quant_cfg.json": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers},
+        "checksums.sha256": {},
+    }
+    for name, document in documents.items():
+        (folder / name).write_text(json.dumps(document))
+    return folder
+
+
+def read(folder: Path, name: str) -> Any:
+    return json.loads((folder / name).read_text())
+
+
+def same(found: StoredTensors, name: str, source: StoredTensors, origin: str | None = None) -> bool:
+    """Whether a tensor is the first rows of another one."""
+    left = found[name].read()
+    whole = source[origin or name].read()
+    return left.tobytes() == whole[: len(left)].tobytes()
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_a_cut_tiny_checkpoint_loads_in_the_reference_engine_and_generates(tmp_path: Path, num_layers: int) -> None:
+    cut(TINY, "--layers", num_layers, "--output", tmp_path / "cut")
+
+    checkpoint = load_checkpoint("cut", version_dir=tmp_path)
+    runner = ModelRunner(checkpoint.model, 1)
+    hidden = np.stack([runner.prefill(checkpoint.encode("The sun", True))[-1]])
+    chosen = []
+    for _ in range(4):
+        chosen += runner.logits(hidden).argmax(-1).tolist()
+        hidden = runner.decode(chosen[-1:])
+
+    assert all(0 <= token < checkpoint.vocab_size for token in chosen)
+    assert np.isfinite(hidden).all()
+
+
+def test_the_tensors_that_are_left_have_their_bytes(tmp_path: Path) -> None:
+    cut(TINY, "--layers", 2, "--output", tmp_path / "cut")
+
+    found, source = open_checkpoint(tmp_path / "cut"), open_checkpoint(TINY)
+    expected = {name for name in source if not name.startswith(("model.layers.2.", "model.layers.3."))}
+    assert set(found) == expected
+    assert all(same(found, name, source) for name in found)
+    assert read(tmp_path / "cut", "config.json")["num_hidden_layers"] == 2
+    assert read(tmp_path / "cut", "config.json")["num_nextn_predict_layers"] == 0
+    assert (tmp_path / "cut/tokenizer.json").read_bytes() == (TINY / "tokenizer.json").read_bytes()
+    assert not (tmp_path / "cut/checksums.sha256").exists()  # they are of other files
+
+
+def test_the_mtp_layer_becomes_the_layer_after_the_last(tmp_path: Path) -> None:
+    cut(TINY, "--layers", 2, "--mtp", "--output", tmp_path / "cut")
+
+    found, source = open_checkpoint(tmp_path / "cut"), open_checkpoint(TINY)
+    mtp = [name for name in source if name.startswith("model.layers.3.")]
+    assert len(mtp) == 76
+    assert all(same(found, name.replace("layers.3", "layers.2"), source, name) for name in mtp)
+    assert not any(name.startswith("model.layers.3.") for name in found)
+    assert read(tmp_path / "cut", "config.json")["num_nextn_predict_layers"] == 1
+
+
+def test_experts_are_cut_with_the_rows_of_their_router(tmp_path: Path) -> None:
+    source = open_checkpoint(w4afp8(tmp_path / "w"))
+
+    cut(tmp_path / "w", "--layers", 2, "--experts", 8, "--mtp", "--output", tmp_path / "cut")
+
+    found = open_checkpoint(tmp_path / "cut")
+    assert found["model.layers.1.mlp.gate.weight"].shape == (8, WIDTH)
+    assert found["model.layers.2.mlp.gate.e_score_correction_bias"].shape == (8,)
+    assert same(found, "model.layers.1.mlp.gate.weight", source)
+    assert same(
+        found,
+        "model.layers.2.mlp.gate.e_score_correction_bias",
+        source,
+        "model.layers.4.mlp.gate.e_score_correction_bias",
+    )
+    assert same(found, "model.layers.1.mlp.experts.7.w3.input_scale", source)
+    assert "model.layers.1.mlp.experts.8.w3.input_scale" not in found
+    assert read(tmp_path / "cut", "config.json")["n_routed_experts"] == 8
+
+
+def test_the_documents_name_no_layer_that_is_left_out(tmp_path: Path) -> None:
+    cut(w4afp8(tmp_path / "w"), "--layers", 2, "--mtp", "--output", tmp_path / "cut")
+
+    layers = read(tmp_path / "cut", "quant_cfg.json")["quantized_layers"]
+    assert set(layers) == {"model.layers.1.mlp.experts", "model.layers.2.mlp.experts"}
+    excluded = read(tmp_path / "cut", "hf_quant_config.json")["quantization"]["exclude_modules"]
+    assert excluded == ["lm_head", "*.4"]
+
+
+def test_every_tensor_is_aligned_whatever_its_size(tmp_path: Path) -> None:
+    cut(w4afp8(tmp_path / "w"), "--layers", 2, "--output", tmp_path / "cut")
+
+    for tensor in open_checkpoint(tmp_path / "cut").values():
+        assert tensor.begin % DTYPES[tensor.dtype].itemsize == 0, tensor.name
+
+
+def test_files_have_the_size_that_is_asked_for(tmp_path: Path) -> None:
+    folder = w4afp8(tmp_path / "w")
+    planned = plan_cut(open_checkpoint(folder), read_config(folder), CutOptions(num_layers=3, shard_bytes=1000))
+
+    assert write_cut(planned, tmp_path / "cut", on_progress=lambda _: None)
+
+    sizes = [sum(t.output.num_bytes for t in shard) for shard in planned.shards.values()]
+    assert len(sizes) > 2
+    assert max(sizes) <= 1000
+    assert {path.name for path in open_checkpoint(tmp_path / "cut").files} == set(planned.shards)
+
+
+def test_only_dense_layers_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cut(w4afp8(tmp_path / "w"), "--layers", 1, "--output", tmp_path / "cut")
+
+    assert "the first 1 layers are dense" in capsys.readouterr().err
+
+
+REFUSED = [
+    (["--layers", 9], "--layers: expected 1 to 4, found 9"),
+    (["--layers", 4, "--mtp"], "expected fewer than all layers"),
+    (["--layers", 2, "--experts", 6], "found 6 of 16 experts; use 8"),
+    (["--layers", 2, "--experts", 4], "use 8"),  # one expert in each group
+    (["--layers", 2, "--experts", 17], "use 16"),
+    (["--layers", 9, "--experts", 6], "--experts: expected equal groups (4)"),  # both at once
+]
+
+
+@pytest.mark.parametrize(("options", "said"), REFUSED)
+def test_what_the_architecture_cannot_do_is_refused(
+    tmp_path: Path, options: list[object], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut(w4afp8(tmp_path / "w"), *options, "--output", tmp_path / "cut", code=2)
+
+    [line] = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert {path.name for path in tmp_path.iterdir()} == {"w"}
+
+
+def test_a_checkpoint_without_an_mtp_layer_has_none_to_keep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cut(TINY, "--layers", 2, "--output", tmp_path / "one")
+
+    cut(tmp_path / "one", "--layers", 1, "--mtp", "--output", tmp_path / "two", code=2)
+
+    assert "--mtp: expected an MTP layer, found none" in capsys.readouterr().err
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut/mine").touch()
+
+    cut(TINY, "--layers", 2, "--output", tmp_path / "cut", code=1)
+
+    assert "name another one" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "cut").iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("moment", range(0, 40, 8))
+def test_a_stop_leaves_nothing(tmp_path: Path, moment: int) -> None:
+    planned = plan_cut(open_checkpoint(TINY), read_config(TINY), CutOptions(num_layers=2))
+    asked = iter(range(1000))
+
+    assert not write_cut(
+        planned, tmp_path / "cut", on_progress=lambda _: None, should_stop=lambda: next(asked) >= moment
+    )
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_shrinks_meanwhile_leaves_nothing(tmp_path: Path) -> None:
+    folder = w4afp8(tmp_path / "w")
+    planned = plan_cut(open_checkpoint(folder), read_config(folder), CutOptions(num_layers=2))
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(file.seek(0, 2) - 100)  # the end of lm_head
+
+    with pytest.raises(CheckpointError, match=r"within the tensor lm_head\.weight"):
+        write_cut(planned, tmp_path / "cut", on_progress=lambda _: None)
+
+    assert {path.name for path in tmp_path.iterdir()} == {"w"}
+
+
+def test_a_large_tensor_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+    rows = 2**14
+    tensors = {f"model.layers.{n}.x": ("BF16", (rows if n == 0 else 1, 2048)) for n in range(4)}
+    folder = write(tmp_path / "w", tensors)
+    planned = plan_cut(open_checkpoint(folder), read_config(folder), CutOptions(num_layers=1))
+    tracemalloc.start()
+    try:
+        write_cut(planned, tmp_path / "cut", on_progress=lambda _: None)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert planned.size > 2**26
+    assert peak < 2**26 * 0.6
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 5), min_size=0, max_size=3), min_size=4, max_size=7),
+    dtypes=st.data(),
+    num_layers=st.integers(1, 3),
+)
+def test_any_shapes_and_types_are_copied(
+    tmp_path_factory: pytest.TempPathFactory, shapes: list[list[int]], dtypes: st.DataObject, num_layers: int
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    kinds = sorted(DTYPES.keys() - {"BOOL"})
+    tensors = {
+        f"model.layers.{n % 4}.{n}.x": (dtypes.draw(st.sampled_from(kinds)), tuple(shape))
+        for n, shape in enumerate(shapes)
+    }
+    source = open_checkpoint(write(folder / "w", tensors))
+
+    assert write_cut(
+        plan_cut(source, CONFIG, CutOptions(num_layers=num_layers)), folder / "cut", on_progress=lambda _: None
+    )
+
+    found = open_checkpoint(folder / "cut")
+    assert set(found) == {name for name in tensors if int(name.split(".")[2]) < num_layers}
+    for name, tensor in found.items():
+        assert (tensor.dtype, tensor.shape) == (source[name].dtype, source[name].shape)
+        assert math.prod(tensor.shape) == 0 or tensor.read().tobytes() == source[name].read().tobytes()

@@ -1,0 +1,389 @@
+"""Downloading a checkpoint from a hub on a real socket, which fails in the ways that hubs fail."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.file_download import hf_hub_download
+
+from deepseek_triton_tools.checkpoints.download import DownloadOptions, DownloadProgress, DownloadResult, download
+from deepseek_triton_tools.checkpoints.download_transfer import RateLimit
+from deepseek_triton_tools.checkpoints.hub import Hub
+from deepseek_triton_tools.checkpoints.manifest import MANIFEST_NAME, Manifest, read_manifest, write_manifest
+from deepseek_triton_tools.repository.checkpoint_files import find_checkpoints
+from deepseek_triton_tools.repository.hub_cache import HubName, unfinished_downloads
+from deepseek_triton_tools.tool_errors import CheckpointError
+from deepseek_triton_tools.warming.checkpoint.checksums import expected_checksums
+from support.hub_server import COMMIT, MODEL, Fault, HubServer, hub_server, one_tensor
+
+SHARD, CONFIG = "model.safetensors", "config.json"
+
+
+FILES = {
+    SHARD: one_tensor(20_000),
+    CONFIG: b'{"model_type": "deepseek_v3"}',
+    "inference/model.py": b"pass\n",
+    "LICENSE": b"MIT",
+    "pytorch_model.bin": b"the same once more",
+    "original/" + SHARD: one_tensor(100),
+}
+SERVED = {SHARD, CONFIG, "inference/model.py", "LICENSE"}
+
+
+class Seen:
+    """What a download showed."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.last: DownloadProgress | None = None
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+    def progress(self, progress: DownloadProgress) -> None:
+        self.last = progress
+
+    def waits_for(self, holder: str) -> None:
+        self.lines.append(f"waits for {holder}")
+
+
+@pytest.fixture
+def hub():
+    with hub_server(dict(FILES)) as server:
+        yield server
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return tmp_path / "weights"
+
+
+def bring(server: HubServer, folder: Path | None, seen: Seen, *, token: str = "", **options: Any) -> DownloadResult:
+    options = {"name": HubName(MODEL), "first_wait_s": 0.01, "give_up_s": 60.0} | options
+    return download(DownloadOptions(folder=folder, **options), seen, Hub(server.url, token or None))
+
+
+def refused(server: HubServer, folder: Path | None, seen: Seen, **options: Any) -> str:
+    with pytest.raises(CheckpointError) as raised:
+        bring(server, folder, seen, **options)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def there(folder: Path) -> dict[str, bytes]:
+    """Return the files of the checkpoint, without the records of the download."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and ".cache" not in path.parts)
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths if path.name != MANIFEST_NAME}
+
+
+# What is brought
+
+
+def test_a_folder_gets_what_serving_needs(hub, folder, seen) -> None:
+    result = bring(hub, folder, seen)
+    assert there(folder) == {name: FILES[name] for name in SERVED}
+    assert (result.folder, result.received) == (folder, sum(len(FILES[name]) for name in SERVED))
+    assert seen.last is not None
+    assert (seen.last.done, seen.last.num_files_done) == (seen.last.total, len(SERVED)) == (result.size, 4)
+    assert seen.lines == []
+    assert not list(folder.rglob("*.lock")) + unfinished_downloads(folder)
+
+
+def test_the_manifest_says_what_came(hub, folder, seen) -> None:
+    bring(hub, folder, seen)
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    assert (manifest.source, manifest.revision) == (MODEL, COMMIT)
+    assert {name: (each.size, each.sha256) for name, each in manifest.files.items()} == {
+        name: (len(FILES[name]), hashlib.sha256(FILES[name]).hexdigest()) for name in SERVED
+    }
+
+
+def test_a_second_time_nothing_is_asked_for(hub, folder, seen) -> None:
+    bring(hub, folder, seen)
+    before = dict(hub.sent)
+    assert bring(hub, folder, seen).received == 0
+    assert hub.sent == before
+
+
+def test_hf_download_finds_each_file_there(hub, folder, seen) -> None:
+    bring(hub, folder, seen)
+    for name in SERVED:
+        assert Path(hf_hub_download(MODEL, name, local_dir=folder, local_files_only=True)) == folder / name
+
+
+def test_warm_verifies_with_its_records(hub, folder, seen) -> None:
+    bring(hub, folder, seen)
+    (checkpoint,) = find_checkpoints(str(folder))
+    assert expected_checksums(checkpoint)[folder / SHARD].digest == hashlib.sha256(FILES[SHARD]).hexdigest()
+
+
+def test_the_cache_is_the_hubs_own(hub, seen, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    result = bring(hub, None, seen)
+    assert there(result.folder) == {name: FILES[name] for name in SERVED}
+    for name in SERVED:
+        cached = hf_hub_download(MODEL, name, cache_dir=tmp_path, local_files_only=True)
+        assert Path(cached) == result.folder / name
+    (checkpoint,) = find_checkpoints(MODEL)
+    assert [file.path for file in checkpoint.files] == [result.folder / SHARD]
+    assert bring(hub, None, seen).received == 0
+
+
+def test_a_cache_that_is_not_whole_is_not_found_by_its_branch(hub, seen, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    hub.always[SHARD] = Fault(status=404)
+    refused(hub, None, seen)
+    with pytest.raises(CheckpointError, match="has no main"):
+        find_checkpoints(MODEL)
+    with pytest.raises(LocalEntryNotFoundError):
+        hf_hub_download(MODEL, CONFIG, cache_dir=tmp_path, local_files_only=True)
+
+
+def test_patterns_choose_other_files(hub, folder, seen) -> None:
+    bring(hub, folder, seen, include=["*.bin", "*.json"], exclude=["conf*"])
+    assert there(folder).keys() == {"pytorch_model.bin"}
+    assert "the hub lists LICENSE" in refused(hub, folder, seen, include=["*.gguf"])
+
+
+def test_the_manifest_keeps_what_came_before_of_the_same_commit(hub, folder, seen) -> None:
+    bring(hub, folder, seen, include=["*.json"], exclude=[])
+    bring(hub, folder, seen, include=["LICENSE"], exclude=[])
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    assert manifest.files.keys() == {CONFIG, "LICENSE"}
+
+
+# What goes wrong on the way
+
+
+def test_a_cut_connection_goes_on_where_it_was_cut(hub, folder, seen) -> None:
+    hub.faults[SHARD].extend([Fault(cut_after=7000), Fault(cut_after=5000)])
+    bring(hub, folder, seen)
+    assert hub.asked(SHARD) == [0, 7000, 12000]
+    assert hub.sent[SHARD] == len(FILES[SHARD])
+    assert there(folder)[SHARD] == FILES[SHARD]
+    assert len(seen.lines) == 2
+    assert "next try in" in seen.lines[0]
+
+
+def test_a_server_without_ranges_sends_all_again(hub, folder, seen) -> None:
+    hub.knows_ranges = False
+    hub.faults[SHARD].append(Fault(cut_after=7000))
+    result = bring(hub, folder, seen)
+    assert there(folder)[SHARD] == FILES[SHARD]
+    assert result.received == result.size
+
+
+def test_it_gives_up_on_a_part_that_comes_again_and_again(hub, folder, seen) -> None:
+    hub.knows_ranges = False
+    hub.always[SHARD] = Fault(cut_after=7000)
+    assert f"{SHARD}: localhost:{hub.port} can't be reached, or was lost" in refused(hub, folder, seen, give_up_s=0.1)
+
+
+@pytest.mark.parametrize("name", ["", CONFIG, SHARD])
+@pytest.mark.parametrize("status", [408, 429, 503])
+def test_a_busy_hub_is_asked_again(hub, folder, seen, name, status) -> None:
+    hub.faults[name].append(Fault(status=status, headers={"Retry-After": "0"}))
+    bring(hub, folder, seen)
+    assert there(folder).keys() == SERVED
+    assert len(seen.lines) == 1
+    assert f"status {status}; next try in 0.0 s" in seen.lines[0]
+
+
+def test_a_wait_that_takes_too_long_is_not_begun(hub, folder, seen) -> None:
+    hub.always[SHARD] = Fault(status=429, headers={"Retry-After": "3600"})
+    assert "status 429, and asks to wait 1 h 0 min" in refused(hub, folder, seen)
+
+
+@pytest.mark.parametrize("name", ["", SHARD])
+def test_it_gives_up_when_nothing_comes(hub, folder, seen, name) -> None:
+    hub.always[name] = Fault(status=503)
+    message = refused(hub, folder, seen, give_up_s=0.1)
+    assert "status 503; nothing came for" in message
+    assert "--give-up" in message
+
+
+def test_no_hub_at_all(hub, folder, seen) -> None:
+    hub.url = "http://127.0.0.1:9"
+    assert "127.0.0.1:9 can't be reached" in refused(hub, folder, seen, give_up_s=0.05)
+
+
+def test_wrong_bytes_are_thrown_away_once(hub, folder, seen) -> None:
+    hub.faults[SHARD].append(Fault(wrong=True))
+    hub.faults[CONFIG].append(Fault(wrong=True))
+    result = bring(hub, folder, seen)
+    assert there(folder) == {name: FILES[name] for name in SERVED}
+    assert sorted(seen.lines) == [
+        f"{CONFIG}: its bytes are wrong by their sha1 or number; thrown away",
+        f"{SHARD}: its bytes are wrong by their sha256 or number; thrown away",
+    ]
+    assert result.received == result.size
+
+
+def test_bytes_that_stay_wrong_are_named_and_the_others_come(hub, folder, seen) -> None:
+    hub.always |= {SHARD: Fault(wrong=True), CONFIG: Fault(wrong=True)}
+    message = refused(hub, folder, seen)
+    assert f"{SHARD}: came 3 times" in message
+    assert f"{CONFIG}: came 3 times" in message
+    assert there(folder).keys() == SERVED - {SHARD, CONFIG}
+    assert read_manifest(folder) is None
+
+
+def test_a_longer_file_than_listed_is_refused(hub, folder, seen) -> None:
+    hub.listed_sizes[SHARD] = 5000
+    assert f"{SHARD}: came 3 times" in refused(hub, folder, seen)
+
+
+def test_a_file_that_is_gone_is_named_and_the_others_come(hub, folder, seen) -> None:
+    hub.always |= {SHARD: Fault(status=404), CONFIG: Fault(status=404)}
+    message = refused(hub, folder, seen)
+    assert f"{SHARD}: the hub answers with status 404" in message
+    assert f"{CONFIG}: the hub answers with status 404" in message
+    assert there(folder).keys() == SERVED - {SHARD, CONFIG}
+
+
+def test_a_model_or_revision_that_is_not_there(hub, folder, seen) -> None:
+    assert "has no such model for this user; correct the name" in refused(hub, folder, seen, name=HubName("no/model"))
+    assert "there is no revision v9; correct --revision" in refused(hub, folder, seen, name=HubName(MODEL, "v9"))
+    assert not folder.exists()
+
+
+def test_names_outside_of_the_folder_are_refused(hub, folder, seen) -> None:
+    hub.files["../evil.py"] = b""
+    assert "names outside of the folder: ../evil.py" in refused(hub, folder, seen)
+
+
+def test_more_than_there_is_room_for_is_not_begun(hub, folder, seen) -> None:
+    hub.listed_sizes[SHARD] = 2**60
+    assert "expected 1,034 PiB of free room for what is missing, found" in refused(hub, folder, seen)
+    assert hub.sent == {}
+
+
+# Tokens
+
+
+def test_a_token_reaches_the_hub_and_not_the_storage(hub, folder, seen) -> None:
+    hub.token = "hf_secret"
+    bring(hub, folder, seen, token="hf_secret")
+    assert {each.authorization for each in hub.requests if each.host == "127.0.0.1"} == {"Bearer hf_secret"}
+    assert {each.authorization for each in hub.requests if each.host != "127.0.0.1"} == {""}
+
+
+def test_a_token_that_is_refused(hub, folder, seen) -> None:
+    hub.token = "hf_secret"
+    message = refused(hub, folder, seen, token="hf_old")
+    assert "the hub refuses the token: it is wrong or has expired; log in with `hf auth login`" in message
+    assert "hf_old" not in message
+    assert "or log in with `hf auth login`" in refused(hub, folder, seen)
+
+
+def test_a_token_that_expires_on_the_way_loses_nothing(hub, folder, seen) -> None:
+    hub.faults[SHARD].append(Fault(cut_after=7000))
+    hub.always[SHARD] = Fault(status=401, headers={"X-Error-Message": "Invalid credentials in Authorization header"})
+    assert f"{SHARD}: the hub refuses the token" in refused(hub, folder, seen)
+    hub.always.clear()
+    bring(hub, folder, seen)
+    assert hub.asked(SHARD)[-1] == 7000
+
+
+def test_access_that_has_to_be_asked_for(hub, folder, seen) -> None:
+    hub.always[""] = Fault(status=403, headers={"X-Error-Code": "GatedRepo"})
+    assert f"access has to be asked for at {hub.url.rstrip('/')}/{MODEL}" in refused(hub, folder, seen)
+
+
+# What is in the folder already
+
+
+def test_files_from_elsewhere_are_compared_and_kept(hub, folder, seen) -> None:
+    folder.mkdir()
+    (folder / SHARD).write_bytes(FILES[SHARD])
+    bring(hub, folder, seen)
+    assert SHARD not in hub.sent
+    assert seen.lines == []
+
+
+def test_a_damaged_file_is_replaced(hub, folder, seen) -> None:
+    folder.mkdir()
+    (folder / SHARD).write_bytes(bytes(len(FILES[SHARD])))
+    (folder / CONFIG).write_bytes(b"{")
+    bring(hub, folder, seen)
+    assert there(folder) == {name: FILES[name] for name in SERVED}
+    assert seen.lines == [f"{SHARD}: the file there has other bytes than the hub's; it is replaced"]
+
+
+def test_a_file_that_changed_after_its_download_is_compared_again(hub, folder, seen) -> None:
+    bring(hub, folder, seen)
+    (folder / SHARD).write_bytes(bytes(len(FILES[SHARD])))
+    later = (folder / SHARD).stat().st_mtime + 10
+    os.utime(folder / SHARD, (later, later))
+    bring(hub, folder, seen)
+    assert there(folder)[SHARD] == FILES[SHARD]
+
+
+def test_pointers_of_a_git_clone_are_replaced(hub, folder, seen) -> None:
+    folder.mkdir()
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize {len(FILES[SHARD])}\n"
+    (folder / SHARD).write_text(pointer)
+    bring(hub, folder, seen)
+    assert there(folder)[SHARD] == FILES[SHARD]
+    assert "1 Git LFS pointers are replaced" in seen.lines[0]
+
+
+def test_another_models_folder_is_refused(hub, folder, seen) -> None:
+    folder.mkdir()
+    write_manifest(folder, Manifest("maker/other", "", {}))
+    assert "found maker/other; choose another --to" in refused(hub, folder, seen)
+    assert list(folder.iterdir()) == [folder / MANIFEST_NAME]
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(hub, folder, seen) -> None:
+    folder.write_text("")
+    assert "found a file; choose another --to" in refused(hub, folder, seen)
+
+
+def test_a_partial_file_of_hf_download_is_continued(hub, folder, seen) -> None:
+    hub.always[SHARD] = Fault(status=404)
+    refused(hub, folder, seen)  # makes the folder of the records
+    hub.always.clear()
+    digest = hashlib.sha256(FILES[SHARD]).hexdigest()
+    from huggingface_hub._local_folder import get_local_download_paths
+
+    get_local_download_paths(folder, SHARD).incomplete_path(digest).write_bytes(FILES[SHARD][:9000])
+    bring(hub, folder, seen)
+    assert hub.asked(SHARD)[-1] == 9000
+    assert there(folder)[SHARD] == FILES[SHARD]
+
+
+# Limits
+
+
+def test_all_threads_together_keep_to_the_rate() -> None:
+    waited: list[float] = []
+
+    class Waits(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout or 0.0)
+            return False
+
+    limit = RateLimit(10, Waits())
+    for _ in range(3):
+        limit.take(10_000)
+    # The bytes of each have to wait for those before, less the time that the test took.
+    assert [round(wait_s, -2) for wait_s in waited] == [1000, 2000, 3000]
+
+
+def test_a_limited_download_comes_whole(hub, folder, seen) -> None:
+    bring(hub, folder, seen, rate_limit=1e7, jobs=1)
+    assert there(folder).keys() == SERVED

@@ -1,0 +1,146 @@
+"""`checkpoint info` says what lies in a folder, as the files have it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench.synthetic_checkpoint import CONFIG, make_checkpoint
+
+from deepseek_triton_tools.checkpoints.info import PARTS
+from deepseek_triton_tools.cli.main import main
+from support.checked import CHECKOUT
+
+TINY = CHECKOUT / "tensorrt_llm/1/tiny"
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """DeepSeek-R1's tensors with small widths, in 61 layers of 256 experts, without their bytes."""
+    make_checkpoint(tmp_path / "DeepSeek-R1", size=2 * 10**9, sparse=True)
+    return tmp_path / "DeepSeek-R1"
+
+
+def info(capsys: pytest.CaptureFixture[str], source: object, *, code: int = 0) -> dict[str, Any]:
+    assert main(["checkpoint", "info", str(source), "--json"]) == code
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "deepseek-triton/checkpoint/1"
+    [entry] = document["checkpoints"]
+    assert isinstance(entry, dict)
+    return entry
+
+
+def change(folder: Path, name: str, **values: Any) -> None:
+    document = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps(document | values))
+
+
+def test_the_tiny_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    entry = info(capsys, TINY)
+
+    assert (entry["variants"], entry["precision"]) == (["tiny", "tiny-r1"], "fp8")
+    assert (entry["num_layers"], entry["num_mtp_layers"], entry["num_routed_experts"]) == (3, 1, 8)
+    assert entry["context_length"] == 4096
+    parts = {part["part"]: part for part in entry["parts"]}
+    assert parts["embedding"]["bytes"] == 1280 * 256 * 2
+    assert parts["routed experts"]["bytes"] == 2 * 8 * 3 * 256 * 256  # layers, experts, matrices of one byte a value
+    assert parts["dense MLP"]["dtypes"] == ["F8_E4M3"]
+    assert sum(part["tensors"] for part in entry["parts"]) == entry["num_tensors"]
+    header = int.from_bytes((TINY / "model.safetensors").read_bytes()[:8], "little")
+    assert entry["bytes"] == (TINY / "model.safetensors").stat().st_size - 8 - header
+    assert "other" not in parts
+
+
+def test_the_tables_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["checkpoint", "info", str(TINY)]) == 0
+
+    out = capsys.readouterr().out
+    assert "fp8, blocks of 128 x 128" in out
+    assert "3, and 1 MTP layer" in out
+    assert "routed experts" in out
+
+
+@pytest.mark.slow
+def test_every_tensor_of_r1_has_a_part_and_the_catalogue_says_what_serves_it(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (small / "config.json").write_text(json.dumps(dict(CONFIG)))
+
+    entry = info(capsys, small)
+
+    assert entry["num_tensors"] == 91_991
+    assert (entry["num_layers"], entry["num_mtp_layers"]) == (61, 1)
+    assert {part["part"] for part in entry["parts"]} == {*PARTS, "MTP layer"} - {"other"}
+    assert entry["variants"] == ["deepseek-r1"]
+    assert {gpu["gpu"]: gpu["published_gpus"] for gpu in entry["gpus"]}["h200"] == 8
+    assert "1.2.1" in entry["trtllm_releases"]
+
+
+def test_a_repository_is_described_by_the_checkpoint_that_it_serves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "repository"
+    assert main(["build", "tiny", "--output", str(root)]) == 0
+    capsys.readouterr()
+
+    entry = info(capsys, root)
+
+    assert Path(entry["folder"]).resolve() == root / "tensorrt_llm/1/tiny"
+    assert entry["precision"] == "fp8"
+
+
+def test_a_name_in_the_hub_s_cache_has_a_revision_and_a_variant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    folder = tmp_path / "models--deepseek-ai--DeepSeek-R1"
+    make_checkpoint(folder / "snapshots" / commit, size=10**7, sparse=True)
+    (folder / "refs").mkdir()
+    (folder / "refs/main").write_text(commit)
+    config = {**CONFIG, "num_hidden_layers": 4, "n_routed_experts": 8}  # R1's widths, which the name goes with
+    (folder / "snapshots" / commit / "config.json").write_text(json.dumps(config))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+
+    entry = info(capsys, "deepseek-ai/DeepSeek-R1")
+
+    assert entry["revision"] == commit
+    assert entry["variants"] == ["deepseek-r1"]
+    assert entry["cut"] == "4 of 61 layers, 8 of 256 routed experts"
+    assert entry["gpus"] == []  # what serves the whole model says nothing about a cut one
+
+
+def test_what_config_json_says_is_held_against_the_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(TINY, tmp_path / "tiny")
+    change(tmp_path / "tiny", "config.json", quantization_config=None, num_hidden_layers=5)
+
+    entry = info(capsys, tmp_path / "tiny", code=1)
+
+    assert entry["precision"] == "fp8"
+    assert any("it says bf16, but the experts are stored as fp8" in problem for problem in entry["problems"])
+    assert any("5 layers, of which 1 are not stored" in problem for problem in entry["problems"])
+
+
+def test_the_type_of_the_kv_cache_is_the_one_in_hf_quant_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(TINY, tmp_path / "tiny")
+    quant = {"quantization": {"quant_algo": "FP8_BLOCK_SCALES", "kv_cache_quant_algo": "FP8"}}
+    (tmp_path / "tiny/hf_quant_config.json").write_text(json.dumps(quant))
+
+    entry = info(capsys, tmp_path / "tiny")
+
+    assert (entry["quantization"], entry["kv_cache_quant_algo"]) == ("FP8_BLOCK_SCALES", "FP8")
+
+
+def test_a_damaged_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(TINY, tmp_path / "tiny")
+    with (tmp_path / "tiny/model.safetensors").open("r+b") as file:
+        file.truncate(100_000)
+
+    assert main(["checkpoint", "info", str(tmp_path / "tiny")]) == 1
+
+    [line] = capsys.readouterr().err.splitlines()
+    assert "model.safetensors: truncated" in line

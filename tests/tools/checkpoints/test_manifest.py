@@ -1,0 +1,91 @@
+"""The manifest of a checkpoint's folder: what is written can be read, and anything else is refused in one line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepseek_triton_build.check import is_inside
+from deepseek_triton_tools.checkpoints.manifest import (
+    MANIFEST_NAME,
+    SCHEMA,
+    FileRecord,
+    Manifest,
+    read_manifest,
+    write_manifest,
+)
+from deepseek_triton_tools.tool_errors import CheckpointError, ToolError
+
+DIGEST = "0123456789abcdef" * 4
+
+names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1).filter(is_inside)
+records = st.builds(FileRecord, st.integers(0, 2**63), st.from_regex("[0-9a-f]{64}", fullmatch=True))
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("folder")
+
+
+@pytest.mark.slow
+@given(st.builds(Manifest, texts, texts, st.dictionaries(names, records)))
+def test_what_is_written_is_read(folder, manifest) -> None:
+    write_manifest(folder, manifest)
+    assert read_manifest(folder) == manifest
+    assert [path.name for path in folder.iterdir()] == [MANIFEST_NAME]
+
+
+def test_a_folder_without_one_has_none(tmp_path) -> None:
+    assert read_manifest(tmp_path) is None
+    assert read_manifest(tmp_path / "nowhere") is None
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path) -> None:
+    with pytest.raises(ToolError, match=f"nowhere/{MANIFEST_NAME} can't be written"):
+        write_manifest(tmp_path / "nowhere", Manifest("", "", {}))
+
+
+def document(**changes: object) -> str:
+    return json.dumps({"schema": SCHEMA, "source": "", "revision": "", "files": {}} | changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "Expecting value"),
+        ("[]", r"found \[\]"),
+        (document(schema="other/1"), "found 'other/1'"),
+        (document(source=None), "source and revision have to be text"),
+        (document(files=[]), "and files an object"),
+        (document(files={"a": {"size": -1, "sha256": DIGEST}}), "'a' has no size or no sha256"),
+        (document(files={"a": {"size": True, "sha256": DIGEST}}), "'a' has no size or no sha256"),
+        (document(files={"a": {"size": 1, "sha256": DIGEST[:-1]}}), "'a' has no size or no sha256"),
+        (document(files={"a": {"size": 1, "sha256": DIGEST.upper()}}), "'a' has no size or no sha256"),
+        (document(files={"a": None}), "'a' has no size or no sha256"),
+        (document(files={"../a": {"size": 1, "sha256": DIGEST}}), "'../a' is no name in this folder"),
+        (document(files={"/a": {"size": 1, "sha256": DIGEST}}), "'/a' is no name in this folder"),
+    ],
+)
+def test_anything_else_is_refused(tmp_path, text, expected) -> None:
+    (tmp_path / MANIFEST_NAME).write_text(text)
+    with pytest.raises(CheckpointError, match=expected) as raised:
+        read_manifest(tmp_path)
+    assert str(raised.value).startswith(f"{tmp_path / MANIFEST_NAME}: expected a manifest ({SCHEMA}): ")
+    assert "\n" not in str(raised.value)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_are_a_crash(folder, content) -> None:
+    (folder / MANIFEST_NAME).write_bytes(content)
+    with pytest.raises(CheckpointError):
+        read_manifest(folder)
+
+
+def test_a_folder_in_its_place_is_refused(tmp_path) -> None:
+    (tmp_path / MANIFEST_NAME).mkdir()
+    with pytest.raises(CheckpointError, match="can't be read: not a regular file"):
+        read_manifest(tmp_path)

@@ -1,0 +1,229 @@
+"""Verifying a checkpoint offline: by a manifest, by the hub's cache, by a file of checksums, or by headers only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deepseek_triton_tools.checkpoints.manifest import MANIFEST_NAME, FileRecord, Manifest, write_manifest
+from deepseek_triton_tools.checkpoints.verify import VerifyProgress, VerifyReport, verify
+from deepseek_triton_tools.cli.main import main
+from deepseek_triton_tools.tool_errors import CheckpointError
+from support.tensor_writing import as_float32, write_sharded
+
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+VALUES = np.arange(1000, dtype=np.float32)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Return a checkpoint of two files, without hashes: a and c lie in the first one, b and d in the second."""
+    path = tmp_path / "weights"
+    path.mkdir()
+    write_sharded(path, {name: as_float32(VALUES) for name in "abcd"}, 2)
+    (path / "config.json").write_text("{}")
+    (path / "inference").mkdir()
+    (path / "inference" / "model.py").write_text("pass\n")
+    return path
+
+
+@pytest.fixture
+def listed(folder) -> Path:
+    """Return the same with a manifest."""
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    records = {name: FileRecord(len(each), hashlib.sha256(each).hexdigest()) for name, each in files.items()}
+    write_manifest(folder, Manifest("maker/model", "abc", records))
+    return folder
+
+
+def verified(folder: Path) -> VerifyReport:
+    return verify(folder, jobs=2, observe=lambda _: None)
+
+
+def lines(folder: Path) -> list[str]:
+    return [str(damage) for damage in verified(folder).damages]
+
+
+def flip(path: Path, byte: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[byte] ^= 1
+    path.write_bytes(content)
+
+
+def hash_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+# By a manifest
+
+
+def test_nothing_is_wrong_with_what_was_written(listed) -> None:
+    report = verified(listed)
+    assert (report.damages, report.unverified) == ((), ())
+    assert (report.compared_with, report.source, report.revision) == (MANIFEST_NAME, "maker/model", "abc")
+    assert report.num_files == 5
+    assert report.num_bytes == sum(
+        path.stat().st_size for path in listed.rglob("*") if path.is_file() and path.name != MANIFEST_NAME
+    )
+
+
+def test_one_bit_is_found_and_the_tensors_are_named(listed) -> None:
+    expected = hash_of(listed / SECOND)
+    flip(listed / SECOND, -1)
+    (line,) = lines(listed)
+    assert line == (
+        f"{SECOND}: its sha256 is {hash_of(listed / SECOND)}, expected {expected}; 2 tensors: b, d; download it again"
+    )
+
+
+def test_the_cut_tensor_is_named(listed) -> None:
+    size = (listed / FIRST).stat().st_size
+    os.truncate(listed / FIRST, size - 8)
+    assert lines(listed) == [
+        f"{FIRST}: truncated: it ends at byte {size - 8:,}, expected {size:,}; 1 tensors: c; download it again"
+    ]
+
+
+def test_all_damage_is_named_at_once(listed) -> None:
+    (listed / FIRST).unlink()
+    flip(listed / SECOND, -1)
+    (listed / "config.json").write_text("{ }")
+    flip(listed / "inference" / "model.py", 0)
+    found = {line.partition(":")[0]: line for line in lines(listed)}
+    assert found.keys() == {FIRST, SECOND, "config.json", "inference/model.py", "model.safetensors.index.json"}
+    assert found[FIRST] == f"{FIRST}: it is missing; download it again"
+    assert found["config.json"] == "config.json: expected 2 bytes, found 3; download it again"
+    assert f"1 of 2 shards are missing: {FIRST}" in found["model.safetensors.index.json"]
+
+
+def test_a_pointer_of_git_lfs_is_told_from_damage(listed) -> None:
+    size = (listed / FIRST).stat().st_size
+    (listed / FIRST).write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert lines(listed) == [
+        f"{FIRST}: it is a Git LFS pointer, not the file of {size:,} bytes; download it, which replaces the pointer"
+    ]
+
+
+def test_a_folder_in_the_place_of_a_file(listed) -> None:
+    (listed / "config.json").unlink()
+    (listed / "config.json").mkdir()
+    assert [line.partition(":")[0] for line in lines(listed)] == ["config.json"]
+
+
+def test_weights_that_the_manifest_lacks_are_named(listed) -> None:
+    shutil.copy(listed / FIRST, listed / "extra.safetensors")
+    assert verified(listed).unverified == ("extra.safetensors",)
+
+
+def test_the_progress_ends_with_all_bytes(listed) -> None:
+    seen: list[VerifyProgress] = []
+    report = verify(listed, jobs=1, observe=seen.append)
+    assert seen[-1] == VerifyProgress(total=report.num_bytes, done=report.num_bytes)
+
+
+def test_an_interrupt_ends_it(listed) -> None:
+    os.truncate(listed / "config.json", 2**33)  # a hole, which takes seconds to hash
+    manifest = json.loads((listed / MANIFEST_NAME).read_text())
+    manifest["files"]["config.json"]["size"] = 2**33
+    (listed / MANIFEST_NAME).write_text(json.dumps(manifest))
+
+    def interrupt(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        verify(listed, jobs=1, observe=interrupt)
+
+
+# By other hashes
+
+
+def test_a_file_of_checksums_is_taken_where_there_is_no_manifest(folder) -> None:
+    sums = subprocess.run(["sha256sum", FIRST, SECOND], cwd=folder, capture_output=True, check=True).stdout
+    (folder / "checksums.sha256").write_bytes(sums + f"{hashlib.sha256().hexdigest()}  checksums.sha256\n".encode())
+    report = verified(folder)
+    assert (report.compared_with, report.num_files, report.damages) == ("checksums.sha256", 2, ())
+    flip(folder / FIRST, -1)
+    assert [damage.file for damage in verified(folder).damages] == [FIRST]
+
+
+def test_the_hubs_cache_names_files_after_their_hashes(folder, tmp_path) -> None:
+    model = tmp_path / "models--maker--model"
+    snapshot = model / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (model / "blobs").mkdir()
+    for path in folder.glob("*.*"):
+        content = path.read_bytes()
+        is_large = path.suffix == ".safetensors"
+        blob = hash_of(path) if is_large else hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+        (model / "blobs" / blob).write_bytes(content)
+        (snapshot / path.name).symlink_to(f"../../blobs/{blob}")
+    report = verified(snapshot)
+    assert (report.compared_with, report.num_files, report.damages) == ("the hashes of its download", 4, ())
+    flip((snapshot / "config.json").resolve(), 0)
+    flip((snapshot / FIRST).resolve(), -1)
+    assert [damage.file for damage in verified(snapshot).damages] == ["config.json", FIRST]
+
+
+def test_without_hashes_the_headers_are_looked_at(folder) -> None:
+    report = verified(folder)
+    assert (report.compared_with, report.num_files, report.damages) == ("", 2, ())
+    assert report.unverified == (FIRST, SECOND)
+    os.truncate(folder / FIRST, (folder / FIRST).stat().st_size - 4001)
+    (damage,) = verified(folder).damages
+    assert (damage.file, damage.tensors) == (FIRST, ("a", "c"))
+    assert damage.problem.startswith("truncated")
+
+
+@pytest.mark.parametrize("make", ["file", "nothing"])
+def test_what_is_no_folder_is_refused(tmp_path, make) -> None:
+    path = tmp_path / "it"
+    if make == "file":
+        path.write_text("")
+    with pytest.raises(CheckpointError, match=r"expected a checkpoint's folder, found (a file|nothing); correct"):
+        verified(path)
+
+
+def test_an_empty_folder_is_damaged(tmp_path) -> None:
+    assert "has neither model.safetensors.index.json nor a *.safetensors file" in lines(tmp_path)[0]
+
+
+# The command line
+
+
+def test_the_exit_code_and_the_last_line_say_how_it_went(listed, capsys) -> None:
+    assert main(["checkpoint", "verify", str(listed)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{listed}: 5 files, ")
+    assert out.endswith(f" of maker/model, compared with {MANIFEST_NAME}; nothing is damaged\n")
+    flip(listed / FIRST, -1)
+    assert main(["checkpoint", "verify", str(listed), "--jobs", "1"]) == 1
+    assert capsys.readouterr().out.endswith("; 1 damaged\n")
+
+
+def test_without_hashes_it_says_so(folder, capsys) -> None:
+    assert main(["checkpoint", "verify", str(folder)]) == 0
+    assert "there are no hashes: only the index and the headers of 2 files" in capsys.readouterr().out
+
+
+def test_the_document_has_all_tensors(listed, capsys) -> None:
+    flip(listed / FIRST, -1)
+    assert main(["checkpoint", "verify", str(listed), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert (document["ok"], document["exit_code"], document["folder"]) == (False, 1, str(listed))
+    assert [(each["file"], each["tensors"]) for each in document["damages"]] == [(FIRST, ["a", "c"])]
+
+
+def test_a_checkpoint_that_is_nowhere(capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert main(["checkpoint", "verify", "/nowhere"]) == 1
+    assert "expected a checkpoint's folder or OWNER/NAME" in capsys.readouterr().err
+    assert main(["checkpoint", "verify", "maker/model"]) == 1
+    assert "hf download maker/model" in capsys.readouterr().err

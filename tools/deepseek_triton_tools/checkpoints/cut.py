@@ -1,0 +1,300 @@
+"""Cuts a checkpoint to its first layers, and to its first experts, for tests of hardware and settings.
+
+The tensors that are left keep their shapes, types and bytes. Only a few rows of one are in memory at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepseek_triton_build.check import INDEX
+from deepseek_triton_build.text import first_names
+from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter, file_size
+from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, StoredTensors
+from deepseek_triton_tools.host.units import sized
+from deepseek_triton_tools.tool_errors import CheckpointError, ToolError
+
+SHARD_BYTES = 4_300_000_000
+"""Size of a file, as DeepSeek publishes them."""
+CONFIG = "config.json"
+_QUANT_DOCUMENTS = ("hf_quant_config.json", "quant_cfg.json")
+"""Files that name layers."""
+_NOT_COPIED = ("README.md", CONFIG, INDEX, *_QUANT_DOCUMENTS, "checksums.sha256")
+"""Files that are written anew, or that would be wrong beside other weights."""
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+_LAYER = re.compile(r"(?<![\w.])((?:model\.)?layers\.)(\d+)(?!\d)")
+_EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.")
+_PER_EXPERT = re.compile(r"\.mlp\.gate\.(?:weight|e_score_correction_bias)$")
+"""Tensors with a row for each expert."""
+_COPIED_BYTES = 2**24
+"""Bytes that are in memory at once."""
+_ALIGNED = 8
+"""Bytes. A tensor of another multiple comes last in its file, so that all others are aligned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutOptions:
+    """The user's wishes."""
+
+    num_layers: int
+    num_experts: int | None = None
+    """Routed experts of each layer; None: all."""
+    keep_mtp: bool = False
+    """Whether the MTP layer becomes the layer after the last one."""
+    shard_bytes: int = SHARD_BYTES
+
+
+@dataclass(frozen=True)
+class CutTensor:
+    """A tensor that is left, or the first rows of one."""
+
+    source: StoredTensor
+    output: OutputTensor
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Everything that is written."""
+
+    source: Path
+    shards: Mapping[str, Sequence[CutTensor]]
+    """Name of a file -> its tensors, in their order."""
+    documents: Mapping[str, Any]
+    """Name of a JSON file -> its content."""
+    num_moe_layers: int
+    """Layers with routed experts, the MTP layer not counted."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all weight files."""
+        return sum(file_size([tensor.output for tensor in shard]) for shard in self.shards.values())
+
+
+def plan_cut(source: StoredTensors, config: Mapping[str, Any], options: CutOptions) -> Cut:
+    """Plan it. `config` is the content of config.json.
+
+    :raises ToolError: with everything that keeps the checkpoint from being cut so.
+    """
+    whole = _figure(source.folder, config, "num_hidden_layers")
+    num_dense = _figure(source.folder, config, "first_k_dense_replace", 0)
+    problems = [*_wrong_layers(source, whole, options), *_wrong_experts(config, options)]
+    if problems:
+        raise ToolError(f"{source.folder}: {'; '.join(problems)}", exit_code=2)
+    tensors = sorted(_left(source, whole, options), key=lambda tensor: _in_order(tensor.output.name))
+    shards = _dealt(tensors, options.shard_bytes)
+    weight_map = {tensor.output.name: name for name, shard in shards.items() for tensor in shard}
+    total = sum(tensor.output.num_bytes for tensor in tensors)
+    documents = {
+        INDEX: {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))},
+        CONFIG: _cut_config(config, whole, options),
+    }
+    for name in _QUANT_DOCUMENTS:
+        if (source.folder / name).is_file():
+            documents[name] = _relayered(_read_json(source.folder / name), whole, options)
+    return Cut(source.folder, shards, documents, max(0, options.num_layers - num_dense))
+
+
+def write_cut(
+    cut: Cut, output: Path, *, on_progress: Callable[[int], None], should_stop: Callable[[], bool] = lambda: False
+) -> bool:
+    """Write the cut checkpoint. Return False where `should_stop` ended it early, which leaves nothing.
+
+    :param on_progress: called with the bytes that are written so far.
+    :raises ToolError: when `output` is there already, has no room, or can't be written.
+    """
+    _check_output(cut, output)
+    scratch = output.with_name(f".{output.name}.{secrets.token_hex(4)}")
+    try:
+        scratch.mkdir(parents=True)
+        if not _write_shards(cut, scratch, on_progress, should_stop):
+            return False
+        for path in _copied_files(cut.source):
+            shutil.copyfile(path, scratch / path.name)
+        for name, document in cut.documents.items():
+            (scratch / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        os.rename(scratch, output)
+    except OSError as error:
+        raise ToolError(f"{output} can't be written: {error.strerror}") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return True
+
+
+def _write_shards(cut: Cut, folder: Path, on_progress: Callable[[int], None], should_stop: Callable[[], bool]) -> bool:
+    written = 0
+    for name, shard in cut.shards.items():
+        with ShardWriter(folder / name, [tensor.output for tensor in shard]) as writer:
+            for tensor in shard:
+                for begin, end in _pieces(tensor):
+                    if should_stop():
+                        return False
+                    rows = tensor.source.read(begin, end)
+                    writer.write(rows)
+                    written += rows.nbytes
+                    on_progress(written)
+            writer.finish()
+    return True
+
+
+def _pieces(tensor: CutTensor) -> Iterator[tuple[int, int | None]]:
+    """Yield (first row, row after the last one) of pieces of a tensor that may be in memory."""
+    if not tensor.output.shape:
+        yield 0, None
+        return
+    rows = tensor.output.shape[0]
+    step = max(1, _COPIED_BYTES // max(1, tensor.source.row_bytes))
+    for begin in range(0, rows, step):
+        yield begin, min(begin + step, rows)
+
+
+def _left(source: StoredTensors, whole: int, options: CutOptions) -> Iterator[CutTensor]:
+    for name, tensor in source.items():
+        new = _relayered_name(name, whole, options)
+        expert = _EXPERT.search(name)
+        is_dropped = expert is not None and options.num_experts is not None and int(expert[1]) >= options.num_experts
+        if new is None or is_dropped:
+            continue
+        shape = tensor.shape
+        if options.num_experts is not None and _PER_EXPERT.search(name):
+            shape = (options.num_experts, *shape[1:])
+        yield CutTensor(tensor, OutputTensor(new, tensor.dtype, shape))
+
+
+def _relayered_name(name: str, whole: int, options: CutOptions) -> str | None:
+    """Return the name that a tensor or module has in the cut checkpoint; None when it is not in it."""
+    match = _LAYER.search(name)
+    if match is None:
+        return name
+    layer = int(match[2])
+    if layer < options.num_layers:
+        return name
+    if layer < whole or not options.keep_mtp:
+        return None
+    return f"{name[: match.start(2)]}{options.num_layers + layer - whole}{name[match.end(2) :]}"
+
+
+def _relayered(value: Any, whole: int, options: CutOptions) -> Any:
+    """Return a JSON document without the names of layers that are left out, in its keys and lists."""
+    if isinstance(value, dict):
+        named = ((_relayered_name(key, whole, options), below) for key, below in value.items())
+        return {key: _relayered(below, whole, options) for key, below in named if key is not None}
+    if isinstance(value, list):
+        names = (_relayered_name(item, whole, options) if isinstance(item, str) else item for item in value)
+        return [_relayered(name, whole, options) for name in names if name is not None]
+    return value
+
+
+def _cut_config(config: Mapping[str, Any], whole: int, options: CutOptions) -> dict[str, Any]:
+    new: dict[str, Any] = _relayered(dict(config), whole, options)
+    new["num_hidden_layers"] = options.num_layers
+    if "first_k_dense_replace" in new:
+        new["first_k_dense_replace"] = min(new["first_k_dense_replace"], options.num_layers)
+    if options.num_experts is not None:
+        new["n_routed_experts"] = options.num_experts
+    if not options.keep_mtp:
+        new["num_nextn_predict_layers"] = 0
+    return new
+
+
+def _wrong_layers(source: StoredTensors, whole: int, options: CutOptions) -> Iterator[str]:
+    stored = {int(match[2]) for name in source if (match := _LAYER.search(name))}
+    if not 0 < options.num_layers <= whole:
+        yield f"--layers: expected 1 to {whole}, found {options.num_layers}"
+    elif options.num_layers == whole and options.num_experts is None and (options.keep_mtp or max(stored) < whole):
+        yield f"--layers {whole}: expected fewer than all layers, or --experts"
+    if missing := sorted(set(range(min(options.num_layers, whole))) - stored):
+        yield f"expected the tensors of its {whole} layers, found none of layer {first_names(map(str, missing))}"
+    if options.keep_mtp and max(stored, default=-1) < whole:
+        yield "--mtp: expected an MTP layer, found none; leave --mtp out"
+
+
+def _wrong_experts(config: Mapping[str, Any], options: CutOptions) -> Iterator[str]:
+    if options.num_experts is None:
+        return
+    given, whole = options.num_experts, config.get("n_routed_experts")
+    if not isinstance(whole, int):
+        yield "--experts: expected n_routed_experts in config.json, found none; leave --experts out"
+        return
+    usable = [number for number in range(1, whole + 1) if _can_route(config, number)]
+    if given not in usable:
+        groups, chosen, top = (config.get(key, 1) for key in ("n_group", "topk_group", "num_experts_per_tok"))
+        few = [number for number in usable if number > given][:1] or usable[-1:]
+        yield (
+            f"--experts: expected equal groups ({groups}), of which {chosen} hold the {top} experts of a token, found "
+            f"{given} of {whole} experts; use {few[0] if few else whole}"
+        )
+
+
+def _can_route(config: Mapping[str, Any], num_experts: int) -> bool:
+    """Tell whether a token's experts can be chosen from so many. A group's score is the sum of its two best experts."""
+    groups, chosen = config.get("n_group") or 1, config.get("topk_group") or 1
+    top = config.get("num_experts_per_tok") or 1
+    if num_experts % groups:
+        return False
+    in_group = num_experts // groups
+    return in_group * chosen >= top and (groups == chosen or in_group >= 2)
+
+
+def _in_order(name: str) -> tuple[int, list[tuple[int, str]]]:
+    """Sort by layer, with embeddings first, then by name, with numbers as numbers."""
+    match = _LAYER.search(name)
+    parts = [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
+    return (int(match[2]) if match else -1, parts)
+
+
+def _dealt(tensors: Sequence[CutTensor], shard_bytes: int) -> dict[str, list[CutTensor]]:
+    groups: list[list[CutTensor]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if groups[-1] and size + tensor.output.num_bytes > shard_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(tensor)
+        size += tensor.output.num_bytes
+    return {
+        f"model-{number:05}-of-{len(groups):06}.safetensors": sorted(
+            group, key=lambda tensor: tensor.output.num_bytes % _ALIGNED != 0
+        )
+        for number, group in enumerate(groups, start=1)
+    }
+
+
+def _check_output(cut: Cut, output: Path) -> None:
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ToolError(f"{output}: expected no such folder, or an empty one, found something; name another one")
+    parent = next(folder for folder in output.absolute().parents if folder.exists())
+    free = shutil.disk_usage(parent).free
+    if cut.size > free:
+        raise ToolError(f"{output}: expected room for {sized(cut.size)}, found {sized(free)}; name another disk")
+
+
+def _copied_files(folder: Path) -> Iterator[Path]:
+    """Yield the files beside the weights that stay as they are: tokenizer, generation_config.json, model code."""
+    for path in sorted(folder.iterdir()):
+        is_weights = path.name.endswith(_WEIGHTS)
+        if path.is_file() and not is_weights and path.name not in _NOT_COPIED and not path.name.startswith("."):
+            yield path
+
+
+def _figure(folder: Path, config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    found = config.get(key, default)
+    if type(found) is not int:
+        raise CheckpointError(f"{folder}: expected {key} in config.json, found {found!r}; download it again")
+    return found
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path}: expected JSON: {error}; download it again") from error

@@ -1,0 +1,134 @@
+"""One download at a time into one place, also for hosts that share a file system.
+
+The lock is a file that its holder touches every few seconds. flock is not used: some network file systems lack it, and
+others keep it from host to host. A holder that died is known at once on its own machine, and elsewhere when it has not
+touched the file for a minute, by the clock of who waits. In the worst case two processes download the same bytes to the
+same places, and each compares the hashes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from deepseek_triton_build.text import printable_line
+
+_TOUCH_S = 5.0
+_DEAD_AFTER_S = 60.0
+_POLL_S = 0.5
+_MOST_CHARACTERS = 100
+
+
+@dataclass(frozen=True)
+class LockHolder:
+    host: str
+    pid: int
+    machine: str
+    """One name for each kernel and container, in which `pid` is a process."""
+    started: str
+    """The time at which the process began, in the kernel's ticks: another process may get the same number later."""
+    token: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {printable_line(self.host)[:_MOST_CHARACTERS]}"
+
+
+@contextmanager
+def download_lock(path: Path, on_wait: Callable[[str], object]) -> Iterator[None]:
+    """Hold the lock while the block runs. The folder of `path` has to be there.
+
+    :param on_wait: called, again and again while others hold it, with who that is.
+    :raises OSError: when the file can't be written.
+    """
+    own = LockHolder(socket.gethostname(), os.getpid(), _machine(), _started(os.getpid()), secrets.token_hex(8))
+    seen: tuple[str, float] | None = None
+    since_s = 0.0
+    while not _create(path, own):
+        state = _state(path)
+        if state is None:  # released meanwhile
+            continue
+        if state != seen:
+            seen, since_s = state, time.monotonic()
+        holder = _parsed(state[0])
+        if (holder and _has_died(holder)) or time.monotonic() - since_s > _DEAD_AFTER_S:
+            _remove(path, state[0])
+            continue
+        on_wait(str(holder or "another process"))
+        time.sleep(_POLL_S)
+    ended = threading.Event()
+    toucher = threading.Thread(target=_touch, args=(path, ended), name="lock", daemon=True)
+    toucher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        toucher.join()
+        _remove(path, json.dumps(asdict(own)))
+
+
+def _create(path: Path, own: LockHolder) -> bool:
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    except FileExistsError:
+        return False
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(own)))
+    return True
+
+
+def _state(path: Path) -> tuple[str, float] | None:
+    """Return the lock's text and when it was touched; None where it is gone."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace"), path.stat().st_mtime
+    except FileNotFoundError:
+        return None
+
+
+def _parsed(text: str) -> LockHolder | None:
+    """Return the holder; None while it is being written."""
+    try:
+        return LockHolder(**json.loads(text))
+    except (ValueError, TypeError):
+        return None
+
+
+def _remove(path: Path, text: str) -> None:
+    """Remove the lock if it still is the one with this text. Only one process can move it, so it is moved first."""
+    scratch = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    with suppress(FileNotFoundError):
+        if path.read_text(encoding="utf-8", errors="replace") == text:
+            os.rename(path, scratch)
+            scratch.unlink()
+
+
+def _touch(path: Path, ended: threading.Event) -> None:
+    while not ended.wait(_TOUCH_S):
+        with suppress(OSError):  # taken away, or the storage is away: the hashes are compared anyway
+            os.utime(path)
+
+
+def _has_died(holder: LockHolder) -> bool:
+    return holder.machine == _machine() != "" and _started(holder.pid) != holder.started
+
+
+def _machine() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str:
+    """Return when a process began; "" where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""

@@ -1,0 +1,209 @@
+"""The places of a download: a plain folder, or the hub's cache, both as huggingface_hub lays them out."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from abc import ABC, abstractmethod
+from base64 import urlsafe_b64encode
+from contextlib import suppress
+from hashlib import sha1, sha256
+from pathlib import Path
+from threading import Event
+
+from deepseek_triton_build.text import safe_name
+from deepseek_triton_tools.checkpoints.hashing import add_file
+from deepseek_triton_tools.checkpoints.hub import HubFile, HubListing
+from deepseek_triton_tools.checkpoints.manifest import (
+    MANIFEST_NAME,
+    FileRecord,
+    Manifest,
+    read_manifest,
+    write_manifest,
+)
+from deepseek_triton_tools.host.whole_file import whole_file
+from deepseek_triton_tools.repository.hub_cache import hub_cache
+from deepseek_triton_tools.tool_errors import CheckpointError
+
+_LFS = b"version https://git-lfs"
+
+
+class DownloadTarget(ABC):
+    """Where the files of one listing go."""
+
+    def __init__(self, listing: HubListing, folder: Path) -> None:
+        self.listing = listing
+        self.folder = folder
+        """The folder that holds the checkpoint in the end."""
+
+    @property
+    @abstractmethod
+    def lock(self) -> Path: ...
+
+    @abstractmethod
+    def path(self, file: HubFile) -> Path:
+        """Where the file's bytes are in the end."""
+
+    @abstractmethod
+    def partial(self, file: HubFile) -> Path:
+        """Where its bytes are while they come."""
+
+    @abstractmethod
+    def is_done(self, file: HubFile) -> bool:
+        """Whether the file is there and was verified."""
+
+    @abstractmethod
+    def keep(self, file: HubFile) -> None:
+        """Note that the file at its path is verified."""
+
+    @abstractmethod
+    def finish(self, files: tuple[HubFile, ...]) -> None:
+        """Note that all files are there."""
+
+    def has_size(self, file: HubFile) -> bool:
+        """Whether a file of the right size is in the place, verified or not."""
+        return _size(self.path(file)) == file.size
+
+    def missing_bytes(self, file: HubFile) -> int:
+        """Bytes that have to come."""
+        return 0 if self.has_size(file) else max(0, file.size - (_size(self.partial(file)) or 0))
+
+    def place(self, file: HubFile) -> None:
+        """Put the verified partial file into its place."""
+        path = self.path(file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(self.partial(file), path)
+        self.keep(file)
+
+
+class FolderTarget(DownloadTarget):
+    """A plain folder, with the records that `hf download --local-dir` keeps in it, and our manifest."""
+
+    def __init__(self, listing: HubListing, folder: Path) -> None:
+        """:raises CheckpointError: when another model is there, or the hub's files would hide the manifest."""
+        super().__init__(listing, folder)
+        self._records = folder / ".cache" / "huggingface" / "download"
+        if folder.exists() and not folder.is_dir():
+            raise CheckpointError(f"{folder}: expected a folder or nothing, found a file; choose another --to")
+        self._before = read_manifest(folder)
+        if self._before and self._before.source != listing.name.model:
+            raise CheckpointError(
+                f"{folder}: expected {listing.name.model} or nothing there, found {safe_name(self._before.source)}; "
+                f"choose another --to, or remove its {MANIFEST_NAME} to mix them"
+            )
+
+    @property
+    def lock(self) -> Path:
+        return self._records / "deepseek-triton.lock"
+
+    def path(self, file: HubFile) -> Path:
+        return self.folder / file.name
+
+    def partial(self, file: HubFile) -> Path:
+        # The name that huggingface_hub gives it, so that each continues what the other began.
+        record = self._record(file)
+        digest = urlsafe_b64encode(sha1(record.name.encode(), usedforsecurity=False).digest()).decode()
+        return record.with_name(f"{digest}.{file.etag}.incomplete")
+
+    def is_done(self, file: HubFile) -> bool:
+        try:
+            _, etag, noted_s = self._record(file).read_text(encoding="utf-8").split()
+            status = self.path(file).stat()
+            # A file that was changed later is compared again. huggingface_hub allows this second too.
+            return etag == file.etag and status.st_size == file.size and status.st_mtime - 1 <= float(noted_s)
+        except (OSError, ValueError):
+            return False
+
+    def keep(self, file: HubFile) -> None:
+        record = self._record(file)
+        record.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(record) as opened:
+            opened.write(f"{self.listing.commit}\n{file.etag}\n{time.time()}\n")
+
+    def finish(self, files: tuple[HubFile, ...]) -> None:
+        before = self._before
+        known = before.files if before and before.revision == self.listing.commit else {}
+        found = {file.name: FileRecord(file.size, self._sha256(file)) for file in files}
+        manifest = Manifest(self.listing.name.model, self.listing.commit, {**known, **found})
+        if manifest != before:
+            write_manifest(self.folder, manifest)
+
+    def pointers(self) -> list[str]:
+        """Return the files that are Git LFS pointers: of a clone whose large files were never fetched."""
+        return [file.name for file in self.listing.files if is_pointer(self.path(file))]
+
+    def _record(self, file: HubFile) -> Path:
+        return self._records / f"{file.name}.metadata"
+
+    def _sha256(self, file: HubFile) -> str:
+        if file.checksum.algorithm == "sha256":
+            return file.etag
+        digest = sha256()
+        add_file(digest, self.path(file), Event())
+        return digest.hexdigest()
+
+
+class CacheTarget(DownloadTarget):
+    """The hub's cache, where each file is named after its hash. A branch is noted last, so that who finds it finds all
+    of its files."""
+
+    def __init__(self, listing: HubListing) -> None:
+        cache, _ = hub_cache()
+        self._model = cache / f"models--{listing.name.model.replace('/', '--')}"
+        super().__init__(listing, self._model / "snapshots" / listing.commit)
+
+    @property
+    def lock(self) -> Path:
+        return self._model / "deepseek-triton.lock"
+
+    def path(self, file: HubFile) -> Path:
+        return self._model / "blobs" / file.etag
+
+    def partial(self, file: HubFile) -> Path:
+        return self._model / "blobs" / f"{file.etag}.incomplete"
+
+    def is_done(self, file: HubFile) -> bool:
+        return self.has_size(file) and _size(self.folder / file.name) == file.size
+
+    def keep(self, file: HubFile) -> None:
+        link = self.folder / file.name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            link.unlink()
+        link.symlink_to(os.path.relpath(self.path(file), link.parent))
+
+    def finish(self, files: tuple[HubFile, ...]) -> None:
+        revision = self.listing.name.revision
+        ref = self._model / "refs" / revision
+        if revision == self.listing.commit or (ref.is_file() and ref.read_text() == self.listing.commit):
+            return
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(ref) as file:
+            file.write(self.listing.commit)
+
+
+def make_target(listing: HubListing, folder: Path | None) -> DownloadTarget:
+    """Return the plain folder, or without one the hub's cache.
+
+    :raises CheckpointError: when the folder holds something else.
+    """
+    if not re.fullmatch("[0-9a-f]{40,64}", listing.commit):
+        raise CheckpointError(f"{listing.name}: expected a commit from the hub, got {safe_name(listing.commit)}")
+    return CacheTarget(listing) if folder is None else FolderTarget(listing, folder)
+
+
+def is_pointer(path: Path) -> bool:
+    """Whether the file is what Git LFS leaves in the place of a large file that was not fetched."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_LFS)) == _LFS
+    except OSError:
+        return False
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None

@@ -1,0 +1,182 @@
+"""A model on the Hugging Face hub: its files with their hashes, and their bytes.
+
+huggingface_hub lists the files and knows tokens, mirrors, proxies and timeouts. Its own downloader is not used for the
+bytes, because it neither compares hashes nor limits the rate, and waits no longer than some seconds for a hub that is
+away. Versions 1 and 2 of huggingface_hub use two libraries for HTTP, httpx and httpx2, which are alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from huggingface_hub import HfApi, constants, get_session, hf_hub_url, hf_raise_for_status
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+from deepseek_triton_build.check import is_inside
+from deepseek_triton_build.text import first_names, printable_line, safe_name
+from deepseek_triton_tools.repository.hub_cache import HubName
+from deepseek_triton_tools.tool_errors import CheckpointError
+from deepseek_triton_tools.warming.checkpoint.checksums import Checksum
+
+_HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
+"""The base of all errors of the library for HTTP, httpx.HTTPError or httpx2.HTTPError."""
+_LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
+_WORTH_ANOTHER_TRY = (408, 425, 429, 500, 502, 503, 504)
+_MOST_TEXT = 200
+
+
+class TryAgainError(Exception):
+    """The hub can't be reached, or is busy. The message says how, for people."""
+
+    def __init__(self, message: str, wait_s: float | None = None) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
+        """Seconds that the hub asks to wait for; None where it asks for nothing."""
+
+
+@dataclass(frozen=True)
+class HubFile:
+    name: str
+    """Path in the repository, with slashes."""
+    size: int
+    """Bytes."""
+    checksum: Checksum
+    """SHA-256 of a large file (Git LFS), Git's SHA-1 of a small one."""
+
+    @property
+    def etag(self) -> str:
+        """The digest, under which the hub's cache keeps the file."""
+        return self.checksum.digest
+
+
+@dataclass(frozen=True)
+class HubListing:
+    name: HubName
+    commit: str
+    """The revision's commit: a branch may move while its files are downloaded."""
+    files: tuple[HubFile, ...]
+    """All files, sorted by name."""
+
+
+class Hub:
+    """The hub that HF_ENDPOINT names, for the user that HF_TOKEN or `hf auth login` names."""
+
+    def __init__(self, endpoint: str | None = None, token: str | None = None) -> None:
+        self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
+        self._token = token
+
+    def listing(self, name: HubName) -> HubListing:
+        """List all files of a revision.
+
+        :raises TryAgainError: when the hub can't be reached, or is busy.
+        :raises CheckpointError: when there is no such model or revision, or this user may not read it.
+        """
+        with self._errors(name):
+            try:
+                info = HfApi(self.endpoint, token=self._token).model_info(
+                    name.model, revision=name.revision, files_metadata=True, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT
+                )
+            except HFValidationError as error:
+                raise CheckpointError(f"{name}: {printable_line(str(error))}") from error
+            except json.JSONDecodeError as error:
+                raise TryAgainError(f"{self.endpoint} answers no JSON") from error
+        files = [_file(each) for each in sorted(info.siblings or (), key=lambda each: each.rfilename)]
+        outside = [file.name for file in files if not is_inside(file.name)]
+        if outside or info.sha is None or not is_inside(info.sha):
+            raise CheckpointError(f"{name}: the hub lists names outside of the folder: {first_names(outside)}")
+        return HubListing(name, info.sha, tuple(files))
+
+    @contextmanager
+    def bytes_of(self, listing: HubListing, file: HubFile, begin: int) -> Iterator[tuple[int, Iterator[bytes]]]:
+        """Ask for the bytes from `begin` on; the block gets where they begin, and them.
+
+        A server that knows no ranges begins at 0. They may end early, without an error.
+
+        :raises TryAgainError: when the hub can't be reached, is busy, or is lost on the way.
+        :raises CheckpointError: when it refuses.
+        """
+        url = hf_hub_url(listing.name.model, file.name, revision=listing.commit, endpoint=self.endpoint)
+        # Compressed bytes could not be continued in the middle.
+        headers = {**build_hf_headers(token=self._token), "Accept-Encoding": "identity"}
+        if begin:
+            headers["Range"] = f"bytes={begin}-"
+        with (
+            self._errors(listing.name, file.name),
+            get_session().stream(
+                "GET", url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT, follow_redirects=True
+            ) as response,
+        ):
+            if response.is_error:
+                response.read()
+            hf_raise_for_status(response)
+            yield begin if response.status_code == 206 else 0, response.iter_bytes()
+
+    @contextmanager
+    def _errors(self, name: HubName, file: str = "") -> Iterator[None]:
+        what = f"{name}: {safe_name(file)}" if file else str(name)
+        try:
+            yield
+        except GatedRepoError as error:
+            raise CheckpointError(
+                f"{what}: access has to be asked for at {self.endpoint}/{name.model}; then {_LOGIN}"
+            ) from error
+        except RevisionNotFoundError as error:
+            raise CheckpointError(
+                f"{what}: there is no revision {safe_name(name.revision)}; correct --revision, or leave it out"
+            ) from error
+        except RepositoryNotFoundError as error:
+            raise CheckpointError(
+                f"{what}: {self.endpoint} has no such model for this user; correct the name, or {_LOGIN}"
+            ) from error
+        except HfHubHTTPError as error:
+            raise self._of_status(what, error) from error
+        except OfflineModeIsEnabled as error:
+            raise CheckpointError(f"{what}: HF_HUB_OFFLINE forbids to ask the hub; unset it") from error
+        except _HTTP_ERROR as error:
+            reason = printable_line(str(error)) or type(error).__name__
+            raise TryAgainError(f"{_host(error)} can't be reached, or was lost: {reason}") from error
+
+    def _of_status(self, what: str, error: HfHubHTTPError) -> Exception:
+        status = error.response.status_code
+        if status in _WORTH_ANOTHER_TRY:
+            return TryAgainError(f"the hub answers with status {status}", _wait_asked_for(error.response.headers))
+        if status == 401:
+            return CheckpointError(f"{what}: the hub refuses the token: it is wrong or has expired; {_LOGIN}")
+        said = printable_line(error.server_message or "")[:_MOST_TEXT]
+        reason = f": {said}" if said else ""
+        if status == 403:
+            return CheckpointError(f"{what}: this user may not read it{reason}; ask for access, or {_LOGIN}")
+        return CheckpointError(f"{what}: the hub answers with status {status}{reason}")
+
+
+def _host(error: Any) -> str:
+    """Return the server that the request went to: the storage of large files is another one than the hub."""
+    try:
+        return str(error.request.url.netloc.decode())
+    except RuntimeError:  # there was no request yet
+        return "the hub"
+
+
+def _wait_asked_for(headers: Any) -> float | None:
+    """Return the seconds of Retry-After; None where it has none, or has a date, which no hub sends."""
+    value = str(headers.get("retry-after", "")).strip()
+    return float(value) if value.isdecimal() and len(value) < 10 else None
+
+
+def _file(sibling: Any) -> HubFile:
+    if sibling.lfs is not None:
+        return HubFile(sibling.rfilename, sibling.lfs.size, Checksum("sha256", sibling.lfs.sha256, "the hub"))
+    size = sibling.size or 0
+    return HubFile(sibling.rfilename, size, Checksum("sha1", sibling.blob_id, "the hub", b"blob %d\0" % size))

@@ -1,0 +1,178 @@
+"""Says what a checkpoint is: its model, precision and parts, by its configuration and the headers of its files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepseek_triton_build.catalog import Variant, cut_summary, variant_of_folder, variant_of_model, variants
+from deepseek_triton_build.check import CheckpointFacts, read_facts
+from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, StoredTensors, open_checkpoint
+from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles
+
+PARTS: Mapping[str, re.Pattern[str]] = {
+    "scales": re.compile(r".*(?:_scale|_scale_inv|_scale_2|_scales|\.weight_shape)"),
+    "embedding": re.compile(r"model\.embed_tokens\..*"),
+    "norms": re.compile(r"model\.(?:layers\.\d+\..*)?\w*norm\..*"),
+    "attention": re.compile(r"model\.layers\.\d+\.self_attn\..*"),
+    "gate": re.compile(r"model\.layers\.\d+\.mlp\.gate\..*"),
+    "routed experts": re.compile(r"model\.layers\.\d+\.mlp\.experts\..*"),
+    "shared experts": re.compile(r"model\.layers\.\d+\.mlp\.shared_experts\..*"),
+    "dense MLP": re.compile(r"model\.layers\.\d+\.mlp\..*"),
+    "head": re.compile(r"lm_head\..*"),
+    "other": re.compile(r".*"),
+}
+"""Part -> the tensors that belong to it, unless they belong to the MTP layer or an earlier one."""
+MTP = "MTP layer"
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_EXPERT = re.compile(r"model\.layers\.\d+\.mlp\.experts\.\d+\.\w+\.(?:weight|qweight|weight_packed)")
+_STORED_PRECISIONS = {"F8_E4M3": "fp8", "U8": "fp4", "I8": "w4a8", "I32": "w4a16", "BF16": "bf16", "F16": "bf16"}
+"""Data type of an expert's weight -> the precision that stores it so."""
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class Part:
+    """The tensors of one kind."""
+
+    name: str
+    num_tensors: int
+    num_bytes: int
+    dtypes: tuple[str, ...]
+    """Their data types, the one with the most bytes first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointInfo:
+    """What is known of one checkpoint."""
+
+    files: CheckpointFiles
+    tensors: StoredTensors
+    facts: CheckpointFacts
+    variants: tuple[Variant, ...]
+    """The one that its name says, else all that have its architecture and precision; none for another model."""
+    num_layers: int
+    """Layers that are stored, the MTP layer not counted."""
+    num_mtp_layers: int
+    parts: tuple[Part, ...]
+    precision: str | None
+    """The precision of the experts as they are stored; None when they are of no known one."""
+    revision: str | None
+    """The commit on the Hugging Face hub."""
+    problems: tuple[str, ...]
+    """What its files contradict each other in."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.parts)
+
+    @property
+    def cut(self) -> str | None:
+        """What is left of the model, where the checkpoint is cut."""
+        if self.facts.cut is None or self.facts.architecture is None:
+            return None
+        return cut_summary(self.facts.cut, self.facts.architecture)
+
+    @property
+    def experts(self) -> int | None:
+        found = self.facts.config.get("n_routed_experts")
+        return found if isinstance(found, int) else None
+
+    @property
+    def context_length(self) -> int | None:
+        found = self.facts.config.get("max_position_embeddings")
+        return found if isinstance(found, int) else None
+
+
+def describe(files: CheckpointFiles) -> CheckpointInfo:
+    """Describe a checkpoint. Only headers and JSON files are read.
+
+    :raises CheckpointError: when a weight file is missing or damaged.
+    """
+    tensors = open_checkpoint(files.folder)
+    facts, findings = read_facts(files.folder, str(files.folder))
+    if tensors.num_parts and "num_hidden_layers" not in facts.config:
+        findings = []  # DeepSeek's inference format has no config.json, or one with other keys
+    layers = {int(match[1]) for name in tensors if (match := _LAYER.match(name))}
+    configured = facts.config.get("num_hidden_layers")
+    num_layers = configured if type(configured) is int else max(layers, default=-1) + 1
+    precision = _stored_precision(tensors.values())
+    problems = [f"{finding.file}: {finding.message}" for finding in findings]
+    problems += _contradictions(facts, layers, num_layers, precision)
+    return CheckpointInfo(
+        files=files,
+        tensors=tensors,
+        facts=facts,
+        variants=tuple(_variants(files, facts, precision)),
+        num_layers=len([layer for layer in layers if layer < num_layers]),
+        num_mtp_layers=len([layer for layer in layers if layer >= num_layers]),
+        parts=tuple(_parts(tensors.values(), num_layers)),
+        precision=precision,
+        revision=_revision(files.folder),
+        problems=tuple(problems),
+    )
+
+
+def _parts(tensors: Iterable[StoredTensor], num_layers: int) -> Iterator[Part]:
+    found: dict[str, dict[str, list[int]]] = {name: {} for name in (*PARTS, MTP)}
+    for tensor in tensors:
+        match = _LAYER.match(tensor.name)
+        is_mtp = match is not None and int(match[1]) >= num_layers
+        part = MTP if is_mtp else next(name for name, pattern in PARTS.items() if pattern.fullmatch(tensor.name))
+        found[part].setdefault(tensor.dtype, []).append(tensor.num_bytes)
+    for name, dtypes in found.items():
+        if dtypes:
+            sizes = [size for each in dtypes.values() for size in each]
+            yield Part(name, len(sizes), sum(sizes), tuple(sorted(dtypes, key=lambda key: -sum(dtypes[key]))))
+
+
+def _stored_precision(tensors: Iterable[StoredTensor]) -> str | None:
+    weights = next((tensor for tensor in tensors if _EXPERT.fullmatch(tensor.name)), None)
+    return _STORED_PRECISIONS.get(weights.dtype) if weights else None
+
+
+def _contradictions(facts: CheckpointFacts, layers: set[int], num_layers: int, precision: str | None) -> Iterator[str]:
+    said = facts.precision or ("bf16" if facts.has_16_bits else None)
+    if said is not None and precision is not None and said != precision:
+        yield f"{facts.quantization_file}: it says {said}, but the experts are stored as {precision}"
+    missing = set(range(num_layers)) - layers
+    if missing:
+        yield f"{facts.label}/config.json: it says {num_layers} layers, of which {len(missing)} are not stored"
+
+
+def _variants(files: CheckpointFiles, facts: CheckpointFacts, precision: str | None) -> list[Variant]:
+    """Return the variants that it may be. Only a name tells R1 from V3: their shapes are the same."""
+    if facts.architecture is None or (facts.other_figures and facts.cut is None):
+        return []
+    hub_name = files.folder.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
+    named = (
+        variant_of_model(files.source) or variant_of_model(hub_name) or variant_of_folder(str(files.folder.resolve()))
+    )
+    if named is not None and named[0].architecture == facts.architecture:
+        return [named[0]]
+    alike = [variant for variant in variants().values() if variant.architecture == facts.architecture]
+    return [variant for variant in alike if precision in {**variant.checkpoints, **variant.own_checkpoints}] or alike
+
+
+def _revision(folder: Path) -> str | None:
+    """Return the commit of a folder in the hub's cache, or of one that `hf download --local-dir` filled."""
+    if folder.parent.name == "snapshots":
+        return folder.name
+    try:
+        first = (folder / ".cache/huggingface/download/config.json.metadata").read_text(encoding="utf-8").split("\n")[0]
+    except (OSError, UnicodeDecodeError):
+        return None
+    return first if _COMMIT.fullmatch(first) else None
+
+
+def quantization(facts: CheckpointFacts) -> str:
+    """Say how the files name the quantization: "fp8, blocks of 128 x 128"."""
+    if facts.quantization is None:
+        return "none"
+    section = facts.config.get("quantization_config")
+    block: Any = section.get("weight_block_size") if isinstance(section, dict) else None
+    is_block = isinstance(block, list) and len(block) == 2
+    return facts.quantization + (f", blocks of {block[0]} x {block[1]}" if is_block else "")

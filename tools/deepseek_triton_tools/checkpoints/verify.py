@@ -1,0 +1,242 @@
+"""Verify a checkpoint's files offline, by the sizes and hashes that its download or its maker left, and its headers."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deepseek_triton_build.check import Header, HeaderError, is_inside, read_header
+from deepseek_triton_build.text import first_names
+from deepseek_triton_tools.checkpoints.download_target import is_pointer
+from deepseek_triton_tools.checkpoints.hashing import add_file
+from deepseek_triton_tools.checkpoints.manifest import MANIFEST_NAME, Manifest, read_manifest
+from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, WeightFile, find_damage
+from deepseek_triton_tools.tool_errors import CheckpointError
+from deepseek_triton_tools.warming.checkpoint.checksums import Checksum, expected_checksums
+
+SCHEMA = "deepseek-triton/checkpoint-verify/1"
+_TICK_S = 0.1
+_AGAIN = "download it again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damage:
+    """One file, or the folder, that is not what it should be."""
+
+    file: str
+    """Path in the folder."""
+    problem: str
+    fix: str
+    tensors: tuple[str, ...] = ()
+    """The tensors that are cut, or that may be damaged, where the file's header can be read."""
+
+    def __str__(self) -> str:
+        held = f"; {len(self.tensors)} tensors: {first_names(self.tensors)}" if self.tensors else ""
+        return f"{self.file}: {self.problem}{held}; {self.fix}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyReport:
+    folder: Path
+    compared_with: str
+    """What gave the hashes, for people; empty where only the headers and the index could be looked at."""
+    source: str
+    """The model on the hub, or what the files were made of; empty where the folder doesn't say."""
+    revision: str
+    num_files: int
+    """Files that were compared; without hashes, the weight files."""
+    num_bytes: int
+    damages: tuple[Damage, ...]
+    unverified: tuple[str, ...] = field(repr=False)
+    """Weight files without a hash."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyProgress:
+    total: int
+    """Bytes of all files to read."""
+    done: int
+
+
+@dataclass(frozen=True)
+class _Expected:
+    checksum: Checksum
+    size: int | None
+    """Bytes; None where only the hash is known."""
+
+
+def verify(folder: Path, *, jobs: int, observe: Callable[[VerifyProgress], object]) -> VerifyReport:
+    """Compare all files, several at once.
+
+    :param observe: called in this thread, about ten times a second and at the end.
+    :raises CheckpointError: when there is no such folder, it holds no weights, or its manifest can't be read.
+    """
+    if not folder.is_dir():
+        found = "a file" if folder.exists() else "nothing"
+        raise CheckpointError(f"{folder}: expected a checkpoint's folder, found {found}; correct the path")
+    manifest = read_manifest(folder)
+    weights = _files(folder, ".safetensors")
+    if manifest:
+        expected = {
+            name: _Expected(Checksum("sha256", record.sha256, MANIFEST_NAME), record.size)
+            for name, record in manifest.files.items()
+        }
+    else:
+        found_checksums = expected_checksums(_checkpoint(folder, _files(folder)))
+        expected = {
+            path.relative_to(folder).as_posix(): _Expected(checksum, None)
+            for path, checksum in found_checksums.items()
+            if _listed_in(checksum) != str(path)  # what `sha256sum * > checksums.sha256` says of its own output
+        }
+    damages = _compare(folder, expected, jobs, observe)
+    damages += _structure(_checkpoint(folder, weights), {damage.file for damage in damages})
+    weight_names = [file.path.relative_to(folder).as_posix() for file in weights]
+    compared = expected.keys() or weight_names
+    return VerifyReport(
+        folder=folder,
+        compared_with=_compared_with(manifest, expected),
+        source=manifest.source if manifest else "",
+        revision=manifest.revision if manifest else "",
+        num_files=len(compared),
+        num_bytes=sum(_size(folder / name) or 0 for name in compared),
+        damages=tuple(sorted(damages, key=lambda damage: damage.file)),
+        unverified=tuple(name for name in weight_names if name not in expected),
+    )
+
+
+def _compared_with(manifest: Manifest | None, expected: Mapping[str, _Expected]) -> str:
+    if manifest:
+        return MANIFEST_NAME
+    if not expected:
+        return ""
+    files = {os.path.basename(path) for each in expected.values() if (path := _listed_in(each.checksum))}
+    return first_names(files) if files else "the hashes of its download"
+
+
+def _listed_in(checksum: Checksum) -> str:
+    """Return the path of the file of checksums that has the line; "" for a hash that the hub's download left."""
+    path, colon, line = checksum.source.rpartition(":")
+    return path if colon and line.isdecimal() else ""
+
+
+def _compare(
+    folder: Path, expected: Mapping[str, _Expected], jobs: int, observe: Callable[[VerifyProgress], object]
+) -> list[Damage]:
+    stop = threading.Event()
+    lock = threading.Lock()
+    total, done = sum(_size(folder / name) or 0 for name in expected), 0
+
+    def count(num_bytes: int) -> None:
+        nonlocal done
+        with lock:
+            done += num_bytes
+
+    with ThreadPoolExecutor(jobs, "verify") as threads:
+        futures = [
+            threads.submit(_damage_of, folder, name, each, stop, count) for name, each in sorted(expected.items())
+        ]
+        try:
+            while wait(futures, _TICK_S).not_done:
+                observe(VerifyProgress(total=total, done=done))
+        except BaseException:
+            stop.set()
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
+    observe(VerifyProgress(total=total, done=done))
+    return [damage for future in futures if (damage := future.result())]
+
+
+def _damage_of(
+    folder: Path, name: str, expected: _Expected, stop: threading.Event, count: Callable[[int], object]
+) -> Damage | None:
+    path = folder / name
+    if not is_inside(name):
+        return None  # a file of checksums may list others, which are not the checkpoint's
+    try:
+        size = _size(path)
+        if size is None:
+            return Damage(file=name, problem="it is missing", fix=_AGAIN)
+        if expected.size is not None and size != expected.size:
+            return _wrong_size(path, name, size, expected.size)
+        digest = expected.checksum.begin()
+        add_file(digest, path, stop, count)
+    except OSError as error:
+        return Damage(file=name, problem=f"can't be read: {error.strerror}", fix=f"make it readable, or {_AGAIN}")
+    if digest.hexdigest() == expected.checksum.digest:
+        return None
+    header = _header(path)
+    if header and header.found < header.length:
+        return _cut(name, size, header)
+    return Damage(
+        file=name,
+        problem=f"its {expected.checksum.algorithm} is {digest.hexdigest()}, expected {expected.checksum.digest}",
+        fix=_AGAIN,
+        tensors=tuple(header.tensors) if header else (),
+    )
+
+
+def _wrong_size(path: Path, name: str, size: int, expected: int) -> Damage:
+    if is_pointer(path):
+        return Damage(
+            file=name,
+            problem=f"it is a Git LFS pointer, not the file of {expected:,} bytes",
+            fix="download it, which replaces the pointer",
+        )
+    header = _header(path)
+    if header and header.found < header.length:
+        return _cut(name, size, header)
+    return Damage(file=name, problem=f"expected {expected:,} bytes, found {size:,}", fix=_AGAIN)
+
+
+def _cut(name: str, size: int, header: Header) -> Damage:
+    return Damage(
+        file=name,
+        problem=f"truncated: it ends at byte {size:,}, expected {header.length:,}",
+        fix=_AGAIN,
+        tensors=tuple(header.tensors_beyond(size)),
+    )
+
+
+def _structure(checkpoint: CheckpointFiles, known: set[str]) -> Iterator[Damage]:
+    """Find faults of the index and the headers, in files that are not known to be damaged."""
+    for finding in find_damage(checkpoint):
+        name = os.path.relpath(finding.file, checkpoint.folder)
+        if finding.severity == "error" and name not in known:
+            header = _header(checkpoint.folder / name)
+            cut = header.tensors_beyond(header.found) if header else ()
+            yield Damage(file=name, problem=finding.message, fix=finding.fix, tensors=tuple(cut))
+
+
+def _checkpoint(folder: Path, files: tuple[WeightFile, ...]) -> CheckpointFiles:
+    return CheckpointFiles(source=str(folder), folder=folder, found_by="a folder", files=files)
+
+
+def _files(folder: Path, ending: str = "") -> tuple[WeightFile, ...]:
+    """Return the regular files in the folder and below, those of hidden folders apart."""
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        paths = (Path(parent, name) for name in sorted(names) if name.endswith(ending))
+        found += [WeightFile(path=path, size=path.stat().st_size) for path in paths if path.is_file()]
+    return tuple(found)
+
+
+def _header(path: Path) -> Header | None:
+    if path.suffix != ".safetensors":
+        return None
+    try:
+        with path.open("rb") as file:
+            return read_header(file)
+    except (OSError, HeaderError):
+        return None
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None

@@ -1,0 +1,160 @@
+"""`deepseek-triton checkpoint download`: a checkpoint from the Hugging Face hub, verified as it lands."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from deepseek_triton_tools.cli.parsing import (
+    VerbParser,
+    Verbs,
+    add_verb,
+    duration,
+    path,
+    positive,
+    require_tools,
+    size,
+    words,
+)
+from deepseek_triton_tools.host.units import about, part_of, sized
+from deepseek_triton_tools.terminal.output_streams import to_reader
+from deepseek_triton_tools.terminal.status_line import StatusLine
+from deepseek_triton_tools.tool_errors import ToolError
+
+if TYPE_CHECKING:  # the hub's library takes longer than the rest of --help
+    from deepseek_triton_tools.checkpoints.download import DownloadProgress
+    from deepseek_triton_tools.repository.hub_cache import HubName
+
+_PLAIN_S = 15.0
+
+
+def add_download_form(forms: Verbs) -> None:
+    """Add the form `download` to `checkpoint`."""
+    verb = add_verb(forms, "download", "download what serving needs, each file verified; started again, it continues")
+    verb.runs(
+        _download,
+        "deepseek-triton checkpoint download deepseek-r1 --to /models/DeepSeek-R1",
+        "deepseek-triton checkpoint download deepseek-r1 --precision fp4 --rate-limit 500MB",
+        "deepseek-triton checkpoint download deepseek-ai/DeepSeek-V3.2-Exp --revision main",
+        notes="HF_TOKEN or `hf auth login` gives the token, HF_ENDPOINT a mirror. docs/checkpoints.md has more.\n"
+        "Exit codes: 0 all files are there and verified; 1 some are not; 2 wrong command line; 130 interrupted.",
+    )
+    verb.usage = "%(prog)s MODEL [--to DIR] [options]"
+    _add_what(verb)
+    limits = verb.add_argument_group("limits; SIZE is 64GiB or 64G (2^30 each), 500MB (10^6) or a number of bytes")
+    limits.add_argument("--jobs", type=positive, default=4, metavar="N", help="files at once (default: 4)")
+    limits.add_argument("--rate-limit", type=size, metavar="SIZE", help="most bytes a second (default: no limit)")
+    limits.add_argument(
+        "--give-up", type=duration, default=300.0, metavar="S", help="end if no byte came for S (default: 300)"
+    )
+
+
+def _add_what(verb: VerbParser) -> None:
+    verb.add_argument(
+        "model", type=words, metavar="MODEL", help="a name of `deepseek-triton variants`, or OWNER/NAME on the hub"
+    )
+    verb.add_argument("--to", type=path, metavar="DIR", help="a plain folder (default: the hub's cache)")
+    verb.add_argument("--precision", metavar="NAME", help="of a variant's several checkpoints (default: its first)")
+    verb.add_argument("--revision", type=words, metavar="NAME", help="a branch, tag or commit (default: main)")
+    for name, what in (("include", "instead of what serving needs"), ("exclude", "but not these")):
+        verb.add_argument(f"--{name}", action="append", type=words, metavar="GLOB", help=f"{what}; may be repeated")
+
+
+def _download(args: argparse.Namespace) -> int:
+    require_tools()
+    name = _hub_name(args)
+    from deepseek_triton_tools.checkpoints.download import NOT_SERVED, SERVED, DownloadOptions, download
+
+    options = DownloadOptions(
+        name=name,
+        folder=args.to,
+        include=args.include or SERVED,
+        exclude=(*(args.exclude or ()), *(() if args.include else NOT_SERVED)),
+        jobs=args.jobs,
+        rate_limit=args.rate_limit,
+        give_up_s=args.give_up,
+    )
+    view = _View()
+    try:
+        result = download(options, view)
+    except KeyboardInterrupt:
+        view.say("interrupted: start it again, and it continues")
+        raise
+    finally:
+        view.clear()
+    with to_reader():
+        came = f"{sized(result.received)} of it now" if result.received else "all was there"
+        print(
+            f"{result.folder}: {len(result.files)} files of {name}, {sized(result.size)}, verified; {came}; "
+            f"commit {result.listing.commit}"
+        )
+    return 0
+
+
+def _hub_name(args: argparse.Namespace) -> HubName:
+    """Return the name on the hub. Raises ToolError where there is none."""
+    from deepseek_triton_build.text import safe_name
+    from deepseek_triton_tools.repository.hub_cache import HubName, parse_hub_name
+
+    if "/" not in args.model:
+        name: HubName | None = HubName(_of_variant(args.model, args.precision))
+    elif args.precision:
+        raise ToolError("--precision chooses among a variant's checkpoints; OWNER/NAME is one already", exit_code=2)
+    else:
+        name = parse_hub_name(args.model)
+    if name is None:
+        raise ToolError(
+            f"expected a name of `deepseek-triton variants` or OWNER/NAME, got {safe_name(args.model)}", exit_code=2
+        )
+    if args.revision is None:
+        return name
+    if "@" in args.model:
+        raise ToolError(f"{args.model} has a revision already; leave --revision out", exit_code=2)
+    return HubName(name.model, args.revision)
+
+
+def _of_variant(variant_name: str, precision: str | None) -> str:
+    from deepseek_triton_build.catalog import find_precision, find_variant
+
+    variant = find_variant(variant_name)
+    published = {each: known.model for each, known in variant.checkpoints.items() if "/" in known.model}
+    if not published:
+        raise ToolError(f"{variant.name} is not on the hub: it travels in every repository that build writes")
+    chosen = next(iter(published)) if precision is None else find_precision(precision)
+    if chosen not in published:
+        known = ", ".join(f"{each} ({model})" for each, model in published.items())
+        raise ToolError(f"{variant.name} is published as {known}, not as {chosen}; correct --precision", exit_code=2)
+    return published[chosen]
+
+
+class _View:
+    """Shows what happens on stderr."""
+
+    def __init__(self) -> None:
+        self._status = StatusLine(_PLAIN_S)
+        self._holder = ""
+
+    def say(self, text: str) -> None:
+        self._status.say(text)
+
+    def progress(self, progress: DownloadProgress) -> None:
+        self._status.show(lambda: _line(progress))
+
+    def waits_for(self, holder: str) -> None:
+        if holder != self._holder:
+            self._holder = holder
+            self._status.say(f"waits for {holder}, which downloads to the same place")
+
+    def clear(self) -> None:
+        self._status.clear()
+
+
+def _line(progress: DownloadProgress) -> str:
+    parts = [
+        f"files {progress.num_files_done}/{progress.num_files}",
+        part_of(progress.done, progress.total),
+        f"{sized(progress.rate)}/s",
+    ]
+    if progress.left_s is not None and progress.done < progress.total:
+        parts.append(f"{about(progress.left_s)} left")
+    return ", ".join(parts)
