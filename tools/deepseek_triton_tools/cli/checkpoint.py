@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from deepseek_triton_tools.cli.checkpoint_calibrate import add_calibrate_form
 from deepseek_triton_tools.cli.checkpoint_compare import add_compare_form
 from deepseek_triton_tools.cli.checkpoint_cut import add_cut_form
 from deepseek_triton_tools.cli.checkpoint_download import add_download_form
@@ -24,5 +25,6 @@ def add_options(verb: VerbParser) -> None:
     add_verify_form(forms)
     add_info_form(forms)
     add_quantize_form(forms)
+    add_calibrate_form(forms)
     add_compare_form(forms)
     add_cut_form(forms)

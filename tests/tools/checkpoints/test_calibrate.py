@@ -1,0 +1,202 @@
+"""`checkpoint calibrate`: the script, run with programs that record their calls, and what keeps it from running."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deepseek_triton_tools.checkpoints.activation_scales import read_activation_scales
+from deepseek_triton_tools.checkpoints.calibration import Calibration
+from deepseek_triton_tools.cli.main import main
+from support.recording import Recorded, recording
+from support.small_checkpoint import FP8, write_checkpoint
+
+EXPORT = Path(__file__).parent / "torch_archives/export"
+R1_BYTES = 688_574_839_360
+CONFIG = {
+    "model_type": "deepseek_v3",
+    "vocab_size": 129280,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "first_k_dense_replace": 3,
+    "num_attention_heads": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "quantization_config": FP8,
+}
+_GPU = "{index}, NVIDIA H200, {mib}, 0, 9.0, 550.90.07, Enabled, Disabled"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """R1's config, and one weight."""
+    return write_checkpoint(tmp_path / "R1 of $USER", {"lm_head.weight": np.ones((8, 8), np.float32)}, CONFIG)
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Recorded]:
+    """A git that makes folders, and a python3 that writes amax files. It fails where a file FAIL names its script."""
+    folder = tmp_path / "bin"
+    clone = "if 'clone' in sys.argv: os.makedirs(sys.argv[-1])"
+    python = f"""
+import pathlib, shutil
+fail = pathlib.Path({str(tmp_path / "FAIL")!r})
+if fail.exists() and any(one.endswith(fail.read_text()) for one in sys.argv): sys.exit(3)
+if "ptq.py" in sys.argv: shutil.copytree({str(EXPORT)!r}, sys.argv[sys.argv.index("--output_path") + 1])
+"""
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return {
+        "git": recording(folder, "git", after=clone),
+        "python3": recording(folder, "python3", after=python),
+    }
+
+
+def gpus(tmp_path: Path, number: int, mib: int = 143771) -> None:
+    rows = [_GPU.format(index=index, mib=mib) for index in range(number)]
+    recording(tmp_path / "bin", "nvidia-smi", after=f"print({os.linesep.join(rows)!r})")
+
+
+def script(checkpoint: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["checkpoint", "calibrate", str(checkpoint), "--output", str(output)]) == 0
+    return capsys.readouterr().out
+
+
+def bash(text: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", "-c", text], capture_output=True, text=True)
+
+
+def stages(programs: dict[str, Recorded]) -> list[str]:
+    """The scripts that python3 has run, and pip."""
+    names = {"pip", "convert.py", "ptq.py"}
+    return [name for call in programs["python3"].calls for one in call["args"] if (name := Path(one).name) in names]
+
+
+def test_the_script_does_what_the_guide_says(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], programs: dict[str, Recorded]
+) -> None:
+    output = tmp_path / "amax of $USER"
+    done = bash(script(checkpoint, output, capsys))
+
+    assert done.returncode == 0, done.stderr
+    work = f"{output}.work"
+    clone_modelopt, clone_deepseek, checkout = [call["args"] for call in programs["git"].calls]
+    assert clone_modelopt[-2:] == ["https://github.com/NVIDIA/TensorRT-Model-Optimizer.git", f"{work}/modelopt"]
+    deepseek = f"{work}/modelopt/examples/deepseek/DeepSeek-V3"
+    assert clone_deepseek[-2:] == ["https://github.com/deepseek-ai/DeepSeek-V3.git", deepseek]
+    assert checkout == ["-C", deepseek, "checkout", "1398800"]
+    _, pip, convert, ptq = [call["args"] for call in programs["python3"].calls]
+    assert pip == ["-m", "pip", "install", f"{work}/modelopt[all]"]
+    assert convert == [
+        f"{deepseek}/inference/convert.py",
+        *("--hf-ckpt-path", str(checkpoint), "--save-path", f"{work}/converted"),
+        *("--n-experts", "256", "--model-parallel", "8"),
+    ]
+    assert ptq[:6] == ["-m", "torch.distributed.run", "--nproc-per-node", "8", "--master_port=12346", "ptq.py"]
+    assert ptq[6:] == [
+        *("--model_path", f"{work}/converted", "--config", f"{deepseek}/inference/configs/config_671B.json"),
+        *("--quant_cfg", "FP8_DEFAULT_CFG", "--output_path", f"{work}/amax"),
+    ]
+    assert len(read_activation_scales(output)) == 14
+    quantize = done.stdout.splitlines()[-2].partition(": ")[2]
+    assert shlex.split(quantize)[3:] == [
+        str(checkpoint),
+        "--to",
+        "w4afp8",
+        "--act-scales",
+        str(output),
+        "--output",
+        "DIR",
+    ]
+
+
+@pytest.mark.parametrize(("fails", "again"), [("convert.py", ["convert.py", "ptq.py"]), ("ptq.py", ["ptq.py"])])
+def test_a_run_goes_on_with_the_stage_that_failed(
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    programs: dict[str, Recorded],
+    fails: str,
+    again: list[str],
+) -> None:
+    text = script(checkpoint, tmp_path / "amax", capsys)
+    (tmp_path / "FAIL").write_text(fails)
+    assert bash(text).returncode == 3
+    before = stages(programs)
+    assert before[-1] == fails
+    assert not (tmp_path / "amax").exists()
+
+    (tmp_path / "FAIL").unlink()
+    assert bash(text).returncode == 0
+    assert stages(programs)[len(before) :] == again
+    assert (tmp_path / "amax").is_dir()
+
+
+def test_run_runs_it(checkpoint: Path, tmp_path: Path, programs: dict[str, Recorded]) -> None:
+    gpus(tmp_path, 8)
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "checkpoint", "calibrate"]
+    done = subprocess.run(
+        [*command, str(checkpoint), "--output", str(tmp_path / "new" / "amax"), "--run"], capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert stages(programs) == ["pip", "convert.py", "ptq.py"]
+    assert len(read_activation_scales(tmp_path / "new" / "amax")) == 14
+
+
+@pytest.mark.parametrize(("number", "found"), [(7, "found 7 of them"), (0, "found none: ")])
+def test_a_machine_without_the_gpus_is_refused(
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    programs: dict[str, Recorded],
+    number: int,
+    found: str,
+) -> None:
+    gpus(tmp_path, number)
+    assert main(["checkpoint", "calibrate", str(checkpoint), "--output", str(tmp_path / "amax"), "--run"]) == 1
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(r"the calibration can't run here: expected 8 GPUs with \d+ bytes each, " + found, line)
+    assert not programs["git"].calls
+
+
+def test_what_r1_needs() -> None:
+    r1 = Calibration(Path("/models/R1"), Path("/amax"), 256, R1_BYTES)
+
+    h100, h200 = 81559 * 2**20, 143771 * 2**20
+    assert h100 < r1.gpu_bytes < h200
+    assert R1_BYTES < r1.disk_bytes < 1.2 * R1_BYTES
+
+
+def test_other_checkpoints_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = CONFIG | {"model_type": "deepseek_v32", "n_routed_experts": 8}
+    del config["quantization_config"]
+    other = write_checkpoint(tmp_path / "other", {"lm_head.weight": np.ones((8, 8), np.float32)}, config)
+
+    assert main(["checkpoint", "calibrate", str(other), "--output", str(tmp_path / "amax")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(
+        "but model_type is 'deepseek_v32', not 'deepseek_v3'; n_routed_experts is 8, not 256; "
+        "it is not in FP8, as DeepSeek publishes it"
+    )
+
+
+def test_an_output_that_is_there_is_refused(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["checkpoint", "calibrate", str(checkpoint), "--output", str(tmp_path)]) == 1
+    assert "expected a new folder for the amax files, found one; name another" in capsys.readouterr().err
