@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,6 +87,23 @@ def test_w4afp8_has_int4_experts_and_everything_else_as_it_was(source: Path, w4a
         wanted = float32_of(bfloat16_of(weight(before, name)))
         steps = after[f"{name}_scale_inv"].read().repeat(GROUP, axis=1)
         assert (np.abs(weight(after, name) - wanted) <= steps * 0.5001).all()
+
+
+def test_what_was_made_is_verified_and_known_without_being_told(
+    w4afp8: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["checkpoint", "verify", str(w4afp8)]) == 0
+    capsys.readouterr()
+    assert main(["checkpoint", "info", str(w4afp8), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoints"][0]["precision"] == "w4a8"
+
+    damaged = tmp_path / "damaged"
+    shutil.copytree(w4afp8, damaged)
+    path = damaged / "model-00001-of-000001.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert main(["checkpoint", "verify", str(damaged)]) == 1
 
 
 def test_w4afp8_says_what_it_is_as_tensorrt_llm_reads_it(w4afp8: Path) -> None:
@@ -268,6 +286,13 @@ def cut_shard(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
+def no_number(folder: Path) -> None:
+    tensor = open_checkpoint(folder)["model.layers.1.mlp.experts.0.up_proj.weight"]
+    with tensor.file.open("r+b") as file:
+        file.seek(tensor.begin + 1000)
+        file.write(b"\x7f")
+
+
 def no_layers(folder: Path) -> None:
     (folder / "config.json").write_text("{}")
 
@@ -347,3 +372,16 @@ def test_the_tiny_checkpoint_has_a_document(tmp_path: Path, capsys: pytest.Captu
     found = json.loads(capsys.readouterr().out)
     assert (found["schema"], found["complete"], found["files"]) == ("deepseek-triton/checkpoint-quantize/1", True, 1)
     assert found["bytes"] == sum(path.stat().st_size for path in (tmp_path / "bf16").glob("*.safetensors"))
+
+
+def test_a_weight_that_is_no_number_is_named(
+    act_scales: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = small_checkpoint(tmp_path / "source")
+    no_number(folder)
+
+    assert quantize(folder, "--to", "w4afp8", "--act-scales", act_scales, "--output", tmp_path / "out") == 1
+
+    error = capsys.readouterr().err
+    assert "model.layers.1.mlp.experts.0.up_proj.weight: expected numbers, found an infinite one or NaN" in error
+    assert not list((tmp_path / "out").glob("*.safetensors*"))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from deepseek_triton_tools.checkpoints.companion_files import CONFIG, HF_QUANT_CONFIG, QUANT_CFG
 from deepseek_triton_tools.checkpoints.number_formats import BLOCK, GROUP
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, file_size
 from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, StoredTensors
@@ -28,10 +29,10 @@ Format: TypeAlias = Literal["plain", "fp8", "int4"]
 SCALES = "_scale_inv"
 """End of the name of a weight's scales."""
 INPUT_SCALES_FILE = "input_scales.safetensors"
-HF_QUANT_CONFIG = "hf_quant_config.json"
-QUANT_CFG = "quant_cfg.json"
-SHARD_BYTES = 2_500_000_000
-"""Default size of a file: a few seconds of work for a core, so that little is done again after a stop."""
+MOST_SHARD_BYTES, LEAST_SHARD_BYTES = 2_500_000_000, 100_000_000
+"""Default limits of a file: a few seconds of work for a core, so that little is done again after a stop."""
+_SHARDS = 64
+"""Files of a small checkpoint, so that there are enough for the cores."""
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"model\.layers\.\d+\.mlp\.experts\.\d+\.(gate|up|down)_proj\.weight")
 _LINEAR = re.compile(
@@ -58,7 +59,8 @@ class ConversionOptions:
     """Needed for w4afp8, and for nothing else."""
     kv_cache_fp8: bool = False
     keep_mtp: bool = True
-    shard_bytes: int = SHARD_BYTES
+    shard_bytes: int | None = None
+    """Size of a file; None: by the size of the whole."""
 
 
 @dataclass(frozen=True)
@@ -252,11 +254,14 @@ def _wrong_wishes(jobs: Sequence[TensorJob], config: Mapping[str, Any], options:
         yield f"expected a checkpoint in another precision than {options.target}, found that one already"
 
 
-def _dealt(jobs: Sequence[TensorJob], shard_bytes: int) -> tuple[OutputShard, ...]:
+def _dealt(jobs: Sequence[TensorJob], shard_bytes: int | None) -> tuple[OutputShard, ...]:
     """Put the jobs into files of about `shard_bytes`, in their order.
 
     Within a file, a tensor whose bytes are no multiple of eight comes last, so that all others are aligned.
     """
+    if shard_bytes is None:
+        total = sum(output.num_bytes for job in jobs for output in job.outputs)
+        shard_bytes = min(MOST_SHARD_BYTES, max(LEAST_SHARD_BYTES, total // _SHARDS))
     groups: list[list[TensorJob]] = [[]]
     size = 0
     for job in jobs:
@@ -293,7 +298,7 @@ def _documents(config: Mapping[str, Any], num_layers: int, options: ConversionOp
     if num_mtp and not options.keep_mtp:
         new["num_nextn_predict_layers"] = num_mtp = 0
     kv_cache = "FP8" if options.kv_cache_fp8 else None
-    found: dict[str, dict[str, Any]] = {"config.json": new}
+    found: dict[str, dict[str, Any]] = {CONFIG: new}
     if options.target == "fp8":
         new["quantization_config"] = _FP8_CONFIG
         if kv_cache:

@@ -25,13 +25,9 @@ from typing import Any
 import numpy as np
 
 from deepseek_triton_build.check import INDEX
-from deepseek_triton_tools.checkpoints.conversion_plan import (
-    HF_QUANT_CONFIG,
-    INPUT_SCALES_FILE,
-    QUANT_CFG,
-    ConversionPlan,
-    OutputShard,
-)
+from deepseek_triton_tools.checkpoints.companion_files import CONFIG, companion_files
+from deepseek_triton_tools.checkpoints.conversion_plan import INPUT_SCALES_FILE, ConversionPlan, OutputShard
+from deepseek_triton_tools.checkpoints.manifest import FileRecord, Manifest, read_manifest, write_manifest
 from deepseek_triton_tools.checkpoints.shard_writer import PART, OutputTensor, ShardWriter
 from deepseek_triton_tools.checkpoints.tensor_jobs import Kernels, NumpyKernels, run_job
 from deepseek_triton_tools.checkpoints.torch_kernels import TorchKernels
@@ -44,17 +40,6 @@ STATE = ".conversion"
 _PLAN = "plan.json"
 _ROOM = 2**30
 """Bytes that stay free beside the output."""
-_NOT_COPIED = ("README.md", INDEX, "config.json", HF_QUANT_CONFIG, QUANT_CFG, "checksums.sha256")
-"""Files of a checkpoint that are written anew, or that would be wrong beside other weights."""
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-
-
-@dataclass(frozen=True)
-class ShardRecord:
-    """A file that is done."""
-
-    size: int
-    sha256: str
 
 
 @dataclass(frozen=True)
@@ -105,10 +90,10 @@ def convert(
         _check_room(missing, output)
         run = _Run(plan, output, mine, missing, on_progress, should_stop)
         run.run(options)
-        records = {shard.name: _record(output, shard) for shard in plan.shards}
-        if any(record is None for record in records.values()):
+        records = {shard.name: record for shard in plan.shards if (record := _record(output, shard))}
+        if len(records) < len(plan.shards):
             return False
-        _finish(plan, output)
+        _finish(plan, output, records)
     shutil.rmtree(output / STATE)
     return True
 
@@ -219,11 +204,11 @@ def _write_shard(shard: OutputShard, output: Path, kernels: Kernels, say: Callab
             for values, num_read in run_job(job, kernels):
                 writer.write(values)
                 say(num_read)
-        record = ShardRecord(writer.size, writer.finish())
+        record = FileRecord(writer.size, writer.finish())
         _write_json(output / STATE / f"{shard.name}.json", asdict(record))
 
 
-def _record(output: Path, shard: OutputShard) -> ShardRecord | None:
+def _record(output: Path, shard: OutputShard) -> FileRecord | None:
     """The record of a file that is done; None of one that is not."""
     try:
         found = json.loads((output / STATE / f"{shard.name}.json").read_text(encoding="utf-8"))
@@ -231,7 +216,7 @@ def _record(output: Path, shard: OutputShard) -> ShardRecord | None:
             return None
     except FileNotFoundError:
         return None
-    return ShardRecord(**found)
+    return FileRecord(**found)
 
 
 def _check_output(plan: ConversionPlan, output: Path) -> None:
@@ -304,29 +289,41 @@ def _check_room(missing: Sequence[OutputShard], output: Path) -> None:
         )
 
 
-def _finish(plan: ConversionPlan, output: Path) -> None:
-    """Write what belongs to the weights: other files of the checkpoint, then the index, and config.json last."""
+def _finish(plan: ConversionPlan, output: Path, shards: Mapping[str, FileRecord]) -> None:
+    """Write what belongs to the weights: its other files, the index, the manifest, and config.json last."""
+    files = dict(shards)
     if plan.input_scales:
         tensors = [OutputTensor(name, "F32", (1,)) for name in plan.input_scales]
         with ShardWriter(output / INPUT_SCALES_FILE, tensors) as writer:
             writer.write(np.array([*plan.input_scales.values()], "<f4"))
-            writer.finish()
-    for path in sorted(plan.source.iterdir()):
-        is_weights = path.name.endswith(_WEIGHTS)
-        if path.is_file() and not is_weights and path.name not in _NOT_COPIED and not path.name.startswith("."):
-            shutil.copyfile(path, output / STATE / path.name)
-            os.replace(output / STATE / path.name, output / path.name)
-    total = sum(output_tensor.num_bytes for shard in plan.shards for output_tensor in shard.outputs)
-    total += 4 * len(plan.input_scales)
-    index = {"metadata": {"total_size": total}, "weight_map": plan.weight_map}
-    documents = {INDEX: index, **{name: plan.documents[name] for name in sorted(plan.documents, key=_config_last)}}
-    for name, document in documents.items():
-        _write_json(output / STATE / name, document)
-        os.replace(output / STATE / name, output / name)
+            files[INPUT_SCALES_FILE] = FileRecord(writer.size, writer.finish())
+    state = output / STATE
+    for path in companion_files(plan.source):
+        shutil.copyfile(path, state / path.name)
+        files[path.name] = _moved(state / path.name, output)
+    total = sum(tensor.num_bytes for shard in plan.shards for tensor in shard.outputs) + 4 * len(plan.input_scales)
+    _write_json(state / INDEX, {"metadata": {"total_size": total}, "weight_map": plan.weight_map})
+    for name, document in plan.documents.items():
+        _write_json(state / name, document)
+    for name in (INDEX, *(name for name in plan.documents if name != CONFIG)):
+        files[name] = _moved(state / name, output)
+    files[CONFIG] = _record_of(state / CONFIG)
+    origin = read_manifest(plan.source)
+    name = origin.source if origin else plan.source.name
+    write_manifest(output, Manifest(f"{name}, converted to {plan.target}", "", files))
+    _moved(state / CONFIG, output)
 
 
-def _config_last(name: str) -> tuple[bool, str]:
-    return name == "config.json", name
+def _moved(path: Path, folder: Path) -> FileRecord:
+    """Give a file that is whole its place, where it appears at once."""
+    record = _record_of(path)
+    os.replace(path, folder / path.name)
+    return record
+
+
+def _record_of(path: Path) -> FileRecord:
+    content = path.read_bytes()
+    return FileRecord(len(content), hashlib.sha256(content).hexdigest())
 
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:

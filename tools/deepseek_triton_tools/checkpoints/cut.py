@@ -17,6 +17,7 @@ from typing import Any
 
 from deepseek_triton_build.check import INDEX
 from deepseek_triton_build.text import first_names
+from deepseek_triton_tools.checkpoints.companion_files import CONFIG, HF_QUANT_CONFIG, QUANT_CFG, companion_files
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter, file_size
 from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, StoredTensors
 from deepseek_triton_tools.host.units import sized
@@ -24,12 +25,8 @@ from deepseek_triton_tools.tool_errors import CheckpointError, ToolError
 
 SHARD_BYTES = 4_300_000_000
 """Size of a file, as DeepSeek publishes them."""
-CONFIG = "config.json"
-_QUANT_DOCUMENTS = ("hf_quant_config.json", "quant_cfg.json")
+_QUANT_DOCUMENTS = (HF_QUANT_CONFIG, QUANT_CFG)
 """Files that name layers."""
-_NOT_COPIED = ("README.md", CONFIG, INDEX, *_QUANT_DOCUMENTS, "checksums.sha256")
-"""Files that are written anew, or that would be wrong beside other weights."""
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _LAYER = re.compile(r"(?<![\w.])((?:model\.)?layers\.)(\d+)(?!\d)")
 _EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.")
 _PER_EXPERT = re.compile(r"\.mlp\.gate\.(?:weight|e_score_correction_bias)$")
@@ -116,7 +113,7 @@ def write_cut(
         scratch.mkdir(parents=True)
         if not _write_shards(cut, scratch, on_progress, should_stop):
             return False
-        for path in _copied_files(cut.source):
+        for path in companion_files(cut.source):
             shutil.copyfile(path, scratch / path.name)
         for name, document in cut.documents.items():
             (scratch / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
@@ -274,14 +271,6 @@ def _check_output(cut: Cut, output: Path) -> None:
     free = shutil.disk_usage(parent).free
     if cut.size > free:
         raise ToolError(f"{output}: expected room for {sized(cut.size)}, found {sized(free)}; name another disk")
-
-
-def _copied_files(folder: Path) -> Iterator[Path]:
-    """Yield the files beside the weights that stay as they are: tokenizer, generation_config.json, model code."""
-    for path in sorted(folder.iterdir()):
-        is_weights = path.name.endswith(_WEIGHTS)
-        if path.is_file() and not is_weights and path.name not in _NOT_COPIED and not path.name.startswith("."):
-            yield path
 
 
 def _figure(folder: Path, config: Mapping[str, Any], key: str, default: int | None = None) -> int:

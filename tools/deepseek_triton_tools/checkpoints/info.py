@@ -10,6 +10,7 @@ from typing import Any
 
 from deepseek_triton_build.catalog import Variant, cut_summary, variant_of_folder, variant_of_model, variants
 from deepseek_triton_build.check import CheckpointFacts, read_facts
+from deepseek_triton_tools.checkpoints.manifest import read_manifest
 from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, StoredTensors, open_checkpoint
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles
 
@@ -158,7 +159,10 @@ def _variants(files: CheckpointFiles, facts: CheckpointFacts, precision: str | N
 
 
 def _revision(folder: Path) -> str | None:
-    """Return the commit of a folder in the hub's cache, or of one that `hf download --local-dir` filled."""
+    """Return the commit of a folder that was downloaded: by its manifest, its place in the hub's cache, or what
+    `hf download --local-dir` has left."""
+    if (manifest := read_manifest(folder)) is not None:
+        return manifest.revision or None
     if folder.parent.name == "snapshots":
         return folder.name
     try:

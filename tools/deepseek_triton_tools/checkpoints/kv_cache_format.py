@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_tools.checkpoints.conversion_plan import HF_QUANT_CONFIG, QUANT_CFG, hf_quant_config
+from deepseek_triton_tools.checkpoints.companion_files import HF_QUANT_CONFIG, QUANT_CFG
+from deepseek_triton_tools.checkpoints.conversion_plan import hf_quant_config
 from deepseek_triton_tools.checkpoints.stored_tensors import read_config
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.tool_errors import CheckpointError

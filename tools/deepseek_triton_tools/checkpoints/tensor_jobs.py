@@ -22,6 +22,7 @@ from deepseek_triton_tools.checkpoints.number_formats import (
     quantize_int4,
 )
 from deepseek_triton_tools.checkpoints.stored_tensors import Array, StoredTensor
+from deepseek_triton_tools.tool_errors import CheckpointError
 
 _COPIED_BYTES = 2**24
 """Bytes that are read at once where nothing is computed."""
@@ -55,7 +56,7 @@ class NumpyKernels:
 def run_job(job: TensorJob, kernels: Kernels) -> Iterator[tuple[Array, int]]:
     """Yield the values of the job's outputs in their order, and the bytes of the checkpoint that were read for them.
 
-    :raises CheckpointError: when the checkpoint can't be read.
+    :raises CheckpointError: when the checkpoint can't be read, or holds what is no number.
     """
     if job.stored_as == job.written_as:
         yield from _copied(job.source)
@@ -68,6 +69,11 @@ def run_job(job: TensorJob, kernels: Kernels) -> Iterator[tuple[Array, int]]:
         stored = job.source.read(begin, end)
         scales = _scales_of(job, begin, end)
         values, new_scales = _converted(job, stored, scales, kernels)
+        if new_scales is not None and not np.isfinite(new_scales).all():
+            raise CheckpointError(
+                f"{job.source.file}: {job.source.name}: expected numbers, found an infinite one or NaN; verify the "
+                "checkpoint, and download the file again"
+            )
         yield values, stored.nbytes + (0 if scales is None else scales.nbytes)
         if new_scales is not None:
             scales_of_rows.append(new_scales)

@@ -49,7 +49,9 @@ def add_quantize_form(forms: Verbs) -> None:
     work.add_argument("--device", choices=_DEVICES, default="auto", help="default: GPUs if torch finds any")
     work.add_argument("--workers", type=positive, metavar="N", help="processes (default: one a core, or two a GPU)")
     work.add_argument("--share", type=share, default=(1, 1), metavar="K/N", help="do only part K of N (default: 1/1)")
-    work.add_argument("--shard-size", type=size, metavar="SIZE", help="of each file (default: 2.5GB)")
+    work.add_argument(
+        "--shard-size", type=size, metavar="SIZE", help="of each file (default: 1/64 of all, 100MB to 2.5GB)"
+    )
 
 
 def _quantize(args: argparse.Namespace) -> int:
@@ -76,7 +78,7 @@ def _switch_kv_cache(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace) -> int:
-    from deepseek_triton_tools.checkpoints.conversion_plan import SHARD_BYTES, ConversionOptions, plan_conversion
+    from deepseek_triton_tools.checkpoints.conversion_plan import ConversionOptions, plan_conversion
     from deepseek_triton_tools.checkpoints.converting import RunOptions, convert
     from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint, read_config
     from deepseek_triton_tools.host.stop_signals import Stop
@@ -89,7 +91,7 @@ def _convert(args: argparse.Namespace) -> int:
         act_scales=_act_scales(args.act_scales),
         kv_cache_fp8=args.kv_cache is not None,
         keep_mtp=args.mtp == "keep",
-        shard_bytes=args.shard_size or SHARD_BYTES,
+        shard_bytes=args.shard_size,
     )
     plan = plan_conversion(open_checkpoint(args.source), read_config(args.source), options)
     devices = _devices(args.device)

@@ -157,25 +157,24 @@ def support_of(variant: Variant, precision: str) -> Support | None:
         replace(_cell(variant, checkpoint, gpu), vllm_gpus=_vllm_gpus(variant, checkpoint, gpu))
         for gpu in gpus().values()
     )
+    requests = [_request(variant, checkpoint, gpu, "tensorrt_llm") for gpu in gpus().values()]
     releases = [
         version
         for version in RELEASES
-        if any(_is_served(resolve_target, variant, checkpoint, gpu, release=version) for gpu in gpus().values())
+        if any(_is_served(resolve_target, replace(request, release=version)) for request in requests)
     ]
+    requests = [_request(variant, checkpoint, gpu, "vllm") for gpu in gpus().values()]
     versions = [
         version
         for version in VLLM_VERSIONS
-        if any(_is_served(resolve_vllm_target, variant, checkpoint, gpu, vllm=version) for gpu in gpus().values())
+        if any(_is_served(resolve_vllm_target, replace(request, vllm=version)) for request in requests)
     ]
     return Support(cells, tuple(releases), tuple(versions))
 
 
-def _is_served(
-    resolve: Callable[[PlanRequest], object], variant: Variant, checkpoint: KnownCheckpoint, gpu: Gpu, **version: str
-) -> bool:
-    engine = "vllm" if "vllm" in version else "tensorrt_llm"
+def _is_served(resolve: Callable[[PlanRequest], object], request: PlanRequest) -> bool:
     try:
-        resolve(replace(_request(variant, checkpoint, gpu, engine), **version))
+        resolve(request)
     except RefusedPlanError:
         return False
     return True

@@ -1,0 +1,24 @@
+"""The files of a checkpoint beside its weights that a checkpoint made of it takes along."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from deepseek_triton_build.check import INDEX
+from deepseek_triton_tools.checkpoints.manifest import MANIFEST_NAME
+
+CONFIG = "config.json"
+HF_QUANT_CONFIG = "hf_quant_config.json"
+QUANT_CFG = "quant_cfg.json"
+_NOT_COPIED = ("README.md", CONFIG, INDEX, HF_QUANT_CONFIG, QUANT_CFG, MANIFEST_NAME, "checksums.sha256")
+"""Files that are written anew, or that would be wrong beside other weights."""
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+
+
+def companion_files(folder: Path) -> Iterator[Path]:
+    """Yield the files beside the weights that stay as they are: tokenizer, generation_config.json, model code."""
+    for path in sorted(folder.iterdir()):
+        is_weights = path.name.endswith(_WEIGHTS)
+        if path.is_file() and not is_weights and path.name not in _NOT_COPIED and not path.name.startswith("."):
+            yield path
