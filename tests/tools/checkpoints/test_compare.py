@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
+from bench.synthetic_checkpoint import make_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -26,6 +31,7 @@ from deepseek_triton_tools.checkpoints.number_formats import GROUP, pack_int4, q
 from deepseek_triton_tools.checkpoints.stored_tensors import Array, open_checkpoint, read_config
 from deepseek_triton_tools.cli.main import main
 from support.small_checkpoint import TINY, write_act_scales, write_checkpoint
+from support.waiting import wait_for
 
 Floats = npt.NDArray[np.float32]
 NAME = "model.layers.1.mlp.experts.2.down_proj.weight"
@@ -292,3 +298,59 @@ def test_other_models_and_damaged_scales(tmp_path: Path, capsys: pytest.CaptureF
     assert f"{NAME}, F8_E4M3 [128, 128]: expected its scales as F32 [1, 1], found F32 [2, 1]" in capsys.readouterr().err
     assert main(["checkpoint", "compare", str(unlike), str(bad)]) == 1
     assert "expected two checkpoints of one model, found no weight that both have" in capsys.readouterr().err
+
+
+# --- How it ends ---
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of zeros that keeps the processes busy for many seconds."""
+    folder = tmp_path_factory.mktemp("large") / "checkpoint"
+    make_checkpoint(folder, size=20 * 10**9, sparse=True)
+    return folder
+
+
+def processes(pattern: str, parent: int) -> list[int]:
+    """The children of a process whose command line has the pattern."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+            command = (path.parent / "cmdline").read_text()
+        except OSError:  # it has ended since
+            continue
+        if int(fields[1]) == parent and pattern in command:
+            found.append(int(path.parent.name))
+    return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("victim", "number", "code", "said"),
+    [
+        ("main", signal.SIGINT, 130, ""),
+        ("main", signal.SIGKILL, -signal.SIGKILL, ""),
+        ("worker", signal.SIGKILL, 1, "a process that compares was killed; was memory short?"),
+    ],
+)
+def test_no_process_outlives_the_command(
+    large: Path, victim: str, number: signal.Signals, code: int, said: str
+) -> None:
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "checkpoint", "compare", str(large), str(large)]
+    with subprocess.Popen([*command, "--workers", "2"], stderr=subprocess.PIPE, text=True) as process:
+        workers = wait_for(lambda: found if len(found := processes("spawn_main", process.pid)) == 2 else None)
+        os.kill(process.pid if victim == "main" else workers[1], number)
+        _, err = process.communicate()
+
+    assert process.returncode == code
+    assert said in err
+    assert "Traceback" not in err
+    wait_for(lambda: True if not any(map(is_running, workers)) else None)

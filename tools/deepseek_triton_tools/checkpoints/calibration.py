@@ -40,12 +40,12 @@ _CONFIG_671B: Mapping[str, Any] = {
     "q_lora_rank": 1536,
     "kv_lora_rank": 512,
 }
-"""What DeepSeek's config_671B.json says, in the words of config.json."""
+"""The values of DeepSeek's config_671B.json, by the names of config.json."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the script does, and what it needs."""
+    """A checkpoint to calibrate, and what that needs."""
 
     checkpoint: Path
     output: Path

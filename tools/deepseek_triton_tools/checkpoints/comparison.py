@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import re
 import signal
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +74,7 @@ class LayerComparison:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was found."""
+    """The errors of weights and layers, and what could not be compared."""
 
     weights: Sequence[WeightComparison]
     """By part, then layer and name."""
@@ -81,7 +84,7 @@ class Comparison:
     only_in_source: Sequence[str]
     only_in_other: Sequence[str]
     other_shapes: Sequence[str]
-    """What is said of weights that have another shape."""
+    """Weights that have another shape, with both."""
 
     def sums(self, part: str, layer: int | None = None) -> ErrorSums:
         """Sum up a part, or what one layer has of it."""
@@ -94,7 +97,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ComparisonPlan:
-    """What is compared."""
+    """The weights and layers to compare."""
 
     source: Path
     other: Path
@@ -165,7 +168,8 @@ def compare(
     :raises CheckpointError: when a weight can't be read, or a process was killed.
     """
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_ignore_interrupts)
+    theirs, ours = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare_worker, initargs=(theirs,))
     try:
         # Layers first: one takes longer than any weight.
         layers = {pool.submit(_compare_layer, plan.source, plan.other, layer): layer for layer in plan.forwards}
@@ -179,7 +183,9 @@ def compare(
             "a process that compares was killed; was memory short? Try again with fewer --workers"
         ) from error
     finally:
+        ours.close()  # this ends the processes, a layer of which may take a minute
         pool.shutdown(cancel_futures=True)
+        theirs.close()
     return Comparison(
         weights=[
             WeightComparison(
@@ -275,8 +281,8 @@ def _norm_name(layer: int) -> str:
 def _compare_layer(source: Path, other: Path, layer: int) -> LayerComparison:
     config = read_config(source)
     readers = [_reader(open_checkpoint(folder)) for folder in (source, other)]
-    tokens = random_tokens(readers[0](_norm_name(layer)), NUM_TOKENS, _SEED + layer)
     with np.errstate(all="ignore"):  # what is not finite then is counted
+        tokens = random_tokens(readers[0](_norm_name(layer)), NUM_TOKENS, _SEED + layer)
         before, after = (moe_output(tokens, layer, config, read) for read in readers)
     errors = ErrorSums()
     errors.add(before.output, after.output)
@@ -288,5 +294,12 @@ def _reader(tensors: StoredTensors) -> ReadWeight:
     return lambda name: weight_of(tensors, name).read()
 
 
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's, which ends these
+def _prepare_worker(pipe: Connection) -> None:
+    """Let this process end when the main process closes its end of the pipe, or is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's
+
+    def follow() -> None:
+        pipe.poll(None)
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()

@@ -19,7 +19,7 @@ ReadWeight: TypeAlias = Callable[[str], Floats]
 """Returns a whole weight by its name."""
 Experts: TypeAlias = npt.NDArray[np.intp]
 MOE_SETTINGS = ("n_routed_experts", "num_experts_per_tok")
-"""What config.json has to have."""
+"""Entries that config.json has to have."""
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 

@@ -38,7 +38,7 @@ _OPCODES = frozenset(
         *("BINGET", "LONG_BINGET", "BINPUT", "LONG_BINPUT"),
     }
 )
-"""What torch.save writes for a dictionary of tensors, with its default protocol 2."""
+"""The operations that torch.save writes for a dictionary of tensors, with its default protocol 2."""
 _STORAGES = {
     "FloatStorage": np.dtype("<f4"),
     "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
