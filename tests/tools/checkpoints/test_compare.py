@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -234,6 +235,14 @@ def test_layers_and_samples(capsys: pytest.CaptureFixture[str]) -> None:
     assert {part: len(weights) for part, weights in by_part.items()} == dict.fromkeys(by_part, 2)
     assert len(names) + found["left_out"] == sum(not name.endswith("_scale_inv") for name in open_checkpoint(TINY))
     assert [one["layer"] for one in found["moe_outputs"]] == [2]
+
+
+def test_the_second_checkpoint_needs_no_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    shutil.copy(TINY / "model.safetensors", tmp_path)
+    found = compared(capsys, TINY, tmp_path, "--sample", "1")
+
+    assert not any(one["differing"] for kind in ("parts", "moe_outputs") for one in found[kind])
+    assert len(found["moe_outputs"]) == 2
 
 
 def test_what_people_read(capsys: pytest.CaptureFixture[str], tmp_path: Path, w4afp8: Path) -> None:

@@ -112,19 +112,20 @@ class ComparisonPlan:
 
 
 def plan_comparison(source: Path, other: Path, options: ComparisonOptions) -> ComparisonPlan:
-    """Read the headers of both.
+    """Read the headers of both, and config.json of the first: DeepSeek's inference format has none.
 
     :raises CheckpointError: with all that keeps them from being compared.
     """
     problems, opened = [], []
     for folder in (source, other):
         try:
-            opened.append((open_checkpoint(folder), read_config(folder)))
+            opened.append(open_checkpoint(folder))
         except CheckpointError as error:
             problems.append(str(error))
     if problems:
         raise CheckpointError("; ".join(problems))
-    (a, config), (b, _) = opened
+    a, b = opened
+    config = read_config(source)
     names = [set(_weights(tensors)) for tensors in (a, b)]
     pairs, other_shapes = {}, []
     for name in sorted(names[0] & names[1], key=lambda name: _in_order(name, config)):
