@@ -1,13 +1,13 @@
 """How fast `checkpoint quantize --to w4afp8` is beside the disk, in how much memory, and whether kills change a byte.
 
-    python tests/bench/quantize.py FOLDER [--layers 5] [--experts 160] [--rounds 2] [--kills 10] [--devices cpu,cuda]
+    python tests/bench/quantize.py FOLDER [--layers 5] [--experts 160] [--rounds 2] [--kills 10] [--devices cpu,cuda:4]
 
 Makes an R1-shaped checkpoint in FOLDER (synthetic_checkpoint.py; 20 GB by default, and as much room is needed for two
 outputs). In each round, by turns, with nothing of the files in the page cache:
 
     copy       what the disk takes at best: reads the checkpoint, writes as many bytes as the output has, and waits
                until they are on the disk
-    cpu, cuda  `deepseek-triton checkpoint quantize --to w4afp8` on the device, a worker for each core or two for a GPU
+    cpu, cuda  `deepseek-triton checkpoint quantize --to w4afp8` on the device; cuda:4 with four workers
 
 Then the conversion is killed (SIGKILL, alone or with its workers) at random moments and started again, and its bytes
 are compared. Rates are bytes of the checkpoint a second. Run it by hand, with nothing else on the machine.
@@ -66,9 +66,11 @@ def copy(source: Path, output: Path, num_bytes: int) -> float:
     return time.monotonic() - begin_s
 
 
-def command(source: Path, scales: Path, output: Path, device: str, workers: int | None) -> list[str]:
+def command(source: Path, scales: Path, output: Path, name: str) -> list[str]:
+    """The command for a device, such as cpu, or cuda:4 with four workers."""
+    device, _, workers = name.partition(":")
     options = ["--to", "w4afp8", "--act-scales", scales, "--output", output, "--device", device]
-    return [*CLI, str(source), *map(str, options), *(["--workers", str(workers)] if workers else [])]
+    return [*CLI, str(source), *map(str, options), *(["--workers", workers] if workers else [])]
 
 
 class Memory:
@@ -152,8 +154,7 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=160)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--devices", default="cpu", help="cpu or cpu,cuda")
-    parser.add_argument("--workers", type=int, help="of each device, in place of the defaults")
+    parser.add_argument("--devices", default="cpu", help="such as cpu, or cpu,cuda:2,cuda:4")
     parser.add_argument("--output", type=Path, help="keeps every sample as JSON")
     args = parser.parse_args()
     source, scales = args.folder / "r1", args.folder / "act_scales.safetensors"
@@ -174,12 +175,13 @@ def main() -> None:
             if name == "copy":
                 seconds, note = copy(source, output, num_bytes), ""
             else:
-                seconds, memory = convert(command(source, scales, output, name, args.workers))
+                seconds, memory = convert(command(source, scales, output, name))
                 num_bytes = size_of(output)
                 note = (
                     f", at most {memory.most / 1e6:,.0f} MB of memory, {memory.most_of_one / 1e6:,.0f} MB in a process"
                 )
-                made[name] = digests(output)
+                if number == 0:
+                    made[name] = digests(output)
             rate = size_of(source) / seconds
             samples[name].append(rate)
             print(f"round {number + 1}: {name} {seconds:.1f} s, {rate / 1e6:,.0f} MB/s{note}", flush=True)
@@ -194,7 +196,7 @@ def main() -> None:
     if args.kills:
         output = args.folder / "output"
         shutil.rmtree(output, ignore_errors=True)
-        words = command(source, scales, output, devices[0], args.workers)
+        words = command(source, scales, output, devices[0])
         killed(words, output, size_of(source) / statistics.median(samples[devices[0]]), args.kills, random.Random(24))
         same = digests(output) == made[devices[0]]
         print("the same bytes after the kills" if same else "OTHER BYTES after the kills")
