@@ -165,6 +165,19 @@ def test_the_manifest_keeps_what_came_before_of_the_same_commit(hub, folder, see
     assert manifest.files.keys() == {CONFIG, "LICENSE"}
 
 
+def test_an_empty_file_comes_too(hub, folder, seen) -> None:
+    hub.files["inference/__init__.py"] = b""
+    bring(hub, folder, seen)
+    assert there(folder)["inference/__init__.py"] == b""
+
+
+def test_what_is_whole_may_be_read_only(hub, folder, seen) -> None:
+    bring(hub, folder, seen)
+    # A folder in the place of the lock can't be replaced by anybody, root included.
+    (folder / ".cache" / "huggingface" / "download" / "deepseek-triton.lock").mkdir()
+    assert bring(hub, folder, seen).received == 0
+
+
 # What goes wrong on the way
 
 
@@ -298,6 +311,12 @@ def test_a_token_that_expires_on_the_way_loses_nothing(hub, folder, seen) -> Non
     assert hub.asked(SHARD)[-1] == 7000
 
 
+def test_a_link_to_the_storage_that_has_expired_is_renewed(hub, folder, seen) -> None:
+    hub.faults[SHARD].append(Fault(status=403))
+    bring(hub, folder, seen)
+    assert "the storage refuses the link" in seen.lines[0]
+
+
 def test_access_that_has_to_be_asked_for(hub, folder, seen) -> None:
     hub.always[""] = Fault(status=403, headers={"X-Error-Code": "GatedRepo"})
     assert f"access has to be asked for at {hub.url.rstrip('/')}/{MODEL}" in refused(hub, folder, seen)
@@ -338,7 +357,7 @@ def test_pointers_of_a_git_clone_are_replaced(hub, folder, seen) -> None:
     (folder / SHARD).write_text(pointer)
     bring(hub, folder, seen)
     assert there(folder)[SHARD] == FILES[SHARD]
-    assert "1 Git LFS pointers are replaced" in seen.lines[0]
+    assert "the files replace 1 Git LFS pointers" in seen.lines[0]
 
 
 def test_another_models_folder_is_refused(hub, folder, seen) -> None:

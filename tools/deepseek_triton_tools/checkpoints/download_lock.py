@@ -127,8 +127,9 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """Return when a process began; "" where there is none."""
+    """Return when a process began; "" where there is none, or only what its parent has not collected."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
         return ""
+    return "" if state in ("Z", "X") else fields[18]

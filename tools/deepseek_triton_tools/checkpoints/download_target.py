@@ -13,8 +13,8 @@ from pathlib import Path
 from threading import Event
 
 from deepseek_triton_build.text import safe_name
-from deepseek_triton_tools.checkpoints.hashing import add_file
 from deepseek_triton_tools.checkpoints.hub import HubFile, HubListing
+from deepseek_triton_tools.checkpoints.local_files import add_file, is_pointer, size_of
 from deepseek_triton_tools.checkpoints.manifest import (
     MANIFEST_NAME,
     FileRecord,
@@ -25,8 +25,6 @@ from deepseek_triton_tools.checkpoints.manifest import (
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.repository.hub_cache import hub_cache
 from deepseek_triton_tools.tool_errors import CheckpointError
-
-_LFS = b"version https://git-lfs"
 
 
 class DownloadTarget(ABC):
@@ -63,11 +61,11 @@ class DownloadTarget(ABC):
 
     def has_size(self, file: HubFile) -> bool:
         """Whether a file of the right size is in the place, verified or not."""
-        return _size(self.path(file)) == file.size
+        return size_of(self.path(file)) == file.size
 
     def missing_bytes(self, file: HubFile) -> int:
         """Bytes that have to come."""
-        return 0 if self.has_size(file) else max(0, file.size - (_size(self.partial(file)) or 0))
+        return 0 if self.has_size(file) else max(0, file.size - (size_of(self.partial(file)) or 0))
 
     def place(self, file: HubFile) -> None:
         """Put the verified partial file into its place."""
@@ -129,9 +127,9 @@ class FolderTarget(DownloadTarget):
         if manifest != before:
             write_manifest(self.folder, manifest)
 
-    def pointers(self) -> list[str]:
-        """Return the files that are Git LFS pointers: of a clone whose large files were never fetched."""
-        return [file.name for file in self.listing.files if is_pointer(self.path(file))]
+    def num_pointers(self, files: tuple[HubFile, ...]) -> int:
+        """Count the Git LFS pointers in the place of files: it is a clone whose large files were never fetched."""
+        return sum(is_pointer(self.path(file)) for file in files)
 
     def _record(self, file: HubFile) -> Path:
         return self._records / f"{file.name}.metadata"
@@ -164,7 +162,7 @@ class CacheTarget(DownloadTarget):
         return self._model / "blobs" / f"{file.etag}.incomplete"
 
     def is_done(self, file: HubFile) -> bool:
-        return self.has_size(file) and _size(self.folder / file.name) == file.size
+        return self.has_size(file) and size_of(self.folder / file.name) == file.size
 
     def keep(self, file: HubFile) -> None:
         link = self.folder / file.name
@@ -191,19 +189,3 @@ def make_target(listing: HubListing, folder: Path | None) -> DownloadTarget:
     if not re.fullmatch("[0-9a-f]{40,64}", listing.commit):
         raise CheckpointError(f"{listing.name}: expected a commit from the hub, got {safe_name(listing.commit)}")
     return CacheTarget(listing) if folder is None else FolderTarget(listing, folder)
-
-
-def is_pointer(path: Path) -> bool:
-    """Whether the file is what Git LFS leaves in the place of a large file that was not fetched."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_LFS)) == _LFS
-    except OSError:
-        return False
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except (FileNotFoundError, NotADirectoryError):
-        return None
