@@ -57,7 +57,7 @@ class HubServer:
     files: dict[str, bytes]
     token: str = ""
     """The only one that is let in; "" lets everybody in."""
-    listed_sizes: dict[str, int] = field(default_factory=dict)
+    listed_sizes: dict[str, int | None] = field(default_factory=dict)
     """Sizes that are listed instead of the real ones."""
     knows_ranges: bool = True
     url: str = ""

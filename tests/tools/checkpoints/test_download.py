@@ -284,6 +284,11 @@ def test_more_than_there_is_room_for_is_not_begun(hub, folder, seen) -> None:
     assert hub.sent == {}
 
 
+def test_a_mirror_that_lists_no_sizes_is_refused(hub, folder, seen) -> None:
+    hub.listed_sizes |= {CONFIG: None, "LICENSE": None}
+    assert f"lists no size or no hash of LICENSE, {CONFIG}; correct HF_ENDPOINT" in refused(hub, folder, seen)
+
+
 # Tokens
 
 
