@@ -368,8 +368,24 @@ def test_pointers_of_a_git_clone_are_replaced(hub, folder, seen) -> None:
 def test_another_models_folder_is_refused(hub, folder, seen) -> None:
     folder.mkdir()
     write_manifest(folder, Manifest("maker/other", "", {}))
-    assert "found maker/other; choose another --to" in refused(hub, folder, seen)
+    assert "found files of maker/other; choose another --to" in refused(hub, folder, seen)
     assert list(folder.iterdir()) == [folder / MANIFEST_NAME]
+
+
+def test_a_download_of_another_model_that_has_not_ended_is_refused(hub, folder, seen) -> None:
+    hub.always[SHARD] = Fault(status=404)
+    refused(hub, folder, seen)
+    (claim,) = folder.rglob("deepseek-triton.source")
+    assert claim.read_text() == MODEL
+    claim.write_text("maker/other")
+    assert "found files of maker/other; choose another --to" in refused(hub, folder, seen)
+
+
+def test_weights_of_another_revision_are_named(hub, folder, seen) -> None:
+    folder.mkdir()
+    (folder / "model-1.safetensors").write_bytes(b"")
+    bring(hub, folder, seen)
+    assert "not of this revision: model-1.safetensors; remove them" in seen.lines[0]
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(hub, folder, seen) -> None:

@@ -113,10 +113,16 @@ def download(options: DownloadOptions, view: DownloadView, hub: Hub | None = Non
             )
         target.lock.parent.mkdir(parents=True, exist_ok=True)
         with download_lock(target.lock, view.waits_for):
+            target.claim()
             if missing := [file for file in files if not target.is_done(file)]:  # others may have brought them
                 _check_room(target, missing)
                 received = _bring(hub, target, files, missing, options, stop, view)
     target.finish(files)
+    if isinstance(target, FolderTarget) and (strays := target.strays()):
+        view.say(
+            f"{target.folder} has weight files that are not of this revision: {first_names(strays)}; remove them: "
+            "TensorRT-LLM reads them too"
+        )
     return DownloadResult(folder=target.folder, listing=listing, files=files, received=received)
 
 

@@ -16,7 +16,6 @@ from deepseek_triton_build.text import safe_name
 from deepseek_triton_tools.checkpoints.hub import HubFile, HubListing
 from deepseek_triton_tools.checkpoints.local_files import add_file, is_pointer, size_of
 from deepseek_triton_tools.checkpoints.manifest import (
-    MANIFEST_NAME,
     FileRecord,
     Manifest,
     read_manifest,
@@ -38,6 +37,13 @@ class DownloadTarget(ABC):
     @property
     @abstractmethod
     def lock(self) -> Path: ...
+
+    @abstractmethod
+    def claim(self) -> None:
+        """Note whose files come.
+
+        :raises CheckpointError: when another model's files are there.
+        """
 
     @abstractmethod
     def path(self, file: HubFile) -> Path:
@@ -79,21 +85,31 @@ class FolderTarget(DownloadTarget):
     """A plain folder, with the records that `hf download --local-dir` keeps in it, and our manifest."""
 
     def __init__(self, listing: HubListing, folder: Path) -> None:
-        """:raises CheckpointError: when another model is there, or the hub's files would hide the manifest."""
+        """:raises CheckpointError: when another model is there, or a file."""
         super().__init__(listing, folder)
         self._records = folder / ".cache" / "huggingface" / "download"
         if folder.exists() and not folder.is_dir():
             raise CheckpointError(f"{folder}: expected a folder or nothing, found a file; choose another --to")
-        self._before = read_manifest(folder)
-        if self._before and self._before.source != listing.name.model:
-            raise CheckpointError(
-                f"{folder}: expected {listing.name.model} or nothing there, found {safe_name(self._before.source)}; "
-                f"choose another --to, or remove its {MANIFEST_NAME} to mix them"
-            )
+        self._claim = self._records / "deepseek-triton.source"
+        self._check_source()
 
     @property
     def lock(self) -> Path:
         return self._records / "deepseek-triton.lock"
+
+    def claim(self) -> None:
+        self._check_source()
+        with whole_file(self._claim) as file:
+            file.write(self.listing.name.model)
+
+    def _check_source(self) -> None:
+        manifest = read_manifest(self.folder)
+        found = self._claim.read_text(encoding="utf-8") if self._claim.is_file() else manifest and manifest.source
+        if found and found != self.listing.name.model:
+            raise CheckpointError(
+                f"{self.folder}: expected {self.listing.name.model} or nothing there, found files of "
+                f"{safe_name(found)}; choose another --to, or remove this folder"
+            )
 
     def path(self, file: HubFile) -> Path:
         return self.folder / file.name
@@ -120,7 +136,7 @@ class FolderTarget(DownloadTarget):
             opened.write(f"{self.listing.commit}\n{file.etag}\n{time.time()}\n")
 
     def finish(self, files: tuple[HubFile, ...]) -> None:
-        before = self._before
+        before = read_manifest(self.folder)
         known = before.files if before and before.revision == self.listing.commit else {}
         found = {file.name: FileRecord(file.size, self._sha256(file)) for file in files}
         manifest = Manifest(self.listing.name.model, self.listing.commit, {**known, **found})
@@ -130,6 +146,11 @@ class FolderTarget(DownloadTarget):
     def num_pointers(self, files: tuple[HubFile, ...]) -> int:
         """Count the Git LFS pointers in the place of files: it is a clone whose large files were never fetched."""
         return sum(is_pointer(self.path(file)) for file in files)
+
+    def strays(self) -> list[str]:
+        """Return the weight files that the model does not have: of another revision, say."""
+        known = {file.name for file in self.listing.files}
+        return [path.name for path in self.folder.glob("*.safetensors") if path.name not in known]
 
     def _record(self, file: HubFile) -> Path:
         return self._records / f"{file.name}.metadata"
@@ -154,6 +175,9 @@ class CacheTarget(DownloadTarget):
     @property
     def lock(self) -> Path:
         return self._model / "deepseek-triton.lock"
+
+    def claim(self) -> None:
+        pass  # each model has a folder of its own
 
     def path(self, file: HubFile) -> Path:
         return self._model / "blobs" / file.etag
