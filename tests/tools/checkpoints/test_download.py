@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.file_download import hf_hub_download
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from deepseek_triton_tools.checkpoints.download import DownloadOptions, DownloadProgress, DownloadResult, download
 from deepseek_triton_tools.checkpoints.download_transfer import RateLimit
@@ -203,6 +205,33 @@ def test_it_gives_up_on_a_part_that_comes_again_and_again(hub, folder, seen) -> 
     hub.knows_ranges = False
     hub.always[SHARD] = Fault(cut_after=7000)
     assert f"{SHARD}: localhost:{hub.port} can't be reached, or was lost" in refused(hub, folder, seen, give_up_s=0.1)
+
+
+faults = st.one_of(
+    st.builds(Fault, cut_after=st.integers(0, 21_000)),
+    st.builds(Fault, status=st.sampled_from([408, 429, 500, 502, 503, 504]), headers=st.just({"Retry-After": "0"})),
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.dictionaries(st.sampled_from(["", *sorted(SERVED)]), st.lists(faults, max_size=4)),
+    st.sets(st.sampled_from(sorted(SERVED))),
+    st.booleans(),
+)
+def test_whatever_fails_the_files_come_right(hub, seen, tmp_path_factory, failing, corrupted, knows_ranges) -> None:
+    hub.knows_ranges = knows_ranges
+    hub.faults.clear()
+    for name, each in failing.items():
+        hub.faults[name].extend(each)
+    for name in corrupted:
+        hub.faults[name].append(Fault(wrong=True))
+    folder = tmp_path_factory.mktemp("any") / "weights"
+    result = bring(hub, folder, seen, first_wait_s=0.001)
+    assert there(folder) == {name: FILES[name] for name in SERVED}
+    assert result.received == result.size
+    assert unfinished_downloads(folder) == []
 
 
 @pytest.mark.parametrize("name", ["", CONFIG, SHARD])

@@ -11,6 +11,7 @@ def add_options(verb: VerbParser) -> None:
     forms = verb.add_forms(
         "FORM",
         "deepseek-triton checkpoint download deepseek-r1 --to /models/DeepSeek-R1",
+        "deepseek-triton checkpoint verify /models/DeepSeek-R1",
         notes="docs/checkpoints.md has more.",
     )
     add_download_form(forms)

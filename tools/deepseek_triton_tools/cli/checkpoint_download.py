@@ -36,8 +36,7 @@ def add_download_form(forms: Verbs) -> None:
     verb.runs(
         _download,
         "deepseek-triton checkpoint download deepseek-r1 --to /models/DeepSeek-R1",
-        "deepseek-triton checkpoint download deepseek-r1 --precision fp4 --rate-limit 500MB",
-        "deepseek-triton checkpoint download deepseek-ai/DeepSeek-V3.2-Exp --revision main",
+        "deepseek-triton checkpoint download nvidia/DeepSeek-R1-FP4 --revision main --rate-limit 500MB",
         notes="HF_TOKEN or `hf auth login` gives the token, HF_ENDPOINT a mirror. docs/checkpoints.md has more.\n"
         "Exit codes: 0 all files are there and verified; 1 some are not; 2 wrong command line; 130 interrupted.",
     )
