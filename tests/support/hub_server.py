@@ -29,7 +29,7 @@ _OTHER_HOST = "localhost"
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What goes wrong with one request for a file, or for the list of them."""
+    """One fault: it happens to one request for a file, or for the list of them."""
 
     status: int = 0
     """Answer with this status instead."""

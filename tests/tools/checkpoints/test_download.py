@@ -39,7 +39,7 @@ SERVED = {SHARD, CONFIG, "inference/model.py", "LICENSE"}
 
 
 class Seen:
-    """What a download showed."""
+    """A view that keeps what a download shows."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -260,6 +260,11 @@ def test_it_gives_up_when_nothing_comes(hub, folder, seen, name) -> None:
 def test_no_hub_at_all(hub, folder, seen) -> None:
     hub.url = "http://127.0.0.1:9"
     assert "127.0.0.1:9 can't be reached" in refused(hub, folder, seen, give_up_s=0.05)
+
+
+def test_an_endpoint_that_is_no_url_is_refused_at_once() -> None:
+    with pytest.raises(CheckpointError, match=r"HF_ENDPOINT: expected a URL .*, got hub;"):
+        Hub("hub")
 
 
 def test_wrong_bytes_are_thrown_away_once(hub, folder, seen) -> None:

@@ -79,8 +79,12 @@ def _create(path: Path, own: LockHolder) -> bool:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     except FileExistsError:
         return False
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(own)))
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(own)))
+    except OSError:  # the disk is full; a lock without a holder would be waited for
+        path.unlink(missing_ok=True)
+        raise
     return True
 
 

@@ -74,8 +74,14 @@ class Hub:
     """The hub that HF_ENDPOINT names, for the user that HF_TOKEN or `hf auth login` names."""
 
     def __init__(self, endpoint: str | None = None, token: str | None = None) -> None:
+        """:raises CheckpointError: when HF_ENDPOINT is no URL."""
         self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
         self._token = token
+        if not self.endpoint.startswith(("http://", "https://")):
+            raise CheckpointError(
+                f"HF_ENDPOINT: expected a URL such as https://huggingface.co, got {safe_name(self.endpoint)}; correct "
+                "it, or unset it"
+            )
 
     def listing(self, name: HubName) -> HubListing:
         """List all files of a revision.
