@@ -29,7 +29,7 @@ _OTHER_HOST = "localhost"
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What goes wrong with one request for a file, or for the list of them."""
+    """One fault: it happens to one request for a file, or for the list of them."""
 
     status: int = 0
     """Answer with this status instead."""
@@ -57,7 +57,7 @@ class HubServer:
     files: dict[str, bytes]
     token: str = ""
     """The only one that is let in; "" lets everybody in."""
-    listed_sizes: dict[str, int] = field(default_factory=dict)
+    listed_sizes: dict[str, int | None] = field(default_factory=dict)
     """Sizes that are listed instead of the real ones."""
     knows_ranges: bool = True
     url: str = ""

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.file_download import hf_hub_download
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from deepseek_triton_tools.checkpoints.download import DownloadOptions, DownloadProgress, DownloadResult, download
 from deepseek_triton_tools.checkpoints.download_transfer import RateLimit
@@ -37,7 +39,7 @@ SERVED = {SHARD, CONFIG, "inference/model.py", "LICENSE"}
 
 
 class Seen:
-    """What a download showed."""
+    """A view that keeps what a download shows."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -165,6 +167,19 @@ def test_the_manifest_keeps_what_came_before_of_the_same_commit(hub, folder, see
     assert manifest.files.keys() == {CONFIG, "LICENSE"}
 
 
+def test_an_empty_file_comes_too(hub, folder, seen) -> None:
+    hub.files["inference/__init__.py"] = b""
+    bring(hub, folder, seen)
+    assert there(folder)["inference/__init__.py"] == b""
+
+
+def test_what_is_whole_may_be_read_only(hub, folder, seen) -> None:
+    bring(hub, folder, seen)
+    # A folder in the place of the lock can't be replaced by anybody, root included.
+    (folder / ".cache" / "huggingface" / "download" / "deepseek-triton.lock").mkdir()
+    assert bring(hub, folder, seen).received == 0
+
+
 # What goes wrong on the way
 
 
@@ -190,6 +205,33 @@ def test_it_gives_up_on_a_part_that_comes_again_and_again(hub, folder, seen) -> 
     hub.knows_ranges = False
     hub.always[SHARD] = Fault(cut_after=7000)
     assert f"{SHARD}: localhost:{hub.port} can't be reached, or was lost" in refused(hub, folder, seen, give_up_s=0.1)
+
+
+faults = st.one_of(
+    st.builds(Fault, cut_after=st.integers(0, 21_000)),
+    st.builds(Fault, status=st.sampled_from([408, 429, 500, 502, 503, 504]), headers=st.just({"Retry-After": "0"})),
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.dictionaries(st.sampled_from(["", *sorted(SERVED)]), st.lists(faults, max_size=4)),
+    st.sets(st.sampled_from(sorted(SERVED))),
+    st.booleans(),
+)
+def test_whatever_fails_the_files_come_right(hub, seen, tmp_path_factory, failing, corrupted, knows_ranges) -> None:
+    hub.knows_ranges = knows_ranges
+    hub.faults.clear()
+    for name, each in failing.items():
+        hub.faults[name].extend(each)
+    for name in corrupted:
+        hub.faults[name].append(Fault(wrong=True))
+    folder = tmp_path_factory.mktemp("any") / "weights"
+    result = bring(hub, folder, seen, first_wait_s=0.001)
+    assert there(folder) == {name: FILES[name] for name in SERVED}
+    assert result.received == result.size
+    assert unfinished_downloads(folder) == []
 
 
 @pytest.mark.parametrize("name", ["", CONFIG, SHARD])
@@ -218,6 +260,11 @@ def test_it_gives_up_when_nothing_comes(hub, folder, seen, name) -> None:
 def test_no_hub_at_all(hub, folder, seen) -> None:
     hub.url = "http://127.0.0.1:9"
     assert "127.0.0.1:9 can't be reached" in refused(hub, folder, seen, give_up_s=0.05)
+
+
+def test_an_endpoint_that_is_no_url_is_refused_at_once() -> None:
+    with pytest.raises(CheckpointError, match=r"HF_ENDPOINT: expected a URL .*, got hub;"):
+        Hub("hub")
 
 
 def test_wrong_bytes_are_thrown_away_once(hub, folder, seen) -> None:
@@ -271,6 +318,11 @@ def test_more_than_there_is_room_for_is_not_begun(hub, folder, seen) -> None:
     assert hub.sent == {}
 
 
+def test_a_mirror_that_lists_no_sizes_is_refused(hub, folder, seen) -> None:
+    hub.listed_sizes |= {CONFIG: None, "LICENSE": None}
+    assert f"lists no size or no hash of LICENSE, {CONFIG}; correct HF_ENDPOINT" in refused(hub, folder, seen)
+
+
 # Tokens
 
 
@@ -296,6 +348,12 @@ def test_a_token_that_expires_on_the_way_loses_nothing(hub, folder, seen) -> Non
     hub.always.clear()
     bring(hub, folder, seen)
     assert hub.asked(SHARD)[-1] == 7000
+
+
+def test_a_link_to_the_storage_that_has_expired_is_renewed(hub, folder, seen) -> None:
+    hub.faults[SHARD].append(Fault(status=403))
+    bring(hub, folder, seen)
+    assert "the storage refuses the link" in seen.lines[0]
 
 
 def test_access_that_has_to_be_asked_for(hub, folder, seen) -> None:
@@ -338,14 +396,30 @@ def test_pointers_of_a_git_clone_are_replaced(hub, folder, seen) -> None:
     (folder / SHARD).write_text(pointer)
     bring(hub, folder, seen)
     assert there(folder)[SHARD] == FILES[SHARD]
-    assert "1 Git LFS pointers are replaced" in seen.lines[0]
+    assert "the files replace 1 Git LFS pointers" in seen.lines[0]
 
 
 def test_another_models_folder_is_refused(hub, folder, seen) -> None:
     folder.mkdir()
     write_manifest(folder, Manifest("maker/other", "", {}))
-    assert "found maker/other; choose another --to" in refused(hub, folder, seen)
+    assert "found files of maker/other; choose another --to" in refused(hub, folder, seen)
     assert list(folder.iterdir()) == [folder / MANIFEST_NAME]
+
+
+def test_a_download_of_another_model_that_has_not_ended_is_refused(hub, folder, seen) -> None:
+    hub.always[SHARD] = Fault(status=404)
+    refused(hub, folder, seen)
+    (claim,) = folder.rglob("deepseek-triton.source")
+    assert claim.read_text() == MODEL
+    claim.write_text("maker/other")
+    assert "found files of maker/other; choose another --to" in refused(hub, folder, seen)
+
+
+def test_weights_of_another_revision_are_named(hub, folder, seen) -> None:
+    folder.mkdir()
+    (folder / "model-1.safetensors").write_bytes(b"")
+    bring(hub, folder, seen)
+    assert "not of this revision: model-1.safetensors; remove them" in seen.lines[0]
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(hub, folder, seen) -> None:

@@ -66,12 +66,16 @@ with download_lock(pathlib.Path({str(lock)!r}), print):
 
 def test_a_holder_elsewhere_is_named_until_it_has_not_touched_the_lock_for_long(lock, monkeypatch) -> None:
     monkeypatch.setattr(module, "_POLL_S", 0.001)
-    monkeypatch.setattr(module, "_DEAD_AFTER_S", 0.05)
     with download_lock(lock, nobody):
         holder = json.loads(lock.read_text())
     lock.write_text(json.dumps(holder | {"host": "node\x1b7", "pid": 7, "machine": "another"}))
     waited_for: list[str] = []
-    with download_lock(lock, waited_for.append):
+
+    def wait_a_minute(holder: str) -> None:
+        waited_for.append(holder)
+        monkeypatch.setattr(module, "_DEAD_AFTER_S", 0.0)
+
+    with download_lock(lock, wait_a_minute):
         pass
     assert set(waited_for) == {r"process 7 on node\x1b7"}
 
@@ -79,10 +83,14 @@ def test_a_holder_elsewhere_is_named_until_it_has_not_touched_the_lock_for_long(
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 7}'])
 def test_a_lock_that_says_nothing_ends_too(lock, monkeypatch, text) -> None:
     monkeypatch.setattr(module, "_POLL_S", 0.001)
-    monkeypatch.setattr(module, "_DEAD_AFTER_S", 0.05)
     lock.write_text(text)
     waited_for: list[str] = []
-    with download_lock(lock, waited_for.append):
+
+    def wait_a_minute(holder: str) -> None:
+        waited_for.append(holder)
+        monkeypatch.setattr(module, "_DEAD_AFTER_S", 0.0)
+
+    with download_lock(lock, wait_a_minute):
         pass
     assert set(waited_for) == {"another process"}
 

@@ -46,13 +46,13 @@ def act_scales(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def w4afp8(source: Path, act_scales: Path) -> Path:
     output = source.with_name("w4afp8")
-    options = ["--to", "w4afp8", "--act-scales", str(act_scales), "--output", str(output), "--device", "cpu"]
+    options = ["--to", "w4afp8", "--act-scales", str(act_scales), "--output", str(output)]
     assert main(["checkpoint", "quantize", str(source), *options]) == 0
     return output
 
 
 def quantize(source: Path, *options: object) -> int:
-    return main(["checkpoint", "quantize", str(source), "--device", "cpu", *map(str, options)])
+    return main(["checkpoint", "quantize", str(source), *map(str, options)])
 
 
 def document(folder: Path, name: str) -> Any:

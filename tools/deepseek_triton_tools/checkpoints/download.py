@@ -19,8 +19,8 @@ from deepseek_triton_build.text import first_names
 from deepseek_triton_tools.checkpoints.download_lock import download_lock
 from deepseek_triton_tools.checkpoints.download_target import DownloadTarget, FolderTarget, make_target
 from deepseek_triton_tools.checkpoints.download_transfer import GaveUpError, Patience, RateLimit, Transfer
-from deepseek_triton_tools.checkpoints.hashing import StoppedError
 from deepseek_triton_tools.checkpoints.hub import Hub, HubFile, HubListing, TryAgainError
+from deepseek_triton_tools.checkpoints.local_files import StoppedError
 from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.repository.hub_cache import HubName
 from deepseek_triton_tools.tool_errors import CheckpointError, ToolError
@@ -105,19 +105,24 @@ def download(options: DownloadOptions, view: DownloadView, hub: Hub | None = Non
     listing = _listing(hub, options.name, patience)
     files = choose(listing, options.include, options.exclude)
     target = make_target(listing, options.folder)
-    if isinstance(target, FolderTarget) and (pointers := target.pointers()):
-        view.say(
-            f"{target.folder} is a Git clone without its large files: {len(pointers)} Git LFS pointers are replaced by "
-            "the files"
-        )
     received = 0
-    target.lock.parent.mkdir(parents=True, exist_ok=True)
-    with download_lock(target.lock, view.waits_for):
-        missing = [file for file in files if not target.is_done(file)]
-        _check_room(target, missing)
-        if missing:
-            received = _bring(hub, target, files, missing, options, stop, view)
-        target.finish(files)
+    if not all(map(target.is_done, files)):
+        if isinstance(target, FolderTarget) and (num := target.num_pointers(files)):
+            view.say(
+                f"{target.folder} is a Git clone without its large files: the files replace {num} Git LFS pointers"
+            )
+        target.lock.parent.mkdir(parents=True, exist_ok=True)
+        with download_lock(target.lock, view.waits_for):
+            target.claim()
+            if missing := [file for file in files if not target.is_done(file)]:  # others may have brought them
+                _check_room(target, missing)
+                received = _bring(hub, target, files, missing, options, stop, view)
+    target.finish(files)
+    if isinstance(target, FolderTarget) and (strays := target.strays()):
+        view.say(
+            f"{target.folder} has weight files that are not of this revision: {first_names(strays)}; remove them: "
+            "TensorRT-LLM reads them too"
+        )
     return DownloadResult(folder=target.folder, listing=listing, files=files, received=received)
 
 

@@ -79,8 +79,12 @@ def _create(path: Path, own: LockHolder) -> bool:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     except FileExistsError:
         return False
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(own)))
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(own)))
+    except OSError:  # the disk is full; a lock without a holder would be waited for
+        path.unlink(missing_ok=True)
+        raise
     return True
 
 
@@ -127,8 +131,9 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """Return when a process began; "" where there is none."""
+    """Return when a process began; "" where there is none, or only what its parent has not collected."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
         return ""
+    return "" if state in ("Z", "X") else fields[18]

@@ -13,10 +13,9 @@ from pathlib import Path
 from threading import Event
 
 from deepseek_triton_build.text import safe_name
-from deepseek_triton_tools.checkpoints.hashing import add_file
 from deepseek_triton_tools.checkpoints.hub import HubFile, HubListing
+from deepseek_triton_tools.checkpoints.local_files import add_file, is_pointer, size_of
 from deepseek_triton_tools.checkpoints.manifest import (
-    MANIFEST_NAME,
     FileRecord,
     Manifest,
     read_manifest,
@@ -25,8 +24,6 @@ from deepseek_triton_tools.checkpoints.manifest import (
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.repository.hub_cache import hub_cache
 from deepseek_triton_tools.tool_errors import CheckpointError
-
-_LFS = b"version https://git-lfs"
 
 
 class DownloadTarget(ABC):
@@ -40,6 +37,13 @@ class DownloadTarget(ABC):
     @property
     @abstractmethod
     def lock(self) -> Path: ...
+
+    @abstractmethod
+    def claim(self) -> None:
+        """Note whose files come.
+
+        :raises CheckpointError: when another model's files are there.
+        """
 
     @abstractmethod
     def path(self, file: HubFile) -> Path:
@@ -63,11 +67,11 @@ class DownloadTarget(ABC):
 
     def has_size(self, file: HubFile) -> bool:
         """Whether a file of the right size is in the place, verified or not."""
-        return _size(self.path(file)) == file.size
+        return size_of(self.path(file)) == file.size
 
     def missing_bytes(self, file: HubFile) -> int:
         """Bytes that have to come."""
-        return 0 if self.has_size(file) else max(0, file.size - (_size(self.partial(file)) or 0))
+        return 0 if self.has_size(file) else max(0, file.size - (size_of(self.partial(file)) or 0))
 
     def place(self, file: HubFile) -> None:
         """Put the verified partial file into its place."""
@@ -81,21 +85,31 @@ class FolderTarget(DownloadTarget):
     """A plain folder, with the records that `hf download --local-dir` keeps in it, and our manifest."""
 
     def __init__(self, listing: HubListing, folder: Path) -> None:
-        """:raises CheckpointError: when another model is there, or the hub's files would hide the manifest."""
+        """:raises CheckpointError: when another model is there, or a file."""
         super().__init__(listing, folder)
         self._records = folder / ".cache" / "huggingface" / "download"
         if folder.exists() and not folder.is_dir():
             raise CheckpointError(f"{folder}: expected a folder or nothing, found a file; choose another --to")
-        self._before = read_manifest(folder)
-        if self._before and self._before.source != listing.name.model:
-            raise CheckpointError(
-                f"{folder}: expected {listing.name.model} or nothing there, found {safe_name(self._before.source)}; "
-                f"choose another --to, or remove its {MANIFEST_NAME} to mix them"
-            )
+        self._claim = self._records / "deepseek-triton.source"
+        self._check_source()
 
     @property
     def lock(self) -> Path:
         return self._records / "deepseek-triton.lock"
+
+    def claim(self) -> None:
+        self._check_source()
+        with whole_file(self._claim) as file:
+            file.write(self.listing.name.model)
+
+    def _check_source(self) -> None:
+        manifest = read_manifest(self.folder)
+        found = self._claim.read_text(encoding="utf-8") if self._claim.is_file() else manifest and manifest.source
+        if found and found != self.listing.name.model:
+            raise CheckpointError(
+                f"{self.folder}: expected {self.listing.name.model} or nothing there, found files of "
+                f"{safe_name(found)}; choose another --to, or remove this folder"
+            )
 
     def path(self, file: HubFile) -> Path:
         return self.folder / file.name
@@ -122,16 +136,21 @@ class FolderTarget(DownloadTarget):
             opened.write(f"{self.listing.commit}\n{file.etag}\n{time.time()}\n")
 
     def finish(self, files: tuple[HubFile, ...]) -> None:
-        before = self._before
+        before = read_manifest(self.folder)
         known = before.files if before and before.revision == self.listing.commit else {}
         found = {file.name: FileRecord(file.size, self._sha256(file)) for file in files}
         manifest = Manifest(self.listing.name.model, self.listing.commit, {**known, **found})
         if manifest != before:
             write_manifest(self.folder, manifest)
 
-    def pointers(self) -> list[str]:
-        """Return the files that are Git LFS pointers: of a clone whose large files were never fetched."""
-        return [file.name for file in self.listing.files if is_pointer(self.path(file))]
+    def num_pointers(self, files: tuple[HubFile, ...]) -> int:
+        """Count the Git LFS pointers in the place of files: it is a clone whose large files were never fetched."""
+        return sum(is_pointer(self.path(file)) for file in files)
+
+    def strays(self) -> list[str]:
+        """Return the weight files that the model does not have: of another revision, say."""
+        known = {file.name for file in self.listing.files}
+        return [path.name for path in self.folder.glob("*.safetensors") if path.name not in known]
 
     def _record(self, file: HubFile) -> Path:
         return self._records / f"{file.name}.metadata"
@@ -157,6 +176,9 @@ class CacheTarget(DownloadTarget):
     def lock(self) -> Path:
         return self._model / "deepseek-triton.lock"
 
+    def claim(self) -> None:
+        pass  # each model has a folder of its own
+
     def path(self, file: HubFile) -> Path:
         return self._model / "blobs" / file.etag
 
@@ -164,7 +186,7 @@ class CacheTarget(DownloadTarget):
         return self._model / "blobs" / f"{file.etag}.incomplete"
 
     def is_done(self, file: HubFile) -> bool:
-        return self.has_size(file) and _size(self.folder / file.name) == file.size
+        return self.has_size(file) and size_of(self.folder / file.name) == file.size
 
     def keep(self, file: HubFile) -> None:
         link = self.folder / file.name
@@ -191,19 +213,3 @@ def make_target(listing: HubListing, folder: Path | None) -> DownloadTarget:
     if not re.fullmatch("[0-9a-f]{40,64}", listing.commit):
         raise CheckpointError(f"{listing.name}: expected a commit from the hub, got {safe_name(listing.commit)}")
     return CacheTarget(listing) if folder is None else FolderTarget(listing, folder)
-
-
-def is_pointer(path: Path) -> bool:
-    """Whether the file is what Git LFS leaves in the place of a large file that was not fetched."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_LFS)) == _LFS
-    except OSError:
-        return False
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except (FileNotFoundError, NotADirectoryError):
-        return None

@@ -74,8 +74,14 @@ class Hub:
     """The hub that HF_ENDPOINT names, for the user that HF_TOKEN or `hf auth login` names."""
 
     def __init__(self, endpoint: str | None = None, token: str | None = None) -> None:
+        """:raises CheckpointError: when HF_ENDPOINT is no URL."""
         self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
         self._token = token
+        if not self.endpoint.startswith(("http://", "https://")):
+            raise CheckpointError(
+                f"HF_ENDPOINT: expected a URL such as https://huggingface.co, got {safe_name(self.endpoint)}; correct "
+                "it, or unset it"
+            )
 
     def listing(self, name: HubName) -> HubListing:
         """List all files of a revision.
@@ -92,7 +98,13 @@ class Hub:
                 raise CheckpointError(f"{name}: {printable_line(str(error))}") from error
             except json.JSONDecodeError as error:
                 raise TryAgainError(f"{self.endpoint} answers no JSON") from error
-        files = [_file(each) for each in sorted(info.siblings or (), key=lambda each: each.rfilename)]
+        listed = sorted(info.siblings or (), key=lambda each: each.rfilename)
+        if unknown := [each.rfilename for each in listed if each.size is None or not (each.lfs or each.blob_id)]:
+            raise CheckpointError(
+                f"{name}: {self.endpoint} lists no size or no hash of {first_names(unknown)}; correct HF_ENDPOINT, or "
+                "unset it"
+            )
+        files = [_file(each) for each in listed]
         outside = [file.name for file in files if not is_inside(file.name)]
         if outside or info.sha is None or not is_inside(info.sha):
             raise CheckpointError(f"{name}: the hub lists names outside of the folder: {first_names(outside)}")
@@ -154,6 +166,8 @@ class Hub:
             return TryAgainError(f"the hub answers with status {status}", _wait_asked_for(error.response.headers))
         if status == 401:
             return CheckpointError(f"{what}: the hub refuses the token: it is wrong or has expired; {_LOGIN}")
+        if status == 403 and _host(error) not in self.endpoint:
+            return TryAgainError("the storage refuses the link, which may have expired")  # each try gets a new one
         said = printable_line(error.server_message or "")[:_MOST_TEXT]
         reason = f": {said}" if said else ""
         if status == 403:
@@ -178,5 +192,5 @@ def _wait_asked_for(headers: Any) -> float | None:
 def _file(sibling: Any) -> HubFile:
     if sibling.lfs is not None:
         return HubFile(sibling.rfilename, sibling.lfs.size, Checksum("sha256", sibling.lfs.sha256, "the hub"))
-    size = sibling.size or 0
+    size = sibling.size
     return HubFile(sibling.rfilename, size, Checksum("sha1", sibling.blob_id, "the hub", b"blob %d\0" % size))

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from deepseek_triton_build.check import Header, HeaderError, is_inside, read_header
 from deepseek_triton_build.text import first_names
-from deepseek_triton_tools.checkpoints.download_target import is_pointer
-from deepseek_triton_tools.checkpoints.hashing import add_file
+from deepseek_triton_tools.checkpoints.local_files import add_file, is_pointer, size_of
 from deepseek_triton_tools.checkpoints.manifest import MANIFEST_NAME, Manifest, read_manifest
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, WeightFile, find_damage
 from deepseek_triton_tools.tool_errors import CheckpointError
@@ -93,7 +92,8 @@ def verify(folder: Path, *, jobs: int, observe: Callable[[VerifyProgress], objec
             if _listed_in(checksum) != str(path)  # what `sha256sum * > checksums.sha256` says of its own output
         }
     damages = _compare(folder, expected, jobs, observe)
-    damages += _structure(_checkpoint(folder, weights), {damage.file for damage in damages})
+    if not manifest or any(name.endswith(".safetensors") for name in manifest.files):
+        damages += _structure(_checkpoint(folder, weights), {damage.file for damage in damages})
     weight_names = [file.path.relative_to(folder).as_posix() for file in weights]
     compared = expected.keys() or weight_names
     return VerifyReport(
@@ -102,7 +102,7 @@ def verify(folder: Path, *, jobs: int, observe: Callable[[VerifyProgress], objec
         source=manifest.source if manifest else "",
         revision=manifest.revision if manifest else "",
         num_files=len(compared),
-        num_bytes=sum(_size(folder / name) or 0 for name in compared),
+        num_bytes=sum(size_of(folder / name) or 0 for name in compared),
         damages=tuple(sorted(damages, key=lambda damage: damage.file)),
         unverified=tuple(name for name in weight_names if name not in expected),
     )
@@ -128,7 +128,7 @@ def _compare(
 ) -> list[Damage]:
     stop = threading.Event()
     lock = threading.Lock()
-    total, done = sum(_size(folder / name) or 0 for name in expected), 0
+    total, done = sum(size_of(folder / name) or 0 for name in expected), 0
 
     def count(num_bytes: int) -> None:
         nonlocal done
@@ -157,7 +157,7 @@ def _damage_of(
     if not is_inside(name):
         return None  # a file of checksums may list others, which are not the checkpoint's
     try:
-        size = _size(path)
+        size = size_of(path)
         if size is None:
             return Damage(file=name, problem="it is missing", fix=_AGAIN)
         if expected.size is not None and size != expected.size:
@@ -232,11 +232,4 @@ def _header(path: Path) -> Header | None:
         with path.open("rb") as file:
             return read_header(file)
     except (OSError, HeaderError):
-        return None
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except (FileNotFoundError, NotADirectoryError):
         return None

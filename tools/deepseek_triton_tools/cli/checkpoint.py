@@ -16,7 +16,6 @@ def add_options(verb: VerbParser) -> None:
     forms = verb.add_forms(
         "FORM",
         "deepseek-triton checkpoint download deepseek-r1 --to /models/DeepSeek-R1",
-        "deepseek-triton checkpoint info /models/DeepSeek-R1",
         "deepseek-triton checkpoint quantize /models/DeepSeek-R1 --to w4afp8 --act-scales act_scales.safetensors "
         "--output /models/DeepSeek-R1-W4AFP8",
         notes="docs/checkpoints.md has more.",

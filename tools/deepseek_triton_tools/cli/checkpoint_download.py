@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from deepseek_triton_tools.cli.parsing import (
@@ -17,9 +18,10 @@ from deepseek_triton_tools.cli.parsing import (
     words,
 )
 from deepseek_triton_tools.host.units import about, part_of, sized
+from deepseek_triton_tools.pages import install_extra
 from deepseek_triton_tools.terminal.output_streams import to_reader
 from deepseek_triton_tools.terminal.status_line import StatusLine
-from deepseek_triton_tools.tool_errors import ToolError
+from deepseek_triton_tools.tool_errors import InstallationError, ToolError
 
 if TYPE_CHECKING:  # the hub's library takes longer than the rest of --help
     from deepseek_triton_tools.checkpoints.download import DownloadProgress
@@ -34,8 +36,7 @@ def add_download_form(forms: Verbs) -> None:
     verb.runs(
         _download,
         "deepseek-triton checkpoint download deepseek-r1 --to /models/DeepSeek-R1",
-        "deepseek-triton checkpoint download deepseek-r1 --precision fp4 --rate-limit 500MB",
-        "deepseek-triton checkpoint download deepseek-ai/DeepSeek-V3.2-Exp --revision main",
+        "deepseek-triton checkpoint download nvidia/DeepSeek-R1-FP4 --revision main --rate-limit 500MB",
         notes="HF_TOKEN or `hf auth login` gives the token, HF_ENDPOINT a mirror. docs/checkpoints.md has more.\n"
         "Exit codes: 0 all files are there and verified; 1 some are not; 2 wrong command line; 130 interrupted.",
     )
@@ -62,6 +63,8 @@ def _add_what(verb: VerbParser) -> None:
 
 def _download(args: argparse.Namespace) -> int:
     require_tools()
+    if find_spec("huggingface_hub") is None:
+        raise InstallationError(f"this form needs huggingface_hub; {install_extra('checkpoint')}")
     name = _hub_name(args)
     from deepseek_triton_tools.checkpoints.download import NOT_SERVED, SERVED, DownloadOptions, download
 
@@ -144,6 +147,7 @@ class _View:
         if holder != self._holder:
             self._holder = holder
             self._status.say(f"waits for {holder}, which downloads to the same place")
+        self._status.show(lambda: f"still waits for {holder}")
 
     def clear(self) -> None:
         self._status.clear()

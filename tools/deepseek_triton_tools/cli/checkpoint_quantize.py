@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from deepseek_triton_tools.checkpoints.converting import Progress
 
 _TARGETS = ("w4afp8", "fp8", "bf16")
-_DEVICES = ("auto", "cpu", "cuda")
+_DEVICES = ("cpu", "cuda")
 _DOCUMENT = "deepseek-triton/checkpoint-quantize/1"
 
 
@@ -30,7 +30,6 @@ def add_quantize_form(forms: Verbs) -> None:
         _quantize,
         "deepseek-triton checkpoint quantize /models/DeepSeek-R1 --to w4afp8 --act-scales act_scales.safetensors "
         "--output /models/DeepSeek-R1-W4AFP8",
-        "deepseek-triton checkpoint quantize /models/DeepSeek-R1 --to bf16 --output /models/DeepSeek-R1-bf16",
         "deepseek-triton checkpoint quantize /models/DeepSeek-R1 --kv-cache fp8",
         notes="Run the same command again after a stop, and it goes on. Exit codes: 0 the checkpoint is complete; 1 it "
         "failed; 3 this share is done, others are not.\ndocs/checkpoints.md says what is written, and how fast.",
@@ -46,8 +45,9 @@ def add_quantize_form(forms: Verbs) -> None:
     verb.add_argument("--mtp", choices=("keep", "drop"), default="keep", help=help_text)
     add_json(verb, "docs/checkpoints.md")
     work = verb.add_argument_group("work; none of it changes a byte of what is written, except --shard-size")
-    work.add_argument("--device", choices=_DEVICES, default="auto", help="default: GPUs if torch finds any")
-    work.add_argument("--workers", type=positive, metavar="N", help="processes (default: one a core, or two a GPU)")
+    help_text = "what computes: with 16 cores or more, cpu is as fast as the disk (default: cpu)"
+    work.add_argument("--device", choices=_DEVICES, default="cpu", help=help_text)
+    work.add_argument("--workers", type=positive, metavar="N", help="processes (default: one a core, or four a GPU)")
     work.add_argument("--share", type=share, default=(1, 1), metavar="K/N", help="do only part K of N (default: 1/1)")
     work.add_argument(
         "--shard-size", type=size, metavar="SIZE", help="of each file (default: 1/64 of all, 100MB to 2.5GB)"
@@ -96,7 +96,7 @@ def _convert(args: argparse.Namespace) -> int:
     plan = plan_conversion(open_checkpoint(args.source), read_config(args.source), options)
     devices = _devices(args.device)
     run = RunOptions(
-        workers=args.workers or (2 * len(devices) if devices else len(os.sched_getaffinity(0))),
+        workers=args.workers or (4 * len(devices) if devices else len(os.sched_getaffinity(0))),
         devices=devices,
         share=args.share,
     )
@@ -140,7 +140,7 @@ def _act_scales(given: Path | None) -> ActivationScales | None:
 def _devices(wanted: str) -> list[str]:
     from deepseek_triton_tools.checkpoints.torch_kernels import gpus
 
-    found = [] if wanted == "cpu" else gpus()
+    found = gpus() if wanted == "cuda" else []
     if wanted == "cuda" and not found:
         raise InstallationError("--device cuda: expected a torch that finds a GPU, found none; try --device cpu")
     return found

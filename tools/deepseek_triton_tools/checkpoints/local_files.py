@@ -1,4 +1,4 @@
-"""Hashing whole files, with progress and a way to stop."""
+"""Files on this machine: their sizes and hashes, and whether they are the pointers of Git LFS."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 _PIECE = 4 * 2**20
+_LFS = b"version https://git-lfs"
 
 
 class StoppedError(Exception):
@@ -37,3 +38,20 @@ def add_file(
             total += count
             on_bytes(count)
     return total
+
+
+def is_pointer(path: Path) -> bool:
+    """Tell whether the file is what Git LFS leaves in the place of a large file that was not fetched."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_LFS)) == _LFS
+    except OSError:
+        return False
+
+
+def size_of(path: Path) -> int | None:
+    """Return the file's bytes; None where there is none."""
+    try:
+        return path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None
