@@ -684,7 +684,7 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
         "error",
         "give this user read access",
     ),
-    ("checkpoint", machine(disks=VAST), HUB, "warning", "hf download deepseek-ai/DeepSeek-R1"),
+    ("checkpoint", machine(disks=VAST), HUB, "warning", "checkpoint download deepseek-ai/DeepSeek-R1"),
     (
         "checkpoint",
         machine(),

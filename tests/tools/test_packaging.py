@@ -42,6 +42,7 @@ def test_the_wheel_holds_every_package_and_the_model_repository(wheel):
         "deepseek_triton_build/data/catalog/variants.yaml",
         "deepseek_triton_build/data/releases/1.2.1.yaml",
         "deepseek_triton_tools/cli/main.py",
+        "deepseek_triton_tools/checkpoints/templates/calibrate.sh",
         "deepseek_triton_tools/monitoring/grafana-dashboard.json",
         "deepseek_triton_build/model_repository/tensorrt_llm/config.pbtxt",
         "deepseek_triton_build/model_repository/tensorrt_llm/1/model.py",

@@ -259,7 +259,7 @@ def test_a_name_that_is_not_in_the_cache(cache):
     message = refused(NAME)
 
     assert str(cache / "models--deepseek-ai--DeepSeek-R1") in message
-    assert f"hf download {NAME}" in message
+    assert f"checkpoint download {NAME}" in message
 
 
 def test_a_revision_that_is_not_in_the_cache_names_those_that_are(cache):
@@ -269,7 +269,7 @@ def test_a_revision_that_is_not_in_the_cache_names_those_that_are(cache):
 
     assert "refs/v9" in message
     assert f"there are {COMMIT}" in message
-    assert f"hf download {NAME} --revision v9" in message
+    assert f"checkpoint download {NAME} --revision v9" in message
 
 
 def test_without_a_main_the_existing_revisions_are_named(cache):
@@ -297,7 +297,7 @@ def test_a_download_that_is_not_finished_says_so_with_what_is_missing(cache):
 
     assert SECOND in finding.message
     assert f"its download is not finished: 1 *.incomplete in {blob.parent}" in finding.message
-    assert f"hf download {NAME}" in finding.fix
+    assert f"checkpoint download {NAME}" in finding.fix
 
 
 def test_a_link_to_a_blob_that_was_removed_is_a_missing_file(cache):

@@ -72,8 +72,8 @@ def _switch_kv_cache(args: argparse.Namespace) -> int:
         raise ToolError("expected --to w4afp8, fp8 or bf16, or --kv-cache fp8", exit_code=2)
     if args.output is not None:
         raise ToolError("--output goes with --to; --kv-cache fp8 alone changes the checkpoint itself", exit_code=2)
-    written = switch_to_fp8(args.source)
-    _say(args, f"{written}: TensorRT-LLM keeps the KV cache of this checkpoint in FP8", {"written": str(written)})
+    change = switch_to_fp8(args.source)
+    _say(args, change.summary, {"changed": str(change.path)})
     return 0
 
 

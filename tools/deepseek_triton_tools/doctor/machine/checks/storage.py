@@ -127,7 +127,7 @@ def _missing_checkpoint(machine: Machine, expected: Expected) -> MachineFinding:
         fix = "mount or copy it there, say with --model where it is, or build again with another --model"
         return error(f"{expected.checkpoint} is not there", "model.yaml names it", fix)
     result = f"{expected.checkpoint} is not in the Hugging Face cache"
-    download = f"hf download {expected.checkpoint.partition('@')[0]}"
+    download = f"deepseek-triton checkpoint download {expected.checkpoint.partition('@')[0]}"
     cache, wanted = hub_cache(machine.environ), _still_to_download(machine, expected)
     free = machine.disk(_nearest_existing(machine, cache)).free
     if wanted and free < wanted:
