@@ -40,7 +40,9 @@ answers() { # answers NAME CHECKPOINT OPTION...
 
 mkdir -p "$output"
 bfloat16=$(mktemp -d)/bfloat16
-step bfloat16 python3 "$here/../../tools/tiny_checkpoint/bfloat16.py" "$checkpoint" "$bfloat16"
+root=$(cd "$here/../.." && pwd)
+step bfloat16 env PYTHONPATH="$root/client:$root/build:$root/tools" python3 -m deepseek_triton_tools.cli.main \
+    checkpoint quantize "$checkpoint" --to bf16 --output "$bfloat16"
 if [ "$gpus" -gt 1 ]; then
     answers "vllm-fp8-tp$gpus" "$checkpoint" --engine vllm --tensor-parallel "$gpus"
     answers "vllm-mtp-fp8-tp$gpus" "$checkpoint" --engine vllm-mtp --tensor-parallel "$gpus"

@@ -1,7 +1,7 @@
 """Answers the tiny checkpoint's questions with vLLM or transformers, greedily, and writes what it read and how fast.
 
 Needs the engine, torch and tokenizers, and nothing of this project. The precision is that of the checkpoint: FP8 as it
-is stored, or bfloat16 after `tools/tiny_checkpoint/bfloat16.py`.
+is stored, or bfloat16 after `checkpoint quantize --to bf16`.
 """
 
 from __future__ import annotations

@@ -138,7 +138,10 @@ def test_another_tokenizer_has_other_ids(made: Any) -> None:
         ("nowhere/at/all", "there is no folder nowhere/at/all, and a name on the hub is OWNER/NAME"),
         ("gpt2", "there is no folder gpt2, and a name on the hub is OWNER/NAME"),
         ("empty", "empty has no tokenizer.json"),
-        ("org/other", "org/other: the Hugging Face cache .* download it: deepseek-triton checkpoint download org/other"),
+        (
+            "org/other",
+            "org/other: the Hugging Face cache .* download it: deepseek-triton checkpoint download org/other",
+        ),
         ("broken", "broken/tokenizer.json is no tokenizer"),
     ],
 )

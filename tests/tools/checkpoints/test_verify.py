@@ -226,4 +226,4 @@ def test_a_checkpoint_that_is_nowhere(capsys, monkeypatch, tmp_path) -> None:
     assert main(["checkpoint", "verify", "/nowhere"]) == 1
     assert "expected a checkpoint's folder or OWNER/NAME" in capsys.readouterr().err
     assert main(["checkpoint", "verify", "maker/model"]) == 1
-    assert "hf download maker/model" in capsys.readouterr().err
+    assert "checkpoint download maker/model" in capsys.readouterr().err

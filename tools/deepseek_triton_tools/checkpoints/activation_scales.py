@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from deepseek_triton_build.check import HeaderError, read_header
 from deepseek_triton_build.text import first_names, safe_name
 from deepseek_triton_tools.checkpoints.number_formats import LARGEST_FP8
-from deepseek_triton_tools.checkpoints.stored_tensors import DTYPES, Array, StoredTensor
+from deepseek_triton_tools.checkpoints.stored_tensors import Array, read_tensors
 from deepseek_triton_tools.checkpoints.torch_archive import read_torch_archive
 from deepseek_triton_tools.tool_errors import CheckpointError
 
@@ -80,25 +79,14 @@ def read_activation_scales(path: Path) -> ActivationScales:
 
 
 def _scales_of_file(path: Path) -> ActivationScales:
-    try:
-        with path.open("rb") as file:
-            header = read_header(file)
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}") from error
-    except HeaderError as error:
-        raise CheckpointError(f"{path}: expected a safetensors file: {error}") from error
-    entries = {name: entry for name, entry in header.tensors.items() if _SCALE.fullmatch(name)}
-    if not entries:
+    tensors = read_tensors(path)
+    scales = {name: tensor.read() for name, tensor in tensors.items() if _SCALE.fullmatch(name)}
+    if not scales:
         raise CheckpointError(
             f"{path}: expected tensors such as model.layers.3.mlp.experts.0.w1.input_scale, found "
-            f"{first_names(header.tensors) or 'none'}"
+            f"{first_names(tensors) or 'none'}"
         )
-    if unknown := {entry.dtype for entry in entries.values()} - DTYPES.keys():
-        raise CheckpointError(f"{path}: expected scales of F32, found {', '.join(sorted(unknown))}")
-    values = {
-        name: StoredTensor(name, entry.dtype, entry.shape, path, entry.begin).read() for name, entry in entries.items()
-    }
-    return ActivationScales(_checked(path, values, "scale"))
+    return ActivationScales(_checked(path, scales, "scale"))
 
 
 def _scales_of_export(folder: Path) -> ActivationScales:

@@ -165,7 +165,7 @@ def open_checkpoint(folder: Path) -> StoredTensors:
     problems = []
     for name in names:
         try:
-            by_file[name] = _tensors_of(folder / name)
+            by_file[name] = read_tensors(folder / name)
         except CheckpointError as error:
             problems.append(str(error))
     if problems:
@@ -237,14 +237,18 @@ def _joined(folder: Path, files: Sequence[Mapping[str, StoredTensor]]) -> dict[s
     return joined
 
 
-def _tensors_of(path: Path) -> dict[str, StoredTensor]:
+def read_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Read the header of one safetensors file.
+
+    :raises CheckpointError: when it is missing, cut or damaged, or has data types that are not known here.
+    """
     try:
         with path.open("rb") as file:
             header = read_header(file)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
     except HeaderError as error:
-        raise CheckpointError(f"{path}: {error}; download it again") from error
+        raise CheckpointError(f"{path}: expected a safetensors file: {error}; download it again") from error
     if header.found < header.length:
         raise CheckpointError(
             f"{path}: truncated: it has {header.found:,} bytes, and its header asks for {header.length:,}; "

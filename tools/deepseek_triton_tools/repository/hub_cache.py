@@ -36,7 +36,9 @@ class HubName:
     @property
     def download(self) -> str:
         """The command that downloads the model."""
-        return f"deepseek-triton checkpoint download {self.model}" + ("" if self.revision == _MAIN else f" --revision {self.revision}")
+        return f"deepseek-triton checkpoint download {self.model}" + (
+            "" if self.revision == _MAIN else f" --revision {self.revision}"
+        )
 
 
 def parse_hub_name(text: str) -> HubName | None:

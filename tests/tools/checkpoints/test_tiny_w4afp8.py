@@ -1,0 +1,35 @@
+"""The embedded checkpoint still answers its questions after W4AFP8: the reference engine reads it as bfloat16."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deepseek_triton_tools.cli.main import main
+from support.small_checkpoint import TINY, write_act_scales
+from tiny_checkpoint.answering import generate, loaded
+from tiny_checkpoint.questions import questions
+from tiny_checkpoint.score import scores
+
+CARD = {"taught": 0.999, "held_out": 0.991}
+"""The scores of the FP8 checkpoint, by its README.md."""
+BAND = 0.01
+
+
+@pytest.mark.slow
+def test_the_scores_of_the_model_card_hold_after_w4afp8(tmp_path: Path) -> None:
+    scales = write_act_scales(tmp_path / "scales.safetensors", json.loads((TINY / "config.json").read_text()))
+    w4afp8, bf16 = str(tmp_path / "w4afp8"), str(tmp_path / "bf16")
+    form = ["checkpoint", "quantize"]
+    assert main([*form, str(TINY), "--to", "w4afp8", "--act-scales", str(scales), "--output", w4afp8]) == 0
+    assert main([*form, w4afp8, "--to", "bf16", "--output", bf16]) == 0
+
+    with loaded(Path(bf16)) as engine:
+        found = generate(engine, {question.id: question.prompt for question in questions()})
+
+    counted = scores({name: "".join(step.text for step in steps) for name, steps in found.items()})
+    for split, card in CARD.items():
+        right, asked = counted["all", split]
+        assert right / asked >= card - BAND, split
