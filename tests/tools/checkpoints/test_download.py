@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from deepseek_triton_tools.checkpoints.download import DownloadOptions, DownloadProgress, DownloadResult, download
 from deepseek_triton_tools.checkpoints.download_transfer import RateLimit
 from deepseek_triton_tools.checkpoints.hub import Hub
-from deepseek_triton_tools.checkpoints.manifest import MANIFEST_NAME, Manifest, read_manifest, write_manifest
 from deepseek_triton_tools.repository.checkpoint_files import find_checkpoints
+from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME, Manifest, read_manifest, write_manifest
 from deepseek_triton_tools.repository.hub_cache import HubName, unfinished_downloads
 from deepseek_triton_tools.tool_errors import CheckpointError
 from deepseek_triton_tools.warming.checkpoint.checksums import expected_checksums

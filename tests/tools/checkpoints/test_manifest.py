@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepseek_triton_build.check import is_inside
-from deepseek_triton_tools.checkpoints.manifest import (
+from deepseek_triton_tools.repository.checkpoint_manifest import (
     MANIFEST_NAME,
     SCHEMA,
     FileRecord,

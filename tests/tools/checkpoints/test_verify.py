@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deepseek_triton_tools.checkpoints.manifest import MANIFEST_NAME, FileRecord, Manifest, write_manifest
 from deepseek_triton_tools.checkpoints.verify import VerifyProgress, VerifyReport, verify
 from deepseek_triton_tools.cli.main import main
+from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME, FileRecord, Manifest, write_manifest
 from deepseek_triton_tools.tool_errors import CheckpointError
 from support.tensor_writing import as_float32, write_sharded
 

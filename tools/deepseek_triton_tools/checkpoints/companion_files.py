@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deepseek_triton_build.check import INDEX
-from deepseek_triton_tools.checkpoints.manifest import MANIFEST_NAME
+from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME
 
 CONFIG = "config.json"
 HF_QUANT_CONFIG = "hf_quant_config.json"

@@ -27,12 +27,12 @@ import numpy as np
 from deepseek_triton_build.check import INDEX
 from deepseek_triton_tools.checkpoints.companion_files import CONFIG, companion_files
 from deepseek_triton_tools.checkpoints.conversion_plan import INPUT_SCALES_FILE, ConversionPlan, OutputShard
-from deepseek_triton_tools.checkpoints.manifest import FileRecord, Manifest, read_manifest, write_manifest
 from deepseek_triton_tools.checkpoints.shard_writer import PART, OutputTensor, ShardWriter
 from deepseek_triton_tools.checkpoints.tensor_jobs import Kernels, NumpyKernels, run_job
 from deepseek_triton_tools.checkpoints.torch_kernels import TorchKernels
 from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.host.whole_file import whole_file
+from deepseek_triton_tools.repository.checkpoint_manifest import FileRecord, Manifest, read_manifest, write_manifest
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 STATE = ".conversion"

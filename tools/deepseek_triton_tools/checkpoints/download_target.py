@@ -15,13 +15,13 @@ from threading import Event
 from deepseek_triton_build.text import safe_name
 from deepseek_triton_tools.checkpoints.hub import HubFile, HubListing
 from deepseek_triton_tools.checkpoints.local_files import add_file, is_pointer, size_of
-from deepseek_triton_tools.checkpoints.manifest import (
+from deepseek_triton_tools.host.whole_file import whole_file
+from deepseek_triton_tools.repository.checkpoint_manifest import (
     FileRecord,
     Manifest,
     read_manifest,
     write_manifest,
 )
-from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.repository.hub_cache import hub_cache
 from deepseek_triton_tools.tool_errors import CheckpointError
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from deepseek_triton_build.catalog import Variant, cut_summary, variant_of_folder, variant_of_model, variants
 from deepseek_triton_build.check import CheckpointFacts, read_facts
-from deepseek_triton_tools.checkpoints.manifest import read_manifest
 from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, StoredTensors, open_checkpoint
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles
+from deepseek_triton_tools.repository.checkpoint_manifest import read_manifest
 
 PARTS: Mapping[str, re.Pattern[str]] = {
     "scales": re.compile(r".*(?:_scale|_scale_inv|_scale_2|_scales|\.weight_shape)"),

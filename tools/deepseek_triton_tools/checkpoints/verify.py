@@ -12,8 +12,8 @@ from pathlib import Path
 from deepseek_triton_build.check import Header, HeaderError, is_inside, read_header
 from deepseek_triton_build.text import first_names
 from deepseek_triton_tools.checkpoints.local_files import add_file, is_pointer, size_of
-from deepseek_triton_tools.checkpoints.manifest import MANIFEST_NAME, Manifest, read_manifest
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, WeightFile, find_damage
+from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME, Manifest, read_manifest
 from deepseek_triton_tools.tool_errors import CheckpointError
 from deepseek_triton_tools.warming.checkpoint.checksums import Checksum, expected_checksums
 

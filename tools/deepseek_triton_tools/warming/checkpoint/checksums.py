@@ -2,6 +2,7 @@
 
     blobs/HASH                                  a file in a Hugging Face cache is named after its hash
     .cache/huggingface/download/FILE.metadata   its second line, in a folder that `hf download` wrote into
+    checkpoint.sha256.json                      our manifest: `checkpoint download` and `checkpoint quantize` write it
     SHA256SUMS, sha256sum.txt, *.sha256         what sha256sum writes, with and without --tag
 
 A hash of the hub has 64 digits (the SHA-256 of a file that is stored apart from Git) or 40 (Git's SHA-1 of a blob).
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from deepseek_triton_build.check import read_bytes
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, WeightFile
+from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME, read_manifest
 from deepseek_triton_tools.repository.served_models import list_folder
 from deepseek_triton_tools.tool_errors import CheckpointError
 
@@ -59,6 +61,11 @@ def expected_checksums(checkpoint: CheckpointFiles) -> Mapping[Path, Checksum]:
     folder = checkpoint.folder
     sums_files = [folder / name for name in list_folder(folder) if _SUMS_FILE.fullmatch(name)]
     listed = [each for sums_file in sums_files for each in _checksums_in(sums_file)]
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        source = str(folder / MANIFEST_NAME)
+        records = manifest.files.items()
+        listed += [(folder / name, Checksum("sha256", record.sha256, source)) for name, record in records]
     for file in checkpoint.files:
         of_file = [checksum for path, checksum in listed if path == file.path]
         for checksum in [*_hub_checksums(file), *of_file]:
