@@ -28,6 +28,10 @@ Format: TypeAlias = Literal["plain", "fp8", "int4"]
 
 SCALES = "_scale_inv"
 """End of the name of a weight's scales."""
+W4AFP8_KV_CACHE = (
+    "--kv-cache fp8: expected FP8 weights, found W4AFP8, with which TensorRT-LLM is known to crash "
+    "(NVIDIA/TensorRT-LLM#8125); leave it out"
+)
 INPUT_SCALES_FILE = "input_scales.safetensors"
 MOST_SHARD_BYTES, LEAST_SHARD_BYTES = 2_500_000_000, 100_000_000
 """Default limits of a file: a few seconds of work for a core, so that little is done again after a stop."""
@@ -245,10 +249,12 @@ def _wrong_wishes(jobs: Sequence[TensorJob], config: Mapping[str, Any], options:
         yield "expected a checkpoint in FP8 or bfloat16, found W4AFP8 already"
     if options.act_scales is not None and not is_w4afp8:
         yield f"--act-scales goes with --to w4afp8 only, not with {options.target}"
+    if options.kv_cache_fp8 and is_w4afp8:
+        yield W4AFP8_KV_CACHE
     if options.kv_cache_fp8 and options.target == "bf16":
         yield (
-            "--kv-cache fp8 is written for fp8 and w4afp8; for bf16, set kv_cache_config.dtype: fp8 in model.yaml "
-            "(build --kv-cache-dtype fp8)"
+            "--kv-cache fp8 is written for fp8; for bf16, set kv_cache_config.dtype: fp8 in model.yaml (build "
+            "--kv-cache-dtype fp8)"
         )
     if all(job.stored_as == job.written_as for job in jobs) and options.keep_mtp:
         yield f"expected a checkpoint in another precision than {options.target}, found that one already"
@@ -297,23 +303,22 @@ def _documents(config: Mapping[str, Any], num_layers: int, options: ConversionOp
     num_mtp = config.get("num_nextn_predict_layers", 0)
     if num_mtp and not options.keep_mtp:
         new["num_nextn_predict_layers"] = num_mtp = 0
-    kv_cache = "FP8" if options.kv_cache_fp8 else None
     found: dict[str, dict[str, Any]] = {CONFIG: new}
     if options.target == "fp8":
         new["quantization_config"] = _FP8_CONFIG
-        if kv_cache:
-            found[HF_QUANT_CONFIG] = hf_quant_config("FP8_BLOCK_SCALES", kv_cache)
+        if options.kv_cache_fp8:
+            found[HF_QUANT_CONFIG] = _hf_quant_config("FP8_BLOCK_SCALES", "FP8")
     elif options.target == "w4afp8":
-        found[HF_QUANT_CONFIG] = hf_quant_config("MIXED_PRECISION", kv_cache)
+        found[HF_QUANT_CONFIG] = _hf_quant_config("MIXED_PRECISION", None)
         found[QUANT_CFG] = {
             "quant_algo": "MIXED_PRECISION",
-            "kv_cache_quant_algo": kv_cache,
+            "kv_cache_quant_algo": None,
             "quantized_layers": _quantized_layers(config, num_layers, num_mtp),
         }
     return found
 
 
-def hf_quant_config(quant_algo: str, kv_cache: str | None) -> dict[str, Any]:
+def _hf_quant_config(quant_algo: str, kv_cache: str | None) -> dict[str, Any]:
     """Return hf_quant_config.json, which TensorRT-LLM reads (its DeepSeek-V3 README, "FP8 KV Cache and MLA")."""
     return {"quantization": {"quant_algo": quant_algo, "kv_cache_quant_algo": kv_cache}}
 

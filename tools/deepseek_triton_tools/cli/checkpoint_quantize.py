@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepseek_triton_tools.cli.parsing import Verbs, add_json, add_verb, path, positive, share, size
 from deepseek_triton_tools.pages import install_extra
-from deepseek_triton_tools.tool_errors import InstallationError, ToolError
+from deepseek_triton_tools.tool_errors import CheckpointError, InstallationError, ToolError
 
 if TYPE_CHECKING:
     from deepseek_triton_tools.checkpoints.activation_scales import ActivationScales
@@ -65,14 +65,18 @@ def _quantize(args: argparse.Namespace) -> int:
 
 
 def _switch_kv_cache(args: argparse.Namespace) -> int:
-    """Write hf_quant_config.json into the checkpoint itself, whose weights stay as they are."""
-    from deepseek_triton_tools.checkpoints.kv_cache_format import switch_to_fp8
+    """Change hf_quant_config.json of the checkpoint itself, whose weights stay as they are."""
+    from deepseek_triton_build import quant_config_change, write_quant_config
+    from deepseek_triton_tools.checkpoints.conversion_plan import W4AFP8_KV_CACHE
 
     if args.kv_cache is None:
         raise ToolError("expected --to w4afp8, fp8 or bf16, or --kv-cache fp8", exit_code=2)
     if args.output is not None:
         raise ToolError("--output goes with --to; --kv-cache fp8 alone changes the checkpoint itself", exit_code=2)
-    change = switch_to_fp8(args.source)
+    change = quant_config_change(args.source, "FP8")
+    if change.after["quantization"]["quant_algo"] == "MIXED_PRECISION":
+        raise CheckpointError(f"{args.source}: {W4AFP8_KV_CACHE}")
+    write_quant_config(change)
     _say(args, change.summary, {"changed": str(change.path)})
     return 0
 
