@@ -27,7 +27,7 @@ from deepseek_triton_tools.checkpoints.number_formats import (
 )
 from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensors, open_checkpoint
 from deepseek_triton_tools.cli.main import main
-from support.small_checkpoint import CONFIG, FP8, TINY, small_checkpoint, write_act_scales
+from support.small_checkpoint import CONFIG, FP8, TINY, small_checkpoint, write_act_scales, write_checkpoint
 
 CLI = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "checkpoint", "quantize"]
 EXPERT = "model.layers.1.mlp.experts.2.down_proj.weight"
@@ -118,7 +118,8 @@ def test_w4afp8_says_what_it_is_as_tensorrt_llm_reads_it(w4afp8: Path) -> None:
     assert layers["model.layers.0.mlp.gate_up_proj"] == {"quant_algo": "FP8_BLOCK_SCALES"}
     assert len(layers) == 4 * 4 + 2 + 3 * 3
     assert (w4afp8 / "tokenizer_config.json").is_file()
-    assert not (w4afp8 / STATE).exists()
+    assert [path.name for path in (w4afp8 / STATE).iterdir()] == ["plan.json"]
+    assert not list(w4afp8.glob("*.part"))
 
 
 def test_bfloat16_is_the_weight_itself(source: Path, tmp_path: Path) -> None:
@@ -274,10 +275,44 @@ def _die(pipe: object, *_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def no_scales(folder: Path) -> None:
+def changed_index(folder: Path, change: Callable[[dict[str, str]], None]) -> None:
     index = document(folder, "model.safetensors.index.json")
-    index["weight_map"] = {name: file for name, file in index["weight_map"].items() if name != f"{EXPERT}_scale_inv"}
+    change(index["weight_map"])
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def changed_config(folder: Path, **changes: Any) -> None:
+    (folder / "config.json").write_text(json.dumps({**document(folder, "config.json"), **changes}))
+
+
+def missing_scales(folder: Path) -> None:
+    changed_index(folder, lambda weight_map: weight_map.update({"model.gone.weight": weight_map[EXPERT]}))
+
+
+def strange_index(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": []}')
+
+
+def deep_config(folder: Path) -> None:
+    (folder / "config.json").write_text("[" * 100_000)
+
+
+def fewer_layers(folder: Path) -> None:
+    changed_config(folder, num_hidden_layers=10**10)
+
+
+def no_mtp(folder: Path) -> None:
+    changed_config(folder, num_hidden_layers=4)
+
+
+def other_experts(folder: Path) -> None:
+    changed_config(folder, n_routed_experts=5)
+
+
+def pipe(folder: Path) -> None:
+    path = sorted(folder.glob("*.safetensors"))[1]
+    path.unlink()
+    os.mkfifo(path)
 
 
 def cut_shard(folder: Path) -> None:
@@ -305,6 +340,13 @@ def no_layers(folder: Path) -> None:
         (None, [], 2, "expected --to w4afp8, fp8 or bf16, or --kv-cache fp8"),
         (cut_shard, ["--to", "bf16"], 1, "truncated: it has"),
         (no_layers, ["--to", "bf16"], 1, "expected num_hidden_layers in config.json, found None"),
+        (missing_scales, ["--to", "bf16"], 1, "expected every tensor that model.safetensors.index.json names"),
+        (strange_index, ["--to", "bf16"], 1, "expected weight_map"),
+        (deep_config, ["--to", "bf16"], 1, "config.json: expected JSON"),
+        (fewer_layers, ["--to", "bf16"], 1, "by config.json, found no 4"),
+        (no_mtp, ["--to", "bf16"], 1, "expected the MTP layer by config.json, found none"),
+        (other_experts, ["--to", "bf16"], 1, "expected 5 routed experts by config.json, found others in layer 1"),
+        (pipe, ["--to", "bf16"], 1, "expected a file, found a folder, a pipe or a device"),
     ],
 )
 def test_what_cant_be_is_refused_in_one_line_and_nothing_is_written(
@@ -373,14 +415,107 @@ def test_the_tiny_checkpoint_has_a_document(tmp_path: Path, capsys: pytest.Captu
     assert found["bytes"] == sum(path.stat().st_size for path in (tmp_path / "bf16").glob("*.safetensors"))
 
 
+@pytest.mark.parametrize("target", ["w4afp8", "bf16"])
 def test_a_weight_that_is_no_number_is_named(
-    act_scales: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    target: str, act_scales: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = small_checkpoint(tmp_path / "source")
     no_number(folder)
+    scales = ["--act-scales", act_scales] if target == "w4afp8" else []
 
-    assert quantize(folder, "--to", "w4afp8", "--act-scales", act_scales, "--output", tmp_path / "out") == 1
+    assert quantize(folder, "--to", target, *scales, "--output", tmp_path / "out") == 1
 
     error = capsys.readouterr().err
     assert "model.layers.1.mlp.experts.0.up_proj.weight: expected numbers, found an infinite one or NaN" in error
     assert not list((tmp_path / "out").glob("*.safetensors*"))
+
+
+def test_a_bfloat16_weight_that_is_no_number_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = small_checkpoint(tmp_path / "source", fp8=False)
+    tensor = open_checkpoint(folder)["model.layers.1.mlp.experts.0.up_proj.weight"]
+    with tensor.file.open("r+b") as file:
+        file.seek(tensor.begin + 1000)
+        file.write(b"\xff\x7f")
+
+    assert quantize(folder, "--to", "fp8", "--output", tmp_path / "out") == 1
+
+    assert "up_proj.weight: expected numbers, found an infinite one or NaN" in capsys.readouterr().err
+
+
+def test_the_same_command_once_more_finds_it_complete(source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "bf16"
+    assert quantize(source, "--to", "bf16", "--output", output) == 0
+    before = digests(output)
+
+    assert quantize(source, "--to", "bf16", "--output", output, "--share", "2/3") == 0
+
+    assert digests(output) == before
+
+
+def test_shares_that_end_together_make_one_checkpoint(source: Path, act_scales: Path, tmp_path: Path) -> None:
+    options = ["--to", "w4afp8", "--act-scales", act_scales, "--shard-size", "200KB", "--workers", "1"]
+    assert quantize(source, *options, "--output", tmp_path / "whole") == 0
+    output = tmp_path / "shared"
+    command = [*CLI, str(source), *map(str, options), "--output", str(output), "--share"]
+
+    shares = [subprocess.Popen([*command, f"{number}/2"], stdout=subprocess.DEVNULL) for number in (1, 2)]
+
+    assert {share.wait() for share in shares} <= {0, 3}
+    assert quantize(source, *options, "--output", output) == 0
+    assert digests(output) == digests(tmp_path / "whole")
+    assert main(["checkpoint", "verify", str(output)]) == 0
+
+
+def test_a_checkpoint_that_has_changed_is_not_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """R1's weights in the place of V3's have the same names and shapes."""
+    folder, output = small_checkpoint(tmp_path / "source"), tmp_path / "out"
+    options = ["--to", "bf16", "--output", output, "--shard-size", "200KB"]
+    assert quantize(folder, *options, "--share", "1/2") == 3
+    tensor = open_checkpoint(folder)[EXPERT]
+    with tensor.file.open("r+b") as file:
+        file.seek(tensor.begin)
+        file.write(b"\x01")
+
+    assert quantize(folder, *options) == 1
+
+    assert "or the checkpoint has changed" in capsys.readouterr().err
+
+
+def test_other_quantizations_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "model.layers.0.mlp.up_proj.weight_packed"
+    folder = write_checkpoint(tmp_path / "source", {name: np.zeros((4, 4), np.int32)}, CONFIG)
+
+    assert quantize(folder, "--to", "bf16", "--output", tmp_path / "out") == 1
+
+    assert f"{name}: expected FP8 in blocks, W4AFP8 or BF16, F16, F32, F64, found I32" in capsys.readouterr().err
+
+
+def test_what_the_checkpoint_says_of_its_scales_stays_where_they_stay(tmp_path: Path) -> None:
+    folder = small_checkpoint(tmp_path / "source")
+    section = {**FP8, "scale_fmt": "ue8m0"}
+    changed_config(folder, quantization_config=section)
+
+    assert quantize(folder, "--to", "fp8", "--mtp", "drop", "--output", tmp_path / "out") == 0
+
+    assert document(tmp_path / "out", "config.json")["quantization_config"] == section
+
+
+def test_names_that_are_odd_are_copied(tmp_path: Path) -> None:
+    odd = {f"model.odd.{part}.weight": np.ones(8, np.float32) for part in ("²", "1", "x")}
+    before = {name: tensor.read() for name, tensor in open_checkpoint(small_checkpoint(tmp_path / "small")).items()}
+    config = document(tmp_path / "small", "config.json")
+    folder = write_checkpoint(tmp_path / "source", {**before, **odd}, config)
+
+    assert quantize(folder, "--to", "bf16", "--output", tmp_path / "out") == 0
+
+    assert odd.keys() < open_checkpoint(tmp_path / "out").keys()
+
+
+def test_the_manifest_follows_a_new_kv_cache(source: Path, tmp_path: Path) -> None:
+    whole = small_checkpoint(tmp_path / "bf16", fp8=False)
+    assert quantize(whole, "--to", "fp8", "--output", tmp_path / "fp8") == 0
+
+    assert quantize(tmp_path / "fp8", "--kv-cache", "fp8") == 0
+
+    assert main(["checkpoint", "verify", str(tmp_path / "fp8")]) == 0
+    assert "hf_quant_config.json" in document(tmp_path / "fp8", "checkpoint.sha256.json")["files"]

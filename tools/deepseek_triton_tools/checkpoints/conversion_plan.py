@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from deepseek_triton_build.text import first_names
 from deepseek_triton_tools.checkpoints.companion_files import CONFIG, HF_QUANT_CONFIG, QUANT_CFG
 from deepseek_triton_tools.checkpoints.number_formats import BLOCK, GROUP
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, file_size
@@ -38,7 +39,7 @@ MOST_SHARD_BYTES, LEAST_SHARD_BYTES = 2_500_000_000, 100_000_000
 _SHARDS = 64
 """Files of a small checkpoint, so that there are enough for the cores."""
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
-_EXPERT = re.compile(r"model\.layers\.\d+\.mlp\.experts\.\d+\.(gate|up|down)_proj\.weight")
+_EXPERT = re.compile(r"model\.layers\.\d+\.mlp\.experts\.(\d+)\.(?:gate|up|down)_proj\.weight")
 _LINEAR = re.compile(
     r"model\.layers\.\d+\.(self_attn|mlp|mlp\.shared_experts|mlp\.experts\.\d+)\.\w+_proj(_with_mqa)?\.weight"
 )
@@ -51,6 +52,7 @@ _FP8_CONFIG = {
     "quant_method": "fp8",
     "weight_block_size": [BLOCK, BLOCK],
 }
+_PLAIN = ("BF16", "F16", "F32", "F64")
 _MOST_NAMED = 3
 
 
@@ -133,16 +135,17 @@ def plan_conversion(source: StoredTensors, config: Mapping[str, Any], options: C
 
     :raises CheckpointError: with everything that keeps the checkpoint from being converted so.
     """
-    num_layers = config.get("num_hidden_layers")
-    if not isinstance(num_layers, int):
-        raise CheckpointError(f"{source.folder}: expected num_hidden_layers in config.json, found {num_layers!r}")
+    num_layers = _figure(source.folder, config, "num_hidden_layers")
+    num_mtp = _figure(source.folder, config, "num_nextn_predict_layers", 0) if options.keep_mtp else 0
     jobs, problems = [], []
     for tensor in _kept(source, num_layers, options):
         try:
             jobs.append(_job(source, tensor, num_layers, options))
         except CheckpointError as error:
             problems.append(str(error))
-    problems += _wrong_wishes(jobs, config, options)
+    problems += _missing_parts(jobs, config, num_layers, num_mtp)
+    if not problems:
+        problems += _wrong_wishes(jobs, config, options)
     if problems:
         more = f"; and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
         raise CheckpointError(f"{source.folder}: {'; '.join(problems[:_MOST_NAMED])}{more}")
@@ -151,8 +154,18 @@ def plan_conversion(source: StoredTensors, config: Mapping[str, Any], options: C
         target=options.target,
         shards=_dealt(jobs, options.shard_bytes),
         input_scales=_input_scales(jobs, options),
-        documents=_documents(config, num_layers, options),
+        documents=_documents(jobs, config, num_layers, options),
     )
+
+
+def _figure(folder: Path, config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """:raises CheckpointError: when config.json has no such number."""
+    found = config.get(key)
+    if found is None and default is not None:
+        return default
+    if type(found) is not int:
+        raise CheckpointError(f"{folder}: expected {key} in config.json, found {found!r}")
+    return found
 
 
 def layer_of(name: str) -> int | None:
@@ -163,7 +176,7 @@ def layer_of(name: str) -> int | None:
 
 def _kept(source: StoredTensors, num_layers: int, options: ConversionOptions) -> Iterator[StoredTensor]:
     """The tensors to write, layer by layer, without scales, which go with their weights."""
-    for name in sorted(source, key=_in_order):
+    for name in sorted(source, key=in_order):
         layer = layer_of(name)
         is_dropped = layer is not None and layer >= num_layers and not options.keep_mtp
         belongs_to_another = name.endswith(SCALES) and name.removesuffix(SCALES) in source
@@ -171,10 +184,10 @@ def _kept(source: StoredTensors, num_layers: int, options: ConversionOptions) ->
             yield source[name]
 
 
-def _in_order(name: str) -> tuple[int, list[int | str]]:
-    """Sort by layer, with embeddings first, then by name, with numbers as numbers."""
+def in_order(name: str) -> tuple[int, list[tuple[int, str]]]:
+    """Return a key that sorts by layer, with embeddings first, then by name, with numbers as numbers."""
     layer = layer_of(name)
-    parts: list[int | str] = [int(part) if part.isdigit() else part for part in name.split(".")]
+    parts = [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split(".")]
     return (-1 if layer is None else layer, parts)
 
 
@@ -208,8 +221,13 @@ def _job(source: StoredTensors, tensor: StoredTensor, num_layers: int, options: 
 
 def _stored_as(tensor: StoredTensor, scales: StoredTensor | None) -> Format:
     """:raises CheckpointError: when scales are missing, or have another shape than the weight needs."""
-    if tensor.dtype not in ("F8_E4M3", "I8"):
+    if tensor.dtype in _PLAIN:
         return "plain"
+    if tensor.dtype not in ("F8_E4M3", "I8"):
+        raise CheckpointError(
+            f"{tensor.name}: expected FP8 in blocks, W4AFP8 or {', '.join(_PLAIN)}, found {tensor.dtype}; other "
+            "quantizations, such as NVFP4 and AWQ, are not converted"
+        )
     if scales is None:
         raise CheckpointError(f"{tensor.name}: expected its scales {tensor.name}{SCALES}, found none")
     rows, columns = (*tensor.shape, 0, 0)[:2]
@@ -234,6 +252,27 @@ def _written_as(tensor: StoredTensor, stored_as: Format, num_layers: int, option
         return "int4"
     is_linear = len(tensor.shape) == 2 and _LINEAR.fullmatch(tensor.name)
     return "fp8" if stored_as != "plain" or is_linear else "plain"
+
+
+def _missing_parts(
+    jobs: Sequence[TensorJob], config: Mapping[str, Any], num_layers: int, num_mtp: int
+) -> Iterator[str]:
+    """What config.json says that the checkpoint has, and that it has not."""
+    experts: dict[int, set[str]] = {}
+    for job in jobs:
+        layer, match = layer_of(job.source.name), _EXPERT.fullmatch(job.source.name)
+        if layer is not None:
+            experts.setdefault(layer, set()).update([match[1]] if match else [])
+    # Only the first, because config.json may ask for any number.
+    missing = next((layer for layer in range(num_layers) if layer not in experts), None)
+    if missing is not None:
+        yield f"expected layers 0 to {num_layers - 1} by config.json, found no {missing}; download it again"
+    if num_mtp and num_layers + num_mtp - 1 not in experts:
+        yield "expected the MTP layer by config.json, found none; leave it out with --mtp drop, or download it again"
+    num_experts = config.get("n_routed_experts")
+    few = [str(layer) for layer, found in experts.items() if found and len(found) != num_experts]
+    if few:
+        yield f"expected {num_experts} routed experts by config.json, found others in layer {first_names(few)}"
 
 
 def _wrong_wishes(jobs: Sequence[TensorJob], config: Mapping[str, Any], options: ConversionOptions) -> Iterator[str]:
@@ -293,19 +332,23 @@ def _input_scales(jobs: Sequence[TensorJob], options: ConversionOptions) -> dict
     experts = {job.source.name.rpartition(".mlp.experts.")[0] for job in jobs if job.written_as == "int4"}
     return {
         name: float(value)
-        for name, value in sorted(options.act_scales.items(), key=lambda item: _in_order(item[0]))
+        for name, value in sorted(options.act_scales.items(), key=lambda item: in_order(item[0]))
         if name.rpartition(".mlp.experts.")[0] in experts
     }
 
 
-def _documents(config: Mapping[str, Any], num_layers: int, options: ConversionOptions) -> dict[str, dict[str, Any]]:
+def _documents(
+    jobs: Sequence[TensorJob], config: Mapping[str, Any], num_layers: int, options: ConversionOptions
+) -> dict[str, dict[str, Any]]:
     new = {name: value for name, value in config.items() if name != "quantization_config"}
-    num_mtp = config.get("num_nextn_predict_layers", 0)
+    num_mtp = config.get("num_nextn_predict_layers") or 0
     if num_mtp and not options.keep_mtp:
         new["num_nextn_predict_layers"] = num_mtp = 0
     found: dict[str, dict[str, Any]] = {CONFIG: new}
     if options.target == "fp8":
-        new["quantization_config"] = _FP8_CONFIG
+        is_as_it_was = all(job.stored_as == job.written_as for job in jobs)
+        # Where only a layer was dropped, the scales are still what the section says of them (V3.1's scale_fmt).
+        new["quantization_config"] = config.get("quantization_config", _FP8_CONFIG) if is_as_it_was else _FP8_CONFIG
         if options.kv_cache_fp8:
             found[HF_QUANT_CONFIG] = _hf_quant_config("FP8_BLOCK_SCALES", "FP8")
     elif options.target == "w4afp8":
@@ -324,7 +367,7 @@ def _hf_quant_config(quant_algo: str, kv_cache: str | None) -> dict[str, Any]:
 
 
 def _quantized_layers(config: Mapping[str, Any], num_layers: int, num_mtp: int) -> dict[str, dict[str, str]]:
-    """Which modules are quantized how, by the names of TensorRT-LLM's modules, some of which are fused.
+    """Return how each module is quantized, by the names of TensorRT-LLM's modules, some of which are fused.
 
     Source: examples/quantization/quantize_mixed_precision_moe.py of TensorRT-LLM, in the version that knows MTP layers.
     """
@@ -334,7 +377,7 @@ def _quantized_layers(config: Mapping[str, Any], num_layers: int, num_mtp: int) 
         prefix = f"model.layers.{layer}"
         found |= {f"{prefix}.self_attn.{name}": blocks for name in ("fused_a", "q_b_proj", "kv_b_proj", "o_proj")}
         mlps = ("gate_up_proj", "down_proj")
-        if layer < config.get("first_k_dense_replace", 0):
+        if layer < (config.get("first_k_dense_replace") or 0):
             found |= {f"{prefix}.mlp.{name}": blocks for name in mlps}
         else:
             found |= {f"{prefix}.mlp.shared_experts.{name}": blocks for name in mlps}

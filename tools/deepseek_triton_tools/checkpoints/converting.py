@@ -2,7 +2,8 @@
 
 It may be killed at any moment. A file gets its name only when it is whole, and config.json comes last, so a folder that
 an engine would load is complete. The folder `.conversion` holds what was planned and the checksum of each file that is
-done; the next run of the same conversion goes on there.
+done; the next run of the same conversion goes on there. Whoever writes a file writes the same bytes, so that runs that
+overlap do no harm; locks only keep work from being done twice, and are left out where the file system has none.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import multiprocessing
 import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -27,7 +30,7 @@ import numpy as np
 from deepseek_triton_build.check import INDEX
 from deepseek_triton_tools.checkpoints.companion_files import CONFIG, companion_files
 from deepseek_triton_tools.checkpoints.conversion_plan import INPUT_SCALES_FILE, ConversionPlan, OutputShard
-from deepseek_triton_tools.checkpoints.shard_writer import PART, OutputTensor, ShardWriter
+from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter, sweep
 from deepseek_triton_tools.checkpoints.tensor_jobs import Kernels, NumpyKernels, run_job
 from deepseek_triton_tools.checkpoints.torch_kernels import TorchKernels
 from deepseek_triton_tools.host.units import sized
@@ -36,10 +39,13 @@ from deepseek_triton_tools.repository.checkpoint_manifest import FileRecord, Man
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 STATE = ".conversion"
-"""Folder in the output, while it is not complete."""
+"""Folder in the output. When it is complete, only the plan stays, by which the same command knows that."""
 _PLAN = "plan.json"
 _ROOM = 2**30
 """Bytes that stay free beside the output."""
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -81,20 +87,20 @@ def convert(
     :raises CheckpointError: when the output holds something else, another process works on the same share, there is no
         room, or the checkpoint can't be read.
     """
-    _check_output(plan, output)
+    if _is_complete(plan, output):
+        return True
     number, of = options.share
     with _only_one(output / STATE / f"share-{number}-of-{of}.lock", output):
-        _begin(plan, output)
+        sweep(output)
+        _write_json(output / STATE / _PLAN, _identity(plan))
         mine = [shard for index, shard in enumerate(plan.shards) if index % of == number - 1]
         missing = [shard for shard in mine if _record(output, shard) is None]
         _check_room(missing, output)
-        run = _Run(plan, output, mine, missing, on_progress, should_stop)
-        run.run(options)
+        _Run(plan, output, mine, missing, on_progress, should_stop).run(options)
         records = {shard.name: record for shard in plan.shards if (record := _record(output, shard))}
         if len(records) < len(plan.shards):
-            return False
+            return _is_complete(plan, output)  # another share may have ended and tidied up just now
         _finish(plan, output, records)
-    shutil.rmtree(output / STATE)
     return True
 
 
@@ -111,7 +117,6 @@ class _Run:
         should_stop: Callable[[], bool],
     ) -> None:
         self._output = output
-        self._missing = missing
         self._left = list(reversed(missing))
         self._num_files = len(mine)
         self._num_done = len(mine) - len(missing)
@@ -147,8 +152,7 @@ class _Run:
                 process.terminate()
                 process.join()
                 pipe.close()
-            for shard in self._missing:
-                (self._output / (shard.name + PART)).unlink(missing_ok=True)
+            sweep(self._output)
 
     def _take(self, pipe: Connection) -> bool:
         """Take what a worker says; give it the next file when it is done. Return whether it goes on.
@@ -180,22 +184,21 @@ def _work(pipe: Connection, output: Path, device: str) -> None:
     It says the bytes that it has read of the checkpoint (int), that a file is done (None), or an error (str).
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's, which ends this one
-    kernels: Kernels = TorchKernels(device) if device else NumpyKernels()
     # A parent that was killed reads no more, so the next word to it ends this process.
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        while True:
-            shard = pipe.recv()
-            try:
-                _write_shard(shard, output, kernels, pipe.send)
-            except BrokenPipeError:
-                raise
-            except CheckpointError as error:
-                pipe.send(str(error))
-                return
-            except OSError as error:
-                pipe.send(f"{error.filename or output}: {error.strerror}")
-                return
-            pipe.send(None)
+        try:
+            kernels: Kernels = TorchKernels(device) if device else NumpyKernels()
+            while True:
+                _write_shard(pipe.recv(), output, kernels, pipe.send)
+                pipe.send(None)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            raise
+        except CheckpointError as error:
+            pipe.send(str(error))
+        except OSError as error:
+            pipe.send(f"{error.filename or output}: {error.strerror}")
+        except Exception as error:
+            pipe.send(f"{output}: {type(error).__name__}: {error}")
 
 
 def _write_shard(shard: OutputShard, output: Path, kernels: Kernels, say: Callable[[int], None]) -> None:
@@ -219,34 +222,42 @@ def _record(output: Path, shard: OutputShard) -> FileRecord | None:
     return FileRecord(**found)
 
 
-def _check_output(plan: ConversionPlan, output: Path) -> None:
-    """:raises CheckpointError: when the folder holds what another conversion or something else wrote."""
+def _is_complete(plan: ConversionPlan, output: Path) -> bool:
+    """Whether an earlier run has made this checkpoint already.
+
+    :raises CheckpointError: when the folder holds what another conversion or something else wrote.
+    """
     if output.resolve() == plan.source.resolve():
         raise CheckpointError(f"{output}: expected another folder for the output than the checkpoint's")
     if not output.exists():
-        return
+        return False
     if not output.is_dir():
         raise CheckpointError(f"{output}: expected a folder for the output, found a file")
     if not (output / STATE).is_dir():
         if any(output.iterdir()):
             raise CheckpointError(f"{output}: expected an empty folder, or one of a conversion that was stopped")
-        return
+        return False
     with suppress(FileNotFoundError):  # it was stopped before it had written its plan
         begun = json.loads((output / STATE / _PLAN).read_text(encoding="utf-8"))
         if begun != _identity(plan):
             raise CheckpointError(
                 f"{output}: another conversion was begun here ({begun.get('source')} to {begun.get('target')}, or with "
-                "other options); name another folder, or remove this one"
+                "other options, or the checkpoint has changed); name another folder, or remove this one"
             )
+    return (output / CONFIG).exists()
 
 
 def _identity(plan: ConversionPlan) -> dict[str, str]:
-    """What has to be equal for a run to go on where another was stopped.
+    """Return what has to be equal for a run to go on where another was stopped.
 
-    The digest is of all that decides the output's bytes: each tensor's place in the checkpoint and in the output, and
-    the documents.
+    The digest is of all that decides the output's bytes: each tensor's place in the checkpoint and in the output, the
+    documents, and the size and time of the checkpoint's files, because other weights may have the same shapes.
     """
     digest = hashlib.sha256()
+    tensors = [tensor for shard in plan.shards for job in shard.jobs for tensor in (job.source, job.scales) if tensor]
+    for path in sorted({path for tensor in tensors for path in tensor.files}):
+        status = path.stat()
+        digest.update(repr((path.name, status.st_size, status.st_mtime_ns)).encode())
     for shard in plan.shards:
         for job in shard.jobs:
             places = [
@@ -259,10 +270,6 @@ def _identity(plan: ConversionPlan) -> dict[str, str]:
     return {"source": str(plan.source.resolve()), "target": plan.target, "digest": digest.hexdigest()}
 
 
-def _begin(plan: ConversionPlan, output: Path) -> None:
-    _write_json(output / STATE / _PLAN, _identity(plan))
-
-
 @contextmanager
 def _only_one(lock: Path, output: Path) -> Iterator[None]:
     """:raises CheckpointError: while another process holds the lock."""
@@ -273,6 +280,8 @@ def _only_one(lock: Path, output: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise CheckpointError(f"{output}: another process converts into this folder; wait for it") from error
+        except OSError:  # some network file systems have no locks
+            _log.debug("%s: the file system has no locks", lock)
         yield
     finally:
         os.close(descriptor)
@@ -280,9 +289,8 @@ def _only_one(lock: Path, output: Path) -> Iterator[None]:
 
 def _check_room(missing: Sequence[OutputShard], output: Path) -> None:
     needed = sum(shard.size for shard in missing)
-    partial = sum(path.stat().st_size for path in output.glob(f"*{PART}"))
-    free = shutil.disk_usage(output).free + partial
-    if needed + _ROOM > free:
+    free = shutil.disk_usage(output).free
+    if missing and needed + _ROOM > free:
         raise CheckpointError(
             f"{output}: expected room for {sized(needed)} and {sized(_ROOM)} beside it, found {sized(free)}; make "
             "room, or name a folder on another disk"
@@ -297,21 +305,32 @@ def _finish(plan: ConversionPlan, output: Path, shards: Mapping[str, FileRecord]
         with ShardWriter(output / INPUT_SCALES_FILE, tensors) as writer:
             writer.write(np.array([*plan.input_scales.values()], "<f4"))
             files[INPUT_SCALES_FILE] = FileRecord(writer.size, writer.finish())
-    state = output / STATE
-    for path in companion_files(plan.source):
-        shutil.copyfile(path, state / path.name)
-        files[path.name] = _moved(state / path.name, output)
     total = sum(tensor.num_bytes for shard in plan.shards for tensor in shard.outputs) + 4 * len(plan.input_scales)
-    _write_json(state / INDEX, {"metadata": {"total_size": total}, "weight_map": plan.weight_map})
-    for name, document in plan.documents.items():
-        _write_json(state / name, document)
-    for name in (INDEX, *(name for name in plan.documents if name != CONFIG)):
-        files[name] = _moved(state / name, output)
-    files[CONFIG] = _record_of(state / CONFIG)
-    origin = read_manifest(plan.source)
-    name = origin.source if origin else plan.source.name
-    write_manifest(output, Manifest(f"{name}, converted to {plan.target}", "", files))
-    _moved(state / CONFIG, output)
+    index = {"metadata": {"total_size": total}, "weight_map": plan.weight_map}
+    with TemporaryDirectory(dir=output / STATE) as name:  # another share may end at the same time
+        scratch = Path(name)
+        for path in companion_files(plan.source):
+            shutil.copyfile(path, scratch / path.name)
+            files[path.name] = _moved(scratch / path.name, output)
+        for document in (INDEX, *plan.documents):
+            _write_json(scratch / document, index if document == INDEX else plan.documents[document])
+            if document != CONFIG:
+                files[document] = _moved(scratch / document, output)
+        files[CONFIG] = _record_of(scratch / CONFIG)
+        origin = read_manifest(plan.source)
+        made_of = origin.source if origin else plan.source.name
+        write_manifest(output, Manifest(f"{made_of}, converted to {plan.target}", "", files))
+        _moved(scratch / CONFIG, output)
+    for path in (output / STATE).iterdir():
+        if path.is_file() and path.name != _PLAN:
+            path.unlink(missing_ok=True)
+
+
+def update_manifest(folder: Path, name: str) -> None:
+    """Have the folder's manifest, where it has one, expect the file `name` as it is now."""
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        write_manifest(folder, replace(manifest, files={**manifest.files, name: _record_of(folder / name)}))
 
 
 def _moved(path: Path, folder: Path) -> FileRecord:

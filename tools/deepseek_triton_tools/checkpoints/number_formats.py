@@ -66,7 +66,8 @@ def quantize_blocks(weight: Floats) -> tuple[Fp8, Floats]:
     rows, columns = weight.shape
     row_starts, column_starts = np.arange(0, rows, BLOCK), np.arange(0, columns, BLOCK)
     largest = np.maximum.reduceat(np.maximum.reduceat(np.abs(weight), row_starts, 0), column_starts, 1)
-    scales = np.where(largest > 0, largest / np.float32(LARGEST_FP8), np.float32(1))
+    scales = largest / np.float32(LARGEST_FP8)
+    scales[scales == 0] = 1
     values = np.empty(weight.shape, ml_dtypes.float8_e4m3fn)
     for number, first in enumerate(row_starts):
         scaled = weight[first : first + BLOCK] / scales[number].repeat(BLOCK)[:columns]

@@ -10,6 +10,8 @@ import hashlib
 import json
 import math
 import os
+import platform
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,8 @@ from deepseek_triton_tools.checkpoints.stored_tensors import DTYPES, Array
 
 PART = ".part"
 """End of the name of a file that is being written."""
+_OWNER = re.compile(rf"\.safetensors\.(.*)-(\d+){re.escape(PART)}$")
+"""Machine and process in such a name."""
 _ALIGNED = 8
 """Bytes to which the header is padded, as the safetensors library pads it."""
 
@@ -56,17 +60,25 @@ def file_size(tensors: Sequence[OutputTensor]) -> int:
     return len(header_bytes(tensors)) + sum(tensor.num_bytes for tensor in tensors)
 
 
+def sweep(folder: Path) -> None:
+    """Remove what processes of this machine that were killed have left of their files."""
+    for path in folder.glob(f"*{PART}"):
+        match = _OWNER.search(path.name)
+        if match and match[1] == platform.node() and not Path(f"/proc/{match[2]}").exists():
+            path.unlink(missing_ok=True)
+
+
 class ShardWriter:
     """A file that gets its name when `finish` is called, after all of it has reached the disk.
 
-    A block that ends without it leaves nothing. A process that is killed leaves the file with PART at its end, which
-    the next writer of the file replaces.
+    A block that ends without it leaves nothing. A process that is killed leaves a file with another name, until
+    `sweep` is called. Several processes may write the same file at once: the last one's has the name.
     """
 
     def __init__(self, path: Path, tensors: Sequence[OutputTensor]) -> None:
         self.size = file_size(tensors)
         self._path = path
-        self._scratch = path.with_name(path.name + PART)
+        self._scratch = path.with_name(f"{path.name}.{platform.node()}-{os.getpid()}{PART}")
         self._header = header_bytes(tensors)
         self._digest = hashlib.sha256()
         self._written = 0

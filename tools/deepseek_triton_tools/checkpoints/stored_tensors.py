@@ -148,7 +148,8 @@ def open_checkpoint(folder: Path) -> StoredTensors:
 
     A folder in DeepSeek's inference format has the tensors, joined, under the names that they have on Hugging Face.
 
-    :raises CheckpointError: naming every file that is missing, cut or damaged.
+    :raises CheckpointError: naming every file that is missing, cut or damaged, and tensors that the index names and no
+        file has.
     """
     if not folder.is_dir():
         found = "a file" if folder.exists() else "nothing"
@@ -175,7 +176,23 @@ def open_checkpoint(folder: Path) -> StoredTensors:
             raise CheckpointError(f"{folder}: {wrong}; convert the checkpoint again")
         in_order = [by_file[f"model{part}-mp{number}.safetensors"] for part in range(number)]
         return StoredTensors(folder, _joined(folder, in_order), number)
-    return StoredTensors(folder, {name: tensor for tensors in by_file.values() for name, tensor in tensors.items()})
+    tensors = {name: tensor for each in by_file.values() for name, tensor in each.items()}
+    if (folder / INDEX).is_file() and (missing := sorted(_indexed(folder) - tensors.keys())):
+        raise CheckpointError(
+            f"{folder}: expected every tensor that {INDEX} names, found no {first_names(missing)}; download it again"
+        )
+    return StoredTensors(folder, tensors)
+
+
+def _indexed(folder: Path) -> set[str]:
+    """Return the tensors that the index names.
+
+    :raises CheckpointError: when it is no index.
+    """
+    weight_map = _read_object(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{folder / INDEX}: expected weight_map, a mapping of tensor to file; download it again")
+    return set(weight_map)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -184,26 +201,32 @@ def read_config(folder: Path) -> dict[str, Any]:
     :raises CheckpointError: when it is missing or is no JSON object.
     """
     path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    if not path.exists():
         is_split = any(folder.glob("model*-mp*.safetensors"))
         fix = (
             ", which DeepSeek's inference format leaves out; copy it from the model on Hugging Face" if is_split else ""
         )
-        raise CheckpointError(f"{path}: expected the model's config.json, found none{fix}") from error
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path}: expected JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {type(config).__name__}")
+        raise CheckpointError(f"{path}: expected the model's config.json, found none{fix}")
+    config = _read_object(path)
     if is_inference_config(config):
         raise CheckpointError(
             f"{path}: expected the model's config.json, found one of DeepSeek's inference code (n_layers); copy it "
             "from the model on Hugging Face"
         )
     return config
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """:raises CheckpointError: when it can't be read, or is no JSON object."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: expected JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, found {type(document).__name__}")
+    return document
 
 
 def _joined(folder: Path, files: Sequence[Mapping[str, StoredTensor]]) -> dict[str, StoredTensor]:
@@ -242,6 +265,8 @@ def read_tensors(path: Path) -> dict[str, StoredTensor]:
 
     :raises CheckpointError: when it is missing, cut or damaged, or has data types that are not known here.
     """
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path}: expected a file, found a folder, a pipe or a device; remove it")
     try:
         with path.open("rb") as file:
             header = read_header(file)
@@ -256,7 +281,7 @@ def read_tensors(path: Path) -> dict[str, StoredTensor]:
         )
     unknown = sorted({entry.dtype for entry in header.tensors.values()} - DTYPES.keys())
     if unknown:
-        raise CheckpointError(f"{path}: expected data types of {', '.join(DTYPES)}, found {', '.join(unknown)}")
+        raise CheckpointError(f"{path}: expected data types of {', '.join(DTYPES)}, found {first_names(unknown)}")
     return {
         name: StoredTensor(name, entry.dtype, entry.shape, path, entry.begin) for name, entry in header.tensors.items()
     }

@@ -68,6 +68,7 @@ def _switch_kv_cache(args: argparse.Namespace) -> int:
     """Change hf_quant_config.json of the checkpoint itself, whose weights stay as they are."""
     from deepseek_triton_build import quant_config_change, write_quant_config
     from deepseek_triton_tools.checkpoints.conversion_plan import W4AFP8_KV_CACHE
+    from deepseek_triton_tools.checkpoints.converting import update_manifest
 
     if args.kv_cache is None:
         raise ToolError("expected --to w4afp8, fp8 or bf16, or --kv-cache fp8", exit_code=2)
@@ -77,6 +78,7 @@ def _switch_kv_cache(args: argparse.Namespace) -> int:
     if change.after["quantization"]["quant_algo"] == "MIXED_PRECISION":
         raise CheckpointError(f"{args.source}: {W4AFP8_KV_CACHE}")
     write_quant_config(change)
+    update_manifest(args.source, change.path.name)
     _say(args, change.summary, {"changed": str(change.path)})
     return 0
 
