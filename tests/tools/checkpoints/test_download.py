@@ -262,9 +262,20 @@ def test_no_hub_at_all(hub, folder, seen) -> None:
     assert "127.0.0.1:9 can't be reached" in refused(hub, folder, seen, give_up_s=0.05)
 
 
-def test_an_endpoint_that_is_no_url_is_refused_at_once() -> None:
-    with pytest.raises(CheckpointError, match=r"HF_ENDPOINT: expected a URL .*, got hub;"):
-        Hub("hub")
+@pytest.mark.parametrize(
+    ("endpoint", "got"),
+    [
+        ("hub", "hub"),
+        ("ftp://hub/path", "ftp://hub"),
+        ("http://", "http:"),
+        ("http://hub:port", "http://hub:port"),
+        ("me:secret@hub", "hub"),
+        ("http://me:se/secret@hub/", "http://hub"),
+    ],
+)
+def test_an_endpoint_that_is_no_url_is_refused_at_once(endpoint, got) -> None:
+    with pytest.raises(CheckpointError, match=rf"HF_ENDPOINT: expected a URL .*, got {got};"):
+        Hub(endpoint)
 
 
 def test_wrong_bytes_are_thrown_away_once(hub, folder, seen) -> None:
@@ -307,9 +318,27 @@ def test_a_model_or_revision_that_is_not_there(hub, folder, seen) -> None:
     assert not folder.exists()
 
 
-def test_names_outside_of_the_folder_are_refused(hub, folder, seen) -> None:
-    hub.files["../evil.py"] = b""
-    assert "names outside of the folder: ../evil.py" in refused(hub, folder, seen)
+@pytest.mark.parametrize("name", ["../evil.py", "/evil.py", "evil\0.json", "evil\ud800.json"])
+def test_names_that_no_file_in_the_folder_can_have_are_refused(hub, folder, seen, name) -> None:
+    hub.files[name] = b""
+    assert "lists names that no file in the folder can have: " in refused(hub, folder, seen)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", [SHARD, CONFIG])
+@pytest.mark.parametrize("digest", ["../../../precious", "0" * 63, "A" * 64, "", None])
+def test_a_hash_that_is_none_does_not_become_a_path(hub, seen, tmp_path, monkeypatch, name, digest) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    precious = tmp_path / "precious.incomplete"
+    precious.write_text("mine")
+    hub.listed_hashes[name] = digest
+    assert f"lists no size or no hash of {name}; correct HF_ENDPOINT" in refused(hub, None, seen)
+    assert precious.read_text() == "mine"
+
+
+def test_a_commit_that_is_none_does_not_become_a_path(hub, folder, seen) -> None:
+    hub.listed_commit = "../" * 20
+    assert "expected a commit from http://127.0.0.1" in refused(hub, folder, seen)
 
 
 def test_more_than_there_is_room_for_is_not_begun(hub, folder, seen) -> None:
@@ -319,7 +348,7 @@ def test_more_than_there_is_room_for_is_not_begun(hub, folder, seen) -> None:
 
 
 def test_a_mirror_that_lists_no_sizes_is_refused(hub, folder, seen) -> None:
-    hub.listed_sizes |= {CONFIG: None, "LICENSE": None}
+    hub.listed_sizes |= {CONFIG: None, "LICENSE": -1}
     assert f"lists no size or no hash of LICENSE, {CONFIG}; correct HF_ENDPOINT" in refused(hub, folder, seen)
 
 
@@ -356,9 +385,34 @@ def test_a_link_to_the_storage_that_has_expired_is_renewed(hub, folder, seen) ->
     assert "the storage refuses the link" in seen.lines[0]
 
 
+def test_a_file_that_the_hub_itself_refuses_is_not_asked_for_again(hub, folder, seen) -> None:
+    hub.always[CONFIG] = Fault(status=403)
+    assert f"{CONFIG}: this user may not read it; ask for access" in refused(hub, folder, seen, give_up_s=0.1)
+    assert hub.asked(CONFIG) == [0]
+
+
 def test_access_that_has_to_be_asked_for(hub, folder, seen) -> None:
     hub.always[""] = Fault(status=403, headers={"X-Error-Code": "GatedRepo"})
     assert f"access has to be asked for at {hub.url.rstrip('/')}/{MODEL}" in refused(hub, folder, seen)
+
+
+def test_a_password_in_the_endpoint_is_not_shown(hub, folder, seen) -> None:
+    shown = hub.url.rstrip("/")
+    hub.url = shown.replace("//", "//me:secret@")
+
+    hub.listed_sizes[CONFIG] = None
+    messages = [refused(hub, folder, seen, name=HubName("no/model")), refused(hub, folder, seen)]
+    hub.always[""] = Fault(status=403, headers={"X-Error-Code": "GatedRepo"})
+    messages.append(refused(hub, folder, seen))
+    assert [shown in message for message in messages] == [True] * 3
+    assert "secret" not in "".join(messages)
+
+
+def test_a_storage_whose_host_is_in_the_endpoints_password_is_not_the_hub(hub, folder, seen) -> None:
+    hub.url = hub.url.replace("//", f"//localhost:{hub.port}@")
+    hub.faults[SHARD].append(Fault(status=403))
+    bring(hub, folder, seen)
+    assert "the storage refuses the link" in seen.lines[0]
 
 
 # What is in the folder already

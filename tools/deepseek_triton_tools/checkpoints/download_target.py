@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from abc import ABC, abstractmethod
 from base64 import urlsafe_b64encode
@@ -210,6 +209,4 @@ def make_target(listing: HubListing, folder: Path | None) -> DownloadTarget:
 
     :raises CheckpointError: when the folder holds something else.
     """
-    if not re.fullmatch("[0-9a-f]{40,64}", listing.commit):
-        raise CheckpointError(f"{listing.name}: expected a commit from the hub, got {safe_name(listing.commit)}")
     return CacheTarget(listing) if folder is None else FolderTarget(listing, folder)
