@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_tools.checkpoints.download import DownloadOptions, DownloadProgress, DownloadResult, download
+from deepseek_triton_tools.checkpoints.download_target import FolderTarget
 from deepseek_triton_tools.checkpoints.download_transfer import RateLimit
 from deepseek_triton_tools.checkpoints.hub import Hub
+from deepseek_triton_tools.checkpoints.verify import verify
 from deepseek_triton_tools.repository.checkpoint_files import find_checkpoints
-from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME, Manifest, read_manifest, write_manifest
+from deepseek_triton_tools.repository.checkpoint_manifest import (
+    MANIFEST_NAME,
+    SCHEMA,
+    FileRecord,
+    Manifest,
+    read_manifest,
+    write_manifest,
+)
 from deepseek_triton_tools.repository.hub_cache import HubName, unfinished_downloads
 from deepseek_triton_tools.tool_errors import CheckpointError
 from deepseek_triton_tools.warming.checkpoint.checksums import expected_checksums
@@ -153,6 +164,25 @@ def test_a_cache_that_is_not_whole_is_not_found_by_its_branch(hub, seen, tmp_pat
         hf_hub_download(MODEL, CONFIG, cache_dir=tmp_path, local_files_only=True)
 
 
+def test_equal_files_come_once_into_the_cache(hub, seen, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    same = {f"{name}/__init__.py": b"" for name in "abcd"} | {f"{name}.json": bytes(200_000) for name in "abcd"}
+    hub.files |= same
+    result = bring(hub, None, seen, jobs=8)
+    assert there(result.folder) == {name: FILES[name] for name in SERVED} | same
+    assert sum(hub.sent[f"{name}.json"] for name in "abcd") == 200_000
+    assert seen.last is not None
+    assert (seen.last.done, seen.last.num_files_done) == (result.size, len(SERVED) + 8)
+    assert seen.lines == []
+
+
+def test_room_for_equal_files_is_needed_once(hub, seen, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    hub.files |= {"a.safetensors": FILES[SHARD]}
+    hub.listed_sizes |= {SHARD: 2**60, "a.safetensors": 2**60}
+    assert "expected 1,034 PiB of free room" in refused(hub, None, seen)
+
+
 def test_patterns_choose_other_files(hub, folder, seen) -> None:
     bring(hub, folder, seen, include=["*.bin", "*.json"], exclude=["conf*"])
     assert there(folder).keys() == {"pytorch_model.bin"}
@@ -165,6 +195,38 @@ def test_the_manifest_keeps_what_came_before_of_the_same_commit(hub, folder, see
     manifest = read_manifest(folder)
     assert manifest is not None
     assert manifest.files.keys() == {CONFIG, "LICENSE"}
+
+
+def test_the_models_own_manifest_is_left_out(hub, folder, seen) -> None:
+    record = {"size": 1, "sha256": "0" * 64}
+    document = {"schema": SCHEMA, "source": "a model, converted", "revision": "", "files": {CONFIG: record}}
+    hub.files[MANIFEST_NAME] = json.dumps(document).encode()
+    for _ in range(2):
+        result = bring(hub, folder, seen)
+        assert verify(folder, jobs=1, observe=lambda _: None).damages == ()
+    assert result.received == 0
+
+
+def test_a_manifest_that_names_itself_is_mended(hub, folder, seen) -> None:
+    bring(hub, folder, seen)
+    good = read_manifest(folder)
+    assert good is not None
+    write_manifest(folder, replace(good, files={**good.files, MANIFEST_NAME: FileRecord(1, "0" * 64)}))
+    bring(hub, folder, seen)
+    assert read_manifest(folder) == good
+
+
+def test_the_manifest_is_written_while_others_wait(hub, folder, seen, monkeypatch) -> None:
+    is_locked = []
+    finish = FolderTarget.finish
+
+    def watched(target: FolderTarget, files: Any) -> None:
+        is_locked.append(target.lock.exists())
+        finish(target, files)
+
+    monkeypatch.setattr(FolderTarget, "finish", watched)
+    bring(hub, folder, seen)
+    assert is_locked == [True]
 
 
 def test_an_empty_file_comes_too(hub, folder, seen) -> None:

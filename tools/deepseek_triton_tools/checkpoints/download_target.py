@@ -16,6 +16,7 @@ from deepseek_triton_tools.checkpoints.hub import HubFile, HubListing
 from deepseek_triton_tools.checkpoints.local_files import add_file, is_pointer, size_of
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.repository.checkpoint_manifest import (
+    MANIFEST_NAME,
     FileRecord,
     Manifest,
     read_manifest,
@@ -26,7 +27,7 @@ from deepseek_triton_tools.tool_errors import CheckpointError
 
 
 class DownloadTarget(ABC):
-    """Where the files of one listing go."""
+    """A place for the files of one listing."""
 
     def __init__(self, listing: HubListing, folder: Path) -> None:
         self.listing = listing
@@ -46,15 +47,15 @@ class DownloadTarget(ABC):
 
     @abstractmethod
     def path(self, file: HubFile) -> Path:
-        """Where the file's bytes are in the end."""
+        """Return the place of the file's bytes in the end."""
 
     @abstractmethod
     def partial(self, file: HubFile) -> Path:
-        """Where its bytes are while they come."""
+        """Return the place of its bytes while they come."""
 
     @abstractmethod
     def is_done(self, file: HubFile) -> bool:
-        """Whether the file is there and was verified."""
+        """Tell whether the file is there and was verified."""
 
     @abstractmethod
     def keep(self, file: HubFile) -> None:
@@ -65,11 +66,11 @@ class DownloadTarget(ABC):
         """Note that all files are there."""
 
     def has_size(self, file: HubFile) -> bool:
-        """Whether a file of the right size is in the place, verified or not."""
+        """Tell whether a file of the right size is in the place, verified or not."""
         return size_of(self.path(file)) == file.size
 
     def missing_bytes(self, file: HubFile) -> int:
-        """Bytes that have to come."""
+        """Return the bytes that have to come."""
         return 0 if self.has_size(file) else max(0, file.size - (size_of(self.partial(file)) or 0))
 
     def place(self, file: HubFile) -> None:
@@ -136,7 +137,8 @@ class FolderTarget(DownloadTarget):
 
     def finish(self, files: tuple[HubFile, ...]) -> None:
         before = read_manifest(self.folder)
-        known = before.files if before and before.revision == self.listing.commit else {}
+        known = dict(before.files) if before and before.revision == self.listing.commit else {}
+        known.pop(MANIFEST_NAME, None)  # a manifest that came with the files, as any of them
         found = {file.name: FileRecord(file.size, self._sha256(file)) for file in files}
         manifest = Manifest(self.listing.name.model, self.listing.commit, {**known, **found})
         if manifest != before:
