@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from hypothesis import strategies as st
 from deepseek_triton_tools.checkpoints.download import DownloadOptions, DownloadProgress, DownloadResult, download
 from deepseek_triton_tools.checkpoints.download_target import FolderTarget
 from deepseek_triton_tools.checkpoints.download_transfer import RateLimit
-from deepseek_triton_tools.checkpoints.hub import Hub
+from deepseek_triton_tools.checkpoints.hub import Hub, HubFile, HubListing
 from deepseek_triton_tools.checkpoints.verify import verify
 from deepseek_triton_tools.repository.checkpoint_files import find_checkpoints
 from deepseek_triton_tools.repository.checkpoint_manifest import (
@@ -554,6 +556,39 @@ def test_a_partial_file_of_hf_download_is_continued(hub, folder, seen) -> None:
     bring(hub, folder, seen)
     assert hub.asked(SHARD)[-1] == 9000
     assert there(folder)[SHARD] == FILES[SHARD]
+
+
+def test_what_another_process_wrote_meanwhile_is_not_cut_off(hub, folder, seen) -> None:
+    hub.faults[SHARD].append(Fault(cut_after=7000))
+    hub.always[SHARD] = Fault(status=404)
+    refused(hub, folder, seen)
+    (partial,) = unfinished_downloads(folder)
+
+    class Overtaken(Hub):
+        @contextmanager
+        def bytes_of(self, listing: HubListing, file: HubFile, begin: int) -> Iterator[tuple[int, Iterator[bytes]]]:
+            with super().bytes_of(listing, file, begin) as answer:
+                partial.write_bytes(FILES[SHARD][:15_000])
+                yield answer
+
+    hub.faults[SHARD].append(Fault(cut_after=1000))
+    with pytest.raises(CheckpointError):
+        download(DownloadOptions(name=HubName(MODEL), folder=folder, first_wait_s=0.01), seen, Overtaken(hub.url))
+    assert hub.asked(SHARD)[1:] == [7000, 7000, 8000]
+    assert partial.read_bytes() == FILES[SHARD][:15_000]
+
+
+def test_a_partial_file_that_is_too_long_is_begun_again(hub, folder, seen) -> None:
+    hub.faults[SHARD].append(Fault(cut_after=7000))
+    hub.always[SHARD] = Fault(status=404)
+    refused(hub, folder, seen)
+    (partial,) = unfinished_downloads(folder)
+    partial.write_bytes(bytes(len(FILES[SHARD]) + 1))
+    hub.always.clear()
+    bring(hub, folder, seen)
+    assert hub.asked(SHARD)[-1] == 0
+    assert there(folder)[SHARD] == FILES[SHARD]
+    assert not any("thrown away" in line for line in seen.lines)
 
 
 # Limits
