@@ -35,7 +35,7 @@ class RateLimit:
         self._rate, self._stop = rate, stop
         self._lock = threading.Lock()
         self._free_s = 0.0
-        """When the bytes taken so far are paid for."""
+        """The time at which the bytes taken so far are paid for."""
 
     def take(self, num_bytes: int) -> None:
         """Wait until so many bytes more keep to the limit."""
