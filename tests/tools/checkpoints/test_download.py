@@ -199,10 +199,14 @@ def test_the_manifest_keeps_what_came_before_of_the_same_commit(hub, folder, see
     assert manifest.files.keys() == {CONFIG, "LICENSE"}
 
 
-def test_the_models_own_manifest_is_left_out(hub, folder, seen) -> None:
+@pytest.mark.parametrize("is_clone", [False, True])
+def test_the_models_own_manifest_is_replaced_by_the_downloads(hub, folder, seen, is_clone) -> None:
     record = {"size": 1, "sha256": "0" * 64}
     document = {"schema": SCHEMA, "source": "a model, converted", "revision": "", "files": {CONFIG: record}}
     hub.files[MANIFEST_NAME] = json.dumps(document).encode()
+    if is_clone:
+        folder.mkdir()
+        (folder / MANIFEST_NAME).write_bytes(hub.files[MANIFEST_NAME])
     for _ in range(2):
         result = bring(hub, folder, seen)
         assert verify(folder, jobs=1, observe=lambda _: None).damages == ()

@@ -103,13 +103,22 @@ class FolderTarget(DownloadTarget):
             file.write(self.listing.name.model)
 
     def _check_source(self) -> None:
-        manifest = read_manifest(self.folder)
+        manifest = None if self._has_published_manifest() else read_manifest(self.folder)
         found = self._claim.read_text(encoding="utf-8") if self._claim.is_file() else manifest and manifest.source
         if found and found != self.listing.name.model:
             raise CheckpointError(
                 f"{self.folder}: expected {self.listing.name.model} or nothing there, found files of "
                 f"{safe_name(found)}; choose another --to, or remove this folder"
             )
+
+    def _has_published_manifest(self) -> bool:
+        """Tell whether the manifest came with the model, as in a Git clone: it says what the model was made of."""
+        published = next((file for file in self.listing.files if file.name == MANIFEST_NAME), None)
+        if published is None or not self.has_size(published):
+            return False
+        digest = published.checksum.begin()
+        add_file(digest, self.path(published), Event())
+        return digest.hexdigest() == published.checksum.digest
 
     def path(self, file: HubFile) -> Path:
         return self.folder / file.name
