@@ -59,6 +59,9 @@ class HubServer:
     """The only one that is let in; "" lets everybody in."""
     listed_sizes: dict[str, int | None] = field(default_factory=dict)
     """Sizes that are listed instead of the real ones."""
+    listed_hashes: dict[str, str | None] = field(default_factory=dict)
+    """Hashes that are listed instead of the real ones."""
+    listed_commit: str = COMMIT
     knows_ranges: bool = True
     url: str = ""
     requests: list[HubRequest] = field(default_factory=list)
@@ -117,15 +120,16 @@ class HubServer:
         return self.faults[name].popleft() if self.faults[name] else self.always.get(name)
 
     def _listing(self) -> dict[str, Any]:
-        return {"id": MODEL, "sha": COMMIT, "siblings": [self._entry(name) for name in self.files]}
+        return {"id": MODEL, "sha": self.listed_commit, "siblings": [self._entry(name) for name in self.files]}
 
     def _entry(self, name: str) -> dict[str, Any]:
         content = self.files[name]
         size = self.listed_sizes.get(name, len(content))
         blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-        entry: dict[str, Any] = {"rfilename": name, "size": size, "blobId": blob}
+        entry: dict[str, Any] = {"rfilename": name, "size": size, "blobId": self.listed_hashes.get(name, blob)}
         if _is_large(name):
-            entry["lfs"] = {"size": size, "sha256": hashlib.sha256(content).hexdigest(), "pointerSize": 130}
+            digest = self.listed_hashes.get(name, hashlib.sha256(content).hexdigest())
+            entry["lfs"] = {"size": size, "sha256": digest, "pointerSize": 130}
         return entry
 
     async def _send_file(self, send: Any, name: str, begin: int, fault: Fault) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +19,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_tools.checkpoints.download import DownloadOptions, DownloadProgress, DownloadResult, download
+from deepseek_triton_tools.checkpoints.download_target import FolderTarget
 from deepseek_triton_tools.checkpoints.download_transfer import RateLimit
-from deepseek_triton_tools.checkpoints.hub import Hub
+from deepseek_triton_tools.checkpoints.hub import Hub, HubFile, HubListing
+from deepseek_triton_tools.checkpoints.verify import verify
 from deepseek_triton_tools.repository.checkpoint_files import find_checkpoints
-from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME, Manifest, read_manifest, write_manifest
+from deepseek_triton_tools.repository.checkpoint_manifest import (
+    MANIFEST_NAME,
+    SCHEMA,
+    FileRecord,
+    Manifest,
+    read_manifest,
+    write_manifest,
+)
 from deepseek_triton_tools.repository.hub_cache import HubName, unfinished_downloads
 from deepseek_triton_tools.tool_errors import CheckpointError
 from deepseek_triton_tools.warming.checkpoint.checksums import expected_checksums
@@ -153,6 +166,25 @@ def test_a_cache_that_is_not_whole_is_not_found_by_its_branch(hub, seen, tmp_pat
         hf_hub_download(MODEL, CONFIG, cache_dir=tmp_path, local_files_only=True)
 
 
+def test_equal_files_come_once_into_the_cache(hub, seen, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    same = {f"{name}/__init__.py": b"" for name in "abcd"} | {f"{name}.json": bytes(200_000) for name in "abcd"}
+    hub.files |= same
+    result = bring(hub, None, seen, jobs=8)
+    assert there(result.folder) == {name: FILES[name] for name in SERVED} | same
+    assert sum(hub.sent[f"{name}.json"] for name in "abcd") == 200_000
+    assert seen.last is not None
+    assert (seen.last.done, seen.last.num_files_done) == (result.size, len(SERVED) + 8)
+    assert seen.lines == []
+
+
+def test_room_for_equal_files_is_needed_once(hub, seen, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    hub.files |= {"a.safetensors": FILES[SHARD]}
+    hub.listed_sizes |= {SHARD: 2**60, "a.safetensors": 2**60}
+    assert "expected 1,034 PiB of free room" in refused(hub, None, seen)
+
+
 def test_patterns_choose_other_files(hub, folder, seen) -> None:
     bring(hub, folder, seen, include=["*.bin", "*.json"], exclude=["conf*"])
     assert there(folder).keys() == {"pytorch_model.bin"}
@@ -165,6 +197,42 @@ def test_the_manifest_keeps_what_came_before_of_the_same_commit(hub, folder, see
     manifest = read_manifest(folder)
     assert manifest is not None
     assert manifest.files.keys() == {CONFIG, "LICENSE"}
+
+
+@pytest.mark.parametrize("is_clone", [False, True])
+def test_the_models_own_manifest_is_replaced_by_the_downloads(hub, folder, seen, is_clone) -> None:
+    record = {"size": 1, "sha256": "0" * 64}
+    document = {"schema": SCHEMA, "source": "a model, converted", "revision": "", "files": {CONFIG: record}}
+    hub.files[MANIFEST_NAME] = json.dumps(document).encode()
+    if is_clone:
+        folder.mkdir()
+        (folder / MANIFEST_NAME).write_bytes(hub.files[MANIFEST_NAME])
+    for _ in range(2):
+        result = bring(hub, folder, seen)
+        assert verify(folder, jobs=1, observe=lambda _: None).damages == ()
+    assert result.received == 0
+
+
+def test_a_manifest_that_names_itself_is_mended(hub, folder, seen) -> None:
+    bring(hub, folder, seen)
+    good = read_manifest(folder)
+    assert good is not None
+    write_manifest(folder, replace(good, files={**good.files, MANIFEST_NAME: FileRecord(1, "0" * 64)}))
+    bring(hub, folder, seen)
+    assert read_manifest(folder) == good
+
+
+def test_the_manifest_is_written_while_others_wait(hub, folder, seen, monkeypatch) -> None:
+    is_locked = []
+    finish = FolderTarget.finish
+
+    def watched(target: FolderTarget, files: Any) -> None:
+        is_locked.append(target.lock.exists())
+        finish(target, files)
+
+    monkeypatch.setattr(FolderTarget, "finish", watched)
+    bring(hub, folder, seen)
+    assert is_locked == [True]
 
 
 def test_an_empty_file_comes_too(hub, folder, seen) -> None:
@@ -262,9 +330,20 @@ def test_no_hub_at_all(hub, folder, seen) -> None:
     assert "127.0.0.1:9 can't be reached" in refused(hub, folder, seen, give_up_s=0.05)
 
 
-def test_an_endpoint_that_is_no_url_is_refused_at_once() -> None:
-    with pytest.raises(CheckpointError, match=r"HF_ENDPOINT: expected a URL .*, got hub;"):
-        Hub("hub")
+@pytest.mark.parametrize(
+    ("endpoint", "got"),
+    [
+        ("hub", "hub"),
+        ("ftp://hub/path", "ftp://hub"),
+        ("http://", "http:"),
+        ("http://hub:port", "http://hub:port"),
+        ("me:secret@hub", "hub"),
+        ("http://me:se/secret@hub/", "http://hub"),
+    ],
+)
+def test_an_endpoint_that_is_no_url_is_refused_at_once(endpoint, got) -> None:
+    with pytest.raises(CheckpointError, match=rf"HF_ENDPOINT: expected a URL .*, got {got};"):
+        Hub(endpoint)
 
 
 def test_wrong_bytes_are_thrown_away_once(hub, folder, seen) -> None:
@@ -307,9 +386,27 @@ def test_a_model_or_revision_that_is_not_there(hub, folder, seen) -> None:
     assert not folder.exists()
 
 
-def test_names_outside_of_the_folder_are_refused(hub, folder, seen) -> None:
-    hub.files["../evil.py"] = b""
-    assert "names outside of the folder: ../evil.py" in refused(hub, folder, seen)
+@pytest.mark.parametrize("name", ["../evil.py", "/evil.py", "evil\0.json", "evil\ud800.json"])
+def test_names_that_no_file_in_the_folder_can_have_are_refused(hub, folder, seen, name) -> None:
+    hub.files[name] = b""
+    assert "lists names that no file in the folder can have: " in refused(hub, folder, seen)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", [SHARD, CONFIG])
+@pytest.mark.parametrize("digest", ["../../../precious", "0" * 63, "A" * 64, "", None])
+def test_a_hash_that_is_none_does_not_become_a_path(hub, seen, tmp_path, monkeypatch, name, digest) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    precious = tmp_path / "precious.incomplete"
+    precious.write_text("mine")
+    hub.listed_hashes[name] = digest
+    assert f"lists no size or no hash of {name}; correct HF_ENDPOINT" in refused(hub, None, seen)
+    assert precious.read_text() == "mine"
+
+
+def test_a_commit_that_is_none_does_not_become_a_path(hub, folder, seen) -> None:
+    hub.listed_commit = "../" * 20
+    assert "expected a commit from http://127.0.0.1" in refused(hub, folder, seen)
 
 
 def test_more_than_there_is_room_for_is_not_begun(hub, folder, seen) -> None:
@@ -319,7 +416,7 @@ def test_more_than_there_is_room_for_is_not_begun(hub, folder, seen) -> None:
 
 
 def test_a_mirror_that_lists_no_sizes_is_refused(hub, folder, seen) -> None:
-    hub.listed_sizes |= {CONFIG: None, "LICENSE": None}
+    hub.listed_sizes |= {CONFIG: None, "LICENSE": -1}
     assert f"lists no size or no hash of LICENSE, {CONFIG}; correct HF_ENDPOINT" in refused(hub, folder, seen)
 
 
@@ -356,9 +453,34 @@ def test_a_link_to_the_storage_that_has_expired_is_renewed(hub, folder, seen) ->
     assert "the storage refuses the link" in seen.lines[0]
 
 
+def test_a_file_that_the_hub_itself_refuses_is_not_asked_for_again(hub, folder, seen) -> None:
+    hub.always[CONFIG] = Fault(status=403)
+    assert f"{CONFIG}: this user may not read it; ask for access" in refused(hub, folder, seen, give_up_s=0.1)
+    assert hub.asked(CONFIG) == [0]
+
+
 def test_access_that_has_to_be_asked_for(hub, folder, seen) -> None:
     hub.always[""] = Fault(status=403, headers={"X-Error-Code": "GatedRepo"})
     assert f"access has to be asked for at {hub.url.rstrip('/')}/{MODEL}" in refused(hub, folder, seen)
+
+
+def test_a_password_in_the_endpoint_is_not_shown(hub, folder, seen) -> None:
+    shown = hub.url.rstrip("/")
+    hub.url = shown.replace("//", "//me:secret@")
+
+    hub.listed_sizes[CONFIG] = None
+    messages = [refused(hub, folder, seen, name=HubName("no/model")), refused(hub, folder, seen)]
+    hub.always[""] = Fault(status=403, headers={"X-Error-Code": "GatedRepo"})
+    messages.append(refused(hub, folder, seen))
+    assert [shown in message for message in messages] == [True] * 3
+    assert "secret" not in "".join(messages)
+
+
+def test_a_storage_whose_host_is_in_the_endpoints_password_is_not_the_hub(hub, folder, seen) -> None:
+    hub.url = hub.url.replace("//", f"//localhost:{hub.port}@")
+    hub.faults[SHARD].append(Fault(status=403))
+    bring(hub, folder, seen)
+    assert "the storage refuses the link" in seen.lines[0]
 
 
 # What is in the folder already
@@ -438,6 +560,39 @@ def test_a_partial_file_of_hf_download_is_continued(hub, folder, seen) -> None:
     bring(hub, folder, seen)
     assert hub.asked(SHARD)[-1] == 9000
     assert there(folder)[SHARD] == FILES[SHARD]
+
+
+def test_what_another_process_wrote_meanwhile_is_not_cut_off(hub, folder, seen) -> None:
+    hub.faults[SHARD].append(Fault(cut_after=7000))
+    hub.always[SHARD] = Fault(status=404)
+    refused(hub, folder, seen)
+    (partial,) = unfinished_downloads(folder)
+
+    class Overtaken(Hub):
+        @contextmanager
+        def bytes_of(self, listing: HubListing, file: HubFile, begin: int) -> Iterator[tuple[int, Iterator[bytes]]]:
+            with super().bytes_of(listing, file, begin) as answer:
+                partial.write_bytes(FILES[SHARD][:15_000])
+                yield answer
+
+    hub.faults[SHARD].append(Fault(cut_after=1000))
+    with pytest.raises(CheckpointError):
+        download(DownloadOptions(name=HubName(MODEL), folder=folder, first_wait_s=0.01), seen, Overtaken(hub.url))
+    assert hub.asked(SHARD)[1:] == [7000, 7000, 8000]
+    assert partial.read_bytes() == FILES[SHARD][:15_000]
+
+
+def test_a_partial_file_that_is_too_long_is_begun_again(hub, folder, seen) -> None:
+    hub.faults[SHARD].append(Fault(cut_after=7000))
+    hub.always[SHARD] = Fault(status=404)
+    refused(hub, folder, seen)
+    (partial,) = unfinished_downloads(folder)
+    partial.write_bytes(bytes(len(FILES[SHARD]) + 1))
+    hub.always.clear()
+    bring(hub, folder, seen)
+    assert hub.asked(SHARD)[-1] == 0
+    assert there(folder)[SHARD] == FILES[SHARD]
+    assert not any("thrown away" in line for line in seen.lines)
 
 
 # Limits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -99,3 +100,30 @@ def test_a_lock_that_others_took_over_is_left_to_them(lock) -> None:
     with download_lock(lock, nobody):
         lock.write_text("theirs")
     assert lock.read_text() == "theirs"
+
+
+def test_a_lock_that_others_took_over_meanwhile_is_given_back(lock, monkeypatch) -> None:
+    monkeypatch.setattr(module, "_POLL_S", 0.001)
+    with download_lock(lock, nobody):
+        dead = json.loads(lock.read_text()) | {"started": "long ago"}
+    lock.write_text(json.dumps(dead))
+    rename = os.rename
+
+    def late(source: Path, target: Path) -> None:
+        """Move the lock after another process has found the same holder dead, and has taken the lock."""
+        monkeypatch.setattr(os, "rename", rename)
+        lock.unlink()
+        lock.write_text(json.dumps(dead | {"host": "node", "pid": 7, "machine": "another"}))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", late)
+    waited_for: list[str] = []
+
+    def end(holder: str) -> None:
+        waited_for.append(holder)
+        lock.unlink()
+
+    with download_lock(lock, end):
+        pass
+    assert waited_for == ["process 7 on node"]
+    assert list(lock.parent.iterdir()) == []

@@ -58,6 +58,7 @@ def document(**changes: object) -> str:
     [
         ("", "Expecting value"),
         ("[]", r"found \[\]"),
+        ("[" * 200_000, "maximum recursion depth"),
         (document(schema="other/1"), "found 'other/1'"),
         (document(source=None), "source and revision have to be text"),
         (document(files=[]), "and files an object"),

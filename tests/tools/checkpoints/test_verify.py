@@ -123,6 +123,24 @@ def test_weights_that_the_manifest_lacks_are_named(listed) -> None:
     assert verified(listed).unverified == ("extra.safetensors",)
 
 
+def test_weights_that_the_manifest_lacks_are_looked_at(folder) -> None:
+    write_manifest(
+        folder, Manifest("maker/model", "abc", {"config.json": FileRecord(2, hash_of(folder / "config.json"))})
+    )
+    assert lines(folder) == []
+    os.truncate(folder / FIRST, (folder / FIRST).stat().st_size - 8)
+    (damage,) = verified(folder).damages
+    assert (damage.file, damage.tensors) == (FIRST, ("c",))
+
+
+def test_a_folder_and_a_manifest_without_weights(tmp_path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    write_manifest(
+        tmp_path, Manifest("maker/model", "abc", {"config.json": FileRecord(2, hash_of(tmp_path / "config.json"))})
+    )
+    assert lines(tmp_path) == []
+
+
 def test_the_progress_ends_with_all_bytes(listed) -> None:
     seen: list[VerifyProgress] = []
     report = verify(listed, jobs=1, observe=seen.append)
@@ -206,6 +224,16 @@ def test_the_exit_code_and_the_last_line_say_how_it_went(listed, capsys) -> None
     flip(listed / FIRST, -1)
     assert main(["checkpoint", "verify", str(listed), "--jobs", "1"]) == 1
     assert capsys.readouterr().out.endswith("; 1 damaged\n")
+
+
+def test_what_the_manifest_says_cannot_command_the_terminal(listed, capsys) -> None:
+    evil = "\x1b]0;evil\x07\nmodel"
+    write_manifest(listed, Manifest(evil, "abc", {f"{evil}.json": FileRecord(1, "0" * 64)}))
+    assert main(["checkpoint", "verify", str(listed)]) == 1
+    out = capsys.readouterr().out
+    assert out.count("evil") == 2
+    assert out.replace("\n", "").isprintable()
+    assert len(out.splitlines()) == 2
 
 
 def test_without_hashes_it_says_so(folder, capsys) -> None:

@@ -22,6 +22,7 @@ from deepseek_triton_tools.checkpoints.download_transfer import GaveUpError, Pat
 from deepseek_triton_tools.checkpoints.hub import Hub, HubFile, HubListing, TryAgainError
 from deepseek_triton_tools.checkpoints.local_files import StoppedError
 from deepseek_triton_tools.host.units import sized
+from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME
 from deepseek_triton_tools.repository.hub_cache import HubName
 from deepseek_triton_tools.tool_errors import CheckpointError, ToolError
 
@@ -117,7 +118,9 @@ def download(options: DownloadOptions, view: DownloadView, hub: Hub | None = Non
             if missing := [file for file in files if not target.is_done(file)]:  # others may have brought them
                 _check_room(target, missing)
                 received = _bring(hub, target, files, missing, options, stop, view)
-    target.finish(files)
+            target.finish(files)
+    else:
+        target.finish(files)
     if isinstance(target, FolderTarget) and (strays := target.strays()):
         view.say(
             f"{target.folder} has weight files that are not of this revision: {first_names(strays)}; remove them: "
@@ -129,12 +132,15 @@ def download(options: DownloadOptions, view: DownloadView, hub: Hub | None = Non
 def choose(listing: HubListing, include: Sequence[str], exclude: Sequence[str]) -> tuple[HubFile, ...]:
     """Return the files whose path matches a pattern of `include` and none of `exclude`.
 
+    The model's own manifest is left out, because the download writes another one in its place.
+
     :raises CheckpointError: when no file does.
     """
     files = tuple(
         file
         for file in listing.files
-        if any(fnmatchcase(file.name, pattern) for pattern in include)
+        if file.name != MANIFEST_NAME
+        and any(fnmatchcase(file.name, pattern) for pattern in include)
         and not any(fnmatchcase(file.name, pattern) for pattern in exclude)
     )
     if not files:
@@ -156,7 +162,7 @@ def _listing(hub: Hub, name: HubName, patience: Patience) -> HubListing:
 
 
 def _check_room(target: DownloadTarget, missing: Sequence[HubFile]) -> None:
-    needed = sum(map(target.missing_bytes, missing))
+    needed = sum(target.missing_bytes(same[0]) for same in _by_partial(target, missing))
     if not needed:
         return
     needed = max(round(needed * _MARGIN), needed + _LEAST_MARGIN)
@@ -166,6 +172,14 @@ def _check_room(target: DownloadTarget, missing: Sequence[HubFile]) -> None:
             f"{target.folder}: expected {sized(needed)} of free room for what is missing, found {sized(free)}; free "
             f"{sized(needed - free)}, or choose another --to"
         )
+
+
+def _by_partial(target: DownloadTarget, files: Sequence[HubFile]) -> list[list[HubFile]]:
+    """Put the files together that come by one partial file: the cache has one for all files with the same bytes."""
+    found: dict[Path, list[HubFile]] = {}
+    for file in files:
+        found.setdefault(target.partial(file), []).append(file)
+    return list(found.values())
 
 
 def _bring(
@@ -187,7 +201,8 @@ def _bring(
         stop=stop,
         say=said.put,
     )
-    workers = _Workers(transfer, missing, min(options.jobs, len(missing)), stop)
+    groups = _by_partial(target, missing)
+    workers = _Workers(transfer, groups, min(options.jobs, len(groups)), stop)
     watch = _Watch(sum(file.size for file in files), len(files), missing, transfer, workers)
     try:
         while not workers.ended.wait(_TICK_S):
@@ -209,10 +224,11 @@ def _pass_on(said: queue.SimpleQueue[str], view: DownloadView) -> None:
 class _Workers:
     """Threads that bring files. They are daemons: they need no end, because any end can be continued from."""
 
-    def __init__(self, transfer: Transfer, files: Sequence[HubFile], num: int, stop: threading.Event) -> None:
+    def __init__(self, transfer: Transfer, groups: list[list[HubFile]], num: int, stop: threading.Event) -> None:
+        """`groups`: one thread brings the files of a group, one after another."""
         self._transfer, self._stop = transfer, stop
         # The largest first, so that no thread is left alone with one at the end.
-        self._waiting = deque(sorted(files, key=lambda file: -file.size))
+        self._waiting = deque(sorted(groups, key=lambda files: -files[0].size))
         self._lock = threading.Lock()
         self._num_running = num
         self._errors: dict[str, Exception] = {}
@@ -232,24 +248,30 @@ class _Workers:
 
     def _run(self) -> None:
         try:
-            while (file := self._next()) is not None:
-                try:
-                    self._transfer.bring(file)
-                    with self._lock:
-                        self.num_done += 1
-                except StoppedError:
-                    return
-                except Exception as error:  # a bug, too, has to end the whole
-                    self._errors[file.name] = error
-                    if not isinstance(error, CheckpointError) or isinstance(error, GaveUpError):
-                        self._stop.set()
+            while (files := self._next()) is not None:
+                for file in files:
+                    self._bring(file)
+        except StoppedError:
+            return
         finally:
             with self._lock:
                 self._num_running -= 1
                 if not self._num_running:
                     self.ended.set()
 
-    def _next(self) -> HubFile | None:
+    def _bring(self, file: HubFile) -> None:
+        try:
+            self._transfer.bring(file)
+            with self._lock:
+                self.num_done += 1
+        except StoppedError:
+            raise
+        except Exception as error:  # a bug, too, has to end the whole
+            self._errors[file.name] = error
+            if not isinstance(error, CheckpointError) or isinstance(error, GaveUpError):
+                self._stop.set()
+
+    def _next(self) -> list[HubFile] | None:
         with self._lock:
             return None if self._stop.is_set() or not self._waiting else self._waiting.popleft()
 

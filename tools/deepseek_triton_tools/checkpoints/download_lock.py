@@ -91,7 +91,7 @@ def _create(path: Path, own: LockHolder) -> bool:
 def _state(path: Path) -> tuple[str, float] | None:
     """Return the lock's text and when it was touched; None where it is gone."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace"), path.stat().st_mtime
+        return _text(path), path.stat().st_mtime
     except FileNotFoundError:
         return None
 
@@ -108,9 +108,17 @@ def _remove(path: Path, text: str) -> None:
     """Remove the lock if it still is the one with this text. Only one process can move it, so it is moved first."""
     scratch = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     with suppress(FileNotFoundError):
-        if path.read_text(encoding="utf-8", errors="replace") == text:
-            os.rename(path, scratch)
-            scratch.unlink()
+        if _text(path) != text:
+            return
+        os.rename(path, scratch)
+        if _text(scratch) != text:  # another took it over between the two lines above
+            with suppress(OSError):  # a third has it by now, or the file system knows no links
+                os.link(scratch, path)
+        scratch.unlink()
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _touch(path: Path, ended: threading.Event) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from abc import ABC, abstractmethod
 from base64 import urlsafe_b64encode
@@ -17,6 +16,7 @@ from deepseek_triton_tools.checkpoints.hub import HubFile, HubListing
 from deepseek_triton_tools.checkpoints.local_files import add_file, is_pointer, size_of
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.repository.checkpoint_manifest import (
+    MANIFEST_NAME,
     FileRecord,
     Manifest,
     read_manifest,
@@ -27,7 +27,7 @@ from deepseek_triton_tools.tool_errors import CheckpointError
 
 
 class DownloadTarget(ABC):
-    """Where the files of one listing go."""
+    """A place for the files of one listing."""
 
     def __init__(self, listing: HubListing, folder: Path) -> None:
         self.listing = listing
@@ -47,15 +47,15 @@ class DownloadTarget(ABC):
 
     @abstractmethod
     def path(self, file: HubFile) -> Path:
-        """Where the file's bytes are in the end."""
+        """Return the place of the file's bytes in the end."""
 
     @abstractmethod
     def partial(self, file: HubFile) -> Path:
-        """Where its bytes are while they come."""
+        """Return the place of its bytes while they come."""
 
     @abstractmethod
     def is_done(self, file: HubFile) -> bool:
-        """Whether the file is there and was verified."""
+        """Tell whether the file is there and was verified."""
 
     @abstractmethod
     def keep(self, file: HubFile) -> None:
@@ -66,11 +66,11 @@ class DownloadTarget(ABC):
         """Note that all files are there."""
 
     def has_size(self, file: HubFile) -> bool:
-        """Whether a file of the right size is in the place, verified or not."""
+        """Tell whether a file of the right size is in the place, verified or not."""
         return size_of(self.path(file)) == file.size
 
     def missing_bytes(self, file: HubFile) -> int:
-        """Bytes that have to come."""
+        """Return the bytes that have to come."""
         return 0 if self.has_size(file) else max(0, file.size - (size_of(self.partial(file)) or 0))
 
     def place(self, file: HubFile) -> None:
@@ -103,13 +103,22 @@ class FolderTarget(DownloadTarget):
             file.write(self.listing.name.model)
 
     def _check_source(self) -> None:
-        manifest = read_manifest(self.folder)
+        manifest = None if self._has_published_manifest() else read_manifest(self.folder)
         found = self._claim.read_text(encoding="utf-8") if self._claim.is_file() else manifest and manifest.source
         if found and found != self.listing.name.model:
             raise CheckpointError(
                 f"{self.folder}: expected {self.listing.name.model} or nothing there, found files of "
                 f"{safe_name(found)}; choose another --to, or remove this folder"
             )
+
+    def _has_published_manifest(self) -> bool:
+        """Tell whether the manifest came with the model, as in a Git clone: it says what the model was made of."""
+        published = next((file for file in self.listing.files if file.name == MANIFEST_NAME), None)
+        if published is None or not self.has_size(published):
+            return False
+        digest = published.checksum.begin()
+        add_file(digest, self.path(published), Event())
+        return digest.hexdigest() == published.checksum.digest
 
     def path(self, file: HubFile) -> Path:
         return self.folder / file.name
@@ -137,7 +146,8 @@ class FolderTarget(DownloadTarget):
 
     def finish(self, files: tuple[HubFile, ...]) -> None:
         before = read_manifest(self.folder)
-        known = before.files if before and before.revision == self.listing.commit else {}
+        known = dict(before.files) if before and before.revision == self.listing.commit else {}
+        known.pop(MANIFEST_NAME, None)  # a manifest that came with the files, as any of them
         found = {file.name: FileRecord(file.size, self._sha256(file)) for file in files}
         manifest = Manifest(self.listing.name.model, self.listing.commit, {**known, **found})
         if manifest != before:
@@ -210,6 +220,4 @@ def make_target(listing: HubListing, folder: Path | None) -> DownloadTarget:
 
     :raises CheckpointError: when the folder holds something else.
     """
-    if not re.fullmatch("[0-9a-f]{40,64}", listing.commit):
-        raise CheckpointError(f"{listing.name}: expected a commit from the hub, got {safe_name(listing.commit)}")
     return CacheTarget(listing) if folder is None else FolderTarget(listing, folder)

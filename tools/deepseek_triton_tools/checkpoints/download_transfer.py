@@ -35,7 +35,7 @@ class RateLimit:
         self._rate, self._stop = rate, stop
         self._lock = threading.Lock()
         self._free_s = 0.0
-        """When the bytes taken so far are paid for."""
+        """The time at which the bytes taken so far are paid for."""
 
     def take(self, num_bytes: int) -> None:
         """Wait until so many bytes more keep to the limit."""
@@ -149,8 +149,8 @@ class Transfer:
                         if begin != length:
                             self._count_received(begin - length)
                             digest, length = file.checksum.begin(), begin
+                        # Nothing is cut off: another process may have lost the lock, and have hashed what is there.
                         opened.seek(length)
-                        opened.truncate()
                         for piece in pieces:
                             opened.write(piece)
                             digest.update(piece)
@@ -175,11 +175,12 @@ class Transfer:
         return digest
 
     def _hashed(self, file: HubFile, partial: Path) -> tuple[_Hash, int]:
-        """Return the hash and the length of what an earlier download left."""
+        """Return the hash and the length of what an earlier download left. What is too long is removed."""
         digest = file.checksum.begin()
         with suppress(FileNotFoundError):
             if partial.stat().st_size <= file.size:
                 return digest, add_file(digest, partial, self._stop, self._count_checked)
+            partial.unlink()
         return digest, 0
 
     def _count_received(self, num_bytes: int) -> None:

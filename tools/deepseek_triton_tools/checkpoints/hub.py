@@ -8,10 +8,12 @@ away. Versions 1 and 2 of huggingface_hub use two libraries for HTTP, httpx and 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from huggingface_hub import HfApi, constants, get_session, hf_hub_url, hf_raise_for_status
 from huggingface_hub.errors import (
@@ -35,6 +37,8 @@ _HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 _LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 _WORTH_ANOTHER_TRY = (408, 425, 429, 500, 502, 503, 504)
 _MOST_TEXT = 200
+_DIGITS = {"sha1": re.compile("[0-9a-f]{40}"), "sha256": re.compile("[0-9a-f]{64}")}
+_COMMIT = re.compile("[0-9a-f]{40,64}")
 
 
 class TryAgainError(Exception):
@@ -76,11 +80,13 @@ class Hub:
     def __init__(self, endpoint: str | None = None, token: str | None = None) -> None:
         """:raises CheckpointError: when HF_ENDPOINT is no URL."""
         self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
+        self._shown = _shown(self.endpoint)
+        """The endpoint, for people."""
         self._token = token
-        if not self.endpoint.startswith(("http://", "https://")):
+        if not _is_url(self.endpoint):
             raise CheckpointError(
-                f"HF_ENDPOINT: expected a URL such as https://huggingface.co, got {safe_name(self.endpoint)}; correct "
-                "it, or unset it"
+                f"HF_ENDPOINT: expected a URL such as https://huggingface.co, got {self._shown}; correct it, or "
+                "unset it"
             )
 
     def listing(self, name: HubName) -> HubListing:
@@ -97,18 +103,26 @@ class Hub:
             except HFValidationError as error:
                 raise CheckpointError(f"{name}: {printable_line(str(error))}") from error
             except json.JSONDecodeError as error:
-                raise TryAgainError(f"{self.endpoint} answers no JSON") from error
+                raise TryAgainError(f"{self._shown} answers no JSON") from error
         listed = sorted(info.siblings or (), key=lambda each: each.rfilename)
-        if unknown := [each.rfilename for each in listed if each.size is None or not (each.lfs or each.blob_id)]:
+        if unusable := [each.rfilename for each in listed if not _can_be_name(each.rfilename)]:
             raise CheckpointError(
-                f"{name}: {self.endpoint} lists no size or no hash of {first_names(unknown)}; correct HF_ENDPOINT, or "
+                f"{name}: {self._shown} lists names that no file in the folder can have: {first_names(unusable)}; "
+                "correct HF_ENDPOINT, or unset it"
+            )
+        files = {each.rfilename: _file(each) for each in listed}
+        if unknown := [each for each, file in files.items() if file is None]:
+            raise CheckpointError(
+                f"{name}: {self._shown} lists no size or no hash of {first_names(unknown)}; correct HF_ENDPOINT, or "
                 "unset it"
             )
-        files = [_file(each) for each in listed]
-        outside = [file.name for file in files if not is_inside(file.name)]
-        if outside or info.sha is None or not is_inside(info.sha):
-            raise CheckpointError(f"{name}: the hub lists names outside of the folder: {first_names(outside)}")
-        return HubListing(name, info.sha, tuple(files))
+        commit = str(info.sha)
+        if not _COMMIT.fullmatch(commit):
+            raise CheckpointError(
+                f"{name}: expected a commit from {self._shown}, got {safe_name(commit)}; correct HF_ENDPOINT, or "
+                "unset it"
+            )
+        return HubListing(name, commit, tuple(filter(None, files.values())))
 
     @contextmanager
     def bytes_of(self, listing: HubListing, file: HubFile, begin: int) -> Iterator[tuple[int, Iterator[bytes]]]:
@@ -142,7 +156,7 @@ class Hub:
             yield
         except GatedRepoError as error:
             raise CheckpointError(
-                f"{what}: access has to be asked for at {self.endpoint}/{name.model}; then {_LOGIN}"
+                f"{what}: access has to be asked for at {self._shown}/{name.model}; then {_LOGIN}"
             ) from error
         except RevisionNotFoundError as error:
             raise CheckpointError(
@@ -150,7 +164,7 @@ class Hub:
             ) from error
         except RepositoryNotFoundError as error:
             raise CheckpointError(
-                f"{what}: {self.endpoint} has no such model for this user; correct the name, or {_LOGIN}"
+                f"{what}: {self._shown} has no such model for this user; correct the name, or {_LOGIN}"
             ) from error
         except HfHubHTTPError as error:
             raise self._of_status(what, error) from error
@@ -166,7 +180,8 @@ class Hub:
             return TryAgainError(f"the hub answers with status {status}", _wait_asked_for(error.response.headers))
         if status == 401:
             return CheckpointError(f"{what}: the hub refuses the token: it is wrong or has expired; {_LOGIN}")
-        if status == 403 and _host(error) not in self.endpoint:
+        asked: Any = error.response.url
+        if status == 403 and asked.netloc != asked.join(self.endpoint).netloc:
             return TryAgainError("the storage refuses the link, which may have expired")  # each try gets a new one
         said = printable_line(error.server_message or "")[:_MOST_TEXT]
         reason = f": {said}" if said else ""
@@ -189,8 +204,36 @@ def _wait_asked_for(headers: Any) -> float | None:
     return float(value) if value.isdecimal() and len(value) < 10 else None
 
 
-def _file(sibling: Any) -> HubFile:
-    if sibling.lfs is not None:
-        return HubFile(sibling.rfilename, sibling.lfs.size, Checksum("sha256", sibling.lfs.sha256, "the hub"))
-    size = sibling.size
-    return HubFile(sibling.rfilename, size, Checksum("sha1", sibling.blob_id, "the hub", b"blob %d\0" % size))
+def _is_url(endpoint: str) -> bool:
+    try:
+        parts = urlsplit(endpoint)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _shown(endpoint: str) -> str:
+    """Return the scheme and the host of a URL, which may hold a password too, or of what was meant to be one."""
+    scheme = endpoint.partition("://")[0] + "://" if "://" in endpoint else ""
+    # The password ends at the last @, even where it should have been written with %2F and the like.
+    host = re.split("[/?#]", endpoint.removeprefix(scheme).rpartition("@")[2])[0]
+    return safe_name(scheme + host)
+
+
+def _can_be_name(name: str) -> bool:
+    """Tell whether a file in the folder can have the name."""
+    try:
+        return is_inside(name) and "\0" not in name and bool(name.encode())
+    except UnicodeEncodeError:  # JSON can hold half a character
+        return False
+
+
+def _file(listed: Any) -> HubFile | None:
+    """Return the file; None where its size or its hash, which becomes a file's name, can't be one."""
+    algorithm, size, digest = "sha1", listed.size, listed.blob_id
+    if listed.lfs is not None:
+        algorithm, size, digest = "sha256", listed.lfs.size, listed.lfs.sha256
+    if type(size) is not int or size < 0 or not _DIGITS[algorithm].fullmatch(str(digest)):
+        return None
+    prefix = b"blob %d\0" % size if algorithm == "sha1" else b""
+    return HubFile(listed.rfilename, size, Checksum(algorithm, digest, "the hub", prefix))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deepseek_triton_build.check import Header, HeaderError, is_inside, read_header
-from deepseek_triton_build.text import first_names
+from deepseek_triton_build.text import first_names, safe_name
 from deepseek_triton_tools.checkpoints.local_files import add_file, is_pointer, size_of
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, WeightFile, find_damage
 from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME, Manifest, read_manifest
@@ -35,14 +35,14 @@ class Damage:
 
     def __str__(self) -> str:
         held = f"; {len(self.tensors)} tensors: {first_names(self.tensors)}" if self.tensors else ""
-        return f"{self.file}: {self.problem}{held}; {self.fix}"
+        return f"{safe_name(self.file)}: {self.problem}{held}; {self.fix}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
     folder: Path
     compared_with: str
-    """What gave the hashes, for people; empty where only the headers and the index could be looked at."""
+    """The place of the hashes, for people; empty where only the headers and the index could be looked at."""
     source: str
     """The model on the hub, or what the files were made of; empty where the folder doesn't say."""
     revision: str
@@ -92,7 +92,8 @@ def verify(folder: Path, *, jobs: int, observe: Callable[[VerifyProgress], objec
             if _listed_in(checksum) != str(path)  # what `sha256sum * > checksums.sha256` says of its own output
         }
     damages = _compare(folder, expected, jobs, observe)
-    if not manifest or any(name.endswith(".safetensors") for name in manifest.files):
+    # A manifest of other files only, in a folder without weights, is one of `checkpoint download --include`.
+    if not manifest or weights or any(name.endswith(".safetensors") for name in manifest.files):
         damages += _structure(_checkpoint(folder, weights), {damage.file for damage in damages})
     weight_names = [file.path.relative_to(folder).as_posix() for file in weights]
     compared = expected.keys() or weight_names
@@ -170,7 +171,7 @@ def _damage_of(
         return None
     header = _header(path)
     if header and header.found < header.length:
-        return _cut(name, size, header)
+        return _truncated(name, header)
     return Damage(
         file=name,
         problem=f"its {expected.checksum.algorithm} is {digest.hexdigest()}, expected {expected.checksum.digest}",
@@ -188,16 +189,17 @@ def _wrong_size(path: Path, name: str, size: int, expected: int) -> Damage:
         )
     header = _header(path)
     if header and header.found < header.length:
-        return _cut(name, size, header)
+        return _truncated(name, header)
     return Damage(file=name, problem=f"expected {expected:,} bytes, found {size:,}", fix=_AGAIN)
 
 
-def _cut(name: str, size: int, header: Header) -> Damage:
+def _truncated(name: str, header: Header) -> Damage:
+    """Name the tensors whose values end behind the file's end."""
     return Damage(
         file=name,
-        problem=f"truncated: it ends at byte {size:,}, expected {header.length:,}",
+        problem=f"truncated: it ends at byte {header.found:,}, expected {header.length:,}",
         fix=_AGAIN,
-        tensors=tuple(header.tensors_beyond(size)),
+        tensors=tuple(header.tensors_beyond(header.found)),
     )
 
 

@@ -85,8 +85,10 @@ def _folder(checkpoint: str) -> Path:
 
 
 def _summary(report: VerifyReport) -> str:
+    from deepseek_triton_build.text import safe_name
+
     files = f"{report.num_files} files, {sized(report.num_bytes)}"
-    of = f" of {report.source}" if report.source else ""
+    of = f" of {safe_name(report.source)}" if report.source else ""
     ending = f"{len(report.damages)} damaged" if report.damages else "nothing is damaged"
     if not report.compared_with:
         return (

@@ -70,7 +70,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise CheckpointError(f"{path}: can't be read: {error.strerror}") from error
     try:
         return _parsed(json.loads(content or b""))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # deeply nested JSON
         raise CheckpointError(
             f"{path}: expected a manifest ({SCHEMA}): {error}; remove it, and download again"
         ) from error
