@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from deepseek_backend.engines.reference.checkpoint_loading import load_checkpoint
 from deepseek_backend.engines.reference.model_runner import ModelRunner
+from deepseek_triton_tools.checkpoints.companion_files import companion_files
 from deepseek_triton_tools.checkpoints.cut import CutOptions, plan_cut, write_cut
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter
 from deepseek_triton_tools.checkpoints.stored_tensors import DTYPES, StoredTensors, open_checkpoint, read_config
@@ -76,7 +77,6 @@ def w4afp8(folder: Path) -> Path:
             "quantization": {"quant_algo": "MIXED_PRECISION", "exclude_modules": ["lm_head", "model.layers.3.x", "*.4"]}
         },
         "quant_cfg.json": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers},
-        "checksums.sha256": {},
     }
     for name, document in documents.items():
         (folder / name).write_text(json.dumps(document))
@@ -120,7 +120,16 @@ def test_the_tensors_that_are_left_have_their_bytes(tmp_path: Path) -> None:
     assert read(tmp_path / "cut", "config.json")["num_hidden_layers"] == 2
     assert read(tmp_path / "cut", "config.json")["num_nextn_predict_layers"] == 0
     assert (tmp_path / "cut/tokenizer.json").read_bytes() == (TINY / "tokenizer.json").read_bytes()
-    assert not (tmp_path / "cut/checksums.sha256").exists()  # they are of other files
+
+
+@pytest.mark.parametrize(
+    "name", ["SHA256SUMS", "sha256sum.txt", "sha256sums", "checksums.sha256", "a.safetensors.SHA256"]
+)
+def test_checksums_of_other_weights_are_left_out(tmp_path: Path, name: str) -> None:
+    source = w4afp8(tmp_path / "w")
+    (source / name).write_text("0" * 64 + "  model.safetensors\n")
+
+    assert [path.name for path in companion_files(source)] == ["tokenizer.json"]
 
 
 def test_the_mtp_layer_becomes_the_layer_after_the_last(tmp_path: Path) -> None:

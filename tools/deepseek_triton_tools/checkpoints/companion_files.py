@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deepseek_triton_build.check import INDEX
-from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME
+from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME, SUMS_FILE
 
 CONFIG = "config.json"
 HF_QUANT_CONFIG = "hf_quant_config.json"
 QUANT_CFG = "quant_cfg.json"
-_NOT_COPIED = ("README.md", CONFIG, INDEX, HF_QUANT_CONFIG, QUANT_CFG, MANIFEST_NAME, "checksums.sha256")
+_NOT_COPIED = ("README.md", CONFIG, INDEX, HF_QUANT_CONFIG, QUANT_CFG, MANIFEST_NAME)
 """Files that are written anew, or that would be wrong beside other weights."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
@@ -19,6 +19,6 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 def companion_files(folder: Path) -> Iterator[Path]:
     """Yield the files beside the weights that stay as they are: tokenizer, generation_config.json, model code."""
     for path in sorted(folder.iterdir()):
-        is_weights = path.name.endswith(_WEIGHTS)
-        if path.is_file() and not is_weights and path.name not in _NOT_COPIED and not path.name.startswith("."):
+        is_of_weights = path.name.endswith(_WEIGHTS) or SUMS_FILE.fullmatch(path.name)
+        if path.is_file() and not is_of_weights and path.name not in _NOT_COPIED and not path.name.startswith("."):
             yield path

@@ -15,6 +15,8 @@ from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 MANIFEST_NAME = "checkpoint.sha256.json"
+SUMS_FILE = re.compile(r"sha256sums?(\.txt)?|.+\.sha256", re.IGNORECASE)
+"""Names of the files that sha256sum writes."""
 SCHEMA = "deepseek-triton/checkpoint-manifest/1"
 _MOST_BYTES = 64 * 2**20
 _SHA256 = re.compile("[0-9a-f]{64}")

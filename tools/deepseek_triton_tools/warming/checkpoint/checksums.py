@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING
 
 from deepseek_triton_build.check import read_bytes
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, WeightFile
-from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME, read_manifest
+from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME, SUMS_FILE, read_manifest
 from deepseek_triton_tools.repository.served_models import list_folder
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-_SUMS_FILE = re.compile(r"sha256sums?(\.txt)?|.+\.sha256", re.IGNORECASE)
 _LINE = re.compile(r"(?P<escaped>\\?)(?P<digest>[0-9a-fA-F]{64})(?: [ *](?P<name>.+))?")
 _TAGGED_LINE = re.compile(r"(?P<escaped>\\?)SHA256 \((?P<name>.+)\) ?= (?P<digest>[0-9a-fA-F]{64})")
 _ESCAPES = {r"\\": "\\", r"\n": "\n", r"\r": "\r"}
@@ -59,7 +58,7 @@ def expected_checksums(checkpoint: CheckpointFiles) -> Mapping[Path, Checksum]:
     found: dict[Path, Checksum] = {}
     conflicts = []
     folder = checkpoint.folder
-    sums_files = [folder / name for name in list_folder(folder) if _SUMS_FILE.fullmatch(name)]
+    sums_files = [folder / name for name in list_folder(folder) if SUMS_FILE.fullmatch(name)]
     listed = [each for sums_file in sums_files for each in _checksums_in(sums_file)]
     manifest = read_manifest(folder)
     if manifest is not None:
