@@ -21,6 +21,8 @@ from deepseek_triton_tools.tool_errors import CheckpointError
 
 ARCHIVES = Path(__file__).parent / "torch_archives"
 FLOAT = b"ctorch\nFloatStorage\n"
+NESTED = b"q\x00" + b"".join(b"h%c\x86q%c" % (i, i + 1) for i in range(45))
+"""Makes a tuple of two tuples of two tuples and so on, out of the object on the stack."""
 REBUILD = b"ctorch._utils\n_rebuild_tensor_v2\n"
 
 
@@ -127,6 +129,16 @@ def test_no_code_is_run(tmp_path: Path, protocol: int) -> None:
         pytest.param(
             tensor(shape=b"J\xff\xff\xff\x7f\x85", strides=b"K\x00\x85"), "expected a small tensor", id="expanded"
         ),
+        pytest.param(b"\x80\x02})" + NESTED + b"Ns.", "a key that is no text", id="a key that takes years"),
+        pytest.param(
+            b"\x80\x02}()" + NESTED + b"NX\x01\x00\x00\x00xNu.", "a key that is no text", id="one of two keys"
+        ),
+        pytest.param(
+            b"\x80\x02ccollections\nOrderedDict\n]])" + NESTED + b"aNaa\x85R.",
+            "nothing of it was run",
+            id="a key in a call",
+        ),
+        pytest.param(b"\x80\x02}K\x01Ns.", "a key that is no text", id="a number as key"),
         pytest.param(b"\x80\x02}", "nothing of it was run", id="no end"),
         pytest.param(b"", "nothing of it was run", id="empty"),
     ],

@@ -12,7 +12,6 @@ import math
 import pickle
 import pickletools
 import zipfile
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +115,15 @@ class _RebuildTensor:
         return _SavedTensor(storage, offset, shape, strides)
 
 
+class _NewDictionary:
+    """Stands for collections.OrderedDict, of which torch.save makes empty ones only."""
+
+    __slots__ = ()
+
+    def __call__(self) -> dict[Any, Any]:
+        return {}
+
+
 def _is_size(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**62
 
@@ -125,7 +133,7 @@ class _Unpickler(pickle.Unpickler):
 
     _KNOWN: ClassVar[dict[tuple[str, str], Any]] = {
         ("torch._utils", "_rebuild_tensor_v2"): _RebuildTensor(),
-        ("collections", "OrderedDict"): OrderedDict,
+        ("collections", "OrderedDict"): _NewDictionary(),
         **{("torch", name): _StorageType(dtype) for name, dtype in _STORAGES.items()},
     }
 
@@ -174,6 +182,7 @@ class _Archive:
         content = self._bytes("data.pkl", _MOST_PICKLE_BYTES)
         try:
             _check_opcodes(content)
+            _check_keys(content)
             return _Unpickler(io.BytesIO(content)).load()
         except Exception as error:  # a hostile pickle may make the unpickler raise nearly anything
             raise CheckpointError(
@@ -221,3 +230,31 @@ def _check_opcodes(content: bytes) -> None:
             raise pickle.UnpicklingError(f"it has the operation {opcode.name}, which no tensor needs")
         if opcode.name == "LONG_BINPUT" and isinstance(argument, int) and argument > count:
             raise pickle.UnpicklingError("it reserves memory for more objects than it has")
+
+
+def _check_keys(content: bytes) -> None:
+    """Refuse keys that are no text: the hash of a tuple of tuples may take years.
+
+    It follows the stack of objects, of which it knows which are text, and the places where they are kept.
+    """
+    is_text: list[bool | None] = []  # None: a mark
+    kept: dict[Any, bool | None] = {}
+    for opcode, argument, _ in pickletools.genops(content):
+        if opcode.name in ("BINPUT", "LONG_BINPUT"):
+            kept[argument] = is_text[-1]
+            continue
+        if opcode.name in ("BINGET", "LONG_BINGET"):
+            is_text.append(kept[argument])
+            continue
+        taken, num_taken = is_text, len(opcode.stack_before)
+        if pickletools.markobject in opcode.stack_before:  # all objects from the last mark on are one argument
+            mark = len(is_text) - 1 - is_text[::-1].index(None)
+            taken, num_taken = is_text[mark + 1 :], num_taken - 2
+            del is_text[mark:]
+        keys = {"SETITEM": taken[-2:-1], "SETITEMS": taken[::2]}.get(opcode.name, [])
+        if not all(keys):
+            raise pickle.UnpicklingError("it has a dictionary with a key that is no text")
+        del is_text[len(is_text) - num_taken :]
+        is_text += [
+            None if kind is pickletools.markobject else kind is pickletools.pyunicode for kind in opcode.stack_after
+        ]
