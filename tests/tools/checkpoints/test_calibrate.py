@@ -95,6 +95,7 @@ def test_the_script_does_what_the_guide_says(
     work = f"{output}.work"
     clone_modelopt, clone_deepseek, checkout = [call["args"] for call in programs["git"].calls]
     assert clone_modelopt[-2:] == ["https://github.com/NVIDIA/TensorRT-Model-Optimizer.git", f"{work}/modelopt"]
+    assert clone_modelopt[-4:-2] == ["--branch", "0.39.0"]
     deepseek = f"{work}/modelopt/examples/deepseek/DeepSeek-V3"
     assert clone_deepseek[-2:] == ["https://github.com/deepseek-ai/DeepSeek-V3.git", deepseek]
     assert checkout == ["-C", deepseek, "checkout", "1398800"]

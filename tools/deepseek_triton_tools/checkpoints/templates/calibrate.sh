@@ -24,10 +24,11 @@ stage() {  # stage NAME: run the function NAME once
   touch "$work/$1.done"
 }
 
-# ModelOpt's ptq.py is an example in its sources. The package is built from the same sources, so that both fit.
+# ModelOpt's ptq.py is an example in its sources. The package is built from the same sources, so that both fit. This
+# release is the one whose options and files this script knows.
 install_modelopt() {
   rm -rf "$modelopt"
-  git clone --depth 1 https://github.com/NVIDIA/TensorRT-Model-Optimizer.git "$modelopt"
+  git clone --depth 1 --branch 0.39.0 https://github.com/NVIDIA/TensorRT-Model-Optimizer.git "$modelopt"
   python3 -m pip install "$modelopt[all]"
 }
 
