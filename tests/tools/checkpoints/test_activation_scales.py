@@ -112,7 +112,7 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
 
 def test_all_ranks_have_to_be_there(export: Path) -> None:
     (export / RANK_1).rename(export / "amax_dict_rank2-mp2.pt")
-    with pytest.raises(CheckpointError, match=r"ranks 0 to 1, found no amax_dict_rank1-mp2\.pt"):
+    with pytest.raises(CheckpointError, match=r"ranks 0 to 1, found 1 of 2, no amax_dict_rank1-mp2\.pt"):
         read_activation_scales(export)
     shutil.copy(export / "amax_dict_rank2-mp2.pt", export / RANK_1)
     with pytest.raises(CheckpointError, match=r"ranks 0 to 1, found amax_dict_rank2-mp2\.pt too"):
@@ -120,6 +120,14 @@ def test_all_ranks_have_to_be_there(export: Path) -> None:
     (export / "amax_dict_rank2-mp2.pt").rename(export / "amax_dict_rank0-mp1.pt")
     with pytest.raises(CheckpointError, match="the files of one run, found those of mp1, mp2"):
         read_activation_scales(export)
+
+
+@pytest.mark.parametrize("number", ["999999", "9" * 30])
+def test_a_name_that_says_many_ranks_takes_no_memory_for_them(tmp_path: Path, number: str) -> None:
+    (tmp_path / f"amax_dict_rank0-mp{number}.pt").touch()
+    with pytest.raises(CheckpointError, match=r"1 of 999,999, no |as ptq.py writes them, found none") as caught:
+        read_activation_scales(tmp_path)
+    assert len(str(caught.value)) < 1000
 
 
 def test_all_wrong_values_of_all_ranks_are_told(export: Path) -> None:

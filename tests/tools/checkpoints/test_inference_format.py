@@ -162,6 +162,19 @@ def test_a_missing_file_is_named(damaged: Path) -> None:
     assert "1 of 2 files are missing: model1-mp2.safetensors" in refused(damaged)
 
 
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [("999999", "999,998 of 999,999 files are missing: model1-mp999999.safetensors, "), ("9" * 11, "")],
+)
+def test_a_name_that_says_many_files_takes_no_memory_for_them(tmp_path: Path, number: str, said: str) -> None:
+    shutil.copy(TINY / "model.safetensors", tmp_path / f"model0-mp{number}.safetensors")
+
+    if said:
+        assert said in refused(tmp_path)
+    else:  # no such number of GPUs is one: it is some other file
+        assert open_checkpoint(tmp_path).num_parts == 0
+
+
 def test_files_of_two_conversions_are_told_apart(damaged: Path, folders: dict[int, Path]) -> None:
     shutil.copy(folders[4] / "model3-mp4.safetensors", damaged)
 

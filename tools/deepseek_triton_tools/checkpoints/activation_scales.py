@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ _AMAX = re.compile(
     r"(?:model\.)?layers\.(\d+)\.(?:ffn|mlp)\.experts\.(\d+)\.(w[123]|gate_proj|down_proj|up_proj)"
     r"\.input_quantizer\._amax"
 )
-_RANK_FILE = re.compile(r"amax_dict_rank(\d+)-mp(\d+)\.pt")
+_RANK_FILE = re.compile(r"amax_dict_rank(\d{1,6})-mp(\d{1,6})\.pt", re.ASCII)
 _MATRICES = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 
 
@@ -130,10 +131,11 @@ def _rank_files(folder: Path) -> list[Path]:
         sizes = ", ".join(f"mp{size}" for size in sorted(found))
         raise CheckpointError(f"{folder}: expected the files of one run, found those of {sizes}; remove the others")
     ((size, paths),) = found.items()
-    if set(paths) != set(range(size)):
-        missing = [f"amax_dict_rank{rank}-mp{size}.pt" for rank in range(size) if rank not in paths]
-        others = [paths[rank].name for rank in paths if rank >= size]
-        what = f"no {', '.join(missing)}" if missing else f"{', '.join(others)} too"
+    others = [path.name for rank, path in paths.items() if rank >= size]
+    if others or len(paths) < size:
+        missing = (f"amax_dict_rank{rank}-mp{size}.pt" for rank in range(size) if rank not in paths)
+        first = ", ".join(islice(missing, 3))  # there may be a million of them, by one name
+        what = f"{len(paths) - len(others):,} of {size:,}, no {first}" if first else f"{first_names(others)} too"
         raise CheckpointError(f"{folder}: expected the files of ranks 0 to {size - 1}, found {what}; copy them all")
     return [paths[rank] for rank in sorted(paths)]
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from deepseek_triton_build.text import first_names
 
-_FILE = re.compile(r"model(\d+)-mp(\d+)\.safetensors")
+_FILE = re.compile(r"model(\d{1,6})-mp(\d{1,6})\.safetensors", re.ASCII)
 _ROOT = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
 _IN_LAYER = {"attn": "self_attn", "ffn": "mlp", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 _MODULES = {
@@ -37,7 +38,7 @@ _SPLIT = {**dict.fromkeys(("embed", "head", "wq", "wq_b", "wkv_b", "w1", "w3"), 
 
 @dataclass(frozen=True)
 class Place:
-    """What a tensor of one file is a part of."""
+    """The tensor that a tensor of one file is a part of."""
 
     name: str
     """Its name on Hugging Face."""
@@ -73,14 +74,20 @@ def num_parts(names: Sequence[str]) -> int:
 def wrong_files(names: Sequence[str]) -> str | None:
     """Say which files of the format are missing, or belong to another conversion."""
     number = num_parts(names)
-    expected = {f"model{part}-mp{number}.safetensors" for part in range(number)}
-    if others := set(names) - expected:
+    numbers = {name: int(match[1]) for name in names if (match := _FILE.fullmatch(name))}
+    found = {name for name, part in numbers.items() if part < number and name == _file_name(part, number)}
+    if others := set(names) - found:
         return f"expected the files of one conversion, found {first_names(others)} beside those for {number} GPUs"
-    if missing := expected - set(names):
-        return f"{len(missing)} of {number} files are missing: {first_names(missing)}"
+    if len(found) < number:  # there may be a million of them, by one name
+        missing = (name for part in range(number) if (name := _file_name(part, number)) not in found)
+        return f"{number - len(found):,} of {number:,} files are missing: {', '.join(islice(missing, 3))}"
     return None
 
 
+def _file_name(part: int, number: int) -> str:
+    return f"model{part}-mp{number}.safetensors"
+
+
 def is_inference_config(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is one of this format, whose keys have other names."""
+    """Tell whether a config.json is one of this format, whose keys have other names."""
     return "n_layers" in config and "num_hidden_layers" not in config
