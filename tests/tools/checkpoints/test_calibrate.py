@@ -183,9 +183,12 @@ def test_what_r1_needs() -> None:
     assert R1_BYTES < r1.disk_bytes < 1.2 * R1_BYTES
 
 
-def test_other_checkpoints_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = CONFIG | {"model_type": "deepseek_v32", "n_routed_experts": 8}
-    del config["quantization_config"]
+@pytest.mark.parametrize("quantization", [None, "fp8", [], {"quant_method": "awq"}])
+def test_other_checkpoints_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], quantization: object
+) -> None:
+    changes = {"model_type": "deepseek_v32", "n_routed_experts": 8, "quantization_config": quantization}
+    config = CONFIG | changes
     other = write_checkpoint(tmp_path / "other", {"lm_head.weight": np.ones((8, 8), np.float32)}, config)
 
     assert main(["checkpoint", "calibrate", str(other), "--output", str(tmp_path / "amax")]) == 1

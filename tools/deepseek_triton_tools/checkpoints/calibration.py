@@ -76,7 +76,8 @@ def plan_calibration(checkpoint: Path, output: Path) -> Calibration:
     problems += [
         f"{key} is {config.get(key)!r}, not {value}" for key, value in _CONFIG_671B.items() if config.get(key) != value
     ]
-    if (config.get("quantization_config") or {}).get("quant_method") != "fp8":
+    quantization = config.get("quantization_config")
+    if not isinstance(quantization, dict) or quantization.get("quant_method") != "fp8":
         problems.append("it is not in FP8, as DeepSeek publishes it")
     if problems:
         raise CheckpointError(
@@ -127,5 +128,5 @@ def lacking(calibration: Calibration, machine: Machine) -> Iterator[str]:
 
 
 def _is_converted(calibration: Calibration) -> bool:
-    """Whether an earlier run has made the copy that needs the disk."""
+    """Tell whether an earlier run has made the copy that needs the disk."""
     return Path(f"{calibration.output}.work/convert.done").exists()
