@@ -7,12 +7,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from bench.synthetic_checkpoint import CONFIG, make_checkpoint
 
-from deepseek_triton_tools.checkpoints.info import PARTS
+from deepseek_triton_tools.checkpoints.model_parts import PARTS
 from deepseek_triton_tools.cli.main import main
 from support.checked import CHECKOUT
+from support.small_checkpoint import write_checkpoint
 
 TINY = CHECKOUT / "tensorrt_llm/1/tiny"
 
@@ -73,7 +75,7 @@ def test_every_tensor_of_r1_has_a_part_and_the_catalogue_says_what_serves_it(
 
     assert entry["num_tensors"] == 91_991
     assert (entry["num_layers"], entry["num_mtp_layers"]) == (61, 1)
-    assert {part["part"] for part in entry["parts"]} == {*PARTS, "MTP layer"} - {"other"}
+    assert {part["part"] for part in entry["parts"]} == {*PARTS} - {"other"}
     assert entry["variants"] == ["deepseek-r1"]
     assert {gpu["gpu"]: gpu["published_gpus"] for gpu in entry["gpus"]}["h200"] == 8
     assert "1.2.1" in entry["trtllm_releases"]
@@ -144,3 +146,15 @@ def test_a_damaged_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
     [line] = capsys.readouterr().err.splitlines()
     assert "model.safetensors: truncated" in line
+
+
+def test_strange_names_and_endless_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = np.ones((2, 2), np.float32)
+    names = ["a\nb", "lm_head.\n", "model.layers.0.²", "model.layers.0.x.y"]
+    config = {"num_hidden_layers": 10**10, "num_nextn_predict_layers": None}
+    write_checkpoint(tmp_path / "a", dict.fromkeys(names, one), config)
+
+    entry = info(capsys, tmp_path / "a", code=1)
+
+    assert {part["part"]: part["tensors"] for part in entry["parts"]} == {"head": 1, "other": 3}
+    assert any("10000000000 layers, of which 9999999999 are not stored" in problem for problem in entry["problems"])

@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.catalog import Variant, cut_summary, variant_of_folder, variant_of_model, variants
 from deepseek_triton_build.check import CheckpointFacts, read_facts
+from deepseek_triton_tools.checkpoints.conversion_plan import layer_of
+from deepseek_triton_tools.checkpoints.model_parts import PARTS, part_of
 from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, StoredTensors, open_checkpoint
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles
 from deepseek_triton_tools.repository.checkpoint_manifest import read_manifest
 
-PARTS: Mapping[str, re.Pattern[str]] = {
-    "scales": re.compile(r".*(?:_scale|_scale_inv|_scale_2|_scales|\.weight_shape)"),
-    "embedding": re.compile(r"model\.embed_tokens\..*"),
-    "norms": re.compile(r"model\.(?:layers\.\d+\..*)?\w*norm\..*"),
-    "attention": re.compile(r"model\.layers\.\d+\.self_attn\..*"),
-    "gate": re.compile(r"model\.layers\.\d+\.mlp\.gate\..*"),
-    "routed experts": re.compile(r"model\.layers\.\d+\.mlp\.experts\..*"),
-    "shared experts": re.compile(r"model\.layers\.\d+\.mlp\.shared_experts\..*"),
-    "dense MLP": re.compile(r"model\.layers\.\d+\.mlp\..*"),
-    "head": re.compile(r"lm_head\..*"),
-    "other": re.compile(r".*"),
-}
-"""Part -> the tensors that belong to it, unless they belong to the MTP layer or an earlier one."""
-MTP = "MTP layer"
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"model\.layers\.\d+\.mlp\.experts\.\d+\.\w+\.(?:weight|qweight|weight_packed)")
 _STORED_PRECISIONS = {"F8_E4M3": "fp8", "U8": "fp4", "I8": "w4a8", "I32": "w4a16", "BF16": "bf16", "F16": "bf16"}
 """Data type of an expert's weight -> the precision that stores it so."""
@@ -48,7 +35,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointInfo:
-    """What is known of one checkpoint."""
+    """Everything that is known of one checkpoint."""
 
     files: CheckpointFiles
     tensors: StoredTensors
@@ -64,7 +51,7 @@ class CheckpointInfo:
     revision: str | None
     """The commit on the Hugging Face hub."""
     problems: tuple[str, ...]
-    """What its files contradict each other in."""
+    """The contradictions between its files."""
 
     @property
     def num_bytes(self) -> int:
@@ -72,7 +59,7 @@ class CheckpointInfo:
 
     @property
     def cut(self) -> str | None:
-        """What is left of the model, where the checkpoint is cut."""
+        """The layers and experts that are left of the model, where the checkpoint is cut."""
         if self.facts.cut is None or self.facts.architecture is None:
             return None
         return cut_summary(self.facts.cut, self.facts.architecture)
@@ -97,7 +84,7 @@ def describe(files: CheckpointFiles) -> CheckpointInfo:
     facts, findings = read_facts(files.folder, str(files.folder))
     if tensors.num_parts and "num_hidden_layers" not in facts.config:
         findings = []  # DeepSeek's inference format has no config.json, or one with other keys
-    layers = {int(match[1]) for name in tensors if (match := _LAYER.match(name))}
+    layers = {layer for name in tensors if (layer := layer_of(name)) is not None}
     configured = facts.config.get("num_hidden_layers")
     num_layers = configured if type(configured) is int else max(layers, default=-1) + 1
     precision = _stored_precision(tensors.values())
@@ -118,12 +105,9 @@ def describe(files: CheckpointFiles) -> CheckpointInfo:
 
 
 def _parts(tensors: Iterable[StoredTensor], num_layers: int) -> Iterator[Part]:
-    found: dict[str, dict[str, list[int]]] = {name: {} for name in (*PARTS, MTP)}
+    found: dict[str, dict[str, list[int]]] = {name: {} for name in PARTS}
     for tensor in tensors:
-        match = _LAYER.match(tensor.name)
-        is_mtp = match is not None and int(match[1]) >= num_layers
-        part = MTP if is_mtp else next(name for name, pattern in PARTS.items() if pattern.fullmatch(tensor.name))
-        found[part].setdefault(tensor.dtype, []).append(tensor.num_bytes)
+        found[part_of(tensor.name, num_layers)].setdefault(tensor.dtype, []).append(tensor.num_bytes)
     for name, dtypes in found.items():
         if dtypes:
             sizes = [size for each in dtypes.values() for size in each]
@@ -139,9 +123,9 @@ def _contradictions(facts: CheckpointFacts, layers: set[int], num_layers: int, p
     said = facts.precision or ("bf16" if facts.has_16_bits else None)
     if said is not None and precision is not None and said != precision:
         yield f"{facts.quantization_file}: it says {said}, but the experts are stored as {precision}"
-    missing = set(range(num_layers)) - layers
-    if missing:
-        yield f"{facts.label}/config.json: it says {num_layers} layers, of which {len(missing)} are not stored"
+    num_missing = num_layers - sum(layer < num_layers for layer in layers)
+    if num_missing:
+        yield f"{facts.label}/config.json: it says {num_layers} layers, of which {num_missing} are not stored"
 
 
 def _variants(files: CheckpointFiles, facts: CheckpointFacts, precision: str | None) -> list[Variant]:

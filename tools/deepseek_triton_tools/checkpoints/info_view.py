@@ -1,4 +1,4 @@
-"""What is known of checkpoints, as tables and as the JSON document "deepseek-triton/checkpoint/1"."""
+"""Shows what is known of checkpoints, as tables and as the JSON document "deepseek-triton/checkpoint/1"."""
 
 from __future__ import annotations
 
