@@ -201,14 +201,15 @@ def test_w4afp8_changes_the_experts_and_nothing_else(capsys: pytest.CaptureFixtu
     found = compared(capsys, TINY, w4afp8)
 
     errors = {one["part"]: one for one in found["parts"]}
-    assert [part for part, one in errors.items() if one["differing"]] == ["experts"]
+    assert [part for part, one in errors.items() if one["differing"]] == ["routed experts"]
     # A step is a seventh of the largest of 128 values, which is about 2.8 times their RMS.
-    assert 0.08 < errors["experts"]["relative_rms"] < 0.2
-    assert errors["experts"]["clipped"] == 0
-    assert sum(errors["experts"]["errors_by_octave"]) == errors["experts"]["differing"]
+    assert 0.08 < errors["routed experts"]["relative_rms"] < 0.2
+    assert errors["routed experts"]["clipped"] == 0
+    assert sum(errors["routed experts"]["errors_by_octave"]) == errors["routed experts"]["differing"]
     assert [one["layer"] for one in found["expert_layers"]] == [1, 2]
     assert all(0.05 < one["relative_rms"] < 0.2 for one in found["moe_outputs"])
-    assert {tuple(one["precisions"]) for one in found["weights"] if one["part"] == "experts"} == {("FP8", "INT4")}
+    experts = [one for one in found["weights"] if one["part"] == "routed experts"]
+    assert {tuple(one["precisions"]) for one in experts} == {("FP8", "INT4")}
     assert "MTP layer" not in errors
     assert all(name.startswith("model.layers.3.") for name in found["only_in_source"])
     assert found["only_in_source"]
@@ -307,6 +308,87 @@ def test_other_models_and_damaged_scales(tmp_path: Path, capsys: pytest.CaptureF
     assert f"{NAME}, F8_E4M3 [128, 128]: expected its scales as F32 [1, 1], found F32 [2, 1]" in capsys.readouterr().err
     assert main(["checkpoint", "compare", str(unlike), str(bad)]) == 1
     assert "expected two checkpoints of one model, found no weight that both have" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("report", ["gone/error.html", ".", "a-file/error.html"])
+def test_a_report_that_cannot_be_written_is_told_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], report: str
+) -> None:
+    (tmp_path / "a-file").touch()
+    assert main(["checkpoint", "compare", "no-source", "no-other", "--report", str(tmp_path / report)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search("--report: expected a file in a folder that can be written", line)
+
+
+def test_the_figures_are_there_when_the_report_fails_late(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / ("x" * 250)  # its scratch name is too long
+    assert main(["checkpoint", "compare", str(TINY), str(TINY), "--sample", "1", "--report", str(report)]) == 1
+    out, err = capsys.readouterr()
+    assert "routed experts" in out
+    assert "can't be written" in err
+
+
+STRANGE_NAMES = ["a\nb", "a\0b", "model.layers.0.²", "model.layers.0.x.y", f"model.{'9' * 5000}.x", "²"]
+
+
+def test_strange_names_and_shapes_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = np.ones((2, 2), np.float32)
+    empty = {"lm_head.weight": np.ones((4, 0), np.float32)}
+    folder = write_checkpoint(
+        tmp_path / "a", {**empty, **dict.fromkeys(STRANGE_NAMES, one)}, {"num_hidden_layers": 10**10}
+    )
+    path = folder / "model-00001-of-000001.safetensors"
+    rows = str(2**62).encode()
+    path.write_bytes(with_rows(path.read_bytes(), b"[4,0]", b"[" + rows + b",0]"))
+
+    found = compared(capsys, folder, folder)
+
+    assert {one["name"]: one["values"] for one in found["weights"]} == {
+        "lm_head.weight": 0,
+        **dict.fromkeys(STRANGE_NAMES, 4),
+    }
+    assert main(["checkpoint", "compare", str(folder), str(folder), "--workers", "1"]) == 0
+
+
+def with_rows(content: bytes, old: bytes, new: bytes) -> bytes:
+    """Put another shape into the header of a safetensors file."""
+    length = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + length].replace(old, new)
+    assert header != content[8 : 8 + length]
+    return len(header).to_bytes(8, "little") + header + content[8 + length :]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": "3"}, "config.json: expected num_hidden_layers as a whole number, found '3'"),
+        ({"n_group": "8"}, "layer 1: expected experts that fit the numbers in config.json"),
+        ({"n_group": 3, "topk_group": 1}, "layer 1: expected experts that fit the numbers in config.json"),
+        ({"routed_scaling_factor": "x"}, "layer 1: expected experts that fit the numbers in config.json"),
+    ],
+)
+def test_numbers_that_fit_no_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], message: str
+) -> None:
+    folder = tmp_path / "tiny"
+    shutil.copytree(TINY, folder)
+    (folder / "config.json").write_text(json.dumps(read_config(TINY) | changes))
+
+    assert (
+        main(["checkpoint", "compare", str(folder), str(TINY), "--layers", "1", "--sample", "1", "--workers", "1"]) == 1
+    )
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_config_json_may_ask_for_any_number_of_layers_and_experts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(TINY, tmp_path / "tiny")
+    many = {"num_hidden_layers": 10**10, "n_routed_experts": 10**10}
+    (tmp_path / "tiny/config.json").write_text(json.dumps(read_config(TINY) | many))
+
+    assert compared(capsys, tmp_path / "tiny", TINY, "--sample", "1")["moe_outputs"] == []
 
 
 # --- How it ends ---

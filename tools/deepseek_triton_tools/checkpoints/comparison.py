@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import re
 import signal
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,8 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from deepseek_triton_build.text import safe_name
 from deepseek_triton_tools.checkpoints.compared_weight import SCALES, ComparedWeight, compare_weights, weight_of
+from deepseek_triton_tools.checkpoints.config_numbers import config_number
+from deepseek_triton_tools.checkpoints.conversion_plan import layer_of
 from deepseek_triton_tools.checkpoints.error_figures import ErrorSums
+from deepseek_triton_tools.checkpoints.model_parts import EXPERTS, PARTS, part_of
 from deepseek_triton_tools.checkpoints.moe_forward import (
     MOE_SETTINGS,
     ReadWeight,
@@ -29,15 +32,11 @@ from deepseek_triton_tools.checkpoints.moe_forward import (
 from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensors, open_checkpoint, read_config
 from deepseek_triton_tools.tool_errors import CheckpointError
 
-PARTS = ("embedding", "attention", "dense MLP", "shared experts", "experts", "router", "norms", "MTP layer", "head")
-"""Parts of the model, in the order in which they are shown; then "other"."""
-OTHER = "other"
 NUM_TOKENS = 64
 """Random tokens that go through a mixture of experts."""
 _MOST_FORWARDS = 3
 _SEED = 0
 _MOST_NAMED = 3
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _INPUT_SCALE = ".input_scale"
 
 
@@ -104,7 +103,8 @@ class ComparisonPlan:
     pairs: Mapping[str, tuple[ComparedWeight, ComparedWeight]]
     forwards: Sequence[int]
     """Layers whose mixture of experts is computed."""
-    config: Mapping[str, Any]
+    num_layers: int | None
+    """Layers of the model by config.json, the MTP layer not counted; None: it doesn't say."""
     num_left_out: int
     only_in_source: Sequence[str]
     only_in_other: Sequence[str]
@@ -126,9 +126,10 @@ def plan_comparison(source: Path, other: Path, options: ComparisonOptions) -> Co
         raise CheckpointError("; ".join(problems))
     a, b = opened
     config = read_config(source)
+    num_layers = None if config.get("num_hidden_layers") is None else config_number(config, "num_hidden_layers")
     names = [set(_weights(tensors)) for tensors in (a, b)]
     pairs, other_shapes = {}, []
-    for name in sorted(names[0] & names[1], key=lambda name: _in_order(name, config)):
+    for name in sorted(names[0] & names[1], key=lambda name: _in_order(name, num_layers)):
         try:
             pair = (weight_of(a, name), weight_of(b, name))
         except CheckpointError as error:
@@ -137,13 +138,13 @@ def plan_comparison(source: Path, other: Path, options: ComparisonOptions) -> Co
         if pair[0].shape == pair[1].shape:
             pairs[name] = pair
         else:
-            other_shapes.append(f"{name}: {list(pair[0].shape)} and {list(pair[1].shape)}")
+            other_shapes.append(f"{safe_name(name)}: {list(pair[0].shape)} and {list(pair[1].shape)}")
     if not pairs and not problems:
         problems.append(f"{source} and {other}: expected two checkpoints of one model, found no weight that both have")
     if problems:
         more = f"; and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
         raise CheckpointError("; ".join(problems[:_MOST_NAMED]) + more)
-    chosen = _chosen(list(pairs), config, options)
+    chosen = _chosen(list(pairs), num_layers, options)
     if not chosen:
         raise CheckpointError(f"--layers: expected layers of {source}, found no weight that both have in them")
     return ComparisonPlan(
@@ -151,7 +152,7 @@ def plan_comparison(source: Path, other: Path, options: ComparisonOptions) -> Co
         other=other,
         pairs={name: pairs[name] for name in chosen},
         forwards=_forwards(pairs, config, options),
-        config=config,
+        num_layers=num_layers,
         num_left_out=len(pairs) - len(chosen),
         only_in_source=sorted(names[0] - names[1]),
         only_in_other=sorted(names[1] - names[0]),
@@ -191,7 +192,7 @@ def compare(
         weights=[
             WeightComparison(
                 name,
-                part_of(name, plan.config),
+                part_of(name, plan.num_layers),
                 layer_of(name),
                 (plan.pairs[name][0].precision, plan.pairs[name][1].precision),
                 future.result(),
@@ -206,30 +207,6 @@ def compare(
     )
 
 
-def part_of(name: str, config: Mapping[str, Any]) -> str:
-    """Return the part of the model that a tensor is in: one of PARTS, or OTHER."""
-    layer = layer_of(name)
-    if layer is not None and layer >= config.get("num_hidden_layers", layer + 1):
-        return "MTP layer"
-    kinds = {
-        "norm.": "norms",
-        ".self_attn.": "attention",
-        ".mlp.shared_experts.": "shared experts",
-        ".mlp.experts.": "experts",
-        ".mlp.gate.": "router",
-        ".mlp.": "dense MLP",
-        "embed_tokens.": "embedding",
-        "lm_head.": "head",
-    }
-    return next((part for key, part in kinds.items() if key in name), OTHER)
-
-
-def layer_of(name: str) -> int | None:
-    """Return the number of the layer that a tensor is in; None where it is in none."""
-    match = _LAYER.match(name)
-    return int(match[1]) if match else None
-
-
 def _weights(tensors: StoredTensors) -> list[str]:
     """The names that stand for numbers of the model: not scales."""
     return [
@@ -239,21 +216,20 @@ def _weights(tensors: StoredTensors) -> list[str]:
     ]
 
 
-def _in_order(name: str, config: Mapping[str, Any]) -> tuple[int, list[int | str]]:
-    part = part_of(name, config)
-    parts: list[int | str] = [f"{int(one):06}" if one.isdigit() else one for one in name.split(".")]
-    return PARTS.index(part) if part in PARTS else len(PARTS), parts
+def _in_order(name: str, num_layers: int | None) -> tuple[int, list[str]]:
+    parts = [one.zfill(6) if one.isdecimal() else one for one in name.split(".")]  # numbers as numbers
+    return PARTS.index(part_of(name, num_layers)), parts
 
 
-def _chosen(names: Sequence[str], config: Mapping[str, Any], options: ComparisonOptions) -> list[str]:
+def _chosen(names: Sequence[str], num_layers: int | None, options: ComparisonOptions) -> list[str]:
     if options.layers is not None:
         names = [name for name in names if layer_of(name) in options.layers]
     if options.sample is None:
         return list(names)
     groups: dict[tuple[str, int | None], list[str]] = {}
     for name in names:
-        part = part_of(name, config)
-        groups.setdefault((part, layer_of(name) if part == "experts" else None), []).append(name)
+        part = part_of(name, num_layers)
+        groups.setdefault((part, layer_of(name) if part == EXPERTS else None), []).append(name)
     return [one for group in groups.values() for one in _spread(group, options.sample)]
 
 
@@ -268,9 +244,14 @@ def _forwards(pairs: Collection[str], config: Mapping[str, Any], options: Compar
     """The first, the middle and the last layer with all its experts in both checkpoints."""
     if any(not isinstance(config.get(key), int) for key in (*MOE_SETTINGS, "num_hidden_layers")):
         return []
-    layers = range(config["num_hidden_layers"]) if options.layers is None else sorted(options.layers)
+    stored = sorted({layer for name in pairs if (layer := layer_of(name)) is not None})
+    layers = [layer for layer in stored if options.layers is None or layer in options.layers]
+    if options.layers is None:
+        layers = [layer for layer in layers if layer < config["num_hidden_layers"]]
     complete = [
-        layer for layer in layers if all(name in pairs for name in [_norm_name(layer), *moe_weights(layer, config)])
+        layer
+        for layer in layers
+        if _norm_name(layer) in pairs and all(name in pairs for name in moe_weights(layer, config))
     ]
     return _spread(complete, _MOST_FORWARDS)
 
@@ -282,9 +263,15 @@ def _norm_name(layer: int) -> str:
 def _compare_layer(source: Path, other: Path, layer: int) -> LayerComparison:
     config = read_config(source)
     readers = [_reader(open_checkpoint(folder)) for folder in (source, other)]
-    with np.errstate(all="ignore"):  # what is not finite then is counted
-        tokens = random_tokens(readers[0](_norm_name(layer)), NUM_TOKENS, _SEED + layer)
-        before, after = (moe_output(tokens, layer, config, read) for read in readers)
+    try:
+        with np.errstate(all="ignore"):  # what is not finite then is counted
+            tokens = random_tokens(readers[0](_norm_name(layer)), NUM_TOKENS, _SEED + layer)
+            before, after = (moe_output(tokens, layer, config, read) for read in readers)
+    except (IndexError, TypeError, ValueError) as error:  # numpy raises these for shapes that don't fit each other
+        raise CheckpointError(
+            f"{source}: layer {layer}: expected experts that fit the numbers in config.json: {error}; download it "
+            "again, or leave the layer out (--layers)"
+        ) from error
     errors = ErrorSums()
     errors.add(before.output, after.output)
     is_same = (before.experts[:, :, None] == after.experts[:, None, :]).any(axis=2)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from deepseek_triton_tools.bench.report.report_page import html_page, html_rows, html_table, picture_section
 from deepseek_triton_tools.bench.report.report_pictures import Json, ReportPicture, picture_layout, series_color
-from deepseek_triton_tools.checkpoints.comparison import PARTS, Comparison
+from deepseek_triton_tools.checkpoints.comparison import Comparison
 from deepseek_triton_tools.checkpoints.comparison_view import (
     FORWARD_HEADINGS,
     FORWARD_NOTE,
@@ -17,6 +17,7 @@ from deepseek_triton_tools.checkpoints.comparison_view import (
     part_rows,
 )
 from deepseek_triton_tools.checkpoints.error_figures import OCTAVES
+from deepseek_triton_tools.checkpoints.model_parts import EXPERTS, PARTS
 from deepseek_triton_tools.host.whole_file import whole_file
 
 _HEIGHT = 400
@@ -37,9 +38,9 @@ def write_comparison(path: Path, comparison: Comparison, source: Path, other: Pa
         ]
         picture = _distribution(comparison, parts)
         sections.append(picture_section("Distribution of the errors", text, parts, [picture], pictures))
-    if any(weight.part == "experts" and weight.errors.num_differing for weight in comparison.weights):
+    if any(weight.part == EXPERTS and weight.errors.num_differing for weight in comparison.weights):
         text = ["||b - a|| / ||a|| over all values of the routed experts of a layer."]
-        sections.append(picture_section("Experts by layer", text, ["experts"], [_by_layer(comparison)], pictures))
+        sections.append(picture_section("Experts by layer", text, [EXPERTS], [_by_layer(comparison)], pictures))
     rows = html_rows([[escape(cell.strip()) for cell in row] for row in part_rows(comparison)])
     facts = {"First": str(source), "Second": str(other), "Notes": " ".join(notes(comparison)) or "none"}
     page = html_page(
@@ -84,9 +85,9 @@ def _distribution(comparison: Comparison, parts: list[str]) -> ReportPicture:
 
 def _by_layer(comparison: Comparison) -> ReportPicture:
     layers = sorted(
-        {weight.layer for weight in comparison.weights if weight.part == "experts" and weight.layer is not None}
+        {weight.layer for weight in comparison.weights if weight.part == EXPERTS and weight.layer is not None}
     )
-    errors = [comparison.sums("experts", layer).relative_rms for layer in layers]
+    errors = [comparison.sums(EXPERTS, layer).relative_rms for layer in layers]
     layout = picture_layout("Layer", "Relative error", height=_HEIGHT)
     layout["xaxis"] |= {"type": "category"}
     layout["yaxis"] |= {"tickformat": ".1%"}

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.text import first_names
-from deepseek_triton_tools.checkpoints.comparison import NUM_TOKENS, OTHER, PARTS, Comparison
+from deepseek_triton_build.text import first_names, safe_name
+from deepseek_triton_tools.checkpoints.comparison import NUM_TOKENS, Comparison
 from deepseek_triton_tools.checkpoints.error_figures import OCTAVES, ErrorSums
+from deepseek_triton_tools.checkpoints.model_parts import EXPERTS, PARTS
 from deepseek_triton_tools.terminal.tables import Table, paragraph, show
 
 SCHEMA = "deepseek-triton/checkpoint-compare/1"
@@ -37,12 +38,12 @@ def show_comparison(comparison: Comparison) -> None:
 
 def part_rows(comparison: Comparison) -> Iterator[list[str]]:
     """Yield a row of cells for each part, and for the experts of each layer."""
-    for part in (*PARTS, OTHER):
+    for part in PARTS:
         weights = [weight for weight in comparison.weights if weight.part == part]
         if not weights:
             continue
         yield [part, *_cells(comparison, part, None)]
-        layers = sorted({weight.layer for weight in weights if weight.layer is not None}) if part == "experts" else []
+        layers = sorted({weight.layer for weight in weights if weight.layer is not None}) if part == EXPERTS else []
         for layer in layers:
             yield [f"  layer {layer}", *_cells(comparison, part, layer)]
 
@@ -52,7 +53,8 @@ def worst_rows(comparison: Comparison) -> list[list[str]]:
     differing = [weight for weight in comparison.weights if weight.errors.num_differing]
     differing.sort(key=lambda weight: weight.errors.relative_rms, reverse=True)
     return [
-        [weight.name, _precision({weight.precisions}), *error_cells(weight.errors)] for weight in differing[:_NUM_WORST]
+        [safe_name(weight.name), _precision({weight.precisions}), *error_cells(weight.errors)]
+        for weight in differing[:_NUM_WORST]
     ]
 
 
@@ -79,7 +81,7 @@ def notes(comparison: Comparison) -> Iterator[str]:
 
 def error_cells(errors: ErrorSums) -> list[str]:
     """Return the cells from the relative error to the share that is clipped."""
-    if errors.num_not_finite == errors.num_values:
+    if errors.num_values and errors.num_not_finite == errors.num_values:
         return ["not finite", "-", "-", "-", "-"]
     if not errors.num_differing:
         return ["0", "exact", "1", "0", "0"]
@@ -96,7 +98,7 @@ def comparison_document(comparison: Comparison, source: Path, other: Path) -> di
     """Return it for JSON. What is infinite (the SQNR without an error) is null."""
     parts = dict.fromkeys(weight.part for weight in comparison.weights)
     layers = sorted(
-        {weight.layer for weight in comparison.weights if weight.part == "experts" and weight.layer is not None}
+        {weight.layer for weight in comparison.weights if weight.part == EXPERTS and weight.layer is not None}
     )
     return {
         "schema": SCHEMA,
@@ -104,7 +106,7 @@ def comparison_document(comparison: Comparison, source: Path, other: Path) -> di
         "other": str(other),
         "octaves": list(OCTAVES),
         "parts": [{"part": part, **_figures(comparison.sums(part), with_octaves=True)} for part in parts],
-        "expert_layers": [{"layer": layer, **_figures(comparison.sums("experts", layer))} for layer in layers],
+        "expert_layers": [{"layer": layer, **_figures(comparison.sums(EXPERTS, layer))} for layer in layers],
         "moe_outputs": [
             {"layer": one.layer, "same_experts": one.same_experts, **_figures(one.errors)}
             for one in comparison.forwards
@@ -132,7 +134,7 @@ def _cells(comparison: Comparison, part: str, layer: int | None) -> list[str]:
 
 
 def _precision(pairs: set[tuple[str, str]]) -> str:
-    """Such as "FP8 → INT4"; what stays the same is not named beside what doesn't."""
+    """Return precisions for people: "FP8 → INT4". What stays the same is not named beside what doesn't."""
     changed = sorted(pair for pair in pairs if pair[0] != pair[1])
     return ", ".join(f"{a} → {b}" for a, b in changed) if changed else ", ".join(sorted({a for a, _ in pairs}))
 

@@ -6,7 +6,7 @@ what differs between two checkpoints is their weights alone: an engine would als
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -31,16 +31,15 @@ class MoeOutput:
     experts: Experts
 
 
-def moe_weights(layer: int, config: Mapping[str, Any]) -> list[str]:
-    """Return the names of all weights that `moe_output` may read."""
+def moe_weights(layer: int, config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of all weights that `moe_output` may read."""
     prefix = f"model.layers.{layer}.mlp"
-    mlps = [f"{prefix}.experts.{expert}" for expert in range(config["n_routed_experts"])]
-    mlps += [f"{prefix}.shared_experts"] if config.get("n_shared_experts") else []
-    return [
-        _bias_name(prefix),
-        f"{prefix}.gate.weight",
-        *(f"{mlp}.{name}.weight" for mlp in mlps for name in _PROJECTIONS),
-    ]
+    yield _bias_name(prefix)
+    yield f"{prefix}.gate.weight"
+    if config.get("n_shared_experts"):
+        yield from (f"{prefix}.shared_experts.{name}.weight" for name in _PROJECTIONS)
+    for expert in range(config["n_routed_experts"]):
+        yield from (f"{prefix}.experts.{expert}.{name}.weight" for name in _PROJECTIONS)
 
 
 def random_tokens(norm: Floats, num_tokens: int, seed: int) -> Floats:

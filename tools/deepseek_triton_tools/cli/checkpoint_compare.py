@@ -6,10 +6,11 @@ import argparse
 import os
 import re
 from importlib.util import find_spec
+from pathlib import Path
 
 from deepseek_triton_tools.cli.parsing import Verbs, add_json, add_verb, path, positive
 from deepseek_triton_tools.pages import install_extra
-from deepseek_triton_tools.tool_errors import InstallationError
+from deepseek_triton_tools.tool_errors import InstallationError, ToolError
 
 
 def add_compare_form(forms: Verbs) -> None:
@@ -36,7 +37,7 @@ def add_compare_form(forms: Verbs) -> None:
 
 
 def _layers(text: str) -> frozenset[int]:
-    """Such as "3,58-60"."""
+    """Read a list of layers: "3,58-60"."""
     found: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", part.strip(), re.ASCII)
@@ -51,6 +52,10 @@ def _compare(args: argparse.Namespace) -> int:
         raise InstallationError(f"checkpoint compare needs ml-dtypes and numpy: {install_extra('checkpoint')}")
     if args.report is not None and find_spec("plotly") is None:
         raise InstallationError(f"--report needs plotly: {install_extra('bench')}")
+    if args.report is not None and not _can_be_written(args.report):
+        raise ToolError(
+            f"--report: expected a file in a folder that can be written, found {args.report}; name another", exit_code=2
+        )
     from deepseek_triton_tools.checkpoints.comparison import ComparisonOptions, compare, plan_comparison
     from deepseek_triton_tools.checkpoints.comparison_report import write_comparison
     from deepseek_triton_tools.checkpoints.comparison_view import comparison_document, show_comparison
@@ -65,11 +70,15 @@ def _compare(args: argparse.Namespace) -> int:
         lambda done, total: status.show(lambda: f"compared {done:,} of {total:,} weights and layers"),
     )
     status.clear()
-    if args.report is not None:
-        write_comparison(args.report, found, args.source, args.other)
     with to_reader():
         if args.json:
             print_json(comparison_document(found, args.source, args.other))
         else:
             show_comparison(found)
+    if args.report is not None:  # after the figures, which would be lost when this fails
+        write_comparison(args.report, found, args.source, args.other)
     return 0
+
+
+def _can_be_written(report: Path) -> bool:
+    return report.parent.is_dir() and not report.is_dir() and os.access(report.parent, os.W_OK | os.X_OK)
