@@ -83,6 +83,7 @@ CHECK = [
     "read_bytes",
     "read_facts",
     "read_header",
+    "read_json_object",
     "read_stamp",
     "read_yaml",
     "rules_page",

@@ -21,6 +21,7 @@ from deepseek_triton_build.check.repository_report import check_repository
 from deepseek_triton_build.check.rules_document import rules_page
 from deepseek_triton_build.check.safetensors import Header, HeaderEntry, HeaderError, read_header
 from deepseek_triton_build.check.weights import INDEX, check_weights, files_read
+from deepseek_triton_build.planning.checkpoint_defaults import read_json_object
 from deepseek_triton_build.render.stamp import MANIFEST
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "read_bytes",
     "read_facts",
     "read_header",
+    "read_json_object",
     "read_stamp",
     "read_yaml",
     "rules_page",
