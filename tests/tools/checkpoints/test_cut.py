@@ -226,6 +226,101 @@ def test_a_checkpoint_without_an_mtp_layer_has_none_to_keep(tmp_path: Path, caps
     assert "--mtp: expected an MTP layer, found none" in capsys.readouterr().err
 
 
+BROKEN = [
+    ({"num_hidden_layers": "3"}, [], 1, "config.json: expected num_hidden_layers as a whole number, found '3'"),
+    ({"first_k_dense_replace": -1}, [], 1, "config.json: expected first_k_dense_replace as a whole number, found -1"),
+    ({"n_group": "8"}, ["--experts", 8], 1, "config.json: expected n_group as a whole number, found '8'"),
+    ({"n_routed_experts": "16"}, ["--experts", 8], 1, "config.json: expected n_routed_experts as a whole number"),
+    ({"n_routed_experts": None}, ["--experts", 8], 2, "expected n_routed_experts in config.json, found none"),
+    (
+        {"n_routed_experts": 10**10},
+        ["--experts", 6],
+        2,
+        "found 6 of 10000000000 experts; use 8; --experts: expected 10000",
+    ),
+    (
+        {"n_routed_experts": 32},
+        ["--experts", 8],
+        2,
+        "expected 32 rows in each router by config.json, found others",
+    ),
+    ({"num_hidden_layers": 10**10}, ["--layers", 10**9], 2, "found none of layer 5 and 999,999,994 more"),
+]
+
+
+@pytest.mark.parametrize(("changes", "options", "code", "said"), BROKEN)
+def test_numbers_that_fit_no_checkpoint_are_refused(
+    tmp_path: Path,
+    changes: dict[str, Any],
+    options: list[object],
+    code: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = w4afp8(tmp_path / "w")
+    (folder / "config.json").write_text(json.dumps(CONFIG | changes))
+
+    cut(folder, "--layers", 2, *options, "--output", tmp_path / "cut", code=code)
+
+    [line] = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert {path.name for path in tmp_path.iterdir()} == {"w"}
+
+
+def test_numbers_may_be_null(tmp_path: Path) -> None:
+    nulls = dict.fromkeys(("first_k_dense_replace", "num_nextn_predict_layers", "topk_group", "n_group"))
+    folder = w4afp8(tmp_path / "w")
+    (folder / "config.json").write_text(json.dumps(CONFIG | nulls))
+
+    cut(folder, "--layers", 2, "--experts", 8, "--output", tmp_path / "cut")
+
+    assert read(tmp_path / "cut", "config.json")["first_k_dense_replace"] is None
+
+
+def test_a_checkpoint_without_layers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "w", {"lm_head.weight": ("BF16", (4, 4))})
+
+    cut(tmp_path / "w", "--layers", 4, "--output", tmp_path / "cut", code=2)
+
+    assert "found none of layer 0 and 3 more" in capsys.readouterr().err
+
+
+def test_strange_names_and_shapes_are_copied(tmp_path: Path) -> None:
+    names = ["a\nb", "a\0b", "model.layers.0.²", "model.layers.0.x.y", "model.layers.0.5.y"]
+    write(tmp_path / "w", {**dict.fromkeys(names, ("BF16", (2, 2))), "model.layers.0.z": ("F32", (2**62, 0))})
+
+    cut(tmp_path / "w", "--layers", 1, "--output", tmp_path / "cut")
+
+    found = open_checkpoint(tmp_path / "cut")
+    assert set(found) == {*names, "model.layers.0.z"}
+    assert found["model.layers.0.z"].shape == (2**62, 0)
+
+
+def test_a_document_that_is_no_json_object_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = w4afp8(tmp_path / "w")
+    for content in ("[" * 100_000, "[]", "\x00"):
+        (folder / "quant_cfg.json").write_text(content)
+
+        cut(folder, "--layers", 2, "--output", tmp_path / "cut", code=1)
+
+        [line] = capsys.readouterr().err.splitlines()
+        assert "quant_cfg.json: expected" in line
+
+
+def test_the_folder_where_it_runs_is_not_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    for output in (".", "../here"):
+        cut(TINY, "--layers", 2, "--output", output, code=1)
+
+        assert "expected another folder than the one it runs in" in capsys.readouterr().err
+    cut(TINY, "--layers", 2, "--output", "new")
+    assert [path.name for path in tmp_path.glob("**/*") if path.is_dir()] == ["here", "new"]
+
+
 def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut/mine").touch()

@@ -15,20 +15,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.check import INDEX
+from deepseek_triton_build.check import INDEX, read_json_object
 from deepseek_triton_build.text import first_names
 from deepseek_triton_tools.checkpoints.companion_files import CONFIG, HF_QUANT_CONFIG, QUANT_CFG, companion_files
+from deepseek_triton_tools.checkpoints.config_numbers import config_number
+from deepseek_triton_tools.checkpoints.conversion_plan import in_order
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter, file_size
 from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, StoredTensors
 from deepseek_triton_tools.host.units import sized
-from deepseek_triton_tools.tool_errors import CheckpointError, ToolError
+from deepseek_triton_tools.tool_errors import ToolError
 
 SHARD_BYTES = 4_300_000_000
 """Size of a file, as DeepSeek publishes them."""
 _QUANT_DOCUMENTS = (HF_QUANT_CONFIG, QUANT_CFG)
 """Files that name layers."""
-_LAYER = re.compile(r"(?<![\w.])((?:model\.)?layers\.)(\d+)(?!\d)")
-_EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.")
+_LAYER = re.compile(r"(?<![\w.])((?:model\.)?layers\.)(\d{1,9})(?!\d)")
+_EXPERT = re.compile(r"\.mlp\.experts\.(\d{1,9})\.")
 _PER_EXPERT = re.compile(r"\.mlp\.gate\.(?:weight|e_score_correction_bias)$")
 """Tensors with a row for each expert."""
 _COPIED_BYTES = 2**24
@@ -80,12 +82,12 @@ def plan_cut(source: StoredTensors, config: Mapping[str, Any], options: CutOptio
 
     :raises ToolError: with everything that keeps the checkpoint from being cut so.
     """
-    whole = _figure(source.folder, config, "num_hidden_layers")
-    num_dense = _figure(source.folder, config, "first_k_dense_replace", 0)
-    problems = [*_wrong_layers(source, whole, options), *_wrong_experts(config, options)]
+    whole = config_number(config, "num_hidden_layers")
+    num_dense = config_number(config, "first_k_dense_replace", 0)
+    problems = [*_wrong_layers(source, whole, options), *_wrong_experts(source, config, options)]
     if problems:
         raise ToolError(f"{source.folder}: {'; '.join(problems)}", exit_code=2)
-    tensors = sorted(_left(source, whole, options), key=lambda tensor: _in_order(tensor.output.name))
+    tensors = sorted(_left(source, whole, options), key=lambda tensor: in_order(tensor.output.name))
     shards = _dealt(tensors, options.shard_bytes)
     weight_map = {tensor.output.name: name for name, shard in shards.items() for tensor in shard}
     total = sum(tensor.output.num_bytes for tensor in tensors)
@@ -95,7 +97,7 @@ def plan_cut(source: StoredTensors, config: Mapping[str, Any], options: CutOptio
     }
     for name in _QUANT_DOCUMENTS:
         if (source.folder / name).is_file():
-            documents[name] = _relayered(_read_json(source.folder / name), whole, options)
+            documents[name] = _relayered(read_json_object(source.folder / name), whole, options)
     return Cut(source.folder, shards, documents, max(0, options.num_layers - num_dense))
 
 
@@ -107,6 +109,7 @@ def write_cut(
     :param on_progress: called with the bytes that are written so far.
     :raises ToolError: when `output` is there already, has no room, or can't be written.
     """
+    output = output.absolute()  # "." has no name
     _check_output(cut, output)
     scratch = output.with_name(f".{output.name}.{secrets.token_hex(4)}")
     try:
@@ -143,6 +146,8 @@ def _write_shards(cut: Cut, folder: Path, on_progress: Callable[[int], None], sh
 
 def _pieces(tensor: CutTensor) -> Iterator[tuple[int, int | None]]:
     """Yield (first row, row after the last one) of pieces of a tensor that may be in memory."""
+    if not tensor.output.num_bytes:  # it may have any number of rows
+        return
     if not tensor.output.shape:
         yield 0, None
         return
@@ -192,7 +197,7 @@ def _relayered(value: Any, whole: int, options: CutOptions) -> Any:
 def _cut_config(config: Mapping[str, Any], whole: int, options: CutOptions) -> dict[str, Any]:
     new: dict[str, Any] = _relayered(dict(config), whole, options)
     new["num_hidden_layers"] = options.num_layers
-    if "first_k_dense_replace" in new:
+    if new.get("first_k_dense_replace") is not None:
         new["first_k_dense_replace"] = min(new["first_k_dense_replace"], options.num_layers)
     if options.num_experts is not None:
         new["n_routed_experts"] = options.num_experts
@@ -205,46 +210,42 @@ def _wrong_layers(source: StoredTensors, whole: int, options: CutOptions) -> Ite
     stored = {int(match[2]) for name in source if (match := _LAYER.search(name))}
     if not 0 < options.num_layers <= whole:
         yield f"--layers: expected 1 to {whole}, found {options.num_layers}"
-    elif options.num_layers == whole and options.num_experts is None and (options.keep_mtp or max(stored) < whole):
+    elif (
+        options.num_layers == whole
+        and options.num_experts is None
+        and (options.keep_mtp or max(stored, default=-1) < whole)
+    ):
         yield f"--layers {whole}: expected fewer than all layers, or --experts"
-    if missing := sorted(set(range(min(options.num_layers, whole))) - stored):
-        yield f"expected the tensors of its {whole} layers, found none of layer {first_names(map(str, missing))}"
+    asked = range(min(options.num_layers, whole))
+    if num_missing := len(asked) - sum(layer in asked for layer in stored):
+        first = next(layer for layer in asked if layer not in stored)
+        more = f" and {num_missing - 1:,} more" if num_missing > 1 else ""
+        yield f"expected the tensors of its {whole} layers, found none of layer {first}{more}; download it again"
     if options.keep_mtp and max(stored, default=-1) < whole:
         yield "--mtp: expected an MTP layer, found none; leave --mtp out"
 
 
-def _wrong_experts(config: Mapping[str, Any], options: CutOptions) -> Iterator[str]:
-    if options.num_experts is None:
+def _wrong_experts(source: StoredTensors, config: Mapping[str, Any], options: CutOptions) -> Iterator[str]:
+    given = options.num_experts
+    if given is None:
         return
-    given, whole = options.num_experts, config.get("n_routed_experts")
-    if not isinstance(whole, int):
+    if config.get("n_routed_experts") is None:
         yield "--experts: expected n_routed_experts in config.json, found none; leave --experts out"
         return
-    usable = [number for number in range(1, whole + 1) if _can_route(config, number)]
-    if given not in usable:
-        groups, chosen, top = (config.get(key, 1) for key in ("n_group", "topk_group", "num_experts_per_tok"))
-        few = [number for number in usable if number > given][:1] or usable[-1:]
+    whole = config_number(config, "n_routed_experts")
+    groups, chosen, top = (
+        config_number(config, key, 1) or 1 for key in ("n_group", "topk_group", "num_experts_per_tok")
+    )
+    least = max(-(-top // chosen), 1 if groups == chosen else 2)  # of a group: its score is the sum of its two best
+    if given > whole or given % groups or given // groups < least:
+        more = groups * max(least, given // groups + 1)
         yield (
             f"--experts: expected equal groups ({groups}), of which {chosen} hold the {top} experts of a token, found "
-            f"{given} of {whole} experts; use {few[0] if few else whole}"
+            f"{given} of {whole} experts; use {min(more, whole)}"
         )
-
-
-def _can_route(config: Mapping[str, Any], num_experts: int) -> bool:
-    """Tell whether a token's experts can be chosen from so many. A group's score is the sum of its two best experts."""
-    groups, chosen = config.get("n_group") or 1, config.get("topk_group") or 1
-    top = config.get("num_experts_per_tok") or 1
-    if num_experts % groups:
-        return False
-    in_group = num_experts // groups
-    return in_group * chosen >= top and (groups == chosen or in_group >= 2)
-
-
-def _in_order(name: str) -> tuple[int, list[tuple[int, str]]]:
-    """Sort by layer, with embeddings first, then by name, with numbers as numbers."""
-    match = _LAYER.search(name)
-    parts = [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
-    return (int(match[2]) if match else -1, parts)
+    routers = [name for name, tensor in source.items() if _PER_EXPERT.search(name) and tensor.shape[:1] != (whole,)]
+    if routers:
+        yield f"--experts: expected {whole} rows in each router by config.json, found others: {first_names(routers)}"
 
 
 def _dealt(tensors: Sequence[CutTensor], shard_bytes: int) -> dict[str, list[CutTensor]]:
@@ -265,25 +266,11 @@ def _dealt(tensors: Sequence[CutTensor], shard_bytes: int) -> dict[str, list[Cut
 
 
 def _check_output(cut: Cut, output: Path) -> None:
+    if output.exists() and output.samefile(Path.cwd()):
+        raise ToolError(f"{output}: expected another folder than the one it runs in; name another one")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ToolError(f"{output}: expected no such folder, or an empty one, found something; name another one")
     parent = next(folder for folder in output.absolute().parents if folder.exists())
     free = shutil.disk_usage(parent).free
     if cut.size > free:
         raise ToolError(f"{output}: expected room for {sized(cut.size)}, found {sized(free)}; name another disk")
-
-
-def _figure(folder: Path, config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    found = config.get(key, default)
-    if type(found) is not int:
-        raise CheckpointError(f"{folder}: expected {key} in config.json, found {found!r}; download it again")
-    return found
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path}: expected JSON: {error}; download it again") from error
