@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import platform
+import subprocess
 import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
@@ -224,6 +227,28 @@ def test_a_checkpoint_without_an_mtp_layer_has_none_to_keep(tmp_path: Path, caps
     cut(tmp_path / "one", "--layers", 1, "--mtp", "--output", tmp_path / "two", code=2)
 
     assert "--mtp: expected an MTP layer, found none" in capsys.readouterr().err
+
+
+def test_a_cut_removes_what_killed_ones_have_left(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    living = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    prefix = f".cut.{platform.node()}-"
+    stale = [f"{prefix}{ended.pid}", f"{prefix}{os.getpid()}"]
+    others = [
+        f"{prefix}{living.pid}",
+        f".cut.another-host-{ended.pid}",
+        f"{prefix}x",
+        f".cut2.{platform.node()}-{ended.pid}",
+    ]
+    for name in stale + others:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model-00001-of-000001.safetensors").touch()
+
+    cut(TINY, "--layers", 2, "--output", tmp_path / "cut")
+    living.communicate()
+
+    assert {path.name for path in tmp_path.iterdir()} == {"cut", *others}
 
 
 BROKEN = [

@@ -36,7 +36,7 @@ class ComparedWeight:
 
     @property
     def precision(self) -> str:
-        """The format's name for people: BF16, FP8, INT4."""
+        """The format has this name for people: BF16, FP8, INT4."""
         return {"F8_E4M3": "FP8", "I8": "INT4"}.get(self.stored.dtype, self.stored.dtype)
 
     @property

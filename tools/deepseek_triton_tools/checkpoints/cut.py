@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class CutOptions:
     num_experts: int | None = None
     """Routed experts of each layer; None: all."""
     keep_mtp: bool = False
-    """Whether the MTP layer becomes the layer after the last one."""
+    """True keeps the MTP layer, as the layer after the last one."""
     shard_bytes: int = SHARD_BYTES
 
 
@@ -111,9 +111,12 @@ def write_cut(
     """
     output = output.absolute()  # "." has no name
     _check_output(cut, output)
-    scratch = output.with_name(f".{output.name}.{secrets.token_hex(4)}")
+    mine = f".{output.name}.{platform.node()}-"
+    scratch = output.with_name(f"{mine}{os.getpid()}")
     try:
-        scratch.mkdir(parents=True)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(output.parent, mine)
+        scratch.mkdir()
         if not _write_shards(cut, scratch, on_progress, should_stop):
             return False
         for path in companion_files(cut.source):
@@ -126,6 +129,15 @@ def write_cut(
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return True
+
+
+def _remove_leftovers(folder: Path, prefix: str) -> None:
+    """Remove the folders of cuts on this machine that were killed. Their names end with the number of the process."""
+    for path in list(folder.iterdir()):
+        process = path.name.removeprefix(prefix)
+        is_own = process == str(os.getpid())  # the number of one that is no more
+        if path.name.startswith(prefix) and process.isdecimal() and (is_own or not Path(f"/proc/{process}").exists()):
+            shutil.rmtree(path)
 
 
 def _write_shards(cut: Cut, folder: Path, on_progress: Callable[[int], None], should_stop: Callable[[], bool]) -> bool:
