@@ -76,6 +76,19 @@ def test_missing_experts_are_told() -> None:
     assert found.missing({"num_hidden_layers": 3}) == []
 
 
+def test_numbers_of_config_json_are_checked() -> None:
+    found = read_activation_scales(ARCHIVES / "export")
+    assert found.missing(CONFIG | {"n_routed_experts": None}) == []
+    assert len(found.missing(CONFIG | {"first_k_dense_replace": None})) == 12  # those of layer 0
+    for changes, message in (
+        ({"n_routed_experts": "4"}, "expected n_routed_experts as a whole number, found '4'"),
+        ({"num_hidden_layers": 10**10}, "experts in all layers, found 39,999,999,996"),
+        ({"n_routed_experts": 10**10}, "experts in all layers, found 10,000,000,000"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            found.missing(CONFIG | changes)
+
+
 @pytest.mark.parametrize("shape", [(1,), ()])
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])
 def test_a_safetensors_file(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:

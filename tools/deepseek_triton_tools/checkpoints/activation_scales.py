@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from deepseek_triton_build.text import first_names, safe_name
+from deepseek_triton_tools.checkpoints.config_numbers import config_number
 from deepseek_triton_tools.checkpoints.number_formats import LARGEST_FP8
 from deepseek_triton_tools.checkpoints.stored_tensors import Array, read_tensors
 from deepseek_triton_tools.checkpoints.torch_archive import read_torch_archive
@@ -29,6 +30,8 @@ _AMAX = re.compile(
     r"\.input_quantizer\._amax"
 )
 _RANK_FILE = re.compile(r"amax_dict_rank(\d{1,6})-mp(\d{1,6})\.pt", re.ASCII)
+_MOST_EXPERTS = 1_000_000
+"""Experts of all layers, to keep from endless ones: DeepSeek-R1 has 14,848."""
 _MATRICES = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 
 
@@ -54,12 +57,20 @@ class ActivationScales(Mapping[str, np.float32]):
         """Return the scales that the experts of config.json need and that are not there.
 
         Those of the MTP layer are not needed: it is never calibrated.
+
+        :raises CheckpointError: when config.json has no such numbers, or endless ones.
         """
-        layers = range(config.get("first_k_dense_replace", 0), config.get("num_hidden_layers", 0))
+        layers = range(config_number(config, "first_k_dense_replace", 0), config_number(config, "num_hidden_layers", 0))
+        num_experts = config_number(config, "n_routed_experts", 0)
+        if len(layers) * num_experts > _MOST_EXPERTS:
+            raise CheckpointError(
+                f"config.json: expected at most {_MOST_EXPERTS:,} experts in all layers, found "
+                f"{len(layers) * num_experts:,}; download it again"
+            )
         names = (
             f"model.layers.{layer}.mlp.experts.{expert}.{matrix}.input_scale"
             for layer in layers
-            for expert in range(config.get("n_routed_experts") or 0)
+            for expert in range(num_experts)
             for matrix in ("w1", "w2", "w3")
         )
         return [name for name in names if name not in self.by_name]
