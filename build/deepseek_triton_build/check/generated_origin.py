@@ -42,7 +42,7 @@ class Stamp:
         """Path -> checksum, as they were generated. A path that no file of the folder can have is left out."""
         files = self.values.get("files")
         rows = files.items() if isinstance(files, dict) else ()
-        return {name: sum for name, sum in rows if isinstance(sum, str) and is_inside(name) and "\0" not in name}
+        return {name: sum for name, sum in rows if isinstance(sum, str) and is_inside(name)}
 
     @property
     def is_of_triton(self) -> bool:

@@ -43,8 +43,8 @@ def read_bytes(path: Path, most: int) -> bytes | None:
 
 
 def is_inside(name: str) -> bool:
-    """Whether the relative path `name`, which a file gives, stays inside its folder."""
-    return all(part not in ("", "..") for part in name.split("/"))
+    """Tell whether the relative path `name`, which a file gives, stays inside its folder, and can be a path at all."""
+    return "\0" not in name and all(part not in ("", "..") for part in name.split("/"))
 
 
 def _require_file(status: os.stat_result) -> None:

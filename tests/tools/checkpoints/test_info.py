@@ -148,6 +148,20 @@ def test_a_damaged_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "model.safetensors: truncated" in line
 
 
+@pytest.mark.parametrize("verb", [["info"], ["cut", "--layers", "1", "--output", "x"]])
+def test_an_index_that_names_what_no_file_can_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: list[str]
+) -> None:
+    folder = write_checkpoint(tmp_path / "a", {"lm_head.weight": np.ones((2, 2), np.float32)}, {"num_hidden_layers": 1})
+    weight_map = {"lm_head.weight": "model-00001-of-000001.safetensors", "a.weight": "x\0.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+    assert main(["checkpoint", verb[0], str(folder), *verb[1:]]) == 1
+
+    [line] = capsys.readouterr().err.splitlines()
+    assert "found no a.weight" in line
+
+
 def test_strange_names_and_endless_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = np.ones((2, 2), np.float32)
     names = ["a\nb", "lm_head.\n", "model.layers.0.²", "model.layers.0.x.y"]
