@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -203,7 +204,9 @@ def test_one_rank_in_a_container_drains_when_the_job_is_told_to_end(script, buil
     shutil.copytree(built / "tiny", folder)
     text = script("tiny", "--image", "mine", "--python", sys.executable).replace(str(built / "tiny"), str(folder))
     ports = " ".join(port_options(free_ports(3)))
-    (folder / "start.sh").write_text(_START.format(folder=folder, python=sys.executable, ports=ports, server=_SERVER))
+    (folder / "start.sh").write_text(
+        _START.format(folder=folder, python=shlex.quote(sys.executable), ports=ports, server=_SERVER)
+    )
     srun = recording(tmp_path / "bin", "srun", after=_SRUN)
     recording(tmp_path / "bin", "scontrol", after="print('node1')")
     environment = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node1"}

@@ -52,7 +52,7 @@ def partial_bytes(folder: Path) -> int:
 def test_a_killed_download_asks_only_for_what_is_missing(hub, folder) -> None:
     hub.faults[SHARD].append(Fault(hold_after=300_000))
     with start(hub, folder) as killed:
-        wait_for(lambda: partial_bytes(folder) >= 200_000)
+        wait_for(lambda: partial_bytes(folder) >= 200_000 and (folder / "config.json").exists())
         killed.kill()
     left = partial_bytes(folder)
     assert not (folder / SHARD).exists()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from deepseek_triton_tools.bench.report.report_page import html_page, html_rows, html_table, picture_section
 from deepseek_triton_tools.bench.report.report_pictures import Json, ReportPicture, picture_layout, series_color
-from deepseek_triton_tools.checkpoints.comparison import Comparison
 from deepseek_triton_tools.checkpoints.comparison_view import (
     FORWARD_HEADINGS,
     FORWARD_NOTE,
@@ -18,6 +17,7 @@ from deepseek_triton_tools.checkpoints.comparison_view import (
 )
 from deepseek_triton_tools.checkpoints.error_figures import OCTAVES
 from deepseek_triton_tools.checkpoints.model_parts import EXPERTS, PARTS
+from deepseek_triton_tools.checkpoints.weight_comparison import Comparison
 from deepseek_triton_tools.host.whole_file import whole_file
 
 _HEIGHT = 400

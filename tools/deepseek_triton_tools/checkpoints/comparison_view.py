@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.text import first_names, safe_name
-from deepseek_triton_tools.checkpoints.comparison import NUM_TOKENS, Comparison
 from deepseek_triton_tools.checkpoints.error_figures import OCTAVES, ErrorSums
 from deepseek_triton_tools.checkpoints.model_parts import EXPERTS, PARTS
+from deepseek_triton_tools.checkpoints.weight_comparison import NUM_TOKENS, Comparison
 from deepseek_triton_tools.terminal.tables import Table, paragraph, show
 
 SCHEMA = "deepseek-triton/checkpoint-compare/1"

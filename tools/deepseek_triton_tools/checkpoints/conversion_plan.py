@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from deepseek_triton_build.text import first_names
 from deepseek_triton_tools.checkpoints.companion_files import CONFIG, HF_QUANT_CONFIG, QUANT_CFG
+from deepseek_triton_tools.checkpoints.config_numbers import config_number
 from deepseek_triton_tools.checkpoints.number_formats import BLOCK, GROUP
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, file_size
 from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, StoredTensors
@@ -38,7 +39,7 @@ MOST_SHARD_BYTES, LEAST_SHARD_BYTES = 2_500_000_000, 100_000_000
 """Default limits of a file: a few seconds of work for a core, so that little is done again after a stop."""
 _SHARDS = 64
 """Files of a small checkpoint, so that there are enough for the cores."""
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _EXPERT = re.compile(r"model\.layers\.\d+\.mlp\.experts\.(\d+)\.(?:gate|up|down)_proj\.weight")
 _LINEAR = re.compile(
     r"model\.layers\.\d+\.(self_attn|mlp|mlp\.shared_experts|mlp\.experts\.\d+)\.\w+_proj(_with_mqa)?\.weight"
@@ -135,8 +136,8 @@ def plan_conversion(source: StoredTensors, config: Mapping[str, Any], options: C
 
     :raises CheckpointError: with everything that keeps the checkpoint from being converted so.
     """
-    num_layers = _figure(source.folder, config, "num_hidden_layers")
-    num_mtp = _figure(source.folder, config, "num_nextn_predict_layers", 0) if options.keep_mtp else 0
+    num_layers = config_number(config, "num_hidden_layers")
+    num_mtp = config_number(config, "num_nextn_predict_layers", 0) if options.keep_mtp else 0
     jobs, problems = [], []
     for tensor in _kept(source, num_layers, options):
         try:
@@ -158,16 +159,6 @@ def plan_conversion(source: StoredTensors, config: Mapping[str, Any], options: C
     )
 
 
-def _figure(folder: Path, config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """:raises CheckpointError: when config.json has no such number."""
-    found = config.get(key)
-    if found is None and default is not None:
-        return default
-    if type(found) is not int:
-        raise CheckpointError(f"{folder}: expected {key} in config.json, found {found!r}")
-    return found
-
-
 def layer_of(name: str) -> int | None:
     """Return the number of the layer that a tensor is in; None for embeddings, the last norm and the head."""
     match = _LAYER.match(name)
@@ -187,7 +178,7 @@ def _kept(source: StoredTensors, num_layers: int, options: ConversionOptions) ->
 def in_order(name: str) -> tuple[int, list[tuple[int, str]]]:
     """Return a key that sorts by layer, with embeddings first, then by name, with numbers as numbers."""
     layer = layer_of(name)
-    parts = [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split(".")]
+    parts = [(len(part), part) if part.isdecimal() else (0, part) for part in name.split(".")]
     return (-1 if layer is None else layer, parts)
 
 
@@ -377,7 +368,7 @@ def _quantized_layers(config: Mapping[str, Any], num_layers: int, num_mtp: int) 
         prefix = f"model.layers.{layer}"
         found |= {f"{prefix}.self_attn.{name}": blocks for name in ("fused_a", "q_b_proj", "kv_b_proj", "o_proj")}
         mlps = ("gate_up_proj", "down_proj")
-        if layer < (config.get("first_k_dense_replace") or 0):
+        if layer < (config_number(config, "first_k_dense_replace", 0)):
             found |= {f"{prefix}.mlp.{name}": blocks for name in mlps}
         else:
             found |= {f"{prefix}.mlp.shared_experts.{name}": blocks for name in mlps}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from deepseek_triton_build.check import INDEX, HeaderError, files_read, read_header
+from deepseek_triton_build.check import INDEX, HeaderError, files_read, read_header, read_json_object
 from deepseek_triton_build.text import first_names, safe_name
 from deepseek_triton_tools.checkpoints.inference_format import is_inference_config, num_parts, place_of, wrong_files
 from deepseek_triton_tools.tool_errors import CheckpointError
@@ -36,6 +35,8 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
 }
 """The format's name of a data type -> numpy's."""
+_MOST_DIMENSIONS = 32
+"""numpy 1 has no more."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,7 @@ def open_checkpoint(folder: Path) -> StoredTensors:
 
     :raises CheckpointError: naming every file that is missing, cut or damaged, and tensors that the index names and no
         file has.
+    :raises UnusableCheckpointError: when the index can't be read.
     """
     if not folder.is_dir():
         found = "a file" if folder.exists() else "nothing"
@@ -188,8 +190,9 @@ def _indexed(folder: Path) -> set[str]:
     """Return the tensors that the index names.
 
     :raises CheckpointError: when it is no index.
+    :raises UnusableCheckpointError: when it can't be read.
     """
-    weight_map = _read_object(folder / INDEX).get("weight_map")
+    weight_map = read_json_object(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"{folder / INDEX}: expected weight_map, a mapping of tensor to file; download it again")
     return set(weight_map)
@@ -198,7 +201,8 @@ def _indexed(folder: Path) -> set[str]:
 def read_config(folder: Path) -> dict[str, Any]:
     """Return the content of config.json.
 
-    :raises CheckpointError: when it is missing or is no JSON object.
+    :raises CheckpointError: when it is missing, or is that of DeepSeek's inference code.
+    :raises UnusableCheckpointError: when it can't be read or is no JSON object.
     """
     path = folder / "config.json"
     if not path.exists():
@@ -207,26 +211,13 @@ def read_config(folder: Path) -> dict[str, Any]:
             ", which DeepSeek's inference format leaves out; copy it from the model on Hugging Face" if is_split else ""
         )
         raise CheckpointError(f"{path}: expected the model's config.json, found none{fix}")
-    config = _read_object(path)
+    config = read_json_object(path)
     if is_inference_config(config):
         raise CheckpointError(
             f"{path}: expected the model's config.json, found one of DeepSeek's inference code (n_layers); copy it "
             "from the model on Hugging Face"
         )
     return config
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """:raises CheckpointError: when it can't be read, or is no JSON object."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: expected JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {type(document).__name__}")
-    return document
 
 
 def _joined(folder: Path, files: Sequence[Mapping[str, StoredTensor]]) -> dict[str, StoredTensor]:
@@ -278,6 +269,11 @@ def read_tensors(path: Path) -> dict[str, StoredTensor]:
         raise CheckpointError(
             f"{path}: truncated: it has {header.found:,} bytes, and its header asks for {header.length:,}; "
             "download it again"
+        )
+    deep = [name for name, entry in header.tensors.items() if len(entry.shape) > _MOST_DIMENSIONS]
+    if deep:
+        raise CheckpointError(
+            f"{path}: expected at most {_MOST_DIMENSIONS} dimensions, found more of {first_names(deep)}"
         )
     unknown = sorted({entry.dtype for entry in header.tensors.values()} - DTYPES.keys())
     if unknown:

@@ -56,9 +56,9 @@ def _compare(args: argparse.Namespace) -> int:
         raise ToolError(
             f"--report: expected a file in a folder that can be written, found {args.report}; name another", exit_code=2
         )
-    from deepseek_triton_tools.checkpoints.comparison import ComparisonOptions, compare, plan_comparison
     from deepseek_triton_tools.checkpoints.comparison_report import write_comparison
     from deepseek_triton_tools.checkpoints.comparison_view import comparison_document, show_comparison
+    from deepseek_triton_tools.checkpoints.weight_comparison import ComparisonOptions, compare, plan_comparison
     from deepseek_triton_tools.terminal.output_streams import print_json, to_reader
     from deepseek_triton_tools.terminal.status_line import StatusLine
 
