@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deepseek_triton_tools.repository.checkpoint_files import find_checkpoints
-from deepseek_triton_tools.repository.checkpoint_manifest import FileRecord, Manifest, write_manifest
+from deepseek_triton_tools.repository.checkpoint_manifest import CheckpointManifest, FileRecord, write_manifest
 from deepseek_triton_tools.tool_errors import CheckpointError
 from deepseek_triton_tools.warming.checkpoint.checksums import expected_checksums
 
@@ -228,7 +228,7 @@ def test_a_file_out_of_reach_is_reported(folder):
 
 def test_our_manifest_has_them(folder: Path) -> None:
     records = {name: FileRecord(len(content), DIGESTS[name]) for name, content in CONTENTS.items()}
-    write_manifest(folder, Manifest("org/name", "", records))
+    write_manifest(folder, CheckpointManifest("org/name", "", records))
 
     found = checksums(folder)
 

@@ -422,3 +422,10 @@ def test_any_shapes_and_types_are_copied(
     for name, tensor in found.items():
         assert (tensor.dtype, tensor.shape) == (source[name].dtype, source[name].shape)
         assert math.prod(tensor.shape) == 0 or tensor.read().tobytes() == source[name].read().tobytes()
+
+
+def test_what_was_cut_can_be_verified(tmp_path: Path) -> None:
+    assert main(["checkpoint", "cut", str(TINY), "--layers", "2", "--output", str(tmp_path / "cut")]) == 0
+
+    assert main(["checkpoint", "verify", str(tmp_path / "cut")]) == 0
+    assert "README.md" not in json.loads((tmp_path / "cut/checkpoint.sha256.json").read_text())["files"]

@@ -27,8 +27,8 @@ from deepseek_triton_tools.repository.checkpoint_files import find_checkpoints
 from deepseek_triton_tools.repository.checkpoint_manifest import (
     MANIFEST_NAME,
     SCHEMA,
+    CheckpointManifest,
     FileRecord,
-    Manifest,
     read_manifest,
     write_manifest,
 )
@@ -523,7 +523,7 @@ def test_pointers_of_a_git_clone_are_replaced(hub, folder, seen) -> None:
 
 def test_another_models_folder_is_refused(hub, folder, seen) -> None:
     folder.mkdir()
-    write_manifest(folder, Manifest("maker/other", "", {}))
+    write_manifest(folder, CheckpointManifest("maker/other", "", {}))
     assert "found files of maker/other; choose another --to" in refused(hub, folder, seen)
     assert list(folder.iterdir()) == [folder / MANIFEST_NAME]
 

@@ -12,8 +12,8 @@ from deepseek_triton_build.check import is_inside
 from deepseek_triton_tools.repository.checkpoint_manifest import (
     MANIFEST_NAME,
     SCHEMA,
+    CheckpointManifest,
     FileRecord,
-    Manifest,
     read_manifest,
     write_manifest,
 )
@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.slow
-@given(st.builds(Manifest, texts, texts, st.dictionaries(names, records)))
+@given(st.builds(CheckpointManifest, texts, texts, st.dictionaries(names, records)))
 def test_what_is_written_is_read(folder, manifest) -> None:
     write_manifest(folder, manifest)
     assert read_manifest(folder) == manifest
@@ -46,7 +46,7 @@ def test_a_folder_without_one_has_none(tmp_path) -> None:
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path) -> None:
     with pytest.raises(ToolError, match=f"nowhere/{MANIFEST_NAME} can't be written"):
-        write_manifest(tmp_path / "nowhere", Manifest("", "", {}))
+        write_manifest(tmp_path / "nowhere", CheckpointManifest("", "", {}))
 
 
 def document(**changes: object) -> str:

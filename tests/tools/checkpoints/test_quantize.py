@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deepseek_triton_tools.checkpoints.converting import STATE
+from deepseek_triton_tools.checkpoints.companion_files import CONVERSION
 from deepseek_triton_tools.checkpoints.number_formats import (
     GROUP,
     bfloat16_of,
@@ -118,7 +118,7 @@ def test_w4afp8_says_what_it_is_as_tensorrt_llm_reads_it(w4afp8: Path) -> None:
     assert layers["model.layers.0.mlp.gate_up_proj"] == {"quant_algo": "FP8_BLOCK_SCALES"}
     assert len(layers) == 4 * 4 + 2 + 3 * 3
     assert (w4afp8 / "tokenizer_config.json").is_file()
-    assert [path.name for path in (w4afp8 / STATE).iterdir()] == ["plan.json"]
+    assert [path.name for path in (w4afp8 / CONVERSION).iterdir()] == ["plan.json"]
     assert not list(w4afp8.glob("*.part"))
 
 
@@ -205,12 +205,17 @@ def test_w4afp8_takes_no_fp8_kv_cache(
     assert digests(w4afp8) == before
 
 
-def test_shares_make_the_same_bytes_together(source: Path, act_scales: Path, tmp_path: Path) -> None:
+def test_shares_make_the_same_bytes_together(
+    source: Path, act_scales: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ["--to", "w4afp8", "--act-scales", act_scales, "--shard-size", "200KB"]
     assert quantize(source, *options, "--output", tmp_path / "whole") == 0
 
     assert quantize(source, *options, "--output", tmp_path / "shared", "--share", "2/2") == 3
     assert not (tmp_path / "shared/config.json").exists()
+    for form in ("verify", "info"):
+        assert main(["checkpoint", form, str(tmp_path / "shared")]) == 1
+        assert "found a conversion that was stopped; run the same checkpoint quantize again" in capsys.readouterr().err
     assert quantize(source, *options, "--output", tmp_path / "shared", "--share", "1/2") == 0
 
     assert digests(tmp_path / "shared") == digests(tmp_path / "whole")
@@ -339,7 +344,8 @@ def no_layers(folder: Path) -> None:
         (None, ["--to", "bf16", "--kv-cache", "fp8"], 1, "--kv-cache fp8 is written for fp8"),
         (None, [], 2, "expected --to w4afp8, fp8 or bf16, or --kv-cache fp8"),
         (cut_shard, ["--to", "bf16"], 1, "truncated: it has"),
-        (no_layers, ["--to", "bf16"], 1, "expected num_hidden_layers in config.json, found None"),
+        (None, ["--kv-cache", "fp8", "--mtp", "drop"], 2, "--output, --act-scales, --mtp and --share go with --to"),
+        (no_layers, ["--to", "bf16"], 1, "expected num_hidden_layers as a whole number, found null"),
         (missing_scales, ["--to", "bf16"], 1, "expected every tensor that model.safetensors.index.json names"),
         (strange_index, ["--to", "bf16"], 1, "expected weight_map"),
         (deep_config, ["--to", "bf16"], 1, "config.json: expected JSON"),
@@ -392,7 +398,7 @@ def test_a_folder_of_something_else_is_left_alone(
 
     error = capsys.readouterr().err
     assert "expected an empty folder, or one of a conversion that was stopped" in error
-    assert "expected another folder for the output" in error
+    assert "expected a folder for the output outside the checkpoint's" in error
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
@@ -519,3 +525,18 @@ def test_the_manifest_follows_a_new_kv_cache(source: Path, tmp_path: Path) -> No
 
     assert main(["checkpoint", "verify", str(tmp_path / "fp8")]) == 0
     assert "hf_quant_config.json" in document(tmp_path / "fp8", "checkpoint.sha256.json")["files"]
+
+
+def test_scales_of_another_model_are_refused(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = write_act_scales(tmp_path / "more.safetensors", {**CONFIG, "n_routed_experts": 8})
+
+    assert quantize(source, "--to", "w4afp8", "--act-scales", more, "--output", tmp_path / "out") == 1
+
+    assert "found some of model.layers.1.mlp.experts.4; are they another model's?" in capsys.readouterr().err
+
+
+def test_the_output_is_not_put_into_the_checkpoint(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert quantize(source, "--to", "bf16", "--output", source / "bf16") == 1
+
+    assert "expected a folder for the output outside the checkpoint's" in capsys.readouterr().err
+    assert not (source / "bf16").exists()

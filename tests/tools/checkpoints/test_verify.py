@@ -15,7 +15,12 @@ import pytest
 
 from deepseek_triton_tools.checkpoints.verify import VerifyProgress, VerifyReport, verify
 from deepseek_triton_tools.cli.main import main
-from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME, FileRecord, Manifest, write_manifest
+from deepseek_triton_tools.repository.checkpoint_manifest import (
+    MANIFEST_NAME,
+    CheckpointManifest,
+    FileRecord,
+    write_manifest,
+)
 from deepseek_triton_tools.tool_errors import CheckpointError
 from support.tensor_writing import as_float32, write_sharded
 
@@ -40,7 +45,7 @@ def listed(folder) -> Path:
     """Return the same with a manifest."""
     files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     records = {name: FileRecord(len(each), hashlib.sha256(each).hexdigest()) for name, each in files.items()}
-    write_manifest(folder, Manifest("maker/model", "abc", records))
+    write_manifest(folder, CheckpointManifest("maker/model", "abc", records))
     return folder
 
 
@@ -125,7 +130,8 @@ def test_weights_that_the_manifest_lacks_are_named(listed) -> None:
 
 def test_weights_that_the_manifest_lacks_are_looked_at(folder) -> None:
     write_manifest(
-        folder, Manifest("maker/model", "abc", {"config.json": FileRecord(2, hash_of(folder / "config.json"))})
+        folder,
+        CheckpointManifest("maker/model", "abc", {"config.json": FileRecord(2, hash_of(folder / "config.json"))}),
     )
     assert lines(folder) == []
     os.truncate(folder / FIRST, (folder / FIRST).stat().st_size - 8)
@@ -136,7 +142,8 @@ def test_weights_that_the_manifest_lacks_are_looked_at(folder) -> None:
 def test_a_folder_and_a_manifest_without_weights(tmp_path) -> None:
     (tmp_path / "config.json").write_text("{}")
     write_manifest(
-        tmp_path, Manifest("maker/model", "abc", {"config.json": FileRecord(2, hash_of(tmp_path / "config.json"))})
+        tmp_path,
+        CheckpointManifest("maker/model", "abc", {"config.json": FileRecord(2, hash_of(tmp_path / "config.json"))}),
     )
     assert lines(tmp_path) == []
 
@@ -228,7 +235,7 @@ def test_the_exit_code_and_the_last_line_say_how_it_went(listed, capsys) -> None
 
 def test_what_the_manifest_says_cannot_command_the_terminal(listed, capsys) -> None:
     evil = "\x1b]0;evil\x07\nmodel"
-    write_manifest(listed, Manifest(evil, "abc", {f"{evil}.json": FileRecord(1, "0" * 64)}))
+    write_manifest(listed, CheckpointManifest(evil, "abc", {f"{evil}.json": FileRecord(1, "0" * 64)}))
     assert main(["checkpoint", "verify", str(listed)]) == 1
     out = capsys.readouterr().out
     assert out.count("evil") == 2

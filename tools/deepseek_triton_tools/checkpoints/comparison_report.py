@@ -17,13 +17,13 @@ from deepseek_triton_tools.checkpoints.comparison_view import (
 )
 from deepseek_triton_tools.checkpoints.error_figures import OCTAVES
 from deepseek_triton_tools.checkpoints.model_parts import EXPERTS, PARTS
-from deepseek_triton_tools.checkpoints.weight_comparison import Comparison
+from deepseek_triton_tools.checkpoints.weight_comparison import CheckpointComparison
 from deepseek_triton_tools.host.whole_file import whole_file
 
 _HEIGHT = 400
 
 
-def write_comparison(path: Path, comparison: Comparison, source: Path, other: Path) -> None:
+def write_comparison(path: Path, comparison: CheckpointComparison, source: Path, other: Path) -> None:
     """Write it in the place of a file that is there. Raises ToolError without plotly, or where it can't be written."""
     pictures: list[ReportPicture] = []
     parts = [part for part in PARTS if comparison.sums(part).num_differing]
@@ -54,7 +54,7 @@ def write_comparison(path: Path, comparison: Comparison, source: Path, other: Pa
         file.write(page)
 
 
-def _distribution(comparison: Comparison, parts: list[str]) -> ReportPicture:
+def _distribution(comparison: CheckpointComparison, parts: list[str]) -> ReportPicture:
     data: list[Json] = []
     said = []
     for number, part in enumerate(parts):
@@ -83,7 +83,7 @@ def _distribution(comparison: Comparison, parts: list[str]) -> ReportPicture:
     )
 
 
-def _by_layer(comparison: Comparison) -> ReportPicture:
+def _by_layer(comparison: CheckpointComparison) -> ReportPicture:
     layers = sorted(
         {weight.layer for weight in comparison.weights if weight.part == EXPERTS and weight.layer is not None}
     )

@@ -10,7 +10,7 @@ from typing import Any
 from deepseek_triton_build.text import first_names, safe_name
 from deepseek_triton_tools.checkpoints.error_figures import OCTAVES, ErrorSums
 from deepseek_triton_tools.checkpoints.model_parts import EXPERTS, PARTS
-from deepseek_triton_tools.checkpoints.weight_comparison import NUM_TOKENS, Comparison
+from deepseek_triton_tools.checkpoints.weight_comparison import NUM_TOKENS, CheckpointComparison
 from deepseek_triton_tools.terminal.tables import Table, paragraph, show
 
 SCHEMA = "deepseek-triton/checkpoint-compare/1"
@@ -22,7 +22,7 @@ FORWARD_NOTE = (
 _NUM_WORST = 5
 
 
-def show_comparison(comparison: Comparison) -> None:
+def show_comparison(comparison: CheckpointComparison) -> None:
     """Print it to stdout."""
     show(Table(title="Weights", headings=HEADINGS, rows=list(part_rows(comparison)), is_grid=True))
     if comparison.forwards:
@@ -36,7 +36,7 @@ def show_comparison(comparison: Comparison) -> None:
         print(paragraph(line))
 
 
-def part_rows(comparison: Comparison) -> Iterator[list[str]]:
+def part_rows(comparison: CheckpointComparison) -> Iterator[list[str]]:
     """Yield a row of cells for each part, and for the experts of each layer."""
     for part in PARTS:
         weights = [weight for weight in comparison.weights if weight.part == part]
@@ -48,7 +48,7 @@ def part_rows(comparison: Comparison) -> Iterator[list[str]]:
             yield [f"  layer {layer}", *_cells(comparison, part, layer)]
 
 
-def worst_rows(comparison: Comparison) -> list[list[str]]:
+def worst_rows(comparison: CheckpointComparison) -> list[list[str]]:
     """Return a row of cells for each of the weights that differ most."""
     differing = [weight for weight in comparison.weights if weight.errors.num_differing]
     differing.sort(key=lambda weight: weight.errors.relative_rms, reverse=True)
@@ -58,11 +58,11 @@ def worst_rows(comparison: Comparison) -> list[list[str]]:
     ]
 
 
-def forward_rows(comparison: Comparison) -> list[list[str]]:
+def forward_rows(comparison: CheckpointComparison) -> list[list[str]]:
     return [[str(one.layer), *error_cells(one.errors)[:3], f"{one.same_experts:.2%}"] for one in comparison.forwards]
 
 
-def notes(comparison: Comparison) -> Iterator[str]:
+def notes(comparison: CheckpointComparison) -> Iterator[str]:
     """Say what the tables don't."""
     if comparison.num_left_out:
         yield f"{comparison.num_left_out:,} weights that both have were not compared."
@@ -94,7 +94,7 @@ def error_cells(errors: ErrorSums) -> list[str]:
     ]
 
 
-def comparison_document(comparison: Comparison, source: Path, other: Path) -> dict[str, Any]:
+def comparison_document(comparison: CheckpointComparison, source: Path, other: Path) -> dict[str, Any]:
     """Return it for JSON. What is infinite (the SQNR without an error) is null."""
     parts = dict.fromkeys(weight.part for weight in comparison.weights)
     layers = sorted(
@@ -127,7 +127,7 @@ def comparison_document(comparison: Comparison, source: Path, other: Path) -> di
     }
 
 
-def _cells(comparison: Comparison, part: str, layer: int | None) -> list[str]:
+def _cells(comparison: CheckpointComparison, part: str, layer: int | None) -> list[str]:
     weights = [weight for weight in comparison.weights if weight.part == part and layer in (None, weight.layer)]
     precisions = {weight.precisions for weight in weights}
     return [_precision(precisions), f"{len(weights):,}", *error_cells(comparison.sums(part, layer))]

@@ -248,7 +248,7 @@ def _written_as(tensor: StoredTensor, stored_as: Format, num_layers: int, option
 def _missing_parts(
     jobs: Sequence[TensorJob], config: Mapping[str, Any], num_layers: int, num_mtp: int
 ) -> Iterator[str]:
-    """What config.json says that the checkpoint has, and that it has not."""
+    """Yield what config.json says that the checkpoint has, and that is missing."""
     experts: dict[int, set[str]] = {}
     for job in jobs:
         layer, match = layer_of(job.source.name), _EXPERT.fullmatch(job.source.name)
@@ -275,8 +275,9 @@ def _wrong_wishes(jobs: Sequence[TensorJob], config: Mapping[str, Any], options:
         yield f"--act-scales: expected a scale for the input of every expert, found none for {missing[0]}{more}"
     if is_w4afp8 and not any(job.written_as == "int4" for job in jobs):
         yield "expected a checkpoint with routed experts, found none"
-    if is_w4afp8 and any(job.stored_as == "int4" for job in jobs):
-        yield "expected a checkpoint in FP8 or bfloat16, found W4AFP8 already"
+    if is_w4afp8 and options.act_scales is not None and (others := _other_experts(jobs, options.act_scales)):
+        expected = "--act-scales: expected scales of this checkpoint's experts"
+        yield f"{expected}, found some of {others[0]}; are they another model's?"
     if options.act_scales is not None and not is_w4afp8:
         yield f"--act-scales goes with --to w4afp8 only, not with {options.target}"
     if options.kv_cache_fp8 and is_w4afp8:
@@ -286,7 +287,9 @@ def _wrong_wishes(jobs: Sequence[TensorJob], config: Mapping[str, Any], options:
             "--kv-cache fp8 is written for fp8; for bf16, set kv_cache_config.dtype: fp8 in model.yaml (build "
             "--kv-cache-dtype fp8)"
         )
-    if all(job.stored_as == job.written_as for job in jobs) and options.keep_mtp:
+    if is_w4afp8 and any(job.stored_as == "int4" for job in jobs):
+        yield "expected a checkpoint in FP8 or bfloat16, found W4AFP8 already"
+    elif all(job.stored_as == job.written_as for job in jobs) and options.keep_mtp:
         yield f"expected a checkpoint in another precision than {options.target}, found that one already"
 
 
@@ -316,15 +319,31 @@ def _dealt(jobs: Sequence[TensorJob], shard_bytes: int | None) -> tuple[OutputSh
     )
 
 
+def _other_experts(jobs: Sequence[TensorJob], act_scales: ActivationScales) -> list[str]:
+    """Return the experts that have scales, and that are not in the checkpoint."""
+    experts = {_expert_of(job.source.name) for job in jobs if _EXPERT.fullmatch(job.source.name)}
+    layers = {expert.partition(".mlp.")[0] for expert in experts}
+    return sorted(
+        expert
+        for expert in {_expert_of(name) for name in act_scales}
+        if expert not in experts and expert.partition(".mlp.")[0] in layers
+    )
+
+
+def _expert_of(name: str) -> str:
+    """Return the beginning of a name: "model.layers.3.mlp.experts.7"."""
+    return ".".join(name.split(".")[:6])
+
+
 def _input_scales(jobs: Sequence[TensorJob], options: ConversionOptions) -> dict[str, float]:
-    """The scales of the experts that are written as INT4."""
+    """Return the scales of the experts that are written as INT4."""
     if options.act_scales is None:
         return {}
-    experts = {job.source.name.rpartition(".mlp.experts.")[0] for job in jobs if job.written_as == "int4"}
+    experts = {_expert_of(job.source.name) for job in jobs if job.written_as == "int4"}
     return {
         name: float(value)
         for name, value in sorted(options.act_scales.items(), key=lambda item: in_order(item[0]))
-        if name.rpartition(".mlp.experts.")[0] in experts
+        if _expert_of(name) in experts
     }
 
 

@@ -28,18 +28,23 @@ from typing import Any
 import numpy as np
 
 from deepseek_triton_build.check import INDEX
-from deepseek_triton_tools.checkpoints.companion_files import CONFIG, companion_files
+from deepseek_triton_tools.checkpoints.companion_files import CONFIG, CONVERSION, companion_files
 from deepseek_triton_tools.checkpoints.conversion_plan import INPUT_SCALES_FILE, ConversionPlan, OutputShard
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter, sweep
 from deepseek_triton_tools.checkpoints.tensor_jobs import Kernels, NumpyKernels, run_job
 from deepseek_triton_tools.checkpoints.torch_kernels import TorchKernels
 from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.host.whole_file import whole_file
-from deepseek_triton_tools.repository.checkpoint_manifest import FileRecord, Manifest, read_manifest, write_manifest
+from deepseek_triton_tools.repository.checkpoint_manifest import (
+    CheckpointManifest,
+    FileRecord,
+    read_manifest,
+    record_of,
+    source_of,
+    write_manifest,
+)
 from deepseek_triton_tools.tool_errors import CheckpointError
 
-STATE = ".conversion"
-"""Folder in the output. When it is complete, only the plan stays, by which the same command knows that."""
 _PLAN = "plan.json"
 _ROOM = 2**30
 """Bytes that stay free beside the output."""
@@ -49,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Progress:
+class ConversionProgress:
     """How far the conversion is. All sizes are in bytes of the checkpoint that is read."""
 
     num_files_done: int
@@ -62,7 +67,7 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class ConversionRun:
     """How the conversion runs. None of it changes a byte of the output."""
 
     workers: int
@@ -75,9 +80,9 @@ class RunOptions:
 def convert(
     plan: ConversionPlan,
     output: Path,
-    options: RunOptions,
+    options: ConversionRun,
     *,
-    on_progress: Callable[[Progress], None],
+    on_progress: Callable[[ConversionProgress], None],
     should_stop: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Write the new checkpoint, or this run's share of it. Return whether it is complete.
@@ -90,12 +95,12 @@ def convert(
     if _is_complete(plan, output):
         return True
     number, of = options.share
-    with _only_one(output / STATE / f"share-{number}-of-{of}.lock", output):
+    mine = [shard for index, shard in enumerate(plan.shards) if index % of == number - 1]
+    missing = [shard for shard in mine if _record(output, shard) is None]
+    _check_room(missing, output)
+    with _only_one(output / CONVERSION / f"share-{number}-of-{of}.lock", output):
         sweep(output)
-        _write_json(output / STATE / _PLAN, _identity(plan))
-        mine = [shard for index, shard in enumerate(plan.shards) if index % of == number - 1]
-        missing = [shard for shard in mine if _record(output, shard) is None]
-        _check_room(missing, output)
+        _write_json(output / CONVERSION / _PLAN, _identity(plan))
         _Run(plan, output, mine, missing, on_progress, should_stop).run(options)
         records = {shard.name: record for shard in plan.shards if (record := _record(output, shard))}
         if len(records) < len(plan.shards):
@@ -113,7 +118,7 @@ class _Run:
         output: Path,
         mine: Sequence[OutputShard],
         missing: Sequence[OutputShard],
-        on_progress: Callable[[Progress], None],
+        on_progress: Callable[[ConversionProgress], None],
         should_stop: Callable[[], bool],
     ) -> None:
         self._output = output
@@ -126,7 +131,7 @@ class _Run:
         self._on_progress = on_progress
         self._should_stop = should_stop
 
-    def run(self, options: RunOptions) -> None:
+    def run(self, options: ConversionRun) -> None:
         context = multiprocessing.get_context("spawn")
         pipes: dict[Connection, SpawnProcess] = {}
         try:
@@ -134,7 +139,8 @@ class _Run:
                 ours, theirs = context.Pipe()
                 device = options.devices[number % len(options.devices)] if options.devices else ""
                 process = context.Process(target=_work, args=(theirs, self._output, device), daemon=True)
-                process.start()
+                with _without_interrupts():
+                    process.start()
                 theirs.close()
                 pipes[ours] = process
                 ours.send(self._left.pop())
@@ -145,7 +151,9 @@ class _Run:
                         pipe.close()
                         pipes.pop(pipe).join()
                 self._on_progress(
-                    Progress(self._num_done, self._num_files, self._before + self._new, self._total, self._new)
+                    ConversionProgress(
+                        self._num_done, self._num_files, self._before + self._new, self._total, self._new
+                    )
                 )
         finally:
             for pipe, process in pipes.items():
@@ -178,12 +186,21 @@ class _Run:
         return True
 
 
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Start processes that Ctrl-C does not reach, also while they import: it is the main process's, which ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _work(pipe: Connection, output: Path, device: str) -> None:
     """Write the files whose plans come through `pipe`, until its other end is closed.
 
     It says the bytes that it has read of the checkpoint (int), that a file is done (None), or an error (str).
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's, which ends this one
     # A parent that was killed reads no more, so the next word to it ends this process.
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
@@ -208,13 +225,13 @@ def _write_shard(shard: OutputShard, output: Path, kernels: Kernels, say: Callab
                 writer.write(values)
                 say(num_read)
         record = FileRecord(writer.size, writer.finish())
-        _write_json(output / STATE / f"{shard.name}.json", asdict(record))
+        _write_json(output / CONVERSION / f"{shard.name}.json", asdict(record))
 
 
 def _record(output: Path, shard: OutputShard) -> FileRecord | None:
     """The record of a file that is done; None of one that is not."""
     try:
-        found = json.loads((output / STATE / f"{shard.name}.json").read_text(encoding="utf-8"))
+        found = json.loads((output / CONVERSION / f"{shard.name}.json").read_text(encoding="utf-8"))
         if (output / shard.name).stat().st_size != shard.size:
             return None
     except FileNotFoundError:
@@ -227,18 +244,18 @@ def _is_complete(plan: ConversionPlan, output: Path) -> bool:
 
     :raises CheckpointError: when the folder holds what another conversion or something else wrote.
     """
-    if output.resolve() == plan.source.resolve():
-        raise CheckpointError(f"{output}: expected another folder for the output than the checkpoint's")
+    if output.resolve().is_relative_to(plan.source.resolve()):
+        raise CheckpointError(f"{output}: expected a folder for the output outside the checkpoint's")
     if not output.exists():
         return False
     if not output.is_dir():
         raise CheckpointError(f"{output}: expected a folder for the output, found a file")
-    if not (output / STATE).is_dir():
+    if not (output / CONVERSION).is_dir():
         if any(output.iterdir()):
             raise CheckpointError(f"{output}: expected an empty folder, or one of a conversion that was stopped")
         return False
     with suppress(FileNotFoundError):  # it was stopped before it had written its plan
-        begun = json.loads((output / STATE / _PLAN).read_text(encoding="utf-8"))
+        begun = json.loads((output / CONVERSION / _PLAN).read_text(encoding="utf-8"))
         if begun != _identity(plan):
             raise CheckpointError(
                 f"{output}: another conversion was begun here ({begun.get('source')} to {begun.get('target')}, or with "
@@ -289,7 +306,7 @@ def _only_one(lock: Path, output: Path) -> Iterator[None]:
 
 def _check_room(missing: Sequence[OutputShard], output: Path) -> None:
     needed = sum(shard.size for shard in missing)
-    free = shutil.disk_usage(output).free
+    free = shutil.disk_usage(next(folder for folder in output.absolute().parents if folder.exists())).free
     if missing and needed + _ROOM > free:
         raise CheckpointError(
             f"{output}: expected room for {sized(needed)} and {sized(_ROOM)} beside it, found {sized(free)}; make "
@@ -307,7 +324,7 @@ def _finish(plan: ConversionPlan, output: Path, shards: Mapping[str, FileRecord]
             files[INPUT_SCALES_FILE] = FileRecord(writer.size, writer.finish())
     total = sum(tensor.num_bytes for shard in plan.shards for tensor in shard.outputs) + 4 * len(plan.input_scales)
     index = {"metadata": {"total_size": total}, "weight_map": plan.weight_map}
-    with TemporaryDirectory(dir=output / STATE) as name:  # another share may end at the same time
+    with TemporaryDirectory(dir=output / CONVERSION) as name:  # another share may end at the same time
         scratch = Path(name)
         for path in companion_files(plan.source):
             shutil.copyfile(path, scratch / path.name)
@@ -316,12 +333,11 @@ def _finish(plan: ConversionPlan, output: Path, shards: Mapping[str, FileRecord]
             _write_json(scratch / document, index if document == INDEX else plan.documents[document])
             if document != CONFIG:
                 files[document] = _moved(scratch / document, output)
-        files[CONFIG] = _record_of(scratch / CONFIG)
-        origin = read_manifest(plan.source)
-        made_of = origin.source if origin else plan.source.name
-        write_manifest(output, Manifest(f"{made_of}, converted to {plan.target}", "", files))
+        files[CONFIG] = record_of(scratch / CONFIG)
+        made_of = f"{source_of(plan.source)}, converted to {plan.target}"
+        write_manifest(output, CheckpointManifest(made_of, "", files))
         _moved(scratch / CONFIG, output)
-    for path in (output / STATE).iterdir():
+    for path in (output / CONVERSION).iterdir():
         if path.is_file() and path.name != _PLAN:
             path.unlink(missing_ok=True)
 
@@ -330,19 +346,14 @@ def update_manifest(folder: Path, name: str) -> None:
     """Have the folder's manifest, where it has one, expect the file `name` as it is now."""
     manifest = read_manifest(folder)
     if manifest is not None:
-        write_manifest(folder, replace(manifest, files={**manifest.files, name: _record_of(folder / name)}))
+        write_manifest(folder, replace(manifest, files={**manifest.files, name: record_of(folder / name)}))
 
 
 def _moved(path: Path, folder: Path) -> FileRecord:
     """Give a file that is whole its place, where it appears at once."""
-    record = _record_of(path)
+    record = record_of(path)
     os.replace(path, folder / path.name)
     return record
-
-
-def _record_of(path: Path) -> FileRecord:
-    content = path.read_bytes()
-    return FileRecord(len(content), hashlib.sha256(content).hexdigest())
 
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:

@@ -23,6 +23,13 @@ from deepseek_triton_tools.checkpoints.conversion_plan import in_order
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter, file_size
 from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, StoredTensors
 from deepseek_triton_tools.host.units import sized
+from deepseek_triton_tools.repository.checkpoint_manifest import (
+    CheckpointManifest,
+    FileRecord,
+    record_of,
+    source_of,
+    write_manifest,
+)
 from deepseek_triton_tools.tool_errors import ToolError
 
 SHARD_BYTES = 4_300_000_000
@@ -117,12 +124,16 @@ def write_cut(
         output.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(output.parent, mine)
         scratch.mkdir()
-        if not _write_shards(cut, scratch, on_progress, should_stop):
+        files = _write_shards(cut, scratch, on_progress, should_stop)
+        if files is None:
             return False
         for path in companion_files(cut.source):
             shutil.copyfile(path, scratch / path.name)
+            files[path.name] = record_of(scratch / path.name)
         for name, document in cut.documents.items():
             (scratch / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+            files[name] = record_of(scratch / name)
+        write_manifest(scratch, CheckpointManifest(f"{source_of(cut.source)}, cut", "", files))
         os.rename(scratch, output)
     except OSError as error:
         raise ToolError(f"{output} can't be written: {error.strerror}") from error
@@ -140,20 +151,23 @@ def _remove_leftovers(folder: Path, prefix: str) -> None:
             shutil.rmtree(path)
 
 
-def _write_shards(cut: Cut, folder: Path, on_progress: Callable[[int], None], should_stop: Callable[[], bool]) -> bool:
-    written = 0
+def _write_shards(
+    cut: Cut, folder: Path, on_progress: Callable[[int], None], should_stop: Callable[[], bool]
+) -> dict[str, FileRecord] | None:
+    """Return the records of the files; None where it was stopped."""
+    written, records = 0, {}
     for name, shard in cut.shards.items():
         with ShardWriter(folder / name, [tensor.output for tensor in shard]) as writer:
             for tensor in shard:
                 for begin, end in _pieces(tensor):
                     if should_stop():
-                        return False
+                        return None
                     rows = tensor.source.read(begin, end)
                     writer.write(rows)
                     written += rows.nbytes
                     on_progress(written)
-            writer.finish()
-    return True
+            records[name] = FileRecord(writer.size, writer.finish())
+    return records
 
 
 def _pieces(tensor: CutTensor) -> Iterator[tuple[int, int | None]]:
@@ -280,6 +294,8 @@ def _dealt(tensors: Sequence[CutTensor], shard_bytes: int) -> dict[str, list[Cut
 def _check_output(cut: Cut, output: Path) -> None:
     if output.exists() and output.samefile(Path.cwd()):
         raise ToolError(f"{output}: expected another folder than the one it runs in; name another one")
+    if output.resolve().is_relative_to(cut.source.resolve()):
+        raise ToolError(f"{output}: expected a folder outside the checkpoint's; name another one")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ToolError(f"{output}: expected no such folder, or an empty one, found something; name another one")
     parent = next(folder for folder in output.absolute().parents if folder.exists())

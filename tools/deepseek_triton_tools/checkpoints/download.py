@@ -18,7 +18,7 @@ from typing import Protocol
 from deepseek_triton_build.text import first_names
 from deepseek_triton_tools.checkpoints.download_lock import download_lock
 from deepseek_triton_tools.checkpoints.download_target import DownloadTarget, FolderTarget, make_target
-from deepseek_triton_tools.checkpoints.download_transfer import GaveUpError, Patience, RateLimit, Transfer
+from deepseek_triton_tools.checkpoints.download_transfer import FileTransfer, GaveUpError, Patience, RateLimit
 from deepseek_triton_tools.checkpoints.hub import Hub, HubFile, HubListing, TryAgainError
 from deepseek_triton_tools.checkpoints.local_files import StoppedError
 from deepseek_triton_tools.host.units import sized
@@ -193,7 +193,7 @@ def _bring(
 ) -> int:
     """Bring the missing files in several threads, and return the bytes that came from the hub."""
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
-    transfer = Transfer(
+    transfer = FileTransfer(
         hub,
         target,
         rate_limit=RateLimit(options.rate_limit, stop),
@@ -203,7 +203,7 @@ def _bring(
     )
     groups = _by_partial(target, missing)
     workers = _Workers(transfer, groups, min(options.jobs, len(groups)), stop)
-    watch = _Watch(sum(file.size for file in files), len(files), missing, transfer, workers)
+    watch = _TransferWatch(sum(file.size for file in files), len(files), missing, transfer, workers)
     try:
         while not workers.ended.wait(_TICK_S):
             _pass_on(said, view)
@@ -224,7 +224,7 @@ def _pass_on(said: queue.SimpleQueue[str], view: DownloadView) -> None:
 class _Workers:
     """Threads that bring files. They are daemons: they need no end, because any end can be continued from."""
 
-    def __init__(self, transfer: Transfer, groups: list[list[HubFile]], num: int, stop: threading.Event) -> None:
+    def __init__(self, transfer: FileTransfer, groups: list[list[HubFile]], num: int, stop: threading.Event) -> None:
         """`groups`: one thread brings the files of a group, one after another."""
         self._transfer, self._stop = transfer, stop
         # The largest first, so that no thread is left alone with one at the end.
@@ -287,11 +287,11 @@ def _text(name: str, error: Exception, target: DownloadTarget) -> str:
     return f"{error.filename or target.folder / name}: {error.strerror}; nothing else was lost: start it again then"
 
 
-class _Watch:
+class _TransferWatch:
     """Knows the progress, for the thread that shows it."""
 
     def __init__(
-        self, total: int, num_files: int, missing: Sequence[HubFile], transfer: Transfer, workers: _Workers
+        self, total: int, num_files: int, missing: Sequence[HubFile], transfer: FileTransfer, workers: _Workers
     ) -> None:
         self._total, self._num_files = total, num_files
         self._missing = missing

@@ -17,8 +17,8 @@ from deepseek_triton_tools.checkpoints.local_files import add_file, is_pointer, 
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.repository.checkpoint_manifest import (
     MANIFEST_NAME,
+    CheckpointManifest,
     FileRecord,
-    Manifest,
     read_manifest,
     write_manifest,
 )
@@ -149,7 +149,7 @@ class FolderTarget(DownloadTarget):
         known = dict(before.files) if before and before.revision == self.listing.commit else {}
         known.pop(MANIFEST_NAME, None)  # a manifest that came with the files, as any of them
         found = {file.name: FileRecord(file.size, self._sha256(file)) for file in files}
-        manifest = Manifest(self.listing.name.model, self.listing.commit, {**known, **found})
+        manifest = CheckpointManifest(self.listing.name.model, self.listing.commit, {**known, **found})
         if manifest != before:
             write_manifest(self.folder, manifest)
 

@@ -79,7 +79,7 @@ class Patience:
             raise StoppedError
 
 
-class Transfer:
+class FileTransfer:
     """Brings files of a target, each in the thread that calls."""
 
     def __init__(

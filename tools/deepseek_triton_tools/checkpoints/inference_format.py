@@ -37,7 +37,7 @@ _SPLIT = {**dict.fromkeys(("embed", "head", "wq", "wq_b", "wkv_b", "w1", "w3"), 
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """The tensor that a tensor of one file is a part of."""
 
     name: str
@@ -46,14 +46,14 @@ class Place:
     """The dimension in which it is split over the files; None: it is whole."""
 
 
-def place_of(name: str) -> Place:
+def place_of(name: str) -> TensorPlace:
     """Return what the tensor `name` of this format is."""
     *path, kind = name.split(".")
     if path and path[0] in _ROOT:
-        return Place(f"{_ROOT[path[0]]}.{kind}", _SPLIT.get(path[0]))
+        return TensorPlace(f"{_ROOT[path[0]]}.{kind}", _SPLIT.get(path[0]))
     kind = {"scale": "weight_scale_inv"}.get(kind, kind)
     if len(path) < 3 or path[0] != "layers":
-        return Place(f"{name.rpartition('.')[0]}.{kind}", None)
+        return TensorPlace(f"{name.rpartition('.')[0]}.{kind}", None)
     layer, block, *modules = path[1:]
     dimension = None
     if "indexer" not in modules and modules:
@@ -61,7 +61,7 @@ def place_of(name: str) -> Place:
         dimension = None if is_expert else _SPLIT.get(modules[-1])
         kind = "e_score_correction_bias" if modules == ["gate"] and kind == "bias" else kind
         modules[-1] = _MODULES.get(modules[-1], modules[-1])
-    return Place(".".join(["model.layers", layer, _IN_LAYER.get(block, block), *modules, kind]), dimension)
+    return TensorPlace(".".join(["model.layers", layer, _IN_LAYER.get(block, block), *modules, kind]), dimension)
 
 
 def num_parts(names: Sequence[str]) -> int:

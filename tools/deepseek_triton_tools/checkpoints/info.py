@@ -23,7 +23,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
-class Part:
+class PartSize:
     """The tensors of one kind."""
 
     name: str
@@ -45,7 +45,7 @@ class CheckpointInfo:
     num_layers: int
     """Layers that are stored, the MTP layer not counted."""
     num_mtp_layers: int
-    parts: tuple[Part, ...]
+    parts: tuple[PartSize, ...]
     precision: str | None
     """The precision of the experts as they are stored; None when they are of no known one."""
     revision: str | None
@@ -104,14 +104,14 @@ def describe(files: CheckpointFiles) -> CheckpointInfo:
     )
 
 
-def _parts(tensors: Iterable[StoredTensor], num_layers: int) -> Iterator[Part]:
+def _parts(tensors: Iterable[StoredTensor], num_layers: int) -> Iterator[PartSize]:
     found: dict[str, dict[str, list[int]]] = {name: {} for name in PARTS}
     for tensor in tensors:
         found[part_of(tensor.name, num_layers)].setdefault(tensor.dtype, []).append(tensor.num_bytes)
     for name, dtypes in found.items():
         if dtypes:
             sizes = [size for each in dtypes.values() for size in each]
-            yield Part(name, len(sizes), sum(sizes), tuple(sorted(dtypes, key=lambda key: -sum(dtypes[key]))))
+            yield PartSize(name, len(sizes), sum(sizes), tuple(sorted(dtypes, key=lambda key: -sum(dtypes[key]))))
 
 
 def _stored_precision(tensors: Iterable[StoredTensor]) -> str | None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from deepseek_triton_build.check import INDEX, HeaderError, files_read, read_header, read_json_object
 from deepseek_triton_build.text import first_names, safe_name
+from deepseek_triton_tools.checkpoints.companion_files import UNFINISHED, is_unfinished
 from deepseek_triton_tools.checkpoints.inference_format import is_inference_config, num_parts, place_of, wrong_files
 from deepseek_triton_tools.tool_errors import CheckpointError
 
@@ -158,6 +159,8 @@ def open_checkpoint(folder: Path) -> StoredTensors:
         raise CheckpointError(
             f"{safe_name(str(folder))}: expected a checkpoint's folder, found {found}; correct the path"
         )
+    if is_unfinished(folder):
+        raise CheckpointError(f"{folder}: {UNFINISHED}")
     try:
         names = files_read(folder, only_indexed=(folder / INDEX).is_file())
     except OSError as error:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from deepseek_triton_build.check import Header, HeaderError, is_inside, read_header
 from deepseek_triton_build.text import first_names, safe_name
+from deepseek_triton_tools.checkpoints.companion_files import UNFINISHED, is_unfinished
 from deepseek_triton_tools.checkpoints.local_files import add_file, is_pointer, size_of
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, WeightFile, find_damage
-from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME, Manifest, read_manifest
+from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, read_manifest
 from deepseek_triton_tools.tool_errors import CheckpointError
 from deepseek_triton_tools.warming.checkpoint.checksums import Checksum, expected_checksums
 
@@ -77,6 +78,8 @@ def verify(folder: Path, *, jobs: int, observe: Callable[[VerifyProgress], objec
     if not folder.is_dir():
         found = "a file" if folder.exists() else "nothing"
         raise CheckpointError(f"{folder}: expected a checkpoint's folder, found {found}; correct the path")
+    if is_unfinished(folder):
+        raise CheckpointError(f"{folder}: {UNFINISHED}")
     manifest = read_manifest(folder)
     weights = _files(folder, ".safetensors")
     if manifest:
@@ -109,7 +112,7 @@ def verify(folder: Path, *, jobs: int, observe: Callable[[VerifyProgress], objec
     )
 
 
-def _compared_with(manifest: Manifest | None, expected: Mapping[str, _Expected]) -> str:
+def _compared_with(manifest: CheckpointManifest | None, expected: Mapping[str, _Expected]) -> str:
     if manifest:
         return MANIFEST_NAME
     if not expected:

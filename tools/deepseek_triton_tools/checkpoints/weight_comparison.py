@@ -72,7 +72,7 @@ class LayerComparison:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class CheckpointComparison:
     """The errors of weights and layers, and what could not be compared."""
 
     weights: Sequence[WeightComparison]
@@ -162,7 +162,7 @@ def plan_comparison(source: Path, other: Path, options: ComparisonOptions) -> Co
 
 def compare(
     plan: ComparisonPlan, workers: int, on_progress: Callable[[int, int], None] = lambda done, total: None
-) -> Comparison:
+) -> CheckpointComparison:
     """Compare in several processes, each of which has a few rows of two weights in memory, or one expert.
 
     `on_progress` gets the number of weights and layers that are done, and of all.
@@ -188,7 +188,7 @@ def compare(
         ours.close()  # this ends the processes, a layer of which may take a minute
         pool.shutdown(cancel_futures=True)
         theirs.close()
-    return Comparison(
+    return CheckpointComparison(
         weights=[
             WeightComparison(
                 name,

@@ -77,7 +77,7 @@ def _download(args: argparse.Namespace) -> int:
         rate_limit=args.rate_limit,
         give_up_s=args.give_up,
     )
-    view = _View()
+    view = _DownloadView()
     try:
         result = download(options, view)
     except KeyboardInterrupt:
@@ -130,7 +130,7 @@ def _of_variant(variant_name: str, precision: str | None) -> str:
     return published[chosen]
 
 
-class _View:
+class _DownloadView:
     """Shows what happens on stderr."""
 
     def __init__(self) -> None:

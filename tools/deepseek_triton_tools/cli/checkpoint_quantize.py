@@ -16,7 +16,7 @@ from deepseek_triton_tools.tool_errors import CheckpointError, InstallationError
 if TYPE_CHECKING:
     from deepseek_triton_tools.checkpoints.activation_scales import ActivationScales
     from deepseek_triton_tools.checkpoints.conversion_plan import ConversionPlan
-    from deepseek_triton_tools.checkpoints.converting import Progress
+    from deepseek_triton_tools.checkpoints.converting import ConversionProgress
 
 _TARGETS = ("w4afp8", "fp8", "bf16")
 _DEVICES = ("cpu", "cuda")
@@ -35,12 +35,14 @@ def add_quantize_form(forms: Verbs) -> None:
         "failed; 3 this share is done, others are not.\ndocs/checkpoints.md says what is written, and how fast.",
     )
     verb.add_argument("source", type=path, metavar="DIR", help="folder of the checkpoint")
-    verb.add_argument("--to", choices=_TARGETS, help="w4afp8: experts in INT4; fp8: blocks of 128 x 128; bf16")
+    verb.add_argument(
+        "--to", type=str.lower, choices=_TARGETS, help="w4afp8: experts in INT4; fp8: blocks of 128 x 128; bf16"
+    )
     verb.add_argument("--output", type=path, metavar="DIR", help="folder to write, new or of a run that was stopped")
     help_text = "w4afp8: a safetensors file of input scales, or the folder that ModelOpt's calibration wrote"
     verb.add_argument("--act-scales", type=path, metavar="PATH", help=help_text)
     help_text = "TensorRT-LLM keeps the KV cache in FP8; without --to, only hf_quant_config.json in DIR is written"
-    verb.add_argument("--kv-cache", choices=("fp8",), help=help_text)
+    verb.add_argument("--kv-cache", type=str.lower, choices=("fp8",), help=help_text)
     help_text = "the layer for multi-token prediction, in FP8 with w4afp8 (default: keep)"
     verb.add_argument("--mtp", choices=("keep", "drop"), default="keep", help=help_text)
     add_json(verb, "docs/checkpoints.md")
@@ -72,20 +74,23 @@ def _switch_kv_cache(args: argparse.Namespace) -> int:
 
     if args.kv_cache is None:
         raise ToolError("expected --to w4afp8, fp8 or bf16, or --kv-cache fp8", exit_code=2)
-    if args.output is not None:
-        raise ToolError("--output goes with --to; --kv-cache fp8 alone changes the checkpoint itself", exit_code=2)
+    if args.output or args.act_scales or args.mtp == "drop" or args.share != (1, 1):
+        raise ToolError(
+            "--output, --act-scales, --mtp and --share go with --to; without it only hf_quant_config.json is changed",
+            exit_code=2,
+        )
     change = quant_config_change(args.source, "FP8")
     if change.after["quantization"]["quant_algo"] == "MIXED_PRECISION":
         raise CheckpointError(f"{args.source}: {W4AFP8_KV_CACHE}")
     write_quant_config(change)
     update_manifest(args.source, change.path.name)
-    _say(args, change.summary, {"changed": str(change.path)})
+    _say(args, change.summary, {"changed": str(change.path) if change.is_needed else None})
     return 0
 
 
 def _convert(args: argparse.Namespace) -> int:
     from deepseek_triton_tools.checkpoints.conversion_plan import ConversionOptions, plan_conversion
-    from deepseek_triton_tools.checkpoints.converting import RunOptions, convert
+    from deepseek_triton_tools.checkpoints.converting import ConversionRun, convert
     from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint, read_config
     from deepseek_triton_tools.host.stop_signals import Stop
     from deepseek_triton_tools.host.units import about, sized
@@ -101,17 +106,18 @@ def _convert(args: argparse.Namespace) -> int:
     )
     plan = plan_conversion(open_checkpoint(args.source), read_config(args.source), options)
     devices = _devices(args.device)
-    run = RunOptions(
+    run = ConversionRun(
         workers=args.workers or (4 * len(devices) if devices else len(os.sched_getaffinity(0))),
         devices=devices,
         share=args.share,
     )
-    if not args.json:
-        complain(f"{args.source}: {sized(_source_bytes(plan))} to {sized(plan.size)} in {len(plan.shards)} files")
     status, begin_s = StatusLine(), time.monotonic()
-    last: list[Progress] = []
+    last: list[ConversionProgress] = []
 
-    def show(progress: Progress) -> None:
+    def show(progress: ConversionProgress) -> None:
+        if not last and not args.json:
+            files = "1 file" if len(plan.shards) == 1 else f"{len(plan.shards)} files"
+            status.say(f"{args.source}: {sized(_source_bytes(plan))} to {sized(plan.size)} in {files}")
         last[:] = [progress]
         status.show(lambda: _progress_line(progress, time.monotonic() - begin_s))
 
@@ -156,7 +162,7 @@ def _source_bytes(plan: ConversionPlan) -> int:
     return sum(shard.source_bytes for shard in plan.shards)
 
 
-def _progress_line(progress: Progress, elapsed_s: float) -> str:
+def _progress_line(progress: ConversionProgress, elapsed_s: float) -> str:
     from deepseek_triton_tools.host.units import about, part_of, sized
 
     rate = progress.new / elapsed_s if elapsed_s else 0.0

@@ -139,7 +139,7 @@ def _cell(variant: Variant, checkpoint: KnownCheckpoint, gpu: Gpu) -> Cell:
 
 @dataclass(frozen=True)
 class Support:
-    """What serves one checkpoint whole."""
+    """The machines and engines that serve one checkpoint, as a whole."""
 
     cells: tuple[Cell, ...]
     """One for each kind of GPU."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ class FileRecord:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class CheckpointManifest:
     source: str
     """The place that the files came from, or what they were made of: "deepseek-ai/DeepSeek-R1"."""
     revision: str
@@ -40,7 +41,7 @@ class Manifest:
     """Path in the folder, with slashes -> what the file should be."""
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:
     """Write it in the place of the one that was there.
 
     :raises ToolError: when it can't be written.
@@ -58,7 +59,22 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         file.write("\n")
 
 
-def read_manifest(folder: Path) -> Manifest | None:
+def record_of(path: Path) -> FileRecord:
+    """Return the record of a small file, which is read at once."""
+    content = path.read_bytes()
+    return FileRecord(len(content), hashlib.sha256(content).hexdigest())
+
+
+def source_of(folder: Path) -> str:
+    """Return where a checkpoint came from by its manifest, or else its folder's name.
+
+    :raises CheckpointError: when the manifest can't be read.
+    """
+    manifest = read_manifest(folder)
+    return manifest.source if manifest else folder.absolute().name
+
+
+def read_manifest(folder: Path) -> CheckpointManifest | None:
     """Return the folder's manifest, or None where it has none.
 
     :raises CheckpointError: when it can't be read, or is not what `write_manifest` writes.
@@ -78,7 +94,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         ) from error
 
 
-def _parsed(document: Any) -> Manifest:
+def _parsed(document: Any) -> CheckpointManifest:
     """:raises ValueError: saying what is wrong."""
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         found = document.get("schema") if isinstance(document, dict) else document
@@ -86,7 +102,7 @@ def _parsed(document: Any) -> Manifest:
     source, revision, files = (document.get(key) for key in ("source", "revision", "files"))
     if not isinstance(source, str) or not isinstance(revision, str) or not isinstance(files, dict):
         raise ValueError("source and revision have to be text, and files an object")
-    return Manifest(source, revision, {name: _record(name, entry) for name, entry in files.items()})
+    return CheckpointManifest(source, revision, {name: _record(name, entry) for name, entry in files.items()})
 
 
 def _record(name: str, entry: Any) -> FileRecord:
