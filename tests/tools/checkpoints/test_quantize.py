@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import random
 import shutil
 import signal
@@ -25,9 +26,11 @@ from deepseek_triton_tools.checkpoints.number_formats import (
     dequantize_groups,
     float32_of,
 )
+from deepseek_triton_tools.checkpoints.shard_writer import sweep
 from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensors, open_checkpoint
 from deepseek_triton_tools.cli.main import main
 from support.small_checkpoint import CONFIG, FP8, TINY, small_checkpoint, write_act_scales, write_checkpoint
+from support.waiting import wait_for
 
 CLI = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "checkpoint", "quantize"]
 EXPERT = "model.layers.1.mlp.experts.2.down_proj.weight"
@@ -245,6 +248,7 @@ def test_a_conversion_that_is_killed_again_and_again_makes_the_same_bytes(
     assert quantize(source, *options, output) == 0
 
     assert num_killed >= 2
+    wait_for(lambda: not list(output.glob("*.part")))  # a worker that outlived its main process ends at its next word
     assert digests(output) == digests(tmp_path / "whole")
 
 
@@ -540,3 +544,17 @@ def test_the_output_is_not_put_into_the_checkpoint(source: Path, capsys: pytest.
 
     assert "expected a folder for the output outside the checkpoint's" in capsys.readouterr().err
     assert not (source / "bf16").exists()
+
+
+def test_what_a_killed_process_has_left_is_swept_though_nobody_has_asked_for_its_end(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        name = f"model-00001-of-000002.safetensors.{platform.node()}-{process.pid}.part"
+        (tmp_path / name).write_bytes(b"half")
+        sweep(tmp_path)
+        assert (tmp_path / name).exists()
+
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        sweep(tmp_path)
+
+        assert not (tmp_path / name).exists()

@@ -337,6 +337,7 @@ def _finish(plan: ConversionPlan, output: Path, shards: Mapping[str, FileRecord]
         made_of = f"{source_of(plan.source)}, converted to {plan.target}"
         write_manifest(output, CheckpointManifest(made_of, "", files))
         _moved(scratch / CONFIG, output)
+    sweep(output)
     for path in (output / CONVERSION).iterdir():
         if path.is_file() and path.name != _PLAN:
             path.unlink(missing_ok=True)

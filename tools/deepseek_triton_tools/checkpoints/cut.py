@@ -22,6 +22,7 @@ from deepseek_triton_tools.checkpoints.config_numbers import config_number
 from deepseek_triton_tools.checkpoints.conversion_plan import in_order
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter, file_size
 from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, StoredTensors
+from deepseek_triton_tools.host.process_sessions import is_running
 from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.repository.checkpoint_manifest import (
     CheckpointManifest,
@@ -147,7 +148,7 @@ def _remove_leftovers(folder: Path, prefix: str) -> None:
     for path in list(folder.iterdir()):
         process = path.name.removeprefix(prefix)
         is_own = process == str(os.getpid())  # the number of one that is no more
-        if path.name.startswith(prefix) and process.isdecimal() and (is_own or not Path(f"/proc/{process}").exists()):
+        if path.name.startswith(prefix) and process.isdecimal() and (is_own or not is_running(int(process))):
             shutil.rmtree(path)
 
 

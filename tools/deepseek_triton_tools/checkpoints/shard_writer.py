@@ -20,6 +20,7 @@ from types import TracebackType
 import numpy as np
 
 from deepseek_triton_tools.checkpoints.stored_tensors import DTYPES, Array
+from deepseek_triton_tools.host.process_sessions import is_running
 
 PART = ".part"
 """End of the name of a file that is being written."""
@@ -64,7 +65,7 @@ def sweep(folder: Path) -> None:
     """Remove what processes of this machine that were killed have left of their files."""
     for path in folder.glob(f"*{PART}"):
         match = _OWNER.search(path.name)
-        if match and match[1] == platform.node() and not Path(f"/proc/{match[2]}").exists():
+        if match and match[1] == platform.node() and not is_running(int(match[2])):
             path.unlink(missing_ok=True)
 
 

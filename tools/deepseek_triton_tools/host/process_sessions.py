@@ -1,4 +1,4 @@
-"""The processes of a session (setsid(2)), by Linux's /proc: finding them and killing them."""
+"""Processes, and those of a session (setsid(2)), by Linux's /proc: whether they run, finding and killing them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ from pathlib import Path
 from deepseek_triton_tools.tool_errors import ServerFailedError
 
 _PATIENCE_S = 10
+
+
+def is_running(pid: int) -> bool:
+    """Tell whether a process runs. One that has ended runs no more, also while its parent has not asked for its end."""
+    try:
+        # The name is in parentheses and may hold any character. After it comes the state.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def session_members(session: int) -> list[int]:
