@@ -16,7 +16,7 @@ from deepseek_triton_build.text import first_names
 from deepseek_triton_tools.checkpoints.companion_files import CONFIG, HF_QUANT_CONFIG, QUANT_CFG
 from deepseek_triton_tools.checkpoints.config_numbers import config_number
 from deepseek_triton_tools.checkpoints.number_formats import BLOCK, GROUP
-from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, file_size
+from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, dealt, file_size
 from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, StoredTensors
 from deepseek_triton_tools.tool_errors import CheckpointError
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from deepseek_triton_tools.checkpoints.activation_scales import ActivationScales
 
 Target: TypeAlias = Literal["w4afp8", "fp8", "bf16"]
-TARGETS: tuple[Target, ...] = ("w4afp8", "fp8", "bf16")
 Format: TypeAlias = Literal["plain", "fp8", "int4"]
 """How a weight is stored: as numbers of its data type, as FP8 in blocks, as INT4 in groups."""
 
@@ -37,7 +36,7 @@ W4AFP8_KV_CACHE = (
 INPUT_SCALES_FILE = "input_scales.safetensors"
 MOST_SHARD_BYTES, LEAST_SHARD_BYTES = 2_500_000_000, 100_000_000
 """Default limits of a file: a few seconds of work for a core, so that little is done again after a stop."""
-_SHARDS = 64
+_NUM_SHARDS = 64
 """Files of a small checkpoint, so that there are enough for the cores."""
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _EXPERT = re.compile(r"model\.layers\.\d+\.mlp\.experts\.(\d+)\.(?:gate|up|down)_proj\.weight")
@@ -153,7 +152,7 @@ def plan_conversion(source: StoredTensors, config: Mapping[str, Any], options: C
     return ConversionPlan(
         source=source.folder,
         target=options.target,
-        shards=_dealt(jobs, options.shard_bytes),
+        shards=_shards(jobs, options.shard_bytes),
         input_scales=_input_scales(jobs, options),
         documents=_documents(jobs, config, num_layers, options),
     )
@@ -293,30 +292,13 @@ def _wrong_wishes(jobs: Sequence[TensorJob], config: Mapping[str, Any], options:
         yield f"expected a checkpoint in another precision than {options.target}, found that one already"
 
 
-def _dealt(jobs: Sequence[TensorJob], shard_bytes: int | None) -> tuple[OutputShard, ...]:
-    """Put the jobs into files of about `shard_bytes`, in their order.
-
-    Within a file, a tensor whose bytes are no multiple of eight comes last, so that all others are aligned.
-    """
+def _shards(jobs: Sequence[TensorJob], shard_bytes: int | None) -> tuple[OutputShard, ...]:
+    """Put the jobs into files of about `shard_bytes`; None: by the size of the whole."""
     if shard_bytes is None:
         total = sum(output.num_bytes for job in jobs for output in job.outputs)
-        shard_bytes = min(MOST_SHARD_BYTES, max(LEAST_SHARD_BYTES, total // _SHARDS))
-    groups: list[list[TensorJob]] = [[]]
-    size = 0
-    for job in jobs:
-        num_bytes = sum(output.num_bytes for output in job.outputs)
-        if groups[-1] and size + num_bytes > shard_bytes:
-            groups.append([])
-            size = 0
-        groups[-1].append(job)
-        size += num_bytes
-    return tuple(
-        OutputShard(
-            f"model-{number:05}-of-{len(groups):06}.safetensors",
-            tuple(sorted(group, key=lambda job: any(output.num_bytes % 8 for output in job.outputs))),
-        )
-        for number, group in enumerate(groups, start=1)
-    )
+        shard_bytes = min(MOST_SHARD_BYTES, max(LEAST_SHARD_BYTES, total // _NUM_SHARDS))
+    shards = dealt(jobs, lambda job: job.outputs, shard_bytes)
+    return tuple(OutputShard(name, tuple(mine)) for name, mine in shards.items())
 
 
 def _other_experts(jobs: Sequence[TensorJob], act_scales: ActivationScales) -> list[str]:

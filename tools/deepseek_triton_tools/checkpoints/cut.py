@@ -20,7 +20,7 @@ from deepseek_triton_build.text import first_names
 from deepseek_triton_tools.checkpoints.companion_files import CONFIG, HF_QUANT_CONFIG, QUANT_CFG, companion_files
 from deepseek_triton_tools.checkpoints.config_numbers import config_number
 from deepseek_triton_tools.checkpoints.conversion_plan import in_order
-from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter, file_size
+from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter, dealt, file_size
 from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, StoredTensors
 from deepseek_triton_tools.host.process_sessions import is_running
 from deepseek_triton_tools.host.units import sized
@@ -43,8 +43,6 @@ _PER_EXPERT = re.compile(r"\.mlp\.gate\.(?:weight|e_score_correction_bias)$")
 """Tensors with a row for each expert."""
 _COPIED_BYTES = 2**24
 """Bytes that are in memory at once."""
-_ALIGNED = 8
-"""Bytes. A tensor of another multiple comes last in its file, so that all others are aligned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +94,7 @@ def plan_cut(source: StoredTensors, config: Mapping[str, Any], options: CutOptio
     if problems:
         raise ToolError(f"{source.folder}: {'; '.join(problems)}", exit_code=2)
     tensors = sorted(_left(source, whole, options), key=lambda tensor: in_order(tensor.output.name))
-    shards = _dealt(tensors, options.shard_bytes)
+    shards = dealt(tensors, lambda tensor: [tensor.output], options.shard_bytes)
     weight_map = {tensor.output.name: name for name, shard in shards.items() for tensor in shard}
     total = sum(tensor.output.num_bytes for tensor in tensors)
     documents = {
@@ -273,23 +271,6 @@ def _wrong_experts(source: StoredTensors, config: Mapping[str, Any], options: Cu
     routers = [name for name, tensor in source.items() if _PER_EXPERT.search(name) and tensor.shape[:1] != (whole,)]
     if routers:
         yield f"--experts: expected {whole} rows in each router by config.json, found others: {first_names(routers)}"
-
-
-def _dealt(tensors: Sequence[CutTensor], shard_bytes: int) -> dict[str, list[CutTensor]]:
-    groups: list[list[CutTensor]] = [[]]
-    size = 0
-    for tensor in tensors:
-        if groups[-1] and size + tensor.output.num_bytes > shard_bytes:
-            groups.append([])
-            size = 0
-        groups[-1].append(tensor)
-        size += tensor.output.num_bytes
-    return {
-        f"model-{number:05}-of-{len(groups):06}.safetensors": sorted(
-            group, key=lambda tensor: tensor.output.num_bytes % _ALIGNED != 0
-        )
-        for number, group in enumerate(groups, start=1)
-    }
 
 
 def _check_output(cut: Cut, output: Path) -> None:

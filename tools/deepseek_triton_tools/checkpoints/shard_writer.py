@@ -12,10 +12,11 @@ import math
 import os
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,6 +29,8 @@ _OWNER = re.compile(rf"\.safetensors\.(.*)-(\d+){re.escape(PART)}$")
 """Machine and process in such a name."""
 _ALIGNED = 8
 """Bytes to which the header is padded, as the safetensors library pads it."""
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,30 @@ def header_bytes(tensors: Sequence[OutputTensor]) -> bytes:
 def file_size(tensors: Sequence[OutputTensor]) -> int:
     """Return the bytes of a file with these tensors."""
     return len(header_bytes(tensors)) + sum(tensor.num_bytes for tensor in tensors)
+
+
+def dealt(
+    items: Sequence[_T], outputs: Callable[[_T], Sequence[OutputTensor]], shard_bytes: int
+) -> dict[str, list[_T]]:
+    """Return the items of each file, by its name: files of about `shard_bytes`, filled in the order of the items.
+
+    Within a file, items whose bytes are no multiple of eight come last, so that all others are aligned.
+    """
+    groups: list[list[_T]] = [[]]
+    size = 0
+    for item in items:
+        num_bytes = sum(tensor.num_bytes for tensor in outputs(item))
+        if groups[-1] and size + num_bytes > shard_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(item)
+        size += num_bytes
+    return {
+        f"model-{number:05}-of-{len(groups):06}.safetensors": sorted(
+            group, key=lambda item: any(tensor.num_bytes % _ALIGNED for tensor in outputs(item))
+        )
+        for number, group in enumerate(groups, start=1)
+    }
 
 
 def sweep(folder: Path) -> None:
