@@ -56,7 +56,7 @@ def said(text: str) -> list[bytes]:
 class ScriptedGateway:
     """Answers each chat request with the next answer: pieces of a stream, or an error's response.
 
-    A piece that is None waits until the client leaves.
+    A piece that is None waits until the client leaves, or the test sets `go_on`.
     """
 
     address: str = ""
@@ -67,6 +67,7 @@ class ScriptedGateway:
     requests: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     left: threading.Event = field(default_factory=threading.Event)
+    go_on: threading.Event = field(default_factory=threading.Event)
 
     async def list_models(self, request: Request) -> Response:
         if isinstance(self.models, Response):
@@ -83,7 +84,8 @@ class ScriptedGateway:
         try:
             for piece in pieces:
                 if piece is None:
-                    await asyncio.Event().wait()
+                    while not self.go_on.is_set():
+                        await asyncio.sleep(0.01)
                 else:
                     yield piece
                     await asyncio.sleep(0)
@@ -107,7 +109,7 @@ def served() -> Iterator[ScriptedGateway]:
 @pytest.fixture
 def gateway(served: ScriptedGateway) -> ScriptedGateway:
     fresh = ScriptedGateway()
-    for name in ("models", "answers", "requests", "keys", "left"):
+    for name in ("models", "answers", "requests", "keys", "left", "go_on"):
         setattr(served, name, getattr(fresh, name))
     return served
 
@@ -151,6 +153,19 @@ def test_an_answer_is_put_together_however_the_stream_is_cut(page: Page, gateway
     assert page.run("document.querySelector('.thought').textContent") == "Käse? 🧀!"
     assert "1234 in · 40 out" in page.text(".figures")
     assert page.complaints() == []
+
+
+def test_the_pace_is_told_of_an_answer_that_takes_its_time(page: Page, gateway: ScriptedGateway) -> None:
+    gateway.answers += [[chunk(content="One, "), None, *said("two.")], said("One, two.")]
+    page.write("#question", "Count.")
+    page.press("Enter")
+    page.wait("document.querySelector('.markdown')?.innerText.startsWith('One,')")
+    page.run("new Promise((done) => setTimeout(done, 10))")
+    gateway.go_on.set()
+    page.wait("document.querySelector('.figures')")
+    assert "tokens/s" in page.text(".figures")
+    send(page, "Count.")
+    assert "tokens/s" not in lines(page, ".figures")[1], "one piece has no pace"
 
 
 def test_thinking_is_open_while_it_lasts_and_then_folded(page: Page, gateway: ScriptedGateway) -> None:

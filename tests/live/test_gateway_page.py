@@ -67,7 +67,8 @@ def test_a_question_is_answered(page: Page) -> None:
     send(page, "What is the capital of France?")
     assert page.text(".markdown") == "The capital of France is Paris."
     assert page.text("article .error") == ""
-    for part in ("first token", "tokens/s", " in", " out"):
+    # The pace is not among them: so short an answer may come in one piece (tests/gateway/test_page.py has it).
+    for part in ("first token", " in", " out"):
         assert part in page.text(".figures")
 
 
