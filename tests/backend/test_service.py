@@ -170,6 +170,30 @@ def test_requests_that_are_over_do_not_wait_for_the_garbage_collector(engine):
         gc.enable()
 
 
+@pytest.mark.parametrize(
+    ("prompt", "parameters"),
+    [
+        pytest.param("hello", {"max_tokens": -1}, id="a value"),
+        pytest.param("hello", {"sampling_parameters": "{"}, id="an error behind the error"),
+        pytest.param("", {}, id="no prompt"),
+    ],
+)
+def test_requests_that_are_refused_do_not_wait_for_the_garbage_collector(engine, prompt, parameters):
+    """A soak found them: the error kept its frames, the frames the request, and the request the error."""
+    service = Service(configured(), engine)
+    service.load()
+    gc.disable()
+    try:
+        reply = send(service, prompt, **parameters)
+        active = weakref.ref(service.snapshot()[0])
+        while service.delivery.serve_next():
+            pass
+        assert reply.errors[0].code is ErrorCode.INVALID_ARGUMENT
+        assert active() is None
+    finally:
+        gc.enable()
+
+
 def test_deadlines_near_the_end_leave_no_request_unanswered(engine):
     """Threads of delivery and the watcher take the last steps of the same requests."""
     switch_interval = sys.getswitchinterval()

@@ -276,7 +276,7 @@ class ActiveRequest:
         """
         with self._lock:
             self._end_locked(error=error)
-            self._error = error
+            self._error = error.without_frames()
         self._release()
         with self._reply_lock:
             with self._lock:
@@ -328,7 +328,7 @@ class ActiveRequest:
     def _end_locked(self, *, finish_reason: FinishReason | None = None, error: BackendError | None = None) -> bool:
         if not self._advance(RequestEvent.END):
             return False
-        self._error = error
+        self._error = error.without_frames() if error is not None else None
         if not self.sequences:  # a request that never began, or asks for no sequence, is answered all the same
             self.sequences = [SequenceBuffer(0, self.parsed, "")]
         for sequence in self.sequences:
