@@ -42,19 +42,26 @@ def triton(repository: Path, log: Path) -> Iterator[str]:
 @contextmanager
 def gateway(*servers: str, log: Path, options: tuple[str, ...] = ()) -> Iterator[str]:
     """A gateway in front of servers, by its URL."""
-    url = f"http://127.0.0.1:{(port := free_port())}"
-    named = [word for server in servers for word in ("--server", server)]
-    with _running(["gateway", *named, "--port", str(port), *options], f"{url}/health", log):
+    with gateway_process(*servers, log=log, options=options) as (url, _):
         yield url
 
 
 @contextmanager
-def _running(arguments: list[str], ready_url: str, log: Path) -> Iterator[None]:
+def gateway_process(*servers: str, log: Path, options: tuple[str, ...] = ()) -> Iterator[tuple[str, int]]:
+    """A gateway in front of servers, by its URL and its pid."""
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    named = [word for server in servers for word in ("--server", server)]
+    with _running(["gateway", *named, "--port", str(port), *options], f"{url}/health", log) as pid:
+        yield url, pid
+
+
+@contextmanager
+def _running(arguments: list[str], ready_url: str, log: Path) -> Iterator[int]:
     with log.open("w") as output:
         process = subprocess.Popen([PROGRAM, *arguments], stdout=output, stderr=output, stdin=subprocess.DEVNULL)
     try:
         _wait(process, ready_url, log)
-        yield
+        yield process.pid
     finally:
         process.terminate()
         try:

@@ -24,8 +24,15 @@ class Logprob:
 
 
 def answer(prompt_token_ids: list[int], params: Any) -> Iterator[int]:
-    """Yield endless tokens: the phrase, rotated by the prompt and, when sampling, by the seed, with one EOS."""
+    """Yield endless tokens: the phrase, rotated by the prompt and, when sampling, by the seed, with one EOS.
+
+    A prompt with an <answer> and an </answer> behind it gets what stands between the last two of them, and EOS.
+    """
     tokenizer = StandinTokenizer()
+    _, opening, rest = tokenizer.decode(prompt_token_ids).rpartition("<answer>")
+    dictated, closing, _ = rest.partition("</answer>")
+    if opening and closing:
+        return itertools.chain(tokenizer.encode(dictated, add_special_tokens=False), itertools.repeat(EOS))
     digest = zlib.crc32(bytes(token % 256 for token in prompt_token_ids))
     words = PHRASE.split(" ")
     rotation = digest % len(words)

@@ -1,0 +1,262 @@
+"""Checks the history of a soak: every request has one end, and every answer is the one that it was told to give.
+
+    python tests/reliability/checker.py FOLDER
+
+FOLDER is what soak.py left. Prints the outcomes and every violation; exits with 1 where there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from reliability.history import Record, read_records
+from reliability.jobs import CONTEXT, GATEWAY, LEFT, REFUSALS, SERVER, Asked, Job, make_job
+
+LOST = "lost"
+NO_END = "no end"
+_SHOWN = 20
+_EARLY = frozenset({"timeout", "cancelled", LEFT})
+"""Outcomes of which the text is some beginning of the answer."""
+
+
+@dataclass
+class Verdict:
+    """What the history shows: how many ended how, and what should not have been."""
+
+    outcomes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """Kind, protocol and outcome -> number of requests."""
+    violations: list[str] = field(default_factory=list)
+    num_violations: int = 0
+    num_requests: int = 0
+    num_refused: int = 0
+    server_tokens: int = 0
+    """Output tokens that answers of the one server said they have."""
+    server_open_tokens: int = 0
+    """Output tokens at most of requests to it that nobody saw the end of."""
+
+    def add(self, violation: str) -> None:
+        self.num_violations += 1
+        if len(self.violations) < _SHOWN:
+            self.violations.append(violation)
+
+    @property
+    def refused_share(self) -> float:
+        return self.num_refused / self.num_requests if self.num_requests else 0.0
+
+    def table(self) -> str:
+        lines = [f"{'kind':28} {'HTTP':>9} {'gRPC':>9}  outcomes"]
+        for kind in dict.fromkeys(kind for kind, _, _ in sorted(self.outcomes)):
+            those = {key: count for key, count in self.outcomes.items() if key[0] == kind}
+            by_protocol: Counter[str] = Counter()
+            by_outcome: Counter[str] = Counter()
+            for (_, protocol, outcome), count in those.items():
+                by_protocol[protocol] += count
+                by_outcome[outcome] += count
+            shown = ", ".join(f"{outcome} {count:,}" for outcome, count in by_outcome.most_common())
+            lines.append(f"{kind:28} {by_protocol['HTTP']:9,} {by_protocol['gRPC']:9,}  {shown}")
+        return "\n".join(lines)
+
+
+def check_history(
+    records: Iterable[Record], seed: int, engine: str, num_jobs: int, *, tolerated: Collection[str] = ()
+) -> Verdict:
+    """Check all records of a run.
+
+    :param tolerated: outcomes that any request may have beside those of its kind, because faults were injected.
+    """
+    verdict = Verdict()
+    parts: defaultdict[int, list[Record]] = defaultdict(list)
+    ids: Counter[str] = Counter()
+    for record in records:
+        parts[record.job].append(record)
+    for number in range(num_jobs):
+        job = make_job(seed, number, engine)
+        seen = sorted(parts.pop(number, []), key=lambda record: record.part)
+        if [record.part for record in seen] != list(range(len(job.asked))):
+            verdict.add(f"job {number}: {len(job.asked)} requests were to be made, recorded were {len(seen)}")
+            continue
+        for asked, record in zip(job.asked, seen, strict=True):
+            outcome = outcome_of(record)
+            verdict.num_requests += 1
+            verdict.num_refused += outcome in REFUSALS
+            verdict.outcomes[asked.kind, asked.protocol, outcome] += 1
+            _count_tokens(verdict, asked, record, outcome)
+            for problem in problems(job, asked, record, engine, tolerated):
+                verdict.add(f"job {number} ({asked.kind}, {asked.protocol}, {asked.target}): {problem}")
+            if asked.path:
+                ids.update(record.ids)
+    for number in parts:
+        verdict.add(f"job {number}: it was recorded, and is none of this run")
+    for name, count in ids.items():
+        if count > 1:
+            verdict.add(f"{count} answers of the gateway have the id {name}")
+    return verdict
+
+
+def outcome_of(record: Record) -> str:
+    """Return the one end that the client saw, or that there was none, or several."""
+    if record.left:
+        return LEFT
+    if record.lost:
+        return LOST
+    ends = [*record.errors, *(reason for reasons in record.reasons.values() for reason in reasons)]
+    if not ends:
+        return NO_END
+    if record.errors:
+        if len(record.errors) > 1 or any(record.reasons.values()):
+            return f"{len(ends)} ends"
+        code = re.match(r"\[(E_\w+)\]", record.errors[0])
+        return code[1] if code else f"status {record.status}" if record.status else "an error without a code"
+    if any(len(reasons) > 1 for reasons in record.reasons.values()):
+        return f"{len(ends)} ends"
+    return record.reasons[min(record.reasons)][0]
+
+
+def problems(job: Job, asked: Asked, record: Record, engine: str, tolerated: Collection[str] = ()) -> Iterator[str]:
+    """Yield what is wrong with one request."""
+    outcome = outcome_of(record)
+    if outcome not in asked.outcomes and outcome not in tolerated:
+        detail = (record.errors or [record.lost])[0][:300]
+        yield f"ended as {outcome}, expected {', '.join(sorted(asked.outcomes))} {detail}"
+        return
+    if record.late:
+        yield f"{record.late} responses came behind its end"
+    if record.finals is not None and outcome not in (LEFT, LOST) and record.finals != 1:
+        yield f"{record.finals} final responses"
+    if not record.closed and outcome not in (LEFT, LOST):
+        yield f"ended as {outcome}, and the answer was not closed"
+    if foreign := [name for name in record.ids if asked.request_id and name != asked.request_id]:
+        yield f"responses have the ids {foreign}"
+    if asked.path and len(record.ids) > 1:
+        yield f"its chunks have {len(record.ids)} ids"
+    if not asked.words or record.errors or outcome in REFUSALS:
+        if record.errors and not all(error.strip() for error in record.errors):
+            yield "an error without a text"
+        yield from _early_texts(asked, record, engine)
+        return
+    yield from _texts(asked, record, engine, outcome)
+    if outcome not in (LEFT, LOST):
+        yield from _usage(asked, record)
+
+
+def _early_texts(asked: Asked, record: Record, engine: str) -> Iterator[str]:
+    for index, text in record.texts.items():
+        words = asked.words[index] if index < len(asked.words) else ()
+        if not _is_beginning(text, "".join(words)):
+            yield f"sequence {index} said {text[-80:]!r} before its error"
+
+
+def _texts(asked: Asked, record: Record, engine: str, outcome: str) -> Iterator[str]:
+    for index, words in enumerate(asked.words):
+        text, whole = record.texts.get(index, ""), "".join(words)
+        [reason] = record.reasons.get(index) or [outcome]
+        tokens = record.tokens.get(index)
+        if reason in _EARLY or outcome == LOST:
+            if not _is_beginning(text, whole):
+                yield f"sequence {index} said {text[-80:]!r}, which is no beginning of {whole[:80]!r}"
+            continue
+        if reason == "tool_calls":
+            if text != whole or json.loads(record.call) != json.loads(_call_arguments(words)):
+                yield f"said {text!r} and called with {record.call!r}"
+            continue
+        expected = _expected(asked, whole, words, reason, engine, asked.target)
+        if text not in expected:
+            yield f"sequence {index} ended with {reason} and said {text!r}, expected {' or '.join(map(repr, expected))}"
+        elif tokens is not None:
+            least, most = _token_bounds(asked, text, whole, words, reason, engine)
+            if not least <= tokens <= most:
+                yield f"sequence {index} has {tokens} tokens, expected {least} to {most} ({reason})"
+    if extra := record.texts.keys() - range(len(asked.words)):
+        yield f"there are sequences {sorted(extra)}"
+    if "logprobs" in asked.body and outcome in ("stop", "length") and record.logprobs != sum(record.tokens.values()):
+        yield f"{record.logprobs} log-probabilities of {sum(record.tokens.values())} tokens"
+
+
+def _call_arguments(words: Sequence[str]) -> str:
+    return json.dumps({"word": "".join(words).strip()})
+
+
+def _is_beginning(text: str, whole: str) -> bool:
+    """Tell whether a text is a beginning; its last character may be one of which bytes are missing."""
+    return whole.startswith((text, text.rstrip("\N{REPLACEMENT CHARACTER}")))
+
+
+def _expected(asked: Asked, whole: str, words: Sequence[str], reason: str, engine: str, target: str) -> Sequence[str]:
+    """Return the texts that may have come with "stop" or "length"."""
+    # The stop string that is complete first ends the text; the longest, where several are.
+    found = [(at + len(stop), at) for stop in asked.stops if (at := whole.find(stop)) >= 0]
+    stopped_at = min(found)[1] if found else None
+    limit = asked.max_tokens
+    if target == CONTEXT:
+        limit = 1
+    if engine == "simulated":
+        cuts = ["".join(words[:limit])] if reason == "length" else [whole]
+    else:
+        data = whole.encode()[:limit] if reason == "length" else whole.encode()
+        # A character that the limit cuts in the middle is shown as one that can't be read, or not at all.
+        cuts = [data.decode(errors="replace"), data.decode(errors="ignore")]
+    if target == CONTEXT:  # its text goes as far as it is certain
+        return [*cuts, ""]
+    if reason == "stop" and stopped_at is not None:
+        return [whole[:stopped_at]]
+    return cuts
+
+
+def _token_bounds(
+    asked: Asked, text: str, whole: str, words: Sequence[str], reason: str, engine: str
+) -> tuple[int, int]:
+    units = len(words) if engine == "simulated" else len(whole.encode())
+    limit = 1 if asked.target == CONTEXT else asked.max_tokens
+    if reason == "length":
+        return limit, limit
+    if text != whole:  # a stop string: the engine may have gone on
+        shown = text.count(" ") if engine == "simulated" else len(text.encode())
+        return min(shown, limit), limit
+    return units, min(units + 1, limit) if asked.target != CONTEXT else 1
+
+
+def _usage(asked: Asked, record: Record) -> Iterator[str]:
+    if not asked.path and record.tokens.keys() != set(range(len(asked.words))):
+        yield f"numbers of tokens of the sequences {sorted(record.tokens)}, there are {len(asked.words)}"
+    if record.total_tokens is not None and record.total_tokens != record.prompt_tokens[0] + record.tokens[0]:
+        yield f"{record.total_tokens} tokens in all, {record.prompt_tokens[0]} + {record.tokens[0]} by parts"
+    if asked.path and (not asked.streaming or record.closed) and record.total_tokens is None:
+        yield "no usage came"
+    if not record.prompt_tokens or min(record.prompt_tokens) < 0:
+        yield f"numbers of prompt tokens: {record.prompt_tokens}"
+
+
+def _count_tokens(verdict: Verdict, asked: Asked, record: Record, outcome: str) -> None:
+    if asked.target not in (SERVER, GATEWAY):
+        return
+    if outcome in (LEFT, LOST, NO_END):
+        verdict.server_open_tokens += asked.max_tokens * max(1, len(asked.words))
+    else:
+        verdict.server_tokens += sum(record.tokens.values())
+
+
+def main() -> int:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        print(__doc__)
+        return 0 if sys.argv[1:] in (["-h"], ["--help"]) else 2
+    folder = Path(sys.argv[1])
+    run = json.loads((folder / "run.json").read_text())
+    verdict = check_history(read_records(folder / "clients"), run["seed"], run["engine"], run["jobs"])
+    print(verdict.table())
+    print(f"{verdict.num_requests:,} requests, {verdict.num_violations} violations")
+    for violation in verdict.violations:
+        print(f"  {violation}")
+    return int(verdict.num_violations > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
