@@ -17,7 +17,9 @@ import httpx
 import pytest
 import trustme
 
+from deepseek_triton_tools.gateway.app.access_log import AccessLog
 from deepseek_triton_tools.gateway.app.application import create_app
+from deepseek_triton_tools.gateway.app.handled_request import HandledRequest
 from deepseek_triton_tools.gateway.guard.api_keys import new_key
 from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 from support.asgi_server import serving_app
@@ -167,6 +169,33 @@ def test_ids_and_headers_go_through(gateway, triton, tmp_path):
     assert (lines[0]["prompt_tokens"], lines[0]["generated_tokens"], lines[0]["finish_reason"]) == (7, 3, "stop")
     assert (lines[2]["status"], lines[2]["error"]) == (404, "model_not_found")
     assert "secret" not in log.read_text()
+
+
+def test_a_full_disk_costs_lines_of_the_access_log_and_no_answer(gateway, triton, caplog):
+    """Found by filling a disk under load: each request wrote a traceback to the gateway's own log."""
+    with gateway(access_log="/dev/full") as client:
+        statuses = [client.post("v1/chat/completions", json=CHAT).status_code for _ in range(3)]
+
+    assert statuses == [200, 200, 200]
+    told = [record.getMessage() for record in caplog.records if "access log" in record.getMessage()]
+    assert told == [
+        "the access log can't be written: [Errno 28] No space left on device; requests are served without it"
+    ]
+
+
+def test_it_is_told_when_the_access_log_is_written_again(tmp_path, caplog):
+    log = AccessLog(str(tmp_path / "log"))
+    log.ends(HandledRequest("first", "/v1/completions"))
+    (tmp_path / "log").unlink()
+    (tmp_path / "log").mkdir()
+    for number in range(2):
+        log.ends(HandledRequest(f"lost-{number}", "/v1/completions"))
+    (tmp_path / "log").rmdir()
+    log.ends(HandledRequest("last", "/v1/completions"))
+    log.close()
+
+    assert "the access log is written again; 2 lines are missing" in caplog.text
+    assert json.loads((tmp_path / "log").read_text())["id"] == "last"
 
 
 def test_a_trace_goes_on_to_triton(gateway, triton):

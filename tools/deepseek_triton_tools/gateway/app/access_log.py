@@ -12,17 +12,50 @@ import msgspec
 from deepseek_triton_tools.gateway.app.handled_request import HandledRequest
 
 
+logger = logging.getLogger(__name__)
+
+
+class _GoesOn(logging.Handler):
+    """Tells once that lines can't be written, and how many are missing when they can be again."""
+
+    num_missing = 0
+    _is_written = True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._is_written = True
+        try:
+            super().emit(record)
+        except OSError:  # the file has gone, and can't be opened again
+            self.handleError(record)
+        if self._is_written and self.num_missing:
+            logger.warning("the access log is written again; %d lines are missing", self.num_missing)
+            self.num_missing = 0
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        self._is_written = False
+        if not self.num_missing:
+            logger.error("the access log can't be written: %s; requests are served without it", sys.exc_info()[1])
+        self.num_missing += 1
+
+
+class _ToFile(_GoesOn, WatchedFileHandler):
+    pass
+
+
+class _ToStdout(_GoesOn, logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 has it without arguments
+    pass
+
+
 class AccessLog:
     """Writes lines to a file or to stdout. Several processes may write to the same one.
 
-    A file that was renamed, as logrotate does, is made anew.
+    A file that was renamed, as logrotate does, is made anew. Where lines can't be written, as on a full disk, requests
+    are served all the same.
     """
 
     def __init__(self, target: str) -> None:
         """`target` is a path, or "-" for stdout. Raises OSError."""
-        self._handler = (
-            logging.StreamHandler(sys.stdout) if target == "-" else WatchedFileHandler(target, encoding="utf-8")
-        )
+        self._handler = _ToStdout(sys.stdout) if target == "-" else _ToFile(target, encoding="utf-8")
 
     def begins(self, record: HandledRequest) -> None:
         pass
