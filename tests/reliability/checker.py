@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,9 +19,11 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorr
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from reliability.history import Record, read_records
-from reliability.jobs import CONTEXT, GATEWAY, LEFT, REFUSALS, SERVER, Asked, Job, make_job
+from reliability.jobs import CONTEXT, GATEWAY, LEFT, REFUSALS, SERVER, Asked, make_job
 
 LOST = "lost"
+FAILED = "failed"
+"""An answer that had begun with status 200, and ended with an error."""
 NO_END = "no end"
 _SHOWN = 20
 _EARLY = frozenset({"timeout", "cancelled", LEFT})
@@ -66,12 +68,22 @@ class Verdict:
         return "\n".join(lines)
 
 
+Tolerated = Callable[[Asked, Record], Collection[str]]
+"""Which outcomes a request may have beside those of its kind, because faults were injected."""
+
+
 def check_history(
-    records: Iterable[Record], seed: int, engine: str, num_jobs: int, *, tolerated: Collection[str] = ()
+    records: Iterable[Record],
+    seed: int,
+    engine: str,
+    num_jobs: int,
+    *,
+    tolerated: Tolerated = lambda asked, record: (),
+    gaps: bool = False,
 ) -> Verdict:
     """Check all records of a run.
 
-    :param tolerated: outcomes that any request may have beside those of its kind, because faults were injected.
+    :param gaps: whether jobs may be missing, because not all clients came equally far.
     """
     verdict = Verdict()
     parts: defaultdict[int, list[Record]] = defaultdict(list)
@@ -81,6 +93,8 @@ def check_history(
     for number in range(num_jobs):
         job = make_job(seed, number, engine)
         seen = sorted(parts.pop(number, []), key=lambda record: record.part)
+        if gaps and not seen:
+            continue
         if [record.part for record in seen] != list(range(len(job.asked))):
             verdict.add(f"job {number}: {len(job.asked)} requests were to be made, recorded were {len(seen)}")
             continue
@@ -90,7 +104,7 @@ def check_history(
             verdict.num_refused += outcome in REFUSALS
             verdict.outcomes[asked.kind, asked.protocol, outcome] += 1
             _count_tokens(verdict, asked, record, outcome)
-            for problem in problems(job, asked, record, engine, tolerated):
+            for problem in problems(asked, record, engine, tolerated(asked, record)):
                 verdict.add(f"job {number} ({asked.kind}, {asked.protocol}, {asked.target}): {problem}")
             if asked.path:
                 ids.update(record.ids)
@@ -114,14 +128,15 @@ def outcome_of(record: Record) -> str:
     if record.errors:
         if len(record.errors) > 1 or any(record.reasons.values()):
             return f"{len(ends)} ends"
-        code = re.match(r"\[(E_\w+)\]", record.errors[0])
-        return code[1] if code else f"status {record.status}" if record.status else "an error without a code"
+        if code := re.match(r"\[(E_\w+)\]", record.errors[0]):
+            return code[1]
+        return {0: "an error without a code", 200: FAILED}.get(record.status, f"status {record.status}")
     if any(len(reasons) > 1 for reasons in record.reasons.values()):
         return f"{len(ends)} ends"
     return record.reasons[min(record.reasons)][0]
 
 
-def problems(job: Job, asked: Asked, record: Record, engine: str, tolerated: Collection[str] = ()) -> Iterator[str]:
+def problems(asked: Asked, record: Record, engine: str, tolerated: Collection[str] = ()) -> Iterator[str]:
     """Yield what is wrong with one request."""
     outcome = outcome_of(record)
     if outcome not in asked.outcomes and outcome not in tolerated:
@@ -132,7 +147,7 @@ def problems(job: Job, asked: Asked, record: Record, engine: str, tolerated: Col
         yield f"{record.late} responses came behind its end"
     if record.finals is not None and outcome not in (LEFT, LOST) and record.finals != 1:
         yield f"{record.finals} final responses"
-    if not record.closed and outcome not in (LEFT, LOST):
+    if not record.closed and outcome not in (LEFT, LOST, FAILED):  # a stream that fails has no [DONE]
         yield f"ended as {outcome}, and the answer was not closed"
     if foreign := [name for name in record.ids if asked.request_id and name != asked.request_id]:
         yield f"responses have the ids {foreign}"

@@ -45,6 +45,8 @@ _SETTLE_S = 120.0
 _EXIT_S = 60.0
 _SAMPLE_S = 1.0
 _MOST_REFUSED = 0.2
+_WARM_S = 120.0
+"""A shorter run says nothing about growth."""
 _GROWTH = {"anonymous": 8.0, "threads": 4.0, "descriptors": 16.0, "shared": 1.0}
 """Largest growth of a process from the second quarter of the run to the last: MiB, or a number."""
 
@@ -67,12 +69,13 @@ class ClientShare:
     records: Path
 
 
-def client_process(share: ClientShare, progress: Any) -> None:
-    """`progress` is shared by all client processes: how many jobs each has begun."""
-    asyncio.run(_run_share(share, progress))
+def client_process(share: ClientShare, progress: Any, stop: Any = None) -> None:
+    """`progress` is shared by all client processes: how many jobs each has begun. Once the event `stop` is set, none
+    begins."""
+    asyncio.run(_run_share(share, progress, stop))
 
 
-async def _run_share(share: ClientShare, progress: Any) -> None:
+async def _run_share(share: ClientShare, progress: Any, stop: Any) -> None:
     exchanges = Exchanges(share.urls, share.grpc_address, share.models)
     with gzip.open(share.records, "wt", compresslevel=1, encoding="utf-8") as records:
 
@@ -80,11 +83,17 @@ async def _run_share(share: ClientShare, progress: Any) -> None:
             while True:
                 begun = progress[share.first]
                 number = share.first + begun * share.step
-                if number >= share.end or (share.until_s is not None and time.monotonic() > share.until_s):
+                is_over = share.until_s is not None and time.monotonic() > share.until_s
+                if number >= share.end or is_over or (stop is not None and stop.is_set()):
                     return
                 progress[share.first] = begun + 1
-                for record in await run_job(exchanges, make_job(share.seed, number, share.engine)):
+                made = await run_job(exchanges, make_job(share.seed, number, share.engine))
+                for record in made:
                     records.write(record.as_line() + "\n")
+                if any(
+                    record.lost for record in made
+                ):  # who is refused a connection would ask a thousand times a second
+                    await asyncio.sleep(0.2)
 
         await asyncio.gather(*(work() for _ in range(share.concurrency)))
     await exchanges.close()
@@ -105,7 +114,10 @@ async def run_job(exchanges: Exchanges, job: Job) -> list[Record]:
         return records
     for asked, record in zip(job.asked, records, strict=True):
         record.began_s = time.monotonic()
-        await exchanges.ask(handed_on(asked, records[0]), record)
+        if asked.target == GENERATION and not records[0].handover:
+            record.lost, record.ended_s = "not asked: the context server handed nothing over", record.began_s
+        else:
+            await exchanges.ask(handed_on(asked, records[0]), record)
     return records
 
 
@@ -186,12 +198,13 @@ def _show_progress(sample: Mapping[str, Any], arguments: argparse.Namespace, num
 
 
 def growth(samples: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Return how much each process grew from the second quarter of the run's time to the last."""
+    """Return how much each process grew from the second quarter of the run's time to the last; nothing for a run that
+    is too short to tell."""
     end = samples[-1]["seconds"]
+    if end < _WARM_S:
+        return {}
     second = [sample for sample in samples if 0.25 * end <= sample["seconds"] < 0.5 * end]
     last = [sample for sample in samples if sample["seconds"] >= 0.75 * end]
-    if not second or not last:
-        raise SystemExit("too short a run to say anything about growth: ask for more --jobs")
     found = {}
     for name in names:
         found[name] = {
@@ -295,6 +308,9 @@ def _outcomes(verdict: Verdict) -> dict[str, dict[str, int]]:
 
 
 def _print_growth(samples: Sequence[Mapping[str, Any]], grown: Mapping[str, Mapping[str, float]]) -> None:
+    if not grown:
+        print("\ntoo short a run to say anything about growth")
+        return
     print(f"\n{'growth, 2nd to last quarter':28} {'anonymous':>12} {'threads':>9} {'descriptors':>12} {'shared':>11}")
     for name, parts in grown.items():
         print(

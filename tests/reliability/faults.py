@@ -1,0 +1,288 @@
+"""Faults under load: kills, freezes, full disks, broken networks, at random moments, each with its promise checked.
+
+    python tests/reliability/faults.py [--injections N] [--only NAME ...] [--seed S] [--list] [--out FOLDER]
+
+Two tritonservers and two gateways run under the soak's load, in namespaces of their own (mounts and network). Faults
+strike one server, the gateways, or what they stand on. After each, everything must come back and answer rightly. The
+history of all requests is checked: outside of a fault as in the soak; during one, a request may also end as the fault's
+row allows. A request that goes straight to the other server may not be touched. Nothing may be left in the end. Exits
+with 1 otherwise.
+
+Writes the verdict to tests/reliability/records/ with --record. Run by hand from the repository's root, on Linux with
+util-linux and iproute2; faults for which the machine lacks something are skipped by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench._served import default_folder
+from reliability.battlefield import HOSTS, VICTIM_HOST, Battlefield, FieldError, battlefield
+from reliability.checker import check_history, outcome_of
+from reliability.fault_table import FAULTS, Fault
+from reliability.history import Record, read_records
+from reliability.jobs import SERVER, Asked
+from reliability.run_record import write_run_record
+from reliability.soak import ClientShare, client_process
+
+from deepseek_backend.errors import describe
+
+_INSIDE = "DEEPSEEK_TRITON_FAULTS_INSIDE"
+_CLIENTS = 2
+"""The first asks the victim, the second the bystander; both ask the gateways."""
+_SLACK_S = 0.5
+_MOST_PROBLEMS = 5
+"""Faults that did not go or heal as they should, after which the rest would show nothing new."""
+_QUIET_S = (0.0, 1.0)
+"""Between two faults, from and to."""
+
+
+@dataclass(kw_only=True)
+class Injection:
+    fault: str
+    began_s: float = 0.0
+    healed_s: float = 0.0
+    problem: str = ""
+    open: int = 0
+    """Number of requests that were open while it lasted."""
+    ends: Counter[str] = field(default_factory=Counter)
+    """Outcomes of those that ended otherwise than their kind does."""
+
+
+def enter_namespaces(folder: Path) -> None:
+    """Run this program again in namespaces of its own, or, if this is it, mount what the faults fill."""
+    if os.environ.get(_INSIDE) is None:
+        unshare = shutil.which("unshare")
+        if unshare is None:
+            raise SystemExit("this needs unshare, of util-linux")
+        as_user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+        command = [unshare, *as_user, "--mount", "--net", sys.executable, *sys.argv, "--out", str(folder)]
+        os.execve(unshare, command, {**os.environ, _INSIDE: "1"})
+    for name, size in (("/dev/shm", "512m"), (folder / "small" / "log", "64m")):
+        Path(name).mkdir(parents=True, exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(name)], check=True)
+    hosts = folder / "hosts"
+    hosts.write_text(f"127.0.0.1 localhost\n127.0.0.1 {VICTIM_HOST}\n")
+    subprocess.run(["mount", "--bind", str(hosts), str(HOSTS)], check=True)
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 1 << 16), hard))
+
+
+@contextmanager
+def load(arguments: argparse.Namespace, war: Battlefield) -> Any:
+    """Keep clients asking until the block ends. Yield their progress."""
+    spawn = multiprocessing.get_context("spawn")
+    progress = spawn.Array("q", _CLIENTS, lock=False)
+    stop = spawn.Event()
+    (arguments.out / "clients").mkdir(parents=True)
+    processes = []
+    for first in range(_CLIENTS):
+        server = (war.victim, war.bystander)[first]
+        share = ClientShare(
+            urls={**war.urls, SERVER: server.http_url},
+            grpc_address=f"127.0.0.1:{server.grpc_port}",
+            models={"gateway": war.model, "pair": war.model},
+            engine="simulated",
+            seed=arguments.seed,
+            first=first,
+            step=_CLIENTS,
+            end=1 << 40,
+            until_s=None,
+            concurrency=arguments.concurrency,
+            records=arguments.out / "clients" / f"{first}.jsonl.gz",
+        )
+        processes.append(spawn.Process(target=client_process, args=(share, progress, stop), daemon=True))
+    for process in processes:
+        process.start()
+    try:
+        yield progress
+        stop.set()
+        for process in processes:
+            process.join(400)
+            if process.exitcode != 0:
+                raise FieldError(f"a client process ended with {process.exitcode}")
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def campaign(arguments: argparse.Namespace, war: Battlefield, faults: Sequence[Fault]) -> list[Injection]:
+    """Inject faults, each as often as the others but in a random order, until a problem or the number is reached."""
+    chance = random.Random(arguments.seed)
+    injections: list[Injection] = []
+    order: list[Fault] = []
+    began = time.monotonic()
+    while len(injections) < arguments.injections:
+        if arguments.minutes is not None and time.monotonic() - began > 60 * arguments.minutes:
+            break
+        if not order:
+            order = chance.sample(faults, len(faults))
+        fault = order.pop()
+        time.sleep(chance.uniform(*_QUIET_S))
+        injection = Injection(fault=fault.name, began_s=time.monotonic())
+        injections.append(injection)
+        if arguments.verbose:
+            print(f"{len(injections):5} {fault.name:36}", end=" ", flush=True)
+        for action in (lambda fault=fault: fault.strike(war, chance), war.recover):
+            try:
+                action()
+            except Exception as error:  # whatever it is, the campaign's verdict has it
+                injection.problem += f"{describe(error)}; "
+                print(f"{fault.name}: {injection.problem}", flush=True)
+        injection.healed_s = time.monotonic()
+        if arguments.verbose or len(injections) % 50 == 0:
+            seconds = injection.healed_s - injection.began_s
+            print(f"{len(injections):5} {seconds:6.1f} s", flush=True)
+        if sum(1 for each in injections if each.problem) >= _MOST_PROBLEMS:
+            print(f"ended after {_MOST_PROBLEMS} problems", flush=True)
+            break
+    return injections
+
+
+def blame(injections: Sequence[Injection], faults: Sequence[Fault]) -> Any:
+    """Return a function that says which outcomes a request may have because of the faults that it met."""
+    by_name = {fault.name: fault for fault in faults}
+    starts = [injection.began_s for injection in injections]
+
+    def met(record: Record) -> list[Injection]:
+        last = bisect.bisect_right(starts, record.ended_s + _SLACK_S)
+        found = []
+        for injection in reversed(injections[:last]):
+            if injection.healed_s + _SLACK_S >= record.began_s:
+                found.append(injection)
+            elif record.began_s - injection.healed_s > 600:
+                break
+        return found
+
+    def tolerated(asked: Asked, record: Record) -> frozenset[str]:
+        outcome = outcome_of(record)
+        is_bystanders = asked.target == SERVER and record.job % _CLIENTS == 1
+        allowed: frozenset[str] = frozenset()
+        for injection in met(record):
+            fault = by_name[injection.fault]
+            injection.open += 1
+            if is_bystanders and not fault.strikes_all:
+                continue
+            allowed |= fault.ends
+            if outcome in fault.ends and outcome not in asked.outcomes:
+                injection.ends[outcome] += 1
+        return allowed
+
+    return tolerated
+
+
+def table(injections: Sequence[Injection]) -> str:
+    lines = [f"{'fault':36} {'times':>6} {'open':>9}  ended because of it"]
+    for name in dict.fromkeys(injection.fault for injection in injections):
+        those = [injection for injection in injections if injection.fault == name]
+        ends = sum((injection.ends for injection in those), Counter[str]())
+        shown = ", ".join(f"{outcome} {count:,}" for outcome, count in ends.most_common()) or "none"
+        lines.append(f"{name:36} {len(those):6} {sum(each.open for each in those):9,}  {shown}")
+    return "\n".join(lines)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    chosen = [fault for fault in FAULTS if not arguments.only or fault.name in arguments.only]
+    skipped = {fault.name: lacks for fault in chosen if (lacks := fault.missing())}
+    for name, lacks in skipped.items():
+        print(f"skipped: {name}: it needs {lacks}")
+    faults = [fault for fault in chosen if fault.name not in skipped]
+    began = time.monotonic()
+    with battlefield(arguments.out, arguments.out / "small") as war:
+        with load(arguments, war) as progress:
+            injections = campaign(arguments, war, faults)
+            num_jobs_most = max(progress) * _CLIENTS
+        left = war.left()
+    (arguments.out / "injections.jsonl").write_text(
+        "".join(json.dumps(asdict(injection)) + "\n" for injection in injections)
+    )
+    records = list(read_records(arguments.out / "clients"))
+    verdict = check_history(
+        records, arguments.seed, "simulated", num_jobs_most + _CLIENTS, tolerated=blame(injections, faults), gaps=True
+    )
+    for injection in injections:
+        if injection.problem:
+            verdict.add(f"{injection.fault}: {injection.problem}")
+    for name, numbers in left.items():
+        if numbers.left:
+            verdict.add(f"{name}: {numbers.left:.0f} requests are left in it")
+    for log in arguments.out.glob("*.log"):
+        if found := log.read_text(errors="replace").count("Traceback (most recent call last)"):
+            verdict.add(f"{log.name} has {found} tracebacks")
+    print(table(injections))
+    print(f"{len(injections)} injections, {verdict.num_requests:,} requests, {verdict.num_violations} violations")
+    for violation in verdict.violations:
+        print(f"  {violation}")
+    if arguments.record:
+        write_run_record(
+            "faults",
+            {
+                "seed": arguments.seed,
+                "injections": len(injections),
+                "faults": dict(Counter(injection.fault for injection in injections)),
+                "skipped": skipped,
+                "requests": verdict.num_requests,
+                "seconds": round(time.monotonic() - began),
+                "ended_because_of": {
+                    name: dict(sum((each.ends for each in injections if each.fault == name), Counter[str]()))
+                    for name in sorted({injection.fault for injection in injections})
+                },
+                "violations": verdict.num_violations,
+                "first_violations": verdict.violations,
+            },
+        )
+    return int(verdict.num_violations > 0)
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--injections", type=int, default=len(FAULTS), metavar="N", help="default: each fault once")
+    parser.add_argument("--minutes", type=float, help="end after so long")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these faults; --list shows them")
+    parser.add_argument("--list", action="store_true", help="show the faults and their promises, and end")
+    parser.add_argument("--concurrency", type=int, default=16, metavar="N", help="jobs of each client (default: 16)")
+    parser.add_argument("--seed", type=int, default=1, help="decides requests, order and moments (default: 1)")
+    parser.add_argument("--record", action="store_true", help="write the verdict to tests/reliability/records/")
+    parser.add_argument("--verbose", action="store_true", help="a line for each injection")
+    parser.add_argument("--out", type=Path, help="a new folder for raw samples (default: one in ~/.cache)")
+    arguments = parser.parse_args(argv)
+    if unknown := set(arguments.only) - {fault.name for fault in FAULTS}:
+        parser.error(f"--only: there is no {', '.join(sorted(unknown))}; --list shows the faults")
+    return arguments
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    if arguments.list:
+        for fault in FAULTS:
+            print(f"{fault.name:36} {fault.promise}")
+        return 0
+    arguments.out = arguments.out or default_folder("faults")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    enter_namespaces(arguments.out.resolve())
+    return run(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

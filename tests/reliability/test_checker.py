@@ -1,0 +1,212 @@
+"""The checker finds nothing in histories that are right, and every kind of wrong that it is there for."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reliability.checker import check_history
+from reliability.history import Record, read_records
+from reliability.jobs import CONTEXT, GRPC, REFUSALS, Asked, make_job
+
+ENGINES = ["simulated", "trtllm"]
+NUM_JOBS = 400
+
+
+def right_record(job: int, part: int, asked: Asked, engine: str) -> Record:
+    """What a client sees of a request that ends as its kind should."""
+    record = Record(job=job, part=part, ended_s=1.0, status=0 if asked.protocol == GRPC else 200, responses=1)
+    record.closed, record.finals = True, 1 if asked.protocol == GRPC else None
+    record.ids = [asked.request_id or f"chatcmpl-{job}-{part}"]
+    if asked.outcomes <= REFUSALS:
+        record.status = 400
+        record.errors = ["[E_INVALID_ARGUMENT] x: expected y, got z"] if not asked.path else ["x: expected y"]
+        return record
+    if not asked.words:
+        record.reasons = {0: ["stop"]}
+        return record
+    for index, words in enumerate(asked.words):
+        whole = "".join(words)
+        limit = 1 if asked.target == CONTEXT else asked.max_tokens
+        units = [word.encode() for word in words] if engine == "simulated" else [bytes([b]) for b in whole.encode()]
+        reason, text = "stop", whole
+        if limit <= len(units):
+            reason, text = "length", b"".join(units[:limit]).decode(errors="replace")
+        ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in asked.stops if stop in text]
+        if ends:
+            reason, text = "stop", text[: min(ends)[1]]
+        if asked.call:
+            reason = "tool_calls"
+            record.call = asked.call
+        record.texts[index], record.reasons[index] = text, [reason]
+        record.tokens[index] = min(limit, len(units) + 1) if not ends else min(limit, len(units))
+        if reason == "tool_calls":
+            record.texts[index] = whole
+    record.prompt_tokens = [7]
+    if asked.path:
+        record.total_tokens = 7 + record.tokens[0]
+    if "logprobs" in asked.body:
+        record.logprobs = sum(record.tokens.values())
+    return record
+
+
+def right_history(seed: int, engine: str, num_jobs: int = NUM_JOBS) -> list[tuple[Asked, Record]]:
+    jobs = [make_job(seed, number, engine) for number in range(num_jobs)]
+    return [
+        (asked, right_record(job.number, part, asked, engine))
+        for job in jobs
+        for part, asked in enumerate(job.asked)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_right_history_has_no_violation(engine: str) -> None:
+    for seed in range(3):
+        verdict = check_history([record for _, record in right_history(seed, engine)], seed, engine, NUM_JOBS)
+
+        assert verdict.violations == []
+        assert verdict.num_requests >= NUM_JOBS
+        assert verdict.refused_share < 0.2
+
+
+def test_every_kind_is_in_the_mix() -> None:
+    kinds = {asked.kind for asked, _ in right_history(1, "simulated", 1500)}
+
+    assert {"stop request", "context leg", "pair: two legs", "gateway: tools", "deadline", "gateway: response"} <= kinds
+    assert len(kinds) == 23
+
+
+def answered(pairs: list[tuple[Asked, Record]]) -> list[tuple[Asked, Record]]:
+    """Those that have text of some length."""
+    return [(asked, record) for asked, record in pairs if len(record.texts.get(0, "")) > 20]
+
+
+def first(pairs: list[tuple[Asked, Record]], fits: Callable[[Asked, Record], bool]) -> Record:
+    return next(record for asked, record in answered(pairs) if fits(asked, record))
+
+
+def any_one(asked: Asked, record: Record) -> bool:
+    return True
+
+
+def plain(asked: Asked, record: Record) -> bool:
+    return not asked.path and record.reasons[0] == ["stop"] and not asked.stops
+
+
+def swap_texts(pairs: list[tuple[Asked, Record]]) -> None:
+    one, other, *_ = [record for asked, record in answered(pairs) if plain(asked, record)]
+    one.texts, other.texts = other.texts, one.texts
+
+
+def lose(pairs: list[tuple[Asked, Record]]) -> None:
+    pairs.remove(answered(pairs)[3])
+
+
+def twice(pairs: list[tuple[Asked, Record]]) -> None:
+    pairs.append(answered(pairs)[3])
+
+
+def of_another_run(pairs: list[tuple[Asked, Record]]) -> None:
+    pairs.append((pairs[0][0], Record(job=NUM_JOBS + 5, part=0)))
+
+
+def changed(fits: Callable[[Asked, Record], bool], change: Callable[[Record], object]) -> Callable[..., None]:
+    return lambda pairs: change(first(pairs, fits)) and None
+
+
+def set_text(change: Callable[[str], str]) -> Callable[[Record], object]:
+    return lambda record: record.texts.update({0: change(record.texts[0])})
+
+
+def one_id(pairs: list[tuple[Asked, Record]]) -> None:
+    one, other, *_ = [record for asked, record in answered(pairs) if asked.path]
+    other.ids = list(one.ids)
+
+
+WRONGS = {
+    "a request without a record": (lose, "were to be made"),
+    "a request recorded twice": (twice, "were to be made"),
+    "a record of another run": (of_another_run, "none of this run"),
+    "texts of two requests swapped": (swap_texts, "expected"),
+    "a text without its end": (changed(plain, set_text(lambda text: text[:-3])), "expected"),
+    "a text without its middle": (changed(plain, set_text(lambda text: text[:8] + text[12:])), "expected"),
+    "a text with two pieces swapped": (changed(plain, set_text(lambda text: text[9:18] + text[:9] + text[18:])), "exp"),
+    "a piece that came twice": (changed(plain, set_text(lambda text: text[:9] + text)), "expected"),
+    "two ends": (changed(plain, lambda record: record.reasons[0].append("length")), "2 ends"),
+    "an end and an error": (changed(plain, lambda record: record.errors.append("[E_INTERNAL] x")), "2 ends"),
+    "no end": (changed(plain, lambda record: record.reasons.clear()), "no end"),
+    "a lost connection": (changed(plain, lambda record: setattr(record, "lost", "reset")), "lost"),
+    "an answer that was not closed": (changed(any_one, lambda record: setattr(record, "closed", False)), "not closed"),
+    "a response behind the end": (changed(any_one, lambda record: setattr(record, "late", 1)), "behind its end"),
+    "another request's id": (changed(plain, lambda record: record.ids.append("job-x")), "have the ids"),
+    "a token too many": (changed(plain, lambda record: record.tokens.update({0: record.tokens[0] + 2})), "tokens"),
+    "a sequence too many": (changed(plain, lambda record: record.texts.update({9: "x"})), "there are sequences"),
+    "no number of prompt tokens": (changed(plain, lambda record: record.prompt_tokens.clear()), "prompt tokens"),
+    "two final responses": (
+        changed(lambda asked, record: asked.protocol == GRPC, lambda record: setattr(record, "finals", 2)),
+        "final responses",
+    ),
+    "a sum that is wrong": (
+        changed(lambda asked, record: bool(asked.path), lambda record: setattr(record, "total_tokens", 1)),
+        "tokens in all",
+    ),
+    "an id that two answers have": (one_id, "have the id"),
+    "a call with other arguments": (
+        changed(lambda asked, record: bool(record.call), lambda record: setattr(record, "call", '{"word": "x"}')),
+        "called with",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONGS)
+def test_a_wrong_history_is_found(wrong: str) -> None:
+    pairs = right_history(5, "simulated")
+    change, message = WRONGS[wrong]
+    change(pairs)
+
+    verdict = check_history([record for _, record in pairs], 5, "simulated", NUM_JOBS)
+
+    assert 1 <= verdict.num_violations <= 2
+    assert message in verdict.violations[0]
+
+
+def test_an_outcome_that_a_fault_explains_is_tolerated_and_its_text_is_still_checked() -> None:
+    pairs = right_history(5, "simulated")
+    record = first(pairs, plain)
+    record.reasons.clear()
+    record.errors = ["[E_UNAVAILABLE] the engine died"]
+    records = [record for _, record in pairs]
+
+    def tolerated(asked: Asked, record: Record) -> tuple[str, ...]:
+        return ("E_UNAVAILABLE",)
+
+    assert check_history(records, 5, "simulated", NUM_JOBS, tolerated=tolerated).violations == []
+    record.texts[0] = "another's"
+    assert check_history(records, 5, "simulated", NUM_JOBS, tolerated=tolerated).num_violations == 1
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6), st.sampled_from(ENGINES))
+@settings(max_examples=60)
+def test_a_job_is_the_same_in_every_process_and_its_words_are_its_own(seed: int, number: int, engine: str) -> None:
+    job = make_job(seed, number, engine)
+
+    assert job == make_job(seed, number, engine)
+    others = {word for asked in make_job(seed, number + 1, engine).asked for words in asked.words for word in words}
+    for asked in job.asked:
+        for words in asked.words:
+            assert len(set(words)) == len(words)
+            assert others.isdisjoint(words)
+
+
+def test_records_come_back_as_they_were_written(tmp_path: Path) -> None:
+    written = [record for _, record in right_history(2, "trtllm", 100)]
+    with gzip.open(tmp_path / "0.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.writelines(record.as_line() + "\n" for record in written)
+
+    assert list(read_records(tmp_path)) == written
+    assert all(json.loads(record.as_line())["job"] == record.job for record in written)

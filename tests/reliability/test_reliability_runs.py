@@ -1,0 +1,71 @@
+"""The programs of docs/reliability.md, run shortly: a soak of each engine, and a few faults."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from reliability.fault_table import FAULTS
+from reliability.run_record import write_run_record
+
+pytestmark = pytest.mark.slow
+
+FOLDER = Path(__file__).parent
+PAGE = (FOLDER.parents[1] / "docs" / "reliability.md").read_text(encoding="utf-8")
+QUICK = ["files edited while served", "clients that reset", "connections cut", "gateways killed", "slow readers"]
+
+
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(FOLDER / program), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("engine", ["simulated", "trtllm"])
+def test_a_short_soak_has_no_violation(tmp_path: Path, engine: str) -> None:
+    done = run("soak.py", "--jobs", "600", "--engine", engine, "--seed", "7", "--out", str(tmp_path / "out"))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ", 0 violations" in done.stdout
+    again = run("checker.py", str(tmp_path / "out"))
+    assert again.returncode == 0, again.stdout
+    assert " requests, 0 violations" in again.stdout
+
+
+def may_have_namespaces() -> bool:
+    command = ["unshare", "--mount", "--net", "sh", "-c", "ip link set lo up && mount -t tmpfs tmpfs /mnt"]
+    return all(map(shutil.which, ("unshare", "ip"))) and not subprocess.run(command, capture_output=True).returncode
+
+
+@pytest.mark.skipif(not may_have_namespaces(), reason="no namespaces with mounts and a network of their own here")
+def test_a_few_faults_have_no_violation(tmp_path: Path) -> None:
+    number = str(len(QUICK))
+    done = run("faults.py", "--injections", number, "--seed", "7", "--only", *QUICK, "--out", str(tmp_path / "out"))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{number} injections, " in done.stdout
+    assert ", 0 violations" in done.stdout
+
+
+def test_the_page_has_every_fault_and_its_promise() -> None:
+    rows = {line.split("|")[1].strip(): line for line in PAGE.splitlines() if line.startswith("| ")}
+
+    missing = [fault.name for fault in FAULTS if fault.promise not in rows.get(fault.name, "")]
+    assert missing == []
+
+
+def test_the_faults_are_at_least_25_and_listed() -> None:
+    listed = run("faults.py", "--list").stdout
+
+    assert len(FAULTS) >= 25
+    assert [line[:36].strip() for line in listed.splitlines()] == [fault.name for fault in FAULTS]
+
+
+def test_a_record_says_what_ran(tmp_path: Path) -> None:
+    path = write_run_record("soak", {"engine": "simulated", "seed": 3, "requests": 5}, tmp_path)
+
+    assert path.name == "soak-simulated-3.json"
+    assert json.loads(path.read_text())["requests"] == 5
