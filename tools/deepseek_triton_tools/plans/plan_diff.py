@@ -20,8 +20,8 @@ from deepseek_triton_tools.tool_errors import ToolError
 
 _SHOWN = (".yaml", ".yml", ".json", ".pbtxt", ".sh")
 """Ends of the names of files whose lines are compared. Others, such as the backend's modules, are only named."""
-_NO_SETTINGS = ("files.", "plan")
-"""Beginnings of the stamp's keys that say nothing to people: checksums."""
+_NO_SETTINGS = ("files.", "generated.", "plan")
+"""Beginnings of the stamp's keys that say nothing to people: checksums and packed texts."""
 
 
 def show_diff(plan: Plan, folder: Path) -> None:
