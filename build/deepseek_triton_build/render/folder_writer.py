@@ -260,8 +260,9 @@ def _refuse_loss(output: Path, files: list[File]) -> None:
     if edited:
         reasons.append(f"changed since it was generated: {first_names(edited, most=10)}")
     if reasons:
+        kept = "" if changes else ", `deepseek-triton upgrade` keeps the changes"
         raise ReplacementError(
-            f"{output}: {'; '.join(reasons)}; --force replaces all of it",
+            f"{output}: {'; '.join(reasons)}; --force replaces all of it{kept}",
             diff="\n".join(filter(None, [*changes, edits_diff(output, edited, new)])),
         )
 

@@ -80,8 +80,8 @@ def changed_lines(name: str, old: bytes, new: bytes) -> list[str]:
     """Return the lines of a file, whose name is `name`, that differ, with the sign of a diff in front: of YAML and JSON
     each setting with its whole key. Comments don't count."""
     before, after = (_lines(name, content.decode("utf-8", errors="replace")) for content in (old, new))
-    diff = difflib.unified_diff(before, after, n=0, lineterm="")
-    return [line for line in diff if line[:3] not in ("---", "+++", "@@ ")]
+    _, _, *diff = difflib.unified_diff(before, after, n=0, lineterm="") if before != after else ("", "")
+    return [line for line in diff if not line.startswith("@@")]
 
 
 def _lines(name: str, text: str) -> list[str]:

@@ -80,7 +80,8 @@ def upgrade(target: UpgradeTarget, *, keep: Keep | None, apply: bool, as_json: b
         if as_json:
             print_json(_document(target, merged, status, findings, new_errors, backup))
         else:
-            _show(target, merged, status, [*new_errors, *(row for row in findings if row not in new_errors)], backup)
+            ordered = [*new_errors, *(row for row in findings if row not in new_errors)]
+            _show(target, merged, status, ordered, keep=keep, backup=backup)
     if status == "conflicts":
         raise ToolError(
             f"{target.folder}: nothing was written, because of {_count(len(conflicts), 'conflict')}; change the files "
@@ -89,7 +90,7 @@ def upgrade(target: UpgradeTarget, *, keep: Keep | None, apply: bool, as_json: b
     if status == "errors":
         raise ToolError(
             f"{target.folder}: nothing was written, because the merged folder would have "
-            f"{_count(len(new_errors), 'error')} that it has not now; correct what they name, and upgrade again"
+            f"{_count(len(new_errors), 'error')} that the folder has not now; correct what is named above, and upgrade again"
         )
     return 0
 
@@ -122,11 +123,17 @@ def _findings(folder: Path) -> Iterable[Finding]:
 
 
 def _show(
-    target: UpgradeTarget, merged: FolderUpgrade, status: str, findings: Sequence[Finding], backup: Path | None
+    target: UpgradeTarget,
+    merged: FolderUpgrade,
+    status: str,
+    findings: Sequence[Finding],
+    *,
+    keep: Keep | None,
+    backup: Path | None,
 ) -> None:
     print(styled(paragraph(printable(_title(target)), ""), "1"))
     for file in merged.files:
-        _show_file(target, file)
+        _show_file(target, file, keep)
     for line in _other_lines(merged):
         print(paragraph(printable(line), ""))
     for finding in findings:
@@ -164,21 +171,32 @@ def _version(record: Mapping[str, Any]) -> str:
     return f"deepseek-triton {record.get('version')}" + (f" for {engine} {number}" if engine else "")
 
 
-def _show_file(target: UpgradeTarget, file: UpgradedFile) -> None:
+def _show_file(target: UpgradeTarget, file: UpgradedFile, keep: Keep | None) -> None:
     """Print the changes, the edits and the conflicts of a settings file, or the conflict of any other."""
-    changes, edits = _changes(file), _edits(file)
+    changes = _changes(file)
+    edits = [line for line in _edits(file) if keep is not None or not _is_open(line, file.conflicts)]
     if not (changes or edits or file.conflicts):
         return
     print(styled(printable(file.path), "1"))
+    above = ""
     for line in changes:
         print(styled(printable(f"  {line[0]} {line[1:]}"), {"-": "31", "+": "33"}[line[0]]))
-        if reason := target.reason(file.path, line):
+        reason = target.reason(file.path, line)
+        if reason and reason != above:
             print(styled(paragraph(printable(reason), "      ", ""), "2"))
+        above = reason
     for line in edits:
         print(printable(f"  yours, kept: {line[0]} {line[1:]}"))
     for conflict in file.conflicts:
-        for line in _conflict_lines(file, conflict):
+        for line in _conflict_lines(file, conflict, keep):
             print(printable(line))
+
+
+def _is_open(line: str, conflicts: Iterable[MergeConflict]) -> bool:
+    """Whether a line of a file's edits belongs to a conflict that nobody has settled."""
+    key = line[1:].partition(": ")[0]
+    texts = "\n".join(f"{conflict.yours}\n{conflict.now}" for conflict in conflicts).splitlines()
+    return line[1:] in texts or any(f"{key}.".startswith(f"{conflict.where}.") for conflict in conflicts)
 
 
 def _changes(file: UpgradedFile) -> list[str]:
@@ -201,9 +219,10 @@ def _is_program(file: UpgradedFile) -> bool:
     return not file.path.endswith(_SHOWN) or file.path.endswith("release.yaml")
 
 
-def _conflict_lines(file: UpgradedFile, conflict: MergeConflict) -> Iterator[str]:
+def _conflict_lines(file: UpgradedFile, conflict: MergeConflict, keep: Keep | None) -> Iterator[str]:
+    settled = "" if keep is None else f", settled: {keep}"
     if not conflict.why:
-        yield f"  conflict at {conflict.where}"
+        yield f"  conflict at {conflict.where}{settled}"
         for side, text in (
             ("yours", conflict.yours),
             ("generated then", conflict.before),
@@ -213,7 +232,7 @@ def _conflict_lines(file: UpgradedFile, conflict: MergeConflict) -> Iterator[str
             yield f"    {side}: {first}"
             yield from (f"      {line}" for line in rest)
         return
-    yield f"  conflict about the whole file: {conflict.why}"
+    yield f"  conflict about the whole file: {conflict.why}{settled}"
     if file.present is None or file.now is None or _is_program(file):
         return
     lines = changed_lines(file.path, file.present, file.now)
