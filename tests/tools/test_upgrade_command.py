@@ -46,9 +46,9 @@ def upgraded(capsys: pytest.CaptureFixture[str], *argv: object, code: int = 0) -
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
     """A repository for an earlier release, in the current folder."""
     monkeypatch.chdir(tmp_path)
-    assert main([*R1, "--profile", "latency", "--trtllm", "1.1.0", "--output", "r1"]) == 0
+    assert main([*R1, "--profile", "latency", "--trtllm", "1.1.0", "--output", "r1-older"]) == 0
     capsys.readouterr()
-    return Path("r1")
+    return Path("r1-older")
 
 
 def test_the_session_of_the_page_is_what_is_shown(folder, capsys):
@@ -58,16 +58,16 @@ def test_the_session_of_the_page_is_what_is_shown(folder, capsys):
     (folder / "notes.txt").write_text("see the wiki\n")
     before = contents(folder)
 
-    assert main(["upgrade", "r1", "--trtllm", "1.2.1"]) == 0
+    assert main(["upgrade", "r1-older", "--trtllm", "1.2.1"]) == 0
     assert capsys.readouterr().out.rstrip() == session.text.rstrip()
     assert contents(folder) == before
-    assert [path.name for path in Path().iterdir()] == ["r1"]
+    assert [path.name for path in Path().iterdir()] == ["r1-older"]
 
     edit(folder / CONFIG, *OWN_SETTING)
-    assert main(["upgrade", "r1", "--trtllm", "1.2.1"]) == 1
+    assert main(["upgrade", "r1-older", "--trtllm", "1.2.1"]) == 1
     captured = capsys.readouterr()
     assert conflict.text.rstrip() in captured.out
-    assert "r1: nothing was written, because of 1 conflict; " in captured.err
+    assert "r1-older: nothing was written, because of 1 conflict; " in captured.err
 
 
 def test_what_is_applied_is_what_build_writes_with_the_edits(folder, capsys):
@@ -88,7 +88,7 @@ def test_what_is_applied_is_what_build_writes_with_the_edits(folder, capsys):
     assert yaml.safe_load((folder / CONFIG).read_text()) == yaml.safe_load((Path("fresh") / CONFIG).read_text())
     capsys.readouterr()
     assert upgraded(capsys, folder)["status"] == "nothing"
-    assert main(["check", "r1"]) == 0
+    assert main(["check", "r1-older"]) == 0
 
 
 def test_a_conflict_is_in_the_document_and_applied_only_with_a_side(folder, capsys):
@@ -231,24 +231,24 @@ def test_options_that_are_no_longer_taken_are_named_with_the_place_to_change_the
     record = json.loads((folder / MANIFEST).read_text())
     (folder / MANIFEST).write_text(json.dumps(record | {"options": options}))
 
-    assert main(["upgrade", "r1"]) == code
+    assert main(["upgrade", "r1-older"]) == code
     captured = capsys.readouterr()
     [line] = captured.err.splitlines()
-    assert line.startswith(f"deepseek-triton upgrade: r1: `build {options}` is refused now: ")
+    assert line.startswith(f"deepseek-triton upgrade: r1-older: `build {options}` is refused now: ")
     assert expected in line
-    assert line.endswith('; change it in "options" of r1/tensorrt_llm/deepseek-triton.json, and upgrade again')
+    assert line.endswith('; change it in "options" of r1-older/tensorrt_llm/deepseek-triton.json, and upgrade again')
     assert captured.out == ""
 
 
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["r1", "--trtllm", "1.2"], "did you mean '1.2.1' or '1.2.0'?"),
-        (["r1", "--vllm", "0.33.0"], "--vllm: only for --engine vllm"),
-        (["r1", "--image", "26.7"], "did you mean '26.07'?"),
-        (["r1/tensorrt_llm"], "is a model of a repository; name the repository, r1"),
+        (["r1-older", "--trtllm", "1.2"], "did you mean '1.2.1' or '1.2.0'?"),
+        (["r1-older", "--vllm", "0.33.0"], "--vllm: only for --engine vllm"),
+        (["r1-older", "--image", "26.7"], "did you mean '26.07'?"),
+        (["r1-older/tensorrt_llm"], "is a model of a repository; name the repository, r1-older"),
         (["nowhere"], "nowhere: expected a folder that build wrote"),
-        (["r1/start.sh"], "r1/start.sh: expected a folder that build wrote"),
+        (["r1-older/start.sh"], "r1-older/start.sh: expected a folder that build wrote"),
         (["."], "expected a folder that build wrote"),
     ],
 )
@@ -264,31 +264,31 @@ def test_a_manifest_without_options_says_where_they_are(folder, capsys):
     del record["options"]
     (folder / MANIFEST).write_text(json.dumps(record))
 
-    assert main(["upgrade", "r1"]) == 1
+    assert main(["upgrade", "r1-older"]) == 1
     assert "in the first line of start.sh" in capsys.readouterr().err
 
 
 def test_a_folder_that_a_server_runs_from_is_shown_but_not_upgraded(folder, capsys):
     with (folder / MANIFEST).open("rb") as stamp:
         fcntl.flock(stamp, fcntl.LOCK_SH)
-        assert main(["upgrade", "r1", "--trtllm", "1.2.1"]) == 0
+        assert main(["upgrade", "r1-older", "--trtllm", "1.2.1"]) == 0
         capsys.readouterr()
-        assert main(["upgrade", "r1", "--trtllm", "1.2.1", "--apply"]) == 1
+        assert main(["upgrade", "r1-older", "--trtllm", "1.2.1", "--apply"]) == 1
     assert "a server runs from this folder; stop it first" in capsys.readouterr().err
 
 
 def test_a_folder_that_a_kill_took_away_is_found_in_its_backup(folder, capsys):
-    folder.rename("r1.before-upgrade-1")
+    folder.rename("r1-older.before-upgrade-1")
 
-    assert main(["upgrade", "r1"]) == 2
-    assert "it is whole as it was in r1.before-upgrade-1: move that back" in capsys.readouterr().err
+    assert main(["upgrade", "r1-older"]) == 2
+    assert "it is whole as it was in r1-older.before-upgrade-1: move that back" in capsys.readouterr().err
 
 
 def test_names_that_a_terminal_would_obey_are_written_out(folder, capsys):
     (folder / "\x1b[2J").write_text("x")
     edit(folder / "start.sh", "set -euo pipefail\n", "set -euo pipefail\n: '\x1b[2J'\n")
 
-    assert main(["upgrade", "r1", "--trtllm", "1.2.1"]) == 0
+    assert main(["upgrade", "r1-older", "--trtllm", "1.2.1"]) == 0
     assert "\x1b" not in capsys.readouterr().out
 
 

@@ -23,7 +23,7 @@ class NoSettingsError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Entry:
+class _PlacedSetting:
     """A setting, or the head of a section."""
 
     path: _Path
@@ -37,7 +37,7 @@ class _Entry:
 class _Settings:
     """A text, taken apart."""
 
-    entries: Mapping[_Path, _Entry]
+    entries: Mapping[_Path, _PlacedSetting]
     """In the order of the text."""
     below: tuple[str, ...]
     """Comments and blank lines at the end of the text."""
@@ -66,13 +66,13 @@ class _Merger:
         self.conflicts: list[MergeConflict] = []
         self.chosen: dict[_Path, int] = {}
         """Path of each setting in the result -> the side whose value it has: 0 yours, 1 now."""
-        self._merged: dict[_Path, _Entry] = {}
+        self._merged: dict[_Path, _PlacedSetting] = {}
         for path in dict.fromkeys((*now.entries, *yours.entries)):
             if (entry := self._entry(path)) is not None:
                 self._merged[path] = entry
         self._complete_sections()
 
-    def _entry(self, path: _Path) -> _Entry | None:
+    def _entry(self, path: _Path) -> _PlacedSetting | None:
         """Return what becomes of the setting at `path`; None where it goes."""
         before, mine, new = (side.entries.get(path) for side in (self._base, self._yours, self._now))
         if mine is None:
@@ -87,7 +87,9 @@ class _Merger:
         self._conflict(path, mine, before, new)
         return self._choose(replace(mine if self._keep == "yours" else new, above=above), int(self._keep != "yours"))
 
-    def _without_mine(self, path: _Path, before: _Entry | None, new: _Entry | None) -> _Entry | None:
+    def _without_mine(
+        self, path: _Path, before: _PlacedSetting | None, new: _PlacedSetting | None
+    ) -> _PlacedSetting | None:
         if new is None:
             return None
         if before is None:
@@ -100,7 +102,7 @@ class _Merger:
         self._conflict(path, None, before, new)
         return None if self._keep == "yours" else self._choose(new, 1)
 
-    def _without_new(self, path: _Path, before: _Entry | None, mine: _Entry) -> _Entry | None:
+    def _without_new(self, path: _Path, before: _PlacedSetting | None, mine: _PlacedSetting) -> _PlacedSetting | None:
         if before is None:
             return self._choose(mine, 0)
         if mine.lines == before.lines and not _own_lines(before.above, mine.above):
@@ -108,12 +110,14 @@ class _Merger:
         self._conflict(path, mine, before, None)
         return self._choose(mine, 0) if self._keep == "yours" else None
 
-    def _choose(self, entry: _Entry, side: int) -> _Entry:
+    def _choose(self, entry: _PlacedSetting, side: int) -> _PlacedSetting:
         if not entry.is_section:
             self.chosen[entry.path] = side
         return entry
 
-    def _conflict(self, path: _Path, yours: _Entry | None, before: _Entry | None, now: _Entry | None) -> None:
+    def _conflict(
+        self, path: _Path, yours: _PlacedSetting | None, before: _PlacedSetting | None, now: _PlacedSetting | None
+    ) -> None:
         texts = (None if entry is None else "\n".join(entry.lines) for entry in (yours, before, now))
         mine, old, new = texts
         self.conflicts.append(MergeConflict(where=".".join(path), yours=mine, before=old, now=new))
@@ -182,7 +186,7 @@ def _taken_apart(text: str) -> _Settings:
         root = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, RecursionError) as error:
         raise NoSettingsError from error
-    entries: dict[_Path, _Entry] = {}
+    entries: dict[_Path, _PlacedSetting] = {}
     end = _collect(root, (), lines, 0, entries)
     below = lines[end:]
     if any(line.strip()[:1] not in ("", "#") for line in below):
@@ -190,7 +194,7 @@ def _taken_apart(text: str) -> _Settings:
     return _Settings(entries=entries, below=tuple(line.lstrip() for line in below))
 
 
-def _collect(node: Any, parent: _Path, lines: list[str], start: int, entries: dict[_Path, _Entry]) -> int:
+def _collect(node: Any, parent: _Path, lines: list[str], start: int, entries: dict[_Path, _PlacedSetting]) -> int:
     """Add the settings of a mapping to `entries`, and return the number of the line behind the last.
 
     :param start: the number of the first line that belongs to no setting yet.
@@ -211,7 +215,7 @@ def _collect(node: Any, parent: _Path, lines: list[str], start: int, entries: di
         above = [text.lstrip() for text in lines[start:line]]
         if is_section:  # comments below the head are of the first setting
             last = line + 1
-        entries[path] = _Entry(
+        entries[path] = _PlacedSetting(
             path=path,
             above=tuple(above),
             lines=tuple(_unindented(text, column) for text in lines[line:last]),
@@ -245,7 +249,7 @@ def _alike(sides: list[_Settings]) -> list[_Settings]:
 
 def _folded(side: _Settings, paths: set[_Path]) -> _Settings:
     """Return `side` with each section of `paths` as a single setting."""
-    entries: dict[_Path, _Entry] = {}
+    entries: dict[_Path, _PlacedSetting] = {}
     for path, entry in side.entries.items():
         inside = next((above for above in _above(path) if above in paths), None)
         if inside is None:

@@ -89,8 +89,8 @@ def upgrade(target: UpgradeTarget, *, keep: Keep | None, apply: bool, as_json: b
         )
     if status == "errors":
         raise ToolError(
-            f"{target.folder}: nothing was written, because the merged folder would have "
-            f"{_count(len(new_errors), 'error')} that the folder has not now; correct what is named above, and upgrade again"
+            f"{target.folder}: nothing was written, because the result would have "
+            f"{_count(len(new_errors), 'error')} that the folder has not now; correct that first, and upgrade again"
         )
     return 0
 
