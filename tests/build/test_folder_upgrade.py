@@ -282,8 +282,15 @@ def test_yaml_that_no_merge_would_mean_is_a_conflict_about_the_file(folder):
     (folder / CONFIG).write_text((folder / CONFIG).read_text() + "max_num_tokens: 1\n")
 
     [(_, conflict)] = plan(folder).conflicts
-    assert conflict.why == "its changes and the generator's can't be told apart by lines or settings"
+    assert "does each key stand in its section once?" in conflict.why
     assert plan(folder, keep="generated").written == NEW
+
+
+def test_a_script_that_is_no_text_is_a_conflict_about_the_file(folder):
+    (folder / "start.sh").write_bytes(b"\xff")
+
+    [(path, conflict)] = plan(folder).conflicts
+    assert (path, conflict.why) == ("start.sh", "it is no text in UTF-8")
 
 
 # Folders of versions that kept no texts

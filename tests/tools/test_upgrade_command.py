@@ -51,6 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return Path("r1-older")
 
 
+@pytest.mark.slow
 def test_the_session_of_the_page_is_what_is_shown(folder, capsys):
     session, conflict = snippets("text", page="docs/upgrade.md")
     edit(folder / CONFIG, "max_num_tokens: 8192", "max_num_tokens: 4096  # incident 42")
@@ -70,6 +71,7 @@ def test_the_session_of_the_page_is_what_is_shown(folder, capsys):
     assert "r1-older: nothing was written, because of 1 conflict; " in captured.err
 
 
+@pytest.mark.slow
 def test_what_is_applied_is_what_build_writes_with_the_edits(folder, capsys):
     edit(folder / CONFIG, "max_num_tokens: 8192", "max_num_tokens: 4096")
     before = contents(folder)
@@ -91,6 +93,7 @@ def test_what_is_applied_is_what_build_writes_with_the_edits(folder, capsys):
     assert main(["check", "r1-older"]) == 0
 
 
+@pytest.mark.slow
 def test_a_conflict_is_in_the_document_and_applied_only_with_a_side(folder, capsys):
     edit(folder / CONFIG, *OWN_SETTING)
     before = contents(folder)
@@ -151,7 +154,7 @@ def test_every_format_is_upgraded_to_what_it_is(name, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("argv", "texts"),
     [
-        pytest.param(["build", "tiny"], ["start.sh"], id="tiny"),
+        pytest.param(["build", "tiny"], ["start.sh"], id="tiny", marks=pytest.mark.slow),
         pytest.param([*R1, "--image", "26.02"], ["start.sh"], id="image"),
         pytest.param(
             ["build", "deepseek-v3", "--gpu", "h200", "--profile", "disagg", "--format", "trtllm-serve"],
@@ -179,6 +182,7 @@ def test_edits_stay_where_nothing_else_changes(argv, texts, tmp_path, capsys):
 # Folders that earlier versions wrote
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["triton", "trtllm-serve"])
 def test_a_folder_of_an_earlier_version_becomes_what_build_writes(name, tmp_path, capsys):
     """tests/build/recorded lacks the program, which is written again."""
