@@ -7,10 +7,13 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from deepseek_triton_build import FORMATS
 from deepseek_triton_tools.cli.main import main
@@ -179,6 +182,19 @@ def test_edits_stay_where_nothing_else_changes(argv, texts, tmp_path, capsys):
     assert contents(out) == before
 
 
+def test_a_folder_stays_at_its_release_though_the_default_is_another(folder, capsys):
+    """An earlier version, whose default 1.1.0 was, did not write it into the options."""
+    record = json.loads((folder / MANIFEST).read_text())
+    options = record["options"].replace(" --trtllm 1.1.0", "")
+    (folder / MANIFEST).write_text(json.dumps(record | {"options": options}))
+
+    assert upgraded(capsys, folder)["to"]["release"] == "1.1.0"
+    record["release"] = "0.9"
+    (folder / MANIFEST).write_text(json.dumps(record | {"options": options}))
+    assert main(["upgrade", str(folder)]) == 1
+    assert "unknown TensorRT-LLM release '0.9'" in capsys.readouterr().err
+
+
 # Folders that earlier versions wrote
 
 
@@ -240,7 +256,7 @@ def test_options_that_are_no_longer_taken_are_named_with_the_place_to_change_the
     [line] = captured.err.splitlines()
     assert line.startswith(f"deepseek-triton upgrade: r1-older: `build {options}` is refused now: ")
     assert expected in line
-    assert line.endswith('; change it in "options" of r1-older/tensorrt_llm/deepseek-triton.json, and upgrade again')
+    assert f'; change it in "options" of r1-older/{MANIFEST}, or name another release, and upgrade again' in line
     assert captured.out == ""
 
 
@@ -261,6 +277,27 @@ def test_a_wrong_command_line_is_one_line(argv, expected, folder, capsys):
 
     [line] = capsys.readouterr().err.splitlines()
     assert expected in line
+
+
+@pytest.mark.slow
+@given(
+    st.dictionaries(
+        st.sampled_from(["version", "options", "format", "profile", "release", "vllm", "files", "generated"]),
+        st.recursive(
+            st.none() | st.integers() | st.text(max_size=9) | st.sampled_from(["tiny", CONFIG, "../x", "start.sh/x"]),
+            lambda below: st.lists(below, max_size=2) | st.dictionaries(st.text(max_size=9), below, max_size=2),
+            max_leaves=4,
+        ),
+    )
+)
+@settings(max_examples=60)
+def test_whatever_a_manifest_holds_the_answer_is_no_traceback(damage):
+    with tempfile.TemporaryDirectory() as folder:
+        stamp = Path(folder, MANIFEST)
+        stamp.parent.mkdir()
+        stamp.write_text(json.dumps({"options": "tiny --engine simulated", "files": {}} | damage))
+        assert main(["upgrade", folder]) in (0, 1, 2)
+        assert main(["upgrade", folder, "--json"]) in (0, 1, 2)
 
 
 def test_a_manifest_without_options_says_where_they_are(folder, capsys):

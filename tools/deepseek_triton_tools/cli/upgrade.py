@@ -93,18 +93,19 @@ def _generated(args: argparse.Namespace, manifest: Path, record: Mapping[str, An
     others = {name: getattr(args, name) for name in ("trtllm", "vllm", "image")}
     changed = {name: value for name, value in others.items() if value is not None}
     try:
-        return _make(record["options"], changed)
+        return _make(record, changed)
     except (BuildError, OptionError) as error:
         given = "".join(f" with --{name} {value}" for name, value in changed.items())
         is_typed = bool(changed) and isinstance(error, UnknownNameError | OptionError)
-        fix = "" if is_typed else f'; change it in "options" of {manifest}, and upgrade again'
+        fix = f'; change it in "options" of {manifest}, or name another release, and upgrade again'
         raise ToolError(
-            f"{args.folder}: `build {record['options']}`{given} is refused now: {error}{fix}",
+            f"{args.folder}: `build {record['options']}`{given} is refused now: {error}{'' if is_typed else fix}",
             exit_code=2 if is_typed else 1,
         ) from error
 
 
-def _make(options: str, changed: Mapping[str, str]) -> _Made:
+def _make(record: Mapping[str, Any], changed: Mapping[str, str]) -> _Made:
+    """Plan the recorded options, for the release of the record or the one in `changed`."""
     from deepseek_triton_build import (
         DEFAULT_FORMAT,
         DISAGGREGATED,
@@ -117,10 +118,14 @@ def _make(options: str, changed: Mapping[str, str]) -> _Made:
     )
     from deepseek_triton_tools.cli.plan_request import pair_request, plan_request, recorded_args
 
-    args = recorded_args(options)
+    args = recorded_args(record["options"])
+    form = args.format or DEFAULT_FORMAT
     if changed:
         vars(args).update({"trtllm": None, "vllm": None, "image": None, **changed})
-    form = args.format or DEFAULT_FORMAT
+    elif form != DYNAMO and not (args.trtllm or args.vllm or args.image):
+        # A release that was the default then is not among the options. Dynamo's own release decides about its keys.
+        known = {name: value for name, value in record.items() if isinstance(value, str)}
+        args.trtllm, args.vllm = known.get("release"), known.get("vllm")
     request = replace(plan_request(args), dynamo=args.dynamo, kv_routing=args.kv_routing)
     if request.profile == DISAGGREGATED:
         both = format_request(form, request) if form == DYNAMO else request
@@ -137,7 +142,7 @@ def _as_recorded(record: Mapping[str, Any]) -> dict[str, bytes]:
     from deepseek_triton_tools.cli.plan_request import OptionError
 
     try:
-        _, files = _make(record["options"], {})
+        _, files = _make(record, {})
         written = files(str(record.get("version")))
     except (BuildError, OptionError):
         return {}
