@@ -246,6 +246,16 @@ def test_modes_stay_and_new_scripts_can_be_run(folder):
     assert (folder / "more.sh").stat().st_mode & 0o777 == 0o755
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_owners_stay_where_root_upgrades(folder):
+    for path in (folder, folder / "tensorrt_llm", folder / CONFIG):
+        os.chown(path, 12345, 23456)
+    apply(folder)
+
+    for path in (folder, folder / "tensorrt_llm", folder / CONFIG):
+        assert (path.stat().st_uid, path.stat().st_gid) == (12345, 23456)
+
+
 @pytest.mark.parametrize("keep", ["yours", "generated"])
 def test_a_file_that_became_a_link_is_a_conflict(folder, tmp_path, keep):
     shared = tmp_path / "shared.yaml"

@@ -117,10 +117,12 @@ def _fill(fresh: Path, files: Sequence[File], output: Path, kept: Sequence[str])
         if path.is_symlink() or not os.path.lexists(before) or before.is_symlink():
             continue
         status = before.lstat()
-        if stat.S_ISDIR(status.st_mode) == path.is_dir():
-            if os.geteuid() == 0:
+        if stat.S_ISDIR(status.st_mode) != path.is_dir() or os.path.samestat(status, path.lstat()):
+            continue
+        if os.geteuid() == 0:
+            with contextlib.suppress(PermissionError):  # root of another machine, on a network file system
                 os.chown(path, status.st_uid, status.st_gid)
-            path.chmod(stat.S_IMODE(status.st_mode))
+        path.chmod(stat.S_IMODE(status.st_mode))
 
 
 def _keep(path: Path, kept: Path) -> None:
