@@ -39,7 +39,14 @@ if TYPE_CHECKING:
     from deepseek_triton_build.planning.vllm_sizes import resolve_vllm_target
     from deepseek_triton_build.render.contract_page import contract_page
     from deepseek_triton_build.render.dynamo import dynamo_mismatch
-    from deepseek_triton_build.render.folder_writer import write_repository
+    from deepseek_triton_build.render.folder_upgrade import FolderUpgrade, UpgradedFile, plan_upgrade
+    from deepseek_triton_build.render.folder_writer import (
+        backups_of,
+        manifests_of,
+        read_manifest,
+        replace_repository,
+        write_repository,
+    )
     from deepseek_triton_build.render.formats import (
         DEFAULT_FORMAT,
         DYNAMO,
@@ -54,6 +61,7 @@ if TYPE_CHECKING:
         quant_config_change,
         write_quant_config,
     )
+    from deepseek_triton_build.render.line_merge import Keep, MergeConflict
     from deepseek_triton_build.render.pair_files import PAIR_FORMATS, pair_files, pair_options
     from deepseek_triton_build.render.repository_files import File, repository_files
     from deepseek_triton_build.render.stamp import build_options
@@ -74,7 +82,10 @@ __all__ = [
     "DisaggregatedRequest",
     "EnvironmentVariable",
     "File",
+    "FolderUpgrade",
+    "Keep",
     "KvAlgo",
+    "MergeConflict",
     "NothingToCheckError",
     "OutputError",
     "Plan",
@@ -86,7 +97,9 @@ __all__ = [
     "Setting",
     "UnknownNameError",
     "UnusableCheckpointError",
+    "UpgradedFile",
     "Workload",
+    "backups_of",
     "build_options",
     "contract_page",
     "dynamo_mismatch",
@@ -95,10 +108,14 @@ __all__ = [
     "format_request",
     "make_disaggregated_plan",
     "make_plan",
+    "manifests_of",
     "model_repository",
     "pair_files",
     "pair_options",
+    "plan_upgrade",
     "quant_config_change",
+    "read_manifest",
+    "replace_repository",
     "repository_files",
     "resolve_target",
     "resolve_vllm_target",
@@ -135,9 +152,17 @@ _HOMES = {
     "planning.vllm_sizes": ("resolve_vllm_target",),
     "render.contract_page": ("contract_page",),
     "render.dynamo": ("dynamo_mismatch",),
-    "render.folder_writer": ("write_repository",),
+    "render.folder_upgrade": ("FolderUpgrade", "UpgradedFile", "plan_upgrade"),
+    "render.folder_writer": (
+        "backups_of",
+        "manifests_of",
+        "read_manifest",
+        "replace_repository",
+        "write_repository",
+    ),
     "render.formats": ("DEFAULT_FORMAT", "DYNAMO", "FORMATS", "format_files", "format_request", "usable_formats"),
     "render.hf_quant_config": ("KvAlgo", "QuantConfigChange", "quant_config_change", "write_quant_config"),
+    "render.line_merge": ("Keep", "MergeConflict"),
     "render.pair_files": ("PAIR_FORMATS", "pair_files", "pair_options"),
     "render.repository_files": ("File", "repository_files"),
     "render.stamp": ("build_options",),

@@ -17,10 +17,9 @@ from deepseek_triton_build.check.regular_files import is_inside, read_bytes
 from deepseek_triton_build.data.releases import READABLE_RELEASES, load_release
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
 from deepseek_triton_build.render.carried_checkpoint import CHECKSUMS
-from deepseek_triton_build.render.stamp import MANIFEST, sha256
+from deepseek_triton_build.render.stamp import MANIFEST, RELEASE_RECORD, sha256
 from deepseek_triton_build.text import first_names, safe_name
 
-RELEASE_RECORD = "release.yaml"
 _MOST_GPUS = 1_000_000
 """A stamp with more GPUs is not believed."""
 _RECORDED = re.compile(rb'^(release|vllm): "([0-9.]+)"', re.MULTILINE)

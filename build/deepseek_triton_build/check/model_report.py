@@ -16,7 +16,6 @@ from deepseek_triton_build.check.documents import Document, read_yaml
 from deepseek_triton_build.check.engine_arguments import engine_problems
 from deepseek_triton_build.check.finding import CheckedModel, Finding
 from deepseek_triton_build.check.generated_origin import (
-    RELEASE_RECORD,
     Recorded,
     Stamp,
     changed_files,
@@ -72,6 +71,7 @@ from deepseek_triton_build.check.vllm_arguments import check_vllm_arguments, num
 from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.data.vllm import VllmVersion
 from deepseek_triton_build.planning.plan_request import EMBEDDED_ENGINES, ENGINES
+from deepseek_triton_build.render.stamp import RELEASE_RECORD
 from deepseek_triton_build.text import is_path
 
 OUR_PACKAGE = "deepseek_backend"

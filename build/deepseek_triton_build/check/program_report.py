@@ -17,7 +17,6 @@ from deepseek_triton_build.check.engine_arguments import engine_problems
 from deepseek_triton_build.check.finding import CheckCode, CheckedModel, Finding
 from deepseek_triton_build.check.flags import YAML_FLAGS, GivenFlags, flag_keys, read_flags, unused_flags
 from deepseek_triton_build.check.generated_origin import (
-    RELEASE_RECORD,
     Stamp,
     changed_files,
     read_recorded,
@@ -64,6 +63,7 @@ from deepseek_triton_build.check.triton_config import triton_settings
 from deepseek_triton_build.check.variables import variable_problems
 from deepseek_triton_build.check.vllm_serve_report import check_vllm_serve
 from deepseek_triton_build.data.releases import Release
+from deepseek_triton_build.render.stamp import RELEASE_RECORD
 from deepseek_triton_build.render.trtllm_commands import YAML_NAME
 from deepseek_triton_build.rules.rule import Deployment, Violation
 from deepseek_triton_build.text import first_names

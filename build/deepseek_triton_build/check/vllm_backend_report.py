@@ -10,7 +10,6 @@ from pathlib import Path
 from deepseek_triton_build.check.codes import WRONG_VLLM_BACKEND
 from deepseek_triton_build.check.documents import MAX_TEXT_BYTES, read_json_document
 from deepseek_triton_build.check.finding import CheckedModel, Finding
-from deepseek_triton_build.check.generated_origin import RELEASE_RECORD
 from deepseek_triton_build.check.instance_gpus import check_kinds, check_vllm_gpus
 from deepseek_triton_build.check.model_identity import UNKNOWN, CheckOptions, find_vllm
 from deepseek_triton_build.check.model_report import ModelCheck
@@ -19,6 +18,7 @@ from deepseek_triton_build.check.pbtxt import ModelConfig, check_name, read_conf
 from deepseek_triton_build.check.regular_files import read_bytes
 from deepseek_triton_build.check.rule_findings import Checked
 from deepseek_triton_build.check.schema import MODEL_YAML
+from deepseek_triton_build.render.stamp import RELEASE_RECORD
 from deepseek_triton_build.text import short_repr
 
 MODEL_JSON = "model.json"

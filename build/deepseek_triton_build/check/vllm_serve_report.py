@@ -10,7 +10,7 @@ from typing import Any
 from deepseek_triton_build.check.checkpoint_facts import CheckpointFacts
 from deepseek_triton_build.check.checkpoint_report import check_checkpoint, mtp_problems
 from deepseek_triton_build.check.finding import CheckedModel, Finding
-from deepseek_triton_build.check.generated_origin import RELEASE_RECORD, changed_files, read_recorded, read_stamp
+from deepseek_triton_build.check.generated_origin import changed_files, read_recorded, read_stamp
 from deepseek_triton_build.check.instance_gpus import VLLM_RANKS, count_problem, hidden_gpus
 from deepseek_triton_build.check.model_identity import (
     CheckOptions,
@@ -25,6 +25,7 @@ from deepseek_triton_build.check.scripts import Program, ShellScript
 from deepseek_triton_build.check.variables import variable_problems, vllm_variable_problems
 from deepseek_triton_build.check.vllm_arguments import num_draft_tokens
 from deepseek_triton_build.check.vllm_flags import VllmFlags, as_flag, read_vllm_flags
+from deepseek_triton_build.render.stamp import RELEASE_RECORD
 
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 

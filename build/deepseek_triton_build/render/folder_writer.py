@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
+import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -59,6 +61,78 @@ def write_repository(
         raise OutputError(f"{output}: can't be written: {error.strerror}; choose another --output") from error
     _remove(scratch, output)
     return is_replaced
+
+
+def replace_repository(files: Sequence[File], output: Path, *, kept: Sequence[str] = ()) -> Path:
+    """Put `files`, and what is `kept` of the folder, in the place of the generated folder `output`, all or nothing.
+    Return where the folder is kept as it was: beside it, as NAME.before-upgrade-1, or the next number that is free.
+
+    Files and folders that were there before keep their mode and, where root writes them, their owner.
+
+    :param kept: relative paths of what stays as it is. These files are the same ones in both folders (hard links), so
+        that nothing large is copied and a log that is being written loses no line.
+    :raises OutputError: when the folder can't be written, or a server runs from it.
+    """
+    output = _resolved(output)
+    try:
+        _refuse_served(output)
+        backup = _backup(output, len(backups_of(output)) + 1)
+        scratch = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name[:_LONGEST_PREFIX]}."))
+        try:
+            fresh = scratch / "fresh"
+            _fill(fresh, files, output, kept)
+            _swap(fresh, output, backup)
+        except BaseException as error:
+            if not output.exists():
+                raise OutputError(
+                    f"{output}: was interrupted, and can't be put back; it is whole in {backup}: move it back by hand"
+                ) from error
+            raise
+        finally:
+            shutil.rmtree(scratch)
+    except OSError as error:
+        raise OutputError(f"{output}: can't be replaced: {error.strerror or error}; nothing was changed") from error
+    return backup
+
+
+def backups_of(output: Path) -> list[Path]:
+    """Return the folders that upgrades of the folder `output` have kept, oldest first, up to the first gap."""
+    return list(itertools.takewhile(os.path.lexists, (_backup(output, number) for number in itertools.count(1))))
+
+
+def _backup(output: Path, number: int) -> Path:
+    return output.with_name(f"{output.name}.before-upgrade-{number}")
+
+
+def _fill(fresh: Path, files: Sequence[File], output: Path, kept: Sequence[str]) -> None:
+    """Write `files`, and what is `kept` of `output`, to `fresh`, with the modes and owners that `output` has."""
+    for folder in {path.parent for path in (*(file.path for file in files), *map(PurePosixPath, kept))}:
+        (fresh / folder).mkdir(parents=True, exist_ok=True)
+    for file in files:
+        _write(fresh / file.path, file)
+    for name in kept:
+        _keep(output / name, fresh / name)
+    for path in (fresh, *fresh.rglob("*")):
+        before = output / path.relative_to(fresh)
+        if path.is_symlink() or not os.path.lexists(before) or before.is_symlink():
+            continue
+        status = before.lstat()
+        if stat.S_ISDIR(status.st_mode) != path.is_dir() or os.path.samestat(status, path.lstat()):
+            continue
+        if os.geteuid() == 0:
+            with contextlib.suppress(PermissionError):  # root of another machine, on a network file system
+                os.chown(path, status.st_uid, status.st_gid)
+        path.chmod(stat.S_IMODE(status.st_mode))
+
+
+def _keep(path: Path, kept: Path) -> None:
+    if stat.S_ISDIR(path.lstat().st_mode):
+        kept.mkdir(exist_ok=True)
+        return
+    try:
+        os.link(path, kept, follow_symlinks=False)
+    except OSError:  # another user's file, or a file system without hard links
+        shutil.copy2(path, kept, follow_symlinks=False)
 
 
 def _resolved(output: Path) -> Path:
@@ -180,16 +254,17 @@ def _refuse_loss(output: Path, files: list[File]) -> None:
         return
     name = found.relative_to(output).as_posix()
     new = {file.path.as_posix(): file.content for file in files}
-    old_record = _record(found.read_text("utf-8", errors="replace"))
-    new_record = _record(next(new[str(path)] for path in _MANIFESTS if str(path) in new).decode())
+    old_record = read_manifest(found)
+    new_record = _record(next(new[str(path)] for path in _MANIFESTS if str(path) in new))
     changes = list(_deployment_diff(output, old_record, new_record))
     edited = edited_names(output, name, old_record.get("files", {}), new)
     reasons = ["holds another deployment"] if changes else []
     if edited:
         reasons.append(f"changed since it was generated: {first_names(edited, most=10)}")
     if reasons:
+        kept = "" if changes else ", `deepseek-triton upgrade` keeps the changes"
         raise ReplacementError(
-            f"{output}: {'; '.join(reasons)}; --force replaces all of it",
+            f"{output}: {'; '.join(reasons)}; --force replaces all of it{kept}",
             diff="\n".join(filter(None, [*changes, edits_diff(output, edited, new)])),
         )
 
@@ -210,8 +285,22 @@ def _manifest_of(output: Path) -> Path | None:
     return next((output / path for path in _MANIFESTS if (output / path).is_file()), None)
 
 
-def _record(text: str) -> dict[str, Any]:
-    """Return what a manifest holds; nothing when it was damaged."""
+def manifests_of(folder: Path) -> list[tuple[str, Path]]:
+    """Return the manifests of a generated folder: of a pair first its own, then those of its sides. Each has before it
+    what the paths in it are relative to: "" or a side with a slash behind it."""
+    found = [path for path in _SERVED if (folder / path).is_file()]
+    return [(f"{path.parts[0]}/" if path.parts[0] in (CONTEXT, GENERATION) else "", folder / path) for path in found]
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return what a manifest holds; nothing when it was damaged.
+
+    :raises OSError: when it can't be read.
+    """
+    return _record(path.read_bytes())
+
+
+def _record(text: bytes) -> dict[str, Any]:
     with contextlib.suppress(ValueError, RecursionError):
         record = json.loads(text)
         if isinstance(record, dict) and isinstance(record.get("files"), dict):

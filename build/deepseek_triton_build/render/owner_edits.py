@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from deepseek_triton_build.render.stamp import sha256
 from deepseek_triton_build.text import safe_name
@@ -29,9 +30,8 @@ def edited_names(output: Path, manifest: str, recorded: Mapping[str, str], new: 
     :raises OSError: when a folder or a file can't be read.
     """
     recorded = {name: checksum for name, checksum in recorded.items() if _is_inside(name)}
-    folders = {name.rpartition("/")[0] for name in (*recorded, *new)}
-    ours = {above.as_posix() for folder in folders for above in (*PurePosixPath(folder).parents, PurePosixPath(folder))}
-    present = {name: path for name, path in _entries(output) if not _is_python_cache(name, path, ours)}
+    ours = _folders_of({*recorded, *new})
+    present = present_paths(output, {*recorded, *new})
     gone = [name for name in recorded if name not in present]
     changed = [
         name
@@ -39,6 +39,28 @@ def edited_names(output: Path, manifest: str, recorded: Mapping[str, str], new: 
         if name != manifest and name not in ours and _is_edited(path, recorded.get(name), new.get(name))
     ]
     return sorted({*gone, *changed})
+
+
+def recorded_checksums(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return the checksums of the files in a manifest, by path, but for paths that lead out of the folder."""
+    files = record.get("files")
+    rows = files.items() if isinstance(files, dict) else ()
+    return {name: checksum for name, checksum in rows if isinstance(checksum, str) and _is_inside(name)}
+
+
+def present_paths(output: Path, generated: Set[str]) -> dict[str, Path]:
+    """Return what is in the folder `output`, by relative path: everything that is no folder, and empty folders. The
+    caches that Python writes beside the modules among `generated` are left out.
+
+    :raises OSError: when a folder can't be read.
+    """
+    ours = _folders_of(generated)
+    return {name: path for name, path in _entries(output) if not _is_python_cache(name, path, ours)}
+
+
+def _folders_of(names: Set[str]) -> set[str]:
+    folders = {PurePosixPath(name).parent for name in names}
+    return {above.as_posix() for folder in folders for above in (*folder.parents, folder)}
 
 
 def _entries(output: Path) -> Iterator[tuple[str, Path]]:
@@ -97,7 +119,7 @@ def _file_diff(output: Path, name: str, new: bytes | None) -> Iterator[str]:
         return
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
-        yield f"{safe_name(name)}: would be {becomes}; it is {_kind(found.st_mode)}"
+        yield f"{safe_name(name)}: would be {becomes}; it is {describe(found.st_mode)}"
         return
     old_text = _text(path.read_bytes()) if found.st_size <= MAX_BYTES else None
     new_text = "" if new is None else _text(new)
@@ -113,9 +135,12 @@ def _file_diff(output: Path, name: str, new: bytes | None) -> Iterator[str]:
     )
 
 
-def _kind(mode: int) -> str:
+def describe(mode: int) -> str:
+    """Say what something with this mode is that is no regular file, or none that is read."""
     if stat.S_ISLNK(mode):
         return "a link"
+    if stat.S_ISREG(mode):
+        return "a very large file"
     return "a folder" if stat.S_ISDIR(mode) else "no regular file"
 
 

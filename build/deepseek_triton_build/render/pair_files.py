@@ -14,7 +14,7 @@ from deepseek_triton_build.render.dynamo import DYNAMO_YAML, dynamo_pair_yaml
 from deepseek_triton_build.render.formats import DEFAULT_FORMAT, DYNAMO, FORMATS, format_files, refuse_options
 from deepseek_triton_build.render.orchestrator_sh import disagg_config, orchestrator_sh
 from deepseek_triton_build.render.repository_files import File
-from deepseek_triton_build.render.stamp import MANIFEST, given_options, sha256, stamped_by
+from deepseek_triton_build.render.stamp import MANIFEST, given_options, packed_texts, sha256, stamped_by
 
 TRTLLM_SERVE = "trtllm-serve"
 PAIR_FORMATS: Mapping[str, str] = {
@@ -92,8 +92,10 @@ def pair_options(plan: DisaggregatedPlan, *, format: str = DEFAULT_FORMAT) -> st
 
 
 def _manifest(plan: DisaggregatedPlan, files: list[File], version: str, format: str) -> bytes:
-    """Return the manifest of the pair, in which the common facts are those of the context servers."""
+    """Return the manifest of the pair, in which the common facts are those of the context servers. A side's texts are
+    in the side's own manifest."""
     server = plan.context
+    joining = {file.path.as_posix(): file.content for file in files if file.path.parts[0] not in plan.sides}
     record = {
         "version": version,
         "options": pair_options(plan, format=format),
@@ -109,5 +111,6 @@ def _manifest(plan: DisaggregatedPlan, files: list[File], version: str, format: 
         "context_servers": plan.num_context,
         "generation_servers": plan.num_generation,
         "files": {file.path.as_posix(): sha256(file.content) for file in files},
+        "generated": packed_texts(joining),
     }
     return (json.dumps(record, indent=2, allow_nan=False) + "\n").encode()

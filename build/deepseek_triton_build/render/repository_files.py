@@ -12,7 +12,7 @@ from deepseek_triton_build.planning.plan_request import ENGINES, PYTHON_BACKEND
 from deepseek_triton_build.render.carried_checkpoint import carried_files
 from deepseek_triton_build.render.config_pbtxt import config_pbtxt
 from deepseek_triton_build.render.model_yaml import model_yaml
-from deepseek_triton_build.render.stamp import MANIFEST, manifest, stamp_line
+from deepseek_triton_build.render.stamp import MANIFEST, RELEASE_RECORD, manifest, stamp_line
 from deepseek_triton_build.render.start_sh import start_sh
 from deepseek_triton_build.render.yaml_text import settings_file_text
 
@@ -47,7 +47,7 @@ def repository_files(plan: Plan, version: str) -> list[File]:
     ]
     record = plan.release or plan.vllm
     if record is not None:
-        files.append(File(PurePosixPath(MODEL, "1", "release.yaml"), record.text.encode()))
+        files.append(File(PurePosixPath(MODEL, "1", RELEASE_RECORD), record.text.encode()))
     return stamped(plan, files, version=version, format="triton", folder=MODEL)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import bz2
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -18,6 +22,11 @@ if TYPE_CHECKING:
 
 MANIFEST = "deepseek-triton.json"
 """Name of the file that holds the stamp."""
+RELEASE_RECORD = "release.yaml"
+"""Name of the record of the engine's release, which is data of the program and no setting."""
+_SETTINGS_FILES = (".yaml", ".yml", ".pbtxt", ".sh", ".slurm")
+_LONGEST_TEXT = 2**20
+"""Bytes of the longest text that is unpacked from a manifest: a damaged one could ask for any amount of memory."""
 
 
 def stamp_line(plan: Plan, version: str, *, format: str = "triton") -> str:
@@ -66,8 +75,44 @@ def manifest(plan: Plan, version: str, files: Mapping[str, bytes], *, format: st
         **({"shared_memory": plan.shared_memory} if plan.shared_memory else {}),
         "plan": plan_hash(plan),
         "files": {path: sha256(files[path]) for path in sorted(files)},
+        "generated": packed_texts(files),
     }
     return (json.dumps(record, indent=2, allow_nan=False) + "\n").encode()
+
+
+def is_settings_file(path: str) -> bool:
+    """Tell whether people edit the generated file `path`: the settings and scripts, not the program beside them."""
+    return path.endswith(_SETTINGS_FILES) and not path.endswith(f"/{RELEASE_RECORD}")
+
+
+def packed_texts(files: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the content of each settings file as it is generated, by path, for the manifest.
+
+    `upgrade` needs it to tell a hand edit from a change of the generator. It is in the manifest, because that travels
+    with the folder, and because text and checksum can't get out of step there. Nothing else looks at it: Triton and
+    `check` read on, and `grep` finds each setting once. Each text is a line of its own, so that `git diff` shows one
+    line for each file that changed, among the checksums that change too. A repository's three texts take 13 kB. bz2
+    writes the same bytes on every machine, while zlib has several implementations.
+    """
+    return {
+        path: base64.b64encode(bz2.compress(files[path])).decode() for path in sorted(files) if is_settings_file(path)
+    }
+
+
+def unpacked_text(record: Mapping[str, Any], path: str) -> bytes | None:
+    """Return the content of a settings file as it was generated, from the manifest `record`; None where it has none.
+
+    A text without the checksum that the manifest has for the file was damaged, and counts as absent.
+    """
+    texts, checksums = record.get("generated"), record.get("files")
+    packed = texts.get(path) if isinstance(texts, dict) else None
+    if not isinstance(packed, str) or not isinstance(checksums, dict):
+        return None
+    with contextlib.suppress(OSError, EOFError, ValueError, binascii.Error):
+        content = bz2.BZ2Decompressor().decompress(base64.b64decode(packed), max_length=_LONGEST_TEXT)
+        if sha256(content) == checksums.get(path):
+            return content
+    return None
 
 
 def plan_hash(plan: Plan) -> str:

@@ -28,6 +28,7 @@ VERBS = {
     "plan": "show what would be built: every setting with its reason, the memory, how many requests fit at once",
     "build": "write a Triton model repository, or files for trtllm-serve or vllm serve, with a reason for each line",
     "check": "check a model repository, also one that build did not write, and the checkpoint it names",
+    "upgrade": "bring a folder that an older build wrote up to date, or to another release, and keep hand edits",
     "doctor": "find what is wrong with one machine or several before a model is loaded, and what works there",
     "checkpoint": "download and verify a checkpoint, say what is in it, quantize it to W4AFP8, FP8 or bfloat16, cut it",
     "warm": "load a checkpoint into the page cache before the engine reads it; warm a server before its first user",

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from deepseek_triton_build import DISAGGREGATED, DisaggregatedRequest, Plan, PlanRequest, Workload, make_plan
 from deepseek_triton_build.catalog import (
@@ -144,20 +144,12 @@ def plan_named(text: str) -> Plan:
     :raises OptionError: for a folder that `build` did not write, for a plan without GPUs, which has no limits of
         memory, and as `plan_request` does.
     """
-    parser = VerbParser(prog="plan", allow_abbrev=False, exit_on_error=False)
-    add_plan_options(parser)
-    for option in ("--format", "--dynamo"):  # a stamp has them; the plan is the same
-        parser.add_argument(option)
-    parser.add_argument("--kv-routing", action="store_true")
     if is_path(text.partition(" --")[0]) and not os.path.isdir(text):
         raise OptionError(f"there is no folder {text} that `deepseek-triton build` wrote")
-    words = shlex.split(_stamped_options(Path(text)) if os.path.isdir(text) else text)
     try:
-        args, unknown = parser.parse_known_args(words)
-    except argparse.ArgumentError as error:
+        args = recorded_args(_stamped_options(Path(text)) if os.path.isdir(text) else text)
+    except OptionError as error:
         raise OptionError(f"{text}: {error}") from error
-    if unknown:
-        raise OptionError(f"{text}: `deepseek-triton plan` has no {' '.join(unknown)}")
     plan = make_plan(plan_request(args))
     if plan.budget is None:
         raise OptionError(
@@ -165,6 +157,33 @@ def plan_named(text: str) -> Plan:
             '"deepseek-r1 --gpu h200"'
         )
     return plan
+
+
+class _RecordedParser(VerbParser):
+    """A parser of options that were not typed now, so that no usage is printed."""
+
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(message)
+
+
+def recorded_args(options: str) -> argparse.Namespace:
+    """Parse options of `build` as a stamp has them, in one line; --format, --dynamo and --kv-routing are among them.
+
+    :raises OptionError: when they are not such options.
+    """
+    parser = _RecordedParser(prog="plan", allow_abbrev=False, add_help=False)
+    add_plan_options(parser)
+    for option in ("--format", "--dynamo"):  # a stamp has them; the plan is the same
+        parser.add_argument(option)
+    parser.add_argument("--kv-routing", action="store_true")
+    try:
+        words = shlex.split(options)
+    except ValueError as error:
+        raise OptionError(f"{error}, in the options {_brief(options)!r}") from error
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        raise OptionError(f"`deepseek-triton plan` has no {' '.join(unknown)}")
+    return args
 
 
 def _stamped_options(folder: Path) -> str:

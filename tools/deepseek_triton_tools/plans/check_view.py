@@ -50,14 +50,19 @@ def check(repository: Path, options: CheckOptions, *, as_json: bool) -> int:
 def _show(report: Report) -> None:
     for file, findings in groupby(report.findings, key=lambda finding: finding.file):
         for finding in findings:
-            print(_where(file, finding))
-            print(paragraph(f"fix: {finding.fix}", "    "))
+            show_finding(file, finding)
         print()
     for model in report.models:
         print(paragraph(_known(model), "", "  "))
     for clause in report.unchecked:
         print(paragraph(f"not checked: {clause}", "", "  "))
     print(_counts(report))
+
+
+def show_finding(file: str, finding: Finding) -> None:
+    """Print a finding and its fix."""
+    print(_where(file, finding))
+    print(paragraph(f"fix: {finding.fix}", "    "))
 
 
 def _where(file: str, finding: Finding) -> str:

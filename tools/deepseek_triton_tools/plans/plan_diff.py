@@ -20,8 +20,8 @@ from deepseek_triton_tools.tool_errors import ToolError
 
 _SHOWN = (".yaml", ".yml", ".json", ".pbtxt", ".sh")
 """Ends of the names of files whose lines are compared. Others, such as the backend's modules, are only named."""
-_NO_SETTINGS = ("files.", "plan")
-"""Beginnings of the stamp's keys that say nothing to people: checksums."""
+_NO_SETTINGS = ("files.", "generated.", "plan")
+"""Beginnings of the stamp's keys that say nothing to people: checksums and packed texts."""
 
 
 def show_diff(plan: Plan, folder: Path) -> None:
@@ -53,7 +53,9 @@ def _diff(plan: Plan, folder: Path) -> Iterator[str]:
         if old.get(name) == new.get(name):
             continue
         if name in old and name in new and name.endswith(_SHOWN):
-            yield from _changed_lines(name, old[name], new[name])
+            if lines := changed_lines(name, old[name], new[name]):
+                yield name
+                yield from (f"  {line[0]} {line[1:]}" for line in lines)
         else:
             others["added" if name not in old else "removed" if name not in new else "changed"].append(name)
     for what, found in others.items():
@@ -74,12 +76,12 @@ def _stamp(folder: Path) -> dict[str, Any]:
     raise ToolError(f"{folder}: expected a folder that build wrote, found no {MANIFEST} that can be read", exit_code=2)
 
 
-def _changed_lines(name: str, old: bytes, new: bytes) -> Iterator[str]:
+def changed_lines(name: str, old: bytes, new: bytes) -> list[str]:
+    """Return the lines of a file, whose name is `name`, that differ, with the sign of a diff in front: of YAML and JSON
+    each setting with its whole key. Comments don't count."""
     before, after = (_lines(name, content.decode("utf-8", errors="replace")) for content in (old, new))
-    changed = [line for line in difflib.unified_diff(before, after, n=0, lineterm="") if line[:3] not in ("---", "+++")]
-    if lines := [line for line in changed if not line.startswith("@@")]:
-        yield name
-        yield from (f"  {line[0]} {line[1:]}" for line in lines)
+    _, _, *diff = difflib.unified_diff(before, after, n=0, lineterm="") if before != after else ("", "")
+    return [line for line in diff if not line.startswith("@@")]
 
 
 def _lines(name: str, text: str) -> list[str]:

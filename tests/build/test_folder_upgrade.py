@@ -1,0 +1,465 @@
+"""The upgrade of a generated folder: what becomes of each file, and how the folder is replaced."""
+
+from __future__ import annotations
+
+import base64
+import bz2
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deepseek_triton_build import (
+    DISAGGREGATED,
+    DisaggregatedRequest,
+    File,
+    FolderUpgrade,
+    OutputError,
+    PlanRequest,
+    format_files,
+    make_disaggregated_plan,
+    make_plan,
+    pair_files,
+    plan_upgrade,
+    replace_repository,
+    write_repository,
+)
+from deepseek_triton_build.render.stamp import unpacked_text
+
+R1 = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8, release="1.0.0")
+CONFIG, MODEL_PY = "tensorrt_llm/1/model.yaml", "tensorrt_llm/1/model.py"
+
+
+def generated(request: PlanRequest = R1, format: str = "triton", version: str = "1.0") -> list[File]:
+    return format_files(format, make_plan(request), version=version)
+
+
+OLD = generated()
+NEW = generated(replace(R1, release="1.2.1"), version="2.0")
+NEW_CONTENT = {file.path.as_posix(): file.content for file in NEW}
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_repository(OLD, tmp_path / "r1")
+    return tmp_path / "r1"
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def nothing() -> dict[str, bytes]:
+    return {}
+
+
+def plan(folder: Path, now: list[File] = NEW, keep="yours", then=nothing) -> FolderUpgrade:
+    return plan_upgrade(folder, now, then, keep=keep)
+
+
+def fates(upgrade: FolderUpgrade) -> dict[str, str]:
+    return {file.path: file.fate for file in upgrade.files}
+
+
+def apply(folder: Path, now: list[File] = NEW, keep="yours") -> Path:
+    upgrade = plan(folder, now, keep)
+    return replace_repository(upgrade.written, folder, kept=upgrade.kept)
+
+
+def test_the_manifest_has_each_settings_file_as_it_was_generated(folder):
+    record = json.loads((folder / "tensorrt_llm/deepseek-triton.json").read_text())
+
+    assert set(record["generated"]) == {"start.sh", "tensorrt_llm/config.pbtxt", CONFIG}
+    assert unpacked_text(record, CONFIG) == (folder / CONFIG).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "packed", ["", "!", "QlpoOTFBWSZTWQ==", 3, None, "QlpoOTFBWSZTWQAAAAA="], ids=["", "no", "cut", "n", "null", "bad"]
+)
+def test_a_damaged_text_counts_as_absent(folder, packed):
+    record = json.loads((folder / "tensorrt_llm/deepseek-triton.json").read_text())
+
+    assert unpacked_text(record | {"generated": {CONFIG: packed}}, CONFIG) is None
+    assert unpacked_text(record | {"generated": {CONFIG: record["generated"]["start.sh"]}}, CONFIG) is None
+    assert unpacked_text(record | {"generated": packed, "files": packed}, CONFIG) is None
+
+
+def test_a_text_that_unpacks_to_more_than_a_text_is_not_unpacked():
+    """A few bytes can ask for any amount of memory."""
+    content = b"0" * 2**21
+    record = {
+        "generated": {"a.sh": base64.b64encode(bz2.compress(content)).decode()},
+        "files": {"a.sh": hashlib.sha256(content).hexdigest()},
+    }
+    assert unpacked_text(record, "a.sh") is None
+
+
+def test_an_unedited_folder_becomes_what_is_generated_now(folder):
+    apply(folder)
+
+    assert tree(folder) == NEW_CONTENT
+
+
+def test_what_is_generated_already_changes_nothing(folder):
+    assert plan(folder, OLD).changes == []
+
+
+def test_edits_are_kept_and_what_the_generator_changes_comes(folder):
+    edit(folder / CONFIG, "max_num_tokens: 8192", "max_num_tokens: 4096  # incident 42")
+    edit(folder / "start.sh", "set -euo pipefail\n", "set -euo pipefail\nexport NCCL_DEBUG=INFO\n")
+    backup = apply(folder)
+
+    text = (folder / CONFIG).read_text()
+    assert "max_num_tokens: 4096  # incident 42\n" in text
+    assert "deepseek-triton 2.0" in text
+    assert "TensorRT-LLM 1.2.1" in text.splitlines()[0]
+    assert "export NCCL_DEBUG=INFO" in (folder / "start.sh").read_text()
+    assert "max_num_tokens: 4096" in (backup / CONFIG).read_text()
+    assert "deepseek-triton 1.0" in (backup / CONFIG).read_text()
+    assert plan(folder).changes == []
+
+
+def test_edits_are_still_known_as_such_in_the_next_upgrade(folder):
+    edit(folder / CONFIG, "max_num_tokens: 8192", "max_num_tokens: 4096")
+    apply(folder)
+    backup = apply(folder, OLD)
+
+    assert "max_num_tokens: 4096" in (folder / CONFIG).read_text()
+    assert backup.name == "r1.before-upgrade-2"
+    edit(folder / CONFIG, "max_num_tokens: 4096", "max_num_tokens: 8192")
+    apply(folder)
+    assert tree(folder) == NEW_CONTENT
+
+
+@pytest.mark.parametrize("keep", ["yours", "generated"])
+def test_a_conflict_is_settled_by_the_side_that_is_named(folder, keep):
+    edit(folder / CONFIG, "enable_chunked_prefill: false", "enable_chunked_prefill: null")
+    [(path, conflict)] = plan(folder).conflicts
+    assert (path, conflict.where) == (CONFIG, "enable_chunked_prefill")
+    assert (conflict.before, conflict.now) == ("enable_chunked_prefill: false", "enable_chunked_prefill: true")
+
+    apply(folder, keep=keep)
+    expected = "null" if keep == "yours" else "true"
+    assert f"enable_chunked_prefill: {expected}\n" in (folder / CONFIG).read_text()
+    assert plan(folder).conflicts == []
+
+
+@pytest.mark.parametrize("keep", ["yours", "generated"])
+def test_an_edited_file_of_the_program_is_a_conflict_if_the_program_changed(folder, keep):
+    (folder / MODEL_PY).write_text("mine")
+    now = [replace(file, content=b"new") if file.path.as_posix() == MODEL_PY else file for file in NEW]
+
+    [(path, conflict)] = plan(folder, now).conflicts
+    assert path == MODEL_PY
+    assert "the program has changed too" in conflict.why
+    apply(folder, now, keep)
+    assert (folder / MODEL_PY).read_text() == ("mine" if keep == "yours" else "new")
+
+
+def test_an_edited_file_of_the_program_stays_if_the_program_is_the_same(folder):
+    (folder / MODEL_PY).write_text("mine")
+
+    assert fates(plan(folder))[MODEL_PY] == "kept"
+    assert plan(folder).conflicts == []
+
+
+def test_a_file_that_is_no_longer_generated_goes_unless_it_was_edited(folder):
+    gone = ("start.sh", CONFIG)
+    edit(folder / CONFIG, "max_num_tokens: 8192", "max_num_tokens: 1")
+    now = [file for file in NEW if file.path.as_posix() not in gone]
+
+    found = fates(plan(folder, now))
+    assert (found["start.sh"], found[CONFIG]) == ("removed", "kept")
+    apply(folder, now)
+    assert not (folder / "start.sh").exists()
+    assert "max_num_tokens: 1\n" in (folder / CONFIG).read_text()
+
+
+def test_a_file_that_was_removed_by_hand_stays_removed_until_it_is_generated_differently(folder):
+    (folder / "start.sh").unlink()
+    (folder / MODEL_PY).unlink()
+    same = generated(version="2.0")
+
+    found = fates(plan(folder, same))
+    assert found[MODEL_PY] == "restored"
+    assert (found["start.sh"], plan(folder, same).conflicts) == ("kept", [])
+    apply(folder, same)
+    assert not (folder / "start.sh").exists()
+    assert (folder / MODEL_PY).exists()
+
+    [(path, conflict)] = plan(folder).conflicts
+    assert (path, conflict.why) == ("start.sh", "you removed it, and it is generated differently now")
+    apply(folder, keep="generated")
+    assert tree(folder) == NEW_CONTENT
+
+
+def test_what_the_owner_added_stays(folder):
+    (folder / "notes.txt").write_text("mine")
+    (folder / "notes.txt").chmod(0o640)
+    (folder / "empty").mkdir(mode=0o700)
+    (folder / "weights").symlink_to("/models")
+    (folder / "tensorrt_llm/1/__pycache__").mkdir()
+    (folder / "tensorrt_llm/1/__pycache__/model.cpython-312.pyc").write_bytes(b"\0")
+    os.mkfifo(folder / "pipe")
+    upgrade = plan(folder)
+    assert upgrade.added == ("empty", "notes.txt", "pipe", "weights")
+
+    with (folder / "notes.txt").open("a") as log:
+        backup = apply(folder)
+        log.write(", and more")
+    assert (folder / "notes.txt").read_text() == "mine, and more"
+    assert (folder / "notes.txt").stat().st_mode & 0o777 == 0o640
+    assert (folder / "empty").stat().st_mode & 0o777 == 0o700
+    assert (folder / "weights").readlink() == Path("/models")
+    assert (folder / "pipe").is_fifo()
+    assert not (folder / "tensorrt_llm/1/__pycache__").exists()
+    assert (backup / "tensorrt_llm/1/__pycache__").is_dir()
+
+
+def test_modes_stay_and_new_scripts_can_be_run(folder):
+    folder.chmod(0o750)
+    (folder / "tensorrt_llm").chmod(0o700)
+    (folder / CONFIG).chmod(0o600)
+    (folder / "start.sh").chmod(0o700)
+    before = os.umask(0o022)
+    try:
+        apply(folder, [*NEW, File(Path("more.sh"), b"x", executable=True)])
+    finally:
+        os.umask(before)
+
+    modes = {name: (folder / name).stat().st_mode & 0o777 for name in ("", "tensorrt_llm", CONFIG, "start.sh")}
+    assert modes == {"": 0o750, "tensorrt_llm": 0o700, CONFIG: 0o600, "start.sh": 0o700}
+    assert (folder / "more.sh").stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_owners_stay_where_root_upgrades(folder):
+    for path in (folder, folder / "tensorrt_llm", folder / CONFIG):
+        os.chown(path, 12345, 23456)
+    apply(folder)
+
+    for path in (folder, folder / "tensorrt_llm", folder / CONFIG):
+        assert (path.stat().st_uid, path.stat().st_gid) == (12345, 23456)
+
+
+@pytest.mark.parametrize("keep", ["yours", "generated"])
+def test_a_file_that_became_a_link_is_a_conflict(folder, tmp_path, keep):
+    shared = tmp_path / "shared.yaml"
+    (folder / CONFIG).rename(shared)
+    (folder / CONFIG).symlink_to(shared)
+
+    [(path, conflict)] = plan(folder).conflicts
+    assert (path, conflict.why) == (CONFIG, "it was a file, and is a link now")
+    before = shared.read_bytes()
+    apply(folder, keep=keep)
+    assert (folder / CONFIG).is_symlink() == (keep == "yours")
+    assert shared.read_bytes() == before
+
+
+def test_a_file_in_the_place_of_a_folder_is_named(folder):
+    shutil.rmtree(folder / "tensorrt_llm/1/deepseek_launcher")
+    (folder / "tensorrt_llm/1/deepseek_launcher").symlink_to("/elsewhere")
+
+    with pytest.raises(OutputError, match=r"deepseek_launcher is in the way of a file that is generated; move it away"):
+        plan(folder)
+
+
+def test_a_file_of_a_name_that_is_new_now_is_a_conflict(folder):
+    (folder / "bench.sh").write_text("mine")
+    now = [*NEW, File(Path("bench.sh"), b"new", executable=True)]
+
+    [(_, conflict)] = plan(folder, now).conflicts
+    assert conflict.why == "you added it, and a file of this name is generated now"
+    assert fates(plan(folder, [*NEW, File(Path("bench.sh"), b"mine")]))["bench.sh"] == "same"
+
+
+def test_yaml_that_no_merge_would_mean_is_a_conflict_about_the_file(folder):
+    """Both sides' keys would stand there twice."""
+    (folder / CONFIG).write_text((folder / CONFIG).read_text() + "max_num_tokens: 1\n")
+
+    [(_, conflict)] = plan(folder).conflicts
+    assert "does each key stand in its section once?" in conflict.why
+    assert plan(folder, keep="generated").written == NEW
+
+
+def test_a_script_that_is_no_text_is_a_conflict_about_the_file(folder):
+    (folder / "start.sh").write_bytes(b"\xff")
+
+    [(path, conflict)] = plan(folder).conflicts
+    assert (path, conflict.why) == ("start.sh", "it is no text in UTF-8")
+
+
+# Folders of versions that kept no texts
+
+
+@pytest.fixture
+def earlier(folder: Path) -> Path:
+    path = folder / "tensorrt_llm/deepseek-triton.json"
+    record = json.loads(path.read_text())
+    del record["generated"]
+    path.write_text(json.dumps(record))
+    return folder
+
+
+def test_without_texts_an_unedited_file_is_replaced(earlier):
+    apply(earlier)
+
+    assert tree(earlier) == NEW_CONTENT
+
+
+def test_without_texts_the_recorded_options_may_write_the_old_text_again(earlier):
+    edit(earlier / CONFIG, "max_num_tokens: 8192", "max_num_tokens: 4096")
+    then = {file.path.as_posix(): file.content for file in OLD}
+    upgrade = plan(earlier, then=lambda: then)
+
+    assert upgrade.conflicts == []
+    assert fates(upgrade)[CONFIG] == "merged"
+
+
+@pytest.mark.parametrize("keep", ["yours", "generated"])
+def test_without_any_old_text_an_edited_file_is_a_conflict(earlier, keep):
+    edit(earlier / CONFIG, "max_num_tokens: 8192", "max_num_tokens: 4096")
+    mine = (earlier / CONFIG).read_bytes()
+
+    [(path, conflict)] = plan(earlier, then=lambda: NEW_CONTENT).conflicts
+    assert path == CONFIG
+    assert "nobody knows the text that was generated" in conflict.why
+    apply(earlier, keep=keep)
+    assert (earlier / CONFIG).read_bytes() == (mine if keep == "yours" else NEW_CONTENT[CONFIG])
+
+
+def test_a_damaged_manifest_makes_every_difference_a_conflict(folder):
+    (folder / "tensorrt_llm/deepseek-triton.json").write_text("{")
+    upgrade = plan(folder)
+
+    told = {path for path, _ in upgrade.conflicts}
+    assert told == {name for name, content in tree(folder).items() if content != NEW_CONTENT[name]} - {
+        "tensorrt_llm/deepseek-triton.json"
+    }
+
+
+# Pairs
+
+
+@pytest.mark.parametrize("format", ["triton", "trtllm-serve", "dynamo"])
+def test_a_pair_is_upgraded_with_the_edits_of_both_sides(tmp_path, format):
+    def files(release: str, version: str) -> list[File]:
+        both = PlanRequest(variant="deepseek-v3", gpu="h200", profile=DISAGGREGATED, release=release)
+        return pair_files(make_disaggregated_plan(DisaggregatedRequest(both=both)), version=version, format=format)
+
+    folder = tmp_path / "pair"
+    write_repository(files("1.1.0", "1.0"), folder)
+    texts = [path for path in folder.rglob("*") if path.suffix in (".sh", ".yaml", ".yml") and path.name[0] != "r"]
+    assert texts
+    for path in texts:
+        path.write_text(f"{path.read_text()}\n# mine\n")
+    now = files("1.2.1", "2.0")
+    assert plan(folder, now).conflicts == []
+    apply(folder, now)
+
+    for file in now:
+        text = (folder / file.path).read_text()
+        assert "# mine" in text or folder / file.path not in texts
+        assert text.replace("\n\n# mine\n", "\n").replace("\n# mine\n", "\n") == file.content.decode()
+
+
+def test_a_side_that_was_upgraded_by_itself_is_known_by_its_own_manifest(tmp_path):
+    both = PlanRequest(variant="tiny", engine="simulated", profile=DISAGGREGATED)
+    pair = make_disaggregated_plan(DisaggregatedRequest(both=both))
+    folder = tmp_path / "pair"
+    write_repository(pair_files(pair, version="1.0"), folder)
+    apply(folder / "context", format_files("triton", pair.context, version="1.5"))
+
+    assert (tmp_path / "pair/context.before-upgrade-1").is_dir()
+    assert plan(folder, pair_files(pair, version="2.0")).conflicts == []
+
+
+# The folder is replaced as a whole
+
+
+def test_a_folder_that_a_server_runs_from_is_not_replaced(folder):
+    before = tree(folder)
+    with (folder / "tensorrt_llm/deepseek-triton.json").open("rb") as stamp:
+        fcntl.flock(stamp, fcntl.LOCK_SH)
+        with pytest.raises(OutputError, match="a server runs from this folder"):
+            apply(folder)
+    assert tree(folder) == before
+    assert [path.name for path in folder.parent.iterdir()] == ["r1"]
+
+
+_REPLACE = """\
+import os, resource, signal, sys
+from pathlib import Path, PurePosixPath
+from deepseek_triton_build import File, OutputError, replace_repository
+
+what, output = sys.argv[1], Path(sys.argv[2])
+kind, _, point = what.partition(":")
+count, rename = 0, os.rename
+
+def interrupted_rename(*args, **options):
+    global count
+    count += 1
+    for at, act in (("before", lambda: None), ("at", lambda: rename(*args, **options))):
+        act()
+        if point == f"{at}-{count}":
+            os.kill(os.getpid(), getattr(signal, kind))
+
+if kind == "full":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+else:
+    os.rename = interrupted_rename
+try:
+    replace_repository([File(PurePosixPath("new.txt"), b"x" * 4096)], output, kept=["notes.txt"])
+except (OutputError, KeyboardInterrupt) as error:
+    sys.exit(f"{type(error).__name__} {error}")
+"""
+
+
+def replaced_elsewhere(what: str, output: Path) -> subprocess.CompletedProcess[str]:
+    (output / "notes.txt").write_text("mine")
+    return subprocess.run([sys.executable, "-c", _REPLACE, what, output], capture_output=True, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["full", "SIGINT:before-1", "SIGINT:at-1", "SIGINT:before-2", "SIGINT:at-2"])
+def test_a_full_disk_and_an_interrupt_leave_what_was_there(folder, what):
+    done = replaced_elsewhere(what, folder)
+
+    assert done.returncode == 1, done
+    assert tree(folder) == {file.path.as_posix(): file.content for file in OLD} | {"notes.txt": b"mine"}
+    assert [path.name for path in folder.parent.iterdir()] == ["r1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["before-1", "at-1", "before-2", "at-2"])
+def test_a_kill_leaves_the_old_folder_whole(folder, point):
+    old = {file.path.as_posix(): file.content for file in OLD} | {"notes.txt": b"mine"}
+    assert replaced_elsewhere(f"SIGKILL:{point}", folder).returncode == -signal.SIGKILL
+
+    backup = folder.with_name("r1.before-upgrade-1")
+    assert tree(folder if point == "before-1" else backup) == old
+    assert folder.exists() == (point in ("before-1", "at-2"))
+
+
+def test_a_link_to_the_folder_stays_a_link(folder):
+    link = folder.with_name("current")
+    link.symlink_to("r1")
+    backup = apply(link)
+
+    assert link.is_symlink()
+    assert tree(folder) == NEW_CONTENT
+    assert backup == folder.with_name("r1.before-upgrade-1")

@@ -1,0 +1,343 @@
+"""`deepseek-triton upgrade`: what it shows, writes and refuses, on folders of this version and of earlier ones."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deepseek_triton_build import FORMATS
+from deepseek_triton_tools.cli.main import main
+from support.documents import snippets
+
+RECORDED = Path(__file__).parents[1] / "build/recorded"
+R1 = ["build", "deepseek-r1", "--gpu", "h200", "--gpus", "8"]
+CONFIG = "tensorrt_llm/1/model.yaml"
+OWN_SETTING = ("speculative_config:\n", "speculative_config:\n  allow_advanced_sampling: false\n")
+"""An edit of model.yaml: a setting that is generated for the next release."""
+MANIFEST = "tensorrt_llm/deepseek-triton.json"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def upgraded(capsys: pytest.CaptureFixture[str], *argv: object, code: int = 0) -> dict[str, object]:
+    """Return the document of an upgrade."""
+    assert main(["upgrade", *map(str, argv), "--json"]) == code
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "deepseek-triton/upgrade/1"
+    return document
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A repository for an earlier release, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    assert main([*R1, "--profile", "latency", "--trtllm", "1.1.0", "--output", "r1-older"]) == 0
+    capsys.readouterr()
+    return Path("r1-older")
+
+
+@pytest.mark.slow
+def test_the_session_of_the_page_is_what_is_shown(folder, capsys):
+    session, conflict = snippets("text", page="docs/upgrade.md")
+    edit(folder / CONFIG, "max_num_tokens: 8192", "max_num_tokens: 4096  # incident 42")
+    edit(folder / "start.sh", "set -euo pipefail\n", "set -euo pipefail\nexport NCCL_DEBUG=INFO\n")
+    (folder / "notes.txt").write_text("see the wiki\n")
+    before = contents(folder)
+
+    assert main(["upgrade", "r1-older", "--trtllm", "1.2.1"]) == 0
+    assert capsys.readouterr().out.rstrip() == session.text.rstrip()
+    assert contents(folder) == before
+    assert [path.name for path in Path().iterdir()] == ["r1-older"]
+
+    edit(folder / CONFIG, *OWN_SETTING)
+    assert main(["upgrade", "r1-older", "--trtllm", "1.2.1"]) == 1
+    captured = capsys.readouterr()
+    assert conflict.text.rstrip() in captured.out
+    assert "r1-older: nothing was written, because of 1 conflict; " in captured.err
+
+
+@pytest.mark.slow
+def test_what_is_applied_is_what_build_writes_with_the_edits(folder, capsys):
+    edit(folder / CONFIG, "max_num_tokens: 8192", "max_num_tokens: 4096")
+    before = contents(folder)
+    document = upgraded(capsys, folder, "--trtllm", "1.2.1", "--apply")
+
+    assert (document["status"], document["from"]["release"], document["to"]["release"]) == (
+        "applied",
+        "1.1.0",
+        "1.2.1",
+    )
+    assert contents(Path(document["backup"])) == before
+    assert main([*R1, "--profile", "latency", "--output", "fresh"]) == 0
+    edit(Path("fresh") / CONFIG, "max_num_tokens: 8192", "max_num_tokens: 4096")
+    # The options name the release that was asked for, where a build without the option leaves it out.
+    assert contents(folder).keys() == contents(Path("fresh")).keys()
+    assert yaml.safe_load((folder / CONFIG).read_text()) == yaml.safe_load((Path("fresh") / CONFIG).read_text())
+    capsys.readouterr()
+    assert upgraded(capsys, folder)["status"] == "nothing"
+    assert main(["check", "r1-older"]) == 0
+
+
+@pytest.mark.slow
+def test_a_conflict_is_in_the_document_and_applied_only_with_a_side(folder, capsys):
+    edit(folder / CONFIG, *OWN_SETTING)
+    before = contents(folder)
+    document = upgraded(capsys, folder, "--trtllm", "1.2.1", "--apply", code=1)
+
+    [row] = [row for row in document["files"] if row["conflicts"]]
+    assert (document["status"], document["backup"], row["path"]) == ("conflicts", None, CONFIG)
+    assert row["conflicts"] == [
+        {
+            "where": "speculative_config.allow_advanced_sampling",
+            "yours": "allow_advanced_sampling: false",
+            "before": None,
+            "now": "allow_advanced_sampling: true",
+            "why": "",
+        }
+    ]
+    assert contents(folder) == before
+
+    assert upgraded(capsys, folder, "--trtllm", "1.2.1", "--keep", "generated", "--apply")["status"] == "applied"
+    assert "  allow_advanced_sampling: true\n" in (folder / CONFIG).read_text()
+
+
+def test_a_new_error_of_check_stops_the_upgrade(folder, capsys):
+    """The release that the folder is for has the key, and the other one has not."""
+    with (folder / CONFIG).open("a") as file:
+        file.write("build_config: null\n")
+    before = contents(folder)
+    document = upgraded(capsys, folder, "--trtllm", "1.2.1", "--apply", code=1)
+
+    assert (document["status"], document["backup"]) == ("errors", None)
+    assert [row["key"] for row in document["findings"] if row["is_new"]] == ["build_config"]
+    assert contents(folder) == before
+
+
+def test_an_error_that_was_there_before_does_not_stop_it(folder, capsys):
+    edit(folder / CONFIG, "trust_remote_code: false", "trust_remote_code: 7")
+    document = upgraded(capsys, folder, "--trtllm", "1.2.1", "--apply")
+
+    assert document["status"] == "applied"
+    assert [row["is_new"] for row in document["findings"] if row["key"] == "trust_remote_code"] == [False]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_upgraded_to_what_it_is(name, tmp_path, capsys):
+    engine = ["--engine", "vllm"] if name == "vllm-serve" else []
+    assert main([*R1, *engine, "--format", name, "--output", str(tmp_path / "out")]) == 0
+    before = contents(tmp_path / "out")
+    capsys.readouterr()
+    assert upgraded(capsys, tmp_path / "out", "--apply")["status"] == "nothing"
+
+    assert contents(tmp_path / "out") == before
+    other = ["--vllm", "0.33.0"] if engine else ["--trtllm", "1.2.0"]
+    document = upgraded(capsys, tmp_path / "out", *other, "--apply")
+    assert document["status"] == "applied"
+    assert document["to"]["vllm" if engine else "release"] == other[1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "texts"),
+    [
+        pytest.param(["build", "tiny"], ["start.sh"], id="tiny", marks=pytest.mark.slow),
+        pytest.param([*R1, "--image", "26.02"], ["start.sh"], id="image"),
+        pytest.param(
+            ["build", "deepseek-v3", "--gpu", "h200", "--profile", "disagg", "--format", "trtllm-serve"],
+            ["context/serve.sh", "generation/serve.sh", "orchestrator.sh"],
+            id="pair",
+        ),
+        pytest.param([*R1, "--set", "stream_interval=4", "--no-decoupled"], ["start.sh"], id="options"),
+    ],
+)
+def test_edits_stay_where_nothing_else_changes(argv, texts, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main([*argv, "--output", str(out)]) == 0
+    for name in texts:
+        with (out / name).open("a") as file:
+            file.write("# mine\n")
+    before = contents(out)
+    capsys.readouterr()
+    document = upgraded(capsys, out, "--apply")
+
+    assert document["status"] == "nothing"
+    assert sorted(row["path"] for row in document["files"] if row["fate"] == "kept") == texts
+    assert contents(out) == before
+
+
+def test_a_folder_stays_at_its_release_though_the_default_is_another(folder, capsys):
+    """An earlier version, whose default 1.1.0 was, did not write it into the options."""
+    record = json.loads((folder / MANIFEST).read_text())
+    options = record["options"].replace(" --trtllm 1.1.0", "")
+    (folder / MANIFEST).write_text(json.dumps(record | {"options": options}))
+
+    assert upgraded(capsys, folder)["to"]["release"] == "1.1.0"
+    record["release"] = "0.9"
+    (folder / MANIFEST).write_text(json.dumps(record | {"options": options}))
+    assert main(["upgrade", str(folder)]) == 1
+    assert "unknown TensorRT-LLM release '0.9'" in capsys.readouterr().err
+
+
+# Folders that earlier versions wrote
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["triton", "trtllm-serve"])
+def test_a_folder_of_an_earlier_version_becomes_what_build_writes(name, tmp_path, capsys):
+    """tests/build/recorded lacks the program, which is written again."""
+    folder = tmp_path / "old"
+    shutil.copytree(RECORDED / name, folder)
+    document = upgraded(capsys, folder, "--apply")
+
+    assert document["status"] == "applied"
+    options = ["--profile", "latency", "--trtllm", "1.1.0", "--format", name]
+    assert main([*R1, *options, "--output", str(tmp_path / "new")]) == 0
+    assert contents(folder) == contents(tmp_path / "new")
+
+
+def test_an_edited_file_of_an_earlier_version_is_shown_and_decided_by_keep(tmp_path, capsys):
+    folder = tmp_path / "old"
+    shutil.copytree(RECORDED / "trtllm-serve", folder)
+    edit(folder / "extra-llm-api-config.yml", "stream_interval: 1", "stream_interval: 7")
+    mine = (folder / "extra-llm-api-config.yml").read_text()
+
+    assert main(["upgrade", str(folder), "--trtllm", "1.2.1", "--apply"]) == 1
+    shown = capsys.readouterr().out
+    assert "conflict about the whole file: you changed it, and nobody knows the text that was generated" in shown
+    for line in ("- stream_interval: 7", "+ stream_interval: 1", "+ speculative_config.allow_advanced_sampling: true"):
+        assert f"    {line}\n" in shown
+
+    assert main(["upgrade", str(folder), "--trtllm", "1.2.1", "--keep", "yours", "--apply"]) == 0
+    assert (folder / "extra-llm-api-config.yml").read_text() == mine
+    assert "TensorRT-LLM 1.2.1" in (folder / "serve.sh").read_text()
+    # From now on the text is known: the edits are seen against it.
+    assert "yours, kept: + stream_interval: 7" in (main(["upgrade", str(folder)]), capsys.readouterr().out)[1]
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "expected"),
+    [
+        pytest.param("deepseek-r1 --gpu h200 --gpus 4", 1, "what works: --gpus 8", id="refused"),
+        pytest.param("deepseek-r1 --gpu h200 --gone 1", 1, "`deepseek-triton plan` has no --gone 1", id="unknown"),
+        pytest.param("deepseek-r9 --gpu h200", 1, "unknown variant 'deepseek-r9'", id="variant"),
+        pytest.param("--gpus", 1, "argument --gpus: expected one argument", id="no value"),
+        pytest.param("tiny '", 1, "No closing quotation", id="quote"),
+        pytest.param("--help", 1, "is refused now", id="help"),
+    ],
+)
+def test_options_that_are_no_longer_taken_are_named_with_the_place_to_change_them(
+    options, code, expected, folder, capsys
+):
+    record = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps(record | {"options": options}))
+
+    assert main(["upgrade", "r1-older"]) == code
+    captured = capsys.readouterr()
+    [line] = captured.err.splitlines()
+    assert line.startswith(f"deepseek-triton upgrade: r1-older: `build {options}` is refused now: ")
+    assert expected in line
+    assert f'; change it in "options" of r1-older/{MANIFEST}, or name another release, and upgrade again' in line
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["r1-older", "--trtllm", "1.2"], "did you mean '1.2.1' or '1.2.0'?"),
+        (["r1-older", "--vllm", "0.33.0"], "--vllm: only for --engine vllm"),
+        (["r1-older", "--image", "26.7"], "did you mean '26.07'?"),
+        (["r1-older/tensorrt_llm"], "is a model of a repository; name the repository, r1-older"),
+        (["nowhere"], "nowhere: expected a folder that build wrote"),
+        (["r1-older/start.sh"], "r1-older/start.sh: expected a folder that build wrote"),
+        (["."], "expected a folder that build wrote"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(argv, expected, folder, capsys):
+    assert main(["upgrade", *argv]) == 2
+
+    [line] = capsys.readouterr().err.splitlines()
+    assert expected in line
+
+
+@pytest.mark.slow
+@given(
+    st.dictionaries(
+        st.sampled_from(["version", "options", "format", "profile", "release", "vllm", "files", "generated"]),
+        st.recursive(
+            st.none() | st.integers() | st.text(max_size=9) | st.sampled_from(["tiny", CONFIG, "../x", "start.sh/x"]),
+            lambda below: st.lists(below, max_size=2) | st.dictionaries(st.text(max_size=9), below, max_size=2),
+            max_leaves=4,
+        ),
+    )
+)
+@settings(max_examples=60)
+def test_whatever_a_manifest_holds_the_answer_is_no_traceback(damage):
+    with tempfile.TemporaryDirectory() as folder:
+        stamp = Path(folder, MANIFEST)
+        stamp.parent.mkdir()
+        stamp.write_text(json.dumps({"options": "tiny --engine simulated", "files": {}} | damage))
+        assert main(["upgrade", folder]) in (0, 1, 2)
+        assert main(["upgrade", folder, "--json"]) in (0, 1, 2)
+
+
+def test_a_manifest_without_options_says_where_they_are(folder, capsys):
+    record = json.loads((folder / MANIFEST).read_text())
+    del record["options"]
+    (folder / MANIFEST).write_text(json.dumps(record))
+
+    assert main(["upgrade", "r1-older"]) == 1
+    assert "in the first line of start.sh" in capsys.readouterr().err
+
+
+def test_a_folder_that_a_server_runs_from_is_shown_but_not_upgraded(folder, capsys):
+    with (folder / MANIFEST).open("rb") as stamp:
+        fcntl.flock(stamp, fcntl.LOCK_SH)
+        assert main(["upgrade", "r1-older", "--trtllm", "1.2.1"]) == 0
+        capsys.readouterr()
+        assert main(["upgrade", "r1-older", "--trtllm", "1.2.1", "--apply"]) == 1
+    assert "a server runs from this folder; stop it first" in capsys.readouterr().err
+
+
+def test_a_folder_that_a_kill_took_away_is_found_in_its_backup(folder, capsys):
+    folder.rename("r1-older.before-upgrade-1")
+
+    assert main(["upgrade", "r1-older"]) == 2
+    assert "it is whole as it was in r1-older.before-upgrade-1: move that back" in capsys.readouterr().err
+
+
+def test_names_that_a_terminal_would_obey_are_written_out(folder, capsys):
+    (folder / "\x1b[2J").write_text("x")
+    edit(folder / "start.sh", "set -euo pipefail\n", "set -euo pipefail\n: '\x1b[2J'\n")
+
+    assert main(["upgrade", "r1-older", "--trtllm", "1.2.1"]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_help_needs_nothing_heavy():
+    program = (
+        "import sys; from deepseek_triton_tools.cli.main import program_parser; program_parser(['upgrade']); "
+        "print([name for name in ('yaml', 'rich', 'deepseek_triton_build') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr

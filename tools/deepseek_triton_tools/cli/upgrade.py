@@ -1,0 +1,149 @@
+"""`deepseek-triton upgrade`: a folder that `build` wrote, as this version writes it today, with hand edits kept."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deepseek_triton_tools.cli.parsing import VerbParser, add_json, path, require_tools
+from deepseek_triton_tools.tool_errors import ToolError
+
+if TYPE_CHECKING:
+    from deepseek_triton_build import File, Plan
+
+
+def add_options(verb: VerbParser) -> None:
+    verb.runs(
+        _upgrade,
+        "deepseek-triton upgrade r1",
+        "deepseek-triton upgrade r1 --trtllm 1.2.1 --apply",
+        notes="docs/upgrade.md has a session. Without --apply nothing is written.",
+    )
+    verb.add_argument("folder", type=path, metavar="DIR", help="the folder that build wrote")
+    target = verb.add_mutually_exclusive_group()
+    help_text = "for this release instead of the one it was built for"
+    target.add_argument("--trtllm", metavar="RELEASE", help=help_text)
+    target.add_argument("--vllm", metavar="VERSION", help="the same for vLLM")
+    target.add_argument("--image", metavar="TAG", help="the same by the tag of the Triton container, such as 26.07")
+    help_text = "what wins where you and the generator have changed the same thing"
+    verb.add_argument("--keep", choices=("yours", "generated"), help=help_text)
+    help_text = "write it; the folder as it was stays beside it, as DIR.before-upgrade-1"
+    verb.add_argument("--apply", action="store_true", help=help_text)
+    add_json(verb, "docs/upgrade.md")
+
+
+def _upgrade(args: argparse.Namespace) -> int:
+    require_tools()
+    from deepseek_triton_tools._version import __version__
+    from deepseek_triton_tools.plans.upgrade_view import UpgradeTarget, upgrade
+
+    manifest, record = _manifest(args.folder)
+    plans, files = _generated(args, manifest, record)
+    target = UpgradeTarget(
+        folder=args.folder,
+        record=record,
+        plans=plans,
+        files=files(__version__),
+        then=lambda: _as_recorded(record),
+    )
+    return upgrade(target, keep=args.keep, apply=args.apply, as_json=args.json)
+
+
+def _manifest(folder: Path) -> tuple[Path, Mapping[str, Any]]:
+    """Return the manifest of a folder that `build` wrote, and what it holds.
+
+    :raises ToolError: when there is none, or its options are not known.
+    """
+    from deepseek_triton_build import backups_of, manifests_of, read_manifest
+    from deepseek_triton_build.check import MANIFEST
+
+    found = manifests_of(folder)
+    if not found:
+        if not folder.exists() and (backups := backups_of(folder)):
+            raise ToolError(f"{folder}: is gone; it is whole as it was in {backups[-1]}: move that back", exit_code=2)
+        expected = f"{folder}: expected a folder that build wrote, found no {MANIFEST} in it"
+        raise ToolError(f"{expected}; name the folder that was --output", exit_code=2)
+    manifest = found[0][1]
+    record = read_manifest(manifest)
+    if not isinstance(record.get("options"), str) or not record["options"]:
+        raise ToolError(
+            f'{manifest}: expected the options of `build` as "options", found none; write them there, as they stand '
+            "behind `build` in the first line of start.sh and the other files"
+        )
+    if manifest.parent == folder and record.get("format") == "triton" and record.get("profile") != "disagg":
+        raise ToolError(f"{folder}: is a model of a repository; name the repository, {folder.parent}", exit_code=2)
+    return manifest, record
+
+
+_Made = tuple[Mapping[str, "Plan"], Callable[[str], "list[File]"]]
+"""Plans by the folder of their files ("" for the whole), and a function from a version to the files."""
+
+
+def _generated(args: argparse.Namespace, manifest: Path, record: Mapping[str, Any]) -> _Made:
+    """Plan what the recorded options give today, for the release that was asked for.
+
+    :raises ToolError: when they can't be planned any more.
+    """
+    from deepseek_triton_build import BuildError, UnknownNameError
+    from deepseek_triton_tools.cli.plan_request import OptionError
+
+    others = {name: getattr(args, name) for name in ("trtllm", "vllm", "image")}
+    changed = {name: value for name, value in others.items() if value is not None}
+    try:
+        return _make(record, changed)
+    except (BuildError, OptionError) as error:
+        given = "".join(f" with --{name} {value}" for name, value in changed.items())
+        is_typed = bool(changed) and isinstance(error, UnknownNameError | OptionError)
+        fix = f'; change it in "options" of {manifest}, or name another release, and upgrade again'
+        raise ToolError(
+            f"{args.folder}: `build {record['options']}`{given} is refused now: {error}{'' if is_typed else fix}",
+            exit_code=2 if is_typed else 1,
+        ) from error
+
+
+def _make(record: Mapping[str, Any], changed: Mapping[str, str]) -> _Made:
+    """Plan the recorded options, for the release of the record or the one in `changed`."""
+    from deepseek_triton_build import (
+        DEFAULT_FORMAT,
+        DISAGGREGATED,
+        DYNAMO,
+        format_files,
+        format_request,
+        make_disaggregated_plan,
+        make_plan,
+        pair_files,
+    )
+    from deepseek_triton_tools.cli.plan_request import pair_request, plan_request, recorded_args
+
+    args = recorded_args(record["options"])
+    form = args.format or DEFAULT_FORMAT
+    if changed:
+        vars(args).update({"trtllm": None, "vllm": None, "image": None, **changed})
+    elif form != DYNAMO and not (args.trtllm or args.vllm or args.image):
+        # A release that was the default then is not among the options. Dynamo's own release decides about its keys.
+        known = {name: value for name, value in record.items() if isinstance(value, str)}
+        args.trtllm, args.vllm = known.get("release"), known.get("vllm")
+    request = replace(plan_request(args), dynamo=args.dynamo, kv_routing=args.kv_routing)
+    if request.profile == DISAGGREGATED:
+        both = format_request(form, request) if form == DYNAMO else request
+        pair = make_disaggregated_plan(pair_request(args, both))
+        return pair.sides, lambda version: pair_files(pair, version=version, format=form)
+    plan = make_plan(format_request(form, request))
+    return {"": plan}, lambda version: format_files(form, plan, version=version)
+
+
+def _as_recorded(record: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return what this version writes from the recorded options as the version that wrote the folder; nothing where it
+    refuses them."""
+    from deepseek_triton_build import BuildError
+    from deepseek_triton_tools.cli.plan_request import OptionError
+
+    try:
+        _, files = _make(record, {})
+        written = files(str(record.get("version")))
+    except (BuildError, OptionError):
+        return {}
+    return {file.path.as_posix(): file.content for file in written}

@@ -1,0 +1,305 @@
+"""An upgrade of a generated folder: shown, checked and written."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from deepseek_triton_build import (
+    BuildError,
+    File,
+    FolderUpgrade,
+    Keep,
+    MergeConflict,
+    Plan,
+    UpgradedFile,
+    plan_upgrade,
+    replace_repository,
+)
+from deepseek_triton_build.check import MANIFEST, Finding, check_repository
+from deepseek_triton_build.text import first_names
+from deepseek_triton_tools._version import __version__
+from deepseek_triton_tools.plans.check_view import show_finding
+from deepseek_triton_tools.plans.plan_diff import changed_lines
+from deepseek_triton_tools.terminal.output_streams import print_json, printable, to_reader
+from deepseek_triton_tools.terminal.tables import paragraph, styled
+from deepseek_triton_tools.tool_errors import ToolError
+
+SCHEMA = "deepseek-triton/upgrade/1"
+_SHOWN = (".yaml", ".yml", ".pbtxt", ".sh", ".slurm")
+_MOST_LINES = 40
+"""Lines of a file's difference that are shown where nothing of it can be merged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpgradeTarget:
+    """A generated folder, and what the generator writes today from its recorded options."""
+
+    folder: Path
+    record: Mapping[str, Any]
+    """Its manifest."""
+    plans: Mapping[str, Plan]
+    """Plans by the folder of their files; "" for all of them."""
+    files: list[File]
+    then: Callable[[], Mapping[str, bytes]]
+    """Returns what this version writes for the release that the folder was built for."""
+
+    def reason(self, file: str, line: str) -> str:
+        """Return the plan's reason for a line that a file gets; "" where it has none."""
+        plan = self.plans.get(file.partition("/")[0], self.plans.get(""))
+        if plan is None or not line.startswith("+"):
+            return ""
+        key = line[1:].partition(":")[0]
+        name = re.match(r"\+\s*export (\w+)=", line)
+        reasons = [setting.comment for setting in plan.settings if setting.key == key]
+        reasons += [variable.comment for variable in plan.environment if name and variable.name == name[1]]
+        return next(iter(reasons), "")
+
+
+def upgrade(target: UpgradeTarget, *, keep: Keep | None, apply: bool, as_json: bool) -> int:
+    """Show what the upgrade changes, keeps and can't decide; with `apply`, write it. Return the exit code.
+
+    :param keep: the side that wins conflicts; None: with conflicts, nothing is written.
+    :raises ToolError: when there are conflicts, or the merged folder has errors that the present one has not.
+    :raises BuildError: when the folder can't be written, or a server runs from it.
+    """
+    merged = plan_upgrade(target.folder, target.files, target.then, keep=keep or "yours")
+    conflicts = merged.conflicts if keep is None else []
+    findings, new_errors = _checked(target.folder, merged) if merged.changes else ([], [])
+    status = "waiting" if merged.changes else "nothing"
+    status = "conflicts" if conflicts else "errors" if new_errors else status
+    backup = None
+    if apply and status == "waiting":
+        backup = replace_repository(merged.written, target.folder, kept=merged.kept)
+        status = "applied"
+    with to_reader():
+        if as_json:
+            print_json(_document(target, merged, status, findings, new_errors, backup))
+        else:
+            ordered = [*new_errors, *(row for row in findings if row not in new_errors)]
+            _show(target, merged, status, ordered, keep=keep, backup=backup)
+    if status == "conflicts":
+        raise ToolError(
+            f"{target.folder}: nothing was written, because of {_count(len(conflicts), 'conflict')}; change the files "
+            "so that they agree with one side, or add --keep yours or --keep generated for all that are left"
+        )
+    if status == "errors":
+        raise ToolError(
+            f"{target.folder}: nothing was written, because the result would have "
+            f"{_count(len(new_errors), 'error')} that the folder has not now; correct that first, and upgrade again"
+        )
+    return 0
+
+
+def _checked(folder: Path, merged: FolderUpgrade) -> tuple[list[Finding], list[Finding]]:
+    """Return the errors and warnings that `check` has about the merged folder, and the errors among them that it has
+    not about the folder as it is. A format that `check` doesn't know has none."""
+    with tempfile.TemporaryDirectory() as scratch:
+        result = Path(scratch, folder.resolve().name)
+        for file in merged.written:
+            path = result / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(file.content)
+            path.chmod(0o755 if file.executable else 0o644)
+        for name in merged.kept:
+            path = result / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(folder.resolve() / name)
+        found = _findings(result)
+    known = {(row.code, row.file, row.key) for row in _findings(folder)}
+    serious = [row for row in found if row.severity != "note"]
+    return serious, [row for row in serious if row.severity == "error" and (row.code, row.file, row.key) not in known]
+
+
+def _findings(folder: Path) -> Iterable[Finding]:
+    try:
+        return check_repository(folder).findings
+    except BuildError:
+        return ()
+
+
+def _show(
+    target: UpgradeTarget,
+    merged: FolderUpgrade,
+    status: str,
+    findings: Sequence[Finding],
+    *,
+    keep: Keep | None,
+    backup: Path | None,
+) -> None:
+    print(styled(paragraph(printable(_title(target)), ""), "1"))
+    for file in merged.files:
+        _show_file(target, file, keep)
+    for line in _other_lines(merged):
+        print(paragraph(printable(line), ""))
+    for finding in findings:
+        show_finding(finding.file, finding)
+    if merged.changes and not findings:
+        print("check: no error and no warning about the result")
+    counts = _count(len(merged.changes), "file")
+    last = {
+        "nothing": f"{target.folder}: nothing would change",
+        "waiting": f"{target.folder}: {counts} would change; nothing was written: --apply writes it",
+        "applied": f"{target.folder}: upgraded, {counts} changed; the folder as it was: {backup}",
+    }
+    if status in last:
+        print(paragraph(printable(last[status]), ""))
+
+
+def _title(target: UpgradeTarget) -> str:
+    then, now = _version(target.record), _version(_now(target))
+    folder = f"{target.folder}, built by {then}"
+    return folder if then == now else f"{folder}; now: {now}"
+
+
+def _now(target: UpgradeTarget) -> Mapping[str, Any]:
+    plan = next(iter(target.plans.values()))
+    return {
+        "version": __version__,
+        "release": plan.release.version if plan.release else None,
+        "vllm": plan.vllm.version if plan.vllm else None,
+    }
+
+
+def _version(record: Mapping[str, Any]) -> str:
+    engine = "TensorRT-LLM" if record.get("release") else "vLLM" if record.get("vllm") else ""
+    number = record.get("release") or record.get("vllm")
+    return f"deepseek-triton {record.get('version')}" + (f" for {engine} {number}" if engine else "")
+
+
+def _show_file(target: UpgradeTarget, file: UpgradedFile, keep: Keep | None) -> None:
+    """Print the changes, the edits and the conflicts of a settings file, or the conflict of any other."""
+    changes = _changes(file)
+    edits = [line for line in _edits(file) if keep is not None or not _is_open(line, file.conflicts)]
+    if not (changes or edits or file.conflicts):
+        return
+    print(styled(printable(file.path), "1"))
+    above = ""
+    for line in changes:
+        print(styled(printable(f"  {line[0]} {line[1:]}"), {"-": "31", "+": "33"}[line[0]]))
+        reason = target.reason(file.path, line)
+        if reason and reason != above:
+            print(styled(paragraph(printable(reason), "      ", ""), "2"))
+        above = reason
+    for line in edits:
+        print(printable(f"  yours, kept: {line[0]} {line[1:]}"))
+    for conflict in file.conflicts:
+        for line in _conflict_lines(file, conflict, keep):
+            print(printable(line))
+
+
+def _is_open(line: str, conflicts: Iterable[MergeConflict]) -> bool:
+    """Whether a line of a file's edits belongs to a conflict that nobody has settled."""
+    key = line[1:].partition(": ")[0]
+    texts = "\n".join(f"{conflict.yours}\n{conflict.now}" for conflict in conflicts).splitlines()
+    return line[1:] in texts or any(f"{key}.".startswith(f"{conflict.where}.") for conflict in conflicts)
+
+
+def _changes(file: UpgradedFile) -> list[str]:
+    """Return the lines that the upgrade changes."""
+    if file.fate not in ("replaced", "merged") or file.present is None or file.result is None or _is_program(file):
+        return []
+    return changed_lines(file.path, file.present, file.result)
+
+
+def _edits(file: UpgradedFile) -> list[str]:
+    """Return the lines that differ from what is generated because the owner has changed them."""
+    if file.fate not in ("kept", "merged") or file.now is None or file.result is None or _is_program(file):
+        return []
+    if any(conflict.why for conflict in file.conflicts):
+        return []
+    return changed_lines(file.path, file.now, file.result)
+
+
+def _is_program(file: UpgradedFile) -> bool:
+    return not file.path.endswith(_SHOWN) or file.path.endswith("release.yaml")
+
+
+def _conflict_lines(file: UpgradedFile, conflict: MergeConflict, keep: Keep | None) -> Iterator[str]:
+    settled = "" if keep is None else f", settled: {keep}"
+    if not conflict.why:
+        yield f"  conflict at {conflict.where}{settled}"
+        for side, text in (
+            ("yours", conflict.yours),
+            ("generated then", conflict.before),
+            ("generated now", conflict.now),
+        ):
+            first, *rest = (text or "nothing").splitlines()
+            yield f"    {side}: {first}"
+            yield from (f"      {line}" for line in rest)
+        return
+    yield f"  conflict about the whole file: {conflict.why}{settled}"
+    if file.present is None or file.now is None or _is_program(file):
+        return
+    lines = changed_lines(file.path, file.present, file.now)
+    yield from (f"    {line[0]} {line[1:]}" for line in lines[:_MOST_LINES])
+    if len(lines) > _MOST_LINES:
+        yield f"    and {len(lines) - _MOST_LINES} more lines"
+
+
+def _other_lines(merged: FolderUpgrade) -> Iterator[str]:
+    """Say what becomes of files whose lines are not shown."""
+    said = {
+        "added": "added",
+        "replaced": "changed",
+        "restored": "gone, and written again",
+        "removed": "removed, as it is no longer generated",
+    }
+    for fate, words in said.items():
+        names = [
+            file.path
+            for file in merged.changes
+            if file.fate == fate and not _changes(file) and not file.path.endswith(MANIFEST)
+        ]
+        if names:
+            yield f"{words}: {first_names(names)}"
+    kept = [file for file in merged.files if file.fate == "kept" and not file.conflicts and not _edits(file)]
+    edited = [file.path for file in kept if file.path in merged.kept]
+    absent = [file.path for file in kept if file.path not in merged.kept]
+    for words, names in (
+        ("yours, kept as it is", [*edited, *merged.added]),
+        ("removed by you, and not written again", absent),
+    ):
+        if names:
+            yield f"{words}: {first_names(names, most=10)}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _document(
+    target: UpgradeTarget,
+    merged: FolderUpgrade,
+    status: str,
+    findings: list[Finding],
+    new_errors: list[Finding],
+    backup: Path | None,
+) -> dict[str, Any]:
+    keys = ("version", "release", "vllm")
+    return {
+        "schema": SCHEMA,
+        "folder": str(target.folder),
+        "status": status,
+        "options": target.record["options"],
+        "from": {key: target.record.get(key) for key in keys},
+        "to": {key: _now(target)[key] for key in keys},
+        "files": [
+            {
+                "path": file.path,
+                "fate": file.fate,
+                "changes": [{"line": line, "reason": target.reason(file.path, line)} for line in _changes(file)],
+                "edits": _edits(file),
+                "conflicts": [asdict(conflict) for conflict in file.conflicts],
+            }
+            for file in merged.files
+            if file.fate != "same"
+        ],
+        "added_by_you": list(merged.added),
+        "findings": [asdict(finding) | {"is_new": finding in new_errors} for finding in findings],
+        "backup": None if backup is None else str(backup),
+    }
