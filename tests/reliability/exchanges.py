@@ -38,7 +38,9 @@ class Exchanges:
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, limit_per_host=0), timeout=aiohttp.ClientTimeout(total=None)
         )
-        options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        options = [(f"grpc.max_{way}_message_length", -1) for way in ("receive", "send")]
+        # Else gRPC tries a server that was down again only after up to two minutes.
+        options += [(f"grpc.{bound}_reconnect_backoff_ms", 100) for bound in ("initial", "min", "max")]
         self._channel = grpc.aio.insecure_channel(grpc_address, options=options)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 

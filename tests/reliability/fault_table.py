@@ -27,7 +27,7 @@ from typing import Any
 import httpx
 from reliability.battlefield import HOSTS, Battlefield, FieldError, wait_until
 from reliability.chaos_proxy import FINE, Weather
-from reliability.checker import FAILED, LOST
+from reliability.checker import FAILED, LOST, NO_END
 
 from deepseek_triton_tools.tool_errors import ToolError
 from support.servers import MODEL_KILLED
@@ -38,7 +38,8 @@ GONE = frozenset({LOST, FAILED, "E_UNAVAILABLE", "E_CONTEXT_LOST", "status 503"}
 it, else an error that says to try again."""
 MODEL_GONE = GONE | {"E_INTERNAL", "an error without a code", "status 400", "status 500"}
 """tritonserver itself answers for a model whose process has gone, in its own words, until the guard ends it."""
-DRAINED = GONE | {"cancelled"}
+DRAINED = GONE | {"cancelled", "an error without a code", "status 400", "status 404"}
+"""tritonserver itself answers, in its own words, once it has begun to unload the model."""
 BUSY = frozenset({"E_OVERLOADED", "status 429", "status 503", FAILED})
 NO_ROOM = GONE | {"E_INTERNAL", "status 500", "status 502", "an error without a code"}
 _STORM = 2_000
@@ -617,7 +618,7 @@ FAULTS = (
         promise="The gateway asks the server that it still reaches.",
     ),
     Fault(
-        name="port stolen", strike=_port_stolen, ends=GONE | {"status 502"},
+        name="port stolen", strike=_port_stolen, ends=GONE | {"status 502", NO_END},
         promise="The start fails and names the port; the gateway takes the stranger for no server.",
     ),
     Fault(
