@@ -28,16 +28,22 @@ import httpx
 from reliability.battlefield import HOSTS, Battlefield, FieldError, wait_until
 from reliability.chaos_proxy import FINE, Weather
 from reliability.checker import FAILED, LOST, NO_END
+from reliability.jobs import CONTEXT, GATEWAY, GENERATION, PAIR, SERVER
 
 from deepseek_triton_tools.tool_errors import ToolError
 from support.servers import MODEL_KILLED
 
+EVERYBODY = frozenset({SERVER, CONTEXT, GENERATION, GATEWAY, PAIR})
+GATEWAYS = frozenset({GATEWAY, PAIR})
+THROUGH_PROXY = frozenset({GATEWAY})
 NOTHING: frozenset[str] = frozenset()
 GONE = frozenset({LOST, FAILED, "E_UNAVAILABLE", "E_CONTEXT_LOST", "status 503"})
 """What requests may get when a server or a gateway that has them ends: a lost connection where they went straight to
 it, else an error that says to try again."""
 MODEL_GONE = GONE | {"E_INTERNAL", "an error without a code", "status 400", "status 500"}
 """tritonserver itself answers for a model whose process has gone, in its own words, until the guard ends it."""
+TOLD = frozenset({FAILED, "status 503"})
+"""What the gateway may answer where it loses a server: nobody loses the connection to the gateway itself."""
 DRAINED = GONE | {"cancelled", "an error without a code", "status 400", "status 404"}
 """tritonserver itself answers, in its own words, once it has begun to unload the model."""
 BUSY = frozenset({"E_OVERLOADED", "status 429", "status 503", FAILED})
@@ -55,6 +61,8 @@ class Fault:
     strike: Callable[[Battlefield, random.Random], object]
     ends: frozenset[str]
     """Outcomes that requests may have while it lasts, beside those of their kind."""
+    targets: frozenset[str] = EVERYBODY
+    """Whose requests these may be. Requests to others end as ever."""
     strikes_all: bool = False
     """Whether it strikes the bystander too, and not only the victim and the gateways."""
     missing: Callable[[], str] = lambda: ""
@@ -511,31 +519,45 @@ def _no_netem() -> str:
 
 FAULTS = (
     Fault(
-        name="server killed", strike=_kill_server, ends=GONE,
+        name="server killed",
+        strike=_kill_server,
+        ends=GONE,
         promise="Nothing of it stays; the gateway asks the other server, or says 503.",
     ),
     Fault(
-        name="model's process killed", strike=_kill_model, ends=MODEL_GONE,
+        name="model's process killed",
+        strike=_kill_model,
+        ends=MODEL_GONE,
         promise="The guard ends the server, so that it is started again.",
     ),
     Fault(
-        name="guard killed", strike=_guard_then_server, ends=GONE,
+        name="guard killed",
+        strike=_guard_then_server,
+        ends=GONE,
         promise="The server goes on without it.",
     ),
     Fault(
-        name="server told to exit", strike=_terminate, ends=DRAINED,
+        name="server told to exit",
+        strike=_terminate,
+        ends=DRAINED,
         promise="What is open ends with its text within drain_s; what comes is refused.",
     ),
     Fault(
-        name="killed while it drains", strike=_terminate_twice, ends=DRAINED,
+        name="killed while it drains",
+        strike=_terminate_twice,
+        ends=DRAINED,
         promise="As a server that is killed.",
     ),
     Fault(
-        name="killed while it starts", strike=_kill_while_starting, ends=GONE,
+        name="killed while it starts",
+        strike=_kill_while_starting,
+        ends=GONE,
         promise="Nothing of it stays, and the next start works.",
     ),
     Fault(
-        name="server frozen", strike=_freeze(lambda field: field.victim.pid or 0), ends=NOTHING,
+        name="server frozen",
+        strike=_freeze(lambda field: field.victim.pid or 0),
+        ends=NOTHING,
         promise="Requests wait up to two seconds, and none is lost.",
     ),
     Fault(
@@ -545,117 +567,188 @@ FAULTS = (
         promise="After a second Triton takes it for dead and ends it; then the guard ends the server.",
     ),
     Fault(
-        name="guard frozen", strike=_freeze(lambda field: field.guard), ends=NOTHING,
+        name="guard frozen",
+        strike=_freeze(lambda field: field.guard),
+        ends=NOTHING,
         promise="Nothing happens.",
     ),
     Fault(
-        name="gateway frozen", strike=_freeze(lambda field: field.gateway.pid), ends=NOTHING,
+        name="gateway frozen",
+        strike=_freeze(lambda field: field.gateway.pid),
+        ends=NOTHING,
         promise="Requests wait up to two seconds, and none is lost.",
     ),
     Fault(
-        name="engine dies", strike=_engine("fail_after", ends=True), ends=GONE,
+        name="engine dies",
+        strike=_engine("fail_after", ends=True),
+        ends=GONE,
         promise="Open requests get E_UNAVAILABLE, and the server ends with 137.",
     ),
     Fault(
-        name="engine's thread ends", strike=_engine("crash_after", ends=True), ends=GONE,
+        name="engine's thread ends",
+        strike=_engine("crash_after", ends=True),
+        ends=GONE,
         promise="The backend answers for it: E_UNAVAILABLE, and the server ends with 137.",
     ),
     Fault(
-        name="engine hangs", strike=_engine("hang_after", ends=False), ends=GONE,
+        name="engine hangs",
+        strike=_engine("hang_after", ends=False),
+        ends=GONE,
         promise="After hang_s without a token the model is not ready any more.",
     ),
     Fault(
-        name="gateways killed", strike=_gateway(signal.SIGKILL, None), ends=GONE,
+        name="gateways killed",
+        strike=_gateway(signal.SIGKILL, None),
+        ends=GONE,
+        targets=GATEWAYS,
         promise="Servers notice that its requests are nobody's, and end them.",
     ),
     Fault(
-        name="gateways told to exit", strike=_gateway(signal.SIGTERM, 0), ends=GONE,
+        name="gateways told to exit",
+        strike=_gateway(signal.SIGTERM, 0),
+        ends=GONE,
+        targets=GATEWAYS,
         promise="What is open may end within --drain-seconds; the exit code is 0.",
     ),
     Fault(
-        name="2,000 clients come and are killed", strike=_storm, ends=BUSY, strikes_all=True,
+        name="2,000 clients come and are killed",
+        strike=_storm,
+        ends=BUSY,
+        strikes_all=True,
         promise="What is too much is refused with numbers; what they had is freed.",
     ),
     Fault(
-        name="slow readers", strike=_slow_readers, ends=NOTHING,
+        name="slow readers",
+        strike=_slow_readers,
+        ends=NOTHING,
         promise="Others are not held up, and the slow ones get every character.",
     ),
     Fault(
-        name="half-open connections", strike=_half_open, ends=NOTHING,
+        name="half-open connections",
+        strike=_half_open,
+        ends=NOTHING,
         promise="Others are not held up.",
     ),
     Fault(
-        name="clients that reset", strike=_resets, ends=BUSY,
+        name="clients that reset",
+        strike=_resets,
+        ends=BUSY,
         promise="Their requests end in the engine.",
     ),
     Fault(
-        name="/dev/shm full", strike=_shm_full, ends=NO_ROOM, strikes_all=True,
+        name="/dev/shm full",
+        strike=_shm_full,
+        ends=NO_ROOM,
+        strikes_all=True,
         promise="A request without room gets an error; later ones are answered, or the server ends and comes back.",
     ),
     Fault(
-        name="disk full", strike=_disk_full, ends=NOTHING,
+        name="disk full",
+        strike=_disk_full,
+        ends=NOTHING,
         promise="The gateway goes on without its access log.",
     ),
     Fault(
-        name="memory limit reached", strike=_memory_limit, missing=_no_memory_groups,
+        name="memory limit reached",
+        strike=_memory_limit,
+        missing=_no_memory_groups,
         ends=MODEL_GONE,
         promise="The kernel kills the model's process, and the guard ends the server.",
     ),
     Fault(
-        name="server out of descriptors", strike=_few_descriptors(lambda field: field.victim.pid or 0), ends=GONE,
+        name="server out of descriptors",
+        strike=_few_descriptors(lambda field: field.victim.pid or 0),
+        ends=GONE,
         promise="New connections wait or are refused; those that are open go on.",
     ),
     Fault(
-        name="gateway out of descriptors", strike=_few_descriptors(lambda field: field.gateway.pid), ends=GONE,
+        name="gateway out of descriptors",
+        strike=_few_descriptors(lambda field: field.gateway.pid),
+        ends=GONE,
+        targets=GATEWAYS,
         promise="New connections wait or are refused with 503; those that are open go on.",
     ),
     Fault(
-        name="wall clock jumps", strike=_clock_jumps, ends=GONE, missing=_no_faketime,
+        name="wall clock jumps",
+        strike=_clock_jumps,
+        ends=GONE,
+        missing=_no_faketime,
         promise="Nothing depends on it: time limits and waits go by the monotonic clock.",
     ),
     Fault(
-        name="names can't be resolved", strike=_names_gone, ends=GONE,
+        name="names can't be resolved",
+        strike=_names_gone,
+        ends=TOLD,
+        targets=THROUGH_PROXY,
         promise="The gateway asks the server that it still reaches.",
     ),
     Fault(
-        name="port stolen", strike=_port_stolen, ends=GONE | {"status 502", NO_END},
+        name="port stolen",
+        strike=_port_stolen,
+        ends=GONE | {"status 502", NO_END},
         promise="The start fails and names the port; the gateway takes the stranger for no server.",
     ),
     Fault(
-        name="files edited while served", strike=_files_edited, ends=NOTHING,
+        name="files edited while served",
+        strike=_files_edited,
+        ends=NOTHING,
         promise="Nothing happens until the next start.",
     ),
     Fault(
-        name="started with a broken model.yaml", strike=_broken_start, ends=GONE,
+        name="started with a broken model.yaml",
+        strike=_broken_start,
+        ends=GONE,
         promise="The server ends by itself, and the log names the file.",
     ),
     Fault(
-        name="connections cut", strike=_cut, ends=GONE,
+        name="connections cut",
+        strike=_cut,
+        ends=TOLD,
+        targets=THROUGH_PROXY,
         promise="The gateway asks another server where no token was sent, and ends streams with an error event.",
     ),
     Fault(
-        name="network slow", strike=_weather(lambda chance: Weather(delay_s=chance.uniform(0.01, 0.2))), ends=NOTHING,
+        name="network slow",
+        strike=_weather(lambda chance: Weather(delay_s=chance.uniform(0.01, 0.2))),
+        ends=NOTHING,
         promise="Answers come later.",
     ),
     Fault(
-        name="network lossy", strike=_weather(lambda chance: Weather(cut_chance=chance.uniform(0.01, 0.2))), ends=GONE,
+        name="network lossy",
+        strike=_weather(lambda chance: Weather(cut_chance=chance.uniform(0.01, 0.2))),
+        ends=TOLD,
+        targets=THROUGH_PROXY,
         promise="As connections that are cut.",
     ),
     Fault(
-        name="network silent", strike=_weather(lambda chance: Weather(is_held=True)), ends=GONE,
+        name="network silent",
+        strike=_weather(lambda chance: Weather(is_held=True)),
+        ends=TOLD,
+        targets=THROUGH_PROXY,
         promise="Answers come when it speaks again, or the gateway asks another server.",
     ),
     Fault(
-        name="connections refused", strike=_weather(lambda chance: Weather(is_closed=True, cut_chance=0.5)), ends=GONE,
+        name="connections refused",
+        strike=_weather(lambda chance: Weather(is_closed=True, cut_chance=0.5)),
+        ends=TOLD,
+        targets=THROUGH_PROXY,
         promise="The gateway asks another server.",
     ),
     Fault(
-        name="network down", strike=_network_down, ends=GONE, strikes_all=True, missing=_no_ip,
+        name="network down",
+        strike=_network_down,
+        ends=GONE,
+        strikes_all=True,
+        missing=_no_ip,
         promise="What is open goes on when it is back; what comes meanwhile is not connected.",
     ),
     Fault(
-        name="delay and loss by netem", strike=_netem, ends=NOTHING, strikes_all=True, missing=_no_netem,
+        name="delay and loss by netem",
+        strike=_netem,
+        ends=NOTHING,
+        strikes_all=True,
+        missing=_no_netem,
         promise="Answers come later.",
     ),
-)  # fmt: skip
+)
 """In the order of the documentation."""

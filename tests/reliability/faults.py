@@ -182,7 +182,7 @@ def blame(injections: Sequence[Injection], faults: Sequence[Fault]) -> Any:
         for injection in met(record):
             fault = by_name[injection.fault]
             injection.open += 1
-            if is_bystanders and not fault.strikes_all:
+            if asked.target not in fault.targets or (is_bystanders and not fault.strikes_all):
                 continue
             allowed |= fault.ends
             if outcome in fault.ends and outcome not in asked.outcomes:
