@@ -1,30 +1,23 @@
-"""Checks the history of a soak: every request has one end, and every answer is the one that it was told to give.
-
-    python tests/reliability/checker.py FOLDER
-
-FOLDER is what soak.py left. Prints the outcomes and every violation; exits with 1 where there is one.
-"""
+"""Checks a history: every request has one end, and every answer is the one that it was told to give."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1"))
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from reliability.history import Record, read_records
-from reliability.jobs import CONTEXT, GATEWAY, LEFT, REFUSALS, SERVER, Asked, make_job
+from reliability.history import NO_END, Record
+from reliability.jobs import CONTEXT, GATEWAY, HTTP, LEFT, REFUSALS, SERVER, Asked, make_job
 
 LOST = "lost"
+TORN = "torn by Triton"
+"""A stream straight from tritonserver's HTTP front end that had begun and lacks its last events: under load the front
+end loses them (docs/tritonserver.md, "HTTP streams under load"). They are counted, and may be one in 100,000."""
+MOST_TORN = 1e-5
 FAILED = "failed"
 """An answer that had begun with status 200, and ended with an error."""
-NO_END = "no end"
 _SHOWN = 20
 _EARLY = frozenset({"timeout", "cancelled", LEFT})
 """Outcomes of which the text is some beginning of the answer."""
@@ -40,6 +33,7 @@ class Verdict:
     num_violations: int = 0
     num_requests: int = 0
     num_refused: int = 0
+    num_torn: int = 0
     server_tokens: int = 0
     """Output tokens that answers of the one server said they have."""
     server_open_tokens: int = 0
@@ -76,30 +70,30 @@ def check_history(
     records: Iterable[Record],
     seed: int,
     engine: str,
-    num_jobs: int,
+    jobs: Iterable[int],
     *,
     tolerated: Tolerated = lambda asked, record: (),
-    gaps: bool = False,
 ) -> Verdict:
     """Check all records of a run.
 
-    :param gaps: whether jobs may be missing, because not all clients came equally far.
+    :param jobs: the numbers of the jobs that were done.
     """
     verdict = Verdict()
     parts: defaultdict[int, list[Record]] = defaultdict(list)
     ids: Counter[str] = Counter()
     for record in records:
         parts[record.job].append(record)
-    for number in range(num_jobs):
+    for number in jobs:
         job = make_job(seed, number, engine)
         seen = sorted(parts.pop(number, []), key=lambda record: record.part)
-        if gaps and not seen:
-            continue
         if [record.part for record in seen] != list(range(len(job.asked))):
             verdict.add(f"job {number}: {len(job.asked)} requests were to be made, recorded were {len(seen)}")
             continue
         for asked, record in zip(job.asked, seen, strict=True):
             outcome = outcome_of(record)
+            if is_torn(asked, record):
+                outcome = TORN
+                verdict.num_torn += 1
             verdict.num_requests += 1
             verdict.num_refused += outcome in REFUSALS
             verdict.outcomes[asked.kind, asked.protocol, outcome] += 1
@@ -136,9 +130,20 @@ def outcome_of(record: Record) -> str:
     return record.reasons[min(record.reasons)][0]
 
 
+def is_torn(asked: Asked, record: Record) -> bool:
+    """Tell whether Triton's front end lost the end of this stream. All that came must be right."""
+    is_from_front_end = asked.protocol == HTTP and not asked.path and asked.streaming and record.status == 200
+    has_an_end = bool(record.errors) or any(record.reasons.values()) or record.left
+    is_as_documented = record.closed or record.lost.startswith(NO_END)
+    return is_from_front_end and record.responses > 0 and not has_an_end and is_as_documented
+
+
 def problems(asked: Asked, record: Record, engine: str, tolerated: Collection[str] = ()) -> Iterator[str]:
     """Yield what is wrong with one request."""
     outcome = outcome_of(record)
+    if is_torn(asked, record) and TORN not in tolerated:
+        yield from _early_texts(asked, record, engine)
+        return
     if outcome not in asked.outcomes and outcome not in tolerated:
         detail = (record.errors or [record.lost])[0][:300]
         yield f"ended as {outcome}, expected {', '.join(sorted(asked.outcomes))} {detail}"
@@ -257,21 +262,3 @@ def _count_tokens(verdict: Verdict, asked: Asked, record: Record, outcome: str) 
         verdict.server_open_tokens += asked.max_tokens * max(1, len(asked.words))
     else:
         verdict.server_tokens += sum(record.tokens.values())
-
-
-def main() -> int:
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        print(__doc__)
-        return 0 if sys.argv[1:] in (["-h"], ["--help"]) else 2
-    folder = Path(sys.argv[1])
-    run = json.loads((folder / "run.json").read_text())
-    verdict = check_history(read_records(folder / "clients"), run["seed"], run["engine"], run["jobs"])
-    print(verdict.table())
-    print(f"{verdict.num_requests:,} requests, {verdict.num_violations} violations")
-    for violation in verdict.violations:
-        print(f"  {violation}")
-    return int(verdict.num_violations > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

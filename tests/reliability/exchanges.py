@@ -16,7 +16,7 @@ import aiohttp
 import grpc  # type: ignore[import-untyped]
 import numpy as np
 from bench._load import infer_message, why_lost
-from reliability.history import Record
+from reliability.history import NO_END, Record
 from reliability.jobs import GRPC, Asked
 from tritonclient.grpc import service_pb2_grpc
 
@@ -55,7 +55,7 @@ class Exchanges:
         try:
             await asyncio.wait_for(read(asked, record, on_first), asked.leave_after_s if leaves else PATIENCE_S)
         except asyncio.TimeoutError:
-            record.left, record.lost = leaves, "" if leaves else f"no end in {PATIENCE_S:.0f} s"
+            record.left, record.lost = leaves, "" if leaves else f"{NO_END} in {PATIENCE_S:.0f} s"
         except (aiohttp.ClientError, OSError, grpc.aio.AioRpcError) as error:
             record.lost = why_lost(error) or type(error).__name__
         record.ended_s = time.monotonic()

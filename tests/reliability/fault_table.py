@@ -27,7 +27,8 @@ from typing import Any
 import httpx
 from reliability.battlefield import HOSTS, Battlefield, FieldError, wait_until
 from reliability.chaos_proxy import FINE, Weather
-from reliability.checker import FAILED, LOST, NO_END
+from reliability.checker import FAILED, LOST
+from reliability.history import NO_END
 from reliability.jobs import CONTEXT, GATEWAY, GENERATION, PAIR, SERVER
 
 from deepseek_triton_tools.tool_errors import ToolError

@@ -212,14 +212,17 @@ def run(arguments: argparse.Namespace) -> int:
     with battlefield(arguments.out, arguments.out / "small") as war:
         with load(arguments, war) as progress:
             injections = campaign(arguments, war, faults)
-            num_jobs_most = max(progress) * _CLIENTS
         left = war.left()
     (arguments.out / "injections.jsonl").write_text(
         "".join(json.dumps(asdict(injection)) + "\n" for injection in injections)
     )
-    records = list(read_records(arguments.out / "clients"))
+    jobs = [first + _CLIENTS * each for first, done in enumerate(progress) for each in range(done)]
     verdict = check_history(
-        records, arguments.seed, "simulated", num_jobs_most + _CLIENTS, tolerated=blame(injections, faults), gaps=True
+        read_records(arguments.out / "clients"),
+        arguments.seed,
+        "simulated",
+        jobs,
+        tolerated=blame(injections, faults),
     )
     for injection in injections:
         if injection.problem:

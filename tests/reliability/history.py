@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+NO_END = "no end"
+
 
 @dataclass(kw_only=True)
 class Record:

@@ -20,23 +20,20 @@ import json
 import multiprocessing
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench._served import Backend, await_backend, await_exit, default_folder, exit_code, metrics_client
-from reliability.checker import Verdict, check_history
+from bench._served import await_backend, await_exit, default_folder, exit_code, metrics_client
 from reliability.exchanges import Exchanges
-from reliability.history import Record, read_records
+from reliability.history import Record
 from reliability.jobs import GENERATION, SERVER, Asked, Job, make_job
-from reliability.run_record import write_run_record
+from reliability.run_verdict import judge
 from reliability.system_under_test import SystemUnderTest, resources, running_system
 
 from deepseek_triton_tools.server.server_process import ServerProcess
@@ -44,11 +41,6 @@ from deepseek_triton_tools.server.server_process import ServerProcess
 _SETTLE_S = 120.0
 _EXIT_S = 60.0
 _SAMPLE_S = 1.0
-_MOST_REFUSED = 0.2
-_WARM_S = 120.0
-"""A shorter run says nothing about growth."""
-_GROWTH = {"anonymous": 8.0, "threads": 4.0, "descriptors": 16.0, "shared": 1.0}
-"""Largest growth of a process from the second quarter of the run to the last: MiB, or a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +155,8 @@ def clients(
             process.join()
 
 
-def watch(arguments: argparse.Namespace, system: SystemUnderTest) -> tuple[list[dict[str, Any]], int]:
-    """Run the clients to their end. Return the samples of what the processes held, and the number of jobs done."""
+def watch(arguments: argparse.Namespace, system: SystemUnderTest) -> tuple[list[dict[str, Any]], list[int]]:
+    """Run the clients to their end. Return the samples of what the processes held, and each client's number of jobs."""
     began = time.monotonic()
     until_s = None if arguments.minutes is None else began + 60 * arguments.minutes
     samples: list[dict[str, Any]] = []
@@ -185,8 +177,7 @@ def watch(arguments: argparse.Namespace, system: SystemUnderTest) -> tuple[list[
         codes = [process.exitcode for process in processes]
     if any(codes):
         raise SystemExit(f"client processes failed, exit codes {codes}")
-    # Where time ends the run, the clients stop at different jobs; those without a gap count.
-    return samples, sum(progress)
+    return samples, list(progress)
 
 
 def _show_progress(sample: Mapping[str, Any], arguments: argparse.Namespace, number: int) -> None:
@@ -197,29 +188,13 @@ def _show_progress(sample: Mapping[str, Any], arguments: argparse.Namespace, num
         print(line, flush=True)
 
 
-def growth(samples: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Return how much each process grew from the second quarter of the run's time to the last; nothing for a run that
-    is too short to tell."""
-    end = samples[-1]["seconds"]
-    if end < _WARM_S:
-        return {}
-    second = [sample for sample in samples if 0.25 * end <= sample["seconds"] < 0.5 * end]
-    last = [sample for sample in samples if sample["seconds"] >= 0.75 * end]
-    found = {}
-    for name in names:
-        found[name] = {
-            what: mean(sample[name][what] for sample in last) - mean(sample[name][what] for sample in second)
-            for what in _GROWTH
-        }
-    return found
-
-
-def settled(servers: Mapping[str, ServerProcess]) -> dict[str, Backend]:
-    """Return each server's numbers once it has nothing left, or after a while."""
+def settled(servers: Mapping[str, ServerProcess]) -> dict[str, float]:
+    """Return how many requests each server has left, once that is none, or after a while."""
     time.sleep(2.5)  # what is published at first may be from before the last answer
-    return {
+    backends = {
         name: await_backend(server, lambda numbers: numbers.left == 0, _SETTLE_S) for name, server in servers.items()
     }
+    return {name: backend.left for name, backend in backends.items()}
 
 
 def generated_tokens(server: ServerProcess) -> float:
@@ -229,94 +204,32 @@ def generated_tokens(server: ServerProcess) -> float:
     return sum(float(line.split()[-1]) for line in lines)
 
 
-def judge(
-    verdict: Verdict, backends: Mapping[str, Backend], grown: Mapping[str, Mapping[str, float]], tokens: float
-) -> None:
-    """Add to the verdict what the servers themselves show."""
-    for name, backend in backends.items():
-        if backend.left:
-            verdict.add(f"{name}: {backend.left:.0f} requests are left in it")
-    for name, parts in grown.items():
-        for what, limit in _GROWTH.items():
-            if parts[what] > limit:
-                verdict.add(f"{name}: {what} grew by {parts[what]:.1f}, at most {limit:g} is allowed")
-    if verdict.refused_share > _MOST_REFUSED:
-        verdict.add(f"{verdict.refused_share:.0%} of the requests were refusals, at most {_MOST_REFUSED:.0%} count")
-    if not verdict.server_tokens <= tokens:
-        verdict.add(f"{SERVER}: it counted {tokens:,.0f} tokens, its answers have {verdict.server_tokens:,}")
-
-
-def stop_servers(system: SystemUnderTest, verdict: Verdict) -> None:
+def stop_servers(system: SystemUnderTest) -> dict[str, int | None]:
+    """Stop everything, and return the servers' exit codes as a shell has them; None for one that did not end."""
     system.stop_gateways()
     for server in system.servers.values():
         server.request_stop()
-    for name, server in system.servers.items():
-        if await_exit(server, _EXIT_S) is None or exit_code(server) != 0:
-            verdict.add(f"{name}: tritonserver ended with {exit_code(server)} after SIGTERM, expected 0")
+    return {
+        name: None if await_exit(server, _EXIT_S) is None else exit_code(server)
+        for name, server in system.servers.items()
+    }
 
 
 def run(arguments: argparse.Namespace) -> int:
-    began = time.monotonic()
     with running_system(arguments.engine, arguments.out) as system:
-        samples, num_jobs = watch(arguments, system)
-        (arguments.out / "run.json").write_text(
-            json.dumps({"seed": arguments.seed, "engine": arguments.engine, "jobs": num_jobs}) + "\n"
-        )
-        seconds = samples[-1]["seconds"]
-        print(f"\n{num_jobs:,} jobs in {seconds:.0f} s; checking", flush=True)
-        verdict = check_history(read_records(arguments.out / "clients"), arguments.seed, arguments.engine, num_jobs)
-        backends = settled(system.servers)
-        grown = growth(samples, list(system.pids))
-        judge(verdict, backends, grown, generated_tokens(system.servers[SERVER]))
-        stop_servers(system, verdict)
-    for name in system.urls:
-        log = (arguments.out / f"{name}.log").read_text(errors="replace")
-        if found := log.count("Traceback (most recent call last)"):
-            verdict.add(f"{name}: its log has {found} tracebacks")
-    print(verdict.table())
-    _print_growth(samples, grown)
-    print(
-        f"{verdict.num_requests:,} requests, {verdict.refused_share:.1%} refused, {verdict.num_violations} violations"
-    )
-    for violation in verdict.violations:
-        print(f"  {violation}")
-    if arguments.record:
-        write_run_record(
-            "soak",
-            {
-                "engine": arguments.engine,
-                "seed": arguments.seed,
-                "jobs": num_jobs,
-                "requests": verdict.num_requests,
-                "refused": verdict.num_refused,
-                "seconds": round(seconds),
-                "seconds_with_checks": round(time.monotonic() - began),
-                "violations": verdict.num_violations,
-                "first_violations": verdict.violations,
-                "outcomes": _outcomes(verdict),
-                "growth": {name: {what: round(by, 2) for what, by in parts.items()} for name, parts in grown.items()},
-            },
-        )
-    return int(verdict.num_violations > 0)
-
-
-def _outcomes(verdict: Verdict) -> dict[str, dict[str, int]]:
-    by_kind: dict[str, Counter[str]] = {}
-    for (kind, protocol, outcome), count in sorted(verdict.outcomes.items()):
-        by_kind.setdefault(f"{kind}, {protocol}", Counter())[outcome] += count
-    return {kind: dict(counts) for kind, counts in by_kind.items()}
-
-
-def _print_growth(samples: Sequence[Mapping[str, Any]], grown: Mapping[str, Mapping[str, float]]) -> None:
-    if not grown:
-        print("\ntoo short a run to say anything about growth")
-        return
-    print(f"\n{'growth, 2nd to last quarter':28} {'anonymous':>12} {'threads':>9} {'descriptors':>12} {'shared':>11}")
-    for name, parts in grown.items():
-        print(
-            f"{name:28} {parts['anonymous']:8.2f} MiB {parts['threads']:9.1f} {parts['descriptors']:12.1f} "
-            f"{parts['shared']:7.2f} MiB   of {samples[-1][name]['anonymous']:.0f} MiB"
-        )
+        samples, jobs = watch(arguments, system)
+        print(f"\n{sum(jobs):,} jobs in {samples[-1]['seconds']:.0f} s; checking", flush=True)
+        facts = {
+            "seed": arguments.seed,
+            "engine": arguments.engine,
+            "jobs": jobs,
+            "seconds": round(samples[-1]["seconds"]),
+            "left": settled(system.servers),
+            "counted_tokens": generated_tokens(system.servers[SERVER]),
+            "exit_codes": stop_servers(system),
+        }
+    (arguments.out / "run.json").write_text(json.dumps(facts) + "\n")
+    return judge(arguments.out, record=arguments.record)
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reliability.checker import check_history
 from reliability.history import Record, read_records
-from reliability.jobs import CONTEXT, GRPC, REFUSALS, Asked, make_job
+from reliability.jobs import CONTEXT, GRPC, HTTP, REFUSALS, Asked, make_job
 
 ENGINES = ["simulated", "trtllm"]
 NUM_JOBS = 400
@@ -67,7 +67,7 @@ def right_history(seed: int, engine: str, num_jobs: int = NUM_JOBS) -> list[tupl
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_right_history_has_no_violation(engine: str) -> None:
     for seed in range(3):
-        verdict = check_history([record for _, record in right_history(seed, engine)], seed, engine, NUM_JOBS)
+        verdict = check_history([record for _, record in right_history(seed, engine)], seed, engine, range(NUM_JOBS))
 
         assert verdict.violations == []
         assert verdict.num_requests >= NUM_JOBS
@@ -139,7 +139,12 @@ WRONGS = {
     "a piece that came twice": (changed(plain, set_text(lambda text: text[:9] + text)), "expected"),
     "two ends": (changed(plain, lambda record: record.reasons[0].append("length")), "2 ends"),
     "an end and an error": (changed(plain, lambda record: record.errors.append("[E_INTERNAL] x")), "2 ends"),
-    "no end": (changed(plain, lambda record: record.reasons.clear()), "no end"),
+    "no end": (
+        changed(
+            lambda asked, record: plain(asked, record) and not asked.streaming, lambda record: record.reasons.clear()
+        ),
+        "no end",
+    ),
     "a lost connection": (changed(plain, lambda record: setattr(record, "lost", "reset")), "lost"),
     "an answer that was not closed": (changed(any_one, lambda record: setattr(record, "closed", False)), "not closed"),
     "a response behind the end": (changed(any_one, lambda record: setattr(record, "late", 1)), "behind its end"),
@@ -169,7 +174,7 @@ def test_a_wrong_history_is_found(wrong: str) -> None:
     change, message = WRONGS[wrong]
     change(pairs)
 
-    verdict = check_history([record for _, record in pairs], 5, "simulated", NUM_JOBS)
+    verdict = check_history([record for _, record in pairs], 5, "simulated", range(NUM_JOBS))
 
     assert 1 <= verdict.num_violations <= 2
     assert message in verdict.violations[0]
@@ -185,9 +190,26 @@ def test_an_outcome_that_a_fault_explains_is_tolerated_and_its_text_is_still_che
     def tolerated(asked: Asked, record: Record) -> tuple[str, ...]:
         return ("E_UNAVAILABLE",)
 
-    assert check_history(records, 5, "simulated", NUM_JOBS, tolerated=tolerated).violations == []
+    assert check_history(records, 5, "simulated", range(NUM_JOBS), tolerated=tolerated).violations == []
     record.texts[0] = "another's"
-    assert check_history(records, 5, "simulated", NUM_JOBS, tolerated=tolerated).num_violations == 1
+    assert check_history(records, 5, "simulated", range(NUM_JOBS), tolerated=tolerated).num_violations == 1
+
+
+@pytest.mark.parametrize("lost", ["", "no end in 180 s"])
+def test_a_stream_that_triton_has_torn_is_counted_apart(lost: str) -> None:
+    pairs = right_history(5, "simulated")
+    record = first(pairs, lambda asked, record: plain(asked, record) and asked.protocol == HTTP and asked.streaming)
+    record.reasons.clear()
+    record.texts[0], record.lost, record.closed = record.texts[0][:-9], lost, not lost
+    records = [record for _, record in pairs]
+    verdict = check_history(records, 5, "simulated", range(NUM_JOBS))
+
+    assert (verdict.num_torn, verdict.violations) == (1, [])
+    record.texts[0] = "another's"
+    assert check_history(records, 5, "simulated", range(NUM_JOBS)).num_violations == 1
+    record.texts[0], record.lost = "", "ServerDisconnectedError: reset"
+    record.closed = False
+    assert check_history(records, 5, "simulated", range(NUM_JOBS)).num_torn == 0
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.sampled_from(ENGINES))

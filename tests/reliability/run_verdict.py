@@ -1,0 +1,134 @@
+"""Judges what a soak has left: its history, what its processes held, what its servers said in the end.
+
+    python tests/reliability/run_verdict.py FOLDER [--record]
+
+FOLDER is what soak.py has made. Prints the outcomes and every violation; exits with 1 where there is one. --record
+writes the verdict to tests/reliability/records/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from reliability.checker import MOST_TORN, Verdict, check_history
+from reliability.history import read_records
+from reliability.run_record import write_run_record
+
+_MOST_REFUSED = 0.2
+_WARM_S = 120.0
+"""A shorter run says nothing about growth."""
+_GROWTH = {"anonymous": 8.0, "threads": 4.0, "descriptors": 16.0, "shared": 1.0}
+"""Largest growth of a process from the second quarter of the run to the last: MiB, or a number."""
+
+
+def growth(samples: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return how much each process grew from the second quarter of the run's time to the last; nothing for a run that
+    is too short to tell."""
+    end = samples[-1]["seconds"]
+    if end < _WARM_S:
+        return {}
+    second = [sample for sample in samples if 0.25 * end <= sample["seconds"] < 0.5 * end]
+    last = [sample for sample in samples if sample["seconds"] >= 0.75 * end]
+    names = [name for name, held in samples[0].items() if isinstance(held, dict)]
+    return {
+        name: {
+            what: mean(sample[name][what] for sample in last) - mean(sample[name][what] for sample in second)
+            for what in _GROWTH
+        }
+        for name in names
+    }
+
+
+def _judge_servers(verdict: Verdict, facts: Mapping[str, Any]) -> None:
+    """Add what the servers themselves said at the end of the run."""
+    for name, number in facts["left"].items():
+        if number:
+            verdict.add(f"{name}: {number:.0f} requests are left in it")
+    if verdict.server_tokens > facts["counted_tokens"]:
+        verdict.add(f"it counted {facts['counted_tokens']:,.0f} tokens, its answers have {verdict.server_tokens:,}")
+    for name, code in facts["exit_codes"].items():
+        # A stream whose end Triton has lost is open for Triton, which then waits for it until the exit timeout.
+        if code != 0 and not (code == 1 and verdict.num_torn):
+            verdict.add(f"{name}: tritonserver ended with {code} after SIGTERM, expected 0")
+
+
+def judge(folder: Path, *, record: bool) -> int:
+    """Print the verdict. Return the exit code."""
+    facts = json.loads((folder / "run.json").read_text())
+    samples = [json.loads(line) for line in (folder / "resources.jsonl").read_text().splitlines()]
+    jobs = [first + len(facts["jobs"]) * each for first, done in enumerate(facts["jobs"]) for each in range(done)]
+    verdict = check_history(read_records(folder / "clients"), facts["seed"], facts["engine"], jobs)
+    _judge_servers(verdict, facts)
+    grown = growth(samples)
+    for name, parts in grown.items():
+        for what, limit in _GROWTH.items():
+            if parts[what] > limit:
+                verdict.add(f"{name}: {what} grew by {parts[what]:.1f}, at most {limit:g} is allowed")
+    if verdict.refused_share > _MOST_REFUSED:
+        verdict.add(f"{verdict.refused_share:.0%} of the requests were refusals, at most {_MOST_REFUSED:.0%} count")
+    if verdict.num_torn > max(1, MOST_TORN * verdict.num_requests):
+        verdict.add(f"{verdict.num_torn} streams were torn, at most one in {1 / MOST_TORN:,.0f} may be")
+    for log in sorted(folder.glob("*.log")):
+        if found := log.read_text(errors="replace").count("Traceback (most recent call last)"):
+            verdict.add(f"{log.name} has {found} tracebacks")
+    print(verdict.table())
+    _print_growth(samples, grown)
+    print(f"{verdict.num_requests:,} requests, {verdict.refused_share:.1%} refused,", end=" ")
+    print(f"{verdict.num_torn} torn by Triton, {verdict.num_violations} violations")
+    for violation in verdict.violations:
+        print(f"  {violation}")
+    if record:
+        summary = {
+            **facts,
+            "jobs": len(jobs),
+            "requests": verdict.num_requests,
+            "refused": verdict.num_refused,
+            "torn_by_triton": verdict.num_torn,
+            "violations": verdict.num_violations,
+            "first_violations": verdict.violations,
+            "outcomes": _outcomes(verdict),
+            "growth": {name: {what: round(by, 2) for what, by in parts.items()} for name, parts in grown.items()},
+        }
+        print(f"wrote {write_run_record('soak', summary)}")
+    return int(verdict.num_violations > 0)
+
+
+def _outcomes(verdict: Verdict) -> dict[str, dict[str, int]]:
+    by_kind: dict[str, Counter[str]] = {}
+    for (kind, protocol, outcome), count in sorted(verdict.outcomes.items()):
+        by_kind.setdefault(f"{kind}, {protocol}", Counter())[outcome] += count
+    return {kind: dict(counts) for kind, counts in by_kind.items()}
+
+
+def _print_growth(samples: Sequence[Mapping[str, Any]], grown: Mapping[str, Mapping[str, float]]) -> None:
+    if not grown:
+        print("\ntoo short a run to say anything about growth")
+        return
+    print(f"\n{'growth, 2nd to last quarter':28} {'anonymous':>12} {'threads':>9} {'descriptors':>12} {'shared':>11}")
+    for name, parts in grown.items():
+        print(
+            f"{name:28} {parts['anonymous']:8.2f} MiB {parts['threads']:9.1f} {parts['descriptors']:12.1f} "
+            f"{parts['shared']:7.2f} MiB   of {samples[-1][name]['anonymous']:.0f} MiB"
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="what soak.py has made")
+    parser.add_argument("--record", action="store_true", help="write the verdict to tests/reliability/records/")
+    arguments = parser.parse_args()
+    return judge(arguments.folder, record=arguments.record)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
