@@ -24,6 +24,7 @@ CLIENTS_INSTALLED := $(CLIENTS_VENV)/.installed
 PACES_VENV := .venv-aiconfigurator
 PACES_BIN := $(PACES_VENV)/bin
 PACES_INSTALLED := $(PACES_VENV)/.installed
+REQUIREMENTS := tools/docker/requirements.txt
 UNIT := tests/backend tests/build tests/client tests/contract tests/gateway tests/tools
 
 TRAINED := .cache/tiny-checkpoint
@@ -39,7 +40,8 @@ $(BIN)/python -m tiny_checkpoint.score $(TRAINED)/answers.json
 $(BIN)/python -m tiny_checkpoint.acceptance $(TRAINED)/tiny
 endef
 
-.PHONY: help venv demo unit test test-vllm test-gateway test-sla lint types docs generated tiny-checkpoint check clean
+.PHONY: help venv demo unit test test-vllm test-gateway test-sla lint types docs generated tiny-checkpoint check \
+  release smoke audit requirements clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:[^#]*## */\t/' | expand -t 17
@@ -86,6 +88,26 @@ tiny-checkpoint: $(DEMO)  ## train the embedded checkpoint again, in minutes on 
 	echo "This needs a GPU and a torch that can use it: $(BIN)/pip install --group training. Then:"; echo "$$COMMANDS"; fi
 
 check: lint types docs test  ## lint, types, docs and test
+
+release: $(INSTALLED)  ## wheel, sdist, SBOM and checksums of the commit into dist/, and try them in bare environments
+	@PYTHONPATH=tools $(BIN)/python -m releasing.make_release
+	@$(MAKE) --no-print-directory smoke
+
+smoke: $(INSTALLED)  ## install what is in dist/ into bare environments, and use it there
+	@PYTHONPATH=tools $(BIN)/python -m releasing.smoke dist
+
+# The auditor has an environment of its own, and asks the vulnerability service of PyPI.
+audit: $(REQUIREMENTS)  ## look for known vulnerabilities in the pinned requirements of the image
+	@test -d .cache/audit || $(PYTHON) -m venv .cache/audit
+	@.cache/audit/bin/pip install --quiet 'pip-audit>=2.9,<3'
+	@.cache/audit/bin/pip-audit --strict --disable-pip --require-hashes --requirement $(REQUIREMENTS)
+
+requirements: pyproject.toml  ## renew the pinned requirements of the image, with their hashes
+	@test -d .cache/audit || $(PYTHON) -m venv .cache/audit
+	@.cache/audit/bin/pip install --quiet 'uv>=0.9,<1'
+	@UV_CUSTOM_COMPILE_COMMAND='make requirements' .cache/audit/bin/uv pip compile --quiet --universal --upgrade \
+	--python-version 3.12 --extra tools --extra gateway --extra tracing --generate-hashes --no-emit-index-url \
+	--no-emit-find-links --no-annotate pyproject.toml --output-file $(REQUIREMENTS)
 
 clean:  ## remove the environments and what the tools leave
 	rm -rf $(VENV) $(VLLM_VENV) $(CLIENTS_VENV) $(PACES_VENV) dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jinja2 import TemplateSyntaxError
 
 from deepseek_backend.contract import ErrorCode
+from deepseek_backend.engines.bounded_template import TemplateFailure
 from deepseek_backend.engines.prompting import render_chat
 from deepseek_backend.engines.reference.chat_template import ChatTemplate
 from deepseek_backend.errors import EngineError, RequestError
@@ -92,7 +92,7 @@ def test_a_request_sets_no_argument_of_the_renderer(tmp_path: Path, name: str) -
 
 
 def test_a_wrong_template_is_found_at_load(tmp_path: Path) -> None:
-    with pytest.raises(TemplateSyntaxError):
+    with pytest.raises(TemplateFailure, match=r"^TemplateSyntaxError: "):
         template(tmp_path, "{% if %}")
     with pytest.raises(EngineError, match=r"tokenizer_config.json: can't be read"):
         ChatTemplate(tmp_path / "nowhere")

@@ -1,6 +1,7 @@
 """start.sh runs for real, with programs on PATH that record how they were called."""
 
 import os
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -36,12 +37,23 @@ KINDS = {
     **{f"r1-{release}": replace(R1, release=release) for release in RELEASES},
 }
 LAUNCH = "0123abcd"
+KEY = re.compile(r"(?<=:closed=)[0-9a-f]{32}")
+"""The key of the closed endpoints, which is another one in each run."""
+CLOSED = [
+    f"{option}=shared-memory,trace,logging:closed=KEY"
+    for option in ("--http-restricted-api", "--grpc-restricted-protocol")
+]
 
 
 @pytest.fixture
 def run(tmp_path):
     script = script_runner(tmp_path)
-    return lambda request, *arguments, **variables: script(make_plan(request), "triton", *arguments, **variables)
+
+    def run_one(request, *arguments, **variables):
+        ran = script(make_plan(request), "triton", *arguments, **variables)
+        return ran._replace(argv=[KEY.sub("KEY", word) for word in ran.argv], output=KEY.sub("KEY", ran.output))
+
+    return run_one
 
 
 def script_of(request):
@@ -50,13 +62,18 @@ def script_of(request):
 
 
 def parts_of(argv):
-    """Split a command into the supervisor's options, the words that start the ranks, and the command of each guard."""
+    """Split a command into the supervisor's options, the words that start the ranks, and the command of each guard.
+
+    Without the two words that close endpoints, which are in every such command.
+    """
     supervisor, ranks, guarded = split(argv, "--", times=2)
     assert supervisor[0] == "python3"
     assert supervisor[1].endswith("/tensorrt_llm/1/supervise.py")
     assert supervisor[2] == "run"
     assert ranks[-3:] == ["python3", supervisor[1], "rank"]
-    return options_of(supervisor[3:]), ranks[:-3], guarded
+    guarded = [KEY.sub("KEY", word) for word in guarded]
+    assert [word for word in guarded if word in CLOSED] == CLOSED
+    return options_of(supervisor[3:]), ranks[:-3], [word for word in guarded if word not in CLOSED]
 
 
 def split(words, separator, times):
@@ -150,6 +167,22 @@ def test_the_backend_that_the_model_names_is_found(run, tmp_path):
     model = Path(result.argv[result.argv.index("--model-repository") + 1]) / "tensorrt_llm"
     assert (folder / "vllm/model.py").samefile(model / "backends/vllm/model.py")
     assert "--backend-directory" not in run(TINY).argv
+
+
+@pytest.mark.parametrize("given", [("--http-restricted-api=trace:k=v",), ("--http-restricted-api", "trace:k=v")])
+def test_who_restricts_endpoints_decides_alone(run, given):
+    argv = run(R1, *given).argv
+
+    assert CLOSED[0] not in argv
+    assert CLOSED[1] in argv
+    assert argv[-len(given) :] == list(given)
+
+
+def test_nobody_can_know_the_key_of_closed_endpoints(tmp_path):
+    script = script_runner(tmp_path)
+    keys = {KEY.findall(" ".join(script(make_plan(TINY), "triton").argv))[0] for _ in range(2)}
+
+    assert len(keys) == 2
 
 
 # TensorRT-LLM on one node

@@ -147,7 +147,7 @@ def test_what_a_request_gets(changes, expected):
     assert ("attention_backend" in values) == (changes.get("gpu") == "b200")
     assert values["triton_config.engine"] == "vllm"
     assert values["scheduling_policy"] == "priority"
-    assert values["trust_remote_code"] is ("tiny" not in changes.get("variant", ""))
+    assert values["trust_remote_code"] is False
 
 
 @pytest.mark.parametrize(

@@ -270,3 +270,15 @@ def test_local_takes_the_wheels_server_where_there_is_no_other(tmp_path, monkeyp
 
     *_, last = capsys.readouterr().out.splitlines()
     assert last.startswith(f"exec {tmp_path}/tiny/start.sh --backend-directory=")
+
+
+def test_the_container_has_no_rights_and_a_read_only_image(launched, repository):
+    args = launched("docker", repository)
+
+    assert values(args, "--cap-drop") == ["ALL"]
+    assert values(args, "--cap-add") == ["DAC_OVERRIDE"]
+    assert values(args, "--security-opt") == ["no-new-privileges"]
+    assert "--read-only" in args
+    assert values(args, "--tmpfs") == ["/tmp:exec,mode=1777"]
+    assert "HOME=/tmp" in values(args, "--env")
+    assert "--privileged" not in args

@@ -939,3 +939,54 @@ def test_the_command_does_not_submit_what_has_no_ssh_server(folders, capsys, tmp
     assert main([*command, "--image", "registry.example.com/r1:2"]) == 0
     assert (tmp_path / "said").read_text().startswith("apply --server-side ")
     validate(load((tmp_path / "given").read_text()))
+
+
+SECCOMP = {"type": "RuntimeDefault"}
+
+
+def test_a_server_without_gpus_has_no_rights(rendered):
+    [template] = templates(rendered("tiny", LaunchOptions(image="i")))
+
+    assert container(template)["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 65534,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": SECCOMP,
+    }
+    assert_writes_to_tmp(template)
+
+
+def test_a_server_with_gpus_keeps_two_of_roots_rights(rendered):
+    [template] = templates(rendered("one"))
+
+    assert container(template)["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK", "DAC_OVERRIDE"]},
+        "seccompProfile": SECCOMP,
+    }
+    assert_writes_to_tmp(template)
+
+
+def assert_writes_to_tmp(template):
+    assert {"name": "tmp", "mountPath": "/tmp"} in container(template)["volumeMounts"]
+    assert {"name": "tmp", "emptyDir": {}} in template["spec"]["volumes"]
+    assert environment(template)["HOME"] == "/tmp"
+    assert template["spec"]["automountServiceAccountToken"] is False
+
+
+def test_pods_with_an_ssh_server_keep_what_that_needs(rendered):
+    for template in templates(rendered("two", LaunchOptions(image="i"))):
+        context = container(template)["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["seccompProfile"] == SECCOMP
+        kept = ["IPC_LOCK", "DAC_OVERRIDE", "SETUID", "SETGID", "SYS_CHROOT"]
+        assert context["capabilities"] == {"drop": ["ALL"], "add": kept}
+
+
+def test_a_home_that_is_asked_for_is_the_only_one(rendered):
+    [template] = templates(rendered("one", LaunchOptions(environment=(("HOME", "/kernels"),))))
+
+    assert environment(template)["HOME"] == "/kernels"

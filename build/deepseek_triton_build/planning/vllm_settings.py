@@ -50,11 +50,10 @@ def vllm_arguments(target: VllmTarget, sizes: VllmSizes, budget: Budget) -> tupl
 def _model(target: VllmTarget) -> Iterator[Setting]:
     model = target.request.model or target.checkpoint.model
     yield Setting("model", model, f"{target.variant.title}, {WEIGHTS[target.precision]}")
-    if target.is_rehearsal:
-        yield Setting("trust_remote_code", False, "the checkpoint holds no code")
-    else:
-        reason = "as in the guide's command; vLLM has the model itself built in, so false works for most copies, too"
-        yield Setting("trust_remote_code", True, reason, source=GUIDE)
+    reason = "the checkpoint holds no code"
+    if not target.is_rehearsal:
+        reason = "vLLM has the model and its configuration built in; the guide's true would run code of the checkpoint"
+    yield Setting("trust_remote_code", False, reason)
     if target.architecture.is_sparse:
         reason = "V3.2's own chat format, which is not a template of the checkpoint"
         yield Setting("tokenizer_mode", "deepseek_v32", reason, source="vLLM recipes, DeepSeek-V3.2 usage guide")

@@ -27,6 +27,9 @@ _MAX_RESTARTS = 3
 _KEEP_ENVIRONMENT = "SPT_NOENV"
 
 _ENDPOINTS = (("http", 8000), ("grpc", 8001), ("metrics", 8002))
+_CLOSED_APIS = "shared-memory,trace,logging"
+"""Triton's endpoints that need a key which nobody is told. By them any client could map the host's memory, have files
+written and change what is logged."""
 _SUPERVISOR = 'python3 "$supervise" run "${options[@]}" --'
 _GUARD = 'python3 "$supervise" rank --'
 
@@ -52,6 +55,7 @@ def start_sh(plan: Plan, *, stamp: str) -> str:
         _exit_timeout(),
         _supervisor_options(plan),
         _backend_directory(plan),
+        _closed_apis(),
         _server(plan),
         _refused_arguments(),
         _refused_words(plan),
@@ -215,6 +219,23 @@ def _backend_directory(plan: Plan) -> list[str]:
     ]
 
 
+def _closed_apis() -> list[str]:
+    options = ("--http-restricted-api", "--grpc-restricted-protocol")
+    return [
+        *comment_lines(
+            f"The endpoints {_CLOSED_APIS} are closed: by them any client could map the host's shared memory, have "
+            "files written and change what is logged. They want a header with this key, which nobody is told. Whoever "
+            f"needs one gives {' or '.join(options)} as an argument, with a key of their own, and it takes the place "
+            "of this one."
+        ),
+        "key=\"$(od -An -N16 -tx4 /dev/urandom | tr -d ' ')\"",
+        "closed=()",
+        f"for option in {' '.join(options)}; do",
+        f'  if [[ " $*" != *" $option"* ]]; then closed+=("$option={_CLOSED_APIS}:closed=$key"); fi',
+        "done",
+    ]
+
+
 def _server(plan: Plan) -> list[str]:
     has_own = plan.request.backend_name != PYTHON_BACKEND
     return [
@@ -230,6 +251,7 @@ def _server(plan: Plan) -> list[str]:
                 '--exit-timeout-secs "$exit_timeout"',
                 f'"--backend-config=python,shm-region-prefix-name=deepseek_triton_${{{_TAG}}}_"',
                 *(['--backend-directory "$backends"'] if has_own else []),
+                '"${closed[@]}"',
                 '"$@"',
             ],
         ),

@@ -90,6 +90,7 @@ def command_parts(facts: LaunchFacts, options: LaunchOptions) -> list[CommandPar
         (["docker", "run", "--name", container_name(facts, options)], "The name for docker stop, logs and exec."),
         _life(facts, options),
         *_gpus(facts, options),
+        *_confinement(facts),
         *_memory(facts, options),
         *_network(options),
         *_mounts(facts, options),
@@ -134,6 +135,21 @@ def _gpus(facts: LaunchFacts, options: LaunchOptions) -> Iterator[CommandPart]:
     if not which.isdecimal() and which != "all":
         which = f'"device={which}"'  # docker reads the value as CSV, where a comma would end it
     yield ["--gpus", which], f"{planned}all takes every GPU of the machine; --gpus N or 0,1 leaves some to others."
+
+
+def _confinement(facts: LaunchFacts) -> Iterator[CommandPart]:
+    if facts.nodes > 1 and facts.uses_mpi:
+        return  # an ssh server runs there, which changes users and writes where it likes
+    yield (
+        ["--security-opt", "no-new-privileges", "--cap-drop", "ALL", "--cap-add", "DAC_OVERRIDE"],
+        "Root in the container gets none of root's rights, now or by another program, but to read and write mounted "
+        "files whoever owns them. --user, where all of them are one user's, makes this one unnecessary too.",
+    )
+    yield (
+        ["--read-only", "--tmpfs", "/tmp:exec,mode=1777", "--env", "HOME=/tmp"],
+        "Nothing in the image can be changed. Programs write to /tmp, from where the kernels that they compile are "
+        "loaded (exec), and to the folders mounted below.",
+    )
 
 
 def _memory(facts: LaunchFacts, options: LaunchOptions) -> Iterator[CommandPart]:

@@ -242,6 +242,9 @@ class Pods:
 
     def _environment(self) -> Entries:
         """Yield the variables of every pod."""
+        if not self.uses_ssh and "HOME" not in dict(self.options.environment):
+            yield "Where programs keep what they write, because the image is read-only."
+            yield {"name": "HOME", "value": "/tmp"}
         if self.options.interface:
             yield "The network interface between the nodes."
             yield {"name": "INTERFACE", "value": literal(self.options.interface)}
@@ -294,10 +297,16 @@ class Pods:
         return {
             "pod_common": "".join(self._pod_lines()),
             "image": json.dumps(self.image),
+            "security": block(self._security(), 4),
             "resources": self._resources(),
             "mounts": items(self._mounts(), 6),
             "volumes": (self._config_map_volume() + items(self._volumes(), 2)).rstrip("\n"),
         }
+
+    def _security(self) -> str:
+        if self.uses_ssh:
+            return filled("security-ssh.yaml", {})
+        return filled("security-gpu.yaml" if self.facts.gpus_per_node else "security-cpu.yaml", {})
 
     def _pod_lines(self) -> Iterator[str]:
         options = self.options
@@ -371,6 +380,8 @@ class Pods:
         for name, path, _, _ in self._checkpoints():
             yield {"name": name, "mountPath": path, "readOnly": True}
         yield {"name": "shm", "mountPath": "/dev/shm"}
+        if not self.uses_ssh:
+            yield {"name": "tmp", "mountPath": "/tmp"}
         if self._keeps_caches:
             yield {"name": "kernels", "mountPath": KERNELS_MOUNT} | (
                 {"subPath": self._cache_folder.name} if self.options.cache_claim else {}
@@ -396,6 +407,9 @@ class Pods:
             yield {"name": name} | source
         yield self._shm_why()
         yield {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _gib(self._shm_bytes)}}
+        if not self.uses_ssh:
+            yield "What programs write, and kernels that are compiled. The rest of the container is read-only."
+            yield {"name": "tmp", "emptyDir": {}}
         if options.cache_claim:
             yield {"name": "kernels", "persistentVolumeClaim": {"claimName": options.cache_claim}}
         elif self._keeps_caches:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -20,6 +21,8 @@ from deepseek_triton_tools.tool_errors import ToolError
 LAUNCH_TAG = "DEEPSEEK_TRITON_LAUNCH"
 """Variable that all processes of a launch have. start.sh makes a new value at each start."""
 _NO_TAG = "00000000"
+_KEY = re.compile(r"(?<=:closed=)[0-9a-f]{32}")
+"""The key of Triton's closed endpoints in the command, which is a new one at each start too."""
 _DRY_RUN_S = 30
 """Seconds; start.sh has nothing to wait for."""
 
@@ -56,8 +59,8 @@ def run_script(facts: LaunchFacts, options: LaunchOptions, form: str, environmen
     """
     lines = [*head(facts, form), "set -euo pipefail", ""]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
-    lines += ["", *comment_lines(f"start.sh then runs this command, with a new {LAUNCH_TAG} at each start:")]
-    command = dry_run(facts.start_script, environment, options.server_args)
+    lines += ["", *comment_lines(f"start.sh then runs this command, with a new {LAUNCH_TAG} and key at each start:")]
+    command = _KEY.sub(lambda key: "0" * len(key[0]), dry_run(facts.start_script, environment, options.server_args))
     lines += [f"#   {line}" for line in command.splitlines()]
     lines += ["", f"exec {shlex.join([str(facts.start_script), *options.server_args])}"]
     return "\n".join(lines) + "\n"

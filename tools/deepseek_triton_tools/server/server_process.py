@@ -69,6 +69,11 @@ _OWN_OPTIONS = {
 }
 """tritonserver's option that `serve` sets -> the option of `serve` for it."""
 
+_CLOSING_OPTIONS = ("--http-restricted-api", "--grpc-restricted-protocol")
+_CLOSED_APIS = "shared-memory,trace,logging"
+"""Triton's endpoints that want a key which nobody is told, as in start.sh. By them any client could map the host's
+memory, have files written and change what is logged."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
@@ -259,6 +264,11 @@ class ServerProcess:
             f"--exit-timeout-secs={self.options.exit_timeout_secs}",
             # A prefix for each server: two never share a region, and what a killed one leaves can be removed.
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
+            *(
+                f"{option}={_CLOSED_APIS}:closed={secrets.token_hex(16)}"
+                for option in _CLOSING_OPTIONS
+                if not self._was_given(option)
+            ),
         ]
 
     def _path_without_blanks(self) -> Path:

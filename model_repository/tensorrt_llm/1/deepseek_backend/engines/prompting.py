@@ -13,6 +13,7 @@ from itertools import takewhile
 from typing import Any
 
 from deepseek_backend.contract import ErrorCode
+from deepseek_backend.engines.bounded_template import TemplateFailure, transformers_bounded
 from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.errors import RequestError, describe
 
@@ -36,9 +37,12 @@ def render_chat(tokenizer: Any, messages: Messages, template_kwargs: Mapping[str
     if reserved:
         raise RequestError(f"chat_template_kwargs: {', '.join(reserved)} can't be set by a request")
     try:
-        text = tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True, **template_kwargs
-        )
+        with transformers_bounded():
+            text = tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True, **template_kwargs
+            )
+    except TemplateFailure as error:
+        raise RequestError(f"messages: the chat template refuses them: {error}") from error
     except Exception as error:  # the checkpoint's own template may raise anything
         # Only the error tells. A look for a template would be wrong: DeepSeek-V3.2's tokenizer has code instead of one.
         if isinstance(error, ValueError) and NO_CHAT_TEMPLATE in str(error):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+from deepseek_backend.engines.bounded_template import render_template
 from deepseek_backend.engines.prompting import NO_CHAT_TEMPLATE
 from deepseek_backend.engines.reference.deepseek_config import read_json
 
@@ -29,7 +25,7 @@ class ChatTemplate:
         """Compile the template.
 
         :raises EngineError: when tokenizer_config.json can't be read.
-        :raises jinja2.TemplateSyntaxError: when the template is wrong.
+        :raises TemplateFailure: when the template is wrong.
         """
         config = read_json(folder / "tokenizer_config.json")
         source = config.get("chat_template")
@@ -37,13 +33,9 @@ class ChatTemplate:
             source = (folder / _FILE).read_text(encoding="utf-8")
         if isinstance(source, list):  # several by name
             source = {one["name"]: one["template"] for one in source}.get("default")
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         self.source: str | None = source
-        self._template = None if source is None else environment.from_string(source)
+        if source is not None:
+            render_template(source, None)
         self.special_tokens = {name: token for name in _SPECIAL_TOKENS if (token := _token(config.get(name)))}
 
     def apply_chat_template(
@@ -59,8 +51,9 @@ class ChatTemplate:
         """Return the conversation as a prompt. It is always text: `tokenize` is False.
 
         :raises ValueError: when there is no template, no message, or a tool that is not an object.
+        :raises TemplateFailure: when it can't be rendered.
         """
-        if self._template is None:
+        if self.source is None:
             raise ValueError(NO_CHAT_TEMPLATE)
         if not conversation:
             raise ValueError("expected at least one message, got an empty list")
@@ -68,7 +61,7 @@ class ChatTemplate:
             raise TypeError("expected each message to be an object with a role and a content")
         if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
             raise ValueError("expected each of the tools to be an object, the JSON schema of a function")
-        return self._template.render(
+        values = dict(
             **self.special_tokens,
             messages=conversation,
             tools=tools,
@@ -76,21 +69,9 @@ class ChatTemplate:
             add_generation_prompt=add_generation_prompt,
             **template_kwargs,
         )
+        return render_template(self.source, values)
 
 
 def _token(given: Any) -> str:
     """Return a special token's text; a configuration may also give an object with its flags."""
     return str(given.get("content", "")) if isinstance(given, dict) else given or ""
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """Return `value` as JSON for people and models: jinja's own filter would escape it for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)

@@ -1,0 +1,181 @@
+"""Renders chat templates within bounds of memory and time, in the process of `template_program.py`.
+
+A template is a program that comes with a checkpoint. jinja2's sandbox keeps it from files and code, but not from a loop
+without an end or a text of gigabytes, and neither can be stopped within this process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+_PROGRAM = Path(__file__).with_name("template_program.py")
+_MEMORY_MIB = 2048
+"""Address space of the process. A conversation of 64 MiB, the most that a gateway takes, needs a third of it."""
+_PROCESSOR_S = 10
+"""Seconds of the processor for a conversation. DeepSeek's templates take milliseconds."""
+_MOST_BYTES = 256 * 2**20
+"""Longest prompt, in UTF-8."""
+_KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "TZ", "LANG", "LC_ALL", "DEEPSEEK_TRITON_LAUNCH")
+"""Environment variables that the process gets; by the last one the supervisor finds it. It gets no secret."""
+
+
+class TemplateFailure(Exception):
+    """A template gave no prompt. The message says why, on one line."""
+
+
+class TemplateProcess:
+    """The process, which is started when it is needed. Any thread may use it."""
+
+    def __init__(
+        self, *, memory_mib: int = _MEMORY_MIB, processor_s: int = _PROCESSOR_S, most_bytes: int = _MOST_BYTES
+    ) -> None:
+        self._limits = (memory_mib, processor_s)
+        self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def render(self, source: str, values: Mapping[str, Any] | None) -> str:
+        """Return what the template makes of `values`, which JSON can hold; None: only compile it, and return "".
+
+        :raises TemplateFailure: with the reason.
+        """
+        try:
+            request = json.dumps({"source": source, "values": values}, default=dict).encode() + b"\n"
+        except (TypeError, ValueError, RecursionError) as error:
+            raise TemplateFailure(f"expected values that JSON can hold: {error}") from error
+        with self._lock:
+            process = self._running()
+            try:
+                word, text = self._exchange(process, request)
+            except BaseException:
+                self._end()
+                raise
+            if word == b"memory":  # what it allocated may never be whole again
+                self._end()
+        if word != b"text":
+            raise TemplateFailure(text)
+        return text
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self._end()
+        # Nothing of the environment and the site is loaded (-I, -S), which keeps out what others put there and is fast.
+        command = [
+            *(sys.executable or f"{sys.exec_prefix}/bin/python3", "-I", "-S", "-B", str(_PROGRAM)),
+            *map(str, self._limits),
+            *_folders_of("jinja2", "markupsafe"),
+        ]
+        kept = {name: value for name in _KEPT_VARIABLES if (value := os.environ.get(name)) is not None}
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=kept)
+        except OSError as error:
+            raise TemplateFailure(f"the process that renders it can't be started: {error.strerror}") from error
+        return self._process
+
+    def _exchange(self, process: subprocess.Popen[bytes], request: bytes) -> tuple[bytes, str]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError):  # it has ended, which the answer shows
+            process.stdin.write(request)
+            process.stdin.flush()
+        head = process.stdout.readline(64)
+        word, _, size = head.strip().partition(b" ")
+        num_bytes = int(size) if size.isdigit() else 0
+        if num_bytes > self._most_bytes:
+            raise TemplateFailure(f"expected a prompt of at most {self._most_bytes:,} bytes, got {num_bytes:,}")
+        answer = process.stdout.read(num_bytes)
+        if not head or len(answer) < num_bytes:
+            raise TemplateFailure(self._reason_of_end(process))
+        return word, answer.decode("utf-8", "surrogatepass")
+
+    def _reason_of_end(self, process: subprocess.Popen[bytes]) -> str:
+        code = process.wait()
+        if code == -signal.SIGXCPU:
+            return f"it took more than {self._limits[1]} s of the processor"
+        return f"the process that renders it has ended with {code}"
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(OSError):  # a request that was not sent whole
+                    pipe.close()
+
+
+def _folders_of(*packages: str) -> list[str]:
+    folders = []
+    for package in packages:
+        spec = find_spec(package)
+        if spec is None or spec.origin is None:
+            raise TemplateFailure(f"{package} is not installed, which chat templates need: pip install jinja2")
+        folders.append(str(Path(spec.origin).parents[1]))
+    return list(dict.fromkeys(folders))
+
+
+class BoundedTemplate:
+    """Stands for a template that jinja2 has compiled, of which transformers calls `render` only."""
+
+    def __init__(self, source: str, process: TemplateProcess) -> None:
+        self._source = source
+        self._process = process
+
+    def render(self, **values: Any) -> str:
+        """Raises TemplateFailure."""
+        return self._process.render(self._source, values)
+
+
+_process = TemplateProcess()
+atexit.register(_process.close)
+_inside = threading.local()
+
+
+def render_template(source: str, values: Mapping[str, Any] | None) -> str:
+    """Return what the template makes of `values` in this process's only TemplateProcess; None: compile it only.
+
+    :raises TemplateFailure: with the reason.
+    """
+    return _process.render(source, values)
+
+
+@contextmanager
+def transformers_bounded() -> Iterator[None]:
+    """Have transformers, where it is loaded, render the templates of this thread in the process too."""
+    utilities = sys.modules.get("transformers.utils.chat_template_utils")
+    compile_template = getattr(utilities, "_compile_jinja_template", None)
+    if compile_template is not None and not hasattr(compile_template, "is_bounded"):
+        utilities._compile_jinja_template = _bounded(compile_template)  # type: ignore[union-attr]
+    _inside.is_on = True
+    try:
+        yield
+    finally:
+        _inside.is_on = False
+
+
+def _bounded(compile_template: Callable[[str], Any]) -> Callable[[str], Any]:
+    def compile_bounded(chat_template: str) -> Any:
+        if getattr(_inside, "is_on", False):
+            return BoundedTemplate(chat_template, _process)
+        return compile_template(chat_template)
+
+    compile_bounded.is_bounded = True  # type: ignore[attr-defined]
+    return compile_bounded

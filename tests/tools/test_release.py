@@ -1,0 +1,164 @@
+"""A release is the same bytes whoever builds it, and works where nothing else is installed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tomli
+from packaging.requirements import Requirement
+
+from releasing import make_release, smoke
+from releasing.make_release import REQUIREMENTS, ReleaseError
+from releasing.sbom import pins, sbom
+
+ROOT = Path(__file__).resolve().parents[2]
+PINNED = """\
+# made by something
+h11==0.16.0 \\
+    --hash=sha256:aa \\
+    --hash=sha256:bb
+uvloop==0.23.0 ; sys_platform != 'win32' \\
+    --hash=sha256:cc
+"""
+
+
+def git(folder: Path, *words: str) -> None:
+    who = ("-c", "user.name=a", "-c", "user.email=a@example.com")
+    subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
+
+
+def begin_section(folder: Path) -> None:
+    changelog = folder / "CHANGELOG.md"
+    text = changelog.read_text("utf-8")
+    version = make_release.version_of(folder)
+    if not re.search(rf"^## \[?{re.escape(version)}", text, re.MULTILINE):
+        changelog.write_text(text.replace("## Unreleased", f"## {version}", 1), "utf-8")
+        git(folder, "commit", "--all", "--message", "a release")
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What this checkout has now, committed."""
+    folder = tmp_path_factory.mktemp("release") / "clone"
+    folder.mkdir()
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).is_file() and not (ROOT / name).is_symlink():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    git(folder, "init")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--message", "first")
+    begin_section(folder)
+    return folder
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.slow
+def test_two_clones_give_the_same_bytes(clone: Path, tmp_path: Path) -> None:
+    other = tmp_path / "a clone"
+    git(tmp_path, "clone", str(clone), str(other))
+    (other / "README.md").touch()
+    released = {path.name: path.read_bytes() for path in make_release.make_release(clone)}
+    again = {path.name: path.read_bytes() for path in make_release.make_release(other)}
+
+    assert released == again
+    version = make_release.version_of(clone)
+    assert set(released) == {
+        f"deepseek_triton-{version}-py3-none-any.whl",
+        f"deepseek_triton-{version}.tar.gz",
+        f"deepseek_triton-{version}.cdx.json",
+        f"deepseek_triton-{version}-requirements.txt",
+        "SHA256SUMS",
+    }
+    assert names(clone / "dist") == set(released)
+    for line in released["SHA256SUMS"].decode().splitlines():
+        digest, name = line.split("  ")
+        assert hashlib.sha256(released[name]).hexdigest() == digest
+
+
+@pytest.mark.slow
+def test_a_release_works_in_bare_environments(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_release.make_release(clone)
+
+    assert smoke.main([str(clone / "dist"), "--offline"]) == 0, capsys.readouterr().err
+    assert capsys.readouterr().out.count(" works\n") == 2
+
+
+@pytest.mark.slow
+def test_all_that_is_wrong_is_said_and_nothing_is_written(clone: Path, tmp_path: Path) -> None:
+    other = tmp_path / "clone"
+    git(tmp_path, "clone", str(clone), str(other))
+    (other / "new").touch()
+    (other / "dist").mkdir()
+    (other / "dist/old").write_text("kept")
+    changelog = other / "CHANGELOG.md"
+    changelog.write_text(changelog.read_text("utf-8").replace("# Changelog", "# Changelog\n\n## 9.9.9", 1), "utf-8")
+
+    with pytest.raises(ReleaseError) as caught:
+        make_release.make_release(other)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith("expected a clean tree, and these differ from the commit: CHANGELOG.md, new; commit")
+    assert "CHANGELOG.md's newest version" in message
+    assert "got 9.9.9" in message
+    assert names(other / "dist") == {"old"}
+    done = subprocess.run(
+        [sys.executable, "-m", "releasing.make_release", str(other)],
+        cwd=ROOT / "tools",
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_sbom_has_every_pin_and_depends_on_nothing_else() -> None:
+    text = sbom(PINNED, version="1.2.3", epoch=1_700_000_000)
+    document = json.loads(text)
+
+    assert text == sbom(PINNED, version="1.2.3", epoch=1_700_000_000)
+    assert document["metadata"]["timestamp"] == "2023-11-14T22:13:20Z"
+    assert [component["purl"] for component in document["components"]] == [
+        "pkg:pypi/h11@0.16.0",
+        "pkg:pypi/uvloop@0.23.0",
+    ]
+    assert document["components"][1]["properties"] == [{"name": "marker", "value": "sys_platform != 'win32'"}]
+    assert document["dependencies"][0]["dependsOn"] == ["pkg:pypi/h11@0.16.0", "pkg:pypi/uvloop@0.23.0"]
+    assert sbom(PINNED + "six==1 \\\n", version="1.2.3", epoch=0) != text
+
+
+def test_the_pinned_requirements_are_what_pyproject_asks_for() -> None:
+    text = (ROOT / REQUIREMENTS).read_text("utf-8")
+    project = tomli.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    asked = [*project["dependencies"], *extras["tools"], *extras["gateway"], *extras["tracing"]]
+    pinned = {name: version for name, version, _ in pins(text)}
+
+    for requirement in map(Requirement, asked):
+        if requirement.name != "deepseek-triton":
+            assert requirement.specifier.contains(pinned[requirement.name.lower()]), requirement
+    blocks = re.split(r"\n(?=\S)", text[text.index("==") - 60 :].split("\n", 1)[1])
+    assert all("--hash=sha256:" in block for block in blocks if "==" in block)
+    assert len(pins(text)) == len(re.findall(r"^[A-Za-z].*==", text, re.MULTILINE))
+
+
+def test_the_pinned_requirements_name_no_index() -> None:
+    text = (ROOT / REQUIREMENTS).read_text("utf-8")
+
+    assert not re.search(r"://|--(extra-)?index|--find-links|--trusted-host| @ ", text)

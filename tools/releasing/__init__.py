@@ -1,0 +1,1 @@
+"""`make release` and what it needs. The wheel leaves this folder out."""
