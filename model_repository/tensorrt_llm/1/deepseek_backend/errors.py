@@ -33,7 +33,6 @@ class BackendError(Exception):
         """The message as it is sent: `[E_CODE] text`."""
         return f"[{self.code.value}] {self}"
 
-
     def without_frames(self) -> BackendError:
         """Drop the frames that the error came through, and the errors behind it. Return the error itself.
 

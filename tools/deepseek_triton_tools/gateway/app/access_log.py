@@ -11,7 +11,6 @@ import msgspec
 
 from deepseek_triton_tools.gateway.app.handled_request import HandledRequest
 
-
 logger = logging.getLogger(__name__)
 
 
