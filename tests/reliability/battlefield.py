@@ -26,6 +26,7 @@ from conformance.running import PROGRAM, free_port
 from deepseek_backend.process.process_guard import NAME as GUARD_NAME
 from deepseek_triton_tools.host.process_sessions import is_running, session_members
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
+from deepseek_triton_tools.tool_errors import ServerFailedError
 from support.servers import change_yaml
 
 PATIENCE_S = 90.0
@@ -186,7 +187,11 @@ class Battlefield:
         """Start again what has ended, and tell whether all is up and answers."""
         self._lacks = "a process had ended"
         if not self.victim_runs:
-            self.start_victim()
+            try:
+                self.start_victim()
+            except ServerFailedError as error:  # a supervisor would start it again, and so does this
+                self._lacks = str(error)
+                return False
         for gateway in (self.gateway, self.pair):
             if not gateway.runs:
                 gateway.start()
