@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from tritonclient.grpc import service_pb2 as pb
 
@@ -23,6 +24,15 @@ from reliability.fuzz.refusals import may_refuse
 
 _MOST_BYTES = 4096
 _DATATYPES = ("BYTES", "BOOL", "INT32", "INT64", "UINT64", "FP16", "FP32", "FP64", "NONE")
+
+
+@contextmanager
+def _server_tells_errors() -> Iterator[None]:
+    """Errors whose text is the server's own, as long as that is."""
+    try:
+        yield
+    except DeepseekTritonError as error:
+        assert not isinstance(error, ProtocolError) or str(error)
 
 
 def server_events(data: bytes) -> None:
@@ -72,7 +82,7 @@ def http_answer(data: bytes) -> None:
         str(query_error("http://h", status, headers, b"".join(body)))
         return
     reader, decoder = ResponseReader(2, Unknown, says_end=False), SseDecoder(_MOST_BYTES)
-    with may_refuse(DeepseekTritonError):
+    with _server_tells_errors(), may_refuse(ProtocolError):
         for part in body:
             for event in decoder.feed(part):
                 reader.chunks(decode_json(event))
@@ -88,7 +98,7 @@ def responses(data: bytes) -> None:
         ModelInfoReader(1, Deltas, says_end=False),
     ]
     for reader in readers:
-        with may_refuse(DeepseekTritonError):
+        with _server_tells_errors(), may_refuse(ProtocolError):
             for line in data.split(b"\n"):
                 for chunk in reader.chunks(decode_json(line)):
                     repr(chunk)
@@ -103,7 +113,7 @@ def tensor(data: bytes) -> None:
 
 
 def grpc_response(data: bytes) -> None:
-    with may_refuse(DeepseekTritonError):
+    with _server_tells_errors(), may_refuse(ProtocolError):
         answer = _parsed(pb.ModelStreamInferResponse, data)
         outputs = _outputs(answer)
         _is_final(answer)

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
+import msgspec
 from starlette.testclient import TestClient
 
 from deepseek_triton_tools.gateway.fleet.fleet_member import _identity, _refusal_to_share
@@ -63,8 +64,6 @@ def responses_request(data: bytes) -> None:
 
 def _read(read: Callable[[object], object], data: bytes) -> None:
     """RecursionError is the route's to answer, which says that the values are nested too deep."""
-    import msgspec
-
     try:
         document = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -193,14 +192,14 @@ async def _read_connection(data: bytes) -> None:
 def upstream_logprobs(data: bytes) -> None:
     """Log-probabilities in a server's answer, which has been decoded as text."""
     text = data.decode("utf-8", "replace")
-    with may_refuse(UpstreamError):
+    with may_refuse(OpenAIError):
         chat_logprobs(text, 3)
         completion_logprobs([text], 3, echoed="Hi")
 
 
 def upstream_model_info(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
-    with may_refuse(UpstreamError):
+    with may_refuse(msgspec.MsgspecError, RecursionError):  # as who asks for it takes them
         _refusal_to_share(text)
         _identity(text)
 

@@ -144,7 +144,16 @@ _PIECES = (
     *(text.encode("utf-8", "surrogatepass") for text in TEXTS if len(text) < 100),
     *(b"\r\n", b"\n\n", b"data: ", b"\xff", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"{", b"[", b'"', b"\\u0000", b"\\ud800"),
     *(b"0\r\n\r\n", b"ffffffffffffffff\r\n", b"&a", b"*a", b"<<: *a", b"!!python/object:a", b"!!bool x", b"2026-99-99"),
-    *(b"1e999", b"-", b"Infinity", b"{" * 100, b"[" * 1000, b"9" * 4301, b"\x00\x00\x00\x00", b"\xff\xff\xff\xff\xff\xff\xff\x7f"),
+    *(
+        b"1e999",
+        b"-",
+        b"Infinity",
+        b"{" * 100,
+        b"[" * 1000,
+        b"9" * 4301,
+        b"\x00\x00\x00\x00",
+        b"\xff\xff\xff\xff\xff\xff\xff\x7f",
+    ),
 )
 
 

@@ -172,7 +172,12 @@ def _index(weights: bytes = b"") -> bytes:
 
 _SAFETENSORS = generator.safetensors_seed()
 _MODEL_YAML = (ROOT / "model_repository/tensorrt_llm/1/model.yaml").read_bytes()
-_MANIFEST = {"format": "triton", "options": "deepseek-r1 --gpu h200", "version": "1", "files": {"config.pbtxt": "0" * 64}}
+_MANIFEST = {
+    "format": "triton",
+    "options": "deepseek-r1 --gpu h200",
+    "version": "1",
+    "files": {"config.pbtxt": "0" * 64},
+}
 _MEMINFO = "MemTotal: 100 kB\nMemAvailable: 50 kB\nMlocked: 0 kB\n"
 _CGROUP = "0::/a\n4:memory:/b\n"
 _MOUNTS = "36 35 98:0 / /sys/fs/cgroup rw shared:1 - cgroup2 cgroup rw\n25 1 8:1 / / rw - ext4 /dev/a\\040b rw,ro\n"
@@ -234,7 +239,11 @@ TARGETS: Mapping[str, FuzzTarget] = {
     ),
     "client_http": FuzzTarget(
         client.http_answer,
-        (_http(_EVENTS), _http(_json(_ERROR)[0], status=b"400 Bad Request"), b"HTTP/1.1 302 A\r\nLocation: http://a\r\n\r\n"),
+        (
+            _http(_EVENTS),
+            _http(_json(_ERROR)[0], status=b"400 Bad Request"),
+            b"HTTP/1.1 302 A\r\nLocation: http://a\r\n\r\n",
+        ),
     ),
     "client_responses": FuzzTarget(client.responses, (b"\n".join(_json(_EVENT, _SEVERAL)), *_json(_EVENT, _ERROR))),
     "client_tensor": FuzzTarget(client.tensor, (b"\0\x02\0\0\0Hi\0\0\0\0", b"\x06\0\0\x80\x3f")),
@@ -271,7 +280,8 @@ TARGETS: Mapping[str, FuzzTarget] = {
     ),
     "gateway_tool_calls": FuzzTarget(gateway.tool_calls, _texts(*_CALLS)),
     "gateway_upstream_events": FuzzTarget(
-        gateway.upstream_events, (_EVENTS, b"data: " + _json(_SEVERAL)[0] + b"\n\n", b"data: " + _json(_ERROR)[0] + b"\n\n")
+        gateway.upstream_events,
+        (_EVENTS, b"data: " + _json(_SEVERAL)[0] + b"\n\n", b"data: " + _json(_ERROR)[0] + b"\n\n"),
     ),
     "gateway_upstream_error": FuzzTarget(gateway.upstream_error, (b"\0" + _json(_ERROR)[0], b"\1<html>")),
     "gateway_upstream_http": FuzzTarget(gateway.upstream_http, (_http(_EVENTS),)),
@@ -280,7 +290,9 @@ TARGETS: Mapping[str, FuzzTarget] = {
     "gateway_keys_file": FuzzTarget(
         gateway.keys_file, _texts(f"# a\nsha256:{'0' * 64} name=a models=b,c tokens_per_minute=5 admin=yes\n")
     ),
-    "gateway_servers_file": FuzzTarget(gateway.servers_file, _texts("# a\nhttp://a:8000#metrics=8002\nhttps://[::1] # b\n")),
+    "gateway_servers_file": FuzzTarget(
+        gateway.servers_file, _texts("# a\nhttp://a:8000#metrics=8002\nhttps://[::1] # b\n")
+    ),
     "gateway_server_option": FuzzTarget(gateway.server_option, _texts("http://a:8000", "dns+http://a:1", "file:/a")),
     "gateway_options": FuzzTarget(
         gateway.gateway_options, _texts("server: [http://a:1]\nport: 9000\nmodel: [a=http://b:2]\nmetrics-port: off\n")
@@ -290,7 +302,10 @@ TARGETS: Mapping[str, FuzzTarget] = {
     "check_start_script": FuzzTarget(generator.checked_start_script, (_START.encode(),)),
     "check_serve_script": FuzzTarget(
         generator.checked_vllm_script,
-        (_START.encode(), b"#!/bin/sh\nexec vllm serve /models/r1 --tensor-parallel-size 8 --hf-overrides '{\"a\": 1}'\n"),
+        (
+            _START.encode(),
+            b"#!/bin/sh\nexec vllm serve /models/r1 --tensor-parallel-size 8 --hf-overrides '{\"a\": 1}'\n",
+        ),
     ),
     "check_manifest": FuzzTarget(generator.checked_manifest, _json(_MANIFEST)),
     "check_checkpoint": FuzzTarget(
@@ -306,7 +321,9 @@ TARGETS: Mapping[str, FuzzTarget] = {
     "build_generation_config": FuzzTarget(
         generator.generation_config, _json({"temperature": 0.6, "top_p": 0.95, "do_sample": True})
     ),
-    "build_default_sampling": FuzzTarget(generator.default_sampling, _json(0.5, ["a"], {"5": -1}, '{"type": "object"}')),
+    "build_default_sampling": FuzzTarget(
+        generator.default_sampling, _json(0.5, ["a"], {"5": -1}, '{"type": "object"}')
+    ),
     "checkpoint_torch_archive": FuzzTarget(tool.torch_archive, tuple(_archives())),
     "checkpoint_torch_pickle": FuzzTarget(tool.torch_pickle, tuple(_pickles())),
     "checkpoint_tensors": FuzzTarget(tool.stored_tensors, (_SAFETENSORS,)),
@@ -326,7 +343,8 @@ TARGETS: Mapping[str, FuzzTarget] = {
         tool.gpu_tables, _parts(BASIC.format(0, 9), HEALTH.format(0), "5, a, b, 100\n", topology(count=2))
     ),
     "doctor_gpu_xml": FuzzTarget(
-        tool.gpu_xml, _texts(f"{HEAD}<nvidia_smi_log><gpu id='1'><product_name>NVIDIA H200</product_name></gpu></nvidia_smi_log>")
+        tool.gpu_xml,
+        _texts(f"{HEAD}<nvidia_smi_log><gpu id='1'><product_name>NVIDIA H200</product_name></gpu></nvidia_smi_log>"),
     ),
     "doctor_checkpoint": FuzzTarget(tool.checkpoint_of_host, _parts(_index(), _SAFETENSORS)),
     "doctor_host_report": FuzzTarget(
@@ -373,7 +391,9 @@ TARGETS: Mapping[str, FuzzTarget] = {
     "generate_batch": FuzzTarget(tool.batch_rows, (_ROWS,)),
     "warm_document": FuzzTarget(
         tool.warm_document,
-        _json({"schema": "deepseek-triton/warm/1", "result": {"read_bytes_per_s": 5, "read_bytes": 5, "done_bytes": 5}}),
+        _json(
+            {"schema": "deepseek-triton/warm/1", "result": {"read_bytes_per_s": 5, "read_bytes": 5, "done_bytes": 5}}
+        ),
     ),
     "sla_pace": FuzzTarget(tool.pace_document, _json({"name": "a", "paces": []})),
     "launch_host_file": FuzzTarget(tool.host_file, _texts("node1 slots=8\n# a\n10.0.0.2 slots=8\n")),

@@ -50,7 +50,15 @@ def test_every_folder_of_the_corpus_is_of_a_target() -> None:
     assert {path.name for path in CORPUS.iterdir()} <= TARGETS.keys()
 
 
-PARSERS = ("json.loads", "json.load", "msgspec.json.decode", "yaml.safe_load", "yaml.load", "yaml.compose", "yaml.parse")
+PARSERS = (
+    "json.loads",
+    "json.load",
+    "msgspec.json.decode",
+    "yaml.safe_load",
+    "yaml.load",
+    "yaml.compose",
+    "yaml.parse",
+)
 PACKAGES = (
     "build/deepseek_triton_build",
     "client/deepseek_triton_client",

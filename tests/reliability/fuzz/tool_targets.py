@@ -204,7 +204,9 @@ def bench_samples(path: Path) -> None:
 
 @_reads("prompts.jsonl")
 def bench_dataset(path: Path) -> None:
-    read_conversations(path, DatasetOptions(file=path), range(100), count_tokens=lambda texts: [len(text) for text in texts])
+    read_conversations(
+        path, DatasetOptions(file=path), range(100), count_tokens=lambda texts: [len(text) for text in texts]
+    )
 
 
 @_reads("answers.jsonl")

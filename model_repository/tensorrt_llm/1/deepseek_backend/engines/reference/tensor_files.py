@@ -172,12 +172,14 @@ def _read_header(path: Path) -> dict[str, _Entry]:
         if name == "__metadata__":
             continue
         match about:
-            case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if all(
-                type(size) is int and size >= 0 for size in shape
-            ) and 0 <= begin <= end:
+            case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if (
+                all(type(size) is int and size >= 0 for size in shape) and 0 <= begin <= end
+            ):
                 entries[name] = _Entry(path, dtype, tuple(shape), start + begin, start + end)
             case _:
                 raise EngineError(f"{path.name}: no safetensors file: its header tells no place of {quoted(name)}")
         if start + end > size:
-            raise EngineError(f"{path.name}: it is cut: it has {size:,} bytes, and {quoted(name)} ends at byte {start + end:,}")
+            raise EngineError(
+                f"{path.name}: it is cut: it has {size:,} bytes, and {quoted(name)} ends at byte {start + end:,}"
+            )
     return entries
