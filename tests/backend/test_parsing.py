@@ -223,6 +223,12 @@ def test_streaming_has_two_names(name):
         pytest.param({}, {"temperature": 10**400}, "temperature: expected a number >= 0 and <= 100", id="huge integer"),
         pytest.param({"sampling_parameters": text("[" * 100_000)}, {}, "text that is not JSON", id="deep nesting"),
         pytest.param(
+            {"sampling_parameters": text(" " * contract.MAX_CHAT_BYTES + "{}")},
+            {},
+            "sampling_parameters: expected at most 4,194,304 bytes, got 4,194,306",
+            id="JSON without end",
+        ),
+        pytest.param(
             {"sampling_param_stop": np.array([b"\xff"], np.object_)},
             {},
             "stop: expected UTF-8 text",
