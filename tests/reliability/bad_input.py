@@ -33,6 +33,7 @@ import grpc  # type: ignore[import-untyped]
 from bench._load import infer_message
 from bench._served import default_folder, memory_mib, serving, stub_pid
 from conformance.running import free_port
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from deepseek_triton_tools._version import __version__
@@ -52,7 +53,7 @@ EXPENSIVE_MIB = {"server": 6144, "stub": 4096, "gateway": 6144}
 """The same while bodies of up to 64 MiB come, some of which are nothing but brackets."""
 EXPENSIVE_CPU_S = 60.0
 """Most processor time of the stub for one input."""
-_TRACES = re.compile(r"Traceback|Segmentation fault|Signal \(\d+\) received|terminate called|core dumped")
+_TRACES = re.compile(r"Traceback|Segmentation fault|Signal \((?!15\))\d+\) received|terminate called|core dumped")
 _CODED = re.compile(r"\[(E_[A-Z_]+)\]")
 _OURS_FAILED = re.compile(r"Failed to process the request|Stub process|Traceback|is not healthy|E_INTERNAL")
 _SHOWN = 40
@@ -167,7 +168,9 @@ class Driver:
             return f"VIOLATION: {finals} final responses, {len(errors)} errors: {errors[:3]}"
         if errors:
             return _judged_error(errors[0])
-        return "answered" if responses else "VIOLATION: a stream without a response"
+        if responses:
+            return "answered"
+        return "VIOLATION: a stream without a response" if _is_message(given.data) else "closed: it is no message"
 
     # Canaries
 
@@ -323,6 +326,14 @@ def _judged_error(message: str, *, code: str = "") -> str:
     if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "UNKNOWN"):
         return f"VIOLATION: gRPC {code}: {message}"
     return f"refused by tritonserver: {message}"
+
+
+def _is_message(data: bytes) -> bool:
+    try:
+        pb.ModelInferRequest.FromString(data)
+    except DecodeError:
+        return False
+    return True
 
 
 @contextmanager

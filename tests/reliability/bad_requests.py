@@ -204,7 +204,7 @@ def _grpc_tensors(kind: str, rng: random.Random) -> BadInput:
                 tensor.contents.bytes_contents.append(rng.randbytes(9))
                 message.outputs.add(name=rng.choice(("text_output", "nothing", "")))
     message.parameters["triton_enable_empty_final_response"].bool_param = True
-    return BadInput(kind, "grpc", message.SerializeToString(), stream=rng.random() < 0.7)
+    return BadInput(kind, "grpc", message.SerializeToString(), stream=rng.random() < 0.9)
 
 
 def _grpc_fields(kind: str, rng: random.Random) -> BadInput:
@@ -226,7 +226,7 @@ def _for_grpc(value: Any) -> Any:
 
 def _grpc_bytes(kind: str, rng: random.Random) -> BadInput:
     good = _grpc_fields(kind, random.Random(rng.randrange(50)))
-    return BadInput(kind, "grpc", mutated_bytes(good.data, rng), stream=rng.random() < 0.7)
+    return BadInput(kind, "grpc", mutated_bytes(good.data, rng), stream=rng.random() < 0.9)
 
 
 _MAKERS: Mapping[str, tuple[int, Callable[[str, random.Random], BadInput]]] = {

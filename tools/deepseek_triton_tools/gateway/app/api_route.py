@@ -96,7 +96,8 @@ class ApiRoute:
         exchange = ApiExchange(scope, receive, send, record, self._state.settings)
         self._state.observers.begins(record)
         try:
-            await self._answer(exchange)
+            with suppress(ClientLeft):  # it may leave while it is refused
+                await self._answer(exchange)
         finally:
             exchange.close()
             self._state.observers.ends(record)
