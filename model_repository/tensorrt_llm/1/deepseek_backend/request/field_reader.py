@@ -180,6 +180,9 @@ class FieldReader:
         return (Prompt(token_ids=tuple(array.reshape(-1).tolist())),)
 
     def _text(self, value: bytes | str) -> Prompt | None:
+        if len(value) > MAX_CHAT_BYTES:  # a tokenizer takes seconds and hundreds of megabytes for more
+            self.problems.add(f"text_input: expected at most {MAX_CHAT_BYTES:,} bytes, got {len(value):,}")
+            return None
         try:
             text = _decoded(value)
         except UnicodeDecodeError as error:
