@@ -53,7 +53,10 @@ def make(number: int, seed: int) -> BadInput:
     """The input of this number."""
     rng = random.Random(f"{seed} {number}")
     (kind,) = rng.choices(list(_MAKERS), [weight for weight, _ in _MAKERS.values()])
-    return _MAKERS[kind][1](kind, rng)
+    try:
+        return _MAKERS[kind][1](kind, rng)
+    except (RecursionError, ValueError, TypeError, OverflowError):  # nested too deep, or too long a number, to be written
+        return _server_bytes("server: bytes", rng)
 
 
 _LIMITED = {"max_tokens": 4, "timeout_ms": 2000}
