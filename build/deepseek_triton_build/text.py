@@ -50,8 +50,8 @@ def limit_yaml_depth(text: str) -> None:
     for event in yaml.parse(text, Loader=getattr(yaml, "CLoader", yaml.Loader)):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_YAML_DEPTH:
-            problem = f"nested more than {MAX_YAML_DEPTH} deep"
-            raise yaml.constructor.ConstructorError(None, None, problem, event.start_mark)
+            where: Any = event.start_mark
+            raise yaml.constructor.ConstructorError(None, None, f"nested more than {MAX_YAML_DEPTH} deep", where)
 
 
 def short_repr(value: Any) -> str:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from deepseek_triton_tools.gateway.app.api_route import MOST_BRACKETS, _document
 from deepseek_triton_tools.gateway.protocol.chat_request import CHAT_FIELDS
 from deepseek_triton_tools.gateway.protocol.completion_request import COMPLETION_FIELDS
+from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
 from deepseek_triton_tools.gateway.protocol.openai_fields import INPUTS, SAMPLING
 from support.leaving_client import leaving
 from support.raw_triton import RawTriton, Wire, answer, event, gateway_before, refusal
@@ -103,6 +107,39 @@ def test_a_body_that_is_too_large(triton: RawTriton, address: str) -> None:
     response = httpx.post(f"{address}/v1/chat/completions", content=b" " * (MAX_BODY + 1), headers=JSON_TYPE)
     assert (response.status_code, error_of(response)["code"]) == (413, "request_too_large")
     assert str(MAX_BODY) in error_of(response)["message"]
+
+
+def test_a_body_with_the_most_brackets_is_read_and_one_more_is_too_many() -> None:
+    assert _document(b'"%b"' % (b"[" * MOST_BRACKETS)) == "[" * MOST_BRACKETS
+    with pytest.raises(OpenAIError, match="expected at most 1,048,576 opening brackets, got 1,048,577") as caught:
+        _document(b'"%b{"' % (b"[" * MOST_BRACKETS))
+    assert caught.value.status == 413
+
+
+def test_what_is_no_request_behind_one_ends_the_connection_and_nothing_else(
+    triton: RawTriton, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    released, ended = threading.Event(), threading.Event()
+
+    def late(wire: Wire) -> None:
+        released.wait(PATIENCE_S)
+        answer(TEXT, LAST)(wire)
+        ended.set()
+
+    triton.script = late
+    body = json.dumps(CHAT).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n"
+    parts = urlsplit(address)
+    with socket.create_connection((parts.hostname, parts.port), PATIENCE_S) as connection:
+        connection.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+        wait_for(lambda: triton.asked)
+        connection.sendall(b"\0\0 no request\r\n\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 400 ")
+    released.set()
+    assert ended.wait(PATIENCE_S)
+    triton.script = answer(TEXT, LAST)
+    assert ask(address).status_code == 200
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 @pytest.mark.parametrize(

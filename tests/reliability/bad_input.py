@@ -1,9 +1,10 @@
 """Bad input without end, on a real tritonserver and through a real gateway: `python tests/reliability/bad_input.py`.
 
-Mutated requests, wrong framing, wrong tensors and requests that cost much, over raw sockets and gRPC, with good requests
-(canaries) between them whose answers are known. --seed decides every input. Fails, with exit code 1, where a request
-has no end or several, where an error is ours to have prevented (a traceback, E_INTERNAL, a 5xx of the gateway), where a
-canary is answered wrong, where a process ends or its memory grows beyond a bound, or where a log has a traceback.
+Mutated requests, wrong framing, wrong tensors and requests that cost much, over raw sockets and gRPC, with canaries
+between them: good requests whose answers are known. --seed decides every input. Fails, with exit code 1, where a
+request has no end or several, where an error is ours to have prevented (a traceback, E_INTERNAL, a 5xx of the gateway),
+where a canary is answered wrong, where a process ends or its memory grows beyond a bound, or where a log has a
+traceback.
 Errors in tritonserver's own words, which it gives before the model sees a request, are counted by themselves.
 
 The summary is written to --record, and everything raw to --out. Run by hand from the repository's root.
@@ -32,10 +33,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import grpc  # type: ignore[import-untyped]
 from bench._load import infer_message
 from bench._served import default_folder, memory_mib, serving, stub_pid
-from conformance.running import free_port
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
+from conformance.running import free_port
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.server.server_process import ServerProcess
 from reliability.bad_requests import MODEL, BadInput, expensive, http_request, make
@@ -100,7 +101,9 @@ class Driver:
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{self._grpc_port}", options=options) as channel:
             service = "/inference.GRPCInferenceService/"
-            self._stream = channel.stream_stream(f"{service}ModelStreamInfer", None, pb.ModelStreamInferResponse.FromString)
+            self._stream = channel.stream_stream(
+                f"{service}ModelStreamInfer", None, pb.ModelStreamInferResponse.FromString
+            )
             self._unary = channel.unary_unary(f"{service}ModelInfer", None, pb.ModelInferResponse.FromString)
             for way in _CANARIES:
                 self._known[way] = await self._ask_canary(way)
@@ -254,7 +257,8 @@ def _parsed(answer: bytes) -> tuple[int, list[Any]]:
 
 def _dechunked(data: bytes) -> bytes:
     """Raises ValueError where the last chunk is missing."""
-    found, at = [], 0
+    found: list[bytes] = []
+    at = 0
     while True:
         line, mark, _ = data[at:].partition(b"\r\n") if len(data) < 1 << 16 else _line(data, at)
         if not mark:
@@ -291,7 +295,11 @@ def _judged(given: BadInput, answer: bytes) -> str:
     flat = [reason for reasons in ends for reason in reasons if reason != "None"]
     if not documents:
         return "VIOLATION: a stream without a response" if given.whole else "answered to a broken request"
-    return "answered" if flat or not given.whole or _is_task(documents) else f"VIOLATION: an answer without an end: {answer[-300:]!r}"
+    return (
+        "answered"
+        if flat or not given.whole or _is_task(documents)
+        else f"VIOLATION: an answer without an end: {answer[-300:]!r}"
+    )
 
 
 def _is_task(documents: list[Any]) -> bool:
@@ -307,7 +315,9 @@ def _judged_gateway(status: int, documents: list[Any], errors: list[Any], given:
     text = json.dumps(errors)[:300]
     if status in (429, 503):
         return "refused: overloaded"
-    if status >= 500 or any(isinstance(error, dict) and error.get("code") in ("internal_error", "bad_gateway") for error in errors):
+    if status >= 500 or any(
+        isinstance(error, dict) and error.get("code") in ("internal_error", "bad_gateway") for error in errors
+    ):
         return f"VIOLATION: HTTP {status}: {text}"
     if status == 200 and len(errors) > 1:
         return f"VIOLATION: several errors: {text}"
@@ -418,9 +428,8 @@ class Memory:
         }
         for name, sizes in found.items():
             if sizes["most"] - sizes["first"] > bounds[name]:
-                self._history.violate(
-                    f"{phase}: the {name} grew from {sizes['first']:,} to {sizes['most']:,} MiB, more than {bounds[name]:,}"
-                )
+                grown = f"from {sizes['first']:,} MiB to {sizes['most']:,}, by more than {bounds[name]:,}"
+                self._history.violate(f"{phase}: the {name} grew {grown}")
         self.most = {}
         return found
 
@@ -471,17 +480,18 @@ async def _run_expensive(driver: Driver, memory: Memory, stub: int) -> None:
         memory.most = dict(memory.now)
         await driver.send(-number, given)
         memory.sample()
+        cpu_s = round(_cpu_s(stub) - before, 2) if not memory.gone else 0.0
         cost = {
             "kind": given.kind.removeprefix("expensive: ") + f" ({given.where})",
             "mib": round(len(given.data) / 2**20, 1),
             "seconds": round(time.monotonic() - began, 2),
-            "stub_cpu_s": round(_cpu_s(stub) - before, 2) if not memory.gone else -1.0,
+            "stub_cpu_s": cpu_s,
             "memory_mib": {name: round(memory.most[name] - most[name]) for name in most},
         }
         history.costs.append(cost)
         print(json.dumps(cost), flush=True)
-        if cost["stub_cpu_s"] > EXPENSIVE_CPU_S:
-            history.violate(f"{given.kind}: {cost['stub_cpu_s']} s of the stub's processor time", given.data[:300])
+        if cpu_s > EXPENSIVE_CPU_S:
+            history.violate(f"{given.kind}: {cpu_s} s of the stub's processor time", given.data[:300])
     ended.set()
     await singing
 
@@ -511,7 +521,11 @@ def _summary(arguments: argparse.Namespace, history: History, memory: Any, secon
         "seconds": round(seconds),
         "outcomes": kinds,
         "tritonserver_own_errors": dict(history.own_words.most_common(25)),
-        "canaries": {**history.canaries, "median_s": round(latency[len(latency) // 2], 3), "longest_s": round(latency[-1], 2)},
+        "canaries": {
+            **history.canaries,
+            "median_s": round(latency[len(latency) // 2], 3),
+            "longest_s": round(latency[-1], 2),
+        },
         "memory_mib": memory,
         "memory_bounds_mib": {"mutants": GROWTH_MIB, "expensive": EXPENSIVE_MIB},
         "expensive": sorted(history.costs, key=lambda cost: -cost["stub_cpu_s"])[:20],

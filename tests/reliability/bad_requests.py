@@ -1,4 +1,4 @@
-"""Makes the inputs of bad_input.py: mutants of good requests, wrong framing, wrong tensors, and requests that cost much.
+"""Makes the inputs of bad_input.py: mutants of good requests, wrong framing and tensors, and requests that cost much.
 
 The number of an input and the seed decide all of it.
 """
@@ -25,8 +25,8 @@ MIB = 1 << 20
 class BadInput:
     """kind: for the counts. where: "server", "gateway" or "grpc". data: all bytes of the connection, or of the message.
 
-    whole: the bytes are a whole request by HTTP's own rules, so that there must be an answer. pieces: data is sent in so
-    many. stream: a gRPC stream.
+    whole: the bytes are a whole request by HTTP's own rules, so that there must be an answer. pieces: in how many the
+    data is sent. stream: a gRPC stream.
     """
 
     kind: str
@@ -55,7 +55,12 @@ def make(number: int, seed: int) -> BadInput:
     (kind,) = rng.choices(list(_MAKERS), [weight for weight, _ in _MAKERS.values()])
     try:
         return _MAKERS[kind][1](kind, rng)
-    except (RecursionError, ValueError, TypeError, OverflowError):  # nested too deep, or too long a number, to be written
+    except (
+        RecursionError,
+        ValueError,
+        TypeError,
+        OverflowError,
+    ):  # nested too deep, or too long a number, to be written
         return _server_bytes("server: bytes", rng)
 
 
@@ -127,7 +132,10 @@ def _framing(where: str) -> Callable[[str, random.Random], BadInput]:
         if where == "server":
             path, body = _path(rng), json.dumps({"text_input": "Hi", **_LIMITED}).encode()
         else:
-            path, body = ROUTES[0], json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}).encode()
+            path, body = (
+                ROUTES[0],
+                json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}).encode(),
+            )
         good = http_request(path, body)
         head = good.partition(b"Content-Length")[0]
         chunked = head + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -179,7 +187,9 @@ def _grpc_tensors(kind: str, rng: random.Random) -> BadInput:
         at = rng.randrange(max(1, len(message.raw_input_contents)))
         match rng.randrange(12):
             case 0:
-                tensor.datatype = rng.choice(("BYTES", "INT32", "FP32", "BOOL", "UINT64", "FP16", "", "X" * 1000, "BF16"))
+                tensor.datatype = rng.choice(
+                    ("BYTES", "INT32", "FP32", "BOOL", "UINT64", "FP16", "", "X" * 1000, "BF16")
+                )
             case 1:
                 del tensor.shape[:]
                 tensor.shape.extend(rng.choice(([], [0], [-1], [2**62], [1, 1], [3], [2**31, 2**31, 4], [0, 5])))
@@ -194,15 +204,17 @@ def _grpc_tensors(kind: str, rng: random.Random) -> BadInput:
             case 7:
                 message.inputs.add().CopyFrom(tensor)
             case 8:
-                message.parameters[rng.choice(("timeout", "priority", "max_tokens", "a\0", "b" * 10_000))].string_param = (
-                    rng.choice(("", "9" * 5000, "\0", "a" * 70_000))
-                )
+                message.parameters[
+                    rng.choice(("timeout", "priority", "max_tokens", "a\0", "b" * 10_000))
+                ].string_param = rng.choice(("", "9" * 5000, "\0", "a" * 70_000))
             case 9:
                 message.parameters[rng.choice(("timeout", "sequence_id", "n", "temperature"))].int64_param = rng.choice(
                     (-1, 2**62, -(2**63), 0)
                 )
             case 10:
-                message.model_name, message.model_version = rng.choice((("", ""), ("a" * 5000, ""), (MODEL, "99"), ("\0", "a")))
+                message.model_name, message.model_version = rng.choice(
+                    (("", ""), ("a" * 5000, ""), (MODEL, "99"), ("\0", "a"))
+                )
             case _:
                 tensor.contents.bytes_contents.append(rng.randbytes(9))
                 message.outputs.add(name=rng.choice(("text_output", "nothing", "")))
@@ -277,13 +289,21 @@ def expensive() -> Iterator[BadInput]:
         yield _of_gateway(name, {"messages": user, **_in_openai_words(more)})
     for size in (1, 16, 60):
         yield _of_server(f"a prompt of {size} MiB", {"text_input": "word " * (size * MIB // 5)})
-        yield _of_gateway(f"a prompt of {size} MiB", {"messages": [{"role": "user", "content": "word " * (size * MIB // 5)}]})
+        yield _of_gateway(
+            f"a prompt of {size} MiB", {"messages": [{"role": "user", "content": "word " * (size * MIB // 5)}]}
+        )
         yield _raw(f"{size} MiB of brackets", "gateway", b'{"model": "m", "messages": ' + b"[" * (size * MIB))
         pairs = b",".join([b"[]"] * (size * MIB // 3))
         yield _raw(f"{size} MiB of empty lists", "server", b'{"text_input": "a", "b": [%b]}' % pairs)
         yield _raw(f"{size} MiB of empty lists", "gateway", b'{"model": "m", "messages": [%b]}' % pairs)
-        yield _raw(f"{size} MiB of token ids", "server", b'{"text_input": "", "input_ids": [%b]}' % b",".join([b"1"] * (size * MIB // 2)))
-        yield _of_server(f"{size} MiB of sampling_parameters", {"text_input": "a", "sampling_parameters": " " * (size * MIB) + "{}"})
+        yield _raw(
+            f"{size} MiB of token ids",
+            "server",
+            b'{"text_input": "", "input_ids": [%b]}' % b",".join([b"1"] * (size * MIB // 2)),
+        )
+        yield _of_server(
+            f"{size} MiB of sampling_parameters", {"text_input": "a", "sampling_parameters": " " * (size * MIB) + "{}"}
+        )
     # More would end tritonserver itself: RapidJSON goes down as deep as the request says. docs/reliability.md tells.
     yield _raw("10,000 brackets", "server", b'{"text_input": "a", "b": ' + b"[" * 10_000)
     yield _raw("a number of 1 MiB", "server", b'{"text_input": "a", "max_tokens": %b}' % (b"9" * MIB))
@@ -307,8 +327,16 @@ def expensive() -> Iterator[BadInput]:
     yield _of_server("100,000 prompts", {"text_input": ["a"] * 100_000})
     yield _of_server("256 prompts of 64 answers", {"text_input": ["a"] * 256, "n": 64, "temperature": 1.0})
     # tritonserver itself takes minutes for 100,000: it compares each with all before it.
-    yield _raw("10,000 keys", "server", json.dumps({"text_input": "a", **{f"k{number}": 1 for number in range(10_000)}}).encode())
-    yield _raw("100,000 keys", "gateway", json.dumps({"model": "m", "messages": user, **{f"k{number}": 1 for number in range(100_000)}}).encode())
+    yield _raw(
+        "10,000 keys",
+        "server",
+        json.dumps({"text_input": "a", **{f"k{number}": 1 for number in range(10_000)}}).encode(),
+    )
+    yield _raw(
+        "100,000 keys",
+        "gateway",
+        json.dumps({"model": "m", "messages": user, **{f"k{number}": 1 for number in range(100_000)}}).encode(),
+    )
     for where, path in (("server", f"/v2/models/{MODEL}/generate"), ("gateway", ROUTES[0])):
         head = f"POST {path} HTTP/1.1\r\nHost: h\r\n".encode()
         yield BadInput("expensive: a header of 32 MiB", where, head + b"X: " + b"a" * (32 * MIB), whole=False)
@@ -330,5 +358,7 @@ def _raw(name: str, where: str, body: bytes) -> BadInput:
 
 def _in_openai_words(fields: Mapping[str, Any]) -> dict[str, Any]:
     if "guided_json" in fields:
-        return {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": fields["guided_json"]}}}
+        return {
+            "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": fields["guided_json"]}}
+        }
     return dict(fields)

@@ -264,12 +264,11 @@ def rank_lines(data: bytes) -> None:
 
 def launch_file(data: bytes) -> None:
     """A file of the supervisor's records: those that are none are skipped."""
-    with tempfile.TemporaryDirectory() as name:
-        with environment(XDG_RUNTIME_DIR=name):
-            folder = launch_record.folder()
-            folder.mkdir(parents=True, mode=0o700)
-            Path(folder, "0123abcd.json").write_bytes(data)
-            launch_record.read_all()
+    with tempfile.TemporaryDirectory() as name, environment(XDG_RUNTIME_DIR=name):
+        folder = launch_record.folder()
+        folder.mkdir(parents=True, mode=0o700)
+        Path(folder, "0123abcd.json").write_bytes(data)
+        launch_record.read_all()
 
 
 def _text(data: bytes) -> str | None:

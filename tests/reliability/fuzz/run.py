@@ -1,4 +1,4 @@
-"""A coverage-guided campaign against one parser, or all of them in turn: `python -m reliability.fuzz.run --target NAME`.
+"""A campaign, guided by coverage, against one parser or all in turn: `python -m reliability.fuzz.run --target NAME`.
 
 It needs atheris (the dependency group `fuzz`). Inputs that reach something new are kept in --corpus and are where the
 next campaign begins; an input that finds a defect is written to --found, and is to be committed to corpus/NAME when
@@ -84,7 +84,7 @@ def _one_of_several(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
 
 
 def _campaign(arguments: argparse.Namespace) -> None:
-    import atheris
+    import atheris  # type: ignore[import-untyped]
 
     with atheris.instrument_imports(include=["deepseek_triton_", "deepseek_backend", "deepseek_launcher", "h11"]):
         from reliability.fuzz.targets import TARGETS, inputs_of

@@ -194,12 +194,13 @@ _LAUNCH = {
 }
 _LOG = (
     'I1124 19:53:17.000000 5 server.cc:1] "started"\n'
-    "E1124 19:53:17.000000 5 model_lifecycle.cc:1] failed to load 'tensorrt_llm' version 1: Internal: ConfigError: a\n\n"
+    "E1124 19:53:17.000000 5 model_lifecycle.cc:1] failed to load 'tensorrt_llm' version 1: Internal: "
+    "ConfigError: a\n\n"
     "At:\n  /a/model.py(61): initialize\n"
     "| tensorrt_llm | 1 | UNAVAILABLE: Internal: b |\nerror: creating server: Internal - failed to load all models\n"
     "2026-11-24T19:53:17Z ERROR deepseek-triton: the engine is dead: CUDA error\n"
 )
-_START = "#!/bin/sh\nexport TLLM_LOG_LEVEL=INFO\nexec trtllm-serve /models/r1 --config config.yaml --tp_size 8 \\\n  --host a\n"
+_START = "#!/bin/sh\nexport TLLM_LOG_LEVEL=INFO\nexec trtllm-serve /models/r1 --tp_size 8 \\\n  --host a\n"
 _ROWS = b"\n".join(_json({"prompt": "a", "max_tokens": 5}, {"messages": [{"role": "user", "content": "a"}], "id": 3}))
 
 TARGETS: Mapping[str, FuzzTarget] = {

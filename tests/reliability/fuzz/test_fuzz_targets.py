@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import random
 from collections.abc import Iterator
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from reliability.fuzz.gateway_targets import close_app
 from reliability.fuzz.mutation import mutated
-from reliability.fuzz.targets import CORPUS, ROOT, TARGETS, inputs_of
+from reliability.fuzz.targets import CORPUS, TARGETS, inputs_of
 
 _NUM_MUTANTS = 25
 _SLOW = {"check_start_script", "check_serve_script", "check_manifest", "check_checkpoint", "gateway_app"}
@@ -48,20 +47,3 @@ def test_a_mutant_is_taken_or_refused_by_an_error_of_the_parser(
 
 def test_every_folder_of_the_corpus_is_of_a_target() -> None:
     assert {path.name for path in CORPUS.iterdir()} <= TARGETS.keys()
-
-
-PARSERS = (
-    "json.loads",
-    "json.load",
-    "msgspec.json.decode",
-    "yaml.safe_load",
-    "yaml.load",
-    "yaml.compose",
-    "yaml.parse",
-)
-PACKAGES = (
-    "build/deepseek_triton_build",
-    "client/deepseek_triton_client",
-    "tools/deepseek_triton_tools",
-    "model_repository/tensorrt_llm/1",
-)

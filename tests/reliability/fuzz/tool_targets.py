@@ -9,13 +9,14 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
+from typing import Any
 
 from deepseek_triton_build.build_errors import UnusableCheckpointError
 from deepseek_triton_client import SamplingParams
 from deepseek_triton_tools.bench.results.request_samples import read_samples
 from deepseek_triton_tools.bench.results.result_files import read_result
 from deepseek_triton_tools.bench.workload.dataset_files import read_conversations
-from deepseek_triton_tools.bench.workload.datasets import DatasetOptions
+from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions
 from deepseek_triton_tools.checkpoints.download_lock import _parsed as parsed_lock
 from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint, read_config, read_tensors
 from deepseek_triton_tools.checkpoints.torch_archive import read_torch_archive
@@ -154,7 +155,7 @@ def gpu_tables(data: bytes) -> None:
     runs = nvidia_smi_runs()
     for start, text in zip(list(runs), parts, strict=False):
         runs[start] = Done(code=0, out=text)
-    machine = FakedMachine(runs=runs)
+    machine: Any = FakedMachine(runs=runs)
     expected = Expected()
     with may_refuse(nvidia_smi.NoGpusError):
         nvidia_smi.gpus(machine)
@@ -167,7 +168,7 @@ def gpu_tables(data: bytes) -> None:
 
 
 def gpu_xml(data: bytes) -> None:
-    machine = FakedMachine(runs={"nvidia-smi -q -x": Done(code=0, out=data.decode("utf-8", "replace"))})
+    machine: Any = FakedMachine(runs={"nvidia-smi -q -x": Done(code=0, out=data.decode("utf-8", "replace"))})
     read_gpus(machine)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-
 _LONGEST_MESSAGE = 4000
 """Characters. Most messages have less than 200."""
 

@@ -56,7 +56,9 @@ def token_ids(name: str, value: object) -> list[int]:
         raise wrong(name, f"at most {MOST_TOKEN_IDS:,} token ids", len(elements))
     return [
         # Nearly all are right at once, and a name for each of a million would take a second.
-        element if type(element) is int and 0 <= element <= MOST_INT32 else between(f"{name}[{at}]", element, 0, MOST_INT32)
+        element
+        if type(element) is int and 0 <= element <= MOST_INT32
+        else between(f"{name}[{at}]", element, 0, MOST_INT32)
         for at, element in enumerate(elements)
     ]
 
