@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from deepseek_triton_tools.gateway.app.api_exchange import ApiExchange, ClientLeft
 from deepseek_triton_tools.gateway.app.api_route import MOST_BRACKETS, _document
+from deepseek_triton_tools.gateway.app.handled_request import HandledRequest, begin_record
 from deepseek_triton_tools.gateway.protocol.chat_request import CHAT_FIELDS
 from deepseek_triton_tools.gateway.protocol.completion_request import COMPLETION_FIELDS
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
 from deepseek_triton_tools.gateway.protocol.openai_fields import INPUTS, SAMPLING
+from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 from support.leaving_client import leaving
 from support.raw_triton import RawTriton, Wire, answer, event, gateway_before, refusal
 from support.waiting import PATIENCE_S, wait_for
@@ -116,30 +118,25 @@ def test_a_body_with_the_most_brackets_is_read_and_one_more_is_too_many() -> Non
     assert caught.value.status == 413
 
 
-def test_what_is_no_request_behind_one_ends_the_connection_and_nothing_else(
-    triton: RawTriton, address: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    released, ended = threading.Event(), threading.Event()
+def test_a_connection_that_uvicorn_has_closed_is_a_client_that_has_left() -> None:
+    """uvicorn closes it when bytes behind the request are no HTTP, and uvloop refuses to write from then on."""
 
-    def late(wire: Wire) -> None:
-        released.wait(PATIENCE_S)
-        answer(TEXT, LAST)(wire)
-        ended.set()
+    async def send(message: object) -> None:
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
 
-    triton.script = late
-    body = json.dumps(CHAT).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n"
-    parts = urlsplit(address)
-    with socket.create_connection((parts.hostname, parts.port), PATIENCE_S) as connection:
-        connection.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
-        wait_for(lambda: triton.asked)
-        connection.sendall(b"\0\0 no request\r\n\r\n")
-        assert connection.recv(4096).startswith(b"HTTP/1.1 400 ")
-    released.set()
-    assert ended.wait(PATIENCE_S)
-    triton.script = answer(TEXT, LAST)
-    assert ask(address).status_code == 200
-    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+    async def answer_it() -> HandledRequest:
+        record = begin_record("/v1/completions", ())
+        settings = GatewaySettings((ModelSettings(("http://h:1",)),))
+        exchange = ApiExchange({"headers": []}, _never, send, record, settings)
+        with pytest.raises(ClientLeft):
+            await exchange.respond(200, b"{}")
+        return record
+
+    assert asyncio.run(answer_it()).client_left
+
+
+async def _never() -> Any:
+    raise AssertionError("nothing more is to be read")
 
 
 @pytest.mark.parametrize(
