@@ -99,7 +99,7 @@ def responses(data: bytes) -> None:
         with _server_tells_errors(), may_refuse(ProtocolError):
             for line in data.split(b"\n"):
                 for chunk in reader.chunks(decode_json(line)):
-                    repr(chunk)
+                    (chunk.text + chunk.reasoning).encode()
             reader.end()
 
 
