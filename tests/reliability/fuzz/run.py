@@ -24,6 +24,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+_INSTRUMENTED = [
+    *(
+        "deepseek_triton_build",
+        "deepseek_triton_client",
+        "deepseek_triton_tools",
+        "deepseek_backend",
+        "deepseek_launcher",
+    ),
+    *("h11", "starlette"),
+]
+"""Packages whose branches guide the campaign."""
 _DICTIONARY_MOST = 60
 """Characters of a word of libFuzzer's dictionary."""
 
@@ -86,7 +97,7 @@ def _one_of_several(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
 def _campaign(arguments: argparse.Namespace) -> None:
     import atheris  # type: ignore[import-untyped]
 
-    with atheris.instrument_imports(include=["deepseek_triton_", "deepseek_backend", "deepseek_launcher", "h11"]):
+    with atheris.instrument_imports(include=_INSTRUMENTED):
         from reliability.fuzz.targets import TARGETS, inputs_of
     from reliability.fuzz.mutation import NAMES, TEXTS, mutated
 
