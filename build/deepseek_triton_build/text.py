@@ -11,6 +11,10 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
+MAX_YAML_DEPTH = 60
+"""Levels of nesting. The limit is needed because libyaml's composer crashes the process on very deep nesting."""
+UNREADABLE_YAML = (ValueError, ArithmeticError, LookupError, AttributeError, TypeError, RecursionError)
+"""Errors of PyYAML beside its own: for a tag that does not fit its text, a date that is none, and deep nesting."""
 LINE_WIDTH = 110
 """Characters of a line in generated files."""
 _SHORT = reprlib.Repr()
@@ -26,12 +30,28 @@ _PLAIN = re.compile(r"(?!(?:yes|no|on|off|true|false|null)$)[a-z_][\w./-]*", re.
 def parse_yaml(text: str) -> Any:
     """Return what YAML `text` stands for, read by the safe loader.
 
-    :raises yaml.YAMLError: when the text is not YAML.
+    :raises yaml.YAMLError: when the text is not YAML, or is nested more than MAX_YAML_DEPTH deep.
     """
     import yaml  # takes as long as a tenth of a build, and most verbs have no YAML to read or to quote
 
     # libyaml's loader is about ten times as fast as Python's.
-    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    try:
+        limit_yaml_depth(text)
+        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except UNREADABLE_YAML as error:
+        raise yaml.YAMLError(f"a value does not fit its tag: {error}") from error
+
+
+def limit_yaml_depth(text: str) -> None:
+    """:raises yaml.YAMLError: when the text is not YAML, or is nested more than MAX_YAML_DEPTH deep."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, Loader=getattr(yaml, "CLoader", yaml.Loader)):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_YAML_DEPTH:
+            where: Any = event.start_mark
+            raise yaml.constructor.ConstructorError(None, None, f"nested more than {MAX_YAML_DEPTH} deep", where)
 
 
 def short_repr(value: Any) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from deepseek_backend.contract import MAX_JSON_DEPTH, MAX_MESSAGES
 from deepseek_backend.request.messages import read_messages
 
 CALLS = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
@@ -193,3 +194,25 @@ def test_the_last_message_may_be_a_prefix() -> None:
     messages = [{"role": "user", "content": "Hi"}, answer(content="He", prefix=True)]
     assert read(*messages) == messages
     assert read(*messages[:1], answer(content="He", prefix=False)) == [messages[0], answer(content="He", prefix=False)]
+
+
+def test_json_is_read_to_its_limit_of_nesting() -> None:
+    # The list of messages and the message itself are two of the levels.
+    deepest = "[" * (MAX_JSON_DEPTH - 2) + "]" * (MAX_JSON_DEPTH - 2)
+    conversation = '[{"role": "user", "content": "a", "more": %s}]'
+    assert read_messages(conversation % deepest)[0]["content"] == "a"
+    with pytest.raises(ValueError, match=f"text that is not JSON \\(it is nested more than {MAX_JSON_DEPTH} deep\\)"):
+        read_messages(conversation % f"[{deepest}]")
+
+
+def test_thousands_of_results_find_their_calls_and_a_wrong_one_is_told_in_a_line() -> None:
+    numbers = range(MAX_MESSAGES - 1)
+    calls = [{"id": str(number), "type": "function", "function": {"name": "f"}} for number in numbers]
+    results = [{"role": "tool", "content": "", "tool_call_id": str(number)} for number in reversed(numbers)]
+    turn = [{"role": "assistant", "content": None, "tool_calls": calls}, *results]
+    assert [message.get("tool_call_id") for message in read_messages(json.dumps(turn))[1:]] == list(map(str, numbers))
+    with pytest.raises(ValueError, match="messages: expected at most 10,000 messages, got 10,001"):
+        read_messages(json.dumps([*turn, turn[-1]]))
+    turn[-1]["tool_call_id"] = "none"
+    with pytest.raises(ValueError, match=r"'7' and 9,991 more, got 'none'"):
+        read_messages(json.dumps(turn))

@@ -40,6 +40,13 @@ def refusal(*args, **kwargs):
     return caught.value
 
 
+def test_the_longest_texts_are_read():
+    longest = "a" * contract.MAX_CHAT_BYTES
+    sampling = '{"max_tokens": 7}'.ljust(contract.MAX_CHAT_BYTES)
+    parsed = parse({"text_input": text(longest), "sampling_parameters": text(sampling)})
+    assert (parsed.prompts[0].text, parsed.max_tokens) == (longest, 7)
+
+
 def test_a_bare_prompt_takes_every_default():
     parsed = parse(default_max_tokens=77)
 
@@ -222,6 +229,18 @@ def test_streaming_has_two_names(name):
         ),
         pytest.param({}, {"temperature": 10**400}, "temperature: expected a number >= 0 and <= 100", id="huge integer"),
         pytest.param({"sampling_parameters": text("[" * 100_000)}, {}, "text that is not JSON", id="deep nesting"),
+        pytest.param(
+            {"text_input": text("a" * (contract.MAX_CHAT_BYTES + 1))},
+            {},
+            "text_input: expected at most 4,194,304 bytes, got 4,194,305",
+            id="prompt without end",
+        ),
+        pytest.param(
+            {"sampling_parameters": text(" " * contract.MAX_CHAT_BYTES + "{}")},
+            {},
+            "sampling_parameters: expected at most 4,194,304 bytes, got 4,194,306",
+            id="JSON without end",
+        ),
         pytest.param(
             {"sampling_param_stop": np.array([b"\xff"], np.object_)},
             {},

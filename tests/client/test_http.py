@@ -33,6 +33,7 @@ from deepseek_triton_client._core.exceptions import (
 )
 from deepseek_triton_client._core.results import ModelMetadata, TensorMetadata
 from deepseek_triton_client._core.transport import Input
+from deepseek_triton_client._http.http11 import MOST_INFORMATIONAL
 from deepseek_triton_client._http.http_errors import EXCHANGE_ERRORS, exchange_error
 from support.drivers import DRIVERS
 from support.http_server import HttpServer
@@ -322,6 +323,27 @@ def test_an_event_that_is_too_large(http_server, driver):
     with pytest.raises(ProtocolError, match="max_message_bytes, 1000"):
         driver.run(stream.receive())
     driver.run(stream.close())
+
+
+def test_a_head_is_read_up_to_its_limit(http_server, driver, transport):
+    """h11 holds 16 KiB of a head that has not ended."""
+    beginning, end = b"HTTP/1.1 200 OK\r\nX: ", b"\r\nContent-Length: 0\r\nContent-Type: text/event-stream\r\n\r\n"
+    longest = b"a" * (h11._connection.DEFAULT_MAX_INCOMPLETE_EVENT_SIZE - len(beginning))
+    http_server.script(http_server.raw(beginning + longest, end))
+    assert driver.run(ask(transport)) == []
+    http_server.script(http_server.raw(beginning + longest + b"a" * 2**17))
+    with pytest.raises(ProtocolError, match=r"the answer is not HTTP/1\.1"):
+        driver.run(ask(transport))
+
+
+def test_a_head_after_many_others_is_the_answer_and_after_one_more_is_not(http_server, driver, transport):
+    informational = b"HTTP/1.1 103 Early Hints\r\n\r\n"
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nContent-Type: text/event-stream\r\n\r\n"
+    http_server.script(http_server.raw(informational * MOST_INFORMATIONAL + answer))
+    assert driver.run(ask(transport)) == []
+    http_server.script(http_server.raw(informational * (MOST_INFORMATIONAL + 1) + answer))
+    with pytest.raises(ProtocolError, match="more than 100 informational responses"):
+        driver.run(ask(transport))
 
 
 # Connections that don't come about, break off and are broken off.

@@ -86,6 +86,7 @@ def test_a_tensor_that_does_not_fit_is_refused():
         pytest.param(b'{"text_output": "\xff"}', id="not-UTF-8"),
         pytest.param('{"text_output": "a"}'.encode("utf-16"), id="UTF-16"),
         pytest.param(b"[" * 100_000, id="a-deep-one"),
+        pytest.param(b'{"text_output": "\\ud83d"}', id="half-a-character"),
     ],
 )
 def test_what_is_no_json_object_is_refused(data):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -13,9 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from deepseek_triton_tools.gateway.app.api_exchange import ApiExchange, ClientLeft
+from deepseek_triton_tools.gateway.app.api_route import MOST_BRACKETS, _document
+from deepseek_triton_tools.gateway.app.handled_request import HandledRequest, begin_record
 from deepseek_triton_tools.gateway.protocol.chat_request import CHAT_FIELDS
 from deepseek_triton_tools.gateway.protocol.completion_request import COMPLETION_FIELDS
+from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
 from deepseek_triton_tools.gateway.protocol.openai_fields import INPUTS, SAMPLING
+from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 from support.leaving_client import leaving
 from support.raw_triton import RawTriton, Wire, answer, event, gateway_before, refusal
 from support.waiting import PATIENCE_S, wait_for
@@ -103,6 +109,34 @@ def test_a_body_that_is_too_large(triton: RawTriton, address: str) -> None:
     response = httpx.post(f"{address}/v1/chat/completions", content=b" " * (MAX_BODY + 1), headers=JSON_TYPE)
     assert (response.status_code, error_of(response)["code"]) == (413, "request_too_large")
     assert str(MAX_BODY) in error_of(response)["message"]
+
+
+def test_a_body_with_the_most_brackets_is_read_and_one_more_is_too_many() -> None:
+    assert _document(b'"%b"' % (b"[" * MOST_BRACKETS)) == "[" * MOST_BRACKETS
+    with pytest.raises(OpenAIError, match="expected at most 1,048,576 opening brackets, got 1,048,577") as caught:
+        _document(b'"%b{"' % (b"[" * MOST_BRACKETS))
+    assert caught.value.status == 413
+
+
+def test_a_connection_that_uvicorn_has_closed_is_a_client_that_has_left() -> None:
+    """uvicorn closes it when bytes behind the request are no HTTP, and uvloop refuses to write from then on."""
+
+    async def send(message: object) -> None:
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+    async def answer_it() -> HandledRequest:
+        record = begin_record("/v1/completions", ())
+        settings = GatewaySettings((ModelSettings(("http://h:1",)),))
+        exchange = ApiExchange({"headers": []}, _never, send, record, settings)
+        with pytest.raises(ClientLeft):
+            await exchange.respond(200, b"{}")
+        return record
+
+    assert asyncio.run(answer_it()).client_left
+
+
+async def _never() -> Any:
+    raise AssertionError("nothing more is to be read")
 
 
 @pytest.mark.parametrize(

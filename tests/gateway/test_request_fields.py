@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,14 @@ import pytest
 from deepseek_triton_tools.gateway.protocol.chat_request import ChatRequest, read_chat_request
 from deepseek_triton_tools.gateway.protocol.completion_request import read_completion_request
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
-from deepseek_triton_tools.gateway.protocol.openai_fields import INPUTS, REFUSED, SAMPLING, WITHOUT_EFFECT
+from deepseek_triton_tools.gateway.protocol.openai_fields import (
+    INPUTS,
+    MOST_ITEMS,
+    MOST_TOKEN_IDS,
+    REFUSED,
+    SAMPLING,
+    WITHOUT_EFFECT,
+)
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
@@ -308,3 +316,30 @@ def test_logprobs_of_an_echo() -> None:
     assert asked.only_echo
     assert sampling(asked.inputs) == {"max_tokens": 1, "logprobs": 1, "prompt_logprobs": 1}
     assert asked.inputs["return_logprobs"] is True
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("stop", lambda count: ["a"] * count),
+        ("stop_token_ids", lambda count: [1] * count),
+        ("logit_bias", lambda count: {str(number): 1 for number in range(count)}),
+    ],
+)
+def test_a_list_is_read_up_to_its_limit(field: str, values: Callable[[int], object]) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    read_chat_request({**body, field: values(MOST_ITEMS)})
+    with pytest.raises(OpenAIError, match=rf"{field}: expected at most 1,024 (values|tokens), got 1025\."):
+        read_chat_request({**body, field: values(MOST_ITEMS + 1)})
+
+
+def test_token_ids_are_read_up_to_their_limit() -> None:
+    assert len(read_completion_request({"prompt": [7] * MOST_TOKEN_IDS}).prompts[0]) == MOST_TOKEN_IDS
+    with pytest.raises(OpenAIError, match=r"prompt: expected at most 1,048,576 token ids, got 1048577\."):
+        read_completion_request({"prompt": [7] * (MOST_TOKEN_IDS + 1)})
+
+
+def test_an_error_does_not_quote_a_whole_request() -> None:
+    with pytest.raises(OpenAIError) as caught:
+        read_chat_request({"messages": [], "response_format": {"type": "a" * 100_000}})
+    assert len(caught.value.message) == 4003

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deepseek_triton_tools.gateway.triton import server_events
 from deepseek_triton_tools.gateway.triton.call import Part
 from deepseek_triton_tools.gateway.triton.server_events import EventReader
 
@@ -48,3 +50,19 @@ def test_what_comes_before_an_error_is_not_lost() -> None:
     refused = b'data: {"error": "[E_CANCELLED] gone"}\n\n'
     assert reader.feed(STREAM + refused + STREAM) == EventReader().feed(STREAM)
     assert str(reader.error) == "gone"
+
+
+def test_an_event_is_read_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_events, "MOST_ANSWER_BYTES", len(STREAM))
+    reader = EventReader()
+    assert reader.feed(STREAM[:-1]) + reader.feed(STREAM[-1:]) == EventReader().feed(STREAM)
+    reader.feed(b"data: " + b" " * (len(STREAM) - 6))
+    assert reader.error is None
+    assert reader.feed(b" ") == []
+    assert "the server sent an event of more than" in str(reader.error)
+
+
+def test_a_server_that_breaks_off_its_lists_is_told() -> None:
+    reader = EventReader()
+    assert reader.feed(b'data: {"sequence_index": [0, 1], "text_output": ["a"]}\n\n') == []
+    assert str(reader.error).endswith("expected a value for each of 2 sequences, got less")

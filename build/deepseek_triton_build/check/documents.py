@@ -13,14 +13,12 @@ import yaml
 from deepseek_triton_build.check.codes import BROKEN, DUPLICATE_KEY, NOT_A_MAPPING, UNREADABLE
 from deepseek_triton_build.check.finding import CheckCode, Finding
 from deepseek_triton_build.check.regular_files import NotAFileError, read_bytes
-from deepseek_triton_build.text import printable_line, safe_name, short_repr
+from deepseek_triton_build.text import limit_yaml_depth, printable_line, safe_name, short_repr
 
 MAX_TEXT_BYTES = 64 * 2**20
 """Size of the largest file that is read. The largest real one, the index of a checkpoint's tensors, has 10 MB."""
 MAX_YAML_VALUES = 100_000
 """Values in one document. The limit is needed because anchors can unfold a short text without end."""
-MAX_YAML_DEPTH = 60
-"""Levels of nesting. The limit is needed because libyaml's composer crashes the process on very deep nesting."""
 
 _Loader: Any = getattr(yaml, "CLoader", yaml.Loader)
 _LARGEST_INTEGER = 2**64 - 1
@@ -90,7 +88,7 @@ def read_json_document(path: Path, file: str) -> tuple[Document | None, list[Fin
 def _parse_document(text: str, file: str) -> tuple[Document | None, list[Finding]]:
     reader = _DocumentReader(file)
     try:
-        _limit_depth(text)
+        limit_yaml_depth(text)
         node = yaml.compose(text, Loader=_Loader)
         values = None if node is None else reader.value(node, "", ())
     except yaml.YAMLError as error:
@@ -194,14 +192,6 @@ class _DocumentReader:
         if isinstance(value, int) and not -(2**63) <= value <= _LARGEST_INTEGER:
             raise _refused("a whole number of more than 64 bits", node)
         return value
-
-
-def _limit_depth(text: str) -> None:
-    depth = 0
-    for event in yaml.parse(text, Loader=_Loader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_YAML_DEPTH:
-            raise _refused(f"nested more than {MAX_YAML_DEPTH} deep", event)
 
 
 def _refused(problem: str, where: Any) -> yaml.YAMLError:

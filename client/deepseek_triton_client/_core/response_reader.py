@@ -190,7 +190,7 @@ def _logprobs(name: str, value: Any) -> tuple[TokenLogprobs | None, ...]:
     try:
         document = json.loads(_text(name, value))
         return tuple(None if token is None else _token(token) for token in document or ())
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as exc:
+    except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError) as exc:
         raise ProtocolError(f"{name}: expected log-probabilities as JSON, got {value!r:.200}") from exc
 
 

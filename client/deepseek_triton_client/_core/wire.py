@@ -43,6 +43,8 @@ def json_object(data: bytes) -> dict[str, Any]:
     try:
         # Decoded here, because json.loads would guess at UTF-16 and accept halves of surrogate pairs.
         value = json.loads(data.decode())
+        if b"\\u" in data:  # an escape may be half of a pair too, which no file and no terminal takes
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as exc:
         raise ProtocolError(f"expected a JSON object, got {data[:200]!r}") from exc
     if not isinstance(value, dict):

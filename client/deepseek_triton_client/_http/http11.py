@@ -15,6 +15,10 @@ _SETTINGS = b"\x04\0\0\0\0\0"
 """Type, flags and stream of the frame that begins every HTTP/2 connection, behind its length of 3 bytes (RFC 9113)."""
 
 
+MOST_INFORMATIONAL = 100
+"""Responses of status 1xx before the response. A server may send any number of them, and never another one."""
+
+
 class Http11Protocol:
     """One request after the other on one connection. Raises h11.LocalProtocolError for a request that is not HTTP,
     h11.RemoteProtocolError for a response that is not, and ConnectionError for a response that breaks off."""
@@ -23,6 +27,7 @@ class Http11Protocol:
         self._http = h11.Connection(h11.CLIENT)
         self._is_broken_off = False
         self._is_complete = False
+        self._num_informational = 0
 
     @property
     def is_idle(self) -> bool:
@@ -35,6 +40,7 @@ class Http11Protocol:
         if self._http.our_state is h11.DONE:
             self._http.start_next_cycle()
             self._is_complete = False
+            self._num_informational = 0
         send = self._http.send
         data = send(h11.Request(method=method, target=target, headers=headers)) or b""
         if body:
@@ -54,6 +60,9 @@ class Http11Protocol:
                 return None
             if isinstance(event, h11.Response):
                 return event.status_code, {name.decode(): value.decode("latin-1") for name, value in event.headers}
+            self._num_informational += 1
+            if self._num_informational > MOST_INFORMATIONAL:
+                raise h11.RemoteProtocolError(f"it has more than {MOST_INFORMATIONAL} informational responses")
 
     def body(self) -> bytes | None:
         """Return the part of the body that has arrived: None if there is none yet, b"" at its end."""

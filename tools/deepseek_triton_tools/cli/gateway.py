@@ -185,11 +185,13 @@ def _take_file(args: argparse.Namespace, problems: list[str]) -> None:
     require_tools()
     import yaml
 
+    from deepseek_triton_build.text import UNREADABLE_YAML
+
     file: Path = args.config
     try:
         with file.open(encoding="utf-8") as stream:  # PyYAML's errors have the name of a file, or a copy of a text
             document = yaml.safe_load(stream)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, yaml.YAMLError, *UNREADABLE_YAML) as error:
         problems.append(f"{file}: {_reason(error)}")
         return
     if not isinstance(document, dict):

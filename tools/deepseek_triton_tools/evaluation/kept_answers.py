@@ -69,8 +69,10 @@ def _whole_lines(descriptor: int, path: Path) -> list[dict[str, Any]]:
     end = content.rfind(b"\n") + 1
     try:
         lines = [json.loads(line) for line in content[:end].splitlines()]
-        well_formed = all(isinstance(line, dict) for line in lines) and all("key" in line for line in lines[1:])
-    except ValueError:
+        well_formed = all(isinstance(line, dict) for line in lines) and all(
+            isinstance(line.get("key"), str) for line in lines[1:]
+        )
+    except (ValueError, RecursionError):
         well_formed = False
     if not well_formed:
         raise ToolError(f"{path} is no file of answers: give another --output, or --overwrite")

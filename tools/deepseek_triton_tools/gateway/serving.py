@@ -18,6 +18,7 @@ from typing import Any
 
 import uvicorn
 
+from deepseek_triton_tools.gateway.bounded_head import BoundedHeadProtocol
 from deepseek_triton_tools.gateway.settings import GatewaySettings
 from deepseek_triton_tools.host.open_files import allow_open_files
 
@@ -102,6 +103,7 @@ def _run(factory: str | Callable[[], object], settings: GatewaySettings) -> None
         "timeout_graceful_shutdown": settings.drain_s,
         "timeout_keep_alive": 75,  # longer than clients and load balancers keep idle connections, mostly 60 s
         "lifespan": "on",
+        "http": BoundedHeadProtocol,
         "ws": "none",
         "log_config": None,
         "access_log": False,  # the gateway has its own

@@ -50,7 +50,7 @@ def read_messages(path: Path) -> Any:
     """Read a conversation from a JSON file. Raises ToolError when it can't be read, or holds no conversation."""
     try:
         messages = json.loads(read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ToolError(f"{path} is not JSON: {error}") from error
     problem = problem_of_messages(messages)
     if problem is not None:

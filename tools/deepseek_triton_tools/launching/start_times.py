@@ -72,7 +72,7 @@ def measured_rate(file: Path) -> int:
         document = json.loads(file.read_text("utf-8"))
     except OSError as error:
         raise ToolError(f"{expected}: {error.strerror}", exit_code=2) from None
-    except ValueError as error:  # not JSON, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not JSON, or not UTF-8
         raise ToolError(f"{expected}, got {error}", exit_code=2) from None
     result = document.get("result") if isinstance(document, dict) else None
     if not isinstance(result, dict) or not str(document.get("schema")).startswith("deepseek-triton/warm/"):

@@ -17,5 +17,5 @@ def check_pace(place: Path) -> None:
         find_preset(document)
     except OSError as error:
         raise ValueError(f"{place} can't be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{place}: {error}") from error

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from deepseek_backend.contract import INT32_MAX, MAX_STREAM_INTERVAL_MS, SAMPLING_BY_NAME
-from deepseek_backend.errors import ConfigError
+from deepseek_backend.errors import UNREADABLE_YAML, ConfigError
 from deepseek_backend.field_values import check_value, quoted
 
 ENGINE_NAMES = ("tensorrt_llm", "vllm", "reference", "simulated")
@@ -118,7 +118,7 @@ def load_config(path: Path) -> BackendConfig:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError([f"{path}: can't be read: {error.strerror}"]) from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, *UNREADABLE_YAML) as error:
         raise ConfigError([f"{path}: not YAML: {' '.join(str(error).split())}"]) from error
     if not isinstance(document, dict):
         raise ConfigError([f"{path}: expected a mapping of LLM arguments, got {type(document).__name__}"])

@@ -231,7 +231,13 @@ MAX_SEQUENCES_OF_REQUEST = 1024
 """Most answers to all prompts of one request."""
 MAX_INPUT_IDS = 1 << 20
 MAX_CHAT_BYTES = 4 << 20
-"""Most bytes of one conversation in JSON: several times what the longest context holds."""
+"""Most bytes of one prompt, of a conversation in JSON, and of each other input that is JSON: several times what the
+longest context holds."""
+MAX_MESSAGES = 10_000
+"""Most messages of a conversation. A chat template takes tens of microseconds for each, while nobody else is served."""
+MAX_JSON_DEPTH = 128
+"""Most levels of nesting in JSON, in which everything after its reading can still go down and write it again. Schemas
+of real tools have a dozen."""
 MAX_TOOLS = 128
 """Most tools of a request; the limit of DeepSeek's and OpenAI's own APIs."""
 MAX_LOGPROBS = 20

@@ -68,6 +68,11 @@ def describe(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
+UNREADABLE_YAML = (ValueError, ArithmeticError, LookupError, AttributeError, TypeError, RecursionError)
+"""Errors of PyYAML beside its own: for a tag that does not fit its text, a date that is none, deep nesting, and bytes
+that are not UTF-8."""
+
+
 class ConfigError(Exception):
     """The configuration can't be served. `problems` holds every problem found, one line each."""
 

@@ -6,10 +6,10 @@ import json
 import math
 import re
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from deepseek_backend.contract import Dtype, SamplingFieldSpec
+from deepseek_backend.contract import MAX_JSON_DEPTH, Dtype, SamplingFieldSpec
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
@@ -19,6 +19,36 @@ _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict = 2, 4, 2
 def quoted(value: object) -> str:
     """Return `value` as an error message quotes it, never longer than a line."""
     return _SHORT.repr(value)
+
+
+def listed(values: Sequence[object]) -> str:
+    """Return values as an error message lists them: a few, and how many more there are."""
+    more = f" and {len(values) - _MOST_LISTED:,} more" if len(values) > _MOST_LISTED else ""
+    return ", ".join(map(quoted, values[:_MOST_LISTED])) + more
+
+
+_MOST_LISTED = 8
+
+
+def read_json(text: str | bytes) -> Any:
+    """Return the value that JSON text stands for.
+
+    :raises ValueError: when it is not JSON, or is nested more than MAX_JSON_DEPTH deep.
+    """
+    too_deep = f"it is nested more than {MAX_JSON_DEPTH} deep"
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(too_deep) from None
+    brackets = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
+    if brackets > MAX_JSON_DEPTH:  # which few have, and counting is fast
+        level = [value] if isinstance(value, (dict, list)) else []
+        for _ in range(MAX_JSON_DEPTH):
+            inside = (each.values() if isinstance(each, dict) else each for each in level)
+            level = [each for values in inside for each in values if isinstance(each, (dict, list))]
+        if level:
+            raise ValueError(too_deep)
+    return value
 
 
 def check_value(field: SamplingFieldSpec, value: object) -> Any:
@@ -59,7 +89,7 @@ def _check_json(field: SamplingFieldSpec, value: object) -> tuple[str, dict[str,
         raise ValueError(f"{field.name}: expected a JSON object, got {quoted(value)}")
     try:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        document = json.loads(text)
+        document = read_json(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{field.name}: expected a JSON object, got text that is not JSON ({error})") from None
     if not isinstance(document, dict):

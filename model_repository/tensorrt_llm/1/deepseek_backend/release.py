@@ -14,7 +14,7 @@ from typing import Any, Literal
 import yaml
 
 from deepseek_backend.contract import SAMPLING_BY_NAME, SAMPLING_FIELDS
-from deepseek_backend.errors import ConfigError
+from deepseek_backend.errors import UNREADABLE_YAML, ConfigError
 
 FILE_NAME = "release.yaml"
 _OPTIONS = ("allow_version_mismatch",)
@@ -181,7 +181,7 @@ def read_record(version_dir: Path, *, option: str) -> Mapping[str, Any]:
     except OSError as error:
         fix = f"generate the repository with `deepseek-triton build {option}`, which writes it"
         raise ConfigError([f"{path}: can't be read: {error.strerror}; {fix}"]) from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, *UNREADABLE_YAML) as error:
         raise ConfigError([f"{path}: not YAML: {' '.join(str(error).split())}"]) from error
     return record if isinstance(record, dict) else {}
 

@@ -112,7 +112,7 @@ def read_all() -> list[LaunchRecord]:
         _check_owner(part)
     found = []
     for path in sorted(folder().glob("*.json")):
-        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+        with contextlib.suppress(OSError, ValueError, TypeError, OverflowError, RecursionError):
             found.append(_parse(json.loads(path.read_text(encoding="utf-8"))))
     return found
 
@@ -122,6 +122,7 @@ def _parse(facts: dict[str, Any]) -> LaunchRecord:
 
     :raises TypeError: for a missing or unknown key, or a value of another type.
     :raises ValueError: for a number that is not finite.
+    :raises OverflowError: for a whole number that is larger than any finite one.
     """
     record = LaunchRecord(**facts)
     wanted: dict[str, type | tuple[type, ...]] = {

@@ -40,7 +40,7 @@ class ApiExchange:
         self.has_events = False
         """A stream has begun, and not only with comments."""
         self._receive = receive
-        self._send = send
+        self._sends = send
         self._settings = settings
         self._body_until_s = asyncio.get_running_loop().time() + settings.body_timeout_s
         self._body_ended = not any(
@@ -75,6 +75,15 @@ class ApiExchange:
             pieces.append(piece)
             if self._body_ended:
                 return
+
+    async def _send(self, message: Message) -> None:
+        try:
+            await self._sends(message)
+        except RuntimeError as error:
+            # uvicorn closes the connection when bytes behind the request are no HTTP, and uvloop refuses to write then.
+            if "closed" not in str(error):
+                raise
+            raise self.left() from error
 
     async def _drop_body(self) -> None:
         while not self._body_ended and (await self._next())["type"] != "http.disconnect":

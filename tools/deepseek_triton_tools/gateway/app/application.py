@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deepseek_triton_tools.gateway.app import models, responses, tokenization
-from deepseek_triton_tools.gateway.app.api_exchange import ApiExchange
+from deepseek_triton_tools.gateway.app.api_exchange import ApiExchange, ClientLeft
 from deepseek_triton_tools.gateway.app.api_route import ApiRoute, Handler
 from deepseek_triton_tools.gateway.app.chat import chat_completion
 from deepseek_triton_tools.gateway.app.completions import completion
@@ -115,6 +115,7 @@ async def _refuse(state: GatewayState, error: HTTPException, scope: Scope, recei
     record = begin_record(_NO_ROUTE, scope["headers"])
     state.observers.begins(record)
     try:
-        await ApiExchange(scope, receive, send, record, state.settings).refuse(refusal)
+        with suppress(ClientLeft):
+            await ApiExchange(scope, receive, send, record, state.settings).refuse(refusal)
     finally:
         state.observers.ends(record)

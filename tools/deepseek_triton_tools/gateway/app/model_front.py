@@ -12,7 +12,7 @@ import msgspec
 
 from deepseek_triton_tools.gateway.fleet.fleet import Fleet
 from deepseek_triton_tools.gateway.settings import ModelSettings
-from deepseek_triton_tools.gateway.triton.call import Call
+from deepseek_triton_tools.gateway.triton.call import Call, UpstreamError
 
 TEXTS_AT_ONCE = 32
 """How many texts of one request are asked for together."""
@@ -58,7 +58,10 @@ class ModelFront:
         if not told:
             raise self.fleet.unavailable()
         if told != self._told:
-            self._told, self._info = told, msgspec.json.decode(told, type=ModelInfo)
+            try:
+                self._told, self._info = told, msgspec.json.decode(told, type=ModelInfo)
+            except msgspec.DecodeError as error:
+                raise UpstreamError(f"the server tells of its model what can't be read: {error}") from error
         return self._info
 
     async def fingerprint(self) -> str:

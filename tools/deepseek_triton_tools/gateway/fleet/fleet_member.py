@@ -370,7 +370,7 @@ class FleetMember:
             self.model_info = str(outputs.get("model_info", ""))
             identity = _identity(self.model_info)
             refusal = _refusal_to_share(self.model_info) if self._is_shared else ""
-        except (TimeoutError, UpstreamError, msgspec.MsgspecError) as error:
+        except (TimeoutError, UpstreamError, msgspec.MsgspecError, RecursionError) as error:
             return f"it does not tell its model: {error}"
         reason = refusal or self._accept(self, identity)
         is_unproven = self._is_stuck and self._worked_at <= self._went_down_at

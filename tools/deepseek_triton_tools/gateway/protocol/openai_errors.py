@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+_LONGEST_MESSAGE = 4000
+"""Characters. Most messages have less than 200."""
+
 
 class OpenAIError(Exception):
     """The answer to a request that was refused or failed.
@@ -24,6 +27,8 @@ class OpenAIError(Exception):
         retry_after_s: float | None = None,
         headers: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
+        # A message may quote what the client sent, which can be as long as its request.
+        message = message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}..."
         super().__init__(message)
         self.status = status
         self.message = message

@@ -14,6 +14,10 @@ from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError, in
 
 Reader = Callable[[str, object], object]
 MOST_INT32 = 2**31 - 1
+MOST_ITEMS = 1024
+"""Values of a list or an object by token, as many as the wire contract has in the longest of them, logit_bias."""
+MOST_TOKEN_IDS = 2**20
+"""The wire contract's limit of `input_ids`."""
 _MOST_CHOICES = 64
 """The wire contract's limit of `n`."""
 _HINT_CHARACTERS = 80
@@ -47,7 +51,16 @@ def int32(name: str, value: object) -> int:
 
 
 def token_ids(name: str, value: object) -> list[int]:
-    return [between(f"{name}[{at}]", element, 0, MOST_INT32) for at, element in enumerate(a_list(name, value))]
+    elements = a_list(name, value)
+    if len(elements) > MOST_TOKEN_IDS:
+        raise wrong(name, f"at most {MOST_TOKEN_IDS:,} token ids", len(elements))
+    return [
+        # Nearly all are right at once, and a name for each of a million would take a second.
+        element
+        if type(element) is int and 0 <= element <= MOST_INT32
+        else between(f"{name}[{at}]", element, 0, MOST_INT32)
+        for at, element in enumerate(elements)
+    ]
 
 
 def boolean(name: str, value: object) -> bool:
@@ -66,11 +79,19 @@ def texts(name: str, value: object) -> list[str]:
     """A list of texts, or one text."""
     if isinstance(value, str):
         return [value]
-    return [text(f"{name}[{at}]", element) for at, element in enumerate(a_list(name, value))]
+    return [text(f"{name}[{at}]", element) for at, element in enumerate(a_short_list(name, value))]
 
 
 def integers(name: str, value: object) -> list[int]:
-    return [integer(f"{name}[{at}]", element) for at, element in enumerate(a_list(name, value))]
+    return [integer(f"{name}[{at}]", element) for at, element in enumerate(a_short_list(name, value))]
+
+
+def a_short_list(name: str, value: object) -> list[object]:
+    """A list that the model's server takes dozens of, so that thousands need not be read one by one."""
+    elements = a_list(name, value)
+    if len(elements) > MOST_ITEMS:
+        raise wrong(name, f"at most {MOST_ITEMS:,} values", len(elements))
+    return elements
 
 
 def a_list(name: str, value: object) -> list[object]:
@@ -87,6 +108,8 @@ def an_object(name: str, value: object) -> dict[str, object]:
 
 def numbers_by_token(name: str, value: object) -> dict[str, float]:
     found = an_object(name, value)
+    if len(found) > MOST_ITEMS:
+        raise wrong(name, f"at most {MOST_ITEMS:,} tokens", len(found))
     if not all(map(str.isdecimal, found)):
         raise wrong(name, "token ids as keys", value)
     return {token_id: number(f"{name}[{token_id:.40}]", each) for token_id, each in found.items()}

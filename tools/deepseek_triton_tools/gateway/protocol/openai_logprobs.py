@@ -7,6 +7,8 @@ from typing import TypedDict
 
 import msgspec
 
+from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
+
 _LEAST = -9999.0
 """In place of minus infinity, which JSON has not."""
 
@@ -16,7 +18,15 @@ class _Token(msgspec.Struct):
     decoded_token: str | None = None
 
 
-_decode = msgspec.json.Decoder(list[dict[str, _Token] | None]).decode
+_decoder = msgspec.json.Decoder(list[dict[str, _Token] | None])
+
+
+def _decode(logprobs: str) -> list[dict[str, _Token] | None]:
+    try:
+        return _decoder.decode(logprobs)
+    except (msgspec.DecodeError, RecursionError) as error:
+        message = f"the model's server sent log-probabilities that can't be read: {error}"
+        raise OpenAIError(502, message, kind="server_error", code="bad_gateway") from error
 
 
 def chat_logprobs(logprobs: str, num_top: int) -> list[dict[str, object]]:

@@ -364,6 +364,6 @@ def _checked_json(text: str) -> str:
     """The text if it is JSON. A model at times calls a string JSON, so all else becomes a string."""
     try:
         msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return json.dumps(text.strip(), ensure_ascii=False)
     return text

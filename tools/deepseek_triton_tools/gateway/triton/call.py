@@ -7,6 +7,9 @@ from typing import Protocol
 
 import msgspec
 
+MOST_ANSWER_BYTES = 256 * 2**20
+"""Bytes of one event, or of an answer that is no stream. The log-probabilities of a long prompt are the longest."""
+
 
 class Part(
     msgspec.Struct,

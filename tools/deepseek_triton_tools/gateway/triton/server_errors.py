@@ -20,6 +20,8 @@ _DEAD_PROCESS = re.compile(r"Stub process .* is not healthy")
 says for ever that it is ready."""
 _UNPROCESSED = {401, 403, 404, 429, 502, 503}
 """Statuses of a server, or of a proxy before it, that has nothing to show for the request."""
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Errors of msgspec for what is no JSON, or no UTF-8, or nested too deep."""
 _QUOTED = 200
 """Characters of an answer that is not Triton's."""
 
@@ -42,7 +44,7 @@ def error_of_status(status: int, body: bytes) -> UpstreamError:
     """The error for a response other than 200."""
     try:
         document = msgspec.json.decode(body.removeprefix(b"data:"))  # Triton refuses a stream with an event
-    except msgspec.DecodeError:
+    except NOT_JSON:
         document = None
     if isinstance(document, dict) and isinstance(document.get("error"), str):
         text = document["error"]

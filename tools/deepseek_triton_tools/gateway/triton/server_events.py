@@ -6,8 +6,8 @@ from typing import TypeVar
 
 import msgspec
 
-from deepseek_triton_tools.gateway.triton.call import Part, UpstreamError
-from deepseek_triton_tools.gateway.triton.server_errors import error_of_message
+from deepseek_triton_tools.gateway.triton.call import MOST_ANSWER_BYTES, Part, UpstreamError
+from deepseek_triton_tools.gateway.triton.server_errors import NOT_JSON, error_of_message
 
 T = TypeVar("T")
 
@@ -64,6 +64,10 @@ class EventReader:
         # An event may have many megabytes, so only what is new is searched for its end.
         begin = max(0, len(self._rest) - 1)
         self._rest += data
+        if len(self._rest) > MOST_ANSWER_BYTES:
+            self.error = UpstreamError(f"the server sent an event of more than {MOST_ANSWER_BYTES:,} bytes")
+            self._rest.clear()
+            return b""
         end = self._rest.rfind(b"\n\n", begin) + 2
         if end < 2:
             return b""
@@ -76,7 +80,7 @@ def _parts_of(document: bytes) -> list[Part]:
     """The parts in the JSON of one response. Raises UpstreamError."""
     try:
         part = _decode_part(document)
-    except msgspec.DecodeError:  # it has lists
+    except NOT_JSON:  # it has lists, or is broken
         return _several(document)
     if part == _NOTHING:  # it may be an error
         return _several(document)
@@ -91,7 +95,7 @@ def outputs_of(event: bytes) -> dict[str, object]:
     """The outputs in the one event of a task's answer. Raises UpstreamError."""
     try:
         outputs = msgspec.json.decode(event.partition(b"data:")[2], type=dict[str, object])
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise UpstreamError(f"the server sent an answer that is not the model's: {error}") from error
     if "error" in outputs:
         raise error_of_message(str(outputs["error"]))
@@ -101,12 +105,16 @@ def outputs_of(event: bytes) -> dict[str, object]:
 def _several(document: bytes) -> list[Part]:
     try:
         event = _decode_event(document)
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise UpstreamError(f"the server sent an event that is not the model's: {error}") from error
     if event.error:
         raise error_of_message(event.error)
     sequences = event.sequence_index if isinstance(event.sequence_index, list) else [event.sequence_index]
-    return [_part(event, at, sequence) for at, sequence in enumerate(sequences)]
+    try:
+        return [_part(event, at, sequence) for at, sequence in enumerate(sequences)]
+    except IndexError:
+        text = f"expected a value for each of {len(sequences)} sequences, got less"
+        raise UpstreamError(f"the server sent an event that is not the model's: {text}") from None
 
 
 def _part(event: _Event, at: int, sequence: int) -> Part:

@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from deepseek_triton_tools.gateway.triton.call import MOST_ANSWER_BYTES
+
 _CONNECT_S = 5.0
 """How long a connection may take to come about. Servers are near; one that takes longer is as good as down."""
 _UNREAD_BYTES = 2**20
@@ -75,10 +77,15 @@ class TritonConnection(asyncio.Protocol):
         return body
 
     async def read_all(self) -> bytes:
-        """Return the rest of the body."""
-        pieces = []
+        """Return the rest of the body. Raises ConnectionFailed for more than MOST_ANSWER_BYTES."""
+        pieces, size = [], 0
         while piece := await self.read():
             pieces.append(piece)
+            size += len(piece)
+            if size > MOST_ANSWER_BYTES:
+                self._fail(f"the answer has more than {MOST_ANSWER_BYTES:,} bytes")
+                self.close()
+                await self._wait()
         return b"".join(pieces)
 
     def close(self) -> None:

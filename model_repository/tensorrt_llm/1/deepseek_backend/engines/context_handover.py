@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from deepseek_backend.field_values import read_json
+
 RequestType: TypeAlias = Literal["context_only", "generation_only", "context_and_generation"]
 """One of contract.REQUEST_TYPES; the names are TensorRT-LLM's."""
 MAX_FIRST_TOKENS = 64
@@ -61,8 +63,8 @@ def read_handover(text: str) -> ContextHandover:
     :raises ValueError: with what is wrong, beginning with the name of the input.
     """
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        document = read_json(text)
+    except ValueError as error:
         raise ValueError(f"{_NAME}: expected {_MEANT}, got text that is not JSON ({error})") from error
     if not isinstance(document, Mapping):
         raise ValueError(f"{_NAME}: expected {_MEANT}, got {type(document).__name__}")

@@ -17,6 +17,7 @@ from deepseek_backend.engines.call_tags import DSML
 from deepseek_backend.engines.generate_request import Messages
 from deepseek_backend.engines.reasoning_tags import CLOSING, ends_inside
 from deepseek_backend.errors import RequestError
+from deepseek_backend.field_values import read_json
 from deepseek_backend.request.call_forms import DSML_FORM, FENCED, OTHER_FORM, RAW_JSON, CallForm
 from deepseek_backend.request.dsml_prompt import render_dsml
 from deepseek_backend.request.tool_use import ToolUse
@@ -227,7 +228,7 @@ def _with_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _object(text: str) -> Any:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = read_json(text)
+    except ValueError:
         return text
     return value if isinstance(value, dict) else text

@@ -15,7 +15,7 @@ from deepseek_backend.engines.call_tags import DSML, DSML_BEGIN, DSML_END
 from deepseek_backend.engines.generate_request import Messages
 from deepseek_backend.engines.reasoning_tags import CLOSING, OPENING
 from deepseek_backend.errors import RequestError
-from deepseek_backend.field_values import quoted
+from deepseek_backend.field_values import listed, quoted, read_json
 
 _BOS, _EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 _TOOLS = f"""## Tools
@@ -86,9 +86,9 @@ def render_dsml(messages: Messages, tools: Sequence[Mapping[str, Any]], template
 
 
 def _thinks(template_kwargs: Mapping[str, Any]) -> bool:
-    unknown = ", ".join(quoted(name) for name in template_kwargs if name != "thinking")
+    unknown = [name for name in template_kwargs if name != "thinking"]
     if unknown:
-        raise RequestError(f"chat_template_kwargs: DeepSeek-V3.2 has no {unknown}; it knows thinking")
+        raise RequestError(f"chat_template_kwargs: DeepSeek-V3.2 has no {listed(unknown)}; it knows thinking")
     thinking = template_kwargs.get("thinking", False)
     if not isinstance(thinking, bool):
         raise RequestError(f"chat_template_kwargs.thinking: expected true or false, got {quoted(thinking)}")
@@ -104,8 +104,8 @@ def _calls(place: int, calls: Sequence[Mapping[str, Any]]) -> str:
 
 def _call(where: str, function: Mapping[str, Any]) -> str:
     try:
-        arguments = json.loads(function["arguments"])
-    except (ValueError, RecursionError):
+        arguments = read_json(function["arguments"])
+    except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
         raise RequestError(

@@ -29,7 +29,7 @@ from deepseek_backend.contract import (
     Dtype,
     SamplingFieldSpec,
 )
-from deepseek_backend.field_values import check_characters, check_value, quoted
+from deepseek_backend.field_values import check_characters, check_value, quoted, read_json
 from deepseek_backend.request.messages import read_messages
 from deepseek_backend.request.parsed_request import Prompt
 
@@ -180,6 +180,9 @@ class FieldReader:
         return (Prompt(token_ids=tuple(array.reshape(-1).tolist())),)
 
     def _text(self, value: bytes | str) -> Prompt | None:
+        if len(value) > MAX_CHAT_BYTES:  # a tokenizer takes seconds and hundreds of megabytes for more
+            self.problems.add(f"text_input: expected at most {MAX_CHAT_BYTES:,} bytes, got {len(value):,}")
+            return None
         try:
             text = _decoded(value)
         except UnicodeDecodeError as error:
@@ -235,9 +238,12 @@ class FieldReader:
     def _json_object(self, name: str, value: object) -> dict[str, Any]:
         """Return the object that `value` is, or holds as JSON text; an empty object for None."""
         if isinstance(value, (str, bytes)):
+            if len(value) > MAX_CHAT_BYTES:
+                self.problems.add(f"{name}: expected at most {MAX_CHAT_BYTES:,} bytes, got {len(value):,}")
+                return {}
             try:
-                value = json.loads(value)
-            except (ValueError, RecursionError) as error:
+                value = read_json(value)
+            except ValueError as error:
                 self.problems.add(f"{name}: expected a JSON object, got text that is not JSON ({error})")
                 return {}
         if value is None:

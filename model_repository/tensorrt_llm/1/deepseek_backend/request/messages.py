@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
+from deepseek_backend.contract import MAX_MESSAGES
 from deepseek_backend.engines.generate_request import Messages
-from deepseek_backend.field_values import check_characters, quoted
+from deepseek_backend.field_values import check_characters, listed, quoted, read_json
 from deepseek_backend.request.tool_use import check_tool_name
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -28,13 +30,15 @@ def read_messages(text: str) -> Messages:
     :raises ValueError: with what was expected and what came.
     """
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        document = read_json(text)
+    except ValueError as error:
         raise ValueError(f"messages: expected a JSON array, got text that is not JSON ({error})") from None
     if not isinstance(document, list):
         raise ValueError(f"messages: expected a JSON array of messages, got {_named(document)}")
     if not document:
         raise ValueError("messages: expected at least one message, got an empty array")
+    if len(document) > MAX_MESSAGES:
+        raise ValueError(f"messages: expected at most {MAX_MESSAGES:,} messages, got {len(document):,}")
     messages = [_message(f"messages[{position}]", message) for position, message in enumerate(document)]
     _check_prefixes(messages)
     return _results_in_order(_without_old_reasoning(messages))
@@ -150,14 +154,16 @@ def _sorted_results(
     results = messages[first:end]
     if not all(call_ids) or not all(result.get("tool_call_id") for result in results):
         return results
-    for position, result in enumerate(results, first):
-        if result["tool_call_id"] not in call_ids:
-            known = ", ".join(map(quoted, call_ids))
-            raise ValueError(
-                f"messages[{position}].tool_call_id: expected the id of a call before it, {known}, got "
-                f"{quoted(result['tool_call_id'])}"
-            )
-    return sorted(results, key=lambda result: call_ids.index(result["tool_call_id"]))
+    # By their JSON, because an id may be any value, and a conversation can have thousands of calls.
+    places = {json.dumps(call_id): place for place, call_id in reversed(list(enumerate(call_ids)))}
+    wanted = [places.get(json.dumps(result["tool_call_id"])) for result in results]
+    if None in wanted:
+        position = wanted.index(None)
+        raise ValueError(
+            f"messages[{first + position}].tool_call_id: expected the id of a call before it, {listed(call_ids)}, got "
+            f"{quoted(results[position]['tool_call_id'])}"
+        )
+    return [result for _, result in sorted(zip(wanted, results, strict=True), key=itemgetter(0))]
 
 
 def _has_tool_calls(message: Mapping[str, Any]) -> bool:

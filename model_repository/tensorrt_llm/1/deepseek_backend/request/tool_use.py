@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from deepseek_backend.contract import MAX_TOOLS
-from deepseek_backend.field_values import check_characters, quoted
+from deepseek_backend.field_values import check_characters, quoted, read_json
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 """A function's name. DeepSeek's API says the same, without the dot, which bridges to other protocols write."""
@@ -107,7 +106,7 @@ def _chosen(wanted: object, names: Sequence[str]) -> str:
 
 def _json(where: str, text: str, kind: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return read_json(text)
+    except ValueError as error:
         expected = f"one of {', '.join(_CHOICES)} or a JSON object" if kind == "object" else "a JSON array"
         raise ValueError(f"{where}: expected {expected}, got {quoted(text)} ({error})") from None

@@ -161,7 +161,7 @@ def _inspect(machine: Machine, folder: str) -> tuple[Sequence[str], int, int]:
     if machine.exists(f"{folder}/{INDEX}"):
         try:
             names = sorted(set(json.loads(machine.read(f"{folder}/{INDEX}"))["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return [f"{INDEX} can't be parsed"], 0, len(names)
     problems = [] if names else ["no *.safetensors file"]
     if not machine.exists(f"{folder}/config.json"):
@@ -192,7 +192,7 @@ def _whole_size(machine: Machine, path: str) -> int | None:
         header = json.loads(machine.read_bytes(path, 8 + length)[8:])
         ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
         return 8 + length + max(ends, default=0)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return None
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from deepseek_backend.errors import EngineError
+from deepseek_backend.field_values import quoted
 
 ARCHITECTURE = "DeepseekV3ForCausalLM"
 
@@ -80,17 +83,22 @@ def read_config(folder: Path) -> DeepseekConfig:
     """
     document = read_json(folder / "config.json")
     problems = [
-        f"{key}: expected {only!r}, got {document[key]!r}"
+        f"{key}: expected {only!r}, got {quoted(document[key])}"
         for key, only in _ONLY_VALUES.items()
         if document.get(key, only) != only
     ]
     if (architectures := document.get("architectures")) != [ARCHITECTURE]:
-        problems.insert(0, f"architectures: expected {[ARCHITECTURE]}, got {architectures!r}")
+        problems.insert(0, f"architectures: expected {[ARCHITECTURE]}, got {quoted(architectures)}")
+    problems += [
+        f"{key}: expected an object, got {quoted(document[key])}"
+        for key in ("quantization_config", "rope_parameters", "rope_scaling")
+        if not isinstance(document.get(key) or {}, dict)
+    ]
+    if problems:
+        raise _cannot_compute(problems)
     quantization = document.get("quantization_config") or {}
     if (method := quantization.get("quant_method", "fp8")) != "fp8":
-        problems.append(f"quantization_config.quant_method: expected fp8, got {method!r}")
-    if problems:
-        raise EngineError(f"config.json: the reference engine can't compute this model: {'; '.join(problems)}")
+        raise _cannot_compute([f"quantization_config.quant_method: expected fp8, got {quoted(method)}"])
     # transformers 5 writes rope_parameters, with rope_theta inside; published checkpoints have the other two keys.
     rope = document.get("rope_parameters") or document.get("rope_scaling") or {}
     given = {
@@ -102,7 +110,7 @@ def read_config(folder: Path) -> DeepseekConfig:
         "q_lora_rank": document.get("q_lora_rank"),
         "rope_theta": rope.get("rope_theta", document.get("rope_theta", 10000.0)),
         "yarn": _yarn(rope, document.get("max_position_embeddings")),
-        "weight_block_size": tuple(quantization.get("weight_block_size") or (128, 128)),
+        "weight_block_size": _as_tuple(quantization.get("weight_block_size") or (128, 128)),
         "eos_token_ids": token_ids(document.get("eos_token_id")),
     }
     names = DeepseekConfig.__dataclass_fields__
@@ -110,14 +118,51 @@ def read_config(folder: Path) -> DeepseekConfig:
         config = DeepseekConfig(**{name: value for name, value in given.items() if name in names})
     except TypeError as error:  # its message ends with the names of the missing keys
         raise EngineError(f"config.json: keys are missing: {str(error).partition(': ')[2]}") from error
+    if problems := _wrong_types(config):
+        raise _cannot_compute(problems)
     if config.topk_group < config.n_group and (
-        config.n_routed_experts % config.n_group or config.n_routed_experts < 2 * config.n_group
+        config.n_group < 1 or config.n_routed_experts % config.n_group or config.n_routed_experts < 2 * config.n_group
     ):
         raise EngineError(
             f"config.json: n_group: expected groups of two or more of the {config.n_routed_experts} experts, of equal "
             f"size, got {config.n_group} groups"
         )
     return config
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "int": (int,),
+    "int | None": (int, NoneType),
+    "float": (int, float),
+    "bool": (bool,),
+    "YarnScaling | None": (YarnScaling, NoneType),
+}
+
+
+def _wrong_types(values: DeepseekConfig | YarnScaling) -> list[str]:
+    """Name the keys whose values are of another type than the field."""
+    problems = []
+    for field in dataclasses.fields(values):
+        value, kinds = getattr(values, field.name), _TYPES.get(str(field.type))
+        if kinds is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
+            problems.append(f"{field.name}: expected {field.type}, got {quoted(value)}")
+        elif isinstance(value, YarnScaling):
+            problems += _wrong_types(value)
+        elif field.name == "weight_block_size" and not (_are_counts(value) and len(value) == 2):
+            problems.append(f"weight_block_size: expected two numbers, got {quoted(value)}")
+    return problems
+
+
+def _are_counts(values: Iterable[Any]) -> bool:
+    return all(type(value) is int and 0 <= value < 1 << 31 for value in values)
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _cannot_compute(problems: Sequence[str]) -> EngineError:
+    return EngineError(f"config.json: the reference engine can't compute this model: {'; '.join(problems)}")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -129,18 +174,22 @@ def read_json(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise EngineError(f"{path.name}: can't be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineError(f"{path.name}: not JSON: {error}") from error
     if not isinstance(document, dict):
         raise EngineError(f"{path.name}: expected a JSON object, got {type(document).__name__}")
     return document
 
 
-def token_ids(given: int | list[int] | None) -> frozenset[int]:
-    """Return the token ids of a key that may give one, several or none."""
-    if given is None:
-        return frozenset()
-    return frozenset([given] if isinstance(given, int) else given)
+def token_ids(given: Any) -> frozenset[int]:
+    """Return the token ids of eos_token_id, which may give one, several or none.
+
+    :raises EngineError: when it gives something else.
+    """
+    ids = () if given is None else _as_tuple(given)
+    if not _are_counts(ids):
+        raise EngineError(f"eos_token_id: expected a token id or several, got {quoted(given)}")
+    return frozenset(ids)
 
 
 def _yarn(rope: Mapping[str, Any], max_position_embeddings: Any) -> YarnScaling | None:
@@ -148,8 +197,10 @@ def _yarn(rope: Mapping[str, Any], max_position_embeddings: Any) -> YarnScaling 
     if kind == "default":
         return None
     if kind != "yarn":
-        raise EngineError(f"config.json: rope_scaling.type: expected yarn, got {kind!r}")
+        raise EngineError(f"config.json: rope_scaling.type: expected yarn, got {quoted(kind)}")
     given = {"original_max_position_embeddings": max_position_embeddings, **rope}
+    if given.get("factor") is None:
+        raise EngineError("config.json: rope_scaling.factor: expected a number, got none")
     return YarnScaling(
         **{name: given[name] for name in YarnScaling.__dataclass_fields__ if given.get(name) is not None}
     )

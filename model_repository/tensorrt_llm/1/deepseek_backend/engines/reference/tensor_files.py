@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from deepseek_backend.engines.reference.deepseek_config import read_json
 from deepseek_backend.errors import EngineError
+from deepseek_backend.field_values import quoted
 
 Array = npt.NDArray[np.float32]
 
@@ -104,6 +106,8 @@ class TensorFiles:
             paths = [folder / WEIGHTS]
         else:
             weight_map: dict[str, str] = read_json(folder / INDEX).get("weight_map", {})
+            if not isinstance(weight_map, dict) or not all(map(_is_file_name, weight_map.values())):
+                raise EngineError(f"{INDEX}: expected weight_map, the name of a file for each tensor")
             paths = [folder / name for name in sorted(set(weight_map.values()))]
         self._entries = {name: entry for path in paths for name, entry in _read_header(path).items()}
 
@@ -122,6 +126,8 @@ class TensorFiles:
             raise EngineError(f"tensor {name}: expected a data type of {known}, got {entry.dtype}")
         stored_as = np.dtype(_STORED_AS[entry.dtype])
         count = (entry.end - entry.begin) // stored_as.itemsize
+        if count != math.prod(shape):
+            raise EngineError(f"tensor {name}: expected {math.prod(shape):,} numbers, got the place of {count:,}")
         stored = np.fromfile(entry.path, stored_as, count, offset=entry.begin).reshape(shape)
         if entry.dtype == "F8_E4M3":
             tensor = self._dequantized(name, stored)
@@ -142,6 +148,10 @@ class TensorFiles:
         return values
 
 
+def _is_file_name(name: object) -> bool:
+    return isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\0"} & set(name)
+
+
 def _read_header(path: Path) -> dict[str, _Entry]:
     try:
         with path.open("rb") as file:
@@ -152,15 +162,24 @@ def _read_header(path: Path) -> dict[str, _Entry]:
         size = path.stat().st_size
     except OSError as error:
         raise EngineError(f"{path.name}: can't be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineError(f"{path.name}: no safetensors file: its header is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise EngineError(f"{path.name}: no safetensors file: its header is no JSON object")
     start = 8 + length
     entries = {}
     for name, about in header.items():
         if name == "__metadata__":
             continue
-        begin, end = about["data_offsets"]
-        entries[name] = _Entry(path, about["dtype"], tuple(about["shape"]), start + begin, start + end)
+        match about:
+            case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if (
+                all(type(size) is int and size >= 0 for size in shape) and 0 <= begin <= end
+            ):
+                entries[name] = _Entry(path, dtype, tuple(shape), start + begin, start + end)
+            case _:
+                raise EngineError(f"{path.name}: no safetensors file: its header tells no place of {quoted(name)}")
         if start + end > size:
-            raise EngineError(f"{path.name}: it is cut: it has {size:,} bytes, and {name} ends at byte {start + end:,}")
+            raise EngineError(
+                f"{path.name}: it is cut: it has {size:,} bytes, and {quoted(name)} ends at byte {start + end:,}"
+            )
     return entries

@@ -9,7 +9,7 @@ from deepseek_backend.engines.generate_request import Messages
 from deepseek_backend.engines.reasoning_tags import CLOSING, OPENING
 from deepseek_backend.engines.simulated.filler_text import BOS, EOS
 from deepseek_backend.errors import RequestError
-from deepseek_backend.field_values import quoted
+from deepseek_backend.field_values import listed, quoted
 
 _USER, _ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
 _ROLES = ("system", "user", "assistant")
@@ -30,8 +30,9 @@ def _reads_reasoning(template_kwargs: Mapping[str, Any]) -> bool:
     """Return the template argument `thinking`: whether the model is to reason."""
     unknown = [name for name in template_kwargs if name != "thinking"]
     if unknown:
-        names = ", ".join(quoted(name) for name in unknown)
-        raise RequestError(f"chat_template_kwargs: the simulated engine's chat form has no {names}; it knows thinking")
+        raise RequestError(
+            f"chat_template_kwargs: the simulated engine's chat form has no {listed(unknown)}; it knows thinking"
+        )
     thinking = template_kwargs.get("thinking", False)
     if not isinstance(thinking, bool):
         raise RequestError(f"chat_template_kwargs.thinking: expected true or false, got {quoted(thinking)}")

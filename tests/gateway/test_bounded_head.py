@@ -1,0 +1,78 @@
+"""A request's head over real sockets: the largest one that may be unfinished, and how long it may stay so."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import uvicorn
+
+from deepseek_triton_tools.gateway import bounded_head
+from deepseek_triton_tools.gateway.bounded_head import MOST_HEAD_BYTES, BoundedHeadProtocol
+from support.waiting import PATIENCE_S, wait_for
+
+BEGINNING = b"GET / HTTP/1.1\r\nHost: h\r\nX: "
+
+
+async def app(scope: dict[str, object], receive: object, send: object) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": []})  # type: ignore[operator]
+    await send({"type": "http.response.body", "body": b""})  # type: ignore[operator]
+
+
+@pytest.fixture
+def server() -> Iterator[uvicorn.Server]:
+    config = uvicorn.Config(app, port=0, http=BoundedHeadProtocol, ws="none", lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
+    thread.start()
+    wait_for(lambda: server.started)
+    yield server
+    server.should_exit = True
+    thread.join()
+
+
+@contextmanager
+def connected(server: uvicorn.Server) -> Iterator[socket.socket]:
+    port = server.servers[0].sockets[0].getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
+        yield connection
+
+
+def until_end(connection: socket.socket) -> bytes:
+    answer = b""
+    while piece := connection.recv(4096):
+        answer += piece
+    return answer
+
+
+def test_a_head_of_the_most_bytes_may_be_unfinished_and_one_of_a_byte_more_is_refused(server: uvicorn.Server) -> None:
+    def seen() -> list[int]:
+        protocols = server.server_state.connections
+        return [protocol._num_bytes for protocol in protocols if isinstance(protocol, BoundedHeadProtocol)]
+
+    with connected(server) as connection:
+        for _ in range(2):  # the second head is counted anew
+            connection.sendall(BEGINNING)
+            wait_for(lambda: seen() == [0])
+            connection.sendall(b"a" * MOST_HEAD_BYTES)
+            wait_for(lambda: seen() == [MOST_HEAD_BYTES])
+            connection.sendall(b"\r\n\r\n")
+            assert connection.recv(4096).startswith(b"HTTP/1.1 204 ")
+        connection.sendall(BEGINNING)
+        wait_for(lambda: seen() == [0])
+        connection.sendall(b"a" * (MOST_HEAD_BYTES + 1))
+        assert until_end(connection).startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize("sent", [b"", BEGINNING, b"GET / HTTP/1.1\r\nHost: h\r\n\r\nGET "])
+def test_a_head_that_never_ends_is_ended(sent: bytes, monkeypatch: pytest.MonkeyPatch, server: uvicorn.Server) -> None:
+    monkeypatch.setattr(bounded_head, "HEAD_S", 0.2)
+    with connected(server) as connection:
+        connection.sendall(sent)
+        answer = until_end(connection)
+    assert b"HTTP/1.1 408 " in answer
+    assert answer.count(b"HTTP/1.1 204 ") == sent.count(b"\r\n\r\n")

@@ -1,0 +1,576 @@
+"""Bad input without end, on a real tritonserver and through a real gateway: `python tests/reliability/bad_input.py`.
+
+Mutated requests, wrong framing, wrong tensors and requests that cost much, over raw sockets and gRPC, with canaries
+between them: good requests whose answers are known. --seed decides every input. Fails, with exit code 1, where a
+request has no end or several, where an error is ours to have prevented (a traceback, E_INTERNAL, a 5xx of the gateway),
+where a canary is answered wrong, where a process ends or its memory grows beyond a bound, or where a log has a
+traceback.
+Errors in tritonserver's own words, which it gives before the model sees a request, are counted by themselves.
+
+The summary is written to --record, and everything raw to --out. Run by hand from the repository's root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import grpc  # type: ignore[import-untyped]
+from bench._load import infer_message
+from bench._served import default_folder, memory_mib, serving, stub_pid
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2 as pb
+
+from conformance.running import free_port
+from deepseek_triton_tools._version import __version__
+from deepseek_triton_tools.server.server_process import ServerProcess
+from reliability.bad_requests import MODEL, BadInput, expensive, http_request, make
+
+ROOT = Path(__file__).parents[2]
+RECORDS = Path(__file__).with_name("records")
+AT_ONCE = 24
+ANSWER_S = 120.0
+"""A request without an end for so long counts as unanswered."""
+CANARY_EACH = 40
+"""One of so many requests is good."""
+GROWTH_MIB = {"server": 1024, "stub": 512, "gateway": 512}
+"""Most resident memory above that of the beginning, while no input is larger than a MiB."""
+EXPENSIVE_MIB = {"server": 2048, "stub": 1024, "gateway": 1024}
+"""The same while bodies of up to 64 MiB come, some of which are nothing but brackets."""
+EXPENSIVE_CPU_S = 60.0
+"""Most processor time of the stub for one input."""
+_TRACES = re.compile(r"Traceback|Segmentation fault|Signal \((?!15\))\d+\) received|terminate called|core dumped")
+_CODED = re.compile(r"\[(E_[A-Z_]+)\]")
+_OURS_FAILED = re.compile(r"Failed to process the request|Stub process|Traceback|is not healthy|E_INTERNAL")
+_SHOWN = 40
+
+
+@dataclass
+class History:
+    """How the inputs ended, by kind; and each that ended as none may."""
+
+    outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    own_words: Counter[str] = field(default_factory=Counter)
+    """tritonserver's own errors, by how they begin."""
+    violations: list[dict[str, Any]] = field(default_factory=list)
+    canaries: Counter[str] = field(default_factory=Counter)
+    canary_s: list[float] = field(default_factory=list)
+    costs: list[dict[str, Any]] = field(default_factory=list)
+    done: int = 0
+
+    def add(self, number: int, given: BadInput, outcome: str) -> None:
+        self.done += 1
+        name, _, detail = outcome.partition(": ")
+        self.outcomes[given.kind, name] += 1
+        if name == "refused by tritonserver":
+            self.own_words[re.sub(r"\d+", "N", detail)[:_SHOWN]] += 1
+        if name == "VIOLATION":
+            self.violate(f"input {number} ({given.kind}): {detail}", given.data)
+
+    def violate(self, text: str, data: bytes = b"") -> None:
+        self.violations.append({"what": text[:600], "input": repr(data[:1500])})
+        print(f"\nVIOLATION: {text[:400]}", flush=True)
+
+
+class Driver:
+    """Sends inputs and canaries to a server and a gateway."""
+
+    def __init__(self, server: ServerProcess, gateway_port: int, history: History) -> None:
+        self._ports = {"server": server.http_port, "gateway": gateway_port}
+        self._grpc_port = server.grpc_port
+        self.history = history
+        self._known: dict[str, Any] = {}
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[None]:
+        options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{self._grpc_port}", options=options) as channel:
+            service = "/inference.GRPCInferenceService/"
+            self._stream = channel.stream_stream(
+                f"{service}ModelStreamInfer", None, pb.ModelStreamInferResponse.FromString
+            )
+            self._unary = channel.unary_unary(f"{service}ModelInfer", None, pb.ModelInferResponse.FromString)
+            for way in _CANARIES:
+                self._known[way] = await self._ask_canary(way)
+            yield
+
+    async def send(self, number: int, given: BadInput) -> None:
+        try:
+            work = self._grpc(given) if given.where == "grpc" else self._http(given)
+            outcome = await asyncio.wait_for(work, ANSWER_S)
+        except asyncio.TimeoutError:
+            outcome = f"VIOLATION: no end within {ANSWER_S:g} s"
+        except OSError as error:
+            outcome = f"closed: {error!r}" if not given.whole else f"VIOLATION: no answer: {error!r}"
+        self.history.add(number, given, outcome)
+
+    # HTTP
+
+    async def _http(self, given: BadInput) -> str:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._ports[given.where], limit=1 << 26)
+        try:
+            size, early = -(-len(given.data) // given.pieces) or 1, ""
+            try:
+                for at in range(0, len(given.data), size):
+                    writer.write(given.data[at : at + size])
+                    await writer.drain()
+                if not given.whole and writer.can_write_eof():
+                    writer.write_eof()  # else the server may wait for the rest as long as it likes
+            except OSError as error:  # it has been answered, perhaps: what has come can still be read
+                early = repr(error)
+            answer = await self._read(reader)
+        finally:
+            writer.close()
+        if not answer:
+            return "closed" if not given.whole else f"VIOLATION: the connection ended without an answer {early}"
+        return _judged(given, answer)
+
+    async def _read(self, reader: asyncio.StreamReader) -> bytes:
+        pieces: list[bytes] = []
+        try:
+            while piece := await reader.read(1 << 20):
+                pieces.append(piece)
+        except ConnectionError:
+            if not pieces:
+                raise
+        return b"".join(pieces)
+
+    # gRPC
+
+    async def _grpc(self, given: BadInput) -> str:
+        try:
+            if not given.stream:
+                response = await self._unary(given.data, timeout=ANSWER_S)
+                return "answered" if len(response.outputs) else "answered without outputs"
+            call = self._stream(iter([given.data]), timeout=ANSWER_S)
+            errors, finals, responses = [], 0, 0
+            async for message in call:
+                responses += 1
+                if message.error_message:
+                    errors.append(message.error_message)
+                else:
+                    finals += message.infer_response.parameters["triton_final_response"].bool_param
+        except grpc.aio.AioRpcError as error:
+            return _judged_error(error.details() or "", code=error.code().name)
+        if finals > 1 or len(errors) > 1:
+            return f"VIOLATION: {finals} final responses, {len(errors)} errors: {errors[:3]}"
+        if errors:
+            return _judged_error(errors[0])
+        if responses:
+            return "answered"
+        return "VIOLATION: a stream without a response" if _is_message(given.data) else "closed: it is no message"
+
+    # Canaries
+
+    async def canary(self, number: int) -> None:
+        way = list(_CANARIES)[number // CANARY_EACH % len(_CANARIES)]
+        began = time.monotonic()
+        try:
+            answer = await asyncio.wait_for(self._ask_canary(way), ANSWER_S)
+        except (asyncio.TimeoutError, OSError, grpc.aio.AioRpcError, ValueError, LookupError) as error:
+            self.history.violate(f"canary {number} ({way}): {error!r}")
+            return
+        self.history.canary_s.append(time.monotonic() - began)
+        if answer == "overloaded":
+            self.history.canaries["overloaded"] += 1
+        elif answer != self._known[way]:
+            self.history.violate(f"canary {number} ({way}): expected {self._known[way]!r}, got {answer!r}")
+        else:
+            self.history.canaries[way] += 1
+
+    async def _ask_canary(self, way: str) -> Any:
+        if way == "gRPC":
+            message = infer_message(MODEL, {**_CANARY, "streaming": True})
+            texts = []
+            async for response in self._stream(iter([message.SerializeToString()]), timeout=ANSWER_S):
+                if response.error_message:
+                    return "overloaded" if "E_OVERLOADED" in response.error_message else response.error_message
+                outputs = [output.name for output in response.infer_response.outputs]
+                if "text_output" in outputs:
+                    raw = response.infer_response.raw_output_contents[outputs.index("text_output")]
+                    texts.append(raw[4:])
+            return b"".join(texts)
+        where, path, body = _CANARIES[way]
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._ports[where], limit=1 << 26)
+        try:
+            writer.write(http_request(path, json.dumps(body).encode()))
+            answer = await self._read(reader)
+        finally:
+            writer.close()
+        status, documents = _parsed(answer)
+        if status in (429, 503) or b"E_OVERLOADED" in answer:
+            return "overloaded"
+        if where == "gateway":
+            (document,) = documents
+            return document["choices"], document["usage"]
+        return status, "".join(document["text_output"] for document in documents), documents[-1]["finish_reason"]
+
+
+_CANARY = {"text_input": "The capital of France is", "max_tokens": 6, "temperature": 0.0}
+_CANARIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "HTTP": ("server", f"/v2/models/{MODEL}/generate", _CANARY),
+    "HTTP stream": ("server", f"/v2/models/{MODEL}/generate_stream", {**_CANARY, "streaming": True}),
+    "gRPC": ("server", "", {}),
+    "gateway": (
+        "gateway",
+        "/v1/chat/completions",
+        {
+            "model": "m",
+            "messages": [{"role": "user", "content": "Hi"}],
+            "max_tokens": 6,
+            "temperature": 0,
+            "ignore_eos": True,
+        },
+    ),
+}
+
+
+def _parsed(answer: bytes) -> tuple[int, list[Any]]:
+    """Status, and the JSON of the body or of its events. Raises ValueError."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status = int(head.split(b" ", 2)[1])
+    if status == 100:
+        return _parsed(body)
+    if b"transfer-encoding: chunked" in head.lower():
+        body = _dechunked(body)
+    if body.startswith((b"data:", b":")):
+        events = [event.strip() for event in body.split(b"\n\n")]
+        data = [event.removeprefix(b"data:").strip() for event in events if event.startswith(b"data:")]
+        return status, [json.loads(event) for event in data if event != b"[DONE]"]
+    return status, [json.loads(body)] if body.strip() else []
+
+
+def _dechunked(data: bytes) -> bytes:
+    """Raises ValueError where the last chunk is missing."""
+    found: list[bytes] = []
+    at = 0
+    while True:
+        line, mark, _ = data[at:].partition(b"\r\n") if len(data) < 1 << 16 else _line(data, at)
+        if not mark:
+            raise ValueError("the response has no end")
+        size, at = int(line, 16), at + len(line) + 2
+        if not size:
+            return b"".join(found)
+        found.append(data[at : at + size])
+        at += size + 2
+
+
+def _line(data: bytes, at: int) -> tuple[bytes, bytes, bytes]:
+    end = data.find(b"\r\n", at, at + 64)
+    return (data[at:end], b"\r\n", b"") if end >= 0 else (b"", b"", b"")
+
+
+def _judged(given: BadInput, answer: bytes) -> str:
+    try:
+        status, documents = _parsed(answer)
+    except (ValueError, IndexError, RecursionError) as error:
+        if not given.whole:
+            return "answered to a broken request"
+        if b"HTTP/1.1 200" in answer[:20] and given.where == "server":
+            return f"VIOLATION: no answer that can be read: {error!r} {answer[:200]!r} ... {answer[-200:]!r}"
+        return f"refused before the model: {answer[:100]!r}"
+    errors = [document["error"] for document in documents if isinstance(document, dict) and document.get("error")]
+    if given.where == "gateway":
+        return _judged_gateway(status, documents, errors, given)
+    if errors:
+        return _judged_error(str(errors[0])) if len(errors) == 1 else f"VIOLATION: {len(errors)} errors: {errors[:3]}"
+    if status != 200:
+        return f"refused by tritonserver: {status} {answer[:100]!r}"
+    ends = [_listed(document.get("finish_reason", [])) for document in documents if isinstance(document, dict)]
+    flat = [reason for reasons in ends for reason in reasons if reason != "None"]
+    if not documents:
+        return "VIOLATION: a stream without a response" if given.whole else "answered to a broken request"
+    return (
+        "answered"
+        if flat or not given.whole or _is_task(documents)
+        else f"VIOLATION: an answer without an end: {answer[-300:]!r}"
+    )
+
+
+def _is_task(documents: list[Any]) -> bool:
+    """Tasks that generate nothing have no finish_reason."""
+    return len(documents) == 1 and not {"finish_reason"} & set(documents[0])
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _judged_gateway(status: int, documents: list[Any], errors: list[Any], given: BadInput) -> str:
+    text = json.dumps(errors)[:300]
+    if status in (429, 503):
+        return "refused: overloaded"
+    if status >= 500 or any(
+        isinstance(error, dict) and error.get("code") in ("internal_error", "bad_gateway") for error in errors
+    ):
+        return f"VIOLATION: HTTP {status}: {text}"
+    if status == 200 and len(errors) > 1:
+        return f"VIOLATION: several errors: {text}"
+    if errors or status != 200:
+        return f"refused by the gateway: {status}"
+    return "answered" if documents or not given.whole else "VIOLATION: an empty answer"
+
+
+def _judged_error(message: str, *, code: str = "") -> str:
+    """How an error of the server, or of gRPC with a status, ends a request."""
+    if _OURS_FAILED.search(message):
+        return f"VIOLATION: {message}"
+    coded = _CODED.match(message)
+    if coded:
+        return f"refused: {coded[1]}"
+    if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "UNKNOWN"):
+        return f"VIOLATION: gRPC {code}: {message}"
+    return f"refused by tritonserver: {message}"
+
+
+def _is_message(data: bytes) -> bool:
+    try:
+        pb.ModelInferRequest.FromString(data)
+    except DecodeError:
+        return False
+    return True
+
+
+@contextmanager
+def _gateway(server: ServerProcess, log: Path) -> Iterator[tuple[int, int]]:
+    """A gateway before the server: (port, pid)."""
+    port = free_port()
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "gateway", "--port", str(port)]
+    command += ["--model", f"m=http://127.0.0.1:{server.http_port}"]
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+    try:
+        asyncio.run(_until_ready(port, process))
+        yield port, process.pid
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
+
+
+async def _until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(600):
+        if process.poll() is not None:
+            raise SystemExit("the gateway has ended; see its log")
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(http_request("/ready", b"", method="GET"))
+            answer = await reader.read(100)
+            writer.close()
+            if b" 200 " in answer:
+                return
+        except OSError:
+            pass
+        await asyncio.sleep(0.2)
+    raise SystemExit("the gateway does not become ready; see its log")
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Memory:
+    """Resident memory of the processes, sampled."""
+
+    def __init__(self, pids: dict[str, int], history: History) -> None:
+        self._pids, self._history = pids, history
+        self.first: dict[str, float] = {}
+        self.most: dict[str, float] = {}
+        self.gone = False
+
+    async def watch(self, num_inputs: int) -> None:
+        shown = time.monotonic()
+        while True:
+            self.sample()
+            if time.monotonic() - shown > 10:
+                shown = time.monotonic()
+                sizes = "  ".join(f"{name} {size:.0f} MiB" for name, size in self.now.items())
+                print(f"{self._history.done:7,} of {num_inputs:,} inputs  {sizes}", flush=True)
+            await asyncio.sleep(0.25)
+
+    def sample(self) -> None:
+        self.now: dict[str, float] = {}
+        for name, pid in self._pids.items():
+            try:
+                self.now[name] = memory_mib(pid)["rss"]
+            except (OSError, KeyError):
+                if not self.gone:
+                    self._history.violate(f"the process of the {name} has ended")
+                self.gone = True
+                self.now[name] = 0.0
+        self.most = {name: max(size, self.most.get(name, 0.0)) for name, size in self.now.items()}
+        self.first = self.first or self.now
+
+    def check(self, bounds: dict[str, int], phase: str) -> dict[str, Any]:
+        """Compare with the bounds, and begin anew. Returns MiB by process."""
+        self.sample()
+        found = {
+            name: {"first": round(self.first[name]), "most": round(self.most[name]), "last": round(self.now[name])}
+            for name in self._pids
+        }
+        for name, sizes in found.items():
+            if sizes["most"] - sizes["first"] > bounds[name]:
+                grown = f"from {sizes['first']:,} MiB to {sizes['most']:,}, by more than {bounds[name]:,}"
+                self._history.violate(f"{phase}: the {name} grew {grown}")
+        self.most = {}
+        return found
+
+
+async def _run(arguments: argparse.Namespace, driver: Driver, memory: Memory, stub: int) -> dict[str, Any]:
+    numbers = iter(range(arguments.first, arguments.first + arguments.inputs))
+
+    async def work() -> None:
+        for number in numbers:
+            if memory.gone:
+                return
+            await driver.send(number, make(number, arguments.seed))
+            if number % CANARY_EACH == 0:
+                await driver.canary(number)
+
+    async with driver.connected():
+        watching = asyncio.create_task(memory.watch(arguments.inputs))
+        try:
+            await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+            found = {"mutants": memory.check(GROWTH_MIB, "mutants")}
+            if arguments.expensive and not memory.gone:
+                await _run_expensive(driver, memory, stub)
+                found["expensive"] = memory.check(EXPENSIVE_MIB, "expensive")
+            for number in range(0, 4 * CANARY_EACH, CANARY_EACH):  # each way once more
+                await driver.canary(number)
+        finally:
+            watching.cancel()
+    return found
+
+
+async def _run_expensive(driver: Driver, memory: Memory, stub: int) -> None:
+    """One after the other, while canaries go on."""
+    history = driver.history
+    ended = asyncio.Event()
+
+    async def canaries() -> None:
+        number = 0
+        while not ended.is_set() and not memory.gone:
+            await driver.canary(number)
+            number += CANARY_EACH
+            await asyncio.sleep(0.02)
+
+    singing = asyncio.create_task(canaries())
+    for number, given in enumerate(expensive()):
+        if memory.gone:
+            break
+        before, began, most = _cpu_s(stub), time.monotonic(), dict(memory.now)
+        memory.most = dict(memory.now)
+        await driver.send(-number, given)
+        memory.sample()
+        cpu_s = round(_cpu_s(stub) - before, 2) if not memory.gone else 0.0
+        cost = {
+            "kind": given.kind.removeprefix("expensive: ") + f" ({given.where})",
+            "mib": round(len(given.data) / 2**20, 1),
+            "seconds": round(time.monotonic() - began, 2),
+            "stub_cpu_s": cpu_s,
+            "memory_mib": {name: round(memory.most[name] - most[name]) for name in most},
+        }
+        history.costs.append(cost)
+        print(json.dumps(cost), flush=True)
+        if cpu_s > EXPENSIVE_CPU_S:
+            history.violate(f"{given.kind}: {cpu_s} s of the stub's processor time", given.data[:300])
+    ended.set()
+    await singing
+
+
+def _check_logs(history: History, *logs: Path) -> None:
+    for log in logs:
+        lines = log.read_text(errors="replace").splitlines()
+        for number, line in enumerate(lines):
+            if _TRACES.search(line):
+                history.violate(f"{log.name} line {number + 1}: " + " | ".join(lines[number : number + 25]))
+                break
+
+
+def _summary(arguments: argparse.Namespace, history: History, memory: Any, seconds: float) -> dict[str, Any]:
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    kinds: dict[str, dict[str, int]] = {}
+    for (kind, outcome), count in sorted(history.outcomes.items()):
+        kinds.setdefault("expensive" if kind.startswith("expensive") else kind, Counter())[outcome] += count
+    latency = sorted(history.canary_s)
+    return {
+        "program": "tests/reliability/bad_input.py",
+        "version": __version__,
+        "commit": commit.stdout.strip(),
+        "engine": arguments.engine,
+        "seed": arguments.seed,
+        "inputs": history.done,
+        "seconds": round(seconds),
+        "outcomes": kinds,
+        "tritonserver_own_errors": dict(history.own_words.most_common(25)),
+        "canaries": {
+            **history.canaries,
+            "median_s": round(latency[len(latency) // 2], 3),
+            "longest_s": round(latency[-1], 2),
+        },
+        "memory_mib": memory,
+        "memory_bounds_mib": {"mutants": GROWTH_MIB, "expensive": EXPENSIVE_MIB},
+        "expensive": sorted(history.costs, key=lambda cost: -cost["stub_cpu_s"])[:20],
+        "violations": history.violations,
+    }
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inputs", type=int, default=100_000, help="mutants (default: 100,000)")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first one (default: 0)")
+    parser.add_argument("--engine", choices=("simulated", "trtllm"), default="simulated", help="trtllm: the stand-in")
+    parser.add_argument("--seed", type=int, default=1, help="decides every input (default: 1)")
+    parser.add_argument("--no-expensive", dest="expensive", action="store_false", help="leave the expensive inputs out")
+    parser.add_argument("--record", type=Path, help="where the summary goes (default: none is written)")
+    parser.add_argument("--out", type=Path, help="a new folder for logs (default: one in ~/.cache)")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = _arguments(argv)
+    out = arguments.out or default_folder("bad-input")
+    out.mkdir(parents=True)
+    server_log, gateway_log = out / "tritonserver.log", out / "gateway.log"
+    history, began = History(), time.monotonic()
+    print(f"{arguments.inputs:,} inputs, seed {arguments.seed}, {arguments.engine} engine; logs in {out}", flush=True)
+    with (
+        serving(arguments.engine, server_log, default_timeout_ms=3000, warmup=None) as server,
+        _gateway(server, gateway_log) as (port, gateway_pid),
+    ):
+        assert server.pid is not None
+        stub = stub_pid(server)
+        memory = Memory({"server": server.pid, "stub": stub, "gateway": gateway_pid}, history)
+        memory.sample()
+        found = asyncio.run(_run(arguments, Driver(server, port, history), memory, stub))
+    _check_logs(history, server_log, gateway_log)
+    summary = _summary(arguments, history, found, time.monotonic() - began)
+    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    if arguments.record:
+        arguments.record.parent.mkdir(exist_ok=True)
+        arguments.record.write_text(json.dumps(summary, indent=1) + "\n")
+    print(json.dumps({name: value for name, value in summary.items() if name != "expensive"}, indent=1)[:6000])
+    print(f"{len(history.violations)} violations in {history.done:,} inputs" if history.violations else "ok")
+    return int(bool(history.violations))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""The parsers of the command line: files of checkpoints, runs and results, and what other programs print."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+from typing import Any
+
+from deepseek_triton_build.build_errors import UnusableCheckpointError
+from deepseek_triton_client import SamplingParams
+from deepseek_triton_tools.bench.results.request_samples import read_samples
+from deepseek_triton_tools.bench.results.result_files import read_result
+from deepseek_triton_tools.bench.workload.dataset_files import read_conversations
+from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions
+from deepseek_triton_tools.checkpoints.download_lock import _parsed as parsed_lock
+from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint, read_config, read_tensors
+from deepseek_triton_tools.checkpoints.torch_archive import read_torch_archive
+from deepseek_triton_tools.doctor.comparing import compare
+from deepseek_triton_tools.doctor.machine import nvidia_smi
+from deepseek_triton_tools.doctor.machine.checks import gpu as gpu_checks
+from deepseek_triton_tools.doctor.machine.checks import storage
+from deepseek_triton_tools.doctor.machine.examine import report_from_json
+from deepseek_triton_tools.doctor.machine.expected import Expected
+from deepseek_triton_tools.doctor.machine.machine import Done, Machine
+from deepseek_triton_tools.doctor.machine.tuning.gpu_advice import read_gpus
+from deepseek_triton_tools.doctor.mpi_exchange import _steps
+from deepseek_triton_tools.evaluation.kept_answers import open_answers
+from deepseek_triton_tools.evaluation.task_data import read_rows
+from deepseek_triton_tools.generating.batch_input import BatchRows, open_input
+from deepseek_triton_tools.generating.conversation import Conversation
+from deepseek_triton_tools.generating.prompt_sources import read_messages
+from deepseek_triton_tools.host.host_memory import read_host_memory
+from deepseek_triton_tools.host.mounts import parse_mountinfo
+from deepseek_triton_tools.launching.mpirun import read_host_file
+from deepseek_triton_tools.launching.start_times import measured_rate
+from deepseek_triton_tools.plans.plan_diff import _lines
+from deepseek_triton_tools.repository.checkpoint_manifest import read_manifest
+from deepseek_triton_tools.repository.hub_cache import parse_hub_name
+from deepseek_triton_tools.server.server_log import dead_engine, failure_cause, parse_log_line
+from deepseek_triton_tools.sla.written_pace import check_pace
+from deepseek_triton_tools.tool_errors import ToolError
+from deepseek_triton_tools.warming.checkpoint.checksums import _checksums_in
+from reliability.fuzz.refusals import check_message, may_refuse
+from support.faked_machine import FakedMachine
+from support.faked_machine import nvidia_smi as nvidia_smi_runs
+
+
+@contextmanager
+def _file(data: bytes, name: str) -> Iterator[Path]:
+    """A file with the data. Lists of problems, which readers print, are thrown away."""
+    with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()) as told:
+        path = Path(folder, name)
+        path.write_bytes(data)
+        yield path
+        for line in told.getvalue().splitlines():
+            check_message(line or "-")
+
+
+def _reads(name: str, *errors: type[Exception]) -> Callable[[Callable[[Path], object]], Callable[[bytes], None]]:
+    def made(read: Callable[[Path], object]) -> Callable[[bytes], None]:
+        def target(data: bytes) -> None:
+            with _file(data, name) as path, may_refuse(*errors or (ToolError,)):
+                read(path)
+
+        target.__doc__ = read.__doc__
+        return target
+
+    return made
+
+
+@_reads("a.pt")
+def torch_archive(path: Path) -> None:
+    read_torch_archive(path, lambda name: True)
+
+
+def torch_pickle(data: bytes) -> None:
+    """The pickle in such an archive, which the bytes of the whole one seldom reach."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("a/data.pkl", data)
+        archive.writestr("a/data/0", b"\0" * 64)
+    torch_archive(packed.getvalue())
+
+
+@_reads("model.safetensors")
+def stored_tensors(path: Path) -> None:
+    for tensor in read_tensors(path).values():
+        tensor.read(0, 1)
+
+
+def stored_checkpoint(data: bytes) -> None:
+    """The index and config.json, parted by a line of `---`."""
+    index, _, config = data.partition(b"\n---\n")
+    with _file(index, "model.safetensors.index.json") as path:
+        Path(path.parent, "config.json").write_bytes(config)
+        with may_refuse(ToolError, UnusableCheckpointError):
+            open_checkpoint(path.parent)
+        with may_refuse(ToolError, UnusableCheckpointError):
+            read_config(path.parent)
+
+
+@_reads("checkpoint.sha256.json")
+def checkpoint_manifest(path: Path) -> None:
+    read_manifest(path.parent)
+
+
+@_reads("checksums.sha256")
+def checksums(path: Path) -> None:
+    list(_checksums_in(path))
+
+
+def lock_file(data: bytes) -> None:
+    parsed_lock(data.decode("utf-8", "replace"))
+
+
+def hub_name(data: bytes) -> None:
+    parse_hub_name(data.decode("utf-8", "replace"))
+
+
+def server_log(data: bytes) -> None:
+    lines = data.decode("utf-8", "replace").splitlines()
+    for line in lines:
+        found = parse_log_line(line)
+        assert isinstance(found.is_from_model, bool)
+        assert isinstance(found.is_table, bool)
+    assert isinstance(failure_cause(lines), str)
+    assert isinstance(dead_engine(lines), str)
+
+
+def mount_table(data: bytes) -> None:
+    with may_refuse(ValueError):
+        parse_mountinfo(os.fsdecode(data))
+
+
+def host_memory(data: bytes) -> None:
+    """The kernel's files of memory, parted by lines of `---`."""
+    names = ("proc/meminfo", "proc/self/cgroup", "proc/self/mountinfo", "sys/fs/cgroup/memory.stat")
+    with tempfile.TemporaryDirectory() as root:
+        for name, content in zip(names, data.split(b"\n---\n", 3), strict=False):
+            path = Path(root, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        with may_refuse(OSError, ValueError, KeyError):  # the kernel writes them
+            read_host_memory(Path(root))
+
+
+def gpu_tables(data: bytes) -> None:
+    """Answers of nvidia-smi, parted by lines of `---`: GPUs, their health, processes, links."""
+    parts = [part.decode("utf-8", "replace") for part in data.split(b"\n---\n", 3)] + [""] * 3
+    runs = nvidia_smi_runs()
+    for start, text in zip(list(runs), parts, strict=False):
+        runs[start] = Done(code=0, out=text)
+    machine: Any = FakedMachine(runs=runs)
+    expected = Expected()
+    with may_refuse(nvidia_smi.NoGpusError):
+        nvidia_smi.gpus(machine)
+        nvidia_smi.health(machine)
+    nvidia_smi.gpu_processes(machine)
+    nvidia_smi.links(machine)
+    for check in (gpu_checks.check_gpus, gpu_checks.check_memory, gpu_checks.check_health, gpu_checks.check_links):
+        with may_refuse(nvidia_smi.NoGpusError):
+            check(machine, expected)
+
+
+def gpu_xml(data: bytes) -> None:
+    machine: Any = FakedMachine(runs={"nvidia-smi -q -x": Done(code=0, out=data.decode("utf-8", "replace"))})
+    read_gpus(machine)
+
+
+def checkpoint_of_host(data: bytes) -> None:
+    """A checkpoint as `doctor` reads it on a host: the index, and the weights behind a line of `---`."""
+    index, _, weights = data.partition(b"\n---\n")
+    with _file(index, "model.safetensors.index.json") as path:
+        Path(path.parent, "model.safetensors").write_bytes(weights)
+        with may_refuse(OSError):
+            storage._inspect(Machine(), str(path.parent))
+
+
+def host_report(data: bytes) -> None:
+    """What another host's `doctor` sends."""
+    with may_refuse(ValueError):
+        report = report_from_json(data.decode("utf-8", "replace"))
+        list(compare([report, report], Expected()))
+
+
+def rank_steps(data: bytes) -> None:
+    """What the ranks of an exchange print."""
+    list(_steps(data.decode("utf-8", "replace")))
+
+
+@_reads("result.json")
+def bench_result(path: Path) -> None:
+    read_result(path)
+
+
+@_reads("requests.jsonl")
+def bench_samples(path: Path) -> None:
+    read_samples(path)
+
+
+@_reads("prompts.jsonl")
+def bench_dataset(path: Path) -> None:
+    read_conversations(
+        path, DatasetOptions(file=path), range(100), count_tokens=lambda texts: [len(text) for text in texts]
+    )
+
+
+@_reads("answers.jsonl")
+def kept_answers(path: Path) -> None:
+    with open_answers(path, {"url": "u"}, overwrite=False) as answers:
+        answers.get("a")
+
+
+@_reads("rows.jsonl")
+def task_rows(path: Path) -> None:
+    read_rows(path, ("question", "answer"))
+
+
+@_reads("rows.csv")
+def task_table(path: Path) -> None:
+    read_rows(path, ("question", "answer"))
+
+
+@_reads("chat.json")
+def conversation(path: Path) -> None:
+    Conversation.loaded(path)
+
+
+@_reads("messages.json")
+def prompt_messages(path: Path) -> None:
+    read_messages(path)
+
+
+@_reads("warm.json")
+def warm_document(path: Path) -> None:
+    measured_rate(path)
+
+
+@_reads("pace.json", ValueError)
+def pace_document(path: Path) -> None:
+    check_pace(path)
+
+
+@_reads("hosts")
+def host_file(path: Path) -> None:
+    read_host_file(path, 8)
+
+
+def edited_settings(data: bytes) -> None:
+    """A file that `plan --diff` compares."""
+    _lines("model.yaml", data.decode("utf-8", "replace"))
+
+
+@_reads("prompts.jsonl")
+def batch_rows(path: Path) -> None:
+    with open_input(path) as file:
+        BatchRows(file, "prompts.jsonl", SamplingParams(), chat=False).check()
