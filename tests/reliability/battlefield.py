@@ -18,15 +18,15 @@ from pathlib import Path
 
 import httpx
 from bench._served import Backend, await_backend, stub_pid
-from reliability.chaos_proxy import FINE, ChaosProxy
-from reliability.jobs import CONTEXT, GATEWAY, GENERATION, PAIR, SERVER
-from reliability.system_under_test import repository
 
 from conformance.running import PROGRAM, free_port
 from deepseek_backend.process.process_guard import NAME as GUARD_NAME
 from deepseek_triton_tools.host.process_sessions import is_running, session_members
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
 from deepseek_triton_tools.tool_errors import ServerFailedError
+from reliability.chaos_proxy import FINE, ChaosProxy
+from reliability.jobs import CONTEXT, GATEWAY, GENERATION, PAIR, SERVER
+from reliability.system_under_test import repository
 from support.servers import change_yaml
 
 PATIENCE_S = 90.0

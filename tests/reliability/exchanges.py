@@ -16,9 +16,10 @@ import aiohttp
 import grpc  # type: ignore[import-untyped]
 import numpy as np
 from bench._load import infer_message, why_lost
+from tritonclient.grpc import service_pb2_grpc
+
 from reliability.history import NO_END, Record
 from reliability.jobs import GRPC, Asked
-from tritonclient.grpc import service_pb2_grpc
 
 PATIENCE_S = 180.0
 """A request without an end for so long counts as lost."""

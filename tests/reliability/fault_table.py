@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from deepseek_triton_tools.tool_errors import ToolError
 from reliability.battlefield import HOSTS, Battlefield, FieldError, wait_until
 from reliability.chaos_proxy import FINE, Weather
 from reliability.checker import FAILED, LOST
 from reliability.history import NO_END
 from reliability.jobs import CONTEXT, GATEWAY, GENERATION, PAIR, SERVER
-
-from deepseek_triton_tools.tool_errors import ToolError
 from support.servers import MODEL_KILLED
 
 EVERYBODY = frozenset({SERVER, CONTEXT, GENERATION, GATEWAY, PAIR})

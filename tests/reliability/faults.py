@@ -36,6 +36,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorr
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench._served import default_folder
+
+from deepseek_backend.errors import describe
 from reliability.battlefield import HOSTS, VICTIM_HOST, Battlefield, FieldError, battlefield
 from reliability.checker import check_history, outcome_of
 from reliability.fault_table import FAULTS, Fault
@@ -43,8 +45,6 @@ from reliability.history import Record, read_records
 from reliability.jobs import SERVER, Asked
 from reliability.run_record import write_run_record
 from reliability.soak import ClientShare, client_process
-
-from deepseek_backend.errors import describe
 
 _INSIDE = "DEEPSEEK_TRITON_FAULTS_INSIDE"
 _CLIENTS = 2

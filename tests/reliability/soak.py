@@ -30,13 +30,13 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorr
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench._served import await_backend, await_exit, default_folder, exit_code, metrics_client
+
+from deepseek_triton_tools.server.server_process import ServerProcess
 from reliability.exchanges import Exchanges
 from reliability.history import Record
 from reliability.jobs import GENERATION, SERVER, Asked, Job, make_job
 from reliability.run_verdict import judge
 from reliability.system_under_test import SystemUnderTest, resources, running_system
-
-from deepseek_triton_tools.server.server_process import ServerProcess
 
 _SETTLE_S = 120.0
 _EXIT_S = 60.0

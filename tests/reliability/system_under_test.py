@@ -13,10 +13,10 @@ from typing import Any
 
 import httpx
 from bench._served import serving_repository, stub_pid
-from reliability.jobs import CONTEXT, GATEWAY, GENERATION, PAIR, SERVER
 
 from conformance.running import gateway_process
 from deepseek_triton_tools.server.server_process import ServerProcess
+from reliability.jobs import CONTEXT, GATEWAY, GENERATION, PAIR, SERVER
 from support.servers import build, change_yaml, shared_repository, standin_repository
 
 TOKENS_PER_S = 400

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from reliability.checker import check_history
 from reliability.history import Record, read_records
 from reliability.jobs import CONTEXT, GRPC, HTTP, REFUSALS, Asked, make_job

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from reliability.fault_table import FAULTS
 from reliability.run_record import write_run_record
 
