@@ -230,6 +230,20 @@ def test_what_the_owner_added_stays(folder):
     assert (backup / "tensorrt_llm/1/__pycache__").is_dir()
 
 
+def test_a_later_edit_of_a_file_that_was_kept_leaves_the_backup_as_it_was(folder):
+    edit(folder / CONFIG, "max_num_tokens: 8192", "max_num_tokens: 4096")
+    (folder / MODEL_PY).unlink()
+    same = generated()
+    assert (fates(plan(folder, same))[CONFIG], fates(plan(folder, same))[MODEL_PY]) == ("kept", "restored")
+    before = tree(folder)
+    backup = apply(folder, same)
+    for name in before:
+        with (folder / name).open("a") as file:
+            file.write("# later\n")
+
+    assert tree(backup) == before
+
+
 def test_modes_stay_and_new_scripts_can_be_run(folder):
     folder.chmod(0o750)
     (folder / "tensorrt_llm").chmod(0o700)

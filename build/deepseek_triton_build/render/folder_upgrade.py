@@ -53,7 +53,7 @@ class FolderUpgrade:
     added: tuple[str, ...]
     """Paths of what the owner has added, which stays: files, links, empty folders."""
     kept: tuple[str, ...]
-    """Paths of everything that stays as it is: what was added, and what is edited and not generated anew."""
+    """Paths of what stays and is not written again: what was added, and what is a link now in the place of a file."""
 
     @property
     def conflicts(self) -> list[tuple[str, MergeConflict]]:
@@ -67,11 +67,12 @@ class FolderUpgrade:
 
     @property
     def written(self) -> list[File]:
-        """The files of the folder afterwards, but for those that are kept."""
+        """The files of the folder afterwards, but for what the owner has added. A file that stays as the owner has it is
+        among them: it becomes a copy, so that a later edit leaves the old folder as it was."""
         return [
             File(PurePosixPath(file.path), file.result, executable=file.executable)
             for file in self.files
-            if file.result is not None and file.fate != "kept"
+            if file.result is not None
         ]
 
 
@@ -93,9 +94,8 @@ def plan_upgrade(
     upgrade = _Upgrader(folder, now, then, keep).upgrade()
     written = {file.path for file in upgrade.written}
     above = {place for path in written for place in path.parents}
-    blocked = [
-        name for name in upgrade.kept if PurePosixPath(name) in above or written & {*PurePosixPath(name).parents}
-    ]
+    stays = sorted({*upgrade.kept, *(file.path for file in upgrade.files if file.fate == "kept")})
+    blocked = [name for name in stays if PurePosixPath(name) in above or written & {*PurePosixPath(name).parents}]
     if blocked:
         raise OutputError(f"{folder}: {first_names(blocked)} is in the way of a file that is generated; move it away")
     return upgrade
@@ -123,7 +123,7 @@ class _Upgrader:
         present = present_paths(self._folder, ours)
         files = [self._file(name, present.get(name)) for name in sorted(ours)]
         added = sorted(present.keys() - ours)
-        kept = [file.path for file in files if file.fate == "kept" and file.path in present]
+        kept = [file.path for file in files if file.fate == "kept" and file.result is None and file.path in present]
         return FolderUpgrade(
             files=tuple(file for file in files if file.path in present or file.now is not None),
             added=tuple(added),

@@ -69,8 +69,8 @@ def replace_repository(files: Sequence[File], output: Path, *, kept: Sequence[st
 
     Files and folders that were there before keep their mode and, where root writes them, their owner.
 
-    :param kept: relative paths of what stays as it is. These files are the same ones in both folders (hard links), so
-        that nothing large is copied and a log that is being written loses no line.
+    :param kept: relative paths of what the owner has added. These files are the same ones in both folders (hard
+        links), so that nothing large is copied and a log that is being written loses no line.
     :raises OutputError: when the folder can't be written, or a server runs from it.
     """
     output = _resolved(output)

@@ -258,8 +258,8 @@ def _other_lines(merged: FolderUpgrade) -> Iterator[str]:
         if names:
             yield f"{words}: {first_names(names)}"
     kept = [file for file in merged.files if file.fate == "kept" and not file.conflicts and not _edits(file)]
-    edited = [file.path for file in kept if file.path in merged.kept]
-    absent = [file.path for file in kept if file.path not in merged.kept]
+    absent = [file.path for file in kept if file.result is None and file.path not in merged.kept]
+    edited = [file.path for file in kept if file.path not in absent]
     for words, names in (
         ("yours, kept as it is", [*edited, *merged.added]),
         ("removed by you, and not written again", absent),
