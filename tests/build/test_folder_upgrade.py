@@ -310,6 +310,14 @@ def test_yaml_that_no_merge_would_mean_is_a_conflict_about_the_file(folder):
     assert plan(folder, keep="generated").written == NEW
 
 
+@pytest.mark.parametrize("value", ["!env FOO", "2024-13-45", "="])
+def test_yaml_whose_values_no_parser_reads_is_a_conflict_about_the_file(folder, value):
+    (folder / CONFIG).write_text((folder / CONFIG).read_text() + f"mine: {value}\n")
+
+    [(_, conflict)] = plan(folder).conflicts
+    assert "can each value be read without a tag of its own" in conflict.why
+
+
 def test_a_script_that_is_no_text_is_a_conflict_about_the_file(folder):
     (folder / "start.sh").write_bytes(b"\xff")
 

@@ -158,6 +158,12 @@ def test_other_yaml_is_not_taken_apart(text):
         merge_by_keys(BASE, text, BASE.replace("a: 1", "a: 2"), "yours")
 
 
+@pytest.mark.parametrize("value", ["!env FOO", "2024-13-45", "="])
+def test_values_that_no_parser_reads_are_not_merged(value):
+    with pytest.raises(NoSettingsError):
+        merge_by_keys(BASE, BASE + f"mine: {value}\n", BASE.replace("a: 1", "a: 2"), "yours")
+
+
 # Random edits of what build writes, and an upgrade to another release
 
 

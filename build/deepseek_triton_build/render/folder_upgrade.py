@@ -181,7 +181,10 @@ class _Upgrader:
             return "you changed it, and nobody knows the text that was generated: an earlier version kept no copy"
         if not file.path.endswith(_YAML):
             return "it is no text in UTF-8"
-        return "its settings can't be merged: is it YAML in UTF-8, and does each key stand in its section once?"
+        return (
+            "its settings can't be merged: is it YAML in UTF-8, can each value be read without a tag of its own, and does "
+            "each key stand in its section once?"
+        )
 
     def _whole(self, file: UpgradedFile, why: str) -> UpgradedFile:
         """Return the file with one conflict about all of it."""

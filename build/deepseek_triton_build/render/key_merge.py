@@ -56,7 +56,7 @@ def merge_by_keys(base: str, yours: str, now: str, keep: Keep) -> Merged:
     sides = _alike([_taken_apart(text) for text in (base, yours, now)])
     merger = _Merger(*sides, keep=keep)
     text = merger.text()
-    _verify(text, merger.chosen, [parse_yaml(side) for side in (yours, now)])
+    _verify(text, merger.chosen, (yours, now))
     return Merged(text=text, conflicts=tuple(merger.conflicts))
 
 
@@ -261,13 +261,13 @@ def _folded(side: _Settings, paths: set[_Path]) -> _Settings:
     return replace(side, entries=entries)
 
 
-def _verify(text: str, chosen: Mapping[_Path, int], sides: Sequence[Any]) -> None:
+def _verify(text: str, chosen: Mapping[_Path, int], sides: Sequence[str]) -> None:
     """Raise NoSettingsError unless the YAML `text` has the chosen settings, each with its side's value, and no more."""
     import yaml
 
     try:
-        merged = parse_yaml(text)
-        wrong = any(_value(merged, path) != _value(sides[side], path) for path, side in chosen.items())
+        merged, values = parse_yaml(text), [parse_yaml(side) for side in sides]
+        wrong = any(_value(merged, path) != _value(values[side], path) for path, side in chosen.items())
     except (yaml.YAMLError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise NoSettingsError from error
     if wrong or set(_leaves(merged, (), chosen)) != set(chosen):
