@@ -310,6 +310,18 @@ def test_yaml_that_no_merge_would_mean_is_a_conflict_about_the_file(folder):
     assert plan(folder, keep="generated").written == NEW
 
 
+BOMB = "".join(f"b{n}: &b{n} [{', '.join([f'*b{n - 1}' if n else '1'] * 9)}]\n" for n in range(30))
+"""A text of a few lines whose last value has 9 ** 30 values."""
+
+
+@pytest.mark.parametrize("text", ["mine: &a [*a]\n", "mine: &a [*a, *a]\n", "mine: &a\n  b: *a\n", BOMB])
+def test_yaml_whose_aliases_never_end_is_a_conflict_about_the_file(folder, text):
+    (folder / CONFIG).write_text((folder / CONFIG).read_text() + text)
+
+    [(_, conflict)] = plan(folder).conflicts
+    assert "its settings can't be merged" in conflict.why
+
+
 @pytest.mark.parametrize("value", ["!env FOO", "2024-13-45", "="])
 def test_yaml_whose_values_no_parser_reads_is_a_conflict_about_the_file(folder, value):
     (folder / CONFIG).write_text((folder / CONFIG).read_text() + f"mine: {value}\n")

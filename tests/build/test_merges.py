@@ -158,6 +158,12 @@ def test_other_yaml_is_not_taken_apart(text):
         merge_by_keys(BASE, text, BASE.replace("a: 1", "a: 2"), "yours")
 
 
+def test_aliases_that_end_are_merged():
+    yours = BASE.replace("b: 2", "b: &b 2") + "mine: *b\n"
+
+    assert by_keys(yours, BASE.replace("a: 1", "a: 2")).text == yours.replace("a: 1", "a: 2")
+
+
 @pytest.mark.parametrize("value", ["!env FOO", "2024-13-45", "="])
 def test_values_that_no_parser_reads_are_not_merged(value):
     with pytest.raises(NoSettingsError):

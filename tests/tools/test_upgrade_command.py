@@ -309,6 +309,15 @@ def test_a_manifest_without_options_says_where_they_are(folder, capsys):
     assert "in the first line of start.sh" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("levels", [1, 30])
+def test_aliases_that_never_end_are_shown_as_a_conflict(levels, folder, capsys):
+    with (folder / CONFIG).open("a") as file:
+        file.writelines(f"b{n}: &b{n} [{', '.join([f'*b{n - 1 if n else n}'] * 9)}]\n" for n in range(levels))
+
+    assert main(["upgrade", "r1-older", "--trtllm", "1.2.1"]) == 1
+    assert "conflict about the whole file: its settings can't be merged" in capsys.readouterr().out
+
+
 def test_a_folder_that_a_server_runs_from_is_shown_but_not_upgraded(folder, capsys):
     with (folder / MANIFEST).open("rb") as stamp:
         fcntl.flock(stamp, fcntl.LOCK_SH)

@@ -16,7 +16,7 @@ from deepseek_triton_build.render.line_merge import Keep, MergeConflict, Merged,
 from deepseek_triton_build.render.owner_edits import describe, present_paths, recorded_checksums
 from deepseek_triton_build.render.repository_files import File
 from deepseek_triton_build.render.stamp import MANIFEST, is_settings_file, sha256, unpacked_text
-from deepseek_triton_build.text import first_names, parse_yaml
+from deepseek_triton_build.text import composed_yaml, first_names, parse_yaml
 
 _LARGEST = 64 * 2**20
 """Bytes of the largest file that is read; no generated one is as large."""
@@ -232,7 +232,7 @@ def _is_yaml(text: str) -> bool:
     import yaml
 
     try:
-        nodes = list(yaml.compose_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+        nodes = composed_yaml(text)
         if len(nodes) == 1:
             parse_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError):

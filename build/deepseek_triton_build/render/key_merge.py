@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deepseek_triton_build.render.line_merge import Keep, MergeConflict, Merged, merge_by_lines
-from deepseek_triton_build.text import parse_yaml
+from deepseek_triton_build.text import composed_yaml, parse_yaml
 
 _INDENT = 2
 _Path = tuple[str, ...]
@@ -183,8 +183,8 @@ def _taken_apart(text: str) -> _Settings:
 
     lines = text.splitlines()
     try:
-        root = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, RecursionError) as error:
+        [root] = composed_yaml(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no document, or several
         raise NoSettingsError from error
     entries: dict[_Path, _PlacedSetting] = {}
     end = _collect(root, (), lines, 0, entries)
