@@ -24,6 +24,7 @@ from deepseek_triton_build import (
     FolderUpgrade,
     OutputError,
     PlanRequest,
+    backups_of,
     format_files,
     make_disaggregated_plan,
     make_plan,
@@ -487,6 +488,14 @@ def test_a_kill_leaves_the_old_folder_whole(folder, point):
     backup = folder.with_name("r1.before-upgrade-1")
     assert tree(folder if point == "before-1" else backup) == old
     assert folder.exists() == (point in ("before-1", "at-2"))
+
+
+def test_a_backup_has_a_higher_number_than_all_that_are_there(folder):
+    for name in ("2", "10", "x", "03"):
+        folder.with_name(f"r1.before-upgrade-{name}").mkdir()
+
+    assert apply(folder) == folder.with_name("r1.before-upgrade-11")
+    assert [path.name[-2:] for path in backups_of(folder)] == ["-2", "10", "11"]
 
 
 def test_a_link_to_the_folder_stays_a_link(folder):

@@ -334,6 +334,37 @@ def test_a_folder_that_a_kill_took_away_is_found_in_its_backup(folder, capsys):
     assert "it is whole as it was in r1-older.before-upgrade-1: move that back" in capsys.readouterr().err
 
 
+def test_a_folder_that_is_gone_is_found_through_its_link_too(folder, capsys):
+    Path("links").mkdir()
+    Path("links/current").symlink_to(folder.resolve())
+    folder.rename("r1-older.before-upgrade-3")
+
+    assert main(["upgrade", "links/current"]) == 2
+    assert f"whole as it was in {folder.resolve()}.before-upgrade-3: move that back" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("here", ["r1-older", "r1-older/tensorrt_llm"])
+def test_the_current_folder_is_not_upgraded(here, folder, capsys, monkeypatch):
+    """The shell would stay in the folder that is the backup now, and the next upgrade would be the backup's."""
+    place = folder.resolve()
+    before = contents(place)
+    monkeypatch.chdir(here)
+    assert main(["upgrade", str(place), "--trtllm", "1.2.1"]) == 0
+    assert main(["upgrade", str(place), "--trtllm", "1.2.1", "--apply"]) == 2
+
+    assert f"cd out of {place} first" in capsys.readouterr().err
+    assert contents(place) == before
+
+
+def test_a_backup_is_not_upgraded(folder, capsys, monkeypatch):
+    folder.rename("r1-older.before-upgrade-1")
+    assert main(["upgrade", "r1-older.before-upgrade-1"]) == 2
+    monkeypatch.chdir("r1-older.before-upgrade-1")
+    assert main(["upgrade", "."]) == 2
+
+    assert capsys.readouterr().err.count("which an upgrade has kept as it was; rename it first") == 2
+
+
 def test_names_that_a_terminal_would_obey_are_written_out(folder, capsys):
     (folder / "\x1b[2J").write_text("x")
     edit(folder / "start.sh", "set -euo pipefail\n", "set -euo pipefail\n: '\x1b[2J'\n")
