@@ -78,7 +78,7 @@ def fates(upgrade: FolderUpgrade) -> dict[str, str]:
 
 def apply(folder: Path, now: list[File] = NEW, keep="yours") -> Path:
     upgrade = plan(folder, now, keep)
-    return replace_repository(upgrade.written, folder, kept=upgrade.kept)
+    return replace_repository(upgrade.written, folder, kept=upgrade.kept, before=lambda: upgrade.refuse_change(folder))
 
 
 def test_the_manifest_has_each_settings_file_as_it_was_generated(folder):
@@ -432,6 +432,31 @@ def test_a_folder_that_a_server_runs_from_is_not_replaced(folder):
         fcntl.flock(stamp, fcntl.LOCK_SH)
         with pytest.raises(OutputError, match="a server runs from this folder"):
             apply(folder)
+    assert tree(folder) == before
+    assert [path.name for path in folder.parent.iterdir()] == ["r1"]
+
+
+@pytest.mark.parametrize("name", [CONFIG, MODEL_PY, "notes.txt", "new.txt"])
+def test_an_edit_while_the_upgrade_is_made_is_not_lost(folder, name):
+    (folder / "notes.txt").write_text("mine")
+    upgrade = plan(folder)
+    if name == "notes.txt":
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text("late")
+    before = tree(folder)
+    with pytest.raises(OutputError, match=f"{name} changed while the upgrade was made; nothing was changed"):
+        replace_repository(upgrade.written, folder, before=lambda: upgrade.refuse_change(folder))
+
+    assert tree(folder) == before
+    assert [path.name for path in folder.parent.iterdir()] == ["r1"]
+
+
+def test_a_server_that_starts_while_the_upgrade_is_made_stops_it(folder):
+    before = tree(folder)
+    with (folder / "tensorrt_llm/deepseek-triton.json").open("rb") as stamp:
+        with pytest.raises(OutputError, match="a server runs from this folder"):
+            replace_repository(NEW, folder, before=lambda: fcntl.flock(stamp, fcntl.LOCK_SH))
     assert tree(folder) == before
     assert [path.name for path in folder.parent.iterdir()] == ["r1"]
 

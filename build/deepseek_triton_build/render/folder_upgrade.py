@@ -67,13 +67,25 @@ class FolderUpgrade:
 
     @property
     def written(self) -> list[File]:
-        """The files of the folder afterwards, but for what the owner has added. A file that stays as the owner has it is
-        among them: it becomes a copy, so that a later edit leaves the old folder as it was."""
+        """The files of the folder afterwards, but for what the owner has added. A file that stays as the owner has it
+        is among them: it becomes a copy, so that a later edit leaves the old folder as it was."""
         return [
             File(PurePosixPath(file.path), file.result, executable=file.executable)
             for file in self.files
             if file.result is not None
         ]
+
+    def refuse_change(self, folder: Path) -> None:
+        """Raise OutputError unless `folder` holds what it held when the upgrade was planned."""
+        known = {file.path: file.present for file in self.files}
+        found = present_paths(folder, known.keys())
+        changed = [name for name in known if (_content(found[name]) if name in found else None) != known[name]]
+        others = (found.keys() - known.keys()) ^ set(self.added)
+        changed += sorted(name for name in others if "__pycache__" not in PurePosixPath(name).parts)
+        if changed:
+            raise OutputError(
+                f"{folder}: {first_names(changed)} changed while the upgrade was made; nothing was changed, upgrade again"
+            )
 
 
 def plan_upgrade(
@@ -182,8 +194,8 @@ class _Upgrader:
         if not file.path.endswith(_YAML):
             return "it is no text in UTF-8"
         return (
-            "its settings can't be merged: is it YAML in UTF-8, can each value be read without a tag of its own, and does "
-            "each key stand in its section once?"
+            "its settings can't be merged: is it YAML in UTF-8, can each value be read without a tag of its own, and "
+            "does each key stand in its section once?"
         )
 
     def _whole(self, file: UpgradedFile, why: str) -> UpgradedFile:

@@ -64,7 +64,9 @@ def write_repository(
     return is_replaced
 
 
-def replace_repository(files: Sequence[File], output: Path, *, kept: Sequence[str] = ()) -> Path:
+def replace_repository(
+    files: Sequence[File], output: Path, *, kept: Sequence[str] = (), before: Callable[[], None] | None = None
+) -> Path:
     """Put `files`, and what is `kept` of the folder, in the place of the generated folder `output`, all or nothing.
     Return where the folder is kept as it was: beside it, as NAME.before-upgrade-1, or one more than the last.
 
@@ -72,6 +74,7 @@ def replace_repository(files: Sequence[File], output: Path, *, kept: Sequence[st
 
     :param kept: relative paths of what the owner has added. These files are the same ones in both folders (hard
         links), so that nothing large is copied and a log that is being written loses no line.
+    :param before: as that of `write_repository`.
     :raises OutputError: when the folder can't be written, or a server runs from it.
     """
     output = _resolved(output)
@@ -83,6 +86,9 @@ def replace_repository(files: Sequence[File], output: Path, *, kept: Sequence[st
         try:
             fresh = scratch / "fresh"
             _fill(fresh, files, output, kept)
+            if before is not None:
+                before()
+            _refuse_served(output)  # again: a server may have started meanwhile
             _swap(fresh, output, backup)
         except BaseException as error:
             if not output.exists():

@@ -61,8 +61,8 @@ def _refuse_place(folder: Path, *, apply: bool) -> None:
 
     if (backup := backup_above(folder)) is not None:
         raise ToolError(
-            f"{folder}: expected a folder that is in use, found {backup}, which an upgrade has kept as it was; rename it "
-            "first, or name another folder",
+            f"{folder}: expected a folder that is in use, found {backup}, which an upgrade has kept as it was; rename "
+            "it first, or name another folder",
             exit_code=2,
         )
     place = Path(os.path.realpath(folder))

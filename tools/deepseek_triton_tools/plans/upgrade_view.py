@@ -74,7 +74,9 @@ def upgrade(target: UpgradeTarget, *, keep: Keep | None, apply: bool, as_json: b
     status = "conflicts" if conflicts else "errors" if new_errors else status
     backup = None
     if apply and status == "waiting":
-        backup = replace_repository(merged.written, target.folder, kept=merged.kept)
+        backup = replace_repository(
+            merged.written, target.folder, kept=merged.kept, before=lambda: merged.refuse_change(target.folder)
+        )
         status = "applied"
     with to_reader():
         if as_json:
