@@ -38,6 +38,12 @@ def parse_yaml(text: str) -> Any:
     return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
+def is_comment(line: str) -> bool:
+    """Tell whether a line of a script or of settings is a comment or blank. Options of Slurm are none."""
+    text = line.strip()
+    return not text or (text.startswith("#") and not text.startswith(("#!", "#SBATCH")))
+
+
 def composed_yaml(text: str) -> list[Any]:
     """Return the root node of each document in YAML `text`. A walk over the nodes ends, in spite of aliases.
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from deepseek_triton_build import PlanRequest, format_files, make_plan
 from deepseek_triton_build.render.key_merge import NoSettingsError, merge_by_keys
 from deepseek_triton_build.render.line_merge import merge_by_lines
+from deepseek_triton_tools.plans.plan_diff import changed_lines
 
 SCRIPT = "set -e\n# ports\nport=8000\nrun \\\n  --port 8000\nexit\n"
 
@@ -52,6 +53,15 @@ def test_lines_of_one_command_are_not_put_together_from_both():
 
     merged = by_lines(SCRIPT.replace("port=8000", "port=1"), SCRIPT.replace("# ports", "# all ports"))
     assert (merged.text.splitlines()[1:3], merged.conflicts) == (["# all ports", "port=1"], ())
+
+
+@pytest.mark.parametrize("line", ["#!/bin/sh", "#SBATCH --nodes=2"])
+def test_lines_that_programs_read_are_no_comments(line):
+    script = f"{line}\nset -e\n"
+    merged = merge_by_lines(script, f"{line}x\nset -e\n", f"{line}\nset -eu\n", "yours")
+
+    assert [conflict.where for conflict in merged.conflicts] == ["lines 1 to 2"]
+    assert changed_lines("job.slurm", script.encode(), f"{line}x\nset -e\n".encode()) == [f"-{line}", f"+{line}x"]
 
 
 def test_two_insertions_in_one_place_are_a_conflict():
