@@ -318,6 +318,16 @@ def test_aliases_that_never_end_are_shown_as_a_conflict(levels, folder, capsys):
     assert "conflict about the whole file: its settings can't be merged" in capsys.readouterr().out
 
 
+def test_a_damaged_manifest_is_mended_as_the_message_says(folder, capsys):
+    options = json.loads((folder / MANIFEST).read_text())["options"]
+    (folder / MANIFEST).write_text("{")
+    assert main(["upgrade", "r1-older"]) == 1
+    assert 'write {"options": "..."}, with what stands behind `build`' in capsys.readouterr().err
+
+    (folder / MANIFEST).write_text(json.dumps({"options": options}))
+    assert upgraded(capsys, folder)["status"] == "waiting"
+
+
 def test_a_folder_that_a_server_runs_from_is_shown_but_not_upgraded(folder, capsys):
     with (folder / MANIFEST).open("rb") as stamp:
         fcntl.flock(stamp, fcntl.LOCK_SH)

@@ -327,6 +327,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
 def _record(text: bytes) -> dict[str, Any]:
     with contextlib.suppress(ValueError, RecursionError):
         record = json.loads(text)
-        if isinstance(record, dict) and isinstance(record.get("files"), dict):
+        if isinstance(record, dict) and isinstance(record.get("files", {}), dict):
             return record
     return {}

@@ -94,8 +94,8 @@ def _manifest(folder: Path) -> tuple[Path, Mapping[str, Any]]:
     record = read_manifest(manifest)
     if not isinstance(record.get("options"), str) or not record["options"]:
         raise ToolError(
-            f'{manifest}: expected the options of `build` as "options", found none; write them there, as they stand '
-            "behind `build` in the first line of start.sh and the other files"
+            f'{manifest}: expected the options of `build` as "options", found none; if nothing else is left of it, '
+            'write {"options": "..."}, with what stands behind `build` in the first line of start.sh and the other files'
         )
     if manifest.parent == folder and record.get("format") == "triton" and record.get("profile") != "disagg":
         raise ToolError(f"{folder}: is a model of a repository; name the repository, {folder.parent}", exit_code=2)
