@@ -33,6 +33,7 @@ from deepseek_triton_build import (
     replace_repository,
     write_repository,
 )
+from deepseek_triton_build.render.folder_upgrade import _merge
 from deepseek_triton_build.render.stamp import unpacked_text
 
 R1 = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8, release="1.0.0")
@@ -331,6 +332,22 @@ def test_yaml_whose_values_no_parser_reads_is_a_conflict_about_the_file(folder, 
     assert "can each value be read without a tag of its own" in conflict.why
 
 
+def test_a_key_twice_in_a_file_within_a_file_is_a_conflict_about_the_file(folder):
+    """Both sides add it, in different places of the text."""
+    files = generated(format="dynamo")
+    [name] = [file.path.as_posix() for file in files if b"engine.yaml: |" in file.content]
+    base = next(file.content.decode() for file in files if file.path.as_posix() == name)
+    lines = base.splitlines(keepends=True)
+    start = next(number for number, line in enumerate(lines) if "engine.yaml: |" in line) + 1
+    indent = lines[start][: len(lines[start]) - len(lines[start].lstrip())]
+    tops = [at for at in range(start, len(lines)) if lines[at].startswith(indent) and lines[at][len(indent)].isalpha()]
+    mine, new = list(lines), list(lines)
+    mine.insert(tops[0], f"{indent}twice: 1\n")
+    new.insert(tops[3], f"{indent}twice: 2\n")
+    assert _merge(name, base, "".join(mine), base.replace("1.0", "2.0"), keep="yours") is not None
+    assert _merge(name, base, "".join(mine), "".join(new), keep="yours") is None
+
+
 def test_a_script_that_is_no_text_is_a_conflict_about_the_file(folder):
     (folder / "start.sh").write_bytes(b"\xff")
 
@@ -454,9 +471,9 @@ def test_an_edit_while_the_upgrade_is_made_is_not_lost(folder, name):
 
 def test_a_server_that_starts_while_the_upgrade_is_made_stops_it(folder):
     before = tree(folder)
-    with (folder / "tensorrt_llm/deepseek-triton.json").open("rb") as stamp:
-        with pytest.raises(OutputError, match="a server runs from this folder"):
-            replace_repository(NEW, folder, before=lambda: fcntl.flock(stamp, fcntl.LOCK_SH))
+    stamp = folder / "tensorrt_llm/deepseek-triton.json"
+    with stamp.open("rb") as held, pytest.raises(OutputError, match="a server runs from this folder"):
+        replace_repository(NEW, folder, before=lambda: fcntl.flock(held, fcntl.LOCK_SH))
     assert tree(folder) == before
     assert [path.name for path in folder.parent.iterdir()] == ["r1"]
 

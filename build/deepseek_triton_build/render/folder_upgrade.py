@@ -240,7 +240,8 @@ def _merge(name: str, base: str, yours: str, now: str, *, keep: Keep) -> Merged 
 
 
 def _is_yaml(text: str) -> bool:
-    """Whether the text is YAML, in which no key stands twice in a section: parsers take the last without a word."""
+    """Whether the text is YAML, in which no key stands twice in a section: parsers take the last without a word.
+    A value below the name of a YAML file, as in a ConfigMap, is such a text too."""
     import yaml
 
     try:
@@ -256,6 +257,9 @@ def _is_yaml(text: str) -> bool:
             if len(set(keys)) < len(keys):
                 return False
             nodes += [value for _, value in node.value]
+            files = [value for key, value in node.value if str(key.value).endswith(_YAML)]
+            if not all(_is_yaml(value.value) for value in files if isinstance(value, yaml.ScalarNode)):
+                return False
         elif isinstance(node, yaml.SequenceNode):
             nodes += node.value
     return True
