@@ -168,6 +168,26 @@ def test_other_yaml_is_not_taken_apart(text):
         merge_by_keys(BASE, text, BASE.replace("a: 1", "a: 2"), "yours")
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param("  d: 4\n", "  # d: 4\n", id="setting"),
+        pytest.param("  d: 4\n", "  d: 4\n\n  # e: 5\n", id="comment"),
+        pytest.param("  - y\n", "  # - y\n", id="item"),
+        pytest.param("last: true\n", "last: true\n  # more\n", id="end"),
+    ],
+)
+def test_what_is_commented_out_at_the_end_of_a_section_stays_in_it(old, new):
+    """The generator puts other settings behind the section."""
+    base = "section:\n  c: 3\n  d: 4\nitems:\n  - x\n  - y\nlast: true\n"
+
+    def with_others(text: str) -> str:
+        return text.replace("items:", "one: 1\nitems:").replace("last:", "two: 2\nlast:")
+
+    merged = merge_by_keys(base, base.replace(old, new), with_others(base), "yours")
+    assert (merged.text, merged.conflicts) == (with_others(base.replace(old, new)), ())
+
+
 def test_aliases_that_end_are_merged():
     yours = BASE.replace("b: 2", "b: &b 2") + "mine: *b\n"
 
