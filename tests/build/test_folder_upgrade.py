@@ -462,7 +462,7 @@ def test_an_edit_while_the_upgrade_is_made_is_not_lost(folder, name):
     else:
         (folder / name).write_text("late")
     before = tree(folder)
-    with pytest.raises(OutputError, match=f"{name} changed while the upgrade was made; nothing was changed"):
+    with pytest.raises(OutputError, match=f"{name} changed while the upgrade was made; nothing was done"):
         replace_repository(upgrade.written, folder, before=lambda: upgrade.refuse_change(folder))
 
     assert tree(folder) == before

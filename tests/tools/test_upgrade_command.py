@@ -119,6 +119,16 @@ def test_a_conflict_is_in_the_document_and_applied_only_with_a_side(folder, caps
     assert "  allow_advanced_sampling: true\n" in (folder / CONFIG).read_text()
 
 
+@pytest.mark.slow
+def test_generated_keys_are_refused_beforehand_as_the_page_says(folder, capsys):
+    edit(folder / CONFIG, *OWN_SETTING)
+    document = upgraded(capsys, folder, "--trtllm", "1.2.1", "--keep", "yours", code=1)
+    assert {row["key"] for row in document["findings"] if row["is_new"]} >= {"triton_config.default_sampling.top_p"}
+
+    edit(folder / CONFIG, "triton_config:\n", "triton_config:\n  default_sampling: {}\n")
+    assert upgraded(capsys, folder, "--trtllm", "1.2.1", "--keep", "yours", "--apply")["status"] == "applied"
+
+
 def test_a_new_error_of_check_stops_the_upgrade(folder, capsys):
     """The release that the folder is for has the key, and the other one has not."""
     with (folder / CONFIG).open("a") as file:
@@ -322,7 +332,7 @@ def test_a_damaged_manifest_is_mended_as_the_message_says(folder, capsys):
     options = json.loads((folder / MANIFEST).read_text())["options"]
     (folder / MANIFEST).write_text("{")
     assert main(["upgrade", "r1-older"]) == 1
-    assert 'write {"options": "..."}, with what stands behind `build`' in capsys.readouterr().err
+    assert 'write {"options": "..."}, with what is behind `build`' in capsys.readouterr().err
 
     (folder / MANIFEST).write_text(json.dumps({"options": options}))
     assert upgraded(capsys, folder)["status"] == "waiting"

@@ -84,7 +84,7 @@ class FolderUpgrade:
         changed += sorted(name for name in others if "__pycache__" not in PurePosixPath(name).parts)
         if changed:
             raise OutputError(
-                f"{folder}: {first_names(changed)} changed while the upgrade was made; nothing was changed, upgrade again"
+                f"{folder}: {first_names(changed)} changed while the upgrade was made; nothing was done; upgrade again"
             )
 
 

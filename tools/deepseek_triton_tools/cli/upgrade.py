@@ -95,7 +95,7 @@ def _manifest(folder: Path) -> tuple[Path, Mapping[str, Any]]:
     if not isinstance(record.get("options"), str) or not record["options"]:
         raise ToolError(
             f'{manifest}: expected the options of `build` as "options", found none; if nothing else is left of it, '
-            'write {"options": "..."}, with what stands behind `build` in the first line of start.sh and the other files'
+            'write {"options": "..."}, with what is behind `build` in the first line of start.sh and the other files'
         )
     if manifest.parent == folder and record.get("format") == "triton" and record.get("profile") != "disagg":
         raise ToolError(f"{folder}: is a model of a repository; name the repository, {folder.parent}", exit_code=2)
