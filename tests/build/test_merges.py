@@ -188,6 +188,14 @@ def test_what_is_commented_out_at_the_end_of_a_section_stays_in_it(old, new):
     assert (merged.text, merged.conflicts) == (with_others(base.replace(old, new)), ())
 
 
+@pytest.mark.parametrize("end", ["two  \n", "two\n  # three\n"])
+def test_all_of_a_text_in_yaml_counts(end):
+    base = "a: 1\ntext: |\n  one\n  two\nlast: 1\n"
+    yours = base.replace("two\n", end)
+
+    assert merge_by_keys(base, yours, base.replace("a: 1", "a: 2"), "yours").text == yours.replace("a: 1", "a: 2")
+
+
 def test_aliases_that_end_are_merged():
     yours = BASE.replace("b: 2", "b: &b 2") + "mine: *b\n"
 

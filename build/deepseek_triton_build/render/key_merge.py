@@ -216,6 +216,7 @@ def _collect(node: Any, parent: _Path, lines: list[str], start: int, entries: di
             raise NoSettingsError
         path = (*parent, key.value)
         is_section = isinstance(value, yaml.MappingNode) and not value.flow_style and bool(value.value)
+        is_text = isinstance(value, yaml.ScalarNode) and value.style in ("|", ">")  # blanks at the ends count in it
         last = value.start_mark.line if is_section else _end(value, line, lines)
         above = [text.lstrip() for text in lines[start:line]]
         if is_section:  # comments below the head are of the first setting
@@ -223,7 +224,7 @@ def _collect(node: Any, parent: _Path, lines: list[str], start: int, entries: di
         entries[path] = _PlacedSetting(
             path=path,
             above=tuple(above),
-            lines=tuple(_unindented(text, column) for text in lines[line:last]),
+            lines=tuple(_unindented(text if is_text else text.rstrip(), column) for text in lines[line:last]),
             is_section=is_section,
         )
         start = _collect(value, path, lines, last, entries) if is_section else last
@@ -231,7 +232,7 @@ def _collect(node: Any, parent: _Path, lines: list[str], start: int, entries: di
         if is_section:
             entries[path] = replace(entries[path], below=tuple(text.strip() for text in lines[start:end]))
         else:  # a part of the value that was commented out
-            more = tuple(_unindented(text, column) for text in lines[start:end])
+            more = tuple(_unindented(text if is_text else text.rstrip(), column) for text in lines[start:end])
             entries[path] = replace(entries[path], lines=(*entries[path].lines, *more))
         start = end
     return start
@@ -257,7 +258,7 @@ def _end(value: Any, first: int, lines: list[str]) -> int:
 
 
 def _unindented(line: str, column: int) -> str:
-    return line[min(column, len(line) - len(line.lstrip())) :].rstrip()
+    return line[min(column, len(line) - len(line.lstrip())) :]
 
 
 def _alike(sides: list[_Settings]) -> list[_Settings]:
