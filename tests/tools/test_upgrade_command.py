@@ -338,6 +338,14 @@ def test_a_damaged_manifest_is_mended_as_the_message_says(folder, capsys):
     assert upgraded(capsys, folder)["status"] == "waiting"
 
 
+def test_the_manifest_is_named_where_nothing_else_changes(folder, capsys):
+    with (folder / MANIFEST).open("a") as file:
+        file.write("\n")
+
+    assert main(["upgrade", "r1-older"]) == 0
+    assert f"changed: {MANIFEST}\n" in capsys.readouterr().out
+
+
 def test_a_folder_that_a_server_runs_from_is_shown_but_not_upgraded(folder, capsys):
     with (folder / MANIFEST).open("rb") as stamp:
         fcntl.flock(stamp, fcntl.LOCK_SH)

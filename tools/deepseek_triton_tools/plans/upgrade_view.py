@@ -251,11 +251,12 @@ def _other_lines(merged: FolderUpgrade) -> Iterator[str]:
         "restored": "gone, and written again",
         "removed": "removed, as it is no longer generated",
     }
+    is_only_manifests = all(file.path.endswith(MANIFEST) for file in merged.changes)
     for fate, words in said.items():
         names = [
             file.path
             for file in merged.changes
-            if file.fate == fate and not _changes(file) and not file.path.endswith(MANIFEST)
+            if file.fate == fate and not _changes(file) and (is_only_manifests or not file.path.endswith(MANIFEST))
         ]
         if names:
             yield f"{words}: {first_names(names)}"
