@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from deepseek_triton_build.render.dynamo import dynamo_mismatch
     from deepseek_triton_build.render.folder_upgrade import FolderUpgrade, UpgradedFile, plan_upgrade
     from deepseek_triton_build.render.folder_writer import (
+        backup_above,
         backups_of,
         manifests_of,
         read_manifest,
@@ -99,6 +100,7 @@ __all__ = [
     "UnusableCheckpointError",
     "UpgradedFile",
     "Workload",
+    "backup_above",
     "backups_of",
     "build_options",
     "contract_page",
@@ -154,6 +156,7 @@ _HOMES = {
     "render.dynamo": ("dynamo_mismatch",),
     "render.folder_upgrade": ("FolderUpgrade", "UpgradedFile", "plan_upgrade"),
     "render.folder_writer": (
+        "backup_above",
         "backups_of",
         "manifests_of",
         "read_manifest",

@@ -22,6 +22,8 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict = 2, 4, 2
 _LONGEST_YAML = 400
 """Characters of repr(value) up to which `short_yaml` writes a value in full."""
+_MOST_VALUES = 100_000
+"""Values in a YAML text, those of its aliases counted each time: a few lines of them can stand for any number."""
 _CONSTANTS = {True: "true", False: "false", None: "null"}
 _PLAIN = re.compile(r"(?!(?:yes|no|on|off|true|false|null)$)[a-z_][\w./-]*", re.ASCII | re.IGNORECASE)
 """Text that YAML takes for text without quotes: a part of it, for the values that there are most of."""
@@ -30,13 +32,16 @@ _PLAIN = re.compile(r"(?!(?:yes|no|on|off|true|false|null)$)[a-z_][\w./-]*", re.
 def parse_yaml(text: str) -> Any:
     """Return what YAML `text` stands for, read by the safe loader.
 
-    :raises yaml.YAMLError: when the text is not YAML, or is nested more than MAX_YAML_DEPTH deep.
+    :raises yaml.YAMLError: when the text is not YAML, is nested more than MAX_YAML_DEPTH deep, or has aliases that never
+        end or stand for too many values.
     """
     import yaml  # takes as long as a tenth of a build, and most verbs have no YAML to read or to quote
 
-    # libyaml's loader is about ten times as fast as Python's.
     try:
         limit_yaml_depth(text)
+        if "&" in text and "*" in text:
+            composed_yaml(text)
+        # libyaml's loader is about ten times as fast as Python's.
         return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except UNREADABLE_YAML as error:
         raise yaml.YAMLError(f"a value does not fit its tag: {error}") from error
@@ -52,6 +57,44 @@ def limit_yaml_depth(text: str) -> None:
         if depth > MAX_YAML_DEPTH:
             where: Any = event.start_mark
             raise yaml.constructor.ConstructorError(None, None, f"nested more than {MAX_YAML_DEPTH} deep", where)
+
+
+def is_comment(line: str) -> bool:
+    """Tell whether a line of a script or of settings is a comment or blank. Options of Slurm are none."""
+    text = line.strip()
+    return not text or (text.startswith("#") and not text.startswith(("#!", "#SBATCH")))
+
+
+def composed_yaml(text: str) -> list[Any]:
+    """Return the root node of each document in YAML `text`. A walk over the nodes ends, in spite of aliases.
+
+    :raises yaml.YAMLError: as `parse_yaml` does.
+    """
+    import yaml
+
+    limit_yaml_depth(text)  # libyaml's composer would go down as deep as the text says
+    roots = list(yaml.compose_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    counts: dict[int, int] = {}
+    if sum(_num_values(root, counts) for root in roots) > _MOST_VALUES:
+        raise yaml.YAMLError(f"expected at most {_MOST_VALUES:,} values, found more")
+    return roots
+
+
+def _num_values(node: Any, counts: dict[int, int]) -> int:
+    """Return the number of values that a YAML node stands for.
+
+    :param counts: the numbers of the nodes before it, by their identities; 0 for one that is being counted.
+    """
+    import yaml
+
+    if counts.get(id(node)) == 0:
+        raise yaml.YAMLError("expected aliases that end, found one of a section that holds it")
+    if id(node) not in counts:
+        counts[id(node)] = 0
+        children = node.value if isinstance(node, yaml.CollectionNode) else ()
+        pairs = (child if isinstance(child, tuple) else (child,) for child in children)
+        counts[id(node)] = 1 + sum(_num_values(child, counts) for pair in pairs for child in pair)
+    return counts[id(node)]
 
 
 def short_repr(value: Any) -> str:

@@ -24,6 +24,7 @@ from deepseek_triton_build import (
     FolderUpgrade,
     OutputError,
     PlanRequest,
+    backups_of,
     format_files,
     make_disaggregated_plan,
     make_plan,
@@ -32,6 +33,7 @@ from deepseek_triton_build import (
     replace_repository,
     write_repository,
 )
+from deepseek_triton_build.render.folder_upgrade import _merge
 from deepseek_triton_build.render.stamp import unpacked_text
 
 R1 = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8, release="1.0.0")
@@ -77,7 +79,7 @@ def fates(upgrade: FolderUpgrade) -> dict[str, str]:
 
 def apply(folder: Path, now: list[File] = NEW, keep="yours") -> Path:
     upgrade = plan(folder, now, keep)
-    return replace_repository(upgrade.written, folder, kept=upgrade.kept)
+    return replace_repository(upgrade.written, folder, kept=upgrade.kept, before=lambda: upgrade.refuse_change(folder))
 
 
 def test_the_manifest_has_each_settings_file_as_it_was_generated(folder):
@@ -230,6 +232,20 @@ def test_what_the_owner_added_stays(folder):
     assert (backup / "tensorrt_llm/1/__pycache__").is_dir()
 
 
+def test_a_later_edit_of_a_file_that_was_kept_leaves_the_backup_as_it_was(folder):
+    edit(folder / CONFIG, "max_num_tokens: 8192", "max_num_tokens: 4096")
+    (folder / MODEL_PY).unlink()
+    same = generated()
+    assert (fates(plan(folder, same))[CONFIG], fates(plan(folder, same))[MODEL_PY]) == ("kept", "restored")
+    before = tree(folder)
+    backup = apply(folder, same)
+    for name in before:
+        with (folder / name).open("a") as file:
+            file.write("# later\n")
+
+    assert tree(backup) == before
+
+
 def test_modes_stay_and_new_scripts_can_be_run(folder):
     folder.chmod(0o750)
     (folder / "tensorrt_llm").chmod(0o700)
@@ -294,6 +310,42 @@ def test_yaml_that_no_merge_would_mean_is_a_conflict_about_the_file(folder):
     [(_, conflict)] = plan(folder).conflicts
     assert "does each key stand in its section once?" in conflict.why
     assert plan(folder, keep="generated").written == NEW
+
+
+BOMB = "".join(f"b{n}: &b{n} [{', '.join([f'*b{n - 1}' if n else '1'] * 9)}]\n" for n in range(30))
+"""A text of a few lines whose last value has 9 ** 30 values."""
+
+
+@pytest.mark.parametrize("text", ["mine: &a [*a]\n", "mine: &a [*a, *a]\n", "mine: &a\n  b: *a\n", BOMB])
+def test_yaml_whose_aliases_never_end_is_a_conflict_about_the_file(folder, text):
+    (folder / CONFIG).write_text((folder / CONFIG).read_text() + text)
+
+    [(_, conflict)] = plan(folder).conflicts
+    assert "its settings can't be merged" in conflict.why
+
+
+@pytest.mark.parametrize("value", ["!env FOO", "2024-13-45", "="])
+def test_yaml_whose_values_no_parser_reads_is_a_conflict_about_the_file(folder, value):
+    (folder / CONFIG).write_text((folder / CONFIG).read_text() + f"mine: {value}\n")
+
+    [(_, conflict)] = plan(folder).conflicts
+    assert "can each value be read without a tag of its own" in conflict.why
+
+
+def test_a_key_twice_in_a_file_within_a_file_is_a_conflict_about_the_file(folder):
+    """Both sides add it, in different places of the text."""
+    files = generated(format="dynamo")
+    [name] = [file.path.as_posix() for file in files if b"engine.yaml: |" in file.content]
+    base = next(file.content.decode() for file in files if file.path.as_posix() == name)
+    lines = base.splitlines(keepends=True)
+    start = next(number for number, line in enumerate(lines) if "engine.yaml: |" in line) + 1
+    indent = lines[start][: len(lines[start]) - len(lines[start].lstrip())]
+    tops = [at for at in range(start, len(lines)) if lines[at].startswith(indent) and lines[at][len(indent)].isalpha()]
+    mine, new = list(lines), list(lines)
+    mine.insert(tops[0], f"{indent}twice: 1\n")
+    new.insert(tops[3], f"{indent}twice: 2\n")
+    assert _merge(name, base, "".join(mine), base.replace("1.0", "2.0"), keep="yours") is not None
+    assert _merge(name, base, "".join(mine), "".join(new), keep="yours") is None
 
 
 def test_a_script_that_is_no_text_is_a_conflict_about_the_file(folder):
@@ -401,6 +453,31 @@ def test_a_folder_that_a_server_runs_from_is_not_replaced(folder):
     assert [path.name for path in folder.parent.iterdir()] == ["r1"]
 
 
+@pytest.mark.parametrize("name", [CONFIG, MODEL_PY, "notes.txt", "new.txt"])
+def test_an_edit_while_the_upgrade_is_made_is_not_lost(folder, name):
+    (folder / "notes.txt").write_text("mine")
+    upgrade = plan(folder)
+    if name == "notes.txt":
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text("late")
+    before = tree(folder)
+    with pytest.raises(OutputError, match=f"{name} changed while the upgrade was made; nothing was done"):
+        replace_repository(upgrade.written, folder, before=lambda: upgrade.refuse_change(folder))
+
+    assert tree(folder) == before
+    assert [path.name for path in folder.parent.iterdir()] == ["r1"]
+
+
+def test_a_server_that_starts_while_the_upgrade_is_made_stops_it(folder):
+    before = tree(folder)
+    stamp = folder / "tensorrt_llm/deepseek-triton.json"
+    with stamp.open("rb") as held, pytest.raises(OutputError, match="a server runs from this folder"):
+        replace_repository(NEW, folder, before=lambda: fcntl.flock(held, fcntl.LOCK_SH))
+    assert tree(folder) == before
+    assert [path.name for path in folder.parent.iterdir()] == ["r1"]
+
+
 _REPLACE = """\
 import os, resource, signal, sys
 from pathlib import Path, PurePosixPath
@@ -453,6 +530,14 @@ def test_a_kill_leaves_the_old_folder_whole(folder, point):
     backup = folder.with_name("r1.before-upgrade-1")
     assert tree(folder if point == "before-1" else backup) == old
     assert folder.exists() == (point in ("before-1", "at-2"))
+
+
+def test_a_backup_has_a_higher_number_than_all_that_are_there(folder):
+    for name in ("2", "10", "x", "03"):
+        folder.with_name(f"r1.before-upgrade-{name}").mkdir()
+
+    assert apply(folder) == folder.with_name("r1.before-upgrade-11")
+    assert [path.name[-2:] for path in backups_of(folder)] == ["-2", "10", "11"]
 
 
 def test_a_link_to_the_folder_stays_a_link(folder):

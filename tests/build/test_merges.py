@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from deepseek_triton_build import PlanRequest, format_files, make_plan
 from deepseek_triton_build.render.key_merge import NoSettingsError, merge_by_keys
 from deepseek_triton_build.render.line_merge import merge_by_lines
+from deepseek_triton_tools.plans.plan_diff import changed_lines
 
 SCRIPT = "set -e\n# ports\nport=8000\nrun \\\n  --port 8000\nexit\n"
 
@@ -52,6 +53,15 @@ def test_lines_of_one_command_are_not_put_together_from_both():
 
     merged = by_lines(SCRIPT.replace("port=8000", "port=1"), SCRIPT.replace("# ports", "# all ports"))
     assert (merged.text.splitlines()[1:3], merged.conflicts) == (["# all ports", "port=1"], ())
+
+
+@pytest.mark.parametrize("line", ["#!/bin/sh", "#SBATCH --nodes=2"])
+def test_lines_that_programs_read_are_no_comments(line):
+    script = f"{line}\nset -e\n"
+    merged = merge_by_lines(script, f"{line}x\nset -e\n", f"{line}\nset -eu\n", "yours")
+
+    assert [conflict.where for conflict in merged.conflicts] == ["lines 1 to 2"]
+    assert changed_lines("job.slurm", script.encode(), f"{line}x\nset -e\n".encode()) == [f"-{line}", f"+{line}x"]
 
 
 def test_two_insertions_in_one_place_are_a_conflict():
@@ -156,6 +166,46 @@ def test_another_indentation_is_no_edit():
 def test_other_yaml_is_not_taken_apart(text):
     with pytest.raises(NoSettingsError):
         merge_by_keys(BASE, text, BASE.replace("a: 1", "a: 2"), "yours")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param("  d: 4\n", "  # d: 4\n", id="setting"),
+        pytest.param("  d: 4\n", "  d: 4\n\n  # e: 5\n", id="comment"),
+        pytest.param("  - y\n", "  # - y\n", id="item"),
+        pytest.param("last: true\n", "last: true\n  # more\n", id="end"),
+    ],
+)
+def test_what_is_commented_out_at_the_end_of_a_section_stays_in_it(old, new):
+    """The generator puts other settings behind the section."""
+    base = "section:\n  c: 3\n  d: 4\nitems:\n  - x\n  - y\nlast: true\n"
+
+    def with_others(text: str) -> str:
+        return text.replace("items:", "one: 1\nitems:").replace("last:", "two: 2\nlast:")
+
+    merged = merge_by_keys(base, base.replace(old, new), with_others(base), "yours")
+    assert (merged.text, merged.conflicts) == (with_others(base.replace(old, new)), ())
+
+
+@pytest.mark.parametrize("end", ["two  \n", "two\n  # three\n"])
+def test_all_of_a_text_in_yaml_counts(end):
+    base = "a: 1\ntext: |\n  one\n  two\nlast: 1\n"
+    yours = base.replace("two\n", end)
+
+    assert merge_by_keys(base, yours, base.replace("a: 1", "a: 2"), "yours").text == yours.replace("a: 1", "a: 2")
+
+
+def test_aliases_that_end_are_merged():
+    yours = BASE.replace("b: 2", "b: &b 2") + "mine: *b\n"
+
+    assert by_keys(yours, BASE.replace("a: 1", "a: 2")).text == yours.replace("a: 1", "a: 2")
+
+
+@pytest.mark.parametrize("value", ["!env FOO", "2024-13-45", "="])
+def test_values_that_no_parser_reads_are_not_merged(value):
+    with pytest.raises(NoSettingsError):
+        merge_by_keys(BASE, BASE + f"mine: {value}\n", BASE.replace("a: 1", "a: 2"), "yours")
 
 
 # Random edits of what build writes, and an upgrade to another release

@@ -119,6 +119,16 @@ def test_a_conflict_is_in_the_document_and_applied_only_with_a_side(folder, caps
     assert "  allow_advanced_sampling: true\n" in (folder / CONFIG).read_text()
 
 
+@pytest.mark.slow
+def test_generated_keys_are_refused_beforehand_as_the_page_says(folder, capsys):
+    edit(folder / CONFIG, *OWN_SETTING)
+    document = upgraded(capsys, folder, "--trtllm", "1.2.1", "--keep", "yours", code=1)
+    assert {row["key"] for row in document["findings"] if row["is_new"]} >= {"triton_config.default_sampling.top_p"}
+
+    edit(folder / CONFIG, "triton_config:\n", "triton_config:\n  default_sampling: {}\n")
+    assert upgraded(capsys, folder, "--trtllm", "1.2.1", "--keep", "yours", "--apply")["status"] == "applied"
+
+
 def test_a_new_error_of_check_stops_the_upgrade(folder, capsys):
     """The release that the folder is for has the key, and the other one has not."""
     with (folder / CONFIG).open("a") as file:
@@ -309,6 +319,33 @@ def test_a_manifest_without_options_says_where_they_are(folder, capsys):
     assert "in the first line of start.sh" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("levels", [1, 30])
+def test_aliases_that_never_end_are_shown_as_a_conflict(levels, folder, capsys):
+    with (folder / CONFIG).open("a") as file:
+        file.writelines(f"b{n}: &b{n} [{', '.join([f'*b{n - 1 if n else n}'] * 9)}]\n" for n in range(levels))
+
+    assert main(["upgrade", "r1-older", "--trtllm", "1.2.1"]) == 1
+    assert "conflict about the whole file: its settings can't be merged" in capsys.readouterr().out
+
+
+def test_a_damaged_manifest_is_mended_as_the_message_says(folder, capsys):
+    options = json.loads((folder / MANIFEST).read_text())["options"]
+    (folder / MANIFEST).write_text("{")
+    assert main(["upgrade", "r1-older"]) == 1
+    assert 'write {"options": "..."}, with what is behind `build`' in capsys.readouterr().err
+
+    (folder / MANIFEST).write_text(json.dumps({"options": options}))
+    assert upgraded(capsys, folder)["status"] == "waiting"
+
+
+def test_the_manifest_is_named_where_nothing_else_changes(folder, capsys):
+    with (folder / MANIFEST).open("a") as file:
+        file.write("\n")
+
+    assert main(["upgrade", "r1-older"]) == 0
+    assert f"changed: {MANIFEST}\n" in capsys.readouterr().out
+
+
 def test_a_folder_that_a_server_runs_from_is_shown_but_not_upgraded(folder, capsys):
     with (folder / MANIFEST).open("rb") as stamp:
         fcntl.flock(stamp, fcntl.LOCK_SH)
@@ -323,6 +360,37 @@ def test_a_folder_that_a_kill_took_away_is_found_in_its_backup(folder, capsys):
 
     assert main(["upgrade", "r1-older"]) == 2
     assert "it is whole as it was in r1-older.before-upgrade-1: move that back" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_gone_is_found_through_its_link_too(folder, capsys):
+    Path("links").mkdir()
+    Path("links/current").symlink_to(folder.resolve())
+    folder.rename("r1-older.before-upgrade-3")
+
+    assert main(["upgrade", "links/current"]) == 2
+    assert f"whole as it was in {folder.resolve()}.before-upgrade-3: move that back" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("here", ["r1-older", "r1-older/tensorrt_llm"])
+def test_the_current_folder_is_not_upgraded(here, folder, capsys, monkeypatch):
+    """The shell would stay in the folder that is the backup now, and the next upgrade would be the backup's."""
+    place = folder.resolve()
+    before = contents(place)
+    monkeypatch.chdir(here)
+    assert main(["upgrade", str(place), "--trtllm", "1.2.1"]) == 0
+    assert main(["upgrade", str(place), "--trtllm", "1.2.1", "--apply"]) == 2
+
+    assert f"cd out of {place} first" in capsys.readouterr().err
+    assert contents(place) == before
+
+
+def test_a_backup_is_not_upgraded(folder, capsys, monkeypatch):
+    folder.rename("r1-older.before-upgrade-1")
+    assert main(["upgrade", "r1-older.before-upgrade-1"]) == 2
+    monkeypatch.chdir("r1-older.before-upgrade-1")
+    assert main(["upgrade", "."]) == 2
+
+    assert capsys.readouterr().err.count("which an upgrade has kept as it was; rename it first") == 2
 
 
 def test_names_that_a_terminal_would_obey_are_written_out(folder, capsys):

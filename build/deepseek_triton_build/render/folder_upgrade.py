@@ -16,7 +16,7 @@ from deepseek_triton_build.render.line_merge import Keep, MergeConflict, Merged,
 from deepseek_triton_build.render.owner_edits import describe, present_paths, recorded_checksums
 from deepseek_triton_build.render.repository_files import File
 from deepseek_triton_build.render.stamp import MANIFEST, is_settings_file, sha256, unpacked_text
-from deepseek_triton_build.text import first_names, parse_yaml
+from deepseek_triton_build.text import composed_yaml, first_names, parse_yaml
 
 _LARGEST = 64 * 2**20
 """Bytes of the largest file that is read; no generated one is as large."""
@@ -53,7 +53,7 @@ class FolderUpgrade:
     added: tuple[str, ...]
     """Paths of what the owner has added, which stays: files, links, empty folders."""
     kept: tuple[str, ...]
-    """Paths of everything that stays as it is: what was added, and what is edited and not generated anew."""
+    """Paths of what stays and is not written again: what was added, and what is a link now in the place of a file."""
 
     @property
     def conflicts(self) -> list[tuple[str, MergeConflict]]:
@@ -67,12 +67,25 @@ class FolderUpgrade:
 
     @property
     def written(self) -> list[File]:
-        """The files of the folder afterwards, but for those that are kept."""
+        """The files of the folder afterwards, but for what the owner has added. A file that stays as the owner has it
+        is among them: it becomes a copy, so that a later edit leaves the old folder as it was."""
         return [
             File(PurePosixPath(file.path), file.result, executable=file.executable)
             for file in self.files
-            if file.result is not None and file.fate != "kept"
+            if file.result is not None
         ]
+
+    def refuse_change(self, folder: Path) -> None:
+        """Raise OutputError unless `folder` holds what it held when the upgrade was planned."""
+        known = {file.path: file.present for file in self.files}
+        found = present_paths(folder, known.keys())
+        changed = [name for name in known if (_content(found[name]) if name in found else None) != known[name]]
+        others = (found.keys() - known.keys()) ^ set(self.added)
+        changed += sorted(name for name in others if "__pycache__" not in PurePosixPath(name).parts)
+        if changed:
+            raise OutputError(
+                f"{folder}: {first_names(changed)} changed while the upgrade was made; nothing was done; upgrade again"
+            )
 
 
 def plan_upgrade(
@@ -93,9 +106,8 @@ def plan_upgrade(
     upgrade = _Upgrader(folder, now, then, keep).upgrade()
     written = {file.path for file in upgrade.written}
     above = {place for path in written for place in path.parents}
-    blocked = [
-        name for name in upgrade.kept if PurePosixPath(name) in above or written & {*PurePosixPath(name).parents}
-    ]
+    stays = sorted({*upgrade.kept, *(file.path for file in upgrade.files if file.fate == "kept")})
+    blocked = [name for name in stays if PurePosixPath(name) in above or written & {*PurePosixPath(name).parents}]
     if blocked:
         raise OutputError(f"{folder}: {first_names(blocked)} is in the way of a file that is generated; move it away")
     return upgrade
@@ -123,7 +135,7 @@ class _Upgrader:
         present = present_paths(self._folder, ours)
         files = [self._file(name, present.get(name)) for name in sorted(ours)]
         added = sorted(present.keys() - ours)
-        kept = [file.path for file in files if file.fate == "kept" and file.path in present]
+        kept = [file.path for file in files if file.fate == "kept" and file.result is None and file.path in present]
         return FolderUpgrade(
             files=tuple(file for file in files if file.path in present or file.now is not None),
             added=tuple(added),
@@ -181,7 +193,10 @@ class _Upgrader:
             return "you changed it, and nobody knows the text that was generated: an earlier version kept no copy"
         if not file.path.endswith(_YAML):
             return "it is no text in UTF-8"
-        return "its settings can't be merged: is it YAML in UTF-8, and does each key stand in its section once?"
+        return (
+            "its settings can't be merged: is it YAML in UTF-8, can each value be read without a tag of its own, and "
+            "does each key stand in its section once?"
+        )
 
     def _whole(self, file: UpgradedFile, why: str) -> UpgradedFile:
         """Return the file with one conflict about all of it."""
@@ -225,11 +240,12 @@ def _merge(name: str, base: str, yours: str, now: str, *, keep: Keep) -> Merged 
 
 
 def _is_yaml(text: str) -> bool:
-    """Whether the text is YAML, in which no key stands twice in a section: parsers take the last without a word."""
+    """Whether the text is YAML, in which no key stands twice in a section: parsers take the last without a word.
+    A value below the name of a YAML file, as in a ConfigMap, is such a text too."""
     import yaml
 
     try:
-        nodes = list(yaml.compose_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+        nodes = composed_yaml(text)
         if len(nodes) == 1:
             parse_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -241,6 +257,9 @@ def _is_yaml(text: str) -> bool:
             if len(set(keys)) < len(keys):
                 return False
             nodes += [value for _, value in node.value]
+            files = [value for key, value in node.value if str(key.value).endswith(_YAML)]
+            if not all(_is_yaml(value.value) for value in files if isinstance(value, yaml.ScalarNode)):
+                return False
         elif isinstance(node, yaml.SequenceNode):
             nodes += node.value
     return True

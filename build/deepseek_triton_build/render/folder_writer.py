@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -25,6 +25,7 @@ _MANIFESTS = (PurePosixPath(MODEL, MANIFEST), PurePosixPath(MANIFEST))
 """Where a manifest may lie in a generated folder: in the model of a repository, at the top of every other format."""
 _SERVED = (*_MANIFESTS, *(PurePosixPath(side, path) for side in (CONTEXT, GENERATION) for path in _MANIFESTS))
 """Where the manifests lie on which servers hold locks: those above, and those of a pair's two sides."""
+_BACKUP_NAME = re.compile(r"\.before-upgrade-([1-9][0-9]{0,8})$", re.ASCII)
 _LONGEST_PREFIX = 40
 """Characters of the folder's name that its scratch folder's name begins with. The folder's name may be as long as a
 name can be, which leaves no room for the random part of the scratch folder's name."""
@@ -63,24 +64,31 @@ def write_repository(
     return is_replaced
 
 
-def replace_repository(files: Sequence[File], output: Path, *, kept: Sequence[str] = ()) -> Path:
+def replace_repository(
+    files: Sequence[File], output: Path, *, kept: Sequence[str] = (), before: Callable[[], None] | None = None
+) -> Path:
     """Put `files`, and what is `kept` of the folder, in the place of the generated folder `output`, all or nothing.
-    Return where the folder is kept as it was: beside it, as NAME.before-upgrade-1, or the next number that is free.
+    Return where the folder is kept as it was: beside it, as NAME.before-upgrade-1, or one more than the last.
 
     Files and folders that were there before keep their mode and, where root writes them, their owner.
 
-    :param kept: relative paths of what stays as it is. These files are the same ones in both folders (hard links), so
-        that nothing large is copied and a log that is being written loses no line.
+    :param kept: relative paths of what the owner has added. These files are the same ones in both folders (hard
+        links), so that nothing large is copied and a log that is being written loses no line.
+    :param before: as that of `write_repository`.
     :raises OutputError: when the folder can't be written, or a server runs from it.
     """
     output = _resolved(output)
     try:
         _refuse_served(output)
-        backup = _backup(output, len(backups_of(output)) + 1)
+        backups = backups_of(output)
+        backup = _backup(output, _number(backups[-1]) + 1 if backups else 1)
         scratch = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name[:_LONGEST_PREFIX]}."))
         try:
             fresh = scratch / "fresh"
             _fill(fresh, files, output, kept)
+            if before is not None:
+                before()
+            _refuse_served(output)  # again: a server may have started meanwhile
             _swap(fresh, output, backup)
         except BaseException as error:
             if not output.exists():
@@ -96,12 +104,28 @@ def replace_repository(files: Sequence[File], output: Path, *, kept: Sequence[st
 
 
 def backups_of(output: Path) -> list[Path]:
-    """Return the folders that upgrades of the folder `output` have kept, oldest first, up to the first gap."""
-    return list(itertools.takewhile(os.path.lexists, (_backup(output, number) for number in itertools.count(1))))
+    """Return the folders that upgrades of the folder `output` have kept, oldest first. Those of a link lie beside the
+    folder that it leads to, even if that is gone."""
+    place = Path(os.path.realpath(output)) if output.is_symlink() else output
+    names = os.listdir(place.parent) if place.parent.is_dir() else []
+    beside = [place.with_name(name) for name in names if name.startswith(f"{place.name}.before-upgrade-")]
+    return sorted((path for path in beside if _number(path)), key=_number)
 
 
 def _backup(output: Path, number: int) -> Path:
     return output.with_name(f"{output.name}.before-upgrade-{number}")
+
+
+def _number(backup: Path) -> int:
+    """Return the number at the end of a backup's name; 0 for a name that is none of a backup."""
+    found = _BACKUP_NAME.search(backup.name)
+    return int(found[1]) if found else 0
+
+
+def backup_above(folder: Path) -> Path | None:
+    """Return the backup of an upgrade that `folder` is, or lies in."""
+    place = Path(os.path.realpath(folder))
+    return next((path for path in (place, *place.parents) if _number(path)), None)
 
 
 def _fill(fresh: Path, files: Sequence[File], output: Path, kept: Sequence[str]) -> None:
@@ -303,6 +327,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
 def _record(text: bytes) -> dict[str, Any]:
     with contextlib.suppress(ValueError, RecursionError):
         record = json.loads(text)
-        if isinstance(record, dict) and isinstance(record.get("files"), dict):
+        if isinstance(record, dict) and isinstance(record.get("files", {}), dict):
             return record
     return {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deepseek_triton_build.render.line_merge import Keep, MergeConflict, Merged, merge_by_lines
-from deepseek_triton_build.text import parse_yaml
+from deepseek_triton_build.text import composed_yaml, parse_yaml
 
 _INDENT = 2
 _Path = tuple[str, ...]
@@ -31,6 +31,8 @@ class _PlacedSetting:
     """The comments and blank lines above it, as those of `lines`: without their ends and the indentation."""
     lines: tuple[str, ...]
     is_section: bool = False
+    below: tuple[str, ...] = ()
+    """The comments at the end of a section, which are indented deeper than what follows it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,7 @@ def merge_by_keys(base: str, yours: str, now: str, keep: Keep) -> Merged:
     sides = _alike([_taken_apart(text) for text in (base, yours, now)])
     merger = _Merger(*sides, keep=keep)
     text = merger.text()
-    _verify(text, merger.chosen, [parse_yaml(side) for side in (yours, now)])
+    _verify(text, merger.chosen, (yours, now))
     return Merged(text=text, conflicts=tuple(merger.conflicts))
 
 
@@ -80,12 +82,14 @@ class _Merger:
         if new is None:
             return self._without_new(path, before, mine)
         above = _comments(() if before is None else before.above, mine.above, new.above)
+        below = _comments(() if before is None else before.below, mine.below, new.below)
+        mine_then, new_then = (replace(entry, above=above, below=below) for entry in (mine, new))
         if mine.lines == new.lines or (before is not None and mine.lines == before.lines):
-            return self._choose(replace(new, above=above), 1)
+            return self._choose(new_then, 1)
         if before is not None and new.lines == before.lines:
-            return self._choose(replace(mine, above=above), 0)
+            return self._choose(mine_then, 0)
         self._conflict(path, mine, before, new)
-        return self._choose(replace(mine if self._keep == "yours" else new, above=above), int(self._keep != "yours"))
+        return self._choose(mine_then, 0) if self._keep == "yours" else self._choose(new_then, 1)
 
     def _without_mine(
         self, path: _Path, before: _PlacedSetting | None, new: _PlacedSetting | None
@@ -105,7 +109,7 @@ class _Merger:
     def _without_new(self, path: _Path, before: _PlacedSetting | None, mine: _PlacedSetting) -> _PlacedSetting | None:
         if before is None:
             return self._choose(mine, 0)
-        if mine.lines == before.lines and not _own_lines(before.above, mine.above):
+        if mine.lines == before.lines and not _own_lines(before.above + before.below, mine.above + mine.below):
             return None
         self._conflict(path, mine, before, None)
         return self._choose(mine, 0) if self._keep == "yours" else None
@@ -142,6 +146,7 @@ class _Merger:
             yield from (indent + line if line else line for line in (*entry.above, *entry.lines))
             if entry.is_section:
                 yield from self._lines(path)
+                yield from (f"{indent}{' ' * _INDENT}{line}" if line else line for line in entry.below)
 
     def _children(self, parent: _Path) -> list[_Path]:
         """Return what stays below `parent`: in the order of `now`, the owner's own settings behind those that they
@@ -183,8 +188,8 @@ def _taken_apart(text: str) -> _Settings:
 
     lines = text.splitlines()
     try:
-        root = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, RecursionError) as error:
+        [root] = composed_yaml(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no document, or several
         raise NoSettingsError from error
     entries: dict[_Path, _PlacedSetting] = {}
     end = _collect(root, (), lines, 0, entries)
@@ -211,6 +216,7 @@ def _collect(node: Any, parent: _Path, lines: list[str], start: int, entries: di
             raise NoSettingsError
         path = (*parent, key.value)
         is_section = isinstance(value, yaml.MappingNode) and not value.flow_style and bool(value.value)
+        is_text = isinstance(value, yaml.ScalarNode) and value.style in ("|", ">")  # blanks at the ends count in it
         last = value.start_mark.line if is_section else _end(value, line, lines)
         above = [text.lstrip() for text in lines[start:line]]
         if is_section:  # comments below the head are of the first setting
@@ -218,11 +224,29 @@ def _collect(node: Any, parent: _Path, lines: list[str], start: int, entries: di
         entries[path] = _PlacedSetting(
             path=path,
             above=tuple(above),
-            lines=tuple(_unindented(text, column) for text in lines[line:last]),
+            lines=tuple(_unindented(text if is_text else text.rstrip(), column) for text in lines[line:last]),
             is_section=is_section,
         )
         start = _collect(value, path, lines, last, entries) if is_section else last
+        end = _deeper_comments(lines, start, column)
+        if is_section:
+            entries[path] = replace(entries[path], below=tuple(text.strip() for text in lines[start:end]))
+        else:  # a part of the value that was commented out
+            more = tuple(_unindented(text if is_text else text.rstrip(), column) for text in lines[start:end])
+            entries[path] = replace(entries[path], lines=(*entries[path].lines, *more))
+        start = end
     return start
+
+
+def _deeper_comments(lines: Sequence[str], start: int, column: int) -> int:
+    """Return the number of the line behind the comments from `start` on that are indented deeper than `column`."""
+    end = start
+    for number in range(start, len(lines)):
+        text = lines[number].lstrip()
+        if text and (text[0] != "#" or len(lines[number]) - len(text) <= column):
+            break
+        end = number + 1 if text else end
+    return end
 
 
 def _end(value: Any, first: int, lines: list[str]) -> int:
@@ -234,7 +258,7 @@ def _end(value: Any, first: int, lines: list[str]) -> int:
 
 
 def _unindented(line: str, column: int) -> str:
-    return line[min(column, len(line) - len(line.lstrip())) :].rstrip()
+    return line[min(column, len(line) - len(line.lstrip())) :]
 
 
 def _alike(sides: list[_Settings]) -> list[_Settings]:
@@ -251,23 +275,31 @@ def _folded(side: _Settings, paths: set[_Path]) -> _Settings:
     """Return `side` with each section of `paths` as a single setting."""
     entries: dict[_Path, _PlacedSetting] = {}
     for path, entry in side.entries.items():
-        inside = next((above for above in _above(path) if above in paths), None)
-        if inside is None:
-            entries[path] = replace(entry, is_section=entry.is_section and path not in paths)
+        if any(above in paths for above in _above(path)):
             continue
-        indent = " " * _INDENT * (len(path) - len(inside))
-        lines = tuple(indent + line if line else line for line in (*entry.above, *entry.lines))
-        entries[inside] = replace(entries[inside], lines=(*entries[inside].lines, *lines))
+        if entry.is_section and path in paths:
+            entry = replace(entry, lines=(*entry.lines, *_inner(path, side.entries)), is_section=False, below=())
+        entries[path] = entry
     return replace(side, entries=entries)
 
 
-def _verify(text: str, chosen: Mapping[_Path, int], sides: Sequence[Any]) -> None:
+def _inner(section: _Path, entries: Mapping[_Path, _PlacedSetting]) -> Iterator[str]:
+    """Yield the lines below the head of a section."""
+    indent = " " * _INDENT
+    for path, entry in entries.items():
+        if path[:-1] == section:
+            inner = _inner(path, entries) if entry.is_section else ()
+            yield from (indent + line if line else line for line in (*entry.above, *entry.lines, *inner))
+    yield from (indent + line if line else line for line in entries[section].below)
+
+
+def _verify(text: str, chosen: Mapping[_Path, int], sides: Sequence[str]) -> None:
     """Raise NoSettingsError unless the YAML `text` has the chosen settings, each with its side's value, and no more."""
     import yaml
 
     try:
-        merged = parse_yaml(text)
-        wrong = any(_value(merged, path) != _value(sides[side], path) for path, side in chosen.items())
+        merged, values = parse_yaml(text), [parse_yaml(side) for side in sides]
+        wrong = any(_value(merged, path) != _value(values[side], path) for path, side in chosen.items())
     except (yaml.YAMLError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise NoSettingsError from error
     if wrong or set(_leaves(merged, (), chosen)) != set(chosen):

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from deepseek_triton_build.text import is_comment
+
 Keep = Literal["yours", "generated"]
 """The side that wins a conflict."""
 
@@ -125,7 +127,7 @@ def _beside(
 
 
 def _is_comments(lines: Sequence[str], hunk: _Hunk) -> bool:
-    return all(line.lstrip()[:1] in ("", "#") for line in (*lines[hunk.start : hunk.end], *hunk.lines))
+    return all(is_comment(line) for line in (*lines[hunk.start : hunk.end], *hunk.lines))
 
 
 def _where(line: int, count: int) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +42,7 @@ def _upgrade(args: argparse.Namespace) -> int:
     from deepseek_triton_tools._version import __version__
     from deepseek_triton_tools.plans.upgrade_view import UpgradeTarget, upgrade
 
+    _refuse_place(args.folder, apply=args.apply)
     manifest, record = _manifest(args.folder)
     plans, files = _generated(args, manifest, record)
     target = UpgradeTarget(
@@ -50,6 +53,27 @@ def _upgrade(args: argparse.Namespace) -> int:
         then=lambda: _as_recorded(record),
     )
     return upgrade(target, keep=args.keep, apply=args.apply, as_json=args.json)
+
+
+def _refuse_place(folder: Path, *, apply: bool) -> None:
+    """Raise ToolError for a backup, and for an upgrade of the current folder: the shell would go on in its backup."""
+    from deepseek_triton_build import backup_above
+
+    if (backup := backup_above(folder)) is not None:
+        raise ToolError(
+            f"{folder}: expected a folder that is in use, found {backup}, which an upgrade has kept as it was; rename "
+            "it first, or name another folder",
+            exit_code=2,
+        )
+    place = Path(os.path.realpath(folder))
+    with contextlib.suppress(FileNotFoundError):  # the current folder was removed
+        here = Path.cwd()
+        if apply and place in (here, *here.parents):
+            raise ToolError(
+                f"{folder}: expected a current folder outside, found {here}, which would become the backup; cd out of "
+                f"{place} first, and name it by its path",
+                exit_code=2,
+            )
 
 
 def _manifest(folder: Path) -> tuple[Path, Mapping[str, Any]]:
@@ -70,8 +94,8 @@ def _manifest(folder: Path) -> tuple[Path, Mapping[str, Any]]:
     record = read_manifest(manifest)
     if not isinstance(record.get("options"), str) or not record["options"]:
         raise ToolError(
-            f'{manifest}: expected the options of `build` as "options", found none; write them there, as they stand '
-            "behind `build` in the first line of start.sh and the other files"
+            f'{manifest}: expected the options of `build` as "options", found none; if nothing else is left of it, '
+            'write {"options": "..."}, with what is behind `build` in the first line of start.sh and the other files'
         )
     if manifest.parent == folder and record.get("format") == "triton" and record.get("profile") != "disagg":
         raise ToolError(f"{folder}: is a model of a repository; name the repository, {folder.parent}", exit_code=2)

@@ -12,7 +12,7 @@ import yaml
 
 from deepseek_triton_build import DEFAULT_FORMAT, Plan, format_files
 from deepseek_triton_build.check import MANIFEST, is_inside
-from deepseek_triton_build.text import first_names, parse_yaml, yaml_flow
+from deepseek_triton_build.text import first_names, is_comment, parse_yaml, yaml_flow
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.terminal.output_streams import printable, to_reader
 from deepseek_triton_tools.terminal.tables import styled
@@ -92,7 +92,7 @@ def _lines(name: str, text: str) -> list[str]:
             return [f"{key}: {value}" for key, value in rows if not key.startswith(_NO_SETTINGS)]
         except (yaml.YAMLError, ValueError, RecursionError):
             pass  # the owner broke it: it is compared as it stands
-    return [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return [line for line in text.splitlines() if not is_comment(line)]
 
 
 def _flat(value: Any, key: str) -> Iterator[tuple[str, str]]:

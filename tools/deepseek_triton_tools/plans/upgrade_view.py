@@ -74,7 +74,9 @@ def upgrade(target: UpgradeTarget, *, keep: Keep | None, apply: bool, as_json: b
     status = "conflicts" if conflicts else "errors" if new_errors else status
     backup = None
     if apply and status == "waiting":
-        backup = replace_repository(merged.written, target.folder, kept=merged.kept)
+        backup = replace_repository(
+            merged.written, target.folder, kept=merged.kept, before=lambda: merged.refuse_change(target.folder)
+        )
         status = "applied"
     with to_reader():
         if as_json:
@@ -249,17 +251,18 @@ def _other_lines(merged: FolderUpgrade) -> Iterator[str]:
         "restored": "gone, and written again",
         "removed": "removed, as it is no longer generated",
     }
+    is_only_manifests = all(file.path.endswith(MANIFEST) for file in merged.changes)
     for fate, words in said.items():
         names = [
             file.path
             for file in merged.changes
-            if file.fate == fate and not _changes(file) and not file.path.endswith(MANIFEST)
+            if file.fate == fate and not _changes(file) and (is_only_manifests or not file.path.endswith(MANIFEST))
         ]
         if names:
             yield f"{words}: {first_names(names)}"
     kept = [file for file in merged.files if file.fate == "kept" and not file.conflicts and not _edits(file)]
-    edited = [file.path for file in kept if file.path in merged.kept]
-    absent = [file.path for file in kept if file.path not in merged.kept]
+    absent = [file.path for file in kept if file.result is None and file.path not in merged.kept]
+    edited = [file.path for file in kept if file.path not in absent]
     for words, names in (
         ("yours, kept as it is", [*edited, *merged.added]),
         ("removed by you, and not written again", absent),
