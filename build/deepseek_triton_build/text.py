@@ -32,8 +32,8 @@ _PLAIN = re.compile(r"(?!(?:yes|no|on|off|true|false|null)$)[a-z_][\w./-]*", re.
 def parse_yaml(text: str) -> Any:
     """Return what YAML `text` stands for, read by the safe loader.
 
-    :raises yaml.YAMLError: when the text is not YAML, is nested more than MAX_YAML_DEPTH deep, or has aliases that never
-        end or stand for too many values.
+    :raises yaml.YAMLError: when the text is not YAML, is nested more than MAX_YAML_DEPTH deep, or has aliases that
+        never end or stand for too many values.
     """
     import yaml  # takes as long as a tenth of a build, and most verbs have no YAML to read or to quote
 
