@@ -43,6 +43,7 @@ ROOT = [
     "UnusableCheckpointError",
     "UpgradedFile",
     "Workload",
+    "backup_above",
     "backups_of",
     "build_options",
     "contract_page",
