@@ -673,7 +673,7 @@ FAULTS = (
     Fault(
         name="wall clock jumps",
         strike=_clock_jumps,
-        ends=GONE,
+        ends=MODEL_GONE,
         missing=_no_faketime,
         promise="Our time limits go by the monotonic clock. Triton's locks don't: the server may end, and comes back.",
     ),
