@@ -158,7 +158,7 @@ def problems(asked: Asked, record: Record, engine: str, tolerated: Collection[st
         yield f"responses have the ids {foreign}"
     if asked.path and len(record.ids) > 1:
         yield f"its chunks have {len(record.ids)} ids"
-    if not asked.words or record.errors or outcome in REFUSALS:
+    if not asked.words or record.errors or outcome in {*REFUSALS, NO_END}:
         if record.errors and not all(error.strip() for error in record.errors):
             yield "an error without a text"
         yield from _early_texts(asked, record, engine)

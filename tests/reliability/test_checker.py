@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reliability.checker import check_history
-from reliability.history import Record, read_records
+from reliability.history import NO_END, Record, read_records
 from reliability.jobs import CONTEXT, GRPC, HTTP, REFUSALS, Asked, make_job
 
 ENGINES = ["simulated", "trtllm"]
@@ -181,16 +181,22 @@ def test_a_wrong_history_is_found(wrong: str) -> None:
     assert message in verdict.violations[0]
 
 
-def test_an_outcome_that_a_fault_explains_is_tolerated_and_its_text_is_still_checked() -> None:
+@pytest.mark.parametrize("outcome", ["E_UNAVAILABLE", NO_END])
+def test_an_outcome_that_a_fault_explains_is_tolerated_and_its_text_is_still_checked(outcome: str) -> None:
     pairs = right_history(5, "simulated")
     record = first(pairs, plain)
     record.reasons.clear()
-    record.errors = ["[E_UNAVAILABLE] the engine died"]
+    record.responses = 0
+    record.texts.clear()
+    record.tokens.clear()
+    record.prompt_tokens.clear()
+    record.errors = ["[E_UNAVAILABLE] the engine died"] if outcome == "E_UNAVAILABLE" else []
     records = [record for _, record in pairs]
 
     def tolerated(asked: Asked, record: Record) -> tuple[str, ...]:
-        return ("E_UNAVAILABLE",)
+        return (outcome,)
 
+    assert check_history(records, 5, "simulated", range(NUM_JOBS)).num_violations == 1
     assert check_history(records, 5, "simulated", range(NUM_JOBS), tolerated=tolerated).violations == []
     record.texts[0] = "another's"
     assert check_history(records, 5, "simulated", range(NUM_JOBS), tolerated=tolerated).num_violations == 1
