@@ -1,23 +1,30 @@
-"""DeepSeek-R1 at full size in 4-bit weights on four GPUs, with dummy weights: through Triton and the engine alone.
+"""DeepSeek-R1 at full size on the GPUs that its plan names, with dummy weights: through Triton and the engine alone.
 
-    python tests/gpu/full_size_r1.py --output FOLDER [--phases alone,triton,alone] [--seconds 1300]
+    python tests/gpu/full_size_r1.py --output FOLDER [--parallel tp|dp] [--shapes 7902/1000 ...] [--seconds 1300]
 
+`deepseek-triton build deepseek-r1 --engine vllm` writes the repository, and the engine alone gets the same arguments.
 Two engines of this size do not fit the GPUs, so they take turns, each after a load of some minutes: a phase loads one,
 measures every load in rounds, and ends it. The engine alone comes before and after Triton, so that its own spread is
 known. The prompts are random token ids, the same in all phases; the weights are random, and the routing of experts is
-uniform. Writes runs.jsonl as beside_vllm_backend.py does. A phase begins only if the seconds that are left hold another
-one as long as the longest so far.
+uniform. With --layers fewer GPUs hold what each of eight holds of the whole model.
+
+Writes runs.jsonl as beside_vllm_backend.py does, and memory.json: the plan's budget of a GPU beside what vLLM and the
+GPUs reported. A phase begins only if the seconds that are left hold another one as long as the longest so far.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.metadata
+import io
 import json
 import random
+import re
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -35,7 +42,6 @@ from gpu.served_engines import (
     ROOT,
     gpu_memory_mib,
     machine,
-    our_repository,
     server_of,
     set_environment,
     start,
@@ -43,8 +49,13 @@ from gpu.served_engines import (
 )
 from gpu.token_streams import Load, Prompt, Target, client_processes
 
-LOADS = ((1, 7902, 1000), (1, 1024, 256), (8, 1024, 256), (32, 1024, 256), (64, 1024, 256))
-"""Streams, tokens of the prompt and of the answer."""
+from deepseek_triton_tools.cli.main import main as program
+
+SHAPES = ("7902/1000",)
+"""Tokens of the prompt and of the answer; the vLLM recipes' guide measured 7,902 / 1,000."""
+BATCHES = (1, 16, 32, 64, 128, 256)
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+"""As in deepseek-ai/DeepSeek-R1."""
 W4A16 = {
     "quant_method": "compressed-tensors",
     "format": "pack-quantized",
@@ -71,6 +82,7 @@ W4A16 = {
     },
 }
 """In groups of 128; attention and the output layer keep 16 bits."""
+QUANTIZATION = {"fp8": FP8, "w4a16": W4A16}
 FREE_MIB = 4000
 """By which the GPUs' memory in use may differ from before, when the next engine loads."""
 GONE_WITHIN_S = 60
@@ -78,8 +90,9 @@ ENVIRONMENT = {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"}
 """Dummy weights would route every token to the same experts."""
 
 
-def checkpoint(folder: Path) -> Path:
-    """Write a config.json of R1's published shape, and a tokenizer of made-up words: no weights, as vLLM makes its own.
+def checkpoint(folder: Path, precision: str = "fp8", num_layers: int | None = None) -> Path:
+    """Write a config.json of R1's published shape, or of its first layers, and a tokenizer of made-up words: no
+    weights, as vLLM makes its own.
 
     Every id below the vocabulary's size has a text, so that text is made of the tokens as with the real tokenizer.
     """
@@ -88,7 +101,7 @@ def checkpoint(folder: Path) -> Path:
     config = {
         "architectures": [shape["class_name"]],
         "model_type": shape["model_type"],
-        "num_hidden_layers": shape["num_layers"],
+        "num_hidden_layers": num_layers or shape["num_layers"],
         "first_k_dense_replace": shape["num_dense_layers"],
         "num_nextn_predict_layers": shape["num_mtp_layers"],
         "n_routed_experts": shape["num_routed_experts"],
@@ -138,7 +151,7 @@ def checkpoint(folder: Path) -> Path:
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
         "use_cache": True,
-        "quantization_config": W4A16,
+        "quantization_config": QUANTIZATION[precision],
     }
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
@@ -162,22 +175,56 @@ def _tokenizer(size: int) -> Any:
     return tokenizer
 
 
-def engine_arguments(model: Path, **more: Any) -> dict[str, Any]:
-    return {
-        "model": str(model),
-        "load_format": "dummy",
-        "tensor_parallel_size": 4,
-        "enable_expert_parallel": True,
-        # NCCL alone: virtual machines often have no direct access from one GPU to another.
-        "disable_custom_all_reduce": True,
-        "max_model_len": 10240,
-        "max_num_seqs": 64,
-        "max_num_batched_tokens": 8192,
-        "gpu_memory_utilization": 0.85,
-        "enable_prefix_caching": False,
-        "disable_log_stats": True,
-        **more,
+SETTINGS = {
+    "load_format": "dummy",
+    # A cached prefix would make the second measurement look faster than the first.
+    "enable_prefix_caching": "false",
+    # NCCL alone: virtual machines often have no direct access from one GPU to another.
+    "disable_custom_all_reduce": "true",
+}
+
+
+def build(folder: Path, model: Path, options: Sequence[str], vllm: str) -> dict[str, Any]:
+    """Write the repository as users do, and return the plan."""
+    settings = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
+    command = ["build", "deepseek-r1", "--engine", "vllm", "--vllm", vllm, "--gpu", "h200", "--model", str(model)]
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        code = program([*command, *settings, *options, "--json", "--output", str(folder)])
+    if code:
+        raise SystemExit(code)
+    plan: dict[str, Any] = json.loads(said.getvalue())["plan"]
+    return plan
+
+
+def engine_arguments(repository: Path) -> dict[str, Any]:
+    """Of AsyncEngineArgs, as model.yaml has them."""
+    found: dict[str, Any] = yaml.safe_load((repository / OURS / "1/model.yaml").read_text(encoding="utf-8"))
+    del found["triton_config"]
+    return found
+
+
+def memory_found(log: str) -> dict[str, float]:
+    """What vLLM's log says of the first GPU it names, in GiB, and the tokens that its KV cache holds.
+
+    What it found nothing of is left out.
+    """
+    patterns = {
+        "weights": r"Model loading took ([\d.]+) GiB",
+        "kv_cache": r"Available KV cache memory: ([\d.]+) GiB",
+        "cuda_graphs": r"Graph capturing finished in .* took (-?[\d.]+) GiB",
+        "kv_tokens": r"GPU KV cache size: ([\d,]+) tokens",
     }
+    return {
+        name: float(at[1].replace(",", "")) for name, pattern in patterns.items() if (at := re.search(pattern, log))
+    }
+
+
+def memory_planned(plan: Mapping[str, Any]) -> dict[str, float]:
+    """The same of the plan, in GiB; `total` is the GPU's."""
+    memory = plan["memory"]
+    parts = {name: round(memory[name] / 2**30, 2) for name in ("weights", "kv_cache", "cuda_graphs", "free", "total")}
+    return parts | {"kv_tokens": memory["kv_tokens"]}
 
 
 def prompts(load: Load, vocabulary: int = 129280) -> list[Prompt]:
@@ -193,19 +240,21 @@ def prompts(load: Load, vocabulary: int = 129280) -> list[Prompt]:
 class Run:
     """Everything that the phases share."""
 
-    arguments: dict[str, Any]
-    """Of the engine."""
+    repository: Path
+    planned: Mapping[str, float]
     loads: Sequence[Load]
     rounds: int
     end_s: float
     """No measurement begins later, by time.monotonic()."""
     runs: TextIO
+    memory: dict[str, Any] = field(default_factory=dict)
+    """By phase: what was planned and found."""
 
     def measure(self, system: str, phase: int, measure_of: Callable[[Sequence[Prompt]], Measure]) -> None:
         """`measure_of` gives what measures a load with these prompts."""
-        for load in self.loads:  # what compiles at first use has compiled then
+        for load in self.warming():  # what compiles at first use has compiled then
             began = time.monotonic()
-            measure_of(prompts(load))(replace(load, output_tokens=8))
+            measure_of(prompts(load))(load)
             print(f"{system}: warm at {load.name} after {time.monotonic() - began:.1f} s", flush=True)
         for number in range(1, self.rounds + 1):
             for load in self.loads:
@@ -217,47 +266,103 @@ class Run:
                 self.runs.flush()
                 print(f"phase {phase} round {number} {line(found)}", flush=True)
 
+    def warming(self) -> Iterator[Load]:
+        """A few whole prompts of each length, and every batch with short ones."""
+        for tokens in dict.fromkeys(load.prompt_tokens for load in self.loads):
+            yield Load(streams=4, requests=1, prompt_tokens=tokens, output_tokens=8)
+        for streams in dict.fromkeys(load.streams for load in self.loads):
+            yield Load(streams=streams, requests=1, prompt_tokens=64, output_tokens=8)
+
     def phase(self, number: int, system: str, folder: Path) -> None:
         """Load one engine, measure it, and end it."""
         folder.mkdir()
         if system == "alone":
-            engine = EngineAlone(self.arguments, folder)
+            engine = EngineAlone(engine_arguments(self.repository), folder)
             try:
                 print(f"phase {number}: the engine alone loaded in {engine.wait_until_ready()} s", flush=True)
-                print(f"GPU memory in use: {gpu_memory_mib()} MiB", flush=True)
+                self.report_memory(number, folder / "engine_alone.log")
                 self.measure("engine", number, lambda asked: alone(engine, asked))
             finally:
                 engine.stop()
             return
-        made = our_repository(folder / "repository", self.arguments)
-        with server_of(made, folder / "tritonserver.log") as server, client_processes(4) as clients:
+        log = folder / "tritonserver.log"
+        with server_of(self.repository, log) as server, client_processes(8) as clients:
             print(f"phase {number}: ready through Triton after {start(server)} s", flush=True)
-            print(f"GPU memory in use: {gpu_memory_mib()} MiB", flush=True)
+            self.report_memory(number, log)
             target = Target(protocol="grpc", port=server.grpc_port, model=OURS)
             self.measure("ours", number, lambda asked: through(server, target, clients, asked))
 
+    def report_memory(self, number: int, log: Path) -> None:
+        found = memory_found(log.read_text(encoding="utf-8", errors="replace"))
+        self.memory[f"phase {number}"] = {"found": found, "in_use_of_all_mib": gpu_memory_mib()}
+        for name, planned in self.planned.items():
+            if name in found:
+                print(f"{name}: planned {planned:,.2f}, found {found[name]:,.2f}", flush=True)
+        print(f"GPU memory in use: {gpu_memory_mib()} MiB", flush=True)
 
-def main() -> int:
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--precision", choices=list(QUANTIZATION), default="fp8", help="default: %(default)s")
+    parser.add_argument("--gpus", type=int, default=8, metavar="N", help="default: %(default)s")
+    parser.add_argument("--parallel", choices=["tp", "dp"], default="tp", help="of attention (default: %(default)s)")
+    parser.add_argument("--layers", type=int, metavar="N", help="only the first ones (default: all 61)")
+    parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="IN/OUT", help="tokens (default: 7902/1000)")
+    parser.add_argument(
+        "--batches", nargs="+", type=int, default=BATCHES, metavar="N", help="default: 1 16 32 64 128 256"
+    )
     parser.add_argument("--phases", default="alone,triton,alone", help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=2, help="of each phase (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=1, help="of each phase (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=1300, help="of the whole run (default: %(default)s)")
-    parser.add_argument("--engine-arguments", default="{}", metavar="JSON", help="added to those of both")
-    arguments = parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def loads_of(arguments: argparse.Namespace) -> list[Load]:
+    return [
+        Load(streams=streams, requests=1, prompt_tokens=prompt, output_tokens=output)
+        for prompt, output in (map(int, shape.split("/")) for shape in arguments.shapes)
+        for streams in arguments.batches
+    ]
+
+
+def prepare(arguments: argparse.Namespace, vllm: str) -> tuple[Path, dict[str, Any]]:
+    """Write checkpoint and repository for a version of vLLM, and return the repository with its plan."""
+    model = checkpoint(arguments.output / "checkpoint", arguments.precision, arguments.layers)
+    loads = loads_of(arguments)
+    options = {
+        "--precision": arguments.precision,
+        "--gpus": arguments.gpus,
+        "--parallel": arguments.parallel,
+        "--concurrency": max(load.streams for load in loads),
+        "--isl": max(load.prompt_tokens for load in loads),
+        "--osl": max(load.output_tokens for load in loads),
+    }
+    repository = arguments.output / "repository"
+    words = [word for name, value in options.items() for word in (name, str(value))]
+    return repository, build(repository, model, words, vllm)
+
+
+def main() -> int:
+    arguments = parse_arguments()
     end_s = time.monotonic() + arguments.seconds
     folder: Path = arguments.output
     folder.mkdir(parents=True, exist_ok=True)
     set_environment(ENVIRONMENT)
-    given = engine_arguments(checkpoint(folder / "checkpoint"), **json.loads(arguments.engine_arguments))
-    loads = [
-        Load(streams=streams, requests=1, prompt_tokens=prompt, output_tokens=output)
-        for streams, prompt, output in LOADS
-    ]
+    repository, plan = prepare(arguments, importlib.metadata.version("vllm").partition("+")[0])
+    planned = memory_planned(plan)
+    given = engine_arguments(repository)
     (folder / "machine.json").write_text(json.dumps(machine() | {"engine_arguments": given}, indent=1))
     longest, idle = 0.0, gpu_memory_mib()
     with (folder / "runs.jsonl").open("w", encoding="utf-8") as runs:
-        run = Run(arguments=given, loads=loads, rounds=arguments.rounds, end_s=end_s, runs=runs)
+        run = Run(
+            repository=repository,
+            planned=planned,
+            loads=loads_of(arguments),
+            rounds=arguments.rounds,
+            end_s=end_s,
+            runs=runs,
+        )
         for phase, system in enumerate(arguments.phases.split(","), start=1):
             wait_for(lambda: idle is None or (gpu_memory_mib() or 0) <= idle + FREE_MIB, GONE_WITHIN_S)
             if time.monotonic() + longest > end_s:
@@ -265,6 +370,7 @@ def main() -> int:
                 break
             began = time.monotonic()
             run.phase(phase, system, folder / f"phase{phase}")
+            (folder / "memory.json").write_text(json.dumps({"planned": planned, **run.memory}, indent=1))
             longest = max(longest, time.monotonic() - began)
             print(f"phase {phase}, {system}: {time.monotonic() - began:.0f} s", flush=True)
     return 0

@@ -10,7 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 from gpu.beside_vllm_backend import PROMPT_TOKENS, orders, prompts
-from gpu.full_size_r1 import checkpoint
+from gpu.full_size_r1 import (
+    checkpoint,
+    engine_arguments,
+    loads_of,
+    memory_found,
+    memory_planned,
+    parse_arguments,
+    prepare,
+)
 from gpu.full_size_r1 import prompts as random_prompts
 from gpu.gpu_report import front_cpu, ratios, tables
 from gpu.hopper_only import MAGIC, keep_hopper
@@ -105,6 +113,41 @@ def test_the_full_size_checkpoint_has_the_published_shape_and_a_text_for_every_i
     assert known.get_vocab_size() == shape.vocab_size
     texts = known.decode_batch([[number] for number in (300, 5000, shape.vocab_size - 1)])
     assert all(text.startswith(" w") for text in texts)
+
+
+def test_the_repository_is_the_plans_and_the_engine_alone_gets_its_arguments(tmp_path):
+    options = ["--gpus", "2", "--layers", "17", "--batches", "1", "256", "--parallel", "dp"]
+    arguments = parse_arguments(["--output", str(tmp_path), *options])
+
+    repository, plan = prepare(arguments, vllm="0.25.1")
+
+    found = engine_arguments(repository)
+    expected = {
+        "model": str(tmp_path / "checkpoint"),
+        "load_format": "dummy",
+        "data_parallel_size": 2,
+        "enable_expert_parallel": True,
+        "enable_prefix_caching": False,
+        "max_num_seqs": 128,
+    }
+    assert expected.items() <= found.items()
+    assert found["max_model_len"] >= 7902 + 1000
+    assert [load.name for load in loads_of(arguments)] == ["1 x 7902/1000", "256 x 7902/1000"]
+    planned = memory_planned(plan)
+    assert 70 < planned["weights"] < 100
+    assert planned["weights"] + planned["kv_cache"] < planned["total"] < 141
+
+
+def test_vllms_memory_is_read_from_its_log():
+    log = """\
+(Worker pid=1) INFO 11-24 [gpu_model_runner.py:5307] Model loading took 79.59 GiB memory and 5.2 seconds
+(Worker pid=2) INFO 11-24 [gpu_model_runner.py:5307] Model loading took 79.60 GiB memory and 5.1 seconds
+(Worker pid=1) INFO 11-24 [gpu_worker.py:539] Available KV cache memory: 36.05 GiB
+(EngineCore pid=3) INFO 11-24 [kv_cache_utils.py:2146] GPU KV cache size: 550,944 tokens
+(Worker pid=1) INFO 11-24 [gpu_model_runner.py:6708] Graph capturing finished in 21 secs, took 0.67 GiB
+"""
+    assert memory_found(log) == {"weights": 79.59, "kv_cache": 36.05, "cuda_graphs": 0.67, "kv_tokens": 550944}
+    assert memory_found("Model loading took 1.5 GiB and 2 seconds") == {"weights": 1.5}
 
 
 def test_random_prompts_are_the_same_each_time():
