@@ -265,7 +265,7 @@ def test_no_interrupt_after_stop_wherever_the_limit_runs_out():
         time.sleep(number * 0.5e-6)
         watchdog.stop()
         stopped.set()
-    assert True not in late
+    assert not any(late)
 
 
 def test_one_thread_watches_over_all_requests():

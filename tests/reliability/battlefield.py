@@ -27,6 +27,7 @@ from deepseek_triton_tools.tool_errors import ServerFailedError
 from reliability.chaos_proxy import FINE, ChaosProxy
 from reliability.jobs import CONTEXT, GATEWAY, GENERATION, PAIR, SERVER
 from reliability.system_under_test import repository
+from support.environment import environment
 from support.servers import change_yaml
 
 PATIENCE_S = 90.0
@@ -53,11 +54,11 @@ class RestartedGateway:
         self._options = options
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, environment: Mapping[str, str] | None = None) -> None:
+    def start(self, variables: Mapping[str, str] | None = None) -> None:
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 [PROGRAM, "gateway", *self._options, "--port", str(self.port), "--drain-seconds", "2"],
-                stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, **(environment or {})},
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, **(variables or {})},
             )  # fmt: skip
 
     @property
@@ -122,20 +123,12 @@ class Battlefield:
         assert self.victim.pid is not None
         return next(pid for pid in session_members(self.victim.pid) if _comm(pid) == GUARD_NAME)
 
-    def start_victim(self, environment: Mapping[str, str] | None = None, *, wait: bool = True) -> None:
-        """Start the victim on its ports again."""
-        before = {name: os.environ.get(name) for name in environment or {}}
-        os.environ.update(environment or {})
-        try:
+    def start_victim(self, variables: Mapping[str, str] | None = None, *, wait: bool = True) -> None:
+        """Start the victim on its ports again, with these environment variables."""
+        with environment(**(variables or {})):
             self.victim.stop()  # it has ended, and still has its ports reserved
             self.victim = ServerProcess(self.victim_options)
             self.victim.start()
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
         if wait:
             self.victim.wait_until_ready()
 

@@ -370,14 +370,14 @@ def _clock_jumps(field: Battlefield, chance: random.Random) -> None:
     """A gateway and a server whose wall clock jumps by hours, to and fro."""
     stamp = field.folder / "faketime"
     stamp.write_text("+0")
-    environment = {
+    variables = {
         "LD_PRELOAD": str(_faketime_library()), "FAKETIME_TIMESTAMP_FILE": str(stamp), "FAKETIME_CACHE_DURATION": "1",
         "DONT_FAKE_MONOTONIC": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }  # fmt: skip
     field.kill_victim()
-    field.start_victim(environment)
+    field.start_victim(variables)
     field.gateway.end(signal.SIGKILL)
-    field.gateway.start(environment)
+    field.gateway.start(variables)
     for _ in range(3):
         stamp.write_text(f"{chance.choice('+-')}{chance.randint(1, 100)}h")
         time.sleep(1.1)

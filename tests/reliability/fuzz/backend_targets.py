@@ -33,7 +33,8 @@ from deepseek_backend.request.tool_use import read_tool_use
 from deepseek_launcher import launch_record, rank_events
 from deepseek_launcher.line_splitter import Lines
 from reliability.fuzz.mutation import cuts
-from reliability.fuzz.refusals import check_message, environment, may_refuse
+from reliability.fuzz.refusals import check_message, may_refuse
+from support.environment import environment
 
 TINY = Path(__file__).resolve().parents[3] / "model_repository/tensorrt_llm/1/tiny"
 _CONFIG = parse_config({"model": "m"}, version_dir=Path())

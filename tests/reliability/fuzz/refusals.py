@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,17 +21,3 @@ def check_message(message: str) -> None:
     assert message.strip(), "an error without a text"
     assert len(message) <= LONGEST_MESSAGE, f"an error of {len(message):,} characters: {message[:300]!r}"
     assert "\n" not in message.strip(), f"an error of several lines: {message[:300]!r}"
-
-
-@contextmanager
-def environment(**variables: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
