@@ -35,6 +35,7 @@ from deepseek_triton_build import (
 )
 from deepseek_triton_build.render.folder_upgrade import _merge
 from deepseek_triton_build.render.stamp import unpacked_text
+from support.rights import without_rights
 
 R1 = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8, release="1.0.0")
 CONFIG, MODEL_PY = "tensorrt_llm/1/model.yaml", "tensorrt_llm/1/model.py"
@@ -260,6 +261,29 @@ def test_modes_stay_and_new_scripts_can_be_run(folder):
     modes = {name: (folder / name).stat().st_mode & 0o777 for name in ("", "tensorrt_llm", CONFIG, "start.sh")}
     assert modes == {"": 0o750, "tensorrt_llm": 0o700, CONFIG: 0o600, "start.sh": 0o700}
     assert (folder / "more.sh").stat().st_mode & 0o777 == 0o755
+
+
+def test_folders_that_may_not_be_written_within_are_replaced_and_stay_so(folder):
+    (folder / "tensorrt_llm/1").chmod(0o555)
+    with without_rights():
+        backup = apply(folder)
+        assert tree(folder) == NEW_CONTENT
+        assert {(place / "tensorrt_llm/1").stat().st_mode & 0o777 for place in (folder, backup)} == {0o555}
+        write_repository(OLD, folder, force=True)
+
+    assert tree(folder) == {file.path.as_posix(): file.content for file in OLD}
+    assert {path.name for path in folder.parent.iterdir()} == {"r1", backup.name}
+
+
+@pytest.mark.parametrize("write", [apply, lambda folder: write_repository(NEW, folder, force=True)])
+def test_a_folder_that_may_not_be_written_is_refused_and_nothing_stays_beside_it(folder, write):
+    folder.chmod(0o555)
+    (folder / "tensorrt_llm").chmod(0o555)
+    with without_rights(), pytest.raises(OutputError, match=r"can't be \w+: Permission denied"):
+        write(folder)
+
+    assert tree(folder) == {file.path.as_posix(): file.content for file in OLD}
+    assert [path.name for path in folder.parent.iterdir()] == ["r1"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")

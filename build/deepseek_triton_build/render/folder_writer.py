@@ -97,7 +97,7 @@ def replace_repository(
                 ) from error
             raise
         finally:
-            shutil.rmtree(scratch)
+            _remove_tree(scratch)
     except OSError as error:
         raise OutputError(f"{output}: can't be replaced: {error.strerror or error}; nothing was changed") from error
     return backup
@@ -229,13 +229,21 @@ def _discard(scratch: Path, output: Path, error: BaseException) -> None:
             f"{output}: was interrupted, and what was there before can't be put back; it is whole in {kept}: move it "
             "back by hand"
         ) from error
-    shutil.rmtree(scratch)
+    _remove_tree(scratch)
+
+
+def _remove_tree(folder: Path) -> None:
+    """Remove a folder of ours with all in it, folders too that had kept a mode in which nobody may write them."""
+    for place, _, _ in os.walk(folder):
+        with contextlib.suppress(PermissionError):  # another user's: then removing it says so
+            os.chmod(place, stat.S_IRWXU)
+    shutil.rmtree(folder)
 
 
 def _remove(scratch: Path, output: Path) -> None:
     """Remove what was replaced. A container that ran it as root may have left files in it that we can't remove."""
     try:
-        shutil.rmtree(scratch)
+        _remove_tree(scratch)
     except OSError as error:
         raise OutputError(
             f"{output}: is in place, but what was there before can't be removed: {error.strerror}; remove "
