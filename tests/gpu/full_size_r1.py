@@ -312,6 +312,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--batches", nargs="+", type=int, default=BATCHES, metavar="N", help="default: 1 16 32 64 128 256"
     )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as that of build")
     parser.add_argument("--phases", default="alone,triton,alone", help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=1, help="of each phase (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=1300, help="of the whole run (default: %(default)s)")
@@ -340,6 +341,7 @@ def prepare(arguments: argparse.Namespace, vllm: str) -> tuple[Path, dict[str, A
     }
     repository = arguments.output / "repository"
     words = [word for name, value in options.items() for word in (name, str(value))]
+    words += [word for setting in arguments.set for word in ("--set", setting)]
     return repository, build(repository, model, words, vllm)
 
 

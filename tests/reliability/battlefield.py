@@ -98,6 +98,8 @@ class Battlefield:
     model: str = ""
     leaving: list[tuple[float, list[int]]] = field(default_factory=list)
     """When processes of servers that were killed must have gone, by time.monotonic(), and which."""
+    num_torn: int = 0
+    """Streams of faults' own clients that Triton has torn (docs/tritonserver.md)."""
     _lacks: str = ""
     shell_folder: Path = field(default=Path("/"))
     """Where small file systems of the campaign's own are mounted."""

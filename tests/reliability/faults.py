@@ -52,6 +52,8 @@ _CLIENTS = 2
 _SLACK_S = 0.5
 _MOST_PROBLEMS = 5
 """Faults that did not go or heal as they should, after which the rest would show nothing new."""
+_MOST_TORN = 1e-4
+"""Of the requests. Slow readers fill the queue in which Triton's front end loses responses."""
 _QUIET_S = (0.0, 1.0)
 """Between two faults, from and to."""
 
@@ -230,11 +232,15 @@ def run(arguments: argparse.Namespace) -> int:
     for name, numbers in left.items():
         if numbers.left:
             verdict.add(f"{name}: {numbers.left:.0f} requests are left in it")
+    verdict.num_torn += war.num_torn
+    if verdict.num_torn > 1 + _MOST_TORN * verdict.num_requests:
+        verdict.add(f"{verdict.num_torn} streams were torn, at most one in {1 / _MOST_TORN:,.0f} may be")
     for log in arguments.out.glob("*.log"):
         if found := log.read_text(errors="replace").count("Traceback (most recent call last)"):
             verdict.add(f"{log.name} has {found} tracebacks")
     print(table(injections))
-    print(f"{len(injections)} injections, {verdict.num_requests:,} requests, {verdict.num_violations} violations")
+    print(f"{len(injections)} injections, {verdict.num_requests:,} requests,", end=" ")
+    print(f"{verdict.num_torn} torn by Triton, {verdict.num_violations} violations")
     for violation in verdict.violations:
         print(f"  {violation}")
     if arguments.record:
@@ -246,6 +252,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "faults": dict(Counter(injection.fault for injection in injections)),
                 "skipped": skipped,
                 "requests": verdict.num_requests,
+                "torn_by_triton": verdict.num_torn,
                 "seconds": round(time.monotonic() - began),
                 "ended_because_of": {
                     name: dict(sum((each.ends for each in injections if each.fault == name), Counter[str]()))
