@@ -90,7 +90,7 @@ def check_history(
             verdict.add(f"job {number}: {len(job.asked)} requests were to be made, recorded were {len(seen)}")
             continue
         for asked, record in zip(job.asked, seen, strict=True):
-            outcome = outcome_of(record)
+            outcome = outcome_of(record, num_sequences(asked))
             if is_torn(asked, record):
                 outcome = TORN
                 verdict.num_torn += 1
@@ -110,8 +110,9 @@ def check_history(
     return verdict
 
 
-def outcome_of(record: Record) -> str:
-    """Return the one end that the client saw, or that there was none, or several."""
+def outcome_of(record: Record, num_sequences: int) -> str:
+    """Return the one end that the client saw, or that there was none, or several. An error ends a request of which some
+    sequences have ended before."""
     if record.left:
         return LEFT
     if record.lost:
@@ -120,7 +121,8 @@ def outcome_of(record: Record) -> str:
     if not ends:
         return NO_END
     if record.errors:
-        if len(record.errors) > 1 or any(record.reasons.values()):
+        num_ended = len([reasons for reasons in record.reasons.values() if reasons])
+        if len(record.errors) > 1 or num_ended >= num_sequences:
             return f"{len(ends)} ends"
         if code := re.match(r"\[(E_\w+)\]", record.errors[0]):
             return code[1]
@@ -128,6 +130,10 @@ def outcome_of(record: Record) -> str:
     if any(len(reasons) > 1 for reasons in record.reasons.values()):
         return f"{len(ends)} ends"
     return record.reasons[min(record.reasons)][0]
+
+
+def num_sequences(asked: Asked) -> int:
+    return max(1, len(asked.words))
 
 
 def is_torn(asked: Asked, record: Record) -> bool:
@@ -140,7 +146,7 @@ def is_torn(asked: Asked, record: Record) -> bool:
 
 def problems(asked: Asked, record: Record, engine: str, tolerated: Collection[str] = ()) -> Iterator[str]:
     """Yield what is wrong with one request."""
-    outcome = outcome_of(record)
+    outcome = outcome_of(record, num_sequences(asked))
     if is_torn(asked, record) and TORN not in tolerated:
         yield from _early_texts(asked, record, engine)
         return

@@ -202,6 +202,20 @@ def test_an_outcome_that_a_fault_explains_is_tolerated_and_its_text_is_still_che
     assert check_history(records, 5, "simulated", range(NUM_JOBS), tolerated=tolerated).num_violations == 1
 
 
+def test_an_error_ends_a_request_of_which_some_sequences_had_ended() -> None:
+    pairs = right_history(5, "simulated")
+    record = next(record for asked, record in pairs if len(asked.words) > 2 and not asked.path and not record.errors)
+    record.errors = ["[E_UNAVAILABLE] the engine died"]
+    records = [record for _, record in pairs]
+
+    def tolerated(asked: Asked, record: Record) -> tuple[str, ...]:
+        return ("E_UNAVAILABLE",)
+
+    assert check_history(records, 5, "simulated", range(NUM_JOBS), tolerated=tolerated).num_violations == 1
+    del record.reasons[0]
+    assert check_history(records, 5, "simulated", range(NUM_JOBS), tolerated=tolerated).violations == []
+
+
 @pytest.mark.parametrize("lost", ["", "no end in 180 s"])
 def test_a_stream_that_triton_has_torn_is_counted_apart(lost: str) -> None:
     pairs = right_history(5, "simulated")
