@@ -57,7 +57,8 @@ class Exchanges:
             await asyncio.wait_for(read(asked, record, on_first), asked.leave_after_s if leaves else PATIENCE_S)
         except asyncio.TimeoutError:
             record.left, record.lost = leaves, "" if leaves else f"{NO_END} in {PATIENCE_S:.0f} s"
-        except (aiohttp.ClientError, OSError, grpc.aio.AioRpcError) as error:
+        # grpc.aio raises a BaseError of its own where the connection goes while the last message is sent.
+        except (aiohttp.ClientError, OSError, grpc.aio.AioRpcError, grpc.aio.BaseError) as error:
             record.lost = why_lost(error) or type(error).__name__
         record.ended_s = time.monotonic()
 
