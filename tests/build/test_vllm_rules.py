@@ -91,7 +91,7 @@ CASES = {
         deployed({"max_model_len": 4096}, triton={"default_max_tokens": 4096}),
         deployed({"max_model_len": 4096}, triton={"default_max_tokens": 4095}),
     ),
-    "X021": (deployed({"gpu_memory_utilization": 0.96}), deployed({"gpu_memory_utilization": 0.95})),
+    "X021": (deployed({"gpu_memory_utilization": 0.95}), deployed({"gpu_memory_utilization": 0.94})),
     "X022": (
         deployed({"scheduling_policy": "fcfs"}, triton={"engine": "vllm"}),
         deployed(triton={"engine": "vllm"}),

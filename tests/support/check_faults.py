@@ -78,7 +78,7 @@ _MODEL_JSON = """\
     "tensor_parallel_size": 8,
     "enable_expert_parallel": true,
     "trust_remote_code": true,
-    "gpu_memory_utilization": 0.95,
+    "gpu_memory_utilization": 0.9,
     "max_model_len": 65536,
     "max_num_batched_tokens": 32768,
     "kv_cache_dtype": "auto",
@@ -98,7 +98,7 @@ exec vllm serve deepseek-ai/DeepSeek-R1 \\
   --max-model-len 65536 \\
   --max-num-batched-tokens 32k \\
   --no-enable-prefix-caching \\
-  --gpu-memory-utilization 0.95 \\
+  --gpu-memory-utilization 0.9 \\
   --speculative-config '{"method": "mtp", "num_speculative_tokens": 1}' \\
   --host 0.0.0.0 --port 8000 \\
   "$@"
@@ -880,7 +880,7 @@ FAULTS: tuple[Fault, ...] = (
         ("Blackwell's attention", line(Y, "attention_backend: CUTLASS_MLA"), "X008", "runs on Blackwell"),
         ("a block size of another backend", line(Y, "attention_backend: FLASHMLA\nblock_size: 32"), "X009", "64"),
         ("too small a share", put(Y, "gpu_memory_utilization", "0.58"), "T017", "vLLM does not start"),
-        ("all of the memory", put(Y, "gpu_memory_utilization", "1"), "X021", "0.95 or less"),
+        ("all of the memory", put(Y, "gpu_memory_utilization", "1"), "X021", "0.94 or less"),
         ("no priorities", put(Y, "scheduling_policy", "fcfs"), "X022", "scheduling_policy: priority"),
         ("H100", nothing, "T016", "h100", {"gpu": "h100"}),
         ("Ampere", nothing, "X001", "Ampere", {"gpu": "a100"}),
@@ -934,7 +934,7 @@ FAULTS: tuple[Fault, ...] = (
     *_of(
         "vllm serve",
         ("a flag misspelled", replace(SERVE, "--max-num-seqs", "--max-num-seq"), "S022", "--max-num-seqs?"),
-        ("a share in percent", replace(SERVE, "0.95", "95"), "S016", "from 0 to 1"),
+        ("a share in percent", replace(SERVE, "utilization 0.9", "utilization 95"), "S016", "from 0 to 1"),
         ("a context too long", replace(SERVE, "65536", "200000"), "X014", "163,840"),
         ("half of the ranks", replace(SERVE, "--tensor-parallel-size 8", "-tp 4"), "T014", "8 GPUs for 4 ranks"),
         (
@@ -1081,7 +1081,7 @@ FAULTS: tuple[Fault, ...] = (
             "S014",
             "--max-model-len: expected a whole number",
         ),
-        ("a share in percent", replace(SERVE, "0.95", "95"), "S016", "from 0 to 1"),
+        ("a share in percent", replace(SERVE, "utilization 0.9", "utilization 95"), "S016", "from 0 to 1"),
         ("JSON that is none", replace(SERVE, '{"method": "mtp", ', "{method: mtp, "), "S014", "expected a JSON object"),
         (
             "a key in JSON misspelled",

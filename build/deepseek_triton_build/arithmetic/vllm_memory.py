@@ -1,7 +1,7 @@
 """GPU memory under vLLM: it takes a share of the GPU, and what weights and one iteration leave of it is the KV cache.
 
-Measured with vLLM 0.25.1 at gpu_memory_utilization 0.85: R1 FP8 on 8 x H200, TP+EP: 79.59 GiB of weights a GPU, 550,944
-KV tokens; R1 W4A16 on 4 x H200, TP+EP: 86.74 GiB, 416,480 tokens. A test holds the arithmetic within 3 % of both.
+Measured with vLLM 0.25.1 on H200s: R1 FP8 on eight, R1 W4A16 on four, and 17 of R1's layers in FP8 on two, TP+EP and
+DP+EP. A test holds the arithmetic to these figures.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ _DRIVER_BYTES = int(0.6 * GIB)
 (the "total capacity" of public out-of-memory messages)."""
 _GRAPH_BYTES = 20 * 2**20
 """A captured size. vLLM's graphs share one pool, so a size takes little: an estimate."""
+_DP_GRAPH_BYTES = 4 * GIB
+"""What vLLM's estimate of the graphs has above that under data parallelism: 4.29 GiB for 19 sizes of two ranks."""
+_BESIDE_BYTES = int(6.7 * GIB)
+"""Memory that is taken beside vLLM's share, as two H200s reported: 2.2 GiB of graphs above vLLM's estimate of them, 2.0
+of NCCL and others, 2.5 more through Triton."""
 _CONTEXT_TOKENS = 64 * 1024
 """Most tokens of earlier chunks whose keys and values are computed again at once (vLLM
 vllm/model_executor/layers/attention/mla_attention.py, determine_chunked_prefill_workspace_size)."""
@@ -55,15 +60,18 @@ def vllm_budget(
         counted.
     """
     a = architecture
-    heads = a.num_heads if layout.attention_dp else a.num_heads / layout.tensor_parallel_size
+    heads = _heads(a, layout)
     held = weight_bytes_per_gpu(a, checkpoint, layout, mtp=mtp) + _absorbed(a, checkpoint, heads)
-    graphs = len(captured_sizes(max_num_seqs, num_draft_tokens)) * _GRAPH_BYTES if cuda_graphs else 0
+    graphs = len(captured_sizes(max_num_seqs, num_draft_tokens)) * _GRAPH_BYTES
+    graphs = graphs + _DP_GRAPH_BYTES * (layout.attention_dp_size > 1) if cuda_graphs else 0
+    # The queries, a copy with the rotated part, and the output.
+    attention = int(max_num_batched_tokens * heads * (2 * (a.qk_nope_head_dim + a.qk_rope_head_dim) + a.v_head_dim) * 2)
     up_projected = int(_CONTEXT_TOKENS * heads * (a.qk_nope_head_dim + a.v_head_dim) * 2)
     # Each token goes to several experts, of which vLLM keeps input, gate and up in 16 bits. Under data parallelism the
     # experts get the tokens of every rank, in one piece (vllm/model_executor/layers/fused_moe/modular_kernel.py).
     each = a.num_experts_per_token * (a.hidden_size + 2 * a.moe_intermediate_size) * 2
     experts = each * _EXPERT_COPIES.get(checkpoint.precision, 1) * max_num_batched_tokens * layout.attention_dp_size
-    activations = up_projected + experts
+    activations = attention + up_projected + experts
     share = int((gpu.memory - _DRIVER_BYTES) * gpu_memory_utilization)
     return Budget(
         memory=gpu.memory,
@@ -81,6 +89,18 @@ def vllm_budget(
         ),
         attention_dp_size=layout.attention_dp_size,
     )
+
+
+def bytes_beside(architecture: Architecture, layout: Layout) -> int:
+    """Return what vLLM takes beside its share of a GPU. A prompt in chunks makes the keys of 64K earlier tokens in one
+    piece, for which vLLM sets nothing aside (_compute_prefill_context in mla_attention.py)."""
+    a = architecture
+    return _BESIDE_BYTES + int(_CONTEXT_TOKENS * _heads(a, layout) * (a.qk_nope_head_dim + a.qk_rope_head_dim) * 2)
+
+
+def _heads(architecture: Architecture, layout: Layout) -> float:
+    """Return the attention heads of a GPU."""
+    return architecture.num_heads if layout.attention_dp else architecture.num_heads / layout.tensor_parallel_size
 
 
 def _absorbed(a: Architecture, checkpoint: KnownCheckpoint, heads: float) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, Budget
+from deepseek_triton_build.arithmetic.vllm_memory import bytes_beside
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Omission, Setting
 from deepseek_triton_build.data.type_strings import fits, in_words
@@ -16,7 +17,6 @@ from deepseek_triton_build.planning.release_settings import refuse_backend_setti
 from deepseek_triton_build.planning.triton_settings import answer_room, sampling_advice, warmup_settings, with_own
 from deepseek_triton_build.planning.vllm_sizes import (
     GUIDE,
-    HIGH_SHARE,
     LATENCY_TOKENS,
     PROMPT_HEAVY_TOKENS,
     VllmSizes,
@@ -132,9 +132,8 @@ def _share_reason(target: VllmTarget, sizes: VllmSizes, budget: Budget) -> str:
     held = f"{budget.kv_cache / GIB:.1f} GiB for {budget.kv_tokens:,} KV tokens a GPU"
     if target.is_rehearsal:
         return f"a small share of the GPU is more than the model can fill: {held}"
-    if sizes.gpu_memory_utilization == HIGH_SHARE:
-        return f"the guide's value for the largest KV cache, {held}; {budget.free / GIB:.1f} GiB stay for NCCL"
-    return f"the guide's cautious value, as 5 % of this GPU are too little for NCCL and others: {held}"
+    beside = bytes_beside(target.architecture, target.layout) / GIB
+    return f"{held}; {budget.free / GIB:.1f} GiB stay for what is taken beside it, about {beside:.1f} with Triton"
 
 
 def _kernels(target: VllmTarget, sizes: VllmSizes) -> Iterator[Setting]:

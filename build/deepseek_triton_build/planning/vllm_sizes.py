@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, GPU_COUNTS, LEAST_KV_TOKENS, Budget, KvDtype, Layout
-from deepseek_triton_build.arithmetic.vllm_memory import vllm_budget
+from deepseek_triton_build.arithmetic.vllm_memory import bytes_beside, vllm_budget
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.catalog.profiles import Workload
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE
@@ -252,15 +252,14 @@ def is_prompt_heavy(workload: Workload) -> bool:
     return (workload.isl or 0) >= PROMPT_HEAVY * (workload.osl or 1)
 
 
-HIGH_SHARE, SHARE, REHEARSAL_SHARE = 0.95, 0.9, 0.1
-_LEAST_FREE = 5 * GIB
-"""Memory that the higher share has to leave: NCCL's buffers and DeepGEMM's kernels lie beside it, an estimate."""
+SHARES, REHEARSAL_SHARE = (0.95, 0.9, 0.85), 0.1
 
 
 def _utilization(target: VllmTarget) -> float:
     if target.is_rehearsal:
         return REHEARSAL_SHARE
-    return HIGH_SHARE if target.gpu.memory * (1 - HIGH_SHARE) >= _LEAST_FREE else SHARE
+    beside = bytes_beside(target.architecture, target.layout)
+    return next((share for share in SHARES if target.gpu.memory * (1 - share) >= beside), SHARES[-1])
 
 
 def _usual_kv_dtype(target: VllmTarget) -> str:
