@@ -384,6 +384,20 @@ def test_the_current_folder_is_not_upgraded(here, folder, capsys, monkeypatch):
     assert contents(place) == before
 
 
+@pytest.mark.parametrize(
+    ("version", "code"), [("0.1.1", 2), ("1.0", 2), ("0.10.0rc1", 2), ("0.1.0", 0), ("0.0.9", 0), ("?", 0)]
+)
+def test_a_folder_of_a_newer_version_is_not_taken_back(version, code, folder, capsys):
+    path = folder / "tensorrt_llm/deepseek-triton.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": version}))
+    before = contents(folder)
+
+    assert main(["upgrade", str(folder), "--apply"]) == code
+    if code:
+        assert f"found one of {version}; upgrade it with that version or a later one" in capsys.readouterr().err
+        assert contents(folder) == before
+
+
 def test_a_backup_is_not_upgraded(folder, capsys, monkeypatch):
     folder.rename("r1-older.before-upgrade-1")
     assert main(["upgrade", "r1-older.before-upgrade-1"]) == 2

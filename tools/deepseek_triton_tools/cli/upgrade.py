@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,7 @@ def _upgrade(args: argparse.Namespace) -> int:
 
     _refuse_place(args.folder, apply=args.apply)
     manifest, record = _manifest(args.folder)
+    _refuse_newer(args.folder, str(record.get("version")))
     plans, files = _generated(args, manifest, record)
     target = UpgradeTarget(
         folder=args.folder,
@@ -100,6 +102,24 @@ def _manifest(folder: Path) -> tuple[Path, Mapping[str, Any]]:
     if manifest.parent == folder and record.get("format") == "triton" and record.get("profile") != "disagg":
         raise ToolError(f"{folder}: is a model of a repository; name the repository, {folder.parent}", exit_code=2)
     return manifest, record
+
+
+def _refuse_newer(folder: Path, version: str) -> None:
+    """Raise ToolError for a folder of a newer version of the generator: its changes would be taken back."""
+    from deepseek_triton_tools._version import __version__
+
+    if _numbers(version) > _numbers(__version__):
+        raise ToolError(
+            f"{folder}: expected a folder of deepseek-triton {__version__} or earlier, found one of {version}; upgrade "
+            "it with that version or a later one",
+            exit_code=2,
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers at the beginning of a version; none for a text that is no version."""
+    found = re.match(r"\d{1,9}(\.\d{1,9})*", version, re.ASCII)
+    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 _Made = tuple[Mapping[str, "Plan"], Callable[[str], "list[File]"]]
