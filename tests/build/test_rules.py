@@ -169,6 +169,7 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
         deployed({"tokenizer": "deepseek-ai/DeepSeek-R1"}),
     ),
     "E009": (deployed({"reasoning_parser": "deepseek_r1"}), deployed({"reasoning_parser": "deepseek-r1"})),
+    "E010": (deployed({"trust_remote_code": True}), deployed({"trust_remote_code": False})),
     "D012": (deployed(MTP, {DRAFTS: 4}), deployed(MTP, {DRAFTS: 3})),
     "H001": (deployed(gpu="a100"), deployed(gpu="h100")),
     "H002": (deployed(precision="fp4"), deployed(precision="fp4", **B200)),

@@ -100,6 +100,7 @@ CASES = {
         deployed(triton={"default_sampling.temperature": 2.1}),
         deployed(triton={"default_sampling.temperature": 2}),
     ),
+    "X024": (deployed({"trust_remote_code": True}), deployed({"trust_remote_code": False})),
 }
 """Code -> a deployment that breaks the rule, and a neighbour that doesn't."""
 

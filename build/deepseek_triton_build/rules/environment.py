@@ -13,6 +13,7 @@ RULES = RuleTable()
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _LONG_INPUT = 8192
 _V32_TOKENIZER = "deepseek_v32"
+RUNS_CODE = "trust_remote_code: Python files of the checkpoint run with the server's rights, and DeepSeek needs none"
 REASONING_PARSER = "deepseek-r1"
 """The one name that every release since 0.21 knows for DeepSeek."""
 
@@ -145,3 +146,15 @@ def _reasoning_parser(d: Deployment) -> Iterator[Violation]:
     if parser and parser != REASONING_PARSER and d.architecture is not None:
         message = f"reasoning_parser {parser} is not the parser of DeepSeek's reasoning"
         yield Violation("reasoning_parser", message, f"remove reasoning_parser, or write {REASONING_PARSER}")
+
+
+@RULES.note(
+    "E010",
+    title="No code of the checkpoint is run",
+    why="TensorRT-LLM has DeepSeek's models built in. With trust_remote_code it also imports Python files that lie in "
+    "the checkpoint's folder, with the server's rights.",
+    source=f"{LLM_ARGS}, trust_remote_code",
+)
+def _remote_code(d: Deployment) -> Iterator[Violation]:
+    if d.get("trust_remote_code"):
+        yield Violation("trust_remote_code", RUNS_CODE, "leave trust_remote_code out")

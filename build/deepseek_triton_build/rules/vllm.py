@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from deepseek_triton_build.arithmetic.gpu_memory import GIB
 from deepseek_triton_build.arithmetic.shares import FP8_BLOCK, cut_attention_blocks
 from deepseek_triton_build.arithmetic.vllm_memory import bytes_beside
+from deepseek_triton_build.rules.environment import RUNS_CODE
 from deepseek_triton_build.rules.rule import RuleTable, Violation
 from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
 
@@ -370,3 +371,15 @@ def _default_temperature(d: VllmDeployment) -> Iterator[Violation]:
     if isinstance(given, int | float) and most is not None and given > most:
         message = f"default_sampling.temperature {given}: vLLM {d.vllm.version} takes at most {most:g}"
         yield Violation("triton_config.default_sampling.temperature", message, f"use {most:g} or less")
+
+
+@RULES.note(
+    "X024",
+    title="No code of the checkpoint is run",
+    why="vLLM has DeepSeek's models and their configuration built in. With trust_remote_code it also imports Python "
+    "files that lie in the checkpoint's folder, with the server's rights.",
+    source="vLLM vllm/config/model.py, ModelConfig.trust_remote_code",
+)
+def _remote_code(d: VllmDeployment) -> Iterator[Violation]:
+    if d.get("trust_remote_code"):
+        yield Violation("trust_remote_code", RUNS_CODE, "leave trust_remote_code out")
