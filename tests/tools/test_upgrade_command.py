@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_build import FORMATS
+from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.cli.main import main
 from support.documents import snippets
 
@@ -385,7 +386,8 @@ def test_the_current_folder_is_not_upgraded(here, folder, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("version", "code"), [("0.1.1", 2), ("1.0", 2), ("0.10.0rc1", 2), ("0.1.0", 0), ("0.0.9", 0), ("?", 0)]
+    ("version", "code"),
+    [(f"{__version__}.1", 2), ("99.0", 2), ("99.0.0rc1", 2), (__version__, 0), ("0.0.9", 0), ("?", 0)],
 )
 def test_a_folder_of_a_newer_version_is_not_taken_back(version, code, folder, capsys):
     path = folder / "tensorrt_llm/deepseek-triton.json"

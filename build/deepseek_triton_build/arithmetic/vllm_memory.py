@@ -25,7 +25,7 @@ _DRIVER_BYTES = int(0.6 * GIB)
 _GRAPH_BYTES = 20 * 2**20
 """A captured size. vLLM's graphs share one pool, so a size takes little: an estimate."""
 _DP_GRAPH_BYTES = 4 * GIB
-"""What vLLM's estimate of the graphs has above that under data parallelism: 4.29 GiB for 19 sizes of two ranks."""
+"""Data parallelism adds this to vLLM's estimate of the graphs: 4.29 GiB were found for 19 sizes of two ranks."""
 _BESIDE_BYTES = int(6.7 * GIB)
 """Memory that is taken beside vLLM's share, as two H200s reported: 2.2 GiB of graphs above vLLM's estimate of them, 2.0
 of NCCL and others, 2.5 more through Triton."""
@@ -62,8 +62,10 @@ def vllm_budget(
     a = architecture
     heads = _heads(a, layout)
     held = weight_bytes_per_gpu(a, checkpoint, layout, mtp=mtp) + _absorbed(a, checkpoint, heads)
-    graphs = len(captured_sizes(max_num_seqs, num_draft_tokens)) * _GRAPH_BYTES
-    graphs = graphs + _DP_GRAPH_BYTES * (layout.attention_dp_size > 1) if cuda_graphs else 0
+    graphs = 0
+    if cuda_graphs:
+        shared = _DP_GRAPH_BYTES if layout.attention_dp_size > 1 else 0
+        graphs = shared + len(captured_sizes(max_num_seqs, num_draft_tokens)) * _GRAPH_BYTES
     # The queries, a copy with the rotated part, and the output.
     attention = int(max_num_batched_tokens * heads * (2 * (a.qk_nope_head_dim + a.qk_rope_head_dim) + a.v_head_dim) * 2)
     up_projected = int(_CONTEXT_TOKENS * heads * (a.qk_nope_head_dim + a.v_head_dim) * 2)
