@@ -90,7 +90,7 @@ def check_history(
             verdict.add(f"job {number}: {len(job.asked)} requests were to be made, recorded were {len(seen)}")
             continue
         for asked, record in zip(job.asked, seen, strict=True):
-            outcome = outcome_of(record, num_sequences(asked))
+            outcome = outcome_of(record, asked.num_sequences)
             if is_torn(asked, record):
                 outcome = TORN
                 verdict.num_torn += 1
@@ -132,10 +132,6 @@ def outcome_of(record: Record, num_sequences: int) -> str:
     return record.reasons[min(record.reasons)][0]
 
 
-def num_sequences(asked: Asked) -> int:
-    return max(1, len(asked.words))
-
-
 def is_torn(asked: Asked, record: Record) -> bool:
     """Tell whether Triton's front end lost the end of this stream. All that came must be right."""
     is_from_front_end = asked.protocol == HTTP and not asked.path and asked.streaming and record.status == 200
@@ -146,7 +142,7 @@ def is_torn(asked: Asked, record: Record) -> bool:
 
 def problems(asked: Asked, record: Record, engine: str, tolerated: Collection[str] = ()) -> Iterator[str]:
     """Yield what is wrong with one request."""
-    outcome = outcome_of(record, num_sequences(asked))
+    outcome = outcome_of(record, asked.num_sequences)
     if is_torn(asked, record) and TORN not in tolerated:
         yield from _early_texts(asked, record, engine)
         return
@@ -265,6 +261,6 @@ def _count_tokens(verdict: Verdict, asked: Asked, record: Record, outcome: str) 
     if asked.target not in (SERVER, GATEWAY):
         return
     if outcome in (LEFT, LOST, NO_END):
-        verdict.server_open_tokens += asked.max_tokens * max(1, len(asked.words))
+        verdict.server_open_tokens += asked.max_tokens * asked.num_sequences
     else:
         verdict.server_tokens += sum(record.tokens.values())

@@ -192,7 +192,7 @@ def _take_outputs(record: Record, outputs: Mapping[str, Any], asked: Asked) -> N
     if (found := outputs.get("id")) and found not in record.ids:
         record.ids.append(found)
     if "error" in outputs:
-        record.late += bool(record.errors) or len(record.reasons) >= max(1, len(asked.words))
+        record.late += bool(record.errors) or len(record.reasons) >= asked.num_sequences
         record.errors.append(str(outputs["error"]))
         return
     texts = outputs.get("text_output", [])

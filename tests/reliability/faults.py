@@ -39,7 +39,7 @@ from bench._served import default_folder
 
 from deepseek_backend.errors import describe
 from reliability.battlefield import HOSTS, VICTIM_HOST, Battlefield, FieldError, battlefield
-from reliability.checker import check_history, num_sequences, outcome_of
+from reliability.checker import check_history, outcome_of
 from reliability.fault_table import FAULTS, Fault
 from reliability.history import Record, read_records
 from reliability.jobs import SERVER, Asked
@@ -178,7 +178,7 @@ def blame(injections: Sequence[Injection], faults: Sequence[Fault]) -> Any:
         return found
 
     def tolerated(asked: Asked, record: Record) -> frozenset[str]:
-        outcome = outcome_of(record, num_sequences(asked))
+        outcome = outcome_of(record, asked.num_sequences)
         is_bystanders = asked.target == SERVER and record.job % _CLIENTS == 1
         allowed: frozenset[str] = frozenset()
         for injection in met(record):

@@ -96,6 +96,10 @@ class Asked:
     def streaming(self) -> bool:
         return bool(self.body.get("streaming") or self.body.get("stream"))
 
+    @property
+    def num_sequences(self) -> int:
+        return max(1, len(self.words))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
