@@ -253,7 +253,7 @@ def is_prompt_heavy(workload: Workload) -> bool:
 
 
 SHARES, REHEARSAL_SHARE = (0.95, 0.9, 0.85), 0.1
-"""Of a GPU's memory, for gpu_memory_utilization. The largest is the guide's."""
+"""Parts of a GPU's memory for gpu_memory_utilization. The largest is the guide's."""
 
 
 def _utilization(target: VllmTarget) -> float:
