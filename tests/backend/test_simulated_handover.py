@@ -1,6 +1,8 @@
 """Two simulated engines in one process, one for context phases and one for generation, joined by real sockets."""
 
+import asyncio
 import dataclasses
+import gc
 import itertools
 import json
 import socket
@@ -231,6 +233,27 @@ def test_an_abort_before_the_transfer_frees_the_context(start):
 
     assert ended(sink)[1].finish_reason == "cancelled"
     assert_free(one)
+
+
+def num_timers():
+    """Return how many of all event loops' timers are still to run."""
+    timers = [one for one in gc.get_objects() if isinstance(one, asyncio.TimerHandle)]
+    return sum(not timer.cancelled() for timer in timers)
+
+
+@pytest.mark.parametrize("is_fetched", [True, False])
+def test_a_kv_cache_that_has_gone_leaves_no_timer(start, is_fetched):
+    one, two = start(), start()
+    before = num_timers()
+    for _ in range(5):
+        first = request(request_type="context_only")
+        handover = read_handover(ended(submit(one, first))[1].handover.to_json().decode())
+        if is_fetched:
+            answer(two, generation(handover))
+        else:
+            one.drop(first.request_id)
+    assert_free(one, two)
+    wait_for(lambda: num_timers() <= before, num_timers)
 
 
 def test_an_aborted_context_phase_holds_nothing(start):

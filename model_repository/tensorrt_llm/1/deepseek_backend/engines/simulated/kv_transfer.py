@@ -101,6 +101,8 @@ class KvTransfers:
         self._closed = False
         # Only the loop's thread uses the following ones.
         self._held: dict[str, Callable[[], None]] = {}
+        self._expiries: dict[str, asyncio.TimerHandle] = {}
+        """Of KV caches that are held or being sent. The loop would keep each for `timeout_s`, were it not cancelled."""
         self._connections: set[asyncio.Transport] = set()
         self._sending: dict[str, asyncio.Transport] = {}
         """Connections that have sent the key of a KV cache."""
@@ -158,11 +160,16 @@ class KvTransfers:
     def _keep(self, key: str, freed: Callable[[], None]) -> None:
         self._held[key] = freed
         if self._timeout_s is not None:
-            asyncio.get_running_loop().call_later(self._timeout_s, self._expire, key)
+            self._expiries[key] = asyncio.get_running_loop().call_later(self._timeout_s, self._expire, key)
 
     def _drop(self, key: str) -> None:
         if (freed := self._held.pop(key, None)) is not None:
+            self._forget_expiry(key)
             freed()
+
+    def _forget_expiry(self, key: str) -> None:
+        if (expiry := self._expiries.pop(key, None)) is not None:
+            expiry.cancel()
 
     def _expire(self, key: str) -> None:
         self._drop(key)
@@ -182,7 +189,8 @@ class KvTransfers:
 
     def ended(self, key: str, transport: asyncio.Transport) -> None:
         self._connections.discard(transport)
-        self._sending.pop(key, None)
+        if self._sending.pop(key, None) is not None:
+            self._forget_expiry(key)
 
     def _begin_fetch(self, ticket: KvTicket, seconds: float, ended: Callable[[ContextLostError | None], None]) -> None:
         task = asyncio.get_running_loop().create_task(self._fetch(ticket, seconds, ended))
