@@ -21,6 +21,19 @@ FAILED = "failed"
 _SHOWN = 20
 _EARLY = frozenset({"timeout", "cancelled", LEFT})
 """Outcomes of which the text is some beginning of the answer."""
+_UNSEEN = frozenset({LEFT, LOST, NO_END})
+"""Outcomes of a request of which the client has not seen the end."""
+_PURPOSES = {
+    "deadline": "timeout",
+    "left by its client": LEFT,
+    "gateway: left by its client": LEFT,
+    "stopped by id": "cancelled",
+    "stop request": "stop",
+}
+"""Kinds that may also end as any other, and the outcome that they are there for."""
+_LEAST_ON_PURPOSE = 0.1
+_ENOUGH = 200
+"""Requests of a kind, of which a share says something."""
 
 
 @dataclass
@@ -33,7 +46,8 @@ class Verdict:
     num_violations: int = 0
     num_requests: int = 0
     num_refused: int = 0
-    num_torn: int = 0
+    torn: Counter[str] = field(default_factory=Counter)
+    """Number of streams that Triton has torn, by whom they were asked of."""
     server_tokens: int = 0
     """Output tokens that answers of the one server said they have."""
     server_open_tokens: int = 0
@@ -43,6 +57,10 @@ class Verdict:
         self.num_violations += 1
         if len(self.violations) < _SHOWN:
             self.violations.append(violation)
+
+    @property
+    def num_torn(self) -> int:
+        return self.torn.total()
 
     @property
     def refused_share(self) -> float:
@@ -89,11 +107,13 @@ def check_history(
         if [record.part for record in seen] != list(range(len(job.asked))):
             verdict.add(f"job {number}: {len(job.asked)} requests were to be made, recorded were {len(seen)}")
             continue
+        if job.stops_after_s is not None and is_cancelled_unasked(*seen):
+            verdict.add(f"job {number}: it was cancelled, and its stop request was refused")
         for asked, record in zip(job.asked, seen, strict=True):
             outcome = outcome_of(record, asked.num_sequences)
             if is_torn(asked, record):
                 outcome = TORN
-                verdict.num_torn += 1
+                verdict.torn[asked.target] += 1
             verdict.num_requests += 1
             verdict.num_refused += outcome in REFUSALS
             verdict.outcomes[asked.kind, asked.protocol, outcome] += 1
@@ -107,16 +127,32 @@ def check_history(
     for name, count in ids.items():
         if count > 1:
             verdict.add(f"{count} answers of the gateway have the id {name}")
+    _check_purposes(verdict)
     return verdict
+
+
+def is_cancelled_unasked(stopped: Record, stop: Record) -> bool:
+    """Tell whether a request was cancelled, although the server told its stop request that it is not there."""
+    return ["cancelled"] in stopped.reasons.values() and outcome_of(stop, 1) == "E_INVALID_ARGUMENT"
+
+
+def _check_purposes(verdict: Verdict) -> None:
+    """Add kinds that never or hardly ever ended as they are there for: then deadlines, or stopping, do nothing."""
+    for kind, purpose in _PURPOSES.items():
+        counts: Counter[str] = Counter()
+        for (each, _, outcome), count in verdict.outcomes.items():
+            counts[outcome] += count * (each == kind)
+        if counts.total() >= _ENOUGH and counts[purpose] < _LEAST_ON_PURPOSE * counts.total():
+            verdict.add(f"{kind}: {counts[purpose]} of {counts.total()} ended as {purpose}, which is hardly any")
 
 
 def outcome_of(record: Record, num_sequences: int) -> str:
     """Return the one end that the client saw, or that there was none, or several. An error ends a request of which some
     sequences have ended before."""
-    if record.left:
+    if record.left and not record.errors:
         return LEFT
     if record.lost:
-        return LOST
+        return NO_END if record.lost.startswith(NO_END) else LOST
     ends = [*record.errors, *(reason for reasons in record.reasons.values() for reason in reasons)]
     if not ends:
         return NO_END
@@ -135,7 +171,7 @@ def outcome_of(record: Record, num_sequences: int) -> str:
 def is_torn(asked: Asked, record: Record) -> bool:
     """Tell whether Triton's front end lost the end of this stream. All that came must be right."""
     is_from_front_end = asked.protocol == HTTP and not asked.path and asked.streaming and record.status == 200
-    has_an_end = bool(record.errors) or any(record.reasons.values()) or record.left
+    has_an_end = bool(record.errors) or len(record.reasons) == asked.num_sequences or record.left
     is_as_documented = record.closed or record.lost.startswith(NO_END)
     return is_from_front_end and record.responses > 0 and not has_an_end and is_as_documented
 
@@ -152,12 +188,12 @@ def problems(asked: Asked, record: Record, engine: str, tolerated: Collection[st
         return
     if record.late:
         yield f"{record.late} responses came behind its end"
-    if record.finals is not None and outcome not in (LEFT, LOST) and record.finals != 1:
+    if record.finals is not None and outcome not in _UNSEEN and record.finals != 1:
         yield f"{record.finals} final responses"
-    if not record.closed and outcome not in (LEFT, LOST, FAILED):  # a stream that fails has no [DONE]
+    if not record.closed and outcome not in _UNSEEN | {FAILED}:  # a stream that fails has no [DONE]
         yield f"ended as {outcome}, and the answer was not closed"
-    if foreign := [name for name in record.ids if asked.request_id and name != asked.request_id]:
-        yield f"responses have the ids {foreign}"
+    if asked.request_id and set(record.ids) - {asked.request_id}:
+        yield f"responses have the ids {record.ids}"
     if asked.path and len(record.ids) > 1:
         yield f"its chunks have {len(record.ids)} ids"
     if not asked.words or record.errors or outcome in {*REFUSALS, NO_END}:
@@ -166,8 +202,20 @@ def problems(asked: Asked, record: Record, engine: str, tolerated: Collection[st
         yield from _early_texts(asked, record, engine)
         return
     yield from _texts(asked, record, engine, outcome)
-    if outcome not in (LEFT, LOST):
+    if outcome not in _UNSEEN:
+        yield from _ends(asked, record, {*asked.outcomes, *tolerated})
         yield from _usage(asked, record)
+
+
+def _ends(asked: Asked, record: Record, allowed: Collection[str]) -> Iterator[str]:
+    """Yield sequences that have no end, or one that the request may not have, and an answer that does not say whose it
+    is."""
+    if missing := set(range(asked.num_sequences)) - record.reasons.keys():
+        yield f"the sequences {sorted(missing)} have no end"
+    if wrong := [reasons for reasons in record.reasons.values() if not allowed >= set(reasons)]:
+        yield f"sequences ended with {wrong}, expected {', '.join(sorted(asked.outcomes))}"
+    if not record.ids:
+        yield "no response has an id"
 
 
 def _early_texts(asked: Asked, record: Record, engine: str) -> Iterator[str]:
@@ -182,7 +230,7 @@ def _texts(asked: Asked, record: Record, engine: str, outcome: str) -> Iterator[
         text, whole = record.texts.get(index, ""), "".join(words)
         [reason] = record.reasons.get(index) or [outcome]
         tokens = record.tokens.get(index)
-        if reason in _EARLY or outcome == LOST:
+        if reason in _EARLY or reason in _UNSEEN:
             if not _is_beginning(text, whole):
                 yield f"sequence {index} said {text[-80:]!r}, which is no beginning of {whole[:80]!r}"
             continue
@@ -260,7 +308,7 @@ def _usage(asked: Asked, record: Record) -> Iterator[str]:
 def _count_tokens(verdict: Verdict, asked: Asked, record: Record, outcome: str) -> None:
     if asked.target not in (SERVER, GATEWAY):
         return
-    if outcome in (LEFT, LOST, NO_END):
+    if outcome in _UNSEEN or outcome == TORN:
         verdict.server_open_tokens += asked.max_tokens * asked.num_sequences
     else:
         verdict.server_tokens += sum(record.tokens.values())

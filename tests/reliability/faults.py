@@ -232,7 +232,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name, numbers in left.items():
         if numbers.left:
             verdict.add(f"{name}: {numbers.left:.0f} requests are left in it")
-    verdict.num_torn += war.num_torn
+    verdict.torn["slow readers"] += war.num_torn
     if verdict.num_torn > 1 + _MOST_TORN * verdict.num_requests:
         verdict.add(f"{verdict.num_torn} streams were torn, at most one in {1 / _MOST_TORN:,.0f} may be")
     for log in arguments.out.glob("*.log"):

@@ -56,9 +56,11 @@ def _judge_servers(verdict: Verdict, facts: Mapping[str, Any]) -> None:
             verdict.add(f"{name}: {number:.0f} requests are left in it")
     if verdict.server_tokens > facts["counted_tokens"]:
         verdict.add(f"it counted {facts['counted_tokens']:,.0f} tokens, its answers have {verdict.server_tokens:,}")
+    if facts["counted_tokens"] > (most := verdict.server_tokens + verdict.server_open_tokens):
+        verdict.add(f"it counted {facts['counted_tokens']:,.0f} tokens, all who asked can have had {most:,}")
     for name, code in facts["exit_codes"].items():
         # A stream whose end Triton has lost is open for Triton, which then waits for it until the exit timeout.
-        if code != 0 and not (code == 1 and verdict.num_torn):
+        if code != 0 and not (code == 1 and verdict.torn[name]):
             verdict.add(f"{name}: tritonserver ended with {code} after SIGTERM, expected 0")
 
 
@@ -83,6 +85,7 @@ def judge(folder: Path, *, record: bool) -> int:
             verdict.add(f"{log.name} has {found} tracebacks")
     print(verdict.table())
     _print_growth(samples, grown)
+    print(f"the kernel's usual send buffer: {facts['send_buffer_bytes']:,} bytes")
     print(f"{verdict.num_requests:,} requests, {verdict.refused_share:.1%} refused,", end=" ")
     print(f"{verdict.num_torn} torn by Triton, {verdict.num_violations} violations")
     for violation in verdict.violations:

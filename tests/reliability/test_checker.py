@@ -129,7 +129,42 @@ def one_id(pairs: list[tuple[Asked, Record]]) -> None:
     other.ids = list(one.ids)
 
 
+def several(asked: Asked, record: Record) -> bool:
+    return asked.num_sequences > 1 and not record.errors
+
+
+def end_second(*reasons: str) -> Callable[[Record], object]:
+    """Let the second sequence end like this, with a text that is cut where a reason may be early."""
+
+    def change(record: Record) -> None:
+        record.reasons[1] = list(reasons)
+        if "cancelled" in reasons:
+            record.texts[1] = record.texts[1][:3]
+        if not reasons:
+            del record.reasons[1]
+
+    return change
+
+
+def refuse_stop(pairs: list[tuple[Asked, Record]]) -> None:
+    """Let a request be cancelled, and its stop request be told that it is not there."""
+    stop = next(record for asked, record in pairs if asked.kind == "stop request")
+    first_one = next(record for asked, record in pairs if record.job == stop.job)
+    first_one.reasons = {0: ["cancelled"]}
+    stop.reasons, stop.errors = {}, ["[E_INVALID_ARGUMENT] no such request"]
+
+
 WRONGS = {
+    "a second sequence that nobody cancelled": (changed(several, end_second("cancelled")), "sequences ended with"),
+    "a second sequence with a strange end": (changed(several, end_second("banana")), "sequences ended with"),
+    "a second sequence without an end": (changed(several, end_second()), "have no end"),
+    "a stop request that lies": (refuse_stop, "its stop request was refused"),
+    "an answer without an id": (changed(plain, lambda record: record.ids.clear()), "has an id"),
+    "an error before the client left": (
+        changed(plain, lambda record: (setattr(record, "left", True), record.errors.append("[E_INTERNAL] x"))),
+        "2 ends",
+    ),
+    "a request that hangs": (changed(plain, lambda record: setattr(record, "lost", "no end in 180 s")), "as no end"),
     "a request without a record": (lose, "were to be made"),
     "a request recorded twice": (twice, "were to be made"),
     "a record of another run": (of_another_run, "none of this run"),
@@ -177,7 +212,7 @@ def test_a_wrong_history_is_found(wrong: str) -> None:
 
     verdict = check_history([record for _, record in pairs], 5, "simulated", range(NUM_JOBS))
 
-    assert 1 <= verdict.num_violations <= 2
+    assert 1 <= verdict.num_violations <= 3
     assert message in verdict.violations[0]
 
 
@@ -231,6 +266,25 @@ def test_a_stream_that_triton_has_torn_is_counted_apart(lost: str) -> None:
     record.texts[0], record.lost = "", "ServerDisconnectedError: reset"
     record.closed = False
     assert check_history(records, 5, "simulated", range(NUM_JOBS)).num_torn == 0
+
+
+@pytest.mark.parametrize(("kind", "purpose"), [("deadline", "timeout"), ("stopped by id", "cancelled")])
+def test_a_kind_that_never_ends_as_it_is_there_for_is_told(kind: str, purpose: str) -> None:
+    numbers = [number for number in range(9_000) if purpose in make_job(5, number, "simulated").asked[0].outcomes]
+    jobs = [make_job(5, number, "simulated") for number in numbers]
+    pairs = [(asked, right_record(job.number, part, asked, "simulated"))
+             for job in jobs for part, asked in enumerate(job.asked)]  # fmt: skip
+
+    def violations() -> list[str]:
+        return check_history([record for _, record in pairs], 5, "simulated", numbers).violations
+
+    assert [text for text in violations() if text.startswith(kind)] == [
+        f"{kind}: 0 of {len(numbers)} ended as {purpose}, which is hardly any"
+    ]
+    for asked, record in pairs:
+        if asked.kind == kind:
+            record.reasons = {0: [purpose]}
+    assert violations() == []
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.sampled_from(ENGINES))
