@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-from bench._served import Backend, await_backend, stub_pid
+from bench._served import await_backend, stub_pid
 
 from conformance.running import PROGRAM, free_port
 from deepseek_backend.process.process_guard import NAME as GUARD_NAME
@@ -216,11 +216,15 @@ class Battlefield:
             for gateway in (self.gateway, self.pair)
         )
 
-    def left(self) -> dict[str, Backend]:
-        """Return what the servers hold once there is no more load."""
-        running = {"victim": self.victim, "bystander": self.bystander}
-        servers = {name: server for name, server in running.items() if server.returncode is None}
-        return {name: await_backend(server, lambda numbers: not numbers.left, 60) for name, server in servers.items()}
+    def left(self) -> dict[str, float | None]:
+        """Return how many requests each server holds once there is no more load; None for one that does not run."""
+        servers = {"victim": self.victim, "bystander": self.bystander}
+        return {
+            name: await_backend(server, lambda numbers: not numbers.left, 60).left
+            if server.returncode is None
+            else None
+            for name, server in servers.items()
+        }
 
 
 _CLIENT = httpx.Client(trust_env=False, timeout=30, headers={"Connection": "close"})

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from reliability.history import NO_END, Record
+from reliability.history import NO_END, NOT_ASKED, Record
 from reliability.jobs import CONTEXT, GATEWAY, HTTP, LEFT, REFUSALS, SERVER, Asked, make_job
 
 LOST = "lost"
@@ -21,7 +21,7 @@ FAILED = "failed"
 _SHOWN = 20
 _EARLY = frozenset({"timeout", "cancelled", LEFT})
 """Outcomes of which the text is some beginning of the answer."""
-_UNSEEN = frozenset({LEFT, LOST, NO_END})
+_UNSEEN = frozenset({LEFT, LOST, NO_END, NOT_ASKED})
 """Outcomes of a request of which the client has not seen the end."""
 _PURPOSES = {
     "deadline": "timeout",
@@ -152,7 +152,7 @@ def outcome_of(record: Record, num_sequences: int) -> str:
     if record.left and not record.errors:
         return LEFT
     if record.lost:
-        return NO_END if record.lost.startswith(NO_END) else LOST
+        return next((outcome for outcome in (NO_END, NOT_ASKED) if record.lost.startswith(outcome)), LOST)
     ends = [*record.errors, *(reason for reasons in record.reasons.values() for reason in reasons)]
     if not ends:
         return NO_END

@@ -15,7 +15,6 @@ util-linux and iproute2; faults for which the machine lacks something are skippe
 from __future__ import annotations
 
 import argparse
-import bisect
 import json
 import multiprocessing
 import os
@@ -25,10 +24,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -39,35 +37,16 @@ from bench._served import default_folder
 
 from deepseek_backend.errors import describe
 from reliability.battlefield import HOSTS, VICTIM_HOST, Battlefield, FieldError, battlefield
-from reliability.checker import check_history, outcome_of
 from reliability.fault_table import FAULTS, Fault
-from reliability.history import Record, read_records
-from reliability.jobs import SERVER, Asked
-from reliability.run_record import write_run_record
+from reliability.fault_verdict import CLIENTS, Injection, judge
+from reliability.jobs import SERVER
 from reliability.soak import ClientShare, client_process
 
 _INSIDE = "DEEPSEEK_TRITON_FAULTS_INSIDE"
-_CLIENTS = 2
-"""The first asks the victim, the second the bystander; both ask the gateways."""
-_SLACK_S = 0.5
 _MOST_PROBLEMS = 5
 """Faults that did not go or heal as they should, after which the rest would show nothing new."""
-_MOST_TORN = 1e-4
-"""Of the requests. Slow readers fill the queue in which Triton's front end loses responses."""
-_QUIET_S = (0.0, 1.0)
-"""Between two faults, from and to."""
-
-
-@dataclass(kw_only=True)
-class Injection:
-    fault: str
-    began_s: float = 0.0
-    healed_s: float = 0.0
-    problem: str = ""
-    open: int = 0
-    """Number of requests that were open while it lasted."""
-    ends: Counter[str] = field(default_factory=Counter)
-    """Outcomes of those that ended otherwise than their kind does."""
+_QUIET_S = (0.0, 2.5)
+"""Between two faults, from and to: some follow at once, and after others come requests that meet none."""
 
 
 def enter_namespaces(folder: Path) -> None:
@@ -94,11 +73,11 @@ def enter_namespaces(folder: Path) -> None:
 def load(arguments: argparse.Namespace, war: Battlefield) -> Any:
     """Keep clients asking until the block ends. Yield their progress."""
     spawn = multiprocessing.get_context("spawn")
-    progress = spawn.Array("q", _CLIENTS, lock=False)
+    progress = spawn.Array("q", CLIENTS, lock=False)
     stop = spawn.Event()
     (arguments.out / "clients").mkdir(parents=True)
     processes = []
-    for first in range(_CLIENTS):
+    for first in range(CLIENTS):
         server = (war.victim, war.bystander)[first]
         share = ClientShare(
             urls={**war.urls, SERVER: server.http_url},
@@ -107,7 +86,7 @@ def load(arguments: argparse.Namespace, war: Battlefield) -> Any:
             engine="simulated",
             seed=arguments.seed,
             first=first,
-            step=_CLIENTS,
+            step=CLIENTS,
             end=1 << 40,
             until_s=None,
             concurrency=arguments.concurrency,
@@ -162,48 +141,6 @@ def campaign(arguments: argparse.Namespace, war: Battlefield, faults: Sequence[F
     return injections
 
 
-def blame(injections: Sequence[Injection], faults: Sequence[Fault]) -> Any:
-    """Return a function that says which outcomes a request may have because of the faults that it met."""
-    by_name = {fault.name: fault for fault in faults}
-    starts = [injection.began_s for injection in injections]
-
-    def met(record: Record) -> list[Injection]:
-        last = bisect.bisect_right(starts, record.ended_s + _SLACK_S)
-        found = []
-        for injection in reversed(injections[:last]):
-            if injection.healed_s + _SLACK_S >= record.began_s:
-                found.append(injection)
-            elif record.began_s - injection.healed_s > 600:
-                break
-        return found
-
-    def tolerated(asked: Asked, record: Record) -> frozenset[str]:
-        outcome = outcome_of(record, asked.num_sequences)
-        is_bystanders = asked.target == SERVER and record.job % _CLIENTS == 1
-        allowed: frozenset[str] = frozenset()
-        for injection in met(record):
-            fault = by_name[injection.fault]
-            injection.open += 1
-            if asked.target not in fault.targets or (is_bystanders and not fault.strikes_all):
-                continue
-            allowed |= fault.ends
-            if outcome in fault.ends and outcome not in asked.outcomes:
-                injection.ends[outcome] += 1
-        return allowed
-
-    return tolerated
-
-
-def table(injections: Sequence[Injection]) -> str:
-    lines = [f"{'fault':36} {'times':>6} {'open':>9}  ended because of it"]
-    for name in dict.fromkeys(injection.fault for injection in injections):
-        those = [injection for injection in injections if injection.fault == name]
-        ends = sum((injection.ends for injection in those), Counter[str]())
-        shown = ", ".join(f"{outcome} {count:,}" for outcome, count in ends.most_common()) or "none"
-        lines.append(f"{name:36} {len(those):6} {sum(each.open for each in those):9,}  {shown}")
-    return "\n".join(lines)
-
-
 def run(arguments: argparse.Namespace) -> int:
     chosen = [fault for fault in FAULTS if not arguments.only or fault.name in arguments.only]
     skipped = {fault.name: lacks for fault in chosen if (lacks := fault.missing())}
@@ -215,54 +152,17 @@ def run(arguments: argparse.Namespace) -> int:
         with load(arguments, war) as progress:
             injections = campaign(arguments, war, faults)
         left = war.left()
-    (arguments.out / "injections.jsonl").write_text(
-        "".join(json.dumps(asdict(injection)) + "\n" for injection in injections)
-    )
-    jobs = [first + _CLIENTS * each for first, done in enumerate(progress) for each in range(done)]
-    verdict = check_history(
-        read_records(arguments.out / "clients"),
-        arguments.seed,
-        "simulated",
-        jobs,
-        tolerated=blame(injections, faults),
-    )
-    for injection in injections:
-        if injection.problem:
-            verdict.add(f"{injection.fault}: {injection.problem}")
-    for name, numbers in left.items():
-        if numbers.left:
-            verdict.add(f"{name}: {numbers.left:.0f} requests are left in it")
-    verdict.torn["slow readers"] += war.num_torn
-    if verdict.num_torn > 1 + _MOST_TORN * verdict.num_requests:
-        verdict.add(f"{verdict.num_torn} streams were torn, at most one in {1 / _MOST_TORN:,.0f} may be")
-    for log in arguments.out.glob("*.log"):
-        if found := log.read_text(errors="replace").count("Traceback (most recent call last)"):
-            verdict.add(f"{log.name} has {found} tracebacks")
-    print(table(injections))
-    print(f"{len(injections)} injections, {verdict.num_requests:,} requests,", end=" ")
-    print(f"{verdict.num_torn} torn by Triton, {verdict.num_violations} violations")
-    for violation in verdict.violations:
-        print(f"  {violation}")
-    if arguments.record:
-        write_run_record(
-            "faults",
-            {
-                "seed": arguments.seed,
-                "injections": len(injections),
-                "faults": dict(Counter(injection.fault for injection in injections)),
-                "skipped": skipped,
-                "requests": verdict.num_requests,
-                "torn_by_triton": verdict.num_torn,
-                "seconds": round(time.monotonic() - began),
-                "ended_because_of": {
-                    name: dict(sum((each.ends for each in injections if each.fault == name), Counter[str]()))
-                    for name in sorted({injection.fault for injection in injections})
-                },
-                "violations": verdict.num_violations,
-                "first_violations": verdict.violations,
-            },
-        )
-    return int(verdict.num_violations > 0)
+    facts = {
+        "seed": arguments.seed,
+        "jobs": list(progress),
+        "seconds": round(time.monotonic() - began),
+        "skipped": skipped,
+        "left": left,
+        "torn": war.num_torn,
+        "injections": [asdict(injection) for injection in injections],
+    }
+    (arguments.out / "run.json").write_text(json.dumps(facts) + "\n")
+    return judge(arguments.out, record=arguments.record)
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:

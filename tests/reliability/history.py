@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 NO_END = "no end"
+NOT_ASKED = "not asked"
 
 
 @dataclass(kw_only=True)

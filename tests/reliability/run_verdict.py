@@ -64,6 +64,12 @@ def _judge_servers(verdict: Verdict, facts: Mapping[str, Any]) -> None:
             verdict.add(f"{name}: tritonserver ended with {code} after SIGTERM, expected 0")
 
 
+def add_tracebacks(verdict: Verdict, folder: Path) -> None:
+    for log in sorted(folder.glob("*.log")):
+        if found := log.read_text(errors="replace").count("Traceback (most recent call last)"):
+            verdict.add(f"{log.name} has {found} tracebacks")
+
+
 def judge(folder: Path, *, record: bool) -> int:
     """Print the verdict. Return the exit code."""
     facts = json.loads((folder / "run.json").read_text())
@@ -80,9 +86,7 @@ def judge(folder: Path, *, record: bool) -> int:
         verdict.add(f"{verdict.refused_share:.0%} of the requests were refusals, at most {_MOST_REFUSED:.0%} count")
     if verdict.num_torn > max(1, MOST_TORN * verdict.num_requests):
         verdict.add(f"{verdict.num_torn} streams were torn, at most one in {1 / MOST_TORN:,.0f} may be")
-    for log in sorted(folder.glob("*.log")):
-        if found := log.read_text(errors="replace").count("Traceback (most recent call last)"):
-            verdict.add(f"{log.name} has {found} tracebacks")
+    add_tracebacks(verdict, folder)
     print(verdict.table())
     _print_growth(samples, grown)
     print(f"the kernel's usual send buffer: {facts['send_buffer_bytes']:,} bytes")

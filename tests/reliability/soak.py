@@ -36,7 +36,7 @@ from bench._served import await_backend, await_exit, default_folder, exit_code, 
 
 from deepseek_triton_tools.server.server_process import ServerProcess
 from reliability.exchanges import Exchanges
-from reliability.history import Record
+from reliability.history import NOT_ASKED, Record
 from reliability.jobs import GENERATION, SERVER, Asked, Job, make_job
 from reliability.run_verdict import judge
 from reliability.system_under_test import SystemUnderTest, resources, running_system
@@ -111,7 +111,7 @@ async def run_job(exchanges: Exchanges, job: Job) -> list[Record]:
     for asked, record in zip(job.asked, records, strict=True):
         record.began_s = time.monotonic()
         if asked.target == GENERATION and not records[0].handover:
-            record.lost, record.ended_s = "not asked: the context server handed nothing over", record.began_s
+            record.lost, record.ended_s = f"{NOT_ASKED}: the context server handed nothing over", record.began_s
         else:
             await exchanges.ask(handed_on(asked, records[0]), record)
     return records
