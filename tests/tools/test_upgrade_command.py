@@ -400,6 +400,39 @@ def test_a_folder_of_a_newer_version_is_not_taken_back(version, code, folder, ca
         assert contents(folder) == before
 
 
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    monkeypatch.chdir(tmp_path)
+    assert main(["build", "tiny", "--engine", "simulated", "--profile", "disagg", "--output", "pair"]) == 0
+    capsys.readouterr()
+    return Path("pair")
+
+
+def test_one_side_of_a_pair_is_not_upgraded_alone(pair, capsys):
+    assert main(["upgrade", "pair/context", "--apply"]) == 2
+    assert f"is one side of a pair; upgrade both, in {pair.resolve()}" in capsys.readouterr().err
+    assert main(["upgrade", "pair"]) == 0
+
+
+def test_a_pair_whose_own_manifest_is_gone_is_not_taken_for_one_of_its_sides(pair, capsys):
+    (pair / "deepseek-triton.json").unlink()
+    before = contents(pair)
+
+    assert main(["upgrade", "pair", "--apply"]) == 1
+    assert "expected the pair's own deepseek-triton.json beside context/, found none" in capsys.readouterr().err
+    assert contents(pair) == before
+
+
+def test_ends_of_lines_are_no_edits(folder, capsys):
+    unedited = contents(folder)
+    for name in ("start.sh", CONFIG, "tensorrt_llm/config.pbtxt"):
+        (folder / name).write_bytes(unedited[name].replace(b"\n", b"\r\n"))
+
+    document = upgraded(capsys, folder, "--apply")
+    assert document["status"] == "applied"
+    assert contents(folder) == unedited
+
+
 def test_a_backup_is_not_upgraded(folder, capsys, monkeypatch):
     folder.rename("r1-older.before-upgrade-1")
     assert main(["upgrade", "r1-older.before-upgrade-1"]) == 2

@@ -1,7 +1,7 @@
 """Makes the files of a release in dist/: wheel, sdist, SBOM, pinned requirements and SHA256SUMS.
 
-The same commit gives the same bytes, whoever builds it and where: the source is what git has, and every time in the
-files is that of the commit.
+The same commit gives the same bytes with the same Python, zlib and hatchling, wherever it is built: the source is what
+git has, and every time in the files is that of the commit.
 Two builds, in two folders and with two umasks, have to agree before anything lies in dist/.
 """
 

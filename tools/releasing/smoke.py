@@ -100,7 +100,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("dist", type=Path, help="the folder with wheel and sdist")
     parser.add_argument("--offline", action="store_true", help="take the dependencies that this Python has")
     args = parser.parse_args(argv)
-    for release in [*args.dist.glob("*.whl"), *args.dist.glob("*.tar.gz")]:
+    releases = [*args.dist.glob("*.whl"), *args.dist.glob("*.tar.gz")]
+    if {release.suffix for release in releases} != {".whl", ".gz"}:
+        print(f"smoke: {args.dist}: expected a wheel and an sdist, as `make release` builds them", file=sys.stderr)
+        return 1
+    for release in releases:
         version = release.name.removesuffix(".tar.gz").split("-")[1]
         with tempfile.TemporaryDirectory(prefix="deepseek-triton-smoke-") as folder:
             try:

@@ -157,7 +157,7 @@ class _Upgrader:
             return replace(file, fate="same")
         if path is None:
             return self._absent(file)
-        is_untouched = file.present is not None and sha256(file.present) == self._recorded.get(name)
+        is_untouched = file.present is not None and sha256(_unix_lines(file.present)) == self._recorded.get(name)
         if is_untouched or PurePosixPath(name).name == MANIFEST:
             return replace(file, fate="removed" if now is None else "replaced")
         if now is None:
@@ -165,7 +165,7 @@ class _Upgrader:
         base = self._base(name)
         is_settled = base is not None and _without_stamp(base) == _without_stamp(now)
         if file.present is not None and base is not None and is_settings_file(name):
-            return self._merged(file, base, file.present, now)
+            return self._merged(file, base, _unix_lines(file.present), now)
         if is_settled:
             return replace(file, fate="kept", result=file.present)
         return self._whole(file, self._why(file, path, base))
@@ -185,6 +185,8 @@ class _Upgrader:
         """Say why an edited file can't be merged."""
         if file.present is None:
             return f"it was a file, and is {describe(path.lstat().st_mode)} now"
+        if not self._recorded:
+            return "nobody knows what was generated: the manifest has no checksums"
         if file.path not in self._recorded:
             return "you added it, and a file of this name is generated now"
         if not is_settings_file(file.path):
@@ -269,6 +271,11 @@ def _content(path: Path) -> bytes | None:
     """Return the content of a regular file; None for a larger one than any that is generated, and for anything else."""
     status = path.lstat()
     return path.read_bytes() if stat.S_ISREG(status.st_mode) and status.st_size <= _LARGEST else None
+
+
+def _unix_lines(content: bytes) -> bytes:
+    """Return the content as it was generated where an editor of Windows has only changed the ends of its lines."""
+    return content.replace(b"\r\n", b"\n")
 
 
 def _without_stamp(content: bytes) -> list[bytes]:

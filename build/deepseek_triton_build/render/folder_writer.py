@@ -99,7 +99,8 @@ def replace_repository(
         finally:
             _remove_tree(scratch)
     except OSError as error:
-        raise OutputError(f"{output}: can't be replaced: {error.strerror or error}; nothing was changed") from error
+        at = f" ({error.filename})" if error.filename else ""
+        raise OutputError(f"{output}: can't be replaced: {error.strerror or error}{at}; nothing was changed") from error
     return backup
 
 
@@ -268,7 +269,7 @@ def _refuse_served(output: Path) -> None:
             except BlockingIOError as error:
                 raise OutputError(
                     f"{output}: a server runs from this folder; stop it first (deepseek-triton launch stop "
-                    f"{_repository_of(found)}, or as it was started), or choose another --output"
+                    f"{_repository_of(found)}, or as it was started); `build` can also write elsewhere, with --output"
                 ) from error
             except OSError:  # a file system without locks
                 return

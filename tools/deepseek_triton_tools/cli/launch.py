@@ -334,10 +334,10 @@ def _variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
-    if name == "HF_TOKEN":
+    if name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):  # two names of the same
         raise argparse.ArgumentTypeError(
-            "HF_TOKEN: everybody can read a command line: export it, and it is handed on by its name (pods need none: "
-            "they download nothing)"
+            f"{name}: everybody can read a command line: export HF_TOKEN, and it is handed on by its name (pods need "
+            "none: they download nothing)"
         )
     own = {variable: option for option, (variable, _) in START_VARIABLES.items()} | {"DRY_RUN": "dry_run"}
     if name in own:

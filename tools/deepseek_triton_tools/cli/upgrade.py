@@ -92,8 +92,14 @@ def _manifest(folder: Path) -> tuple[Path, Mapping[str, Any]]:
             raise ToolError(f"{folder}: is gone; it is whole as it was in {backups[-1]}: move that back", exit_code=2)
         expected = f"{folder}: expected a folder that build wrote, found no {MANIFEST} in it"
         raise ToolError(f"{expected}; name the folder that was --output", exit_code=2)
-    manifest = found[0][1]
+    side, manifest = found[0]
+    if side:
+        raise ToolError(
+            f"{folder}: expected the pair's own {MANIFEST} beside {side}, found none; take it from a backup, or build "
+            "the pair again"
+        )
     record = read_manifest(manifest)
+    _refuse_side(folder)
     if not isinstance(record.get("options"), str) or not record["options"]:
         raise ToolError(
             f'{manifest}: expected the options of `build` as "options", found none; if nothing else is left of it, '
@@ -102,6 +108,17 @@ def _manifest(folder: Path) -> tuple[Path, Mapping[str, Any]]:
     if manifest.parent == folder and record.get("format") == "triton" and record.get("profile") != "disagg":
         raise ToolError(f"{folder}: is a model of a repository; name the repository, {folder.parent}", exit_code=2)
     return manifest, record
+
+
+def _refuse_side(folder: Path) -> None:
+    """Raise ToolError for one side of a pair: both have to be for the same release."""
+    from deepseek_triton_build import manifests_of, read_manifest
+
+    place = Path(os.path.realpath(folder))
+    above = manifests_of(place.parent)
+    sides = {side for side, _ in above}
+    if above and f"{place.name}/" in sides and read_manifest(above[0][1]).get("profile") == "disagg":
+        raise ToolError(f"{folder}: is one side of a pair; upgrade both, in {place.parent}", exit_code=2)
 
 
 def _refuse_newer(folder: Path, version: str) -> None:

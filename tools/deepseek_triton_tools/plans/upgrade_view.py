@@ -170,7 +170,9 @@ def _now(target: UpgradeTarget) -> Mapping[str, Any]:
 def _version(record: Mapping[str, Any]) -> str:
     engine = "TensorRT-LLM" if record.get("release") else "vLLM" if record.get("vllm") else ""
     number = record.get("release") or record.get("vllm")
-    return f"deepseek-triton {record.get('version')}" + (f" for {engine} {number}" if engine else "")
+    return f"deepseek-triton {record.get('version') or 'of an unknown version'}" + (
+        f" for {engine} {number}" if engine else ""
+    )
 
 
 def _show_file(target: UpgradeTarget, file: UpgradedFile, keep: Keep | None) -> None:
