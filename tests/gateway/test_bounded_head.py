@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 import uvicorn
@@ -66,6 +66,24 @@ def test_a_head_of_the_most_bytes_may_be_unfinished_and_one_of_a_byte_more_is_re
         wait_for(lambda: seen() == [0])
         connection.sendall(b"a" * (MOST_HEAD_BYTES + 1))
         assert until_end(connection).startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize("trailers", [b"t: x\r\n" * 50_000, b"t: " + b"x" * 400_000], ids=["many", "one"])
+def test_trailers_are_not_kept_and_end_at_the_same_number_of_bytes(server: uvicorn.Server, trailers: bytes) -> None:
+    head = b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with connected(server) as connection:
+        connection.sendall(head + b"1\r\nx\r\n0\r\nt: x\r\n\r\n")  # a few are allowed
+        assert connection.recv(4096).startswith(b"HTTP/1.1 204 ")
+        connection.sendall(head + b"1\r\nx\r\n0\r\n")
+        wait_for(lambda: connection.recv(4096, socket.MSG_PEEK))
+        [protocol] = server.server_state.connections
+        assert isinstance(protocol, BoundedHeadProtocol)
+        # The server has closed before all is sent, and may say so while it is still being sent.
+        with suppress(ConnectionError):
+            connection.sendall(trailers)
+            until_end(connection)
+    wait_for(lambda: not server.server_state.connections)
+    assert protocol.headers == [(b"host", b"h"), (b"transfer-encoding", b"chunked")]
 
 
 @pytest.mark.parametrize("sent", [b"", BEGINNING, b"GET / HTTP/1.1\r\nHost: h\r\n\r\nGET "])

@@ -133,6 +133,11 @@ def test_a_key_is_for_some_models_only(gateway, triton, tmp_path):
     with gateway(keys_file=keys) as client:
         refused = client.post("v1/chat/completions", json=CHAT, headers=headers)
         assert client.get("v1/models", headers=headers).json()["data"] == []
+        one = client.get(f"v1/models/{CHAT['model']}", headers=headers)
+        unknown = client.get("v1/models/no-such-model", headers=headers)
+    assert (one.status_code, one.json()["error"]["code"]) == (403, "model_not_found")
+    assert unknown.status_code == 404
+    assert CHAT["model"] not in unknown.text
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "model_not_found")
     assert triton.requests == []
 

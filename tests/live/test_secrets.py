@@ -92,6 +92,15 @@ def test_a_refused_header_is_not_shown(value: str) -> None:
     assert MARK not in printed
 
 
+@pytest.mark.parametrize("value", [{"Authorization": f"Bearer {MARK}"}, [{"name": "Authorization", "value": MARK}]])
+def test_a_header_of_the_configuration_file_is_not_shown_either(tmp_path: Path, value: object) -> None:
+    (tmp_path / "gateway.yaml").write_text(json.dumps({"server": "http://127.0.0.1:9", "upstream-header": value}))
+    printed = run("gateway", "--config", str(tmp_path / "gateway.yaml"))
+
+    assert "upstream-header: expected text or a number, got a mapping" in printed
+    assert MARK not in printed
+
+
 def test_a_wrong_file_of_keys_is_told_without_its_keys(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(f"sk-{MARK}\n{MARK} name=ann\n")
     printed = run("gateway", "--server", "http://127.0.0.1:9", "--keys", str(tmp_path / "keys"))

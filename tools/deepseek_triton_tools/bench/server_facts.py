@@ -59,7 +59,7 @@ def _document(url: str, target: TargetSettings) -> Any:
     """Return the JSON at `url`. Raises OSError, of which URLError is one, and ValueError."""
     request = urllib.request.Request(url)
     if target.token:
-        request.add_header("Authorization", f"Bearer {target.token}")
+        request.add_unredirected_header("Authorization", f"Bearer {target.token}")
     tls = tls_of(target)
     try:
         with urllib.request.urlopen(request, timeout=_LIMIT_S, context=None if tls is True else tls) as response:

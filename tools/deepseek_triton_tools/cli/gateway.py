@@ -217,6 +217,9 @@ def _take_file(args: argparse.Namespace, problems: list[str]) -> None:
             setattr(args, action.dest, taken)
 
 
+_KINDS = {dict: "a mapping", list: "a list", bool: "true or false", type(None): "nothing"}
+
+
 def _value_of(action: argparse.Action, value: object) -> Any:
     if isinstance(action, argparse._StoreTrueAction):
         if isinstance(value, bool):
@@ -229,7 +232,8 @@ def _value_of(action: argparse.Action, value: object) -> Any:
 
 def _parsed(action: argparse.Action, value: object) -> Any:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise argparse.ArgumentTypeError(f"expected text or a number, got {value!r:.80}")
+        # The value itself is not shown: it may be the secret of --upstream-header.
+        raise argparse.ArgumentTypeError(f"expected text or a number, got {_KINDS.get(type(value), 'something else')}")
     if action.choices is not None and value not in action.choices:
         raise argparse.ArgumentTypeError(f"expected {' or '.join(action.choices)}, got {value!r:.80}")
     return action.type(str(value)) if callable(action.type) else value

@@ -46,10 +46,9 @@ class ApiRequest:
 
         most_tokens: of all answers together, where the client says it.
         """
-        known, model = await self.state.model(name)
+        known, model = await self.state.model(name, self.caller)
         self.exchange.record.model = known
         if self.caller is not None and self.state.guard is not None:
-            self.state.guard.check_model(self.caller, known)
             self.reserved = self.state.guard.reserve(self.caller, self.num_body_bytes, most_tokens)
             self.exchange.record.counts_responses = self.caller.tokens_per_minute is not None
             self.exchange.headers += self.reserved.headers

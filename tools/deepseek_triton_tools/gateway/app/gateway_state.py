@@ -9,6 +9,7 @@ from contextlib import suppress
 from deepseek_triton_tools.gateway.app.model_front import ModelFront
 from deepseek_triton_tools.gateway.app.observers import Observers
 from deepseek_triton_tools.gateway.fleet.fleet import open_fleet
+from deepseek_triton_tools.gateway.guard.api_keys import Caller
 from deepseek_triton_tools.gateway.guard.guard import Guard
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
 from deepseek_triton_tools.gateway.settings import GatewaySettings
@@ -55,22 +56,24 @@ class GatewayState:
                 named.setdefault(await model.name(), model)
         return named
 
-    async def model(self, name: str) -> tuple[str, ModelFront]:
+    async def model(self, name: str, caller: Caller | None) -> tuple[str, ModelFront]:
         """The model that a request names, and its name. A gateway with one model needs no name.
 
-        Raises OpenAIError 404, or UpstreamError while no server can tell what the model is called.
+        Raises OpenAIError: 403 for one that the caller's key isn't for, or 404, which names those that it is for.
+        Raises UpstreamError while no server can tell what the model is called.
         """
         if len(self.models) == 1:
             only = self.models[0]
             known = await only.name()
-            if name in ("", known):
-                return known, only
-            names = [known]
+            named = {known: only}
+            name = name or known
         else:
             named = await self.named_models()
-            if name in named:
-                return name, named[name]
-            names = sorted(named)
+        if name in named:
+            if caller is not None and self.guard is not None:
+                self.guard.check_model(caller, name)
+            return name, named[name]
+        names = sorted(each for each in named if caller is None or caller.may_use(each))
         expected = " or ".join(map(repr, names)) or "one of those that /v1/models lists"
         got = repr(name[:200]) if name else "nothing"
         raise OpenAIError(404, f"model: expected {expected}, got {got}.", param="model", code="model_not_found")

@@ -79,15 +79,18 @@ def _caller(fields: list[str]) -> Caller:
             "prints such a line"
         )
     given: dict[str, str] = {}
-    for field in fields[1:]:
+    for position, field in enumerate(fields[1:], 2):
         word, equals, value = field.partition("=")
         if word not in _WORDS or not equals or not value or word in given:
-            raise ValueError(f"expected each of {', '.join(_WORDS)} at most once, as in WORD=VALUE, got {field!r:.80}")
+            # The field itself is not shown: it may be a key in the wrong place.
+            raise ValueError(
+                f"field {position}: expected one of {', '.join(_WORDS)}, each at most once, as in WORD=VALUE"
+            )
         given[word] = value
     if not _NAME.fullmatch(given.get("name", "")):
         raise ValueError("expected name= with at most 64 letters, digits and . _ @ + -")
     if given.get("admin", "yes") != "yes":
-        raise ValueError(f"admin: expected yes, or no such word, got {given['admin']!r:.40}")
+        raise ValueError("admin: expected yes, or no such word")
     models = given.get("models")
     return Caller(
         given["name"],
@@ -104,5 +107,5 @@ def _limit(given: Mapping[str, str], word: str) -> int | None:
     if value is None:
         return None
     if not re.fullmatch(r"[0-9]{1,13}", value) or not 1 <= int(value) <= _LARGEST_LIMIT:
-        raise ValueError(f"{word}: expected a whole number from 1 to {_LARGEST_LIMIT}, got {value!r:.40}")
+        raise ValueError(f"{word}: expected a whole number from 1 to {_LARGEST_LIMIT}")
     return int(value)
