@@ -33,16 +33,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import grpc  # type: ignore[import-untyped]
 from bench._load import infer_message
 from bench._served import default_folder, memory_mib, serving, stub_pid
-from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from conformance.running import free_port
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.server.server_process import ServerProcess
+from reliability.bad_answers import judged, judged_error, judged_stream, parsed
 from reliability.bad_requests import MODEL, BadInput, expensive, http_request, make
 
 ROOT = Path(__file__).parents[2]
-RECORDS = Path(__file__).with_name("records")
 AT_ONCE = 24
 ANSWER_S = 120.0
 """A request without an end for so long counts as unanswered."""
@@ -55,9 +54,8 @@ EXPENSIVE_MIB = {"server": 2048, "stub": 1024, "gateway": 1024}
 EXPENSIVE_CPU_S = 60.0
 """Most processor time of the stub for one input."""
 _TRACES = re.compile(r"Traceback|Segmentation fault|Signal \((?!15\))\d+\) received|terminate called|core dumped")
-_CODED = re.compile(r"\[(E_[A-Z_]+)\]")
-_OURS_FAILED = re.compile(r"Failed to process the request|Stub process|Traceback|is not healthy|E_INTERNAL")
 _SHOWN = 40
+_MOST_OVERLOADED = 0.02
 
 
 @dataclass
@@ -81,6 +79,15 @@ class History:
             self.own_words[re.sub(r"\d+", "N", detail)[:_SHOWN]] += 1
         if name == "VIOLATION":
             self.violate(f"input {number} ({given.kind}): {detail}", given.data)
+
+    def check_refused(self) -> None:
+        """Add a violation where so many were refused as overload that the run says little."""
+        for what, refused, total in (
+            ("canaries", self.canaries["overloaded"], self.canaries.total()),
+            ("inputs", sum(n for (_, name), n in self.outcomes.items() if name == "overloaded"), self.done),
+        ):
+            if refused > _MOST_OVERLOADED * total:
+                self.violate(f"{refused} of {total} {what} were refused as overload")
 
     def violate(self, text: str, data: bytes = b"") -> None:
         self.violations.append({"what": text[:600], "input": repr(data[:1500])})
@@ -107,6 +114,8 @@ class Driver:
             self._unary = channel.unary_unary(f"{service}ModelInfer", None, pb.ModelInferResponse.FromString)
             for way in _CANARIES:
                 self._known[way] = await self._ask_canary(way)
+                if not _is_whole(self._known[way]):
+                    raise SystemExit(f"the first canary ({way}) was answered {self._known[way]!r}")
             yield
 
     async def send(self, number: int, given: BadInput) -> None:
@@ -138,7 +147,7 @@ class Driver:
             writer.close()
         if not answer:
             return "closed" if not given.whole else f"VIOLATION: the connection ended without an answer {early}"
-        return _judged(given, answer)
+        return judged(given, answer)
 
     async def _read(self, reader: asyncio.StreamReader) -> bytes:
         pieces: list[bytes] = []
@@ -158,22 +167,9 @@ class Driver:
                 response = await self._unary(given.data, timeout=ANSWER_S)
                 return "answered" if len(response.outputs) else "answered without outputs"
             call = self._stream(iter([given.data]), timeout=ANSWER_S)
-            errors, finals, responses = [], 0, 0
-            async for message in call:
-                responses += 1
-                if message.error_message:
-                    errors.append(message.error_message)
-                else:
-                    finals += message.infer_response.parameters["triton_final_response"].bool_param
+            return judged_stream(given, [message async for message in call])
         except grpc.aio.AioRpcError as error:
-            return _judged_error(error.details() or "", code=error.code().name)
-        if finals > 1 or len(errors) > 1:
-            return f"VIOLATION: {finals} final responses, {len(errors)} errors: {errors[:3]}"
-        if errors:
-            return _judged_error(errors[0])
-        if responses:
-            return "answered"
-        return "VIOLATION: a stream without a response" if _is_message(given.data) else "closed: it is no message"
+            return judged_error(error.details() or "", code=error.code().name)
 
     # Canaries
 
@@ -212,13 +208,19 @@ class Driver:
             answer = await self._read(reader)
         finally:
             writer.close()
-        status, documents = _parsed(answer)
-        if status in (429, 503) or b"E_OVERLOADED" in answer:
+        read = parsed(answer)
+        if read.status == 429 or b"E_OVERLOADED" in answer:
             return "overloaded"
         if where == "gateway":
-            (document,) = documents
+            (document,) = read.documents
             return document["choices"], document["usage"]
-        return status, "".join(document["text_output"] for document in documents), documents[-1]["finish_reason"]
+        text = "".join(document["text_output"] for document in read.documents)
+        return read.status, text, read.documents[-1]["finish_reason"]
+
+
+def _is_whole(answer: Any) -> bool:
+    """Tell whether the first answer of a way can be what later ones are compared with."""
+    return bool(answer) if isinstance(answer, bytes) else answer[0] == 200 or isinstance(answer[0], list)
 
 
 _CANARY = {"text_input": "The capital of France is", "max_tokens": 6, "temperature": 0.0}
@@ -238,112 +240,6 @@ _CANARIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
 }
-
-
-def _parsed(answer: bytes) -> tuple[int, list[Any]]:
-    """Status, and the JSON of the body or of its events. Raises ValueError."""
-    head, _, body = answer.partition(b"\r\n\r\n")
-    status = int(head.split(b" ", 2)[1])
-    if status == 100:
-        return _parsed(body)
-    if b"transfer-encoding: chunked" in head.lower():
-        body = _dechunked(body)
-    if body.startswith((b"data:", b":")):
-        events = [event.strip() for event in body.split(b"\n\n")]
-        data = [event.removeprefix(b"data:").strip() for event in events if event.startswith(b"data:")]
-        return status, [json.loads(event) for event in data if event != b"[DONE]"]
-    return status, [json.loads(body)] if body.strip() else []
-
-
-def _dechunked(data: bytes) -> bytes:
-    """Raises ValueError where the last chunk is missing."""
-    found: list[bytes] = []
-    at = 0
-    while True:
-        line, mark, _ = data[at:].partition(b"\r\n") if len(data) < 1 << 16 else _line(data, at)
-        if not mark:
-            raise ValueError("the response has no end")
-        size, at = int(line, 16), at + len(line) + 2
-        if not size:
-            return b"".join(found)
-        found.append(data[at : at + size])
-        at += size + 2
-
-
-def _line(data: bytes, at: int) -> tuple[bytes, bytes, bytes]:
-    end = data.find(b"\r\n", at, at + 64)
-    return (data[at:end], b"\r\n", b"") if end >= 0 else (b"", b"", b"")
-
-
-def _judged(given: BadInput, answer: bytes) -> str:
-    try:
-        status, documents = _parsed(answer)
-    except (ValueError, IndexError, RecursionError) as error:
-        if not given.whole:
-            return "answered to a broken request"
-        if b"HTTP/1.1 200" in answer[:20] and given.where == "server":
-            return f"VIOLATION: no answer that can be read: {error!r} {answer[:200]!r} ... {answer[-200:]!r}"
-        return f"refused before the model: {answer[:100]!r}"
-    errors = [document["error"] for document in documents if isinstance(document, dict) and document.get("error")]
-    if given.where == "gateway":
-        return _judged_gateway(status, documents, errors, given)
-    if errors:
-        return _judged_error(str(errors[0])) if len(errors) == 1 else f"VIOLATION: {len(errors)} errors: {errors[:3]}"
-    if status != 200:
-        return f"refused by tritonserver: {status} {answer[:100]!r}"
-    ends = [_listed(document.get("finish_reason", [])) for document in documents if isinstance(document, dict)]
-    flat = [reason for reasons in ends for reason in reasons if reason != "None"]
-    if not documents:
-        return "VIOLATION: a stream without a response" if given.whole else "answered to a broken request"
-    return (
-        "answered"
-        if flat or not given.whole or _is_task(documents)
-        else f"VIOLATION: an answer without an end: {answer[-300:]!r}"
-    )
-
-
-def _is_task(documents: list[Any]) -> bool:
-    """Tasks that generate nothing have no finish_reason."""
-    return len(documents) == 1 and not {"finish_reason"} & set(documents[0])
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def _judged_gateway(status: int, documents: list[Any], errors: list[Any], given: BadInput) -> str:
-    text = json.dumps(errors)[:300]
-    if status in (429, 503):
-        return "refused: overloaded"
-    if status >= 500 or any(
-        isinstance(error, dict) and error.get("code") in ("internal_error", "bad_gateway") for error in errors
-    ):
-        return f"VIOLATION: HTTP {status}: {text}"
-    if status == 200 and len(errors) > 1:
-        return f"VIOLATION: several errors: {text}"
-    if errors or status != 200:
-        return f"refused by the gateway: {status}"
-    return "answered" if documents or not given.whole else "VIOLATION: an empty answer"
-
-
-def _judged_error(message: str, *, code: str = "") -> str:
-    """How an error of the server, or of gRPC with a status, ends a request."""
-    if _OURS_FAILED.search(message):
-        return f"VIOLATION: {message}"
-    coded = _CODED.match(message)
-    if coded:
-        return f"refused: {coded[1]}"
-    if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "UNKNOWN"):
-        return f"VIOLATION: gRPC {code}: {message}"
-    return f"refused by tritonserver: {message}"
-
-
-def _is_message(data: bytes) -> bool:
-    try:
-        pb.ModelInferRequest.FromString(data)
-    except DecodeError:
-        return False
-    return True
 
 
 @contextmanager
@@ -394,6 +290,8 @@ class Memory:
         self._pids, self._history = pids, history
         self.first: dict[str, float] = {}
         self.most: dict[str, float] = {}
+        """Of the phase."""
+        self.most_of_input: dict[str, float] = {}
         self.gone = False
 
     async def watch(self, num_inputs: int) -> None:
@@ -416,7 +314,8 @@ class Memory:
                     self._history.violate(f"the process of the {name} has ended")
                 self.gone = True
                 self.now[name] = 0.0
-        self.most = {name: max(size, self.most.get(name, 0.0)) for name, size in self.now.items()}
+        for most in (self.most, self.most_of_input):
+            most.update({name: max(size, most.get(name, 0.0)) for name, size in self.now.items()})
         self.first = self.first or self.now
 
     def check(self, bounds: dict[str, int], phase: str) -> dict[str, Any]:
@@ -455,6 +354,7 @@ async def _run(arguments: argparse.Namespace, driver: Driver, memory: Memory, st
                 found["expensive"] = memory.check(EXPENSIVE_MIB, "expensive")
             for number in range(0, 4 * CANARY_EACH, CANARY_EACH):  # each way once more
                 await driver.canary(number)
+            driver.history.check_refused()
         finally:
             watching.cancel()
     return found
@@ -476,8 +376,8 @@ async def _run_expensive(driver: Driver, memory: Memory, stub: int) -> None:
     for number, given in enumerate(expensive()):
         if memory.gone:
             break
-        before, began, most = _cpu_s(stub), time.monotonic(), dict(memory.now)
-        memory.most = dict(memory.now)
+        before, began, first = _cpu_s(stub), time.monotonic(), dict(memory.now)
+        memory.most_of_input = dict(memory.now)
         await driver.send(-number, given)
         memory.sample()
         cpu_s = round(_cpu_s(stub) - before, 2) if not memory.gone else 0.0
@@ -486,7 +386,7 @@ async def _run_expensive(driver: Driver, memory: Memory, stub: int) -> None:
             "mib": round(len(given.data) / 2**20, 1),
             "seconds": round(time.monotonic() - began, 2),
             "stub_cpu_s": cpu_s,
-            "memory_mib": {name: round(memory.most[name] - most[name]) for name in most},
+            "memory_mib": {name: round(memory.most_of_input[name] - first[name]) for name in first},
         }
         history.costs.append(cost)
         print(json.dumps(cost), flush=True)
@@ -528,7 +428,7 @@ def _summary(arguments: argparse.Namespace, history: History, memory: Any, secon
         },
         "memory_mib": memory,
         "memory_bounds_mib": {"mutants": GROWTH_MIB, "expensive": EXPENSIVE_MIB},
-        "expensive": sorted(history.costs, key=lambda cost: -cost["stub_cpu_s"])[:20],
+        "expensive": sorted(history.costs, key=lambda cost: -cost["stub_cpu_s"]),
         "violations": history.violations,
     }
 

@@ -7,7 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tritonclient.grpc import service_pb2 as pb
 
+from reliability.bad_answers import judged, judged_stream
 from reliability.bad_input import History, main
 from reliability.bad_requests import BadInput, expensive, make
 
@@ -38,6 +40,81 @@ def test_the_number_and_the_seed_decide_an_input() -> None:
 def test_an_expensive_input_comes_once_to_each_place() -> None:
     names = [(given.kind, given.where) for given in expensive()]
     assert len(names) == len(set(names))
+
+
+ONE = {"text_output": "a", "finish_reason": "stop", "sequence_index": 0}
+OPEN = {**ONE, "finish_reason": "None"}
+CHOICE = {"choices": [{"index": 0, "text": "a", "finish_reason": "stop"}]}
+REFUSED = {"error": "[E_INVALID_ARGUMENT] x: expected y"}
+
+
+def http(*documents: object, status: int = 200, done: bool = False, stream: bool = True) -> bytes:
+    kind = "text/event-stream" if stream else "application/json"
+    texts = [json.dumps(document) for document in documents] + (["[DONE]"] if done else [])
+    body = "".join(f"data: {text}\n\n" for text in texts) if stream else "".join(texts)
+    return f"HTTP/1.1 {status} x\r\nContent-Type: {kind}\r\n\r\n{body}".encode()
+
+
+@pytest.mark.parametrize(
+    ("where", "answer", "outcome"),
+    [
+        ("server", http(OPEN, ONE), "answered"),
+        ("server", http(REFUSED), "refused: E_INVALID_ARGUMENT"),
+        ("server", http(OPEN, REFUSED), "refused: E_INVALID_ARGUMENT"),
+        ("server", http(ONE, ONE), "VIOLATION"),
+        ("server", http(ONE, REFUSED), "VIOLATION"),
+        ("server", http(OPEN), "VIOLATION"),
+        ("server", http({**ONE, "sequence_index": 1}, OPEN), "VIOLATION"),
+        ("server", http(), "VIOLATION"),
+        ("server", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{", "VIOLATION"),
+        ("server", http({"error": "[E_INTERNAL] x"}, status=500, stream=False), "VIOLATION"),
+        ("server", http(status=400, stream=False), "refused by tritonserver"),
+        ("gateway", http(CHOICE, done=True), "answered"),
+        ("gateway", http(CHOICE, stream=False), "answered"),
+        ("gateway", http(CHOICE), "VIOLATION"),
+        ("gateway", http({"choices": [{"index": 0, "finish_reason": None}]}, done=True), "VIOLATION"),
+        ("gateway", http({"type": "response.created"}), "VIOLATION"),
+        ("gateway", http({"type": "response.created"}, {"type": "response.completed"}), "answered"),
+        ("gateway", b"HTTP/1.1 500 x\r\nContent-Type: text/plain\r\n\r\nInternal Server Error", "VIOLATION"),
+        ("gateway", b"HTTP/1.1 400 x\r\nContent-Type: text/plain\r\n\r\nInvalid", "refused before the model"),
+        ("gateway", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{", "VIOLATION"),
+        ("gateway", http({"error": {"code": "unavailable"}}, status=503, stream=False), "VIOLATION"),
+        ("gateway", http({"error": {"code": "overloaded"}}, status=503, stream=False), "overloaded"),
+        ("gateway", http({"error": {"code": "x"}}, status=400, stream=False), "refused by the gateway: 400"),
+    ],
+)
+def test_an_answer_has_one_end_and_no_error_of_ours(where: str, answer: bytes, outcome: str) -> None:
+    found = judged(BadInput("x", where, b"{}"), answer)
+
+    assert found.startswith(outcome), found
+
+
+@pytest.mark.parametrize(
+    ("parts", "outcome"),
+    [
+        ([b"stop"], "answered"),
+        ([b"None", b"stop"], "answered"),
+        ([b"None"], "VIOLATION"),
+        ([b"stop", b"stop"], "VIOLATION"),
+        (["[E_INVALID_ARGUMENT] x"], "refused: E_INVALID_ARGUMENT"),
+        ([b"stop", "[E_INVALID_ARGUMENT] x"], "VIOLATION"),
+        (["[E_INVALID_ARGUMENT] x", "[E_INVALID_ARGUMENT] x"], "VIOLATION"),
+        ([], "VIOLATION"),
+    ],
+)
+def test_a_stream_has_one_end(parts: list[bytes | str], outcome: str) -> None:
+    messages = []
+    for part in parts:
+        message = pb.ModelStreamInferResponse()
+        if isinstance(part, str):
+            message.error_message = part
+        else:
+            for name, text in (("text_output", b"a"), ("finish_reason", part)):
+                message.infer_response.outputs.add(name=name, datatype="BYTES", shape=[1])
+                message.infer_response.raw_output_contents.append(len(text).to_bytes(4, "little") + text)
+        messages.append(message)
+
+    assert judged_stream(BadInput("x", "grpc", b""), messages).startswith(outcome)
 
 
 def test_an_outcome_that_none_may_have_is_kept_with_its_input() -> None:
