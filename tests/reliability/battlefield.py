@@ -32,8 +32,10 @@ from support.servers import change_yaml
 
 PATIENCE_S = 90.0
 _GONE_S = 40.0
-"""Seconds after which nothing of a killed server may run. The guard gives the model's process ten to leave."""
+"""Seconds after which nothing of a server that has ended may run. The guard gives the model's process ten to leave."""
 _EXIT_TIMEOUT_S = 5
+MAX_INFLIGHT = 400
+"""Requests that each server takes at once."""
 _MODEL = "tensorrt_llm/1/model.yaml"
 HOSTS = Path("/etc/hosts")
 VICTIM_HOST = "victim.test"
@@ -96,8 +98,6 @@ class Battlefield:
     pair: RestartedGateway
     healthy_yaml: bytes
     model: str = ""
-    leaving: list[tuple[float, list[int]]] = field(default_factory=list)
-    """When processes of servers that were killed must have gone, by time.monotonic(), and which."""
     num_torn: int = 0
     """Streams of faults' own clients that Triton has torn (docs/tritonserver.md)."""
     _lacks: str = ""
@@ -126,7 +126,12 @@ class Battlefield:
         return next(pid for pid in session_members(self.victim.pid) if _comm(pid) == GUARD_NAME)
 
     def start_victim(self, variables: Mapping[str, str] | None = None, *, wait: bool = True) -> None:
-        """Start the victim on its ports again, with these environment variables."""
+        """Start the victim on its ports again, with these environment variables.
+
+        :raises FieldError: when something of the one before stays. What is looked at here is the guard's work: stop()
+            would end it.
+        """
+        wait_until(lambda: not self._remains(), lambda: f"of a server that has ended stay {self._remains()}", _GONE_S)
         with environment(**(variables or {})):
             self.victim.stop()  # it has ended, and still has its ports reserved
             self.victim = ServerProcess(self.victim_options)
@@ -134,33 +139,32 @@ class Battlefield:
         if wait:
             self.victim.wait_until_ready()
 
-    def kill_victim(self, number: int = signal.SIGKILL) -> int:
-        """End the victim with a signal, and return its exit code as a shell has it. Nothing of it may stay."""
+    def _remains(self) -> list[str]:
+        """Return the processes of the victim's session, beside its own; none of one that could not be started."""
+        if self.victim.pid is None:
+            return []
+        members = set(session_members(self.victim.pid)) - {self.victim.pid}
+        return [f"{pid} ({_comm(pid)})" for pid in members if is_running(pid)]
+
+    def kill_victim(self) -> int:
+        """Kill the victim, and return its exit code as a shell has it."""
         assert self.victim.pid is not None
         if not self.victim_runs:
             return 0
-        members = session_members(self.victim.pid)
-        os.kill(self.victim.pid, number)
-        code = self.await_victim()
-        self.leaving.append((time.monotonic() + _GONE_S, members))
-        return code
+        os.kill(self.victim.pid, signal.SIGKILL)
+        return self.await_victim()
 
-    def await_victim(self, within_s: float = PATIENCE_S) -> int:
-        wait_until(lambda: self.victim.returncode is not None, "the server did not end", within_s)
+    def await_victim(self) -> int:
+        wait_until(lambda: self.victim.returncode is not None, "the server did not end")
         code = self.victim.returncode
         assert code is not None
         return 128 - code if code < 0 else code
 
-    def see_that_nothing_stays(self) -> None:
-        """Look at the processes of servers that were killed a while ago.
-
-        :raises FieldError: when one of them still runs.
-        """
-        due = [(by_s, pids) for by_s, pids in self.leaving if by_s < time.monotonic()]
-        self.leaving = [one for one in self.leaving if one not in due]
-        stayed = [f"{pid} ({_comm(pid)})" for _, pids in due for pid in pids if is_running(pid)]
-        if stayed:
-            raise FieldError(f"processes of a killed server still run after {_GONE_S:.0f} s: {', '.join(stayed)}")
+    def see_that_all_run(self) -> None:
+        """:raises FieldError: when a server or a gateway has ended."""
+        all_run = {"victim": self.victim_runs, "gateway": self.gateway.runs, "pair": self.pair.runs}
+        if ended := [name for name, runs in all_run.items() if not runs]:
+            raise FieldError(f"ended, though the fault spares it: {', '.join(ended)}")
 
     def change_victim(self, **ours: object) -> None:
         change_yaml(self.victim_options.repository / _MODEL, **ours)
@@ -173,7 +177,6 @@ class Battlefield:
 
         :raises FieldError: when it doesn't.
         """
-        self.see_that_nothing_stays()
         self.proxy.weather = FINE
         self.restore_victim_files()
         wait_until(self._is_whole, lambda: f"it does not come back: {self._lacks}")
@@ -269,7 +272,7 @@ def battlefield(folder: Path, shell_folder: Path) -> Iterator[Battlefield]:
         for name in ("victim", "bystander"):
             made = repository(
                 folder / name, "simulated", SERVER,
-                drain_s=1, fatal_grace_s=0, hang_s=3, metrics_period_s=0.2,
+                drain_s=1, fatal_grace_s=0, hang_s=3, metrics_period_s=0.2, max_inflight=MAX_INFLIGHT,
             )  # fmt: skip
             options[name] = ServeOptions(
                 repository=made, http_port="auto", grpc_port="auto", metrics_port="auto",

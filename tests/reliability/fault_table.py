@@ -28,7 +28,7 @@ from typing import Any
 import httpx
 
 from deepseek_triton_tools.tool_errors import ToolError
-from reliability.battlefield import HOSTS, Battlefield, FieldError, wait_until
+from reliability.battlefield import HOSTS, MAX_INFLIGHT, Battlefield, FieldError, wait_until
 from reliability.chaos_proxy import FINE, Weather
 from reliability.checker import FAILED, LOST
 from reliability.history import NO_END
@@ -64,11 +64,19 @@ class Fault:
     ends: frozenset[str]
     """Outcomes that requests may have while it lasts, beside those of their kind."""
     targets: frozenset[str] = EVERYBODY
-    """Whose requests these may be. Requests to others end as ever."""
+    """Only requests to these may end so. Requests to others end as ever."""
     strikes_all: bool = False
     """Whether it strikes the bystander too, and not only the victim and the gateways."""
+    spares: bool = True
+    """Whether servers and gateways must still run after it."""
     missing: Callable[[], str] = lambda: ""
     """Return what this machine lacks for it; "" for nothing."""
+
+    def inject(self, field: Battlefield, chance: random.Random) -> None:
+        """:raises FieldError: when it does not do what it should, or ends what it should spare."""
+        self.strike(field, chance)
+        if self.spares:
+            field.see_that_all_run()
 
 
 # --- processes ---
@@ -92,19 +100,22 @@ def _kill_guard(field: Battlefield, chance: random.Random) -> None:
         raise FieldError("the server ended with its guard")
 
 
-def _replace_server(field: Battlefield, chance: random.Random) -> None:
-    """After a strike that leaves the server weaker."""
-    field.kill_victim()
-
-
 def _guard_then_server(field: Battlefield, chance: random.Random) -> None:
     _kill_guard(field, chance)
-    _replace_server(field, chance)
+    field.kill_victim()
+    field.victim.stop()  # as `launch` does: without the guard, nobody else ends the model's process
 
 
 def _terminate(field: Battlefield, chance: random.Random) -> None:
+    if chance.random() < 0.5:  # answers are shorter than the usual second, so that most end by themselves
+        field.kill_victim()
+        field.change_victim(drain_s=0)
+        field.start_victim()
+        time.sleep(chance.random())
     field.victim.request_stop()
-    field.await_victim()
+    # 1: Triton has lost the end of a stream, and waited for it (docs/tritonserver.md, HTTP streams under load).
+    if (code := field.await_victim()) not in (0, 1):
+        raise FieldError(f"told to exit, the server ended with {code}")
 
 
 def _terminate_twice(field: Battlefield, chance: random.Random) -> None:
@@ -155,7 +166,9 @@ def _model_is_ready(field: Battlefield) -> bool:
     """By the backend's own metric: this tritonserver does not ask the model."""
     text = httpx.get(field.victim.metrics_url, trust_env=False).text
     lines = [line for line in text.splitlines() if line.startswith("deepseek_triton_ready{")]
-    return lines != [] and float(lines[0].split()[-1]) == 1
+    if not lines:
+        raise FieldError("the server does not tell whether it is ready")
+    return float(lines[0].split()[-1]) == 1
 
 
 def _gateway(number: int, code: int | None) -> Callable[[Battlefield, random.Random], None]:
@@ -189,9 +202,18 @@ async def client():
         return None
     writer.write(head.encode() + body)
     return reader, writer
+async def is_refused(pair):
+    try:
+        said = await asyncio.wait_for(pair[0].read(4096), 3)
+        if b"{" not in said:
+            said += await asyncio.wait_for(pair[0].read(4096), 1)
+    except (OSError, asyncio.TimeoutError):
+        return False
+    return b"E_OVERLOADED" in said or said.startswith(b"HTTP/1.1 429 ")
 async def main():
-    kept = [await client() for _ in range(number)]
-    print(sum(pair is not None for pair in kept), flush=True)
+    kept = [pair for pair in [await client() for _ in range(number)] if pair is not None]
+    print(len(kept), flush=True)
+    print(sum(await asyncio.gather(*map(is_refused, kept))), flush=True)
     await asyncio.to_thread(sys.stdin.read)
 asyncio.run(main())
 """
@@ -218,6 +240,9 @@ def _storm(field: Battlefield, chance: random.Random) -> None:
             came = int(clients.stdout.readline())
             if came < 0.9 * half:
                 raise FieldError(f"only {came} of {half} clients could connect")
+        refused = [int(clients.stdout.readline()) for clients in storm if clients.stdout is not None]
+        if not refused[0]:
+            raise FieldError(f"{half} clients came to a server that takes {MAX_INFLIGHT}, and it refused none")
         time.sleep(chance.random())
 
 
@@ -232,7 +257,7 @@ def _slow_readers(field: Battlefield, chance: random.Random) -> None:
     for connection in kept:
         with connection:
             text, is_whole = _stream_text(connection)
-        if not is_whole and words.startswith(text):
+        if text and not is_whole and words.startswith(text):
             field.num_torn += 1  # docs/tritonserver.md, HTTP streams under load
         elif text != words:
             raise FieldError(f"a slow reader got {len(text)} of {len(words)} characters: {text[-60:]!r}")
@@ -251,12 +276,20 @@ def _raw_request(port: int, path: str, body: Mapping[str, Any], *, small: bool =
 
 
 def _stream_text(connection: socket.socket) -> tuple[str, bool]:
-    """Return the text of a stream, and whether its end came."""
+    """Return the text of a stream, and whether its end came.
+
+    :raises FieldError: for another status than 200, and for an error.
+    """
     events = []
     with connection.makefile("rb") as lines, contextlib.suppress(TimeoutError):
+        status = lines.readline()
+        if b" 200 " not in status:
+            raise FieldError(f"a slow reader got {status!r}")
         for line in lines:
             if line.startswith(b"data:"):
                 events.append(json.loads(line[5:]))
+    if errors := [event["error"] for event in events if "error" in event]:
+        raise FieldError(f"a slow reader got {errors}")
     return "".join(event.get("text_output", "") for event in events), any(
         event.get("finish_reason") for event in events
     )
@@ -532,36 +565,42 @@ FAULTS = (
         name="server killed",
         strike=_kill_server,
         ends=GONE,
+        spares=False,
         promise="Nothing of it stays; the gateway asks the other server, or says 503.",
     ),
     Fault(
         name="model's process killed",
         strike=_kill_model,
         ends=MODEL_GONE,
+        spares=False,
         promise="The guard ends the server, so that it is started again.",
     ),
     Fault(
         name="guard killed",
         strike=_guard_then_server,
         ends=GONE,
-        promise="The server goes on without it.",
+        spares=False,
+        promise="The server goes on without it. If the server is killed too, `launch` ends the model's process.",
     ),
     Fault(
         name="server told to exit",
         strike=_terminate,
         ends=DRAINED,
+        spares=False,
         promise="What is open ends with its text within drain_s; what comes is refused.",
     ),
     Fault(
         name="killed while it drains",
         strike=_terminate_twice,
         ends=DRAINED,
+        spares=False,
         promise="As a server that is killed.",
     ),
     Fault(
         name="killed while it starts",
         strike=_kill_while_starting,
         ends=GONE,
+        spares=False,
         promise="Nothing of it stays, and the next start works.",
     ),
     Fault(
@@ -574,6 +613,7 @@ FAULTS = (
         name="model's process frozen",
         strike=_freeze(lambda field: field.stub),
         ends=MODEL_GONE,
+        spares=False,
         promise="After a second Triton takes it for dead and ends it; then the guard ends the server.",
     ),
     Fault(
@@ -592,18 +632,21 @@ FAULTS = (
         name="engine dies",
         strike=_engine("fail_after", ends=True),
         ends=GONE,
+        spares=False,
         promise="Open requests get E_UNAVAILABLE, and the server ends with 137.",
     ),
     Fault(
         name="engine's thread ends",
         strike=_engine("crash_after", ends=True),
         ends=GONE,
+        spares=False,
         promise="The backend answers for it: E_UNAVAILABLE, and the server ends with 137.",
     ),
     Fault(
         name="engine hangs",
         strike=_engine("hang_after", ends=False),
         ends=GONE,
+        spares=False,
         promise="After hang_s without a token the model is not ready any more.",
     ),
     Fault(
@@ -611,6 +654,7 @@ FAULTS = (
         strike=_gateway(signal.SIGKILL, None),
         ends=GONE,
         targets=GATEWAYS,
+        spares=False,
         promise="Servers notice that its requests are nobody's, and end them.",
     ),
     Fault(
@@ -618,6 +662,7 @@ FAULTS = (
         strike=_gateway(signal.SIGTERM, 0),
         ends=GONE,
         targets=GATEWAYS,
+        spares=False,
         promise="What is open may end within --drain-seconds; the exit code is 0.",
     ),
     Fault(
@@ -650,6 +695,7 @@ FAULTS = (
         strike=_shm_full,
         ends=NO_ROOM,
         strikes_all=True,
+        spares=False,
         promise="A request without room gets an error; later ones are answered, or the server ends and comes back.",
     ),
     Fault(
@@ -663,6 +709,7 @@ FAULTS = (
         strike=_memory_limit,
         missing=_no_memory_groups,
         ends=MODEL_GONE,
+        spares=False,
         promise="The kernel kills the model's process, and the guard ends the server.",
     ),
     Fault(
@@ -683,6 +730,7 @@ FAULTS = (
         strike=_clock_jumps,
         ends=MODEL_GONE,
         missing=_no_faketime,
+        spares=False,
         promise="Our time limits go by the monotonic clock. Triton's locks don't: the server may end, and comes back.",
     ),
     Fault(
@@ -696,6 +744,7 @@ FAULTS = (
         name="port stolen",
         strike=_port_stolen,
         ends=GONE | {"status 502", NO_END},
+        spares=False,
         promise="The start fails and names the port; the gateway takes the stranger for no server.",
     ),
     Fault(
@@ -708,6 +757,7 @@ FAULTS = (
         name="started with a broken model.yaml",
         strike=_broken_start,
         ends=GONE,
+        spares=False,
         promise="The server ends by itself, and the log says what is wrong.",
     ),
     Fault(

@@ -125,7 +125,7 @@ def campaign(arguments: argparse.Namespace, war: Battlefield, faults: Sequence[F
         injections.append(injection)
         if arguments.verbose:
             print(f"{len(injections):5} {fault.name:36}", end=" ", flush=True)
-        for action in (lambda fault=fault: fault.strike(war, chance), war.recover):
+        for action in (lambda fault=fault: fault.inject(war, chance), war.recover):
             try:
                 action()
             except Exception as error:  # whatever it is, the campaign's verdict has it
