@@ -190,7 +190,7 @@ def problems(asked: Asked, record: Record, engine: str, tolerated: Collection[st
         yield f"{record.late} responses came behind its end"
     if record.finals is not None and outcome not in _UNSEEN and record.finals != 1:
         yield f"{record.finals} final responses"
-    if not record.closed and outcome not in _UNSEEN | {FAILED}:  # a stream that fails has no [DONE]
+    if not (record.closed or record.left) and outcome not in _UNSEEN | {FAILED}:  # a stream that fails has no [DONE]
         yield f"ended as {outcome}, and the answer was not closed"
     if asked.request_id and set(record.ids) - {asked.request_id}:
         yield f"responses have the ids {record.ids}"

@@ -92,15 +92,13 @@ class Blame:
 
 def _ends_by(fault: Fault, asked: Asked, record: Record) -> frozenset[str]:
     """Return how a request that met the fault may end because of it."""
-    if asked.target not in fault.targets:
+    if asked.target not in fault.targets or fault.ends == NOTHING:
         return NOTHING
-    if fault.strikes_all:
-        return fault.ends
-    if asked.target == SERVER and record.job % CLIENTS == 1:
-        return NOTHING
-    if asked.target == GENERATION:  # the bystander too, but what it needs of the victim may be gone
-        return (fault.ends & {"E_CONTEXT_LOST"}) | ({NOT_ASKED} if fault.ends else NOTHING)
-    return fault.ends
+    if asked.target == GENERATION:  # of the bystander, but what it needs of the victim may be gone
+        own = fault.ends if fault.strikes_all else fault.ends & {"E_CONTEXT_LOST"}
+        return own | {NOT_ASKED}
+    is_bystanders = asked.target == SERVER and record.job % CLIENTS == 1
+    return NOTHING if is_bystanders and not fault.strikes_all else fault.ends
 
 
 def judge(folder: Path, *, record: bool) -> int:
