@@ -143,6 +143,7 @@ def _kill_while_starting(field: Battlefield, chance: random.Random) -> None:
         field.start_victim(wait=False)
         time.sleep(chance.random() * 2)
         field.kill_victim()
+        field.victim.stop()  # as `launch` does: its guard may not have started
 
 
 def _engine(option: str, *, ends: bool) -> Callable[[Battlefield, random.Random], None]:
@@ -601,7 +602,7 @@ FAULTS = (
         strike=_kill_while_starting,
         ends=GONE,
         spares=False,
-        promise="Nothing of it stays, and the next start works.",
+        promise="The next start works. A model's process whose guard had not started may stay until `launch` ends it.",
     ),
     Fault(
         name="server frozen",

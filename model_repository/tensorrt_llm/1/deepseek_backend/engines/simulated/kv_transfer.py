@@ -102,7 +102,7 @@ class KvTransfers:
         # Only the loop's thread uses the following ones.
         self._held: dict[str, Callable[[], None]] = {}
         self._expiries: dict[str, asyncio.TimerHandle] = {}
-        """Timers of KV caches that are held or being sent. The loop keeps one for `timeout_s` unless it is cancelled."""
+        """Timers of KV caches that are held or sent. The loop keeps one for `timeout_s` unless it is cancelled."""
         self._connections: set[asyncio.Transport] = set()
         self._sending: dict[str, asyncio.Transport] = {}
         """Connections that have sent the key of a KV cache."""
