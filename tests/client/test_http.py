@@ -331,6 +331,7 @@ def test_a_head_is_read_up_to_its_limit(http_server, driver, transport):
     longest = b"a" * (h11._connection.DEFAULT_MAX_INCOMPLETE_EVENT_SIZE - len(beginning))
     http_server.script(http_server.raw(beginning + longest, end))
     assert driver.run(ask(transport)) == []
+    http_server.await_closed(1)  # or the next request may go into the connection that ends
     http_server.script(http_server.raw(beginning + longest + b"a" * 2**17))
     with pytest.raises(ProtocolError, match=r"the answer is not HTTP/1\.1"):
         driver.run(ask(transport))
@@ -341,6 +342,7 @@ def test_a_head_after_many_others_is_the_answer_and_after_one_more_is_not(http_s
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nContent-Type: text/event-stream\r\n\r\n"
     http_server.script(http_server.raw(informational * MOST_INFORMATIONAL + answer))
     assert driver.run(ask(transport)) == []
+    http_server.await_closed(1)  # or the next request may go into the connection that ends
     http_server.script(http_server.raw(informational * (MOST_INFORMATIONAL + 1) + answer))
     with pytest.raises(ProtocolError, match="more than 100 informational responses"):
         driver.run(ask(transport))
