@@ -273,14 +273,14 @@ def test_a_worker_that_is_killed_is_named(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As the kernel does where memory is short."""
-    monkeypatch.setattr("deepseek_triton_tools.checkpoints.converting._work", _die)
+    monkeypatch.setattr("deepseek_triton_tools.checkpoints.converting._write_shard", _die)
 
     assert quantize(source, "--to", "bf16", "--output", tmp_path / "bf16") == 1
 
     assert "a process that converts was killed; was memory short?" in capsys.readouterr().err
 
 
-def _die(pipe: object, *_: object) -> None:
+def _die(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -12,15 +12,12 @@ import fcntl
 import hashlib
 import json
 import logging
-import multiprocessing
 import os
 import shutil
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,6 +27,7 @@ import numpy as np
 from deepseek_triton_build.check import INDEX
 from deepseek_triton_tools.checkpoints.companion_files import CONFIG, CONVERSION, companion_files
 from deepseek_triton_tools.checkpoints.conversion_plan import INPUT_SCALES_FILE, ConversionPlan, OutputShard
+from deepseek_triton_tools.checkpoints.job_processes import Say, do_jobs
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter, sweep
 from deepseek_triton_tools.checkpoints.tensor_jobs import Kernels, NumpyKernels, run_job
 from deepseek_triton_tools.checkpoints.torch_kernels import TorchKernels
@@ -101,7 +99,7 @@ def convert(
     with _only_one(output / CONVERSION / f"share-{number}-of-{of}.lock", output):
         sweep(output)
         _write_json(output / CONVERSION / _PLAN, _identity(plan))
-        _Run(plan, output, mine, missing, on_progress, should_stop).run(options)
+        _write_missing(mine, missing, output, options, on_progress, should_stop)
         records = {shard.name: record for shard in plan.shards if (record := _record(output, shard))}
         if len(records) < len(plan.shards):
             return _is_complete(plan, output)  # another share may have ended and tidied up just now
@@ -109,123 +107,59 @@ def convert(
     return True
 
 
-class _Run:
-    """Some processes, each of which gets a file to write when it has none."""
-
-    def __init__(
-        self,
-        plan: ConversionPlan,
-        output: Path,
-        mine: Sequence[OutputShard],
-        missing: Sequence[OutputShard],
-        on_progress: Callable[[ConversionProgress], None],
-        should_stop: Callable[[], bool],
-    ) -> None:
-        self._output = output
-        self._left = list(reversed(missing))
-        self._num_files = len(mine)
-        self._num_done = len(mine) - len(missing)
-        self._total = sum(shard.source_bytes for shard in mine)
-        self._before = self._total - sum(shard.source_bytes for shard in missing)
-        self._new = 0
-        self._on_progress = on_progress
-        self._should_stop = should_stop
-
-    def run(self, options: ConversionRun) -> None:
-        context = multiprocessing.get_context("spawn")
-        pipes: dict[Connection, SpawnProcess] = {}
-        try:
-            for number in range(min(options.workers, len(self._left))):
-                ours, theirs = context.Pipe()
-                device = options.devices[number % len(options.devices)] if options.devices else ""
-                process = context.Process(target=_work, args=(theirs, self._output, device), daemon=True)
-                with _without_interrupts():
-                    process.start()
-                theirs.close()
-                pipes[ours] = process
-                ours.send(self._left.pop())
-            while pipes and not self._should_stop():
-                for pipe in wait(list(pipes), timeout=0.2):
-                    assert isinstance(pipe, Connection)
-                    if not self._take(pipe):
-                        pipe.close()
-                        pipes.pop(pipe).join()
-                self._on_progress(
-                    ConversionProgress(
-                        self._num_done, self._num_files, self._before + self._new, self._total, self._new
-                    )
-                )
-        finally:
-            for pipe, process in pipes.items():
-                process.terminate()
-                process.join()
-                pipe.close()
-            sweep(self._output)
-
-    def _take(self, pipe: Connection) -> bool:
-        """Take what a worker says; give it the next file when it is done. Return whether it goes on.
-
-        :raises CheckpointError: the worker's, or because the worker is dead.
-        """
-        try:
-            said = pipe.recv()
-        except (EOFError, ConnectionResetError) as error:
-            raise CheckpointError(
-                "a process that converts was killed; was memory short? Run the same command again to go on, perhaps "
-                "with fewer --workers"
-            ) from error
-        if isinstance(said, int):
-            self._new += said
-            return True
-        if isinstance(said, str):
-            raise CheckpointError(said)
-        self._num_done += 1
-        if not self._left:
-            return False
-        pipe.send(self._left.pop())
-        return True
-
-
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Start processes that Ctrl-C does not reach, also while they import: it is the main process's, which ends them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+def _write_missing(
+    mine: Sequence[OutputShard],
+    missing: Sequence[OutputShard],
+    output: Path,
+    options: ConversionRun,
+    on_progress: Callable[[ConversionProgress], None],
+    should_stop: Callable[[], bool],
+) -> None:
+    """Write the missing ones of this run's files, each of which one process writes."""
+    devices = options.devices or [""]
+    works = [partial(_write_shard, output, devices[number % len(devices)]) for number in range(options.workers)]
+    total = sum(shard.source_bytes for shard in mine)
+    before = total - sum(shard.source_bytes for shard in missing)
+    num_done, new = len(mine) - len(missing), 0
+    turns = do_jobs(
+        missing,
+        works,
+        if_killed="a process that converts was killed; was memory short? Run the same command again to go on, perhaps "
+        "with fewer --workers",
+    )
     try:
-        yield
+        with closing(turns):
+            for turn in turns:
+                new += turn.said
+                num_done += len(turn.done)
+                on_progress(ConversionProgress(num_done, len(mine), before + new, total, new))
+                if should_stop():
+                    break
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        sweep(output)
 
 
-def _work(pipe: Connection, output: Path, device: str) -> None:
-    """Write the files whose plans come through `pipe`, until its other end is closed.
-
-    It says the bytes that it has read of the checkpoint (int), that a file is done (None), or an error (str).
-    """
-    # A parent that was killed reads no more, so the next word to it ends this process.
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        try:
-            kernels: Kernels = TorchKernels(device) if device else NumpyKernels()
-            while True:
-                _write_shard(pipe.recv(), output, kernels, pipe.send)
-                pipe.send(None)
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            raise
-        except CheckpointError as error:
-            pipe.send(str(error))
-        except OSError as error:
-            pipe.send(f"{error.filename or output}: {error.strerror}")
-        except Exception as error:
-            pipe.send(f"{output}: {type(error).__name__}: {error}")
+@cache
+def _kernels(device: str) -> Kernels:
+    return TorchKernels(device) if device else NumpyKernels()
 
 
-def _write_shard(shard: OutputShard, output: Path, kernels: Kernels, say: Callable[[int], None]) -> None:
-    with ShardWriter(output / shard.name, shard.outputs) as writer:
-        for job in shard.jobs:
-            for values, num_read in run_job(job, kernels):
-                writer.write(values)
-                say(num_read)
-        record = FileRecord(writer.size, writer.finish())
-        _write_json(output / CONVERSION / f"{shard.name}.json", asdict(record))
+def _write_shard(output: Path, device: str, shard: OutputShard, say: Say) -> None:
+    """Write a file, and say the bytes that have been read of the checkpoint."""
+    try:
+        with ShardWriter(output / shard.name, shard.outputs) as writer:
+            for job in shard.jobs:
+                for values, num_read in run_job(job, _kernels(device)):
+                    writer.write(values)
+                    say(num_read)
+            record = FileRecord(writer.size, writer.finish())
+            _write_json(output / CONVERSION / f"{shard.name}.json", asdict(record))
+    except (CheckpointError, BrokenPipeError, ConnectionResetError):
+        raise
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or output}: {error.strerror}") from error
+    except Exception as error:
+        raise CheckpointError(f"{output}: {type(error).__name__}: {error}") from error
 
 
 def _record(output: Path, shard: OutputShard) -> FileRecord | None:

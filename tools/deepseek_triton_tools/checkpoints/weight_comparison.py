@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +16,7 @@ from deepseek_triton_tools.checkpoints.compared_weight import SCALES, ComparedWe
 from deepseek_triton_tools.checkpoints.config_numbers import config_number
 from deepseek_triton_tools.checkpoints.conversion_plan import layer_of
 from deepseek_triton_tools.checkpoints.error_figures import ErrorSums
+from deepseek_triton_tools.checkpoints.job_processes import Say, do_jobs
 from deepseek_triton_tools.checkpoints.model_parts import EXPERTS, PARTS, part_of
 from deepseek_triton_tools.checkpoints.moe_forward import (
     MOE_SETTINGS,
@@ -29,6 +25,7 @@ from deepseek_triton_tools.checkpoints.moe_forward import (
     moe_weights,
     random_tokens,
 )
+from deepseek_triton_tools.checkpoints.number_formats import Floats
 from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensors, open_checkpoint, read_config
 from deepseek_triton_tools.tool_errors import CheckpointError
 
@@ -38,6 +35,8 @@ _MOST_FORWARDS = 3
 _SEED = 0
 _MOST_NAMED = 3
 _INPUT_SCALE = ".input_scale"
+
+_Comparison = Callable[[Say], "LayerComparison | ErrorSums"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,25 +168,21 @@ def compare(
 
     :raises CheckpointError: when a weight can't be read, or a process was killed.
     """
-    context = multiprocessing.get_context("spawn")
-    theirs, ours = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare_worker, initargs=(theirs,))
-    try:
-        # Layers first: one takes longer than any weight.
-        layers = {pool.submit(_compare_layer, plan.source, plan.other, layer): layer for layer in plan.forwards}
-        weights = {pool.submit(compare_weights, *pair): name for name, pair in plan.pairs.items()}
-        futures: list[Future[Any]] = [*layers, *weights]
-        for done, future in enumerate(as_completed(futures), 1):
-            future.result()
-            on_progress(done, len(futures))
-    except BrokenProcessPool as error:
-        raise CheckpointError(
-            "a process that compares was killed; was memory short? Try again with fewer --workers"
-        ) from error
-    finally:
-        ours.close()  # this ends the processes, a layer of which may take a minute
-        pool.shutdown(cancel_futures=True)
-        theirs.close()
+    # Layers first: one takes longer than any weight.
+    jobs: list[_Comparison] = [partial(_compare_layer, plan.source, plan.other, layer) for layer in plan.forwards]
+    jobs += [partial(_compare_pair, pair) for pair in plan.pairs.values()]
+    results: dict[int, Any] = {}
+    turns = do_jobs(
+        jobs,
+        [_run] * workers,
+        if_killed="a process that compares was killed; was memory short? Try again with fewer --workers",
+    )
+    with closing(turns):
+        for turn in turns:
+            results.update(turn.done)
+            on_progress(len(results), len(jobs))
+    in_order = [results[index] for index in range(len(jobs))]
+    num_layers = len(plan.forwards)
     return CheckpointComparison(
         weights=[
             WeightComparison(
@@ -195,11 +190,11 @@ def compare(
                 part_of(name, plan.num_layers),
                 layer_of(name),
                 (plan.pairs[name][0].precision, plan.pairs[name][1].precision),
-                future.result(),
+                errors,
             )
-            for future, name in weights.items()
+            for name, errors in zip(plan.pairs, in_order[num_layers:], strict=True)
         ],
-        forwards=[future.result() for future in layers],
+        forwards=in_order[:num_layers],
         num_left_out=plan.num_left_out,
         only_in_source=plan.only_in_source,
         only_in_other=plan.only_in_other,
@@ -260,9 +255,17 @@ def _norm_name(layer: int) -> str:
     return f"model.layers.{layer}.post_attention_layernorm.weight"
 
 
-def _compare_layer(source: Path, other: Path, layer: int) -> LayerComparison:
+def _run(comparison: _Comparison, say: Say) -> LayerComparison | ErrorSums:
+    return comparison(say)
+
+
+def _compare_pair(pair: tuple[ComparedWeight, ComparedWeight], say: Say) -> ErrorSums:
+    return compare_weights(*pair)
+
+
+def _compare_layer(source: Path, other: Path, layer: int, say: Say) -> LayerComparison:
     config = read_config(source)
-    readers = [_reader(open_checkpoint(folder)) for folder in (source, other)]
+    readers = [_reader(open_checkpoint(folder), say) for folder in (source, other)]
     try:
         with np.errstate(all="ignore"):  # what is not finite then is counted
             tokens = random_tokens(readers[0](_norm_name(layer)), NUM_TOKENS, _SEED + layer)
@@ -278,16 +281,9 @@ def _compare_layer(source: Path, other: Path, layer: int) -> LayerComparison:
     return LayerComparison(layer, errors, float(is_same.mean()))
 
 
-def _reader(tensors: StoredTensors) -> ReadWeight:
-    return lambda name: weight_of(tensors, name).read()
+def _reader(tensors: StoredTensors, say: Say) -> ReadWeight:
+    def read(name: str) -> Floats:
+        say(0)  # a layer may take a minute, and this ends it when the main process was killed
+        return weight_of(tensors, name).read()
 
-
-def _prepare_worker(pipe: Connection) -> None:
-    """Let this process end when the main process closes its end of the pipe, or is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's
-
-    def follow() -> None:
-        pipe.poll(None)
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
+    return read
