@@ -25,7 +25,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Turn(Generic[_Result]):
-    """What happened since the last turn."""
+    """The progress and the results since the last turn."""
 
     said: int
     """The sum of what the jobs said."""
