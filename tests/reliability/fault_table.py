@@ -113,8 +113,10 @@ def _terminate(field: Battlefield, chance: random.Random) -> None:
         field.start_victim()
         time.sleep(chance.random())
     field.victim.request_stop()
-    # 1: Triton has lost the end of a stream, and waited for it (docs/tritonserver.md, HTTP streams under load).
-    if (code := field.await_victim()) not in (0, 1):
+    # 1: a client has kept its connection, or Triton has lost the end of a stream, and it has waited until its exit
+    # timeout. Then it exits with its threads running, which may crash it (docs/tritonserver.md, Stopping).
+    code = field.await_victim()
+    if code not in (0, 1) and not (code == 128 + signal.SIGSEGV and field.exit_timed_out()):
         raise FieldError(f"told to exit, the server ended with {code}")
 
 
@@ -205,7 +207,7 @@ async def client():
     return reader, writer
 async def is_refused(pair):
     try:
-        said = await asyncio.wait_for(pair[0].read(4096), 3)
+        said = await asyncio.wait_for(pair[0].read(4096), 20)
         if b"{" not in said:
             said += await asyncio.wait_for(pair[0].read(4096), 1)
     except (OSError, asyncio.TimeoutError):
