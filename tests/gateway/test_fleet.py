@@ -40,6 +40,7 @@ class ScriptedServer:
         self.hung = False
         self.num_checks = 0
         self.num_abandoned = 0
+        self.keeps_idle = True
         self.refusing = False
         self.broken = False
         self.model = "deepseek-r1"
@@ -85,6 +86,9 @@ class ScriptedServer:
 
     def abandon(self, reason: str) -> None:
         self.num_abandoned += 1
+
+    def keep_idle(self, keep: bool) -> None:
+        self.keeps_idle = keep
 
     async def close(self) -> None:
         self.closed += 1
@@ -295,8 +299,10 @@ def test_a_server_is_back_when_it_is_ready_again(servers: Servers) -> None:
         await until(lambda: states(fleet)[URLS[0]] == "down")
         for _ in range(20):
             assert await answer(fleet, call()) in URLS[1:]
+        assert [servers[url].keeps_idle for url in URLS] == [False, True, True]
         servers[URLS[0]].ready = True
         await until(lambda: states(fleet)[URLS[0]] == "up")
+        assert servers[URLS[0]].keeps_idle
 
     run(servers, body)
 

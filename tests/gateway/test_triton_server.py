@@ -247,6 +247,31 @@ def test_requests_one_after_another_share_a_connection(triton: RawTriton) -> Non
     run(triton, body)
 
 
+def test_a_server_that_is_down_has_no_connection_that_nobody_uses(triton: RawTriton) -> None:
+    async def body(server: TritonServer) -> None:
+        triton.script = answer(*HELLO)
+        await parts(server)
+        async with aclosing(server.generate(call())) as running:
+            await anext(running)  # on the connection of the first
+            await server.get("/v2/health/ready")  # this one is idle now
+            assert triton.connections == 2
+
+            server.keep_idle(False)
+            await server.get("/v2/health/ready")
+            assert triton.connections == 3
+            async for _ in running:
+                pass
+        await server.get("/v2/health/ready")
+        assert triton.connections == 4
+
+        server.keep_idle(True)
+        await server.get("/v2/health/ready")
+        await server.get("/v2/health/ready")
+        assert triton.connections == 5
+
+    run(triton, body)
+
+
 @pytest.mark.parametrize("events", [(), HELLO[:2]])
 def test_a_connection_whose_answer_lost_its_end_serves_no_other(triton: RawTriton, events: tuple[bytes, ...]) -> None:
     async def body(server: TritonServer) -> None:

@@ -162,6 +162,17 @@ def test_a_server_whose_model_process_is_dead_gets_no_requests(servers: list[Res
         dead.stop()
 
 
+def test_a_server_that_is_told_to_exit_is_not_held_by_the_gateway(tmp_path: Path) -> None:
+    """It waits until the last connection is closed, and ends with 1 if that takes too long."""
+    with ServerProcess.serving(build(tmp_path / "tiny", "tiny", "--engine", "simulated")) as server:
+        line = f"{server.http_url}#metrics={server.metrics_port}"
+        with gateway(line, log=tmp_path / "log") as address:
+            wait_for(lambda: up(address))
+            assert ask_all(address, (f"question {number}" for number in range(16))) == [200] * 16
+            server.request_stop()
+            assert server.wait() == 0
+
+
 def test_a_server_with_a_restricted_api_wants_its_key(tmp_path: Path) -> None:
     repository = build(tmp_path / "restricted", "tiny", "--engine", "simulated")
     restricted = ("--http-restricted-api=inference,model-config:triton-key=secret",)

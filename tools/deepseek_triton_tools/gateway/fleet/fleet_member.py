@@ -71,6 +71,10 @@ class ServerConnection(Upstream, Protocol):
         """End all requests, as if their connections were lost."""
         ...
 
+    def keep_idle(self, keep: bool) -> None:
+        """Keep connections for the next request, or close them after use, and those that nobody uses now."""
+        ...
+
     async def close(self) -> None:
         """Close all connections, once nobody waits for an answer."""
         ...
@@ -396,6 +400,7 @@ class FleetMember:
             told = f"{self.url} is {state}" + (f": {reason}" if reason else "")
             _log.log(logging.INFO if state == "up" else logging.WARNING, "%s", told)
         self.state, self.reason = state, reason
+        self.server.keep_idle(state == "up")  # a server that exits waits until the last connection is closed
 
     async def close(self) -> None:
         self._drop_canary()

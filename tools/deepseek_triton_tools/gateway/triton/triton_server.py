@@ -39,6 +39,7 @@ class TritonServer:
         self._headers = tuple((headers or {}).items())
         json_headers = (("Content-Type", "application/json"), *self._headers)
         self._stream_head = request_head("POST", self.url, f"/v2/models/{model}/generate_stream", json_headers)
+        self._keeps_idle = True
         self._idle: list[TritonConnection] = []
         self._busy: set[TritonConnection] = set()
         """Those on which an answer to a Call is awaited."""
@@ -115,13 +116,17 @@ class TritonServer:
         for connection in self._busy:
             connection.abandon(reason)
 
+    def keep_idle(self, keep: bool) -> None:
+        """Keep connections for the next request, or close them after use, and those that nobody uses now."""
+        self._keeps_idle = keep
+        if not keep:
+            self._close_idle()
+
     async def close(self) -> None:
         """Wait for requests that are being stopped, and close the connections that nobody uses."""
         if self._stopping:
             await asyncio.wait(self._stopping)
-        for connection in self._idle:
-            connection.close()
-        self._idle.clear()
+        self._close_idle()
 
     async def _begin(self, call: Call, *, stops: bool = False) -> tuple[TritonConnection, int]:
         """Send the request, and wait for the status of its response. Raises UpstreamError.
@@ -174,9 +179,14 @@ class TritonServer:
             self._busy.remove(connection)
             self._heard |= connection.heard
 
+    def _close_idle(self) -> None:
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
     def _give_back(self, connection: TritonConnection) -> None:
         self._leave_busy(connection)
-        if connection.usable and connection.keep_alive and len(self._idle) < _MAX_IDLE:
+        if self._keeps_idle and connection.usable and connection.keep_alive and len(self._idle) < _MAX_IDLE:
             self._idle.append(connection)
         else:
             connection.close()
