@@ -207,7 +207,7 @@ async def client():
     return reader, writer
 async def is_refused(pair):
     try:
-        said = await asyncio.wait_for(pair[0].read(4096), 20)
+        said = await asyncio.wait_for(pair[0].read(4096), 3)
         if b"{" not in said:
             said += await asyncio.wait_for(pair[0].read(4096), 1)
     except (OSError, asyncio.TimeoutError):
