@@ -160,12 +160,6 @@ class Battlefield:
         assert code is not None
         return 128 - code if code < 0 else code
 
-    def exit_timed_out(self) -> bool:
-        """Whether the server was still waiting at the end of its exit timeout, when it was last told to exit."""
-        log = self.victim_options.log_file
-        assert log is not None
-        return "Exit timeout expired" in log.read_text(errors="replace").rpartition("Signal (15) received")[2]
-
     def see_that_all_run(self) -> None:
         """:raises FieldError: when a server or a gateway has ended."""
         all_run = {"victim": self.victim_runs, "gateway": self.gateway.runs, "pair": self.pair.runs}
