@@ -15,9 +15,10 @@ from typing import Any, Generic, TypeVar
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 _TURN_S = 0.2
+"""The longest time from one turn to the next while nothing happens."""
 
 Say = Callable[[int], None]
-"""Reports progress from within a job, and ends its process when the main process was killed."""
+"""Reports progress from within a job, in whatever the jobs count, and ends its process when the main one was killed."""
 
 _Job = TypeVar("_Job")
 _Result = TypeVar("_Result")
@@ -28,7 +29,7 @@ class Turn(Generic[_Result]):
     """The progress and the results since the last turn."""
 
     said: int
-    """The sum of what the jobs said."""
+    """The sum of the numbers that the jobs said."""
     done: Sequence[tuple[int, _Result]]
     """Index and result of the jobs that were done."""
 
@@ -74,9 +75,9 @@ def do_jobs(
                 if isinstance(word, _Failure):
                     raise word.error from RuntimeError(word.trace)
                 done.append(word)
-                if (job_or_none := next(left, None)) is not None:
+                if (following := next(left, None)) is not None:
                     with _alive(if_killed):
-                        pipe.send(job_or_none)
+                        pipe.send(following)
                 else:
                     pipe.close()
                     busy.pop(pipe).join()
