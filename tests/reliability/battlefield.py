@@ -25,6 +25,7 @@ from deepseek_triton_tools.host.process_sessions import is_running, session_memb
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
 from deepseek_triton_tools.tool_errors import ServerFailedError
 from reliability.chaos_proxy import FINE, ChaosProxy
+from reliability.front_end_queues import lengthen_queues
 from reliability.jobs import CONTEXT, GATEWAY, GENERATION, PAIR, SERVER
 from reliability.system_under_test import repository
 from support.environment import environment
@@ -138,6 +139,8 @@ class Battlefield:
             self.victim.start()
         if wait:
             self.victim.wait_until_ready()
+            assert self.victim.pid is not None
+            lengthen_queues(self.victim.pid)
 
     def _remains(self) -> list[str]:
         """Return the processes of the victim's session, beside its own; none of one that could not be started."""
@@ -284,6 +287,8 @@ def battlefield(folder: Path, shell_folder: Path) -> Iterator[Battlefield]:
             stack.callback(server.stop)
         for server in running.values():
             server.wait_until_ready()
+            assert server.pid is not None
+            lengthen_queues(server.pid)
         victim = running["victim"]
         ports = {f"{each}_port": getattr(victim, f"{each}_port") for each in ("http", "grpc", "metrics")}
         victim_options = ServeOptions(**{**vars(options["victim"]), **ports})

@@ -14,8 +14,7 @@ from reliability.jobs import CONTEXT, GATEWAY, HTTP, LEFT, REFUSALS, SERVER, Ask
 LOST = "lost"
 TORN = "torn by Triton"
 """A stream straight from tritonserver's HTTP front end that had begun and lacks its last events: under load the front
-end loses them (docs/tritonserver.md, "HTTP streams under load"). They are counted, and may be one in 100,000."""
-MOST_TORN = 1e-5
+end loses them where its queues are short (docs/tritonserver.md, "HTTP streams under load"). They are counted."""
 FAILED = "failed"
 """An answer that had begun with status 200, and ended with an error."""
 _SHOWN = 20

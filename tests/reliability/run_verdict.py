@@ -20,7 +20,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from reliability.checker import MOST_TORN, Verdict, check_history
+from reliability.checker import Verdict, check_history
+from reliability.front_end_queues import LONG_BYTES
 from reliability.history import read_records
 from reliability.run_record import write_run_record
 
@@ -70,6 +71,12 @@ def add_tracebacks(verdict: Verdict, folder: Path) -> None:
             verdict.add(f"{log.name} has {found} tracebacks")
 
 
+def add_torn(verdict: Verdict, send_buffer_bytes: int) -> None:
+    """Add torn streams, unless the front end's queues were so short that Triton's known fault tears streams."""
+    if verdict.num_torn and send_buffer_bytes >= LONG_BYTES:
+        verdict.add(f"Triton tore {verdict.num_torn} streams, and none may be where its front end's queues are long")
+
+
 def judge(folder: Path, *, record: bool) -> int:
     """Print the verdict. Return the exit code."""
     facts = json.loads((folder / "run.json").read_text())
@@ -84,12 +91,11 @@ def judge(folder: Path, *, record: bool) -> int:
                 verdict.add(f"{name}: {what} grew by {parts[what]:.1f}, at most {limit:g} is allowed")
     if verdict.refused_share > _MOST_REFUSED:
         verdict.add(f"{verdict.refused_share:.0%} of the requests were refusals, at most {_MOST_REFUSED:.0%} count")
-    if verdict.num_torn > max(1, MOST_TORN * verdict.num_requests):
-        verdict.add(f"{verdict.num_torn} streams were torn, at most one in {1 / MOST_TORN:,.0f} may be")
+    add_torn(verdict, facts["send_buffer_bytes"])
     add_tracebacks(verdict, folder)
     print(verdict.table())
     _print_growth(samples, grown)
-    print(f"the kernel's usual send buffer: {facts['send_buffer_bytes']:,} bytes")
+    print(f"queues of tritonserver's HTTP front end: {facts['send_buffer_bytes']:,} bytes")
     print(f"{verdict.num_requests:,} requests, {verdict.refused_share:.1%} refused,", end=" ")
     print(f"{verdict.num_torn} torn by Triton, {verdict.num_violations} violations")
     for violation in verdict.violations:

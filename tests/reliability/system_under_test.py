@@ -16,6 +16,7 @@ from bench._served import serving_repository, stub_pid
 
 from conformance.running import gateway_process
 from deepseek_triton_tools.server.server_process import ServerProcess
+from reliability.front_end_queues import lengthen_queues
 from reliability.jobs import CONTEXT, GATEWAY, GENERATION, PAIR, SERVER
 from support.servers import build, change_yaml, shared_repository, standin_repository
 
@@ -36,6 +37,8 @@ class SystemUnderTest:
     """A gateway's target -> the model that it serves."""
     pids: Mapping[str, int]
     """A name -> a process whose resources count."""
+    send_buffer_bytes: int
+    """Of the shortest queue of any server's HTTP front end."""
     stop_gateways: Callable[[], None]
 
     @property
@@ -66,13 +69,14 @@ def running_system(engine: str, folder: Path) -> Iterator[SystemUnderTest]:
     """Start everything, with its logs in `folder`, and stop it at the end: the gateways first."""
     os.environ["STANDIN_TOKENS_PER_S"] = str(TOKENS_PER_S * (1 if engine == "simulated" else 10))
     with ExitStack() as stack:
-        servers, pids = {}, {}
+        servers, pids, send_buffers = {}, {}, []
         for target in (SERVER, CONTEXT, GENERATION):
             made = repository(folder / "repositories" / target, engine, target)
             server = stack.enter_context(serving_repository(made, folder / f"{target}.log"))
             servers[target] = server
             assert server.pid is not None
             pids |= {target: server.pid, f"{target}'s model": stub_pid(server)}
+            send_buffers.append(lengthen_queues(server.pid))
         # The gateways end first: a connection that they keep holds up a server's exit.
         front = stack.enter_context(ExitStack())
         gateways, models = {}, {}
@@ -83,7 +87,10 @@ def running_system(engine: str, folder: Path) -> Iterator[SystemUnderTest]:
             gateways[target], pids[target] = address, pid
             [model] = httpx.get(f"{address}/v1/models", trust_env=False).json()["data"]
             models[target] = model["id"]
-        yield SystemUnderTest(servers=servers, gateways=gateways, models=models, pids=pids, stop_gateways=front.close)
+        yield SystemUnderTest(
+            servers=servers, gateways=gateways, models=models, pids=pids, send_buffer_bytes=min(send_buffers),
+            stop_gateways=front.close,
+        )  # fmt: skip
 
 
 def resources(pid: int) -> dict[str, float]:
