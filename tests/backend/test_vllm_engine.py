@@ -165,6 +165,47 @@ def test_a_failing_sink_stops_no_other_request(make: MakeFaked, public: bool) ->
     assert text_of(faked, request) == "Hello world"
 
 
+# Ranks of data parallelism
+
+
+@WAYS
+def test_each_request_goes_to_the_rank_with_the_fewest_open_ones(make: MakeFaked, public: bool) -> None:
+    faked = make(public=public, data_parallel_size=3)
+    requests = [faked.accepted() for _ in range(6)]
+    ranks = [faked.core.ranks[request.request_id] for request in requests]
+    assert ranks == [0, 1, 2, 0, 1, 2]
+
+    faked.core.emit({"request_id": requests[1].request_id, "new_token_ids": HELLO, "finish_reason": "length"})
+    faked.engine.abort(requests[4].request_id)
+    for request in (requests[1], requests[4]):
+        faked.sink.result(request)
+    later = [faked.accepted() for _ in range(4)]
+    assert [faked.core.ranks[request.request_id] for request in later] == [1, 1, 2, 0]
+
+
+def test_a_request_that_vllm_refuses_takes_no_rank(make: MakeFaked) -> None:
+    faked = make(data_parallel_size=2)
+    faked.core.refuse = ValueError("no")
+    faked.refused()
+    faked.core.refuse = None
+    requests = [faked.accepted() for _ in range(4)]
+    assert sorted(str(faked.core.ranks[request.request_id]) for request in requests) == ["0", "0", "1", "1"]
+
+
+def test_only_the_ranks_of_its_own_node_are_chosen_in_a_hybrid(make: MakeFaked) -> None:
+    faked = make(data_parallel_size=8, data_parallel_size_local=2, data_parallel_hybrid_lb=True)
+    requests = [faked.accepted() for _ in range(4)]
+    assert [faked.core.ranks[request.request_id] for request in requests] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(("version", "data_parallel_size"), [("0.33.0", 4), ("0.24.0", 1), ("0.24.0", None)])
+def test_vllm_chooses_the_rank_where_it_counts_what_it_sent(
+    make: MakeFaked, version: str, data_parallel_size: int | None
+) -> None:
+    faked = make(version=version, data_parallel_size=data_parallel_size)
+    assert faked.core.ranks[faked.accepted().request_id] is None
+
+
 # Ends
 
 

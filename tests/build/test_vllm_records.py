@@ -73,7 +73,7 @@ def test_a_record_is_whole(version: str) -> None:
     assert not loaded.environment & loaded.replaced_environment.keys()
     assert set(loaded.containers) == {tag for tag, has in vllm_containers().items() if has == version}
     assert {"engine_core", "input_processor", "output_handler"} <= set(next(iter(raw["attributes"].values())))
-    assert set(loaded.limits) - {"priority", "speculative_config"} <= set(loaded.sampling_params)
+    assert set(loaded.limits) - {"priority"} <= {*loaded.sampling_params, *loaded.arguments}
     assert set(loaded.limits["speculative_config"]["refuses"]) <= set(loaded.sampling_params)
 
 

@@ -87,6 +87,7 @@ class FakeCore:
         """Id that the engine gave -> prompt of each request that came."""
         self.params: dict[str, Any] = {}
         self.priorities: dict[str, int] = {}
+        self.ranks: dict[str, int | None] = {}
         self.aborted: list[str] = []
         self.is_dead = False
         self.refuse: Exception | None = None
@@ -128,11 +129,11 @@ class FakeCore:
         for queue in (self.outputs, *self._queues.values()):
             queue.put_nowait(EngineDeadError())
 
-    def accept(self, request_id: str, prompt: Mapping[str, Any], params: Any, priority: int) -> None:
+    def accept(self, request_id: str, prompt: Mapping[str, Any], params: Any, priority: int, rank: int | None) -> None:
         if self.refuse is not None:
             raise self.refuse
         self.prompts[request_id], self.params[request_id] = prompt["prompt_token_ids"], params
-        self.priorities[request_id] = priority
+        self.priorities[request_id], self.ranks[request_id] = priority, rank
 
     # What CoreConnection calls.
 
@@ -145,7 +146,8 @@ class FakeCore:
     async def add_request_async(self, request: Any) -> None:
         if self.is_dead:
             raise EngineDeadError
-        self.accept(request.external_req_id, request.prompt, request.sampling_params, request.priority)
+        params, rank = request.sampling_params, request.data_parallel_rank
+        self.accept(request.external_req_id, request.prompt, params, request.priority, rank)
 
     async def abort_requests_async(self, request_ids: Sequence[str]) -> None:
         self.aborted += [request_id.removesuffix("-core") for request_id in request_ids]
@@ -193,6 +195,11 @@ class FakeAsyncLLM:
         self.vllm_config = SimpleNamespace(
             model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN),
             cache_config=SimpleNamespace(num_gpu_blocks=NUM_BLOCKS, block_size=TOKENS_PER_BLOCK),
+            parallel_config=SimpleNamespace(
+                data_parallel_size=args.data_parallel_size or 1,
+                data_parallel_size_local=args.data_parallel_size_local or args.data_parallel_size or 1,
+                local_engines_only=bool(args.data_parallel_hybrid_lb),
+            ),
         )
 
     @classmethod
@@ -210,9 +217,9 @@ class FakeAsyncLLM:
             raise EngineDeadError
 
     async def generate(
-        self, prompt: Any, sampling_params: Any, request_id: str, *, priority: int = 0
+        self, prompt: Any, sampling_params: Any, request_id: str, *, priority: int, data_parallel_rank: int | None
     ) -> AsyncIterator[Any]:
-        self.engine_core.accept(request_id, prompt, sampling_params, priority)
+        self.engine_core.accept(request_id, prompt, sampling_params, priority, data_parallel_rank)
         async with contextlib.aclosing(self.engine_core.read(request_id)) as outputs:
             async for output in outputs:
                 yield output

@@ -65,6 +65,7 @@ class CoreConnection:
         return prepared
 
     async def submit(self, entry: OpenAnswer, prepared: Any) -> None:
+        prepared.data_parallel_rank = entry.rank
         entry.core_id = prepared.request_id
         self._entries[entry.core_id] = entry
         await self._core.add_request_async(prepared)

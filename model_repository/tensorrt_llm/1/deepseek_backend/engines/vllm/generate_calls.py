@@ -33,7 +33,8 @@ class GenerateCalls:
 
     async def submit(self, entry: OpenAnswer, prepared: Any) -> None:
         # Closed at once where an output can't be read: vLLM then drops the request.
-        async with aclosing(self._llm.generate(request_id=entry.request.request_id, **prepared)) as outputs:
+        more = {"request_id": entry.request.request_id, "data_parallel_rank": entry.rank}
+        async with aclosing(self._llm.generate(**prepared, **more)) as outputs:
             async for output in outputs:
                 try:
                     step = self._step(entry, output)

@@ -22,6 +22,8 @@ class OpenAnswer:
     """Time at which the engine got it, by time.monotonic()."""
     answer: GrowingAnswer | None = None
     """None until the prompt is tokenised."""
+    rank: int | None = None
+    """Its rank of data parallelism; None where vLLM chooses."""
     core_id: str = ""
     """Id of the request in vLLM's engine core; "" before it is there."""
     task: asyncio.Task[None] | None = None

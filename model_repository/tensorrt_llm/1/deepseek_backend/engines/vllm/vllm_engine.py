@@ -51,6 +51,7 @@ from deepseek_backend.engines.vllm.core_connection import CoreConnection
 from deepseek_backend.engines.vllm.generate_calls import GenerateCalls
 from deepseek_backend.engines.vllm.growing_answer import GrowingAnswer
 from deepseek_backend.engines.vllm.open_answer import OpenAnswer, RequestPath
+from deepseek_backend.engines.vllm.rank_choice import RankChoice
 from deepseek_backend.engines.vllm.request_fields import (
     BANNED,
     guide,
@@ -137,6 +138,7 @@ class VllmEngine:
         self._vllm: _VllmClasses
         self._connection: RequestPath
         self._numbers = SchedulerNumbers()
+        self._ranks = RankChoice(0)
         self._tokenizers = ThreadPoolExecutor(NUM_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
         self._loop = LoopThread("vllm")
         self._stopping = threading.Lock()
@@ -218,8 +220,12 @@ class VllmEngine:
         )
 
     async def _connect(self) -> None:
-        """Choose the way to the engine core, and begin to read its outputs."""
+        """Choose the way to the engine cores, and begin to read their outputs."""
         text = self._known.tokenizer.text
+        parallel = self._llm.vllm_config.parallel_config
+        if self._known.release.spreads_by_reports:
+            is_of_node = parallel.local_engines_only
+            self._ranks = RankChoice(parallel.data_parallel_size_local if is_of_node else parallel.data_parallel_size)
         if differences := self._known.differences:
             logger.warning(
                 "the installed vLLM is not like its record, so that a token costs several times as much: %s",
@@ -332,6 +338,7 @@ class VllmEngine:
         try:
             prepared = await self._prepare(entry)
             if entry.is_open:
+                entry.rank = self._ranks.take()
                 await self._connection.submit(entry, prepared)
         except Exception as error:  # it ends this request only, unless the engine core is dead
             if isinstance(error, self._vllm.dead):
@@ -404,6 +411,7 @@ class VllmEngine:
             if step.finish_reason is not None or step.error is not None:
                 entry.is_open = False
                 del self._open[entry.request.request_id]
+                self._ranks.give_back(entry.rank)
                 if step.error is not None and not self._fatal:  # vLLM may not know of it, and would go on
                     self._keep(self._drop([entry]))
             yield pair

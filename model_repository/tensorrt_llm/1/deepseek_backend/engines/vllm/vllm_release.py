@@ -45,6 +45,11 @@ class VllmRelease:
         """The fields of vLLM's SamplingParams that it refuses with speculative decoding."""
         return frozenset((self.record["limits"].get("speculative_config") or {}).get("refuses") or ())
 
+    @property
+    def spreads_by_reports(self) -> bool:
+        """Whether vLLM spreads requests over ranks of data parallelism by their reports alone (`RankChoice`)."""
+        return (self.record["limits"].get("data_parallel_size") or {}).get("spreads_by") == "reports"
+
     def differences(self, llm: Any) -> list[str]:
         """Return how the installed vLLM's own objects differ from those in the record, a line for each.
 
