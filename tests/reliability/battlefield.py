@@ -139,8 +139,6 @@ class Battlefield:
             self.victim.start()
         if wait:
             self.victim.wait_until_ready()
-            assert self.victim.pid is not None
-            lengthen_queues(self.victim.pid)
 
     def _remains(self) -> list[str]:
         """Return the processes of the victim's session, beside its own; none of one that could not be started."""
@@ -183,6 +181,8 @@ class Battlefield:
         self.proxy.weather = FINE
         self.restore_victim_files()
         wait_until(self._is_whole, lambda: f"it does not come back: {self._lacks}")
+        assert self.victim.pid is not None
+        lengthen_queues(self.victim.pid)
 
     def _is_whole(self) -> bool:
         """Start again what has ended, and tell whether all is up and answers."""

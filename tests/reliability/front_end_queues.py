@@ -7,34 +7,58 @@ import ctypes
 import errno
 import os
 import socket
-from pathlib import Path
+import subprocess
+import sys
 
 _PIDFD_GETFD = 438
-"""The number of the system call, the same on every architecture (Linux, scripts/syscall.tbl)."""
+"""The number of the system call on x86-64 and arm64 (Linux, scripts/syscall.tbl)."""
 _SO_SNDBUFFORCE = 32
 """As SO_SNDBUF, past the limit net.core.wmem_max; needs CAP_NET_ADMIN (Linux, asm-generic/socket.h)."""
 _WANTED_BYTES = 16 * 2**20
 LONG_BYTES = 8 * 2**20
 """Room for 10,900 responses. On Linux 6.18 any user may give a socket so much (net.core.wmem_max)."""
-_USUAL = Path("/proc/sys/net/core/wmem_default")
+_MAY_NOT = (errno.EPERM, errno.EACCES, errno.ENOSYS)
+"""The errors of a sandbox, and of a kernel that is too old."""
 
 
 def lengthen_queues(pid: int) -> int:
     """Give the Unix sockets of a process that this one has started 16 MiB, or as much as this user may.
 
     Returns the bytes of the shortest one. Where this user may not touch the process, those are what the kernel gives.
+
+    :raises OSError: when the process has ended.
     """
-    owner = os.pidfd_open(pid)
+    first, second = socket.socketpair()
+    with first, second:
+        usual_bytes, possible_bytes = _size(first), _enlarge(first)
     try:
-        numbers = [int(name) for name in os.listdir(f"/proc/{pid}/fd")]
-        return min(filter(None, (_lengthen(owner, number) for number in numbers)))
-    except PermissionError:
-        return int(_USUAL.read_text())
-    finally:
-        os.close(owner)
+        owner = os.pidfd_open(pid)
+        try:
+            numbers = [int(name) for name in os.listdir(f"/proc/{pid}/fd")]
+            sizes = [size for number in numbers if (size := _lengthen(owner, number, possible_bytes))]
+        finally:
+            os.close(owner)
+    except OSError as error:
+        if error.errno not in _MAY_NOT:
+            raise
+        return usual_bytes
+    if not sizes:
+        raise ProcessLookupError(errno.ESRCH, "it has no Unix socket, as a process that has ended", str(pid))
+    return min(sizes)
 
 
-def _lengthen(owner: int, number: int) -> int | None:
+def may_have_long_queues() -> bool:
+    """Tell whether this user may make another process's queues long."""
+    program = "import socket; queue = socket.socketpair(); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        told = lengthen_queues(process.pid)
+        process.communicate(b"\n")
+    return told >= LONG_BYTES
+
+
+def _lengthen(owner: int, number: int, num_bytes: int) -> int | None:
     """Return the bytes that the socket has then; None where the descriptor is another thing, or has been closed."""
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = libc.syscall(_PIDFD_GETFD, owner, number, 0)
@@ -51,9 +75,19 @@ def _lengthen(owner: int, number: int) -> int | None:
     with shared:
         if shared.family != socket.AF_UNIX:
             return None
-        half = _WANTED_BYTES // 2  # the kernel doubles what it is given
-        try:
-            shared.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, half)
-        except PermissionError:
-            shared.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, half)
-        return shared.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        size = _size(shared)
+        return size if size >= num_bytes else _enlarge(shared)
+
+
+def _size(of: socket.socket) -> int:
+    return of.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+
+
+def _enlarge(queue: socket.socket) -> int:
+    """Give a socket as many bytes as this user may, at most 16 MiB, and return how many it has then."""
+    half = _WANTED_BYTES // 2  # the kernel doubles what it is given
+    try:
+        queue.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, half)
+    except PermissionError:
+        queue.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, half)
+    return _size(queue)
