@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# A shell that starts this in the background has SIGINT ignored, and so would every program whose Ctrl-C is tested.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HAS_CLIENTS = all(importlib.util.find_spec(name) for name in ("langchain_tests", "litellm", "lm_eval"))
 collect_ignore_glob = [] if HAS_CLIENTS else ["*"]
