@@ -15,6 +15,8 @@ LOST = "lost"
 TORN = "torn by Triton"
 """A stream straight from tritonserver's HTTP front end that had begun and lacks its last events: under load the front
 end loses them where its queues are short (docs/tritonserver.md, "HTTP streams under load"). They are counted."""
+MOST_TORN = 1e-5
+"""Of the requests, where the queues are short."""
 FAILED = "failed"
 """An answer that had begun with status 200, and ended with an error."""
 _SHOWN = 20

@@ -7,8 +7,6 @@ import ctypes
 import errno
 import os
 import socket
-import subprocess
-import sys
 
 _PIDFD_GETFD = 438
 """The number of the system call on x86-64 and arm64 (Linux, scripts/syscall.tbl)."""
@@ -45,17 +43,6 @@ def lengthen_queues(pid: int) -> int:
     if not sizes:
         raise ProcessLookupError(errno.ESRCH, "it has no Unix socket, as a process that has ended", str(pid))
     return min(sizes)
-
-
-def may_have_long_queues() -> bool:
-    """Tell whether this user may make another process's queues long."""
-    program = "import socket; queue = socket.socketpair(); print(flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        told = lengthen_queues(process.pid)
-        process.communicate(b"\n")
-    return told >= LONG_BYTES
 
 
 def _lengthen(owner: int, number: int, num_bytes: int) -> int | None:

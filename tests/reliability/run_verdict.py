@@ -20,14 +20,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from reliability.checker import Verdict, check_history
+from reliability.checker import MOST_TORN, Verdict, check_history
 from reliability.front_end_queues import LONG_BYTES
 from reliability.history import read_records
 from reliability.run_record import write_run_record
 
 _MOST_REFUSED = 0.2
-_MOST_TORN = 0.01
-"""Of the requests, where the front end's queues are short."""
 _WARM_S = 120.0
 """A shorter run says nothing about growth."""
 _GROWTH = {"anonymous": 8.0, "threads": 4.0, "descriptors": 16.0, "shared": 1.0}
@@ -74,8 +72,8 @@ def add_tracebacks(verdict: Verdict, folder: Path) -> None:
 
 
 def add_torn(verdict: Verdict, send_buffer_bytes: int) -> None:
-    """Add torn streams, unless the front end's queues are so short that Triton tears some."""
-    most = 0 if send_buffer_bytes >= LONG_BYTES else _MOST_TORN * verdict.num_requests
+    """Add torn streams: any where the front end's queues are long, and more than few where Triton tears some."""
+    most = 0 if send_buffer_bytes >= LONG_BYTES else max(1, MOST_TORN * verdict.num_requests)
     if verdict.num_torn > most:
         verdict.add(
             f"Triton tore {verdict.num_torn} streams, with queues of {send_buffer_bytes:,} bytes {most:.0f} may be"

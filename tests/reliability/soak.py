@@ -9,7 +9,7 @@ from the second quarter of the run to the last: memory, descriptors, threads, sh
 
 With the kernel's usual queues, tritonserver loses ends of HTTP streams (docs/tritonserver.md, "HTTP streams under
 load"). They are made longer first, as far as this user may. With long ones a lost end is a violation, with short ones
-it is only counted. The verdict names their length.
+one in 100,000 may be. The verdict names their length.
 
 Writes the verdict to tests/reliability/records/ with --record. Raw: clients/N.jsonl.gz has every request,
 resources.jsonl what the processes held, *.log the logs. Run by hand from the repository's root.
