@@ -32,9 +32,9 @@ class GenerateCalls:
         return {"prompt": prompt, "sampling_params": params, "priority": priority}
 
     async def submit(self, entry: OpenAnswer, prepared: Any) -> None:
+        answer = self._llm.generate(request_id=entry.request.request_id, data_parallel_rank=entry.rank, **prepared)
         # Closed at once where an output can't be read: vLLM then drops the request.
-        more = {"request_id": entry.request.request_id, "data_parallel_rank": entry.rank}
-        async with aclosing(self._llm.generate(**prepared, **more)) as outputs:
+        async with aclosing(answer) as outputs:
             async for output in outputs:
                 try:
                     step = self._step(entry, output)

@@ -29,6 +29,6 @@ class RankChoice:
         return rank
 
     def give_back(self, rank: int | None) -> None:
-        """Count a request that has ended."""
+        """Count a request as ended; `rank` is what `take` returned for it."""
         if rank is not None:
             self._num_open[rank] -= 1

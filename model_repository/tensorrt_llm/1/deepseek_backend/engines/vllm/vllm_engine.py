@@ -222,8 +222,8 @@ class VllmEngine:
     async def _connect(self) -> None:
         """Choose the way to the engine cores, and begin to read their outputs."""
         text = self._known.tokenizer.text
-        parallel = self._llm.vllm_config.parallel_config
         if self._known.release.spreads_by_reports:
+            parallel = self._llm.vllm_config.parallel_config
             is_of_node = parallel.local_engines_only
             self._ranks = RankChoice(parallel.data_parallel_size_local if is_of_node else parallel.data_parallel_size)
         if differences := self._known.differences:
