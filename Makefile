@@ -2,13 +2,17 @@
 # There is no build target and `clean` leaves build/ alone: that folder is the generator's source.
 
 PYTHON ?= python3
-WORKERS ?= 2
+# More than the cores that it takes, because tests wait.
+WORKERS ?= 4
 VENV := .venv
 BIN := $(VENV)/bin
 # Stamps: what the demo needs is in .venv; what the tests need, too.
 DEMO := $(VENV)/.demo
 INSTALLED := $(VENV)/.installed
-PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+XDIST = --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest $(XDIST)
+# A test starts hundreds of Pythons, each of which would compile numpy anew.
+unexport PYTHONDONTWRITEBYTECODE
 HOST := tools/deepseek_triton_tools/host
 # Of a Python to which the checks in $(HOST) are no Python.
 TOO_OLD := "Python 3.10, 3.11 or 3.12 is needed, this is %d.%d: name another, as in `make PYTHON=python3.12`"
@@ -26,6 +30,9 @@ PACES_BIN := $(PACES_VENV)/bin
 PACES_INSTALLED := $(PACES_VENV)/.installed
 REQUIREMENTS := tools/docker/requirements.txt
 UNIT := tests/backend tests/build tests/client tests/contract tests/gateway tests/tools
+# `make test-vllm ONLY=sample` runs what .ci/run runs of a lane.
+ONLY ?=
+CHOSEN = $(if $(ONLY),-m "$(ONLY)")
 
 TRAINED := .cache/tiny-checkpoint
 # How the embedded checkpoint is trained again. The last lines print its scores.
@@ -40,11 +47,13 @@ $(BIN)/python -m tiny_checkpoint.score $(TRAINED)/answers.json
 $(BIN)/python -m tiny_checkpoint.acceptance $(TRAINED)/tiny
 endef
 
-.PHONY: help venv demo unit test test-vllm test-gateway test-sla lint types docs generated tiny-checkpoint check \
+.PHONY: help environments venv demo unit test nightly mutants test-vllm test-gateway test-sla lint types docs generated tiny-checkpoint check \
   release smoke audit requirements clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:[^#]*## */\t/' | expand -t 17
+
+environments: $(INSTALLED) $(VLLM_INSTALLED) $(CLIENTS_INSTALLED) $(PACES_INSTALLED)
 
 venv: $(INSTALLED)  ## make .venv with everything in it; PYTHON=python3.12 names another Python
 
@@ -52,21 +61,28 @@ demo: $(DEMO)  ## see it work: a tiny DeepSeek on a real tritonserver, without a
 	@$(BIN)/deepseek-triton demo
 
 unit: $(INSTALLED)  ## run the quick tests, without a server: what you run while you work
-	@$(PYTEST) -m "not slow" $(UNIT)
+	@$(PYTEST) -m "not (slow or nightly or documents)" $(UNIT)
 
-test: $(INSTALLED)  ## run all tests, WORKERS=2 files at a time
-	@$(PYTEST)
+test: $(INSTALLED)  ## run the tests that a change must pass, WORKERS=4 at a time
+	@$(PYTEST) -m "not (nightly or documents)"
+
+nightly: $(INSTALLED)  ## run what takes long by nature: campaigns, several hosts, whole lanes, the release
+	@$(PYTEST) -m nightly
+	@$(MAKE) --no-print-directory test-vllm test-gateway test-sla release
+
+mutants: $(INSTALLED)  ## see how many of 400 small faults in the product `make test` finds
+	@PYTHONPATH=tests $(BIN)/python -m mutants.run
 
 test-vllm: $(VLLM_INSTALLED)  ## run vLLM itself without a GPU, in an environment of its own (2 GB)
-	@$(VLLM_BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder \
-	--override-ini filterwarnings=default -p no:unraisableexception --engine vllm \
+	@$(VLLM_BIN)/python -m pytest $(XDIST) \
+	--override-ini filterwarnings=default -p no:unraisableexception --engine vllm $(CHOSEN) \
 	tests/with_vllm tests/live tests/build/test_vllm_records.py
 
 test-gateway: $(DEMO) $(CLIENTS_INSTALLED)  ## ask the gateway with the clients of others, in an environment of its own (1 GB)
-	@$(CLIENTS_BIN)/python -m pytest -c tests/conformance/pytest.ini tests/conformance
+	@$(CLIENTS_BIN)/python -m pytest -c tests/conformance/pytest.ini $(CHOSEN) tests/conformance
 
 test-sla: $(INSTALLED) $(PACES_INSTALLED)  ## ask AIConfigurator, in an environment of its own (690 MB)
-	@$(BIN)/python -m pytest tests/tools/sla tests/build/test_dynamo_adapter.py
+	@$(BIN)/python -m pytest $(CHOSEN) tests/tools/sla tests/build/test_dynamo_adapter.py
 
 lint: $(INSTALLED)  ## ruff: rules and formatting; import-linter: the layers between folders
 	@$(BIN)/ruff check .
@@ -76,8 +92,9 @@ lint: $(INSTALLED)  ## ruff: rules and formatting; import-linter: the layers bet
 types: $(INSTALLED)  ## mypy, strict
 	@$(BIN)/mypy
 
-docs: $(INSTALLED)  ## build the documentation as a site into .cache/site; a broken link is an error
+docs: $(INSTALLED)  ## build the documentation as a site into .cache/site, where a broken link is an error; run its snippets
 	@$(BIN)/zensical build --clean --strict
+	@$(PYTEST) -m documents
 
 generated: $(INSTALLED)  ## write config.pbtxt, model.yaml, docs/contract.md, docs/rules.md, the index in ARCHITECTURE.md and the JSON of data/ again
 	@$(BIN)/python -m deepseek_triton_tools.generated_files

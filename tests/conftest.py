@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--with-gpu", action="store_true", help="let vLLM compute on a GPU, not in an executor of the tests"
     )
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist, which reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let a worker have a whole group: what its tests share is made once. A group is a file, unless a mark names one.
+
+    The groups whose tests wait longest come first, so that no worker is left alone with one in the end.
+    """
+    num_slow: Counter[str] = Counter()
+    for item in items:
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(item.config.rootpath).with_suffix("").as_posix()))
+        num_slow[_group(item)] += bool(item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -num_slow[_group(item)])
+
+
+def _group(item: pytest.Item) -> str:
+    mark = item.get_closest_marker("xdist_group")
+    assert mark is not None
+    return str(mark.args[0] if mark.args else mark.kwargs["name"])
 
 
 @pytest.fixture(scope="session")
