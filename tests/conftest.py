@@ -41,7 +41,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     num_slow: Counter[str] = Counter()
     for item in items:
         if not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(item.config.rootpath).with_suffix("").as_posix()))
+            item.add_marker(
+                pytest.mark.xdist_group(item.path.relative_to(item.config.rootpath).with_suffix("").as_posix())
+            )
         num_slow[_group(item)] += bool(item.get_closest_marker("slow"))
     items.sort(key=lambda item: -num_slow[_group(item)])
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 
 import pytest
+from hypothesis import settings
 
 from mutants.sites import ROOT, Mutant
 
@@ -32,6 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    settings.register_profile("mutants", settings.default, database=None, derandomize=True)
+    settings.load_profile("mutants")
     if config.getoption("--record"):
         config.pluginmanager.register(Recorder(config.getoption("--record")))
     elif config.getoption("--mutants"):
@@ -39,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Recorder:
-    """Writes {path: {line: [test]}} and the seconds of each test."""
+    """Writes {path: {line: [test]}}, without the tests that fail anyway, and the seconds of each test."""
 
     def __init__(self, path: Path) -> None:
         import coverage
@@ -49,6 +52,11 @@ class Recorder:
             data_file=None, source=[str(ROOT / name) for name in ("model_repository", "build", "client", "tools")]
         )
         self._seconds: dict[str, float] = {}
+        self._failed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed.add(report.nodeid)
 
     def pytest_sessionstart(self) -> None:
         self._coverage.start()
@@ -71,7 +79,7 @@ class Recorder:
         for name in data.measured_files():
             contexts = data.contexts_by_lineno(name)
             lines[str(Path(name).relative_to(ROOT))] = {
-                line: sorted(filter(None, tests)) for line, tests in contexts.items()
+                line: sorted({*tests} - {""} - self._failed) for line, tests in contexts.items()
             }
         self._path.write_text(json.dumps({"lines": lines, "seconds": self._seconds}))
 

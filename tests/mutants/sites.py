@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,13 +41,6 @@ class Mutant:
         if data[self.start : end].decode() != self.old:
             raise LookupError(f"{self}: the file has changed")
         return (data[: self.start] + self.new.encode() + data[end:]).decode()
-
-
-def sample(root: Path, count: int, seed: int) -> list[Mutant]:
-    """Return that many mutants of all files, in the order of their places."""
-    everything = [mutant for path in production_files(root) for mutant in mutants_of(root, path)]
-    chosen = random.Random(seed).sample(everything, count)
-    return sorted(chosen, key=lambda mutant: (mutant.path, mutant.start, mutant.new))
 
 
 def production_files(root: Path) -> list[str]:
