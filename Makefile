@@ -82,7 +82,7 @@ test-gateway: $(DEMO) $(CLIENTS_INSTALLED)  ## ask the gateway with the clients 
 	@$(CLIENTS_BIN)/python -m pytest -c tests/conformance/pytest.ini $(CHOSEN) tests/conformance
 
 test-sla: $(INSTALLED) $(PACES_INSTALLED)  ## ask AIConfigurator, in an environment of its own (690 MB)
-	@$(BIN)/python -m pytest $(CHOSEN) tests/tools/sla tests/build/test_dynamo_adapter.py
+	@$(BIN)/python -m pytest tests/tools/sla/test_real_aiconfigurator.py tests/build/test_dynamo_adapter.py
 
 lint: $(INSTALLED)  ## ruff: rules and formatting; import-linter: the layers between folders
 	@$(BIN)/ruff check .

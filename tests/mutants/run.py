@@ -1,8 +1,8 @@
 """Runs the tests once for each of a seeded sample of mutants, and prints what no test notices.
 
-`python -m mutants.run` takes 400 of the whole product; `--within client/ --tests tests/client` is quicker. The tests that
-come through the line of a mutant run in a fork (`plugin.py`); a fault in what runs at import, and what only a server's
-process comes to, is written into a copy of the checkout, in which `--beside` names the tests to run.
+`python -m mutants.run` takes 400 of the whole product; `--within client/ --tests tests/client` is quicker. The tests
+that come through the line of a mutant run in a fork (`plugin.py`). A fault in what runs at import, or in what only a
+server's process comes to, is written into a copy of the checkout, in which the tests that `--beside` names run.
 """
 
 from __future__ import annotations

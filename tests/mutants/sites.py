@@ -61,7 +61,10 @@ def mutants_of(root: Path, path: str) -> Iterator[Mutant]:
 
 
 def _nodes(node: ast.AST, function: str, scope: str = "") -> Iterator[tuple[ast.expr | ast.stmt, str, bool]]:
-    """Yield what runs, the function it runs in, and whether a branch hangs on it. The offsets inside an f-string are wrong in Python 3.11."""
+    """Yield what runs, the function it runs in, and whether a branch hangs on it.
+
+    What an f-string holds has wrong offsets in Python 3.11.
+    """
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "type_comment") or isinstance(node, ast.JoinedStr):
             continue
