@@ -32,10 +32,6 @@ def test_the_metrics_of_a_server():
     assert metrics.value("nv_cpu_utilization") == 0.25
 
 
-def test_a_label_may_be_called_name():
-    assert Metrics.parse('a{name="b"} 1').value("a", name="b") == 1
-
-
 def test_what_is_not_there_is_a_key_error_with_what_is_near():
     metrics = Metrics.parse(TRITON)
     with pytest.raises(KeyError, match="near: nv_cpu_utilization"):
@@ -46,9 +42,8 @@ def test_what_is_not_there_is_a_key_error_with_what_is_near():
         metrics.value("nv_inference_request_success", model="x")
 
 
-@pytest.mark.parametrize(
-    ("line", "labels", "value"),
-    [
+def test_lines():
+    lines = [
         ("a 1", {}, 1),
         ("a 1 1395066363000", {}, 1),
         ("a{} 1 -5", {}, 1),
@@ -62,27 +57,20 @@ def test_what_is_not_there_is_a_key_error_with_what_is_near():
         ('a{b="x,y=\\"z\\""} 1', {"b": 'x,y="z"'}, 1),
         (r'a{b="C:\\n\n"} 1', {"b": "C:\\n\n"}, 1),
         ('a{b="你 #"} 1', {"b": "你 #"}, 1),
-    ],
-)
-def test_lines(line, labels, value):
-    assert Metrics.parse(line).samples == (Sample("a", labels, value),)
-
-
-def test_not_a_number():
+    ]
+    assert [Metrics.parse(line).samples for line, _, _ in lines] == [
+        (Sample("a", labels, value),) for _, labels, value in lines
+    ]
     assert math.isnan(Metrics.parse("a NaN").value("a"))
-
-
-def test_no_metrics_at_all():
     assert Metrics.parse("").samples == ()
+    assert Metrics.parse('a{name="b"} 1').value("a", name="b") == 1
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["<html>", "a", "a b", "a 1 2 3", "a 1 x", '1a{b="c"} 1', 'a{b="c" 1', "a{b=c} 1", 'a{b="c"d="e"} 1', "a{,} 1"],
-)
-def test_what_is_none(line):
-    with pytest.raises(ProtocolError, match="line 2"):
-        Metrics.parse(f"ok 1\n{line}\n")
+def test_what_is_none():
+    numbers = ("<html>", "a", "a b", "a 1 2 3", "a 1 x")
+    for line in (*numbers, '1a{b="c"} 1', 'a{b="c" 1', "a{b=c} 1", 'a{b="c"d="e"} 1', "a{,} 1"):
+        with pytest.raises(ProtocolError, match="line 2"):
+            Metrics.parse(f"ok 1\n{line}\n")
 
 
 names = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]*", fullmatch=True)

@@ -33,83 +33,44 @@ from deepseek_triton_client import (
     testing,
 )
 
-PUBLIC = [
-    "AccessDenied",
-    "Answer",
-    "AsyncClient",
-    "AsyncStream",
-    "Cancelled",
-    "Chunk",
-    "Client",
-    "Completion",
-    "Connection",
-    "DeadlineExceeded",
-    "DeepseekTritonError",
-    "InvalidRequest",
-    "Logprob",
-    "Metrics",
-    "ModelMetadata",
-    "ModelNotFound",
-    "ModelNotReady",
-    "Overloaded",
-    "PerfMetrics",
-    "ProtocolError",
-    "Readiness",
-    "Retries",
-    "Sample",
-    "SamplingParams",
-    "ServerError",
-    "ServerUnavailable",
-    "Stream",
-    "TensorMetadata",
-    "Timeouts",
-    "Tls",
-]
+PUBLIC = """
+AccessDenied Answer AsyncClient AsyncStream Cancelled Chunk Client Completion Connection DeadlineExceeded
+DeepseekTritonError InvalidRequest Logprob Metrics ModelMetadata ModelNotFound ModelNotReady Overloaded PerfMetrics
+ProtocolError Readiness Retries Sample SamplingParams ServerError ServerUnavailable Stream TensorMetadata Timeouts Tls
+"""
 
 
 def test_public_names():
-    assert package.__all__ == PUBLIC
-    assert all(hasattr(package, name) for name in PUBLIC)
-    public = {name for name in vars(package) if not name.startswith("_")}
-    assert public - {"TYPE_CHECKING", "Any", "annotations", "testing"} <= set(PUBLIC)
-
-
-def test_public_names_for_tests():
+    assert package.__all__ == (names := PUBLIC.split())
     assert testing.__all__ == ["Answer", "FakeServer", "Item", "Pause", "ReceivedRequest"]
-    assert all(hasattr(testing, name) for name in testing.__all__)
-
-
-def test_a_name_that_there_is_not():
+    assert all(hasattr(module, name) for module in (package, testing) for name in module.__all__)
+    public = {name for name in vars(package) if not name.startswith("_")}
+    assert public - {"TYPE_CHECKING", "Any", "annotations", "testing"} <= set(names)
     with pytest.raises(AttributeError, match="no attribute 'Clientt'"):
         _ = package.Clientt
 
 
 def methods(kind):
-    return {
-        name: member
-        for name, member in inspect.getmembers(kind, callable)
-        if not name.startswith("_") or name == "__init__"
-    }
+    members = inspect.getmembers(kind, callable)
+    return {name: member for name, member in members if not name.startswith("_") or name == "__init__"}
 
 
 @pytest.mark.parametrize(("blocking", "asynchronous"), [(Client, AsyncClient), (Stream, AsyncStream)])
 def test_both_have_the_same_methods_with_the_same_parameters(blocking, asynchronous):
-    assert methods(blocking).keys() == methods(asynchronous).keys()
-    for name, method in methods(blocking).items():
-        parameters = [
-            [(each.name, each.kind, each.default) for each in inspect.signature(one).parameters.values()]
-            for one in (method, methods(asynchronous)[name])
-        ]
-        assert parameters[0] == parameters[1], name
+    """Every method says what it does."""
 
+    def parameters(method):
+        return [(each.name, each.kind, each.default) for each in inspect.signature(method).parameters.values()]
 
-@pytest.mark.parametrize(("blocking", "asynchronous"), [(Client, AsyncClient), (Stream, AsyncStream)])
-def test_both_have_the_same_properties(blocking, asynchronous):
-    found = [
+    of_both = [methods(kind) for kind in (blocking, asynchronous)]
+    same, other = ({name: parameters(method) for name, method in each.items()} for each in of_both)
+    assert same == other
+    assert all(inspect.getdoc(method) for each in of_both for name, method in each.items() if name != "__init__")
+    properties = [
         {name for name, value in inspect.getmembers(kind) if isinstance(value, property) and name[0] != "_"}
         for kind in (blocking, asynchronous)
     ]
-    assert found[0] == found[1] != set()
+    assert properties[0] == properties[1] != set()
 
 
 def test_the_four_verbs_take_the_same():
@@ -119,27 +80,13 @@ def test_the_four_verbs_take_the_same():
     assert shared == shared[:1] * 4
 
 
-@pytest.mark.parametrize("kind", [Client, AsyncClient, Stream, AsyncStream])
-def test_every_method_says_what_it_does(kind):
-    documented = {name for name, method in methods(kind).items() if name == "__init__" or inspect.getdoc(method)}
-    assert documented == methods(kind).keys()
-
-
 ANSWER = Answer(text="t", logprobs=((Logprob(3, -0.5, 1, "t"),),))
+COUNTS = {"num_input_tokens": 1, "num_output_tokens": 1, "num_cached_tokens": 0}
+TIMES = {"time_to_first_token_s": 0.1, "total_s": 0.2, "perf_metrics": PerfMetrics(arrival_time_ns=5)}
 RECORDS = [
     ANSWER,
     Chunk("t", output_ids=(3,)),
-    Completion(
-        answers=(ANSWER,),
-        num_input_tokens=1,
-        num_output_tokens=1,
-        num_cached_tokens=0,
-        perf_metrics=PerfMetrics(arrival_time_ns=5),
-        request_id="r",
-        url="http://h:8000",
-        time_to_first_token_s=0.1,
-        total_s=0.2,
-    ),
+    Completion(answers=(ANSWER,), request_id="r", url="http://h:8000", **COUNTS, **TIMES),
     Connection(),
     Metrics((Sample("ready", {"model": "m"}, 1.0),), "ready 1\n"),
     ModelMetadata("m", ("1",), "python", (TensorMetadata("text_input", "BYTES", (-1,)),), ()),
@@ -151,12 +98,12 @@ RECORDS = [
 ]
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
-def test_records_can_be_pickled_and_copied_and_not_changed(record):
-    for same in (pickle.loads(pickle.dumps(record)), copy.copy(record), copy.deepcopy(record)):
-        assert same == record
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(record, dataclasses.fields(record)[0].name, None)
+def test_records_can_be_pickled_and_copied_and_not_changed():
+    for record in RECORDS:
+        for same in (pickle.loads(pickle.dumps(record)), copy.copy(record), copy.deepcopy(record)):
+            assert same == record
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(record, dataclasses.fields(record)[0].name, None)
 
 
 def python(code: str) -> str:

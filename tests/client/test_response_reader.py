@@ -20,9 +20,10 @@ def others(num_answers=1, increments=Deltas):
     return ResponseReader(num_answers, increments, says_end=False)
 
 
-def test_a_text_alone_is_a_chunk():
+def test_a_text_alone_is_a_chunk_and_the_word_none_is_none():
     reader = ours()
     assert reader.chunks({"model_name": "m", "model_version": "1", "text_output": "你好"}) == [Chunk("你好")]
+    assert reader.chunks({"text_output": "a", "finish_reason": "None", "stop_reason": "None"}) == [Chunk("a")]
     assert not reader.finished
 
 
@@ -32,12 +33,6 @@ def test_the_last_chunk_has_the_outcome_and_the_usage():
     assert reader.chunks(outputs) == [Chunk("", finish_reason="stop", stop_reason="END", **COUNTS)]
     assert reader.finished
     assert reader.end() == []
-
-
-def test_the_word_none_is_none():
-    reader = ours()
-    assert reader.chunks({"text_output": "a", "finish_reason": "None", "stop_reason": "None"}) == [Chunk("a")]
-    assert not reader.finished
 
 
 def test_a_response_that_says_nothing_is_no_chunk():
@@ -110,33 +105,29 @@ def test_numbers_that_come_as_text():
     assert others().chunks({"text_output": "a", "cumulative_logprob": "None"}) == [Chunk("a")]
 
 
-@pytest.mark.parametrize(
-    ("outputs", "named"),
-    [
-        pytest.param({"id": "r1"}, "text_output", id="no-text"),
-        pytest.param({"finish_reason": "stop"}, "text_output", id="an-end-without-a-text"),
-        pytest.param({"text_output": 1}, "text_output", id="a-number-for-a-text"),
-        pytest.param({"text_output": ["a", "b"]}, "expected 1 answers", id="more-answers-than-asked-for"),
-        pytest.param({"text_output": "a", "sequence_index": 1}, "expected 1 answers", id="an-index-too-high"),
-        pytest.param({"text_output": "a", "sequence_index": -1}, "expected 1 answers", id="an-index-below-0"),
-        pytest.param({"text_output": "a", "sequence_index": True}, "sequence_index", id="a-truth-value-for-an-index"),
-        pytest.param({"text_output": "a", "finish_reason": 1}, "finish_reason", id="a-number-for-a-reason"),
-        pytest.param({"text_output": "a", "finish_reason": ["stop", "stop"]}, "finish_reason", id="two-reasons"),
-        pytest.param({"text_output": "a", "num_output_tokens": "three"}, "num_output_tokens", id="a-word-for-a-count"),
-        pytest.param({"text_output": "a", "num_output_tokens": 1.5}, "num_output_tokens", id="a-fraction"),
-        pytest.param({"text_output": "a", "num_output_tokens": "9" * 5000}, "num_output_tokens", id="digits"),
-        pytest.param({"text_output": "a", "cumulative_logprob": "x"}, "cumulative_logprob", id="no-number"),
-        pytest.param({"text_output": "a", "cumulative_logprob": None}, "cumulative_logprob", id="null"),
-        pytest.param({"text_output": "a", "output_ids": ["x"]}, "output_ids", id="no-id"),
-        pytest.param({"text_output": "a", "logprobs": "[{"}, "logprobs", id="half-a-JSON"),
-        pytest.param({"text_output": "a", "logprobs": "[1]"}, "logprobs", id="a-number-for-a-token"),
-        pytest.param({"text_output": "a", "logprobs": '[{"7": {}}]'}, "logprobs", id="an-entry-without-a-logprob"),
-        pytest.param({"text_output": "a", "arrival_time_ns": [1, 2]}, "arrival_time_ns", id="two-times"),
-    ],
-)
-def test_what_is_no_response(outputs, named):
-    with pytest.raises(ProtocolError, match=named):
-        ours().chunks(outputs)
+NO_RESPONSES = [
+    ({"id": "r1"}, "text_output"),
+    ({"finish_reason": "stop"}, "text_output"),
+    ({"text_output": 1}, "text_output"),
+    ({"text_output": ["a", "b"]}, "expected 1 answers"),
+]
+WRONG_OUTPUTS = {
+    "sequence_index": [True],
+    "finish_reason": [1, ["stop", "stop"]],
+    "num_output_tokens": ["three", 1.5, "9" * 5000],
+    "cumulative_logprob": ["x", None],
+    "output_ids": [["x"]],
+    "logprobs": ["[{", "[1]", '[{"7": {}}]'],
+    "arrival_time_ns": [[1, 2]],
+}
+NO_RESPONSES += [({"text_output": "a", name: value}, name) for name, all_ in WRONG_OUTPUTS.items() for value in all_]
+NO_RESPONSES += [({"text_output": "a", "sequence_index": index}, "expected 1 answers") for index in (1, -1)]
+
+
+def test_what_is_no_response():
+    for outputs, named in NO_RESPONSES:
+        with pytest.raises(ProtocolError, match=named):
+            ours().chunks(outputs)
 
 
 def test_ids_that_no_count_tells_apart_are_refused():
@@ -144,36 +135,25 @@ def test_ids_that_no_count_tells_apart_are_refused():
         ours(2).chunks({"text_output": ["a", "b"], "num_output_tokens": [1, 1], "output_ids": [1, 2, 3]})
 
 
-def test_a_stream_of_ours_that_ends_without_a_reason_is_broken():
-    reader = ours()
-    with pytest.raises(ProtocolError, match="without a finish_reason"):
-        reader.end()
-    reader.chunks({"text_output": "a"})
-    with pytest.raises(ProtocolError, match="without a finish_reason"):
-        reader.end()
+def test_a_stream_of_ours_that_ends_without_a_reason_for_each_answer_is_broken():
+    begun, partly = ours(), ours(2)
+    begun.chunks({"text_output": "a"})
+    partly.chunks({"text_output": "a", "sequence_index": 1, "finish_reason": "stop"})
+    for reader in (ours(), begun, partly):
+        with pytest.raises(ProtocolError, match="without a finish_reason"):
+            reader.end()
 
 
-def test_a_stream_of_ours_is_broken_while_one_answer_has_no_end():
-    reader = ours(2)
-    reader.chunks({"text_output": "a", "sequence_index": 1, "finish_reason": "stop"})
-    with pytest.raises(ProtocolError, match="without a finish_reason"):
-        reader.end()
-
-
-def test_of_others_the_end_of_the_stream_is_the_end():
-    reader = others()
-    reader.chunks({"text_output": "a"})
+def test_of_others_the_end_of_the_stream_is_the_end_where_every_answer_has_come():
+    reader, lacking = others(), others(3)
+    for each in (reader, lacking):
+        each.chunks({"text_output": "a"})
     assert reader.end() == []
     assert not reader.finished
-
-
-def test_of_others_too_every_answer_has_to_come():
     with pytest.raises(ProtocolError, match="expected 1 answers, got 0"):
         others().end()
-    reader = others(3)
-    reader.chunks({"text_output": "a"})
     with pytest.raises(ProtocolError, match="expected 3 answers, got 1"):
-        reader.end()
+        lacking.end()
 
 
 def test_each_answer_is_cumulative_for_itself():
