@@ -1,30 +1,25 @@
 """Fixtures of the engine tests."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import pytest
 
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines.simulated.simulated_engine import SimulatedEngine
-from standin.harness import MakeEngine, engines
+from standin.harness import engines
 
 
 @pytest.fixture
-def make_engine(tmp_path: Path) -> Iterator[MakeEngine]:
+def make_engine(tmp_path):
     """Starts TensorRT-LLM engines on the stand-in; stops them at the end."""
     with engines(tmp_path) as make:
         yield make
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., SimulatedEngine]]:
+def start():
     """Make and start simulated engines with these engine_options. They are stopped at the end."""
-    engines: list[SimulatedEngine] = []
+    engines = []
 
-    def start(**options: object) -> SimulatedEngine:
+    def start(**options):
         engine = SimulatedEngine(BackendConfig(engine="simulated", engine_options=options))
         engines.append(engine)
         engine.start()

@@ -1,11 +1,7 @@
 """Conversations with tools become the prompt that the model was trained on, whatever its chat template leaves out."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,11 +19,10 @@ from deepseek_backend.engines.call_tags import (
     RESULTS_END,
     SEPARATOR,
 )
-from deepseek_backend.engines.generate_request import Messages
 from deepseek_backend.engines.prompting import render_chat
 from deepseek_backend.engines.reference.chat_template import ChatTemplate
 from deepseek_backend.errors import RequestError
-from deepseek_backend.request.chat_rendering import ChatFacts, ChatRenderer, Rendered, find_chat_facts
+from deepseek_backend.request.chat_rendering import ChatFacts, ChatRenderer, find_chat_facts
 from deepseek_backend.request.messages import read_messages
 from deepseek_backend.request.tool_use import NO_TOOLS, ToolUse
 
@@ -113,28 +108,25 @@ OTHER = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
 class TemplateEngine:
     """An engine that only renders."""
 
-    def __init__(self, source: str | None, folder: Path) -> None:
+    def __init__(self, source, folder):
         tokens = {"bos_token": BOS, "eos_token": EOS, "chat_template": source}
         (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
         self._template = ChatTemplate(folder)
 
-    def render_chat(self, messages: Messages, template_kwargs: Mapping[str, Any]) -> str:
+    def render_chat(self, messages, template_kwargs):
         return render_chat(self._template, messages, template_kwargs)
 
 
-Make = Callable[..., ChatRenderer]
-
-
 @pytest.fixture
-def make(tmp_path: Path) -> Make:
-    def make(source: str | None, *, is_v32: bool = False) -> ChatRenderer:
+def make(tmp_path):
+    def make(source, *, is_v32=False):
         engine = TemplateEngine(source, tmp_path)
         return ChatRenderer(engine, find_chat_facts(engine, is_v32=is_v32), eos_token=EOS)
 
     return make
 
 
-def tiny_template(folder: str) -> str:
+def tiny_template(folder):
     return str(json.loads((TINY / folder / "tokenizer_config.json").read_text())["chat_template"])
 
 
@@ -149,27 +141,27 @@ WEATHER = {
 TOOLS = ToolUse(tools=[WEATHER])
 
 
-def call(name: str, arguments: Any, call_id: str = "") -> dict[str, Any]:
+def call(name, arguments, call_id=""):
     return {"id": call_id or name, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def user(text: str) -> dict[str, Any]:
+def user(text):
     return {"role": "user", "content": text}
 
 
-def says(content: str | None, **more: Any) -> dict[str, Any]:
+def says(content, **more):
     return {"role": "assistant", "content": content, **more}
 
 
-def result(content: str, call_id: str) -> dict[str, Any]:
+def result(content, call_id):
     return {"role": "tool", "content": content, "tool_call_id": call_id}
 
 
-def rendered(renderer: ChatRenderer, messages: Sequence[Any], tools: ToolUse = NO_TOOLS, **kwargs: Any) -> Rendered:
+def rendered(renderer, messages, tools=NO_TOOLS, **kwargs):
     return renderer.render(read_messages(json.dumps(messages)), kwargs, tools)
 
 
-def prompt(renderer: ChatRenderer, messages: Sequence[Any], tools: ToolUse = NO_TOOLS, **kwargs: Any) -> str:
+def prompt(renderer, messages, tools=NO_TOOLS, **kwargs):
     return rendered(renderer, messages, tools, **kwargs).prompt
 
 
@@ -188,15 +180,15 @@ TWO_ROUNDS = [
 ]
 
 
-def raw(name: str, arguments: str) -> str:
+def raw(name, arguments):
     return f"{CALL_BEGIN}{name}{SEPARATOR}{arguments}{CALL_END}"
 
 
-def fenced(name: str, arguments: str) -> str:
+def fenced(name, arguments):
     return f"{CALL_BEGIN}function{SEPARATOR}{name}\n```json\n{arguments}\n```{CALL_END}"
 
 
-def given_back(*texts: str) -> list[str]:
+def given_back(*texts):
     return [f"{RESULT_BEGIN}{text}{RESULT_END}" for text in texts]
 
 
@@ -223,57 +215,55 @@ FENCED_ROUNDS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        pytest.param(LIKE_V3_0324, FENCED_ROUNDS, id="V3-0324"),
-        pytest.param(LIKE_R1, FENCED_ROUNDS, id="R1"),
-        pytest.param(LIKE_V31, RAW_ROUNDS, id="V3.1"),
-        pytest.param(tiny_template("."), RAW_ROUNDS, id="tiny"),
-        pytest.param(tiny_template("r1"), FENCED_ROUNDS, id="tiny-r1"),
-    ],
-)
-@pytest.mark.parametrize("thinking", [True, False])
-def test_rounds_of_calls_are_what_the_model_wrote_and_got(
-    make: Make, source: str, expected: str, thinking: bool
-) -> None:
-    assert prompt(make(source), TWO_ROUNDS, thinking=thinking) == expected
+CHECKPOINTS = {
+    "V3-0324": LIKE_V3_0324,
+    "R1": LIKE_R1,
+    "V3.1": LIKE_V31,
+    "tiny": tiny_template("."),
+    "tiny-r1": tiny_template("r1"),
+}
 
 
-@pytest.mark.parametrize("source", [LIKE_V3_0324, LIKE_R1, LIKE_V31], ids=["V3-0324", "R1", "V3.1"])
-def test_thoughts_in_the_text_before_calls_are_left_out(make: Make, source: str) -> None:
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_rounds_of_calls_are_what_the_model_wrote_and_got(make, name):
+    renderer = make(CHECKPOINTS[name])
+    for thinking in (True, False):
+        rounds = RAW_ROUNDS if name in ("V3.1", "tiny") else FENCED_ROUNDS
+        assert prompt(renderer, TWO_ROUNDS, thinking=thinking) == rounds
+
+
+def test_thoughts_in_the_text_before_calls_are_left_out(make):
     messages = [user("1"), says("<think>Hm.</think>Look.", tool_calls=[call("f", "{}")]), result("F", "f")]
-    text = prompt(make(source), messages)
-    assert f"Look.{CALLS_BEGIN}" in text
-    assert "Hm." not in text
+    for source in (LIKE_V3_0324, LIKE_R1, LIKE_V31):
+        text = prompt(make(source), messages)
+        assert f"Look.{CALLS_BEGIN}" in text
+        assert "Hm." not in text
 
 
-def test_an_answer_after_results_ends_before_the_next_user(make: Make) -> None:
+def test_an_answer_after_results_ends_before_the_next_user(make):
     """The text of a turn that ends with results has no end token, which no model wrote there."""
     messages = [user("1"), says(None, tool_calls=[call("f", "{}")]), result("F", "f"), user("2")]
     start = f"{BOS}<｜User｜>1<｜Assistant｜></think>{CALLS_BEGIN}{raw('f', '{}')}{CALLS_END}{EOS}"
     assert prompt(make(LIKE_V31), messages) == f"{start}{given_back('F')[0]}<｜User｜>2<｜Assistant｜></think>"
 
 
-@pytest.mark.parametrize(
-    ("source", "form", "shows", "switch"),
-    [
-        pytest.param(LIKE_V3_0324, "fenced", False, False, id="V3-0324"),
-        pytest.param(LIKE_R1, "fenced", False, False, id="R1"),
-        pytest.param(LIKE_V31, "raw_json", False, True, id="V3.1"),
-        pytest.param(tiny_template("."), "raw_json", True, True, id="tiny"),
-        pytest.param(tiny_template("r1"), "fenced", True, False, id="tiny-r1"),
-        pytest.param(PLAIN, None, False, False, id="plain"),
-        pytest.param(OTHER, "template", True, False, id="other"),
-        pytest.param(None, None, False, False, id="none"),
-    ],
-)
-def test_what_a_template_does_is_found_out(
-    make: Make, source: str | None, form: str | None, shows: bool, switch: bool
-) -> None:
-    facts = make(source).facts
-    name = facts.form and facts.form.name
-    assert (name, facts.shows_tools, facts.has_switch, facts.is_code) == (form, shows, switch, False)
+FACTS = [  # a template, the form of its calls, whether it shows tools, and whether it has a switch for thinking
+    (LIKE_V3_0324, "fenced", False, False),
+    (LIKE_R1, "fenced", False, False),
+    (LIKE_V31, "raw_json", False, True),
+    (tiny_template("."), "raw_json", True, True),
+    (tiny_template("r1"), "fenced", True, False),
+    (PLAIN, None, False, False),
+    (OTHER, "template", True, False),
+    (None, None, False, False),
+]
+
+
+def test_what_a_template_does_is_found_out(make):
+    found = [make(source).facts for source, *_ in FACTS]
+    got = [(facts.form and facts.form.name, facts.shows_tools, facts.has_switch) for facts in found]
+    assert got == [tuple(expected) for _, *expected in FACTS]
+    assert not any(facts.is_code for facts in found)
 
 
 CHAT = [{"role": "system", "content": "Be brief."}, user("Hi")]
@@ -284,89 +274,67 @@ CHAT = [{"role": "system", "content": "Be brief."}, user("Hi")]
     [(LIKE_V3_0324, "<｜Assistant｜>"), (LIKE_R1, "<｜Assistant｜><think>\n"), (LIKE_V31, "<｜Assistant｜></think>")],
     ids=["V3-0324", "R1", "V3.1"],
 )
-def test_tools_follow_the_system_text(make: Make, source: str, tail: str) -> None:
-    shown = prompt(make(source), CHAT, TOOLS)
-
-    assert shown.startswith(
-        f"{BOS}Be brief.\n\n## Tools\nYou have access to the following tools:\n\n### get_weather\nDescription: The "
-        f"weather.\n\nParameters: {json.dumps(WEATHER['function']['parameters'])}\n\n"
-    )
+def test_tools_follow_the_system_text(make, source, tail):
+    renderer = make(source)
+    shown = prompt(renderer, CHAT, TOOLS)
+    assert shown.startswith(f"{BOS}Be brief.\n\n## Tools\n")
+    schema = json.dumps(WEATHER["function"]["parameters"])
+    assert f"\n\n### get_weather\nDescription: The weather.\n\nParameters: {schema}\n\n" in shown
     assert shown.endswith(f"<｜User｜>Hi{tail}")
-    assert prompt(make(source), CHAT[1:], TOOLS).startswith(f"{BOS}## Tools\n")
-    assert "Tools" not in prompt(make(source), CHAT)
+    assert prompt(renderer, CHAT[1:], TOOLS).startswith(f"{BOS}## Tools\n")
+    assert "Tools" not in prompt(renderer, CHAT)
 
 
-def test_a_template_that_shows_tools_gets_them(make: Make) -> None:
+def test_a_template_that_shows_tools_gets_them(make):
     shown = prompt(make(tiny_template(".")), CHAT, TOOLS)
     assert shown.count("get_weather") == 1
     assert "You can call these tools:" in shown
 
 
-@pytest.mark.parametrize(
-    ("source", "begun"),
-    [
-        (LIKE_V3_0324, f"{CALLS_BEGIN}{CALL_BEGIN}function{SEPARATOR}"),
-        (LIKE_R1, f"{CALLS_BEGIN}{CALL_BEGIN}function{SEPARATOR}"),
-        (LIKE_V31, f"{CALLS_BEGIN}{CALL_BEGIN}"),
-        (tiny_template("."), f"{CALLS_BEGIN}{CALL_BEGIN}"),
-    ],
-    ids=["V3-0324", "R1", "V3.1", "tiny"],
-)
-def test_a_required_call_is_begun_in_the_prompt(make: Make, source: str, begun: str) -> None:
-    renderer = make(source)
-    after_name = "\n```json\n" if "function" in begun else SEPARATOR
+@pytest.mark.parametrize("model", ["V3-0324", "R1", "V3.1", "tiny"])
+def test_a_required_call_is_begun_in_the_prompt(make, model):
+    renderer, is_raw = make(CHECKPOINTS[model]), model in ("V3.1", "tiny")
+    begun = f"{CALLS_BEGIN}{CALL_BEGIN}" if is_raw else f"{CALLS_BEGIN}{CALL_BEGIN}function{SEPARATOR}"
+    after_name = SEPARATOR if is_raw else "\n```json\n"
     for name, expected in (("", begun), ("get_weather", f"{begun}get_weather{after_name}")):
         asked = rendered(renderer, CHAT, ToolUse(tools=[WEATHER], required=True, name=name), thinking=True)
         assert asked.begun == expected
-        assert asked.prompt.endswith(f"</think>{expected}" if source == LIKE_V31 else expected)
+        assert asked.prompt.endswith(f"</think>{expected}" if model == "V3.1" else expected)
         assert asked.prompt.count("<think>") == asked.prompt.count("</think>")
 
 
-def test_r1_closes_its_reasoning_as_it_was_trained_to(make: Make) -> None:
+def test_r1_closes_its_reasoning_as_it_was_trained_to(make):
     asked = prompt(make(LIKE_R1), CHAT, ToolUse(tools=[WEATHER], required=True))
     assert asked.endswith(f"<think>\n\n</think>\n\n{CALLS_BEGIN}{CALL_BEGIN}function{SEPARATOR}")
 
 
-@pytest.mark.parametrize(
-    ("source", "use", "problem"),
-    [
-        (PLAIN, TOOLS, r"^tools: the checkpoint's chat template shows no tools"),
-        (None, TOOLS, r"^tools: the checkpoint's chat template shows no tools"),
-        (
-            OTHER,
-            ToolUse(tools=[WEATHER], required=True),
-            r"^tool_choice: expected auto or none, because",
-        ),
-    ],
-)
-def test_tools_that_can_not_be_shown_are_refused(make: Make, source: str | None, use: ToolUse, problem: str) -> None:
-    with pytest.raises(RequestError, match=problem) as caught:
-        rendered(make(source), CHAT, use)
-    assert caught.value.code is ErrorCode.UNSUPPORTED
+def test_tools_that_can_not_be_shown_are_refused(make):
+    required = ToolUse(tools=[WEATHER], required=True)
+    for source, use, problem in (
+        (PLAIN, TOOLS, "^tools: "),
+        (None, TOOLS, "^tools: "),
+        (OTHER, required, "^tool_choice: "),
+    ):
+        with pytest.raises(RequestError, match=problem) as caught:
+            rendered(make(source), CHAT, use)
+        assert caught.value.code is ErrorCode.UNSUPPORTED
 
 
-@pytest.mark.parametrize(
-    ("source", "thinking", "expected"),
-    [
-        (LIKE_V3_0324, False, "<｜User｜>Hi<｜Assistant｜>He</think>l"),
-        (LIKE_R1, False, "<｜User｜>Hi<｜Assistant｜>He</think>l"),
-        (LIKE_V31, False, "<｜User｜>Hi<｜Assistant｜></think>He</think>l"),
-        (LIKE_V31, True, "<｜User｜>Hi<｜Assistant｜><think></think>He</think>l"),
-        (tiny_template("."), False, "<｜User｜>Hi<｜Assistant｜></think>He</think>l"),
-        (tiny_template("r1"), False, "<｜User｜>Hi<｜Assistant｜>He</think>l"),
-    ],
-)
-def test_a_prefix_is_continued(make: Make, source: str, thinking: bool, expected: str) -> None:
+def test_a_prefix_is_continued(make):
     messages = [user("Hi"), says("He</think>l", prefix=True)]
-    assert prompt(make(source), messages, thinking=thinking) == BOS + expected
+    tags = {"V3.1": "</think>", "tiny": "</think>"}
+    for name, source in CHECKPOINTS.items():
+        assert prompt(make(source), messages) == f"{BOS}<｜User｜>Hi<｜Assistant｜>{tags.get(name, '')}He</think>l"
+    thought = f"{BOS}<｜User｜>Hi<｜Assistant｜><think></think>He</think>l"
+    assert prompt(make(LIKE_V31), messages, thinking=True) == thought
 
 
-def test_a_prefix_after_results_is_continued(make: Make) -> None:
+def test_a_prefix_after_results_is_continued(make):
     messages = [user("1"), says(None, tool_calls=[call("f", "{}")]), result("F", "f"), says("It", prefix=True)]
     assert prompt(make(LIKE_V31), messages).endswith(f"{given_back('F')[0]}It")
 
 
-def test_a_template_that_makes_json_of_arguments_gets_objects(make: Make) -> None:
+def test_a_template_that_makes_json_of_arguments_gets_objects(make):
     source = (
         "{{ tools | map(attribute='function') | map(attribute='name') | join if tools }}"
         "{% for m in messages %}{% for call in m.tool_calls or [] %}"
@@ -376,7 +344,7 @@ def test_a_template_that_makes_json_of_arguments_gets_objects(make: Make) -> Non
     assert prompt(make(source), messages) == f'f{SEPARATOR}{{"a": 1}}g{SEPARATOR}"no JSON"'
 
 
-def test_reasoning_of_the_last_turn_reaches_a_template_that_reads_it(make: Make) -> None:
+def test_reasoning_of_the_last_turn_reaches_a_template_that_reads_it(make):
     source = "{% for m in messages %}{{ m.reasoning_content or '-' }}{% endfor %}"
     old, new = says("", reasoning="old"), says("", reasoning="new", tool_calls=[call("f", "{}")])
     assert prompt(make(source), [user("1"), old, user("2"), new, result("F", "f")]) == "---new-"
@@ -392,14 +360,10 @@ MESSAGES = st.one_of(
 
 
 @given(messages=st.lists(MESSAGES, min_size=1, max_size=6), source=st.sampled_from([LIKE_V3_0324, LIKE_R1, LIKE_V31]))
-def test_every_text_of_calls_and_results_is_in_the_prompt_unchanged(
-    tmp_path_factory: pytest.TempPathFactory, messages: list[dict[str, Any]], source: str
-) -> None:
+def test_every_text_of_calls_and_results_is_in_the_prompt_unchanged(tmp_path_factory, messages, source):
     engine = TemplateEngine(source, tmp_path_factory.getbasetemp())
     renderer = ChatRenderer(engine, find_chat_facts(engine, is_v32=False), eos_token=EOS)
-
     text = prompt(renderer, messages)
-
     place = 0
     for message in messages:
         for part in [call["function"]["arguments"] or "{}" for call in message.get("tool_calls", [])]:
@@ -419,7 +383,7 @@ DSML_CALL = (
 
 
 @pytest.mark.parametrize("thinking", [True, False])
-def test_v32_without_a_template_is_rendered_as_its_own_program_does(make: Make, thinking: bool) -> None:
+def test_v32_without_a_template_is_rendered_as_its_own_program_does(make, thinking):
     renderer = make(None, is_v32=True)
     arguments = {"city": 'Łódź "x"', "days": [1, 2]}
     messages = [
@@ -431,42 +395,39 @@ def test_v32_without_a_template_is_rendered_as_its_own_program_does(make: Make, 
     ]
     tag = "<think>" if thinking else "</think>"
     reasoning = "Hm.</think>" if thinking else ""
-
     text = prompt(renderer, messages, thinking=thinking)
-
     assert text == (
         f"{BOS}Be brief.<｜User｜>Hi<｜Assistant｜></think>Hello.{EOS}<｜User｜>And?<｜Assistant｜>{tag}{reasoning}"
         f"Let me see.{DSML_CALL}{EOS}\n\n<function_results>\n<result>4</result>\n</function_results>\n\n{tag}"
     )
 
 
-def test_v32_shows_tools_and_begins_a_required_call(make: Make) -> None:
+def test_v32_shows_tools_and_begins_a_required_call(make):
     renderer = make(None, is_v32=True)
     asked = rendered(renderer, CHAT, ToolUse(tools=[WEATHER], required=True, name="get_weather"), thinking=True)
     begun = f'\n\n<{D}function_calls>\n<{D}invoke name="get_weather">\n'
-
     assert asked.begun == begun
     assert asked.prompt.startswith(f"{BOS}Be brief.\n\n## Tools\n\n")
     assert f"<functions>\n{json.dumps(WEATHER['function'])}\n</functions>\n<｜User｜>Hi" in asked.prompt
     assert asked.prompt.endswith(f"<think></think>{begun}")
 
 
-def test_v32_refuses_what_it_can_not_write(make: Make) -> None:
+def test_v32_refuses_what_it_can_not_write(make):
     renderer = make(None, is_v32=True)
     for arguments in ("[1]", "no JSON"):
         with pytest.raises(RequestError, match=r"^messages\[1\]: expected a JSON object as arguments of f, got"):
             prompt(renderer, [user("Hi"), says(None, tool_calls=[call("f", arguments)])])
-    with pytest.raises(RequestError, match=r"^chat_template_kwargs: DeepSeek-V3.2 has no 'x'; it knows thinking"):
+    with pytest.raises(RequestError, match=r"^chat_template_kwargs: .* no 'x'"):
         prompt(renderer, CHAT, x=1)
     with pytest.raises(RequestError, match=r"^chat_template_kwargs.thinking: expected true or false, got 1"):
         prompt(renderer, CHAT, thinking=1)
 
 
-def test_v32_continues_a_prefix(make: Make) -> None:
+def test_v32_continues_a_prefix(make):
     text = prompt(make(None, is_v32=True), [user("Hi"), says("He", prefix=True)], thinking=True)
     assert text == f"{BOS}<｜User｜>Hi<｜Assistant｜><think></think>He"
 
 
-def test_facts_without_a_form_leave_plain_chats_alone(make: Make) -> None:
+def test_facts_without_a_form_leave_plain_chats_alone(make):
     assert make(PLAIN).facts == ChatFacts(form=None)
     assert prompt(make(PLAIN), CHAT) == f"{BOS}system: Be brief.\nuser: Hi\n"

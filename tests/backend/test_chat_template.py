@@ -1,69 +1,66 @@
-"""A checkpoint's chat template is rendered as transformers renders it."""
-
-from __future__ import annotations
+"""Chat templates: as transformers renders them, within bounds of memory and time, and those that the project writes."""
 
 import json
+import os
+import sys
+import threading
 from datetime import datetime
-from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
 
 from deepseek_backend.contract import ErrorCode
-from deepseek_backend.engines.bounded_template import TemplateFailure
+from deepseek_backend.engines.bounded_template import TemplateFailure, TemplateProcess, transformers_bounded
 from deepseek_backend.engines.prompting import render_chat
 from deepseek_backend.engines.reference.chat_template import ChatTemplate
+from deepseek_backend.engines.simulated import chat_form
 from deepseek_backend.errors import EngineError, RequestError
+from support.random_checkpoint import BOS, CHAT_TEMPLATE, EOS
 
 CHAT = [{"role": "user", "content": "Hi <b>"}]
 TOOLS = [{"type": "function", "function": {"name": "f", "description": 'größer "als" <3'}}]
 
 
-def template(folder: Path, source: Any, **config: Any) -> ChatTemplate:
+def template(folder, source, **config):
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": source, **config}))
     return ChatTemplate(folder)
 
 
-CASES = [
-    pytest.param("{{ messages[0].content }}", {}, "Hi <b>", id="nothing is escaped"),
-    pytest.param("{% if true %}\n  a\n  {% endif %}\nb", {}, "  a\nb", id="blocks take their line with them"),
-    pytest.param("{{ tools | tojson }}", {"tools": TOOLS}, json.dumps(TOOLS, ensure_ascii=False), id="JSON as it is"),
-    pytest.param("{{ [1] | tojson(indent=1) }}", {}, "[\n 1\n]", id="JSON, indented"),
-    pytest.param("{{ tools is none }} {{ documents is none }}", {}, "True True", id="nothing given"),
-    pytest.param("{% for i in [1, 2] %}{{ i }}{% break %}{% endfor %}", {}, "1", id="break"),
-    pytest.param("{{ add_generation_prompt }} {{ thinking }}", {"thinking": False}, "True False", id="variables"),
-    pytest.param("{{ strftime_now('%Y') }}", {}, str(datetime.now().year), id="date"),
-    pytest.param("{{ bos_token }}|{{ eos_token }}|{{ unk_token is defined }}", {}, "<s>|</s>|False", id="tokens"),
-    pytest.param("{% set n = namespace(x=1) %}{% set n.x = 2 %}{{ n.x }}", {}, "2", id="namespace"),
+CASES = [  # a template, its arguments, and what it makes
+    ("{{ messages[0].content }}", {}, "Hi <b>"),
+    ("{% if true %}\n  a\n  {% endif %}\nb", {}, "  a\nb"),  # blocks take their line with them
+    ("{{ tools | tojson }}", {"tools": TOOLS}, json.dumps(TOOLS, ensure_ascii=False)),
+    ("{{ [1] | tojson(indent=1) }}", {}, "[\n 1\n]"),
+    ("{{ tools is none }} {{ documents is none }}", {}, "True True"),
+    ("{% for i in [1, 2] %}{{ i }}{% break %}{% endfor %}", {}, "1"),
+    ("{{ add_generation_prompt }} {{ thinking }}", {"thinking": False}, "True False"),
+    ("{{ strftime_now('%Y') }}", {}, str(datetime.now().year)),
+    ("{{ bos_token }}|{{ eos_token }}|{{ unk_token is defined }}", {}, "<s>|</s>|False"),
+    ("{% set n = namespace(x=1) %}{% set n.x = 2 %}{{ n.x }}", {}, "2"),
 ]
 
 
-@pytest.mark.parametrize(("source", "template_kwargs", "expected"), CASES)
-def test_a_template_sees_what_it_needs(
-    tmp_path: Path, source: str, template_kwargs: dict[str, Any], expected: str
-) -> None:
+def test_a_template_sees_what_it_needs(tmp_path, subtests):
     tokens = {"bos_token": {"__type": "AddedToken", "content": "<s>"}, "eos_token": "</s>", "unk_token": None}
-    assert render_chat(template(tmp_path, source, **tokens), CHAT, template_kwargs) == expected
+    for source, template_kwargs, expected in CASES:
+        with subtests.test(source):
+            assert render_chat(template(tmp_path, source, **tokens), CHAT, template_kwargs) == expected
 
 
-@pytest.mark.parametrize(("source", "template_kwargs", "expected"), CASES)
-def test_transformers_renders_the_same(
-    tmp_path: Path, source: str, template_kwargs: dict[str, Any], expected: str
-) -> None:
+def test_transformers_renders_the_same():
     utilities = pytest.importorskip("transformers.utils.chat_template_utils")
-    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
-    rendered, _ = utilities.render_jinja_template(
-        [CHAT], chat_template=source, add_generation_prompt=True, **tokens, **template_kwargs
-    )
-    assert rendered == [expected]
+    tokens = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True}
+    for source, template_kwargs, expected in CASES:
+        rendered, _ = utilities.render_jinja_template([CHAT], chat_template=source, **tokens, **template_kwargs)
+        assert rendered == [expected]
 
 
-def test_a_file_of_its_own_counts_more(tmp_path: Path) -> None:
+def test_a_file_of_its_own_counts_more(tmp_path):
     (tmp_path / "chat_template.jinja").write_text("from the file")
     assert render_chat(template(tmp_path, "from the configuration"), CHAT, {}) == "from the file"
 
 
-def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
+def test_of_several_templates_the_default_is_taken(tmp_path):
     several = [{"name": "rag", "template": "a"}, {"name": "default", "template": "b"}]
     assert render_chat(template(tmp_path, several), CHAT, {}) == "b"
     with pytest.raises(RequestError, match="no chat template; send text_input") as caught:
@@ -71,28 +68,250 @@ def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
     assert caught.value.code is ErrorCode.UNSUPPORTED
 
 
-@pytest.mark.parametrize(
-    ("source", "problem"),
-    [
+def test_what_a_template_raises_is_the_requests_error(tmp_path):
+    for source, problem in [
         ("{{ raise_exception('no such role') }}", "TemplateError: no such role"),
-        ("{{ ''.__class__.__mro__ }}", "SecurityError: .*unsafe"),
         ("{{ messages.append(1) }}", "SecurityError: .*"),
         ("{{ nothing.there }}", "UndefinedError: .*nothing"),
-    ],
-)
-def test_what_a_template_raises_is_the_requests_error(tmp_path: Path, source: str, problem: str) -> None:
-    with pytest.raises(RequestError, match=rf"^messages: the chat template refuses them: {problem}"):
-        render_chat(template(tmp_path, source), CHAT, {})
+    ]:
+        with pytest.raises(RequestError, match=rf"^messages: the chat template refuses them: {problem}"):
+            render_chat(template(tmp_path, source), CHAT, {})
+    wrong = [
+        (["Hello"], {}, "TypeError: "),
+        ([], {}, "ValueError: "),
+        (CHAT, {"messages": []}, "TypeError: .*messages"),
+        (CHAT, {"tools": [3]}, "ValueError: .*tools"),
+    ]
+    for messages, template_kwargs, problem in wrong:
+        with pytest.raises(RequestError, match=rf"messages: the chat template refuses them: .*{problem}") as caught:
+            render_chat(template(tmp_path, "{{ messages[0].content }}"), messages, template_kwargs)
+        assert caught.value.code is ErrorCode.INVALID_ARGUMENT
+        assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["chat_template", "tokenize", "add_generation_prompt", "conversation"])
-def test_a_request_sets_no_argument_of_the_renderer(tmp_path: Path, name: str) -> None:
-    with pytest.raises(RequestError, match=rf"^chat_template_kwargs: {name} can't be set by a request$"):
-        render_chat(template(tmp_path, "a"), CHAT, {name: "x"})
-
-
-def test_a_wrong_template_is_found_at_load(tmp_path: Path) -> None:
+def test_a_wrong_template_is_found_at_load(tmp_path):
     with pytest.raises(TemplateFailure, match=r"^TemplateSyntaxError: "):
         template(tmp_path, "{% if %}")
     with pytest.raises(EngineError, match=r"tokenizer_config.json: can't be read"):
         ChatTemplate(tmp_path / "nowhere")
+
+
+CALLS = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+
+
+@pytest.fixture(params=["simulated", "checkpoint"])
+def render(request, tmp_path):
+    if request.param == "simulated":
+        return chat_form.render
+    tokens = {"bos_token": BOS, "eos_token": EOS, "chat_template": CHAT_TEMPLATE}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokens))
+    template = ChatTemplate(tmp_path)
+    return lambda messages, template_kwargs: render_chat(template, messages, template_kwargs)
+
+
+def says(role, content, **more):
+    return {"role": role, "content": content, **more}
+
+
+CONVERSATIONS = [
+    ([says("user", "Hi")], {}, "<｜User｜>Hi<｜Assistant｜></think>"),
+    ([says("user", "Hi")], {"thinking": True}, "<｜User｜>Hi<｜Assistant｜><think>"),
+    ([says("user", "Hi")], {"thinking": False}, "<｜User｜>Hi<｜Assistant｜></think>"),
+    (
+        [says("system", "A"), says("user", "Hi"), says("system", "B"), says("user", "")],
+        {},
+        "A\n\nB<｜User｜>Hi<｜User｜><｜Assistant｜></think>",
+    ),
+    (  # earlier thinking is left out
+        [says("user", "Hi"), says("assistant", "<think>hm</think>yes</think>no"), says("user", "Why")],
+        {},
+        f"<｜User｜>Hi<｜Assistant｜></think>yes</think>no{EOS}<｜User｜>Why<｜Assistant｜></think>",
+    ),
+    (
+        [says("user", "</think>"), says("assistant", "", tool_calls=[]), says("user", "{{ x }}")],
+        {},
+        f"<｜User｜></think><｜Assistant｜></think>{EOS}<｜User｜>{{{{ x }}}}<｜Assistant｜></think>",
+    ),
+]
+
+
+def test_both_write_a_conversation_as_deepseek_does(render):
+    for messages, template_kwargs, expected in CONVERSATIONS:
+        assert render(messages, template_kwargs) == BOS + expected
+
+
+def test_both_refuse_what_has_no_form(render):
+    refused = [
+        *(([says("assistant", content, tool_calls=CALLS)], {}, "tool_calls") for content in (None, "", "Let me see.")),
+        *(([], {"thinking": value}, "thinking: expected true or false") for value in ("false", "true", 1, None)),
+        ([says("tool", "4")], {}, r"system, user(,| or) assistant, got '?tool"),
+    ]
+    for messages, template_kwargs, said in refused:
+        with pytest.raises(RequestError, match=said):
+            render([says("user", "Hi"), *messages], template_kwargs)
+
+
+LOOP = "{% for a in range(99999) %}"
+ENDLESS = LOOP * 3 + "{% endfor %}" * 3
+
+
+@pytest.fixture(scope="module")
+def process():
+    bounded = TemplateProcess(memory_mib=512, processor_s=1)
+    yield bounded
+    bounded.close()
+
+
+def after(process):
+    return process.render("{{ messages[0] }}", {"messages": ["well"]})
+
+
+WANTS_GIGABYTES = [
+    "{{ 'a' * 10 ** 10 }}",
+    "{{ n * 10 ** 10 }}",
+    "{{ '%10000000000d' % 1 }}",
+    "{{ 'a'.ljust(10000000000) }}",
+    "{% set s = namespace(t='a') %}{% for i in range(60) %}{% set s.t = s.t ~ s.t %}{% endfor %}{{ s.t }}",
+    "{{ [0] * 10 ** 10 }}",
+]
+
+
+def test_a_template_that_wants_gigabytes_or_recurses_is_refused(process, subtests):
+    for source in WANTS_GIGABYTES:
+        with subtests.test(source):
+            with pytest.raises(TemplateFailure, match=r"^(it needs more than 512 MiB|MemoryError: |OverflowError: )"):
+                process.render(source, {"n": "a"})
+            assert after(process) == "well"
+    with pytest.raises(TemplateFailure, match=r"^RecursionError: "):
+        process.render("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", {})
+    assert after(process) == "well"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", [ENDLESS, "{{ 10 ** (10 ** 8) }}"], ids=["loop", "compile"])
+def test_a_template_without_an_end_is_ended(process, source):
+    with pytest.raises(TemplateFailure, match=r"^it took more than 1 s of the processor$"):
+        process.render(source, {"n": 10})
+    assert after(process) == "well"
+
+
+def test_a_prompt_has_at_most_so_many_bytes():
+    bounded = TemplateProcess(most_bytes=1000)
+    with pytest.raises(TemplateFailure, match=r"^expected a prompt of at most 1,000 bytes, got 3,000$"):
+        bounded.render("{{ 'a' * 3000 }}", {})
+    assert after(bounded) == "well"
+    bounded.close()
+
+
+def test_a_killed_process_is_started_again(process):
+    after(process)
+    child = process._process
+    assert child is not None
+    child.kill()
+    child.wait()
+    assert after(process) == "well"
+
+
+def test_the_process_gets_no_secret_and_no_files(process, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    fresh = TemplateProcess()
+    after(fresh)
+    child = fresh._process
+    assert child is not None
+    with open(f"/proc/{child.pid}/environ", "rb") as stream:
+        assert b"hf_secret" not in stream.read()
+    fresh.close()
+    assert not os.path.exists(f"/proc/{child.pid}")
+
+
+OUT_OF_THE_SANDBOX = [
+    "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+    "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "{{ self.__init__.__globals__ }}",
+    "{{ raise_exception.__globals__['sys'].modules }}",
+    "{{ ('{0.__class__.__init__.__globals__}').format(cycler) }}",
+    "{{ lipsum.__globals__.os }}",
+    "{% include '/etc/passwd' %}",
+    "{% import 'os' as os %}",
+]
+
+
+def test_a_template_reaches_neither_files_nor_code(process, subtests):
+    for source in OUT_OF_THE_SANDBOX:
+        with (
+            subtests.test(source),
+            pytest.raises(TemplateFailure, match=r"^(SecurityError|UndefinedError|TypeError): "),
+        ):
+            process.render(source, {"messages": []})
+
+
+def test_texts_of_any_kind_come_back_as_they_went(process):
+    text = "\n".join(["größer", "\u2028", "\x00", "𝕏", "\ud800", '"', "\\"])
+    assert process.render("{{ text }}", {"text": text}) == text
+
+
+def test_many_threads_may_render_at_once(process):
+    got = {}
+
+    def render(number):
+        got[number] = process.render("{{ n }}", {"n": number})
+
+    threads = [threading.Thread(target=render, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == {number: str(number) for number in range(20)}
+
+
+class OfTransformers:
+    """A tokenizer that renders as those of transformers do."""
+
+    def __init__(self, utilities, source):
+        self.utilities, self.source = utilities, source
+
+    def apply_chat_template(self, conversation, *, tokenize, **values):
+        return str(self.utilities._compile_jinja_template(self.source).render(messages=conversation, **values))
+
+
+def test_templates_of_transformers_are_bounded_too(monkeypatch):
+    utilities = ModuleType("transformers.utils.chat_template_utils")
+    compiled_here = []
+
+    class Compiled:
+        def render(self, **values):
+            return "in this process"
+
+    def compile_template(source):
+        compiled_here.append(source)
+        return Compiled()
+
+    utilities._compile_jinja_template = compile_template
+    monkeypatch.setitem(sys.modules, utilities.__name__, utilities)
+
+    chat = [{"role": "user", "content": "Hi"}]
+    assert render_chat(OfTransformers(utilities, "{{ messages[0].content }}"), chat, {}) == "Hi"
+    with pytest.raises(
+        RequestError, match=r"^messages: the chat template refuses them: it needs more than 2048 MiB of memory"
+    ):
+        render_chat(OfTransformers(utilities, "{{ 'a' * 9000000000 }}"), chat, {})
+    with transformers_bounded():
+        pass
+    assert utilities._compile_jinja_template("x").render() == "in this process"  # whoever else uses transformers
+    assert compiled_here == ["x"]
+
+
+def test_the_real_transformers_is_bounded(tmp_path):
+    pytest.importorskip("transformers.utils.chat_template_utils")
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast  # type: ignore[import-not-found]
+
+    Tokenizer(models.BPE()).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    tokenizer.chat_template = "{% generation %}{{ messages[0].content }}{% endgeneration %}{{ tools | tojson }}"
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    chat = [{"role": "user", "content": "Hi"}]
+    assert render_chat(tokenizer, chat, {"tools": tools}) == "Hi" + json.dumps(tools)
+    tokenizer.chat_template = "{{ 'a' * 9000000000 }}"
+    with pytest.raises(RequestError, match=r"it needs more than 2048 MiB of memory"):
+        render_chat(tokenizer, chat, {})

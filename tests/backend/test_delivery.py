@@ -1,4 +1,4 @@
-"""Delivery: which request is served next, what leaves together, what waits."""
+"""Delivery: steps are taken once and in order, which request is served next, what leaves together, what waits."""
 
 import itertools
 import math
@@ -7,14 +7,19 @@ import time
 import weakref
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deepseek_backend.answer.active_request import ActiveRequest
+from deepseek_backend.answer.sequence_buffer import SequenceBuffer
 from deepseek_backend.delivery import send_queue
 from deepseek_backend.delivery.delivery import NUM_THREADS, Delivery
-from deepseek_backend.delivery.queue_entry import QueueEntry
+from deepseek_backend.delivery.pending_steps import joined
+from deepseek_backend.delivery.queue_entry import MAX_STEPS, QueueEntry, QueueState
 from deepseek_backend.delivery.send_queue import URGENT_IN_A_ROW
-from deepseek_backend.engines.base import Step
-from deepseek_backend.engines.generate_request import GenerateRequest
+from deepseek_backend.delivery.step_queue import MAX_ITERATIONS, StepQueue
+from deepseek_backend.engines.base import Logprob, PerfMetrics, Step
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.errors import EngineError
 from deepseek_backend.metrics.backend_metrics import BackendMetrics
 from deepseek_backend.request.parsed_request import ParsedRequest, Prompt
@@ -92,7 +97,6 @@ def test_whose_text_has_waited_longest_goes_next_and_takes_all_of_it_along(line)
     for active, text in ((two, "a"), (one, "b"), (three, "c"), (two, "d"), (one, "e")):
         line.give(active, text)
     line.serve_all()
-
     assert line.served == [("two", "ad"), ("one", "be"), ("three", "c")]
 
 
@@ -103,7 +107,6 @@ def test_first_texts_and_ends_go_before_what_is_under_way(line):
     line.give(line.open("new"), "c")
     line.give(ending, "d", finish_reason="length")
     line.serve_all()
-
     assert line.served == [("new", "c"), ("ending", "bd"), ("under way", "a")]
     assert [active.client_id for active in line.ended] == ["ending"]
 
@@ -114,7 +117,6 @@ def test_what_is_under_way_gets_its_turn_among_any_number_of_new_streams(line):
     for number in range(3 * URGENT_IN_A_ROW):
         line.give(line.open(f"new {number}"), "b")
     line.serve_all()
-
     assert names(line).index("under way") <= URGENT_IN_A_ROW
 
 
@@ -125,13 +127,11 @@ def test_past_the_allowance_streams_under_way_wait_and_new_ones_do_not(line, mon
         line.give(active, "a")
     line.serve_all()
     assert names(line) == ["0"]
-
     line.give(line.open("new"), "b")
     line.give(streams_under_way[1], "c")
     line.give(streams_under_way[2], "d", finish_reason="stop")
     line.serve_all()
     assert line.served[1:] == [("new", "b"), ("2", "ad")]
-
     monkeypatch.undo()
     line.delivery.stop()
     line.serve_all()
@@ -145,7 +145,6 @@ def test_few_chunks_are_sent_where_few_are_asked_for(line):
         line.serve_all()
     line.give(active, "i", finish_reason="length")
     line.serve_all()
-
     assert [text for _, text in line.served] == ["a", "bcd", "efg", "hi"]
 
 
@@ -159,7 +158,6 @@ def test_an_answer_that_is_over_waits_for_none_of_the_others(line):
     assert [text for _, text in line.served] == ["a"]
     line.give(active, "END", finish_reason="stop")
     line.serve_all()
-
     assert [text for _, text in line.served] == ["a", ["END", "ab"]]
 
 
@@ -171,7 +169,6 @@ def test_new_streams_take_nothing_from_what_those_under_way_may_send(line, monke
         line.serve_all()
     line.give(under_way, "b")
     line.serve_all()
-
     assert line.served[-1] == ("under way", "b")
 
 
@@ -184,7 +181,6 @@ def test_a_stream_that_is_over_is_not_kept_for_as_long_as_it_might_have_waited(l
     line.serve_all()
     assert active.closed
     assert len(line.delivery._queue._held) <= 1
-
     gone = weakref.ref(active)
     line.ended.clear()
     del active
@@ -200,7 +196,6 @@ def test_text_waits_no_longer_than_it_may(line, monkeypatch):
         clock.now += 0.06
         line.serve_all()
     assert [text for _, text in line.served] == ["a"]
-
     clock.now += 0.03
     line.serve_all()
     assert [text for _, text in line.served] == ["a", "bcd"]
@@ -215,7 +210,6 @@ def test_of_two_bounds_the_first_that_is_reached_counts(line, monkeypatch):
         line.serve_all()
     clock.now += 0.3
     line.serve_all()
-
     assert [text for _, text in line.served] == ["a", "bc", "d"]
 
 
@@ -226,7 +220,6 @@ def test_a_late_answer_comes_in_pieces_and_ends_once(line):
     line.give(late, text, finish_reason="length")
     line.give(other, "x")
     line.serve_all()
-
     assert names(line) == ["late", "other", *["late"] * 4]
     assert late.closed
     assert "".join(text for name, text in line.served if name == "late") == text
@@ -238,7 +231,6 @@ def test_a_response_that_fails_ends_its_own_stream_only(line):
     line.give(broken, "a")
     line.give(other, "b")
     line.serve_all()
-
     assert line.served == [("other", "b")]
     assert [error.code for error in broken._reply.errors] == [EngineError("x").code]
     assert line.failed == [broken]
@@ -250,7 +242,6 @@ def test_what_is_held_back_or_queued_is_sent_before_the_threads_end(line):
     line.give(line.open("new"), "b")
     line.delivery.start()
     line.delivery.stop()
-
     assert sorted(line.served) == [("held", "a"), ("new", "b")]
 
 
@@ -287,3 +278,237 @@ class Clock:
 
 def test_without_a_bound_nothing_is_due(line):
     assert QueueEntry(line.open("any")).due_s == math.inf
+
+
+def opened(step_queue, name="r", *, begun=True, **sampling):
+    """A stream; `begun`: its first step has been taken."""
+    active = ActiveRequest(None, client_id=name)
+    parsed = ParsedRequest(prompts=(Prompt(text="p"),), streaming=True, sampling=SamplingParams(**sampling))
+    active.begin(parsed, [GenerateRequest(request_id=name, prompt="p", sampling=parsed.sampling, max_tokens=9)])
+    entry = QueueEntry(active)
+    step_queue.expect(entry)
+    entry.pending[0].taken_s, entry.has_tokens = float(begun), begun
+    return entry, active.requests[0]
+
+
+def recording():
+    """A step queue, and what it takes of each step."""
+    taken = []
+
+    def take(entry, pending, step, at_s):
+        taken.append((entry.active.client_id, pending.index, step.text, len(step.token_ids)))
+        return True
+
+    return StepQueue(take, fail=None), taken
+
+
+def timed():
+    """A step queue, and the text and time of each step it gives."""
+    times = []
+    return StepQueue(lambda entry, pending, step, at_s: times.append((step.text, at_s)) or True, fail=None), times
+
+
+def token(text, **kwargs):
+    return Step(text=text, token_ids=[1], **kwargs)
+
+
+def test_the_iterations_of_a_sequence_are_taken_as_one_step():
+    step_queue, taken = recording()
+    (one, first), (two, second) = opened(step_queue, "one"), opened(step_queue, "two")
+    for text in "abc":
+        step_queue.put([(first, token(text)), (second, token(text.upper()))])
+    assert step_queue.collect() == [one, two]
+    assert taken == []
+    step_queue.catch_up(one)
+    step_queue.catch_up(two)
+    assert taken == [("one", 0, "abc", 3), ("two", 0, "ABC", 3)]
+    assert not step_queue.has_uncollected
+    assert step_queue.collect() == []
+
+
+def test_the_first_step_stays_by_itself_for_its_time_is_measured():
+    step_queue, times = timed()
+    _, request = opened(step_queue, begun=False)
+    for text in "abc":
+        step_queue.put([(request, token(text))])
+    step_queue.collect()
+    step_queue.put([(request, token("d", finish_reason="length"))])
+    step_queue.collect()
+    assert [text for text, _ in times] == ["a", "bc", "d"]
+    assert times == sorted(times, key=lambda entry: entry[1])
+    assert times[0][1] < times[1][1]
+
+
+def test_steps_that_are_looked_at_together_share_the_time_between_them():
+    step_queue, times = timed()
+    entry, request = opened(step_queue, begun=False, stop=("END",))
+    for text in "abcde":
+        step_queue.put([(request, token(text))])
+    (pending,) = entry.pending
+    step_queue._sort_in()
+    pending.first_s, pending.last_s = 10.0, 12.0
+    step_queue.catch_up(entry)
+    assert times == [("a", 10.0), ("b", 10.5), ("c", 11.0), ("d", 11.5), ("e", 12.0)]
+
+
+def test_with_a_stop_string_every_step_is_taken_by_itself():
+    step_queue, taken = recording()
+    _, request = opened(step_queue, stop=("END",))
+    for text in "abc":
+        step_queue.put([(request, token(text))])
+    step_queue.collect()
+    assert [text for _, _, text, _ in taken] == ["a", "b", "c"]
+
+
+def test_steps_of_a_request_that_is_over_are_dropped():
+    step_queue, taken = recording()
+    entry, request = opened(step_queue)
+    step_queue.put([(request, token("a"))])
+    step_queue.forget(entry)
+    assert step_queue.collect() == []
+    assert taken == []
+
+
+def test_a_step_that_can_not_be_taken_fails_its_request_and_not_the_engine():
+    failed = []
+    step_queue = StepQueue(lambda entry, pending, step, at_s: [][1], lambda entry, error: failed.append((entry, error)))
+    (one, request), (two, second) = opened(step_queue, "one"), opened(step_queue, "two")
+    step_queue.put([(request, token("a")), (second, token("b"))])
+    step_queue.collect()
+    step_queue.catch_up(one)
+    step_queue.catch_up(two)
+    assert [entry for entry, _ in failed] == [one, two]
+    assert all(isinstance(error, EngineError) and "IndexError" in str(error) for _, error in failed)
+
+
+def test_it_says_when_an_engine_is_too_far_ahead():
+    step_queue, _ = recording()
+    _, request = opened(step_queue)
+    for _ in range(MAX_ITERATIONS):
+        step_queue.put([(request, token("a"))])
+        assert not step_queue.is_full
+    step_queue.put([(request, token("a"))])
+    assert step_queue.is_full
+
+
+def test_however_many_threads_take_them_steps_stay_in_order():
+    step_queue, taken = recording()
+    entries, requests = zip(*[opened(step_queue, str(number)) for number in range(8)], strict=True)
+    made = threading.Event()
+
+    def collect():
+        while not made.is_set() or step_queue.has_uncollected:
+            step_queue.collect()
+            for entry in entries:
+                step_queue.catch_up(entry)
+
+    collectors = [threading.Thread(target=collect) for _ in range(3)]
+    for thread in collectors:
+        thread.start()
+    for number in range(500):
+        step_queue.put([(request, token(f"{number},")) for request in requests])
+    made.set()
+    for thread in collectors:
+        thread.join()
+
+    for request in requests:
+        text = "".join(text for name, _, text, _ in taken if name == request.request_id)
+        assert text == "".join(f"{number}," for number in range(500))
+
+
+def test_while_it_waits_for_its_turn_a_stream_is_left_alone():
+    step_queue, taken = recording()
+    entry, request = opened(step_queue)
+    entry.queue_state = QueueState.RUNNING
+    for text in "ab":
+        step_queue.put([(request, token(text))])
+        assert step_queue.collect() == []
+    assert taken == []
+    step_queue.catch_up(entry)
+    entry.queue_state = QueueState.SENDING
+    step_queue.put([(request, token("c"))])
+    assert step_queue.collect() == []
+    step_queue.put([(request, token("d", finish_reason="length"))])
+    assert step_queue.collect() == [entry]
+    assert [text for _, _, text, _ in taken] == ["ab", "cd"]
+    step_queue.catch_up(entry)
+    assert len(taken) == 2
+
+
+def test_a_step_that_comes_while_others_are_taken_is_looked_at():
+    found = []
+
+    def take(entry, pending, step, at_s):
+        entry.has_tokens = True
+        if step.text == "a":
+            step_queue.put([(request, token("b"))])
+            found.extend(step_queue.collect())
+        return False
+
+    step_queue = StepQueue(take, fail=None)
+    entry, request = opened(step_queue, begun=False)
+    step_queue.put([(request, token("a"))])
+    assert step_queue.collect() == []
+    assert found == [entry]
+
+
+def test_an_idle_stream_is_found_once_and_again_after_its_turn():
+    step_queue, taken = recording()
+    entry, request = opened(step_queue)
+    for text, expected in (("a", [entry]), ("b", [])):
+        step_queue.put([(request, token(text))])
+        assert step_queue.collect() == expected
+    step_queue.catch_up(entry)
+    step_queue.put([(request, token("c"))])
+    assert step_queue.collect() == [entry]
+    assert [text for _, _, text, _ in taken] == ["ab"]
+
+
+def test_what_waits_for_a_turn_is_bounded():
+    step_queue, taken = recording()
+    entry, request = opened(step_queue)
+    entry.queue_state = QueueState.RUNNING
+    for _ in range(MAX_STEPS):
+        assert taken == []
+        step_queue.put([(request, token("a"))])
+        step_queue.collect()
+    assert [text for _, _, text, _ in taken] == ["a" * MAX_STEPS]
+
+
+def test_an_error_stays_a_step_of_its_own():
+    error = EngineError("dead")
+    steps = joined([token("a"), token("b"), Step(error=error)])
+    assert [(step.text, step.error) for step in steps] == [("ab", None), ("", error)]
+
+
+steps = st.lists(
+    st.builds(
+        lambda text, logprob: Step(text=text, token_ids=[7], logprobs=[[Logprob(7, logprob, 1)]], num_input_tokens=3),
+        st.text("ab</think> \n", max_size=6),
+        st.floats(-5, 0),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(steps, st.data())
+def test_joined_steps_say_what_they_say_one_by_one(script, data):
+    script = [Step(prompt_logprobs=[None], token_ids=[], text="", num_input_tokens=3), *script]
+    script.append(Step(text="!", token_ids=[9], logprobs=[[Logprob(9, 0.0, 1)]], finish_reason="stop", stop_reason=9,
+                       num_cached_tokens=2, perf_metrics=PerfMetrics(last_token_time_ns=5)))  # fmt: skip
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(script) - 1))))
+    groups = [script[start:end] for start, end in zip([0, *cuts], [*cuts, len(script)], strict=True)]
+    assert _said([step for group in groups for step in joined(group)]) == _said(script)
+
+
+def _said(script):
+    parsed = ParsedRequest(
+        streaming=True, separate_reasoning=True, returned=frozenset({"output_ids", "logprobs", "prompt_logprobs"})
+    )
+    sequence = SequenceBuffer(0, parsed, "<think>")
+    for step in script:
+        sequence.add(step)
+    chunk = sequence.take(counted=True)
+    chunk.cumulative_logprob = round(chunk.cumulative_logprob, 6)
+    return chunk

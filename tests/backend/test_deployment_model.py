@@ -1,5 +1,6 @@
 """The scheduler and the deployment model together, on a virtual clock: no test sleeps."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -7,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepseek_backend.engines.simulated.deployment_model import LATENT, NUM_LAYERS
-from deepseek_backend.engines.simulated.presets import PRESETS
+from deepseek_backend.engines.simulated.presets import PRESETS, find_preset
 from deepseek_backend.engines.simulated.scheduler import BatchLimits, RankLoad, ScheduledRow, Scheduler
+from deepseek_backend.engines.simulated.simulated_options import parse_options
+from deepseek_backend.errors import ConfigError
 
 THROUGHPUT_B200 = PRESETS["b200x8-r1-fp4-max-throughput"]
 LATENCY_B200 = PRESETS["b200x8-r1-fp4-min-latency"]
@@ -35,17 +38,17 @@ def output_tokens_per_second(preset, concurrency, waves):
     return num_requests * 2048 * deployment.num_ranks / seconds
 
 
+PUBLISHED = [  # preset, concurrency, output tokens a second
+    ("b200x8-r1-fp4-min-latency", 1, 274.4168),
+    ("b200x8-r1-0528-fp4-fp8kv-max-throughput", 7168, 43146.2042),
+    ("b200x8-r1-fp4-max-throughput", 3072, 36384.0838),
+    ("h200x8-r1-fp8-min-latency", 1, 158.0669),
+    ("h200x8-r1-fp8-max-throughput", 1024, 11489.2671),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "concurrency", "published"),
-    [
-        pytest.param("b200x8-r1-fp4-min-latency", 1, 274.4168, id="b200-latency"),
-        pytest.param("b200x8-r1-0528-fp4-fp8kv-max-throughput", 7168, 43146.2042, id="b200-fp8-kv"),
-        pytest.param("b200x8-r1-fp4-max-throughput", 3072, 36384.0838, id="b200-bf16-kv"),
-        pytest.param("h200x8-r1-fp8-min-latency", 1, 158.0669, id="h200-latency"),
-        pytest.param("h200x8-r1-fp8-max-throughput", 1024, 11489.2671, id="h200-throughput"),
-    ],
-)
+@pytest.mark.parametrize(("name", "concurrency", "published"), PUBLISHED)
 def test_total_output_throughput_is_the_published_one(name, concurrency, published):
     """The source is "How to get best performance on DeepSeek-R1 in TensorRT LLM"; three waves in place of up to 16."""
     assert output_tokens_per_second(PRESETS[name], concurrency, waves=3) == pytest.approx(published, rel=0.05)
@@ -59,16 +62,13 @@ def test_a_figure_that_was_not_used_for_the_fit():
     assert output_tokens_per_second(without_mtp, 1, waves=1) == pytest.approx(111, rel=0.05)
 
 
-@pytest.mark.parametrize("name", ["b200x8-r1-fp4-max-throughput", "h200x8-r1-fp8-max-throughput"])
-def test_the_kv_cache_holds_the_batch_that_was_run(name):
-    preset = PRESETS[name]
-    assert preset.deployment.kv_cache_tokens >= preset.max_batch_size * (1024 + 2048)
-
-
 def test_kv_memory_is_what_weights_and_workspace_leave():
     """Tech blog 3 gives about 100 GB a GPU for FP4 R1 under attention DP."""
     deployment = replace(THROUGHPUT_B200.deployment, kv_memory_fraction=1.0)
     assert deployment.kv_cache_tokens * NUM_LAYERS * LATENT * 2 == pytest.approx(100e9, rel=0.01)
+    for name in ("b200x8-r1-fp4-max-throughput", "h200x8-r1-fp8-max-throughput"):
+        preset = PRESETS[name]
+        assert preset.deployment.kv_cache_tokens >= preset.max_batch_size * (1024 + 2048), "the batch that was run"
 
 
 def test_a_small_batch_reads_few_experts():
@@ -251,3 +251,79 @@ def test_the_limits_hold_in_every_iteration(requests, max_batch_size, num_ranks,
     assert not open_rows
     assert scheduler.idle
     assert scheduler.num_blocks_used == 0
+
+
+DOCUMENT = {
+    "title": "a deployment",
+    "source": "made up",
+    "num_ranks": 2,
+    "num_draft_tokens": 0,
+    "tokens_per_step": 1.0,
+    "kv_cache_tokens": 100_000,
+    "kv_token_bytes": 70_272,
+    "max_batch_size": 64,
+    "max_num_tokens": 8192,
+    "max_seq_len": 16384,
+    "pace": {
+        "batches": [1, 64],
+        "contexts": [1000, 5000],
+        "decode": [[10, 20], [40, 60]],
+        "prompt_batches": [0, 64],
+        "tokens": [1000, 2000],
+        "prompt": [[50, 100], [70, 120]],
+        "pair_ns": [2.0, 2.0],
+    },
+}
+
+
+def step_ms(*loads):
+    return find_preset(DOCUMENT).deployment.step_seconds(loads) * 1000
+
+
+STEPS = [  # loads of the ranks, and milliseconds
+    ([RankLoad(1, 1000)] * 2, 10),  # a point of the table
+    ([RankLoad(1, 3000)] * 2, 15),  # between contexts
+    ([RankLoad(1, 10)] * 2, 10),  # below the first context
+    ([RankLoad(127, 127 * 1000)] * 2, 70),  # beyond the last batch
+    ([RankLoad(0, 0, 1000, 500_000)] * 2, 50),  # a prompt alone
+    ([RankLoad(64, 64 * 5000, 2000, 2_000_000)] * 2, 140),  # a prompt beside long contexts
+    ([RankLoad(0, 0, 1000, 1_500_000)] * 2, 52),  # a second chunk
+    ([RankLoad(2, 2000), RankLoad(0, 0)], 10),  # the mean of the ranks
+]
+
+
+def test_a_step_takes_what_the_table_says():
+    assert [step_ms(*loads) for loads, _ in STEPS] == pytest.approx([expected for _, expected in STEPS])
+
+
+def test_the_engine_takes_a_document_as_its_preset():
+    options = parse_options({"preset": DOCUMENT})
+    assert options.preset == "a deployment"
+    assert options.deployment.num_ranks == 2
+    assert options.limits.max_batch_size == 64
+    assert options.max_seq_len == 16384
+    assert options.paced
+
+
+DAMAGES = [  # the place, the value put there, and what is said
+    (("title",), None, "expected a mapping with title"),
+    (("pace", "batches"), [64, 1], "batches: expected two or more rising numbers"),
+    (("pace", "prompt", 1), [70], r"prompt\[1\]: expected 2 numbers, got 1"),
+    (("pace", "decode", 0, 0), -1, r"decode\[0\]: expected a list of numbers from 0"),
+    (("num_ranks",), 0, "num_ranks: expected a whole number from 1, got 0"),
+    (("kv_token_bytes",), 0, "kv_token_bytes: expected a number above 0, got 0"),
+    (("tokens_per_step",), 2.8, "tokens_per_step: expected a number from 1 to 1"),
+]
+
+
+def test_a_damaged_document_is_refused_by_what_is_wrong(subtests):
+    for (*path, last), value, said in DAMAGES:
+        document = copy.deepcopy(DOCUMENT)
+        place = document
+        for name in path:
+            place = place[name]
+        place[last] = value
+        if value is None:
+            del place[last]
+        with subtests.test(said), pytest.raises(ConfigError, match=said):
+            parse_options({"preset": document})

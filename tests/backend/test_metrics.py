@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import re
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +27,6 @@ from deepseek_backend.metrics.backend_metrics import (
     ROUTED_REQUESTS,
     ROUTING_PREFIX,
     BackendMetrics,
-    Family,
     Kind,
     info,
 )
@@ -49,18 +47,18 @@ class FakeSeries:
     observed: list[float] = field(default_factory=list)
     writes: int = 0
 
-    def increment(self, value: float) -> None:
+    def increment(self, value):
         assert self.kind is not Kind.HISTOGRAM
         assert self.kind is Kind.GAUGE or value >= 0
         self.value += value
         self.writes += 1
 
-    def set(self, value: float) -> None:
+    def set(self, value):
         assert self.kind is Kind.GAUGE
         self.value = value
         self.writes += 1
 
-    def observe(self, value: float) -> None:
+    def observe(self, value):
         assert self.kind is Kind.HISTOGRAM
         self.observed.append(value)
         self.writes += 1
@@ -69,18 +67,16 @@ class FakeSeries:
 class FakeMetrics:
     """A MetricFactory that keeps what is written, and fails from the write on that `fail` names."""
 
-    def __init__(self, *, has_histograms: bool = True) -> None:
+    def __init__(self, *, has_histograms=True):
         self.has_histograms = has_histograms
-        self.made: list[tuple[str, FakeSeries]] = []
-        self.kinds: dict[str, Kind] = {}
+        self.made = []
+        self.kinds = {}
         self.refusing = False
         self.free = True
         self.closed = False
         self.asked = 0
 
-    def series(
-        self, name: str, kind: Kind, text: str, labels: Mapping[str, str], buckets: Sequence[float] = ()
-    ) -> FakeSeries:
+    def series(self, name, kind, text, labels, buckets=()):
         assert self.free
         assert not self.closed
         self.asked += 1
@@ -95,26 +91,26 @@ class FakeMetrics:
         self.made.append((name, made))
         return made
 
-    def claim(self) -> bool:
+    def claim(self):
         return self.free
 
-    def close(self) -> None:
+    def close(self):
         self.closed = True
 
-    def all(self, name: str, /, **labels: str) -> list[FakeSeries]:
+    def all(self, name, /, **labels):
         return [
             series for other, series in self.made if other == PREFIX + name and labels.items() <= series.labels.items()
         ]
 
-    def __getitem__(self, name: str) -> float:
+    def __getitem__(self, name):
         (series,) = self.all(name)
         return series.value
 
-    def at(self, name: str, /, **labels: str) -> float:
+    def at(self, name, /, **labels):
         (series,) = self.all(name, **labels)
         return series.value
 
-    def buckets(self, name: str) -> dict[str, float]:
+    def buckets(self, name):
         """le -> cumulative count, of a histogram that was published as one or as counters."""
         if native := self.all(name):
             (series,) = native
@@ -123,57 +119,53 @@ class FakeMetrics:
             return dict(zip([_text(bound) for bound in bounds], counts, strict=True))
         return {series.labels["le"]: series.value for series in self.all(f"{name}_bucket")}
 
-    def sum(self, name: str) -> float:
+    def sum(self, name):
         native = self.all(name)
         return sum(native[0].observed) if native else self[f"{name}_sum"]
 
     @property
-    def writes(self) -> int:
+    def writes(self):
         return sum(series.writes for _, series in self.made)
 
 
-def _text(bound: float) -> str:
+def _text(bound):
     return "+Inf" if bound == float("inf") else f"{bound:.16g}"
 
 
 @pytest.fixture
-def metrics() -> BackendMetrics:
+def metrics():
     return BackendMetrics()
 
 
 @pytest.fixture(params=[True, False], ids=["native histograms", "no histograms"])
-def triton(request: pytest.FixtureRequest) -> FakeMetrics:
+def triton(request):
     return FakeMetrics(has_histograms=request.param)
 
 
 @pytest.fixture
-def publisher(metrics: BackendMetrics, triton: FakeMetrics) -> Publisher:
+def publisher(metrics, triton):
     return Publisher(metrics, triton, observe_state=lambda: None, period_s=3600)
 
 
-def state(metrics: BackendMetrics, *, ready: bool = True, **stats: Any) -> None:
+def state(metrics, *, ready=True, **stats):
     counted = EngineStats(**{"num_running": 2, "num_waiting": 1, **stats})
     metrics.observe_state(inflight=3, inflight_tokens=500, idle_s=0.25, ready=ready, stats=counted)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_the_table_keeps_prometheus_rules(family: Family) -> None:
-    assert re.fullmatch(rf"({PREFIX}|{ROUTING_PREFIX})[a-z][a-z_]*[a-z]", family.name)
-    assert family.name.endswith("_total") is (family.kind is Kind.COUNTER)
-    assert not family.name.endswith(("_bucket", "_sum", "_count", "_ms", "_percent"))
-    assert bool(family.buckets) is (family.kind is Kind.HISTOGRAM)
-    assert list(family.buckets) == sorted(set(family.buckets))
-    assert not {"le", *COMMON_LABELS} & set(family.labels)
-    assert not family.known_values or len(family.labels) == 1
-
-
-def test_no_two_families_share_a_series() -> None:
+def test_the_table_keeps_prometheus_rules():
+    for family in FAMILIES:
+        assert re.fullmatch(rf"({PREFIX}|{ROUTING_PREFIX})[a-z][a-z_]*[a-z]", family.name)
+        assert family.name.endswith("_total") is (family.kind is Kind.COUNTER), family.name
+        assert not family.name.endswith(("_bucket", "_sum", "_count", "_ms", "_percent"))
+        assert bool(family.buckets) is (family.kind is Kind.HISTOGRAM), family.name
+        assert list(family.buckets) == sorted(set(family.buckets)), family.name
+        assert not {"le", *COMMON_LABELS} & set(family.labels), family.name
+        assert not family.known_values or len(family.labels) == 1, family.name
     names = [name for family in FAMILIES for name in (family.name, *family.series_names)]
-
     assert len(set(names)) == len([name for family in FAMILIES for name in {family.name, *family.series_names}])
 
 
-def test_every_method_ends_in_a_number(metrics: BackendMetrics, triton: FakeMetrics, publisher: Publisher) -> None:
+def test_every_method_ends_in_a_number(metrics, triton, publisher):
     metrics.accepted(4)
     metrics.refused(ErrorCode.OVERLOADED)
     metrics.aborted("deadline")
@@ -203,44 +195,32 @@ def test_every_method_ends_in_a_number(metrics: BackendMetrics, triton: FakeMetr
     assert triton.sum("request_generated_tokens") == 40
 
 
-@pytest.mark.parametrize(
-    ("stats", "blocks"),
-    [
-        ({}, {"used": 0, "free": 0, "max": 0, "tokens_per": 0, "fraction": 0}),
-        (
-            {"kv_blocks_used": 30, "kv_blocks_total": 40, "tokens_per_block": 64},
-            {"used": 30, "free": 10, "max": 40, "tokens_per": 64, "fraction": 0.75},
-        ),
-    ],
-    ids=["an engine without numbers", "an engine with numbers"],
-)
-def test_routers_find_the_numbers_under_the_names_of_the_cpp_backend(
-    metrics: BackendMetrics, triton: FakeMetrics, stats: dict[str, int], blocks: dict[str, float]
-) -> None:
+@pytest.mark.parametrize("has_numbers", [False, True])
+def test_routers_find_the_numbers_under_the_names_of_the_cpp_backend(metrics, triton, has_numbers):
+    stats = {"kv_blocks_used": 30, "kv_blocks_total": 40, "tokens_per_block": 64} if has_numbers else {}
+    blocks = {"used": 30, "free": 10, "max": 40, "tokens_per": 64, "fraction": 0.75}
     Publisher(metrics, triton, observe_state=lambda: state(metrics, **stats), period_s=3600).publish()
 
-    def found(family: Family) -> dict[str, float]:
+    def found(family):
         (label,) = family.labels
         return {series.labels[label]: series.value for name, series in triton.made if name == family.name}
 
     assert found(ROUTED_REQUESTS) == {"waiting": 1, "scheduled": 2, "active": 3}
-    assert found(ROUTED_BLOCKS) == blocks
+    assert found(ROUTED_BLOCKS) == (blocks if has_numbers else dict.fromkeys(blocks, 0))
 
 
-def test_every_series_has_its_familys_labels(triton: FakeMetrics, metrics: BackendMetrics) -> None:
+def test_every_series_has_its_familys_labels(triton, metrics):
     metrics.refused(ErrorCode.UNSUPPORTED)
     Publisher(metrics, triton, observe_state=lambda: state(metrics), period_s=3600).publish()
-
     declared = {name: set(family.labels) for family in FAMILIES for name in (family.name, *family.series_names)}
     for name, series in triton.made:
         bucket = {"le"} if name.endswith("_bucket") else set()
         assert set(series.labels) == declared[name] | bucket
 
 
-def test_what_can_be_counted_is_there_from_the_start(triton: FakeMetrics, publisher: Publisher) -> None:
+def test_what_can_be_counted_is_there_from_the_start(triton, publisher):
     """A counter that begins at 1 has no increase that rate() could see."""
     publisher.publish()
-
     assert {series.labels["code"] for series in triton.all("requests_refused_total")} == {c.value for c in ErrorCode}
     assert triton.at("requests_finished_total", outcome="length") == 0
     assert triton.at("aborts_total", cause="client_gone") == 0
@@ -249,13 +229,12 @@ def test_what_can_be_counted_is_there_from_the_start(triton: FakeMetrics, publis
     assert triton.writes == 0
 
 
-def test_only_differences_are_written(metrics: BackendMetrics, triton: FakeMetrics, publisher: Publisher) -> None:
+def test_only_differences_are_written(metrics, triton, publisher):
     metrics.accepted(1)
     publisher.publish()
     made, writes = len(triton.made), triton.writes
     publisher.publish()
     assert (len(triton.made), triton.writes) == (made, writes)
-
     metrics.accepted(2)
     publisher.publish()
     assert triton["requests_accepted_total"] == 2
@@ -263,70 +242,60 @@ def test_only_differences_are_written(metrics: BackendMetrics, triton: FakeMetri
     assert triton.writes == writes + 2
 
 
-def test_gauges_go_down_and_counters_never_do(
-    metrics: BackendMetrics, triton: FakeMetrics, publisher: Publisher
-) -> None:
+def test_gauges_go_down_and_counters_never_do(metrics, triton, publisher):
     state(metrics, num_draft_tokens=10)
     publisher.publish()
     state(metrics, ready=False, num_draft_tokens=4, num_running=0)
     publisher.publish()
     assert (triton["ready"], triton["engine_running_requests"]) == (0, 0)
     assert triton["draft_tokens_proposed_total"] == 10
-
     state(metrics, num_draft_tokens=11)
     publisher.publish()
     assert triton["draft_tokens_proposed_total"] == 11
 
 
-def test_buckets_are_the_same_with_and_without_histograms(
-    metrics: BackendMetrics, triton: FakeMetrics, publisher: Publisher
-) -> None:
+def test_buckets_are_the_same_with_and_without_histograms(metrics, triton, publisher):
     for seconds in (0.0, 0.01, 0.0100001, 0.3, 0.4, 299.0, 1e4):
         metrics.first_token(seconds)
     publisher.publish()
     for seconds in [0.1] * 7:  # on a bound, where a rounded mean could leave its bucket
         metrics.first_token(seconds)
     publisher.publish()
-
     buckets = triton.buckets("time_to_first_token_seconds")
     assert list(buckets.values()) == sorted(buckets.values())
     assert [buckets[le] for le in ("0.01", "0.02", "0.05", "0.1", "0.5", "300", "+Inf")] == [2, 3, 3, 10, 12, 13, 14]
     assert triton.sum("time_to_first_token_seconds") == pytest.approx(0.01 + 0.0100001 + 0.7 + 299 + 1e4 + 0.7)
 
 
-def test_tokens_that_came_together_share_the_time(
-    metrics: BackendMetrics, triton: FakeMetrics, publisher: Publisher
-) -> None:
+def test_tokens_that_came_together_share_the_time(metrics, triton, publisher):
     metrics.tokens(3, None)
     metrics.tokens(4, 0.02)
     publisher.publish()
-
     buckets = triton.buckets("inter_token_latency_seconds")
     assert (buckets["0.004"], buckets["0.006"], buckets["+Inf"]) == (0, 4, 4)
     assert triton.sum("inter_token_latency_seconds") == pytest.approx(0.02)
     assert triton["generated_tokens_total"] == 7
 
 
-def test_tokens_are_never_a_message_each(metrics: BackendMetrics, triton: FakeMetrics, publisher: Publisher) -> None:
+def test_tokens_are_never_a_message_each(metrics, triton, publisher):
     publisher.publish()
     for _ in range(50_000):
         metrics.tokens(1, 0.02)
     before = triton.writes
     publisher.publish()
-
     assert triton.all("inter_token_latency_seconds_count")[0].value == 50_000
     assert triton.writes - before <= len(INTER_TOKEN.buckets) + 4
 
 
-def test_several_threads_lose_nothing(metrics: BackendMetrics, triton: FakeMetrics, publisher: Publisher) -> None:
+def test_several_threads_lose_nothing(metrics, triton, publisher):
     """Threads as in the service: one counts tokens, any thread counts the rest, while a publication runs."""
     ended = threading.Event()
 
-    def publish() -> None:
+    def publish():
         while not ended.is_set():
             publisher.publish()
 
-    def serve() -> None:
+    def serve():
         for _ in range(2000):
             metrics.accepted(2)
             metrics.first_token(0.2)
@@ -334,7 +303,7 @@ def test_several_threads_lose_nothing(metrics: BackendMetrics, triton: FakeMetri
             metrics.aborted("stop")
             metrics.ended("stop", 1.5, num_input_tokens=3, num_output_tokens=2, num_cached_tokens=1)
 
-    def generate() -> None:
+    def generate():
         for _ in range(20_000):
             metrics.tokens(2, 0.04)
 
@@ -356,30 +325,28 @@ def test_several_threads_lose_nothing(metrics: BackendMetrics, triton: FakeMetri
     assert triton.buckets("inter_token_latency_seconds")["0.02"] == 40_000
 
 
-def test_stop_publishes_once_more(metrics: BackendMetrics, triton: FakeMetrics, publisher: Publisher) -> None:
-    publisher.start()
+@pytest.mark.parametrize("started", [True, False])
+def test_stop_publishes_once_more(metrics, triton, publisher, started):
+    if started:
+        publisher.start()
     metrics.accepted(1)
     publisher.stop()
-
     assert triton["requests_accepted_total"] == 1
     assert triton.closed
 
 
-def test_nothing_is_lost_while_the_instance_before_still_has_the_series(
-    metrics: BackendMetrics, triton: FakeMetrics, publisher: Publisher
-) -> None:
+def test_nothing_is_lost_while_the_instance_before_still_has_the_series(metrics, triton, publisher):
     triton.free = False
     metrics.accepted(1)
     publisher.publish()
     assert triton.made == []
-
     triton.free = True
     metrics.accepted(1)
     publisher.publish()
     assert triton["requests_accepted_total"] == 2
 
 
-def test_one_process_at_a_time_has_the_turn() -> None:
+def test_one_process_at_a_time_has_the_turn():
     labels = {"model": str(uuid.uuid4()), "version": "1"}
     old, new, other = MetricsLease(labels), MetricsLease(labels), MetricsLease({**labels, "version": "2"})
     try:
@@ -395,33 +362,19 @@ def test_one_process_at_a_time_has_the_turn() -> None:
             turn.give_back()
 
 
-def test_stop_before_start_publishes_too(metrics: BackendMetrics, triton: FakeMetrics, publisher: Publisher) -> None:
-    metrics.accepted(1)
-    publisher.stop()
-
-    assert triton["requests_accepted_total"] == 1
-
-
-def test_a_refused_write_is_the_last_and_is_said_once(
-    metrics: BackendMetrics, triton: FakeMetrics, publisher: Publisher, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_refused_write_is_the_last_and_is_said_once(metrics, triton, publisher, caplog):
     triton.refusing = True
     with caplog.at_level(logging.ERROR):
         publisher.publish()
         triton.refusing = False
         publisher.start()
         publisher.stop()
-
-    assert [record.message for record in caplog.records] == [
-        "a metric can't be written; serving goes on, nothing more is published on /metrics"
-    ]
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert triton.asked == 1
 
 
-def test_an_engine_that_has_no_state_to_tell_leaves_the_counters_going(
-    metrics: BackendMetrics, triton: FakeMetrics, caplog: pytest.LogCaptureFixture
-) -> None:
-    def unreadable() -> None:
+def test_an_engine_that_has_no_state_to_tell_leaves_the_counters_going(metrics, triton, caplog):
+    def unreadable():
         raise OSError("no stats")
 
     publisher = Publisher(metrics, triton, observe_state=unreadable, period_s=3600)
@@ -429,41 +382,44 @@ def test_an_engine_that_has_no_state_to_tell_leaves_the_counters_going(
         for _ in range(3):
             metrics.accepted(1)
             publisher.publish()
-
     assert triton["requests_accepted_total"] == 3
     assert len(caplog.records) == 1
 
 
-def test_info_says_what_is_served(triton: FakeMetrics) -> None:
+def test_info_says_what_is_served(triton):
     config = parse_config({"model": "/models/r1", "triton_config": {"engine": "simulated"}}, version_dir=Path("/none"))
     Publisher(BackendMetrics(info(config)), triton, observe_state=lambda: None, period_s=1).publish()
-
     assert triton.at("info", engine="simulated", checkpoint="/models/r1", release="") == 1
 
 
 @pytest.fixture
-def engine() -> ScriptedEngine:
+def engine():
     return ScriptedEngine()
 
 
-def test_a_request_through_the_service_is_counted(
-    metrics: BackendMetrics, triton: FakeMetrics, engine: ScriptedEngine
-) -> None:
+@contextlib.contextmanager
+def publishing(metrics, triton, engine):
+    """A service, and a publisher of its metrics that publishes once more at the end."""
     service = Service(parse_config({"model": "m"}, version_dir=Path()), engine, metrics=metrics)
     service.start()
     publisher = Publisher(metrics, triton, observe_state=service.publish_state, period_s=3600)
-    served, refused = _send(service, max_tokens=5), _send(service, max_tokens=-1)
-    _send(service, stop=True)  # answered by an error, but nothing that was refused
-    (request,) = engine.requests
-    publisher.publish()
-    assert triton["inflight_sequences"] == 1
-    engine.step([(request, Step(token_ids=[1], num_input_tokens=4))])
-    engine.step([(request, Step(token_ids=[2, 3], num_input_tokens=4, num_cached_tokens=2, finish_reason="length"))])
-    for reply in (served, refused):
-        assert reply.done.wait(PATIENCE_S)
+    yield service, publisher
     service.stop()
     publisher.stop()
 
+
+def test_a_request_through_the_service_is_counted(metrics, triton, engine):
+    with publishing(metrics, triton, engine) as (service, publisher):
+        served, refused = _send(service, max_tokens=5), _send(service, max_tokens=-1)
+        _send(service, stop=True)  # answered by an error, but nothing that was refused
+        (request,) = engine.requests
+        publisher.publish()
+        assert triton["inflight_sequences"] == 1
+        engine.step([(request, Step(token_ids=[1], num_input_tokens=4))])
+        last = {"num_input_tokens": 4, "num_cached_tokens": 2, "finish_reason": "length"}
+        engine.step([(request, Step(token_ids=[2, 3], **last))])
+        for reply in (served, refused):
+            assert reply.done.wait(PATIENCE_S)
     assert triton["requests_accepted_total"] == 1
     assert triton.at("requests_finished_total", outcome="length") == 1
     assert triton.at("requests_refused_total", code="E_INVALID_ARGUMENT") == 1
@@ -475,27 +431,15 @@ def test_a_request_through_the_service_is_counted(
     assert triton.at("field_unsupported", field="min_p") == 1
 
 
-@pytest.mark.parametrize(
-    ("generation_s", "num_first", "num_between"), [(3.0, 1, 2), (0.0, 1, 2), (math.nan, 0, 0)], ids=str
-)
+@pytest.mark.parametrize(("generation_s", "num_first", "num_between"), [(3.0, 1, 2), (0.0, 1, 2), (math.nan, 0, 0)])
 def test_the_times_of_an_answer_that_comes_whole_are_the_engines(
-    metrics: BackendMetrics,
-    triton: FakeMetrics,
-    engine: ScriptedEngine,
-    generation_s: float,
-    num_first: int,
-    num_between: int,
-) -> None:
-    service = Service(parse_config({"model": "m"}, version_dir=Path()), engine, metrics=metrics)
-    service.start()
-    publisher = Publisher(metrics, triton, observe_state=service.publish_state, period_s=3600)
-    reply = _send(service, max_tokens=3)
-    (request,) = engine.requests
-    engine.step([(request, Step(token_ids=[1, 2, 3], finish_reason="length", generation_s=generation_s))])
-    assert reply.done.wait(PATIENCE_S)
-    service.stop()
-    publisher.stop()
-
+    metrics, triton, engine, generation_s, num_first, num_between
+):
+    with publishing(metrics, triton, engine) as (service, _):
+        reply = _send(service, max_tokens=3)
+        step = Step(token_ids=[1, 2, 3], finish_reason="length", generation_s=generation_s)
+        engine.step([(engine.requests[0], step)])
+        assert reply.done.wait(PATIENCE_S)
     assert triton["generated_tokens_total"] == 3
     assert triton.buckets("time_to_first_token_seconds")["+Inf"] == num_first
     between = triton.buckets("inter_token_latency_seconds")
@@ -503,7 +447,7 @@ def test_the_times_of_an_answer_that_comes_whole_are_the_engines(
     assert between["1"] == (0 if generation_s else 2) * bool(num_between)
 
 
-def _send(service: Service, **parameters: object) -> ListReply:
+def _send(service, **parameters):
     reply = ListReply()
     service.accept({"text_input": np.array([b"hello"], dtype=np.object_)}, json.dumps(parameters), reply)
     return reply

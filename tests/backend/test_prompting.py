@@ -1,8 +1,5 @@
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import count
 
 import pytest
 
@@ -11,104 +8,94 @@ from deepseek_backend.engines.base import Step, group_by_sink
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams, SharedTokenIds
 from deepseek_backend.engines.prompting import check_prompt_length, prompt_token_ids, render_chat
 from deepseek_backend.errors import RequestError
+from deepseek_backend.request.chat_rendering import ChatFacts, ChatRenderer
+from deepseek_backend.request.expansion import expand
+from deepseek_backend.request.parsed_request import ParsedRequest, Prompt
+from support.fakes import ScriptedEngine
 
 CHAT = [{"role": "user", "content": "Hi"}]
 
 
 class Inner:
-    def apply_chat_template(
-        self,
-        conversation: Sequence[Any],
-        tools: object = None,
-        chat_template: str = "",
-        tokenize: bool = True,
-        **kwargs: Any,
-    ) -> str:
+    def apply_chat_template(self, conversation, tools=None, chat_template="", tokenize=True, **kwargs):
         return f"{conversation} {tools} {kwargs}"
 
 
 class Wrapper:
     """A wrapper that names no arguments which it passes on, like TensorRT-LLM's."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.tokenizer = Inner()
 
-    def apply_chat_template(self, messages: Sequence[Any], **kwargs: Any) -> str:
+    def apply_chat_template(self, messages, **kwargs):
         return self.tokenizer.apply_chat_template(messages, **kwargs)
 
 
-@pytest.mark.parametrize("tokenizer", [Inner(), Wrapper()], ids=["transformers", "wrapped"])
-@pytest.mark.parametrize("name", ["chat_template", "tokenize", "conversation"])
-def test_reserved_arguments_are_found_in_both_tokenizers(tokenizer: Any, name: str) -> None:
-    with pytest.raises(RequestError, match=f"chat_template_kwargs: {name} can't be set by a request"):
-        render_chat(tokenizer, CHAT, {name: "x"})
-    text = render_chat(tokenizer, CHAT, {"tools": [1], "thinking": True})
-    assert text == f"{CHAT} [1] {{'add_generation_prompt': True, 'thinking': True}}"
+def test_reserved_arguments_are_found_in_both_tokenizers():
+    for tokenizer in (Inner(), Wrapper()):
+        for name in ("chat_template", "tokenize", "conversation"):
+            with pytest.raises(RequestError, match=f"chat_template_kwargs: {name} can't be set by a request"):
+                render_chat(tokenizer, CHAT, {"thinking": True, name: "x"})
+        text = render_chat(tokenizer, CHAT, {"tools": [1], "thinking": True})
+        assert text == f"{CHAT} [1] {{'add_generation_prompt': True, 'thinking': True}}"
 
 
-def request(prompt: str = "", token_ids: tuple[int, ...] | None = None, **sampling: Any) -> GenerateRequest:
+def request(prompt="", token_ids=None, **sampling):
     return GenerateRequest(
-        request_id="r",
-        prompt=prompt,
-        prompt_token_ids=token_ids,
-        sampling=SamplingParams(**sampling),
-        max_tokens=1,
+        request_id="r", prompt=prompt, prompt_token_ids=token_ids, sampling=SamplingParams(**sampling), max_tokens=1
     )
 
 
-def encode(text: str, add_special_tokens: bool) -> list[int]:
+def encode(text, add_special_tokens):
     return [0] * add_special_tokens + list(map(ord, text))
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (request("ab"), [0, 97, 98]),
-        (request("ab", add_special_tokens=False), [97, 98]),
-        (request("ab", truncate_prompt_tokens=1), [98]),
-        (request("ab", truncate_prompt_tokens=9), [0, 97, 98]),
-        (request(token_ids=(5, 7)), [5, 7]),
-        (request(token_ids=(5, 7), truncate_prompt_tokens=1), [7]),
-        (request(token_ids=()), []),
-    ],
-)
-def test_a_prompt_becomes_token_ids(given: GenerateRequest, expected: list[int]) -> None:
-    assert list(prompt_token_ids(given, encode, 100)) == expected
+TOKENISED = [
+    (request("ab"), [0, 97, 98]),
+    (request("ab", add_special_tokens=False), [97, 98]),
+    (request("ab", truncate_prompt_tokens=1), [98]),
+    (request("ab", truncate_prompt_tokens=9), [0, 97, 98]),
+    (request(token_ids=(5, 7)), [5, 7]),
+    (request(token_ids=(5, 7), truncate_prompt_tokens=1), [7]),
+    (request(token_ids=()), []),
+]
 
 
-def test_a_prompt_with_several_answers_is_tokenised_once() -> None:
-    texts: list[str] = []
+def test_a_prompt_becomes_token_ids():
+    assert [list(prompt_token_ids(one, encode, 100)) for one, _ in TOKENISED] == [ids for _, ids in TOKENISED]
 
-    def encode_once(text: str, add_special_tokens: bool) -> list[int]:
+
+def test_a_prompt_with_several_answers_is_tokenised_once():
+    texts = []
+
+    def encode_once(text, add_special_tokens):
         texts.append(text)
         return encode(text, add_special_tokens)
 
     shared = SharedTokenIds()
     answers = [replace(request("ab", add_special_tokens=False, seed=seed), shared_token_ids=shared) for seed in (1, 2)]
-
     assert [prompt_token_ids(answer, encode_once, 100) for answer in answers] == [[97, 98], [97, 98]]
     assert texts == ["ab"]
 
 
-def test_the_next_answer_tries_again_where_tokenising_failed() -> None:
-    def fail(text: str, add_special_tokens: bool) -> list[int]:
+def test_the_next_answer_tries_again_where_tokenising_failed():
+    def fail(text, add_special_tokens):
         raise ValueError(text)
 
     answer = replace(request("ab"), shared_token_ids=SharedTokenIds())
-
     with pytest.raises(ValueError, match="ab"):
         prompt_token_ids(answer, fail, 100)
     assert prompt_token_ids(answer, encode, 100) == [0, 97, 98]
 
 
-def test_ids_are_checked_before_they_are_cut() -> None:
+def test_ids_are_checked_before_they_are_cut():
     with pytest.raises(RequestError, match=r"^input_ids: expected token ids from 0 to 7, got 8$"):
         prompt_token_ids(request(token_ids=(8, 1), truncate_prompt_tokens=1), encode, 8)
     with pytest.raises(RequestError, match=r"^input_ids: expected token ids from 0, got -1$"):
         prompt_token_ids(request(token_ids=(8, -1)), encode, None)
 
 
-def test_too_long_and_empty_prompts_are_refused_with_the_fix() -> None:
+def test_too_long_and_empty_prompts_are_refused_with_the_fix():
     check_prompt_length(1, 1)
     with pytest.raises(RequestError, match="no tokens; give some text") as caught:
         check_prompt_length(0, 1)
@@ -119,7 +106,7 @@ def test_too_long_and_empty_prompts_are_refused_with_the_fix() -> None:
 
 
 class Entry:
-    def __init__(self, sink: Any) -> None:
+    def __init__(self, sink):
         self.sink = sink
         self.request = request()
 
@@ -127,14 +114,14 @@ class Entry:
 class Sink:
     """A sink that equals every other one: sinks are told apart by identity."""
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other):
         return True
 
-    def on_steps(self, steps: Sequence[tuple[GenerateRequest, Step]]) -> None:
+    def on_steps(self, steps):
         raise NotImplementedError
 
 
-def test_each_sink_gets_its_steps_in_order() -> None:
+def test_each_sink_gets_its_steps_in_order():
     left, right = Sink(), Sink()
     entries = [Entry(sink) for sink in (left, left, right, left, right)]
     steps = [Step(text=str(number)) for number in range(5)]
@@ -144,3 +131,27 @@ def test_each_sink_gets_its_steps_in_order() -> None:
         (False, ["2", "4"]),
     ]
     assert list(group_by_sink([])) == []
+
+
+def expanded(*prompts, **sampling):
+    parsed = ParsedRequest(prompts=prompts, sampling=SamplingParams(**sampling), max_tokens=5)
+    engine = ScriptedEngine()
+    return expand(parsed, engine, ChatRenderer(engine, ChatFacts(form=None), eos_token=""), count(1))
+
+
+def test_each_answer_to_each_prompt_is_a_request_of_its_own():
+    requests = expanded(Prompt(text="a"), Prompt(token_ids=(7, 8)), n=2, temperature=1.0, seed=3)
+    assert [request.request_id for request in requests] == ["1", "2", "3", "4"]
+    assert [(request.prompt, request.prompt_token_ids) for request in requests[1:3]] == [("a", None), ("", (7, 8))]
+    assert [request.sampling.seed for request in requests] == [3, 4, 3, 4]
+
+
+def test_the_answers_to_one_prompt_share_its_token_ids_and_no_others():
+    first, second, other, _ = (
+        request.shared_token_ids for request in expanded(Prompt(text="a"), Prompt(text="b"), n=2)
+    )
+    (single,) = expanded(Prompt(text="a"))
+    assert first is not None
+    assert first is second
+    assert first is not other
+    assert single.shared_token_ids is None

@@ -1,24 +1,22 @@
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from tokenizers import Tokenizer
 
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import SAMPLING_FIELDS, ErrorCode
 from deepseek_backend.engines import create_engine
-from deepseek_backend.engines.base import PerfMetrics, Step, TokenLogprobs
+from deepseek_backend.engines.base import PerfMetrics, Step
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.prompting import bos_token
 from deepseek_backend.engines.reference import ReferenceEngine, token_logprobs
@@ -30,7 +28,6 @@ from support.random_checkpoint import BOS, EOS
 
 pytestmark = pytest.mark.slow
 
-Logits = npt.NDArray[np.float32]
 
 TIMEOUT_S = 120
 PROMPT = DEMO_PROMPTS[0]
@@ -45,15 +42,15 @@ class Answer:
     done: threading.Event = field(default_factory=threading.Event)
 
     @property
-    def text(self) -> str:
+    def text(self):
         return "".join(step.text for step in self.steps)
 
     @property
-    def token_ids(self) -> list[int]:
+    def token_ids(self):
         return [token_id for step in self.steps for token_id in step.token_ids]
 
     @property
-    def last(self) -> Step:
+    def last(self):
         assert self.done.wait(TIMEOUT_S), "no last step"
         return self.steps[-1]
 
@@ -61,12 +58,12 @@ class Answer:
 class Collector:
     """A sink that holds the engine to the protocol: one call at a time, one last step, nothing after it."""
 
-    def __init__(self) -> None:
-        self.answers: dict[str, Answer] = {}
-        self.call_sizes: list[int] = []
+    def __init__(self):
+        self.answers = {}
+        self.call_sizes = []
         self._busy = threading.Lock()
 
-    def on_steps(self, steps: Sequence[tuple[GenerateRequest, Step]]) -> None:
+    def on_steps(self, steps):
         assert self._busy.acquire(blocking=False), "two calls at once"
         self.call_sizes.append(len(steps))
         for request, step in steps:
@@ -83,14 +80,7 @@ class Collector:
 _ids = itertools.count()
 
 
-def submit(
-    engine: ReferenceEngine,
-    collector: Collector,
-    prompt: str | Sequence[int] = PROMPT,
-    max_tokens: int = 8,
-    priority: int = 0,
-    **sampling: Any,
-) -> tuple[str, Answer]:
+def submit(engine, collector, prompt=PROMPT, max_tokens=8, priority=0, **sampling):
     request_id = str(next(_ids))
     request = GenerateRequest(
         request_id=request_id,
@@ -105,52 +95,53 @@ def submit(
     return request_id, answer
 
 
-def generate(
-    engine: ReferenceEngine, prompt: str | Sequence[int] = PROMPT, max_tokens: int = 8, **sampling: Any
-) -> Answer:
+def generate(engine, prompt=PROMPT, max_tokens=8, **sampling):
     _, answer = submit(engine, Collector(), prompt, max_tokens, **sampling)
     assert answer.last
     return answer
 
 
-def config(model: str | Path, version_dir: Path = Path(), **options: Any) -> BackendConfig:
+def config(model, version_dir=Path(), **options):
     return BackendConfig(
-        engine="reference",
-        llm_args={"model": str(model)},
-        engine_options=options,
-        version_dir=version_dir,
+        engine="reference", llm_args={"model": str(model)}, engine_options=options, version_dir=version_dir
     )
 
 
 @pytest.fixture(scope="module")
-def folder(random_checkpoint: Path) -> Path:
+def folder(random_checkpoint):
     return random_checkpoint
 
 
 @pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> Tokenizer:
+def tokenizer(folder):
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
-@pytest.fixture(scope="module")
-def engine(folder: Path) -> Iterator[ReferenceEngine]:
-    """Make an engine with fewer slots than the largest test has requests, so that rows wait, join and leave."""
-    engine = ReferenceEngine(config(folder, max_num_seqs=5))
+@contextlib.contextmanager
+def running(configuration):
+    engine = create_engine(configuration)
     engine.start()
-    yield engine
-    engine.stop()
+    try:
+        yield engine
+    finally:
+        engine.stop()
+
+
+@pytest.fixture(scope="module")
+def engine(folder):
+    """Make an engine with fewer slots than the largest test has requests, so that rows wait, join and leave."""
+    with running(config(folder, max_num_seqs=5)) as engine:
+        yield engine
 
 
 @pytest.fixture
-def own_engine(folder: Path) -> Iterator[ReferenceEngine]:
+def own_engine(folder):
     """Make an engine for a single test, which may stop or break it."""
-    engine = ReferenceEngine(config(folder, max_num_seqs=2))
-    engine.start()
-    yield engine
-    engine.stop()
+    with running(config(folder, max_num_seqs=2)) as engine:
+        yield engine
 
 
-def plain_logits(engine: ReferenceEngine, token_ids: Sequence[int]) -> Logits:
+def plain_logits(engine, token_ids):
     """Return the logits [len(token_ids), vocab_size] of one forward pass over a whole sequence, without a batch."""
     assert engine._checkpoint
     runner = ModelRunner(engine._checkpoint.model, 1)
@@ -160,9 +151,7 @@ def plain_logits(engine: ReferenceEngine, token_ids: Sequence[int]) -> Logits:
 # --- generation ------------------------------------------------------------------------------------------------------
 
 
-def test_concurrent_requests_give_the_same_text_as_alone_and_as_plain_passes(
-    engine: ReferenceEngine, tokenizer: Tokenizer
-) -> None:
+def test_concurrent_requests_give_the_same_text_as_alone_and_as_plain_passes(engine, tokenizer):
     collector = Collector()
     jobs = [(prompt, max_tokens) for max_tokens in (3, 17, 33, DEMO_MAX_TOKENS) for prompt in DEMO_PROMPTS]
     answers = {job: submit(engine, collector, *job)[1] for job in jobs}
@@ -181,13 +170,13 @@ def test_concurrent_requests_give_the_same_text_as_alone_and_as_plain_passes(
     assert max(collector.call_sizes) >= 5, "never ran as one batch"
 
 
-def test_counts_the_prompt_with_bos_unless_told_otherwise(engine: ReferenceEngine, tokenizer: Tokenizer) -> None:
+def test_counts_the_prompt_with_bos_unless_told_otherwise(engine, tokenizer):
     num_tokens = len(tokenizer.encode(PROMPT).ids)
     assert {step.num_input_tokens for step in generate(engine).steps} == {num_tokens}
     assert generate(engine, add_special_tokens=False).last.num_input_tokens == num_tokens - 1
 
 
-def test_a_seed_repeats_whatever_runs_beside_it(engine: ReferenceEngine) -> None:
+def test_a_seed_repeats_whatever_runs_beside_it(engine):
     alone = generate(engine, max_tokens=30, temperature=0.8, seed=11)
     collector = Collector()
     others = [submit(engine, collector, prompt, 20)[1] for prompt in DEMO_PROMPTS[1:]]
@@ -197,7 +186,7 @@ def test_a_seed_repeats_whatever_runs_beside_it(engine: ReferenceEngine) -> None
     assert again.text == alone.text != different.text
 
 
-def test_stop_token_ends_the_text_and_is_counted_not_shown(engine: ReferenceEngine, tokenizer: Tokenizer) -> None:
+def test_stop_token_ends_the_text_and_is_counted_not_shown(engine, tokenizer):
     free = generate(engine, max_tokens=10)
     stop_id = free.token_ids[6]
     end = free.token_ids.index(stop_id) + 1
@@ -209,41 +198,33 @@ def test_stop_token_ends_the_text_and_is_counted_not_shown(engine: ReferenceEngi
     assert said.text == tokenizer.decode(free.token_ids[:end])
 
 
-def test_min_tokens_delays_the_stop(engine: ReferenceEngine) -> None:
+def test_min_tokens_delays_the_stop(engine):
     first = generate(engine, max_tokens=1).token_ids[0]
     answer = generate(engine, max_tokens=6, min_tokens=4, stop_token_ids=(first,))
     assert first not in answer.token_ids[:4]
     assert len(answer.token_ids) >= 5
 
 
-@pytest.mark.parametrize("as_list", [False, True])
-def test_end_token_of_the_generation_config_ends_the_text(
-    engine: ReferenceEngine, folder: Path, tmp_path: Path, as_list: bool
-) -> None:
+def test_end_tokens_of_the_generation_config_end_the_text(engine, folder, tmp_path):
     free = generate(engine, max_tokens=12)
     eos = free.token_ids[8]
     end = free.token_ids.index(eos) + 1
     copy = shutil.copytree(folder, tmp_path / "checkpoint")
-    generation_config = json.loads((copy / "generation_config.json").read_text())
-    generation_config["eos_token_id"] = [1, eos] if as_list else eos
+    generation_config = json.loads((copy / "generation_config.json").read_text()) | {"eos_token_id": [1, eos]}
     (copy / "generation_config.json").write_text(json.dumps(generation_config))
-    other = ReferenceEngine(config(copy))
-    other.start()
-    try:
+    with running(config(copy)) as other:
         answer = generate(other, max_tokens=12)
         assert (answer.last.finish_reason, answer.last.stop_reason) == ("stop", None)
         assert answer.token_ids == free.token_ids[:end]
         assert free.text.startswith(answer.text)
         ignored = generate(other, max_tokens=12, ignore_eos=True)
         assert (ignored.text, ignored.last.finish_reason) == (free.text, "length")
-    finally:
-        other.stop()
 
 
 # --- prompts ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_in_token_ids_is_used_unchanged(engine: ReferenceEngine, tokenizer: Tokenizer) -> None:
+def test_a_prompt_in_token_ids_is_used_unchanged(engine, tokenizer):
     token_ids = tokenizer.encode(PROMPT).ids
     answer = generate(engine, token_ids)
     assert answer.token_ids == generate(engine).token_ids
@@ -251,32 +232,33 @@ def test_a_prompt_in_token_ids_is_used_unchanged(engine: ReferenceEngine, tokeni
     assert generate(engine, token_ids[1:]).last.num_input_tokens == len(token_ids) - 1
 
 
-@pytest.mark.parametrize("beyond", [-1, 0])
-def test_token_ids_outside_the_vocabulary_are_refused(engine: ReferenceEngine, folder: Path, beyond: int) -> None:
+def test_token_ids_outside_the_vocabulary_are_refused(engine, folder):
     vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
-    token_id = -1 if beyond else vocab_size
-    error = generate(engine, [5, token_id], repetition_penalty=1.2).last.error
-    assert isinstance(error, RequestError)
-    assert str(error) == f"input_ids: expected token ids from 0 to {vocab_size - 1}, got {token_id}"
+    for name, token_id, fields in [
+        ("input_ids", -1, {"prompt": [5, -1], "repetition_penalty": 1.2}),
+        ("input_ids", vocab_size, {"prompt": [5, vocab_size], "repetition_penalty": 1.2}),
+        ("logit_bias", vocab_size, {"logit_bias": {5: 1.0, vocab_size: 1.0}}),
+    ]:
+        error = generate(engine, **fields).last.error
+        assert isinstance(error, RequestError)
+        assert str(error) == f"{name}: expected token ids from 0 to {vocab_size - 1}, got {token_id}"
     assert generate(engine, [vocab_size - 1]).last.finish_reason == "length"
 
 
-@pytest.mark.parametrize("kept", [1, 3, 1000])
-def test_truncation_keeps_the_last_tokens(engine: ReferenceEngine, tokenizer: Tokenizer, kept: int) -> None:
+def test_truncation_keeps_the_last_tokens(engine, tokenizer):
     token_ids = tokenizer.encode(PROMPT).ids
-    expected = generate(engine, token_ids[-kept:])
+    expected = generate(engine, token_ids[-3:])
     for prompt in (PROMPT, token_ids):
-        answer = generate(engine, prompt, truncate_prompt_tokens=kept)
-        assert answer.token_ids == expected.token_ids
-        assert answer.last.num_input_tokens == min(kept, len(token_ids))
+        answer = generate(engine, prompt, truncate_prompt_tokens=3)
+        assert (answer.token_ids, answer.last.num_input_tokens) == (expected.token_ids, 3)
 
 
-def test_begin_of_sentence_token_is_known(engine: ReferenceEngine, tokenizer: Tokenizer) -> None:
+def test_begin_of_sentence_token_is_known(engine, tokenizer):
     assert engine.capabilities.bos_token == BOS
     document = json.loads(tokenizer.to_str())
     document["post_processor"] = None
     without = Tokenizer.from_str(json.dumps(document))
-    encode: Any = lambda text, special: without.encode(text, add_special_tokens=special).ids  # noqa: E731
+    encode = lambda text, special: without.encode(text, add_special_tokens=special).ids  # noqa: E731
     assert bos_token(encode, without.decode) == ""
 
 
@@ -285,7 +267,7 @@ def test_begin_of_sentence_token_is_known(engine: ReferenceEngine, tokenizer: To
 CHAT = [{"role": "user", "content": "Hello"}]
 
 
-def test_chat_is_rendered_by_the_checkpoints_template(engine: ReferenceEngine, tokenizer: Tokenizer) -> None:
+def test_chat_is_rendered_by_the_checkpoints_template(engine, tokenizer):
     assert engine.render_chat(CHAT, {}) == f"{BOS}<｜User｜>Hello<｜Assistant｜></think>"
     prompt = engine.render_chat([*CHAT, {"role": "assistant", "content": "Hi"}, *CHAT], {"thinking": True})
     assert prompt == f"{BOS}<｜User｜>Hello<｜Assistant｜></think>Hi{EOS}<｜User｜>Hello<｜Assistant｜><think>"
@@ -293,59 +275,16 @@ def test_chat_is_rendered_by_the_checkpoints_template(engine: ReferenceEngine, t
     assert generate(engine, prompt, add_special_tokens=False).last.num_input_tokens == num_tokens
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["chat_template", "tokenize", "add_generation_prompt", "continue_final_message", "return_tensors", "conversation"],
-)
-def test_a_request_can_not_set_the_renderers_own_arguments(engine: ReferenceEngine, name: str) -> None:
-    with pytest.raises(RequestError, match=rf"^chat_template_kwargs: {name} can't be set by a request$"):
-        engine.render_chat(CHAT, {"thinking": True, name: "{{ messages }}"})
-
-
-@pytest.mark.parametrize(
-    ("messages", "template_kwargs", "problem"),
-    [
-        pytest.param([{"role": "wizard", "content": "a"}], {}, r"user or assistant, got wizard$", id="role"),
-        pytest.param([{"role": "user", "content": None}], {}, r"TypeError: .*NoneType", id="no content"),
-        pytest.param([{"role": "user", "content": 7}], {}, r"TypeError: ", id="number"),
-        pytest.param(["Hello"], {}, r"TypeError: expected each message to be an object", id="string"),
-        pytest.param([], {}, r"ValueError: expected at least one message", id="empty"),
-        pytest.param(CHAT, {"messages": []}, r"TypeError: .*messages", id="twice"),
-        pytest.param(CHAT, {"tools": [3]}, r"ValueError: expected each of the tools", id="tools"),
-    ],
-)
-def test_a_refusal_of_the_template_is_the_callers_fault_in_one_line(
-    engine: ReferenceEngine, messages: Any, template_kwargs: dict[str, Any], problem: str
-) -> None:
-    with pytest.raises(RequestError, match=r"messages: the chat template refuses them: .*" + problem) as caught:
-        engine.render_chat(messages, template_kwargs)
+def test_a_refusal_of_the_template_is_the_callers_fault(engine):
+    with pytest.raises(RequestError, match=r"messages: the chat template refuses them: .* got wizard$") as caught:
+        engine.render_chat([{"role": "wizard", "content": "a"}], {})
     assert caught.value.code is ErrorCode.INVALID_ARGUMENT
-    assert "\n" not in str(caught.value)
-
-
-def test_without_a_chat_template_chat_is_not_supported(folder: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(folder, tmp_path / "checkpoint")
-    tokenizer_config = json.loads((copy / "tokenizer_config.json").read_text())
-    del tokenizer_config["chat_template"]
-    (copy / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
-    engine = ReferenceEngine(config(copy))
-    with pytest.raises(UnavailableError, match="not been started"):
-        engine.render_chat(CHAT, {})
-    engine.start()
-    try:
-        with pytest.raises(RequestError, match="no chat template; send text_input") as caught:
-            engine.render_chat(CHAT, {})
-        assert caught.value.code is ErrorCode.UNSUPPORTED
-    finally:
-        engine.stop()
 
 
 # --- log-probabilities -----------------------------------------------------------------------------------------------
 
 
-def check_logprobs(
-    entries: Sequence[TokenLogprobs], token_ids: Sequence[int], logits: Logits, number: int, tokenizer: Tokenizer
-) -> None:
+def check_logprobs(entries, token_ids, logits, number, tokenizer):
     """Check `entries` against the plain model's `logits` [len(token_ids), vocab_size]."""
     assert len(entries) == len(token_ids)
     for got, token_id, row in zip(entries, token_ids, log_softmax(logits), strict=True):
@@ -358,19 +297,16 @@ def check_logprobs(
             assert entry.text == tokenizer.decode([entry.token_id], skip_special_tokens=False)
 
 
-@pytest.mark.parametrize("number", [0, 1, 5])
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        pytest.param({}, id="greedy"),
-        pytest.param({"temperature": 2.0, "top_p": 0.9, "presence_penalty": 1.5, "seed": 1}, id="sampled"),
-        pytest.param({"bad": (" the",), "repetition_penalty": 3.0}, id="steered"),
-        pytest.param({"logit_bias": {9: 50.0, 10: 49.5}, "temperature": 1.0}, id="biased"),
-    ],
-)
-def test_logprobs_are_those_of_the_plain_model_before_sampling(
-    engine: ReferenceEngine, tokenizer: Tokenizer, number: int, sampling: dict[str, Any]
-) -> None:
+SAMPLINGS = [
+    (1, {}),
+    (5, {"temperature": 2.0, "top_p": 0.9, "presence_penalty": 1.5, "seed": 1}),
+    (0, {"bad": (" the",), "repetition_penalty": 3.0}),
+    (5, {"logit_bias": {9: 50.0, 10: 49.5}, "temperature": 1.0}),
+]
+
+
+@pytest.mark.parametrize(("number", "sampling"), SAMPLINGS, ids=["greedy", "sampled", "steered", "biased"])
+def test_logprobs_are_those_of_the_plain_model_before_sampling(engine, tokenizer, number, sampling):
     """Other requests of the batch want no logprobs, or another number of them."""
     collector = Collector()
     _, quiet = submit(engine, collector, max_tokens=20)
@@ -390,13 +326,11 @@ def test_logprobs_are_those_of_the_plain_model_before_sampling(
     assert {len(step.logprobs) + len(step.prompt_logprobs) for step in quiet.steps} == {0}
 
 
-def test_a_long_prompts_logits_never_exist_all_at_once(
-    own_engine: ReferenceEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_prompts_logits_never_exist_all_at_once(own_engine, monkeypatch):
     sizes = []
     make_logits = ModelRunner.logits
 
-    def counted(runner: ModelRunner, hidden: Logits) -> Logits:
+    def counted(runner, hidden):
         sizes.append(len(hidden))
         return make_logits(runner, hidden)
 
@@ -417,7 +351,7 @@ def test_a_long_prompts_logits_never_exist_all_at_once(
         assert [entry.logprob for entry in piece] == pytest.approx([entry.logprob for entry in whole], abs=1e-4)
 
 
-def test_asking_for_logprobs_changes_no_text(engine: ReferenceEngine) -> None:
+def test_asking_for_logprobs_changes_no_text(engine):
     for sampling in ({}, {"temperature": 1.5, "seed": 4, "frequency_penalty": 1.0}):
         plain = generate(engine, max_tokens=20, **sampling)
         asked = generate(engine, max_tokens=20, logprobs=3, prompt_logprobs=0, **sampling)
@@ -427,7 +361,7 @@ def test_asking_for_logprobs_changes_no_text(engine: ReferenceEngine) -> None:
 # --- other fields of a request ----------------------------------------------------------------------------------------
 
 
-def test_a_bias_forces_a_token_and_keeps_others_out(engine: ReferenceEngine) -> None:
+def test_a_bias_forces_a_token_and_keeps_others_out(engine):
     free = generate(engine, max_tokens=30)
     assert generate(engine, max_tokens=5, logit_bias={9: 100.0}).token_ids == [9] * 5
     banned = dict.fromkeys(free.token_ids, -100.0)
@@ -435,14 +369,7 @@ def test_a_bias_forces_a_token_and_keeps_others_out(engine: ReferenceEngine) -> 
     assert generate(engine, max_tokens=30, logit_bias={}).token_ids == free.token_ids
 
 
-def test_a_bias_of_a_token_outside_the_vocabulary_is_refused(engine: ReferenceEngine, folder: Path) -> None:
-    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
-    error = generate(engine, logit_bias={5: 1.0, vocab_size: 1.0}).last.error
-    assert isinstance(error, RequestError)
-    assert str(error) == f"logit_bias: expected token ids from 0 to {vocab_size - 1}, got {vocab_size}"
-
-
-def test_bad_strings_are_not_generated(engine: ReferenceEngine) -> None:
+def test_bad_strings_are_not_generated(engine):
     """The string is one token, several tokens, or in the middle of the text, whose beginning stays the same."""
     free = generate(engine, max_tokens=30)
     words = free.text.split()
@@ -454,7 +381,7 @@ def test_bad_strings_are_not_generated(engine: ReferenceEngine) -> None:
     assert generate(engine, max_tokens=30, bad=("not to be met",)).text == free.text
 
 
-def test_performance_metrics_come_with_the_last_step(engine: ReferenceEngine) -> None:
+def test_performance_metrics_come_with_the_last_step(engine):
     before = time.monotonic_ns()
     answer = generate(engine, max_tokens=5, return_perf_metrics=True)
     metrics = answer.last.perf_metrics
@@ -477,17 +404,17 @@ def test_performance_metrics_come_with_the_last_step(engine: ReferenceEngine) ->
 class SlowCollector(Collector):
     """A sink that holds the engine's thread in its first delivery until it is released."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.delivering, self.go_on = threading.Event(), threading.Event()
 
-    def on_steps(self, steps: Sequence[tuple[GenerateRequest, Step]]) -> None:
+    def on_steps(self, steps):
         self.delivering.set()
         assert self.go_on.wait(TIMEOUT_S)
         super().on_steps(steps)
 
 
-def test_higher_priority_goes_first_and_equals_in_order(own_engine: ReferenceEngine) -> None:
+def test_higher_priority_goes_first_and_equals_in_order(own_engine):
     collector = SlowCollector()
     submit(own_engine, collector, max_tokens=1)
     assert collector.delivering.wait(TIMEOUT_S)
@@ -497,7 +424,7 @@ def test_higher_priority_goes_first_and_equals_in_order(own_engine: ReferenceEng
         scheduled.append((priority, answer))
     collector.go_on.set()
 
-    def scheduled_ns(answer: Answer) -> int:
+    def scheduled_ns(answer):
         assert answer.last.perf_metrics is not None
         return answer.last.perf_metrics.first_scheduled_time_ns
 
@@ -506,7 +433,7 @@ def test_higher_priority_goes_first_and_equals_in_order(own_engine: ReferenceEng
     assert own_engine.capabilities.priority
 
 
-def test_a_request_cancelled_before_it_ran_has_cached_nothing(own_engine: ReferenceEngine) -> None:
+def test_a_request_cancelled_before_it_ran_has_cached_nothing(own_engine):
     collector = SlowCollector()
     submit(own_engine, collector)
     assert collector.delivering.wait(TIMEOUT_S)
@@ -518,7 +445,7 @@ def test_a_request_cancelled_before_it_ran_has_cached_nothing(own_engine: Refere
     assert metrics == PerfMetrics(arrival_time_ns=metrics.arrival_time_ns)
 
 
-def test_every_field_of_the_contract_is_served_or_refused_with_a_reason(engine: ReferenceEngine) -> None:
+def test_every_field_of_the_contract_is_served_or_refused_with_a_reason(engine):
     """The service applies best_of, where the engine has logprobs to choose by."""
     capabilities = engine.capabilities
     guided = {field.name for field in SAMPLING_FIELDS if field.guided}
@@ -530,46 +457,24 @@ def test_every_field_of_the_contract_is_served_or_refused_with_a_reason(engine: 
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def short_engine(folder: Path) -> Iterator[ReferenceEngine]:
-    engine = ReferenceEngine(config(folder, max_seq_len=10))
-    engine.start()
-    yield engine
-    engine.stop()
+def test_prompt_and_answer_share_the_room(folder):
+    with running(config(folder, max_seq_len=10)) as short:
+        answer = generate(short, max_tokens=1000)
+        assert answer.last.finish_reason == "length"
+        assert len(answer.token_ids) == 10 - answer.last.num_input_tokens
+        assert short.capabilities.max_seq_len == 10
+        answer = generate(short, " the" * 8, max_tokens=5)
+        assert (answer.last.num_input_tokens, len(answer.token_ids)) == (9, 1)
+        error = generate(short, " the" * 9).last.error
+        assert error.code is ErrorCode.PROMPT_TOO_LONG
+        assert "10 tokens and at most 9 fit" in str(error)
+        answer = generate(short, " the" * 100, truncate_prompt_tokens=9)
+        assert (answer.last.finish_reason, answer.last.num_input_tokens) == ("length", 9)
+        assert generate(short, " the" * 100, truncate_prompt_tokens=10).last.error is not None
+        assert isinstance(generate(short, "", add_special_tokens=False).last.error, RequestError)
 
 
-def test_max_tokens_is_cut_to_the_room_left(short_engine: ReferenceEngine) -> None:
-    answer = generate(short_engine, max_tokens=1000)
-    assert answer.last.finish_reason == "length"
-    assert len(answer.token_ids) == 10 - answer.last.num_input_tokens
-    assert short_engine.capabilities.max_seq_len == 10
-
-
-def test_longest_prompt_gets_one_token(short_engine: ReferenceEngine) -> None:
-    answer = generate(short_engine, " the" * 8, max_tokens=5)
-    assert (answer.last.num_input_tokens, len(answer.token_ids)) == (9, 1)
-
-
-def test_too_long_a_prompt_is_refused_with_both_numbers(short_engine: ReferenceEngine) -> None:
-    error = generate(short_engine, " the" * 9).last.error
-    assert isinstance(error, RequestError)
-    assert error.code is ErrorCode.PROMPT_TOO_LONG
-    assert "10 tokens and at most 9 fit" in str(error)
-
-
-def test_truncation_makes_a_long_prompt_fit(short_engine: ReferenceEngine) -> None:
-    answer = generate(short_engine, " the" * 100, truncate_prompt_tokens=9)
-    assert (answer.last.finish_reason, answer.last.num_input_tokens) == ("length", 9)
-    assert generate(short_engine, " the" * 100, truncate_prompt_tokens=10).last.error is not None
-
-
-def test_a_prompt_without_tokens_is_refused(engine: ReferenceEngine) -> None:
-    error = generate(engine, "", add_special_tokens=False).last.error
-    assert isinstance(error, RequestError)
-    assert generate(engine).last.finish_reason == "length"
-
-
-def test_context_may_outgrow_the_first_cache(engine: ReferenceEngine) -> None:
+def test_context_may_outgrow_the_first_cache(engine):
     """Beyond 256 tokens the cache doubles, and a short request beside it goes on unchanged."""
     expected = generate(engine, max_tokens=DEMO_MAX_TOKENS).text
     collector = Collector()
@@ -583,7 +488,7 @@ def test_context_may_outgrow_the_first_cache(engine: ReferenceEngine) -> None:
 # --- life cycle ------------------------------------------------------------------------------------------------------
 
 
-def test_abort_ends_running_and_waiting_requests(own_engine: ReferenceEngine) -> None:
+def test_abort_ends_running_and_waiting_requests(own_engine):
     collector = Collector()
     running = [submit(own_engine, collector, max_tokens=4000) for _ in range(2)]
     for _, answer in running:
@@ -602,7 +507,7 @@ def test_abort_ends_running_and_waiting_requests(own_engine: ReferenceEngine) ->
     assert generate(own_engine).last.finish_reason == "length"
 
 
-def test_stats_count_running_and_waiting(own_engine: ReferenceEngine) -> None:
+def test_stats_count_running_and_waiting(own_engine):
     collector = Collector()
     answers = [submit(own_engine, collector, max_tokens=4000)[1] for _ in range(3)]
     for answer in answers[:2]:
@@ -612,7 +517,7 @@ def test_stats_count_running_and_waiting(own_engine: ReferenceEngine) -> None:
     assert 0 < stats.kv_blocks_used < stats.kv_blocks_total == 2 * 4096
 
 
-def test_stop_cancels_open_requests_and_refuses_further_ones(own_engine: ReferenceEngine) -> None:
+def test_stop_cancels_open_requests_and_refuses_further_ones(own_engine):
     collector = Collector()
     answers = [submit(own_engine, collector, max_tokens=4000)[1] for _ in range(4)]
     assert answers[0].started.wait(TIMEOUT_S)
@@ -625,7 +530,7 @@ def test_stop_cancels_open_requests_and_refuses_further_ones(own_engine: Referen
     assert own_engine.stats().num_running == 0
 
 
-def test_stop_cancels_requests_that_the_thread_has_not_seen(own_engine: ReferenceEngine) -> None:
+def test_stop_cancels_requests_that_the_thread_has_not_seen(own_engine):
     """They are submitted while the engine delivers, and it is stopped before it looks for new ones."""
     collector = SlowCollector()
     submit(own_engine, collector, max_tokens=4000)
@@ -640,20 +545,18 @@ def test_stop_cancels_requests_that_the_thread_has_not_seen(own_engine: Referenc
     assert unseen.last.finish_reason == "cancelled"
 
 
-def test_a_request_that_makes_the_tokenizer_fail_is_answered(own_engine: ReferenceEngine) -> None:
+def test_a_request_that_makes_the_tokenizer_fail_is_answered(own_engine):
     error = generate(own_engine, "\ud800").last.error
     assert isinstance(error, EngineError)
     assert "can't be read: TypeError" in str(error)
     assert own_engine.health().alive
 
 
-def test_a_request_without_room_in_memory_is_answered_and_the_others_go_on(
-    own_engine: ReferenceEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_without_room_in_memory_is_answered_and_the_others_go_on(own_engine, monkeypatch):
     assert own_engine._checkpoint
     vocab_size, make_zeros = own_engine._checkpoint.vocab_size, np.zeros
 
-    def no_room_for_a_vocabulary(shape: Any, *arguments: Any, **options: Any) -> Any:
+    def no_room_for_a_vocabulary(shape, *arguments, **options):
         if shape == vocab_size:
             raise MemoryError("Unable to allocate 4 GiB: out of memory")
         return make_zeros(shape, *arguments, **options)
@@ -671,32 +574,32 @@ def test_a_request_without_room_in_memory_is_answered_and_the_others_go_on(
     assert own_engine.health().alive
 
 
-def test_aborts_of_a_stopped_engine_are_not_kept(own_engine: ReferenceEngine) -> None:
+def test_aborts_of_a_stopped_engine_are_not_kept(own_engine):
     own_engine.stop()
     own_engine.abort("a")
     assert not own_engine._aborts
 
 
-def test_load_is_timed_in_phases(own_engine: ReferenceEngine) -> None:
+def test_load_is_timed_in_phases(own_engine):
     assert list(own_engine.load_seconds) == ["checkpoint", "tokenizer", "weights"]
     assert all(0 <= seconds < TIMEOUT_S for seconds in own_engine.load_seconds.values())
 
 
-def test_before_start_no_request_is_served(folder: Path) -> None:
+def test_before_start_no_request_is_served(folder):
     engine = ReferenceEngine(config(folder))
     assert engine.load_seconds == {}
     assert not engine.health().alive
     assert isinstance(generate(engine).last.error, UnavailableError)
+    with pytest.raises(UnavailableError, match="not been started"):
+        engine.render_chat(CHAT, {})
     engine.stop()
     with pytest.raises(RuntimeError, match="start"):
         _ = engine.capabilities
 
 
 @pytest.mark.parametrize("forward", ["prefill", "decode"])
-def test_a_failing_forward_pass_fails_every_request_and_the_engine(
-    own_engine: ReferenceEngine, monkeypatch: pytest.MonkeyPatch, forward: str
-) -> None:
-    def fail(*_: object, **__: object) -> None:
+def test_a_failing_forward_pass_fails_every_request_and_the_engine(own_engine, monkeypatch, forward):
+    def fail(*_, **__):
         raise RuntimeError("out of\nmemory")
 
     collector = Collector()
@@ -717,78 +620,66 @@ def test_a_failing_forward_pass_fails_every_request_and_the_engine(
 # --- configuration ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        pytest.param(
-            {"max_num_seq": 4}, r"max_num_seq: unknown option; known: max_num_seqs, max_seq_len", id="unknown"
-        ),
-        pytest.param({"max_num_seqs": 0}, r"max_num_seqs: expected a whole number from 1, got 0", id="no slots"),
-        pytest.param({"max_num_seqs": True}, r"max_num_seqs: expected a whole number", id="bool"),
-        pytest.param({"max_seq_len": 1}, r"max_seq_len: expected a whole number from 2, got 1", id="no room"),
-        pytest.param({"num_threads": "2"}, r"num_threads: expected a whole number from 1, got '2'", id="string"),
-        pytest.param({"device": "cpu"}, r"device: unknown option", id="device"),
-        pytest.param(
-            {"a": 1, "num_threads": 0}, r"a: unknown .*; triton_config.engine_options.num_threads: expected", id="both"
-        ),
-    ],
-)
-def test_bad_options_are_refused_by_name(options: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        ReferenceEngine(config("tiny", **options))
+BAD_OPTIONS = [
+    ({"max_num_seq": 4}, "max_num_seq: unknown option; known: max_num_seqs, max_seq_len"),
+    ({"max_num_seqs": 0}, "max_num_seqs: expected a whole number from 1, got 0"),
+    ({"max_num_seqs": True}, "max_num_seqs: expected a whole number"),
+    ({"max_seq_len": 1}, "max_seq_len: expected a whole number from 2, got 1"),
+    ({"num_threads": "2"}, "num_threads: expected a whole number from 1, got '2'"),
+    ({"a": 1, "num_threads": 0}, "a: unknown .*; triton_config.engine_options.num_threads: expected"),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("nowhere", r"^there is no checkpoint at /.*/nowhere, where .* the reference engine downloads nothing$"),
-        ("empty", r"^can't load the checkpoint 'empty': config.json: can't be read: No such file or directory$"),
-    ],
-)
-def test_a_missing_checkpoint_is_reported_in_one_line(tmp_path: Path, name: str, problem: str) -> None:
+def test_bad_options_are_refused_by_name(subtests):
+    for options, problem in BAD_OPTIONS:
+        with subtests.test(problem), pytest.raises(ConfigError, match=problem):
+            ReferenceEngine(config("tiny", **options))
+
+
+def test_a_missing_checkpoint_is_reported_in_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
-    engine = ReferenceEngine(config(name, tmp_path))
-    with pytest.raises(EngineError, match=problem):
-        engine.start()
-    assert not engine.health().alive
+    for name, problem in [
+        ("nowhere", "/nowhere, where .* downloads nothing$"),
+        ("empty", "config.json: can't be read"),
+    ]:
+        engine = ReferenceEngine(config(name, tmp_path))
+        with pytest.raises(EngineError, match=problem):
+            engine.start()
+        assert not engine.health().alive
 
 
-def test_max_seq_len_beyond_the_checkpoint_is_refused(folder: Path) -> None:
+def test_max_seq_len_beyond_the_checkpoint_is_refused(folder):
     engine = ReferenceEngine(config(folder, max_seq_len=5000))
     with pytest.raises(EngineError, match=r"max_seq_len is 5000, .* 4096"):
         engine.start()
 
 
-def test_model_may_be_relative_to_the_version_folder(folder: Path) -> None:
-    engine = create_engine(config(folder.name, folder.parent))
-    engine.start()
-    try:
+def test_model_may_be_relative_to_the_version_folder(folder):
+    with running(config(folder.name, folder.parent)) as engine:
         assert engine.capabilities.max_seq_len == 4096
         assert engine.health().alive
-    finally:
-        engine.stop()
 
 
 # --- forward passes --------------------------------------------------------------------------------------------------
 
 
-def test_logits_of_a_changing_batch_are_those_of_plain_passes(engine: ReferenceEngine) -> None:
+def test_logits_of_a_changing_batch_are_those_of_plain_passes(engine):
     """Rows of mixed lengths join and leave, and the logits of every row are compared at every step."""
     assert engine._checkpoint
     runner = ModelRunner(engine._checkpoint.model, max_num_seqs=3)
-    rows: list[list[int]] = []
+    rows = []
 
-    def check(logits: Logits, rows: list[list[int]]) -> None:
+    def check(logits, rows):
         assert len(logits) == len(rows)
         for got, row in zip(logits, rows, strict=True):
             np.testing.assert_allclose(got, plain_logits(engine, row)[-1], rtol=0, atol=1e-4)
 
-    def join(prompt: list[int]) -> None:
+    def join(prompt):
         logits = runner.logits(runner.prefill(prompt)[-1:])
         check(logits, [prompt])
         rows.append([*prompt, int(logits.argmax())])
 
-    def decode(num_steps: int) -> None:
+    def decode(num_steps):
         for _ in range(num_steps):
             logits = runner.logits(runner.decode([row[-1] for row in rows]))
             check(logits, rows)

@@ -1,12 +1,8 @@
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import fields
-from typing import Any
 
 import numpy as np
-import pytest
 
 from deepseek_backend.answer.response_tensors import counts_tokens, outputs
 from deepseek_backend.answer.sequence_buffer import SequenceChunk
@@ -24,11 +20,11 @@ EVERYTHING = ParsedRequest(
 )
 
 
-def ended(index: int = 0, **values: Any) -> SequenceChunk:
+def ended(index=0, **values):
     return SequenceChunk(index=index, finish_reason="length", num_input_tokens=3, num_output_tokens=2, **values)
 
 
-def full(index: int = 0) -> SequenceChunk:
+def full(index=0):
     token = [Logprob(7, -0.5, rank=1)]
     return ended(
         index,
@@ -41,9 +37,7 @@ def full(index: int = 0) -> SequenceChunk:
     )
 
 
-def response(
-    *chunks: SequenceChunk, parsed: ParsedRequest | None = None, several: bool | None = None
-) -> dict[str, list[Any]]:
+def response(*chunks, parsed=None, several=None):
     """Output name -> its values, text as str."""
     several = len(chunks) > 1 if several is None else several
     arrays = outputs(chunks, parsed or ParsedRequest(), several=several)
@@ -51,11 +45,11 @@ def response(
     return {name: [value.decode() if isinstance(value, bytes) else value for value in a.tolist()] for name, a in arrays}
 
 
-def test_a_chunk_of_a_stream_has_its_text_alone() -> None:
+def test_a_chunk_of_a_stream_has_its_text_alone():
     assert response(SequenceChunk(index=0, text="He", num_output_tokens=1)) == {"text_output": ["He"]}
 
 
-def test_the_last_chunk_has_the_outcome_and_the_usage() -> None:
+def test_the_last_chunk_has_the_outcome_and_the_usage():
     assert response(ended(text="llo", num_cached_tokens=1)) == {
         "text_output": ["llo"],
         "finish_reason": ["length"],
@@ -65,9 +59,8 @@ def test_the_last_chunk_has_the_outcome_and_the_usage() -> None:
     }
 
 
-def test_everything_asked_for_has_the_type_that_the_contract_declares() -> None:
+def test_everything_asked_for_has_the_type_that_the_contract_declares():
     arrays = dict(outputs([full(0), full(1)], EVERYTHING, several=True))
-
     assert {name: array.dtype for name, array in arrays.items()} == {
         tensor.name: np.dtype(NUMPY[tensor.dtype])
         for tensor in OUTPUTS
@@ -77,21 +70,19 @@ def test_everything_asked_for_has_the_type_that_the_contract_declares() -> None:
     assert all(isinstance(text, bytes) for array in arrays.values() if array.dtype == object for text in array)
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_nothing_is_an_output_of_its_own(several: bool) -> None:
+def test_nothing_is_an_output_of_its_own():
     """A list of no values, or of empty ones, has a type all the same."""
-    arrays = dict(outputs([SequenceChunk(index=0)], EVERYTHING, several=several))
+    for several in (False, True):
+        arrays = dict(outputs([SequenceChunk(index=0)], EVERYTHING, several=several))
+        assert arrays["output_ids"].shape == (0,)
+        assert arrays["output_ids"].dtype == np.int32
+        assert arrays["text_output"].tolist() == [b""]
 
-    assert arrays["output_ids"].shape == (0,)
-    assert arrays["output_ids"].dtype == np.int32
-    assert arrays["text_output"].tolist() == [b""]
 
-
-def test_several_sequences_have_a_value_each_and_say_which_they_are() -> None:
+def test_several_sequences_have_a_value_each_and_say_which_they_are():
     parsed = ParsedRequest(returned=frozenset({"output_ids"}))
     first = SequenceChunk(index=1, text="a", token_ids=[5, 6], num_output_tokens=2, num_input_tokens=4)
     last = ended(3, text="b", token_ids=[9], stop_reason="b")
-
     assert response(first, last, parsed=parsed) == {
         "text_output": ["a", "b"],
         "finish_reason": ["None", "length"],
@@ -104,105 +95,78 @@ def test_several_sequences_have_a_value_each_and_say_which_they_are() -> None:
     }
 
 
-def test_a_chunk_about_one_of_several_says_which() -> None:
+def test_a_chunk_about_one_of_several_says_which():
     assert response(SequenceChunk(index=2, text="a"), several=True) == {"text_output": ["a"], "sequence_index": [2]}
 
 
-def test_reasoning_has_an_output_of_its_own_when_asked_for() -> None:
+def test_reasoning_has_an_output_of_its_own_when_asked_for():
     chunk = SequenceChunk(index=0, text="深", reasoning="想")
-
     assert response(chunk, parsed=ParsedRequest(separate_reasoning=True)) == {
         "text_output": ["深"],
         "reasoning_output": ["想"],
     }
 
 
-@pytest.mark.parametrize(
-    ("returned", "is_last", "several", "counted"),
-    [
-        (set(), False, False, False),
-        (set(), False, True, False),
-        (set(), True, False, True),
-        ({"num_output_tokens"}, False, False, True),
-        ({"output_ids"}, False, False, False),
-        ({"output_ids"}, False, True, True),
-    ],
-)
-def test_a_count_is_on_the_responses_that_say_they_carry_it(
-    returned: set[str], is_last: bool, several: bool, counted: bool
-) -> None:
-    parsed = ParsedRequest(returned=frozenset(returned))
-    sent = response(ended() if is_last else SequenceChunk(index=0), parsed=parsed, several=several)
-
-    assert counts_tokens(parsed, ended=is_last, several=several) is counted
-    assert ("num_output_tokens" in sent) is counted
+COUNTED = {  # what is returned, whether it is the last response, and one of several -> whether tokens are counted
+    ("", False, False): False,
+    ("", False, True): False,
+    ("", True, False): True,
+    ("num_output_tokens", False, False): True,
+    ("output_ids", False, False): False,
+    ("output_ids", False, True): True,
+}
 
 
-@pytest.mark.parametrize(
-    "name", ["num_input_tokens", "num_output_tokens", "output_ids", "logprobs", "cumulative_logprob"]
-)
-def test_what_was_asked_for_is_on_every_chunk(name: str) -> None:
-    assert set(response(SequenceChunk(index=0), parsed=ParsedRequest(returned=frozenset({name})))) == {
-        "text_output",
-        name,
-    }
+def test_a_count_is_on_the_responses_that_say_they_carry_it():
+    for (name, is_last, several), counted in COUNTED.items():
+        parsed = ParsedRequest(returned=frozenset({name} - {""}))
+        sent = response(ended() if is_last else SequenceChunk(index=0), parsed=parsed, several=several)
+        assert counts_tokens(parsed, ended=is_last, several=several) is counted
+        assert ("num_output_tokens" in sent) is counted
 
 
-def test_reasons_asked_for_are_none_while_there_are_none() -> None:
+def test_what_was_asked_for_is_on_every_chunk():
+    for name in ("num_input_tokens", "num_output_tokens", "output_ids", "logprobs", "cumulative_logprob"):
+        parsed = ParsedRequest(returned=frozenset({name}))
+        assert response(SequenceChunk(index=0), parsed=parsed).keys() == {"text_output", name}
     parsed = ParsedRequest(returned=frozenset({"finish_reason", "stop_reason"}))
-
-    assert response(SequenceChunk(index=0, text="a"), parsed=parsed) == {
-        "text_output": ["a"],
-        "finish_reason": ["None"],
-        "stop_reason": ["None"],
-    }
+    reasons = {"finish_reason": ["None"], "stop_reason": ["None"]}
+    assert response(SequenceChunk(index=0, text="a"), parsed=parsed) == {"text_output": ["a"], **reasons}
 
 
-def test_logprobs_are_json_with_the_generated_token_first() -> None:
+def test_logprobs_are_json_with_the_generated_token_first():
     tokens = [[Logprob(9, -2.0, 2, "深"), Logprob(8, -0.5, 1, '"')], [Logprob(7, -0.25, 1)]]
     chunk = SequenceChunk(index=0, logprobs=[*tokens])
     [text] = response(chunk, parsed=ParsedRequest(returned=frozenset({"logprobs"})))["logprobs"]
     first, second = json.loads(text)
-
     assert list(first) == ["9", "8"]
     assert first["9"] == {"logprob": -2.0, "rank": 2, "decoded_token": "深"}
     assert second == {"7": {"logprob": -0.25, "rank": 1, "decoded_token": ""}}
 
 
-def test_the_prompts_logprobs_come_once_and_begin_with_null() -> None:
+def test_the_prompts_logprobs_come_once_and_begin_with_null():
     parsed = ParsedRequest(returned=frozenset({"prompt_logprobs"}))
     sent = response(SequenceChunk(index=0, prompt_logprobs=[None, [Logprob(7, -0.25, rank=1)]]), parsed=parsed)
-
     assert json.loads(sent["prompt_logprobs"][0])[0] is None
     assert "prompt_logprobs" not in response(SequenceChunk(index=0), parsed=parsed)
 
 
-def test_an_impossible_token_leaves_the_json_valid() -> None:
-    def refuse(constant: str) -> None:
+def test_an_impossible_token_leaves_the_json_valid():
+    def refuse(constant):
         raise AssertionError(f"{constant} is not JSON")
 
     chunk = SequenceChunk(index=0, logprobs=[[Logprob(7, -0.25, rank=1), Logprob(8, -math.inf, rank=2)]])
     [text] = response(chunk, parsed=ParsedRequest(returned=frozenset({"logprobs"})))["logprobs"]
-
     assert json.loads(text, parse_constant=refuse)[0]["8"]["logprob"] == -9999.0
 
 
-def test_perf_metrics_have_an_output_each_and_zero_where_there_are_none() -> None:
+def test_perf_metrics_have_an_output_each_when_asked_for_and_known():
     metrics = PerfMetrics(kv_cache_hit_rate=0.5, last_token_time_ns=2**40)
     parsed = ParsedRequest(sampling=SamplingParams(return_perf_metrics=True))
     sent = response(SequenceChunk(index=0), ended(1, perf_metrics=metrics), parsed=parsed)
-
     assert sent["kv_cache_hit_rate"] == [0.0, 0.5]
     assert sent["last_token_time_ns"] == [0, 2**40]
     assert {tensor.name for tensor in PERF_OUTPUTS} <= set(sent)
-
-
-def test_perf_metrics_come_only_when_asked_for_and_known() -> None:
-    asked = ParsedRequest(sampling=SamplingParams(return_perf_metrics=True))
-
-    assert "kv_cache_hit_rate" not in response(ended(perf_metrics=PerfMetrics()))
-    assert "kv_cache_hit_rate" not in response(ended(), parsed=asked)
-
-
-def test_every_metric_has_an_output() -> None:
     assert [field.name for field in fields(PerfMetrics)] == [tensor.name for tensor in PERF_OUTPUTS]
+    assert "kv_cache_hit_rate" not in response(ended(perf_metrics=PerfMetrics()))
+    assert "kv_cache_hit_rate" not in response(ended(), parsed=parsed)

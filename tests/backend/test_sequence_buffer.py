@@ -1,24 +1,18 @@
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
-from deepseek_backend.answer.sequence_buffer import SequenceBuffer, SequenceChunk
+from deepseek_backend.answer.sequence_buffer import SequenceBuffer
 from deepseek_backend.engines.base import Logprob, PerfMetrics, Step
 from deepseek_backend.engines.call_tags import CALLS_BEGIN
 from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.request.parsed_request import ParsedRequest
 
 
-def buffer(
-    *, prompt: str = "p", stop: tuple[str, ...] = (), include_stop: bool = False, **fields: Any
-) -> SequenceBuffer:
+def buffer(*, prompt="p", stop=(), include_stop=False, **fields):
     sampling = SamplingParams(stop=stop, include_stop_str_in_output=include_stop)
     return SequenceBuffer(4, ParsedRequest(sampling=sampling, **fields), prompt)
 
 
-def token(text: str = "a", **fields: Any) -> Step:
+def token(text="a", **fields):
     return Step(text=text, token_ids=[7], num_input_tokens=3, **fields)
 
 
@@ -26,7 +20,7 @@ NO_TAG, CLOSES, BEGINS_CALLS = 7, 8, 9
 ENDS = {CLOSES: 1, BEGINS_CALLS: 0}
 
 
-def counted(texts_and_ids: list[tuple[str, list[int]]], prompt: str = "p", **fields: Any) -> int:
+def counted(texts_and_ids, prompt="p", **fields):
     """Return num_reasoning_tokens after steps of these texts and ids."""
     sequence = SequenceBuffer(0, ParsedRequest(separate_reasoning=True, **fields), prompt, "", ENDS)
     for text, token_ids in texts_and_ids:
@@ -38,39 +32,36 @@ def counted(texts_and_ids: list[tuple[str, list[int]]], prompt: str = "p", **fie
 INSIDE = "p<think>\n"
 
 
-@pytest.mark.parametrize(
-    ("steps", "prompt", "expected"),
-    [
-        pytest.param([("Hello.", [7])], "p", 0, id="none"),
-        pytest.param([("<think>", [7]), ("Hm", [7]), ("</think>", [8]), ("Hi", [7])], "p", 3, id="token by token"),
-        pytest.param([("<think>Hm</think>Hi.", [7, 7, 8, 7, 7])], "p", 3, id="whole answer"),
-        pytest.param([("Hm</think>Hi", [7, 8, 7])], INSIDE, 2, id="opened by the prompt"),
-        pytest.param([("</think>Hi", [8, 7])], INSIDE, 1, id="empty"),
-        pytest.param([("Hm", [7, 7])], INSIDE, 2, id="never closed"),
-        pytest.param([(f"Hm{CALLS_BEGIN}f", [7, 9, 7])], INSIDE, 1, id="ended by calls"),
-        pytest.param([("Hm</th", [7, 7]), ("ink>", [7]), ("Hi", [7])], INSIDE, 3, id="a tag of several tokens"),
-        pytest.param([("a</think>", [7, 8]), ("b", [7])], "p", 0, id="a tag in the answer"),
-        pytest.param([("<think>a</think>", [7, 7, 8]), ("</think>", [8])], "p", 3, id="a second tag"),
-    ],
-)
-def test_tokens_count_to_the_reasoning_up_to_its_end(
-    steps: list[tuple[str, list[int]]], prompt: str, expected: int
-) -> None:
-    assert counted(steps, prompt) == expected
+COUNTS = [  # texts and ids of the steps, the prompt, and the number of reasoning tokens
+    ([("Hello.", [7])], "p", 0),
+    ([("<think>", [7]), ("Hm", [7]), ("</think>", [8]), ("Hi", [7])], "p", 3),
+    ([("<think>Hm</think>Hi.", [7, 7, 8, 7, 7])], "p", 3),
+    ([("Hm</think>Hi", [7, 8, 7])], INSIDE, 2),
+    ([("</think>Hi", [8, 7])], INSIDE, 1),
+    ([("Hm", [7, 7])], INSIDE, 2),
+    ([(f"Hm{CALLS_BEGIN}f", [7, 9, 7])], INSIDE, 1),
+    ([("Hm</th", [7, 7]), ("ink>", [7]), ("Hi", [7])], INSIDE, 3),  # a tag of several tokens
+    ([("a</think>", [7, 8]), ("b", [7])], "p", 0),  # a tag in the answer
+    ([("<think>a</think>", [7, 7, 8]), ("</think>", [8])], "p", 3),
+]
 
 
-def test_the_answers_beginning_comes_with_the_first_text_and_is_no_reasoning() -> None:
+def test_tokens_count_to_the_reasoning_up_to_its_end():
+    assert [counted(steps, prompt) for steps, prompt, _ in COUNTS] == [expected for *_, expected in COUNTS]
+
+
+def test_the_answers_beginning_comes_with_the_first_text_and_is_no_reasoning():
     parsed = ParsedRequest(separate_reasoning=True, sampling=SamplingParams(stop=("begun",)))
     sequence = SequenceBuffer(0, parsed, "p<think></think>begun", "begun")
     assert texts_of(take_each(sequence, [" on"])) == [("", "begun on"), ("", "")]
 
 
-def test_an_echo_and_the_answers_beginning_are_the_whole_prompt() -> None:
+def test_an_echo_and_the_answers_beginning_are_the_whole_prompt():
     sequence = SequenceBuffer(0, ParsedRequest(echo=True), "prompt begun", "begun")
     assert texts_of(take_each(sequence, ["."])) == [("", "prompt begun."), ("", "")]
 
 
-def take_each(sequence: SequenceBuffer, texts: list[str]) -> list[SequenceChunk]:
+def take_each(sequence, texts):
     """A chunk after each step, and one after the end."""
     chunks = []
     for step in [*map(token, texts), token("", finish_reason="length")]:
@@ -80,87 +71,71 @@ def take_each(sequence: SequenceBuffer, texts: list[str]) -> list[SequenceChunk]
     return chunks
 
 
-def texts_of(chunks: list[SequenceChunk]) -> list[tuple[str, str]]:
+def texts_of(chunks):
     return [(chunk.reasoning, chunk.text) for chunk in chunks]
 
 
-def test_each_chunk_says_what_is_new_and_the_last_one_how_it_ended() -> None:
+def test_each_chunk_says_what_is_new_and_the_last_one_how_it_ended():
     chunks = take_each(buffer(), ["He", "llo"])
-
     assert [chunk.text for chunk in chunks] == ["He", "llo", ""]
     assert [chunk.finish_reason for chunk in chunks] == [None, None, "length"]
     assert {chunk.index for chunk in chunks} == {4}
     assert {chunk.num_input_tokens for chunk in chunks} == {3}
 
 
-def test_without_the_split_reasoning_is_text() -> None:
+def test_reasoning_and_answer_are_told_apart_on_request():
     chunks = take_each(buffer(), ["<think>", "Hm.</think>a"])
-
     assert texts_of(chunks) == [("", "<think>"), ("", "Hm.</think>a"), ("", "")]
-
-
-def test_reasoning_and_answer_are_told_apart() -> None:
     chunks = take_each(buffer(separate_reasoning=True), ["<think>", "Hm.</th", "ink>\n\n", "a"])
-
     assert texts_of(chunks) == [("", ""), ("Hm.", ""), ("", ""), ("", "a"), ("", "")]
-
-
-def test_the_prompt_says_whether_the_output_begins_inside_the_reasoning() -> None:
-    chunks = take_each(buffer(prompt="p<think>\n", separate_reasoning=True), ["Hm.", "</think>", "a"])
-
+    chunks = take_each(buffer(prompt=INSIDE, separate_reasoning=True), ["Hm.", "</think>", "a"])
     assert texts_of(chunks) == [("Hm.", ""), ("", ""), ("", "a"), ("", "")]
 
 
-def test_a_stop_string_ends_the_reasoning_too() -> None:
+def test_a_stop_string_ends_the_reasoning_too():
     sequence = buffer(stop=("END",), separate_reasoning=True)
-
     assert texts_of(take_each(sequence, ["<think>Hm.E", "ND</think>a"])) == [("Hm.", ""), ("", "")]
     assert sequence.matched_stop
 
 
-@pytest.mark.parametrize(("include_stop", "answer"), [(False, ""), (True, "a")])
-def test_a_stop_string_may_reach_over_the_closing_tag(include_stop: bool, answer: str) -> None:
-    sequence = buffer(stop=("</think>\na",), include_stop=include_stop, separate_reasoning=True)
+def test_a_stop_string_may_reach_over_the_closing_tag():
+    for include_stop, answer in (False, ""), (True, "a"):
+        sequence = buffer(stop=("</think>\na",), include_stop=include_stop, separate_reasoning=True)
+        assert texts_of(take_each(sequence, ["<think>Hm.", "</think>", "\na", "b"]))[-1] == ("", answer)
 
-    assert texts_of(take_each(sequence, ["<think>Hm.", "</think>", "\na", "b"]))[-1] == ("", answer)
 
-
-def test_what_stop_strings_and_tags_hold_back_comes_at_the_end() -> None:
+def test_what_stop_strings_and_tags_hold_back_comes_at_the_end():
     held_by_both = take_each(buffer(stop=("END",), separate_reasoning=True), ["<think>Hm.", "</thi", "EN"])
     held_by_one = take_each(buffer(stop=("END",)), ["abE", "N"])
-
     assert texts_of(held_by_both)[-1] == ("</thiEN", "")
     assert texts_of(held_by_one) == [("", "ab"), ("", ""), ("", "EN")]
 
 
-def test_a_matched_stop_string_is_the_outcome_whatever_the_engine_says() -> None:
+def test_a_matched_stop_string_is_the_outcome_whatever_the_engine_says():
     sequence = buffer(stop=("END",))
     sequence.add(token("abENDc", finish_reason="length", stop_reason=1))
     chunk = sequence.take(counted=True)
-
     assert (chunk.text, chunk.finish_reason, chunk.stop_reason) == ("ab", "stop", "END")
 
 
-def test_the_first_outcome_stays_and_its_text_is_not_said_twice() -> None:
+def test_the_first_outcome_stays_and_its_text_is_not_said_twice():
     sequence = buffer(stop=("END",))
     sequence.add(token("abE"))
     sequence.end("timeout")
     sequence.end("stop", "END")
     chunk = sequence.take(counted=True)
-
     assert (chunk.text, chunk.finish_reason, chunk.stop_reason) == ("abE", "timeout", None)
     assert not sequence.has_news()
     assert sequence.take(counted=True).text == ""
 
 
-def test_the_echoed_prompt_comes_before_the_text_and_is_neither_searched_nor_split() -> None:
+def test_the_echoed_prompt_comes_before_the_text_and_is_neither_searched_nor_split():
     prompt = "END<think>\n"
     chunks = take_each(buffer(prompt=prompt, echo=True, stop=("END",), separate_reasoning=True), ["Hm.</think>a"])
-
     assert texts_of(chunks) == [("Hm.", f"{prompt}a"), ("", "")]
 
 
-def test_the_echo_comes_with_the_first_step_which_has_the_counts() -> None:
+def test_the_echo_comes_with_the_first_step_which_has_the_counts():
     opened = buffer(echo=True)
     assert not opened.has_news()
     opened.add(Step(num_input_tokens=7))
@@ -169,67 +144,61 @@ def test_the_echo_comes_with_the_first_step_which_has_the_counts() -> None:
     assert not buffer(echo=True, prompt="").has_news()
 
 
-def test_a_cumulative_chunk_has_the_whole_text() -> None:
+def test_a_cumulative_chunk_has_the_whole_text():
     sequence = buffer(cumulative=True, echo=True, separate_reasoning=True)
     chunks = take_each(sequence, ["<think>Hm", ".</think>", "a", "b"])
-
     assert texts_of(chunks) == [("Hm", "p"), ("Hm.", "p"), ("Hm.", "pa"), ("Hm.", "pab"), ("Hm.", "pab")]
     assert sum(chunk.num_output_tokens for chunk in chunks) == 5
 
 
-def test_counts_are_of_the_tokens_since_a_chunk_last_carried_them() -> None:
+def test_counts_are_of_the_tokens_since_a_chunk_last_carried_them():
     sequence = buffer()
     counts = []
     for counted in (False, True, False, True):
         sequence.add(token())
         counts.append(sequence.take(counted=counted).num_output_tokens)
-
     assert counts == [1, 2, 1, 2]
     assert sequence.num_output_tokens == 4
 
 
-def test_there_is_news_when_there_is_text_or_an_end() -> None:
+def test_there_is_news_when_there_is_text_or_an_end():
     sequence = buffer(stop=("END",))
     news = []
     for step in (token(""), token("E"), token("x"), token("", finish_reason="stop", stop_reason=7)):
         sequence.add(step)
         news.append(sequence.has_news())
         sequence.take(counted=True)
-
     assert news == [False, False, True, True]
 
 
-def test_what_is_not_taken_adds_up() -> None:
+def test_what_is_not_taken_adds_up():
     sequence = buffer(returned=frozenset({"output_ids"}))
     for text in ("a", "", "b"):
         sequence.add(token(text))
     chunk = sequence.take(counted=True)
-
     assert (chunk.text, chunk.token_ids, chunk.num_output_tokens) == ("ab", [7, 7, 7], 3)
     assert sequence.take(counted=True).token_ids == []
 
 
 @pytest.mark.parametrize("name", ["output_ids", "logprobs", "prompt_logprobs", "cumulative_logprob"])
-def test_of_tokens_only_what_was_asked_for_is_kept(name: str) -> None:
+def test_of_tokens_only_what_was_asked_for_is_kept(name):
     sequence = buffer(returned=frozenset({name}))
     sampled, other = Logprob(7, -0.5, rank=1), Logprob(8, -1.0, rank=2)
     sequence.add(token(logprobs=[[sampled, other]], prompt_logprobs=[None, [other]]))
     sequence.add(token(logprobs=[[sampled]]))
     chunk = sequence.take(counted=True)
-
     assert chunk.token_ids == ([7, 7] if name == "output_ids" else [])
     assert chunk.logprobs == ([[sampled, other], [sampled]] if name == "logprobs" else [])
     assert chunk.prompt_logprobs == ([None, [other]] if name == "prompt_logprobs" else [])
     assert chunk.cumulative_logprob == -1.0
 
 
-def test_the_last_chunk_has_what_the_engine_knows_at_the_end() -> None:
+def test_the_last_chunk_has_what_the_engine_knows_at_the_end():
     sequence = buffer()
     metrics = PerfMetrics(total_draft_tokens=2)
     sequence.add(token(num_cached_tokens=2))
     sequence.add(Step(finish_reason="stop", stop_reason=9, perf_metrics=metrics))
     chunk = sequence.take(counted=True)
-
     assert (chunk.stop_reason, chunk.num_input_tokens, chunk.num_cached_tokens) == (9, 3, 2)
     assert chunk.perf_metrics == metrics
 
@@ -243,7 +212,6 @@ def test_a_cumulative_stream_sends_no_more_than_a_multiple_of_its_text():
             length = len(buffer.take(counted=True).text)
             sent, chunks = sent + length, chunks + 1
     buffer.end("length")
-
     assert len(buffer.take(counted=True).text) == 200_000
     assert chunks > 500
     assert sent < 20 * 200_000 + 2**20

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from deepseek_backend.config import parse_config
 from deepseek_backend.contract import REQUEST_FIELDS, REQUEST_INPUTS, SAMPLING_BY_NAME, ErrorCode
-from deepseek_backend.engines.context_handover import ContextHandover, read_handover
+from deepseek_backend.engines.context_handover import read_handover
 from deepseek_backend.engines.simulated.simulated_engine import SimulatedEngine
 from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
 from deepseek_backend.service import Service
@@ -29,56 +28,40 @@ SIDES = ({**TRANSCEIVER, "disable_overlap_scheduler": True}, TRANSCEIVER)
 """LLM arguments of the context and of the generation server."""
 
 SAMPLED = {"temperature": 0.6, "seed": 7}
-MESSAGES = json.dumps([{"role": "user", "content": "Why?"}])
+CHAT = {"messages": json.dumps([{"role": "user", "content": "Why?"}]), "text_input": ""}
 TOOLS = json.dumps([{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}])
-
-SHARED: dict[str, dict[str, Any]] = {
+STREAMED = ("return_finish_reason", "return_stop_reason", "return_num_input_tokens", "return_num_output_tokens")
+ALONE = {
+    "streaming": True, "stream": True, "exclude_input_in_output": False, "return_output_ids": True,
+    "return_perf_metrics": True, "timeout_ms": 3_600_000, "priority": 3, "task": "generate", "max_tokens": 1,
+    "repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.5, "min_tokens": 5, "ignore_eos": True,
+    "stop_token_ids": [3], "skip_special_tokens": False, "add_special_tokens": False, "bad": "zzz",
+    "logit_bias": '{"5": -1}', "truncate_prompt_tokens": 2, "sampling_parameters": '{"max_tokens": 9}',
+}  # fmt: skip
+SHARED = {
+    **{name: {name: value} for name, value in ALONE.items()},
+    **{name: {"stream": True, name: True} for name in STREAMED},
     "text_input": {},
     "input_ids": {"input_ids": [5, 6, 7], "text_input": ""},
-    "messages": {"messages": MESSAGES, "text_input": ""},
-    "chat_template_kwargs": {"messages": MESSAGES, "text_input": "", "chat_template_kwargs": '{"thinking": true}'},
-    "tools": {"messages": MESSAGES, "text_input": "", "tools": TOOLS},
-    "tool_choice": {"messages": MESSAGES, "text_input": "", "tools": TOOLS, "tool_choice": "none"},
-    "streaming": {"streaming": True},
-    "stream": {"stream": True},
+    "messages": CHAT,
+    "chat_template_kwargs": {**CHAT, "chat_template_kwargs": '{"thinking": true}'},
+    "tools": {**CHAT, "tools": TOOLS},
+    "tool_choice": {**CHAT, "tools": TOOLS, "tool_choice": "none"},
     "stream_mode": {"stream": True, "stream_mode": "cumulative"},
     "stream_interval": {"stream": True, "stream_interval": 4},
     "stream_interval_ms": {"stream": True, "stream_interval_ms": 5},
-    "sampling_parameters": {"sampling_parameters": '{"max_tokens": 9}'},
-    "exclude_input_in_output": {"exclude_input_in_output": False},
     "exclude_input_from_output": {"sampling_param_exclude_input_from_output": False},
-    "return_finish_reason": {"stream": True, "return_finish_reason": True},
-    "return_stop_reason": {"stream": True, "return_stop_reason": True},
-    "return_output_ids": {"return_output_ids": True},
-    "return_num_input_tokens": {"stream": True, "return_num_input_tokens": True},
-    "return_num_output_tokens": {"stream": True, "return_num_output_tokens": True},
-    "return_perf_metrics": {"return_perf_metrics": True},
     "separate_reasoning": {"text_input": "Why?<think>\n", "separate_reasoning": True},
-    "timeout_ms": {"timeout_ms": 3_600_000},
-    "priority": {"priority": 3},
-    "task": {"task": "generate"},
-    "max_tokens": {"max_tokens": 1},
     "temperature": SAMPLED,
     "seed": SAMPLED,
     "top_k": {**SAMPLED, "top_k": 40},
     "top_p": {**SAMPLED, "top_p": 0.9},
     "min_p": {**SAMPLED, "min_p": 0.1},
-    "repetition_penalty": {"repetition_penalty": 1.1},
-    "presence_penalty": {"presence_penalty": 0.5},
-    "frequency_penalty": {"frequency_penalty": 0.5},
-    "min_tokens": {"min_tokens": 5},
-    "ignore_eos": {"ignore_eos": True},
     "stop": {"sampling_param_stop": "zzz"},
-    "stop_token_ids": {"stop_token_ids": [3]},
     "include_stop_str_in_output": {"sampling_param_stop": "zzz", "include_stop_str_in_output": True},
-    "skip_special_tokens": {"skip_special_tokens": False},
-    "add_special_tokens": {"add_special_tokens": False},
-    "bad": {"bad": "zzz"},
-    "logit_bias": {"logit_bias": '{"5": -1}'},
-    "truncate_prompt_tokens": {"truncate_prompt_tokens": 2},
 }
 """Feature -> a request with it. An engine that refuses it for whole requests refuses it here."""
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+REFUSED = {
     "n": ({**SAMPLED, "n": 2}, "request_type: expected one answer; leave out n and best_of"),
     "best_of": ({**SAMPLED, "best_of": 2}, "request_type: expected one answer; leave out n and best_of"),
     "text_input": ({"text_input": ["Why?", "How?"]}, "request_type: expected one prompt, got 2"),
@@ -104,12 +87,12 @@ class Pair(NamedTuple):
     context: Service
     generation: Service
 
-    def hand_over(self, **request: Any) -> ContextHandover:
+    def hand_over(self, **request):
         return read_handover(answer(self.context, request_type="context_only", **request)["context_phase_params"])
 
 
 @pytest.fixture(scope="module", params=["simulated", "tensorrt_llm"])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def pair(request, tmp_path_factory):
     with ExitStack() as stack:
         services = []
         for side in SIDES:
@@ -120,12 +103,12 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield Pair(*services)
 
 
-def _simulated() -> Service:
+def _simulated():
     config = parse_config({"model": "m", "triton_config": {}}, version_dir=Path())
     return Service(config, SimulatedEngine(config))
 
 
-def _standin(side: dict[str, Any], folders: pytest.TempPathFactory, stack: ExitStack) -> Service:
+def _standin(side, folders, stack):
     folder = folders.mktemp("standin")
     (folder / "release.yaml").write_text(load_release(RELEASE).text)
     stack.enter_context(standin(folder / "release.yaml"))
@@ -138,7 +121,7 @@ def _standin(side: dict[str, Any], folders: pytest.TempPathFactory, stack: ExitS
 TENSORS = ("text_input", "input_ids", "messages", "chat_template_kwargs", "tools", "tool_choice", "sampling_parameters")
 
 
-def send(service: Service, **request: Any) -> ListReply:
+def send(service, **request):
     """Send a request and wait for its end."""
     request = {"text_input": "Why is the sky blue?", "max_tokens": 20, **request}
     inputs = {name: _tensor(request.pop(name)) for name in (*TENSORS, "context_phase_params") if name in request}
@@ -148,18 +131,18 @@ def send(service: Service, **request: Any) -> ListReply:
     return reply
 
 
-def _tensor(value: Any) -> Any:
+def _tensor(value):
     values = value if isinstance(value, list) else [value]
     if isinstance(values[0], int):
         return np.array(values, dtype=np.int32)
     return np.array([each if isinstance(each, bytes) else each.encode() for each in values], dtype=np.object_)
 
 
-def answer(service: Service, **request: Any) -> dict[str, Any]:
+def answer(service, **request):
     """Return the outputs of an answer, its text joined; times and KV blocks are left out."""
     reply = send(service, **request)
     assert reply.errors == []
-    outputs: dict[str, Any] = dict(reply.last)
+    outputs = dict(reply.last)
     if request.get("stream_mode") != "cumulative":
         for name in ("text_output", "reasoning_output"):
             if name in outputs:
@@ -171,44 +154,44 @@ def answer(service: Service, **request: Any) -> dict[str, Any]:
     return outputs
 
 
-def refusal(service: Service, **request: Any) -> str:
+def refusal(service, **request):
     (error,) = send(service, **request).errors
     assert error.code in (ErrorCode.INVALID_ARGUMENT, ErrorCode.UNSUPPORTED)
     return str(error)
 
 
-def parts(handover: ContextHandover) -> Iterator[dict[str, Any]]:
+def parts(handover):
     """Yield what each part of a shared request has, and the whole that is computed again."""
     yield {"request_type": "context_only"}
     for request_type in ("generation_only", "context_and_generation"):
         yield {"request_type": request_type, "context_phase_params": handover.to_json()}
 
 
-def test_every_feature_is_in_a_table() -> None:
+def test_every_feature_is_in_a_table():
     contract = {tensor.name for tensor in REQUEST_INPUTS} | {field.name for field in REQUEST_FIELDS}
     assert SHARED.keys() | REFUSED.keys() == (contract | SAMPLING_BY_NAME.keys()) - OF_THE_PARTS
 
 
-@pytest.mark.parametrize("feature", SHARED)
-def test_a_feature_is_shared_or_refused_as_for_one_server(pair: Pair, feature: str) -> None:
-    given = SHARED[feature]
-    alone = send(pair.generation, **given)
-    if alone.errors:
-        handover = pair.hand_over()
-        for part in parts(handover):
-            assert refusal(pair.context if len(part) == 1 else pair.generation, **given, **part).startswith(feature)
-        answer(pair.generation, request_type="generation_only", context_phase_params=handover.to_json())
-        return
-    whole = answer(pair.generation, **given)
-    handover = pair.hand_over(**given)
-    shared = {**given, "request_type": "generation_only", "context_phase_params": handover.to_json()}
-    assert answer(pair.generation, **shared) == whole
-
-
-@pytest.mark.parametrize("feature", REFUSED)
-def test_a_feature_that_cant_be_shared_is_refused_by_name(pair: Pair, feature: str) -> None:
-    given, said = REFUSED[feature]
+def check_refusal(pair, given, said):
     handover = pair.hand_over()
     for part in parts(handover):
         assert refusal(pair.context if len(part) == 1 else pair.generation, **given, **part).startswith(said)
     answer(pair.generation, request_type="generation_only", context_phase_params=handover.to_json())
+
+
+def test_a_feature_is_shared_or_refused_as_for_one_server(pair, subtests):
+    for feature, given in SHARED.items():
+        with subtests.test(feature):
+            if send(pair.generation, **given).errors:
+                check_refusal(pair, given, feature)
+                continue
+            whole = answer(pair.generation, **given)
+            handover = pair.hand_over(**given)
+            shared = {**given, "request_type": "generation_only", "context_phase_params": handover.to_json()}
+            assert answer(pair.generation, **shared) == whole
+
+
+def test_a_feature_that_cant_be_shared_is_refused_by_name(pair, subtests):
+    for feature, (given, said) in REFUSED.items():
+        with subtests.test(feature):
+            check_refusal(pair, given, said)

@@ -33,20 +33,17 @@ def run(pieces, stops, **kwargs):
 )
 def test_text_ends_before_the_first_stop_string(pieces, stops, text, matched):
     shown, found = run(pieces, stops)
-
     assert "".join(shown) == text
     assert found == matched
 
 
 def test_the_stop_string_can_stay():
     shown, _ = run(["abcE", "NDx"], ["END"], include_stop=True)
-
     assert "".join(shown) == "abcEND"
 
 
 def test_only_what_may_begin_a_stop_string_is_held_back():
     stop_filter = StopStringFilter(["END"])
-
     assert stop_filter.push("abE") == "ab"
     assert stop_filter.push("x") == "Ex"
 
@@ -59,7 +56,6 @@ STOPS = st.lists(st.text("abc", min_size=1, max_size=4) | st.text("ab", min_size
 def test_splitting_the_text_makes_no_difference(pieces, stops):
     split, split_match = run(pieces, stops)
     whole, whole_match = run(["".join(pieces)], stops)
-
     assert "".join(split) == "".join(whole)
     assert split_match == whole_match
     assert whole_match or "".join(whole) == "".join(pieces)
@@ -71,7 +67,6 @@ def test_no_more_is_held_back_than_may_begin_a_stop_string(pieces, stops):
     text = "".join(pieces)
     beginnings = {stop[:length] for stop in stops for length in range(1, len(stop))}
     held = max((beginning for beginning in beginnings if text.endswith(beginning)), key=len, default="")
-
     assert matched or shown[-1] == held
 
 
@@ -81,7 +76,6 @@ def test_the_stop_string_that_is_complete_first_ends_the_text(pieces, stops):
     shown, matched = run(pieces, stops)
     text = "".join(pieces)
     ends = [end for end in range(len(text) + 1) if text[:end].endswith(tuple(stops))]
-
     assert (matched is not None) == bool(ends)
     if ends:
         longest = max((stop for stop in stops if text[: ends[0]].endswith(stop)), key=len)

@@ -1,7 +1,5 @@
 """The TensorRT-LLM engine with the strict stand-in, in this process."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import math
@@ -9,9 +7,7 @@ import os
 import threading
 import time
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +15,6 @@ from hypothesis import strategies as st
 
 from deepseek_backend.config import parse_config
 from deepseek_backend.contract import SAMPLING_BY_NAME, ErrorCode
-from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
 from deepseek_backend.engines.tensorrt_llm import tensorrt_llm_engine as engine_module
@@ -31,32 +26,31 @@ from deepseek_backend.engines.tensorrt_llm.translation import (
 )
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
 from deepseek_backend.release import read_release
-from deepseek_triton_build.catalog import RELEASES, load_release
+from deepseek_triton_build.catalog import RELEASES
 from deepseek_triton_build.data.releases.spelling import spell
-from standin.harness import WAIT_S, Harness, MakeEngine, Sink, guided_llm_args
+from standin.harness import WAIT_S, Sink, guided_llm_args
 from support.waiting import wait_for
 
 MTP = {"decoding_type": "MTP", "num_nextn_predict_layers": 2}
 MTP_SAMPLING = {**MTP, "allow_advanced_sampling": True}
 
 
-def run_with_one_iteration_first(harness: Harness, monkeypatch: pytest.MonkeyPatch, **sampling: Any) -> list[Step]:
+def run_with_one_iteration_first(harness, monkeypatch, **sampling):
     """The first step is the first iteration's: there is no other before it is delivered."""
     sequence_class = importlib.import_module("tensorrt_llm._engine").Sequence
     iterate = sequence_class.step
 
-    def step(sequence: Any, *args: Any) -> bool:
+    def step(sequence, *args):
         if sequence._num_tokens:
             harness.sink.wait_for(lambda: bool(harness.sink.calls))
-        is_over: bool = iterate(sequence, *args)
-        return is_over
+        return iterate(sequence, *args)
 
     with monkeypatch.context() as patch:
         patch.setattr(sequence_class, "step", step)
         return harness.run(**sampling)
 
 
-def test_a_stream_adds_up_to_the_whole_answer(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_adds_up_to_the_whole_answer(make_engine, monkeypatch):
     streamed = run_with_one_iteration_first(make_engine(), monkeypatch)
     whole = make_engine(stream_interval=10_000).run()
     assert len(whole) == 1
@@ -67,14 +61,14 @@ def test_a_stream_adds_up_to_the_whole_answer(make_engine: MakeEngine, monkeypat
     assert [step.finish_reason for step in streamed if step.finish_reason] == ["stop"]
 
 
-def test_no_step_ends_inside_a_character(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_step_ends_inside_a_character(make_engine, monkeypatch):
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "500")
     steps = make_engine().run(max_tokens=200, ignore_eos=True)
     assert any(step.token_ids and not step.text for step in steps), "the answer must have characters of several tokens"
     assert INCOMPLETE not in "".join(step.text for step in steps[:-1])
 
 
-def test_an_answer_cut_inside_a_character_says_so_at_its_end(make_engine: MakeEngine) -> None:
+def test_an_answer_cut_inside_a_character_says_so_at_its_end(make_engine):
     harness = make_engine()
     texts = [harness.text(max_tokens=length, ignore_eos=True) for length in range(1, 30)]
     assert any(text.endswith(INCOMPLETE) for text in texts)
@@ -82,7 +76,7 @@ def test_an_answer_cut_inside_a_character_says_so_at_its_end(make_engine: MakeEn
 
 
 @given(text=st.text(), cuts=st.lists(st.integers(0, 400), max_size=20))
-def test_increments_of_a_growing_text_join_to_it(text: str, cuts: list[int]) -> None:
+def test_increments_of_a_growing_text_join_to_it(text, cuts):
     data = text.encode()
     sent = ""
     for cut in sorted(cuts):
@@ -92,64 +86,41 @@ def test_increments_of_a_growing_text_join_to_it(text: str, cuts: list[int]) -> 
     assert sent + complete_text(text, len(sent), final=True) == text
 
 
-def test_max_tokens_is_exact_and_reported_as_length(make_engine: MakeEngine) -> None:
-    steps = make_engine().run(max_tokens=7)
-    assert sum(len(step.token_ids) for step in steps) == 7
-    assert steps[-1].finish_reason == "length"
+def test_max_tokens_is_exact_and_cut_to_the_room_left(make_engine):
+    harness = make_engine(max_seq_len=20)
+    for prompt, max_tokens, expected in ("Why?", 7, 7), ("0123456789", 1000, 20 - 11):
+        steps = harness.run(prompt, max_tokens=max_tokens)
+        assert sum(len(step.token_ids) for step in steps) == expected
+        assert steps[-1].finish_reason == "length"
 
 
-def test_max_tokens_is_cut_to_the_room_left(make_engine: MakeEngine) -> None:
-    steps = make_engine(max_seq_len=20).run("0123456789", max_tokens=1000)
-    assert sum(len(step.token_ids) for step in steps) == 20 - 11
-    assert steps[-1].finish_reason == "length"
+def test_a_prompt_that_is_too_long_is_refused_with_numbers(make_engine):
+    for llm_args, limit in ({"max_seq_len": 20}, "19"), ({"enable_chunked_prefill": False, "max_num_tokens": 12}, "12"):
+        harness = make_engine(**llm_args)
+        (step,) = harness.run("x" * 1234)
+        assert step.error.code is ErrorCode.PROMPT_TOO_LONG
+        assert "1,235" in str(step.error)
+        assert limit in str(step.error)
+        assert harness.run("short", max_tokens=2)[-1].finish_reason == "length"
 
 
-@pytest.mark.parametrize(
-    ("llm_args", "limit"),
-    [
-        pytest.param({"max_seq_len": 20}, "19", id="context"),
-        pytest.param({"enable_chunked_prefill": False, "max_num_tokens": 12}, "12", id="one iteration"),
-    ],
-)
-def test_a_prompt_that_is_too_long_is_refused_with_numbers(
-    make_engine: MakeEngine, llm_args: dict[str, Any], limit: str
-) -> None:
-    harness = make_engine(**llm_args)
-    (step,) = harness.run("x" * 1234)
-    assert isinstance(step.error, RequestError)
-    assert step.error.code is ErrorCode.PROMPT_TOO_LONG
-    assert "1,235" in str(step.error)
-    assert limit in str(step.error)
-    assert harness.run("short", max_tokens=2)[-1].finish_reason == "length"
-
-
-def test_an_empty_prompt_is_refused(make_engine: MakeEngine) -> None:
+def test_an_empty_prompt_is_refused(make_engine):
     (step,) = make_engine().run("", add_special_tokens=False)
     assert isinstance(step.error, RequestError)
 
 
-def test_special_tokens_of_the_prompt_can_be_left_out(make_engine: MakeEngine) -> None:
+def test_special_tokens_can_be_left_out_and_kept(make_engine):
     harness = make_engine()
     assert harness.run(add_special_tokens=False)[0].num_input_tokens == harness.run()[0].num_input_tokens - 1
-
-
-def test_special_tokens_of_the_answer_can_be_kept(make_engine: MakeEngine) -> None:
-    harness = make_engine()
     assert harness.text(skip_special_tokens=False) == harness.text() + "<｜end▁of▁sentence｜>"
 
 
-def test_stop_tokens_end_the_answer_and_are_the_reason(make_engine: MakeEngine) -> None:
+def test_stop_tokens_end_the_answer_and_strings_are_left_to_the_text_layer(make_engine):
     harness = make_engine()
     token = [t for step in harness.run() for t in step.token_ids][5]
     steps = harness.run(stop_token_ids=(token,))
-    assert steps[-1].finish_reason == "stop"
-    assert steps[-1].stop_reason == token
+    assert (steps[-1].finish_reason, steps[-1].stop_reason) == ("stop", token)
     assert token not in [t for step in steps for t in step.token_ids]
-
-
-@pytest.mark.slow
-def test_stop_strings_are_accepted_and_left_to_the_text_layer(make_engine: MakeEngine) -> None:
-    harness = make_engine()
     assert "stop" in harness.engine.capabilities.sampling_fields
     assert harness.text(stop=("a",)) == harness.text()
 
@@ -165,7 +136,7 @@ def test_stop_strings_are_accepted_and_left_to_the_text_layer(make_engine: MakeE
         pytest.param("0.21.0", {"enable_trtllm_sampler": True}, id="0.21.0"),
     ],
 )
-def test_a_temperature_alone_samples(make_engine: MakeEngine, release: str, llm_args: dict[str, Any]) -> None:
+def test_a_temperature_alone_samples(make_engine, release, llm_args):
     """Up to 1.1 TensorRT-LLM decodes greedily unless top_k or top_p is given as well."""
     harness = make_engine(release, **llm_args)
     greedy = harness.text()
@@ -174,19 +145,19 @@ def test_a_temperature_alone_samples(make_engine: MakeEngine, release: str, llm_
     assert harness.text(temperature=0.6) != greedy
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.0, "top_p": 0.5}, {"top_k": 1}], ids=str)
-def test_greedy_requests_carry_no_sampling_fields(sampling: dict[str, Any]) -> None:
+def params_of(**sampling):
     request = GenerateRequest(request_id="r", prompt="p", sampling=SamplingParams(**sampling), max_tokens=5)
-    params = sampling_params(request, seeded=True)
-    assert not params.keys() & {"temperature", "top_k", "top_p", "min_p", "seed"}
-    assert params["exclude_input_from_output"] is True
+    return [sampling_params(request, seeded=seeded) for seeded in (True, True, False)]
 
 
-def test_a_seeded_sampler_gets_a_new_seed_for_every_request() -> None:
-    request = GenerateRequest(request_id="r", prompt="p", sampling=SamplingParams(temperature=1.0), max_tokens=5)
-    seeds = {sampling_params(request, seeded=True)["seed"] for _ in range(5)}
-    assert len(seeds) == 5
-    assert "seed" not in sampling_params(request, seeded=False)
+def test_greedy_requests_carry_no_sampling_fields_and_seeded_samplers_get_seeds():
+    for sampling in ({}, {"temperature": 0.0, "top_p": 0.5}, {"top_k": 1}):
+        params, *_ = params_of(**sampling)
+        assert not params.keys() & {"temperature", "top_k", "top_p", "min_p", "seed"}
+        assert params["exclude_input_from_output"] is True
+    one, two, without = params_of(temperature=1.0)
+    assert one["seed"] != two["seed"]
+    assert "seed" not in without
 
 
 CONFIGURATIONS = [
@@ -200,7 +171,7 @@ CONFIGURATIONS = [
     ]
 ]
 
-VALUES: dict[str, Any] = {
+VALUES = {
     "temperature": 0.6,
     "top_k": 20,
     "top_p": 0.9,
@@ -218,9 +189,7 @@ VALUES: dict[str, Any] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("release", "llm_args"), CONFIGURATIONS)
-def test_every_claimed_field_is_applied_by_the_sampler(
-    make_engine: MakeEngine, release: str, llm_args: dict[str, Any]
-) -> None:
+def test_every_claimed_field_is_applied_by_the_sampler(make_engine, release, llm_args):
     """The stand-in raises for a field its sampler ignores."""
     harness = make_engine(release, **guided_llm_args(release), **llm_args)
     capabilities = harness.engine.capabilities
@@ -234,31 +203,22 @@ def test_every_claimed_field_is_applied_by_the_sampler(
         assert isinstance(step.error, RequestError), name
 
 
-@pytest.mark.parametrize(
-    ("llm_args", "field", "reason"),
-    [
-        pytest.param({}, "repetition_penalty", "ignores it", id="penalty"),
-        pytest.param({}, "logit_bias", "a bias only as a tensor of the whole vocabulary", id="bias"),
-        pytest.param({}, "min_tokens", "counts the prompt", id="min_tokens"),
-        pytest.param({"speculative_config": MTP}, "temperature", "allow_advanced_sampling", id="MTP"),
-    ],
-)
-def test_a_refusal_says_why(make_engine: MakeEngine, llm_args: dict[str, Any], field: str, reason: str) -> None:
-    assert reason in make_engine(**llm_args).engine.capabilities.unsupported[field]
+def test_a_refusal_says_why(make_engine):
+    unsupported = make_engine().engine.capabilities.unsupported
+    reasons = {"repetition_penalty": "ignores it", "logit_bias": "a bias only as", "min_tokens": "counts the prompt"}
+    for field, reason in reasons.items():
+        assert reason in unsupported[field]
+    assert "allow_advanced" in make_engine(speculative_config=MTP).engine.capabilities.unsupported["temperature"]
 
 
 @pytest.mark.parametrize(("llm_args", "num_tokens"), [({}, 1), ({"speculative_config": MTP}, 3)], ids=["no", "MTP"])
-def test_mtp_gives_several_tokens_an_iteration(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, llm_args: dict[str, Any], num_tokens: int
-) -> None:
+def test_mtp_gives_several_tokens_an_iteration(make_engine, monkeypatch, llm_args, num_tokens):
     steps = run_with_one_iteration_first(make_engine(**llm_args), monkeypatch, max_tokens=29, ignore_eos=True)
     assert len(steps[0].token_ids) == num_tokens
     assert sum(len(step.token_ids) for step in steps) == 29
 
 
-def test_an_aborted_request_ends_as_cancelled_with_what_it_had(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_aborted_request_ends_as_cancelled_with_what_it_had(make_engine, monkeypatch):
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "200")
     harness = make_engine()
     request = harness.submit(max_tokens=3000, ignore_eos=True)
@@ -271,41 +231,33 @@ def test_an_aborted_request_ends_as_cancelled_with_what_it_had(
     assert harness.engine.stats().num_running == 0
 
 
-@pytest.mark.parametrize(
-    ("first_s", "last_s", "expected"), [(5, 7.5, 2.5), (5, 5, 0), (5, 0, 0), (0, 7.5, math.nan), (None, 0, math.nan)]
-)
-def test_the_time_between_tokens_is_known_or_said_to_be_unknown(
-    first_s: float | None, last_s: float, expected: float
-) -> None:
-    timing = SimpleNamespace(
-        first_token_time=timedelta(seconds=first_s or 0), last_token_time=timedelta(seconds=last_s)
-    )
-    metrics = None if first_s is None else SimpleNamespace(timing_metrics=timing)
-    assert generation_seconds(metrics) == pytest.approx(expected, nan_ok=True)
+def test_the_time_between_tokens_is_known_or_said_to_be_unknown():
+    for first_s, last_s, expected in (5, 7.5, 2.5), (5, 5, 0), (5, 0, 0), (0, 7.5, math.nan):
+        timing = SimpleNamespace(first_token_time=timedelta(seconds=first_s), last_token_time=timedelta(seconds=last_s))
+        assert generation_seconds(SimpleNamespace(timing_metrics=timing)) == pytest.approx(expected, nan_ok=True)
+    assert math.isnan(generation_seconds(None))
 
 
-@pytest.mark.parametrize("sampling", [{}, {"logprobs": 1}, {"max_tokens": 7, "ignore_eos": True}], ids=str)
-def test_an_answer_that_wants_no_steps_comes_whole_and_is_the_same(
-    make_engine: MakeEngine, sampling: dict[str, Any]
-) -> None:
+def test_an_answer_that_wants_no_steps_comes_whole_and_is_the_same(make_engine):
     harness = make_engine(enable_iter_perf_stats=True)
     assert harness.engine.capabilities.whole_answers
-    streamed = harness.run(**sampling)
-    (step,) = harness.run(**sampling, wants_steps=False)
-    assert step.text == "".join(each.text for each in streamed)
-    assert step.token_ids == [token_id for each in streamed for token_id in each.token_ids]
-    assert list(step.logprobs) == [entry for each in streamed for entry in each.logprobs]
-    assert (step.finish_reason, step.stop_reason) == (streamed[-1].finish_reason, streamed[-1].stop_reason)
-    assert step.num_input_tokens == streamed[-1].num_input_tokens
-    assert step.generation_s is not None
-    assert step.generation_s >= 0
-    assert step.perf_metrics is None
-    assert all(each.generation_s is None for each in streamed)
+    for sampling in ({}, {"logprobs": 1}, {"max_tokens": 7, "ignore_eos": True}):
+        streamed = harness.run(**sampling)
+        (step,) = harness.run(**sampling, wants_steps=False)
+        assert step.text == "".join(each.text for each in streamed)
+        assert step.token_ids == [token_id for each in streamed for token_id in each.token_ids]
+        assert list(step.logprobs) == [entry for each in streamed for entry in each.logprobs]
+        assert (step.finish_reason, step.stop_reason) == (streamed[-1].finish_reason, streamed[-1].stop_reason)
+        assert step.num_input_tokens == streamed[-1].num_input_tokens
+        assert step.generation_s >= 0
+        assert step.perf_metrics is None
+        assert all(each.generation_s is None for each in streamed)
+    # Without a sign of life, or the tokens' times, no answer comes whole.
+    for release, llm_args in ("1.2.1", {}), ("0.21.0", {"enable_iter_perf_stats": True}):
+        assert not make_engine(release, **llm_args).engine.capabilities.whole_answers
 
 
-def test_a_whole_answer_that_is_aborted_brings_what_it_had(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_whole_answer_that_is_aborted_brings_what_it_had(make_engine, monkeypatch):
     monkeypatch.setattr(engine_module, "STATS_PERIOD_S", 0.02)
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "200")
     harness = make_engine(enable_iter_perf_stats=True)
@@ -318,9 +270,7 @@ def test_a_whole_answer_that_is_aborted_brings_what_it_had(
     assert step.text
 
 
-def test_a_whole_answer_aborted_in_tensorrt_llms_queue_is_not_waited_for(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_whole_answer_aborted_in_tensorrt_llms_queue_is_not_waited_for(make_engine, monkeypatch):
     monkeypatch.setattr(engine_module, "WHOLE_ABORT_TIMEOUT_S", 0.05)
     monkeypatch.setattr(engine_module, "ABORT_TIMEOUT_S", 10 * WAIT_S)
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "50")
@@ -336,19 +286,8 @@ def test_a_whole_answer_aborted_in_tensorrt_llms_queue_is_not_waited_for(
     harness.sink.result(running)
 
 
-@pytest.mark.parametrize(
-    ("release", "llm_args"), [("1.2.1", {}), ("0.21.0", {"enable_iter_perf_stats": True})], ids=str
-)
-def test_without_a_sign_of_life_or_the_tokens_times_no_answer_comes_whole(
-    make_engine: MakeEngine, release: str, llm_args: dict[str, Any]
-) -> None:
-    assert not make_engine(release, **llm_args).engine.capabilities.whole_answers
-
-
 @pytest.mark.slow
-def test_a_request_aborted_before_its_prompt_is_tokenised_never_reaches_the_engine(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_aborted_before_its_prompt_is_tokenised_never_reaches_the_engine(make_engine, monkeypatch):
     harness = make_engine()
     tokenised = threading.Event()
     encode = harness.engine._llm.tokenizer.encode
@@ -363,7 +302,7 @@ def test_a_request_aborted_before_its_prompt_is_tokenised_never_reaches_the_engi
     assert step.finish_reason == "cancelled"
 
 
-def test_stop_ends_every_request_and_refuses_new_ones(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_ends_every_request_and_refuses_new_ones(make_engine, monkeypatch):
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "50")
     harness = make_engine()
     requests = [harness.submit(max_tokens=3000, ignore_eos=True) for _ in range(3)]
@@ -384,7 +323,7 @@ def test_stop_ends_every_request_and_refuses_new_ones(make_engine: MakeEngine, m
     assert not [thread for thread in own if thread.is_alive()]
 
 
-def test_stop_before_start_does_nothing(tmp_path: Path) -> None:
+def test_stop_before_start_does_nothing(tmp_path):
     engine = TensorRTLLMEngine(parse_config({"model": "m"}, version_dir=tmp_path))
     engine.stop()
     assert not engine.health().alive
@@ -392,7 +331,7 @@ def test_stop_before_start_does_nothing(tmp_path: Path) -> None:
         engine.submit(GenerateRequest(request_id="r", prompt="p", sampling=SamplingParams(), max_tokens=1), Sink())
 
 
-def test_a_dying_engine_answers_every_request(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dying_engine_answers_every_request(make_engine, monkeypatch):
     monkeypatch.setenv("STANDIN_FAIL_AFTER", "100")
     harness = make_engine()
     assert harness.engine.health().alive
@@ -405,7 +344,7 @@ def test_a_dying_engine_answers_every_request(make_engine: MakeEngine, monkeypat
     assert isinstance(harness.run()[-1].error, UnavailableError)
 
 
-def test_a_silent_death_is_found_by_the_health_check(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_death_is_found_by_the_health_check(make_engine, monkeypatch):
     harness = make_engine()
     monkeypatch.setattr(harness.engine._llm._executor, "submit", lambda sequence: None)
     request = harness.submit()
@@ -416,7 +355,7 @@ def test_a_silent_death_is_found_by_the_health_check(make_engine: MakeEngine, mo
     assert isinstance(harness.sink.result(request)[-1].error, UnavailableError)
 
 
-def test_a_receiver_that_fails_does_not_end_the_others(make_engine: MakeEngine) -> None:
+def test_a_receiver_that_fails_does_not_end_the_others(make_engine):
     harness = make_engine()
     broken = Sink()
     broken.fail = True
@@ -426,65 +365,54 @@ def test_a_receiver_that_fails_does_not_end_the_others(make_engine: MakeEngine) 
     assert broken.result(lost)
 
 
-def test_another_installed_release_is_refused_and_the_override_named(make_engine: MakeEngine) -> None:
+def test_another_installed_release_is_refused_unless_it_is_allowed(make_engine, tmp_path):
     with pytest.raises(EngineError, match=r"generated for TensorRT-LLM 1\.2\.1, but 1\.1\.0.*allow_version_mismatch"):
         make_engine("1.2.1", installed="1.1.0")
-
-
-def test_the_override_loads_another_release(make_engine: MakeEngine) -> None:
     harness = make_engine("1.2.1", installed="1.2.0", options={"allow_version_mismatch": True})
     assert harness.run()[-1].finish_reason == "stop"
+    release = read_release(tmp_path / "1.2.1")
+    matches = {"1.2.1": True, "1.2.1+local": True, "1.2.1.post1": True, "1.2.1rc1": False, "1.2.10": False}
+    assert {installed: release.matches(installed) for installed in matches} == matches
 
 
-@pytest.mark.parametrize(
-    ("installed", "matches"),
-    [("1.2.1", True), ("1.2.1+local", True), ("1.2.1.post1", True), ("1.2.1rc1", False), ("1.2.10", False)],
-)
-def test_versions_that_match_the_release(tmp_path: Path, installed: str, matches: bool) -> None:
-    (tmp_path / "release.yaml").write_text(load_release("1.2.1").text)
-    assert read_release(tmp_path).matches(installed) is matches
+STOPS_THE_LOAD = [
+    ({"use_cuda_graph": True}, "use_cuda_graph"),  # of another release
+    ({"kv_cache_config": {"typo": 1}}, "kv_cache_config.typo"),
+    ({"speculative_config": {**MTP, "typo": 1}}, "speculative_config.typo"),
+    ({"speculative_config": {"decoding_type": "Nonsense"}}, "Nonsense"),
+    ({"sampler_type": "Mixed"}, "sampler_type"),
+    ({"skip_tokenizer_init": True}, "skip_tokenizer_init"),
+]
 
 
-@pytest.mark.parametrize(
-    ("llm_args", "named"),
-    [
-        pytest.param({"use_cuda_graph": True}, "use_cuda_graph", id="key of another release"),
-        pytest.param({"kv_cache_config": {"typo": 1}}, "kv_cache_config.typo", id="in a section"),
-        pytest.param({"speculative_config": {**MTP, "typo": 1}}, "speculative_config.typo", id="in a chosen class"),
-        pytest.param({"speculative_config": {"decoding_type": "Nonsense"}}, "Nonsense", id="no such class"),
-        pytest.param({"sampler_type": "Mixed"}, "sampler_type", id="value"),
-        pytest.param({"skip_tokenizer_init": True}, "skip_tokenizer_init", id="no tokenizer"),
-    ],
-)
-def test_arguments_that_stop_the_load_are_named_in_one_line(
-    make_engine: MakeEngine, llm_args: dict[str, Any], named: str
-) -> None:
-    with pytest.raises(EngineError) as caught:
-        make_engine(**llm_args)
-    assert named in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_arguments_that_stop_the_load_are_named_in_one_line(make_engine, subtests):
+    for llm_args, named in STOPS_THE_LOAD:
+        with subtests.test(named):
+            with pytest.raises(EngineError) as caught:
+                make_engine(**llm_args)
+            assert named in str(caught.value)
+            assert "\n" not in str(caught.value)
 
 
-def test_the_pytorch_backend_is_named_where_it_is_not_the_default(make_engine: MakeEngine) -> None:
+def test_the_pytorch_backend_is_named_where_it_is_not_the_default(make_engine):
     assert make_engine("0.21.0").engine._llm._llm_args["backend"] == "pytorch"
     assert make_engine("1.0.0").engine._llm._llm_args["backend"] is None
     with pytest.raises(EngineError, match="TensorRT engine"):
         make_engine("0.21.0", backend="tensorrt")
 
 
-def test_a_repository_without_its_record_says_how_to_get_one(tmp_path: Path) -> None:
+def test_a_configuration_that_can_not_be_served_is_refused(make_engine, tmp_path):
     engine = TensorRTLLMEngine(parse_config({"model": "m", "max_seq_len": 10}, version_dir=tmp_path))
     with pytest.raises(ConfigError, match=r"release\.yaml.*deepseek-triton build"):
         engine.start()
-
-
-def test_an_unknown_engine_option_is_refused(tmp_path: Path) -> None:
     document = {"model": "m", "triton_config": {"engine_options": {"allow_mismatch": True}}}
     with pytest.raises(ConfigError, match=r"allow_mismatch.*allow_version_mismatch"):
         TensorRTLLMEngine(parse_config(document, version_dir=tmp_path))
+    with pytest.raises(ConfigError, match="max_seq_len"):
+        make_engine(max_seq_len=None)
 
 
-def test_the_checkpoint_says_how_long_a_context_may_be(make_engine: MakeEngine, tmp_path: Path) -> None:
+def test_the_checkpoint_says_how_long_a_context_may_be(make_engine, tmp_path):
     checkpoint = tmp_path / "1.2.1" / "checkpoint"
     checkpoint.mkdir(parents=True)
     (checkpoint / "config.json").write_text(json.dumps({"max_position_embeddings": 777}))
@@ -493,12 +421,7 @@ def test_the_checkpoint_says_how_long_a_context_may_be(make_engine: MakeEngine, 
     assert harness.engine._llm._llm_args["model"] == str(checkpoint)
 
 
-def test_an_unknown_context_length_is_refused(make_engine: MakeEngine) -> None:
-    with pytest.raises(ConfigError, match="max_seq_len"):
-        make_engine(max_seq_len=None)
-
-
-def test_start_removes_the_variables_of_its_launcher(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_removes_the_variables_of_its_launcher(make_engine, monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("TLLM_SPAWN_PROXY_PROCESS", "1")
     make_engine()

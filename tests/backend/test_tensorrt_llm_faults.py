@@ -1,48 +1,41 @@
 """Failures in and around TensorRT-LLM: every request still ends once, and the right side gets the blame."""
 
-from __future__ import annotations
-
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from deepseek_backend.contract import ErrorCode
-from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.prompt_tokenizer import PromptTokenizer
 from deepseek_backend.engines.tensorrt_llm import tensorrt_llm_engine as engine_module
 from deepseek_backend.engines.tensorrt_llm.faults import MAX_FAULTS_IN_A_ROW, Faults
 from deepseek_backend.engines.tensorrt_llm.translation import INCOMPLETE, whole_text
 from deepseek_backend.errors import EngineError, RequestError, UnavailableError
-from standin.harness import WAIT_S, Harness, MakeEngine, Sink, engines
+from standin.harness import WAIT_S, Sink, engines
 
-ENDLESS: dict[str, Any] = {"max_tokens": 3000, "ignore_eos": True}
+ENDLESS = {"max_tokens": 3000, "ignore_eos": True}
 
 
 @pytest.fixture
-def slow_engine(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
+def slow_engine(make_engine, monkeypatch):
     """Make engines whose requests run for a minute, and which end an aborted request soon."""
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "50")
     monkeypatch.setattr(engine_module, "ABORT_TIMEOUT_S", 0.2)
     return make_engine
 
 
-def running(harness: Harness, count: int = 1, **sampling: Any) -> list[GenerateRequest]:
+def running(harness, count=1, **sampling):
     requests = [harness.submit(**ENDLESS, **sampling) for _ in range(count)]
     harness.sink.wait_for(lambda: all(harness.sink.steps_of(request) for request in requests))
     return requests
 
 
-def last_steps(harness: Harness, request: GenerateRequest) -> list[Step]:
+def last_steps(harness, request):
     return [step for step in harness.sink.steps_of(request) if step.finish_reason or step.error]
 
 
-def threads() -> list[str]:
+def threads():
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(("tensorrt_llm", "standin"))]
 
 
@@ -50,7 +43,7 @@ def threads() -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_request_aborted_in_the_engines_queue_has_its_end(slow_engine: MakeEngine) -> None:
+def test_a_request_aborted_in_the_engines_queue_has_its_end(slow_engine):
     """TensorRT-LLM removes the request from its queue and sends no response."""
     harness = slow_engine(max_batch_size=1)
     (first,) = running(harness)
@@ -67,7 +60,7 @@ def test_a_request_aborted_in_the_engines_queue_has_its_end(slow_engine: MakeEng
 
 
 @pytest.mark.slow
-def test_an_abort_that_is_answered_ends_once(slow_engine: MakeEngine) -> None:
+def test_an_abort_that_is_answered_ends_once(slow_engine):
     harness = slow_engine()
     (request,) = running(harness)
     harness.engine.abort(request.request_id)
@@ -76,13 +69,11 @@ def test_an_abort_that_is_answered_ends_once(slow_engine: MakeEngine) -> None:
     assert [step.finish_reason for step in last_steps(harness, request)] == ["cancelled"]
 
 
-def test_a_failing_abort_holds_neither_a_request_nor_the_gpus(
-    slow_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_abort_holds_neither_a_request_nor_the_gpus(slow_engine, monkeypatch):
     harness = slow_engine()
     requests = running(harness, 3)
 
-    def abort(self: Any) -> None:
+    def abort(self):
         raise TypeError("'NoneType' object is not callable")
 
     monkeypatch.setattr("tensorrt_llm.llmapi.result.GenerationResult.abort", abort)
@@ -98,7 +89,7 @@ def test_a_failing_abort_holds_neither_a_request_nor_the_gpus(
 # Faults
 
 
-def test_an_engines_fault_is_not_the_clients(slow_engine: MakeEngine) -> None:
+def test_an_engines_fault_is_not_the_clients(slow_engine):
     harness = slow_engine()
     requests = running(harness, 5)
     harness.engine._llm._executor.fault = "an assertion failed"
@@ -111,7 +102,7 @@ def test_an_engines_fault_is_not_the_clients(slow_engine: MakeEngine) -> None:
     assert harness.run(max_tokens=2)[-1].finish_reason == "length"
 
 
-def test_an_engine_that_only_fails_is_dead(slow_engine: MakeEngine) -> None:
+def test_an_engine_that_only_fails_is_dead(slow_engine):
     harness = slow_engine()
     harness.engine._llm._executor.fault = "an assertion\nfailed"
     for _ in range(MAX_FAULTS_IN_A_ROW):
@@ -119,11 +110,12 @@ def test_an_engine_that_only_fails_is_dead(slow_engine: MakeEngine) -> None:
         assert isinstance(harness.run()[-1].error, EngineError)
     health = harness.engine.health()
     assert not health.alive
-    assert health.reason == "TensorRT-LLM has failed 3 times in a row, with no token between: an assertion failed"
+    assert "3 times in a row" in health.reason
+    assert health.reason.endswith("an assertion failed")
     assert isinstance(harness.run()[-1].error, UnavailableError)
 
 
-def test_a_gpu_that_has_failed_is_not_tried_again(slow_engine: MakeEngine) -> None:
+def test_a_gpu_that_has_failed_is_not_tried_again(slow_engine):
     harness = slow_engine()
     requests = running(harness, 3)
     harness.engine._llm._executor.fault = "CUDA error: an illegal memory access was encountered"
@@ -134,7 +126,7 @@ def test_a_gpu_that_has_failed_is_not_tried_again(slow_engine: MakeEngine) -> No
     assert "illegal memory access" in health.reason
 
 
-def test_faults_with_tokens_between_do_not_end_the_engine(slow_engine: MakeEngine) -> None:
+def test_faults_with_tokens_between_do_not_end_the_engine(slow_engine):
     harness = slow_engine()
     for _ in range(2 * MAX_FAULTS_IN_A_ROW):
         (request,) = running(harness)
@@ -144,7 +136,7 @@ def test_faults_with_tokens_between_do_not_end_the_engine(slow_engine: MakeEngin
         assert harness.engine.health().alive
 
 
-def test_a_request_that_goes_on_after_a_fault_can_count_the_next(slow_engine: MakeEngine) -> None:
+def test_a_request_that_goes_on_after_a_fault_can_count_the_next(slow_engine):
     harness = slow_engine()
     survivor, victim = running(harness, 2)
     harness.engine._open[victim.request_id].output._sequence.fail("an assertion failed")
@@ -160,9 +152,7 @@ def test_a_request_that_goes_on_after_a_fault_can_count_the_next(slow_engine: Ma
 
 
 @pytest.mark.parametrize("found_by", ["flush", "reader"])
-def test_a_failure_that_can_not_be_judged_ends_its_request_only(
-    slow_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, found_by: str
-) -> None:
+def test_a_failure_that_can_not_be_judged_ends_its_request_only(slow_engine, monkeypatch, found_by):
     harness = slow_engine()
     request, *others = running(harness, 3)
     entry = harness.engine._open[request.request_id]
@@ -181,27 +171,22 @@ def test_a_failure_that_can_not_be_judged_ends_its_request_only(
     assert entry.output.aborted()
 
 
-@pytest.mark.parametrize(
-    ("events", "dead"),
-    [
-        pytest.param("ffff", True, id="in a row"),
-        pytest.param("fftff", False, id="a token between"),
-        pytest.param("fftfff", True, id="in a row again"),
-        pytest.param("f" + "s" * 9, False, id="one fault of many requests"),
-    ],
-)
-def test_faults_count_in_a_row(events: str, dead: bool) -> None:
-    faults = Faults()
-    reasons = []
-    for event in events:
-        if event == "t":
-            faults.token_came()
-        else:
-            reasons.append(faults.add("it broke", faults.count if event == "f" else 0))
-    assert bool(reasons[-1]) is dead
+# f: a fault, t: a token, s: the same fault of another request
+EVENTS = {"ffff": True, "fftff": False, "fftfff": True, "f" + "s" * 9: False}
 
 
-def test_a_refusal_of_a_worker_is_the_clients_fault(make_engine: MakeEngine) -> None:
+def test_faults_count_in_a_row():
+    for events, dead in EVENTS.items():
+        faults, reason = Faults(), ""
+        for event in events:
+            if event == "t":
+                faults.token_came()
+            else:
+                reason = faults.add("it broke", faults.count if event == "f" else 0)
+        assert bool(reason) is dead, events
+
+
+def test_a_refusal_of_a_worker_is_the_clients_fault(make_engine):
     """The workers may have less room than model.yaml says: the prompt fits its limit, but not theirs."""
     harness = make_engine()
     harness.engine._llm._llm_args["max_seq_len"] = 10
@@ -212,18 +197,16 @@ def test_a_refusal_of_a_worker_is_the_clients_fault(make_engine: MakeEngine) -> 
     assert harness.engine.health().alive
 
 
-@pytest.mark.parametrize(
-    ("message", "kind"), [("Guided decoding error: not a regex", RequestError), ("it broke", EngineError)]
-)
-def test_no_guide_ends_the_server(make_engine: MakeEngine, message: str, kind: type[Exception]) -> None:
+def test_no_guide_ends_the_server(make_engine):
     harness = make_engine(guided_decoding_backend="xgrammar")
-    harness.engine._llm._executor.fault = message
-    for _ in range(2 * MAX_FAULTS_IN_A_ROW):
-        assert isinstance(harness.run(guided_regex="(")[-1].error, kind)
+    for message, kind in ("Guided decoding error: not a regex", RequestError), ("it broke", EngineError):
+        harness.engine._llm._executor.fault = message
+        for _ in range(2 * MAX_FAULTS_IN_A_ROW):
+            assert isinstance(harness.run(guided_regex="(")[-1].error, kind)
     assert harness.engine.health().alive
 
 
-def test_a_guide_is_no_excuse_after_the_first_token(slow_engine: MakeEngine) -> None:
+def test_a_guide_is_no_excuse_after_the_first_token(slow_engine):
     harness = slow_engine(guided_decoding_backend="xgrammar")
     (request,) = running(harness, guided_regex="a+")
     harness.engine._llm._executor.fault = "CUDA error: an illegal memory access was encountered"
@@ -232,12 +215,10 @@ def test_a_guide_is_no_excuse_after_the_first_token(slow_engine: MakeEngine) -> 
 
 
 @pytest.mark.parametrize("broken", ["SamplingParams", "generate_async"])
-def test_an_immediate_refusal_is_the_clients_fault(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
+def test_an_immediate_refusal_is_the_clients_fault(make_engine, monkeypatch, broken):
     harness = make_engine()
 
-    def refuse(**kwargs: Any) -> None:
+    def refuse(**kwargs):
         raise ValueError("not that")
 
     owner = harness.engine._llm if broken == "generate_async" else harness.engine._llmapi
@@ -245,14 +226,12 @@ def test_an_immediate_refusal_is_the_clients_fault(
     assert isinstance(harness.run()[-1].error, RequestError)
 
 
-def test_a_detokenizer_that_fails_ends_its_request_only(
-    slow_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_detokenizer_that_fails_ends_its_request_only(slow_engine, monkeypatch):
     harness = slow_engine()
     (healthy,) = running(harness)
     sequence = harness.engine._open[healthy.request_id].output._sequence
 
-    def add(self: Any, token_ids: list[int], *, final: bool) -> str:
+    def add(self, token_ids, *, final):
         raise ValueError("Invalid prefix encountered")
 
     for _ in range(2 * MAX_FAULTS_IN_A_ROW):
@@ -275,7 +254,7 @@ def test_a_detokenizer_that_fails_ends_its_request_only(
 
 
 @pytest.mark.parametrize("backend", ["HF", "TRTLLM"])
-def test_no_detokenizer_loses_the_end(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+def test_no_detokenizer_loses_the_end(make_engine, monkeypatch, backend):
     monkeypatch.setenv("TLLM_INCREMENTAL_DETOKENIZATION_BACKEND", backend)
     harness = make_engine()
     texts = []
@@ -287,15 +266,15 @@ def test_no_detokenizer_loses_the_end(make_engine: MakeEngine, monkeypatch: pyte
     assert any(text.endswith(INCOMPLETE) for text in texts)
 
 
-def test_text_that_is_not_the_ids_own_is_left_alone() -> None:
+def test_text_that_is_not_the_ids_own_is_left_alone():
     assert whole_text("naive", [1], lambda ids: f"naïve {INCOMPLETE}") == "naive"
 
 
 # Starting and stopping
 
 
-def test_a_start_that_fails_after_the_load_leaves_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def tokenizer(inner: Any) -> None:
+def test_a_start_that_fails_after_the_load_leaves_no_engine(tmp_path, monkeypatch):
+    def tokenizer(inner):
         raise KeyError("an odd tokenizer")
 
     monkeypatch.setattr(engine_module, "PromptTokenizer", tokenizer)
@@ -305,49 +284,44 @@ def test_a_start_that_fails_after_the_load_leaves_no_engine(tmp_path: Path, monk
 
 
 @pytest.mark.slow
-def test_every_request_has_one_end_when_submits_race_the_stop(make_engine: MakeEngine) -> None:
+def test_every_request_has_one_end_when_submits_race_the_stop(make_engine):
     for _ in range(5):
         harness = make_engine()
-        requests: list[GenerateRequest] = []
+        requests = []
         done = threading.Event()
         lock = threading.Lock()
 
-        def hammer(harness: Harness = harness, done: Any = done, lock: Any = lock, requests: Any = requests) -> None:
+        def hammer(harness=harness, done=done, lock=lock, requests=requests):
             while not done.is_set():
                 with lock:
                     harness._count += 1
+                    request_id = f"x{harness._count}"
                     request = GenerateRequest(
-                        request_id=f"x{harness._count}", prompt="a", sampling=SamplingParams(), max_tokens=3
+                        request_id=request_id, prompt="a", sampling=SamplingParams(), max_tokens=3
                     )
                     requests.append(request)
                 harness.engine.submit(request, harness.sink)
                 time.sleep(0.0002)
 
-        with hammering(hammer, done):
-            time.sleep(0.05)
-            harness.engine.stop()
-            time.sleep(0.02)
+        workers = [threading.Thread(target=hammer) for _ in range(3)]
+        for worker in workers:
+            worker.start()
+        time.sleep(0.05)
+        harness.engine.stop()
+        time.sleep(0.02)
+        done.set()
+        for worker in workers:
+            worker.join(WAIT_S)
         ends = [request.request_id for call in harness.sink.calls for request, step in call if ended(step)]
         assert sorted(ends) == sorted(request.request_id for request in requests)
 
 
-@contextlib.contextmanager
-def hammering(work: Callable[[], None], done: threading.Event) -> Any:
-    workers = [threading.Thread(target=work) for _ in range(3)]
-    for worker in workers:
-        worker.start()
-    yield
-    done.set()
-    for worker in workers:
-        worker.join(WAIT_S)
-
-
-def ended(step: Step) -> bool:
+def ended(step):
     return step.error is not None or step.finish_reason is not None
 
 
 @pytest.mark.slow
-def test_two_can_stop_at_once(slow_engine: MakeEngine) -> None:
+def test_two_can_stop_at_once(slow_engine):
     for delay_s in (0.0, 0.002, 0.01, 0.05):
         harness = slow_engine()
         running(harness, 2)
@@ -361,9 +335,7 @@ def test_two_can_stop_at_once(slow_engine: MakeEngine) -> None:
             assert not threads(), "who returns first has waited for the end as well"
 
 
-def test_stop_goes_on_when_the_open_requests_can_not_be_ended(
-    slow_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_goes_on_when_the_open_requests_can_not_be_ended(slow_engine, monkeypatch):
     harness = slow_engine()
     running(harness)
     llm = harness.engine._llm
@@ -376,12 +348,12 @@ def test_stop_goes_on_when_the_open_requests_can_not_be_ended(
 class OverlapSink(Sink):
     """A sink that notices a call during another one."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.overlaps = 0
         self._busy = threading.Lock()
 
-    def on_steps(self, steps: Sequence[tuple[GenerateRequest, Step]]) -> None:
+    def on_steps(self, steps):
         if not self._busy.acquire(blocking=False):
             self.overlaps += 1
             return
@@ -390,7 +362,7 @@ class OverlapSink(Sink):
         super().on_steps(steps)
 
 
-def test_refusals_after_the_stop_come_one_at_a_time(make_engine: MakeEngine) -> None:
+def test_refusals_after_the_stop_come_one_at_a_time(make_engine):
     harness = make_engine()
     harness.engine.stop()
     harness.sink = OverlapSink()
@@ -406,9 +378,7 @@ def test_refusals_after_the_stop_come_one_at_a_time(make_engine: MakeEngine) -> 
 # Limits
 
 
-def test_a_prompt_that_can_not_fit_is_known_by_its_bytes(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_that_can_not_fit_is_known_by_its_bytes(make_engine, monkeypatch):
     engine = make_engine(max_seq_len=100).engine
     assert engine.capabilities.max_prompt_bytes == 100 * len("<｜begin▁of▁sentence｜>".encode())
     monkeypatch.delattr("tensorrt_llm.tokenizer.StandinHfTokenizer.get_vocab")

@@ -1,20 +1,17 @@
 """Fields of requests to the TensorRT-LLM engine: all forms of prompts, logprobs, guides, metrics."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import fields
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deepseek_backend.contract import PERF_OUTPUTS, ErrorCode
-from deepseek_backend.engines.base import PerfMetrics, Step
+from deepseek_backend.engines.base import PerfMetrics
 from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.engines.tensorrt_llm.iteration_stats import IterationStats
 from deepseek_backend.engines.tensorrt_llm.requested_logprobs import MAX_LIKELIEST, token_logprobs
@@ -22,7 +19,7 @@ from deepseek_backend.engines.tensorrt_llm.translation import perf_metrics
 from deepseek_backend.errors import EngineError, RequestError, UnavailableError
 from deepseek_triton_build.catalog import RELEASES
 from deepseek_triton_build.data.releases.spelling import spell
-from standin.harness import Harness, MakeEngine, guided_llm_args
+from standin.harness import guided_llm_args
 from support.waiting import wait_for
 
 MTP = {"decoding_type": "MTP", "num_nextn_predict_layers": 2}
@@ -31,7 +28,7 @@ CPP_SAMPLER = {release: spell({"sampler_type": "TRTLLMSampler"}, release) for re
 CHAT = [{"role": "user", "content": "Why?"}]
 
 
-def refusal(harness: Harness, **request: Any) -> RequestError:
+def refusal(harness, **request):
     (step,) = harness.run(**request)
     assert isinstance(step.error, RequestError), step
     return step.error
@@ -40,7 +37,7 @@ def refusal(harness: Harness, **request: Any) -> RequestError:
 # Prompts
 
 
-def test_a_prompt_in_token_ids_is_used_unchanged(make_engine: MakeEngine) -> None:
+def test_a_prompt_in_token_ids_is_used_unchanged(make_engine):
     harness = make_engine()
     ids = harness.engine._llm.tokenizer.encode("Why?")
     by_ids = harness.run(prompt_token_ids=tuple(ids))
@@ -48,32 +45,26 @@ def test_a_prompt_in_token_ids_is_used_unchanged(make_engine: MakeEngine) -> Non
     assert by_ids[0].num_input_tokens == len(ids)
 
 
-@pytest.mark.parametrize("token_id", [-1, 259, 10**6])
-def test_a_token_id_outside_the_vocabulary_never_reaches_the_gpu(make_engine: MakeEngine, token_id: int) -> None:
+def test_a_token_id_outside_the_vocabulary_never_reaches_the_gpu(make_engine):
     harness = make_engine()
-    error = refusal(harness, prompt_token_ids=(5, token_id))
-    assert str(error) == f"input_ids: expected token ids from 0 to 258, got {token_id}"
+    for token_id in (-1, 259, 10**6):
+        error = refusal(harness, prompt_token_ids=(5, token_id))
+        assert str(error) == f"input_ids: expected token ids from 0 to 258, got {token_id}"
     assert harness.engine.health().alive
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["text", "ids"])
-def test_a_truncated_prompt_keeps_its_last_tokens(make_engine: MakeEngine, form: str) -> None:
+def test_a_truncated_prompt_keeps_its_last_tokens(make_engine):
     harness = make_engine(max_seq_len=100)
-    long = "x" * 500 + "Why?"
-    ids = tuple(harness.engine._llm.tokenizer.encode(long))
-    cut = harness.run(long if form == "text" else "", prompt_token_ids=ids if form == "ids" else None,
-                      truncate_prompt_tokens=4)  # fmt: skip
-    assert cut[0].num_input_tokens == 4
-    whole = harness.run("Why?", add_special_tokens=False)
-    assert "".join(step.text for step in cut) == "".join(step.text for step in whole)
+    ids = tuple(harness.engine._llm.tokenizer.encode("x" * 500 + "Why?"))
+    whole = harness.text("Why?", add_special_tokens=False)
+    for prompt in ({"prompt": "x" * 500 + "Why?"}, {"prompt_token_ids": ids}):
+        cut = harness.run(**prompt, truncate_prompt_tokens=4)
+        assert cut[0].num_input_tokens == 4
+        assert "".join(step.text for step in cut) == whole
+    assert harness.run("Why?", truncate_prompt_tokens=50)[0].num_input_tokens == 5
 
 
-def test_a_prompt_shorter_than_its_limit_is_whole(make_engine: MakeEngine) -> None:
-    assert make_engine().run("Why?", truncate_prompt_tokens=50)[0].num_input_tokens == 5
-
-
-def test_the_bos_token_is_what_the_tokenizer_adds(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bos_token_is_what_the_tokenizer_adds(make_engine, monkeypatch):
     harness = make_engine()
     assert harness.engine.capabilities.bos_token == "<｜begin▁of▁sentence｜>"
     known = harness.engine._known.tokenizer
@@ -81,12 +72,10 @@ def test_the_bos_token_is_what_the_tokenizer_adds(make_engine: MakeEngine, monke
     assert known.bos_token == ""
 
 
-def test_the_tokenizer_serves_the_tasks(make_engine: MakeEngine) -> None:
+def test_the_tokenizer_serves_the_tasks(make_engine):
     engine = make_engine().engine
     tokenizer = engine.tokenizer
-
     ids = tokenizer.encode("Łódź", True)
-
     assert tokenizer.decode(ids, skip_special_tokens=False) == "<｜begin▁of▁sentence｜>Łódź"
     assert tokenizer.special_tokens == {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"}
     assert tokenizer.vocab_size == 259
@@ -94,51 +83,35 @@ def test_the_tokenizer_serves_the_tasks(make_engine: MakeEngine) -> None:
     assert engine.capabilities.version == str(sys.modules["tensorrt_llm"].__version__)
 
 
-@pytest.mark.parametrize(
-    ("template", "text"), [({"rag": "a", "default": "b"}, "b"), ({"rag": "a"}, None), (None, None), ("c", "c")]
-)
-def test_of_several_templates_the_default_is_told(make_engine: MakeEngine, template: Any, text: str | None) -> None:
+def test_of_several_templates_the_default_is_told(make_engine):
     engine = make_engine().engine
-    engine._llm.tokenizer.tokenizer.chat_template = template
-    assert engine.tokenizer.chat_template == text
+    for template, text in ({"rag": "a", "default": "b"}, "b"), ({"rag": "a"}, None), (None, None), ("c", "c"):
+        engine._llm.tokenizer.tokenizer.chat_template = template
+        assert engine.tokenizer.chat_template == text
 
 
 # Conversations
 
 
-@pytest.mark.parametrize(("kwargs", "ending"), [({}, "</think>"), ({"thinking": True}, "<think>")])
-def test_a_conversation_becomes_a_prompt(make_engine: MakeEngine, kwargs: dict[str, Any], ending: str) -> None:
-    prompt = make_engine().engine.render_chat(CHAT, kwargs)
-    assert prompt == f"<｜begin▁of▁sentence｜><｜User｜>Why?<｜Assistant｜>{ending}"
-
-
-def test_a_prompt_that_opens_the_reasoning_is_answered_with_some(make_engine: MakeEngine) -> None:
+def test_a_conversation_becomes_a_prompt(make_engine):
     harness = make_engine()
-    prompt = harness.engine.render_chat(CHAT, {"thinking": True})
-    assert "</think>" in harness.text(prompt, add_special_tokens=False)
+    plain, thinking = (harness.engine.render_chat(CHAT, kwargs) for kwargs in ({}, {"thinking": True}))
+    assert plain == "<｜begin▁of▁sentence｜><｜User｜>Why?<｜Assistant｜></think>"
+    assert thinking == plain.replace("</think>", "<think>")
+    assert "</think>" in harness.text(thinking, add_special_tokens=False)
     assert "</think>" not in harness.text("Why?")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["chat_template", "tokenize", "add_generation_prompt", "conversation"])
-def test_a_client_can_not_set_the_renderers_own_arguments(make_engine: MakeEngine, name: str) -> None:
-    with pytest.raises(RequestError, match=f"chat_template_kwargs: {name}"):
-        make_engine().engine.render_chat(CHAT, {name: "x"})
-
-
-@pytest.mark.parametrize(
-    ("messages", "kwargs"),
-    [([{"role": "judge", "content": "x"}], {}), (CHAT, {"unknown": 1})],
-    ids=["role", "argument"],
-)
-def test_a_templates_refusal_is_the_callers_fault(make_engine: MakeEngine, messages: Any, kwargs: Any) -> None:
-    with pytest.raises(RequestError, match="the chat template refuses them") as caught:
-        make_engine().engine.render_chat(messages, kwargs)
-    assert caught.value.code is ErrorCode.INVALID_ARGUMENT
-
-
-def test_a_checkpoint_without_a_template_says_so(make_engine: MakeEngine) -> None:
+def test_what_can_not_be_rendered_is_the_callers_fault(make_engine):
     engine = make_engine().engine
+    for messages, kwargs, said in [
+        ([{"role": "judge", "content": "x"}], {}, "the chat template refuses them"),
+        (CHAT, {"unknown": 1}, "the chat template refuses them"),
+        (CHAT, {"conversation": "x"}, "chat_template_kwargs: conversation"),
+    ]:
+        with pytest.raises(RequestError, match=said) as caught:
+            engine.render_chat(messages, kwargs)
+        assert caught.value.code is ErrorCode.INVALID_ARGUMENT
     engine._llm.tokenizer.tokenizer.chat_template = None
     with pytest.raises(RequestError, match="no chat template") as caught:
         engine.render_chat(CHAT, {})
@@ -148,17 +121,50 @@ def test_a_checkpoint_without_a_template_says_so(make_engine: MakeEngine) -> Non
 # Log-probabilities
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", RELEASES)
-def test_the_torch_sampler_has_logprobs_of_greedy_requests(make_engine: MakeEngine, release: str) -> None:
-    steps = make_engine(release).run(max_tokens=12, logprobs=0)
+def test_what_the_torch_sampler_of_each_release_has(make_engine, monkeypatch, release):
+    monkeypatch.setenv("STANDIN_TOKENS_PER_S", "200")
+    harness = make_engine(release)
+    assert "prompt_logprobs" in harness.engine.capabilities.unsupported
+    steps = harness.run(max_tokens=12, logprobs=0)
     assert sum(len(step.logprobs) for step in steps) == 12
     for step in steps:
         assert [[entry.token_id for entry in token] for token in step.logprobs] == [[t] for t in step.token_ids]
         assert all(token[0].rank == 1 and token[0].logprob <= 0 for token in step.logprobs)
+    cached = harness.run("x" * 99, max_tokens=5)[-1].num_cached_tokens
+    assert cached == (96 if release.startswith("1.2.") else 0)
+    # From 1.2 on, an assertion of TensorRT-LLM fails when the last response of an aborted request is read.
+    request = harness.submit(max_tokens=3000, ignore_eos=True, logprobs=0)
+    harness.sink.wait_for(lambda: len(harness.sink.steps_of(request)) >= 3)
+    harness.engine.abort(request.request_id)
+    steps = harness.sink.result(request)
+    assert steps[-1].finish_reason == "cancelled"
+    assert all(len(step.logprobs) == len(step.token_ids) for step in steps)
 
 
 @pytest.mark.slow
-def test_the_likeliest_tokens_follow_the_sampled_one_and_do_not_repeat_it(make_engine: MakeEngine) -> None:
+@pytest.mark.parametrize("release", RELEASES)
+def test_what_each_release_has_with_mtp(make_engine, monkeypatch, release):
+    """A request for logprobs would end every other one."""
+    monkeypatch.setattr("deepseek_backend.engines.tensorrt_llm.tensorrt_llm_engine.STATS_PERIOD_S", 0.02)
+    monkeypatch.setenv("STANDIN_TOKENS_PER_S", "200")
+    harness = make_engine(release, speculative_config=MTP, enable_iter_perf_stats=True)
+    assert "every running request" in harness.engine.capabilities.unsupported["logprobs"]
+    assert refusal(harness, logprobs=0).code is ErrorCode.UNSUPPORTED
+    request = harness.submit("x" * 40, max_tokens=10**6, ignore_eos=True)
+    wait_for(lambda: harness.engine.stats().num_accepted_draft_tokens > 10)
+    stats = harness.engine.stats()
+    assert (stats.kv_blocks_used, stats.kv_blocks_total, stats.tokens_per_block) == (2, 1000, 32)
+    assert stats.num_draft_tokens >= stats.num_accepted_draft_tokens
+    assert (stats.num_running, stats.num_waiting) == (1, 0)
+    assert stats.extra["kv_blocks_missed"] == 2
+    harness.engine.abort(request.request_id)
+    harness.sink.result(request)
+
+
+@pytest.mark.slow
+def test_the_likeliest_tokens_follow_the_sampled_one_and_do_not_repeat_it(make_engine):
     harness = make_engine("1.2.1")
     steps = harness.run(max_tokens=20, logprobs=2, top_k=3, temperature=1.0)
     rows = [token for step in steps for token in step.logprobs]
@@ -169,68 +175,37 @@ def test_the_likeliest_tokens_follow_the_sampled_one_and_do_not_repeat_it(make_e
         assert all(entry.text == harness.engine._llm.tokenizer.decode([entry.token_id]) for entry in row)
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 1.0}, {"top_p": 0.9}, {"top_k": MAX_LIKELIEST + 1}], ids=str)
-def test_a_logprob_that_might_be_missing_is_not_promised(make_engine: MakeEngine, sampling: dict[str, Any]) -> None:
-    error = refusal(make_engine("1.2.1"), logprobs=0, **sampling)
-    assert error.code is ErrorCode.UNSUPPORTED
-    assert f"top_k of at most {MAX_LIKELIEST}" in str(error)
+def test_a_logprob_that_might_be_missing_is_not_promised(make_engine):
+    harness = make_engine("1.2.1")
+    for sampling in ({"temperature": 1.0}, {"top_p": 0.9}, {"top_k": MAX_LIKELIEST + 1}):
+        error = refusal(harness, logprobs=0, **sampling)
+        assert error.code is ErrorCode.UNSUPPORTED
+        assert f"top_k of at most {MAX_LIKELIEST}" in str(error)
 
 
 @pytest.mark.parametrize("release", ["1.1.0", "1.0.0", "0.21.0"])
-def test_up_to_1_1_there_is_one_logprob(make_engine: MakeEngine, release: str) -> None:
+def test_up_to_1_1_there_is_one_logprob(make_engine, release):
     harness = make_engine(release)
     assert harness.run(max_tokens=3, logprobs=1)[-1].finish_reason == "length"
     assert "expected at most 1, got 5" in str(refusal(harness, logprobs=5))
 
 
 @pytest.mark.parametrize("release", CPP_SAMPLER)
-def test_the_cpp_sampler_has_the_logprob_of_the_sampled_token_only(make_engine: MakeEngine, release: str) -> None:
+def test_the_cpp_sampler_has_the_logprob_of_the_sampled_token_only(make_engine, release):
     harness = make_engine(release, **CPP_SAMPLER[release])
     rows = [t for step in harness.run(max_tokens=9, logprobs=0, temperature=1.0, top_p=0.9) for t in step.logprobs]
     assert {(len(row), row[0].rank) for row in rows} == {(1, 1)}, "1 is the lowest rank it can have"
     assert "expected at most 0, got 1" in str(refusal(harness, logprobs=1))
 
 
-def test_from_1_2_on_the_cpp_samplers_logprobs_are_not_established(make_engine: MakeEngine) -> None:
+def test_from_1_2_on_the_cpp_samplers_logprobs_are_not_established(make_engine):
     capabilities = make_engine("1.2.1", sampler_type="TRTLLMSampler").engine.capabilities
     assert "not established" in capabilities.unsupported["logprobs"]
     assert "needs logprobs" in capabilities.unsupported["best_of"]
     assert "best_of" not in make_engine("1.2.1").engine.capabilities.unsupported
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("release", RELEASES)
-def test_with_mtp_logprobs_never_reach_the_engine(make_engine: MakeEngine, release: str) -> None:
-    """One such request would end every other one."""
-    harness = make_engine(release, speculative_config=MTP)
-    assert "every running request" in harness.engine.capabilities.unsupported["logprobs"]
-    assert refusal(harness, logprobs=0).code is ErrorCode.UNSUPPORTED
-
-
-def test_the_standin_shows_what_mtp_would_do_with_logprobs(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STANDIN_TOKENS_PER_S", "200")
-    harness = make_engine(speculative_config=MTP)
-    innocent = harness.submit(max_tokens=10**6, ignore_eos=True)
-    wait_for(lambda: harness.sink.steps_of(innocent))
-
-    def submit_past_the_engine() -> None:
-        params = harness.engine._llmapi.SamplingParams(max_tokens=5, logprobs=1)
-        harness.engine._llm.generate_async(inputs=[5], sampling_params=params)
-
-    harness.engine._loop.call(submit_past_the_engine)
-    assert isinstance(harness.sink.result(innocent)[-1].error, EngineError)
-    assert harness.engine.health().alive, "the engine goes on"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("release", RELEASES)
-def test_no_release_has_the_prompts_logprobs(make_engine: MakeEngine, release: str) -> None:
-    assert "prompt_logprobs" in make_engine(release).engine.capabilities.unsupported
-
-
-def test_a_stop_tokens_logprob_is_left_out_with_the_token(make_engine: MakeEngine) -> None:
+def test_a_stop_tokens_logprob_is_left_out_with_the_token(make_engine):
     harness = make_engine()
     token = [t for step in harness.run() for t in step.token_ids][5]
     steps = harness.run(stop_token_ids=(token,), logprobs=0)
@@ -238,25 +213,7 @@ def test_a_stop_tokens_logprob_is_left_out_with_the_token(make_engine: MakeEngin
     assert sum(len(step.logprobs) for step in steps) == sum(len(step.token_ids) for step in steps)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("release", RELEASES)
-def test_an_aborted_request_with_logprobs_is_cancelled(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, release: str
-) -> None:
-    """From 1.2 on, an assertion of TensorRT-LLM fails when the last response of an aborted request is read."""
-    monkeypatch.setenv("STANDIN_TOKENS_PER_S", "200")
-    harness = make_engine(release)
-    request = harness.submit(max_tokens=3000, ignore_eos=True, logprobs=0)
-    harness.sink.wait_for(lambda: len(harness.sink.steps_of(request)) >= 3)
-    harness.engine.abort(request.request_id)
-    steps = harness.sink.result(request)
-    assert steps[-1].finish_reason == "cancelled"
-    assert all(len(step.logprobs) == len(step.token_ids) for step in steps)
-
-
-def test_logprobs_of_other_tokens_end_the_request_and_its_work(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logprobs_of_other_tokens_end_the_request_and_its_work(make_engine, monkeypatch):
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "200")
     harness = make_engine()
     monkeypatch.setattr("tensorrt_llm._engine.logprobs", lambda token, *_: {token + 1: SimpleNamespace(logprob=0)})
@@ -273,9 +230,7 @@ def test_logprobs_of_other_tokens_end_the_request_and_its_work(
 
 
 @given(token=st.integers(0, 30), ranked=st.permutations(range(31)), most=st.integers(0, 20), asked=st.integers(1, 31))
-def test_every_entry_begins_with_its_token_and_goes_on_in_order(
-    token: int, ranked: list[int], most: int, asked: int
-) -> None:
+def test_every_entry_begins_with_its_token_and_goes_on_in_order(token, ranked, most, asked):
     likeliest = {t: SimpleNamespace(logprob=-rank, rank=rank) for rank, t in enumerate(ranked[:asked], start=1)}
     sampling = SamplingParams(logprobs=most)
     if token not in likeliest:
@@ -290,20 +245,20 @@ def test_every_entry_begins_with_its_token_and_goes_on_in_order(
 # Fields that are refused or handed on
 
 
-def test_stop_tokens_are_never_ignored(make_engine: MakeEngine) -> None:
+def test_stop_tokens_are_never_ignored(make_engine):
     error = refusal(make_engine(), stop_token_ids=(5,), ignore_eos=True)
     assert str(error) == "stop_token_ids, ignore_eos: TensorRT-LLM 1.2.1: ignore_eos drops the stop tokens too"
     assert error.code is ErrorCode.UNSUPPORTED
 
 
 @pytest.mark.slow
-def test_bad_strings_are_not_generated(make_engine: MakeEngine) -> None:
+def test_bad_strings_are_not_generated(make_engine):
     harness = make_engine(sampler_type="TRTLLMSampler")
     assert "naïve" in harness.text()
     assert "naïve" not in harness.text(bad=("naïve", "unheard of"))
 
 
-GUIDES: dict[str, Any] = {
+GUIDES = {
     "json": '{"type": "object"}',
     "json_object": True,
     "regex": "[a-z]+",
@@ -314,63 +269,46 @@ GUIDES: dict[str, Any] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("release", RELEASES)
-@pytest.mark.parametrize("guide", GUIDES)
-def test_a_guide_reaches_the_engine_under_its_name(make_engine: MakeEngine, release: str, guide: str) -> None:
+def test_a_guide_reaches_the_engine_under_its_name(make_engine, release):
     harness = make_engine(release, **guided_llm_args(release))
-    assert json.loads(harness.text(**{f"guided_{guide}": GUIDES[guide]})) == {"guided": guide}
+    for guide, value in GUIDES.items():
+        assert json.loads(harness.text(**{f"guided_{guide}": value})) == {"guided": guide}
+    since_1_2 = release.startswith("1.2.")
+    assert (harness.engine.capabilities.formats_refused == "") is since_1_2
+    capabilities = make_engine(release, **guided_llm_args(release), speculative_config=MTP).engine.capabilities
+    assert ("guided_json" in capabilities.sampling_fields) is since_1_2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("release", "backend", "why"),
-    [
-        ("1.0.0", "xgrammar", "TensorRT-LLM 1.0.0 has no structural tags with a format"),
-        ("1.1.0", "xgrammar", "TensorRT-LLM 1.1.0 has no structural tags with a format"),
-        ("1.2.1", "llguidance", "only guided_decoding_backend: xgrammar has structural tags"),
-        ("1.2.1", None, "TensorRT-LLM 1.2.1: needs guided_decoding_backend: xgrammar in model.yaml"),
-        ("1.2.0", "xgrammar", ""),
-        ("1.2.1", "xgrammar", ""),
-    ],
-)
-def test_structural_tags_with_a_format_need_1_2_and_xgrammar(
-    make_engine: MakeEngine, release: str, backend: str | None, why: str
-) -> None:
-    llm_args = guided_llm_args(release) | {"guided_decoding_backend": backend}
-    assert make_engine(release, **llm_args).engine.capabilities.formats_refused == why
+def test_structural_tags_need_xgrammar(make_engine):
+    for backend, why in (
+        ("llguidance", "only guided_decoding_backend: xgrammar"),
+        (None, "needs guided_decoding_backend"),
+    ):
+        assert why in make_engine(guided_decoding_backend=backend).engine.capabilities.formats_refused
 
 
-def test_a_guide_without_its_backend_says_how_to_get_it(make_engine: MakeEngine) -> None:
+def test_a_guide_without_its_backend_says_how_to_get_it(make_engine):
     reason = make_engine().engine.capabilities.unsupported["guided_json"]
     assert reason == "TensorRT-LLM 1.2.1: needs guided_decoding_backend: xgrammar in model.yaml"
 
 
-def test_before_1_0_guides_and_the_overlap_scheduler_exclude_each_other(make_engine: MakeEngine) -> None:
+def test_before_1_0_guides_and_the_overlap_scheduler_exclude_each_other(make_engine):
     reason = make_engine("0.21.0").engine.capabilities.unsupported["guided_json"]
     assert "guided_decoding_backend: xgrammar and disable_overlap_scheduler: true" in reason
     with pytest.raises(EngineError, match="disable_overlap_scheduler: true"):
         make_engine("0.21.0", guided_decoding_backend="xgrammar")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("release", "works"), [("0.21.0", False), ("1.0.0", False), ("1.1.0", False), ("1.2.0", True), ("1.2.1", True)]
-)
-def test_guides_and_mtp_go_together_from_1_2_on(make_engine: MakeEngine, release: str, works: bool) -> None:
-    capabilities = make_engine(release, **guided_llm_args(release), speculative_config=MTP).engine.capabilities
-    assert ("guided_json" in capabilities.sampling_fields) is works
-
-
-@pytest.mark.slow
-def test_no_release_has_a_priority(make_engine: MakeEngine) -> None:
+def test_a_priority_is_refused(make_engine):
     capabilities = make_engine().engine.capabilities
     assert not capabilities.priority
-    assert capabilities.unsupported["priority"] == "TensorRT-LLM 1.2.1: it has no request priority"
+    assert "priority" in capabilities.unsupported
 
 
 # Metrics
 
 
-def test_performance_metrics_come_with_the_last_step(make_engine: MakeEngine) -> None:
+def test_performance_metrics_come_with_the_last_step(make_engine):
     steps = make_engine().run("x" * 99, max_tokens=5, return_perf_metrics=True)
     assert all(step.perf_metrics is None for step in steps[:-1])
     metrics = steps[-1].perf_metrics
@@ -381,13 +319,13 @@ def test_performance_metrics_come_with_the_last_step(make_engine: MakeEngine) ->
     assert make_engine().run(max_tokens=5)[-1].perf_metrics is None
 
 
-def test_before_1_0_there_are_no_performance_metrics(make_engine: MakeEngine) -> None:
+def test_before_1_0_there_are_no_performance_metrics(make_engine):
     harness = make_engine("0.21.0")
     assert "no performance metrics" in harness.engine.capabilities.unsupported["return_perf_metrics"]
     assert harness.run(max_tokens=5)[-1].perf_metrics is None
 
 
-def test_every_metric_is_read_from_its_own_field() -> None:
+def test_every_metric_is_read_from_its_own_field():
     names = [tensor.name for tensor in PERF_OUTPUTS]
     assert names == [field.name for field in fields(PerfMetrics)]
     values = iter(range(1, 100))
@@ -410,40 +348,14 @@ def test_every_metric_is_read_from_its_own_field() -> None:
     assert isinstance(metrics.arrival_time_ns, int)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("release", RELEASES)
-def test_cached_tokens_are_reported_where_the_release_counts_them(make_engine: MakeEngine, release: str) -> None:
-    expected = 96 if release.startswith("1.2.") else 0
-    assert make_engine(release).run("x" * 99, max_tokens=5)[-1].num_cached_tokens == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("release", RELEASES)
-def test_blocks_and_draft_tokens_are_counted_on_demand(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, release: str
-) -> None:
-    monkeypatch.setattr("deepseek_backend.engines.tensorrt_llm.tensorrt_llm_engine.STATS_PERIOD_S", 0.02)
-    monkeypatch.setenv("STANDIN_TOKENS_PER_S", "200")
-    harness = make_engine(release, speculative_config=MTP, enable_iter_perf_stats=True)
-    request = harness.submit("x" * 40, max_tokens=10**6, ignore_eos=True)
-    wait_for(lambda: harness.engine.stats().num_accepted_draft_tokens > 10)
-    stats = harness.engine.stats()
-    assert (stats.kv_blocks_used, stats.kv_blocks_total, stats.tokens_per_block) == (2, 1000, 32)
-    assert stats.num_draft_tokens >= stats.num_accepted_draft_tokens
-    assert (stats.num_running, stats.num_waiting) == (1, 0)
-    assert stats.extra["kv_blocks_missed"] == 2
-    harness.engine.abort(request.request_id)
-    harness.sink.result(request)
-
-
-def test_without_iteration_statistics_there_are_zeros(make_engine: MakeEngine) -> None:
+def test_without_iteration_statistics_there_are_zeros(make_engine):
     harness = make_engine()
     harness.run(max_tokens=5)
     assert harness.engine.stats().kv_blocks_total == 0
 
 
 @pytest.mark.slow
-def test_requests_go_on_when_the_statistics_fail(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_go_on_when_the_statistics_fail(make_engine, monkeypatch):
     harness = make_engine(enable_iter_perf_stats=True)
     monkeypatch.setattr(IterationStats, "add", lambda self, row: 1 / 0)
     assert harness.run(max_tokens=5)[-1].finish_reason == "length"
@@ -453,14 +365,14 @@ def test_requests_go_on_when_the_statistics_fail(make_engine: MakeEngine, monkey
     assert len(harness.run(max_tokens=5, ignore_eos=True, wants_steps=False)) > 1
 
 
-@pytest.mark.parametrize("row", [{}, "{}", {"kvCacheStats": None, "specDecodingStats": None}], ids=str)
-def test_an_iteration_may_lack_every_section(row: Any) -> None:
-    stats = IterationStats()
-    stats.add(row)
-    assert (stats.kv_blocks_total, stats.num_draft_tokens, stats.num_queued) == (0, 0, 0)
+def test_an_iteration_may_lack_every_section():
+    for row in ({}, "{}", {"kvCacheStats": None, "specDecodingStats": None}):
+        stats = IterationStats()
+        stats.add(row)
+        assert (stats.kv_blocks_total, stats.num_draft_tokens, stats.num_queued) == (0, 0, 0)
 
 
-def test_requests_in_the_engines_queue_are_waiting(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_in_the_engines_queue_are_waiting(make_engine, monkeypatch):
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "50")
     harness = make_engine()
     requests = [harness.submit(max_tokens=3000, ignore_eos=True) for _ in range(3)]
@@ -470,7 +382,7 @@ def test_requests_in_the_engines_queue_are_waiting(make_engine: MakeEngine, monk
     assert (stats.num_running, stats.num_waiting) == (1, 2)
 
 
-def test_loading_is_timed_by_phase(make_engine: MakeEngine) -> None:
+def test_loading_is_timed_by_phase(make_engine):
     seconds = make_engine().engine.load_seconds
     assert list(seconds) == ["import", "load"]
     assert all(value >= 0 for value in seconds.values())
@@ -479,7 +391,7 @@ def test_loading_is_timed_by_phase(make_engine: MakeEngine) -> None:
 # Liveness
 
 
-def test_a_worker_that_has_ended_means_a_dead_engine(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_has_ended_means_a_dead_engine(make_engine, monkeypatch):
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "50")
     harness = make_engine()
     request = harness.submit(max_tokens=3000, ignore_eos=True)
@@ -491,17 +403,15 @@ def test_a_worker_that_has_ended_means_a_dead_engine(make_engine: MakeEngine, mo
     assert isinstance(harness.sink.result(request)[-1].error, UnavailableError)
 
 
-def test_the_reason_contains_the_workers_error(make_engine: MakeEngine) -> None:
+def test_the_reason_contains_the_workers_error(make_engine):
     harness = make_engine()
     harness.engine._llm._executor.mpi_futures[0].set_exception(RuntimeError("CUDA error:\nout of memory"))
-    assert (
-        harness.engine.health().reason == "a worker of TensorRT-LLM has ended: RuntimeError: CUDA error: out of memory"
-    )
+    assert harness.engine.health().reason.endswith(": RuntimeError: CUDA error: out of memory")
 
 
-def test_an_executor_without_worker_futures_is_alive(make_engine: MakeEngine) -> None:
+def test_an_executor_without_worker_futures_is_alive(make_engine):
     harness = make_engine()
     del harness.engine._llm._executor.mpi_futures
     assert harness.engine.health().alive
-    last: Step = harness.run(max_tokens=3)[-1]
+    last = harness.run(max_tokens=3)[-1]
     assert last.finish_reason == "length"

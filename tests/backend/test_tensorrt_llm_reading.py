@@ -2,58 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.prompt_tokenizer import PromptTokenizer
 from deepseek_backend.engines.tensorrt_llm import tensorrt_llm_engine as engine_module
 from deepseek_backend.engines.tensorrt_llm.output_increments import OutputIncrements
 from deepseek_backend.errors import EngineError
-from standin.harness import Harness, MakeEngine
 from support.waiting import wait_for
 
-ENDLESS: dict[str, Any] = {"max_tokens": 3000, "ignore_eos": True}
+ENDLESS = {"max_tokens": 3000, "ignore_eos": True}
 
 
 @pytest.fixture
-def slow(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> Harness:
+def slow(make_engine, monkeypatch):
     """Make an engine whose requests run for a minute."""
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "50")
     return make_engine()
 
 
 @pytest.fixture
-def reference(make_engine: MakeEngine) -> list[int]:
+def reference(make_engine):
     """Return the first tokens of the answer to every ENDLESS request."""
     return tokens(make_engine().run(max_tokens=500, ignore_eos=True))
 
 
-def tokens(steps: list[Step]) -> list[int]:
+def tokens(steps):
     return [token_id for step in steps for token_id in step.token_ids]
 
 
-def begun(harness: Harness, **sampling: Any) -> GenerateRequest:
+def begun(harness, **sampling):
     request = harness.submit(**{**ENDLESS, **sampling})
     harness.sink.wait_for(lambda: bool(harness.sink.steps_of(request)))
     return request
 
 
-def await_waiting(harness: Harness, request: GenerateRequest, count: int) -> None:
+def await_waiting(harness, request, count):
     wait_for(lambda: len(harness.waiting(request)) >= count)
 
 
-def await_last(harness: Harness, request: GenerateRequest, is_last: Callable[[Any], bool]) -> None:
+def await_last(harness, request, is_last):
     await_waiting(harness, request, 1)
     wait_for(lambda: is_last(harness.waiting(request)[-1]))
 
 
-def test_waiting_responses_become_one_step(reference: list[int], slow: Harness) -> None:
+def test_waiting_responses_become_one_step(reference, slow):
     request = begun(slow)
     with slow.held_loop():
         await_waiting(slow, request, 4)
@@ -63,7 +60,7 @@ def test_waiting_responses_become_one_step(reference: list[int], slow: Harness) 
 
 
 @pytest.mark.slow
-def test_the_last_step_contains_the_responses_before_it(reference: list[int], slow: Harness) -> None:
+def test_the_last_step_contains_the_responses_before_it(reference, slow):
     request = begun(slow, max_tokens=100)
     with slow.held_loop():
         await_last(slow, request, lambda response: response.finish_reason is not None)
@@ -74,7 +71,7 @@ def test_the_last_step_contains_the_responses_before_it(reference: list[int], sl
     assert [step.finish_reason for step in steps if step.finish_reason] == ["length"]
 
 
-def test_logprobs_belong_to_their_tokens_when_several_waited(slow: Harness) -> None:
+def test_logprobs_belong_to_their_tokens_when_several_waited(slow):
     request = begun(slow, logprobs=1)
     with slow.held_loop():
         await_waiting(slow, request, 4)
@@ -83,7 +80,7 @@ def test_logprobs_belong_to_their_tokens_when_several_waited(slow: Harness) -> N
         assert [entry[0].token_id for entry in step.logprobs] == list(step.token_ids)
 
 
-def test_an_abort_loses_no_waiting_response(reference: list[int], slow: Harness) -> None:
+def test_an_abort_loses_no_waiting_response(reference, slow):
     request = begun(slow)
     num_tokens = len(tokens(slow.sink.steps_of(request)))
     with slow.held_loop():
@@ -96,7 +93,7 @@ def test_an_abort_loses_no_waiting_response(reference: list[int], slow: Harness)
 
 
 @pytest.mark.slow
-def test_responses_before_a_fault_are_delivered_before_it(reference: list[int], slow: Harness) -> None:
+def test_responses_before_a_fault_are_delivered_before_it(reference, slow):
     request = begun(slow)
     with slow.held_loop():
         num_tokens = len(tokens(slow.sink.steps_of(request)))
@@ -110,11 +107,11 @@ def test_responses_before_a_fault_are_delivered_before_it(reference: list[int], 
     assert tokens(steps) == reference[: len(tokens(steps))]
 
 
-def test_no_step_comes_after_the_end(slow: Harness) -> None:
+def test_no_step_comes_after_the_end(slow):
     request = begun(slow)
     entry = slow.engine._open[request.request_id]
 
-    def end_and_read_on() -> None:
+    def end_and_read_on():
         slow.engine._fail("it died")
         entry.output.outputs[0].token_ids.append(5)
         slow.engine._note_output(entry)
@@ -126,7 +123,7 @@ def test_no_step_comes_after_the_end(slow: Harness) -> None:
     assert [bool(step.error) for step in steps] == [False] * (len(steps) - 1) + [True]
 
 
-def test_steps_of_several_requests_leave_in_one_call(slow: Harness) -> None:
+def test_steps_of_several_requests_leave_in_one_call(slow):
     requests = [slow.submit(**ENDLESS) for _ in range(8)]
     slow.sink.wait_for(lambda: all(slow.sink.steps_of(request) for request in requests))
     with slow.held_loop():
@@ -139,29 +136,11 @@ def test_steps_of_several_requests_leave_in_one_call(slow: Harness) -> None:
     assert everyone in together, "what was read before the loop stood still may have left first"
 
 
-def test_a_long_turn_delivers_before_its_end(slow: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_turn_delivers_before_its_end(slow, monkeypatch):
     monkeypatch.setattr(engine_module, "MAX_TURN_S", -1.0)
     requests = [slow.submit(**ENDLESS) for _ in range(4)]
     slow.sink.wait_for(lambda: all(len(slow.sink.steps_of(request)) > 1 for request in requests))
     assert {len(call) for call in slow.sink.calls} == {1}
-
-
-def test_the_standin_wakes_the_loop_once_for_all(slow: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorRT-LLM's proxy does the same; else measurements on the stand-in would mean nothing."""
-    requests = [slow.submit(**ENDLESS) for _ in range(8)]
-    slow.sink.wait_for(lambda: all(slow.sink.steps_of(request) for request in requests))
-    told: list[int] = []
-    notify = engine_of_standin()._notify
-    monkeypatch.setattr(engine_of_standin(), "_notify", lambda queues: told.append(len(queues)) or notify(queues))
-    num_calls = len(slow.sink.calls)
-    slow.sink.wait_for(lambda: len(slow.sink.calls) > num_calls + 3)
-    assert set(told) == {8}
-
-
-def engine_of_standin() -> Any:
-    import tensorrt_llm._engine
-
-    return tensorrt_llm._engine
 
 
 # Logprobs that an abort has cut short
@@ -178,39 +157,41 @@ class Output:
     stop_reason: int | None = None
 
     @property
-    def outputs(self) -> list[Output]:
+    def outputs(self):
         return [self]
 
 
-def with_two_tokens_and_one_logprob(finish_reason: str | None) -> tuple[Output, OutputIncrements]:
+def with_two_tokens_and_one_logprob(finish_reason):
     tokenizer = PromptTokenizer(SimpleNamespace(decode=lambda token_ids, **_: "".join(map(chr, token_ids))))
     request = GenerateRequest(request_id="r", prompt="p", sampling=SamplingParams(logprobs=0), max_tokens=9)
     output = Output("ab", [97, 98], [{97: SimpleNamespace(logprob=-1.0, rank=1)}], finish_reason)
     return output, OutputIncrements(request, output, tokenizer)
 
 
-@pytest.mark.parametrize(("finish_reason", "cut_short"), [(None, True), ("cancelled", False), ("cancelled", True)])
-def test_after_an_abort_tokens_without_logprobs_are_left_out(finish_reason: str | None, cut_short: bool) -> None:
-    _, increments = with_two_tokens_and_one_logprob(finish_reason)
-    step = increments.take(cut_short=cut_short)
-    assert list(step.token_ids) == [97]
-    assert [entry[0].token_id for entry in step.logprobs] == [97]
-    assert increments.num_tokens_sent == 1
+def test_after_an_abort_tokens_without_logprobs_are_left_out_and_come_later_with_them():
+    for finish_reason, cut_short in (None, True), ("cancelled", False), ("cancelled", True):
+        output, increments = with_two_tokens_and_one_logprob(finish_reason)
+        step = increments.take(cut_short=cut_short)
+        assert list(step.token_ids) == [97]
+        assert [entry[0].token_id for entry in step.logprobs] == [97]
+        assert increments.num_tokens_sent == 1
+        output.logprobs.append({98: SimpleNamespace(logprob=-2.0, rank=1)})
+        assert list(increments.take(cut_short=True).token_ids) == [98]
 
 
-@pytest.mark.parametrize(("finish_reason", "cut_short"), [(None, False), ("stop", False), ("length", True)])
-def test_without_an_abort_missing_logprobs_are_a_fault(finish_reason: str | None, cut_short: bool) -> None:
-    _, increments = with_two_tokens_and_one_logprob(finish_reason)
-    with pytest.raises(EngineError, match="do not belong"):
-        increments.take(cut_short=cut_short)
+def test_without_an_abort_missing_logprobs_are_a_fault():
+    for finish_reason, cut_short in (None, False), ("stop", False), ("length", True):
+        _, increments = with_two_tokens_and_one_logprob(finish_reason)
+        with pytest.raises(EngineError, match="do not belong"):
+            increments.take(cut_short=cut_short)
 
 
-def test_an_abort_between_a_token_and_its_logprob_is_no_fault(slow: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abort_between_a_token_and_its_logprob_is_no_fault(slow, monkeypatch):
     monkeypatch.setattr(engine_module, "ABORT_TIMEOUT_S", 0.2)
     request = begun(slow, logprobs=1)
     entry = slow.engine._open[request.request_id]
 
-    def read_a_token_and_abort() -> None:
+    def read_a_token_and_abort():
         entry.task.cancel()  # no response is read after it
         entry.output.outputs[0].token_ids.append(5)
         slow.engine._abort(request.request_id)
@@ -222,11 +203,11 @@ def test_an_abort_between_a_token_and_its_logprob_is_no_fault(slow: Harness, mon
     assert steps[-1].finish_reason == "cancelled"
 
 
-def test_a_death_between_a_token_and_its_logprob_is_reported(slow: Harness) -> None:
+def test_a_death_between_a_token_and_its_logprob_is_reported(slow):
     request = begun(slow, logprobs=1)
     entry = slow.engine._open[request.request_id]
 
-    def read_a_token_and_die() -> None:
+    def read_a_token_and_die():
         entry.output.outputs[0].token_ids.append(5)
         slow.engine._note_output(entry)
         slow.engine._fail("it died")
@@ -235,13 +216,12 @@ def test_a_death_between_a_token_and_its_logprob_is_reported(slow: Harness) -> N
     assert str(slow.sink.result(request)[-1].error) == "it died"
 
 
-def test_a_request_with_a_reading_fault_is_not_read_further(slow: Harness) -> None:
+def test_a_request_with_a_reading_fault_is_not_read_further(slow):
     request = begun(slow, logprobs=1)
     entry = slow.engine._open[request.request_id]
+    open_then = []
 
-    open_then: list[str] = []
-
-    def read_a_token_alone() -> None:
+    def read_a_token_alone():
         entry.output.outputs[0].token_ids.append(5)
         slow.engine._note_output(entry)
         slow.engine._flush()
@@ -253,10 +233,3 @@ def test_a_request_with_a_reading_fault_is_not_read_further(slow: Harness) -> No
     with slow.held_loop():  # a turn after it was cancelled
         assert entry.task.cancelled()
     assert entry.output.aborted()
-
-
-def test_a_token_that_was_left_out_comes_later_with_its_logprob() -> None:
-    output, increments = with_two_tokens_and_one_logprob(None)
-    increments.take(cut_short=True)
-    output.logprobs.append({98: SimpleNamespace(logprob=-2.0, rank=1)})
-    assert list(increments.take(cut_short=True).token_ids) == [98]

@@ -1,16 +1,16 @@
 """The vLLM engine on a vLLM whose engine core does what a test says: its life, its two ways to the core, every end."""
 
-from __future__ import annotations
-
+import contextlib
 import importlib
 import logging
+import os
+import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,6 +25,7 @@ from deepseek_backend.engines.vllm import VllmEngine
 from deepseek_backend.engines.vllm.core_connection import CoreConnection
 from deepseek_backend.engines.vllm.generate_calls import GenerateCalls
 from deepseek_backend.errors import ASK_ANOTHER, ConfigError, EngineError, UnavailableError
+from deepseek_backend.metrics.backend_metrics import info
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
 from standin.harness import Sink
 from support.fake_vllm import (
@@ -33,7 +34,6 @@ from support.fake_vllm import (
     TOKENIZER,
     TOKENS_PER_BLOCK,
     FakeAsyncLLM,
-    FakedEngine,
     GenerationError,
     RetryableRequestError,
     VLLMValidationError,
@@ -41,44 +41,35 @@ from support.fake_vllm import (
 )
 from support.waiting import wait_for
 
-MakeFaked = Callable[..., FakedEngine]
 WAYS = pytest.mark.parametrize("public", [False, True], ids=["core", "generate"])
 HELLO = TOKENIZER.encode("Hello world", add_special_tokens=False).ids
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeFaked]:
+def make(tmp_path, monkeypatch):
     with ExitStack() as stack:
         yield lambda **given: stack.enter_context(faked_engine(tmp_path, monkeypatch, **given))
 
 
-def text_of(faked: FakedEngine, request: GenerateRequest) -> str:
+def text_of(faked, request):
     return "".join(step.text for step in faked.sink.result(request))
 
 
 # The way to the core
 
 
-@pytest.mark.parametrize("version", VLLM_VERSIONS)
-def test_a_vllm_like_its_record_is_read_by_the_iteration(make: MakeFaked, version: str) -> None:
-    assert isinstance(make(version=version).engine._connection, CoreConnection)
-
-
-def test_another_one_is_called_in_public_and_the_log_says_what_differs(
-    make: MakeFaked, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        engine = make(public=True).engine
-    assert isinstance(engine._connection, GenerateCalls)
+def test_a_vllm_like_its_record_is_read_by_the_iteration_and_another_one_called_in_public(make, caplog):
+    for version in VLLM_VERSIONS:
+        assert isinstance(make(version=version).engine._connection, CoreConnection)
+    caplog.clear()
+    assert isinstance(make(public=True).engine._connection, GenerateCalls)
     (line,) = caplog.messages
     assert "vllm.v1.engine:EngineCoreOutput has request_id, new_token_ids" in line
 
 
 @pytest.mark.parametrize("lost", ["engine_core", "input_processor"])
-def test_a_vllm_whose_front_end_keeps_its_core_elsewhere_is_called_in_public(
-    make: MakeFaked, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lost: str
-) -> None:
-    def moved(self: Any, args: Any, stat_loggers: Any) -> None:
+def test_a_vllm_whose_front_end_keeps_its_core_elsewhere_is_called_in_public(make, monkeypatch, caplog, lost):
+    def moved(self, args, stat_loggers):
         made(self, args, stat_loggers)
         setattr(self, f"moved_{lost}", self.__dict__.pop(lost))
 
@@ -93,7 +84,7 @@ def test_a_vllm_whose_front_end_keeps_its_core_elsewhere_is_called_in_public(
 
 
 @WAYS
-def test_an_answer_comes_in_steps_with_every_count(make: MakeFaked, public: bool) -> None:
+def test_an_answer_comes_in_steps_with_every_count(make, public):
     faked = make(public=public)
     request = faked.accepted()
     for token_id in HELLO[:-1]:
@@ -106,25 +97,18 @@ def test_an_answer_comes_in_steps_with_every_count(make: MakeFaked, public: bool
     assert (steps[-1].finish_reason, steps[-1].stop_reason) == ("length", None)
 
 
-def test_the_steps_of_an_iteration_come_in_one_call(make: MakeFaked) -> None:
-    faked = make()
+@WAYS
+def test_the_steps_of_an_iteration_come_in_one_call(make, public):
+    faked = make(public=public)
     requests = [faked.accepted() for _ in range(5)]
-    for _ in range(3):
+    for number in range(1, 4):
         faked.core.emit(*({"request_id": request.request_id, "new_token_ids": [HELLO[0]]} for request in requests))
-    wait_for(lambda: sum(map(len, faked.sink.calls)) == 15)
+        wait_for(lambda number=number: sum(map(len, faked.sink.calls)) == 5 * number)
     assert [len(call) for call in faked.sink.calls] == [5, 5, 5]
 
 
-def test_the_steps_of_generate_come_in_one_call_too(make: MakeFaked) -> None:
-    faked = make(public=True)
-    requests = [faked.accepted() for _ in range(5)]
-    faked.core.emit(*({"request_id": request.request_id, "new_token_ids": [HELLO[0]]} for request in requests))
-    wait_for(lambda: sum(map(len, faked.sink.calls)) == 5)
-    assert len(faked.sink.calls) == 1
-
-
 @WAYS
-def test_a_whole_answer_comes_in_its_last_step(make: MakeFaked, public: bool) -> None:
+def test_a_whole_answer_comes_in_its_last_step(make, public):
     faked = make(public=public)
     request = faked.accepted(wants_steps=False)
     assert faked.engine.health().worked_at_s == 0
@@ -140,7 +124,7 @@ def test_a_whole_answer_comes_in_its_last_step(make: MakeFaked, public: bool) ->
 
 
 @WAYS
-def test_an_output_that_can_not_be_read_ends_its_own_request_only(make: MakeFaked, public: bool) -> None:
+def test_an_output_that_can_not_be_read_ends_its_own_request_only(make, public):
     faked = make(public=public)
     broken, other = faked.accepted(), faked.accepted()
     faked.core.emit(
@@ -156,7 +140,7 @@ def test_an_output_that_can_not_be_read_ends_its_own_request_only(make: MakeFake
 
 
 @WAYS
-def test_a_failing_sink_stops_no_other_request(make: MakeFaked, public: bool) -> None:
+def test_a_failing_sink_stops_no_other_request(make, public):
     faked = make(public=public)
     request = faked.accepted()
     faked.sink.fail = True
@@ -169,12 +153,11 @@ def test_a_failing_sink_stops_no_other_request(make: MakeFaked, public: bool) ->
 
 
 @WAYS
-def test_each_request_goes_to_the_rank_with_the_fewest_open_ones(make: MakeFaked, public: bool) -> None:
+def test_each_request_goes_to_the_rank_with_the_fewest_open_ones(make, public):
     faked = make(public=public, data_parallel_size=3)
     requests = [faked.accepted() for _ in range(6)]
     ranks = [faked.core.ranks[request.request_id] for request in requests]
     assert ranks == [0, 1, 2, 0, 1, 2]
-
     faked.core.emit({"request_id": requests[1].request_id, "new_token_ids": HELLO, "finish_reason": "length"})
     faked.engine.abort(requests[4].request_id)
     for request in (requests[1], requests[4]):
@@ -183,7 +166,7 @@ def test_each_request_goes_to_the_rank_with_the_fewest_open_ones(make: MakeFaked
     assert [faked.core.ranks[request.request_id] for request in later] == [1, 1, 2, 0]
 
 
-def test_a_request_that_vllm_refuses_takes_no_rank(make: MakeFaked) -> None:
+def test_a_request_that_vllm_refuses_takes_no_rank(make):
     faked = make(data_parallel_size=2)
     faked.core.refuse = ValueError("no")
     faked.refused()
@@ -192,25 +175,23 @@ def test_a_request_that_vllm_refuses_takes_no_rank(make: MakeFaked) -> None:
     assert sorted(str(faked.core.ranks[request.request_id]) for request in requests) == ["0", "0", "1", "1"]
 
 
-def test_only_the_ranks_of_its_own_node_are_chosen_in_a_hybrid(make: MakeFaked) -> None:
+def test_only_the_ranks_of_its_own_node_are_chosen_in_a_hybrid(make):
     faked = make(data_parallel_size=8, data_parallel_size_local=2, data_parallel_hybrid_lb=True)
     requests = [faked.accepted() for _ in range(4)]
     assert [faked.core.ranks[request.request_id] for request in requests] == [0, 1, 0, 1]
 
 
-@pytest.mark.parametrize(("version", "data_parallel_size"), [("0.33.0", 4), ("0.24.0", 1), ("0.24.0", None)])
-def test_vllm_chooses_the_rank_where_it_counts_what_it_sent(
-    make: MakeFaked, version: str, data_parallel_size: int | None
-) -> None:
-    faked = make(version=version, data_parallel_size=data_parallel_size)
-    assert faked.core.ranks[faked.accepted().request_id] is None
+def test_vllm_chooses_the_rank_where_it_counts_what_it_sent(make):
+    for version, size in ("0.33.0", 4), ("0.24.0", 1), ("0.24.0", None):
+        faked = make(version=version, data_parallel_size=size)
+        assert faked.core.ranks[faked.accepted().request_id] is None
 
 
 # Ends
 
 
 @WAYS
-def test_an_abort_ends_the_request_at_once_and_vllm_drops_it(make: MakeFaked, public: bool) -> None:
+def test_an_abort_ends_the_request_at_once_and_vllm_drops_it(make, public):
     faked = make(public=public)
     request = faked.accepted()
     faked.core.emit({"request_id": request.request_id, "new_token_ids": HELLO[:1]})
@@ -226,7 +207,7 @@ def test_an_abort_ends_the_request_at_once_and_vllm_drops_it(make: MakeFaked, pu
 
 
 @WAYS
-def test_an_abort_brings_the_text_that_waits_for_the_rest_of_a_character(make: MakeFaked, public: bool) -> None:
+def test_an_abort_brings_the_text_that_waits_for_the_rest_of_a_character(make, public):
     faked = make(public=public)
     request = faked.accepted()
     (first, *_) = TOKENIZER.encode("💻", add_special_tokens=False).ids
@@ -237,11 +218,11 @@ def test_an_abort_brings_the_text_that_waits_for_the_rest_of_a_character(make: M
 
 
 @WAYS
-def test_an_abort_in_the_turn_of_an_output_loses_none_of_it(make: MakeFaked, public: bool) -> None:
+def test_an_abort_in_the_turn_of_an_output_loses_none_of_it(make, public):
     faked = make(public=public)
     request = faked.accepted()
 
-    def at_once() -> None:
+    def at_once():
         faked.core.emit_now({"request_id": request.request_id, "new_token_ids": HELLO})
         faked.core.loop.call_soon(faked.engine._abort, request.request_id)
 
@@ -251,7 +232,7 @@ def test_an_abort_in_the_turn_of_an_output_loses_none_of_it(make: MakeFaked, pub
 
 
 @WAYS
-def test_an_abort_of_an_unknown_or_ended_request_is_nothing(make: MakeFaked, public: bool) -> None:
+def test_an_abort_of_an_unknown_or_ended_request_is_nothing(make, public):
     faked = make(public=public)
     request = faked.accepted()
     faked.core.emit({"request_id": request.request_id, "new_token_ids": HELLO, "finish_reason": "length"})
@@ -264,71 +245,52 @@ def test_an_abort_of_an_unknown_or_ended_request_is_nothing(make: MakeFaked, pub
 
 
 @WAYS
-@pytest.mark.parametrize(
-    ("reason", "kind", "expected"),
-    [
-        ("error", EngineError, "vLLM ended the request with an error; the server's log has the cause"),
-        (
-            "abort",
-            UnavailableError,
-            f"vLLM's engine core was told to end, and has ended the request{ASK_ANOTHER}",
-        ),
-        ("novel", EngineError, "vLLM ended the request with the unknown finish reason 'novel'"),
-    ],
-)
-def test_an_end_that_is_none_of_an_answer_is_an_error(
-    make: MakeFaked, public: bool, reason: str, kind: type[Exception], expected: str
-) -> None:
+def test_an_end_that_is_none_of_an_answer_is_an_error(make, public):
     faked = make(public=public)
-    request = faked.accepted()
-    faked.core.emit({"request_id": request.request_id, "new_token_ids": HELLO, "finish_reason": reason})
-    step = faked.sink.result(request)[-1]
-    assert isinstance(step.error, kind)
-    assert str(step.error) == expected
-    assert step.finish_reason is None
+    for reason, kind in ("error", EngineError), ("abort", UnavailableError), ("novel", EngineError):
+        request = faked.accepted()
+        faked.core.emit({"request_id": request.request_id, "new_token_ids": HELLO, "finish_reason": reason})
+        step = faked.sink.result(request)[-1]
+        assert type(step.error) is kind
+        assert step.finish_reason is None
+    assert "'novel'" in str(step.error)
     assert faked.engine.health().alive
 
 
+REFUSALS = [
+    (
+        VLLMValidationError("no rule 'root'"),
+        ErrorCode.INVALID_ARGUMENT,
+        "guided_grammar: vLLM refused it: no rule 'root'",
+    ),
+    (
+        RetryableRequestError("It is paused."),
+        ErrorCode.UNAVAILABLE,
+        f"RetryableRequestError: It is paused{ASK_ANOTHER}",
+    ),
+    (GenerationError("No such block."), ErrorCode.INTERNAL, "GenerationError: No such block."),
+]
+
+
 @WAYS
-@pytest.mark.parametrize(
-    ("error", "code", "expected"),
-    [
-        (
-            VLLMValidationError("Invalid structured outputs: no rule 'root'"),
-            ErrorCode.INVALID_ARGUMENT,
-            "guided_grammar: vLLM refused it: Invalid structured outputs: no rule 'root'",
-        ),
-        (
-            RetryableRequestError("Generation is paused."),
-            ErrorCode.UNAVAILABLE,
-            f"vLLM can't take the request now: RetryableRequestError: Generation is paused{ASK_ANOTHER}",
-        ),
-        (
-            GenerationError("The cache has no such block."),
-            ErrorCode.INTERNAL,
-            "vLLM failed: GenerationError: The cache has no such block.",
-        ),
-    ],
-)
-def test_the_client_reads_why_the_core_refused_its_request(
-    make: MakeFaked, public: bool, error: Exception, code: ErrorCode, expected: str
-) -> None:
+def test_the_client_reads_why_the_core_refused_its_request(make, public):
     faked = make(version="0.33.0", public=public)
-    refused, other = faked.accepted(guided_grammar="x ::= y"), faked.accepted()
-    why = SimpleNamespace(to_exception=lambda: error)
-    faked.core.emit(
-        {"request_id": refused.request_id, "finish_reason": "error", "error": why},
-        {"request_id": other.request_id, "new_token_ids": HELLO, "finish_reason": "length"},
-    )
-    (step,) = faked.sink.result(refused)
-    assert step.error is not None
-    assert (step.error.code, str(step.error)) == (code, expected)
-    assert text_of(faked, other) == "Hello world"
+    for error, code, expected in REFUSALS:
+        refused, other = faked.accepted(guided_grammar="x ::= y"), faked.accepted()
+        why = SimpleNamespace(to_exception=lambda error=error: error)
+        faked.core.emit(
+            {"request_id": refused.request_id, "finish_reason": "error", "error": why},
+            {"request_id": other.request_id, "new_token_ids": HELLO, "finish_reason": "length"},
+        )
+        (step,) = faked.sink.result(refused)
+        assert step.error.code == code
+        assert str(step.error).endswith(expected)
+        assert text_of(faked, other) == "Hello world"
     assert faked.core.aborted == []
 
 
 @WAYS
-def test_the_death_of_the_core_is_seen_and_answers_every_request(make: MakeFaked, public: bool) -> None:
+def test_the_death_of_the_core_is_seen_and_answers_every_request(make, public):
     faked = make(public=public)
     requests = [faked.accepted() for _ in range(3)]
     assert faked.engine.health().alive
@@ -343,7 +305,7 @@ def test_the_death_of_the_core_is_seen_and_answers_every_request(make: MakeFaked
 
 
 @WAYS
-def test_stop_ends_every_request_and_may_come_twice(make: MakeFaked, public: bool) -> None:
+def test_stop_ends_every_request_and_may_come_twice(make, public):
     faked = make(public=public)
     requests = [faked.accepted() for _ in range(3)]
     llm = faked.engine._llm
@@ -364,9 +326,7 @@ def test_stop_ends_every_request_and_may_come_twice(make: MakeFaked, public: boo
     data=st.lists(st.tuples(st.sampled_from(["token", "end", "abort"]), st.integers(0, 3)), max_size=25),
     whole=st.booleans(),
 )
-def test_every_request_gets_exactly_one_last_step(
-    make: MakeFaked, public: bool, data: list[tuple[str, int]], whole: bool
-) -> None:
+def test_every_request_gets_exactly_one_last_step(make, public, data, whole):
     faked = make(public=public)
     requests = [faked.accepted(wants_steps=not whole) for _ in range(4)]
     for event, number in data:
@@ -385,34 +345,28 @@ def test_every_request_gets_exactly_one_last_step(
 # Start
 
 
-def engine_of(folder: Path, document: dict[str, Any]) -> VllmEngine:
+def engine_of(folder, document):
     engine = create_engine(parse_config(document, version_dir=folder))
     assert isinstance(engine, VllmEngine)
     return engine
 
 
-def document(**given: Any) -> dict[str, Any]:
+def document(**given):
     return {"model": "m", **given, "triton_config": {"engine": "vllm"}}
 
 
-@pytest.mark.parametrize(
-    ("record", "expected"),
-    [
-        (None, "release.yaml: can't be read: No such file or directory; generate the repository with"),
-        ("release: 1.2.1\n", "release.yaml: not the record of a vLLM version; generate the repository again"),
-        ("[", "release.yaml: not YAML"),
-        ("- 1\n", "release.yaml: not the record of a vLLM version"),
-    ],
-)
-def test_without_a_record_of_vllm_nothing_starts(tmp_path: Path, record: str | None, expected: str) -> None:
-    if record is not None:
-        (tmp_path / "release.yaml").write_text(record)
-    with pytest.raises(ConfigError) as caught:
-        engine_of(tmp_path, document()).start()
-    assert expected in str(caught.value)
+NO_RECORDS = {None: "can't be read", "release: 1.2.1\n": "not the record", "[": "not YAML", "- 1\n": "not the record"}
 
 
-def test_another_version_is_refused_unless_it_is_allowed(make: MakeFaked, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_record_of_vllm_nothing_starts(tmp_path):
+    for record, expected in NO_RECORDS.items():
+        if record is not None:
+            (tmp_path / "release.yaml").write_text(record)
+        with pytest.raises(ConfigError, match=rf"release.yaml: {expected}"):
+            engine_of(tmp_path, document()).start()
+
+
+def test_another_version_is_refused_unless_it_is_allowed(make, caplog):
     with pytest.raises(EngineError, match=r"generated for vLLM 0\.24\.0, but 0\.25\.1 is installed"):
         make(installed="0.25.1")
     assert make(installed="0.24.0+cu130").engine.health().alive
@@ -420,26 +374,23 @@ def test_another_version_is_refused_unless_it_is_allowed(make: MakeFaked, caplog
     assert "vLLM 0.25.1 runs a repository generated for 0.24.0" in caplog.text
 
 
-def test_an_unknown_engine_option_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_option_or_argument_is_refused(make, tmp_path):
     given = {"model": "m", "triton_config": {"engine": "vllm", "engine_options": {"allow_mismatch": True}}}
     with pytest.raises(ConfigError, match="allow_mismatch: unknown key; known for vllm: allow_version_mismatch"):
         engine_of(tmp_path, given)
-
-
-def test_an_unknown_engine_argument_is_refused_with_the_nearest(make: MakeFaked) -> None:
     with pytest.raises(ConfigError) as caught:
         make(max_model_length=5, enable_expert_paralel=True)
-    assert caught.value.problems == (
-        "max_model_length: vLLM has no such engine argument, did you mean max_model_len?",
-        "enable_expert_paralel: vLLM has no such engine argument, did you mean enable_expert_parallel?",
-    )
+    for problem, given, nearest in zip(caught.value.problems, ("max_model_length", "enable_expert_paralel"),
+                                       ("max_model_len", "enable_expert_parallel"), strict=True):  # fmt: skip
+        assert problem.startswith(f"{given}: ")
+        assert problem.endswith(f"did you mean {nearest}?")
 
 
-def test_without_vllm_the_error_says_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_vllm_the_error_says_where_it_is(tmp_path, monkeypatch):
     (tmp_path / "release.yaml").write_text(load_vllm("0.24.0").text)
     found = importlib.import_module
 
-    def without(name: str) -> Any:
+    def without(name):
         if name == "vllm":
             raise ModuleNotFoundError("No module named 'vllm'", name="vllm")
         return found(name)
@@ -451,16 +402,14 @@ def test_without_vllm_the_error_says_where_it_is(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("error", [ValueError("no such quantization"), SystemExit(3)])
-def test_a_load_that_fails_says_why(make: MakeFaked, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+def test_a_load_that_fails_says_why(make, monkeypatch, error):
     monkeypatch.setattr(FakeAsyncLLM, "load_error", error)
     with pytest.raises(EngineError, match="vLLM can't load m: "):
         make()
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("vllm", "tokenizer"))]
 
 
-def test_what_model_yaml_leaves_open_is_chosen(
-    make: MakeFaked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_model_yaml_leaves_open_is_chosen(make, tmp_path, monkeypatch):
     (tmp_path / "tiny").mkdir()
     monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD", raising=False)
     args = make(model="tiny").engine._llm.args
@@ -469,7 +418,7 @@ def test_what_model_yaml_leaves_open_is_chosen(
     assert make(model="deepseek-ai/DeepSeek-R1", shutdown_timeout=7).engine._llm.args.shutdown_timeout == 7
 
 
-def test_the_engine_says_what_it_can_do(make: MakeFaked) -> None:
+def test_the_engine_says_what_it_can_do(make):
     known = make().engine.capabilities
     assert known.max_seq_len == MAX_MODEL_LEN
     assert known.max_prompt_bytes == MAX_MODEL_LEN * max(len(token.encode()) for token in TOKENIZER.get_vocab())
@@ -479,7 +428,7 @@ def test_the_engine_says_what_it_can_do(make: MakeFaked) -> None:
     assert known.unsupported == {"priority": "needs the engine argument scheduling_policy: priority"}
 
 
-def test_nothing_happens_before_the_start(tmp_path: Path) -> None:
+def test_nothing_happens_before_the_start(tmp_path):
     engine = engine_of(tmp_path, document())
     engine.stop()
     engine.abort("r1")
@@ -489,14 +438,13 @@ def test_nothing_happens_before_the_start(tmp_path: Path) -> None:
         engine.submit(GenerateRequest(request_id="r", prompt="p", sampling=SamplingParams(), max_tokens=1), Sink())
 
 
-def test_a_conversation_is_rendered_by_the_checkpoints_own_template(make: MakeFaked) -> None:
+def test_a_conversation_is_rendered_by_the_checkpoints_own_template(make):
     assert make().engine.render_chat([{"role": "user", "content": "Why?"}], {}) == "user: Why?\n"
 
 
-def test_the_tokenizer_serves_the_tasks(make: MakeFaked) -> None:
+def test_the_tokenizer_serves_the_tasks(make):
     engine = make().engine
     ids = engine.tokenizer.encode("the", True)
-
     assert engine.tokenizer.decode(ids, skip_special_tokens=False) == "<｜begin▁of▁sentence｜>the"
     assert engine.tokenizer.decode(ids, skip_special_tokens=True) == "the"
     assert engine.tokenizer.vocab_size == TOKENIZER.get_vocab_size()
@@ -507,12 +455,12 @@ def test_the_tokenizer_serves_the_tasks(make: MakeFaked) -> None:
 # Numbers
 
 
-def scheduler_stats(**given: Any) -> SimpleNamespace:
+def scheduler_stats(**given):
     empty = {"num_running_reqs": 0, "num_waiting_reqs": 0, "kv_cache_usage": 0.0, "spec_decoding_stats": None}
     return SimpleNamespace(**{**empty, "prefix_cache_stats": SimpleNamespace(queries=0, hits=0), **given})
 
 
-def test_the_numbers_are_the_schedulers(make: MakeFaked) -> None:
+def test_the_numbers_are_the_schedulers(make):
     faked = make()
     requests = [faked.accepted() for _ in range(3)]
     drafts, prefix = SimpleNamespace(num_draft_tokens=4, num_accepted_tokens=3), SimpleNamespace(queries=50, hits=32)
@@ -539,7 +487,7 @@ def test_the_numbers_are_the_schedulers(make: MakeFaked) -> None:
     assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (0, 0, 0)
 
 
-def test_the_numbers_of_data_parallel_ranks_are_added(make: MakeFaked) -> None:
+def test_the_numbers_of_data_parallel_ranks_are_added(make):
     faked = make(public=True)
     for _ in range(5):
         faked.accepted()
@@ -552,9 +500,7 @@ def test_the_numbers_of_data_parallel_ranks_are_added(make: MakeFaked) -> None:
 
 
 @WAYS
-def test_statistics_that_can_not_be_read_end_nothing(
-    make: MakeFaked, public: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_statistics_that_can_not_be_read_end_nothing(make, public, caplog):
     faked = make(public=public)
     request = faked.accepted()
     (numbers,) = faked.engine._llm.stat_loggers
@@ -572,8 +518,50 @@ def test_statistics_that_can_not_be_read_end_nothing(
     ]
 
 
-def test_the_record_is_what_the_metrics_name(tmp_path: Path) -> None:
-    from deepseek_backend.metrics.backend_metrics import info
-
+def test_the_record_is_what_the_metrics_name(tmp_path):
     (tmp_path / "release.yaml").write_text(load_vllm("0.24.0").text)
     assert info(parse_config(document(), version_dir=tmp_path))["release"] == "0.24.0"
+
+
+PROGRAM = """
+import multiprocessing, pathlib, sys, time
+from multiprocessing import shared_memory
+
+from deepseek_backend.engines.vllm.vllm_start import own_process_group
+
+
+def core(name, registered):
+    memory = shared_memory.SharedMemory(name=name, create=True, size=1024)
+    pathlib.Path(registered).touch()
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    with own_process_group():
+        multiprocessing.get_context("spawn").Process(target=core, args=sys.argv[1:]).start()
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_no_shared_memory_is_left_after_a_crash_and_the_end_of_the_group(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM, encoding="utf-8")
+    segment = Path(f"/dev/shm/deepseek_triton_test_{os.getpid()}")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    registered = tmp_path / "registered"
+    stub = subprocess.Popen([sys.executable, program, segment.name, registered], env=environment)
+    try:
+        # Python tells the resource tracker of a segment after it has made it.
+        wait_for(registered.exists, lambda: "no segment was made")
+
+        stub.kill()
+        os.killpg(stub.pid, signal.SIGKILL)  # what the guard process does then
+
+        wait_for(lambda: not segment.exists(), lambda: f"{segment} is left")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(stub.pid, signal.SIGKILL)
+        stub.kill()
+        stub.wait()
+        segment.unlink(missing_ok=True)

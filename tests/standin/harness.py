@@ -1,16 +1,9 @@
 """A TensorRT-LLM engine on the stand-in, with a sink that keeps what it delivers."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import Any
 
 from deepseek_backend.config import parse_config
-from deepseek_backend.engines.base import Step
-from deepseek_backend.engines.context_handover import ContextHandover, RequestType
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
 from deepseek_triton_build.catalog import load_release
@@ -23,26 +16,26 @@ WAIT_S = 60.0
 class Sink:
     """A sink that keeps the steps, call by call."""
 
-    def __init__(self) -> None:
-        self.calls: list[list[tuple[GenerateRequest, Step]]] = []
+    def __init__(self):
+        self.calls = []
         self.fail = False
         self._changed = threading.Condition()
 
-    def on_steps(self, steps: Sequence[tuple[GenerateRequest, Step]]) -> None:
+    def on_steps(self, steps):
         with self._changed:
             self.calls.append(list(steps))
             self._changed.notify_all()
         if self.fail:
             raise RuntimeError("the receiver broke")
 
-    def steps_of(self, request: GenerateRequest) -> list[Step]:
+    def steps_of(self, request):
         return [step for call in list(self.calls) for owner, step in call if owner is request]
 
-    def wait_for(self, condition: Callable[[], bool]) -> None:
+    def wait_for(self, condition):
         with self._changed:
             assert self._changed.wait_for(condition, WAIT_S), "the expected steps did not come"
 
-    def result(self, request: GenerateRequest) -> list[Step]:
+    def result(self, request):
         """Wait for the request's last step, and return all its steps."""
         self.wait_for(lambda: any(step.finish_reason or step.error for step in self.steps_of(request)))
         return self.steps_of(request)
@@ -51,22 +44,22 @@ class Sink:
 class Harness:
     """An engine and its requests."""
 
-    def __init__(self, engine: TensorRTLLMEngine) -> None:
+    def __init__(self, engine):
         self.engine = engine
         self.sink = Sink()
         self._count = 0
 
     def submit(
         self,
-        prompt: str = "Why?",
+        prompt="Why?",
         *,
-        max_tokens: int = 1000,
-        prompt_token_ids: tuple[int, ...] | None = None,
-        wants_steps: bool = True,
-        request_type: RequestType = "context_and_generation",
-        handover: ContextHandover | None = None,
-        **sampling: Any,
-    ) -> GenerateRequest:
+        max_tokens=1000,
+        prompt_token_ids=None,
+        wants_steps=True,
+        request_type="context_and_generation",
+        handover=None,
+        **sampling,
+    ):
         self._count += 1
         request = GenerateRequest(
             request_id=f"r{self._count}",
@@ -81,15 +74,15 @@ class Harness:
         self.engine.submit(request, self.sink)
         return request
 
-    def run(self, prompt: str = "Why?", **kwargs: Any) -> list[Step]:
+    def run(self, prompt="Why?", **kwargs):
         return self.sink.result(self.submit(prompt, **kwargs))
 
     @contextmanager
-    def held_loop(self) -> Iterator[None]:
+    def held_loop(self):
         """Hold the engine's loop within the block, while TensorRT-LLM goes on."""
         held, release = threading.Event(), threading.Event()
 
-        def hold() -> None:
+        def hold():
             held.set()
             release.wait(WAIT_S)
 
@@ -101,36 +94,30 @@ class Harness:
             release.set()
 
     @property
-    def kv_sender(self) -> Any:
+    def kv_sender(self):
         """The stand-in's KV caches that no generation server has fetched."""
         return self.engine._llm._executor.kv_sender
 
-    def waiting(self, request: GenerateRequest) -> Sequence[Any]:
+    def waiting(self, request):
         """Return the responses to `request` that were not read yet."""
-        waiting: Sequence[Any] = self.engine._open[request.request_id].output._sequence.responses
-        return waiting
+        return self.engine._open[request.request_id].output._sequence.responses
 
-    def text(self, prompt: str = "Why?", **kwargs: Any) -> str:
+    def text(self, prompt="Why?", **kwargs):
         return "".join(step.text for step in self.run(prompt, **kwargs))
 
 
-MakeEngine = Callable[..., Harness]
-
-
-def guided_llm_args(release: str) -> dict[str, Any]:
+def guided_llm_args(release):
     """Return the LLM arguments that `release` needs for guided decoding."""
     needs = load_release(release).record["sampler"]["needs"]
     return {need["llm_arg"]: need.get("value", "xgrammar") for need in needs}
 
 
 @contextmanager
-def engines(folder: Path) -> Iterator[MakeEngine]:
+def engines(folder):
     """Start engines of a release, with further LLM arguments, and stop them at the end."""
     with ExitStack() as stack:
 
-        def make(
-            release: str = "1.2.1", *, installed: str | None = None, options: Any = None, **llm_args: Any
-        ) -> Harness:
+        def make(release="1.2.1", *, installed=None, options=None, **llm_args):
             version_dir = folder / release
             version_dir.mkdir(exist_ok=True)
             (version_dir / "release.yaml").write_text(load_release(release).text)

@@ -1,21 +1,17 @@
 """Makes the stand-ins importable as tensorrt_llm, for one release, and as mpi4py."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 PACKAGE_PARENT = Path(__file__).parent
 
 
 @contextmanager
-def standin(release_yaml: Path) -> Iterator[Any]:
+def standin(release_yaml):
     """Import the stand-in of the release whose record is in `release_yaml`; forget it at the end."""
     with (
         mock.patch.dict(os.environ, STANDIN_RELEASE=str(release_yaml)),
@@ -30,6 +26,6 @@ def standin(release_yaml: Path) -> Iterator[Any]:
             _forget()
 
 
-def _forget() -> None:
+def _forget():
     for name in [name for name in sys.modules if name.partition(".")[0] in ("tensorrt_llm", "mpi4py")]:
         del sys.modules[name]

@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 
 from mpi4py import MPI
 
@@ -34,7 +33,7 @@ class Load:
     """Rank that hangs in its first step; None for none."""
 
 
-def run(load: Load, leader: Connection | None) -> None:
+def run(load, leader):
     """Load. Only rank 0 has `leader`, to report that all ranks have loaded and to wait for the shutdown."""
     world = MPI.COMM_WORLD
     for number, step in enumerate(_STEPS):
@@ -49,18 +48,18 @@ def run(load: Load, leader: Connection | None) -> None:
     _wait_for_all(world)
 
 
-def log(rank: int, message: str) -> None:
+def log(rank, message):
     line = f"[{time.strftime('%m/%d/%Y-%H:%M:%S')}] [TRT-LLM] [RANK {rank}] [I] {message}\n"
     os.write(1, line.encode())  # one write, so that the line stays whole
 
 
-def _wait_for_all(world: MPI.Intracomm) -> None:
+def _wait_for_all(world):
     barrier = world.Ibarrier()
     while not barrier.Test():
         time.sleep(_POLL_S)
 
 
-def _wait_for_shutdown(leader: Connection) -> None:
+def _wait_for_shutdown(leader):
     try:
         leader.recv()
     except EOFError:

@@ -1,17 +1,13 @@
 """Rank 0 of the MPI world: runs the task's loads on all ranks, until it is told to stop by `--action stop`."""
 
-from __future__ import annotations
-
 import os
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from multiprocessing.connection import Connection
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from session import connect, listen
 
 
-def lead() -> None:
+def lead():
     sys.path.insert(0, os.environ["STANDIN_MPI4PY"])
     from mpi4py.futures import MPICommExecutor
     from mpi4py.MPI import COMM_WORLD
@@ -26,9 +22,7 @@ def lead() -> None:
                     future.result()
 
 
-def _submit(
-    workers: Any, rank_0: ThreadPoolExecutor, size: int, load: dict[str, Any], task: Connection
-) -> list[Future[None]]:
+def _submit(workers, rank_0, size, load, task):
     from engine_rank import Load, run
 
     options = Load(**load)
@@ -36,7 +30,7 @@ def _submit(
     return [rank_0.submit(run, options, task), *others]
 
 
-def stop() -> None:
+def stop():
     with connect() as connection:
         connection.send(None)
 

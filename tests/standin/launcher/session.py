@@ -3,17 +3,15 @@
 TensorRT-LLM uses ZeroMQ, where a peer that has gone looks like a silent one.
 """
 
-from __future__ import annotations
-
 import os
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Listener
 
 
-def listen() -> Listener:
+def listen():
     return Listener(_address(), authkey=_key())
 
 
-def connect() -> Connection:
+def connect():
     """Connect to the leader.
 
     :raises ConnectionRefusedError: while no leader listens.
@@ -21,10 +19,10 @@ def connect() -> Connection:
     return Client(_address(), authkey=_key())
 
 
-def _address() -> tuple[str, int]:
+def _address():
     host, _, port = os.environ["TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR"].removeprefix("tcp://").rpartition(":")
     return host, int(port)
 
 
-def _key() -> bytes:
+def _key():
     return os.environ["TLLM_SPAWN_PROXY_PROCESS_IPC_HMAC_KEY"].encode()

@@ -1,7 +1,5 @@
 """A rank other than 0: it works for the leader until the leader stops the world."""
 
-from __future__ import annotations
-
 import os
 import sys
 

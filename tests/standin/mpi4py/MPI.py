@@ -1,22 +1,20 @@
 """COMM_WORLD, read from the launcher's variables."""
 
-from __future__ import annotations
-
 import os
 import threading
 
 
 class Comm:
-    def __init__(self) -> None:
+    def __init__(self):
         self.released = threading.Event()
 
-    def Get_rank(self) -> int:
+    def Get_rank(self):
         return int(os.environ["OMPI_COMM_WORLD_RANK"])
 
-    def Get_size(self) -> int:
+    def Get_size(self):
         return int(os.environ["OMPI_COMM_WORLD_SIZE"])
 
-    def release_workers(self) -> None:
+    def release_workers(self):
         self.released.set()
 
 

@@ -11,8 +11,6 @@ TLLM_INCREMENTAL_DETOKENIZATION_BACKEND chooses a detokenizer, as in TensorRT-LL
 trtllm-llmapi-launch: under it all ranks load in STANDIN_LOAD_S seconds, except STANDIN_HANGING_RANK, which never does.
 """
 
-from __future__ import annotations
-
 from tensorrt_llm._record import RECORD
 from tensorrt_llm.llmapi import LLM, GuidedDecodingParams, SamplingParams
 

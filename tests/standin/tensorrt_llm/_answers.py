@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from tensorrt_llm.tokenizer import EOS, SPECIAL, StandinTokenizer
 
@@ -23,7 +21,7 @@ class Logprob:
     rank: int | None = None
 
 
-def answer(prompt_token_ids: list[int], params: Any) -> Iterator[int]:
+def answer(prompt_token_ids, params):
     """Yield endless tokens: the phrase, rotated by the prompt and, when sampling, by the seed, with one EOS.
 
     A prompt with an <answer> and an </answer> behind it gets what stands between the last two of them, and EOS.
@@ -41,7 +39,7 @@ def answer(prompt_token_ids: list[int], params: Any) -> Iterator[int]:
     text = " ".join(words[rotation % len(words) :] + words[: rotation % len(words)]) + " "
     for bad in [params.bad] if isinstance(params.bad, str) else params.bad or ():
         text = text.replace(bad, "")
-    first: list[int] = []
+    first = []
     if params.guided_decoding is not None:
         first += [*tokenizer.encode(_guided_text(params.guided_decoding), add_special_tokens=False), EOS]
     if tokenizer.decode(prompt_token_ids[-40:]).rstrip().endswith("<think>"):
@@ -50,13 +48,13 @@ def answer(prompt_token_ids: list[int], params: Any) -> Iterator[int]:
     return itertools.chain(first, itertools.islice(endless, 40 + digest % 40), [EOS], endless)
 
 
-def _guided_text(guide: Any) -> str:
+def _guided_text(guide):
     """Return a JSON object with the name of the guide."""
     name = next(name for name in type(guide).__dataclass_fields__ if getattr(guide, name))
     return f'{{"guided": "{name}"}}'
 
 
-def logprobs(token: int, params: Any, of: str) -> dict[int, Logprob]:
+def logprobs(token, params, of):
     """Return one step's entry. A sampler that gives the likeliest tokens only may leave out the sampled one."""
     own = Logprob(-0.25 * _rank(token, params), _rank(token, params))
     if of == "sampled":
@@ -66,6 +64,6 @@ def logprobs(token: int, params: Any, of: str) -> dict[int, Logprob]:
     return {token_id: Logprob(-0.25 * rank, rank) for token_id, rank in entry.items()}
 
 
-def _rank(token: int, params: Any) -> int:
+def _rank(token, params):
     """Return the sampled token's rank: 1 in greedy decoding, one of top_k otherwise."""
     return 1 if params._greedy_decoding else 1 + token % min(3, params.top_k or 3)

@@ -4,11 +4,8 @@ Both ways hold an incomplete character back. "HF", the default, is tokenizers' D
 rest. "TRTLLM", which is also used for long stream intervals, gives it out in the last response.
 """
 
-from __future__ import annotations
-
 import functools
 import os
-from typing import Any
 
 from tensorrt_llm.tokenizer import StandinTokenizer
 
@@ -20,13 +17,13 @@ _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 class Detokenizer:
     """The text of one request. A `stream_interval` of None means one response."""
 
-    def __init__(self, params: Any, stream_interval: int | None) -> None:
+    def __init__(self, params, stream_interval):
         self.text = ""
         self._skip_special_tokens = params.skip_special_tokens
         self._flushes = stream_interval is None or BACKEND == "TRTLLM" or stream_interval >= STREAM_INTERVAL_THRESHOLD
-        self._pending: tuple[int, ...] = ()
+        self._pending = ()
 
-    def add(self, token_ids: list[int], *, final: bool) -> str:
+    def add(self, token_ids, *, final):
         """Add tokens; return the text so far."""
         new, self._pending = _complete(self._pending, tuple(token_ids), self._skip_special_tokens)
         self.text += new
@@ -37,9 +34,7 @@ class Detokenizer:
 
 
 @functools.lru_cache(maxsize=1 << 14)  # answers repeat their phrase, so that most responses cost one look-up
-def _complete(
-    pending: tuple[int, ...], token_ids: tuple[int, ...], skip_special_tokens: bool
-) -> tuple[str, tuple[int, ...]]:
+def _complete(pending, token_ids, skip_special_tokens):
     """Return the text that `token_ids` complete, and the tokens of an incomplete character."""
     text = ""
     for token_id in token_ids:
@@ -51,5 +46,5 @@ def _complete(
     return text, pending
 
 
-def _decode(token_ids: tuple[int, ...], skip_special_tokens: bool) -> str:
+def _decode(token_ids, skip_special_tokens):
     return StandinTokenizer().decode(token_ids, skip_special_tokens)

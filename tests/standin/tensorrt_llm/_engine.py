@@ -8,7 +8,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 from datetime import timedelta
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tensorrt_llm._answers import Logprob, answer, logprobs
 from tensorrt_llm._kv_transfer import KvSender, TransferError, receive
-from tensorrt_llm._record import RECORD, Sampler
+from tensorrt_llm._record import RECORD
 from tensorrt_llm.tokenizer import EOS
 
 TOKENS_PER_BLOCK = 32
@@ -49,27 +49,27 @@ class Responses:
     Every response stays separate, and the loop is woken once an iteration for all requests together.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop):
         self.loop = loop
-        self._waiting: collections.deque[Response] = collections.deque()
+        self._waiting = collections.deque()
         self._event = asyncio.Event()
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self._waiting)
 
-    def __getitem__(self, index: int) -> Response:
+    def __getitem__(self, index):
         return self._waiting[index]
 
-    def put(self, response: Response) -> None:
+    def put(self, response):
         """Add a response, in the engine's thread, without waking the reader."""
         self._waiting.append(response)
 
-    def notify(self) -> None:
+    def notify(self):
         """Wake the reader, in the loop, unless it has read everything in the meantime."""
         if self._waiting:
             self._event.set()
 
-    async def get(self) -> Response:
+    async def get(self):
         """Return the next response; suspend only while there is none."""
         while not self._waiting:
             await self._event.wait()
@@ -78,7 +78,7 @@ class Responses:
             self._event.clear()
         return response
 
-    def get_blocking(self, timeout: float | None) -> Response:
+    def get_blocking(self, timeout):
         """Return the next response.
 
         :raises queue.Empty: after `timeout` seconds.
@@ -91,14 +91,14 @@ class Responses:
         return self._waiting.popleft()
 
 
-def notify_many(responses: Iterable[Responses]) -> None:
+def notify_many(responses):
     """Wake the loop once for all of them. There is only one loop, and it may be closed."""
     queues = list(responses)
     if queues and not queues[0].loop.is_closed():
         queues[0].loop.call_soon_threadsafe(_notify, queues)
 
 
-def _notify(queues: list[Responses]) -> None:
+def _notify(queues):
     for responses in queues:
         responses.notify()
 
@@ -106,17 +106,10 @@ def _notify(queues: list[Responses]) -> None:
 class Sequence:
     """One request in the batch."""
 
-    def __init__(
-        self,
-        prompt_token_ids: list[int],
-        params: Any,
-        stream_interval: int | None,
-        sampler: Sampler,
-        responses: Responses,
-    ) -> None:
-        self.opaque_state: bytes | None = None
+    def __init__(self, prompt_token_ids, params, stream_interval, sampler, responses):
+        self.opaque_state = None
         """Where the KV cache of a generation_only request is."""
-        self.hold: Callable[[int], Any] | None = None
+        self.hold = None
         """Of a context_only request: holds KV blocks, and returns DisaggregatedParams, but for the tokens."""
         self.responses = responses
         self.aborted = threading.Event()
@@ -129,17 +122,17 @@ class Sequence:
         """Number of iterations per response; None for a single response at the end."""
         self._stops = set() if params.ignore_eos else set(params.stop_token_ids or ())
         self._ends = self._stops if params.ignore_eos else self._stops | {EOS}
-        self._max_tokens: int = params.max_tokens
-        self._min_tokens: int = params.min_tokens or 0
+        self._max_tokens = params.max_tokens
+        self._min_tokens = params.min_tokens or 0
         self._answer = answer(prompt_token_ids, params)
         self._cached_tokens = (self.num_blocks - 1) * TOKENS_PER_BLOCK
         self._times = [time.monotonic()] * 4
         self._num_tokens = 0
         self._num_iterations = 0
-        self._unsent: list[int] = []
-        self._unsent_logprobs: list[dict[int, Logprob]] = []
+        self._unsent = []
+        self._unsent_logprobs = []
 
-    def go_on(self, opaque_state: bytes, tokens: list[int]) -> None:
+    def go_on(self, opaque_state, tokens):
         """Begin with the context side's tokens. Nothing looks whether they end the answer."""
         self.opaque_state = opaque_state
         for _ in tokens:
@@ -148,7 +141,7 @@ class Sequence:
         if RECORD["disaggregated_params"]["repeats_first_token"]["value"]:
             self._unsent += tokens
 
-    def step(self, now: float, num_tokens: int) -> bool:
+    def step(self, now, num_tokens):
         """Put one iteration's tokens into a response; return whether the sequence has ended."""
         if self.aborted.is_set():
             self._respond("cancelled", None)
@@ -161,7 +154,7 @@ class Sequence:
             self._respond(None, None)
         return False
 
-    def _add_token(self, now: float) -> bool:
+    def _add_token(self, now):
         """Make the last response if the sequence has ended; return whether it has."""
         token = next(self._answer)
         if token in self._ends:
@@ -190,13 +183,13 @@ class Sequence:
             return True
         return False
 
-    def _hand_over(self, token: int, kept: Any) -> None:
+    def _hand_over(self, token, kept):
         """End a context_only request. The check for stop tokens comes after the one for max_tokens, which is 1."""
         kept.first_gen_tokens = [token]
         reason = "length" if kept.ctx_request_id % 2 else "not_finished"  # there are both
         self.responses.put(Response([token], (), reason, None, None, self._cached_tokens, None, kept))
 
-    def _respond(self, finish_reason: str | None, stop_reason: int | None) -> None:
+    def _respond(self, finish_reason, stop_reason):
         metrics = self._perf_metrics() if finish_reason and self._params.return_perf_metrics else None
         unsent, unsent_logprobs = self._unsent, self._unsent_logprobs
         self.responses.put(
@@ -204,7 +197,7 @@ class Sequence:
         )
         self._unsent, self._unsent_logprobs = [], []
 
-    def _perf_metrics(self) -> Any:
+    def _perf_metrics(self):
         """Return the bindings' RequestPerfMetrics; all blocks of the prompt but the last were in the cache."""
         names = ("arrival_time", "first_scheduled_time", "first_token_time", "last_token_time")
         reused = self.num_blocks - 1
@@ -224,39 +217,39 @@ class Sequence:
             ),
         )
 
-    def fail(self, error: Exception | str) -> None:
+    def fail(self, error):
         self.responses.put(Response(error=error))
 
 
 class Engine:
     """The engine. LLM.generate_async calls `is_shutdown` before every request."""
 
-    def __init__(self, tokens_per_iteration: int, max_batch_size: int, *, keeps_statistics: bool) -> None:
-        self.mpi_futures: list[Future[None]] = [Future()]
+    def __init__(self, tokens_per_iteration, max_batch_size, *, keeps_statistics):
+        self.mpi_futures = [Future()]
         """Futures of the workers' main functions, which end when a worker ends."""
-        self.iterations: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.iterations = queue.SimpleQueue()
         self.fault = ""
         """Error of every iteration while it is set: it fails the requests in the batch, but not the engine."""
         self._max_batch_size = max_batch_size
         self._keeps_statistics = keeps_statistics
-        self._waiting: list[Sequence] = []
+        self._waiting = []
         self._tokens_per_iteration = tokens_per_iteration
         rate = float(os.environ.get("STANDIN_TOKENS_PER_S", "0"))
         self._iteration_s = tokens_per_iteration / rate if rate else 0.0
         self._tokens_left = int(os.environ.get("STANDIN_FAIL_AFTER", "-1"))
-        self._arrived: queue.SimpleQueue[Sequence | None] = queue.SimpleQueue()
+        self._arrived = queue.SimpleQueue()
         self._stopped = threading.Event()
         self.kv_sender = KvSender(self._report)
         self._thread = threading.Thread(target=self._run, name="standin-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, sequence: Sequence) -> None:
+    def submit(self, sequence):
         if sequence.opaque_state is None:
             self._arrived.put(sequence)
         else:
             threading.Thread(target=self._fetch, args=(sequence, sequence.opaque_state), daemon=True).start()
 
-    def _fetch(self, sequence: Sequence, opaque_state: bytes) -> None:
+    def _fetch(self, sequence, opaque_state):
         try:
             receive(opaque_state, sequence.aborted)
         except TransferError:
@@ -264,17 +257,17 @@ class Engine:
         else:
             self._arrived.put(sequence)
 
-    def is_shutdown(self) -> bool:
+    def is_shutdown(self):
         return self._stopped.is_set()
 
-    def shutdown(self) -> None:
+    def shutdown(self):
         self._stopped.set()
         self._arrived.put(None)
         self._thread.join()
         self.kv_sender.close()
 
-    def _run(self) -> None:
-        batch: list[Sequence] = []
+    def _run(self):
+        batch = []
         due = 0.0
         while not self._stopped.is_set():
             self._waiting += self._arrivals(wait=not batch and not self._waiting)
@@ -287,22 +280,22 @@ class Engine:
         rest = batch + self._waiting + self._arrivals(wait=False)
         self._end(rest, EngineDiedError("the executor was shut down"))
 
-    def _filled_up(self, batch: list[Sequence]) -> list[Sequence]:
+    def _filled_up(self, batch):
         """Fill the batch with waiting requests. A request aborted while it waits is dropped without a response."""
         room = self._max_batch_size - len(batch)
         batch = batch + self._waiting[:room]
         self._waiting = [sequence for sequence in self._waiting[room:] if not sequence.aborted.is_set()]
         return batch
 
-    def _arrivals(self, *, wait: bool) -> list[Sequence]:
-        arrived: list[Sequence | None] = []
+    def _arrivals(self, *, wait):
+        arrived = []
         try:
             while True:
                 arrived.append(self._arrived.get(block=wait and not arrived))
         except queue.Empty:
             return [sequence for sequence in arrived if sequence is not None]
 
-    def _iterate(self, batch: list[Sequence]) -> list[Sequence]:
+    def _iterate(self, batch):
         """Run one iteration; return the sequences that go on. The readers are woken when all have had their tokens."""
         fault = "an assertion failed in the sampler" if any(sequence.kills for sequence in batch) else self.fault
         if fault:
@@ -318,13 +311,13 @@ class Engine:
         notify_many(sequence.responses for sequence in batch)
         return going_on
 
-    def _report(self, num_active: int = 0, going_on: Iterable[Sequence] = ()) -> None:
+    def _report(self, num_active=0, going_on=()):
         """Add an iteration to the statistics. Ended requests have no KV blocks, unless these are held."""
         if self._keeps_statistics:
             num_blocks = sum([sequence.num_blocks for sequence in going_on]) + self.kv_sender.num_blocks
             self.iterations.put(self._statistics(num_active, num_blocks))
 
-    def _statistics(self, num_active: int, num_blocks: int) -> dict[str, Any]:
+    def _statistics(self, num_active, num_blocks):
         drafts = num_active * (self._tokens_per_iteration - 1)
         return {
             "iterLatencyMS": self._iteration_s * 1000,
@@ -340,12 +333,12 @@ class Engine:
             "specDecodingStats": {"numDraftTokens": drafts, "numAcceptedTokens": drafts} if drafts else None,
         }
 
-    def _end(self, sequences: list[Sequence], error: Exception | str) -> None:
+    def _end(self, sequences, error):
         for sequence in sequences:
             sequence.fail(error)
         notify_many(sequence.responses for sequence in sequences)
 
-    def _died(self) -> bool:
+    def _died(self):
         if self._tokens_left < 0:
             return False
         self._tokens_left -= 1

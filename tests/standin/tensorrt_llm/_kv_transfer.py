@@ -4,13 +4,10 @@ A connection is one transfer. The context side greets; the generation side answe
 last byte tells whether it was held. From then on it is not.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import socket
 import threading
-from collections.abc import Callable
 
 _KEY_BYTES = 32
 _HELD, _GONE = b"+", b"-"
@@ -24,20 +21,20 @@ class TransferError(Exception):
 class KvSender:
     """The KV caches that a context server holds. It listens from the first of them on."""
 
-    def __init__(self, changed: Callable[[], None]) -> None:
+    def __init__(self, changed):
         """`changed` is called after every change of `num_blocks`, by any thread."""
         self.may_send = threading.Event()
         """Cleared by a test: transfers then wait before they begin."""
         self.may_send.set()
         self._changed = changed
-        self._held: dict[bytes, int] = {}
-        self._listener: socket.socket | None = None
+        self._held = {}
+        self._listener = None
 
     @property
-    def num_blocks(self) -> int:
+    def num_blocks(self):
         return sum(list(self._held.values()))
 
-    def hold(self, num_blocks: int) -> bytes:
+    def hold(self, num_blocks):
         """Hold a KV cache; return the opaque state that leads to it."""
         if self._listener is None:
             self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
@@ -47,12 +44,12 @@ class KvSender:
         self._changed()
         return json.dumps({"port": self._listener.getsockname()[1], "key": key}).encode()
 
-    def close(self) -> None:
+    def close(self):
         if self._listener is not None:
             self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
 
-    def _serve(self, listener: socket.socket) -> None:
+    def _serve(self, listener):
         while True:
             try:
                 connection, _ = listener.accept()
@@ -60,7 +57,7 @@ class KvSender:
                 return
             threading.Thread(target=self._send, args=(connection,), daemon=True).start()
 
-    def _send(self, connection: socket.socket) -> None:
+    def _send(self, connection):
         with connection:
             self.may_send.wait()
             try:
@@ -74,7 +71,7 @@ class KvSender:
                 self._changed()
 
 
-def receive(opaque_state: bytes, aborted: threading.Event) -> None:
+def receive(opaque_state, aborted):
     """Fetch a KV cache. A request that is aborted before the transfer begins leaves it where it is, for ever.
 
     :raises TransferError: where it is not held any more, or was left there.

@@ -1,14 +1,11 @@
 """DisaggregatedParams, with the recorded fields; None where the release has none."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 from tensorrt_llm._record import RECORD
 
 
-def _validate(self: Any) -> None:
+def _validate(self):
     """Make the check of 1.2.1's DisaggregatedParams.__post_init__."""
     if self.request_type is None:
         return
@@ -18,7 +15,7 @@ def _validate(self: Any) -> None:
         raise ValueError(f"Unknown request type: {self.request_type}. Must be one of {', '.join(known)}")
 
 
-DisaggregatedParams: Any = None
+DisaggregatedParams = None
 if "disaggregated_params" in RECORD:
     DisaggregatedParams = dataclasses.make_dataclass(
         "DisaggregatedParams",

@@ -1,15 +1,12 @@
 """SamplingParams and GuidedDecodingParams: dataclasses with the recorded fields, types as text and defaults."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
-from typing import Any
 
 from tensorrt_llm._record import RECORD
 
 
-def _validate(self: Any) -> None:
+def _validate(self):
     """Make the checks of 1.2.1's SamplingParams._validate."""
     if self.top_p is not None and not 0 <= self.top_p <= 1:
         raise ValueError(f"require 0 <= top_p <= 1, got top_p={self.top_p}")
@@ -23,9 +20,9 @@ def _validate(self: Any) -> None:
         raise ValueError(f"Greedy decoding in the LLM API does not allow multiple returns, got best_of={self.best_of}")
 
 
-def _greedy(self: Any) -> bool:
+def _greedy(self):
     """Make the release's test for greedy decoding, which up to 1.1 ignores the temperature."""
-    values: dict[str, Any] = RECORD["sampler"]["greedy"]["values"]
+    values = RECORD["sampler"]["greedy"]["values"]
     given = {name: getattr(self, name) for name in values if getattr(self, name) is not None}
     if RECORD["sampler"]["greedy"]["rule"] == "all":
         return all(value == values[name] for name, value in given.items())

@@ -5,9 +5,6 @@ There are two classes, as in TensorRT-LLM: the tokenizer of transformers, and a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 SPECIAL = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>")
 BOS, EOS, PAD = range(3)
 _ROLES = {"user": "<｜User｜>{}", "assistant": "<｜Assistant｜>{}" + SPECIAL[EOS], "system": "{}"}
@@ -23,19 +20,19 @@ class StandinHfTokenizer:
     pad_token_id = PAD
     chat_template: str | None = "DeepSeek's, as apply_chat_template below has it"
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(SPECIAL) + 256
 
-    def get_vocab(self) -> dict[str, int]:
+    def get_vocab(self):
         """Return a vocabulary of one character per byte, like byte-level tokenizers, but of other characters."""
         return {token: number for number, token in enumerate([*SPECIAL, *map(chr, range(256, 512))])}
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text, add_special_tokens=True):
         """Encode a text. Special tokens in the text are encoded as bytes; BOS is added on request."""
         ids = [byte + len(SPECIAL) for byte in text.encode()]
         return [BOS, *ids] if add_special_tokens else ids
 
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+    def decode(self, token_ids, skip_special_tokens=True):
         """Decode tokens; U+FFFD stands for a character whose last bytes are missing."""
         out = bytearray()
         for token in token_ids:
@@ -46,13 +43,8 @@ class StandinHfTokenizer:
         return out.decode("utf-8", errors="replace")
 
     def apply_chat_template(
-        self,
-        conversation: Sequence[Mapping[str, Any]],
-        chat_template: str | None = None,
-        add_generation_prompt: bool = False,
-        tokenize: bool = True,
-        **kwargs: Any,
-    ) -> str | list[int]:
+        self, conversation, chat_template=None, add_generation_prompt=False, tokenize=True, **kwargs
+    ):
         """Render in DeepSeek-V3.1's form. An unknown role is an error, like a template's raise_exception."""
         thinking = kwargs.pop("thinking", False)
         if kwargs:
@@ -72,14 +64,14 @@ class StandinHfTokenizer:
 class StandinTokenizer:
     """The wrapper, like TransformersTokenizer: all other methods are those of `tokenizer`."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.tokenizer = StandinHfTokenizer()
 
-    def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
+    def encode(self, text, *args, **kwargs):
         return self.tokenizer.encode(text, *args, **kwargs)
 
-    def decode(self, token_ids: Sequence[int], *args: Any, **kwargs: Any) -> str:
+    def decode(self, token_ids, *args, **kwargs):
         return self.tokenizer.decode(token_ids, *args, **kwargs)
 
-    def apply_chat_template(self, conversation: Sequence[Mapping[str, Any]], **kwargs: Any) -> str | list[int]:
+    def apply_chat_template(self, conversation, **kwargs):
         return self.tokenizer.apply_chat_template(conversation, **kwargs)

@@ -1,7 +1,5 @@
 """The LLM API's public names, as far as they are recorded."""
 
-from __future__ import annotations
-
 from tensorrt_llm._record import RECORD
 from tensorrt_llm.llmapi.llm import LLM, RequestOutput
 from tensorrt_llm.llmapi.mpi_session import MpiCommSession

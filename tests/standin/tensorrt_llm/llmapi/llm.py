@@ -1,17 +1,12 @@
 """LLM, with the recorded signature."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import itertools
 import json
 import math
-import queue
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 from tensorrt_llm._detokenizer import Detokenizer
 from tensorrt_llm._engine import Engine, Responses, Sequence
@@ -30,7 +25,7 @@ _DEFAULT_MAX_BATCH_SIZE = 2048
 class RequestOutput(GenerationResult):
     _ids = itertools.count(1)
 
-    def __init__(self, prompt: str | None, *args: Any) -> None:
+    def __init__(self, prompt, *args):
         super().__init__(*args)
         self.request_id = next(self._ids)
         self.prompt = prompt
@@ -39,7 +34,7 @@ class RequestOutput(GenerationResult):
 class LLM:
     """Loads at once, or as its launcher's ranks do. Arguments that the release lacks are refused, also in sections."""
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs):
         self._llm_args = checked_llm_args(kwargs)
         self._refuse_to_load()
         self._sampler = Sampler(self._llm_args)
@@ -51,7 +46,7 @@ class LLM:
         self._ranks = launched_ranks(world_size)
         self._tokenizer = None if self._llm_args["skip_tokenizer_init"] else StandinTokenizer()
         max_batch_size = self._llm_args["max_batch_size"] or _DEFAULT_MAX_BATCH_SIZE
-        self._executor: Engine | None = Engine(
+        self._executor = Engine(
             1 + mtp_layers(self._llm_args),
             max_batch_size,
             keeps_statistics=bool(self._llm_args["enable_iter_perf_stats"]),
@@ -60,14 +55,14 @@ class LLM:
         self._context_numbers = itertools.count(1)
 
     @property
-    def tokenizer(self) -> StandinTokenizer | None:
+    def tokenizer(self):
         return self._tokenizer
 
     @property
-    def llm_id(self) -> str:
+    def llm_id(self):
         return f"standin-{id(self):x}"
 
-    def generate_async(self, *args: Any, **kwargs: Any) -> RequestOutput:
+    def generate_async(self, *args, **kwargs):
         given = _SIGNATURE.bind(self, *args, **kwargs).arguments
         if self._executor is None or self._executor.is_shutdown():
             raise RuntimeError("LLM is shutting down")
@@ -90,7 +85,7 @@ class LLM:
             self._executor.submit(sequence)
         return output
 
-    def shutdown(self) -> None:
+    def shutdown(self):
         if self._executor is not None:
             self._executor.shutdown()
             self._executor = None
@@ -100,7 +95,7 @@ class LLM:
         if self._session is not None:
             self._session.shutdown()
 
-    async def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any] | str]:
+    async def get_stats_async(self, timeout=2):
         """Yield iterations as they come, until there is none for `timeout` seconds.
 
         Every other one is JSON, because a reader has to take both forms.
@@ -118,7 +113,7 @@ class LLM:
             last = time.monotonic()
             yield json.dumps(row) if number % 2 else row
 
-    def _refuse_to_load(self) -> None:
+    def _refuse_to_load(self):
         model = Path(self._llm_args["model"])
         if model.is_dir() and not (model / "config.json").is_file():
             raise OSError(f"{model} does not appear to have a file named config.json")
@@ -130,7 +125,7 @@ class LLM:
             if "value" in need and self._llm_args["guided_decoding_backend"] and not is_met(need, self._llm_args):
                 raise ValueError(f"guided decoding {need['why']}")
 
-    def _take_part(self, sequence: Sequence, part: Any, inputs: Any, params: Any) -> str:
+    def _take_part(self, sequence, part, inputs, params):
         """Make a sequence that of one server's part; return why the worker refuses it, or ""."""
         if part is None or part.request_type in (None, "context_and_generation"):
             return ""
@@ -148,7 +143,7 @@ class LLM:
         is_ordered = self._llm_args["disable_overlap_scheduler"]
         return "" if is_ordered else "Context only requests are not supported when the overlap scheduler is enabled"
 
-    def _hold(self, num_blocks: int) -> Any:
+    def _hold(self, num_blocks):
         assert self._executor is not None
         return DisaggregatedParams(
             request_type="context_only",
@@ -156,10 +151,10 @@ class LLM:
             opaque_state=self._executor.kv_sender.hold(num_blocks),
         )
 
-    def _detokenizer(self, params: Any, stream_interval: int | None) -> Detokenizer | None:
+    def _detokenizer(self, params, stream_interval):
         return Detokenizer(params, stream_interval) if params.detokenize and self._tokenizer is not None else None
 
-    def _tokenized(self, inputs: Any, params: Any) -> tuple[str | None, list[int]]:
+    def _tokenized(self, inputs, params):
         if isinstance(inputs, str):
             if self._tokenizer is None:
                 raise ValueError("tokenizer is required to tokenize string prompt")
@@ -171,7 +166,7 @@ class LLM:
             return None, inputs
         raise TypeError(f"The inputs must be type str or list of int, but got {type(inputs)}")
 
-    def _refuse(self, params: Any) -> None:
+    def _refuse(self, params):
         """Refuse fields that the release refuses or ignores. Finding these is the purpose of this stand-in."""
         sampler = self._sampler
         given = {name for name, row in RECORD["sampling_params"].items() if getattr(params, name) != row["default"]}
@@ -188,11 +183,11 @@ class LLM:
             raise NotImplementedError("the stand-in has one output")
 
 
-def _next(rows: queue.SimpleQueue[dict[str, Any]]) -> dict[str, Any] | None:
+def _next(rows):
     return None if rows.empty() else rows.get()
 
 
-def _parameter(name: str) -> inspect.Parameter:
+def _parameter(name):
     default = inspect.Parameter.empty if name == "inputs" else False if name == "streaming" else None
     return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
 

@@ -1,24 +1,22 @@
 """LLM arguments, checked against the record as pydantic checks the real ones: unknown keys are errors at any depth."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from tensorrt_llm._record import RECORD, fields_of
 
-_SCALARS: dict[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,)}
+_SCALARS = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,)}
 
 
 class ValidationError(ValueError):
     """Lists what is wrong, as pydantic's does."""
 
-    def __init__(self, class_name: str, key: str, message: str) -> None:
+    def __init__(self, class_name, key, message):
         super().__init__(f"1 validation error for {class_name}\n{key}\n  {message}")
         self._entry = {"loc": tuple(key.split(".")), "msg": message}
 
-    def errors(self) -> list[dict[str, Any]]:
+    def errors(self):
         return [self._entry]
 
 
@@ -26,7 +24,7 @@ class Section(dict[str, Any]):
     """A section made by `from_dict`: it has been checked against the class that its discriminator names."""
 
 
-def from_dict(key: str, section: Any) -> Section:
+def from_dict(key, section):
     """A section such as speculative_config, whose class is chosen by one of its keys.
 
     :raises ValueError: as upstream's from_dict does.
@@ -40,7 +38,7 @@ def from_dict(key: str, section: Any) -> Section:
     return Section(section)
 
 
-def check(values: Mapping[str, Any], class_name: str, path: str = "") -> None:
+def check(values, class_name, path=""):
     """:raises ValueError: for the first key or value the class does not have."""
     known = fields_of(class_name)
     for key, value in values.items():
@@ -50,7 +48,7 @@ def check(values: Mapping[str, Any], class_name: str, path: str = "") -> None:
         _check_value(full, known[key], value)
 
 
-def _check_value(full: str, row: Mapping[str, Any], value: Any) -> None:
+def _check_value(full, row, value):
     if isinstance(value, Section):
         return
     if "class_by" in row and value is not None:
@@ -63,7 +61,7 @@ def _check_value(full: str, row: Mapping[str, Any], value: Any) -> None:
         raise ValueError(f"{full}: {problem}, got {value!r}")
 
 
-def _type_problem(type_text: str, value: Any) -> str:
+def _type_problem(type_text, value):
     """What is wrong with `value`, or nothing. Types that this file can't judge are let through."""
     if value is None:
         return "" if "None" in type_text else f"expected {type_text}"
@@ -79,7 +77,7 @@ def _type_problem(type_text: str, value: Any) -> str:
     return "" if is_right else f"expected {type_text}"
 
 
-def checked_llm_args(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def checked_llm_args(arguments):
     """`arguments` with the defaults of the top level filled in."""
     alias = RECORD["mpi"]["leader"]["llm_arg"]
     arguments = {"mpi_session" if name == alias else name: value for name, value in arguments.items()}
@@ -95,12 +93,11 @@ def checked_llm_args(arguments: Mapping[str, Any]) -> dict[str, Any]:
 class TorchLlmArgs:
     """The arguments of the PyTorch backend, checked."""
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, **arguments):
         self.arguments = checked_llm_args(arguments)
 
 
-def mtp_layers(llm_args: Mapping[str, Any]) -> int:
+def mtp_layers(llm_args):
     """Draft tokens of an iteration; max_draft_len has no say up to 1.2.1."""
     section = llm_args.get("speculative_config") or {}
-    layers: int = section.get(RECORD["speculative_config"]["mtp_layers_key"], 1) if section else 0
-    return layers
+    return section.get(RECORD["speculative_config"]["mtp_layers_key"], 1) if section else 0

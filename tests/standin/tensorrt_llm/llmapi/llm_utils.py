@@ -1,16 +1,10 @@
 """The one function of this module that is recorded."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from tensorrt_llm._record import fields_of
 from tensorrt_llm.llmapi.llm_args import from_dict
 
 
-def update_llm_args_with_extra_dict(
-    llm_args: dict[str, Any], llm_args_dict: dict[str, Any], extra_llm_api_options: str | None = None
-) -> dict[str, Any]:
+def update_llm_args_with_extra_dict(llm_args, llm_args_dict, extra_llm_api_options=None):
     """Both, the second winning, with the sections that need it made into their classes. Changes the second."""
     for key, row in fields_of("TorchLlmArgs").items():
         if "class_by" in row and llm_args_dict.get(key) is not None:

@@ -1,12 +1,8 @@
 """The session of a leader in an MPI world that was there before."""
 
-from __future__ import annotations
-
-from typing import Any
-
 
 class MpiCommSession:
-    def __init__(self, comm: Any = None, n_workers: int = 1) -> None:
+    def __init__(self, comm=None, n_workers=1):
         if comm is None or comm.Get_rank() != 0:
             raise RuntimeError("only rank 0 can have a session")
         if n_workers != comm.Get_size():
@@ -14,6 +10,6 @@ class MpiCommSession:
         self.n_workers = n_workers
         self._comm = comm
 
-    def shutdown(self) -> None:
+    def shutdown(self):
         """Let the workers go."""
         self._comm.release_workers()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensorrt_llm._detokenizer import Detokenizer
-from tensorrt_llm._engine import Response, Sequence
 from tensorrt_llm._record import RECORD
 
 _COUNTS_CACHED_TOKENS = "cached_tokens" in RECORD["request_output"]["properties"]
@@ -33,19 +31,19 @@ class CompletionOutput:
     _last_token_ids_len: int = field(default=0, init=False, repr=False)
 
     @property
-    def length(self) -> int:
+    def length(self):
         return len(self.token_ids)
 
     @property
-    def text_diff(self) -> str:
+    def text_diff(self):
         return self.text[self._last_text_len :]
 
     @property
-    def token_ids_diff(self) -> list[int]:
+    def token_ids_diff(self):
         return self.token_ids[self._last_token_ids_len :]
 
     @property
-    def logprobs_diff(self) -> list[Any]:
+    def logprobs_diff(self):
         return self.logprobs[:0]
 
 
@@ -59,12 +57,7 @@ if _HAS_PERF_METRICS:
 class GenerationResult:
     """A running request. Awaiting and iterating always give this same object."""
 
-    def __init__(
-        self,
-        sequence: Sequence,
-        prompt_token_ids: list[int],
-        detokenizer: Detokenizer | None,
-    ) -> None:
+    def __init__(self, sequence, prompt_token_ids, detokenizer):
         self.prompt_token_ids = prompt_token_ids
         self._outputs = [CompletionOutput(0)]
         self.context_logits = None
@@ -76,47 +69,47 @@ class GenerationResult:
         self._aborted = False
 
     @property
-    def outputs(self) -> list[CompletionOutput]:
+    def outputs(self):
         """Return another list every time, as TensorRT-LLM does."""
         return self._outputs[:1]
 
     @property
-    def finished(self) -> bool:
+    def finished(self):
         return self._done
 
-    def abort(self) -> None:
+    def abort(self):
         self._aborted = True
         self._sequence.aborted.set()
 
-    def aborted(self) -> bool:
+    def aborted(self):
         return self._aborted
 
-    def clear_logprob_params(self) -> None:
+    def clear_logprob_params(self):
         self.outputs[0].logprobs = []
 
-    def record_stats(self, output: CompletionOutput, stats: dict[str, float] | None = None) -> None:
+    def record_stats(self, output, stats=None):
         """Do nothing: statistics are not recorded here."""
 
-    def result(self, timeout: float | None = None) -> GenerationResult:
+    def result(self, timeout=None):
         while not self._done:
             self._handle(self._sequence.responses.get_blocking(timeout))
         return self
 
-    async def aresult(self) -> GenerationResult:
+    async def aresult(self):
         while not self._done:
             self._handle(await self._sequence.responses.get())
         return self
 
-    def __aiter__(self) -> GenerationResult:
+    def __aiter__(self):
         return self
 
-    async def __anext__(self) -> GenerationResult:
+    async def __anext__(self):
         if self._done:
             raise StopAsyncIteration
         self._handle(await self._sequence.responses.get())
         return self
 
-    def _handle(self, response: Response) -> None:
+    def _handle(self, response):
         token_ids, logprobs, finish_reason, stop_reason, error, cached_tokens, metrics, part = response
         if error is not None:
             self._done = True
