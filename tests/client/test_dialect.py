@@ -21,56 +21,34 @@ ONE, ANY = (1,), (-1,)
 OUTPUTS = {"text_output": ("BYTES", ANY), "finish_reason": ("BYTES", ANY)}
 
 DEEPSEEK = {
-    "text_input": ("BYTES", ANY),
+    **dict.fromkeys(("text_input", "messages", "sampling_param_stop"), ("BYTES", ANY)),
     "input_ids": ("INT32", ANY),
-    "messages": ("BYTES", ANY),
-    "streaming": ("BOOL", ONE),
-    "stream": ("BOOL", ONE),
-    "stop": ("BOOL", ONE),
-    "sampling_parameters": ("BYTES", ONE),
-    "stream_mode": ("BYTES", ONE),
-    "stream_interval": ("INT32", ONE),
-    "stream_interval_ms": ("INT32", ONE),
-    "separate_reasoning": ("BOOL", ONE),
-    "return_finish_reason": ("BOOL", ONE),
-    "return_num_input_tokens": ("BOOL", ONE),
+    **dict.fromkeys(("sampling_parameters", "stream_mode"), ("BYTES", ONE)),
+    **dict.fromkeys(("streaming", "stream", "stop", "separate_reasoning"), ("BOOL", ONE)),
+    **dict.fromkeys(("return_finish_reason", "return_num_input_tokens"), ("BOOL", ONE)),
     "sampling_param_exclude_input_from_output": ("BOOL", ONE),
-    "sampling_param_max_tokens": ("INT32", ONE),
-    "sampling_param_stop": ("BYTES", ANY),
-    "sampling_param_n": ("INT32", ONE),
-    "sampling_param_best_of": ("INT32", ONE),
+    **dict.fromkeys(("stream_interval", "stream_interval_ms"), ("INT32", ONE)),
+    **dict.fromkeys((f"sampling_param_{name}" for name in ("max_tokens", "n", "best_of")), ("INT32", ONE)),
 }
 LLMAPI = {
-    "text_input": ("BYTES", ANY),
-    "streaming": ("BOOL", ONE),
-    "sampling_param_max_tokens": ("INT32", ONE),
-    "sampling_param_temperature": ("FP32", ONE),
-    "sampling_param_stop": ("BYTES", ANY),
-    "sampling_param_best_of": ("INT32", ONE),
+    **dict.fromkeys(("text_input", "sampling_param_stop"), ("BYTES", ANY)),
+    **dict.fromkeys(("streaming", "stop", "return_finish_reason", "return_stop_reason"), ("BOOL", ONE)),
     "sampling_param_exclude_input_from_output": ("BOOL", ONE),
-    "return_finish_reason": ("BOOL", ONE),
-    "return_stop_reason": ("BOOL", ONE),
-    "stop": ("BOOL", ONE),
+    **dict.fromkeys(("sampling_param_max_tokens", "sampling_param_best_of"), ("INT32", ONE)),
+    "sampling_param_temperature": ("FP32", ONE),
 }
+RETURNED = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
 VLLM = {
-    "text_input": ("BYTES", ONE),
-    "stream": ("BOOL", ONE),
-    "sampling_parameters": ("BYTES", ONE),
-    "exclude_input_in_output": ("BOOL", ONE),
-    "return_finish_reason": ("BOOL", ONE),
-    "return_cumulative_logprob": ("BOOL", ONE),
-    "return_logprobs": ("BOOL", ONE),
-    "return_num_input_tokens": ("BOOL", ONE),
-    "return_num_output_tokens": ("BOOL", ONE),
+    **dict.fromkeys(("text_input", "sampling_parameters"), ("BYTES", ONE)),
+    **dict.fromkeys(("stream", "exclude_input_in_output"), ("BOOL", ONE)),
+    **dict.fromkeys((f"return_{name}" for name in RETURNED), ("BOOL", ONE)),
 }
 ENSEMBLE = {
     "text_input": ("BYTES", (-1, 1)),
     "max_tokens": ("INT32", (-1, 1)),
-    "stop_words": ("BYTES", (-1, -1)),
-    "bad_words": ("BYTES", (-1, -1)),
+    **dict.fromkeys(("stop_words", "bad_words"), ("BYTES", (-1, -1))),
     "temperature": ("FP32", (-1, 1)),
-    "stop": ("BOOL", (-1, 1)),
-    "stream": ("BOOL", (-1, 1)),
+    **dict.fromkeys(("stop", "stream"), ("BOOL", (-1, 1))),
 }
 MODELS = {"deepseek": DEEPSEEK, "llmapi": LLMAPI, "vllm": VLLM, "plain": ENSEMBLE}
 
@@ -81,14 +59,17 @@ def dialect(inputs, *more_outputs, stream_mode=None):
     return Dialect(ModelMetadata("x", ("1",), "python", *tensors), stream_mode)
 
 
-def asked(prompt="hi", *, streaming=True, **fields):
+def _made(make, prompt, streaming, fields):
     params = SamplingParams().merged(fields)
-    return prompt_request(prompt, params=params, timeouts=Timeouts(), streaming=streaming, request_id="r1")
+    return make(prompt, params=params, timeouts=Timeouts(), streaming=streaming, request_id="r1")
+
+
+def asked(prompt="hi", *, streaming=True, **fields):
+    return _made(prompt_request, prompt, streaming, fields)
 
 
 def chat(*, streaming=True, **fields):
-    params = SamplingParams().merged(fields)
-    return chat_request("hi", params=params, timeouts=Timeouts(), streaming=streaming, request_id="r1")
+    return _made(chat_request, "hi", streaming, fields)
 
 
 def sent(spoken, request, *, streamed=None):
@@ -104,23 +85,12 @@ def chunks(spoken, request, *responses):
     return [chunk for response in responses for chunk in reader.chunks(response)] + reader.end()
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_each_kind_is_told_by_its_inputs(kind):
-    assert dialect(MODELS[kind]).kind == kind
-
-
-@pytest.mark.parametrize(
-    "inputs",
-    [
-        pytest.param({}, id="no-inputs"),
-        pytest.param({"prompt": ("BYTES", ONE)}, id="another-name"),
-        pytest.param({"text_input": ("INT32", ONE)}, id="another-type"),
-        pytest.param({"text_input": ("BYTES", (-1, -1, -1))}, id="three-dimensions"),
-    ],
-)
-def test_a_model_that_is_no_text_generator_is_refused(inputs):
-    with pytest.raises(ProtocolError, match="model 'x': expected an input text_input"):
-        dialect(inputs)
+def test_each_kind_is_told_by_its_inputs():
+    assert [dialect(inputs).kind for inputs in MODELS.values()] == list(MODELS)
+    three_dimensions = {"text_input": ("BYTES", (-1, -1, -1))}
+    for inputs in ({}, {"prompt": ("BYTES", ONE)}, {"text_input": ("INT32", ONE)}, three_dimensions):
+        with pytest.raises(ProtocolError, match="model 'x': expected an input text_input"):
+            dialect(inputs)
 
 
 def test_ours_is_always_asked_for_increments_and_one_answer():
@@ -212,10 +182,10 @@ def test_llmapi_is_asked_for_the_outcome_and_not_for_the_prompt():
     assert values["sampling_param_exclude_input_from_output"] is False
 
 
-@pytest.mark.parametrize("inputs", [LLMAPI, ENSEMBLE])
-def test_others_may_refuse_streams_so_a_whole_answer_is_not_streamed(inputs):
-    values = sent(dialect(inputs), asked(streaming=False), streamed=True)
-    assert values.get("streaming", values.get("stream")) is False
+def test_others_may_refuse_streams_so_a_whole_answer_is_not_streamed():
+    for inputs in (LLMAPI, ENSEMBLE):
+        values = sent(dialect(inputs), asked(streaming=False), streamed=True)
+        assert values.get("streaming", values.get("stream")) is False
 
 
 def test_vllm_takes_one_json_object():
@@ -231,11 +201,11 @@ def test_vllm_takes_one_json_object():
     }
 
 
-@pytest.mark.parametrize("flag", ["return_logprobs", "return_cumulative_logprob"])
-def test_vllm_has_to_compute_what_it_returns(flag):
-    values = sent(dialect(VLLM), asked(**{flag: True}))
-    assert values[flag] is True
-    assert json.loads(values["sampling_parameters"]) == {"logprobs": 0}
+def test_vllm_has_to_compute_what_it_returns():
+    for flag in ("return_logprobs", "return_cumulative_logprob"):
+        values = sent(dialect(VLLM), asked(**{flag: True}))
+        assert values[flag] is True
+        assert json.loads(values["sampling_parameters"]) == {"logprobs": 0}
 
 
 def test_vllm_puts_the_prompt_before_whole_answers_only():
@@ -276,28 +246,17 @@ def test_a_batch_dimension_is_one():
     }
 
 
-@pytest.mark.parametrize(
-    ("datatype", "shape", "fits"),
-    [
-        ("INT32", ONE, True),
-        ("INT32", ANY, True),
-        ("INT64", ONE, True),
-        ("INT16", ONE, False),
-        ("FP32", ONE, False),
-        ("BYTES", ONE, False),
-        ("INT32", (2,), False),
-        ("INT32", (-1, 1), False),
-        ("INT32", (), False),
-    ],
-)
-def test_an_input_takes_a_field_whose_type_and_shape_fit(datatype, shape, fits):
-    spoken = dialect({"text_input": ("BYTES", ONE), "max_tokens": (datatype, shape)})
-    if fits:
-        (_, tensor) = spoken.inputs(asked(max_tokens=5), streamed=True)
+def test_an_input_takes_a_field_whose_type_and_shape_fit():
+    def spoken(datatype, shape):
+        return dialect({"text_input": ("BYTES", ONE), "max_tokens": (datatype, shape)})
+
+    for datatype, shape in (("INT32", ONE), ("INT32", ANY), ("INT64", ONE)):
+        _, tensor = spoken(datatype, shape).inputs(asked(max_tokens=5), streamed=True)
         assert (tensor.name, tensor.datatype, tuple(tensor.values)) == ("max_tokens", datatype, (5,))
-    else:
+    wrong = [(datatype, ONE) for datatype in ("INT16", "FP32", "BYTES")]
+    for datatype, shape in [*wrong, ("INT32", (2,)), ("INT32", (-1, 1)), ("INT32", ())]:
         with pytest.raises(InvalidRequest, match="no input for max_tokens"):
-            spoken.inputs(asked(max_tokens=5), streamed=True)
+            spoken(datatype, shape).inputs(asked(max_tokens=5), streamed=True)
 
 
 def test_a_running_request_is_ended_by_the_flag():
@@ -320,28 +279,18 @@ SO_FAR = [{"text_output": "a"}, {"text_output": "ab"}, {"text_output": "abc"}]
 NEW = [{"text_output": "a"}, {"text_output": "b"}, {"text_output": "c"}]
 
 
-@pytest.mark.parametrize(
-    ("kind", "stream_mode", "responses"),
-    [
-        ("llmapi", None, SO_FAR),
-        ("llmapi", None, NEW),
-        ("llmapi", "cumulative", SO_FAR),
-        ("llmapi", "delta", NEW),
-        ("vllm", None, NEW),
-        ("vllm", "cumulative", SO_FAR),
-        ("plain", None, SO_FAR),
-        ("plain", None, NEW),
-        ("plain", "delta", NEW),
-    ],
-)
-def test_streams_become_increments(kind, stream_mode, responses):
-    spoken = dialect(MODELS[kind], stream_mode=stream_mode)
-    assert chunks(spoken, asked(), *responses) == [Chunk("a"), Chunk("b"), Chunk("c")]
-
-
-def test_what_the_caller_says_of_the_stream_decides():
-    texts = [{"text_output": "a"}, {"text_output": "ab"}]
-    assert chunks(dialect(LLMAPI, stream_mode="delta"), asked(), *texts) == [Chunk("a"), Chunk("ab")]
+def test_streams_become_increments():
+    """The mode that the caller gives decides; otherwise it shows."""
+    modes = {
+        "llmapi": [(None, SO_FAR), (None, NEW), ("cumulative", SO_FAR), ("delta", NEW)],
+        "vllm": [(None, NEW), ("cumulative", SO_FAR)],
+        "plain": [(None, SO_FAR), (None, NEW), ("delta", NEW)],
+    }
+    for kind, streams in modes.items():
+        for mode, responses in streams:
+            spoken = dialect(MODELS[kind], stream_mode=mode)
+            assert chunks(spoken, asked(), *responses) == [Chunk("a"), Chunk("b"), Chunk("c")], (kind, mode)
+    assert chunks(dialect(LLMAPI, stream_mode="delta"), asked(), *SO_FAR[:2]) == [Chunk("a"), Chunk("ab")]
     with pytest.raises(ProtocolError, match='stream_mode="delta"'):
         chunks(dialect(LLMAPI, stream_mode="cumulative"), asked(), *NEW)
 

@@ -68,9 +68,6 @@ def test_tasks_are_scripted_by_their_outputs(client, server):
     assert client.model_info() == {"a": 1}
     assert [request.body["task"] for request in server.requests] == ["tokenize", "detokenize", "describe"]
     assert json.loads(server.requests[0].body["tools"]) == [{"type": "function"}]
-
-
-def test_a_text_is_no_list_of_token_ids(client):
     with pytest.raises(InvalidRequest, match=r"^token_ids: expected a list of token ids, got a text"):
         client.detokenize("Hi")
 
@@ -87,10 +84,13 @@ def test_a_server_without_tasks_is_named(client_kind, server, monkeypatch):
 
 
 def test_each_text_is_a_chunk(server, client):
-    server.script(["A short", Pause(0.01), " story."])
+    """All answers of a request for several are the same."""
+    server.script(["A short", Pause(0.01), " story."], ["a", "b"])
     with client.stream("Tell me a story.") as stream:
         assert [chunk.text for chunk in stream] == ["A short", " story.", ""]
     assert stream.completion().num_output_tokens == 2
+    answers = client.generate("x", n=2).answers
+    assert [(answer.text, answer.finish_reason) for answer in answers] == [("ab", "stop")] * 2
 
 
 def test_a_mapping_is_a_response_in_full(server, client):
@@ -130,38 +130,40 @@ def test_requests_are_recorded(server, client_kind):
     assert (chat.prompt, chat.messages, chat.params.seed) == (None, [{"role": "user", "content": "hello"}], 3)
 
 
-def test_all_answers_of_a_request_for_several_are_the_same(server, client):
-    server.answer = ["a", "b"]
-    completion = client.generate("x", n=2)
-    assert [(answer.text, answer.finish_reason) for answer in completion.answers] == [("ab", "stop")] * 2
+ERRORS = [
+    (Overloaded("max_inflight is 8"), "E_OVERLOADED"),
+    (InvalidRequest("no"), "E_INVALID_ARGUMENT"),
+    (InvalidRequest("2,000 tokens", code="E_PROMPT_TOO_LONG"), "E_PROMPT_TOO_LONG"),
+    (ServerUnavailable("stopping"), "E_UNAVAILABLE"),
+    (Cancelled("by somebody"), "E_CANCELLED"),
+    (ServerError("the engine died"), "E_INTERNAL"),
+]
 
 
-@pytest.mark.parametrize("after", [[], ["half"]], ids=["at once", "in the middle"])
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (Overloaded("max_inflight is 8"), "E_OVERLOADED"),
-        (InvalidRequest("no"), "E_INVALID_ARGUMENT"),
-        (InvalidRequest("2,000 tokens", code="E_PROMPT_TOO_LONG"), "E_PROMPT_TOO_LONG"),
-        (ServerUnavailable("stopping"), "E_UNAVAILABLE"),
-        (Cancelled("by somebody"), "E_CANCELLED"),
-        (ServerError("the engine died"), "E_INTERNAL"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_errors_of_the_backend_are_raised_as_they_are_scripted(server, client, error, code, after):
-    server.script([*after, error])
-    with pytest.raises(type(error)) as caught:
+@pytest.mark.parametrize("before", [[], ["half"]], ids=["at once", "in the middle"])
+def test_errors_are_raised_as_they_are_scripted(server, client, before):
+    for error, code in ERRORS:
+        server.script([*before, error])
+        with pytest.raises(type(error)) as caught:
+            client.generate("x")
+        assert (caught.value.message, caught.value.code) == (error.message, code)
+        assert caught.value.unprocessed == (code in ("E_OVERLOADED", "E_UNAVAILABLE") and not before)
+    server.script([*before, ConnectionResetError()])
+    with pytest.raises(ServerUnavailable):
         client.generate("x")
-    assert (caught.value.message, caught.value.code) == (error.message, code)
-    assert caught.value.unprocessed == (code in ("E_OVERLOADED", "E_UNAVAILABLE") and not after)
+    assert client.generate("again").text == "again"
+    assert not server.client_left.is_set()
 
 
-@pytest.mark.parametrize("error", [AccessDenied("who?"), ModelNotFound("no such model"), ModelNotReady("x")])
-def test_errors_of_triton_are_raised_as_they_are_scripted(server, client, error):
-    server.script(error)
-    with pytest.raises(type(error), match=error.message):
-        client.generate("x")
+def test_errors_of_triton_are_raised_as_they_are_scripted(server, client):
+    for error in (AccessDenied("who?"), ModelNotFound("no such model"), ModelNotReady("x")):
+        server.script(error)
+        with pytest.raises(type(error), match=error.message):
+            client.generate("x")
+    for error in (DeadlineExceeded("too slow"), ProtocolError("nonsense")):  # no server sends these
+        server.script(error)
+        with pytest.raises(ServerError, match=r"expected an error that a server can send.*Pause"):
+            client.generate("x")
 
 
 def test_a_function_may_raise_its_error_and_a_broken_one_is_the_servers_fault(server, client):
@@ -178,22 +180,6 @@ def test_a_function_may_raise_its_error_and_a_broken_one_is_the_servers_fault(se
         client.generate("broken")
 
 
-@pytest.mark.parametrize("error", [DeadlineExceeded("too slow"), ProtocolError("nonsense")])
-def test_an_error_that_no_server_sends_says_so(server, client, error):
-    server.script(error)
-    with pytest.raises(ServerError, match=r"expected an error that a server can send.*Pause"):
-        client.generate("x")
-
-
-@pytest.mark.parametrize("before", [[], ["half"]], ids=["at once", "in the middle"])
-def test_a_connection_can_break_off(server, client, before):
-    server.script([*before, ConnectionResetError()])
-    with pytest.raises(ServerUnavailable):
-        client.generate("x")
-    assert client.generate("again").text == "again"
-    assert not server.client_left.is_set()
-
-
 @pytest.mark.slow
 def test_a_pause_makes_a_time_limit_run_out(server, client):
     server.script([Pause(), "late"], ["early", Pause(60)])
@@ -206,17 +192,14 @@ def test_a_pause_makes_a_time_limit_run_out(server, client):
             stream.completion()
 
 
-def test_release_ends_a_pause(server, client):
-    server.script(["half", Pause(), " done"])
+def test_release_ends_a_pause_and_leaving_a_stream_is_seen(server, client):
+    server.script(["half", Pause(), " done"], ["half", Pause()])
     with client.stream("x") as stream:
         assert next(iter(stream)).text == "half"
         assert server.waiting.wait(30)
         server.release.set()
         assert stream.completion().text == "half done"
-
-
-def test_leaving_a_stream_is_seen(server, client):
-    server.script(["half", Pause()])
+    server.release.clear()
     with client.stream("x") as stream:
         next(iter(stream))
     assert server.client_left.wait(30)
@@ -284,16 +267,13 @@ def test_another_model(client_kind):
             client.generate("x")
 
 
-def test_its_inputs_and_outputs_are_the_models_own(client):
+def test_what_it_says_of_itself(client_kind, client, server):
     metadata = client.metadata()
     assert set(metadata.inputs) <= set(METADATA.inputs)
     assert set(metadata.outputs) <= set(METADATA.outputs)
-
-
-def test_metrics(server, client_kind):
     server.metrics_text = 'nv_inference_count{model="x"} 3\n'
-    with client_kind.client(server.url, metrics_url=f"{server.url}/metrics") as client:
-        assert client.metrics().value("nv_inference_count") == 3
+    with client_kind.client(server.url, metrics_url=f"{server.url}/metrics") as other:
+        assert other.metrics().value("nv_inference_count") == 3
 
 
 def post(server, body):
@@ -304,18 +284,11 @@ def post(server, body):
 
 
 def test_generate_joins_the_chunks(server):
+    """An error after some text is the whole answer."""
     server.answer = ["a", "b", "c"]
-    assert post(server, {"text_input": "x y"}) == {
-        "text_output": "abc",
-        "finish_reason": "stop",
-        "num_input_tokens": 2,
-        "num_cached_tokens": 0,
-        "num_output_tokens": 3,
-    }
+    counts = {"num_input_tokens": 2, "num_cached_tokens": 0, "num_output_tokens": 3}
+    assert post(server, {"text_input": "x y"}) == {"text_output": "abc", "finish_reason": "stop", **counts}
     assert post(server, {"text_input": "x", "sampling_param_n": 2})["text_output"] == ["abc", "abc"]
-
-
-def test_generate_answers_an_error_after_some_text_as_one(server):
     server.script(["a", Overloaded("full")])
     with pytest.raises(urllib.error.HTTPError) as caught:
         post(server, {"text_input": "x"})
