@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import functools
 import os
 import socket
 import subprocess
@@ -15,7 +16,7 @@ import weakref
 import pytest
 
 from deepseek_triton_client._core.runtime import Deadlines
-from deepseek_triton_client._core.watchdog import NO_WATCHDOG, LoopWatchdog, ThreadWatchdog
+from deepseek_triton_client._core.watchdog import LoopWatchdog, ThreadWatchdog
 
 LONG_S = 1000.0
 WAIT_S = 30
@@ -27,9 +28,6 @@ class Driver:
     def __init__(self) -> None:
         self.num_interrupts = 0
         self._interrupted = threading.Event()
-
-    def run(self, body):
-        asyncio.run(body(self))
 
     def watchdog(self, *, first_token=None, end=None, between_tokens_s=None):
         now = time.monotonic()
@@ -65,128 +63,92 @@ class LoopDriver(Driver):
         await asyncio.sleep(seconds)
 
 
-@pytest.fixture(params=[Driver, LoopDriver])
-def driver(request):
-    return request.param()
+def both(body):
+    """Run the body with a watchdog of a thread and with one of an event loop."""
+
+    @pytest.mark.parametrize("driver", [Driver, LoopDriver])
+    @functools.wraps(body)
+    def test(driver):
+        asyncio.run(body(driver()))
+
+    return test
 
 
-@pytest.mark.parametrize(
-    ("limits", "expired"),
-    [
+@both
+async def test_the_tightest_limit_interrupts(driver):
+    for limits, expired in (
         ({"first_token": 0.01}, "first_token"),
         ({"end": 0.01}, "total"),
         ({"first_token": 0.01, "end": LONG_S}, "first_token"),
         ({"first_token": LONG_S, "end": 0.01}, "total"),
         ({"first_token": -1}, "first_token"),
-    ],
-)
-def test_the_tightest_limit_interrupts(driver, limits, expired):
-    async def body(driver):
-        watchdog = driver.watchdog(**limits)
+    ):
+        each = type(driver)()
+        watchdog = each.watchdog(**limits)
         watchdog.expect(first=True)
-        await driver.interrupted()
+        await each.interrupted()
         assert watchdog.expired == expired
         watchdog.stop()
 
-    driver.run(body)
 
-
-def test_a_limit_that_comes_nearer_is_noticed(driver):
-    """The watchdog sleeps towards the far limit of the first token when the near limit of the second is set."""
-
-    async def body(driver):
-        watchdog = driver.watchdog(first_token=LONG_S, between_tokens_s=0.01)
+@both
+async def test_a_limit_that_comes_nearer_or_moves_on_is_held_to(driver):
+    """The watchdog sleeps towards the limit of the first token when that of the second is set."""
+    for first_token, between_tokens_s in ((LONG_S, 0.01), (0.05, 0.15)):
+        each = type(driver)()
+        watchdog = each.watchdog(first_token=first_token, between_tokens_s=between_tokens_s)
         watchdog.expect(first=True)
         watchdog.relax()
         watchdog.expect(first=False)
-        await driver.interrupted()
+        await each.interrupted()
         assert watchdog.expired == "between_tokens"
         watchdog.stop()
 
-    driver.run(body)
+
+@both
+async def test_time_between_waits_is_the_callers_own(driver):
+    """The limit of the earlier wait runs out unnoticed, and the next wait is held to its own."""
+    watchdog = driver.watchdog(between_tokens_s=0.1)
+    watchdog.expect(first=False)
+    watchdog.relax()
+    await driver.sleep(0.15)
+    assert (watchdog.expired, driver.num_interrupts) == (None, 0)
+    watchdog.expect(first=False)
+    await driver.interrupted()
+    watchdog.stop()
 
 
-@pytest.mark.slow
-def test_a_limit_that_moved_on_is_still_held_to(driver):
-    """The watchdog wakes at the old limit, finds a later one, and sleeps until that."""
-
-    async def body(driver):
-        watchdog = driver.watchdog(first_token=0.1, between_tokens_s=0.3)
-        watchdog.expect(first=True)
-        watchdog.relax()
-        watchdog.expect(first=False)
-        await driver.interrupted()
-        assert watchdog.expired == "between_tokens"
-        watchdog.stop()
-
-    driver.run(body)
+@both
+async def test_the_end_counts_also_between_waits(driver):
+    watchdog = driver.watchdog(between_tokens_s=LONG_S, end=0.02)
+    watchdog.expect(first=False)
+    watchdog.relax()
+    await driver.interrupted()
+    assert watchdog.expired == "total"
+    watchdog.stop()
 
 
-def test_a_wait_after_a_pause_is_held_to_its_limit(driver):
-    """The limit of the earlier wait ran out unnoticed, while the caller was busy."""
-
-    async def body(driver):
-        watchdog = driver.watchdog(between_tokens_s=0.1)
-        watchdog.expect(first=False)
-        watchdog.relax()
-        await driver.sleep(0.15)
-        assert watchdog.expired is None
-        watchdog.expect(first=False)
-        await driver.interrupted()
-        watchdog.stop()
-
-    driver.run(body)
+@both
+async def test_it_interrupts_once(driver):
+    watchdog = driver.watchdog(first_token=0.01, between_tokens_s=0.01)
+    watchdog.expect(first=True)
+    await driver.interrupted()
+    watchdog.relax()
+    watchdog.expect(first=False)
+    await driver.sleep(0.03)
+    watchdog.stop()
+    assert (watchdog.expired, driver.num_interrupts) == ("first_token", 1)
 
 
-def test_time_between_waits_is_the_callers_own(driver):
-    async def body(driver):
-        watchdog = driver.watchdog(between_tokens_s=0.1)
-        watchdog.expect(first=False)
-        watchdog.relax()
-        await driver.sleep(0.15)
-        watchdog.stop()
-        assert (watchdog.expired, driver.num_interrupts) == (None, 0)
-
-    driver.run(body)
-
-
-def test_the_end_counts_also_between_waits(driver):
-    async def body(driver):
-        watchdog = driver.watchdog(between_tokens_s=LONG_S, end=0.02)
-        watchdog.expect(first=False)
-        watchdog.relax()
-        await driver.interrupted()
-        assert watchdog.expired == "total"
-        watchdog.stop()
-
-    driver.run(body)
-
-
-def test_it_interrupts_once(driver):
-    async def body(driver):
-        watchdog = driver.watchdog(first_token=0.01, between_tokens_s=0.01)
-        watchdog.expect(first=True)
-        await driver.interrupted()
-        watchdog.relax()
-        watchdog.expect(first=False)
-        await driver.sleep(0.03)
-        watchdog.stop()
-        assert (watchdog.expired, driver.num_interrupts) == ("first_token", 1)
-
-    driver.run(body)
-
-
-def test_no_interrupt_after_stop(driver):
-    async def body(driver):
-        watchdog = driver.watchdog(first_token=0.1)
-        watchdog.expect(first=True)
-        watchdog.stop()
-        watchdog.stop()
-        watchdog.expect(first=True)
-        await driver.sleep(0.15)
-        assert (watchdog.expired, driver.num_interrupts) == (None, 0)
-
-    driver.run(body)
+@both
+async def test_no_interrupt_after_stop(driver):
+    watchdog = driver.watchdog(first_token=0.05)
+    watchdog.expect(first=True)
+    watchdog.stop()
+    watchdog.stop()
+    watchdog.expect(first=True)
+    await driver.sleep(0.1)
+    assert (watchdog.expired, driver.num_interrupts) == (None, 0)
 
 
 def test_most_tokens_do_not_touch_the_loops_timers():
@@ -323,8 +285,7 @@ def test_an_interrupt_that_fails_takes_nobody_elses_watchdog(monkeypatch):
     watchdog.stop()
 
 
-def test_a_forked_process_has_a_watchdog_too():
-    code = """
+FORKED = """
 import os, threading, time
 from deepseek_triton_client._core.runtime import Deadlines
 from deepseek_triton_client._core.watchdog import ThreadWatchdog
@@ -343,12 +304,8 @@ if not child:
     os._exit(0 if bites() else 1)
 assert os.waitpid(child, 0)[1] == 0
 """
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code]
+
+
+def test_a_forked_process_has_a_watchdog_too():
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED]
     subprocess.run(command, check=True, timeout=60, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-
-
-def test_without_limits_nothing_happens():
-    NO_WATCHDOG.expect(first=True)
-    NO_WATCHDOG.relax()
-    NO_WATCHDOG.stop()
-    assert NO_WATCHDOG.expired is None
