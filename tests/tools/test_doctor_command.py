@@ -1,22 +1,19 @@
 """`deepseek-triton doctor`: what it prints, its exit codes, and the command lines that it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
-import shlex
 import socket
-import stat
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from deepseek_triton_build.check import CheckOptions, check_repository
 from deepseek_triton_tools.cli import doctor as verb
 from deepseek_triton_tools.cli.main import main
+from deepseek_triton_tools.doctor.expected_of_repository import expected_of
 from deepseek_triton_tools.doctor.machine.capabilities import CAPABILITIES
 from deepseek_triton_tools.doctor.machine.check_table import CHECKS
 from deepseek_triton_tools.doctor.machine.known_bad import KNOWN_BAD
@@ -24,24 +21,23 @@ from deepseek_triton_tools.doctor.machine.machine import Done, Python
 from support.faked_machine import FakedMachine
 
 ROOT = Path(__file__).parents[2]
-LEVELS = {"ok", "skipped", "note", "warning", "error"}
 
 
-def document(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
+def document(capsys, *argv):
     code = main(["doctor", *argv, "--json"])
     return code, json.loads(capsys.readouterr().out)
 
 
-def by_check(said: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def by_check(said):
     return {found["check"]: found for found in said["findings"]}
 
 
-def by_capability(said: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {each["id"]: each for each in said["capabilities"]}
+def by_capability(said):
+    return {each["id"]: each["works"] for each in said["capabilities"]}
 
 
 @pytest.fixture
-def r1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def r1(tmp_path, capsys):
     """R1 for 8 x H200, whose checkpoint is nowhere."""
     folder = tmp_path / "r1"
     argv = ["build", "deepseek-r1", "--gpu", "h200", "--gpus", "8", "--model", "/no/R1", "--output", str(folder)]
@@ -51,39 +47,47 @@ def r1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 
 
 @pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def on_path(monkeypatch, tmp_path):
+    """Puts a shell script before the programs that this machine has."""
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    def write(name, script):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+
+    return write
+
+
+@pytest.fixture
+def no_gpu(on_path):
     """Programs that other machines may have are not there: nvidia-smi fails, as without a driver."""
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\necho 'No devices were found'\nexit 6\n")
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    on_path("nvidia-smi", "echo 'No devices were found'\nexit 6")
 
 
 @pytest.mark.slow
-def test_this_machine(no_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_this_machine(no_gpu, capsys):
     """Without a GPU the tests' own machine serves all but TensorRT-LLM."""
     code, said = document(capsys)
-
     assert code in (0, 3)
     assert said["schema"] == "deepseek-triton/doctor/1"
     assert (said["exit_code"], said["ok"]) == (code, code == 0)
     assert {found["check"] for found in said["findings"]} == {check.id for check in CHECKS}
-    assert {found["level"] for found in said["findings"]} <= LEVELS
-    assert by_check(said)["gpus"]["level"] == "note"
-    assert by_check(said)["gpus"]["blocks"] == ["tensorrt-llm", "vllm"]
+    assert {found["level"] for found in said["findings"]} <= {"ok", "skipped", "note", "warning", "error"}
+    gpus = by_check(said)["gpus"]
+    assert (gpus["level"], gpus["blocks"]) == ("note", ["tensorrt-llm", "vllm"])
     can = by_capability(said)
     assert list(can) == list(CAPABILITIES)
-    assert [name for name in ("demo", "simulated", "client", "generator", "warm") if not can[name]["works"]] == []
-    assert not can["tensorrt-llm"]["works"]
-    assert {row["check"] for row in can["tensorrt-llm"]["in_the_way"]} >= {"gpus"}
+    assert [name for name in ("demo", "simulated", "client", "generator", "warm") if not can[name]] == []
+    assert not can["tensorrt-llm"]
+    [llm] = [each for each in said["capabilities"] if each["id"] == "tensorrt-llm"]
+    assert {row["check"] for row in llm["in_the_way"]} >= {"gpus"}
     [facts] = said["facts"].values()
     assert facts["Python"] == ".".join(map(str, sys.version_info[:3]))
 
 
-def test_a_repository_for_tensorrt_llm(no_gpu: None, r1: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow
+def test_a_repository_for_tensorrt_llm(no_gpu, r1, capsys):
     code, said = document(capsys, str(r1))
-
     found = by_check(said)
     assert code == 1
     assert found["gpus"]["level"] == "error"
@@ -93,49 +97,31 @@ def test_a_repository_for_tensorrt_llm(no_gpu: None, r1: Path, capsys: pytest.Ca
     assert found["repository"]["level"] == "ok"
     assert len(found["repository"]["result"].split(", ")[1]) == 16
     can = by_capability(said)
-    assert can["demo"]["works"]
-    assert can["simulated"]["works"]
-    assert not can["launch-local"]["works"]
+    assert (can["demo"], can["simulated"], can["launch-local"]) == (True, True, False)
     assert not [check for check in found if check.startswith("check:")]  # but for the checkpoint, which is said once
-
-
-def test_a_file_of_llm_arguments(no_gpu: None, r1: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As trtllm-serve takes it; the folder it lies in is the repository then."""
-    code, said = document(capsys, str(r1 / "tensorrt_llm/1/model.yaml"))
-
+    path = r1 / "tensorrt_llm/1/model.yaml"
+    path.write_text(path.read_text().replace("max_batch_size:", "max_bach_size:", 1))
+    code, said = document(capsys, str(path))  # as trtllm-serve takes it; its folder is the repository then
     assert code == 1
-    assert by_check(said)["repository"]["result"].startswith(f"{r1}/tensorrt_llm/1, ")
+    assert by_check(said)["repository"]["result"].startswith(f"{path.parent}, ")
+    [wrong] = [found for found in said["findings"] if "max_bach_size" in found["result"]]
+    assert wrong["check"].startswith("check:")
+    assert "model.yaml:" in wrong["result"]
 
 
-def test_a_folder_for_trtllm_serve_needs_no_tritonserver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_for_trtllm_serve_needs_no_tritonserver(tmp_path, monkeypatch, capsys):
     build = ["build", "deepseek-r1", "--gpu", "h200", "--gpus", "8", "--model", "/models/DeepSeek-R1"]
     assert main([*build, "--format", "trtllm-serve", "--output", str(tmp_path / "r1")]) == 0
     capsys.readouterr()
     monkeypatch.setattr(verb, "Machine", lambda: FakedMachine(programs={}))
-    _, said = document(capsys, str(tmp_path / "r1"))
-
-    assert by_check(said)["tritonserver"]["level"] == "note"
-    assert by_check(said)["tensorrt-llm"]["level"] == "error"
+    found = by_check(document(capsys, str(tmp_path / "r1"))[1])
+    assert (found["tritonserver"]["level"], found["tensorrt-llm"]["level"]) == ("note", "error")
 
 
-def test_what_check_finds_is_said(r1: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = r1 / "tensorrt_llm/1/model.yaml"
-    path.write_text(path.read_text().replace("max_batch_size:", "max_bach_size:", 1))
-
-    code, said = document(capsys, str(r1))
-
-    [wrong] = [found for found in said["findings"] if "max_bach_size" in found["result"]]
-    assert code == 1
-    assert wrong["check"].startswith("check:")
-    assert "tensorrt_llm/1/model.yaml:" in wrong["result"]
-
-
-def test_the_repository_of_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow
+def test_the_repository_of_the_demo(capsys):
     """What this project's own folder needs is all here."""
     code, said = document(capsys, str(ROOT / "model_repository"), "--http-port", "18470", "--grpc-port", "18471")
-
     assert [found for found in said["findings"] if found["level"] == "error" and found["check"] != "ports"] == []
     assert code in (0, 1, 3)
     assert by_check(said)["tritonserver"]["level"] == "ok"
@@ -144,104 +130,76 @@ def test_the_repository_of_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("plan", "command"),
     [
-        (["deepseek-r1", "--gpu", "h200"], "--gpu h200 --gpus 8 --trtllm 1.2.1 --output rehearsal"),
-        (["deepseek-r1", "--gpu", "gb200-nvl72", "--profile", "wide-ep"], "--gpu gb200-nvl72 --gpus 16 --trtllm 1.2.1"),
-        (["tiny", "--engine", "simulated"], None),
-        (["deepseek-r1", "--engine", "vllm", "--gpu", "h200", "--gpus", "8"], "--gpu h200 --gpus 8 --vllm 0.24.0"),
+        ("deepseek-r1 --gpu h200", "--gpu h200 --gpus 8 --trtllm 1.2.1 --output rehearsal"),
+        ("deepseek-r1 --gpu gb200-nvl72 --profile wide-ep", "--gpu gb200-nvl72 --gpus 16 --trtllm 1.2.1"),
+        ("tiny --engine simulated", None),
+        ("deepseek-r1 --engine vllm --gpu h200 --gpus 8", "--gpu h200 --gpus 8 --vllm 0.24.0"),
     ],
 )
-def test_a_load_of_hours_is_rehearsed_first(
-    plan: list[str], command: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    assert main(["build", *plan, "--output", str(tmp_path / "r")]) == 0
+def test_a_load_of_hours_is_rehearsed_first(plan, command, tmp_path, monkeypatch, capsys):
+    assert main(["build", *plan.split(), "--output", str(tmp_path / "r")]) == 0
     monkeypatch.setattr(verb, "Machine", FakedMachine)
     capsys.readouterr()
-
     main(["doctor", str(tmp_path / "r")])
-
     shown = " ".join(capsys.readouterr().out.split())
     rehearsal = f"deepseek-triton build tiny --engine {'vllm' if 'vllm' in plan else 'tensorrt_llm'}"
     assert ("NCCL, MPI and kernels" in shown) == (command is not None and "vllm" not in plan)
     assert f"{rehearsal} {command}" in shown if command else rehearsal not in shown
 
 
-def test_text_has_cause_and_fix_and_hides_what_is_in_order(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_text_has_cause_and_fix_and_hides_what_is_in_order(monkeypatch, capsys):
     machine = FakedMachine(runs={"nvidia-smi": Done(code=6, out="No devices were found\n")})
     monkeypatch.setattr(verb, "Machine", lambda: machine)
     main(["doctor"])
     shown = capsys.readouterr().out
     main(["doctor", "-v"])
-    verbose = capsys.readouterr().out
-
-    assert "note     GPUs: nvidia-smi: No devices were found" in shown
-    assert "         fix: " in shown
+    assert "ok       Python: " in capsys.readouterr().out
+    parts = ["note     GPUs: nvidia-smi: No devices were found", "         fix: ", "(-v shows them)", "what works here"]
+    parts += ["  no   serve with TensorRT-LLM (in the way: ", "  yes  ask a server (generate, chat)"]
+    assert [part for part in parts if part not in shown] == []
     assert "ok       Python" not in shown
-    assert "(-v shows them)" in shown
-    assert "ok       Python: " in verbose
-    assert "what works here" in shown
-    assert "  no   serve with TensorRT-LLM (in the way: " in shown
-    assert "  yes  ask a server (generate, chat)" in shown
 
 
 BARE = Python(executable="/usr/bin/python3", version="3.12.3", glibc="2.39")
-EXIT_CODES = [
-    (FakedMachine(), 3),  # no stub beside its tritonserver
-    (FakedMachine(programs={}, runs={}, python=BARE), 0),
-    (FakedMachine(programs={}, runs={}, python=BARE, limits={"stack": (1, 1)}), 3),
-    (FakedMachine(programs={}, runs={}, python=replace(BARE, version="3.9.1")), 1),
-]
 
 
-@pytest.mark.parametrize(("machine", "code"), EXIT_CODES)
-def test_exit_codes(
-    machine: FakedMachine, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(verb, "Machine", lambda: machine)
-
-    assert main(["doctor"]) == code
-
-
-def test_through_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A container's `exec`, as it were: another environment, and the checks travel into it."""
-    through = f"env -i PATH=/usr/bin:/bin HOME={tmp_path}"
-
-    code, said = document(capsys, "--through", through, "--python", sys.executable)
-
-    assert code in (0, 1, 3)
-    assert {found["host"] for found in said["findings"]} == {through}
-    assert str(tmp_path) in by_check(said)["disk"]["result"]
-
-
-def test_a_command_that_leads_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = document(capsys, "--through", "no-such-program exec")
-
-    assert code == 1
-    assert by_check(said)["reached"]["result"] == "no-such-program: No such file or directory"
-    assert not any(each["works"] for each in said["capabilities"])
+def test_exit_codes(monkeypatch, capsys):
+    bare = {"programs": {}, "runs": {}}
+    cases = [
+        (FakedMachine(), 3),  # no stub beside its tritonserver
+        (FakedMachine(**bare, python=BARE), 0),
+        (FakedMachine(**bare, python=BARE, limits={"stack": (1, 1)}), 3),
+        (FakedMachine(**bare, python=replace(BARE, version="3.9.1")), 1),
+    ]
+    for machine, code in cases:
+        monkeypatch.setattr(verb, "Machine", lambda machine=machine: machine)
+        assert main(["doctor"]) == code
 
 
 @pytest.mark.slow
-def test_hosts_of_which_one_is_here_and_one_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_through_a_command(tmp_path, capsys):
+    """A container's `exec`, as it were: another environment, and the checks travel into it."""
+    through = f"env -i PATH=/usr/bin:/bin HOME={tmp_path}"
+    code, said = document(capsys, "--through", through, "--python", sys.executable)
+    assert code in (0, 1, 3)
+    assert {found["host"] for found in said["findings"]} == {through}
+    assert str(tmp_path) in by_check(said)["disk"]["result"]
+    code, said = document(capsys, "--through", "no-such-program exec")
+    assert code == 1
+    assert by_check(said)["reached"]["result"] == "no-such-program: No such file or directory"
+    assert not any(by_capability(said).values())
+
+
+@pytest.mark.slow
+def test_hosts_of_which_one_is_here_and_one_is_not(tmp_path, on_path, capsys):
     """An ssh that runs the command here, in another's place, for one host and refuses the other."""
-    program = tmp_path / "ssh"
-    program.write_text(
-        f'#!/bin/sh\nfor last; do :; done\necho "$*" >> {tmp_path}/asked\n'
-        'case "$*" in *192.0.2.7*) echo "ssh: connect to host b port 22: Connection refused" >&2; exit 255;; esac\n'
-        'exec sh -c "$last"\n'
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    refused = "echo 'ssh: connect to host b port 22: Connection refused' >&2; exit 255"
+    script = f'for last; do :; done\necho "$*" >> {tmp_path}/asked\ncase "$*" in *192.0.2.7*) {refused};; esac'
+    on_path("ssh", f'{script}\nexec sh -c "$last"')
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost slots=8\n192.0.2.6 slots=8  # documentation's addresses (RFC 5737)\n192.0.2.7\n")
-
-    code, said = document(
-        capsys, "--host-file", str(hosts), "--ssh-port", "2233", "--ssh-args", "-i key", "--python", sys.executable
-    )
-
+    options = ["--host-file", str(hosts), "--ssh-port", "2233", "--ssh-args", "-i key", "--python", sys.executable]
+    code, said = document(capsys, *options)
     asked = (tmp_path / "asked").read_text()
     assert code == 1
     assert "-o BatchMode=yes" in asked
@@ -251,19 +209,13 @@ def test_hosts_of_which_one_is_here_and_one_is_not(
     assert reached == {"192.0.2.6": "ok", "192.0.2.7": "error"}
     assert set(said["facts"]) == {"localhost", "192.0.2.6"}
     assert by_check(said)["same-python"]["level"] == "ok"
-    assert not by_capability(said)["launch-mpirun"]["works"]
+    assert not by_capability(said)["launch-mpirun"]
 
 
-def test_hosts_are_named_in_text(
-    tmp_path: Path, r1: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    program = tmp_path / "ssh"
-    program.write_text("#!/bin/sh\necho 'u@h: Permission denied (publickey).' >&2\nexit 255\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-
+@pytest.mark.slow
+def test_hosts_are_named_in_text(r1, on_path, capsys):
+    on_path("ssh", "echo 'u@h: Permission denied (publickey).' >&2\nexit 255")
     assert main(["doctor", str(r1), "--hosts", "192.0.2.6,localhost"]) == 1
-
     shown = capsys.readouterr().out
     assert "error    192.0.2.6: reached: u@h: Permission denied (publickey)." in shown
     assert "ssh-copy-id" in shown
@@ -294,37 +246,45 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("argv", "said"), REFUSED, ids=[shlex.join(argv) for argv, _ in REFUSED])
-def test_a_wrong_command_line_is_refused(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        code = main(["doctor", *argv])
-    except SystemExit as ended:
-        code = int(ended.code or 0)
+def test_a_wrong_command_line_is_refused(capsys):
+    for argv, said in REFUSED:
+        try:
+            code = main(["doctor", *argv])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        captured = capsys.readouterr()
+        assert code == (1 if argv == ["/no/such/folder"] else 2), argv
+        assert said in captured.err, argv
+        assert captured.out == ""
 
-    captured = capsys.readouterr()
-    assert code == (1 if argv == ["/no/such/folder"] else 2)
-    assert said in captured.err
-    assert captured.out == ""
 
-
-def test_the_ports_are_start_sh_s(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow
+def test_the_ports_are_start_sh_s(monkeypatch, capsys):
     """Doctor looks at the port of the variable that its finding says to set."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         taken = listener.getsockname()[1]
         monkeypatch.setenv("HTTP_PORT", str(taken))
-        assert main(["doctor", "--json"]) in (0, 1, 3)
-        [found] = [found for found in json.loads(capsys.readouterr().out)["findings"] if found["check"] == "ports"]
-        assert f"{taken} (HTTP) is taken" in found["result"]
+        code, said = document(capsys)
+        assert code in (0, 1, 3)
+        assert f"{taken} (HTTP) is taken" in by_check(said)["ports"]["result"]
     monkeypatch.setenv("HTTP_PORT", "9" * 5000)
     assert main(["doctor"]) == 2
     assert "HTTP_PORT: expected a number from 1 to 65535" in capsys.readouterr().err
 
 
-def test_the_page_has_every_check_capability_and_known_fault() -> None:
+def test_the_page_has_every_check_capability_and_known_fault():
     page = (ROOT / "docs/doctor.md").read_text()
-
-    assert re.findall(r"^\| `([\w-]+)` \|", page.partition("## Checks")[2].partition("\n## ")[0], re.MULTILINE) == [
-        check.id for check in CHECKS
-    ]
+    section = page.partition("## Checks")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `([\w-]+)` \|", section, re.MULTILINE) == [check.id for check in CHECKS]
     assert [name for name in CAPABILITIES if f"`{name}`" not in page] == []
     assert [bad.source for bad in KNOWN_BAD if bad.source not in page] == []
+
+
+def test_nvcc_is_expected_where_start_sh_lets_deepgemm_use_it(tmp_path):
+    for profile, uses_nvcc in (("latency", False), ("throughput", True)):
+        folder = tmp_path / profile
+        assert main(["build", "deepseek-r1", "--gpu", "h200", "--profile", profile, "--output", str(folder)]) == 0
+        assert expected_of(folder, check_repository(folder, CheckOptions()), None).uses_nvcc == uses_nvcc
+        script = folder / "start.sh"
+        script.write_text(script.read_text().replace("TRTLLM_DG_JIT_USE_NVCC:-1", "TRTLLM_DG_JIT_USE_NVCC:-0"))
+        assert not expected_of(folder, check_repository(folder, CheckOptions()), None).uses_nvcc

@@ -1,16 +1,13 @@
 """The checks on the real machine, and the same checks sent to a bare Python."""
 
-from __future__ import annotations
-
 import ast
-import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
@@ -19,6 +16,7 @@ import pytest
 from deepseek_triton_tools.doctor.hosts import bootstrap_command, examine_by_command
 from deepseek_triton_tools.doctor.machine import machine as machine_module
 from deepseek_triton_tools.doctor.machine.check_table import CHECKS
+from deepseek_triton_tools.doctor.machine.checks.storage import repository_digest
 from deepseek_triton_tools.doctor.machine.examine import examine, report_from_json, report_to_json
 from deepseek_triton_tools.doctor.machine.expected import Expected, KnownContainer, expected_from_json, expected_to_json
 from deepseek_triton_tools.doctor.machine.machine import NOT_FOUND, Machine
@@ -39,27 +37,18 @@ EVERYTHING = Expected(
 )
 
 
-def test_expected_travels_whole() -> None:
+def test_expected_and_a_report_travel_whole():
     assert expected_from_json(expected_to_json(EVERYTHING)) == EVERYTHING
-
-
-def test_a_report_travels_whole() -> None:
     report = examine(Machine(), Expected(), host="here")
-
     assert report_from_json(report_to_json(report)) == report
+    for text in ("{", "[]", "{}", '{"findings": [{}]}', '{"findings": []}'):
+        with pytest.raises(ValueError):  # noqa: PT011 - JSONDecodeError is one
+            report_from_json(text)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"findings": [{}]}', '{"findings": []}'])
-def test_what_is_no_report_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - JSONDecodeError is one
-        report_from_json(text)
-
-
-def test_all_checks_run_in_a_python_with_nothing_installed(tmp_path: Path) -> None:
-    done = subprocess.run(
-        BARE, input=pack(EVERYTHING), capture_output=True, cwd=tmp_path, env={"PATH": os.environ["PATH"]}
-    )
-
+def test_all_checks_run_in_a_python_with_nothing_installed(tmp_path):
+    environ = {"PATH": os.environ["PATH"]}
+    done = subprocess.run(BARE, input=pack(EVERYTHING), capture_output=True, cwd=tmp_path, env=environ)
     assert done.stderr == b""
     [line] = [line for line in done.stdout.decode().splitlines() if line.startswith(REPORT_PREFIX)]
     report = report_from_json(line.removeprefix(REPORT_PREFIX))
@@ -70,16 +59,26 @@ def test_all_checks_run_in_a_python_with_nothing_installed(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []  # nothing is left
 
 
-def test_the_zip_needs_no_zlib_and_holds_no_installed_package() -> None:
+def test_an_old_python_says_so_and_another_is_looked_at():
+    old = BOOTSTRAP.replace("sys.version_info>=(3,10)", "sys.version_info>=(99,0)")
+    result = examine_by_command([sys.executable, "-c", old], Expected(), host="old")
+    assert result.report is None
+    assert "Python 3.10 or newer is needed" in result.findings[0].finding.result
+    assert "--python" in result.findings[0].finding.fix
+    report = examine_by_command(bootstrap_command(sys.executable), Expected(), host="here").report
+    assert report.facts["Python"] == ".".join(map(str, sys.version_info[:3]))
+    assert {found.host for found in report.findings} == {"here"}
+
+
+def test_the_zip_needs_no_zlib_and_holds_no_installed_package():
     with zipfile.ZipFile(BytesIO(pack(Expected()))) as packed:
         assert {entry.compress_type for entry in packed.infolist()} == {zipfile.ZIP_STORED}
         names = packed.namelist()
-
     assert EXPECTED_FILE in names
     assert not [name for name in names if name.startswith("deepseek_triton_build")]
 
 
-def test_the_files_that_are_sent_import_each_other_and_the_standard_library_only() -> None:
+def test_the_files_that_are_sent_import_each_other_and_the_standard_library_only():
     sent = {name: ast.parse(path.read_text()) for name, path in sent_files()}
     modules = {f"deepseek_triton_tools/{name}".removesuffix(".py").removesuffix("/__init__") for name in sent}
     wrong = [
@@ -88,116 +87,71 @@ def test_the_files_that_are_sent_import_each_other_and_the_standard_library_only
         for imported in imported_modules(tree)
         if imported.replace(".", "/") not in modules and imported.partition(".")[0] not in sys.stdlib_module_names
     ]
-
     assert "deepseek_triton_tools/doctor/machine/checks/gpu" in modules
     assert wrong == []
 
 
-def imported_modules(tree: ast.Module) -> Iterator[str]:
+def imported_modules(tree):
     """Every module that the code imports, also those imported inside functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0
-            assert node.module
+            assert (node.level, bool(node.module)) == (0, True)
             yield node.module
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             yield from (name for name in names if (TOOLS / f"{name.replace('.', '/')}.py").exists())
 
 
-def test_an_old_python_says_so(tmp_path: Path) -> None:
-    old = BOOTSTRAP.replace("sys.version_info>=(3,10)", "sys.version_info>=(99,0)")
-
-    result = examine_by_command([sys.executable, "-c", old], Expected(), host="old")
-
-    assert result.report is None
-    assert "Python 3.10 or newer is needed" in result.findings[0].finding.result
-    assert "--python" in result.findings[0].finding.fix
-
-
-def test_another_python_is_looked_at() -> None:
-    result = examine_by_command(bootstrap_command(sys.executable), Expected(), host="here")
-
-    assert result.report is not None
-    assert result.report.facts["Python"] == ".".join(map(str, sys.version_info[:3]))
-    assert {found.host for found in result.report.findings} == {"here"}
-
-
-def test_a_program_runs_once_and_is_killed_with_its_children(tmp_path: Path) -> None:
+def test_a_program_runs_once_and_is_killed_with_its_children(tmp_path):
     machine = Machine()
     script = f"echo x >> {tmp_path}/ran; sleep 60 & echo $! > {tmp_path}/child; wait"
-
     first = machine.run("sh", "-c", script, timeout_s=0.3)
-    second = machine.run("sh", "-c", script, timeout_s=0.3)
-
     assert first.code is None
-    assert second == first
+    assert machine.run("sh", "-c", script, timeout_s=0.3) == first
     assert (tmp_path / "ran").read_text() == "x\n"
     child = int((tmp_path / "child").read_text())
     wait_for(lambda: child not in {process.pid for process in machine.processes()})
+    done = machine.run("no-such-program")
+    assert (done.code, done.err) == (NOT_FOUND, "no-such-program: No such file or directory")
+    done = machine.run("sh", "-c", "echo $ONE; echo two >&2; exit 3", environ={"ONE": "1"})
+    assert (done.code, done.out, done.err) == (3, "1\n", "two\n")
 
 
 @pytest.mark.filterwarnings("ignore:subprocess")  # the program is left running on purpose
-def test_a_program_that_can_t_be_killed_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_can_t_be_killed_is_left(tmp_path, monkeypatch):
     """nvidia-smi is such a program when its driver hangs."""
     monkeypatch.setattr(os, "killpg", lambda *_: None)
     monkeypatch.setattr(machine_module, "_KILLED_WITHIN_S", 0.1)
-
     done = Machine().run("sh", "-c", f"echo $$ > {tmp_path}/pid; echo first; exec sleep 60", timeout_s=0.5)
-
     monkeypatch.undo()
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
     assert (done.code, done.out) == (None, "first\n")
 
 
-def test_large_files_and_pipes_in_a_repository_are_not_read_to_their_end(tmp_path: Path) -> None:
+def test_large_files_and_pipes_in_a_repository_are_not_read_to_their_end(tmp_path):
     """The repository holds a checkpoint beside model.yaml, and a pipe that nobody writes to."""
     os.mkfifo(tmp_path / "pipe")
     with (tmp_path / "model-00001.safetensors").open("wb") as file:
         file.truncate(2**40)
-    script = (
-        "import sys; from deepseek_triton_tools.doctor.machine.machine import Machine\n"
-        "from deepseek_triton_tools.doctor.machine.checks.storage import repository_digest\n"
-        "print(repository_digest(Machine(), sys.argv[1]))"
-    )
-
-    def digest() -> str:
-        done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, timeout=60)
-        assert done.stderr == ""
-        return done.stdout
-
-    first = digest()
+    first = repository_digest(Machine(), str(tmp_path))
     os.truncate(tmp_path / "model-00001.safetensors", 2**40 - 1)
-    assert digest() != first
+    assert repository_digest(Machine(), str(tmp_path)) != first
 
 
-def test_a_program_that_is_not_there() -> None:
-    done = Machine().run("no-such-program")
-
-    assert (done.code, done.err) == (NOT_FOUND, "no-such-program: No such file or directory")
-
-
-def test_programs_see_what_is_set_besides() -> None:
-    done = Machine().run("sh", "-c", "echo $ONE; echo two >&2; exit 3", environ={"ONE": "1"})
-
-    assert (done.code, done.out, done.err) == (3, "1\n", "two\n")
-
-
-def test_a_process_with_a_launch_tag_is_seen_and_this_one_is_not() -> None:
+def test_a_process_with_a_launch_tag_is_seen_and_this_one_is_not():
     with subprocess.Popen(["sleep", "60"], env={**os.environ, "DEEPSEEK_TRITON_LAUNCH": "0123abcd"}) as sleeper:
         try:
             seen = {process.pid: process for process in Machine().processes()}
         finally:
             sleeper.kill()
-
     assert seen[sleeper.pid].launch == "0123abcd"
     assert seen[sleeper.pid].command == ("sleep", "60")
     assert seen[sleeper.pid].parent == os.getpid()
     assert os.getpid() not in seen
 
 
-def test_who_listens() -> None:
+def test_who_listens():
     machine = Machine()
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -205,10 +159,9 @@ def test_who_listens() -> None:
     assert machine.listener(port) is None
 
 
-def test_interfaces_and_names() -> None:
+def test_interfaces_and_names():
     machine = Machine()
     [loopback] = [each for each in machine.interfaces() if each.name == "lo"]
-
     assert loopback.is_up
     assert "127.0.0.1" in loopback.addresses
     assert "127.0.0.1" in machine.resolve("localhost")
@@ -216,30 +169,24 @@ def test_interfaces_and_names() -> None:
         machine.resolve("a..b")
 
 
-def test_files(tmp_path: Path) -> None:
+def test_files(tmp_path):
     machine = Machine()
     (tmp_path / "b").write_bytes(b"12345")
     (tmp_path / "a").mkdir()
-
+    a, b = f"{tmp_path}/a", f"{tmp_path}/b"
     assert machine.list_folder(str(tmp_path)) == ["a", "b"]
-    assert machine.read(f"{tmp_path}/b") == "12345"
-    assert machine.read_bytes(f"{tmp_path}/b", 2) == b"12"
-    assert machine.size(f"{tmp_path}/b") == 5
-    assert machine.is_folder(f"{tmp_path}/a")
-    assert not machine.is_folder(f"{tmp_path}/b")
-    assert machine.exists(f"{tmp_path}/b")
+    assert (machine.read(b), machine.read_bytes(b, 2), machine.size(b)) == ("12345", b"12", 5)
+    assert (machine.is_folder(a), machine.is_folder(b), machine.exists(b)) == (True, False, True)
     assert machine.can_write(str(tmp_path))
     assert 0 < machine.disk(str(tmp_path)).free <= machine.disk(str(tmp_path)).total
     with pytest.raises(FileNotFoundError):
         machine.list_folder(f"{tmp_path}/c")
 
 
-def test_limits_are_numbers_or_none() -> None:
-    script = (
-        "import resource, json; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 400))\n"
-        "from deepseek_triton_tools.doctor.machine.machine import Machine\n"
-        "print(json.dumps(Machine().limit('nofile')))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-
-    assert json.loads(done.stdout) == [300, 400]
+def test_limits_are_numbers():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+    try:
+        assert Machine().limit("nofile") == (300, None if hard == resource.RLIM_INFINITY else hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -18,11 +17,10 @@ from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.repository.launch_facts import facts_of
 from support.recording import become_by, recording
 
-ROOT = Path(__file__).resolve().parents[2]
 BUILDS = {
-    "r1": ["deepseek-r1", "--gpu", "h200", "--gpus", "8"],
-    "r1x2": ["deepseek-r1", "--gpu", "h100", "--gpus", "16", "--model", "/models/DeepSeek-R1"],
-    "tiny": ["tiny"],
+    "r1": "deepseek-r1 --gpu h200 --gpus 8",
+    "r1x2": "deepseek-r1 --gpu h100 --gpus 16 --model /models/DeepSeek-R1",
+    "tiny": "tiny",
 }
 
 
@@ -30,8 +28,20 @@ BUILDS = {
 def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("built")
     for name, options in BUILDS.items():
-        assert main(["build", *options, "--output", str(folder / name)]) == 0
+        assert main(["build", *options.split(), "--output", str(folder / name)]) == 0
     return folder
+
+
+@pytest.fixture
+def printed(built, monkeypatch, capsys):
+    monkeypatch.chdir(built)
+
+    def run(*argv):
+        capsys.readouterr()
+        assert main(["launch", *argv]) == 0
+        return capsys.readouterr().out
+
+    return run
 
 
 @pytest.fixture
@@ -50,159 +60,135 @@ def refusal(built, monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
-        (["recipe", "wheel", "tiny"], "a recipe is for TensorRT-LLM"),
-        (["docker", "r1", "--grpc-port", "8000"], "need a port each, got 8000, 8000, 8002"),
-        (["local", "r1x2"], "takes 2 nodes: use launch mpirun, slurm or kubernetes"),
-        (["docker", "r1x2"], "takes 2 nodes, and docker starts one container: use launch ssh-setup"),
-        (["mpirun", "r1", "--hosts", "a"], "takes one node: use launch local or docker"),
-        (["mpirun", "r1x2"], "name the 2 nodes, this one first: --hosts node1,node2"),
-        (["docker", "r1", "--", "--http-port=1"], "expected HTTP_PORT to be set"),
-        (["stop"], "launch stop takes what to stop"),
-        (["stop", "--all", "1a2b3c4d"], "launch stop takes what to stop"),
-        (["stop", "r9", "1A2B3C4D"], "r9 is neither a folder here nor an ID of eight hexadecimal digits"),
-        (["docker", "r1", "--env", "X=\udcff", "--dry-run"], "expected paths and values in UTF-8, got"),
-        (["docker", "r1", "--env", "DEEPSEEK_TRITON_LAUNCH=x", "--dry-run"], "expected eight hexadecimal"),
-        (["kubernetes", "r1", "--", "--http-port=9"], "start.sh: expected HTTP_PORT to be set"),
-        (["kubernetes", "r1x2", "--", "a b"], "start.sh: expected a value without spaces"),
-    ],
-)
-def test_a_launch_that_can_not_work_is_refused(refusal, argv, expected):
-    assert expected in refusal(*argv)
+def test_a_launch_that_can_not_work_is_refused(refusal, monkeypatch):
+    cases = {
+        "recipe wheel tiny": "a recipe is for TensorRT-LLM",
+        "docker r1 --grpc-port 8000": "need a port each, got 8000, 8000, 8002",
+        "local r1x2": "takes 2 nodes: use launch mpirun, slurm or kubernetes",
+        "docker r1x2": "takes 2 nodes, and docker starts one container: use launch ssh-setup",
+        "mpirun r1 --hosts a": "takes one node: use launch local or docker",
+        "mpirun r1x2": "name the 2 nodes, this one first: --hosts node1,node2",
+        "docker r1 -- --http-port=1": "expected HTTP_PORT to be set",
+        "stop": "launch stop takes what to stop",
+        "stop --all 1a2b3c4d": "launch stop takes what to stop",
+        "stop r9 1A2B3C4D": "r9 is neither a folder here nor an ID of eight hexadecimal digits",
+        "docker r1 --env X=\udcff --dry-run": "expected paths and values in UTF-8, got",
+        "docker r1 --env DEEPSEEK_TRITON_LAUNCH=x --dry-run": "expected eight hexadecimal",
+        "kubernetes r1 -- --http-port=9": "start.sh: expected HTTP_PORT to be set",
+    }
+    for argv, expected in cases.items():
+        assert expected in refusal(*argv.split(" ")), argv
+    assert "start.sh: expected a value without spaces" in refusal("kubernetes", "r1x2", "--", "a b")
+    line = refusal("docker", "r1x2", "--grpc-port", "8000", "--gpus", "many")
+    assert line.count("; ") >= 2  # all that is wrong
+    for value in ("http", "9" * 5000):
+        monkeypatch.setenv("HTTP_PORT", value)
+        assert "HTTP_PORT: expected a number from 1 to 65535, got " in refusal("docker", "r1")
+    monkeypatch.delenv("HTTP_PORT")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "bash can't be run" in refusal("docker", "r1", "--dry-run", code=126)
 
 
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
-        ([], "the following arguments are required: FORM"),
-        (["docker"], "the following arguments are required: DIR"),
-        (["docker", "r1", "tiny"], "unrecognized arguments: tiny"),
-        (["mpirun", "r1x2", "--dry-run", "--submit"], "argument --submit: not allowed with argument --dry-run"),
-        (["docker", "r1", "--submit"], "--submit is an option of launch mpirun, launch slurm, launch kubernetes"),
-        (["mpirun", "r1x2", "--hosts", "a,b", "--host-file", "f"], "--host-file: not allowed with argument --hosts"),
-        (["docker", "r1", "--hosts", "a,b"], "--hosts is an option of doctor, launch mpirun, launch ssh-setup"),
-        (["slurm", "r1", "--now"], "--now is an option of launch stop"),
-        (["recipe", "image", "r1", "--partition", "x"], "--partition is an option of launch slurm"),
-        (["recipe", "image", "r1", "--", "--x"], "unrecognized arguments: --x"),
-        (["recipe", "binary", "r1"], "invalid choice: 'binary'"),
-        (["docker", "r1", "--env", "HTTP_PORT=1"], "argument --env: HTTP_PORT: say it with --http-port"),
-        (["docker", "r1", "--env", "HTTP_ADDRESS=::1"], "argument --env: HTTP_ADDRESS: say it with --address"),
-        (["kubernetes", "r1", "--env", "HF_TOKEN=x"], "argument --env: HF_TOKEN: everybody can read a command line"),
-        (["kubernetes", "r1", "--address", "::1"], "--address is an option of launch local, launch docker"),
-        (["docker", "r1", "--exit-timeout", "1000000"], "--exit-timeout: expected a number from 0 to 999999"),
-        (["kubernetes", "r1", "--ready-within", "9" * 20], "--ready-within: expected a number from 0 to"),
-        (["stop", "--all", "--http-port", "1"], "--http-port is an option of doctor, serve, launch local"),
-        (["stop", ""], "argument ID|DIR: expected a value, got nothing"),
-        (["list", "x"], "unrecognized arguments: x"),
-        (["list", "--all"], "--all is an option of launch stop"),
-    ],
-)
-def test_what_a_form_does_not_take_is_refused(argv, expected, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["launch", *argv])
-    assert expected in capsys.readouterr().err
+def test_what_a_form_does_not_take_is_refused(capsys):
+    cases = {
+        "": "the following arguments are required: FORM",
+        "docker": "the following arguments are required: DIR",
+        "docker r1 tiny": "unrecognized arguments: tiny",
+        "mpirun r1x2 --dry-run --submit": "argument --submit: not allowed with argument --dry-run",
+        "docker r1 --submit": "--submit is an option of launch mpirun, launch slurm, launch kubernetes",
+        "mpirun r1x2 --hosts a,b --host-file f": "--host-file: not allowed with argument --hosts",
+        "docker r1 --hosts a,b": "--hosts is an option of doctor, launch mpirun, launch ssh-setup",
+        "slurm r1 --now": "--now is an option of launch stop",
+        "recipe image r1 --partition x": "--partition is an option of launch slurm",
+        "recipe image r1 -- --x": "unrecognized arguments: --x",
+        "recipe binary r1": "invalid choice: 'binary'",
+        "docker r1 --env HTTP_PORT=1": "argument --env: HTTP_PORT: say it with --http-port",
+        "docker r1 --env HTTP_ADDRESS=::1": "argument --env: HTTP_ADDRESS: say it with --address",
+        "kubernetes r1 --env HF_TOKEN=x": "argument --env: HF_TOKEN: everybody can read a command line",
+        "kubernetes r1 --address ::1": "--address is an option of launch local, launch docker",
+        "docker r1 --exit-timeout 1000000": "--exit-timeout: expected a number from 0 to 999999",
+        f"kubernetes r1 --ready-within {'9' * 20}": "--ready-within: expected a number from 0 to",
+        "docker r1 --image=--privileged": "argument --image: expected an image's name",
+        "stop --all --http-port 1": "--http-port is an option of doctor, serve, launch local",
+        "list x": "unrecognized arguments: x",
+        "list --all": "--all is an option of launch stop",
+    }
+    words = {argv: argv.split() for argv in cases} | {"stop ''": ["stop", ""], "image": ["docker", "r1", "--image=a b"]}
+    cases |= {"stop ''": "argument ID|DIR: expected a value, got nothing", "image": "--image: expected an image's name"}
+    with_values = (
+        "docker --ready-file --interface --image --name --gpus --cache-dir --network --restart",
+        "mpirun --host-file",
+        "slurm --partition --python",
+        "kubernetes --namespace --claim --measured",
+    )
+    for form, *options in map(str.split, with_values):  # the value of a variable that is not set
+        for option in options:
+            words[option], cases[option] = [form, "r1", "--dry-run", option, ""], f"argument {option}: expected "
+    for case, expected in cases.items():
+        with pytest.raises(SystemExit, match="2"):
+            main(["launch", *words[case]])
+        assert expected in capsys.readouterr().err, case
 
 
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
+def test_the_form_comes_first(refusal):
+    cases = [
         (["r1", "--with", "docker", "--dry-run"], "launch docker r1 --dry-run"),
         (["--with=slurm", "a b", "--", "--log-verbose", "1"], "launch slurm 'a b' -- --log-verbose 1"),
         (["r1x2", "--with", "mpirun", "--hosts", "a,b", "--ssh-setup"], "launch ssh-setup r1x2 --hosts a,b"),
         (["r1", "--recipe", "image"], "launch recipe image r1"),
         (["r1"], "launch docker DIR; launch --help lists the forms"),
         (["--dry-run"], "launch docker DIR; launch --help lists the forms"),
-    ],
-)
-def test_the_form_comes_first(refusal, argv, expected):
-    assert refusal(*argv).endswith(f"deepseek-triton {expected}")
+    ]
+    for argv, expected in cases:
+        assert refusal(*argv).endswith(f"deepseek-triton {expected}")
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        *("docker --ready-file", "docker --interface", "docker --image", "docker --name", "docker --gpus"),
-        *("docker --cache-dir", "docker --network", "docker --restart", "mpirun --host-file", "slurm --partition"),
-        *("slurm --python", "kubernetes --namespace", "kubernetes --claim", "kubernetes --measured"),
-    ],
-)
-def test_the_value_of_a_variable_that_is_not_set_is_refused(option, capsys):
-    form, option = option.split()
-    with pytest.raises(SystemExit, match="2"):
-        main(["launch", form, "r1", "--dry-run", option, ""])
-    assert f"argument {option}: expected " in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("image", ["a b", "--privileged"])
-def test_an_image_that_docker_would_take_for_something_else_is_refused(image, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["launch", "docker", "r1", "--dry-run", f"--image={image}"])
-    assert "argument --image: expected an image's name" in capsys.readouterr().err
-
-
-def test_a_path_of_the_server_is_not_this_machines(built, capsys):
-    argv = ["launch", "docker", str(built / "r1"), "--dry-run", "--env", "PATH=/opt/mine"]
-    assert main(argv) == 0
-    assert "--env PATH=/opt/mine" in capsys.readouterr().out
-
-
-def test_without_bash_it_says_so(refusal, monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert "bash can't be run" in refusal("docker", "r1", "--dry-run", code=126)
-
-
-def test_all_that_is_wrong_is_said_at_once(refusal):
-    line = refusal("docker", "r1x2", "--grpc-port", "8000", "--gpus", "many")
-    assert line.count("; ") >= 2
-
-
-@pytest.mark.parametrize(
-    ("folder", "expected"),
-    [
-        ("nowhere", "nowhere is no folder; launch runs what deepseek-triton build writes"),
-        ("", "the repository's name is empty"),
-        (".", "has no start.sh; launch runs what deepseek-triton build writes"),
-        ("r1/tensorrt_llm", "is one model of a repository: name"),
-        ("bare", "has no model's folder beside its start.sh"),
-        ("old", "was written before there was a launch"),
-        ("unstamped", "has no deepseek-triton.json that can be read"),
-        ("damaged", "has no deepseek-triton.json that can be read"),
-        ("modeless", "modeless/start.sh can't be executed: chmod +x it"),
-        ("unreadable", "unreadable/start.sh: can't be read: "),
-        ("newer", "newer: its deepseek-triton.json names no GPU that this version of deepseek-triton knows"),
-        ("n" * 5000, "is no folder; launch runs what deepseek-triton build writes"),
-    ],
-)
-def test_a_folder_of_another_kind_is_refused(refusal, built, folder, expected):
+def test_a_folder_of_another_kind_is_refused(refusal, built):
     (built / "bare").mkdir(exist_ok=True)
     (built / "bare/start.sh").write_text("")
-    for name in ("old", "unstamped", "damaged", "modeless"):
-        shutil.copytree(built / "tiny", built / name, dirs_exist_ok=True)
+    for name in ("old", "unstamped", "damaged", "modeless", "unreadable"):
+        shutil.copytree(built / "tiny", built / name)
     (built / "old/start.sh").write_text("exec tritonserver\n")
     [stamp] = (built / "unstamped").glob("*/deepseek-triton.json")
     stamp.unlink()
     (built / "damaged" / stamp.relative_to(built / "unstamped")).write_text("{")
     (built / "modeless/start.sh").chmod(0o644)
-    shutil.rmtree(built / "unreadable", ignore_errors=True)
-    shutil.copytree(built / "tiny", built / "unreadable")
     (built / "unreadable/start.sh").unlink()
     (built / "unreadable/start.sh").symlink_to("/proc/self/mem")  # root could read one without permission
-    shutil.copytree(built / "r1", built / "newer", dirs_exist_ok=True)
+    shutil.copytree(built / "r1", built / "newer")
     [stamp] = (built / "newer").glob("*/deepseek-triton.json")
     stamp.write_text(stamp.read_text().replace('"h200"', '"h900"'))
+    cases = {
+        "nowhere": "nowhere is no folder; launch runs what deepseek-triton build writes",
+        "": "the repository's name is empty",
+        ".": "has no start.sh; launch runs what deepseek-triton build writes",
+        "r1/tensorrt_llm": "is one model of a repository: name",
+        "bare": "has no model's folder beside its start.sh",
+        "old": "was written before there was a launch",
+        "unstamped": "has no deepseek-triton.json that can be read",
+        "damaged": "has no deepseek-triton.json that can be read",
+        "modeless": "modeless/start.sh can't be executed: chmod +x it",
+        "unreadable": "unreadable/start.sh: can't be read: ",
+        "newer": "newer: its deepseek-triton.json names no GPU that this version of deepseek-triton knows",
+        "n" * 5000: "is no folder; launch runs what deepseek-triton build writes",
+    }
+    for folder, expected in cases.items():
+        assert expected in refusal("docker", folder, code=1), folder
 
-    assert expected in refusal("docker", folder, code=1)
 
-
-def test_a_start_sh_in_another_encoding_is_one(built, tmp_path, capsys):
+def test_what_the_server_gets(built, printed, tmp_path, monkeypatch):
     shutil.copytree(built / "r1", tmp_path / "edited")
     with (tmp_path / "edited/start.sh").open("ab") as script:
         script.write("# für uns\n".encode("latin-1"))
-
-    assert main(["launch", "docker", str(tmp_path / "edited"), "--dry-run"]) == 0
-    assert "/edited/start.sh\n" in capsys.readouterr().out
+    assert "/edited/start.sh\n" in printed("docker", str(tmp_path / "edited"), "--dry-run")
+    assert "--env PATH=/opt/mine" in printed("docker", "r1", "--dry-run", "--env", "PATH=/opt/mine")
+    words = ["--log-verbose", "1", "--", "--with"]
+    assert "/r1/start.sh --log-verbose 1 -- --with\n" in printed("docker", "r1", "--dry-run", "--", *words)
+    monkeypatch.setenv("HTTP_PORT", "9000")  # a variable of start.sh is the default
+    monkeypatch.setenv("EXIT_TIMEOUT", "60")
+    out = printed("docker", "r1", "--dry-run", "--exit-timeout", "90")
+    assert "--env HTTP_PORT=9000" in out
+    assert "--env EXIT_TIMEOUT=90" in out
 
 
 def test_a_world_of_another_size_is_refused(refusal, built, tmp_path):
@@ -210,44 +196,20 @@ def test_a_world_of_another_size_is_refused(refusal, built, tmp_path):
     shutil.copytree(built / "r1x2", folder)
     model_yaml = folder / "tensorrt_llm/1/model.yaml"
     model_yaml.write_text(model_yaml.read_text().replace("tensor_parallel_size: 16", "tensor_parallel_size: 8"))
-
     assert "model.yaml asks for 8 ranks, start.sh starts 16" in refusal("slurm", str(folder), code=1)
 
 
-def test_a_variable_of_start_sh_is_the_default(built, monkeypatch, capsys):
-    monkeypatch.setenv("HTTP_PORT", "9000")
-    monkeypatch.setenv("EXIT_TIMEOUT", "60")
-    assert main(["launch", "docker", str(built / "r1"), "--dry-run", "--exit-timeout", "90"]) == 0
-
-    out = capsys.readouterr().out
-    assert "--env HTTP_PORT=9000" in out
-    assert "--env EXIT_TIMEOUT=90" in out
-
-
-@pytest.mark.parametrize("value", ["http", "9" * 5000])
-def test_a_wrong_variable_of_start_sh_is_refused(refusal, monkeypatch, value):
-    monkeypatch.setenv("HTTP_PORT", value)
-    assert "HTTP_PORT: expected a number from 1 to 65535, got " in refusal("docker", "r1")
-
-
-@pytest.mark.parametrize(
-    ("form", "repository", "more", "program"),
-    [
-        ("docker", "r1", [], "docker"),
-        ("mpirun", "r1x2", ["--hosts", "a,b", "--submit"], "mpirun"),
-        ("slurm", "r1", ["--submit"], "sbatch"),
-        ("kubernetes", "r1", ["--submit"], "kubectl"),
-    ],
-)
-def test_a_program_that_is_not_here_is_named(refusal, monkeypatch, tmp_path, form, repository, more, program):
+def test_a_program_that_is_not_here_is_named(refusal, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    expected = f"{program} is not on PATH: run it where it is"
-    assert expected in refusal(form, repository, *more, code=1)
-
-
-def test_what_the_engine_needs_is_named_together(refusal, monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    line = refusal("local", "r1", code=1)
+    cases = {
+        "docker r1": "docker",
+        "mpirun r1x2 --hosts a,b --submit": "mpirun",
+        "slurm r1 --submit": "sbatch",
+        "kubernetes r1 --submit": "kubectl",
+    }
+    for argv, program in cases.items():
+        assert f"{program} is not on PATH: run it where it is" in refusal(*argv.split(), code=1)
+    line = refusal("local", "r1", code=1)  # what the engine needs is named together
     assert "not on PATH: mpirun, trtllm-llmapi-launch, tritonserver; run it in nvcr.io/nvidia/tritonserver:" in line
 
 
@@ -256,37 +218,20 @@ def test_every_form_that_starts_something_is_on_the_command_line():
     assert [*LAUNCH_FORMS, "ssh-setup", "recipe", "stop", "list"] == list(forms)
 
 
-def test_what_follows_two_dashes_is_the_servers(built, monkeypatch, capsys):
-    monkeypatch.chdir(built)
-    argv = ["launch", "docker", "r1", "--dry-run", "--", "--log-verbose", "1", "--", "--with"]
-    assert main(argv) == 0
-    assert "/r1/start.sh --log-verbose 1 -- --with\n" in capsys.readouterr().out
-
-
-def test_the_templates_are_in_the_wheel(tmp_path):
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    [wheel] = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
-    for file in ("slurm.sh", "ssh-setup.sh", "recipe-image.sh", "recipe-wheel.sh"):
-        assert f"deepseek_triton_tools/launching/templates/{file}" in names
-
-
 def test_shared_memory_holds_the_copy_of_all_experts_that_the_load_balancer_keeps(tmp_path, capsys):
     wide = ["deepseek-r1", "--gpu", "gb200-nvl72", "--profile", "wide-ep"]
-    for name, release in (("new", "1.2.1"), ("old", "1.0.0")):
-        assert main(["build", *wide, "--trtllm", release, "--output", str(tmp_path / name)]) == 0
-        facts = facts_of(str(tmp_path / name))
-
+    for release in ("1.2.1", "1.0.0"):
+        folder = str(tmp_path / release)
+        assert main(["build", *wide, "--trtllm", release, "--output", folder]) == 0
+        facts = facts_of(folder)
         assert round(facts.expert_copy / 2**30) == 343
         assert facts.shm_bytes == facts.expert_copy + 5 * 2**30  # four ranks of a tray, and tritonserver
-        assert main(["launch", "kubernetes", str(tmp_path / name)]) == 0
+        assert main(["launch", "kubernetes", folder]) == 0
         assert "343 GiB of it are the copy of all experts" in " ".join(capsys.readouterr().out.replace("#", "").split())
 
 
 def test_facts_of_what_was_built(built):
     one, two, tiny = (facts_of(str(built / name)) for name in BUILDS)
-
     assert (one.nodes, one.ranks_per_node, one.gpus_per_node, one.gpu, one.sm) == (1, 8, 8, "h200", 90)
     assert (two.nodes, two.ranks_per_node, two.mounts) == (2, 8, {"/models/DeepSeek-R1": "/models/DeepSeek-R1"})
     assert (tiny.world_size, tiny.gpus_per_node, tiny.image, tiny.mounts) == (1, 0, None, {})
@@ -298,16 +243,13 @@ def test_facts_of_what_was_built(built):
 
 
 @pytest.mark.parametrize("kind", ["image", "wheel"])
-def test_a_recipe_runs_with_the_release_and_the_gpu_of_the_plan(built, capsys, tmp_path, kind):
-    assert main(["launch", "recipe", kind, str(built / "r1")]) == 0
-    text = capsys.readouterr().out
+def test_a_recipe_runs_with_the_release_and_the_gpu_of_the_plan(printed, tmp_path, kind):
+    text = printed("recipe", kind, "r1")
     assert "@@" not in text
     programs = {name: recording(tmp_path / "bin", name) for name in ("docker", "git-lfs", "make")}
     git = recording(tmp_path / "bin", "git", after="if 'clone' in sys.argv: os.makedirs(sys.argv[-1])")
     environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "JOBS": "3"}
-
     done = subprocess.run(["bash", "-c", text], cwd=tmp_path, env=environment, capture_output=True, text=True)
-
     assert done.returncode == 0, done.stderr
     clone, *others = [call["args"] for call in git.calls]
     assert clone[:3] == ["clone", "--branch", "v1.2.1"]
@@ -326,69 +268,50 @@ def test_a_recipe_runs_with_the_release_and_the_gpu_of_the_plan(built, capsys, t
 # Stop and list
 
 
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
-        (["list", "--json"], ["list", "--json"]),
-        (["stop", "1a2b3c4d", "--now"], ["stop", "1a2b3c4d", "--now"]),
-        (["stop", "--now", "1a2b3c4d", "5e6f7a8b"], ["stop", "1a2b3c4d", "5e6f7a8b", "--now"]),
-        (["stop", "--all"], ["stop", "--all"]),
-        (["stop", "./r1", "1a2b3c4d"], ["stop", "--repository", "{cwd}/r1", "1a2b3c4d"]),
-        (["stop", "gone/r1"], ["stop", "--repository", "{cwd}/gone/r1"]),
-    ],
-)
-def test_stop_and_list_are_the_supervisors(argv, expected, monkeypatch, tmp_path):
+def test_stop_and_list_are_the_supervisors(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    python, supervisor, *words = become_by(monkeypatch, "launch", *argv)
+    cases = {
+        "list --json": "list --json",
+        "stop 1a2b3c4d --now": "stop 1a2b3c4d --now",
+        "stop --now 1a2b3c4d 5e6f7a8b": "stop 1a2b3c4d 5e6f7a8b --now",
+        "stop --all": "stop --all",
+        "stop ./r1 1a2b3c4d": f"stop --repository {tmp_path}/r1 1a2b3c4d",
+        "stop gone/r1": f"stop --repository {tmp_path}/gone/r1",
+    }
+    for argv, expected in cases.items():
+        python, supervisor, *words = become_by(monkeypatch, "launch", *argv.split())
+        assert (python, Path(supervisor).name, words) == (sys.executable, "supervise.py", expected.split())
 
-    assert (python, Path(supervisor).name) == (sys.executable, "supervise.py")
-    assert words == [word.format(cwd=tmp_path) for word in expected]
 
-
-LIST = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "launch", "list", "--json"]
-
-
+@pytest.mark.slow
 def test_list_says_what_runs(tmp_path):
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "launch", "list", "--json"]
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "DEEPSEEK_TRITON_LAUNCH": "1a2b3c4d"}
     with subprocess.Popen(["sleep", "1000"], env=environment) as marked:
         try:
-            done = subprocess.run(LIST, capture_output=True, text=True, check=True)
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
         finally:
             marked.kill()
-
     [launch] = [launch for launch in json.loads(done.stdout) if launch["id"] == "1a2b3c4d"]
     assert (launch["state"], launch["processes"]) == ("no supervisor", 1)
-
-
-def test_a_reader_of_the_list_may_leave():
     reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run(LIST, stdout=writer, stderr=subprocess.PIPE)
+    os.close(reader)  # a reader may leave
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
-
     assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_every_form_waits_as_long_as_the_supervisor(built):
     """The supervisor runs in a stock container and can't import these modules, so the numbers are written twice."""
     times = LaunchOptions().stop_times
-
     assert times.supervisor_kill_s == DEFAULT_EXIT_TIMEOUT_S + PATIENCE_S
     assert f'exit_timeout="${{EXIT_TIMEOUT:-{times.exit_timeout_s}}}"' in (built / "r1/start.sh").read_text()
     assert f"exit_timeout + {times.mpirun_kill_s - times.exit_timeout_s}))" in (built / "r1/start.sh").read_text()
     assert times.exit_timeout_s < times.supervisor_kill_s < times.mpirun_kill_s < times.docker_stop_timeout_s
 
 
-# A checkpoint inside the repository
-
-
-def test_a_config_map_cant_hold_a_checkpoint(refusal):
+def test_a_checkpoint_inside_the_repository(refusal, printed, built):
     line = refusal("kubernetes", "tiny", "--image", "tritonserver:here", code=1)
-
     assert "--repository-claim, or build it without the checkpoint that it holds: --model" in line
-
-
-def test_a_container_mounts_the_repository_once(built, capsys):
-    assert main(["launch", "docker", str(built / "tiny"), "--image", "tritonserver:here", "--dry-run"]) == 0
-
-    assert capsys.readouterr().out.count(f"--mount type=bind,source={built / 'tiny'}") == 1
+    out = printed("docker", "tiny", "--image", "tritonserver:here", "--dry-run")
+    assert out.count(f"--mount type=bind,source={built / 'tiny'}") == 1

@@ -6,11 +6,11 @@ import shutil
 import subprocess
 
 import pytest
-from bench.synthetic_checkpoint import make_checkpoint
 
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.launching import containers
 from deepseek_triton_tools.launching.stop_times import StopTimes
+from support.cached_checkpoint import write_checkpoint
 from support.recording import become_by, recording
 from support.supervising import free_ports, port_options
 
@@ -29,7 +29,7 @@ def _surroundings(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "R1"
-    make_checkpoint(folder, size=10**6)
+    write_checkpoint(folder)
     return folder
 
 

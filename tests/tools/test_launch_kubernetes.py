@@ -38,17 +38,17 @@ EVERYTHING = LaunchOptions(
     name="r1",
     namespace="models",
     image="registry.example.com/r1:2",
-    server_args=("--log-verbose", "1", "--id=$(HOME)"),
-    environment=(("NCCL_DEBUG", "INFO"), ("PRICE", "$5 (HOME)")),
-    interface="eth0",
+    pull_secret="registry",
     replicas=2,
     max_replicas=4,
-    cache_dir=Path("/var/cache/kernels"),
-    pull_secret="registry",
-    checkpoint_on_nodes=True,
+    interface="eth0",
     host_network=True,
-    rdma=("rdma/hca", 8),
     scrape=True,
+    checkpoint_on_nodes=True,
+    cache_dir=Path("/var/cache/kernels"),
+    rdma=("rdma/hca", 8),
+    server_args=("--log-verbose", "1", "--id=$(HOME)"),
+    environment=(("NCCL_DEBUG", "INFO"), ("PRICE", "$5 (HOME)")),
     node_selector=(("nvidia.com/gpu.product", "NVIDIA-H200"),),
 )
 OPTIONS = {
@@ -62,12 +62,9 @@ OPTIONS = {
 def folders(tmp_path_factory):
     """R1 for one node of H200 and for two of H100, and a small model without a GPU."""
     top = tmp_path_factory.mktemp("repositories")
-    plans = {
-        "one": ["deepseek-r1", "--gpu", "h200", "--gpus", "8"],
-        "two": ["deepseek-r1", "--gpu", "h100", "--gpus", "16"],
-    }
-    for name, plan in {**plans, "tiny": ["tiny", "--engine", "simulated"]}.items():
-        assert main(["build", *plan, "--output", str(top / name)]) == 0
+    one, two = "deepseek-r1 --gpu h200 --gpus 8", "deepseek-r1 --gpu h100 --gpus 16"
+    for name, plan in {"one": one, "two": two, "tiny": "tiny --engine simulated"}.items():
+        assert main(["build", *plan.split(), "--output", str(top / name)]) == 0
     return top
 
 
@@ -111,62 +108,38 @@ def environment(template):
 # api/leaderworkerset/v1/leaderworkerset_types.go and the markers above its fields. Pod templates are checked by
 # Kubernetes's own schema.
 COUNT = {"type": "integer", "minimum": 0}
+SHARE = {"anyOf": [COUNT, {"type": "string", "pattern": "^[0-9]+%$"}]}
 POD_TEMPLATE = {"type": "object", "required": ["spec"]}
-LEADER_WORKER_SET = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["apiVersion", "kind", "metadata", "spec"],
-    "properties": {
-        "apiVersion": {"const": "leaderworkerset.x-k8s.io/v1"},
-        "kind": {"const": "LeaderWorkerSet"},
-        "metadata": {"type": "object", "properties": {"name": {"pattern": "^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"}}},
-        "spec": {
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["leaderWorkerTemplate"],
-            "properties": {
-                "replicas": {**COUNT, "maximum": 1_000_000},
-                "startupPolicy": {"enum": ["LeaderCreated", "LeaderReady"]},
-                "networkConfig": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "required": ["subdomainPolicy"],
-                    "properties": {"subdomainPolicy": {"enum": ["Shared", "UniquePerReplica"]}},
-                },
-                "rolloutStrategy": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "required": ["type"],
-                    "properties": {
-                        "type": {"enum": ["RollingUpdate"]},
-                        "rollingUpdateConfiguration": {
-                            "type": "object",
-                            "additionalProperties": False,
-                            "properties": {
-                                "partition": COUNT,
-                                "maxUnavailable": {"anyOf": [COUNT, {"type": "string", "pattern": "^[0-9]+%$"}]},
-                                "maxSurge": {"anyOf": [COUNT, {"type": "string", "pattern": "^[0-9]+%$"}]},
-                            },
-                        },
-                    },
-                },
-                "leaderWorkerTemplate": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "required": ["workerTemplate"],
-                    "properties": {
-                        "size": {"type": "integer", "minimum": 1},
-                        "restartPolicy": {
-                            "enum": ["Default", "RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"]
-                        },
-                        "leaderTemplate": POD_TEMPLATE,
-                        "workerTemplate": POD_TEMPLATE,
-                    },
-                },
-            },
-        },
-    },
-}
+RESTART_POLICIES = ["Default", "RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"]
+
+
+def closed(*required, **properties):
+    """A mapping of these fields only."""
+    return {"type": "object", "additionalProperties": False, "required": [*required], "properties": properties}
+
+
+GROUP = closed(
+    "workerTemplate",
+    size={"type": "integer", "minimum": 1},
+    restartPolicy={"enum": RESTART_POLICIES},
+    leaderTemplate=POD_TEMPLATE,
+    workerTemplate=POD_TEMPLATE,
+)
+ROLLING_UPDATE = closed(partition=COUNT, maxUnavailable=SHARE, maxSurge=SHARE)
+LEADER_WORKER_SET = closed(
+    *("apiVersion", "kind", "metadata", "spec"),
+    apiVersion={"const": "leaderworkerset.x-k8s.io/v1"},
+    kind={"const": "LeaderWorkerSet"},
+    metadata={"type": "object", "properties": {"name": {"pattern": "^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"}}},
+    spec=closed(
+        "leaderWorkerTemplate",
+        replicas={**COUNT, "maximum": 1_000_000},
+        startupPolicy={"enum": ["LeaderCreated", "LeaderReady"]},
+        networkConfig=closed("subdomainPolicy", subdomainPolicy={"enum": ["Shared", "UniquePerReplica"]}),
+        rolloutStrategy=closed("type", type={"enum": ["RollingUpdate"]}, rollingUpdateConfiguration=ROLLING_UPDATE),
+        leaderWorkerTemplate=GROUP,
+    ),
+)
 
 
 def validate(documents, version=VERSIONS[-1]):
@@ -176,17 +149,9 @@ def validate(documents, version=VERSIONS[-1]):
             continue
         jsonschema.validate(document, LEADER_WORKER_SET, cls=jsonschema.Draft202012Validator)
         for template in templates(documents):
-            kubernetes_validate.validate(in_a_deployment(template), version, strict=True)
-
-
-def in_a_deployment(template):
-    selector = {"matchLabels": template["metadata"]["labels"]}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": "wrapped"},
-        "spec": {"selector": selector, "template": template},
-    }
+            spec = {"selector": {"matchLabels": template["metadata"]["labels"]}, "template": template}
+            wrapped = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "wrapped"}, "spec": spec}
+            kubernetes_validate.validate(wrapped, version, strict=True)
 
 
 @pytest.mark.slow
@@ -195,70 +160,51 @@ def in_a_deployment(template):
 @pytest.mark.parametrize("name", ["one", "two"])
 def test_all_of_it_is_valid(rendered, name, options, version):
     documents = rendered(name, OPTIONS[options])
-
     validate(documents, version)
     assert {"Service", "PodDisruptionBudget"} < documents.keys()
     assert ("ConfigMap" in documents) == (options != "claims")
     assert ("HorizontalPodAutoscaler" in documents) == (options == "everything")
 
 
-def test_a_model_without_a_gpu_is_valid_too(rendered):
-    documents = rendered("tiny", LaunchOptions(image="tritonserver:here"))
-
-    validate(documents)
-    [template] = templates(documents)
-    assert "nvidia.com/gpu" not in container(template)["resources"]["limits"]
-    assert "tolerations" not in template["spec"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "path", "value"),
-    [
-        ("Deployment", ["spec", "template", "spec", "containers", 0, "startupProbe", "failureTreshold"], 3),
+def test_the_validator_sees_a_wrong_field(rendered):
+    pod, group = ["spec", "template", "spec"], ["spec", "leaderWorkerTemplate"]
+    cases = [
+        ("Deployment", [*pod, "containers", 0, "startupProbe", "failureTreshold"], 3),
         ("Deployment", ["spec", "strategy", "rollingUpdate", "maxMissing"], 1),
-        ("Deployment", ["spec", "template", "spec", "terminationGracePeriodSeconds"], "70s"),
-        ("Deployment", ["spec", "template", "spec", "volumes", 0, "emptyDir", "size"], "9Gi"),
+        ("Deployment", [*pod, "terminationGracePeriodSeconds"], "70s"),
+        ("Deployment", [*pod, "volumes", 0, "emptyDir", "size"], "9Gi"),
         ("ConfigMap", ["data", "start.sh"], 5),
         ("Service", ["spec", "ports", 0, "port"], "http"),
         ("PodDisruptionBudget", ["spec", "maxunavailable"], 1),
         ("HorizontalPodAutoscaler", ["spec", "behavior", "scaleDown", "policies", 0, "value"], "one"),
-        ("LeaderWorkerSet", ["spec", "leaderWorkerTemplate", "size"], "2"),
-        ("LeaderWorkerSet", ["spec", "leaderWorkerTemplate", "restartPolicy"], "Always"),
+        ("LeaderWorkerSet", [*group, "size"], "2"),
+        ("LeaderWorkerSet", [*group, "restartPolicy"], "Always"),
         ("LeaderWorkerSet", ["spec", "startupPolicy"], "LeaderFirst"),
-        ("LeaderWorkerSet", ["spec", "leaderWorkerTemplate", "workers"], 1),
-        (
-            "LeaderWorkerSet",
-            ["spec", "leaderWorkerTemplate", "workerTemplate", "spec", "containers", 0, "readinessProbe", "tcp"],
-            1,
-        ),
-    ],
-)
-def test_the_validator_sees_a_wrong_field(rendered, kind, path, value):
-    documents = copy.deepcopy(rendered("two" if kind == "LeaderWorkerSet" else "one", EVERYTHING))
-    place = documents[kind]
-    for key in path[:-1]:
-        place = place.setdefault(key, {}) if isinstance(place, dict) else place[key]
-    place[path[-1]] = value
-
-    with pytest.raises(jsonschema.ValidationError):
-        validate(documents)
+        ("LeaderWorkerSet", [*group, "workers"], 1),
+        ("LeaderWorkerSet", [*group, "workerTemplate", "spec", "containers", 0, "readinessProbe", "tcp"], 1),
+    ]
+    both = {name: rendered(name, EVERYTHING) for name in ("one", "two")}
+    for kind, (*path, last), value in cases:
+        documents = copy.deepcopy(both["two" if kind == "LeaderWorkerSet" else "one"])
+        if kind != "LeaderWorkerSet":
+            documents = {kind: documents[kind]}
+        place = documents[kind]
+        for key in path:
+            place = place.setdefault(key, {}) if isinstance(place, dict) else place[key]
+        place[last] = value
+        with pytest.raises(jsonschema.ValidationError):
+            validate(documents)
 
 
-def test_every_line_of_a_comment_fits_and_no_value_is_left_out(facts):
+def test_every_line_of_a_comment_fits_and_every_number_has_a_reason(facts):
+    """The reason is in a comment at most four lines above. Ports need none."""
     for name in ("one", "two"):
         text = kubernetes.render(facts[name], EVERYTHING)
         manifest = text[: text.index("\ndata:")] + text[text.index("\n---\n") :]
         assert "@@" not in manifest
-        comments = [line for line in manifest.splitlines() if re.match(r" *# [^ ]", line)]
-        assert max(map(len, comments)) <= 120
-
-
-def test_every_number_has_a_reason(facts):
-    """The reason is in a comment at most four lines above. Ports need none."""
-    text = kubernetes.render(facts["two"], EVERYTHING)
+        assert max(len(line) for line in manifest.splitlines() if re.match(r" *# [^ ]", line)) <= 120
     lines = text[text.index("\n---\n") :].splitlines()
     numbers = [n for n, line in enumerate(lines) if re.fullmatch(r' *(- )?\w+: "?\d+(Gi)?"?', line)]
-
     assert len(numbers) > 15
     for n in numbers:
         assert any(line.strip().startswith("# ") for line in lines[n - 4 : n]), f"{lines[n]!r} stands alone"
@@ -297,7 +243,6 @@ def test_the_deadlines_come_in_order(facts, size, rate, exit_timeout, name):
     serving = dataclasses.replace(facts[name].serving, size=size)
     options = LaunchOptions(rate=rate, exit_timeout=exit_timeout, repository_claim="repository")
     at = seconds(load(kubernetes.render(dataclasses.replace(facts[name], serving=serving), options)))
-
     # Start: first a cold load and the engine, then the supervisor gives up and ends all, then the probe gives up.
     assert at["ready_within"] >= size / (rate or 200e6) + ENGINE_START_S
     supervisor_ends = at["gather"] + at["ready_within"] + exit_timeout + 15
@@ -311,70 +256,61 @@ def test_the_deadlines_come_in_order(facts, size, rate, exit_timeout, name):
     assert at["progress"] is None or at["progress"] > at["window"]
 
 
-@pytest.mark.parametrize("exit_timeout", [0, 30, 600])
-def test_who_waits_for_whom(exit_timeout):
-    times = StopTimes(exit_timeout_s=exit_timeout)
+def test_who_waits_for_whom():
+    for exit_timeout in (0, 30, 600):
+        times = StopTimes(exit_timeout_s=exit_timeout)
+        order = [times.exit_timeout_s, times.supervisor_kill_s, times.mpirun_kill_s, times.docker_stop_timeout_s]
+        assert order == sorted(set(order))
+        assert times.grace_period_s - PRE_STOP_S == times.docker_stop_timeout_s
+        assert times.worker_grace_period_s > times.grace_period_s
 
-    order = [times.exit_timeout_s, times.supervisor_kill_s, times.mpirun_kill_s, times.docker_stop_timeout_s]
-    assert order == sorted(set(order))
-    assert times.grace_period_s - PRE_STOP_S == times.docker_stop_timeout_s
-    assert times.worker_grace_period_s > times.grace_period_s
 
-
-@pytest.mark.slow
-def test_without_a_rate_the_deadline_is_start_sh_s_own(facts, rendered):
+def test_where_the_deadline_comes_from(facts, rendered):
     for name in ("one", "two", "tiny"):
         at = seconds(rendered(name, LaunchOptions(image="i")))
         assert at["ready_within"] == facts[name].ready_within_s < at["window"]
-
-
-def test_a_deadline_that_was_asked_for_moves_the_probe(rendered):
     at = seconds(rendered("one", LaunchOptions(ready_within=9000)))
     assert at["ready_within"] == 9000 < at["window"]
-
-
-def test_no_deadline_of_the_supervisor_leaves_the_probe_s(rendered):
-    at = seconds(rendered("one", LaunchOptions(ready_within=0)))
+    at = seconds(rendered("one", LaunchOptions(ready_within=0)))  # the probe's is left
     assert at["ready_within"] == 0
     assert at["window"] >= R1_BYTES / 200e6 + ENGINE_START_S
 
 
-WARM = {
-    "schema": "deepseek-triton/warm/1",
-    "result": {"read_bytes": 10**12, "done_bytes": 10**12, "read_bytes_per_s": 10**9},
-}
+WARM = {"read_bytes": 10**12, "done_bytes": 10**12, "read_bytes_per_s": 10**9}
+
+
+def warm_document(result):
+    return json.dumps({"schema": "deepseek-triton/warm/1", "result": result})
 
 
 def test_a_measured_rate_counts(tmp_path, facts):
-    document = tmp_path / "warm.json"
-    document.write_text(json.dumps(WARM))
-    text = kubernetes.render(facts["one"], LaunchOptions(measured=document))
-
+    path = tmp_path / "warm.json"
+    path.write_text(warm_document(WARM))
+    text = kubernetes.render(facts["one"], LaunchOptions(measured=path))
     assert seconds(load(text))["ready_within"] == math.ceil((R1_BYTES / 10**9 + ENGINE_START_S) / 60) * 60
     assert "(measured, by" in " ".join(text.split())
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
+    path.unlink()
+    cases = [
         (None, "No such file"),
         ("no JSON", "Expecting value"),
         ("[]", "something else"),
         ('{"result": {}}', "something else"),
-        (json.dumps(WARM | {"result": None}), "something else"),
-        (json.dumps(WARM | {"result": WARM["result"] | {"read_bytes_per_s": None}}), "nothing was read"),
-        (json.dumps(WARM | {"result": WARM["result"] | {"read_bytes": 10**9}}), "warm evict"),
-    ],
-)
-def test_a_document_that_tells_no_rate_is_refused(tmp_path, facts, content, expected):
-    document = tmp_path / "warm.json"
-    if content is not None:
-        document.write_text(content)
+        (warm_document(None), "something else"),
+        (warm_document(WARM | {"read_bytes_per_s": None}), "nothing was read"),
+        (warm_document(WARM | {"read_bytes": 10**9}), "warm evict"),
+    ]
+    for content, expected in cases:
+        if content is not None:
+            path.write_text(content)
+        assert expected in refusal(facts["one"], LaunchOptions(measured=path))
 
-    with pytest.raises(ToolError, match=expected) as error:
-        kubernetes.render(facts["one"], LaunchOptions(measured=document))
+
+def refusal(facts, options):
+    with pytest.raises(ToolError) as error:
+        kubernetes.render(facts, options)
     assert error.value.exit_code == 2
     assert "\n" not in str(error.value)
+    return str(error.value)
 
 
 def test_memory_holds_weights_ranks_and_shm(rendered):
@@ -383,7 +319,6 @@ def test_memory_holds_weights_ranks_and_shm(rendered):
         resources = container(template)["resources"]
         memory = int(resources["limits"]["memory"].removesuffix("Gi")) * GIB
         shm_bytes = int(shm["emptyDir"]["sizeLimit"].removesuffix("Gi")) * GIB
-
         assert memory >= R1_BYTES / 0.9 + 8 * 8 * GIB + shm_bytes
         assert resources["requests"]["memory"] == resources["limits"]["memory"]
         assert resources["limits"]["nvidia.com/gpu"] == 8
@@ -396,7 +331,6 @@ def test_memory_holds_weights_ranks_and_shm(rendered):
 
 def test_only_the_pod_with_tritonserver_is_asked_for_it(rendered):
     server, worker = templates(rendered("two"))
-
     assert container(server)["startupProbe"]["httpGet"] == {"path": "/v2/health/ready", "port": "http"}
     assert container(server)["livenessProbe"]["httpGet"] == {"path": "/v2/health/live", "port": "http"}
     assert container(server)["readinessProbe"]["httpGet"] == {"path": "/v2/models/tensorrt_llm/ready", "port": "http"}
@@ -411,7 +345,6 @@ def test_the_service_reaches_servers_only(rendered, name):
     documents = rendered(name, dataclasses.replace(EVERYTHING, http_port=9000))
     server, *_ = templates(documents)
     service, budget = documents["Service"], documents["PodDisruptionBudget"]
-
     labels = server["metadata"]["labels"]
     if name == "two":  # what the controller adds to a leader's
         labels = labels | {"leaderworkerset.sigs.k8s.io/name": "r1", "leaderworkerset.sigs.k8s.io/worker-index": "0"}
@@ -428,35 +361,27 @@ def test_the_service_reaches_servers_only(rendered, name):
     assert budget["spec"]["maxUnavailable"] == 1
 
 
-@pytest.mark.parametrize(("name", "allowed"), [("one", {"minAvailable": 1}), ("two", {"maxUnavailable": 0})])
-def test_one_replica_is_not_evicted_by_itself(rendered, name, allowed):
+def test_one_replica_is_not_evicted_by_itself(rendered):
     """A Deployment's pod may go once the autoscaler has made another. Two groups could each lose a pod that way."""
-    spec = rendered(name, LaunchOptions(max_replicas=3))["PodDisruptionBudget"]["spec"]
-
-    assert {key: spec[key] for key in ("minAvailable", "maxUnavailable") if key in spec} == allowed
+    for name, allowed in {"one": {"minAvailable": 1}, "two": {"maxUnavailable": 0}}.items():
+        spec = rendered(name, LaunchOptions(max_replicas=3))["PodDisruptionBudget"]["spec"]
+        assert {key: spec[key] for key in ("minAvailable", "maxUnavailable") if key in spec} == allowed
 
 
 @pytest.mark.parametrize(("name", "kind"), [("one", "Deployment"), ("two", "LeaderWorkerSet")])
 def test_the_autoscaler_scales_what_there_is(rendered, name, kind):
     documents = rendered(name, EVERYTHING)
-    spec = documents["HorizontalPodAutoscaler"]["spec"]
-
-    assert spec["scaleTargetRef"] == {
-        "apiVersion": documents[kind]["apiVersion"],
-        "kind": kind,
-        "name": documents[kind]["metadata"]["name"],
-    }
+    spec, scaled = documents["HorizontalPodAutoscaler"]["spec"], documents[kind]
+    target = {"apiVersion": scaled["apiVersion"], "kind": kind, "name": scaled["metadata"]["name"]}
+    assert spec["scaleTargetRef"] == target
     assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 4)
-    assert "replicas" not in documents[kind]["spec"], "an apply would set it back"
+    assert "replicas" not in scaled["spec"], "an apply would set it back"
     [metric] = spec["metrics"]
     assert metric["pods"]["metric"]["name"] == "deepseek_triton_inflight_sequences"
-    assert int(metric["pods"]["target"]["averageValue"]) == int(0.8 * 128)
-    assert spec["behavior"]["scaleDown"]["stabilizationWindowSeconds"] <= 3600
-
-
-def test_the_metric_is_one_that_is_published():
     table = (Path(__file__).resolve().parents[2] / "docs/metrics.md").read_text()
     assert "| `deepseek_triton_inflight_sequences` | gauge |" in table
+    assert int(metric["pods"]["target"]["averageValue"]) == int(0.8 * 128)
+    assert spec["behavior"]["scaleDown"]["stabilizationWindowSeconds"] <= 3600
 
 
 def test_what_was_asked_for_is_there(rendered):
@@ -479,9 +404,7 @@ def test_what_was_asked_for_is_there(rendered):
 
 
 def test_a_claim_holds_the_repository_instead(rendered):
-    documents = rendered("one", OPTIONS["claims"])
-    [template] = templates(documents)
-
+    [template] = templates(rendered("one", OPTIONS["claims"]))
     volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
     assert volumes["repository"]["persistentVolumeClaim"] == {"claimName": "repository", "readOnly": True}
     mounts = {mount["name"]: mount for mount in container(template)["volumeMounts"]}
@@ -489,99 +412,59 @@ def test_a_claim_holds_the_repository_instead(rendered):
     assert "cp " not in container(template)["args"][0]
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "expected"),
-    [
-        ("one", LaunchOptions(name="R1"), "--name: expected up to 40 small letters"),
-        ("one", LaunchOptions(name="1r"), "--name: expected"),
-        ("one", LaunchOptions(name="r" * 41), "--name: expected"),
-        ("one", LaunchOptions(namespace="a/b"), "--namespace: expected up to 63 small letters"),
-        ("one", LaunchOptions(namespace="a.b"), "--namespace: expected"),
-        ("one", LaunchOptions(namespace="n" * 64), "--namespace: expected"),
-        ("one", LaunchOptions(claim="A B"), "--claim: expected a name"),
-        ("one", LaunchOptions(claim="a..b"), "--claim: expected a name"),
-        ("one", LaunchOptions(claim="c." * 127 + "c"), "--claim: expected a name"),
-        (
-            "one",
-            LaunchOptions(node_selector=(("a b", "c"),)),
-            "--node-selector: expected",
-        ),
-        ("one", LaunchOptions(node_selector=(("a", "c" * 64),)), "--node-selector: expe"),
-        ("one", LaunchOptions(max_restarts=2), "--max-restarts: expected 0"),
-        ("one", LaunchOptions(environment=(("A", "1"), ("A", "2"))), "--env: A: given twice"),
-        ("one", LaunchOptions(environment=(("HF_HUB_OFFLINE", "0"),)), "--env: HF_HUB_OFFLINE: given twice, or set"),
-        (
-            "one",
-            LaunchOptions(repository_claim=""),
-            "--repository-claim: expected a name",
-        ),
-        ("one", LaunchOptions(ready_file=Path("ready")), "--ready-file: expected an absolute path"),
-        (
-            "one",
-            LaunchOptions(rate=200),
-            "got 200 bytes/s, at which 641 GiB take 3,442,874,197 s",
-        ),
-        ("one", LaunchOptions(replicas=2**31), "--replicas: expected 1 to 2147483647"),
-        ("one", LaunchOptions(max_replicas=2**31), "--max-replicas: expected at most 2147483647"),
-        ("one", LaunchOptions(target=4), "without --max-replicas there is none"),
-        (
-            "one",
-            LaunchOptions(claim="c", checkpoint_on_nodes=True),
-            "either on a claim or on the nodes",
-        ),
-        (
-            "one",
-            LaunchOptions(node_selector=(("a", "1"), ("a", "2"))),
-            "--node-selector: a is given twice",
-        ),
-        ("one", LaunchOptions(replicas=3, max_replicas=2), "--max-replicas: expected --replicas (3) or more, got 2"),
-        ("one", LaunchOptions(rdma=("hca", 1)), "--rdma: expected"),
-        ("tiny", LaunchOptions(), "name with --image one that has tritonserver"),
-        ("tiny", LaunchOptions(image="i", max_replicas=2), "no max_batch_size for the autoscaler to aim at"),
-        (
-            "one",
-            LaunchOptions(cache_dir=Path("/k"), cache_claim="k"),
-            "on a claim or in a folder of the nodes",
-        ),
-        (
-            "one",
-            LaunchOptions(rate=1, measured=Path("m")),
-            "either given or measured",
-        ),
-    ],
-)
-def test_invalid_options_are_refused_in_one_line(facts, name, options, expected):
-    with pytest.raises(ToolError, match=re.escape(expected)) as error:
-        kubernetes.render(facts[name], options)
-    assert error.value.exit_code == 2
-    assert "\n" not in str(error.value)
+INVALID = [
+    ({"name": "R1"}, "--name: expected up to 40 small letters"),
+    ({"name": "1r"}, "--name: expected"),
+    ({"name": "r" * 41}, "--name: expected"),
+    ({"namespace": "a/b"}, "--namespace: expected up to 63 small letters"),
+    ({"namespace": "a.b"}, "--namespace: expected"),
+    ({"namespace": "n" * 64}, "--namespace: expected"),
+    ({"name": "R1", "namespace": "-"}, "--name: .*--namespace: "),  # all that is wrong is said at once
+    ({"claim": "A B"}, "--claim: expected a name"),
+    ({"claim": "a..b"}, "--claim: expected a name"),
+    ({"claim": "c." * 127 + "c"}, "--claim: expected a name"),
+    ({"node_selector": (("a b", "c"),)}, "--node-selector: expected"),
+    ({"node_selector": (("a", "c" * 64),)}, "--node-selector: expe"),
+    ({"node_selector": (("a", "1"), ("a", "2"))}, "--node-selector: a is given twice"),
+    ({"max_restarts": 2}, "--max-restarts: expected 0"),
+    ({"environment": (("A", "1"), ("A", "2"))}, "--env: A: given twice"),
+    ({"environment": (("HF_HUB_OFFLINE", "0"),)}, "--env: HF_HUB_OFFLINE: given twice, or set"),
+    ({"repository_claim": ""}, "--repository-claim: expected a name"),
+    ({"ready_file": Path("ready")}, "--ready-file: expected an absolute path"),
+    ({"rate": 200}, "got 200 bytes/s, at which 641 GiB take 3,442,874,197 s"),
+    ({"replicas": 2**31}, "--replicas: expected 1 to 2147483647"),
+    ({"max_replicas": 2**31}, "--max-replicas: expected at most 2147483647"),
+    ({"target": 4}, "without --max-replicas there is none"),
+    ({"claim": "c", "checkpoint_on_nodes": True}, "either on a claim or on the nodes"),
+    ({"replicas": 3, "max_replicas": 2}, r"--max-replicas: expected --replicas \(3\) or more, got 2"),
+    ({"rdma": ("hca", 1)}, "--rdma: expected"),
+    ({"cache_dir": Path("/k"), "cache_claim": "k"}, "on a claim or in a folder of the nodes"),
+    ({"rate": 1, "measured": Path("m")}, "either given or measured"),
+]
 
 
-def test_a_folder_with_a_blank_in_its_path_is_another_one_in_the_pod(folders, tmp_path):
-    shutil.copytree(folders / "one", tmp_path / "with blank")
-    assert load(kubernetes.render(facts_of(str(tmp_path / "with blank")), LaunchOptions()))["Deployment"]
+def test_invalid_options_are_refused_in_one_line(facts):
+    for options, expected in INVALID:
+        assert re.search(expected, refusal(facts["one"], LaunchOptions(**options))), options
+    assert "name with --image one that has tritonserver" in refusal(facts["tiny"], LaunchOptions())
+    no_target = refusal(facts["tiny"], LaunchOptions(image="i", max_replicas=2))
+    assert "no max_batch_size for the autoscaler to aim at" in no_target
 
 
 def test_a_start_script_that_was_broken_by_hand_is_refused_by_its_own_name(folders, tmp_path):
-    shutil.copytree(folders / "one", tmp_path / "edited")
-    script = tmp_path / "edited/start.sh"
+    folder = tmp_path / "with blank"  # is another one in the pod
+    shutil.copytree(folders / "one", folder)
+    assert load(kubernetes.render(facts_of(str(folder)), LaunchOptions()))["Deployment"]
+    script = folder / "start.sh"
     script.write_text("if fi\n" + script.read_text())
     with pytest.raises(ToolError, match=f"{re.escape(str(script))}: line 1: syntax error"):
-        kubernetes.render(facts_of(str(tmp_path / "edited")), LaunchOptions())
+        kubernetes.render(facts_of(str(folder)), LaunchOptions())
 
 
-def test_all_that_is_wrong_is_said_at_once(facts):
-    with pytest.raises(ToolError, match=r"--name.*--namespace"):
-        kubernetes.render(facts["one"], LaunchOptions(name="R1", namespace="-"))
-
-
-@pytest.mark.parametrize(
-    ("folder", "name"),
-    [("R1_H200", "r1-h200"), ("--", "deepseek-triton"), ("8xh200", "deepseek-triton"), ("a" * 39 + "-b", "a" * 39)],
-)
-def test_the_name_is_the_folder_s_where_it_can_be(facts, folder, name):
-    facts_here = dataclasses.replace(facts["one"], folder=Path("/srv") / folder)
-    assert object_name(facts_here, LaunchOptions()) == name
+def test_the_name_is_the_folder_s_where_it_can_be(facts):
+    names = {"R1_H200": "r1-h200", "--": "deepseek-triton", "8xh200": "deepseek-triton", "a" * 39 + "-b": "a" * 39}
+    for folder, name in names.items():
+        assert object_name(dataclasses.replace(facts["one"], folder=Path("/srv") / folder), LaunchOptions()) == name
 
 
 def test_a_group_can_t_be_applied_with_the_stock_image(facts):
@@ -631,7 +514,6 @@ def test_the_manifest_is_the_same_each_time_and_the_config_map_named_by_its_cont
     (tmp_path / "one/.git/config").write_text("secret")
     elsewhere = dataclasses.replace(facts["one"], folder=tmp_path / "one")
     assert kubernetes.render(elsewhere, LaunchOptions(name="r1")) == text
-
     name = load(text)["ConfigMap"]["metadata"]["name"]
     with (tmp_path / "one/start.sh").open("a") as script:
         script.write("# changed\n")
@@ -655,7 +537,6 @@ CONTENTS = st.one_of(
 @given(content=CONTENTS)
 def test_every_content_arrives_as_it_was(folder, content):
     (folder / "file").write_bytes(content)
-
     document = yaml.safe_load("\n".join(data_lines(repository_files(folder))) + "\n")
     [(section, entries)] = document.items()
     if section == "data":
@@ -669,7 +550,6 @@ def test_keys_are_allowed_and_differ(tmp_path):
     for path in paths:
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(path)
-
     files = repository_files(tmp_path)
     assert {file.path for file in files} == set(paths)
     assert len({file.key for file in files}) == len(paths)
@@ -687,7 +567,6 @@ def test_more_than_a_config_map_takes_is_refused(tmp_path):
     (tmp_path / "a").write_bytes(b"x" * (MAX_BYTES - 1))
     (tmp_path / "b").write_bytes(b"x")
     assert len(repository_files(tmp_path)) == 2
-
     (tmp_path / "c").write_bytes(b"x")
     with pytest.raises(RepositoryError, match="--repository-claim"):
         repository_files(tmp_path)
@@ -714,7 +593,6 @@ def scripts(documents):
 @pytest.mark.parametrize("name", ["one", "two"])
 def test_the_scripts_are_bash_and_kubernetes_leaves_them_alone(rendered, name):
     found = scripts(rendered(name, EVERYTHING))
-
     assert len(found) == (3 if name == "two" else 1)
     for script in found.values():
         checked = subprocess.run(["bash", "-n", "-c", script], capture_output=True, text=True)
@@ -728,11 +606,12 @@ def pod(tmp_path, rendered):
     """Runs a script of a pod, with the pod's paths moved below tmp_path."""
     documents = rendered("two", EVERYTHING)
     mounted = tmp_path / "etc/deepseek-triton"
-    (mounted / "repository").mkdir(parents=True)
-    (mounted / "ssh").mkdir()
-    (tmp_path / "model_repository").mkdir()
-    (tmp_path / "home").mkdir()
-    (tmp_path / "bin").mkdir()
+    for folder in (
+        mounted / "repository",
+        mounted / "ssh",
+        *map(tmp_path.joinpath, ("model_repository", "home", "bin")),
+    ):
+        folder.mkdir(parents=True)
     (mounted / "ssh/id_ed25519").write_text("PRIVATE\n")
     (mounted / "ssh/id_ed25519.pub").write_text("ssh-ed25519 AAAA r1\n")
     as_volume(documents, templates(documents)[0], mounted / "repository")
@@ -749,9 +628,8 @@ def pod(tmp_path, rendered):
         path.write_text(f"#!/usr/bin/env bash\n{text}\n")
         path.chmod(0o755)
 
-    run.program = program
-    run.scripts = scripts(documents)
-    run.folder = tmp_path
+    run.program, run.scripts, run.folder = program, scripts(documents), tmp_path
+    program("sleep", "")
     return run
 
 
@@ -769,7 +647,6 @@ def with_start(script, folder):
 def test_the_repository_arrives_as_plain_files(pod, folders):
     copying = [line for line in pod.scripts["server"].splitlines() if line.startswith("cp -rL ")]
     assert len(copying) == 1
-
     for _ in range(2):  # a restarted container finds the first copy
         copied = pod(copying[0])
         assert (copied.returncode, copied.stderr) == (0, "")
@@ -785,19 +662,13 @@ def test_the_leader_waits_for_all_and_tells_start_sh_where_they_are(pod):
     # The first worker accepts ssh at once, the second worker at the second try.
     again = f'(($(grep -c "^r1-1-2" {asked}) > 1))'
     pod.program("ssh", f'echo "$*" >> {asked}; [[ $1 != r1-1-2* ]] || {again} || {{ echo refused >&2; exit 255; }}')
-    pod.program("sleep", "")
     script = with_start(pod.scripts["server"], pod.folder)
     ran = pod(script, "launch", "--log-verbose", LWS_LEADER_ADDRESS="r1-1.r1.models", LWS_GROUP_SIZE="3")
-
     assert ran.returncode == 0, ran.stderr
-    hosts = "r1-1.r1.models,r1-1-1.r1.models,r1-1-2.r1.models"
-    assert (pod.folder / "model_repository/started").read_text() == f"{hosts}|2222|--log-verbose|"
-    assert asked.read_text().splitlines() == [
-        "getent r1-1.r1.models",
-        "r1-1-1.r1.models true",
-        "r1-1-2.r1.models true",
-        "r1-1-2.r1.models true",
-    ]
+    hosts = ["r1-1.r1.models", "r1-1-1.r1.models", "r1-1-2.r1.models"]
+    assert (pod.folder / "model_repository/started").read_text() == f"{','.join(hosts)}|2222|--log-verbose|"
+    tries = [f"{hosts[1]} true", f"{hosts[2]} true", f"{hosts[2]} true"]
+    assert asked.read_text().splitlines() == [f"getent {hosts[0]}", *tries]
     assert "waiting for r1-1-2.r1.models" in ran.stderr
     ssh = pod.folder / "home/.ssh"
     assert stat.S_IMODE(ssh.stat().st_mode) == 0o700
@@ -809,26 +680,18 @@ def test_the_leader_waits_for_all_and_tells_start_sh_where_they_are(pod):
 def test_the_leader_names_who_is_missing(pod):
     pod.program("getent", "")
     pod.program("ssh", 'case $1 in *-2.*) printf "@@@\\r\\nssh: no route to $1\\r\\n" >&2; exit 255 ;; esac')
-    pod.program("sleep", "")
     script = with_start(pod.scripts["server"], pod.folder)
     assert script.count("SECONDS >= 1800") == 1
-    ran = pod(script.replace("SECONDS >= 1800", "1"), LWS_LEADER_ADDRESS="r1-0.r1.models", LWS_GROUP_SIZE="4")
-
+    script = script.replace("SECONDS >= 1800", "1")
+    ran = pod(script, LWS_LEADER_ADDRESS="r1-0.r1.models", LWS_GROUP_SIZE="4")
     assert ran.returncode == 4
     [line] = ran.stderr.splitlines()
     assert "not there after 1800 s: r1-0-2.r1.models (ssh: no route to r1-0-2.r1.models)" in line
     assert not (pod.folder / "model_repository/started").exists()
-
-
-def test_the_leader_that_has_no_name_yet_says_so(pod):
     pod.program("getent", "exit 2")
     pod.program("ssh", "")
-    pod.program("sleep", "")
-    script = with_start(pod.scripts["server"], pod.folder).replace("SECONDS >= 1800", "1")
     ran = pod(script, LWS_LEADER_ADDRESS="r1-0.r1.models", LWS_GROUP_SIZE="2")
-
-    assert ran.returncode == 4
-    assert "r1-0.r1.models (no such name)" in ran.stderr
+    assert (ran.returncode, "r1-0.r1.models (no such name)" in ran.stderr) == (4, True)
 
 
 def test_a_worker_that_ends_waits_for_mpirun_s_daemon(pod):
@@ -846,11 +709,8 @@ def test_a_worker_that_ends_waits_for_mpirun_s_daemon(pod):
         assert (ran.returncode, ran.stderr) == (0, "")
         assert len((pod.folder / "waits").read_text().splitlines()) == 3
         (pod.folder / "waits").unlink()
-
-
-def test_a_worker_without_ranks_ends_at_once(pod):
-    pod.program("sleep", "exit 1")
-    assert pod(pod.scripts["worker stop"].replace("/proc/", f"{pod.folder}/none/")).returncode == 0
+    pod.program("sleep", "exit 1")  # without ranks it ends at once
+    assert pod(script.replace("/proc/", f"{pod.folder}/none/")).returncode == 0
 
 
 # --- a leader and a worker on two hosts, with real ssh and mpirun ---
@@ -900,13 +760,11 @@ def test_mpirun_of_the_leader_reaches_a_worker_and_finds_its_environment(pod, no
     given = {"PATH": os.environ["PATH"], "HOME": "/root", "LWS_LEADER_ADDRESS": "r1-0.r1.models", "LWS_GROUP_SIZE": "2"}
     server, worker = (environment(template) for template in templates(rendered("two", LaunchOptions(ssh_port=2345))))
     in_pod = ("unshare", "--mount", "bash", "-c", POD, "pod", str(pod.folder))
-
     running = nodes[1].start(*in_pod, "worker", log=tmp_path / "log", env=given | worker | {"ONLY_HERE": 'a "pod"'})
     try:
         ran = nodes[0].run(*in_pod, "server", env=given | server)
     finally:
         running.end()
-
     assert ran.returncode == 0, ran.stderr + running.output()
     assert ran.stdout.splitlines()[0] == "start.sh --log-verbose"
     assert sorted(ran.stdout.splitlines()[1:]) == ["rank 0 on node1: nothing", 'rank 1 on node2: a "pod"']
@@ -915,78 +773,47 @@ def test_mpirun_of_the_leader_reaches_a_worker_and_finds_its_environment(pod, no
 # --- the command line ---
 
 
-def test_the_command_prints_it(folders, capsys):
-    capsys.readouterr()
-    assert main(["launch", "kubernetes", str(folders / "two"), "--name", "r1", "--rate", "2GB"]) == 0
-    documents = load(capsys.readouterr().out)
-
-    validate(documents)
-    assert documents["LeaderWorkerSet"]["metadata"]["name"] == "r1"
-    assert seconds(documents)["ready_within"] < 3600
-
-
 def test_the_command_does_not_submit_what_has_no_ssh_server(folders, capsys, tmp_path, monkeypatch):
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(f'#!/bin/sh\nprintf "%s " "$@" > {tmp_path}/said; cat > {tmp_path}/given\n')
     kubectl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    command = ["launch", "kubernetes", str(folders / "two"), "--submit"]
+    command = ["launch", "kubernetes", str(folders / "two"), "--name", "r1", "--rate", "2GB"]
     capsys.readouterr()
-
-    assert main(command) == 1
+    assert main([*command, "--submit"]) == 1
     assert "--image" in capsys.readouterr().err
     assert not (tmp_path / "said").exists()
-    assert main([*command, "--image", "registry.example.com/r1:2"]) == 0
+    assert main([*command, "--submit", "--image", "registry.example.com/r1:2"]) == 0
     assert (tmp_path / "said").read_text().startswith("apply --server-side ")
-    validate(load((tmp_path / "given").read_text()))
+    documents = load((tmp_path / "given").read_text())
+    validate(documents)
+    assert documents["LeaderWorkerSet"]["metadata"]["name"] == "r1"
+    assert seconds(documents)["ready_within"] < 3600
 
 
-SECCOMP = {"type": "RuntimeDefault"}
-
-
-def test_a_server_without_gpus_has_no_rights(rendered):
-    [template] = templates(rendered("tiny", LaunchOptions(image="i")))
-
-    assert container(template)["securityContext"] == {
-        "runAsNonRoot": True,
-        "runAsUser": 65534,
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-        "seccompProfile": SECCOMP,
-    }
-    assert_writes_to_tmp(template)
-
-
-def test_a_server_with_gpus_keeps_two_of_roots_rights(rendered):
-    [template] = templates(rendered("one"))
-
-    assert container(template)["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK", "DAC_OVERRIDE"]},
-        "seccompProfile": SECCOMP,
-    }
-    assert_writes_to_tmp(template)
-
-
-def assert_writes_to_tmp(template):
-    assert {"name": "tmp", "mountPath": "/tmp"} in container(template)["volumeMounts"]
-    assert {"name": "tmp", "emptyDir": {}} in template["spec"]["volumes"]
-    assert environment(template)["HOME"] == "/tmp"
-    assert template["spec"]["automountServiceAccountToken"] is False
-
-
-def test_pods_with_an_ssh_server_keep_what_that_needs(rendered):
-    for template in templates(rendered("two", LaunchOptions(image="i"))):
+def test_the_rights_of_a_server(rendered):
+    [small], [large] = templates(rendered("tiny", LaunchOptions(image="i"))), templates(rendered("one"))
+    kept = ["IPC_LOCK", "DAC_OVERRIDE"]
+    common = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
+    common["seccompProfile"] = {"type": "RuntimeDefault"}
+    nobody = {"runAsNonRoot": True, "runAsUser": 65534, "capabilities": {"drop": ["ALL"]}}
+    assert container(small)["securityContext"] == {**common, **nobody}
+    assert container(large)["securityContext"] == {**common, "capabilities": {"drop": ["ALL"], "add": kept}}
+    for template in (small, large):
+        assert {"name": "tmp", "mountPath": "/tmp"} in container(template)["volumeMounts"]
+        assert {"name": "tmp", "emptyDir": {}} in template["spec"]["volumes"]
+        assert environment(template)["HOME"] == "/tmp"
+        assert template["spec"]["automountServiceAccountToken"] is False
+    assert "nvidia.com/gpu" not in container(small)["resources"]["limits"]
+    assert "tolerations" not in small["spec"]
+    validate(rendered("tiny", LaunchOptions(image="i")))
+    for template in templates(rendered("two", LaunchOptions(image="i"))):  # these have an ssh server
         context = container(template)["securityContext"]
         assert context["allowPrivilegeEscalation"] is False
-        assert context["seccompProfile"] == SECCOMP
-        kept = ["IPC_LOCK", "DAC_OVERRIDE", "SETUID", "SETGID", "SYS_CHROOT"]
-        assert context["capabilities"] == {"drop": ["ALL"], "add": kept}
+        assert context["seccompProfile"] == common["seccompProfile"]
+        assert context["capabilities"] == {"drop": ["ALL"], "add": [*kept, "SETUID", "SETGID", "SYS_CHROOT"]}
 
 
 def test_a_home_that_is_asked_for_is_the_only_one(rendered):
     [template] = templates(rendered("one", LaunchOptions(environment=(("HOME", "/kernels"),))))
-
     assert environment(template)["HOME"] == "/kernels"

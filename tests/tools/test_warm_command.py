@@ -1,4 +1,4 @@
-"""`deepseek-triton warm` as it is called: real processes, real files, real signals."""
+"""`deepseek-triton warm` as it is called: real files, and real processes where signals and commands matter."""
 
 import contextlib
 import json
@@ -9,50 +9,76 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
+from types import SimpleNamespace
 
 import pytest
-from bench.synthetic_checkpoint import make_checkpoint
 
 from deepseek_triton_tools.cli import parsing
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.warming import take_survey
+from support.cached_checkpoint import write_checkpoint
 from support.waiting import PATIENCE_S, wait_for
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def folder(tmp_path):
     folder = tmp_path / "R1"
-    make_checkpoint(folder, size=20 * 10**6)
+    write_checkpoint(folder)
     return folder
 
 
-def command(*argv, form="files"):
-    return [sys.executable, "-m", "deepseek_triton_tools.cli.main", "warm", form, *map(str, argv)]
+@pytest.fixture
+def call(capsys):
+    """Call the command in this process."""
+
+    def call(*argv, form="files"):
+        capsys.readouterr()
+        try:
+            code = main(["warm", form, *map(str, argv)])
+        except SystemExit as ended:
+            code = ended.code
+        out, err = capsys.readouterr()
+        return SimpleNamespace(returncode=code, stdout=out, stderr=err)
+
+    return call
 
 
-def run(*argv, form="files", **options):
-    return subprocess.run(command(*argv, form=form), capture_output=True, text=True, timeout=PATIENCE_S, **options)
+def command(*argv):
+    return [sys.executable, "-m", "deepseek_triton_tools.cli.main", "warm", "files", *map(str, argv)]
+
+
+def run(*argv, **options):
+    return subprocess.run(command(*argv), capture_output=True, text=True, timeout=PATIENCE_S, **options)
 
 
 @contextlib.contextmanager
 def running(*argv, **environment):
     """A process that is killed at the end, if it is still there."""
-    process = subprocess.Popen(
-        command(*argv),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-        start_new_session=True,  # no terminal, whose Ctrl-C would reach children by itself
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # A session of its own has no terminal, whose Ctrl-C would reach children by itself.
+    with subprocess.Popen(
+        command(*argv), **pipes, env={**os.environ, **environment}, start_new_session=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def manager(tmp_path):
+    """The socket of a service manager at `manager.address`, and `manager.next(start)`, its next message of a kind."""
+    address = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(address)
+        listener.settimeout(PATIENCE_S)
+
+        def following(start):
+            while not (message := listener.recv(4096).decode()).startswith(start):
+                pass
+            return message
+
+        yield SimpleNamespace(address=address, next=following)
 
 
 def shards(folder):
@@ -66,67 +92,46 @@ def cut_off(path, num_bytes):
 # What can be typed
 
 
-@pytest.mark.parametrize(
-    ("text", "num_bytes"),
-    [
-        ("1024", 1024),
-        ("64GiB", 64 * 2**30),
-        ("64g", 64 * 2**30),
-        ("500GB", 500 * 10**9),
-        ("1.5T", 3 * 2**39),
-        ("2 MB", 2 * 10**6),
-        ("100kb", 10**5),
-        (".5KiB", 512),
-        ("7B", 7),
-    ],
-)
-def test_a_size(text, num_bytes):
-    assert parsing.size(text) == num_bytes
+def test_a_size():
+    sizes = {"1024": 1024, "64GiB": 64 * 2**30, "64g": 64 * 2**30, "500GB": 500 * 10**9, "1.5T": 3 * 2**39}
+    sizes |= {"2 MB": 2 * 10**6, "100kb": 10**5, ".5KiB": 512, "7B": 7}
+    assert {text: parsing.size(text) for text in sizes} == sizes
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1G", "1e9", "64GiBs", "64 bits", "0", "0.1", "nan", "1,5T"])
-def test_what_is_no_size_is_refused_with_examples(text, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["warm", "files", ".", f"--budget={text}"])
-    assert ended.value.code == 2
-    assert "expected a size such as 64GiB" in capsys.readouterr().err
+def test_what_is_no_size_or_share_is_refused(call):
+    for text in ("", "GiB", "-1G", "1e9", "64GiBs", "64 bits", "0", "0.1", "nan", "1,5T"):
+        done = call(".", f"--budget={text}")
+        assert (done.returncode, "expected a size such as 64GiB" in done.stderr) == (2, True), text
+    for text in ("0/4", "5/4", "1", "a/b", "1/0", "-1/4"):
+        done = call(".", f"--share={text}")
+        assert (done.returncode, "expected K/N" in done.stderr) == (2, True), text
 
 
-@pytest.mark.parametrize("text", ["0/4", "5/4", "1", "a/b", "1/0", "-1/4"])
-def test_what_is_no_share_is_refused(text, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["warm", "files", ".", f"--share={text}"])
-    assert ended.value.code == 2
-    assert "expected K/N" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["files", "x", "--then"], "--then needs a command"),
-        (["files", "x", "--jobs", "65"], "--jobs: expected 1 to 64, got 65"),
-        (["files", "x", "--share", "1/2", "--then", "true"], "--then with --share would come before the other shares"),
-        (["files", "x", "--share", "2/2", "--ready-file", "y"], "--ready-file with --share would come before"),
-        (["files", "x", "--ready-file", "no/y"], "--ready-file no/y: expected a folder that can be written to"),
-        (["files", "x", "--ready-file", "."], "can't be removed: it is a folder"),
-        (["files", "nowhere"], "nowhere: expected a checkpoint's folder"),
-    ],
-)
-def test_what_cannot_go_together_or_is_not_there_is_one_line(argv, said, capsys, tmp_path, monkeypatch):
+def test_what_cannot_go_together_or_is_not_there_is_one_line(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    cases = {
+        "x --then": "--then needs a command",
+        "x --jobs 65": "--jobs: expected 1 to 64, got 65",
+        "x --share 1/2 --then true": "--then with --share would come before the other shares",
+        "x --share 2/2 --ready-file y": "--ready-file with --share would come before",
+        "x --ready-file no/y": "--ready-file no/y: expected a folder that can be written to",
+        "x --ready-file .": "can't be removed: it is a folder",
+        "nowhere": "nowhere: expected a checkpoint's folder",
+    }
+    for argv, said in cases.items():
+        done = call(*argv.split())
+        assert done.returncode == (1 if argv == "nowhere" else 2), argv
+        [line] = done.stderr.splitlines()
+        assert line.startswith("deepseek-triton warm: ")
+        assert said in line
 
-    assert main(["warm", *argv]) == (1 if "nowhere" in argv else 2)
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("deepseek-triton warm: ")
-    assert said in line
 
-
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
+def test_what_a_form_does_not_take_is_refused(capsys):
+    cases = [
         ([], "the following arguments are required: FORM"),
         (["files"], "the following arguments are required: CHECKPOINT"),
         (["files", "x", ""], "argument CHECKPOINT: expected a value, got nothing"),
+        (["files", "--hold", "/models/R1"], "expected --hold by itself, or =auto, =lock or =watch"),
         (["report", "x", "--hold"], "--hold is an option of warm files"),
         (["evict", "x", "--ready-file", "y"], "--ready-file is an option of warm files, warm server"),
         (["files", "x", "--rate", "1G"], "--rate is an option of warm form"),
@@ -135,51 +140,30 @@ def test_what_cannot_go_together_or_is_not_there_is_one_line(argv, said, capsys,
         (["server", "http://localhost:1", "x", "y"], "unrecognized arguments: y"),
         (["form", "systemd"], "the following arguments are required: SOURCE"),
         (["form", "cron", "x"], "invalid choice: 'cron'"),
-    ],
-)
-def test_what_a_form_does_not_take_is_refused(argv, said, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["warm", *argv])
-    assert said in capsys.readouterr().err
+    ]
+    for argv, said in cases:
+        with pytest.raises(SystemExit, match="2"):
+            main(["warm", *argv])
+        assert said in capsys.readouterr().err, argv
 
 
-@pytest.mark.parametrize(
-    ("argv", "now"),
-    [
-        (["/models/R 1", "--hold"], "files '/models/R 1' --hold"),
-        (["r1", "--report", "-v"], "report r1 -v"),
-        (["--evict", "r1"], "evict r1"),
-        (["r1", "--server", "http://localhost:8000", "--wait", "9"], "server http://localhost:8000 r1 --wait 9"),
-        (["r1", "--form=systemd"], "form systemd r1"),
-    ],
-)
-def test_what_to_do_comes_first(argv, now, capsys):
-    assert main(["warm", *argv]) == 2
-    expected = f"expected files, report, evict, server or form first: deepseek-triton warm {now}"
-    assert capsys.readouterr().err == f"deepseek-triton warm: {expected}\n"
+def test_what_to_do_comes_first(capsys):
+    cases = {
+        ("/models/R 1", "--hold"): "files '/models/R 1' --hold",
+        ("r1", "--report", "-v"): "report r1 -v",
+        ("--evict", "r1"): "evict r1",
+        ("r1", "--server", "http://localhost:8000", "--wait", "9"): "server http://localhost:8000 r1 --wait 9",
+        ("r1", "--form=systemd"): "form systemd r1",
+    }
+    for argv, now in cases.items():
+        assert main(["warm", *argv]) == 2
+        assert capsys.readouterr().err.endswith(f": deepseek-triton warm {now}\n")
 
 
-def test_one_share_of_one_may_be_followed(folder):
-    assert run(folder, "--share", "1/1", "--then", "true").returncode == 0
-
-
-def test_a_mode_of_holding_that_swallows_the_checkpoint_is_explained(capsys):
-    with pytest.raises(SystemExit):
-        main(["warm", "files", "--hold", "/models/R1"])
-    assert "expected --hold by itself, or =auto, =lock or =watch" in capsys.readouterr().err
-
-
-def test_help_teaches(capsys):
-    with pytest.raises(SystemExit):
-        main(["warm", "files", "--help"])
-    shown = capsys.readouterr().out
-    for part in ("--then", "exit codes: 0", "of the whole node", "2^30"):
-        assert part in shown
-
-
-def test_a_server_that_is_not_there_is_one_line(capsys):
-    assert main(["warm", "server", "http://127.0.0.1:9", "--wait", "0.1", "--model", "r1"]) == 1
-    line = capsys.readouterr().err.splitlines()[-1]
+def test_a_server_that_is_not_there_is_one_line(call):
+    done = call("http://127.0.0.1:9", "--wait", "0.1", "--model", "r1", form="server")
+    assert done.returncode == 1
+    line = done.stderr.splitlines()[-1]
     assert line.startswith("deepseek-triton warm: ")
     assert "127.0.0.1:9" in line
 
@@ -187,10 +171,9 @@ def test_a_server_that_is_not_there_is_one_line(capsys):
 # Warming
 
 
-def test_all_of_it_is_resident_afterwards(folder):
-    assert run(folder, form="evict").returncode == 0
-    done = run(folder)
-
+def test_all_of_it_is_resident_afterwards(call, folder):
+    assert call(folder, form="evict").returncode == 0
+    done = call(folder)
     assert done.returncode == 0
     assert done.stdout.startswith("warm: ")
     assert "budget" in done.stderr
@@ -198,21 +181,22 @@ def test_all_of_it_is_resident_afterwards(folder):
     assert survey.resident == survey.size
 
 
-def test_json_is_one_document_and_the_rest_is_on_stderr(folder):
-    done = run(folder, "--json", "--verbose", "--jobs", "2")
-
+def test_json_is_one_document_and_the_rest_is_on_stderr(call, folder):
+    done = call(folder, "--json", "--verbose", "--jobs", "2", "--verify")
     document = json.loads(done.stdout)
     assert (document["schema"], document["action"]) == ("deepseek-triton/warm/1", "warm")
     assert (document["exit_code"], document["jobs"], len(document["files"])) == (0, 2, 4)
     assert document["result"]["resident_bytes"] == document["size_bytes"]
+    assert (document["result"]["num_verified"], document["result"]["num_unverified"]) == (0, 4)
     assert "4 shards" in done.stderr
+    assert "0 of 4 files have a checksum; the others are not verified" in call(folder, "--verify").stdout
+    assert "checksum" not in call(folder).stdout
 
 
-def test_a_shard_cut_off_is_named_with_its_byte_and_the_others_are_warmed(folder):
+def test_a_shard_cut_off_is_named_with_its_byte_and_the_others_are_warmed(call, folder):
     second = shards(folder)[1]
     cut_off(second, 1)
-    done = run(folder, "--json", "--then", "true")
-
+    done = call(folder, "--json", "--then", "true")
     document = json.loads(done.stdout)
     assert done.returncode == document["exit_code"] == 1
     [problem] = document["result"]["problems"]
@@ -223,10 +207,9 @@ def test_a_shard_cut_off_is_named_with_its_byte_and_the_others_are_warmed(folder
     assert document["result"]["done_bytes"] >= document["size_bytes"] - second.stat().st_size
 
 
-def test_what_does_not_fit_is_left_out_and_said(folder):
+def test_what_does_not_fit_is_left_out_and_said(call, folder):
     first, *rest = shards(folder)
-    done = run(folder, "--budget", first.stat().st_size + 1, "--json")
-
+    done = call(folder, "--budget", first.stat().st_size + 1, "--json")
     document = json.loads(done.stdout)
     assert done.returncode == 3
     assert (document["fits"], document["chosen_bytes"]) == (False, first.stat().st_size)
@@ -235,65 +218,38 @@ def test_what_does_not_fit_is_left_out_and_said(folder):
     assert "--budget" in document["remedies"]
 
 
-def test_shares_together_take_every_file_once(folder):
-    documents = [json.loads(run(folder, "--json", "-v", "--share", f"{k}/2").stdout) for k in (1, 2)]
-
+def test_shares_together_take_every_file_once(call, folder):
+    documents = [json.loads(call(folder, "--json", "-v", "--share", f"{k}/2").stdout) for k in (1, 2)]
     taken = [entry["path"] for document in documents for entry in document["files"] if entry["fate"] == "chosen"]
     assert sorted(taken) == list(map(str, shards(folder)))
-
-
-def test_a_share_without_a_job_has_nothing_to_do_and_says_who_reads(folder):
-    done = run(folder, "--jobs", "4", "--share", "7/8")
-
-    line = "nothing to do: 8 shares, 4 jobs: shares 1 to 4 read"
-    assert done.returncode == 0
-    assert done.stdout.splitlines() == [line]
-    assert line in done.stderr.splitlines()
-
-
-def test_a_share_says_that_it_is_one(folder):
-    done = run(folder, "--share", "2/2")
-
-    [line] = done.stdout.splitlines()
-    assert line.startswith("share 2/2 warm: ")
+    done = call(folder, "--share", "2/2")
+    assert done.stdout.startswith("share 2/2 warm: ")
     assert "share 2/2: " in done.stderr
 
 
-def test_files_without_a_checksum_are_said_not_to_be_verified(folder):
-    done = run(folder, "--verify")
-    document = json.loads(run(folder, "--verify", "--json").stdout)
-
-    assert done.returncode == 0
-    assert "0 of 4 files have a checksum; the others are not verified" in done.stdout
-    assert (document["result"]["num_verified"], document["result"]["num_unverified"]) == (0, 4)
-    assert "checksum" not in run(folder).stdout
+def test_a_share_without_a_job_has_nothing_to_do_and_says_who_reads(call, folder):
+    done = call(folder, "--jobs", "4", "--share", "7/8")
+    line = "nothing to do: 8 shares, 4 jobs: shares 1 to 4 read"
+    assert (done.returncode, done.stdout.splitlines()) == (0, [line])
+    assert line in done.stderr.splitlines()
 
 
-def test_a_budget_above_what_there_is_is_warned_of_before_anything_is_read(folder):
-    enlarge(shards(folder)[0])
-    done = run(folder, "--budget", "1000T", form="report")
-
+def test_a_budget_above_what_there_is_is_warned_of_before_anything_is_read(call, folder):
+    os.truncate(shards(folder)[0], 2**43)  # larger than any memory, out of holes
+    done = call(folder, "--budget", "1000T", form="report")
     assert done.returncode in (0, 1)  # the hole it got may be found damaged
-    assert " is more than the " in done.stdout
     assert "the first files will be dropped while the last are read" in done.stdout
-    document = json.loads(run(folder, "--budget", "1000T", "--json", form="report").stdout)
+    document = json.loads(call(folder, "--budget", "1000T", "--json", form="report").stdout)
     assert (document["fits"], document["lacking_bytes"] > 0) == (False, True)
-    assert document["remedies"].startswith("what would do: ")
     assert "--budget" not in document["remedies"]
-
-
-def enlarge(path):
-    """Make a file larger than any memory, out of holes."""
-    os.truncate(path, 2**43)
 
 
 # Reporting and dropping
 
 
-def test_a_report_only_reports(folder):
-    run(folder, form="evict")
-    done = run(folder, form="report")
-
+def test_a_report_only_reports(call, folder):
+    call(folder, form="evict")
+    done = call(folder, form="report")
     assert done.returncode == 0
     for title in ("Checkpoints", "File systems", "Memory of this node", "What warming would do"):
         assert title in done.stdout
@@ -301,27 +257,23 @@ def test_a_report_only_reports(folder):
     assert survey.resident < survey.size / 2
 
 
-def test_a_report_of_a_damaged_checkpoint_fails_with_code_file_and_fix(folder):
+def test_a_report_of_a_damaged_checkpoint_fails_with_code_file_and_fix(call, folder):
     path = shards(folder)[2]
     cut_off(path, 5)
-
-    done = run(folder, form="report")
+    done = call(folder, form="report")
     assert done.returncode == 1
     [line] = [line for line in done.stdout.splitlines() if line.startswith(f"{path}: error ")]
     assert "download it again" in line
-    assert "damaged: left out" in done.stdout
-    document = json.loads(run(folder, "--json", form="report").stdout)
-    [finding] = document["checkpoints"][0]["findings"]
+    [finding] = json.loads(call(folder, "--json", form="report").stdout)["checkpoints"][0]["findings"]
     assert (finding["file"], finding["severity"], bool(finding["code"])) == (str(path), "error", True)
 
 
-def test_what_is_mapped_stays_and_who_maps_it_is_named(folder):
-    run(folder)
+def test_what_is_mapped_stays_and_who_maps_it_is_named(call, folder):
+    call(folder)
     path = shards(folder)[0]
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert len(bytes(mapped)) == path.stat().st_size  # so that its pages are in this process's tables
-        done = run(folder, "--json", form="evict")
-
+        done = call(folder, "--json", form="evict")
     document = json.loads(done.stdout)
     assert done.returncode == document["exit_code"] == 1
     [stayed] = document["result"]["stayed"]
@@ -333,103 +285,78 @@ def test_what_is_mapped_stays_and_who_maps_it_is_named(folder):
 # What comes after
 
 
+@pytest.mark.slow
 def test_the_command_takes_the_place_of_the_process(folder):
-    script = "import os, sys; print(os.getpid(), *sys.argv[1:]); sys.exit(7)"
-    with running(folder, "--then", sys.executable, "-c", script, "--json", "-x", "a b") as process:
+    script = 'grep SigIgn /proc/self/status; echo $$ "$@"; exit 7'
+    argv = ["--share", "1/1", "--budget", "1", "--then", "sh", "-c", script, "sh", "--json", "-x", "a b"]
+    with running(folder, *argv) as process:
         out, _ = process.communicate(timeout=PATIENCE_S)
-
     assert process.returncode == 7
-    assert out.splitlines()[-1] == f"{process.pid} --json -x a b"
-
-
-def test_the_command_dies_of_a_broken_pipe_as_others_do(folder):
-    script = "import signal; print(signal.getsignal(signal.SIGPIPE) == signal.SIG_DFL)"
-    shell = f"grep SigIgn /proc/self/status; {sys.executable} -c '{script}'"
-    done = run(folder, "--then", "sh", "-c", shell)
-
-    [mask] = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("SigIgn")]
-    assert not int(mask, 16) >> (signal.SIGPIPE - 1) & 1
+    *_, mask, line = out.splitlines()
+    assert line == f"{process.pid} --json -x a b"
+    assert not int(mask.split()[1], 16) >> (signal.SIGPIPE - 1) & 1  # it dies of a broken pipe as others do
 
 
 @pytest.mark.parametrize("hold", [[], ["--hold=watch"]])
-@pytest.mark.parametrize(
-    ("mode", "name", "code"), [(None, "no-such-command", 127), (0o644, "./program", 126), (0o644, "program", 126)]
-)
-def test_a_command_that_cannot_be_run_is_said_before_anything_is_read(folder, tmp_path, hold, mode, name, code):
-    if mode is not None:
-        (tmp_path / "program").write_text("#!/bin/sh\n")
-        (tmp_path / "program").chmod(mode)
+def test_a_command_that_cannot_be_run_is_said_before_anything_is_read(call, folder, tmp_path, hold, monkeypatch):
+    (tmp_path / "program").write_text("#!/bin/sh\n")
+    (tmp_path / "program").chmod(0o644)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     ready = tmp_path / "ready"
-    ready.write_text("of an earlier run")
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    argv = [folder, *hold, "--ready-file", ready, "--then", name]
-    done = run(*argv, cwd=tmp_path, env={**os.environ, "PATH": path})
-
-    assert done.returncode == code
-    [line] = done.stderr.splitlines()
-    assert line.startswith(f"deepseek-triton warm: --then: {name} can't be run: ")
-    assert not ready.exists()
+    for name, code in {"no-such-command": 127, "./program": 126, "program": 126}.items():
+        ready.write_text("of an earlier run")
+        done = call(folder, *hold, "--ready-file", ready, "--then", name)
+        assert done.returncode == code
+        [line] = done.stderr.splitlines()
+        assert line.startswith(f"deepseek-triton warm: --then: {name} can't be run: ")
+        assert not ready.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hold", [[], ["--hold=watch"]])
 def test_a_command_that_turns_out_to_be_no_program_is_126(folder, hold, tmp_path):
     ready, program = tmp_path / "ready", tmp_path / "program"
     program.write_bytes(b"\0no program")
     program.chmod(0o755)
     done = run(folder, *hold, "--ready-file", ready, "--then", program)
-
     assert done.returncode == 126
     assert f"--then: {program} can't be run" in done.stderr.splitlines()[-1]
     assert ready.exists() != bool(hold)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not write")
 def test_a_folder_that_cannot_be_written_to_is_said_at_once():
-    script = (
-        "import os, sys, pathlib; from deepseek_triton_tools.host.readiness_notice import ReadyFile; os.setuid(65534); "
-    )
-    script += "ReadyFile(pathlib.Path(sys.argv[1]))"
+    script = "import os, sys, pathlib; from deepseek_triton_tools.host.readiness_notice import ReadyFile; "
+    script += "os.setuid(65534); ReadyFile(pathlib.Path(sys.argv[1]))"
     with tempfile.TemporaryDirectory() as closed:  # pytest's own are for one user
         os.chmod(closed, 0o755)
-        argv = [sys.executable, "-c", script, f"{closed}/ready"]
-        done = subprocess.run(argv, capture_output=True, text=True)
-
+        done = subprocess.run([sys.executable, "-c", script, f"{closed}/ready"], capture_output=True, text=True)
     assert "expected a folder that can be written to" in done.stderr.splitlines()[-1]
 
 
-def test_the_command_follows_where_only_a_part_fits_and_not_where_it_is_damaged(folder):
-    assert run(folder, "--budget", "1", "--then", "sh", "-c", "exit 5").returncode == 5
-
-    cut_off(shards(folder)[0], 1)
-    assert run(folder, "--then", "sh", "-c", "exit 5").returncode == 1
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("signum", "hold", "code"),
-    [(signal.SIGINT, [], 130), (signal.SIGTERM, [], 143), (signal.SIGTERM, ["--hold"], 0)],
+    ("signum", "hold", "code"), [(signal.SIGINT, [], 130), (signal.SIGTERM, [], 143), (signal.SIGTERM, ["--hold"], 0)]
 )
-def test_a_signal_ends_it_with_what_was_done(folder, signum, hold, code):
-    run(folder, form="evict")
-    with running(folder, *hold, "--rate-limit", "1MB", "--json", "--then", "echo", "never") as process:
-        for line in process.stderr:
-            if "budget" in line:
-                break
-        time.sleep(0.5)  # of the twenty seconds that it would take
+def test_a_signal_ends_it_with_what_was_done(call, folder, manager, signum, hold, code):
+    call(folder, form="evict")
+    argv = [folder, *hold, "--rate-limit", "100KB", "--json", "--then", "echo", "never"]  # twenty seconds
+    with running(*argv, NOTIFY_SOCKET=manager.address) as process:
+        manager.next("STATUS=shards ")
         process.send_signal(signum)
         out, _ = process.communicate(timeout=PATIENCE_S)
-
     document = json.loads(out)
     assert process.returncode == document["exit_code"] == code
-    assert document["result"]["was_stopped"]
-    assert not document["ok"]
+    assert (document["result"]["was_stopped"], document["ok"]) == (True, False)
     assert document["result"]["done_bytes"] < document["size_bytes"]
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_stop_is_ended_by_a_second_signal():
-    script = (
-        "from deepseek_triton_tools.host.stop_signals import Stop\nwith Stop() as stop:\n print(flush=True)\n while 1: "
-    )
-    script += "stop.event.wait() and print(flush=True); stop.event.clear()"
+    script = "from deepseek_triton_tools.host.stop_signals import Stop\nwith Stop() as stop:\n print(flush=True)\n"
+    script += " while 1: stop.event.wait() and print(flush=True); stop.event.clear()"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
         for _ in range(2):
             process.stdout.readline()
@@ -440,32 +367,37 @@ def test_a_process_that_does_not_stop_is_ended_by_a_second_signal():
 # Holding and telling
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_hold_ends_with_0_and_takes_its_ready_file_along(folder, tmp_path, signum):
+def test_a_hold_ends_with_0_and_takes_its_ready_file_along(folder, tmp_path, manager, signum):
     ready = tmp_path / "ready"
     ready.write_text("of an earlier run")
-    with running(folder, "--hold", "--ready-file", ready) as process:
+    with running(folder, "--hold", "--ready-file", ready, NOTIFY_SOCKET=manager.address) as process:
+        manager.next("STATUS=shards ")
+        manager.next("READY=1\nSTATUS=held by ")
         wait_for(lambda: ready.exists() and ready.read_text().startswith("{"))
         [line] = ready.read_text().splitlines()
         process.send_signal(signum)
+        manager.next("STOPPING=1")
         process.communicate(timeout=PATIENCE_S)
-
     facts = json.loads(line)
     assert process.returncode == facts["exit_code"] == 0
     assert facts["held_by"] in ("lock", "watch")
     assert facts["resident_bytes"] == sum(path.stat().st_size for path in shards(folder))
-    assert list(tmp_path.iterdir()) == [folder]
-
-
-def test_a_ready_file_of_an_earlier_run_is_no_sign_of_this_one(folder, tmp_path):
-    ready = tmp_path / "ready"
-    ready.write_text("of an earlier run")
-    cut_off(shards(folder)[0], 1)
-
-    assert run(folder, "--ready-file", ready).returncode == 1
     assert not ready.exists()
 
 
+def test_a_ready_file_of_an_earlier_run_is_no_sign_of_this_one(call, folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))  # a manager that has gone is no trouble
+    ready = tmp_path / "ready"
+    assert call(folder, "--ready-file", ready).returncode == 0
+    assert ready.exists()
+    cut_off(shards(folder)[0], 1)
+    assert call(folder, "--ready-file", ready).returncode == 1
+    assert not ready.exists()
+
+
+@pytest.mark.slow
 def test_a_command_beside_a_hold_gets_its_signals_and_gives_its_code(folder, tmp_path):
     ready, begun = tmp_path / "ready", tmp_path / "begun"
     script = f"trap 'exit 9' TERM; touch {begun}; while :; do sleep 0.05; done"
@@ -474,35 +406,11 @@ def test_a_command_beside_a_hold_gets_its_signals_and_gives_its_code(folder, tmp
         assert ready.exists()
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=PATIENCE_S)
-
     assert process.returncode == 9
     assert not ready.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("script", "code"), [("exit 6", 6), ("kill -KILL $$", 137)])
 def test_a_hold_ends_with_the_command_beside_it(folder, script, code):
     assert run(folder, "--hold=watch", "--then", "sh", "-c", script).returncode == code
-
-
-def test_the_service_manager_is_told(folder, tmp_path):
-    address = str(tmp_path / "notify")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind(address)
-        manager.settimeout(PATIENCE_S)
-        with running(folder, "--hold", NOTIFY_SOCKET=address) as process:
-            messages = []
-            while not any(message.startswith("READY=1\nSTATUS=held by ") for message in messages):
-                messages.append(manager.recv(4096).decode())
-            process.send_signal(signal.SIGTERM)
-            while messages[-1] != "STOPPING=1":
-                messages.append(manager.recv(4096).decode())
-            process.communicate(timeout=PATIENCE_S)
-
-    assert messages[0].startswith("STATUS=shards ")
-    assert process.returncode == 0
-
-
-def test_a_service_manager_that_has_gone_is_no_trouble(folder, tmp_path):
-    environment = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "gone")}
-
-    assert run(folder, env=environment).returncode == 0

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from bench.synthetic_checkpoint import make_checkpoint
 
 from deepseek_triton_build.arithmetic import ENGINE_START_S
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.warming import forms, take_survey
 from deepseek_triton_tools.warming.pagecache.residency import evict
+from support.cached_checkpoint import write_checkpoint
 from support.waiting import PATIENCE_S, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,9 +32,7 @@ AWKWARD = 'a "b" $HOME %n \\t it\'s'
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
     """R1 for 8 x H200 by its Hugging Face name, which no machine that runs this test has."""
-    folder = tmp_path_factory.mktemp("repository") / "r1"
-    assert main(["build", "deepseek-r1", "--gpu", "h200", "--gpus", "8", "--output", str(folder)]) == 0
-    return folder
+    return Path(built(tmp_path_factory.mktemp("repository") / "r1", "--gpu", "h200", "--gpus", "8"))
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +43,7 @@ def _empty_cache(tmp_path, monkeypatch):
 @pytest.fixture
 def checkpoint(tmp_path):
     folder = tmp_path / AWKWARD / "R1"
-    make_checkpoint(folder, size=2 * 10**6)
+    write_checkpoint(folder)
     return folder
 
 
@@ -59,82 +57,70 @@ def form(capsys):
     return render
 
 
+def built(folder, *options):
+    assert main(["build", "deepseek-r1", *options, "--output", str(folder)]) == 0
+    return str(folder)
+
+
 def comments(text):
     """All comments, as one line."""
     return " ".join(line.strip().removeprefix("# ") for line in text.splitlines() if line.strip().startswith("#"))
+
+
+def mounts(pod):
+    return pod["initContainers"][0]["volumeMounts"]
 
 
 # Every form
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_every_number_has_its_reason(form, repository, name):
+def test_every_number_has_its_reason(form, repository, checkpoint, name):
     text = form(name, repository, "--rate", "2GB")
-
     assert f"{R1_BYTES:,} bytes (by the catalogue, computed for deepseek-ai/DeepSeek-R1" in comments(text)
     assert f"(as given by --rate) take {math.ceil(R1_BYTES / 2e9)} s" in comments(text)
     assert "assumed" in comments(form(name, repository))
     assert "@@" not in text
     here = (str(Path(sys.executable).parent), os.environ["HF_HUB_CACHE"])  # as long as they happen to be
     assert [line for line in text.splitlines() if len(line) > 120 and not any(path in line for path in here)] == []
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_the_files_of_a_local_checkpoint_are_counted(form, checkpoint, name):
     size = take_survey([str(checkpoint)]).size
-
     assert f"{size:,} bytes (by its files)" in comments(form(name, checkpoint))
 
 
-def test_the_templates_are_in_the_wheel(tmp_path):
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    [wheel] = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
-    for file, _ in forms._FORMS.values():
-        assert f"deepseek_triton_tools/warming/templates/{file}" in names
-
-
-def test_a_checkpoint_of_unknown_size_is_refused(tmp_path, capsys):
-    version = tmp_path / "repo/model/1"
-    version.mkdir(parents=True)
-    (version / "model.yaml").write_text("model: /nowhere/Mine\n")
-
-    assert main(["warm", "form", "systemd", str(tmp_path / "repo")]) == 1
-    [line] = capsys.readouterr().err.splitlines()
-    assert "/nowhere/Mine is neither on this machine nor known by name" in line
-
-
-def test_a_model_without_weights_is_refused(tmp_path, capsys):
-    assert main(["build", "tiny", "--engine", "simulated", "--output", str(tmp_path / "tiny")]) == 0
-    capsys.readouterr()
-    assert main(["warm", "form", "systemd", str(tmp_path / "tiny")]) == 1
-    assert "nothing to warm" in capsys.readouterr().err
+def test_a_checkpoint_of_unknown_size_or_without_weights_is_refused(tmp_path, capsys):
+    for number, (text, said) in enumerate(
+        [
+            ("model: /nowhere/Mine\n", "/nowhere/Mine is neither on this machine nor known by name"),
+            ("model: tiny\ntriton_config:\n  engine: simulated\n", "nothing to warm"),
+        ]
+    ):
+        path = tmp_path / str(number) / "model/1/model.yaml"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+        assert main(["warm", "form", "systemd", str(tmp_path / str(number))]) == 1
+        [line] = capsys.readouterr().err.splitlines()
+        assert said in line
 
 
 def test_a_folder_of_the_container_is_known_by_the_stamp(form, tmp_path):
-    repository = str(tmp_path / "r1")
-    assert main(["build", "deepseek-r1", "--gpu", "h200", "--model", "/models/mine", "--output", repository]) == 0
-
-    [mount] = yaml.safe_load(form("init-container", repository))["initContainers"][0]["volumeMounts"]
+    repository = built(tmp_path / "r1", "--gpu", "h200", "--model", "/models/mine")
+    [mount] = mounts(yaml.safe_load(form("init-container", repository)))
     assert mount == {"name": "checkpoint-1", "mountPath": "/models/mine", "readOnly": True}
+    snapshot = "/cache/models--deepseek-ai--DeepSeek-R1/snapshots/0123abc"  # is mounted with its blobs
+    repository = built(tmp_path / "cached", "--gpu", "h200", "--model", snapshot)
+    [mount] = mounts(yaml.safe_load(form("init-container", repository)))
+    assert mount["mountPath"] == "/cache/models--deepseek-ai--DeepSeek-R1"
 
 
 # Kubernetes
 
 
-def test_the_init_container_has_room_for_what_it_reads(form, repository):
-    pod = yaml.safe_load(form("init-container", repository, "--rate", "2GB"))
+@pytest.mark.parametrize("rate", [10**8, 2 * 10**9])
+def test_the_init_container_has_room_and_time_for_what_it_reads(form, repository, rate):
+    pod = yaml.safe_load(form("init-container", repository, "--rate", str(rate)))
     [warm], [server] = pod["initContainers"], pod["containers"]
-
-    assert [*warm["command"], *warm["args"]] == [
-        "deepseek-triton",
-        "warm",
-        "files",
-        "deepseek-ai/DeepSeek-R1",
-        "--then",
-        "true",
-    ]
+    words = "deepseek-triton warm files deepseek-ai/DeepSeek-R1 --then true"
+    assert [*warm["command"], *warm["args"]] == words.split()
     for container in (warm, server):
         memory = container["resources"]["limits"]["memory"]
         assert int(memory.removesuffix("Gi")) * GIB >= R1_BYTES / 0.9
@@ -143,41 +129,31 @@ def test_the_init_container_has_room_for_what_it_reads(form, repository):
         assert [mount["readOnly"] for mount in container["volumeMounts"]] == [True]
     assert server["resources"]["limits"]["nvidia.com/gpu"] == 8
     assert {volume["name"] for volume in pod["volumes"]} == {"hub"}
-
-
-@pytest.mark.parametrize("rate", [10**8, 2 * 10**9])
-def test_the_startup_probe_waits_for_a_cold_load(form, repository, rate):
-    pod = yaml.safe_load(form("init-container", repository, "--rate", str(rate)))
-
-    probe = pod["containers"][0]["startupProbe"]
+    probe = server["startupProbe"]
     assert probe["httpGet"] == {"path": "/v2/health/ready", "port": 8000}
     spare = probe["failureThreshold"] * probe["periodSeconds"] - R1_BYTES / rate
     assert ENGINE_START_S <= spare < ENGINE_START_S + 2 * forms.PERIOD_S
 
 
+@pytest.mark.slow
 def test_the_image_is_to_be_replaced_by_one_that_is_made_as_the_comment_says(form, repository, checkpoint, tmp_path):
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     [wheel] = tmp_path.glob("*.whl")
+    templates = [path for path in (ROOT / "tools").rglob("templates/*.*") if path.suffix != ".pyc"]
+    assert templates
+    names = zipfile.ZipFile(wheel).namelist()
+    assert [path for path in templates if path.relative_to(ROOT / "tools").as_posix() not in names] == []
     stamp = json.loads((repository / "tensorrt_llm/deepseek-triton.json").read_text())
     for source, base in ((repository, stamp["image"]), (checkpoint, "python:3.12-slim")):
         text = form("init-container", source)
         [warm] = yaml.safe_load(text)["initContainers"]
         lines = [line.strip().removeprefix("#").strip() for line in text.splitlines()]
-
         assert warm["image"].startswith("YOUR-REGISTRY/")
         assert "REPLACE" in comments(text)
         assert f"FROM {base}" in lines
         assert f"COPY {wheel.name} /tmp/" in lines
         assert "pip" not in " ".join(warm["command"] + warm["args"])  # there is no package to install
-
-
-def test_the_form_of_a_checkpoint_has_its_folder(form, checkpoint):
-    pod = yaml.safe_load(form("init-container", checkpoint))
-
-    assert pod["initContainers"][0]["args"] == [str(checkpoint).replace("$", "$$"), "--then", "true"]
-    assert pod["initContainers"][0]["volumeMounts"][0]["mountPath"] == str(checkpoint)
-    assert "nvidia.com/gpu" not in pod["containers"][0]["resources"]["limits"]
 
 
 def snapshot_of(checkpoint, cache):
@@ -194,60 +170,51 @@ def snapshot_of(checkpoint, cache):
 
 def is_readable_in_a_pod(pod, folder):
     """Whether the path of each file leads through mounts only, with links followed."""
-    mounts = [Path(mount["mountPath"]) for mount in pod["initContainers"][0]["volumeMounts"]]
+    places = [Path(mount["mountPath"]) for mount in mounts(pod)]
     paths = [each for path in folder.iterdir() for each in (path, Path(os.path.normpath(folder / os.readlink(path))))]
-    return all(any(path.is_relative_to(mount) for mount in mounts) for path in paths)
+    return all(any(path.is_relative_to(place) for place in places) for path in paths)
 
 
 def test_a_snapshot_of_a_hugging_face_cache_is_mounted_with_its_blobs(form, checkpoint, tmp_path):
     snapshot = snapshot_of(checkpoint, tmp_path / "cache")
     pod = yaml.safe_load(form("init-container", snapshot))
-
-    [mount] = pod["initContainers"][0]["volumeMounts"]
+    [mount] = mounts(pod)
     assert mount["mountPath"] == str(snapshot.parent.parent)
     assert pod["initContainers"][0]["args"][0] == str(snapshot)
     assert is_readable_in_a_pod(pod, snapshot)
     assert settings(form("systemd", snapshot))["RequiresMountsFor"].strip('"') == str(snapshot.parent.parent)
 
 
-def test_a_snapshot_that_is_not_here_is_mounted_with_its_blobs(form, tmp_path):
-    snapshot, repository = "/cache/models--deepseek-ai--DeepSeek-R1/snapshots/0123abc", str(tmp_path / "r1")
-    assert main(["build", "deepseek-r1", "--gpu", "h200", "--model", snapshot, "--output", repository]) == 0
-
-    [mount] = yaml.safe_load(form("init-container", repository))["initContainers"][0]["volumeMounts"]
-    assert mount["mountPath"] == "/cache/models--deepseek-ai--DeepSeek-R1"
-
-
-@pytest.mark.parametrize("is_relative", [True, False])
-def test_folders_that_links_lead_to_are_mounted_too(form, checkpoint, tmp_path, is_relative):
-    linked = tmp_path / "linked"
-    linked.mkdir()
-    for path in checkpoint.iterdir():
-        (linked / path.name).symlink_to(os.path.relpath(path, linked) if is_relative else path)
-    pod = yaml.safe_load(form("init-container", linked))
-
-    assert len(pod["volumes"]) == 2
-    assert is_readable_in_a_pod(pod, linked)
+def test_folders_that_links_lead_to_are_mounted_too(form, checkpoint, tmp_path):
+    for is_relative in (True, False):
+        linked = tmp_path / f"linked {is_relative}"
+        linked.mkdir()
+        for path in checkpoint.iterdir():
+            (linked / path.name).symlink_to(os.path.relpath(path, linked) if is_relative else path)
+        pod = yaml.safe_load(form("init-container", linked))
+        assert len(pod["volumes"]) == 2
+        assert is_readable_in_a_pod(pod, linked)
 
 
-@pytest.mark.parametrize(("gpu", "gpus", "of_node"), [("h100", 16, 8), ("h200", 8, 8), ("gb200", 4, 4)])
-def test_the_pod_has_the_gpus_of_one_node(form, tmp_path, gpu, gpus, of_node):
-    repository = str(tmp_path / "r1")
-    assert main(["build", "deepseek-r1", "--gpu", gpu, "--gpus", str(gpus), "--output", repository]) == 0
-    text = form("init-container", repository)
-
-    limits = yaml.safe_load(text)["containers"][0]["resources"]["limits"]
-    assert limits["nvidia.com/gpu"] == of_node
-    assert f"for each of {of_node} ranks" in comments(text)
-    assert (f"{gpus // of_node} nodes of {of_node}" in comments(text)) == (gpus > of_node)
+def test_the_pod_has_the_gpus_of_one_node(form, tmp_path):
+    for gpu, gpus, of_node in (("h100", 16, 8), ("h200", 8, 8), ("gb200", 4, 4)):
+        text = form("init-container", built(tmp_path / gpu, "--gpu", gpu, "--gpus", str(gpus)))
+        limits = yaml.safe_load(text)["containers"][0]["resources"]["limits"]
+        assert limits["nvidia.com/gpu"] == of_node
+        assert f"for each of {of_node} ranks" in comments(text)
+        assert (f"{gpus // of_node} nodes of {of_node}" in comments(text)) == (gpus > of_node)
 
 
+@pytest.mark.slow
 def test_the_command_of_the_init_container_warms(form, checkpoint):
-    [warm] = yaml.safe_load(form("init-container", checkpoint))["initContainers"]
+    pod = yaml.safe_load(form("init-container", checkpoint))
+    [warm] = pod["initContainers"]
+    assert warm["args"] == [str(checkpoint).replace("$", "$$"), "--then", "true"]
+    assert warm["volumeMounts"][0]["mountPath"] == str(checkpoint)
+    assert "nvidia.com/gpu" not in pod["containers"][0]["resources"]["limits"]
     evict_all(checkpoint)
     environment = {**os.environ, "PATH": f"{Path(forms._program()).parent}:{os.environ['PATH']}"}
     words = [*warm["command"], *(text.replace("$$", "$") for text in warm["args"])]
-
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert is_warm(checkpoint)
@@ -273,7 +240,6 @@ def settings(text):
 
 def test_the_unit_is_ready_when_the_files_are_held(form, repository, tmp_path):
     unit = settings(form("systemd", repository, "--rate", "2GB"))
-
     assert unit["Type"] == "notify"
     assert unit["LimitMEMLOCK"] == "infinity"
     assert unit["Before"] == "tritonserver.service"
@@ -285,7 +251,6 @@ def test_the_unit_is_ready_when_the_files_are_held(form, repository, tmp_path):
 
 def test_names_that_systemd_would_change_are_written_so_that_it_does_not(form, checkpoint):
     text = form("systemd", checkpoint)
-
     quoted = str(checkpoint).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     assert f'\nRequiresMountsFor="{quoted}"\n' in text
     dollars = quoted.replace("$", "$$")  # of commands alone
@@ -300,7 +265,6 @@ def test_systemd_takes_the_unit(form, request, tmp_path, kind):
     path.parent.mkdir()
     path.write_text(form("systemd", request.getfixturevalue(kind)))
     done = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True)
-
     about_it = [line for line in done.stderr.splitlines() if "warm-checkpoint" in line]
     assert (done.returncode, about_it) == (0, [])
 
@@ -317,15 +281,9 @@ def prolog(form, tmp_path):
         # A small checkpoint has two seconds, in which Python may not even start on a machine with other work.
         script.write_text(change(with_limit(int(PATIENCE_S))(form("slurm-prolog", source))))
         usual = {"DEEPSEEK_TRITON_WARM_LOG": str(log), "DEEPSEEK_TRITON_WARM_LOCK": str(tmp_path / "lock")}
-        environment = usual | environment
-        with subprocess.Popen(
-            ["/bin/bash", script],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        ) as process:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        argv = ["/bin/bash", script]
+        with subprocess.Popen(argv, env=usual | environment, start_new_session=True, **pipes) as process:
             out, err = process.communicate()
             with contextlib.suppress(ProcessLookupError):  # as slurmd does with what a prolog has left
                 os.killpg(process.pid, signal.SIGKILL)
@@ -335,45 +293,34 @@ def prolog(form, tmp_path):
     return run
 
 
-def test_the_prolog_is_bash(form, repository, tmp_path):
-    (tmp_path / "prolog.sh").write_text(form("slurm-prolog", repository))
-
-    assert subprocess.run(["bash", "-n", tmp_path / "prolog.sh"]).returncode == 0
-
-
+@pytest.mark.slow
 def test_the_prolog_warms_and_says_so_in_its_log(prolog, checkpoint):
     evict_all(checkpoint)
+    done, log = prolog(checkpoint, SLURM_LOCALID="3")  # only one rank of a node warms
+    assert (done.returncode, done.stdout, log) == (0, "", "")
     done, log = prolog(checkpoint, SLURM_JOB_ID="77")
-
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert is_warm(checkpoint)
     assert "job 77: warming" in log
     assert log.splitlines()[-1].endswith("job 77: warm")
 
 
+@pytest.mark.slow
 def test_a_prolog_that_fails_does_not_drain_the_node(prolog, checkpoint):
     first = next(checkpoint.glob("*.safetensors"))
     os.truncate(first, first.stat().st_size - 1)
     done, log = prolog(checkpoint)
-
     assert (done.returncode, done.stdout) == (0, "")
     assert "not all warm (exit code 1)" in log.splitlines()[-1]
     assert str(first) in log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["log", "lock"])
 def test_a_prolog_that_cannot_write_its_log_or_lock_ends_well(prolog, checkpoint, tmp_path, where):
-    name = f"DEEPSEEK_TRITON_WARM_{where.upper()}"
-    done, log = prolog(checkpoint, **{name: str(tmp_path / "no folder" / "file")})
-
+    done, log = prolog(checkpoint, **{f"DEEPSEEK_TRITON_WARM_{where.upper()}": str(tmp_path / "no folder" / "file")})
     assert (done.returncode, done.stdout) == (0, "")
     assert ("warm" in done.stderr) if where == "log" else ("can't be locked: not warmed" in log)
-
-
-def test_only_one_rank_of_a_node_warms(prolog, checkpoint):
-    done, log = prolog(checkpoint, SLURM_LOCALID="3")
-
-    assert (done.returncode, done.stdout, log) == (0, "", "")
 
 
 @pytest.mark.slow
@@ -418,14 +365,12 @@ def test_a_lock_that_never_comes_free_ends_the_prolog(prolog, checkpoint, tmp_pa
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done, log = prolog(checkpoint, with_limit(1))
-
     assert done.returncode == 0
     assert "can't be locked in 1 s: not warmed" in log.splitlines()[-1]
 
 
 def test_the_prolog_names_the_settings_of_slurm_conf(form, repository):
     text = form("slurm-prolog", repository, "--rate", "2GB")
-
     [limit] = [int(line.partition("=")[2]) for line in text.splitlines() if line.startswith("limit=")]
     assert limit == 2 * math.ceil(R1_BYTES / 2e9)
     for option in ("PrologTimeout", "PrologEpilogTimeout", "BatchStartTimeout"):

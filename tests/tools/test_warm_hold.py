@@ -7,9 +7,9 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
-from bench.synthetic_checkpoint import make_checkpoint
 
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.host.host_memory import HostMemory
@@ -18,6 +18,7 @@ from deepseek_triton_tools.warming import WarmOptions, take_survey, warm
 from deepseek_triton_tools.warming.hold import check_hold, hold
 from deepseek_triton_tools.warming.pagecache.locking import LockedFiles, allow_locking
 from deepseek_triton_tools.warming.pagecache.residency import evict
+from support.cached_checkpoint import write_checkpoint
 from support.page_cache import resident_bytes
 
 PATIENCE_S = 60
@@ -26,7 +27,7 @@ PERIOD_S = 0.02
 
 @pytest.fixture
 def survey(tmp_path):
-    make_checkpoint(tmp_path / "R1", size=2 * 10**6)
+    write_checkpoint(tmp_path / "R1")
     survey = take_survey([str(tmp_path / "R1")])
     warm(survey)
     if survey.files[0].residency_method is None:
@@ -93,30 +94,27 @@ def may_lock(survey):
 def test_locked_files_cannot_be_dropped_until_they_are_unlocked(survey):
     if not may_lock(survey):
         pytest.skip("nothing may be locked here: neither RLIMIT_MEMLOCK nor CAP_IPC_LOCK allows it")
+    check_hold(unknown(survey), "auto")  # files that can be locked need no known residency
     with Holding(survey, "lock") as holding:
         held = holding.wait_for(lambda held: True)
         assert (held.mode, held.resident, held.problem) == ("lock", survey.size, None)
         for path in paths(survey):
             evict(path)
             assert resident_bytes(path) == path.stat().st_size
-
     for path in paths(survey):
         evict(path)
         assert resident_bytes(path) == 0
 
 
-def test_locking_stops_when_told_to(survey):
+def test_what_is_not_locked(survey, tmp_path):
     stop = threading.Event()
-    stop.set()
-    with contextlib.closing(LockedFiles()) as locked:
-        locked.lock(paths(survey), stop)
-        assert locked.size == 0
-
-
-def test_an_empty_file_is_no_trouble(tmp_path):
     (tmp_path / "empty").touch()
     with contextlib.closing(LockedFiles()) as locked:
-        locked.lock([tmp_path / "empty"], threading.Event())
+        locked.lock([tmp_path / "empty"], stop)
+        with pytest.raises(LockError, match="gone: can't be mapped"):
+            locked.lock([tmp_path / "gone"], stop)
+        stop.set()
+        locked.lock(paths(survey), stop)  # it stops when told to
         assert locked.size == 0
 
 
@@ -124,34 +122,21 @@ def run_without_the_right(folder, mode, limit):
     """`warm files --hold` as somebody with a limit on locked memory, beside a command that ends at once."""
     if not shutil.which("setpriv") or not shutil.which("prlimit"):
         pytest.skip("setpriv and prlimit are needed to take a right away")
-    drop = ["setpriv", "--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock"]
-    verb = [
-        sys.executable,
-        "-m",
-        "deepseek_triton_tools.cli.main",
-        "warm",
-        "files",
-        str(folder),
-        f"--hold={mode}",
-        "--then",
-        "true",
-    ]
-    done = subprocess.run(
-        [*drop, "prlimit", f"--memlock={limit}", *verb], capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    drop = ["setpriv", "--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock", "prlimit", f"--memlock={limit}"]
+    verb = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "warm", "files", str(folder), f"--hold={mode}"]
+    done = subprocess.run([*drop, *verb, "--then", "true"], capture_output=True, text=True, timeout=PATIENCE_S)
     if "setpriv:" in done.stderr:
         pytest.skip(f"no right can be taken away here: {done.stderr.strip()}")
     return done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["65536:65536", "0:0"])
 def test_a_missing_right_to_lock_is_reported_with_the_fix_before_anything_is_read(survey, limit):
     for path in paths(survey):
         evict(path)
     done = run_without_the_right(survey.checkpoints[0].folder, "lock", limit)
-
-    assert done.returncode == 1
-    assert done.stdout == ""
+    assert (done.returncode, done.stdout) == (1, "")
     assert sum(map(resident_bytes, paths(survey))) < survey.size / 2
     line = done.stderr.splitlines()[-1]
     assert line.startswith("deepseek-triton warm: ")
@@ -159,20 +144,20 @@ def test_a_missing_right_to_lock_is_reported_with_the_fix_before_anything_is_rea
         assert part in line
 
 
+@pytest.mark.slow
 def test_the_soft_limit_is_raised_to_the_hard_one(survey):
     _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if hard != resource.RLIM_INFINITY and hard < 2 * survey.size:
         pytest.skip("the hard limit is too low here")
     limit = "unlimited" if hard == resource.RLIM_INFINITY else hard
     done = run_without_the_right(survey.checkpoints[0].folder, "lock", f"65536:{limit}")
-
     assert done.returncode == 0
     assert "held by lock" in done.stderr
 
 
+@pytest.mark.slow
 def test_auto_watches_where_it_may_not_lock_and_says_why(survey):
     done = run_without_the_right(survey.checkpoints[0].folder, "auto", "65536:65536")
-
     assert done.returncode == 0
     assert "watching, not locking: " in done.stderr
     assert "RLIMIT_MEMLOCK is 64 KiB" in done.stderr
@@ -182,17 +167,17 @@ def test_auto_watches_where_it_may_not_lock_and_says_why(survey):
 # Watching
 
 
-def test_dropped_files_are_brought_in_again(survey):
-    path = paths(survey)[1]
+def test_dropped_files_are_brought_in_again_and_a_removed_one_does_not_matter(survey):
+    first, path = paths(survey)[:2]
     with Holding(survey, "watch") as holding:
         holding.wait_for(lambda held: held.resident == survey.size)
         evict(path)
         held = holding.wait_for(lambda held: held.rewarmed)
-        assert held.mode == "watch"
+        assert (held.mode, held.rewarmed, held.problem) == ("watch", path.stat().st_size, None)
         assert resident_bytes(path) == path.stat().st_size
-
-    assert held.rewarmed == path.stat().st_size
-    assert held.problem is None
+        first.unlink()
+        evict(path)
+        holding.wait_for(lambda held: held.rewarmed == 2 * path.stat().st_size)
 
 
 def test_files_that_are_dropped_again_and_again_are_left_alone(survey):
@@ -207,19 +192,10 @@ def test_files_that_are_dropped_again_and_again_are_left_alone(survey):
         number = len(holding.seen)
         holding.wait_for(lambda held: len(holding.seen) > number + 3)
         last = holding.seen[-1]
-
     assert "evicted faster than it can be brought in" in gave_up.problem
     assert "--budget" in gave_up.problem
     assert last.rewarmed == gave_up.rewarmed == 3 * survey.size
     assert last.resident < survey.size / 2
-
-
-def test_a_removed_file_does_not_end_the_watch(survey):
-    with Holding(survey, "watch") as holding:
-        holding.wait_for(lambda held: True)
-        paths(survey)[0].unlink()
-        evict(paths(survey)[1])
-        assert holding.wait_for(lambda held: held.rewarmed).rewarmed == paths(survey)[1].stat().st_size
 
 
 def unknown(survey):
@@ -227,9 +203,8 @@ def unknown(survey):
 
     def on_own_cache(each):
         reading = replace(each.file_system.reading, is_cached=False)
-        return replace(
-            each, file_system=replace(each.file_system, reading=reading), resident=None, residency_method=None
-        )
+        system = replace(each.file_system, reading=reading)
+        return replace(each, file_system=system, resident=None, residency_method=None)
 
     return replace(survey, files=tuple(map(on_own_cache, survey.files)))
 
@@ -246,68 +221,48 @@ def test_files_of_unknown_residency_cannot_be_watched(survey, mode, monkeypatch)
     check_hold(survey, mode)
     with Holding(unknown(survey), mode) as holding:
         holding._thread.join(PATIENCE_S)
-
     assert "the kernel does not say" in str(holding.error)
     assert ("not allowed" in str(holding.error)) == (mode == "auto")
     assert ("--hold=lock" in str(holding.error)) == (mode == "watch")
     assert holding.seen == []
 
 
-@pytest.mark.parametrize("mode", ["lock", "auto", "watch"])
-def test_more_than_fits_is_not_held(survey, mode):
+def test_more_than_fits_is_not_held(survey):
     memory = HostMemory(total=2**40, available=survey.size - 1, cgroups=())
-
-    with pytest.raises(LockError, match="leave --budget or --hold out"):
-        check_hold(replace(survey, memory=memory, budget=survey.size, options=WarmOptions(budget=survey.size)), mode)
-
-
-def test_files_that_can_be_locked_need_no_known_residency(survey):
-    if not may_lock(survey):
-        pytest.skip("nothing may be locked here: neither RLIMIT_MEMLOCK nor CAP_IPC_LOCK allows it")
-    check_hold(unknown(survey), "auto")
+    large = replace(survey, memory=memory, budget=survey.size, options=WarmOptions(budget=survey.size))
+    for mode in ("lock", "auto", "watch"):
+        with pytest.raises(LockError, match="leave --budget or --hold out"):
+            check_hold(large, mode)
 
 
-def test_a_file_that_cannot_be_mapped_is_named(tmp_path):
-    with contextlib.closing(LockedFiles()) as locked, pytest.raises(LockError, match="gone: can't be mapped"):
-        locked.lock([tmp_path / "gone"], threading.Event())
+@pytest.fixture(params=["at once", "late"])
+def unheld(request, monkeypatch):
+    """A hold that fails, as where nothing can be locked or watched; its `late`, and the commands that were run."""
+    hold = "deepseek_triton_tools.warming.hold.allow_locking"
+    cli = "deepseek_triton_tools.cli.warm_files"
+    monkeypatch.setattr(hold, refuse_to_lock)
+    monkeypatch.setattr(f"{cli}.take_survey", lambda *args: unknown(take_survey(*args)))
+    if request.param == "late":  # of a user namespace only the attempt tells that locking is not allowed
+        monkeypatch.setattr(f"{cli}.check_hold", lambda *_: None)
+    ran = []
+    monkeypatch.setattr(f"{cli}.run_instead", ran.append)
+    return SimpleNamespace(late=request.param == "late", ran=ran)
 
 
-class Unheld:
-    """A hold that fails, as where nothing can be locked or watched."""
-
-    def __init__(self, monkeypatch, *, late):
-        # Of a user namespace only the attempt tells that locking is not allowed.
-        self._late = late
-        monkeypatch.setattr("deepseek_triton_tools.warming.hold.allow_locking", refuse_to_lock)
-        monkeypatch.setattr(
-            "deepseek_triton_tools.cli.warm_files.take_survey", lambda *args: unknown(take_survey(*args))
-        )
-        if late:
-            monkeypatch.setattr("deepseek_triton_tools.cli.warm_files.check_hold", lambda *_: None)
-        self.ran = []
-        monkeypatch.setattr("deepseek_triton_tools.cli.warm_files.run_instead", self.ran.append)
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_a_command_is_run_without_a_hold_where_none_is_possible(survey, late, monkeypatch, capsys, tmp_path):
-    unheld = Unheld(monkeypatch, late=late)
+def test_a_command_is_run_without_a_hold_where_none_is_possible(survey, unheld, capsys, tmp_path):
     ready, folder = str(tmp_path / "ready"), str(survey.checkpoints[0].folder)
-
     assert main(["warm", "files", folder, "--hold", "--ready-file", ready, "--then", "true", "x"]) == 0
     assert unheld.ran == [["true", "x"]]
     assert (tmp_path / "ready").exists()
     assert "neither watched nor locked" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("argv", [["--hold"], ["--hold=lock", "--then", "true"], ["--hold=watch", "--then", "true"]])
-def test_a_hold_that_is_demanded_and_impossible_is_one_line_and_1(survey, late, argv, monkeypatch, capsys, tmp_path):
-    unheld = Unheld(monkeypatch, late=late)
+def test_a_hold_that_is_demanded_and_impossible_is_one_line_and_1(survey, unheld, capsys, tmp_path):
     folder = str(survey.checkpoints[0].folder)
-
-    assert main(["warm", "files", folder, "--ready-file", str(tmp_path / "ready"), *argv]) == 1
-    assert unheld.ran == []
-    assert not (tmp_path / "ready").exists()
-    shown = capsys.readouterr()
-    assert shown.err.splitlines()[-1].startswith("deepseek-triton warm: --hold: ")
-    assert bool(shown.out) == late
+    for argv in (["--hold"], ["--hold=lock", "--then", "true"], ["--hold=watch", "--then", "true"]):
+        assert main(["warm", "files", folder, "--ready-file", str(tmp_path / "ready"), *argv]) == 1
+        assert unheld.ran == []
+        assert not (tmp_path / "ready").exists()
+        shown = capsys.readouterr()
+        assert shown.err.splitlines()[-1].startswith("deepseek-triton warm: --hold: ")
+        assert bool(shown.out) == unheld.late

@@ -1,12 +1,10 @@
 """The texts and documents of `warm`: what fits, what would make it fit, the progress and the result."""
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bench.synthetic_checkpoint import make_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,13 +12,14 @@ from deepseek_triton_tools.cli import parsing
 from deepseek_triton_tools.host.host_memory import BUDGET_SHARE, CgroupMemory, HostMemory
 from deepseek_triton_tools.host.units import about, part_of, sized
 from deepseek_triton_tools.terminal.tables import plain_lines
-from deepseek_triton_tools.warming import Share, Stall, WarmOptions, take_survey, warm
+from deepseek_triton_tools.warming import Stall, WarmOptions, take_survey, warm
 from deepseek_triton_tools.warming.pagecache.residency import evict
 from deepseek_triton_tools.warming.report import report
 from deepseek_triton_tools.warming.report.document import SCHEMA, result_document, survey_document
 from deepseek_triton_tools.warming.report.progress_view import ProgressView, progress_line, stall_line
 from deepseek_triton_tools.warming.transfer import Problem
 from deepseek_triton_tools.warming.warm_progress import WarmProgress
+from support.cached_checkpoint import write_checkpoint
 
 GIB = 2**30
 
@@ -28,7 +27,7 @@ GIB = 2**30
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("R1") / "R1"
-    make_checkpoint(folder, size=2 * 10**6)
+    write_checkpoint(folder)
     return folder
 
 
@@ -67,44 +66,26 @@ def text(survey, **options):
 
 
 def test_the_report_says_what_is_where_and_how_it_would_be_read(survey, folder):
-    shown = text(survey)
-
-    assert f"{folder}  4       {sized(survey.size)}" in shown
-    system = survey.files[0].file_system
-    assert system.mount.type in shown
-    assert system.mount.mount_point in shown
-    assert system.reading.reason in shown
-    assert "available  1.0 TiB" in shown
-    assert "decided by MemAvailable" in shown
-    assert "engine's prefetch  yes" in shown
-    assert "Files" not in shown
-
-
-def test_files_are_rows_where_asked_for_or_where_something_is_wrong(survey):
-    name = survey.files[1].file.path.name
+    shown, system = text(survey), survey.files[0].file_system
+    parts = [f"{folder}  4       {sized(survey.size)}", system.mount.type, system.mount.mount_point]
+    parts += [system.reading.reason, "available  1.0 TiB", "decided by MemAvailable", "engine's prefetch  yes"]
+    assert [part for part in parts if part not in shown] == []
+    name, other = (each.file.path.name for each in (survey.files[1], survey.files[0]))
+    assert name not in shown
     assert name in text(survey, verbose=True)
-
     damaged = (survey.files[0], replace(survey.files[1], selection="damaged"), *survey.files[2:])
-    shown = text(replace(survey, files=damaged))
-    assert name in shown
-    assert "damaged: left out" in shown
-    assert survey.files[0].file.path.name not in shown
-
-
-def test_residency_that_the_kernel_does_not_tell_is_unknown(survey):
-    files = tuple(replace(each, resident=None, residency_method=None) for each in survey.files)
-    unknown = replace(survey, files=files)
-
+    shown = text(replace(survey, files=damaged))  # a row where something is wrong
+    assert (name in shown, "damaged: left out" in shown, other in shown) == (True, True, False)
+    unknown = replace(survey, files=tuple(replace(each, resident=None, residency_method=None) for each in survey.files))
     assert "resident           unknown" in text(unknown)
+    assert "resident: unknown" in "\n".join(report.preamble(unknown))
     document = survey_document(unknown, action="report", exit_code=0)
     assert (document["resident_bytes"], document["residency_by"]) == (None, [])
-    assert "resident: unknown" in "\n".join(report.preamble(unknown))
 
 
 def test_the_cgroup_that_decides_is_named_with_the_limit_that_would_do(survey):
     large = enlarged(survey, 640 * GIB)
     tight = in_memory(large, HostMemory(total=2**40, available=1000 * GIB, cgroups=(cgroup(100 * GIB, 30 * GIB),)))
-
     shown = text(tight)
     assert "fits               no" in shown
     assert "decided by the memory limit of the cgroup /kubepods/pod1" in shown
@@ -128,7 +109,6 @@ def test_the_checkpoint_fits_after_the_remedy(survey, size, available, limit, us
     assert ways.startswith("what would do: ")
     *_, memory = [tight.memory, *given_by(ways, tight.memory)]
     budget = asked(ways, "--budget ")
-
     assert (budget or int(memory.headroom * BUDGET_SHARE)) >= tight.size
     assert tight.size <= memory.headroom
 
@@ -159,7 +139,6 @@ def too_large_a_budget(survey):
 def test_a_budget_above_what_fits_is_warned_of(survey):
     tight = too_large_a_budget(survey)
     warning = f"--budget 1.0 TiB is more than the {sized(survey.size // 2)} that fits: the first files will be dropped"
-
     assert warning in "\n".join(report.preamble(tight))
     shown = text(tight)
     assert warning in shown
@@ -175,7 +154,6 @@ def test_after_too_large_a_budget_hold_is_not_recommended(folder, survey):
     result = replace(warm(take_survey([str(folder)])), resident=0)
     [usual] = report.warnings(result)
     [line] = report.warnings(replace(result, survey=too_large_a_budget(result.survey)))
-
     assert "--hold" in usual
     assert line.startswith("not all of it stayed: --budget 1.0 TiB is more than the ")
     assert "--hold" not in line
@@ -185,10 +163,8 @@ def on_uncached(survey):
     """The survey as if its files lay where nothing stays in the page cache."""
 
     def there(each):
-        reading = replace(each.file_system.reading, is_cached=False)
-        return replace(
-            each, file_system=replace(each.file_system, reading=reading), resident=None, residency_method=None
-        )
+        system = replace(each.file_system, reading=replace(each.file_system.reading, is_cached=False))
+        return replace(each, file_system=system, resident=None, residency_method=None)
 
     return replace(survey, files=tuple(map(there, survey.files)))
 
@@ -196,40 +172,34 @@ def on_uncached(survey):
 def test_a_file_system_that_keeps_nothing_in_the_page_cache_is_never_called_warm(folder, survey):
     place = survey.files[0].file_system.mount
     result = warm(on_uncached(take_survey([str(folder)])))
-
     assert f"what is read from {place} does not stay in the page cache" in list(report.preamble(on_uncached(survey)))
     assert f"the page cache keeps nothing of {place}" in text(on_uncached(survey))
     assert report.summary(result).startswith(f"read, but not warm: the page cache keeps nothing of {place}: ")
     assert "stay in the page cache" not in "\n".join(report.preamble(survey))
     assert "stays warm" not in text(survey)
 
-
-def test_what_lies_in_memory_already_is_warm(survey):
     def in_device(each):
         return replace(each, file_system=replace(each.file_system, reading=replace(each.file_system.reading, jobs=0)))
 
-    device = on_uncached(survey)
+    device = on_uncached(survey)  # what lies in memory already is warm
     assert not report.uncached(replace(device, files=tuple(map(in_device, device.files))))
 
 
 def test_a_budget_that_was_asked_for_is_what_is_raised(survey):
     tight = replace(survey, budget=10, options=WarmOptions(budget=10))
-
     assert asked(report.remedies(tight), "--budget ") >= survey.size
     assert "cgroup" not in report.remedies(tight)
 
 
-@pytest.mark.parametrize(("more", "answer"), [(-1, "yes"), (0, "no")])
-def test_the_engine_reads_ahead_below_nine_tenths_of_what_is_available(survey, more, answer):
-    large = enlarged(survey, 900 * GIB + more - survey.size)
-
-    [row] = [line for line in text(large).splitlines() if line.startswith("engine's prefetch")]
-    assert row.split()[2] == answer
+def test_the_engine_reads_ahead_below_nine_tenths_of_what_is_available(survey):
+    for more, answer in ((-1, "yes"), (0, "no")):
+        shown = text(enlarged(survey, 900 * GIB + more - survey.size))
+        [row] = [line for line in shown.splitlines() if line.startswith("engine's prefetch")]
+        assert row.split()[2] == answer
 
 
 def test_the_document_of_a_survey(survey, folder):
     document = json.loads(json.dumps(survey_document(survey, action="report", exit_code=0), allow_nan=False))
-
     assert (document["schema"], document["action"], document["ok"]) == (SCHEMA, "report", True)
     [checkpoint] = document["checkpoints"]
     assert (checkpoint["folder"], checkpoint["num_files"]) == (str(folder), 4)
@@ -247,79 +217,45 @@ def test_the_document_of_a_survey(survey, folder):
 
 def test_the_summary_and_the_document_of_a_result(folder):
     result = warm(take_survey([str(folder)]))
-
-    assert report.summary(result).startswith(f"warm: {part_of(result.survey.size, result.survey.size)} done in ")
+    survey = result.survey
+    assert report.summary(result).startswith(f"warm: {part_of(survey.size, survey.size)} done in ")
     assert not list(report.warnings(result))
     assert not report.files_now(result, verbose=False)
-    assert [each.resident for each in report.files_now(result, verbose=True)] == [
-        each.file.size for each in result.survey.files
-    ]
+    assert [each.resident for each in report.files_now(result, verbose=True)] == [f.file.size for f in survey.files]
     document = json.loads(json.dumps(result_document(result, exit_code=0), allow_nan=False))
     assert document["result"]["resident_bytes"] == document["result"]["done_bytes"] == document["size_bytes"]
     read = document["result"]["read_bytes"] - document["result"]["read_again_bytes"]
     assert read + document["result"]["found_bytes"] == document["size_bytes"]
+    assert document["ok"]
+    assert not result_document(replace(result, was_stopped=True), exit_code=0)["ok"]
 
 
-@pytest.mark.parametrize(
-    ("options", "changes", "verdict"),
-    [
-        (WarmOptions(), {"was_stopped": True}, "stopped: "),
-        (WarmOptions(), {"gave_up": True}, "given up: the storage stalled: "),
-        (WarmOptions(), {"resident": 0}, "partly warm: not all of it stayed: "),
-        (WarmOptions(budget=10**6), {}, "partly warm: not all of it fits: "),
-    ],
-)
-def test_the_summary_says_how_it_ended(folder, options, changes, verdict):
-    result = replace(warm(take_survey([str(folder)], options)), **changes)
-
-    assert report.summary(result).startswith(verdict)
-    assert bool(list(report.warnings(result))) == ("stayed" in verdict)
+def test_the_summary_says_how_it_ended(folder):
+    cases = [
+        ("stopped: ", WarmOptions(), {"was_stopped": True}),
+        ("given up: the storage stalled: ", WarmOptions(), {"gave_up": True}),
+        ("partly warm: not all of it stayed: ", WarmOptions(), {"resident": 0}),
+        ("partly warm: not all of it fits: ", WarmOptions(budget=10**6), {}),
+    ]
+    for verdict, options, changes in cases:
+        result = replace(warm(take_survey([str(folder)], options)), **changes)
+        assert report.summary(result).startswith(verdict)
+        assert bool(list(report.warnings(result))) == ("stayed" in verdict)
 
 
-@pytest.mark.parametrize(
-    ("verified", "unverified", "said"),
-    [
-        (4, 0, "; 4 of 4 files have a checksum"),
-        (3, 1, "; 3 of 4 files have a checksum; the others are not verified"),
-    ],
-)
-def test_the_number_of_verified_files_is_shown(folder, verified, unverified, said):
-    result = warm(take_survey([str(folder)], WarmOptions(verify=True)))
-    result = replace(result, num_verified=verified, num_unverified=unverified)
-
-    assert report.summary(result).endswith(said)
-    counted = result_document(result, exit_code=0)["result"]
-    assert (counted["num_verified"], counted["num_unverified"]) == (verified, unverified)
-
-
-def test_what_was_stopped_is_not_ok_whatever_the_exit_code(folder):
-    result = replace(warm(take_survey([str(folder)])), was_stopped=True)
-
-    assert not result_document(result, exit_code=0)["ok"]
-
-
-def test_a_damaged_file_is_in_none_of_the_figures(tmp_path):
-    make_checkpoint(tmp_path / "R1", size=2 * 10**6)
-    first, *rest = sorted((tmp_path / "R1").glob("*.safetensors"))
-    os.truncate(first, first.stat().st_size - 1)
-    result = warm(take_survey([str(tmp_path / "R1")]))
-
-    whole = sum(path.stat().st_size for path in rest)
-    assert result.survey.chosen_size == whole
-    assert f"resident {part_of(whole, whole)}" in report.summary(result)
-
-
-def test_the_shares_that_read_are_named(folder):
-    survey = take_survey([str(folder)], WarmOptions(share=Share(3, 3), jobs=1))
-
-    assert "nothing to do: 3 shares, 1 job: share 1 read" in report.preamble(survey)
+def test_the_number_of_verified_files_is_shown(folder):
+    warmed = warm(take_survey([str(folder)], WarmOptions(verify=True)))
+    for verified, said in {4: "; 4 of 4 files have a checksum", 3: "a checksum; the others are not verified"}.items():
+        result = replace(warmed, num_verified=verified, num_unverified=4 - verified)
+        assert report.summary(result).endswith(said)
+        counted = result_document(result, exit_code=0)["result"]
+        assert (counted["num_verified"], counted["num_unverified"]) == (verified, 4 - verified)
 
 
 def test_files_that_did_not_stay_are_rows(folder):
     result = replace(warm(take_survey([str(folder)])), resident=0)
     path = result.survey.files[2].file.path
     evict(path)
-
     assert [each.file.path for each in report.files_now(result, verbose=False)] == [path]
     assert not report.files_now(replace(result, was_stopped=True), verbose=False)
 
@@ -328,20 +264,8 @@ def test_files_that_did_not_stay_are_rows(folder):
 
 
 def progress(**changes):
-    values = {
-        "total": 642 * GIB,
-        "done": 171 * GIB,
-        "found": 0,
-        "again": 0,
-        "resident": 173 * GIB,
-        "num_files": 163,
-        "num_files_done": 41,
-        "elapsed_s": 80.0,
-        "rate": 2.1 * GIB,
-        "eta_s": 224.0,
-        "stalls": (),
-        "problems": (),
-    }
+    values = {"total": 642 * GIB, "done": 171 * GIB, "found": 0, "again": 0, "resident": 173 * GIB, "num_files": 163}
+    values |= {"num_files_done": 41, "elapsed_s": 80.0, "rate": 2.1 * GIB, "eta_s": 224.0, "stalls": (), "problems": ()}
     return WarmProgress(**values | changes)
 
 
@@ -352,7 +276,6 @@ def stall(**changes):
 
 def test_the_line_of_progress():
     line = "shards 41/163, 171 of 642 GiB, 2.1 GiB/s, 4 min left, 27% resident"
-
     assert progress_line(progress()) == line
     assert progress_line(progress(again=3 * GIB)) == f"{line}, 3.0 GiB read again"
     assert progress_line(progress(eta_s=None, resident=None)) == "shards 41/163, 171 of 642 GiB, 2.1 GiB/s"
@@ -371,7 +294,6 @@ def test_a_stall_is_shown_again_when_it_has_doubled_and_when_it_is_over(capsys):
         view(progress(stalls=(stall(waited_s=waited_s),)))
     view(progress())
     view(progress())
-
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(", at")[0].rpartition(" for ")[2] for line in lines[:2]] == ["31 s", "63 s"]
     assert lines[2:] == ["/m/model-00041.safetensors: goes on"]
@@ -382,26 +304,13 @@ def test_a_problem_is_shown_once(capsys):
     view = ProgressView()
     view(progress(problems=(second,)))
     view(progress(problems=(first, second)))
-
     lines = [f"{name}: ends at byte 7; download it again" for name in "ba"]
     assert capsys.readouterr().err.splitlines() == lines
 
 
-@pytest.mark.parametrize(
-    ("num_bytes", "shown"),
-    [
-        (0, "0 bytes"),
-        (999, "999 bytes"),
-        (1000, "1.0 KiB"),
-        (2**20, "1.0 MiB"),
-        (2.5 * GIB, "2.5 GiB"),
-        (641.3 * GIB, "641 GiB"),
-    ],
-)
-def test_sizes(num_bytes, shown):
-    assert sized(num_bytes) == shown
-
-
-@pytest.mark.parametrize(("seconds", "shown"), [(0.04, "0.0 s"), (42, "42 s"), (224, "4 min"), (3900, "1 h 5 min")])
-def test_times(seconds, shown):
-    assert about(seconds) == shown
+def test_sizes_and_times():
+    sizes = {0: "0 bytes", 999: "999 bytes", 1000: "1.0 KiB", 2**20: "1.0 MiB", 2.5 * GIB: "2.5 GiB"}
+    sizes[641.3 * GIB] = "641 GiB"
+    assert {num_bytes: sized(num_bytes) for num_bytes in sizes} == sizes
+    times = {0.04: "0.0 s", 42: "42 s", 224: "4 min", 3900: "1 h 5 min"}
+    assert {seconds: about(seconds) for seconds in times} == times
