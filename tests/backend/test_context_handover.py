@@ -15,7 +15,7 @@ from deepseek_backend.engines.context_handover import ContextHandover, RequestTy
 from deepseek_backend.engines.simulated.simulated_engine import SimulatedEngine
 from deepseek_backend.service import Service
 from support.fakes import ListReply, ScriptedEngine
-from support.waiting import wait_for
+from support.waiting import PATIENCE_S, wait_for
 
 ids = st.integers(0, 2**31 - 1)
 handovers = st.builds(
@@ -71,7 +71,7 @@ def send(service, prompt=b"hi", *, handover=None, reply=None, **parameters):
 
 
 def ended(reply):
-    wait_for(lambda: reply.finals)
+    assert reply.done.wait(PATIENCE_S)
     return reply
 
 

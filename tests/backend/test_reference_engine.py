@@ -26,9 +26,6 @@ from deepseek_backend.errors import ConfigError, EngineError, RequestError, Unav
 from support.demo_decoding import DEMO_MAX_TOKENS, DEMO_PROMPTS
 from support.random_checkpoint import BOS, EOS
 
-pytestmark = pytest.mark.slow
-
-
 TIMEOUT_S = 120
 PROMPT = DEMO_PROMPTS[0]
 
@@ -151,6 +148,7 @@ def plain_logits(engine, token_ids):
 # --- generation ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_concurrent_requests_give_the_same_text_as_alone_and_as_plain_passes(engine, tokenizer):
     collector = Collector()
     jobs = [(prompt, max_tokens) for max_tokens in (3, 17, 33, DEMO_MAX_TOKENS) for prompt in DEMO_PROMPTS]
@@ -474,6 +472,7 @@ def test_prompt_and_answer_share_the_room(folder):
         assert isinstance(generate(short, "", add_special_tokens=False).last.error, RequestError)
 
 
+@pytest.mark.slow
 def test_context_may_outgrow_the_first_cache(engine):
     """Beyond 256 tokens the cache doubles, and a short request beside it goes on unchanged."""
     expected = generate(engine, max_tokens=DEMO_MAX_TOKENS).text
@@ -663,6 +662,7 @@ def test_model_may_be_relative_to_the_version_folder(folder):
 # --- forward passes --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_logits_of_a_changing_batch_are_those_of_plain_passes(engine):
     """Rows of mixed lengths join and leave, and the logits of every row are compared at every step."""
     assert engine._checkpoint

@@ -58,7 +58,6 @@ DISTRIBUTIONS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("params", DISTRIBUTIONS, ids=str)
 def test_draws_follow_the_reference_distribution(params):
     count = 4000

@@ -20,7 +20,7 @@ from deepseek_triton_build.catalog import load_release
 from standin.harness import guided_llm_args
 from standin.loading import standin
 from support.fakes import ListReply
-from support.waiting import wait_for
+from support.waiting import PATIENCE_S
 
 RELEASE = "1.2.1"
 TRANSCEIVER = {"cache_transceiver_config": {"backend": "UCX"}}
@@ -127,7 +127,7 @@ def send(service, **request):
     inputs = {name: _tensor(request.pop(name)) for name in (*TENSORS, "context_phase_params") if name in request}
     reply = ListReply()
     service.accept(inputs, json.dumps(request), reply)
-    wait_for(lambda: reply.finals)
+    assert reply.done.wait(PATIENCE_S)
     return reply
 
 

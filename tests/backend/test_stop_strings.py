@@ -70,7 +70,6 @@ def test_no_more_is_held_back_than_may_begin_a_stop_string(pieces, stops):
     assert matched or shown[-1] == held
 
 
-@pytest.mark.slow
 @given(PIECES, STOPS)
 def test_the_stop_string_that_is_complete_first_ends_the_text(pieces, stops):
     shown, matched = run(pieces, stops)

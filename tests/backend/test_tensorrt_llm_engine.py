@@ -125,7 +125,6 @@ def test_stop_tokens_end_the_answer_and_strings_are_left_to_the_text_layer(make_
     assert harness.text(stop=("a",)) == harness.text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("release", "llm_args"),
     [
@@ -187,7 +186,6 @@ VALUES = {
 """The fields that depend on the sampler."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("release", "llm_args"), CONFIGURATIONS)
 def test_every_claimed_field_is_applied_by_the_sampler(make_engine, release, llm_args):
     """The stand-in raises for a field its sampler ignores."""
@@ -286,7 +284,6 @@ def test_a_whole_answer_aborted_in_tensorrt_llms_queue_is_not_waited_for(make_en
     harness.sink.result(running)
 
 
-@pytest.mark.slow
 def test_a_request_aborted_before_its_prompt_is_tokenised_never_reaches_the_engine(make_engine, monkeypatch):
     harness = make_engine()
     tokenised = threading.Event()

@@ -42,7 +42,6 @@ def threads():
 # Aborts
 
 
-@pytest.mark.slow
 def test_a_request_aborted_in_the_engines_queue_has_its_end(slow_engine):
     """TensorRT-LLM removes the request from its queue and sends no response."""
     harness = slow_engine(max_batch_size=1)
@@ -59,7 +58,6 @@ def test_a_request_aborted_in_the_engines_queue_has_its_end(slow_engine):
         time.sleep(0.01)
 
 
-@pytest.mark.slow
 def test_an_abort_that_is_answered_ends_once(slow_engine):
     harness = slow_engine()
     (request,) = running(harness)
@@ -320,7 +318,6 @@ def ended(step):
     return step.error is not None or step.finish_reason is not None
 
 
-@pytest.mark.slow
 def test_two_can_stop_at_once(slow_engine):
     for delay_s in (0.0, 0.002, 0.01, 0.05):
         harness = slow_engine()

@@ -121,7 +121,6 @@ def test_what_can_not_be_rendered_is_the_callers_fault(make_engine):
 # Log-probabilities
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("release", RELEASES)
 def test_what_the_torch_sampler_of_each_release_has(make_engine, monkeypatch, release):
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "200")
@@ -143,7 +142,6 @@ def test_what_the_torch_sampler_of_each_release_has(make_engine, monkeypatch, re
     assert all(len(step.logprobs) == len(step.token_ids) for step in steps)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("release", RELEASES)
 def test_what_each_release_has_with_mtp(make_engine, monkeypatch, release):
     """A request for logprobs would end every other one."""
@@ -163,7 +161,6 @@ def test_what_each_release_has_with_mtp(make_engine, monkeypatch, release):
     harness.sink.result(request)
 
 
-@pytest.mark.slow
 def test_the_likeliest_tokens_follow_the_sampled_one_and_do_not_repeat_it(make_engine):
     harness = make_engine("1.2.1")
     steps = harness.run(max_tokens=20, logprobs=2, top_k=3, temperature=1.0)
@@ -251,7 +248,6 @@ def test_stop_tokens_are_never_ignored(make_engine):
     assert error.code is ErrorCode.UNSUPPORTED
 
 
-@pytest.mark.slow
 def test_bad_strings_are_not_generated(make_engine):
     harness = make_engine(sampler_type="TRTLLMSampler")
     assert "naïve" in harness.text()
@@ -267,7 +263,6 @@ GUIDES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_guide_reaches_the_engine_under_its_name(make_engine, release):
     harness = make_engine(release, **guided_llm_args(release))
@@ -354,7 +349,6 @@ def test_without_iteration_statistics_there_are_zeros(make_engine):
     assert harness.engine.stats().kv_blocks_total == 0
 
 
-@pytest.mark.slow
 def test_requests_go_on_when_the_statistics_fail(make_engine, monkeypatch):
     harness = make_engine(enable_iter_perf_stats=True)
     monkeypatch.setattr(IterationStats, "add", lambda self, row: 1 / 0)

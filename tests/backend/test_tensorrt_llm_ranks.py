@@ -16,8 +16,6 @@ from deepseek_triton_build.catalog import RELEASES, load_release
 from standin.harness import WAIT_S
 from standin.loading import standin
 
-pytestmark = pytest.mark.slow
-
 MPI = load_release("1.2.1").record["mpi"]
 LLMAPI_LAUNCH = {"TLLM_SPAWN_PROXY_PROCESS": "1"}
 
