@@ -21,34 +21,21 @@ def contents(folder):
 
 
 def test_it_says_what_it_wrote_and_how_to_run_it(capsys, tmp_path):
-    output = tmp_path / "r1"
-    assert main([*R1, "--output", str(output)]) == 0
-
-    printed = capsys.readouterr().out
-    for words in (
-        f"wrote {output}:",
-        "KV cache",
-        "26.07-trtllm",
-        f"run it there: {shlex.quote(f'{output}/start.sh')}",
-        "requests at once",
-    ):
-        assert words in printed
+    """A folder that was there is said to be replaced."""
+    output = tmp_path / "it's r 1"
+    for said in ("wrote", "replaced"):
+        assert main([*R1, "--set", "max_batch_size=1024", "--output", str(output)]) == 0
+        printed = capsys.readouterr().out
+        assert printed.startswith(f"{said} {output}: ")
+        for words in ("KV cache", "26.07-trtllm", "requests at once", "\nWarnings and notes\n"):
+            assert words in printed
+        assert f"run it there: {shlex.quote(f'{output}/start.sh')}\n" in printed
     assert (output / "tensorrt_llm/1/release.yaml").is_file()
 
-
-def test_the_help_names_every_format(capsys):
-    with pytest.raises(SystemExit):
-        main(["build", "--help"])
-
-    printed = capsys.readouterr().out
-    assert [name for name in FORMATS if name not in printed] == []
-
-
-def test_the_same_options_write_the_same_bytes(tmp_path, capsys):
-    for name in ("a", "b"):
-        assert main([*R1, "--output", str(tmp_path / name)]) == 0
-
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert main(["build", "deepseek-v3", "--gpu", "h100", "--gpus", "16", "--output", str(tmp_path / "v3")]) == 0
+    assert f"run it on 2 nodes: {shlex.quote(f'{tmp_path}/v3/start.sh')} on the first" in capsys.readouterr().out
+    assert main(["build", "tiny", "--output", str(tmp_path / "a tiny")]) == 0
+    assert f"run it here: deepseek-triton serve {shlex.quote(f'{tmp_path}/a tiny')}\n" in capsys.readouterr().out
 
 
 def test_the_hugging_face_name_of_the_default_checkpoint_is_the_same_plan(tmp_path, capsys):
@@ -63,73 +50,54 @@ def test_the_hugging_face_name_of_the_default_checkpoint_is_the_same_plan(tmp_pa
     assert "689 GB for the container to download" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_format(name, tmp_path, capsys):
-    engine = ["--engine", "vllm"] if name == "vllm-serve" else []
-    assert main([*R1, *engine, "--format", name, "--output", str(tmp_path / "out")]) == 0
-
-    assert f"{tmp_path}/out/{FORMATS[name].start}" in capsys.readouterr().out
-    assert (tmp_path / "out" / FORMATS[name].start).is_file()
+def test_every_format(tmp_path, capsys):
+    for name in FORMATS:
+        engine = ["--engine", "vllm"] if name == "vllm-serve" else []
+        assert main([*R1, *engine, "--format", name, "--output", str(tmp_path / name)]) == 0
+        assert f"{tmp_path / name}/{FORMATS[name].start}" in capsys.readouterr().out
+        assert (tmp_path / name / FORMATS[name].start).is_file()
+    with pytest.raises(SystemExit):
+        main(["build", "--help"])
+    printed = capsys.readouterr().out
+    assert [name for name in FORMATS if name not in printed] == []
 
 
 @pytest.mark.parametrize(
-    ("argv", "expected"),
+    "argv",
     [
-        (R1, "true"),
-        ([*R1, "--no-decoupled"], "false"),
-        ([*R1, "--set", "triton_config.decoupled=false"], "false"),
-        (["build", "tiny", "--no-decoupled"], "false"),
-        (["build", "tiny", "--engine", "simulated", "--no-decoupled"], "false"),
+        R1,
+        [*R1, "--no-decoupled"],
+        [*R1, "--set", "triton_config.decoupled=false"],
+        ["build", "tiny", "--engine", "simulated", "--no-decoupled"],
     ],
 )
-def test_both_files_say_whether_the_model_is_decoupled(argv, expected, tmp_path, capsys):
+def test_both_files_say_whether_the_model_is_decoupled(argv, tmp_path):
     assert main([*argv, "--output", str(tmp_path / "out")]) == 0
-    folder = tmp_path / "out" / "tensorrt_llm"
+    folder, expected = tmp_path / "out" / "tensorrt_llm", "true" if argv == R1 else "false"
 
     assert f"model_transaction_policy {{ decoupled: {expected} }}" in (folder / "config.pbtxt").read_text()
     assert f"  decoupled: {expected}\n" in (folder / "1/model.yaml").read_text()
     assert main(["check", str(tmp_path / "out")]) == 0
 
 
-@pytest.mark.parametrize(
-    ("argv", "code", "expected"),
-    [
-        pytest.param(
-            ["--no-decoupled", "--format", "trtllm-serve"],
-            1,
-            "only Triton has a use for it",
-            id="one response elsewhere",
-        ),
-        pytest.param(["--profile", "ctx", "--format", "quickstart"], 1, "--format trtllm-serve", id="ctx for a prompt"),
-        pytest.param(["--format", "vllm"], 2, "unknown format 'vllm'", id="format"),
-        pytest.param(["--format", "ctx"], 2, "ctx is a profile: --profile ctx", id="profile as format"),
-        pytest.param(["--gpus", "4"], 1, "--gpus 8", id="too few GPUs"),
-        pytest.param(["--write-quant-config"], 2, "expected --model with its folder", id="no checkpoint"),
-        pytest.param(["--set", "nonsense=1"], 1, "nonsense is not an LLM argument", id="set"),
-    ],
-)
-def test_what_cant_be_built_is_one_line_and_leaves_nothing(argv, code, expected, tmp_path, capsys):
-    assert main([*R1, *argv, "--output", str(tmp_path / "out")]) == code
-
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    (line,) = captured.err.splitlines()
-    assert line.startswith("deepseek-triton build: ")
-    assert expected in line
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_profile_for_trtllm_serve_is_written_as_that(tmp_path, capsys):
-    assert main([*R1, "--profile", "ctx", "--format", "trtllm-serve", "--output", str(tmp_path / "ctx")]) == 0
-    assert (tmp_path / "ctx/extra-llm-api-config.yml").is_file()
-
-
-def test_a_folder_that_takes_no_files_is_one_line(capsys):
-    assert main([*R1, "--output", "/proc/r1"]) == 1  # where nobody may write, root included
-
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "/proc/r1: can't be written" in line
-    assert line.endswith("choose another --output")
+def test_what_cant_be_built_is_one_line_and_leaves_nothing(tmp_path, capsys):
+    for argv, code, expected in (
+        (["--no-decoupled", "--format", "trtllm-serve"], 1, "only Triton has a use for it"),
+        (["--profile", "ctx", "--format", "quickstart"], 1, "--format trtllm-serve"),
+        (["--format", "vllm"], 2, "unknown format 'vllm'"),
+        (["--format", "ctx"], 2, "ctx is a profile: --profile ctx"),
+        (["--gpus", "4"], 1, "--gpus 8"),
+        (["--write-quant-config"], 2, "expected --model with its folder"),
+        (["--set", "nonsense=1"], 1, "nonsense is not an LLM argument"),
+        (["--output", "/proc/r1"], 1, "/proc/r1: can't be written"),  # where nobody may write, root included
+    ):
+        assert main([*R1, "--output", str(tmp_path / "out"), *argv]) == code
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        (line,) = captured.err.splitlines()
+        assert line.startswith("deepseek-triton build: ")
+        assert expected in line
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_hand_edits_are_shown_and_kept_until_forced(tmp_path, capsys):
@@ -179,15 +147,7 @@ def test_another_deployment_is_shown_and_kept_until_forced(tmp_path, capsys):
         ["deepseek-r1-0528", "--gpu", "b200", "--precision", "fp4", "--profile", "latency", "--mtp", "1"],
         ["nvidia/DeepSeek-R1-FP4", "--gpu", "b200", "--image", "26.02", "--format", "trtllm-bench"],
         ["deepseek-r1", "--gpu", "h200", "--model", "/a folder/it's", "--isl", "1024", "--osl", "64"],
-        [
-            "deepseek-r1",
-            "--gpu",
-            "h200",
-            "--set",
-            "kv_cache_config={enable_block_reuse: false}",
-            "--set",
-            "stream_interval=4",
-        ],
+        [*R1[1:], "--set", "kv_cache_config={enable_block_reuse: false}", "--set", "stream_interval=4"],
         ["deepseek-r1", "--gpu", "b200", "--gpus", "4", "--precision", "fp8", "--allow-unpublished"],
         ["deepseek-r1", "--gpu", "h200", "--mtp", "1", "--relaxed-acceptance", "--kv-cache-dtype", "auto"],
         ["tiny", "--engine", "simulated"],
@@ -220,12 +180,6 @@ def test_json_says_what_was_written_and_whether_something_was_there(tmp_path, ca
     assert (first["replaced"], second["replaced"]) == (False, True)
 
 
-def test_a_folder_that_was_there_is_said_to_be_replaced(tmp_path, capsys):
-    for word in ("wrote", "replaced"):
-        assert main([*R1, "--output", str(tmp_path / "r1")]) == 0
-        assert capsys.readouterr().out.startswith(f"{word} {tmp_path}/r1: ")
-
-
 def test_write_quant_config(tmp_path, capsys):
     folder = checkpoint(tmp_path / "R1")
     build = [*R1, "--model", str(folder), "--write-quant-config"]
@@ -243,10 +197,14 @@ def test_write_quant_config(tmp_path, capsys):
 
 
 def test_a_checkpoint_that_takes_no_change_leaves_no_repository(tmp_path, capsys):
+    """Nor does a refused build change the checkpoint."""
     folder = checkpoint(tmp_path / "R1")
-    (folder / "hf_quant_config.json").write_text('{"quantization": {}, "more": 1e999}')
-    assert main([*R1, "--model", str(folder), "--write-quant-config", "--output", str(tmp_path / "out")]) == 1
+    build = [*R1, "--model", str(folder), "--write-quant-config", "--output"]
+    assert main([*build, "/proc/r1"]) == 1
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
 
+    (folder / "hf_quant_config.json").write_text('{"quantization": {}, "more": 1e999}')
+    assert main([*build, str(tmp_path / "out")]) == 1
     assert "holds a number that JSON can't express" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["R1"]
 
@@ -262,30 +220,52 @@ def test_plan_and_build_give_the_same_parts_of_the_memory(tmp_path, capsys):
         assert f"{size} {part}" in built
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        pytest.param('{"architectures": ["Qwen2ForCausalLM"]}', "config.json says 'Qwen2ForCausalLM'", id="qwen"),
-        pytest.param("{bad", "config.json: ", id="broken"),
-        pytest.param(None, "config.json: ", id="empty-folder"),
-        pytest.param(
-            '{"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": {"quant_method": "torchao"}}',
-            "expected fp8, fp4, w4a8, w4a16 weights, found 'torchao'",
-            id="torchao",
-        ),
-    ],
-)
-def test_a_folder_that_is_no_such_checkpoint_is_refused(tmp_path, capsys, config, expected):
+INT4 = {"weights": {"num_bits": 4, "type": "int", "group_size": 128}, "input_activations": None}
+
+
+def quantized(quantization):
+    return json.dumps({"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": quantization})
+
+
+def compressed(group):
+    return quantized({"quant_method": "compressed-tensors", "config_groups": {"group_0": group}})
+
+
+def test_a_folder_that_is_no_such_checkpoint_is_refused(tmp_path, capsys):
     folder = tmp_path / "ck"
     folder.mkdir()
-    if config is not None:
-        (folder / "config.json").write_text(config)
+    float8 = {"num_bits": 8, "type": "float"}
+    wrong = {inputs: compressed({"weights": float8, "input_activations": inputs and float8}) for inputs in (None, True)}
+    for config, expected in (
+        (None, "config.json: "),
+        ('{"architectures": ["Qwen2ForCausalLM"]}', "config.json says 'Qwen2ForCausalLM'"),
+        ("{bad", "config.json: "),
+        (quantized({"quant_method": "torchao"}), "found 'torchao'"),
+        (wrong[None], "found 'compressed-tensors'"),
+        (wrong[True], "found 'compressed-tensors'"),
+    ):
+        if config is not None:
+            (folder / "config.json").write_text(config)
+        for engine in ("tensorrt_llm", "vllm"):
+            argv = [*R1, "--engine", engine, "--model", str(folder), "--output", str(tmp_path / "out")]
+            assert main(argv) == 2
+            (line,) = capsys.readouterr().err.splitlines()
+            assert f"--model {folder}" in line
+            assert expected in line
+            assert not (tmp_path / "out").exists()
 
-    assert main([*R1, "--model", str(folder), "--output", str(tmp_path / "out")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"--model {folder}" in line
-    assert expected in line
-    assert not (tmp_path / "out").exists()
+
+def test_a_folder_with_w4a16_weights_is_for_vllm(tmp_path, capsys):
+    for number, config in enumerate(
+        (*(quantized({"quant_method": method, "bits": 4}) for method in ("awq", "gptq")), compressed(INT4))
+    ):
+        (tmp_path / "config.json").write_text(config)
+        out = tmp_path / f"out{number}"
+
+        assert main([*R1, "--model", str(tmp_path), "--output", str(out)]) == 1
+        assert "H007" in capsys.readouterr().err
+        assert main([*R1, "--engine", "vllm", "--model", str(tmp_path), "--output", str(out)]) == 0
+        assert "w4a16, profile balanced" in capsys.readouterr().out
 
 
 def test_a_relative_folder_is_a_folder_in_every_format(tmp_path, capsys, monkeypatch):
@@ -303,76 +283,3 @@ def test_the_container_asked_for_is_in_the_stamp(tmp_path, capsys):
     text = (tmp_path / "r1/start.sh").read_text()
     assert "--image 26.05" in text.splitlines()[1]
     assert "tritonserver:26.05-trtllm" in text
-
-
-def test_a_refused_build_leaves_the_checkpoint_alone(tmp_path, capsys):
-    folder = checkpoint(tmp_path / "R1")
-    assert main([*R1, "--model", str(folder), "--write-quant-config", "--output", "/proc/r1"]) == 1
-
-    assert [path.name for path in folder.iterdir()] == ["config.json"]
-
-
-def test_warnings_are_printed(tmp_path, capsys):
-    assert main([*R1, "--set", "max_batch_size=1024", "--output", str(tmp_path / "r1")]) == 0
-
-    assert "\nWarnings and notes\n" in capsys.readouterr().out
-
-
-def test_several_nodes_are_said(tmp_path, capsys):
-    argv = ["build", "deepseek-v3", "--gpu", "h100", "--gpus", "16", "--output", str(tmp_path / "v3")]
-    assert main(argv) == 0
-
-    assert f"run it on 2 nodes: {shlex.quote(f'{tmp_path}/v3/start.sh')} on the first" in capsys.readouterr().out
-
-
-def test_the_tiny_model_runs_here(tmp_path, capsys):
-    assert main(["build", "tiny", "--output", str(tmp_path / "tiny")]) == 0
-
-    assert f"run it here: deepseek-triton serve {shlex.quote(f'{tmp_path}/tiny')}\n" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("variant", [["tiny"], ["deepseek-r1", "--gpu", "h200"]])
-def test_the_line_that_runs_it_can_be_pasted_for_any_folder(tmp_path, capsys, variant):
-    folder = tmp_path / "it's r 1"
-    assert main(["build", *variant, "--output", str(folder)]) == 0
-    *_, command = [line for line in capsys.readouterr().out.splitlines() if line.startswith("run it ")]
-
-    last = shlex.split(command)[-1]
-    assert last in (str(folder), f"{folder}/start.sh")
-
-
-INT4 = {"weights": {"num_bits": 4, "type": "int", "group_size": 128}, "input_activations": None}
-
-
-@pytest.mark.parametrize(
-    "quantization",
-    [
-        pytest.param({"quant_method": "awq", "bits": 4}, id="awq"),
-        pytest.param({"quant_method": "gptq", "bits": 4}, id="gptq"),
-        pytest.param({"quant_method": "compressed-tensors", "config_groups": {"group_0": INT4}}, id="INT4"),
-    ],
-)
-def test_a_folder_with_w4a16_weights_is_for_vllm(tmp_path, capsys, quantization):
-    folder = tmp_path / "ck"
-    folder.mkdir()
-    config = {"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": quantization}
-    (folder / "config.json").write_text(json.dumps(config))
-    out = tmp_path / "out"
-
-    assert main([*R1, "--model", str(folder), "--output", str(out)]) == 1
-    assert "H007" in capsys.readouterr().err
-    assert main([*R1, "--engine", "vllm", "--model", str(folder), "--output", str(out)]) == 0
-    assert "w4a16, profile balanced" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("inputs", [{"num_bits": 8, "type": "float"}, None])
-def test_compressed_tensors_of_another_kind_are_not_taken_for_w4a16(tmp_path, capsys, inputs):
-    group = {"weights": {"num_bits": 8, "type": "float"}, "input_activations": inputs}
-    quantization = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
-    (tmp_path / "config.json").write_text(
-        json.dumps({"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": quantization})
-    )
-
-    build = [*R1, "--engine", "vllm", "--model", str(tmp_path), "--output", str(tmp_path / "out")]
-    assert main(build) == 2
-    assert "found 'compressed-tensors'" in capsys.readouterr().err

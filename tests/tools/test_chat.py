@@ -93,10 +93,7 @@ def test_an_answer_that_is_cut_off_says_by_what(chat, model_server):
     terminal = chat()
     model_server.answer = lambda _: iter([{"text_output": "half", **END, "finish_reason": "length"}])
     assert "cut off by max_tokens (/params) or a full context]" in say(terminal, "a long story")
-
-
-def test_thinking_is_told_in_words(chat):
-    assert "thinking: on\x1b" in say(chat(), "/thinking on")
+    assert "thinking: on\x1b" in say(terminal, "/thinking on")
 
 
 def half_and_wait(_):
@@ -166,55 +163,42 @@ def test_an_error_is_one_line_and_the_chat_goes_on(chat, model_server):
         raise Overloaded("later")
         yield
 
-    terminal = chat("--retries", "0")
-    say(terminal, "first")
-    model_server.answer = full
-    shown = say(terminal, "second")
-    assert "deepseek-triton chat: [E_OVERLOADED] later" in shown
-    model_server.answer = echo
-    assert "SECOND" in say(terminal, "/retry")
-
-    expected = [("user", "first"), ("assistant", "FIRST"), ("user", "second")]
-    assert conversation_of(model_server.bodies[2]) == expected
-
-
-def test_a_connection_that_breaks_is_one_line_and_no_answer(chat, model_server):
     def breaks(_):
         yield {"text_output": "half"}
         raise ConnectionResetError("the server has gone")
 
     terminal = chat("--retries", "0")
     say(terminal, "first")
+    model_server.answer = full
+    assert "deepseek-triton chat: [E_OVERLOADED] later" in say(terminal, "second")
+    model_server.answer = echo
+    assert "SECOND" in say(terminal, "/retry")
+    before = ["first", "FIRST", "second"]
+    assert [content for _, content in conversation_of(model_server.bodies[2])] == before
+
     model_server.answer = breaks
-    seen = " ".join(say(terminal, "second").split())
+    seen = " ".join(say(terminal, "third").split())
     assert " half deepseek-triton chat: POST http://127" in seen
     assert seen.endswith("the server closed it before the end of its response")
     model_server.answer = echo
-    say(terminal, "third")
-
-    assert [content for _, content in conversation_of(model_server.bodies[2])] == ["first", "FIRST", "third"]
+    say(terminal, "fourth")
+    assert [content for _, content in conversation_of(model_server.bodies[4])] == [*before, "SECOND", "fourth"]
 
 
 def test_the_history_is_there_the_next_time_and_private(chat, tmp_path):
+    """A terminal is left as it was."""
     terminal = chat()
     say(terminal, "remember me")
-    terminal.type(CTRL_D)
-    terminal.exit_code()
+    terminal.type("/quit\r")
+    assert terminal.exit_code() == 0
+    assert terminal.seen.rpartition("\x1b[?2004")[2].startswith("l")
     history = tmp_path / "state/deepseek-triton/chat_history"
     assert history.stat().st_mode & 0o777 == 0o600
     assert "remember me" in history.read_text()
 
     terminal = chat()
-    terminal.type("\x1b[A\r")  # the arrow up
+    terminal.type("\x1b[A\x1b[A\r")  # the arrow up, past /quit
     terminal.read_until("REMEMBER ME")
-
-
-def test_a_terminal_is_left_as_it_was(chat):
-    terminal = chat()
-    terminal.type("/quit\r")
-
-    assert terminal.exit_code() == 0
-    assert terminal.seen.rpartition("\x1b[?2004")[2].startswith("l")
 
 
 # --- commands ---
@@ -247,31 +231,26 @@ def test_turns_can_be_taken_back_and_asked_again(pipe, model_server):
     ]  # fmt: skip
 
 
-def test_two_slashes_are_text(pipe, model_server):
-    assert pipe("//help") == (0, "/HELP\n", "")
+WRONG_COMMANDS = {
+    "/hepl": "no command /hepl; did you mean /help?",
+    "/retry": "there is nothing to ask again",
+    "/undo": "there is nothing to take back",
+    "/thinking maybe": "expected /thinking on or /thinking off",
+    "/params temprature=1": "unknown field 'temprature'; did you mean 'temperature'?",
+    "/params temperature=hot": "temperature: expected a number",
+    "/params n=2": "a chat has one answer to each turn",
+    "/save": "expected /save FILE",
+    "/save no/where": "no/where can't be written: No such file",
+    "/load nowhere": "nowhere can't be read: No such file",
+}
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("/hepl", "no command /hepl; did you mean /help?"),
-        ("/retry", "there is nothing to ask again"),
-        ("/undo", "there is nothing to take back"),
-        ("/thinking maybe", "expected /thinking on or /thinking off"),
-        ("/params temprature=1", "unknown field 'temprature'; did you mean 'temperature'?"),
-        ("/params temperature=hot", "temperature: expected a number"),
-        ("/params n=2", "a chat has one answer to each turn"),
-        ("/save", "expected /save FILE"),
-        ("/save no/where", "no/where can't be written: No such file"),
-        ("/load nowhere", "nowhere can't be read: No such file"),
-    ],
-)
-def test_a_command_that_is_wrong_is_one_line(pipe, line, expected):
-    code, out, err = pipe(line, "still here")
+def test_a_command_that_is_wrong_is_one_line(pipe):
+    code, out, err = pipe(*WRONG_COMMANDS, "still here")
 
     assert (code, out) == (1, "STILL HERE\n")
-    (said,) = err.splitlines()
-    assert said.startswith(f"deepseek-triton chat: {expected}")
+    for said, expected in zip(err.splitlines(), WRONG_COMMANDS.values(), strict=True):
+        assert said.startswith(f"deepseek-triton chat: {expected}")
 
 
 def test_a_conversation_is_saved_and_loaded(pipe, model_server, tmp_path):
@@ -296,12 +275,6 @@ def test_a_conversation_is_saved_and_loaded(pipe, model_server, tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["talk.json"]
 
 
-def test_a_file_that_can_not_be_written_leaves_nothing(tmp_path):
-    with pytest.raises(ToolError, match="can't be written"):
-        Conversation(SamplingParams()).save(tmp_path / "nowhere/talk.json", model="m")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_conversation_that_was_saved_is_replaced(tmp_path):
     conversation = Conversation(SamplingParams())
     for answer in ("one", "two"):
@@ -311,84 +284,77 @@ def test_a_conversation_that_was_saved_is_replaced(tmp_path):
     assert Conversation.loaded(tmp_path / "talk.json").messages[-1]["content"] == "two"
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "# Notes\n",
-        "",
-        "[]",
-        "null",
-        "[" * 100_000,
-        '{"messages": []}',
-        '{"messages": [{"role": "user", "content": "a request of another program"}], "model": "m", "max_tokens": 5}',
-        '{"model": "m", "params": {"temprature": 1}, "messages": []}',
-    ],
-    ids=["text", "empty", "list", "null", "deep", "messages-only", "a-request", "params"],
-)
-def test_a_file_of_other_origin_is_not_replaced(pipe, tmp_path, content):
-    path = tmp_path / "notes"
-    path.write_text(content)
+OF_OTHER_ORIGIN = {
+    "notes": "# Notes\n",
+    "empty": "",
+    "list": "[]",
+    "null": "null",
+    "deep": "[" * 100_000,
+    "messages-only": '{"messages": []}',
+    "request": '{"messages": [{"role": "user", "content": "of another"}], "model": "m", "max_tokens": 5}',
+    "params": '{"model": "m", "params": {"temprature": 1}, "messages": []}',
+}
 
-    code, _, err = pipe("hi", f"/save {path}")
+
+def test_a_file_of_other_origin_is_not_replaced(pipe, tmp_path):
+    for name, content in OF_OTHER_ORIGIN.items():
+        (tmp_path / name).write_text(content)
+
+    code, _, err = pipe("hi", *(f"/save {tmp_path / name}" for name in OF_OTHER_ORIGIN))
     assert code == 1
-    assert f"{path} is there already, and /save did not write it; choose another name" in err
-    assert path.read_text() == content
-    assert list(tmp_path.iterdir()) == [path]
+    for name, content in OF_OTHER_ORIGIN.items():
+        assert f"{tmp_path / name} is there already, and /save did not write it; choose another name" in err
+        assert (tmp_path / name).read_text() == content
+    assert len(list(tmp_path.iterdir())) == len(OF_OTHER_ORIGIN)
 
 
-@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")])
-def test_what_is_no_file_is_not_replaced(tmp_path, make):
-    make(tmp_path / "it")
+def test_a_place_that_takes_no_file_stays_as_it_was(tmp_path):
+    makers = {"folder": Path.mkdir, "pipe": os.mkfifo, "link": lambda path: path.symlink_to("nowhere")}
+    for name, make in makers.items():
+        make(tmp_path / name)
+        with pytest.raises(ToolError, match="did not write it"):
+            Conversation(SamplingParams()).save(tmp_path / name, model="m")
+    with pytest.raises(ToolError, match="can't be written"):
+        Conversation(SamplingParams()).save(tmp_path / "nowhere/talk.json", model="m")
+    assert {each.name for each in tmp_path.iterdir()} == makers.keys()
 
-    with pytest.raises(ToolError, match="did not write it"):
-        Conversation(SamplingParams()).save(tmp_path / "it", model="m")
-    assert [each.name for each in tmp_path.iterdir()] == ["it"]
 
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
+def test_what_is_no_conversation_is_refused(tmp_path):
+    for content, expected in (
         ("{", "is not JSON"),
         ("[]", 'expected an object with "messages"'),
         ('{"messages": [{"content": "a"}]}', "messages[0]: expected"),
         ('{"messages": [{"role": "user", "content": 5}]}', "expected a text as each one's content"),
         ('{"messages": [], "params": 5}', "params: expected an object, got 5"),
         ('{"messages": [], "params": {"temprature": 1}}', "did you mean 'temperature'?"),
-    ],
-)
-def test_what_is_no_conversation_is_refused(tmp_path, content, expected):
-    (tmp_path / "talk.json").write_text(content)
-
-    with pytest.raises(ToolError) as caught:
-        Conversation.loaded(tmp_path / "talk.json")
-    assert expected in str(caught.value)
+    ):
+        (tmp_path / "talk.json").write_text(content)
+        with pytest.raises(ToolError) as caught:
+            Conversation.loaded(tmp_path / "talk.json")
+        assert expected in str(caught.value)
 
 
 # --- in a pipe ---
 
 
-def test_a_pipe_gets_answers_and_nothing_else(pipe, model_server):
-    assert pipe("one", "", "two", "/params") == (0, "ONE\nTWO\n", "")
+def test_a_pipe_gets_answers_and_nothing_else(pipe):
+    assert pipe("one", "", "two", "/params", "//help") == (0, "ONE\nTWO\n/HELP\n", "")
 
 
 def test_a_failed_turn_is_said_at_the_end_by_the_code(pipe, model_server):
-    def first_fails(body):
-        if len(model_server.bodies) == 1:
-            raise ServerError("no")
-        yield from echo(body)
+    """A retry that fails keeps the old answer."""
 
-    model_server.answer = first_fails
+    def fails_at(number):
+        def answer(body):
+            if len(model_server.bodies) == number:
+                raise ServerError("no")
+            yield from echo(body)
+
+        return answer
+
+    model_server.answer = fails_at(1)
     assert pipe("one", "two") == (1, "TWO\n", "deepseek-triton chat: [E_INTERNAL] no\n")
     assert conversation_of(model_server.bodies[1]) == [("user", "two")]
-
-
-def test_a_retry_that_fails_keeps_the_old_answer(pipe, model_server):
-    def second_fails(body):
-        if len(model_server.bodies) == 2:
-            raise ServerError("no")
-        yield from echo(body)
-
-    model_server.answer = second_fails
+    model_server.answer = fails_at(4)
     pipe("one", "/retry", "two")
-
-    assert conversation_of(model_server.bodies[2]) == [("user", "one"), ("assistant", "ONE"), ("user", "two")]
+    assert conversation_of(model_server.bodies[4]) == [("user", "one"), ("assistant", "ONE"), ("user", "two")]

@@ -9,6 +9,7 @@ import pytest
 from deepseek_triton_tools.cli.main import main
 
 MODEL_YAML = "tensorrt_llm/1/model.yaml"
+R1 = ["deepseek-r1", "--gpu", "h200"]
 
 
 @pytest.fixture
@@ -69,41 +70,30 @@ def test_a_finding_has_file_line_code_and_fix(repository, capsys):
     assert lines[at + 1].startswith("    fix: ")
     assert lines[-1].startswith("not ok: 1 error, ")
 
-
-def test_json(repository, capsys):
-    edit(repository, "\nmax_num_tokens:", "\nmax_num_tokenz:")
-
     assert main(["check", str(repository), "--json"]) == 1
     got = json.loads(capsys.readouterr().out)
-    assert got["schema"] == "deepseek-triton/check/1"
-    assert got["ok"] is False
+    assert (got["schema"], got["ok"]) == ("deepseek-triton/check/1", False)
     errors = [finding for finding in got["findings"] if finding["severity"] == "error"]
     assert [(finding["key"], finding["file"]) for finding in errors] == [("max_num_tokenz", MODEL_YAML)]
-    assert [(model["variant"], model["release"]) for model in got["models"]] == [("deepseek-r1", "1.2.1")]
-
-
-def test_a_truncated_shard_is_an_error(tmp_path, capsys):
-    folder = checkpoint(tmp_path / "R1", missing_bytes=1)
-    repository = str(tmp_path / "r1")
-    assert main(["build", "deepseek-r1", "--gpu", "h200", "--model", str(folder), "--output", repository]) == 0
-    capsys.readouterr()
-
-    assert main(["check", repository]) == 1
-    printed = capsys.readouterr().out
-    assert "model-00001-of-00001.safetensors" in printed
-    assert "fix: download it again" in printed
+    [model] = got["models"]
+    assert (model["variant"], model["release"]) == ("deepseek-r1", "1.2.1")
+    assert model["unchecked"] == ["the checkpoint's files, because they are not on this machine (--model)"]
 
 
 def test_model_says_where_the_checkpoint_is_here(tmp_path, capsys):
-    repository = str(tmp_path / "r1")
-    assert (
-        main(["build", "deepseek-r1", "--gpu", "h200", "--model", "/in/the/container/R1", "--output", repository]) == 0
-    )
+    repository, cut = str(tmp_path / "r1"), str(checkpoint(tmp_path / "cut", missing_bytes=1))
+    assert main(["build", *R1, "--model", "/in/the/container/R1", "--output", repository]) == 0
 
     assert main(["check", repository]) == 0
     assert main(["check", repository, "--strict"]) == 1
     assert main(["check", repository, "--model", str(checkpoint(tmp_path / "whole"))]) == 0
-    assert main(["check", repository, "--model", str(checkpoint(tmp_path / "cut", missing_bytes=1))]) == 1
+    assert main(["check", repository, "--model", cut]) == 1
+    assert main(["build", *R1, "--model", cut, "--output", str(tmp_path / "of cut")]) == 0
+    capsys.readouterr()
+    assert main(["check", str(tmp_path / "of cut")]) == 1
+    printed = capsys.readouterr().out
+    assert "model-00001-of-00001.safetensors" in printed
+    assert "fix: download it again" in printed
 
 
 def test_release_and_gpu_can_be_said(tmp_path, capsys):
@@ -130,13 +120,6 @@ def test_the_model_of_a_file_that_names_none_can_be_said(tmp_path, capsys):
     assert "M002" in capsys.readouterr().out
 
 
-def test_json_says_what_was_not_checked(repository, capsys):
-    assert main(["check", str(repository), "--json"]) == 0
-
-    [model] = json.loads(capsys.readouterr().out)["models"]
-    assert model["unchecked"] == ["the checkpoint's files, because they are not on this machine (--model)"]
-
-
 AS_NOBODY = """
 import os, sys
 from contextlib import redirect_stdout
@@ -147,56 +130,39 @@ os.chmod(sys.argv[2], 0)
 os.setuid(65534)
 sys.exit(main(["check", sys.argv[1]]))
 """
-UNREADABLE = (
-    "",
-    "start.sh",
-    "tensorrt_llm",
-    "tensorrt_llm/1",
-    "tensorrt_llm/1/deepseek_backend",
-    "tensorrt_llm/1/model.py",
-    "tensorrt_llm/1/release.yaml",
-    "tensorrt_llm/config.pbtxt",
-    "tensorrt_llm/deepseek-triton.json",
-    MODEL_YAML,
-)
+UNREADABLE = ("", "start.sh", "tensorrt_llm", "tensorrt_llm/1/deepseek_backend", "tensorrt_llm/1/release.yaml")
+UNREADABLE += ("tensorrt_llm/config.pbtxt", "tensorrt_llm/deepseek-triton.json", MODEL_YAML)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-@pytest.mark.parametrize("path", UNREADABLE)
-def test_another_user_is_told_what_may_not_be_read(repository, path):
+def test_another_user_is_told_what_may_not_be_read(repository, subtests):
     for folder in repository.parents:
         if "pytest" in folder.name:
             folder.chmod(0o755)
     repository.parent.chmod(0o755)
 
-    command = [sys.executable, "-c", AS_NOBODY, str(repository), str(repository / path)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    for path in UNREADABLE:
+        mode = (repository / path).stat().st_mode
+        command = [sys.executable, "-c", AS_NOBODY, str(repository), str(repository / path)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        (repository / path).chmod(mode)
+        with subtests.test(path):
+            assert done.returncode == 1, done
+            assert "Permission denied" in done.stdout + done.stderr
+            assert "Traceback" not in done.stderr
+            assert "ok: nothing found" not in done.stdout
 
-    assert done.returncode == 1, done
-    assert "Permission denied" in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    assert "ok: nothing found" not in done.stdout
 
-
-@pytest.mark.parametrize(
-    ("argv", "code", "expected"),
-    [
-        (["nowhere"], 1, "nowhere"),
-        (["model_repository", "--trtllm", "1.3"], 2, "unknown TensorRT-LLM release"),
-        (["model_repository", "--gpu", "h300"], 2, "unknown GPU"),
-        (["model_repository", "--variant", "deepseek-r9"], 2, "unknown variant"),
-        (["model_repository", "--precision", "fp9"], 2, "unknown precision"),
-        (["model_repository", "--model", "/nowhere"], 2, "expected the checkpoint's folder"),
-    ],
-    ids=["no folder", "release", "gpu", "variant", "precision", "model"],
-)
-def test_what_cant_be_checked_is_one_line(argv, code, expected, capsys):
-    assert main(["check", *argv]) == code
-
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert expected in captured.err
-    assert captured.err.count("\n") == 1
+def test_what_cant_be_checked_is_one_line(capsys):
+    options = {"--trtllm": "1.3", "--gpu": "h300", "--variant": "deepseek-r9", "--precision": "fp9"}
+    wrong = [([option, value], f"'{value}'") for option, value in options.items()]
+    for argv, expected in [*wrong, (["--model", "/nowhere"], "expected the checkpoint's folder")]:
+        assert main(["check", "model_repository", *argv]) == 2
+        captured = capsys.readouterr()
+        assert (captured.out, expected in captured.err, captured.err.count("\n")) == ("", True, 1), captured.err
+    assert main(["check", "nowhere"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.slow

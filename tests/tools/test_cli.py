@@ -45,6 +45,7 @@ def test_help_names_every_verb_and_imports_nothing_heavy():
 
 
 R1 = ["deepseek-r1", "--gpu", "h200"]
+LONG = "x" * 5000
 READ_AND_IMPORTED = """
 import sys
 opened = []
@@ -58,125 +59,83 @@ print(*sys.modules, *[path.rpartition("/")[2].removesuffix(".json") for path in 
 """
 
 
-@pytest.mark.parametrize(
-    ("argv", "unneeded"),
-    [
+@pytest.mark.slow
+def test_a_verb_reads_and_imports_what_it_needs(tmp_path, subtests):
+    """Each of these is a hundredth of a second or more."""
+    for argv, unneeded in (
         (["build", "--help"], ["deepseek_triton_build.planning", "deepseek_triton_build.rules", "yaml", "1.2.1.yaml"]),
-        (["plan", "deepseek-r1", "--gpu", "h200"], ["deepseek_triton_build.check", "yaml"]),
+        (["plan", *R1], ["deepseek_triton_build.check", "yaml"]),
         (["build", *R1, "--output", "r1"], ["deepseek_triton_build.check", "yaml", "1.1.0.yaml"]),
         (["check", "r1"], ["deepseek_triton_build.planning.plan", "1.1.0.yaml", "grpc"]),
-    ],
-    ids=lambda value: " ".join(value[:2]),
-)
-def test_a_verb_reads_and_imports_what_it_needs(argv, unneeded, tmp_path):
-    """Each of these is a hundredth of a second or more."""
-    if argv[0] == "check":
-        main(["build", *R1, "--output", str(tmp_path / "r1")])
-    done = subprocess.run(
-        [sys.executable, "-c", READ_AND_IMPORTED, *argv], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    used = done.stdout.splitlines()[-1].split()
-
-    assert "gpus.yaml" in used
-    assert {"rich", "numpy", "importlib.resources", *unneeded} & set(used) == set()
+    ):
+        command = [sys.executable, "-c", READ_AND_IMPORTED, *argv]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        used = done.stdout.splitlines()[-1].split()
+        with subtests.test(argv):
+            assert "gpus.yaml" in used
+            assert {"rich", "numpy", "importlib.resources", *unneeded} & set(used) == set()
 
 
-@pytest.mark.parametrize(
-    ("argv", "code", "expected"),
-    [
-        pytest.param(["build", "deepsek-r1", "--output", "x"], 2, "did you mean 'deepseek-r1'", id="variant"),
-        pytest.param(
-            ["build", "deepseek-r1", "--gpu", "h200", "--gpus", "4", "--output", "x"],
-            1,
-            "what works: --gpus 8",
-            id="gpus",
-        ),
-        pytest.param(["serve", "nowhere"], 1, "nowhere", id="no folder"),
-        pytest.param(["probe", "http://a"], 2, "got 'http://a'; as in deepseek-triton probe ready URL", id="no form"),
-        pytest.param(["generate", "hi", "--url", "http://127.0.0.1:9"], 1, "127.0.0.1:9", id="no server"),
-    ],
-)
-def test_what_goes_wrong_is_one_line_on_stderr(argv, code, expected, capsys, tmp_path, monkeypatch):
+def test_what_goes_wrong_is_one_line_on_stderr(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-    assert main(argv) == code
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    (line,) = captured.err.splitlines()
-    assert line.startswith(f"deepseek-triton {argv[0]}: ")
-    assert expected in line
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
-        (["generate", "hi", "--temprature", "1"], "did you mean --temperature?"),
-        (["serve", ".", "--http-prot=1"], "did you mean --http-port?"),
-        (["serve", ".", "--exit-timeout", "-5"], "--exit-timeout"),
-        (["serve", ".", "--log-info", "1"], "tritonserver's own arguments come after --"),
-        (["generate", "why", "not"], "text with blanks needs quotes"),
-        (["chat", "localhost:8000"], "a server's address --url"),
-        (["plan", "deepseek-r1", "--format", "ctx"], "--format ctx; --format is an option of build"),
-        (["plan", "deepseek-r1", "--zz"], "unrecognized arguments: --zz\n"),
-    ],
-)
-def test_a_misspelt_option_is_refused_with_the_nearest(argv, expected, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(argv)
-
-    assert caught.value.code == 2
-    assert expected in capsys.readouterr().err
+    for argv, code, expected in (
+        (["build", "deepsek-r1", "--output", "x"], 2, "did you mean 'deepseek-r1'"),
+        (["build", *R1, "--gpus", "4", "--output", "x"], 1, "what works: --gpus 8"),
+        (["serve", "nowhere"], 1, "nowhere"),
+        (["probe", "http://a"], 2, "got 'http://a'; as in deepseek-triton probe ready URL"),
+        (["generate", "hi", "--url", "http://127.0.0.1:9"], 1, "127.0.0.1:9"),
+    ):
+        assert main(argv) == code
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        (line,) = captured.err.splitlines()
+        assert line.startswith(f"deepseek-triton {argv[0]}: ")
+        assert expected in line
+        assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("port", ["0", "70000", "http"])
-def test_a_port_is_a_number_or_auto(port, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["serve", ".", "--http-port", port])
-
-    assert caught.value.code == 2
-    assert "expected a number from 1 to 65535 or auto" in capsys.readouterr().err
-
-
-LONG = "x" * 5000
-
-
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
-        (["check", ""], "expected a value, got nothing"),
-        (["serve", " "], "expected a value, got nothing"),
-        (["build", "deepseek-r1", "--output", ""], "expected a value, got nothing"),
-        (["warm", "files", "x", "--ready-file", ""], "expected a value, got nothing"),
-        (["check", "r1", "--model", f"/{LONG}"], "a name of more than 255 bytes"),
-        (["serve", LONG], "a name of more than 255 bytes"),
-        (["probe", "ready", "https://localhost:1", "--ca", LONG], "a name of more than 255 bytes"),
-        (["launch", "docker", "r1", "--shm-size", "9" * 400], "expected a size such as"),
-        (["serve", "r1", "--exit-timeout", "\u00b2"], "expected a whole number of seconds"),
-        (["serve", "r1", "--http-port", "9" * 5000], "expected a number from 1 to 65535 or auto"),
-        (["plan", "deepseek-r1", "--isl", "9" * 5000], "expected a whole number from 1"),
-        (["demo", "--max-tokens", "0"], "expected a whole number from 1"),
-    ],
-    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else None,
-)
-def test_a_value_of_the_wrong_form_is_refused(argv, expected, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(argv)
-
-    assert expected in capsys.readouterr().err
+WRONG_OPTIONS = [
+    (["generate", "hi", "--temprature", "1"], "did you mean --temperature?"),
+    (["serve", ".", "--http-prot=1"], "did you mean --http-port?"),
+    (["serve", ".", "--exit-timeout", "-5"], "--exit-timeout"),
+    (["serve", ".", "--log-info", "1"], "tritonserver's own arguments come after --"),
+    (["serve", ".", "more"], "unrecognized arguments: more"),
+    *((["serve", ".", "--http-port", port], "expected a number from 1 to 65535") for port in ("0", "70000", "http")),
+    (["generate", "why", "not"], "text with blanks needs quotes"),
+    (["chat", "localhost:8000"], "a server's address --url"),
+    (["plan", "deepseek-r1", "--format", "ctx"], "--format ctx; --format is an option of build"),
+    (["plan", "deepseek-r1", "--zz"], "unrecognized arguments: --zz\n"),
+    (["check", ""], "expected a value, got nothing"),
+    (["serve", " "], "expected a value, got nothing"),
+    (["build", "deepseek-r1", "--output", ""], "expected a value, got nothing"),
+    (["warm", "files", "x", "--ready-file", ""], "expected a value, got nothing"),
+    (["check", "r1", "--model", f"/{LONG}"], "a name of more than 255 bytes"),
+    (["serve", LONG], "a name of more than 255 bytes"),
+    (["probe", "ready", "https://localhost:1", "--ca", LONG], "a name of more than 255 bytes"),
+    (["launch", "docker", "r1", "--shm-size", "9" * 400], "expected a size such as"),
+    (["serve", "r1", "--exit-timeout", "\u00b2"], "expected a whole number of seconds"),
+    (["serve", "r1", "--http-port", "9" * 5000], "expected a number from 1 to 65535 or auto"),
+    (["plan", "deepseek-r1", "--isl", "9" * 5000], "expected a whole number from 1"),
+    (["demo", "--max-tokens", "0"], "expected a whole number from 1"),
+]
 
 
-@pytest.mark.parametrize("verb", ["plan", "build"])
-def test_help_lists_the_names_there_are(verb, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main([verb, "--help"])
+def test_a_wrong_option_is_refused_with_what_is_expected(capsys):
+    for argv, expected in WRONG_OPTIONS:
+        with pytest.raises(SystemExit, match="2"):
+            main(argv)
+        assert expected in capsys.readouterr().err, argv
 
-    assert caught.value.code == 0
-    printed = capsys.readouterr().out
-    assert f"deepseek-triton {verb} " in printed.partition("examples:")[2]
-    names = printed.partition("\nnames:\n")[2]
-    for name in (*variants(), *gpus(), *profiles(), *RELEASES, "fp4 (nvfp4)", "26.07"):
-        assert name in names
+
+def test_help_lists_the_names_there_are(capsys):
+    for verb in ("plan", "build"):
+        with pytest.raises(SystemExit, match="0"):
+            main([verb, "--help"])
+        printed = capsys.readouterr().out
+        assert f"deepseek-triton {verb} " in printed.partition("examples:")[2]
+        names = printed.partition("\nnames:\n")[2]
+        for name in (*variants(), *gpus(), *profiles(), *RELEASES, "fp4 (nvfp4)", "26.07"):
+            assert name in names
 
 
 EVERY_VERB = [
@@ -184,48 +143,42 @@ EVERY_VERB = [
 ]
 
 
-@pytest.mark.parametrize("verb", EVERY_VERB, ids=" ".join)
-def test_every_verb_has_examples_that_parse(verb, capsys):
-    with pytest.raises(SystemExit):
-        main([*verb, "--help"])
-    examples = capsys.readouterr().out.partition("examples:\n")[2].partition("\n\n")[0].splitlines()
+def test_every_verb_has_examples_that_parse(capsys, subtests):
+    for verb in EVERY_VERB:
+        with subtests.test(" ".join(verb)):
+            with pytest.raises(SystemExit):
+                main([*verb, "--help"])
+            examples = capsys.readouterr().out.partition("examples:\n")[2].partition("\n\n")[0].splitlines()
 
-    assert len(examples) == 2
-    for example in examples:
-        argv = shlex.split(example.partition("deepseek-triton ")[2].partition(";")[0])
-        assert tuple(argv[: len(verb)]) == verb or (verb == ("bench", "run") and argv[0] == "bench")
-        _, unknown = PARSER.parse_known_args(argv[: argv.index(">")] if ">" in argv else argv)
-        assert unknown == []
+            assert len(examples) == 2
+            for example in examples:
+                argv = shlex.split(example.partition("deepseek-triton ")[2].partition(";")[0])
+                assert tuple(argv[: len(verb)]) == verb or (verb == ("bench", "run") and argv[0] == "bench")
+                _, unknown = PARSER.parse_known_args(argv[: argv.index(">")] if ">" in argv else argv)
+                assert unknown == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_imports_only_the_verb_and_nothing_that_an_extra_brings(verb):
-    program = (
-        "import sys\nfrom deepseek_triton_tools.cli.main import VERBS, main\n"
-        f"try:\n    main(['{verb}', '-h'])\nexcept SystemExit:\n"
-        "    heavy = {'asyncio', 'rich', 'yaml', 'shtab', 'deepseek_triton_build', 'numpy'} & set(sys.modules)\n"
-        "    verbs = {name for name in VERBS if f'deepseek_triton_tools.cli.{name}' in sys.modules}\n"
-        "    print(sorted(heavy | verbs))"
-    )
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    names = ["deepseek_triton_build"] if verb in ("plan", "build") else []  # the names of the catalogue
-    assert printed.splitlines()[-1] == str(sorted([verb, *names]))
+def test_help_imports_only_the_verb_and_nothing_that_an_extra_brings(subtests):
+    for verb in VERBS:
+        program = (
+            "import sys\nfrom deepseek_triton_tools.cli.main import VERBS, main\n"
+            f"try:\n    main(['{verb}', '-h'])\nexcept SystemExit:\n"
+            "    heavy = {'asyncio', 'rich', 'yaml', 'shtab', 'deepseek_triton_build', 'numpy'} & set(sys.modules)\n"
+            "    verbs = {name for name in VERBS if f'deepseek_triton_tools.cli.{name}' in sys.modules}\n"
+            "    print(sorted(heavy | verbs))"
+        )
+        printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+        names = ["deepseek_triton_build"] if verb in ("plan", "build") else []  # the names of the catalogue
+        with subtests.test(verb):
+            assert printed.splitlines()[-1] == str(sorted([verb, *names]))
 
 
-@pytest.mark.parametrize("before", [["."], [".", "--http-port", "9"], ["--verbose", "."]])
-def test_what_follows_two_dashes_is_the_servers(before):
-    args, unknown = PARSER.parse_known_args(["serve", *before, "--", "--log-verbose", "1", "--", "--http-port"])
-
-    assert (args.repository, args.server_args) == (Path("."), ["--log-verbose", "1", "--", "--http-port"])
-    assert unknown == []
-
-
-def test_a_second_folder_is_not_the_servers(capsys):
-    with pytest.raises(SystemExit):
-        main(["serve", ".", "more"])
-
-    assert "unrecognized arguments: more" in capsys.readouterr().err
+def test_what_follows_two_dashes_is_the_servers():
+    for before in (["."], [".", "--http-port", "9"], ["--verbose", "."]):
+        args, unknown = PARSER.parse_known_args(["serve", *before, "--", "--log-verbose", "1", "--", "--http-port"])
+        assert (args.repository, args.server_args) == (Path("."), ["--log-verbose", "1", "--", "--http-port"])
+        assert unknown == []
 
 
 def test_the_module_runs_as_a_program():
@@ -240,29 +193,23 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        ([""], set(VERBS)),
-        (["la"], {"launch"}),
-        (["launch", ""], {*LAUNCH_FORMS, "ssh-setup", "recipe", "stop", "list"}),
-        (["warm", "form", "s"], {"systemd", "slurm-prolog"}),
-        (["launch", "slurm", "--part"], {"--partition"}),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)
-def test_bash_completes_verbs_forms_and_options(typed, offered):
-    script = run("completion", "bash").stdout + COMPLETE
-    done = subprocess.run(["bash", "-s", *typed], input=script, capture_output=True, text=True, check=True)
+def test_bash_completes_verbs_forms_and_options():
+    completion = run("completion", "bash").stdout + COMPLETE
 
-    assert set(done.stdout.split()) == offered
+    def offered(*typed):
+        done = subprocess.run(["bash", "-s", *typed], input=completion, capture_output=True, text=True, check=True)
+        return set(done.stdout.split())
+
+    assert offered("") == set(VERBS)
+    assert offered("la") == {"launch"}
+    assert offered("launch", "") == {*LAUNCH_FORMS, "ssh-setup", "recipe", "stop", "list"}
+    assert offered("warm", "form", "s") == {"systemd", "slurm-prolog"}
+    assert offered("launch", "slurm", "--part") == {"--partition"}
+    assert run("completion", "zsh").stdout.startswith("#compdef deepseek-triton")
+    assert run("completion", "tcsh").stdout.startswith("# AUTOMATICALLY")
 
 
-@pytest.mark.parametrize(("shell", "first"), [("zsh", "#compdef deepseek-triton"), ("tcsh", "# AUTOMATICALLY")])
-def test_the_other_shells_have_a_script_too(shell, first):
-    assert run("completion", shell).stdout.startswith(first)
-
-
+@pytest.mark.documents
 def test_a_folder_has_one_deployment_in_all_the_docs():
     """Whoever types the commands of several pages would be asked for --force otherwise."""
     deployments = defaultdict(set)
@@ -281,6 +228,7 @@ def test_a_folder_has_one_deployment_in_all_the_docs():
     assert {folder: options for folder, options in deployments.items() if len(options) > 1} == {}
 
 
+@pytest.mark.documents
 def test_the_generators_page_names_everything_there_is():
     page = Path("docs/generator.md").read_text("utf-8")
 

@@ -1,7 +1,5 @@
 """What a person who runs the demo reads, in a pipe and at a terminal."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -17,7 +15,7 @@ SIMULATED = ["--engine", "simulated", "--preset", "b200x8-r1-fp4-min-latency"]
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def test_a_pipe_gets_whole_lines_that_say_who_speaks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_gets_whole_lines_that_say_who_speaks(capsys):
     assert main(["demo"]) == 0
 
     printed = capsys.readouterr().out
@@ -54,7 +52,7 @@ def test_a_pipe_gets_whole_lines_that_say_who_speaks(capsys: pytest.CaptureFixtu
     assert "Stopped cleanly" in printed
 
 
-def test_a_terminal_gets_dimmed_thinking_and_lines_broken_between_words() -> None:
+def test_a_terminal_gets_dimmed_thinking_and_lines_broken_between_words():
     with Terminal("demo", COLUMNS="80") as terminal:
         assert terminal.exit_code() == 0
         shown = terminal.seen.replace("\r", "")
@@ -73,7 +71,7 @@ def test_a_terminal_gets_dimmed_thinking_and_lines_broken_between_words() -> Non
     assert 'get_weather<｜tool▁sep｜>{"city": "Oslo"}<｜tool▁call▁end｜>' in conversation
 
 
-def test_a_call_that_is_cut_off_is_told_and_not_played(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_call_that_is_cut_off_is_told_and_not_played(capsys):
     assert main(["demo", "--max-tokens", "9"]) == 0
 
     printed = capsys.readouterr().out
@@ -83,7 +81,7 @@ def test_a_call_that_is_cut_off_is_told_and_not_played(capsys: pytest.CaptureFix
     assert "Stopped cleanly" in printed
 
 
-def test_the_simulated_engine_completes_and_thinks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_simulated_engine_completes_and_thinks(capsys):
     assert main(["demo", "--max-tokens", "12", *SIMULATED]) == 0
 
     printed = capsys.readouterr().out
@@ -95,11 +93,11 @@ def test_the_simulated_engine_completes_and_thinks(capsys: pytest.CaptureFixture
     assert "Stopped cleanly" in printed
 
 
-def test_a_preset_without_the_simulated_engine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_preset_without_the_simulated_engine_is_refused(capsys):
     assert main(["demo", "--preset", "b200x8-r1-fp4-min-latency"]) == 1
     assert "--preset paces the simulated engine" in capsys.readouterr().err
 
 
-def test_a_missing_tritonserver_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_tritonserver_is_one_line(capsys):
     assert main(["demo", "--tritonserver", "/nowhere/tritonserver"]) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1

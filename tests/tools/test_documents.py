@@ -1,7 +1,5 @@
 """The README and the documentation: every command and snippet in them, and the site."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -10,7 +8,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -27,28 +24,28 @@ from deepseek_triton_tools.bench.results.result_files import write_result
 from deepseek_triton_tools.cli.main import VERBS, main, program_parser
 from deepseek_triton_tools.launching.launch_forms import LAUNCH_FORMS
 from support.check_faults import write_weights
-from support.documents import PAGES, ROOT, Snippet, commands, read, snippets
+from support.documents import PAGES, ROOT, commands, read, snippets
 from support.made_up_bench import made_up_result
 
 README = read("README.md")
 
 
-def test_the_readme_is_short() -> None:
+def test_the_readme_is_short():
     """What doesn't fit belongs in docs/."""
     assert len(README) <= 7_000
 
 
-def test_the_readme_lists_every_command() -> None:
+def test_the_readme_lists_every_command():
     assert {verb for verb in VERBS if f"| `{verb}` |" not in README} == set()
 
 
-def test_the_index_names_every_page() -> None:
+def test_the_index_names_every_page():
     pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md", "changelog.md"}
     index = (ROOT / "docs/index.md").read_text("utf-8")
     assert {page for page in pages if f"({page})" not in index} == set()
 
 
-def _anchors(text: str) -> set[str]:
+def _anchors(text):
     """The name of each section, as the site and GitHub make it."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
     named = (re.sub(r"[`*]|<.*?>", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading)) for heading in headings)
@@ -57,7 +54,7 @@ def _anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
+def test_the_links_of_a_page_lead_somewhere(page):
     """The strict site sees the pages in docs/ only."""
     for address in re.findall(r"\]\((?!https?:)([^)\s]+)\)", read(page)):
         name, _, anchor = address.partition("#")
@@ -67,7 +64,7 @@ def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_no_section_is_empty(page: str) -> None:
+def test_no_section_is_empty(page):
     """A heading stands above text, or above a heading of the next level."""
     assert re.findall(r"^(#+) .*\n+\1 .*$", read(page), re.MULTILINE) == []
 
@@ -80,7 +77,7 @@ SHIPPED = [
 ]
 
 
-def test_every_page_that_a_program_names_is_there() -> None:
+def test_every_page_that_a_program_names_is_there():
     """The wheel holds these pages, too: tests/tools/test_packaging.py."""
     named = {
         (path, page) for path in SHIPPED for page in re.findall(r"(?<![\w/-])docs/[\w-]+\.md", path.read_text("utf-8"))
@@ -89,7 +86,7 @@ def test_every_page_that_a_program_names_is_there() -> None:
     assert {(path, page) for path, page in named if page not in PAGES and page != "docs/llmapi.md"} == set()
 
 
-def test_every_json_document_has_a_page() -> None:
+def test_every_json_document_has_a_page():
     """`--json` names the page in its help."""
     schemas = {
         name for path in SHIPPED for name in re.findall(r'"(deepseek-triton/[\w-]+/\d+)"', path.read_text("utf-8"))
@@ -98,7 +95,7 @@ def test_every_json_document_has_a_page() -> None:
     assert {name for name in schemas if not any(name in read(page) for page in PAGES)} == set()
 
 
-def test_no_program_looks_for_this_project_on_an_index() -> None:
+def test_no_program_looks_for_this_project_on_an_index():
     """No public one has it."""
     texts = {path: path.read_text("utf-8") for path in SHIPPED} | {ROOT / page: read(page) for page in PAGES}
     assert {path for path, text in texts.items() if re.search(r"pip install '?deepseek-triton", text)} == set()
@@ -107,7 +104,7 @@ def test_no_program_looks_for_this_project_on_an_index() -> None:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     """The site, built strictly: a broken link or anchor fails."""
     folder = tmp_path_factory.mktemp("site")
     shutil.copytree(ROOT / "docs", folder / "docs")
@@ -121,7 +118,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_site_loads_nothing_from_the_network(site: Path) -> None:
+def test_the_site_loads_nothing_from_the_network(site):
     loaded = re.compile(
         r"""<(?:script|img|iframe)[^>]*\ssrc=["']?(https?:[^"' >]+)|<link[^>]*\shref=["']?(https?:[^"' >]+)"""
     )
@@ -148,7 +145,7 @@ PARSER = program_parser(VERBS)
 METRICS = {f"{PREFIX}{family.name}" if not family.name.startswith(PREFIX) else family.name for family in FAMILIES}
 
 
-def test_every_snippet_says_what_it_is() -> None:
+def test_every_snippet_says_what_it_is():
     """A test of another kind runs each kind; output, which nobody types, is text."""
     assert {str(snippet) for snippet in snippets() if snippet.language not in LANGUAGES} == set()
 
@@ -158,7 +155,7 @@ YAML = [snippet for snippet in snippets("yaml") if snippet.page != "docs/gateway
 
 
 @pytest.mark.parametrize("snippet", YAML, ids=str)
-def test_the_yaml_of_a_page_is_what_its_reader_takes(snippet: Snippet, tmp_path: Path) -> None:
+def test_the_yaml_of_a_page_is_what_its_reader_takes(snippet, tmp_path):
     document = yaml.safe_load(snippet.text)
     if "rules" in document:  # prometheus-adapter's
         [rule] = document["rules"]
@@ -168,14 +165,14 @@ def test_the_yaml_of_a_page_is_what_its_reader_takes(snippet: Snippet, tmp_path:
 
 
 @pytest.mark.parametrize("snippet", snippets("promql"), ids=str)
-def test_the_queries_of_a_page_name_metrics(snippet: Snippet) -> None:
+def test_the_queries_of_a_page_name_metrics(snippet):
     named = {name.removesuffix("_bucket") for name in re.findall(r"deepseek_triton_\w+", snippet.text)}
     assert named
     assert named <= METRICS
 
 
 @pytest.mark.slow
-def test_the_documents_of_doctor_have_the_shape_of_their_page(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_documents_of_doctor_have_the_shape_of_their_page(capsys):
     tuning, snippet = snippets("json", page="docs/doctor.md")
     main(["doctor", "--tune", "--json"])
     shown, real = json.loads(tuning.text), json.loads(capsys.readouterr().out)
@@ -189,7 +186,7 @@ def test_the_documents_of_doctor_have_the_shape_of_their_page(capsys: pytest.Cap
         assert shown[name][0].keys() == real[name][0].keys()
 
 
-def test_the_rows_of_a_batch_are_those_of_its_page(tmp_path: Path) -> None:
+def test_the_rows_of_a_batch_are_those_of_its_page(tmp_path):
     [snippet] = snippets("json", page="docs/command-line.md")
     (tmp_path / "in").write_text('{"id": "q-17", "prompt": "hi"}\n{"id": "q-18", "prompt": "hi"}\n')
     with FakeServer() as server:
@@ -201,7 +198,7 @@ def test_the_rows_of_a_batch_are_those_of_its_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["survey", "pytest"])
-def test_the_python_of_a_page_runs(name: str, tmp_path: Path) -> None:
+def test_the_python_of_a_page_runs(name, tmp_path):
     """tests/live/test_examples.py has those that need a server."""
     [snippet] = [snippet for snippet in snippets("python") if name in snippet.text]
     write_weights(tmp_path / "models/DeepSeek-R1")
@@ -220,7 +217,7 @@ def summarize(client, text):
     assert "2 passed" in done.stdout or re.search(r"^0 \d+$", done.stdout, re.MULTILINE)
 
 
-def test_the_lines_of_a_rank_are_those_of_its_page() -> None:
+def test_the_lines_of_a_rank_are_those_of_its_page():
     lines = [
         line for snippet in snippets("text") for line in snippet.text.splitlines() if "deepseek-triton rank" in line
     ]
@@ -231,9 +228,7 @@ def test_the_lines_of_a_rank_are_those_of_its_page() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
-def test_the_commands_of_a_page_work_in_their_order(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_of_a_page_work_in_their_order(page, tmp_path, monkeypatch, capsys):
     """Run, or where that takes GPUs, other machines or a server, put to the program's own parser, beside the
     repositories that the page itself has built. tests/live/test_examples.py asks a server what the pages ask it."""
     monkeypatch.chdir(tmp_path)
@@ -257,7 +252,7 @@ def test_the_commands_of_a_page_work_in_their_order(
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_in_the_text_are_ones(page: str) -> None:
+def test_commands_in_the_text_are_ones(page):
     for span in re.findall(
         r"`(?:\.venv/bin/)?deepseek-triton ([^`]+)`", re.sub(r"```.*?```", "", read(page), flags=re.DOTALL)
     ):
@@ -265,7 +260,7 @@ def test_commands_in_the_text_are_ones(page: str) -> None:
             assert PARSER.parse_known_args(shlex.split(span))[1] == [], span
 
 
-def _ours(argv: list[str]) -> None:
+def _ours(argv):
     _, unknown = PARSER.parse_known_args(argv[1:])
     assert unknown == []
     verb, *rest = argv[1:]
@@ -276,11 +271,11 @@ def _ours(argv: list[str]) -> None:
         assert not is_here or main([verb, *rest]) == 0, argv
 
 
-def _make(argv: list[str]) -> None:
+def _make(argv):
     subprocess.run(["make", "--dry-run", *argv[1:]], cwd=ROOT, check=True, capture_output=True)
 
 
-def _pip(argv: list[str]) -> None:
+def _pip(argv):
     """tests/tools/test_packaging.py builds the wheel and installs it."""
     *options, given = argv[2:]
     if argv[1] == "wheel":
@@ -291,7 +286,7 @@ def _pip(argv: list[str]) -> None:
         assert name[1] is None or f"\n{name[1]} = [" in read("pyproject.toml")
 
 
-def _python(argv: list[str]) -> None:
+def _python(argv):
     """tests/live/test_tiny_model.py converts the checkpoint."""
     if argv[1].startswith("tools/"):
         assert (ROOT / argv[1]).is_file()
@@ -300,23 +295,23 @@ def _python(argv: list[str]) -> None:
         launcher_parser().parse_args(argv[2:])
 
 
-def _script(argv: list[str]) -> None:
+def _script(argv):
     subprocess.run(["bash", "-n", argv[0]], check=True)
 
 
-def _bash(argv: list[str]) -> None:
+def _bash(argv):
     _script(argv[1:])
 
 
-def _really(argv: list[str]) -> None:
+def _really(argv):
     subprocess.run(argv, check=True, capture_output=True)
 
 
-def _cp(argv: list[str]) -> None:
+def _cp(argv):
     assert Path(argv[-2]).exists()
 
 
-def _docker(argv: list[str]) -> None:
+def _docker(argv):
     """There is no daemon. docker parses the whole command before it looks for one."""
     for at, word in enumerate(argv):
         if word == "-c":
@@ -326,14 +321,14 @@ def _docker(argv: list[str]) -> None:
         assert "nobody" in done.stderr, done.stderr
 
 
-def _kubectl(argv: list[str]) -> None:
+def _kubectl(argv):
     if shutil.which("kubectl"):
         nowhere = [*argv, "--server=http://127.0.0.1:9", "--request-timeout=1s"]
         done = subprocess.run(nowhere, capture_output=True, text=True)
         assert "refused" in done.stderr, done.stderr
 
 
-def _slurm(argv: list[str]) -> None:
+def _slurm(argv):
     """Its programs have the options; what srun runs is a command too."""
     if shutil.which(argv[0]):
         Path("slurm.conf").write_text("ClusterName=none\nSlurmctldHost=localhost\n")
@@ -350,15 +345,15 @@ def _slurm(argv: list[str]) -> None:
         _ours(said.split())
 
 
-def _of_a_server(argv: list[str]) -> None:
+def _of_a_server(argv):
     """tests/live/test_examples.py runs it."""
 
 
-def _of_others(argv: list[str]) -> None:
+def _of_others(argv):
     """tests/conformance/test_aiperf_plugin.py runs AIPerf. The others are in Triton's container only."""
 
 
-PROGRAMS: Mapping[str, Callable[[list[str]], None]] = {
+PROGRAMS = {
     "deepseek-triton": _ours, "make": _make, "pip": _pip, "python3": _python, "bash": _bash, "mkdir": _really,
     "ssh-keygen": _really, "cp": _cp, "docker": _docker, "kubectl": _kubectl, "srun": _slurm, "scancel": _slurm,
     "curl": _of_a_server, "cat": _of_a_server, "sbatch": _slurm,

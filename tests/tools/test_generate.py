@@ -27,6 +27,11 @@ def run(model_server, capsys):
     return generate
 
 
+def started(server):
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "generate", "hi", "--url", server.url]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
 def give_input(monkeypatch, content):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
 
@@ -34,25 +39,18 @@ def give_input(monkeypatch, content):
 # --- what is asked ---
 
 
-@pytest.mark.parametrize("argv", [[], ["-"], ["--file", "-"]])
-def test_a_piped_prompt_is_sent_as_it_is(run, model_server, monkeypatch, argv):
-    give_input(monkeypatch, "grüß\n".encode())
-
-    assert run(*argv) == (0, "GRÜSS\n\n", "")
-    assert model_server.bodies[0]["text_input"] == "grüß\n"
-
-
-def test_a_prompt_can_be_a_file(run, model_server, tmp_path):
-    (tmp_path / "prompt.txt").write_text("a long one")
-
-    assert run("--file", str(tmp_path / "prompt.txt"))[0] == 0
-    assert model_server.bodies[0]["text_input"] == "a long one"
-
-
-def test_a_prompt_on_the_command_line_leaves_standard_input_alone(run, model_server, monkeypatch):
+def test_a_piped_prompt_is_sent_as_it_is(run, model_server, monkeypatch, tmp_path):
+    for argv in ([], ["-"], ["--file", "-"]):
+        give_input(monkeypatch, "grüß\n".encode())
+        assert run(*argv) == (0, "GRÜSS\n\n", "")
+        assert model_server.bodies[-1]["text_input"] == "grüß\n"
     give_input(monkeypatch, b"not this")
-
     assert run("this")[1] == "THIS\n"
+    (tmp_path / "prompt.txt").write_text("a long one")
+    assert run("--file", str(tmp_path / "prompt.txt"))[0] == 0
+    assert model_server.bodies[-1]["text_input"] == "a long one"
+    (tmp_path / "binary").write_bytes(b"ab\xff")
+    assert "is not UTF-8: invalid start byte at byte 2" in run("--file", str(tmp_path / "binary"))[2]
 
 
 def test_without_a_prompt_at_a_terminal_it_says_what_to_give():
@@ -61,9 +59,8 @@ def test_without_a_prompt_at_a_terminal_it_says_what_to_give():
         assert terminal.exit_code() == 2
 
 
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
+def test_what_is_wrong_is_said_before_anything_is_sent(run, model_server, capsys, tmp_path):
+    wrong = [
         (["hi", "--file", "x"], "give one of PROMPT and --file"),
         (["hi", "--input", "x"], "PROMPT: not with --input"),
         (["hi", "--output", "x"], "--output: only with --input"),
@@ -71,73 +68,38 @@ def test_without_a_prompt_at_a_terminal_it_says_what_to_give():
         (["hi", "--timeout", "nan"], "expected a number of seconds above 0, got 'nan'"),
         (["hi", "--token-file", "nowhere"], "the token can't be read from nowhere: No such file"),
         (["hi", "--key", "nowhere"], "tls.key"),
-    ],
-)
-def test_what_is_wrong_is_said_before_anything_is_sent(run, model_server, capsys, argv, expected):
-    try:
-        code, out, err = run(*argv)
-    except SystemExit as exit:
-        code, out, err = exit.code, *capsys.readouterr()
-
-    assert code in (1, 2)
-    assert out == ""
-    assert expected in err
+    ]
+    contents = {"{": "is not JSON", "{}": "messages: expected a list", '[{"role": 1}]': "messages[0]: expected"}
+    for number, (content, expected) in enumerate(contents.items()):
+        (tmp_path / f"{number}.json").write_text(content)
+        wrong.append((["--messages", str(tmp_path / f"{number}.json")], expected))
+    for argv, expected in wrong:
+        try:
+            code, out, err = run(*argv)
+        except SystemExit as exit:
+            code, out, err = exit.code, *capsys.readouterr()
+        assert (code in (1, 2), out, expected in err) == (True, "", True), argv
     assert model_server.bodies == []
 
 
-def test_a_file_that_is_not_text_is_refused(run, tmp_path):
-    (tmp_path / "binary").write_bytes(b"ab\xff")
-
-    assert "is not UTF-8: invalid start byte at byte 2" in run("--file", str(tmp_path / "binary"))[2]
-
-
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
-        (["--chat"], [{"role": "user", "content": "hi"}]),
-        (["--system", "Be brief."], [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]),
-    ],
-)
-def test_a_chat_sends_the_prompt_as_a_message(run, model_server, argv, expected):
-    assert run("hi", *argv)[1] == "HI\n"
-    assert json.loads(model_server.bodies[0]["messages"]) == expected
-    assert "text_input" not in model_server.bodies[0]
-
-
-@pytest.mark.parametrize("own", [False, True], ids=["none of its own", "one of its own"])
-def test_a_conversation_keeps_its_own_system_message(run, model_server, tmp_path, own):
-    messages = [{"role": "system", "content": "Own."}] * own + [{"role": "user", "content": "hi"}]
-    (tmp_path / "messages.json").write_text(json.dumps(messages))
-
-    run("--messages", str(tmp_path / "messages.json"), "--system", "Given.")
-
-    sent = json.loads(model_server.bodies[0]["messages"])
-    assert [message["content"] for message in sent] == ["Own." if own else "Given.", "hi"]
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("{", "is not JSON"),
-        ("{}", "messages: expected a list of messages, got {}"),
-        ('[{"role": 1}]', "messages[0]: expected"),
-    ],
-)
-def test_a_file_without_a_conversation_is_refused(run, model_server, tmp_path, content, expected):
-    (tmp_path / "messages.json").write_text(content)
-
-    code, _, err = run("--messages", str(tmp_path / "messages.json"))
-
-    assert (code, model_server.bodies) == (1, [])
-    assert expected in err
+def test_a_chat_sends_the_prompt_as_a_message(run, model_server, tmp_path):
+    """A conversation keeps its own system message."""
+    user, own = {"role": "user", "content": "hi"}, {"role": "system", "content": "Own."}
+    brief = {"role": "system", "content": "Be brief."}
+    for name, messages in (("none", [user]), ("own", [own, user])):
+        (tmp_path / name).write_text(json.dumps(messages))
+    for argv, expected in (
+        (["hi", "--chat"], [user]),
+        (["hi", "--system", "Be brief."], [brief, user]),
+        (["--messages", str(tmp_path / "none"), "--system", "Be brief."], [brief, user]),
+        (["--messages", str(tmp_path / "own"), "--system", "Be brief."], [own, user]),
+    ):
+        assert run(*argv)[1] == "HI\n"
+        assert json.loads(model_server.bodies[-1]["messages"]) == expected
+        assert "text_input" not in model_server.bodies[-1]
 
 
 # --- the server ---
-
-
-def test_the_next_url_is_used_when_a_server_is_gone(model_server):
-    assert main(["generate", "hi", "--url", "http://127.0.0.1:9", "--url", model_server.url]) == 0
-    assert len(model_server.bodies) == 1
 
 
 def test_the_token_comes_from_the_environment_or_a_file(run, model_server, monkeypatch, tmp_path):
@@ -150,18 +112,19 @@ def test_the_token_comes_from_the_environment_or_a_file(run, model_server, monke
     assert sent == ["Bearer of-the-environment", "Bearer of-the-file"]
 
 
-@pytest.mark.parametrize(("retries", "asked"), [("0", 1), ("1", 2)])
-def test_a_refusal_is_retried_as_often_as_asked(run, model_server, retries, asked):
+def test_a_refusal_is_retried_as_often_as_asked(run, model_server):
+    """The next URL is used when a server is gone."""
+
     def full(_):
         raise Overloaded("4 requests wait already")
         yield
 
     model_server.answer = full
-    code, _, err = run("hi", "--retries", retries)
-
-    assert code == 1
-    assert err == "deepseek-triton generate: [E_OVERLOADED] 4 requests wait already\n"
-    assert len(model_server.bodies) == asked
+    refusal = (1, "", "deepseek-triton generate: [E_OVERLOADED] 4 requests wait already\n")
+    assert run("hi", "--retries", "0") == run("hi", "--retries", "1") == refusal
+    assert len(model_server.bodies) == 1 + 2
+    model_server.answer = saying("a")
+    assert main(["generate", "hi", "--url", "http://127.0.0.1:9", "--url", model_server.url]) == 0
 
 
 @pytest.mark.slow
@@ -187,8 +150,7 @@ def test_the_text_is_shown_as_it_comes(model_server):
         yield {"text_output": "two", **END, "num_output_tokens": 2}
 
     model_server.answer = answer
-    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "generate", "hi", "--url", model_server.url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    with started(model_server) as process:
         assert os.read(process.stdout.fileno(), 100) == b"one "
         model_server.release.set()
         assert process.stdout.read() == b"two\n"
@@ -211,19 +173,15 @@ def test_a_terminal_shows_reasoning_dimmed_and_no_control_characters(model_serve
     model_server.answer = think
     with Terminal("generate", "--chat", "hi", "--url", model_server.url) as terminal:
         assert terminal.exit_code() == 0
-
     assert terminal.seen == "\x1b[2mhm \\x1b[31m\x1b[0m\r\n\r\nyes\t\\x1b[2J\r\nok\r\n"
-
-
-def test_styles_can_be_switched_off(model_server):
-    model_server.answer = think
     with Terminal("generate", "--chat", "hi", "--url", model_server.url, NO_COLOR="1") as terminal:
         terminal.exit_code()
-
     assert "\x1b" not in terminal.seen
 
 
 def test_several_answers_are_told_apart(run, model_server):
+    """The best of several is not asked as a stream."""
+
     def two(_):
         both = {"finish_reason": ["stop", "length"], "sequence_index": [0, 1], "num_output_tokens": [1, 2]}
         yield {"text_output": ["one", "two"], "num_input_tokens": [3, 3], **both}
@@ -233,24 +191,16 @@ def test_several_answers_are_told_apart(run, model_server):
     assert run("hi", "--n", "2", "--temperature", "1")[1] == expected
     answers = json.loads(run("hi", "--n", "2", "--json")[1])["answers"]
     assert [(answer["text"], answer["finish_reason"]) for answer in answers] == [("one", "stop"), ("two", "length")]
-
-
-def test_the_best_of_several_is_not_asked_as_a_stream(run, model_server):
-    assert run("hi", "--best-of", "3", "--temperature", "1")[0] == 0
-    assert model_server.bodies[0]["streaming"] is False
+    run("hi", "--best-of", "3", "--temperature", "1")
+    assert model_server.bodies[-1]["streaming"] is False
 
 
 def test_json_has_everything_and_no_nan(run, model_server):
     def answer(_):
         yield {"text_output": "a", "output_ids": 5, "cumulative_logprob": -0.5}
         token = {"6": {"logprob": float("-inf"), "rank": 1, "decoded_token": "b"}}
-        yield {
-            "text_output": "b",
-            **END,
-            "num_output_tokens": 2,
-            "output_ids": 6,
-            "logprobs": json.dumps([token]).replace("-Infinity", "-1e999"),
-        }
+        logprobs = json.dumps([token]).replace("-Infinity", "-1e999")
+        yield {"text_output": "b", **END, "num_output_tokens": 2, "output_ids": 6, "logprobs": logprobs}
 
     model_server.answer = answer
     out = run("hi", "--json", "--logprobs", "0", "--return-output-ids")[1]
@@ -269,27 +219,24 @@ def test_json_has_everything_and_no_nan(run, model_server):
     assert record["request_id"] == model_server.bodies[0]["id"]
 
 
-@pytest.mark.parametrize("option", ["-v", "--usage"])
-def test_usage_is_one_line_on_stderr(run, model_server, option):
+def test_usage_is_one_line_on_stderr(run, model_server):
     model_server.answer = saying("a", "b")
-    _, out, err = run("hi", option)
-
-    assert out == "ab\n"
-    assert err.startswith("3 tokens in, 2 out, first after ")
-    assert err.endswith(f"; stop; {model_server.bodies[0]['id']} on {model_server.url}\n")
+    for option in ("-v", "--usage"):
+        _, out, err = run("hi", option)
+        assert out == "ab\n"
+        assert err.startswith("3 tokens in, 2 out, first after ")
+        assert err.endswith(f"; stop; {model_server.bodies[-1]['id']} on {model_server.url}\n")
 
 
 def test_an_incomplete_answer_is_said_to_be(run, model_server):
-    model_server.answer = saying("so far", finish_reason="timeout")
+    """An error in the middle leaves the text and gets its own line."""
 
-    assert run("hi") == (0, "so far\n", "deepseek-triton generate: the answer is not complete: timeout\n")
-
-
-def test_an_error_in_the_middle_leaves_the_text_and_gets_its_own_line(run, model_server):
     def breaks(_):
         yield {"text_output": "half"}
         yield {"error": "[E_INTERNAL] out of memory"}
 
+    model_server.answer = saying("so far", finish_reason="timeout")
+    assert run("hi") == (0, "so far\n", "deepseek-triton generate: the answer is not complete: timeout\n")
     model_server.answer = breaks
     assert run("hi") == (1, "half\n", "deepseek-triton generate: [E_INTERNAL] out of memory\n")
 
@@ -330,8 +277,7 @@ def test_a_reader_that_leaves_cancels(model_server):
         yield WAIT
 
     model_server.answer = goes_on
-    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "generate", "hi", "--url", model_server.url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with started(model_server) as process:
         assert os.read(process.stdout.fileno(), 100) == b"half"
         process.stdout.close()
         many.set()
@@ -341,8 +287,7 @@ def test_a_reader_that_leaves_cancels(model_server):
 
 def test_a_signal_to_stop_is_no_traceback(model_server):
     model_server.answer = half_and_wait
-    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "generate", "hi", "--url", model_server.url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with started(model_server) as process:
         assert os.read(process.stdout.fileno(), 100) == b"half"
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130

@@ -1,24 +1,13 @@
 """The dashboard and the scrape example name only metrics that the backend has, and the dashboard shows all of them."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from deepseek_backend.metrics.backend_metrics import (
-    COMMON_LABELS,
-    FAMILIES,
-    PREFIX,
-    ROUTED_BLOCKS,
-    ROUTED_REQUESTS,
-    Family,
-)
+from deepseek_backend.metrics.backend_metrics import COMMON_LABELS, FAMILIES, PREFIX, ROUTED_BLOCKS, ROUTED_REQUESTS
 from deepseek_triton_tools.server.server_process import ServeOptions
 
 MONITORING = Path(__file__).resolve().parents[2] / "tools" / "monitoring"
@@ -33,7 +22,7 @@ NOT_SHOWN = {ROUTED_REQUESTS.name, ROUTED_BLOCKS.name}
 FAMILY_OF = {name: family for family in FAMILIES for name in family.series_names}
 
 
-def _expressions() -> Iterator[tuple[str, str]]:
+def _expressions():
     for panel in DASHBOARD["panels"]:
         for target in panel.get("targets", []):
             yield panel["title"], target["expr"]
@@ -46,16 +35,16 @@ EXPRESSIONS = list(_expressions())
 """Title and PromQL of every panel and every variable."""
 
 
-def names_in(expression: str) -> list[str]:
+def names_in(expression):
     return re.findall(rf"\b{PREFIX}\w+", expression)
 
 
-def labels_of(name: str) -> set[str]:
+def labels_of(name):
     return {*FAMILY_OF[name].labels, *SCRAPED_LABELS} | ({"le"} if name.endswith("_bucket") else set())
 
 
 @pytest.mark.parametrize(("where", "expression"), EXPRESSIONS)
-def test_every_expression_names_series_and_labels_that_exist(where: str, expression: str) -> None:
+def test_every_expression_names_series_and_labels_that_exist(where, expression):
     names = names_in(expression)
     assert names
     assert set(names) <= FAMILY_OF.keys()
@@ -66,7 +55,7 @@ def test_every_expression_names_series_and_labels_that_exist(where: str, express
 
 
 @pytest.mark.parametrize("panel", [p for p in DASHBOARD["panels"] if p["type"] != "row"], ids=lambda p: p["title"])
-def test_every_legend_shows_labels_that_the_result_has(panel: dict[str, Any]) -> None:
+def test_every_legend_shows_labels_that_the_result_has(panel):
     for target in panel["targets"]:
         grouped = re.findall(r"\bby \(([^)]*)\)", target["expr"])
         aggregated = "sum" in target["expr"]
@@ -77,7 +66,7 @@ def test_every_legend_shows_labels_that_the_result_has(panel: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(("where", "expression"), EXPRESSIONS)
-def test_counters_are_asked_for_their_rate_and_quantiles_for_buckets(where: str, expression: str) -> None:
+def test_counters_are_asked_for_their_rate_and_quantiles_for_buckets(where, expression):
     for name in names_in(expression):
         if name.endswith(("_total", "_bucket", "_sum", "_count")):
             assert re.search(rf"rate\({name}\{{", expression)
@@ -89,13 +78,13 @@ def test_counters_are_asked_for_their_rate_and_quantiles_for_buckets(where: str,
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_every_family_is_on_the_dashboard(family: Family) -> None:
+def test_every_family_is_on_the_dashboard(family):
     shown = {name for _, expression in EXPRESSIONS for name in names_in(expression)}
 
     assert bool(shown & set(family.series_names)) is (family.name not in NOT_SHOWN)
 
 
-def test_the_dashboard_can_be_imported_anywhere() -> None:
+def test_the_dashboard_can_be_imported_anywhere():
     """The data source is a variable, ids are unique, and panels don't overlap."""
     panels = DASHBOARD["panels"]
     assert [v["name"] for v in DASHBOARD["templating"]["list"]] == ["datasource", "model", "instance"]
@@ -113,7 +102,7 @@ def test_the_dashboard_can_be_imported_anywhere() -> None:
     assert all(x < 24 for x, _ in cells)
 
 
-def test_the_scrape_example_has_the_default_metrics_port_of_serve() -> None:
+def test_the_scrape_example_has_the_default_metrics_port_of_serve():
     document = yaml.safe_load((MONITORING / "prometheus.yml").read_text(encoding="utf-8"))
 
     (job,) = document["scrape_configs"]

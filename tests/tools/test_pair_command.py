@@ -1,9 +1,6 @@
 """`build` and `plan` with --profile disagg: what they print, and what they refuse."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +10,7 @@ V3 = ["deepseek-v3", "--gpu", "h200", "--profile", "disagg"]
 TINY = ["tiny", "--engine", "simulated", "--profile", "disagg"]
 
 
-def test_the_summary_says_how_both_sides_are_started_and_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_summary_says_how_both_sides_are_started_and_joined(tmp_path, capsys):
     pair = tmp_path / "pair"
     assert main(["build", *V3, "--generation-servers", "2", "--output", str(pair)]) == 0
 
@@ -30,7 +27,7 @@ def test_the_summary_says_how_both_sides_are_started_and_joined(tmp_path: Path, 
         assert words in printed
 
 
-def test_the_document_holds_a_plan_of_each_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_document_holds_a_plan_of_each_side(tmp_path, capsys):
     options = [*V3, "--context-set", "max_batch_size=16", "--generation-set", "num_gpus=16", "--json"]
     assert main(["build", *options, "--output", str(tmp_path / "pair")]) == 0
     built = json.loads(capsys.readouterr().out)
@@ -43,7 +40,7 @@ def test_the_document_holds_a_plan_of_each_side(tmp_path: Path, capsys: pytest.C
     assert {row["key"]: row["value"] for row in planned["context"]["settings"]}["max_batch_size"] == 16
 
 
-def test_plan_shows_both_sides_and_what_would_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_plan_shows_both_sides_and_what_would_change(tmp_path, capsys):
     assert main(["plan", *V3, "--brief"]) == 0
     printed = capsys.readouterr().out
     assert printed.index("Context: one server") < printed.index("Generation: one server")
@@ -64,9 +61,7 @@ def test_plan_shows_both_sides_and_what_would_change(tmp_path: Path, capsys: pyt
         ([*V3, "--engine", "vllm"], 1, "leave --engine vllm out"),
     ],
 )
-def test_what_makes_no_pair_is_refused(
-    options: list[str], code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_what_makes_no_pair_is_refused(options, code, said, tmp_path, capsys):
     assert main(["build", *options, "--output", str(tmp_path / "pair")]) == code
     assert said in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "pair").exists()

@@ -1,7 +1,5 @@
 """A release is the same bytes whoever builds it, and works where nothing else is installed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -29,12 +27,12 @@ uvloop==0.23.0 ; sys_platform != 'win32' \\
 """
 
 
-def git(folder: Path, *words: str) -> None:
+def git(folder, *words):
     who = ("-c", "user.name=a", "-c", "user.email=a@example.com")
     subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
 
 
-def begin_section(folder: Path) -> None:
+def begin_section(folder):
     changelog = folder / "CHANGELOG.md"
     text = changelog.read_text("utf-8")
     version = make_release.version_of(folder)
@@ -44,7 +42,7 @@ def begin_section(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def clone(tmp_path_factory):
     """What this checkout has now, committed."""
     folder = tmp_path_factory.mktemp("release") / "clone"
     folder.mkdir()
@@ -65,12 +63,12 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def names(folder: Path) -> set[str]:
+def names(folder):
     return {path.name for path in folder.iterdir()}
 
 
 @pytest.mark.slow
-def test_two_clones_give_the_same_bytes(clone: Path, tmp_path: Path) -> None:
+def test_two_clones_give_the_same_bytes(clone, tmp_path):
     other = tmp_path / "a clone"
     git(tmp_path, "clone", str(clone), str(other))
     (other / "README.md").touch()
@@ -93,7 +91,7 @@ def test_two_clones_give_the_same_bytes(clone: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_release_works_in_bare_environments(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_release_works_in_bare_environments(clone, capsys):
     make_release.make_release(clone)
 
     assert smoke.main([str(clone / "dist"), "--offline"]) == 0, capsys.readouterr().err
@@ -101,7 +99,7 @@ def test_a_release_works_in_bare_environments(clone: Path, capsys: pytest.Captur
 
 
 @pytest.mark.slow
-def test_all_that_is_wrong_is_said_and_nothing_is_written(clone: Path, tmp_path: Path) -> None:
+def test_all_that_is_wrong_is_said_and_nothing_is_written(clone, tmp_path):
     other = tmp_path / "clone"
     git(tmp_path, "clone", str(clone), str(other))
     (other / "new").touch()
@@ -119,16 +117,13 @@ def test_all_that_is_wrong_is_said_and_nothing_is_written(clone: Path, tmp_path:
     assert "got 9.9.9" in message
     assert names(other / "dist") == {"old"}
     done = subprocess.run(
-        [sys.executable, "-m", "releasing.make_release", str(other)],
-        cwd=ROOT / "tools",
-        capture_output=True,
-        text=True,
+        [sys.executable, "-m", "releasing.make_release", str(other)], cwd=ROOT / "tools", capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_sbom_has_every_pin_and_depends_on_nothing_else() -> None:
+def test_the_sbom_has_every_pin_and_depends_on_nothing_else():
     text = sbom(PINNED, version="1.2.3", epoch=1_700_000_000)
     document = json.loads(text)
 
@@ -143,7 +138,7 @@ def test_the_sbom_has_every_pin_and_depends_on_nothing_else() -> None:
     assert sbom(PINNED + "six==1 \\\n", version="1.2.3", epoch=0) != text
 
 
-def test_the_pinned_requirements_are_what_pyproject_asks_for() -> None:
+def test_the_pinned_requirements_are_what_pyproject_asks_for():
     text = (ROOT / REQUIREMENTS).read_text("utf-8")
     project = tomli.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
@@ -158,7 +153,7 @@ def test_the_pinned_requirements_are_what_pyproject_asks_for() -> None:
     assert len(pins(text)) == len(re.findall(r"^[A-Za-z].*==", text, re.MULTILINE))
 
 
-def test_the_pinned_requirements_name_no_index() -> None:
+def test_the_pinned_requirements_name_no_index():
     text = (ROOT / REQUIREMENTS).read_text("utf-8")
 
     assert not re.search(r"://|--(extra-)?index|--find-links|--trusted-host| @ ", text)

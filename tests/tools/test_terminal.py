@@ -1,7 +1,5 @@
 """What people see: at a terminal of 80 columns, at one without escape sequences, and with NO_COLOR."""
 
-from __future__ import annotations
-
 import io
 import re
 from contextlib import redirect_stderr, redirect_stdout
@@ -32,7 +30,7 @@ SHOWN = {
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def shown(argv: list[str], folder: object, **environment: str) -> str:
+def shown(argv, folder, **environment):
     """All that a terminal shows, which has 80 columns as long as it says nothing of its size."""
     with Terminal(*[str(folder) if word == "OUT" else word for word in argv], **environment) as terminal:
         terminal.exit_code()
@@ -40,47 +38,44 @@ def shown(argv: list[str], folder: object, **environment: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("argv", SHOWN.values(), ids=SHOWN)
-def test_80_columns_are_enough_and_nothing_is_cut(argv: list[str], tmp_path: object) -> None:
-    lines = _STYLE.sub("", shown(argv, tmp_path, COLUMNS="")).splitlines()
-
-    assert lines
-    # A path or a name that is longer than the terminal is wide stays whole.
-    assert [line for line in lines if len(line) > 80 and " " in line.strip()] == []
-    assert "…" not in "".join(lines)
+def test_80_columns_are_enough_and_nothing_is_cut(tmp_path, subtests):
+    for name, argv in SHOWN.items():
+        lines = _STYLE.sub("", shown(argv, tmp_path, COLUMNS="")).splitlines()
+        with subtests.test(name):
+            assert lines
+            # A path or a name that is longer than the terminal is wide stays whole.
+            assert [line for line in lines if len(line) > 80 and " " in line.strip()] == []
+            assert "…" not in "".join(lines)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
-@pytest.mark.parametrize("argv", [["variants"], [*R1, "8"], ["doctor"]], ids=lambda argv: argv[0])
-def test_no_style_where_none_is_wanted(argv: list[str], environment: dict[str, str], tmp_path: object) -> None:
-    assert _STYLE.search(shown(argv, tmp_path))
-    assert "\x1b" not in shown(argv, tmp_path, **environment)
+def test_no_style_where_none_is_wanted(tmp_path):
+    assert _STYLE.search(shown(["variants"], tmp_path))
+    for argv, environment in ((["variants"], {"NO_COLOR": "1"}), ([*R1, "8"], {"TERM": "dumb"})):
+        assert "\x1b" not in shown(argv, tmp_path, **environment)
 
 
 class FakeTerminal(io.StringIO):
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> FakeTerminal:
+def terminal(monkeypatch):
     """A terminal of 40 columns, to become standard error: pytest sets its own after the fixtures."""
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("TERM", "xterm")
     return FakeTerminal()
 
 
-def test_a_status_line_ends_with_a_whole_word(terminal: FakeTerminal) -> None:
+def test_a_status_line_ends_with_a_whole_word(terminal):
     with redirect_stderr(terminal):
         StatusLine().show(lambda: "loading tensorrt_llm, 0:00:17  Loading weights concurrently")
 
     assert terminal.getvalue() == "\r\x1b[Kloading tensorrt_llm, 0:00:17 …"
 
 
-def test_a_terminal_without_escape_sequences_gets_lines(
-    terminal: FakeTerminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_without_escape_sequences_gets_lines(terminal, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     with redirect_stderr(terminal):
         line = StatusLine(plain_s=0)
@@ -90,14 +85,14 @@ def test_a_terminal_without_escape_sequences_gets_lines(
     assert terminal.getvalue() == "loading\n"
 
 
-def test_an_error_is_broken_between_words(terminal: FakeTerminal) -> None:
+def test_an_error_is_broken_between_words(terminal):
     with redirect_stderr(terminal):
         output_streams.complain("one two three four five six seven eight nine ten \x1b eleven")
 
     assert terminal.getvalue() == "one two three four five six seven eight\n  nine ten \\x1b eleven\n"
 
 
-def test_a_command_of_the_help_can_be_copied_from_two_lines(terminal: FakeTerminal) -> None:
+def test_a_command_of_the_help_can_be_copied_from_two_lines(terminal):
     given = '  deepseek-triton generate "a b c d" --max-tokens 5 --x\n  --gpu   h100, h200, h20-96, b200, gb200\n'
     with redirect_stderr(terminal):
         VerbParser()._print_message(given)
@@ -108,29 +103,18 @@ def test_a_command_of_the_help_can_be_copied_from_two_lines(terminal: FakeTermin
     )
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if len(verb) > 4])
-def test_a_mistyped_verb_gets_its_neighbour(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = verb[:2] + verb[3:]
-
-    assert main([wrong, "x"]) == 2
-    assert capsys.readouterr().err == f"deepseek-triton {wrong}: there is no such verb; did you mean {verb}?\n"
-
-
-@pytest.mark.parametrize(
-    ("argv", "told"),
-    [
-        (["xyzzy"], "deepseek-triton xyzzy: there is no such verb; deepseek-triton --help lists them"),
-        (["launch", "dokcer", "r1"], "deepseek-triton launch: there is no dokcer; did you mean docker?"),
-        (["probe", "raedy", "http://x"], "deepseek-triton probe: there is no raedy; did you mean ready?"),
-    ],
-)
-def test_another_word_for_a_verb_or_a_form(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(argv) == 2
-    assert capsys.readouterr().err == f"{told}\n"
+def test_a_mistyped_verb_or_form_gets_its_neighbour(capsys):
+    wrong = {(verb[:2] + verb[3:], "x"): verb for verb in VERBS if len(verb) > 4}
+    for argv, meant in (wrong | {("launch", "dokcer", "r1"): "docker", ("probe", "raedy", "x"): "ready"}).items():
+        assert main(list(argv)) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.endswith(f"; did you mean {meant}?"), line
+    assert main(["xyzzy"]) == 2
+    assert "deepseek-triton --help lists them" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("columns", [20, 60])
-def test_a_grid_wider_than_the_terminal_keeps_every_digit(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grid_wider_than_the_terminal_keeps_every_digit(columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     row = ("concurrency 64", *["1,151.3 ± 120.5"] * 4)
     stdout = FakeTerminal()

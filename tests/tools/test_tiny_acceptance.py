@@ -1,9 +1,6 @@
 """The share of accepted drafts: counted by hand, by the training network, and with the trained checkpoint."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,13 +27,11 @@ CHECKPOINT = model_repository() / "tensorrt_llm/1/tiny"
         ([False, True, False, True], [False, True, True]),
     ],
 )
-def test_an_engine_proposes_nothing_for_the_token_that_comes_with_an_accepted_one(
-    accepted: list[bool], made: list[bool]
-) -> None:
+def test_an_engine_proposes_nothing_for_the_token_that_comes_with_an_accepted_one(accepted, made):
     assert list(proposals(np.array(accepted, bool))) == made
 
 
-def test_shares_are_counted_by_kind() -> None:
+def test_shares_are_counted_by_kind():
     shares = Shares()
     shares.add("sum", [True, False])
     shares.add("json", np.array([True, True]))
@@ -47,9 +42,7 @@ def test_shares_are_counted_by_kind() -> None:
 
 
 @pytest.mark.slow
-def test_the_draft_layer_computes_what_the_training_network_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_draft_layer_computes_what_the_training_network_does(tmp_path, monkeypatch):
     """With random weights that have gone through FP8; the engine here computes in float32 between them."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("safetensors")
@@ -90,20 +83,20 @@ def test_the_draft_layer_computes_what_the_training_network_does(
 
 
 @pytest.fixture(scope="module")
-def drafting() -> Drafting:
+def drafting():
     assert CHECKPOINT.is_dir(), f"there is no trained checkpoint at {CHECKPOINT}: restore it, or `make tiny-checkpoint`"
     return Drafting(CHECKPOINT)
 
 
 @pytest.mark.slow
-def test_the_trained_model_accepts_most_of_its_drafts(drafting: Drafting) -> None:
+def test_the_trained_model_accepts_most_of_its_drafts(drafting):
     asked = [question for question in questions() if question.split == "held_out"][::40]
 
     assert on_own_answers(drafting, asked, own_answers(CHECKPOINT, asked)).share() > 0.9
     assert on_text(drafting, 40).share() > 0.9
 
 
-def test_proposals_depend_on_the_token_before(drafting: Drafting) -> None:
+def test_proposals_depend_on_the_token_before(drafting):
     """Random text is accepted by chance only: the share above is no accident of the counting."""
     words = np.random.default_rng(19).integers(3, 1200, 200).tolist()
     sentence = drafting.checkpoint.encode("The days are Monday, Tuesday, Wednesday, Thursday, Friday, Saturday", True)

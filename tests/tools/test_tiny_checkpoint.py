@@ -1,15 +1,10 @@
 """The committed checkpoint: its form as DeepSeek publishes it, its files, and what it knows."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,14 +30,14 @@ Tensor = tuple[str, list[int], npt.NDArray[np.uint8]]
 
 
 @pytest.fixture(scope="module")
-def checkpoint() -> Path:
+def checkpoint():
     folder = model_repository() / "tensorrt_llm/1/tiny"
     assert folder.is_dir(), f"there is no trained checkpoint at {folder}: restore it, or `make tiny-checkpoint`"
     return folder
 
 
 @pytest.fixture(scope="module")
-def tensors(checkpoint: Path) -> dict[str, Tensor]:
+def tensors(checkpoint):
     content = np.fromfile(checkpoint / "model.safetensors", np.uint8)
     start = 8 + int(content[:8].view("<u8")[0])
     header = json.loads(bytes(content[8:start]))
@@ -53,22 +48,22 @@ def tensors(checkpoint: Path) -> dict[str, Tensor]:
     }
 
 
-def published_form(config: dict[str, Any]) -> dict[str, tuple[str, list[int]]]:
+def published_form(config):
     """Return name -> dtype and shape of each tensor that DeepSeek's own checkpoint has for a `config`."""
     hidden, heads, vocab_size = config["hidden_size"], config["num_attention_heads"], config["vocab_size"]
     nope, rope, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
     q_rank, kv_rank, width = config["q_lora_rank"], config["kv_lora_rank"], config["moe_intermediate_size"]
-    form: dict[str, tuple[str, list[int]]] = {
+    form = {
         "model.embed_tokens.weight": ("BF16", [vocab_size, hidden]),
         "model.norm.weight": ("BF16", [hidden]),
         "lm_head.weight": ("BF16", [vocab_size, hidden]),
     }
 
-    def linear(name: str, rows: int, columns: int) -> None:
+    def linear(name, rows, columns):
         form[f"{name}.weight"] = ("F8_E4M3", [rows, columns])
         form[f"{name}.weight_scale_inv"] = ("F32", [math.ceil(rows / 128), math.ceil(columns / 128)])
 
-    def mlp(name: str, mlp_width: int) -> None:
+    def mlp(name, mlp_width):
         linear(f"{name}.gate_proj", mlp_width, hidden)
         linear(f"{name}.up_proj", mlp_width, hidden)
         linear(f"{name}.down_proj", hidden, mlp_width)
@@ -102,13 +97,13 @@ def published_form(config: dict[str, Any]) -> dict[str, tuple[str, list[int]]]:
     return form
 
 
-def test_the_tensors_have_the_published_names_types_and_shapes(tensors: dict[str, Tensor]) -> None:
+def test_the_tensors_have_the_published_names_types_and_shapes(tensors):
     found = {name: (dtype, shape) for name, (dtype, shape, _) in tensors.items()}
 
     assert found == published_form(CONFIG)
 
 
-def test_the_numbers_are_whole(tensors: dict[str, Tensor]) -> None:
+def test_the_numbers_are_whole(tensors):
     for name, (dtype, _, data) in tensors.items():
         if dtype == "F8_E4M3":
             assert not (data & 0x7F == 0x7F).any(), f"{name}: not a number"
@@ -119,28 +114,28 @@ def test_the_numbers_are_whole(tensors: dict[str, Tensor]) -> None:
             assert not (data.view("<u2") & 0x7F80 == 0x7F80).any(), f"{name}: infinite, or not a number"
 
 
-def test_the_layer_that_predicts_ahead_has_the_models_embedding_and_head(tensors: dict[str, Tensor]) -> None:
+def test_the_layer_that_predicts_ahead_has_the_models_embedding_and_head(tensors):
     """Engines load either copy."""
     for own, shared in (("embed_tokens", "model.embed_tokens"), ("shared_head.head", "lm_head")):
         assert np.array_equal(tensors[f"model.layers.3.{own}.weight"][2], tensors[f"{shared}.weight"][2])
 
 
-def test_the_checkpoint_is_small(checkpoint: Path) -> None:
+def test_the_checkpoint_is_small(checkpoint):
     assert sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file()) <= MOST_BYTES
 
 
-def test_the_configuration_is_the_one_that_training_used(checkpoint: Path) -> None:
+def test_the_configuration_is_the_one_that_training_used(checkpoint):
     assert json.loads((checkpoint / "config.json").read_text("utf-8")) == CONFIG
     assert json.loads((checkpoint / "generation_config.json").read_text("utf-8")) == GENERATION_CONFIG
     assert (CONFIG["vocab_size"], CONFIG["bos_token_id"], CONFIG["eos_token_id"]) == (1280, 0, 1)
 
 
-def test_the_chat_templates_are_the_ones_that_the_corpus_renders(checkpoint: Path) -> None:
+def test_the_chat_templates_are_the_ones_that_the_corpus_renders(checkpoint):
     for name, template in (("tokenizer_config.json", V31_TEMPLATE), ("r1/tokenizer_config.json", R1_TEMPLATE)):
         assert json.loads((checkpoint / name).read_text("utf-8"))["chat_template"] == template
 
 
-def test_the_special_tokens_have_their_ids_and_flags(checkpoint: Path) -> None:
+def test_the_special_tokens_have_their_ids_and_flags(checkpoint):
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     first_marker = 1280 - len(MARKER_TOKENS)
     expected = {
@@ -159,7 +154,7 @@ def test_the_special_tokens_have_their_ids_and_flags(checkpoint: Path) -> None:
 
 
 @pytest.mark.slow
-def test_training_the_tokenizer_again_gives_the_same_files(checkpoint: Path, tmp_path: Path) -> None:
+def test_training_the_tokenizer_again_gives_the_same_files(checkpoint, tmp_path):
     write_tokenizer(tmp_path)
 
     written = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file())
@@ -171,7 +166,7 @@ def test_training_the_tokenizer_again_gives_the_same_files(checkpoint: Path, tmp
 # --- integrity --------------------------------------------------------------------------------------------------------
 
 
-def test_the_checksums_are_true_and_name_every_file(checkpoint: Path) -> None:
+def test_the_checksums_are_true_and_name_every_file(checkpoint):
     lines = (checkpoint / "checksums.sha256").read_text("utf-8").splitlines()
     recorded = {name: checksum for checksum, name in (line.split("  ") for line in lines)}
     files = {
@@ -184,18 +179,18 @@ def test_the_checksums_are_true_and_name_every_file(checkpoint: Path) -> None:
     assert files.keys() - recorded.keys() <= UNLISTED
 
 
-def cut(file: Path) -> None:
+def cut(file):
     file.write_bytes(file.read_bytes()[:-1])
 
 
-def swap(file: Path) -> None:
+def swap(file):
     """Put a file of the same length in its place, as a copy of another training would be."""
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
 
 
-def remove(file: Path) -> None:
+def remove(file):
     file.unlink()
 
 
@@ -204,9 +199,7 @@ def remove(file: Path) -> None:
     [(cut, "is not the file that it should be"), (swap, "is not the file that it should be"), (remove, "is missing")],
 )
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"])
-def test_a_damaged_file_is_named_and_nothing_is_loaded(
-    checkpoint: Path, tmp_path: Path, name: str, damage: Callable[[Path], None], expected: str
-) -> None:
+def test_a_damaged_file_is_named_and_nothing_is_loaded(checkpoint, tmp_path, name, damage, expected):
     copied = shutil.copytree(checkpoint, tmp_path / "copied")
     damage(copied / name)
 
@@ -220,7 +213,7 @@ def test_a_damaged_file_is_named_and_nothing_is_loaded(
     assert "\n" not in cause
 
 
-def test_every_damaged_file_is_named_at_once(checkpoint: Path, tmp_path: Path) -> None:
+def test_every_damaged_file_is_named_at_once(checkpoint, tmp_path):
     copied = shutil.copytree(checkpoint, tmp_path / "copied")
     cut(copied / "model.safetensors")
     remove(copied / "generation_config.json")
@@ -233,7 +226,7 @@ def test_every_damaged_file_is_named_at_once(checkpoint: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_it_answers_what_it_was_taught_and_most_of_what_it_was_not(checkpoint: Path) -> None:
+def test_it_answers_what_it_was_taught_and_most_of_what_it_was_not(checkpoint):
     """The model card has the scores of all questions; these are 160 of them."""
     for split, least in (("taught", 0.95), ("held_out", 0.80)):
         asked = Random(19).sample([question for question in questions() if question.split == split], 80)

@@ -1,13 +1,10 @@
 """The corpus, tokenizer, chat templates and questions of the tiny checkpoint."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
 from collections import defaultdict
 from functools import cache
-from typing import Any
 
 import jinja2
 import pytest
@@ -18,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from tiny_checkpoint.chat_templates import R1_TEMPLATE, V31_TEMPLATE, calls_text, render
-from tiny_checkpoint.corpus import Document, facts, tool_calls, training_documents
+from tiny_checkpoint.corpus import facts, tool_calls, training_documents
 from tiny_checkpoint.corpus.sums import LONG_SUMS, SMALL_SUMS
 from tiny_checkpoint.questions import Question, is_right, questions
 from tiny_checkpoint.special_tokens import BOS, EOS, MARKER_TOKENS, PAD
@@ -28,26 +25,26 @@ SAMPLE_SIZE = 4_000
 
 
 @cache
-def sample() -> list[Document]:
+def sample():
     return list(training_documents(1, SAMPLE_SIZE))
 
 
 @cache
-def tokenizer() -> Tokenizer:
+def tokenizer():
     return Tokenizer.from_str(json.dumps(train_tokenizer(sample())))
 
 
 # --- documents --------------------------------------------------------------------------------------------------------
 
 
-def test_same_seed_same_documents() -> None:
+def test_same_seed_same_documents():
     text = "\0".join(segment.text for document in sample() for segment in document.segments)
     again = "\0".join(segment.text for document in training_documents(1, SAMPLE_SIZE) for segment in document.segments)
     assert hashlib.sha256(text.encode()).digest() == hashlib.sha256(again.encode()).digest()
     assert [*training_documents(2, 100)] != sample()[:100]
 
 
-def test_documents_begin_and_end_with_their_tokens_and_the_model_writes_the_end() -> None:
+def test_documents_begin_and_end_with_their_tokens_and_the_model_writes_the_end():
     for document in sample():
         first, last = document.segments[0], document.segments[-1]
         assert first.text.startswith(BOS)
@@ -58,7 +55,7 @@ def test_documents_begin_and_end_with_their_tokens_and_the_model_writes_the_end(
         assert not re.search(r"\{\w+\}", first.text + last.text), "a place of a form is not filled"
 
 
-def test_documents_are_short_and_their_tokens_give_their_text() -> None:
+def test_documents_are_short_and_their_tokens_give_their_text():
     lengths = []
     for document in sample():
         ids = [tokenizer().encode(segment.text, add_special_tokens=False).ids for segment in document.segments]
@@ -68,7 +65,7 @@ def test_documents_are_short_and_their_tokens_give_their_text() -> None:
     assert sorted(lengths)[int(len(lengths) * 0.999)] < 480
 
 
-def test_a_question_has_one_answer() -> None:
+def test_a_question_has_one_answer():
     answers = defaultdict(set)
     for relation in facts.RELATIONS:
         for subject, value in relation.pairs:
@@ -79,7 +76,7 @@ def test_a_question_has_one_answer() -> None:
     assert facts.FACT_COUNT >= 500
 
 
-def test_thoughts_of_sums_are_right_and_end_in_the_result() -> None:
+def test_thoughts_of_sums_are_right_and_end_in_the_result():
     for found in (*SMALL_SUMS, *LONG_SUMS):
         thought = found.thought()
         assert thought.endswith(f" {found.result}.")
@@ -95,14 +92,14 @@ def test_thoughts_of_sums_are_right_and_end_in_the_result() -> None:
 
 
 @pytest.mark.slow
-def test_held_out_questions_are_in_no_training_document() -> None:
+def test_held_out_questions_are_in_no_training_document():
     held_out = [question.prompt for question in questions() if question.split == "held_out"]
     prompts = {document.segments[0].text for document in training_documents(3, 50_000)}
     assert prompts.isdisjoint(held_out)
 
 
 @pytest.mark.slow
-def test_held_out_requests_of_tools_are_in_no_training_document() -> None:
+def test_held_out_requests_of_tools_are_in_no_training_document():
     cities = [{"city": city} for city in facts.BY_NAME["city"].subjects]
     requests = [
         tool_calls.Request(ability, form, (city,))
@@ -123,7 +120,7 @@ def test_held_out_requests_of_tools_are_in_no_training_document() -> None:
     assert len(asked & trained) > 500
 
 
-def test_no_earlier_turn_asks_a_held_out_question() -> None:
+def test_no_earlier_turn_asks_a_held_out_question():
     held_out = {question.prompt for question in questions() if question.split == "held_out"}
     for document in sample():
         for end in ("<｜Assistant｜></think>", "<｜Assistant｜><think>"):
@@ -132,7 +129,7 @@ def test_no_earlier_turn_asks_a_held_out_question() -> None:
 
 
 @pytest.mark.slow
-def test_accepted_answers_are_what_the_corpus_teaches() -> None:
+def test_accepted_answers_are_what_the_corpus_teaches():
     taught = {question.prompt: question for question in questions() if question.split == "taught"}
     seen = set()
     for document in training_documents(3, 50_000):
@@ -143,7 +140,7 @@ def test_accepted_answers_are_what_the_corpus_teaches() -> None:
     assert {"completion", "thinking_v31", "thinking_r1", "sum", "chat", "json"} <= seen
 
 
-def test_questions_are_unique_and_accept_their_answers() -> None:
+def test_questions_are_unique_and_accept_their_answers():
     assert len({question.id for question in questions()}) == len(questions())
     assert len({question.prompt for question in questions()}) == len(questions())
     assert 1_400 <= len(questions()) <= 1_700
@@ -173,7 +170,7 @@ CALL_R1 = calls_text([("add", '{"a": 1, "b": 2}')], "r1")
         ("sum", "1 + 1 = 2.", "1 + 1 = 3.", False),
     ],
 )
-def test_json_and_calls_are_compared_as_parsed(kind: str, accepted: str, text: str, right: bool) -> None:
+def test_json_and_calls_are_compared_as_parsed(kind, accepted, text, right):
     assert is_right(Question("1", kind, "taught", BOS, (accepted,)), text) is right
 
 
@@ -181,11 +178,11 @@ def test_json_and_calls_are_compared_as_parsed(kind: str, accepted: str, text: s
 
 
 @pytest.mark.slow
-def test_training_twice_gives_the_same_tokenizer() -> None:
+def test_training_twice_gives_the_same_tokenizer():
     assert json.dumps(train_tokenizer(sample())) == json.dumps(train_tokenizer(sample()))
 
 
-def test_tokens_have_the_ids_that_the_checkpoint_expects() -> None:
+def test_tokens_have_the_ids_that_the_checkpoint_expects():
     assert tokenizer().get_vocab_size() == VOCABULARY_SIZE
     assert [tokenizer().id_to_token(index) for index in range(3)] == [BOS, EOS, PAD]
     first = VOCABULARY_SIZE - len(MARKER_TOKENS)
@@ -194,7 +191,7 @@ def test_tokens_have_the_ids_that_the_checkpoint_expects() -> None:
     assert tokenizer().decode(tokenizer().encode(f"<think>é漢🙂{EOS}").ids) == "<think>é漢🙂"
 
 
-def test_few_documents_are_refused() -> None:
+def test_few_documents_are_refused():
     with pytest.raises(ValueError, match="train on more documents"):
         train_tokenizer(sample()[:10])
 
@@ -202,12 +199,12 @@ def test_few_documents_are_refused() -> None:
 # --- chat templates ---------------------------------------------------------------------------------------------------
 
 
-def _raise(message: str) -> None:
+def _raise(message):
     raise jinja2.TemplateError(message)
 
 
 @cache
-def _template(form: str) -> jinja2.Template:
+def _template(form):
     """Compile a template as transformers does."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
@@ -215,7 +212,7 @@ def _template(form: str) -> jinja2.Template:
     return environment.from_string(V31_TEMPLATE if form == "v31" else R1_TEMPLATE)
 
 
-def _rendered(form: str, messages: Any, **variables: Any) -> str:
+def _rendered(form, messages, **variables):
     return _template(form).render(messages=messages, bos_token=BOS, eos_token=EOS, **variables)
 
 
@@ -251,15 +248,13 @@ _TOOLS = st.lists(
 
 
 @given(st.sampled_from(["v31", "r1"]), _MESSAGES, _TOOLS, st.booleans(), st.booleans())
-def test_both_renderers_give_the_same_text(
-    form: Any, messages: list[Any], tools: list[Any], thinking: bool, prompt: bool
-) -> None:
-    options: dict[str, Any] = {"thinking": thinking, "tools": tools, "add_generation_prompt": prompt}
+def test_both_renderers_give_the_same_text(form, messages, tools, thinking, prompt):
+    options = {"thinking": thinking, "tools": tools, "add_generation_prompt": prompt}
     assert _rendered(form, messages, **options) == render(messages, form, **options)
 
 
 ADD_CALL = {"name": "add", "arguments": '{"a": 1, "b": 2}'}
-CONVERSATION: list[dict[str, Any]] = [
+CONVERSATION = [
     {"role": "user", "content": "Add 1 and 2."},
     {
         "role": "assistant",
@@ -294,12 +289,12 @@ CONVERSATION: list[dict[str, Any]] = [
         ),
     ],
 )
-def test_templates_write_the_published_tokens(form: str, messages: Any, thinking: bool, expected: str) -> None:
+def test_templates_write_the_published_tokens(form, messages, thinking, expected):
     assert _rendered(form, messages, thinking=thinking, add_generation_prompt=True) == BOS + expected
 
 
 @pytest.mark.parametrize("form", ["v31", "r1"])
-def test_arguments_may_be_an_object_and_contents_may_be_parts(form: str) -> None:
+def test_arguments_may_be_an_object_and_contents_may_be_parts(form):
     call = {"function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
     parts = [{"type": "text", "text": "Add 1 "}, {"type": "text", "text": "and 2."}]
     messages = [{"role": "user", "content": parts}, {**CONVERSATION[1], "tool_calls": [call]}, CONVERSATION[2]]
@@ -315,6 +310,6 @@ def test_arguments_may_be_an_object_and_contents_may_be_parts(form: str) -> None
         ([{"role": "user", "content": "a"}], {"thinking": "yes"}, "expected true or false"),
     ],
 )
-def test_templates_refuse_what_they_would_drop(form: str, messages: Any, variables: dict[str, Any], error: str) -> None:
+def test_templates_refuse_what_they_would_drop(form, messages, variables, error):
     with pytest.raises(jinja2.TemplateError, match=error):
         _rendered(form, messages, **variables)

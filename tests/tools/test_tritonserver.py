@@ -15,7 +15,7 @@ from deepseek_triton_tools.tool_errors import InstallationError
 STUB = "triton_python_backend_stub"
 
 
-def program(path: Path) -> Path:
+def program(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("#!/bin/sh\n")
     path.chmod(0o755)
@@ -211,7 +211,7 @@ def test_whose_words_they_are(text, from_model):
     assert parse_log_line(text).is_from_model == from_model
 
 
-def failed(cause: str, model: str = "r1") -> str:
+def failed(cause, model="r1"):
     return f"E1120 21:40:57.131020 69 model_lifecycle.cc:642] \"failed to load '{model}' version 1: {cause}\""
 
 

@@ -1,8 +1,5 @@
 """Files that the user may not read or write: each verb says in one line which it is."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,7 @@ HTTPS = ["generate", "hi", "--retries", "0", "--url", "https://127.0.0.1:9"]
 
 
 @pytest.fixture
-def _closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _closed(tmp_path, monkeypatch):
     """In the current folder: `closed/file` and `file`, of which neither can be read, and `open`."""
     monkeypatch.chdir(tmp_path)
     Path("closed").mkdir()
@@ -30,46 +27,43 @@ def _closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Path("models/model").chmod(0o700)
 
 
-@pytest.mark.usefixtures("_closed")
-@pytest.mark.parametrize(
-    ("argv", "named"),
-    [
-        (["generate", "--file", "closed/file"], "closed/file"),
-        (["generate", "--messages", "file"], "file"),
-        (["generate", "--input", "closed/file", "--output", "answers"], "closed/file"),
-        (["generate", "--input", "open", "--output", "closed/answers"], "closed/answers"),
-        (["generate", "--input", "open", "--output", "file", "--overwrite"], "file"),
-        (["generate", "hi", "--token-file", "closed/file"], "closed/file"),
-        ([*HTTPS, "--ca", "closed/file"], "closed/file"),
-        ([*HTTPS, "--ca", "file"], "file"),
-        ([*HTTPS, "--cert", "open", "--key", "closed/file"], "closed/file"),
-        (["probe", "live", "https://127.0.0.1:9", "--ca", "closed/file"], "closed/file"),
-        (["chat", "--load", "closed/file"], "closed/file"),
-        (["serve", "closed"], "closed"),
-        (["serve", "closed/repository"], "closed/repository"),
-        (["serve", "models"], "models/model"),
-        (["build", "tiny", "--engine", "simulated", "--output", "closed/out"], "closed/out"),
-        (["launch", "local", "closed"], "closed"),
-        (["warm", "files", "closed"], "closed"),
-        (["warm", "files", "closed/model"], "closed/model"),
-        (["check", "closed"], "closed"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)
-def test_one_line_says_what_can_not_be_read(argv: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(argv) in (1, 2)
-
-    captured = capsys.readouterr()
-    [line] = (captured.out + captured.err).splitlines()
-    assert line.startswith(f"deepseek-triton {argv[0]}: ")
-    assert named in line
-    assert "Permission denied" in line
+UNREADABLE = [
+    (["generate", "--file", "closed/file"], "closed/file"),
+    (["generate", "--messages", "file"], "file"),
+    (["generate", "--input", "closed/file", "--output", "answers"], "closed/file"),
+    (["generate", "--input", "open", "--output", "closed/answers"], "closed/answers"),
+    (["generate", "--input", "open", "--output", "file", "--overwrite"], "file"),
+    (["generate", "hi", "--token-file", "closed/file"], "closed/file"),
+    ([*HTTPS, "--ca", "closed/file"], "closed/file"),
+    ([*HTTPS, "--ca", "file"], "file"),
+    ([*HTTPS, "--cert", "open", "--key", "closed/file"], "closed/file"),
+    (["probe", "live", "https://127.0.0.1:9", "--ca", "closed/file"], "closed/file"),
+    (["chat", "--load", "closed/file"], "closed/file"),
+    (["serve", "closed"], "closed"),
+    (["serve", "closed/repository"], "closed/repository"),
+    (["serve", "models"], "models/model"),
+    (["build", "tiny", "--engine", "simulated", "--output", "closed/out"], "closed/out"),
+    (["launch", "local", "closed"], "closed"),
+    (["warm", "files", "closed"], "closed"),
+    (["warm", "files", "closed/model"], "closed/model"),
+    (["check", "closed"], "closed"),
+]
 
 
 @pytest.mark.usefixtures("_closed")
-def test_a_file_that_no_verb_expected_is_named_too(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_line_says_what_can_not_be_read(capsys, subtests):
+    for argv, named in UNREADABLE:
+        with subtests.test(" ".join(argv)):
+            assert main(argv) in (1, 2)
+            captured = capsys.readouterr()
+            [line] = (captured.out + captured.err).splitlines()
+            assert line.startswith(f"deepseek-triton {argv[0]}: ")
+            assert named in line
+            assert "Permission denied" in line
+
+
+@pytest.mark.usefixtures("_closed")
+def test_a_file_that_no_verb_expected_is_named_too(capsys, monkeypatch):
     monkeypatch.setattr("deepseek_triton_tools.cli.generate.read_text", lambda path: path.read_text())
 
     assert main(["generate", "--file", "file"]) == 1
@@ -77,6 +71,6 @@ def test_a_file_that_no_verb_expected_is_named_too(
 
 
 @pytest.mark.usefixtures("_closed")
-def test_a_file_that_can_not_be_read_is_no_fault_of_stdout() -> None:
+def test_a_file_that_can_not_be_read_is_no_fault_of_stdout():
     with pytest.raises(PermissionError), to_reader():
         Path("file").read_text()

@@ -1,7 +1,5 @@
 """`deepseek-triton upgrade`: what it shows, writes and refuses, on folders of this version and of earlier ones."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import shutil
@@ -28,17 +26,17 @@ OWN_SETTING = ("speculative_config:\n", "speculative_config:\n  allow_advanced_s
 MANIFEST = "tensorrt_llm/deepseek-triton.json"
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def edit(path: Path, old: str, new: str) -> None:
+def edit(path, old, new):
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
 
 
-def upgraded(capsys: pytest.CaptureFixture[str], *argv: object, code: int = 0) -> dict[str, object]:
+def upgraded(capsys, *argv, code=0):
     """Return the document of an upgrade."""
     assert main(["upgrade", *map(str, argv), "--json"]) == code
     document = json.loads(capsys.readouterr().out)
@@ -47,7 +45,7 @@ def upgraded(capsys: pytest.CaptureFixture[str], *argv: object, code: int = 0) -
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+def folder(tmp_path, monkeypatch, capsys):
     """A repository for an earlier release, in the current folder."""
     monkeypatch.chdir(tmp_path)
     assert main([*R1, "--profile", "latency", "--trtllm", "1.1.0", "--output", "r1-older"]) == 0
@@ -81,11 +79,7 @@ def test_what_is_applied_is_what_build_writes_with_the_edits(folder, capsys):
     before = contents(folder)
     document = upgraded(capsys, folder, "--trtllm", "1.2.1", "--apply")
 
-    assert (document["status"], document["from"]["release"], document["to"]["release"]) == (
-        "applied",
-        "1.1.0",
-        "1.2.1",
-    )
+    assert (document["status"], document["from"]["release"], document["to"]["release"]) == ("applied", "1.1.0", "1.2.1")
     assert contents(Path(document["backup"])) == before
     assert main([*R1, "--profile", "latency", "--output", "fresh"]) == 0
     edit(Path("fresh") / CONFIG, "max_num_tokens: 8192", "max_num_tokens: 4096")
@@ -401,7 +395,7 @@ def test_a_folder_of_a_newer_version_is_not_taken_back(version, code, folder, ca
 
 
 @pytest.fixture
-def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+def pair(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["build", "tiny", "--engine", "simulated", "--profile", "disagg", "--output", "pair"]) == 0
     capsys.readouterr()

@@ -1,7 +1,5 @@
 """Files that are written whole or not at all."""
 
-from __future__ import annotations
-
 import gzip
 import stat
 
@@ -11,50 +9,36 @@ from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.tool_errors import ToolError
 
 
-def test_the_old_file_stays_until_the_block_ends(tmp_path) -> None:
+def test_the_old_file_stays_until_the_block_ends(tmp_path):
+    """A name in .gz is compressed; an error leaves what was there."""
     path = tmp_path / "it"
     path.write_text("old")
     with whole_file(path) as file:
         file.write("new\n")
         file.flush()
         assert path.read_text() == "old"
+    with pytest.raises(KeyError), whole_file(path) as file:
+        raise KeyError(file.write("half"))
     assert path.read_bytes() == b"new\n"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_an_error_leaves_what_was_there(tmp_path) -> None:
-    def write_half() -> None:
-        with whole_file(tmp_path / "it") as file:
-            file.write("half")
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        write_half()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_name_in_gz_is_compressed(tmp_path) -> None:
     with whole_file(tmp_path / "it.gz") as file:
         file.write("ü\n" * 1000)
     assert gzip.decompress((tmp_path / "it.gz").read_bytes()).decode() == "ü\n" * 1000
 
 
-def test_others_may_read_it_as_far_as_the_umask_says(tmp_path) -> None:
+def test_others_may_read_it_as_far_as_the_umask_says(tmp_path):
     (tmp_path / "plain").touch()
     with whole_file(tmp_path / "it"):
         pass
     assert stat.S_IMODE((tmp_path / "it").stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path) -> None:
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
     with (
         pytest.raises(ToolError, match="nowhere/it can't be written: No such file or directory"),
         whole_file(tmp_path / "nowhere/it"),
     ):
         raise AssertionError("the block must not begin")
-
-
-def test_a_folder_is_not_replaced(tmp_path) -> None:
     (tmp_path / "it").mkdir()
     with pytest.raises(ToolError, match="it can't be written: Is a directory"), whole_file(tmp_path / "it") as file:
         file.write("text")
