@@ -283,7 +283,6 @@ def test_stop_and_list_are_the_supervisors(monkeypatch, tmp_path):
         assert (python, Path(supervisor).name, words) == (sys.executable, "supervise.py", expected.split())
 
 
-@pytest.mark.slow
 def test_list_says_what_runs(tmp_path):
     command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "launch", "list", "--json"]
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "DEEPSEEK_TRITON_LAUNCH": "1a2b3c4d"}

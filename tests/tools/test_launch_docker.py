@@ -79,7 +79,6 @@ def environment(args):
 
 def test_the_container_has_all_that_the_server_needs(launched, repository, checkpoint, tmp_path):
     args = launched("docker", repository, "--exit-timeout", "60", "--", "--log-verbose", "1")
-
     assert args[-4:] == [IMAGE, f"{repository}/start.sh", "--log-verbose", "1"]
     cache = tmp_path / "cache/deepseek-triton/kernels/nvcr.io_nvidia_tritonserver_26.07-trtllm-python-py3-h200"
     assert mounts(args) == {
@@ -88,40 +87,47 @@ def test_the_container_has_all_that_the_server_needs(launched, repository, check
         containers.KERNELS_MOUNT: (str(cache), False),
     }
     assert cache.is_dir()
-    assert values(args, "--gpus") == ["all"]
-    assert values(args, "--shm-size") == [str(9 * 2**30)]
-    assert values(args, "--ulimit") == ["memlock=-1", "stack=67108864", "nofile=1048576:1048576"]
-    assert values(args, "--network") == ["host"]
+    assert {option: values(args, f"--{option}") for option in OPTIONS} == OPTIONS
     assert values(args, "--stop-timeout") == [str(StopTimes(exit_timeout_s=60).docker_stop_timeout_s)]
-    assert {"--rm", "--publish"} & set(args) == {"--rm"}
+    assert {"--rm", "--publish", "--read-only", "--privileged"} & set(args) == {"--rm", "--read-only"}
     variables = environment(args)
-    assert (variables["HTTP_PORT"], variables["EXIT_TIMEOUT"]) == ("8000", "60")
+    assert (variables["HTTP_PORT"], variables["EXIT_TIMEOUT"], variables["HOME"]) == ("8000", "60", "/tmp")
     assert set(containers.KERNEL_CACHES) < set(variables)
 
 
-@pytest.mark.parametrize(
-    ("options", "present", "absent"),
-    [
-        (["--gpus", "8"], ["--gpus 8"], []),
-        (["--gpus", "8,9,0,1,2,3,4,5"], ['--gpus "device=8,9,0,1,2,3,4,5"'], []),
-        (["--gpus", "none"], [], ["--gpus"]),
-        (["--shm-size", "16GiB"], [f"--shm-size {16 * 2**30}"], ["--ipc"]),
-        (["--ipc-host"], ["--ipc host"], ["--shm-size"]),
-        (["--network", "bridge"], ["--network bridge", "--publish 8000:8000", "--publish 8002:8002"], []),
-        (["--address", "127.0.0.1"], ["HTTP_ADDRESS=127.0.0.1 --env GRPC_ADDRESS=127.0.0.1"], ["--publish"]),
-        (["--network", "b", "--address", "127.0.0.1"], ["--publish 127.0.0.1:8001:8001"], ["_ADDRESS"]),
-        (["--network", "b", "--address", "::1"], ["--publish [::1]:8000:8000"], ["_ADDRESS"]),
-        (["--restart", "unless-stopped"], ["--restart unless-stopped"], ["--rm"]),
-        (["--detach", "--name", "r1"], ["--detach", "--name r1"], []),
-        (["--image", "mine:1"], ["mine:1 "], [IMAGE]),
-        (["--interface", "eth1"], ["--env INTERFACE=eth1"], []),
-        (["--ready-within", "0", "--max-restarts", "0"], ["READY_WITHIN=0", "MAX_RESTARTS=0"], []),
-    ],
-)
-def test_options(launched, repository, options, present, absent):
-    line = " ".join(launched("docker", repository, *options))
-    assert [text for text in present if text not in line] == []
-    assert [text for text in absent if text in line] == []
+OPTIONS = {
+    "gpus": ["all"],
+    "shm-size": [str(9 * 2**30)],
+    "ulimit": ["memlock=-1", "stack=67108864", "nofile=1048576:1048576"],
+    "network": ["host"],
+    "cap-drop": ["ALL"],
+    "cap-add": ["DAC_OVERRIDE"],
+    "security-opt": ["no-new-privileges"],
+    "tmpfs": ["/tmp:exec,mode=1777"],
+}
+
+
+def test_options(launched, repository):
+    cases = [
+        ("--gpus 8", ["--gpus 8"], []),
+        ("--gpus 8,9,0,1,2,3,4,5", ['--gpus "device=8,9,0,1,2,3,4,5"'], []),
+        ("--gpus none", [], ["--gpus"]),
+        ("--shm-size 16GiB", [f"--shm-size {16 * 2**30}"], ["--ipc"]),
+        ("--ipc-host", ["--ipc host"], ["--shm-size"]),
+        ("--network bridge", ["--network bridge", "--publish 8000:8000", "--publish 8002:8002"], []),
+        ("--address 127.0.0.1", ["HTTP_ADDRESS=127.0.0.1 --env GRPC_ADDRESS=127.0.0.1"], ["--publish"]),
+        ("--network b --address 127.0.0.1", ["--publish 127.0.0.1:8001:8001"], ["_ADDRESS"]),
+        ("--network b --address ::1", ["--publish [::1]:8000:8000"], ["_ADDRESS"]),
+        ("--restart unless-stopped", ["--restart unless-stopped"], ["--rm"]),
+        ("--detach --name r1", ["--detach", "--name r1"], []),
+        ("--image mine:1", ["mine:1 "], [IMAGE]),
+        ("--interface eth1", ["--env INTERFACE=eth1"], []),
+        ("--ready-within 0 --max-restarts 0", ["READY_WITHIN=0", "MAX_RESTARTS=0"], []),
+    ]
+    for options, present, absent in cases:
+        line = " ".join(launched("docker", repository, *options.split()))
+        assert ([text for text in present if text not in line], options) == ([], options)
+        assert ([text for text in absent if text in line], options) == ([], options)
 
 
 def test_a_name_of_the_hub_is_looked_for_in_the_cache(launched, tmp_path, monkeypatch):
@@ -129,7 +135,6 @@ def test_a_name_of_the_hub_is_looked_for_in_the_cache(launched, tmp_path, monkey
     folder = str(tmp_path / "hub-r1")
     assert main(["build", "deepseek-r1", "--gpu", "h200", "--output", folder]) == 0
     args = launched("docker", folder)
-
     assert mounts(args)[str(tmp_path / "hub")] == (str(tmp_path / "hub"), False)
     assert environment(args)["HF_HUB_CACHE"] == str(tmp_path / "hub")
     assert "HF_TOKEN" in values(args, "--env")
@@ -143,69 +148,48 @@ def test_paths_with_special_characters_work(launched, tmp_path):
     ready = tmp_path / AWKWARD / "ready"
     more = ["--image", "mine", "--cache-dir", kept, "--ready-file", ready, "--env", f"ODD={AWKWARD}"]
     args = launched("docker", folder, *more, "--", "--log-info=a b")
-
     assert args[-2:] == [f"{folder}/start.sh", "--log-info=a b"]
     assert mounts(args)[str(folder)] == (str(folder), True)
     assert mounts(args)[containers.KERNELS_MOUNT] == (f"{kept}/mine-cpu", False)
     assert mounts(args)[str(ready.parent)] == (str(ready.parent), False)
     assert environment(args)["ODD"] == AWKWARD
     assert "--gpus" not in args
+    args = launched("docker", folder, "--image", "mine", "--gpus", "GPU-1a2b-3c")
+    assert values(args, "--gpus") == ['"device=GPU-1a2b-3c"']  # one of several by its UUID
 
 
-def test_one_gpu_of_several_is_named_by_its_uuid(launched, tmp_path):
+def test_what_docker_or_the_engine_would_refuse_is_refused(launched, repository, tmp_path, capsys):
+    blank = tmp_path / "with blank"
+    shutil.copytree(repository, blank)
+    assert launched("docker", blank)[-1] == f"{blank}/start.sh"
     assert main(["build", "tiny", "--output", str(tmp_path / "tiny")]) == 0
-    args = launched("docker", tmp_path / "tiny", "--image", "mine", "--gpus", "GPU-1a2b-3c")
-
-    assert values(args, "--gpus") == ['"device=GPU-1a2b-3c"']
-
-
-def test_a_value_with_a_blank_is_refused_because_the_engine_splits_it(launched, repository, tmp_path, capsys):
-    folder = tmp_path / "with blank"
-    shutil.copytree(repository, folder)
-    assert launched("docker", folder)[-1] == f"{folder}/start.sh"
-    capsys.readouterr()
-    assert main(["launch", "docker", str(folder), "--dry-run", "--", "--log-file", "a b"]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert "trtllm-llmapi-launch splits words" in line
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (["--gpus", "some"], "--gpus: expected all, none, a number or devices"),
-        (["--gpus", "4"], "takes 8 GPUs of each node, got 4"),
-        (["--gpus", "0,1,2,3,4,5,6,6"], "takes 8 GPUs of each node, got 7"),
-        (["--name", "a b"], "--name: docker takes letters"),
-        (["--name", "a"], "two of them at least, got a"),
-        (["--ipc-host", "--shm-size", "1G"], "--ipc-host uses the machine's /dev/shm"),
-    ],
-)
-def test_values_that_docker_would_refuse_are_refused(repository, capsys, options, expected):
-    capsys.readouterr()
-    assert main(["launch", "docker", str(repository), "--dry-run", *options]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert expected in line
-
-
-def test_without_an_image_it_is_refused(tmp_path, capsys):
-    assert main(["build", "tiny", "--output", str(tmp_path / "tiny")]) == 0
-    capsys.readouterr()
-    assert main(["launch", "docker", str(tmp_path / "tiny")]) == 2
-    assert "was planned for no container: name with --image one" in capsys.readouterr().err
+    cases = [
+        (repository, ["--gpus", "some"], "--gpus: expected all, none, a number or devices"),
+        (repository, ["--gpus", "4"], "takes 8 GPUs of each node, got 4"),
+        (repository, ["--gpus", "0,1,2,3,4,5,6,6"], "takes 8 GPUs of each node, got 7"),
+        (repository, ["--name", "a b"], "--name: docker takes letters"),
+        (repository, ["--name", "a"], "two of them at least, got a"),
+        (repository, ["--ipc-host", "--shm-size", "1G"], "--ipc-host uses the machine's /dev/shm"),
+        (blank, ["--", "--log-file", "a b"], "trtllm-llmapi-launch splits words"),
+        (tmp_path / "tiny", [], "was planned for no container: name with --image one"),
+    ]
+    for folder, options, expected in cases:
+        capsys.readouterr()
+        assert main(["launch", "docker", str(folder), "--dry-run", *options]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert expected in line
 
 
 def test_a_checkpoint_that_is_not_here_is_printed_but_not_run(tmp_path, monkeypatch, capsys):
     recorded = recording(tmp_path / "bin", "docker")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    repository, checkpoint = tmp_path / "repository", tmp_path / "gone"
-    build = ["build", "deepseek-r1", "--gpu", "h200", "--model", str(checkpoint), "--output", str(repository)]
-    assert main(build) == 0
+    repository, checkpoint = str(tmp_path / "repository"), tmp_path / "gone"
+    assert main(["build", "deepseek-r1", "--gpu", "h200", "--model", str(checkpoint), "--output", repository]) == 0
     capsys.readouterr()
-
-    assert main(["launch", "docker", str(repository)]) == 1
+    assert main(["launch", "docker", repository]) == 1
     assert f"the checkpoint {checkpoint} is not on this machine" in capsys.readouterr().err
     assert recorded.calls == []
-    assert main(["launch", "docker", str(repository), "--dry-run"]) == 0
+    assert main(["launch", "docker", repository, "--dry-run"]) == 0
     captured = capsys.readouterr()
     assert captured.err.startswith("note: the checkpoint ")
     assert "exec" in captured.out
@@ -222,7 +206,6 @@ def test_docker_itself_takes_the_command(tmp_path, capsys):
     assert main(["launch", "docker", str(folder), "--dry-run", *options]) == 0
     text = capsys.readouterr().out
     nowhere = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/nobody", "DOCKER_CONFIG": str(tmp_path)}
-
     done = subprocess.run(["bash", "-c", text], env=nowhere, capture_output=True, text=True)
     assert "nobody" in done.stderr, done.stderr
     assert "invalid" not in done.stderr
@@ -242,22 +225,18 @@ def test_local_runs_start_sh_with_its_variables(tmp_path, monkeypatch, capfd):
     capfd.readouterr()
     assert main([*argv[:3], "--dry-run", *argv[3:]]) == 0
     text = capfd.readouterr().out
-
+    assert "#     tritonserver \\\n" in text
     command = become_by(monkeypatch, *argv)
-    done = subprocess.run(command, capture_output=True)
-
     assert command == ["bash", "-c", text, "launch"]
+    done = subprocess.run(command, capture_output=True)
     assert done.returncode == 7, done.stderr
     [call] = server.calls
-    args = call["args"]
     # A link: Triton's Python backend would let a shell split the folder's own path.
     link = f"/dev/shm/deepseek_triton_{call['env']['DEEPSEEK_TRITON_LAUNCH']}_repository"
-    assert values(args, "--model-repository") == [link]
+    assert values(call["args"], "--model-repository") == [link]
     assert not os.path.lexists(link)
-    assert values(args, "--http-port") == [str(ports[0])]
-    assert args[-1] == "--log-info=a b"
-    assert call["env"]["ODD"] == "a b"
-    assert "#     tritonserver \\\n" in text
+    assert values(call["args"], "--http-port") == [str(ports[0])]
+    assert (call["args"][-1], call["env"]["ODD"]) == ("--log-info=a b", "a b")
 
 
 def test_local_takes_the_wheels_server_where_there_is_no_other(tmp_path, monkeypatch, capsys):
@@ -267,18 +246,5 @@ def test_local_takes_the_wheels_server_where_there_is_no_other(tmp_path, monkeyp
     assert main(["build", "tiny", "--output", str(tmp_path / "tiny")]) == 0
     capsys.readouterr()
     assert main(["launch", "local", str(tmp_path / "tiny"), "--dry-run"]) == 0
-
     *_, last = capsys.readouterr().out.splitlines()
     assert last.startswith(f"exec {tmp_path}/tiny/start.sh --backend-directory=")
-
-
-def test_the_container_has_no_rights_and_a_read_only_image(launched, repository):
-    args = launched("docker", repository)
-
-    assert values(args, "--cap-drop") == ["ALL"]
-    assert values(args, "--cap-add") == ["DAC_OVERRIDE"]
-    assert values(args, "--security-opt") == ["no-new-privileges"]
-    assert "--read-only" in args
-    assert values(args, "--tmpfs") == ["/tmp:exec,mode=1777"]
-    assert "HOME=/tmp" in values(args, "--env")
-    assert "--privileged" not in args

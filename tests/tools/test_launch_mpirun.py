@@ -4,7 +4,6 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 
 import pytest
 
@@ -12,7 +11,7 @@ from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.launching import mpirun
 from support.recording import become_by, recording
 from support.supervising import free_ports, port_options
-from support.waiting import PATIENCE_S
+from support.waiting import wait_for
 
 
 @pytest.fixture
@@ -59,7 +58,6 @@ def test_what_is_printed_is_what_is_run(printed, programs, repository, monkeypat
     text = printed(*options).out
     command = become_by(monkeypatch, "launch", "mpirun", str(repository), *options, "--submit")
     done = subprocess.run(command, capture_output=True)
-
     assert command == ["bash", "-c", text, "launch"]
     assert done.returncode == 9, done.stderr
     [call] = programs.calls
@@ -71,25 +69,30 @@ def test_what_is_printed_is_what_is_run(printed, programs, repository, monkeypat
     assert "#     mpirun \\\n" in text
 
 
-@pytest.mark.parametrize(
-    ("hosts", "expected"),
-    [
-        ("a", "takes 2 nodes, got 1: a"),
-        ("a,b,c", "takes 2 nodes, got 3: a, b, c"),
-        ("a,a", "hosts are named twice: a"),
-        ("a,$(x)", "$(x) can't be a host"),
-        ("a,::1", "::1 can't be a host: expected a name or an IPv4 address"),
-        ("a,-oProxyCommand=x", "-oProxyCommand=x can't be a host"),
-    ],
-)
-def test_invalid_hosts_are_refused(printed, hosts, expected):
-    [line] = printed("--hosts", hosts, code=2).err.splitlines()
-    assert expected in line
-
-
-def test_ssh_arguments_that_mpirun_would_split_are_refused(printed):
+def test_invalid_hosts_are_refused(printed, tmp_path):
+    cases = {
+        "a": "takes 2 nodes, got 1: a",
+        "a,b,c": "takes 2 nodes, got 3: a, b, c",
+        "a,a": "hosts are named twice: a",
+        "a,$(x)": "$(x) can't be a host",
+        "a,::1": "::1 can't be a host: expected a name or an IPv4 address",
+        "a,-oProxyCommand=x": "-oProxyCommand=x can't be a host",
+    }
+    for hosts, expected in cases.items():
+        [line] = printed("--hosts", hosts, code=2).err.splitlines()
+        assert expected in line
     [line] = printed("--hosts", "a,b", "--ssh-args", "-i '/my key'", code=2).err.splitlines()
     assert "--ssh-args: mpirun splits them at blanks and knows no quotes" in line
+    hosts = tmp_path / "hosts"
+    assert "--host-file" in printed("--host-file", str(hosts), code=2).err
+    hosts.write_text("a slots=4\nb c\nd;e\n")
+    [line] = printed("--host-file", str(hosts), code=2).err.splitlines()
+    wrong = [
+        "hosts:1: the plan has 8 ranks a node, got a slots=4",
+        "hosts:2: expected a host",
+        "hosts:3: expected a host",
+    ]
+    assert [part for part in wrong if part not in line] == []
 
 
 def test_what_start_sh_would_take_from_the_environment_is_said(printed, monkeypatch):
@@ -98,41 +101,20 @@ def test_what_start_sh_would_take_from_the_environment_is_said(printed, monkeypa
     for name, value in said.items():
         monkeypatch.setenv(name, value)
     lines = printed().out.splitlines()
-
     assert {f"export {name}={value}" for name, value in said.items()} < set(lines)
     assert "export HOSTS=localhost,other" in printed("--hosts", "localhost,other").out
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("a\nb\n", ("a", "b")),
-        ("# two\n\na slots=8\n  b slots=8 max_slots=8  # the other\n", ("a", "b")),
-        ("a:8\nb:8", ("a", "b")),
-        ("10.0.0.1\nnode-2.cluster", ("10.0.0.1", "node-2.cluster")),
-    ],
-)
-def test_host_files_are_as_mpiruns(tmp_path, text, expected):
-    (tmp_path / "hosts").write_text(text)
-    assert mpirun.read_host_file(tmp_path / "hosts", 8) == expected
-
-
-def test_all_that_is_wrong_in_a_host_file_is_said(printed, tmp_path):
-    (tmp_path / "hosts").write_text("a slots=4\nb c\nd;e\n")
-    [line] = printed("--host-file", str(tmp_path / "hosts"), code=2).err.splitlines()
-
-    assert "hosts:1: the plan has 8 ranks a node, got a slots=4" in line
-    assert "hosts:2: expected a host" in line
-    assert "hosts:3: expected a host" in line
-
-
-def test_a_host_file_that_is_not_there_is_refused(printed, tmp_path):
-    assert "--host-file" in printed("--host-file", str(tmp_path / "none"), code=2).err
-
-
-def test_the_first_host_is_this_machine(printed, programs):
-    assert "note: 192.0.2.1 is not this machine" in printed("--hosts", "192.0.2.1,localhost").err
-    assert printed("--hosts", "localhost,192.0.2.1").err == ""
+def test_host_files_are_as_mpiruns(tmp_path):
+    files = {
+        "a\nb\n": ("a", "b"),
+        "# two\n\na slots=8\n  b slots=8 max_slots=8  # the other\n": ("a", "b"),
+        "a:8\nb:8": ("a", "b"),
+        "10.0.0.1\nnode-2.cluster": ("10.0.0.1", "node-2.cluster"),
+    }
+    for text, expected in files.items():
+        (tmp_path / "hosts").write_text(text)
+        assert mpirun.read_host_file(tmp_path / "hosts", 8) == expected
 
 
 def test_without_the_engine_here_the_containers_of_ssh_setup_are_named(printed, monkeypatch, tmp_path):
@@ -143,7 +125,9 @@ def test_without_the_engine_here_the_containers_of_ssh_setup_are_named(printed, 
     assert printed(*hosts, form="ssh-setup").err == ""
 
 
-def test_variables_that_do_not_reach_the_other_nodes_are_named(printed, programs):
+def test_what_is_noted(printed, programs):
+    assert "note: 192.0.2.1 is not this machine" in printed("--hosts", "192.0.2.1,localhost").err
+    assert printed("--hosts", "localhost,192.0.2.1").err == ""
     err = printed("--hosts", "localhost,b", "--env", "NCCL_DEBUG=INFO", "--env", "MINE=1").err
     assert err.startswith("note: --env MINE: start.sh hands only the variables of the engine")
 
@@ -160,9 +144,8 @@ def setup(printed, tmp_path, programs):
     environment = {**os.environ, "KEYS": str(tmp_path / "keys"), "CONTAINER": ""}
 
     def run(*step, code=0, **more):
-        done = subprocess.run(
-            ["bash", str(script), *step], env=environment | more, capture_output=True, text=True, timeout=60
-        )
+        command = ["bash", str(script), *step]
+        done = subprocess.run(command, env=environment | more, capture_output=True, text=True, timeout=60)
         assert done.returncode == code, done.stderr
         return done.stdout or done.stderr
 
@@ -172,7 +155,6 @@ def setup(printed, tmp_path, programs):
 
 def test_the_hello_has_the_flags_of_the_launch(setup, programs):
     setup("hello", code=9)
-
     assert follows(programs.args, "-H", "localhost:8,127.0.0.1:8")
     assert follows(programs.args, "-n", "16", "python3", "-c")
     [ssh_args] = [programs.args[n + 1] for n, word in enumerate(programs.args) if word == "plm_rsh_args"]
@@ -187,21 +169,19 @@ def test_the_command_is_the_launch(setup, repository, programs):
     subprocess.run(["bash", "-c", printed.replace("env ", "env DRY_RUN=1 ", 1)], check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("keys", ["relative", "/with blank", "/quo'te"])
-def test_keys_where_ssh_would_not_find_them_are_refused(setup, keys):
-    assert "KEYS: expected an absolute path" in setup("keys", code=2, KEYS=keys)
-
-
-def test_an_unknown_step_is_refused(setup):
+def test_a_wrong_step_or_place_of_keys_is_refused(setup):
     assert "expected keys, container, sshd" in setup("all-of-it", code=2)
+    for keys in ("relative", "/with blank", "/quo'te"):
+        assert "KEYS: expected an absolute path" in setup("keys", code=2, KEYS=keys)
 
 
 def test_keys_stay(setup, tmp_path):
-    setup("keys")
-    first = {path.name: path.read_bytes() for path in (tmp_path / "keys").iterdir()}
-    setup("keys")
+    def keys():
+        setup("keys")
+        return {path.name: path.read_bytes() for path in (tmp_path / "keys").iterdir()}
 
-    assert {path.name: path.read_bytes() for path in (tmp_path / "keys").iterdir()} == first
+    first = keys()
+    assert keys() == first
     assert (tmp_path / "keys").stat().st_mode & 0o77 == 0
     assert f"[127.0.0.1]:{setup.port} ssh-ed25519 " in first["known_hosts"].decode()
 
@@ -211,7 +191,6 @@ def test_keys_stay(setup, tmp_path):
 def test_ssh_finds_the_hosts_key(setup, tmp_path, port, name):
     setup("keys", PORT=port)
     found = subprocess.run(["ssh-keygen", "-F", name, "-f", str(tmp_path / "keys/known_hosts")], capture_output=True)
-
     assert found.returncode == 0
 
 
@@ -220,23 +199,20 @@ def test_ssh_finds_the_hosts_key(setup, tmp_path, port, name):
 @pytest.mark.skipif(os.geteuid() != 0, reason="a login without PAM, to an account of any state, needs root")
 def test_ssh_reaches_the_sshd_that_the_script_starts(setup, tmp_path):
     home = {"HOME": str(tmp_path)}
-    assert "ssh can't reach localhost" in setup("check", code=1, **home) if setup("keys", **home) else False
+    setup("keys", **home)
+    assert "ssh can't reach localhost" in setup("check", code=1, **home)
     try:
         assert "listens at port" in setup("sshd", **home)
-        wait_for(setup.port)
+        wait_for(lambda: is_open(setup.port))
         assert setup("check", **home) == "check: localhost\ncheck: 127.0.0.1\n"
         assert "is already in use" in setup("sshd", **home)
     finally:
         end_sshd(setup.port)
 
 
-def wait_for(port):
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        with socket.socket() as client:
-            if client.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.05)
+def is_open(port):
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def end_sshd(port):
@@ -251,19 +227,20 @@ def end_sshd(port):
             os.kill(int(pid), 15)
 
 
-def test_the_containers_are_those_of_docker(printed, tmp_path, programs):
-    script = tmp_path / "setup.sh"
-    script.write_text(printed("--hosts", "localhost,b", "--gpus", "8", "--name", "r1", form="ssh-setup").out)
+def containers_of(tmp_path, script, **environment):
+    """docker's arguments when the script makes the containers."""
     docker = recording(tmp_path / "bin", "docker", after="sys.exit('inspect' in sys.argv)")
-    environment = {**os.environ, "KEYS": "/keys", "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    environment = {**os.environ, "KEYS": "/keys", **environment}
+    subprocess.run(["bash", "-c", script, "setup", "container"], env=environment, check=True)
+    return docker.calls[-1]["args"]
 
-    subprocess.run(["bash", str(script), "container"], env=environment, check=True)
 
-    args = docker.calls[-1]["args"]
+def test_the_containers_are_those_of_docker(printed, tmp_path, programs):
+    script = printed("--hosts", "localhost,b", "--gpus", "8", "--name", "r1", form="ssh-setup").out
+    args = containers_of(tmp_path, script, HOME=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
     assert args[:3] == ["run", "--name", "r1"]
     assert args[-2:] == ["sleep", "infinity"]
-    assert "--detach" in args
-    assert "--rm" not in args
+    assert {"--detach", "--rm"} & set(args) == {"--detach"}
     assert follows(args, "--gpus", "8")
     assert "type=bind,source=/keys,target=/keys,readonly" in args
 
@@ -276,11 +253,8 @@ def test_what_the_containers_mount_is_made(tmp_path, programs, monkeypatch, caps
     capsys.readouterr()
     argv = ["--hosts", "localhost,b", "--ready-file", str(tmp_path / "run/ready")]
     assert main(["launch", "ssh-setup", str(tmp_path / "r1"), *argv]) == 0
-    docker = recording(tmp_path / "bin", "docker", after="sys.exit('inspect' in sys.argv)")
-    environment = {**os.environ, "KEYS": "/keys"}
-    subprocess.run(["bash", "-c", capsys.readouterr().out, "setup", "container"], env=environment, check=True)
-
-    sources = [word.split("source=")[1].split(",")[0] for word in docker.calls[-1]["args"] if "source=" in word]
+    args = containers_of(tmp_path, capsys.readouterr().out)
+    sources = [word.split("source=")[1].split(",")[0] for word in args if "source=" in word]
     assert {str(tmp_path / "hub"), str(tmp_path / "run")} < set(sources)
     assert [source for source in sources if source != "/keys" and not os.path.isdir(source)] == []
 
@@ -292,5 +266,4 @@ def test_mpirun_itself_takes_the_line(printed, tmp_path, monkeypatch):
     [line] = [line for line in text.splitlines() if line.startswith("  inside env ")]
     command = line.removeprefix("  inside ").partition(" python3 -c ")[0] + " echo rank"
     done = subprocess.run(["bash", "-c", f"ssh_args=-x; {command}"], capture_output=True, text=True)
-
     assert done.stdout.split() == ["rank"] * 16, done.stderr

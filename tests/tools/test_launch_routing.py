@@ -1,12 +1,8 @@
 """`launch kubernetes --routing` and `--autoscale`: the objects are valid by their CRDs, and find the servers."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import jsonschema
@@ -20,19 +16,15 @@ from deepseek_backend.metrics.backend_metrics import FAMILIES
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.launching import kubernetes
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
-from deepseek_triton_tools.repository.launch_facts import LaunchFacts, facts_of
+from deepseek_triton_tools.repository.launch_facts import facts_of
 from deepseek_triton_tools.tool_errors import ToolError
-
-Objects = dict[tuple[str, str], dict[str, Any]]
-"""Documents by kind and name."""
 
 CRDS = yaml.safe_load((Path(__file__).parents[1] / "support/routing_schemas.yaml").read_text(encoding="utf-8"))
 PICKER = CRDS.pop("EndpointPicker")
 PLAIN = LaunchOptions(name="r1", namespace="models", image="tritonserver:here", http_port=8100, metrics_port=8102)
+OF_PICKER = {"route_parent": ("edge", "public"), "picker_image": "picker:0.8", "pull_secret": "registry"}
 ROUTINGS = {
-    "epp": dataclasses.replace(
-        PLAIN, routing="epp", route_parent=("edge", "public"), picker_image="picker:0.8", pull_secret="registry"
-    ),
+    "epp": dataclasses.replace(PLAIN, routing="epp", **OF_PICKER),
     "gateway": dataclasses.replace(PLAIN, routing="gateway", gateway_image="gateway:1", route_parent=(None, "public")),
     "envoy": dataclasses.replace(PLAIN, routing="envoy", route_parent=(None, "public")),
 }
@@ -40,27 +32,25 @@ KEDA = dataclasses.replace(PLAIN, autoscale="keda", replicas=2, max_replicas=4, 
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LaunchFacts]:
+def facts(tmp_path_factory):
     """A small model, R1 for one node of H200 and for two of H100."""
     top = tmp_path_factory.mktemp("repositories")
-    plans = {
-        "tiny": ["tiny", "--engine", "simulated"],
-        "one": ["deepseek-r1", "--gpu", "h200", "--gpus", "8"],
-        "two": ["deepseek-r1", "--gpu", "h100", "--gpus", "16"],
-    }
+    one, two = "deepseek-r1 --gpu h200 --gpus 8", "deepseek-r1 --gpu h100 --gpus 16"
+    plans = {"tiny": "tiny --engine simulated", "one": one, "two": two}
     for name, plan in plans.items():
-        assert main(["build", *plan, "--output", str(top / name)]) == 0
+        assert main(["build", *plan.split(), "--output", str(top / name)]) == 0
     return {name: facts_of(str(top / name)) for name in plans}
 
 
-def render(facts: LaunchFacts, options: LaunchOptions) -> Objects:
+def render(facts, options):
     documents = yaml.load_all(kubernetes.render(facts, options), Loader=yaml.CSafeLoader)
     return {(document["kind"], document["metadata"]["name"]): document for document in documents}
 
 
 # --- the objects are valid ---
 
-RULES: dict[str, Callable[[Any], bool]] = {
+ROUTES = re.compile("Gateway|ListenerSet|(HTTP|GRPC|UDP|TCP|TLS)Route")
+RULES = {
     "self.kind != 'Service' || has(self.port)": lambda it: it["kind"] != "Service" or "port" in it,
     "self.all(p1, self.exists_one(p2, p1.number==p2.number))": lambda it: len({p["number"] for p in it}) == len(it),
     "!has(self.minReplicaCount) || self.minReplicaCount <= (has(self.maxReplicaCount) ? self.maxReplicaCount : 100)": (
@@ -68,21 +58,21 @@ RULES: dict[str, Callable[[Any], bool]] = {
     ),
     "(has(self.targetRef) && !has(self.targetRefs)) || (!has(self.targetRef) && has(self.targetRefs)) || "
     "(has(self.targetSelectors) && self.targetSelectors.size() > 0)": lambda it: "targetRefs" in it,
-    "has(self.targetRefs) ? self.targetRefs.all(ref, ref.group == 'gateway.networking.k8s.io') : true": lambda it: all(
-        ref["group"] == "gateway.networking.k8s.io" for ref in it["targetRefs"]
+    "has(self.targetRefs) ? self.targetRefs.all(ref, ref.group == 'gateway.networking.k8s.io') : true": (
+        lambda it: {ref["group"] for ref in it["targetRefs"]} <= {"gateway.networking.k8s.io"}
     ),
     "has(self.targetRefs) ? self.targetRefs.all(ref, ref.kind in ['Gateway', 'ListenerSet', 'HTTPRoute', 'GRPCRoute', "
-    "'UDPRoute', 'TCPRoute', 'TLSRoute']) : true": lambda it: all(
-        re.fullmatch("Gateway|ListenerSet|(HTTP|GRPC|UDP|TCP|TLS)Route", ref["kind"]) for ref in it["targetRefs"]
+    "'UDPRoute', 'TCPRoute', 'TLSRoute']) : true": (
+        lambda it: all(ROUTES.fullmatch(ref["kind"]) for ref in it["targetRefs"])
     ),
-    "self.type == 'BackendUtilization' ? has(self.backendUtilization) : !has(self.backendUtilization)": lambda it: (
-        (it["type"] == "BackendUtilization") == ("backendUtilization" in it)
+    "self.type == 'BackendUtilization' ? has(self.backendUtilization) : !has(self.backendUtilization)": (
+        lambda it: (it["type"] == "BackendUtilization") == ("backendUtilization" in it)
     ),
-    "self.type in ['Random', 'ConsistentHash', 'DynamicModule'] ? !has(self.slowStart) : true": lambda it: (
-        it["type"] not in ("Random", "ConsistentHash", "DynamicModule") or "slowStart" not in it
+    "self.type in ['Random', 'ConsistentHash', 'DynamicModule'] ? !has(self.slowStart) : true": (
+        lambda it: it["type"] not in ("Random", "ConsistentHash", "DynamicModule") or "slowStart" not in it
     ),
-    "(size(self.group) == 0 && self.kind == 'Service') ? has(self.port) : true": lambda it: (
-        (it["group"], it["kind"]) != ("", "Service") or "port" in it
+    "(size(self.group) == 0 && self.kind == 'Service') ? has(self.port) : true": (
+        lambda it: (it["group"], it["kind"]) != ("", "Service") or "port" in it
     ),
     "!(has(self.request) && has(self.backendRequest) && duration(self.request) != duration('0s') && "
     "duration(self.backendRequest) > duration(self.request))": lambda it: "backendRequest" not in it,
@@ -90,7 +80,7 @@ RULES: dict[str, Callable[[Any], bool]] = {
 """The rules of the recorded CRDs. What is never written is not looked at, so that it fails where it is written."""
 
 
-def as_the_cluster_does(schema: dict[str, Any], value: Any) -> Any:
+def as_the_cluster_does(schema, value):
     """Return `value` with its defaults; it must keep the schema's rules and have no field that the schema lacks."""
     if schema.get("x-kubernetes-preserve-unknown-fields"):
         return value
@@ -109,7 +99,7 @@ def as_the_cluster_does(schema: dict[str, Any], value: Any) -> Any:
     return value
 
 
-def validate(objects: Objects, version: str = "1.37") -> None:
+def validate(objects, version="1.37"):
     for (kind, _), document in objects.items():
         if kind in CRDS:
             assert document["apiVersion"] == CRDS[kind]["apiVersion"]
@@ -119,18 +109,23 @@ def validate(objects: Objects, version: str = "1.37") -> None:
             kubernetes_validate.validate(document, version, strict=True)
 
 
-@pytest.mark.parametrize("version", ["1.27", "1.37"])
 @pytest.mark.parametrize("name", ["tiny", "two"])
 @pytest.mark.parametrize("options", [*ROUTINGS.values(), KEDA], ids=[*ROUTINGS, "keda"])
-def test_all_of_it_is_valid(facts: dict[str, LaunchFacts], name: str, options: LaunchOptions, version: str) -> None:
-    validate(render(facts[name], options), version)
+def test_all_of_it_is_valid(facts, name, options):
+    objects = render(facts[name], options)
+    for version in ("1.27", "1.37"):
+        validate(objects, version)
+    text = kubernetes.render(facts[name], options)
+    manifest = text[text.index("\n---\n") :]
+    assert "@@" not in manifest
+    assert all(len(line) <= 120 for line in manifest.splitlines() if re.match(r" *# [^ ]", line))
 
 
 ports = st.integers(1, 65535)
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     routing=st.sampled_from([None, *ROUTINGS]),
     autoscale=st.sampled_from([None, "hpa", "keda"]),
@@ -138,26 +133,13 @@ ports = st.integers(1, 65535)
     replicas=st.integers(1, 50),
     parent=st.tuples(st.none() | st.just("edge"), st.from_regex(r"[a-z]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)),
 )
-def test_any_options_give_valid_objects(
-    facts: dict[str, LaunchFacts],
-    routing: str | None,
-    autoscale: Any,
-    http_metrics: list[int],
-    replicas: int,
-    parent: tuple[str | None, str],
-) -> None:
-    given = ROUTINGS[routing] if routing else PLAIN
+def test_any_options_give_valid_objects(facts, routing, autoscale, http_metrics, replicas, parent):
     http, metrics = http_metrics
-    options = dataclasses.replace(
-        given,
-        route_parent=parent if routing else None,
-        http_port=http,
-        metrics_port=metrics,
-        replicas=replicas,
-        **({"autoscale": autoscale, "max_replicas": replicas + 1, "target": 8} if autoscale else {}),
-    )
-    objects = render(facts["tiny"], options)
-
+    changes = {"route_parent": parent if routing else None, "http_port": http, "metrics_port": metrics}
+    changes |= {"replicas": replicas}
+    if autoscale:
+        changes |= {"autoscale": autoscale, "max_replicas": replicas + 1, "target": 8}
+    objects = render(facts["tiny"], dataclasses.replace(ROUTINGS.get(routing, PLAIN), **changes))
     validate(objects)
     kinds = {kind for kind, _ in objects}
     assert ("ScaledObject" in kinds) == (autoscale == "keda")
@@ -165,36 +147,32 @@ def test_any_options_give_valid_objects(
     assert ("HTTPRoute" in kinds) == (routing is not None)
 
 
-@pytest.mark.parametrize(
-    ("options", "kind", "path", "value"),
-    [
-        (ROUTINGS["epp"], "InferencePool", ["spec", "targetPorts"], []),
-        (ROUTINGS["epp"], "InferencePool", ["spec", "targetPorts"], [{"number": 1}, {"number": 1}]),
-        (ROUTINGS["epp"], "InferencePool", ["spec", "endpointPickerRef"], {"name": "picker"}),
-        (ROUTINGS["epp"], "InferencePool", ["spec", "extensionRef"], {"name": "picker"}),
-        (ROUTINGS["envoy"], "BackendTrafficPolicy", ["spec", "loadBalancer", "type"], "BackendUtilization"),
-        (ROUTINGS["envoy"], "BackendTrafficPolicy", ["spec", "targetRefs", 0, "kind"], "InferencePool"),
-        (ROUTINGS["envoy"], "HTTPRoute", ["spec", "rules", 0, "backendRefs"], [{"name": "r1-server"}]),
-        (KEDA, "ScaledObject", ["spec", "minReplicaCount"], 5),
-        (KEDA, "ScaledObject", ["spec", "triggers", 0, "metadata", "targetValue"], 64),
-        (KEDA, "ScaledObject", ["spec", "triggers", 0, "metrictype"], "Value"),
-    ],
-)
-def test_the_validator_sees_a_wrong_field(
-    facts: dict[str, LaunchFacts], options: LaunchOptions, kind: str, path: list[Any], value: Any
-) -> None:
-    objects = render(facts["tiny"], options)
-    place: Any = objects[kind, "r1"]
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
-
-    with pytest.raises(jsonschema.ValidationError):
-        validate(objects)
+def test_the_validator_sees_a_wrong_field(facts):
+    twice, service = [{"number": 1}, {"number": 1}], [{"name": "r1-server"}]
+    cases = [
+        ("epp", "InferencePool", ["targetPorts"], []),
+        ("epp", "InferencePool", ["targetPorts"], twice),
+        ("epp", "InferencePool", ["endpointPickerRef"], {"name": "picker"}),
+        ("epp", "InferencePool", ["extensionRef"], {"name": "picker"}),
+        ("envoy", "BackendTrafficPolicy", ["loadBalancer", "type"], "BackendUtilization"),
+        ("envoy", "BackendTrafficPolicy", ["targetRefs", 0, "kind"], "InferencePool"),
+        ("envoy", "HTTPRoute", ["rules", 0, "backendRefs"], service),
+        ("keda", "ScaledObject", ["minReplicaCount"], 5),
+        ("keda", "ScaledObject", ["triggers", 0, "metadata", "targetValue"], 64),
+        ("keda", "ScaledObject", ["triggers", 0, "metrictype"], "Value"),
+    ]
+    for options, kind, (*path, last), value in cases:
+        objects = render(facts["tiny"], ROUTINGS.get(options, KEDA))
+        place = objects[kind, "r1"]["spec"]
+        for key in path:
+            place = place[key]
+        place[last] = value
+        with pytest.raises(jsonschema.ValidationError):
+            validate(objects)
 
 
-def test_every_recorded_rule_is_checked() -> None:
-    def rules(schema: Any) -> Iterator[str]:
+def test_every_recorded_rule_is_checked():
+    def rules(schema):
         if isinstance(schema, dict):
             yield from (" ".join(rule["rule"].split()) for rule in schema.get("x-kubernetes-validations", ()))
         for inner in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
@@ -206,30 +184,26 @@ def test_every_recorded_rule_is_checked() -> None:
 # --- they find the servers ---
 
 
-def server_pod(objects: Objects) -> dict[str, Any]:
+def server_pod(objects):
     """Return the template of the pod with tritonserver, with the labels that a controller adds."""
     if ("Deployment", "r1") in objects:
-        template: dict[str, Any] = objects["Deployment", "r1"]["spec"]["template"]
-        return template
+        return objects["Deployment", "r1"]["spec"]["template"]
     template = objects["LeaderWorkerSet", "r1"]["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
-    template["metadata"]["labels"] |= {
-        "leaderworkerset.sigs.k8s.io/name": "r1",
-        "leaderworkerset.sigs.k8s.io/worker-index": "0",
-    }
+    lws = "leaderworkerset.sigs.k8s.io"
+    template["metadata"]["labels"] |= {f"{lws}/name": "r1", f"{lws}/worker-index": "0"}
     return template
 
 
-def container_ports(template: dict[str, Any]) -> dict[str, int]:
+def container_ports(template):
     [container] = template["spec"]["containers"]
     return {port["name"]: port["containerPort"] for port in container["ports"]}
 
 
 @pytest.mark.parametrize("name", ["one", "two"])
-def test_the_picker_reads_and_picks_the_servers(facts: dict[str, LaunchFacts], name: str) -> None:
+def test_the_picker_reads_and_picks_the_servers(facts, name):
     objects = render(facts[name], ROUTINGS["epp"])
     pool, picker = objects["InferencePool", "r1"]["spec"], objects["Deployment", "r1-picker"]["spec"]["template"]
     servers, service = server_pod(objects), objects["Service", "r1-picker"]["spec"]
-
     labels = servers["metadata"]["labels"]
     assert pool["selector"]["matchLabels"].items() <= labels.items()
     assert not pool["selector"]["matchLabels"].items() <= picker["metadata"]["labels"].items()
@@ -239,25 +213,23 @@ def test_the_picker_reads_and_picks_the_servers(facts: dict[str, LaunchFacts], n
         assert "llm-d.ai/engine-type" not in workers["metadata"]["labels"]
     assert labels["llm-d.ai/engine-type"] == "triton-tensorrt-llm"
     assert [port["number"] for port in pool["targetPorts"]] == [container_ports(servers)["http"]] == [8100]
-
     assert pool["endpointPickerRef"]["name"] == "r1-picker"
     assert service["selector"].items() <= picker["metadata"]["labels"].items()
     assert pool["endpointPickerRef"]["port"]["number"] in [port["port"] for port in service["ports"]]
     assert container_ports(picker) == PICKER["default_ports"]
     assert picker["spec"]["imagePullSecrets"] == [{"name": "registry"}]
-
     route = objects["HTTPRoute", "r1"]["spec"]
     assert route["parentRefs"] == [{"name": "public", "namespace": "edge"}]
     [backend] = route["rules"][0]["backendRefs"]
     assert backend == {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "r1"}
 
 
-def test_the_picker_gets_options_that_it_takes_and_a_config_that_fits(facts: dict[str, LaunchFacts]) -> None:
+def test_the_picker_gets_options_that_it_takes_and_may_read_what_it_watches(facts):
     objects = render(facts["tiny"], ROUTINGS["epp"])
-    [container] = objects["Deployment", "r1-picker"]["spec"]["template"]["spec"]["containers"]
+    pod = objects["Deployment", "r1-picker"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
     *flags, option, text = container["args"]
     given = dict(flag.removeprefix("--").split("=") for flag in flags) | {option.removeprefix("--"): text}
-
     assert list(given) == PICKER["options"]
     assert not given.keys() & set(PICKER["refused_options"])
     assert given["pool-name"] == "r1"
@@ -269,37 +241,26 @@ def test_the_picker_gets_options_that_it_takes_and_a_config_that_fits(facts: dic
     assert config["parser"]["pluginRef"] == "passthrough-parser"
     assert used | {"passthrough-parser"} == plugins
     assert "prefix-cache-scorer" not in plugins
-
-
-def test_the_picker_may_read_what_it_watches(facts: dict[str, LaunchFacts]) -> None:
-    objects = render(facts["tiny"], ROUTINGS["epp"])
-    binding, pod = objects["RoleBinding", "r1-picker"], objects["Deployment", "r1-picker"]["spec"]["template"]["spec"]
-
+    binding = objects["RoleBinding", "r1-picker"]
     assert pod["serviceAccountName"] == binding["subjects"][0]["name"] == "r1-picker"
     assert ("ServiceAccount", "r1-picker") in objects
-    assert ("Role", binding["roleRef"]["name"]) in objects
-    rules = objects["Role", "r1-picker"]["rules"]
+    rules = objects["Role", binding["roleRef"]["name"]]["rules"]
     allowed = {(rule["apiGroups"][0], name) for rule in rules for name in rule["resources"]}
     assert {("", "pods"), ("inference.networking.k8s.io", "inferencepools")} <= allowed
 
 
-@pytest.mark.parametrize(("routing", "service"), [("gateway", "r1-gateway"), ("envoy", "r1-server")])
-def test_a_route_leads_to_a_port_of_its_service(facts: dict[str, LaunchFacts], routing: str, service: str) -> None:
-    objects = render(facts["tiny"], ROUTINGS[routing])
-    [rule] = objects["HTTPRoute", "r1"]["spec"]["rules"]
-
-    [backend] = rule["backendRefs"]
-    assert backend["name"] == service
-    assert backend["port"] in [port["port"] for port in objects["Service", service]["spec"]["ports"]]
-    assert rule["timeouts"] == {"request": "0s"}, "a stream is longer than a proxy's default"
-    if routing == "envoy":
-        [target] = objects["BackendTrafficPolicy", "r1"]["spec"]["targetRefs"]
-        assert ("HTTPRoute", target["name"]) in objects
-
-
-def test_the_gateway_needs_no_route(facts: dict[str, LaunchFacts]) -> None:
+def test_a_route_leads_to_a_port_of_its_service(facts):
+    for routing, service in {"gateway": "r1-gateway", "envoy": "r1-server"}.items():
+        objects = render(facts["tiny"], ROUTINGS[routing])
+        [rule] = objects["HTTPRoute", "r1"]["spec"]["rules"]
+        [backend] = rule["backendRefs"]
+        assert backend["name"] == service
+        assert backend["port"] in [port["port"] for port in objects["Service", service]["spec"]["ports"]]
+        assert rule["timeouts"] == {"request": "0s"}, "a stream is longer than a proxy's default"
+    [target] = objects["BackendTrafficPolicy", "r1"]["spec"]["targetRefs"]
+    assert ("HTTPRoute", target["name"]) in objects
     objects = render(facts["tiny"], dataclasses.replace(ROUTINGS["gateway"], route_parent=None))
-    assert ("Service", "r1-gateway") in objects
+    assert ("Service", "r1-gateway") in objects  # needs no route
     assert not [kind for kind, _ in objects if kind == "HTTPRoute"]
 
 
@@ -307,14 +268,13 @@ def test_the_gateway_needs_no_route(facts: dict[str, LaunchFacts]) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("one", "Deployment"), ("two", "LeaderWorkerSet")])
-def test_keda_reads_every_server_and_scales_them(facts: dict[str, LaunchFacts], name: str, kind: str) -> None:
+def test_keda_reads_every_server_and_scales_them(facts, name, kind):
     """As kedacore/keda at 8b4f083c does: the host is SERVICE.NAMESPACE, and the port one of the pods behind it."""
     objects = render(facts[name], KEDA)
     spec = objects["ScaledObject", "r1"]["spec"]
     target = objects[kind, "r1"]
     [trigger] = spec["triggers"]
     metadata, url = trigger["metadata"], urlsplit(trigger["metadata"]["url"])
-
     assert spec["scaleTargetRef"] == {"apiVersion": target["apiVersion"], "kind": kind, "name": "r1"}
     assert "replicas" not in target["spec"], "an apply would set it back"
     assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (2, 4)
@@ -331,74 +291,47 @@ def test_keda_reads_every_server_and_scales_them(facts: dict[str, LaunchFacts], 
     assert not family.labels, "KEDA takes the first series"
 
 
-def test_keda_scales_as_the_autoscaler_does(facts: dict[str, LaunchFacts]) -> None:
+def test_keda_scales_as_the_autoscaler_does(facts):
     keda = render(facts["one"], KEDA)["ScaledObject", "r1"]["spec"]
     hpa = render(facts["one"], dataclasses.replace(KEDA, autoscale="hpa"))["HorizontalPodAutoscaler", "r1"]["spec"]
-
     assert keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == hpa["behavior"]
     [metric] = hpa["metrics"]
     assert metric["pods"]["metric"]["name"] == keda["triggers"][0]["metadata"]["valueLocation"]
     assert metric["pods"]["target"]["averageValue"] == keda["triggers"][0]["metadata"]["targetValue"]
 
 
-# --- what is refused ---
+REFUSED = [
+    ({"routing": "gateway"}, "--routing gateway: name with --gateway-image an image"),
+    ({"routing": "epp", "route_parent": (None, "a")}, "--routing epp: name with --picker-image"),
+    ({"routing": "epp", "picker_image": "p"}, "--routing epp: name with --route-parent the Gateway"),
+    ({"routing": "envoy"}, "--routing envoy: name with --route-parent the Gateway"),
+    ({"routing": "envoy", "route_parent": (None, "a"), "gateway_image": "g"}, "--routing envoy and --gateway-image: "),
+    ({"picker_image": "p"}, "without --routing epp there is none"),
+    ({"route_parent": (None, "a")}, "without --routing there is none"),
+    ({"routing": "envoy", "route_parent": ("a.b", "c")}, "--route-parent: expected up to 63 small letters"),
+    ({"routing": "envoy", "route_parent": (None, "A")}, "--route-parent: expected a name"),
+    ({"autoscale": "keda"}, "--autoscale: expected --max-replicas above --replicas (1), got none"),
+    ({"autoscale": "hpa", "max_replicas": 1, "target": 1}, "--autoscale: expected --max-replicas above --replicas"),
+    ({"autoscale": "keda", "max_replicas": 2, "target": 1, "namespace": None}, "name the namespace with --namespace"),
+]
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"routing": "gateway"}, "--routing gateway: name with --gateway-image an image"),
-        ({"routing": "epp", "route_parent": (None, "a")}, "--routing epp: name with --picker-image"),
-        ({"routing": "epp", "picker_image": "p"}, "--routing epp: name with --route-parent the Gateway"),
-        ({"routing": "envoy"}, "--routing envoy: name with --route-parent the Gateway"),
-        (
-            {"routing": "envoy", "route_parent": (None, "a"), "gateway_image": "g"},
-            "--routing envoy and --gateway-image: the gateway chooses servers by itself",
-        ),
-        ({"picker_image": "p"}, "without --routing epp there is none"),
-        ({"route_parent": (None, "a")}, "without --routing there is none"),
-        ({"routing": "envoy", "route_parent": ("a.b", "c")}, "--route-parent: expected up to 63 small letters"),
-        ({"routing": "envoy", "route_parent": (None, "A")}, "--route-parent: expected a name"),
-        ({"autoscale": "keda"}, "--autoscale: expected --max-replicas above --replicas (1), got none"),
-        ({"autoscale": "hpa", "max_replicas": 1, "target": 1}, "--autoscale: expected --max-replicas above --replicas"),
-        (
-            {"autoscale": "keda", "max_replicas": 2, "target": 1, "namespace": None},
-            "name the namespace with --namespace",
-        ),
-    ],
-)
-def test_what_can_t_work_is_refused_in_one_line(
-    facts: dict[str, LaunchFacts], options: dict[str, Any], expected: str
-) -> None:
-    with pytest.raises(ToolError, match=re.escape(expected)) as error:
-        kubernetes.render(facts["tiny"], dataclasses.replace(PLAIN, **options))
-    assert error.value.exit_code == 2
-    assert "\n" not in str(error.value)
+def test_what_can_t_work_is_refused_in_one_line(facts):
+    for options, expected in REFUSED:
+        with pytest.raises(ToolError, match=re.escape(expected)) as error:
+            kubernetes.render(facts["tiny"], dataclasses.replace(PLAIN, **options))
+        assert error.value.exit_code == 2
+        assert "\n" not in str(error.value)
 
 
-def test_every_comment_fits(facts: dict[str, LaunchFacts]) -> None:
-    for options in (*ROUTINGS.values(), KEDA):
-        text = kubernetes.render(facts["two"], options)
-        manifest = text[text.index("\n---\n") :]
-        assert "@@" not in manifest
-        assert all(len(line) <= 120 for line in manifest.splitlines() if re.match(r" *# [^ ]", line))
-
-
-def test_the_command_line_gives_all_of_it(facts: dict[str, LaunchFacts], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line(facts, capsys):
     command = ["launch", "kubernetes", str(facts["tiny"].folder), "--name", "r1", "--image", "tritonserver:here"]
     capsys.readouterr()
-    scaling = ["--namespace", "models", "--autoscale", "keda", "--max-replicas", "3", "--target", "8"]
-    routing = ["--routing", "epp", "--route-parent", "edge/public", "--picker-image", "picker:0.8"]
-    assert main([*command, *scaling, *routing]) == 0
-
+    options = "--namespace models --autoscale keda --max-replicas 3 --target 8 --routing epp --route-parent edge/public"
+    assert main([*command, *options.split(), "--picker-image", "picker:0.8"]) == 0
     documents = list(yaml.safe_load_all(capsys.readouterr().out))
     assert {"InferencePool", "ScaledObject", "HTTPRoute"} <= {document["kind"] for document in documents}
-
-
-@pytest.mark.parametrize("parent", ["a/b/c", "/a", "a/", ""])
-def test_a_parent_is_a_name_or_a_namespace_and_a_name(
-    facts: dict[str, LaunchFacts], parent: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["launch", "kubernetes", str(facts["tiny"].folder), "--route-parent", parent])
-    assert "expected NAME or NAMESPACE/NAME of a Gateway, got" in capsys.readouterr().err
+    for parent in ("a/b/c", "/a", "a/", ""):
+        with pytest.raises(SystemExit, match="2"):
+            main([*command, "--route-parent", parent])
+        assert "expected NAME or NAMESPACE/NAME of a Gateway, got" in capsys.readouterr().err

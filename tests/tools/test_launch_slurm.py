@@ -25,24 +25,23 @@ def tmp_path(plain_path):
 
 @pytest.fixture(scope="module")
 def built(plain_folder):
-    folder = plain_folder / "built"
     builds = {
-        "r1": ["deepseek-r1", "--gpu", "h200", "--model", "/models/R1"],
-        "r1x2": ["deepseek-r1", "--gpu", "h100", "--gpus", "16", "--model", "/models/R1"],
-        "hub": ["deepseek-r1", "--gpu", "h200"],
-        "tiny": ["tiny"],
+        "r1": "deepseek-r1 --gpu h200 --model /models/R1",
+        "r1x2": "deepseek-r1 --gpu h100 --gpus 16 --model /models/R1",
+        "hub": "deepseek-r1 --gpu h200",
+        "tiny": "tiny",
     }
     for name, options in builds.items():
-        assert main(["build", *options, "--output", str(folder / name)]) == 0
-    return folder
+        assert main(["build", *options.split(), "--output", str(plain_folder / "built" / name)]) == 0
+    return plain_folder / "built"
 
 
 @pytest.fixture
-def script(built, capsys):
+def script(built, capfd):
     def render(name, *options):
-        capsys.readouterr()
+        capfd.readouterr()
         assert main(["launch", "slurm", str(built / name), *options]) == 0
-        text = capsys.readouterr().out
+        text = capfd.readouterr().out
         assert "@@" not in text
         assert max(len(line) for line in text.splitlines() if line.startswith("# ")) <= 120
         return text
@@ -57,11 +56,8 @@ def run(tmp_path):
     scontrol = recording(tmp_path / "bin", "scontrol", after="print('node1\\nnode2')")
 
     def run(text):
-        environment = {
-            **os.environ,
-            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-            "SLURM_JOB_NODELIST": "node[1-2]",
-        }
+        environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+        environment["SLURM_JOB_NODELIST"] = "node[1-2]"
         subprocess.run(["bash", "-c", text], env=environment, check=True)
         assert scontrol.calls[-1]["args"] == ["show", "hostnames", "node[1-2]"]
         return srun.calls, python.calls
@@ -85,7 +81,6 @@ def test_the_supervisor_is_in_front_of_srun(script, run, built):
     sruns, [supervisor] = run(text)
     supervise, ranks = split(supervisor["args"])
     folder = built / "r1x2"
-
     assert sruns == []
     assert supervise == [
         f"{folder}/tensorrt_llm/1/supervise.py",
@@ -110,7 +105,6 @@ def test_the_supervisor_takes_what_it_is_given(script, tmp_path):
     text = script("r1x2", "--no-container", "--python", sys.executable, *ports, *options)
     command = text[text.index("exec ") :].partition("-- srun")[0] + "-- sh -c 'exit 5'"
     done = subprocess.run(["bash", "-c", f"hosts=a,b; {command}"], capture_output=True, text=True)
-
     assert done.returncode == 5, done.stderr
     assert "--http-address 127.0.0.1" in command
 
@@ -121,10 +115,8 @@ def test_in_containers_what_is_needed_is_mounted(script, run, built, tmp_path):
     [prepared], [supervisor] = run(script("r1", *options))
     _, ranks = split(supervisor["args"])
     folder, cache = built / "r1", f"{kept}/registry.example_5000_triton_1-h200"
-
-    assert prepared["args"] == [
-        *("--nodes=1", "--ntasks-per-node=1", "--ntasks=1", "mkdir", "-p", "--", cache, str(ready.parent)),
-    ]
+    once = ["--nodes=1", "--ntasks-per-node=1", "--ntasks=1"]
+    assert prepared["args"] == [*once, "mkdir", "-p", "--", cache, str(ready.parent)]
     assert "--container-image=registry.example:5000#triton:1" in ranks
     assert "--no-container-mount-home" in ranks
     [mounts] = [word.partition("=")[2].split(",") for word in ranks if word.startswith("--container-mounts=")]
@@ -138,24 +130,16 @@ def test_in_containers_what_is_needed_is_mounted(script, run, built, tmp_path):
     assert "--ready-file" in supervisor["args"]
 
 
-def test_the_supervisor_asks_where_the_server_listens(script, run, monkeypatch):
-    """sbatch passes the submitting user's variables on to the ranks."""
+def test_variables_that_are_passed_on(script, run, monkeypatch):
+    """sbatch passes the submitting user's variables on to the ranks. pyxis prefers the image's value of a variable,
+    unless --container-env names the variable (its README)."""
     monkeypatch.setenv("HTTP_ADDRESS", "10.0.0.7")
+    monkeypatch.setenv("HF_HUB_CACHE", "/shared/hub")
     _, [supervisor] = run(script("r1x2", "--no-container"))
-
     assert supervisor["env"]["HTTP_ADDRESS"] == "10.0.0.7"
     assert supervisor["args"][supervisor["args"].index("--http-address") + 1] == "10.0.0.7"
-
-
-def test_variables_of_env_override_those_of_the_image(script, run):
-    """pyxis prefers the image's value of a variable, unless --container-env names the variable (its README)."""
-    _, [supervisor] = run(script("r1", "--env", "NCCL_DEBUG=INFO", "--env", "OTHER=1"))
-
+    _, [_, supervisor] = run(script("r1", "--env", "NCCL_DEBUG=INFO", "--env", "OTHER=1"))
     assert "--container-env=NCCL_DEBUG,OTHER" in supervisor["args"]
-
-
-def test_the_hugging_face_cache_is_mounted_where_the_model_is_a_name(script, monkeypatch):
-    monkeypatch.setenv("HF_HUB_CACHE", "/shared/hub")
     text = script("hub")
     assert "/shared/hub:/shared/hub," in text
     assert "export HF_HUB_CACHE=/shared/hub\n" in text
@@ -163,7 +147,6 @@ def test_the_hugging_face_cache_is_mounted_where_the_model_is_a_name(script, mon
 
 def test_one_rank_has_a_supervisor_of_its_own(script, run, built):
     sruns, pythons = run(script("tiny", "--image", "mine", "--env", "ODD=a 'b' $c"))
-
     assert pythons == []
     assert sruns[-1]["args"][-1] == f"{built}/tiny/start.sh"
     assert sruns[-1]["env"]["ODD"] == "a 'b' $c"
@@ -217,97 +200,70 @@ def test_one_rank_in_a_container_drains_when_the_job_is_told_to_end(script, buil
     if runs:
         (folder / "goes").touch()
         wait_for(lambda: "serving" in log.read_text(), log.read_text)
-
     job.send_signal(signal.SIGTERM)
-
     assert (job.wait(PATIENCE_S) == 0) == runs, log.read_text()
     assert ("drained" in log.read_text()) == runs
     assert "forcing" not in log.read_text()
     assert srun.calls[-1]["env"]["XDG_RUNTIME_DIR"] == "/dev/shm"
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ([], {"nodes": "2", "ntasks-per-node": "8", "gpus-per-node": "8", "exclusive": "", "mem": "0"}),
-        ([], {"job-name": "r1x2", "output": "r1x2-%j.log", "open-mode": "append", "requeue": ""}),
-        (["--exit-timeout", "90"], {"signal": f"B:TERM@{StopTimes(exit_timeout_s=90).docker_stop_timeout_s}"}),
-        (
-            ["--job-name", "a", "--log", "/logs/%j", "--no-requeue"],
-            {"job-name": "a", "output": "/logs/%j", "no-requeue": ""},
-        ),
-        (["--account", "me", "--time", "1-00:00:00"], {"account": "me", "time": "1-00:00:00"}),
-        (["--gpus", "9", "--sbatch=--qos=high"], {"gpus-per-node": "9", "qos": "high"}),
-    ],
-)
-def test_directives(script, options, expected):
-    found = directives(script("r1x2", *options))
-    assert expected.items() <= found.items()
-
-
-def test_without_gpus_a_node_is_shared(script):
+def test_directives(script):
+    end = f"B:TERM@{StopTimes(exit_timeout_s=90).docker_stop_timeout_s}"
+    plain = {"nodes": "2", "ntasks-per-node": "8", "gpus-per-node": "8", "exclusive": "", "mem": "0"}
+    plain |= {"job-name": "r1x2", "output": "r1x2-%j.log", "open-mode": "append", "requeue": ""}
+    cases = {
+        "": plain,
+        "--exit-timeout 90": {"signal": end},
+        "--job-name a --log /logs/%j --no-requeue": {"job-name": "a", "output": "/logs/%j", "no-requeue": ""},
+        "--account me --time 1-00:00:00": {"account": "me", "time": "1-00:00:00"},
+        "--gpus 9 --sbatch=--qos=high": {"gpus-per-node": "9", "qos": "high"},
+    }
+    for options, expected in cases.items():
+        assert expected.items() <= directives(script("r1x2", *options.split())).items()
+    # Without GPUs a node is shared.
     assert not {"gpus-per-node", "exclusive", "mem"} & set(directives(script("r1", "--gpus", "none")))
 
 
-def test_how_to_stop_it_is_said(script):
-    words = " ".join(line.removeprefix("# ") for line in script("r1").splitlines())
-    assert "scancel --batch --signal=TERM JOBID" in words
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "expected"),
-    [
+def test_invalid_options_are_refused(built, capsys):
+    cache = "/a,b/nvcr.io_nvidia_tritonserver_26.07-trtllm-python-py3-h200: pyxis mounts no path"
+    cases = [
         ("r1", ["--partition", "a b"], "--partition: a line of #SBATCH takes no blanks"),
         ("r1", ["--log", "it's"], "--log: a line of #SBATCH takes no blanks"),
         ("r1", ["--sbatch", "qos"], "--sbatch: expected an option of sbatch"),
         ("r1", ["--gpus", "all"], "--gpus: expected a number for each node, or none"),
         ("r1", ["--gpus", "4"], "takes 8 GPUs of each node, got 4"),
         ("r1", ["--ready-file", "/a b/ready"], "/a b: pyxis mounts no path"),
-        (
-            "r1",
-            ["--cache-dir", "/a,b"],
-            "/a,b/nvcr.io_nvidia_tritonserver_26.07-trtllm-python-py3-h200: pyxis mounts no path",
-        ),
+        ("r1", ["--cache-dir", "/a,b"], cache),
         ("r1", ["--no-container", "--image", "mine"], "are for a container, and --no-container uses none"),
         ("tiny", [], "was planned for no container: name with --image one"),
         ("r1", ["--no-container", "--", "--http-port=1"], "expected HTTP_PORT to be set"),
-    ],
-)
-def test_invalid_options_are_refused(built, capsys, name, options, expected):
-    capsys.readouterr()
-    assert main(["launch", "slurm", str(built / name), *options]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert expected in line
+    ]
+    for name, options, expected in cases:
+        capsys.readouterr()
+        assert main(["launch", "slurm", str(built / name), *options]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert expected in line
 
 
-@pytest.mark.parametrize(
-    ("image", "expected"),
-    [
-        ("nvcr.io/nvidia/tritonserver:26.07", "nvcr.io#nvidia/tritonserver:26.07"),
-        ("localhost:5000/mine", "localhost:5000#mine"),
-        ("library/ubuntu", "library/ubuntu"),
-        ("ubuntu:24.04", "ubuntu:24.04"),
-        ("/images/triton.sqsh", "/images/triton.sqsh"),
-        ("nvcr.io#nvidia/tritonserver", "nvcr.io#nvidia/tritonserver"),
-    ],
-)
-def test_images_are_named_as_enroot_does(image, expected):
-    assert slurm.enroot_image(image) == expected
+def test_images_are_named_as_enroot_does():
+    images = {
+        "nvcr.io/nvidia/tritonserver:26.07": "nvcr.io#nvidia/tritonserver:26.07",
+        "localhost:5000/mine": "localhost:5000#mine",
+    }
+    kept = ("library/ubuntu", "ubuntu:24.04", "/images/triton.sqsh", "nvcr.io#nvidia/tritonserver")
+    images |= {image: image for image in kept}
+    assert {image: slurm.enroot_image(image) for image in images} == images
 
 
-def test_submit_hands_the_script_to_sbatch(script, built, tmp_path, monkeypatch):
-    sbatch = recording(tmp_path / "bin", "sbatch", reads=True, after="print(4711)")
+def test_submit_hands_the_script_to_sbatch(script, built, tmp_path, monkeypatch, capfd):
+    sbatch = recording(tmp_path / "bin", "sbatch", reads=True, after="print(4711); sys.exit(os.path.exists('fails'))")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
     text = script("r1x2", "--time", "1-0")
-    verb = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "launch", "slurm", str(built / "r1x2")]
-    done = subprocess.run([*verb, "--time", "1-0", "--submit"], stdout=subprocess.PIPE, text=True)
-
+    argv = ["launch", "slurm", str(built / "r1x2"), "--time", "1-0", "--submit"]
+    assert main(argv) == 0
+    assert capfd.readouterr().out == "4711\n"
     [call] = sbatch.calls
     assert (call["args"], call["stdin"]) == (["--parsable"], text)
-    assert (done.returncode, done.stdout) == (0, "4711\n")
-
-
-def test_sbatchs_refusal_is_passed_on(built, tmp_path, monkeypatch):
-    recording(tmp_path / "bin", "sbatch", reads=True, after="sys.exit(1)")
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    assert main(["launch", "slurm", str(built / "r1"), "--submit"]) == 1
+    (tmp_path / "fails").touch()
+    assert main(argv) == 1

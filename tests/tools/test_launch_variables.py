@@ -1,11 +1,7 @@
 """Variables that are set for the engine where `launch` runs: each form hands them on, with their values unchanged."""
 
-from __future__ import annotations
-
 import subprocess
-from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import yaml
@@ -19,12 +15,8 @@ SET = {
     "NCCL_DEBUG_SUBSYS": """it's "a,b"  $HOME `id` $(id) \\ """,
 }
 PATHS = {"CUDA_HOME": "/opt/cuda 12", "NCCL_TOPO_FILE": "/etc/topo.xml"}
-OTHERS = {
-    "CUDA_VISIBLE_DEVICES": "0",
-    "HF_TOKEN": "hf_not_to_be_seen",
-    "MINE": "1",
-    "TRITON_CACHE_DIR": "/home/me/.triton",
-}
+OTHERS = {"CUDA_VISIBLE_DEVICES": "0", "HF_TOKEN": "hf_not_to_be_seen", "MINE": "1"}
+OTHERS["TRITON_CACHE_DIR"] = "/home/me/.triton"
 HOSTS = ["--hosts", "localhost,node2"]
 FORMS = {
     "local": ("r1", [], False),
@@ -39,7 +31,7 @@ FORMS = {
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("built")
     for name, gpus in (("r1", ["h200", "--gpus", "8"]), ("r1x2", ["h100", "--gpus", "16"])):
         assert main(["build", "deepseek-r1", "--gpu", *gpus, "--output", str(folder / name)]) == 0
@@ -47,35 +39,32 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def launched(
-    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[str, str]]:
+def launched(built, tmp_path, monkeypatch, capsys):
+    """Gives what a form prints, and what is complained of."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     for name, value in (SET | PATHS | OTHERS).items():
         monkeypatch.setenv(name, value)
 
-    def run(form: str, *options: str) -> tuple[str, str]:
-        """Return what is printed, and what is complained of."""
+    def run(form, *options):
         repository, more, _ = FORMS[form]
         verb = form.split()[0]
         dry = [] if verb == "ssh-setup" else ["--dry-run"]
         capsys.readouterr()
         assert main(["launch", verb, str(built / repository), *dry, *more, *options]) == 0
-        said = capsys.readouterr()
-        return said.out, said.err
+        return capsys.readouterr()
 
     return run
 
 
-def in_shell(script: str) -> list[str]:
+def in_shell(script):
     """Run `script` in an almost empty environment, and return what it prints between zero bytes."""
     environment = {"PATH": "/usr/bin:/bin"}
     done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
     return done.stdout.split("\0")[:-1]
 
 
-def server_variables(form: str, text: str) -> dict[str, str]:
+def server_variables(form, text):
     """Return the variables that the text sets for the server."""
     if form == "kubernetes":
         documents = {document["kind"]: document for document in yaml.safe_load_all(text)}
@@ -97,34 +86,24 @@ def server_variables(form: str, text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_hands_them_on(launched: Callable[..., tuple[str, str]], form: str) -> None:
+def test_every_form_hands_them_on(launched, form):
     text, said = launched(form)
     variables = server_variables(form, text)
-    in_container = FORMS[form][2]
-
     assert SET.items() <= variables.items()
     assert not {"CUDA_VISIBLE_DEVICES", "HF_TOKEN", "MINE"} & variables.keys()
     assert OTHERS["HF_TOKEN"] not in text
-    if not in_container:
+    if FORMS[form][2]:  # in a container
+        assert not PATHS.keys() & variables.keys()
+        assert variables.get("TRITON_CACHE_DIR", KERNELS_MOUNT).startswith(KERNELS_MOUNT)
+        notes = [line for line in said.splitlines() if " is left out, because " in line]
+        assert [line.split()[1] for line in notes] == list(PATHS)
+        assert "note: CUDA_HOME is left out, because /opt/cuda 12 is a path of this machine" in notes[0]
+    else:
         assert PATHS.items() <= variables.items()
-        return
-    assert not PATHS.keys() & variables.keys()
-    assert variables.get("TRITON_CACHE_DIR", KERNELS_MOUNT).startswith(KERNELS_MOUNT)
-    notes = [line for line in said.splitlines() if " is left out, because " in line]
-    assert [line.split()[1] for line in notes] == list(PATHS)
-    assert "note: CUDA_HOME is left out, because /opt/cuda 12 is a path of this machine" in notes[0]
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_an_option_wins_over_them(launched: Callable[..., tuple[str, str]], form: str) -> None:
+    if form == "slurm":  # they win over the image's
+        [names] = [word.partition("=")[2] for word in text.split() if word.startswith("--container-env=")]
+        assert set(names.split(",")) == set(SET)
     text, said = launched(form, "--env", "TRTLLM_DG_ENABLED=1", "--env", "CUDA_HOME=/usr/local/cuda")
-    variables = server_variables(form, text)
-
+    variables = server_variables(form, text)  # an option wins over them
     assert (variables["TRTLLM_DG_ENABLED"], variables["CUDA_HOME"]) == ("1", "/usr/local/cuda")
     assert "CUDA_HOME is left out" not in said
-
-
-def test_in_slurms_container_they_win_over_the_images(launched: Callable[..., tuple[str, str]]) -> None:
-    text, _ = launched("slurm")
-    [names] = [word.partition("=")[2] for word in text.split() if word.startswith("--container-env=")]
-    assert set(names.split(",")) == set(SET)

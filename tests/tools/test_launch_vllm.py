@@ -50,85 +50,53 @@ def one_line(script):
 # One node
 
 
-def test_docker_gives_it_the_gpus_shared_memory_and_ports(launch):
+def test_every_form_on_one_node(launch):
     script = launch("docker", "one", *WITH_IMAGE)
-
-    assert {"--gpus all", f"--shm-size {9 * 2**30}", "--network host", IMAGE} <= {
-        line.strip() for line in script.splitlines()
-    }
+    lines = {line.strip() for line in script.splitlines()}
+    assert {"--gpus all", f"--shm-size {9 * 2**30}", "--network host", IMAGE} <= lines
     assert "NCCL and vLLM's message queues" in " ".join(script.replace("#", "").split())
     assert "mpirun" not in script
     assert "VLLM_CACHE_ROOT=" in script
-
-
-def test_what_local_would_run_has_no_mpi(launch):
     script = launch("local", "one")
-
     assert "#     tritonserver \\" in script
     assert "mpirun" not in script
-
-
-def test_slurm_runs_start_sh_once(launch):
     script = launch("slurm", "one", "--no-container")
-
-    assert "#SBATCH --ntasks-per-node=1" in script
-    assert "#SBATCH --gpus-per-node=8" in script
-    assert "exec one/start.sh" in script
+    parts = ("#SBATCH --ntasks-per-node=1", "#SBATCH --gpus-per-node=8", "exec one/start.sh")
+    assert [part for part in parts if part not in script] == []
     assert "MASTER_ADDR" not in script
-
-
-def test_kubernetes_gives_the_pod_the_gpus(launch):
     [container] = pods(launch("kubernetes", "one", *WITH_IMAGE))["Deployment"]["containers"]
-
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
 
 
-@pytest.mark.parametrize("form", ["docker", "slurm", "kubernetes"])
-def test_without_a_container_they_say_how_to_make_one(launch, form):
-    assert (
-        "no Triton container has vLLM 0.33.0: build an image of two lines, FROM "
-        "nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3 and RUN pip install vllm==0.33.0, and name it with --image"
-    ) in launch(form, "newest", code=2)
-
-
-def test_a_recipe_is_not_for_vllm(launch):
-    said = launch("recipe image", "one", code=2)
-
-    assert "a recipe is for TensorRT-LLM; vLLM is built in a container of Triton's" in said
+def test_without_a_container_they_say_how_to_make_one(launch):
+    said = "no Triton container has vLLM 0.33.0: build an image of two lines, FROM nvcr.io/nvidia/tritonserver:"
+    said += "26.07-vllm-python-py3 and RUN pip install vllm==0.33.0, and name it with --image"
+    for form in ("docker", "slurm", "kubernetes"):
+        assert said in launch(form, "newest", code=2)
+    assert "a recipe is for TensorRT-LLM; vLLM is built in a con" in launch("recipe image", "one", code=2)
 
 
 # Two nodes
 
 
-@pytest.mark.parametrize(("form", "options"), [("docker", WITH_IMAGE), ("local", ()), ("mpirun", ())])
-def test_a_form_for_one_node_says_what_to_run_on_each(launch, form, options):
-    said = launch(form, "two", *options, code=2)
-    each = "local" if form == "local" else "docker"
-
+def test_a_form_for_one_node_says_what_to_run_on_each(launch):
+    for form, options in (("docker", WITH_IMAGE), ("local", ()), ("mpirun", ())):
+        said = launch(form, "two", *options, code=2)
+        each = "local" if form == "local" else "docker"
+        for number in (0, 1):
+            assert f"deepseek-triton launch {each} two --env NODE_RANK={number} --env MASTER_ADDR=ADDRESS" in said
     for number in (0, 1):
-        assert f"deepseek-triton launch {each} two --env NODE_RANK={number} --env MASTER_ADDR=ADDRESS" in said
-
-
-@pytest.mark.parametrize(("form", "options"), [("docker", WITH_IMAGE), ("local", ())])
-def test_these_lines_work(launch, form, options):
-    of_node = [
-        launch(form, "two", *options, "--env", f"NODE_RANK={number}", "--env", f"MASTER_ADDR={ADDRESS}")
-        for number in (0, 1)
-    ]
-
-    if form == "docker":
-        assert [f"--env NODE_RANK={number} --env MASTER_ADDR={ADDRESS}" in each for number, each in enumerate(of_node)]
-    else:
-        assert "tritonserver" in of_node[0]
-        assert "--headless" not in of_node[0]
-        assert "vllm serve" in of_node[1]
-        assert "--headless" in of_node[1]
+        node = ["--env", f"NODE_RANK={number}", "--env", f"MASTER_ADDR={ADDRESS}"]
+        text = one_line(launch("docker", "two", *WITH_IMAGE, *node))
+        assert f"--env NODE_RANK={number} --env MASTER_ADDR={ADDRESS}" in text
+        text = launch("local", "two", *node)
+        assert ("vllm serve" if number else "tritonserver") in text
+        assert ("--headless" in text) == bool(number)
 
 
 def test_slurm_starts_one_process_a_node_below_one_supervisor(launch):
     script = launch("slurm", "two", "--no-container", "--http-port", "9000")
     command = shlex.split(one_line(script[script.index("exec python3") :]))
-
     assert {"#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1", "#SBATCH --gpus-per-node=8"} <= set(script.splitlines())
     assert command[command.index("--ranks") + 1 : command.index("--ranks") + 4] == ["2", "--ranks-per-node", "1"]
     assert {"--ntasks=2", "--wait=10", "--kill-on-bad-exit=1"} <= set(command)
@@ -152,7 +120,6 @@ def pods(text):
 def test_the_pods_of_a_group_start_alike_and_need_no_ssh(launch, built, tmp_path):
     text = launch("kubernetes", "two", *WITH_IMAGE, "--interface", "eth0")
     specs = pods(text)
-
     assert "secret:" not in text
     assert "kind: Secret" not in text
     for spec in specs.values():
@@ -168,17 +135,14 @@ def test_the_pods_of_a_group_start_alike_and_need_no_ssh(launch, built, tmp_path
     assert "startupProbe" not in specs["worker"]["containers"][0]
 
 
-@pytest.mark.parametrize(("index", "said"), [("0", "tritonserver"), ("1", "--headless")])
-def test_the_script_of_a_pod_starts_its_node(launch, built, tmp_path, index, said):
+def test_the_script_of_a_pod_starts_its_node(launch, built):
     spec = pods(launch("kubernetes", "two", *WITH_IMAGE, "--repository-claim", "claim"))["leader"]
     script = spec["containers"][0]["args"][0].replace("/model_repository", str(built / "two"))
-    environment = {"PATH": os.environ["PATH"], "DRY_RUN": "1", "LWS_WORKER_INDEX": index, "LWS_LEADER_ADDRESS": ADDRESS}
-    done = subprocess.run(
-        ["bash", "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=60
-    )
-
-    assert said in done.stdout
-    assert f"MASTER_ADDR={ADDRESS}" in done.stdout
+    for index, said in {"0": "tritonserver", "1": "--headless"}.items():
+        environ = {"PATH": os.environ["PATH"], "DRY_RUN": "1", "LWS_WORKER_INDEX": index, "LWS_LEADER_ADDRESS": ADDRESS}
+        done = subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True, check=True)
+        assert said in done.stdout
+        assert f"MASTER_ADDR={ADDRESS}" in done.stdout
 
 
 def test_a_worker_pod_stays_while_the_leader_listens(launch, tmp_path):
@@ -187,7 +151,6 @@ def test_a_worker_pod_stays_while_the_leader_listens(launch, tmp_path):
     spec = pods(launch("kubernetes", "two", *WITH_IMAGE, "--http-port", str(port)))["worker"]
     command = spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
     environment = {"PATH": os.environ["PATH"], "LWS_LEADER_ADDRESS": "127.0.0.1"}
-
     assert re.search(rf"/dev/tcp/\$LWS_LEADER_ADDRESS/{port}\b", command[2])
     subprocess.run(command, env=environment, check=True, timeout=30)
     with socket.create_server(("127.0.0.1", port)):
