@@ -3,7 +3,7 @@
 `openai_facts.json` has the shapes: types, required keys and enums, as JSON schemas. Its source is `openapi.json` in
 github.com/openai/openai-openapi, commit f85dbe223d40 (MIT licence). Descriptions and examples are left out, and so are
 all parts that the gateway never answers with, such as images. To make it again:
-`python tests/gateway/openai_facts.py openapi.json`.
+`python tests/gateway/openai_facts.py openapi.json`; the new file has the schemas that the old one has.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +22,6 @@ ANSWERS = (
     *("ListModelsResponse", "Model", "ErrorResponse", "Response", "ResponseStreamEvent"),
 )
 """The schemas of whole answers, and of the events of a stream."""
-
-_PARTS = frozenset(
-    {
-        *ANSWERS,
-        *("ChatCompletionMessageToolCall", "ChatCompletionMessageToolCallChunk", "ChatCompletionMessageToolCalls"),
-        *("ChatCompletionResponseMessage", "ChatCompletionStreamResponseDelta", "ChatCompletionTokenLogprob"),
-        *("CompletionUsage", "Error", "ServiceTier", "ModelResponseProperties", "ResponseProperties", "Metadata"),
-        *("OutputItem", "OutputMessage", "OutputMessageContent", "OutputTextContent", "RefusalContent"),
-        *("ReasoningItem", "SummaryTextContent", "ReasoningTextContent", "FunctionToolCall", "Reasoning"),
-        *("FunctionTool", "Tool", "ToolsArray", "ToolChoiceFunction", "ToolChoiceOptions", "ToolChoiceParam"),
-        *("ResponseError", "ResponseErrorCode", "ResponseTextParam", "ResponseUsage", "LogProb"),
-        *("TextResponseFormatConfiguration", "TextResponseFormatJsonSchema", "ResponseFormatText", "TopLogProb"),
-        *("ResponseFormatJsonObject", "ResponseFormatJsonSchemaSchema", "OutputContent"),
-        *("ResponseCreatedEvent", "ResponseInProgressEvent", "ResponseCompletedEvent", "ResponseFailedEvent"),
-        *("ResponseIncompleteEvent", "ResponseErrorEvent", "ResponseOutputItemAddedEvent"),
-        *("ResponseOutputItemDoneEvent", "ResponseContentPartAddedEvent", "ResponseContentPartDoneEvent"),
-        *("ResponseTextDeltaEvent", "ResponseTextDoneEvent", "ResponseReasoningTextDeltaEvent"),
-        *("ResponseReasoningTextDoneEvent", "ResponseFunctionCallArgumentsDeltaEvent", "ResponseLogProb"),
-        *("ResponseFunctionCallArgumentsDoneEvent", "ResponseReasoningSummaryPartAddedEvent"),
-        *("ResponseReasoningSummaryPartDoneEvent", "ResponseReasoningSummaryTextDeltaEvent"),
-        *("ResponseReasoningSummaryTextDoneEvent",),
-    }
-)
-"""The schemas that an answer of the gateway can be made of."""
 
 _KEPT = frozenset({"type", "required", "enum", "minimum", "maximum", "minItems"})
 
@@ -67,24 +43,11 @@ def faults(answer: object, schema: str) -> list[str]:
 # --- making the file --------------------------------------------------------------------------------------------------
 
 
-def recorded(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The shapes of all answers and their parts. document: openapi.json."""
-    schemas = document["components"]["schemas"]
-    found: dict[str, Any] = {}
-    waiting = list(ANSWERS)
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found[name] = _shape(schemas[name])
-            waiting += _references(found[name])
-    return dict(sorted(found.items()))
-
-
 def _shape(schema: Mapping[str, Any]) -> dict[str, Any] | None:
     """A schema without its words; None for what the gateway never answers with."""
     if reference := schema.get("$ref"):
         name = reference.rpartition("/")[2]
-        return _or_null(schema, {"$ref": f"#/$defs/{name}"}) if name in _PARTS else None
+        return _or_null(schema, {"$ref": f"#/$defs/{name}"}) if name in _facts() else None
     shape: dict[str, Any] = {key: value for key, value in schema.items() if key in _KEPT}
     properties = {name: _shape(value) for name, value in schema.get("properties", {}).items()}
     if properties:
@@ -106,18 +69,7 @@ def _or_null(schema: Mapping[str, Any], shape: dict[str, Any]) -> dict[str, Any]
     return {"anyOf": [shape, {"type": "null"}]} if schema.get("nullable") else shape
 
 
-def _references(shape: object) -> Iterator[str]:
-    if isinstance(shape, Mapping):
-        if "$ref" in shape:
-            yield shape["$ref"].rpartition("/")[2]
-        for value in shape.values():
-            yield from _references(value)
-    elif isinstance(shape, list):
-        for value in shape:
-            yield from _references(value)
-
-
 if __name__ == "__main__":
-    shapes = recorded(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(shape)}" for name, shape in shapes.items())
+    schemas = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))["components"]["schemas"]
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(_shape(schemas[name]))}" for name in _facts())
     FACTS.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")

@@ -1,11 +1,8 @@
 """A request's head over real sockets: the largest one that may be unfinished, and how long it may stay so."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -18,13 +15,13 @@ from support.waiting import PATIENCE_S, wait_for
 BEGINNING = b"GET / HTTP/1.1\r\nHost: h\r\nX: "
 
 
-async def app(scope: dict[str, object], receive: object, send: object) -> None:
-    await send({"type": "http.response.start", "status": 204, "headers": []})  # type: ignore[operator]
-    await send({"type": "http.response.body", "body": b""})  # type: ignore[operator]
+async def app(scope, receive, send):
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
 
 
 @pytest.fixture
-def server() -> Iterator[uvicorn.Server]:
+def server():
     config = uvicorn.Config(app, port=0, http=BoundedHeadProtocol, ws="none", lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
@@ -36,21 +33,21 @@ def server() -> Iterator[uvicorn.Server]:
 
 
 @contextmanager
-def connected(server: uvicorn.Server) -> Iterator[socket.socket]:
+def connected(server):
     port = server.servers[0].sockets[0].getsockname()[1]
     with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
         yield connection
 
 
-def until_end(connection: socket.socket) -> bytes:
+def until_end(connection):
     answer = b""
     while piece := connection.recv(4096):
         answer += piece
     return answer
 
 
-def test_a_head_of_the_most_bytes_may_be_unfinished_and_one_of_a_byte_more_is_refused(server: uvicorn.Server) -> None:
-    def seen() -> list[int]:
+def test_a_head_of_the_most_bytes_may_be_unfinished_and_one_of_a_byte_more_is_refused(server):
+    def seen():
         protocols = server.server_state.connections
         return [protocol._num_bytes for protocol in protocols if isinstance(protocol, BoundedHeadProtocol)]
 
@@ -69,7 +66,7 @@ def test_a_head_of_the_most_bytes_may_be_unfinished_and_one_of_a_byte_more_is_re
 
 
 @pytest.mark.parametrize("trailers", [b"t: x\r\n" * 50_000, b"t: " + b"x" * 400_000], ids=["many", "one"])
-def test_trailers_are_not_kept_and_end_at_the_same_number_of_bytes(server: uvicorn.Server, trailers: bytes) -> None:
+def test_trailers_are_not_kept_and_end_at_the_same_number_of_bytes(server, trailers):
     head = b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
     with connected(server) as connection:
         connection.sendall(head + b"1\r\nx\r\n0\r\nt: x\r\n\r\n")  # a few are allowed
@@ -87,7 +84,7 @@ def test_trailers_are_not_kept_and_end_at_the_same_number_of_bytes(server: uvico
 
 
 @pytest.mark.parametrize("sent", [b"", BEGINNING, b"GET / HTTP/1.1\r\nHost: h\r\n\r\nGET "])
-def test_a_head_that_never_ends_is_ended(sent: bytes, monkeypatch: pytest.MonkeyPatch, server: uvicorn.Server) -> None:
+def test_a_head_that_never_ends_is_ended(sent, monkeypatch, server):
     monkeypatch.setattr(bounded_head, "HEAD_S", 0.2)
     with connected(server) as connection:
         connection.sendall(sent)

@@ -1,25 +1,20 @@
 """Answers, whole and streamed: both say the same, however the model's output is cut."""
 
-from __future__ import annotations
-
 import json
 import math
-from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_tools.gateway.app.chat_answer import StreamedChatAnswer, WholeChatAnswer
 from deepseek_triton_tools.gateway.app.completion_answer import CompletionAnswer
-from deepseek_triton_tools.gateway.protocol.chat_request import ChatRequest, read_chat_request
-from deepseek_triton_tools.gateway.protocol.completion_request import CompletionRequest, read_completion_request
+from deepseek_triton_tools.gateway.protocol.chat_request import read_chat_request
+from deepseek_triton_tools.gateway.protocol.completion_request import read_completion_request
 from deepseek_triton_tools.gateway.triton.call import Part
 from deepseek_triton_tools.gateway.triton.server_events import EventReader
 from support.raw_triton import event
 
-Json = dict[str, Any]
-IDENTITY: Json = {"id": "chatcmpl-1", "created": 1, "model": "tiny", "system_fingerprint": None}
+IDENTITY = {"id": "chatcmpl-1", "created": 1, "model": "tiny", "system_fingerprint": None}
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 CALL = '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": "é"}<｜tool▁call▁end｜>'
@@ -27,7 +22,7 @@ CALLS = f"<｜tool▁calls▁begin｜>{CALL}{CALL}<｜tool▁calls▁end｜>"
 TEXTS = ["Hello Łódź 😀", f"Look: {CALLS}", CALLS, "a <b> ｜ c", '"quoted"\n\\', "", "<｜tool▁calls▁begin｜>cut off"]
 
 
-def told(events: bytes) -> list[Json]:
+def told(events):
     """The JSON of the events of a stream, which must end as streams do."""
     assert events.endswith(b"data: [DONE]\n\n")
     documents = []
@@ -38,9 +33,9 @@ def told(events: bytes) -> list[Json]:
     return documents
 
 
-def joined(chunks: list[Json], num_choices: int) -> list[Json]:
+def joined(chunks, num_choices):
     """The choices as clients put them together of the deltas."""
-    choices: list[Json] = [
+    choices = [
         {"message": {"role": None, "content": "", "reasoning_content": "", "tool_calls": []}, "logprobs": []}
         for _ in range(num_choices)
     ]
@@ -69,7 +64,7 @@ def joined(chunks: list[Json], num_choices: int) -> list[Json]:
     return choices
 
 
-def compared(choice: Json) -> Json:
+def compared(choice):
     """A choice without ids, which are drawn, and without what is the same in two forms."""
     message = choice["message"]
     logprobs = choice["logprobs"]
@@ -82,24 +77,22 @@ def compared(choice: Json) -> Json:
     }
 
 
-def logprobs_of(text: str) -> str:
+def logprobs_of(text):
     return json.dumps(
         [{"5": {"logprob": -0.5, "rank": 1, "decoded_token": text}, "6": {"logprob": None, "decoded_token": "x"}}]
     )
 
 
 @st.composite
-def answers(draw: st.DrawFn) -> tuple[list[bytes], int]:
+def answers(draw):
     """The events of an answer with any number of sequences, each cut anywhere and in any order; and that number."""
     num_choices = draw(st.integers(1, 3))
-    queues: list[list[Json]] = []
+    queues = []
     for sequence in range(num_choices):
         text, reasoning = draw(st.sampled_from(TEXTS)), draw(st.sampled_from(["", "hm, é", "let me see"]))
         cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=8)))
         pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-        queue: list[Json] = [
-            {"reasoning_output": each} for each in ([reasoning[:2], reasoning[2:]] if reasoning else [])
-        ]
+        queue = [{"reasoning_output": each} for each in ([reasoning[:2], reasoning[2:]] if reasoning else [])]
         queue += [{"text_output": piece, "logprobs": logprobs_of(piece)} for piece in pieces]
         if draw(st.booleans()) and queue:  # the end of thinking and the beginning of the text in one response
             queue[0] = {**queue[-1], **queue[0]} if len(queue) == 1 else queue[0]
@@ -122,7 +115,7 @@ def answers(draw: st.DrawFn) -> tuple[list[bytes], int]:
     return events, num_choices
 
 
-def batches(events: list[bytes], cuts: list[int]) -> list[list[Part]]:
+def batches(events, cuts):
     """The parts as they come of bytes that are cut in these places."""
     data, reader = b"".join(events), EventReader()
     places = sorted(cut % (len(data) + 1) for cut in cuts)
@@ -130,15 +123,14 @@ def batches(events: list[bytes], cuts: list[int]) -> list[list[Part]]:
     return [parts for piece in pieces if (parts := reader.feed(piece))]
 
 
-def whole(request: ChatRequest, some: list[list[Part]]) -> Json:
+def whole(request, some):
     answer = WholeChatAnswer(request, IDENTITY, ["reasoning_content"])
     for parts in some:
         answer.take(parts)
-    document: Json = json.loads(answer.document())
-    return document
+    return json.loads(answer.document())
 
 
-def streamed(request: ChatRequest, some: list[list[Part]]) -> list[Json]:
+def streamed(request, some):
     answer = StreamedChatAnswer(request, IDENTITY, ["reasoning_content"])
     return told(answer.begin() + b"".join(answer.take(parts) for parts in some) + answer.end())
 
@@ -153,15 +145,7 @@ def streamed(request: ChatRequest, some: list[list[Part]]) -> list[Json]:
     logprobs=st.booleans(),
     reasoning=st.booleans(),
 )
-def test_a_stream_says_what_the_whole_answer_says(
-    made: tuple[list[bytes], int],
-    cuts: list[int],
-    tools: bool,
-    parallel: bool,
-    choice: str,
-    logprobs: bool,
-    reasoning: bool,
-) -> None:
+def test_a_stream_says_what_the_whole_answer_says(made, cuts, tools, parallel, choice, logprobs, reasoning):
     events, num_choices = made
     request = read_chat_request(
         {
@@ -184,60 +168,38 @@ def test_a_stream_says_what_the_whole_answer_says(
     assert expected["usage"]["completion_tokens_details"] == {"reasoning_tokens": num_choices}
 
 
-def one(*parts: Part, **fields: object) -> Json:
-    choice: Json = whole(read_chat_request({"messages": MESSAGES, **fields}), [list(parts)])["choices"][0]
-    return choice
+def one(*parts, **fields):
+    return whole(read_chat_request({"messages": MESSAGES, **fields}), [list(parts)])["choices"][0]
 
 
-@pytest.mark.parametrize(
-    ("reason", "stop_reason", "finish", "told_beside"),
-    [
-        ("stop", "", "stop", None),
-        ("stop", "END", "stop", "END"),
-        ("length", "", "length", None),
-        ("timeout", "", "length", "timeout"),
-        ("cancelled", "", "stop", "cancelled"),
-    ],
-)
-def test_finish_reasons(reason: str, stop_reason: str, finish: str, told_beside: str | None) -> None:
-    choice = one(Part(text="a", finish_reason=reason, stop_reason=stop_reason))
-    assert (choice["finish_reason"], choice.get("stop_reason")) == (finish, told_beside)
-
-
-@pytest.mark.parametrize(
-    ("reason", "parallel", "finish", "num_calls"),
-    [("stop", True, "tool_calls", 2), ("length", True, "length", 2), ("length", False, "tool_calls", 1)],
-)
-def test_finish_reasons_with_calls(reason: str, parallel: bool, finish: str, num_calls: int) -> None:
-    choice = one(Part(text=CALLS, finish_reason=reason), tools=[TOOL], parallel_tool_calls=parallel)
-    assert (choice["finish_reason"], len(choice["message"]["tool_calls"])) == (finish, num_calls)
-
-
-def test_content_is_null_only_beside_calls() -> None:
-    assert one(Part(text=CALLS, finish_reason="stop"), tools=[TOOL])["message"]["content"] is None
-    assert one(Part(finish_reason="stop"))["message"]["content"] == ""
-
-
-def test_tags_are_text_without_tools() -> None:
-    message = one(Part(text=CALLS, finish_reason="stop"))["message"]
-    assert message == {"role": "assistant", "content": CALLS, "refusal": None}
-
-
-def test_fields_that_openai_requires_are_there() -> None:
-    choice = one(Part(text="a", finish_reason="stop"))
-    assert choice == {
-        "index": 0,
-        "message": {"role": "assistant", "content": "a", "refusal": None},
-        "logprobs": None,
-        "finish_reason": "stop",
+def test_finish_reasons():
+    table = {
+        ("stop", ""): ("stop", None),
+        ("stop", "END"): ("stop", "END"),
+        ("length", ""): ("length", None),
+        ("timeout", ""): ("length", "timeout"),
+        ("cancelled", ""): ("stop", "cancelled"),
     }
+    for (reason, stop_reason), told in table.items():
+        choice = one(Part(text="a", finish_reason=reason, stop_reason=stop_reason))
+        assert (choice["finish_reason"], choice.get("stop_reason")) == told
+    table = [("stop", True, "tool_calls", 2), ("length", True, "length", 2), ("length", False, "tool_calls", 1)]
+    for reason, parallel, finish, calls in table:
+        choice = one(Part(text=CALLS, finish_reason=reason), tools=[TOOL], parallel_tool_calls=parallel)
+        assert (choice["finish_reason"], len(choice["message"]["tool_calls"])) == (finish, calls)
 
 
-def test_prompt_logprobs_go_on_as_they_are() -> None:
+def test_an_answer_has_the_fields_that_openai_requires():
+    message = {"role": "assistant", "content": "a", "refusal": None}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
+    assert one(Part(text="a", finish_reason="stop")) == choice
+    assert one(Part(finish_reason="stop"))["message"] == {**message, "content": ""}
+    assert one(Part(text=CALLS, finish_reason="stop"))["message"] == {**message, "content": CALLS}
+    assert one(Part(text=CALLS, finish_reason="stop"), tools=[TOOL])["message"]["content"] is None
     assert one(Part(prompt_logprobs="[null]"), Part(finish_reason="stop"))["prompt_logprobs"] == [None]
 
 
-def test_usage_in_each_chunk() -> None:
+def test_usage_in_each_chunk():
     options = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
     request = read_chat_request({"messages": MESSAGES, **options})
     parts = [Part(text=text, num_input_tokens=5, num_output_tokens=1) for text in "ab"]
@@ -245,21 +207,17 @@ def test_usage_in_each_chunk() -> None:
     assert [chunk["usage"] and chunk["usage"]["completion_tokens"] for chunk in chunks] == [None, 1, 2, 2, 2]
 
 
-@pytest.mark.parametrize("usage", [True, False])
-def test_a_stream_has_the_usage_that_was_asked_for(usage: bool) -> None:
-    fields = {"stream": True, "stream_options": {"include_usage": usage}}
-    chunks = streamed(read_chat_request({"messages": MESSAGES, **fields}), [[Part(text="a", finish_reason="stop")]])
-    assert ("usage" in chunks[0], chunks[-1]["choices"] == []) == (usage, usage)
+def test_a_stream_has_the_usage_that_was_asked_for():
+    for usage in (True, False):
+        fields = {"stream": True, "stream_options": {"include_usage": usage}}
+        chunks = streamed(read_chat_request({"messages": MESSAGES, **fields}), [[Part(text="a", finish_reason="stop")]])
+        assert ("usage" in chunks[0], chunks[-1]["choices"] == []) == (usage, usage)
 
 
 # --- text completions -------------------------------------------------------------------------------------------------
 
 
-def completion(request: CompletionRequest, echoed: list[str]) -> CompletionAnswer:
-    return CompletionAnswer(request, IDENTITY, echoed)
-
-
-def tokens(*texts: str | None) -> str:
+def tokens(*texts):
     return json.dumps([text and {"1": {"logprob": -1.0, "decoded_token": text}} for text in texts])
 
 
@@ -271,13 +229,11 @@ def tokens(*texts: str | None) -> str:
     pieces=st.lists(st.sampled_from(["a", "bé ", "", "😀", '"']), min_size=1, max_size=6),
     data=st.data(),
 )
-def test_a_stream_of_completions_says_what_the_whole_says(
-    prompts: list[str], num_choices: int, echo: bool, pieces: list[str], data: st.DataObject
-) -> None:
+def test_a_stream_of_completions_says_what_the_whole_says(prompts, num_choices, echo, pieces, data):
     fields = {"prompt": prompts, "n": num_choices, "echo": echo, "logprobs": 1, "stream": True}
     request = read_completion_request({**fields, "stream_options": {"include_usage": True}})
     echoed = [prompt if echo else "" for prompt in prompts]
-    takers = completion(request, echoed), completion(request, echoed)
+    takers = CompletionAnswer(request, IDENTITY, echoed), CompletionAnswer(request, IDENTITY, echoed)
     queues = [
         [
             Part(
@@ -318,9 +274,9 @@ def test_a_stream_of_completions_says_what_the_whole_says(
             assert found["token_logprobs"][0] is None
 
 
-def test_a_first_token_that_is_not_in_the_text() -> None:
+def test_a_first_token_that_is_not_in_the_text():
     request = read_completion_request({"prompt": "Hi", "echo": True, "logprobs": 0, "max_tokens": 0})
-    answer = completion(request, ["Hi"])
+    answer = CompletionAnswer(request, IDENTITY, ["Hi"])
     answer.take(0, [Part(text="!", prompt_logprobs=tokens(None, "Hi"), logprobs=tokens("!"), finish_reason="length")])
     (choice,) = json.loads(answer.document())["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("Hi", "length")

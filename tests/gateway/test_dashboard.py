@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import msgspec
 import pytest
 from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from deepseek_triton_tools.gateway.app.gateway_metrics import CONTENT_TYPE, GatewayMetrics
 from deepseek_triton_tools.gateway.app.handled_request import HandledRequest
 from deepseek_triton_tools.gateway.app.page import page_routes
-from deepseek_triton_tools.gateway.fleet.fleet_member import FleetServer, State
+from deepseek_triton_tools.gateway.fleet.fleet_member import FleetServer
 from deepseek_triton_tools.gateway.fleet.routing import Load
 from support.asgi_server import serving_app
-from support.browser import CHROMIUM, Browser, Page
+from support.browser import CHROMIUM, Browser
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,7 +24,7 @@ REFUSAL = {"error": {"message": "Not this key."}}
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
 
 
-def server(url: str, state: State = "up", **more: Any) -> FleetServer:
+def server(url, state="up", **more):
     rest = {"reason": "", "own": Load(2, 300), "others": Load(1, 100), "failures": 0, "avoided": False}
     return FleetServer(url, state, **{**rest, "leaving": False, **more})
 
@@ -40,22 +36,22 @@ class WatchedGateway:
     key = ""
     refusal = 0
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._counted = GatewayMetrics()
-        self.models: dict[str, list[FleetServer]] = {}
+        self.models = {}
 
-    def _is_locked(self, request: Request) -> bool:
+    def _is_locked(self, request):
         return request.headers.get("authorization", "").removeprefix("Bearer ") != self.key
 
-    async def fleet(self, request: Request) -> Response:
+    async def fleet(self, request):
         status = self.refusal or (401 if self._is_locked(request) else 0)
         return JSONResponse(REFUSAL, status) if status else self._fleet()
 
-    def _fleet(self) -> Response:
+    def _fleet(self):
         models = [{"model": name, "servers": servers} for name, servers in self.models.items()]
         return Response(msgspec.json.encode({"models": models}))
 
-    async def metrics(self, request: Request) -> Response:
+    async def metrics(self, request):
         for status in (200, 200, 503):
             record = HandledRequest(
                 "r", "/v1/chat/completions", began_s=100.0, model='a } "b', status=status, stream=True
@@ -70,7 +66,7 @@ class WatchedGateway:
 
 
 @pytest.fixture
-def gateway() -> Iterator[WatchedGateway]:
+def gateway():
     gateway = WatchedGateway()
     routes = [*page_routes(), Route("/fleet", gateway.fleet), Route("/metrics", gateway.metrics)]
     with serving_app(Starlette(routes=routes)) as gateway.address:
@@ -78,19 +74,16 @@ def gateway() -> Iterator[WatchedGateway]:
 
 
 @pytest.fixture
-def page(gateway: WatchedGateway, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with (
-        Browser(tmp_path_factory.mktemp("profile")) as browser,
-        browser.page(f"{gateway.address}dashboard") as page,
-    ):
+def page(gateway, tmp_path_factory):
+    with Browser(tmp_path_factory.mktemp("profile")) as browser, browser.page(f"{gateway.address}dashboard") as page:
         yield page
 
 
-def tile(page: Page, title: str) -> str:
+def tile(page, title):
     return page.text(f"output[aria-label='{title}']")
 
 
-def test_servers_and_rates_are_shown(page: Page, gateway: WatchedGateway) -> None:
+def test_servers_and_rates_are_shown(page, gateway):
     gateway.models = {
         EVIL: [
             server("http://one:8000"),
@@ -121,7 +114,7 @@ def test_servers_and_rates_are_shown(page: Page, gateway: WatchedGateway) -> Non
     assert page.complaints() == []
 
 
-def test_a_gateway_with_keys_is_shown_to_whoever_may_see_it(page: Page, gateway: WatchedGateway) -> None:
+def test_a_gateway_with_keys_is_shown_to_whoever_may_see_it(page, gateway):
     gateway.key = "sk-1"
     gateway.models = {"tiny": [server("http://one:8000")]}
     page.wait("document.querySelector('#locked').checkVisibility()")
@@ -133,7 +126,7 @@ def test_a_gateway_with_keys_is_shown_to_whoever_may_see_it(page: Page, gateway:
     assert not page.run("document.querySelector('#locked').checkVisibility()")
 
 
-def test_a_key_that_may_not_see_the_servers_can_be_changed(page: Page, gateway: WatchedGateway) -> None:
+def test_a_key_that_may_not_see_the_servers_can_be_changed(page, gateway):
     gateway.refusal = 403
     page.wait("document.querySelector('#state').innerText === 'Not this key.'")
     assert page.run("document.querySelector('#locked').checkVisibility()")

@@ -1,24 +1,18 @@
 """A fleet over real sockets whose servers die, each of its own or of a request."""
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from multiprocessing.connection import Connection
-from pathlib import Path
 from threading import Barrier
-from typing import Any
 
 import httpx
 import pytest
 
 from deepseek_triton_tools.gateway.fleet import fleet_member
-from support.raw_triton import INFO, RawTriton, Script, Wire, answer, event, gateway_before, refusal
+from support.raw_triton import INFO, RawTriton, answer, event, gateway_before, refusal
 from support.waiting import PATIENCE_S, wait_for
 
 ANSWER = answer(event(text_output="Hello"), event(finish_reason="stop", num_output_tokens=1))
@@ -27,7 +21,7 @@ ENGINE_DIED = refusal(503, "[E_UNAVAILABLE] CUDA error: an illegal memory access
 
 
 @pytest.fixture
-def tritons() -> Iterator[list[RawTriton]]:
+def tritons():
     with ExitStack() as stack:
         tritons = [stack.enter_context(RawTriton().serving()) for _ in range(4)]
         for triton in tritons:
@@ -35,22 +29,21 @@ def tritons() -> Iterator[list[RawTriton]]:
         yield tritons
 
 
-def ask(address: str, prompt: str = "Hi", **fields: object) -> httpx.Response:
+def ask(address, prompt="Hi", **fields):
     return httpx.post(f"{address}/v1/completions", json={"prompt": prompt, **fields}, timeout=60)
 
 
-def servers(address: str) -> list[dict[str, Any]]:
+def servers(address):
     [model] = httpx.get(f"{address}/fleet").json()["models"]
-    found: list[dict[str, Any]] = model["servers"]
-    return found
+    return model["servers"]
 
 
-def num_up(address: str) -> int:
+def num_up(address):
     return sum(server["state"] == "up" for server in servers(address))
 
 
-def dying(triton: RawTriton, of: str = "poison") -> Script:
-    def die(wire: Wire) -> None:
+def dying(triton, of="poison"):
+    def die(wire):
         if of in str(triton.asked[-1]):
             triton.die()
             wire.close()
@@ -61,9 +54,7 @@ def dying(triton: RawTriton, of: str = "poison") -> Script:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_kills_servers_takes_two_at_most(
-    tritons: list[RawTriton], stream: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_request_that_kills_servers_takes_two_at_most(tritons, stream, caplog):
     for triton in tritons:
         triton.script = dying(triton)
     with gateway_before(*tritons) as address:
@@ -79,7 +70,7 @@ def test_a_request_that_kills_servers_takes_two_at_most(
         assert all(ask(address, f"question {number}").status_code == 200 for number in range(8))
 
 
-def test_a_request_that_kills_engines_takes_two_at_most(tritons: list[RawTriton]) -> None:
+def test_a_request_that_kills_engines_takes_two_at_most(tritons):
     for triton in tritons:
         triton.script = ENGINE_DIED
     with gateway_before(*tritons) as address:
@@ -87,7 +78,7 @@ def test_a_request_that_kills_engines_takes_two_at_most(tritons: list[RawTriton]
     assert sum(len(triton.asked) for triton in tritons) == 2
 
 
-def test_servers_that_are_being_stopped_have_not_died(tritons: list[RawTriton]) -> None:
+def test_servers_that_are_being_stopped_have_not_died(tritons):
     """A third one is asked. Each prompt has an order of servers of its own, and some have these two before it."""
     for stopping in tritons[:2]:
         stopping.script = STOPPING
@@ -100,7 +91,7 @@ def test_servers_that_are_being_stopped_have_not_died(tritons: list[RawTriton]) 
                 break
 
 
-def test_a_server_that_dies_loses_nothing_that_had_not_begun(tritons: list[RawTriton]) -> None:
+def test_a_server_that_dies_loses_nothing_that_had_not_begun(tritons):
     with gateway_before(*tritons) as address:
         for triton in tritons[:3]:
             triton.clear()
@@ -116,19 +107,19 @@ def test_a_server_that_dies_loses_nothing_that_had_not_begun(tritons: list[RawTr
 
 
 @pytest.fixture
-def pairs(tritons: list[RawTriton]) -> list[RawTriton]:
+def pairs(tritons):
     """The first two are for contexts."""
     for triton in tritons:
         triton.info = {**INFO, "fields": {"request_type": ""}}
     return tritons
 
 
-def requests(triton: RawTriton) -> list[dict[str, Any]]:
+def requests(triton):
     """Those that are no canaries."""
     return [request for request in triton.asked if not request["id"].startswith("canary-")]
 
 
-def test_a_request_is_refused_while_all_context_servers_are_full(pairs: list[RawTriton]) -> None:
+def test_a_request_is_refused_while_all_context_servers_are_full(pairs):
     full = refusal(503, "[E_OVERLOADED] 256 requests are waiting")
     for context in pairs[:2]:
         context.script = full
@@ -139,7 +130,7 @@ def test_a_request_is_refused_while_all_context_servers_are_full(pairs: list[Raw
     assert [len(requests(triton)) for triton in pairs] == [1, 1, 0, 0]
 
 
-def test_generation_servers_do_all_of_a_request_while_no_context_server_is_up(pairs: list[RawTriton]) -> None:
+def test_generation_servers_do_all_of_a_request_while_no_context_server_is_up(pairs):
     with gateway_before(*pairs[2:], contexts=tuple(pairs[:2])) as address:
         for context in pairs[:2]:
             context.die()
@@ -148,9 +139,7 @@ def test_generation_servers_do_all_of_a_request_while_no_context_server_is_up(pa
     assert all("request_type" not in request for triton in pairs[2:] for request in requests(triton))
 
 
-def test_a_request_that_kills_context_servers_kills_no_generation_server(
-    pairs: list[RawTriton], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_request_that_kills_context_servers_kills_no_generation_server(pairs, caplog):
     for triton in pairs:
         triton.script = dying(triton)
     with gateway_before(*pairs[2:], contexts=tuple(pairs[:2])) as address:
@@ -162,10 +151,10 @@ def test_a_request_that_kills_context_servers_kills_no_generation_server(
 # --- Servers that freeze ---
 
 
-def serve_until_told(pipe: Connection) -> None:
+def serve_until_told(pipe):
     """A server whose answers begin where the prompt says so, and never end. Tells its URL, and each request."""
 
-    def begin(wire: Wire) -> None:
+    def begin(wire):
         if "begin" in str(triton.asked[-1]):
             wire.head()
             wire.chunk(event(text_output="Hel"))
@@ -181,12 +170,12 @@ def serve_until_told(pipe: Connection) -> None:
 class FrozenTriton(RawTriton):
     """In a process of its own, which `freeze` stops. From then on checks wait for a short time only."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         super().__init__()
         self.monkeypatch = monkeypatch
 
     @contextmanager
-    def running(self) -> Iterator[FrozenTriton]:
+    def running(self):
         self.pipe, theirs = multiprocessing.get_context("spawn").Pipe()
         self.process = multiprocessing.get_context("spawn").Process(target=serve_until_told, args=(theirs,))
         self.process.start()
@@ -197,7 +186,7 @@ class FrozenTriton(RawTriton):
             self.process.kill()
             self.process.join()
 
-    def freeze(self) -> None:
+    def freeze(self):
         """With the request that it has got."""
         assert self.pipe.recv() == "asked"
         assert self.process.pid is not None
@@ -206,15 +195,13 @@ class FrozenTriton(RawTriton):
 
 
 @pytest.fixture
-def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[FrozenTriton]:
+def frozen(monkeypatch):
     monkeypatch.setattr(fleet_member, "CHECK_PERIOD_S", 0.1)
     with FrozenTriton(monkeypatch).running() as frozen:
         yield frozen
 
 
-def test_a_request_that_a_frozen_server_has_not_begun_goes_to_another(
-    frozen: FrozenTriton, tritons: list[RawTriton]
-) -> None:
+def test_a_request_that_a_frozen_server_has_not_begun_goes_to_another(frozen, tritons):
     with gateway_before(frozen, tritons[0]) as address, ThreadPoolExecutor(1) as pool:
         wait_for(lambda: num_up(address) == 2)
         for number in itertools.count():
@@ -227,7 +214,7 @@ def test_a_request_that_a_frozen_server_has_not_begun_goes_to_another(
         assert f"question {number}" in str(tritons[0].asked[-1])
 
 
-def test_a_stream_that_a_frozen_server_has_begun_ends_with_one_error(frozen: FrozenTriton) -> None:
+def test_a_stream_that_a_frozen_server_has_begun_ends_with_one_error(frozen):
     with gateway_before(frozen) as address:
         body = {"prompt": "begin", "stream": True}
         with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as response:
@@ -238,9 +225,7 @@ def test_a_stream_that_a_frozen_server_has_begun_ends_with_one_error(frozen: Fro
         assert '"code":"bad_gateway"' in error
 
 
-def test_a_frozen_server_that_has_left_the_list_is_watched_too(
-    frozen: FrozenTriton, tritons: list[RawTriton], tmp_path: Path
-) -> None:
+def test_a_frozen_server_that_has_left_the_list_is_watched_too(frozen, tritons, tmp_path):
     listed = tmp_path / "servers"
     listed.write_text(frozen.url)
     with gateway_before(urls=(f"file:{listed}",)) as address, ThreadPoolExecutor(1) as pool:
@@ -253,7 +238,7 @@ def test_a_frozen_server_that_has_left_the_list_is_watched_too(
         assert asking.result().json()["choices"][0]["text"] == "Hello"
 
 
-def in_pieces(triton: RawTriton, wire: Wire, turn: int) -> None:
+def in_pieces(triton, wire, turn):
     wire.head()
     for _ in range(fleet_member._SILENT_CHECKS + 2):
         wire.chunk(event(text_output="x"))
@@ -262,27 +247,25 @@ def in_pieces(triton: RawTriton, wire: Wire, turn: int) -> None:
     wire.chunk(b"")
 
 
-def whole_in_turn(triton: RawTriton, wire: Wire, turn: int) -> None:
+def whole_in_turn(triton, wire, turn):
     wait_for(lambda: triton.num_unanswered >= turn)
     answer(event(text_output="xxxxx"), event(finish_reason="stop"))(wire)
 
 
 @pytest.mark.parametrize("script", [in_pieces, whole_in_turn])
-def test_an_answer_that_comes_tells_that_the_server_is_not_frozen(
-    tritons: list[RawTriton], monkeypatch: pytest.MonkeyPatch, script: Callable[[RawTriton, Wire, int], None]
-) -> None:
+def test_an_answer_that_comes_tells_that_the_server_is_not_frozen(tritons, monkeypatch, script):
     """Its checks stay without an answer, as those of a server with too much to do."""
     monkeypatch.setattr(fleet_member, "CHECK_PERIOD_S", 0.1)
     num_requests = fleet_member._SILENT_CHECKS + 2
     [triton, *_] = tritons
 
-    def be_deaf() -> None:
+    def be_deaf():
         triton.deaf = True
         monkeypatch.setattr(fleet_member, "_ANSWER_S", 0.2)
 
     all_asked = Barrier(num_requests, be_deaf, PATIENCE_S)
 
-    def slowly(wire: Wire) -> None:
+    def slowly(wire):
         script(triton, wire, all_asked.wait() + 1)
 
     triton.script = slowly

@@ -1,14 +1,10 @@
 """A fleet that is the addresses of a DNS name, over real sockets: servers come and go while requests run."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import socket
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 
@@ -16,7 +12,7 @@ from deepseek_triton_tools.gateway.fleet.fleet import Fleet
 from deepseek_triton_tools.gateway.fleet.server_sources import parse_source
 from deepseek_triton_tools.gateway.triton.call import Call
 from deepseek_triton_tools.gateway.triton.triton_server import TritonServer
-from support.raw_triton import RawTriton, Wire, event
+from support.raw_triton import RawTriton, event
 from support.waiting import PATIENCE_S
 
 NAME = "servers.test"
@@ -26,11 +22,11 @@ HOSTS = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
 class NameServer:
     """Answers for NAME in place of the machine's resolver."""
 
-    def __init__(self) -> None:
-        self.hosts: list[str] = []
+    def __init__(self):
+        self.hosts = []
         self._others = socket.getaddrinfo
 
-    def getaddrinfo(self, host: str, port: int, *args: Any, **named: Any) -> Any:
+    def getaddrinfo(self, host, port, *args, **named):
         if host != NAME:
             return self._others(host, port, *args, **named)
         if not self.hosts:
@@ -39,17 +35,17 @@ class NameServer:
 
 
 @pytest.fixture
-def names(monkeypatch: pytest.MonkeyPatch) -> NameServer:
+def names(monkeypatch):
     names = NameServer()
     monkeypatch.setattr(socket, "getaddrinfo", names.getaddrinfo)
     return names
 
 
 @pytest.fixture
-def tritons() -> Iterator[dict[str, RawTriton]]:
+def tritons():
     """One on each address, all on the same port."""
 
-    def answer(wire: Wire) -> None:
+    def answer(wire):
         wire.head()
         wire.chunk(event(text_output="Hel"))
         threading.Event().wait(0.02)  # so that some run whenever the name changes
@@ -57,7 +53,7 @@ def tritons() -> Iterator[dict[str, RawTriton]]:
         wire.chunk(b"")
 
     with ExitStack() as stack:
-        tritons: dict[str, RawTriton] = {}
+        tritons = {}
         port = 0
         for host in HOSTS:
             tritons[host] = stack.enter_context(RawTriton().serving(host, port))
@@ -66,28 +62,26 @@ def tritons() -> Iterator[dict[str, RawTriton]]:
         yield tritons
 
 
-async def until(holds: Callable[[], object]) -> None:
+async def until(holds):
     while not holds():
         await asyncio.sleep(0.005)
 
 
-def test_servers_join_and_leave_the_name_and_no_request_is_lost(
-    names: NameServer, tritons: dict[str, RawTriton]
-) -> None:
+def test_servers_join_and_leave_the_name_and_no_request_is_lost(names, tritons):
     port = tritons[HOSTS[0]].url.rpartition(":")[2]
     source = parse_source(f"dns+http://{NAME}:{port}")
     source.period_s = 0.02
-    texts: list[str] = []
+    texts = []
     is_over = False
 
-    async def ask_again_and_again(fleet: Fleet, client: int) -> None:
+    async def ask_again_and_again(fleet, client):
         for number in itertools.count():
             if is_over:
                 return
             call = Call({"text_input": "Hi"}, f"{client}-{number}", affinity=f"{client}-{number}".encode())
             texts.append("".join([part.text async for parts in fleet.generate(call) for part in parts]))
 
-    async def body() -> None:
+    async def body():
         nonlocal is_over
         names.hosts = HOSTS[:1]
         fleet = Fleet([source], "tensorrt_llm", connect=lambda url: TritonServer(url, "tensorrt_llm"))

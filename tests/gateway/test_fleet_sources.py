@@ -1,11 +1,8 @@
 """Lists of servers: what may be written, and what is found while files and names change."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
-from pathlib import Path
-from typing import Any
+from contextlib import suppress
 
 import pytest
 
@@ -13,7 +10,6 @@ from deepseek_triton_tools.gateway.fleet.server_sources import (
     DnsSource,
     FileSource,
     ServerAddress,
-    ServerSource,
     SourceError,
     UrlSource,
     parse_address,
@@ -23,49 +19,32 @@ from deepseek_triton_tools.gateway.fleet.server_sources import (
 GOOD = "http://a:8000\nhttp://b:8000\n"
 
 
-def read(source: ServerSource) -> list[str]:
+def read(source):
     return [address.url for address in asyncio.run(source.read())]
 
 
-@pytest.mark.parametrize(
-    ("text", "url", "metrics_port"),
-    [
-        ("http://a:8000", "http://a:8000", None),
-        ("http://a", "http://a:8000", None),
-        ("HTTP://A:8000/", "http://a:8000", None),
-        ("https://a:443/triton/", "https://a:443/triton", None),
-        ("http://[::1]:8000", "http://[::1]:8000", None),
-        ("http://a:18000#metrics=18002", "http://a:18000", 18002),
-    ],
-)
-def test_an_address(text: str, url: str, metrics_port: int | None) -> None:
-    assert parse_address(text) == ServerAddress(url, metrics_port)
+def test_an_address():
+    table = {
+        "http://a:8000": ("http://a:8000", None),
+        "http://a": ("http://a:8000", None),
+        "HTTP://A:8000/": ("http://a:8000", None),
+        "https://a:443/triton/": ("https://a:443/triton", None),
+        "http://[::1]:8000": ("http://[::1]:8000", None),
+        "http://a:18000#metrics=18002": ("http://a:18000", 18002),
+    }
+    assert {text: parse_address(text) for text in table} == {text: ServerAddress(*of) for text, of in table.items()}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "a:8000",
-        "grpc://a:8001",
-        "http://",
-        "http://a:port",
-        "http://a:99999",
-        "http://me:secret@a:8000",
-        "http://a:8000?x=1",
-        "http://a:8000#8002",
-        "http://a:8000#metrics=",
-        "http://a\n:8000",
-        "dns+https://a:443",
-        "dns+a:8000",
-    ],
-)
-def test_what_is_no_source(text: str) -> None:
-    with pytest.raises(SourceError, match="expected"):
-        parse_source(text)
+def test_what_is_no_source():
+    wrong = ["", "a:8000", "grpc://a:8001", "http://", "http://a:port", "http://a:99999", "http://me:secret@a:8000"]
+    wrong += ["http://a:8000?x=1", "http://a:8000#8002", "http://a:8000#metrics=", "http://a\n:8000"]
+    for text in (*wrong, "dns+https://a:443", "dns+a:8000"):
+        with pytest.raises(SourceError, match="expected") as caught:
+            parse_source(text)
+        assert "secret" not in str(caught.value)
 
 
-def test_each_kind_of_source(tmp_path: Path) -> None:
+def test_each_kind_of_source(tmp_path):
     kinds = [type(parse_source(text)) for text in ("http://a", "dns+http://a:8000", f"file:{tmp_path}")]
     assert kinds == [UrlSource, DnsSource, FileSource]
 
@@ -73,51 +52,43 @@ def test_each_kind_of_source(tmp_path: Path) -> None:
 # --- Names ---
 
 
-def test_each_address_of_a_name_is_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lookup(host: str, port: int, *_: Any, **__: Any) -> list[Any]:
-        assert (host, port) == ("pods.example", 8000)
-        addresses: list[Any] = [("10.0.0.2", port), ("10.0.0.1", port), ("10.0.0.2", port), ("fd00::1", port, 0, 0)]
+def test_each_address_of_a_name_is_a_server(monkeypatch):
+    assert "http://127.0.0.1:8123" in read(parse_source("dns+http://localhost:8123"))
+
+    def lookup(host, port, *_, **__):
+        if host != "pods.example":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        addresses = [("10.0.0.2", port), ("10.0.0.1", port), ("10.0.0.2", port), ("fd00::1", port, 0, 0)]
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address) for address in addresses]
 
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
     found = read(parse_source("dns+http://pods.example:8000"))
     assert found == ["http://10.0.0.1:8000", "http://10.0.0.2:8000", "http://[fd00::1]:8000"]
-
-
-def test_localhost_is_looked_up_for_real() -> None:
-    assert "http://127.0.0.1:8123" in read(parse_source("dns+http://localhost:8123"))
-
-
-def test_a_name_without_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lookup(*_: Any, **__: Any) -> list[Any]:
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", lookup)
-    with pytest.raises(SourceError, match=r"pods.example.*Name or service not known"):
-        read(parse_source("dns+http://pods.example:8000"))
+    with pytest.raises(SourceError, match=r"nothing.example.*Name or service not known"):
+        read(parse_source("dns+http://nothing.example:8000"))
 
 
 # --- Files ---
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     path = tmp_path / "servers"
     path.write_text(GOOD)
     return path
 
 
 @pytest.fixture
-def source(path: Path) -> ServerSource:
+def source(path):
     return parse_source(f"file:{path}")
 
 
-def test_comments_and_blank_lines(path: Path, source: ServerSource) -> None:
+def test_comments_and_blank_lines(path, source):
     path.write_text("# ours\n\nhttp://a#metrics=9002  # the old one\n  http://b:8000  \n#http://c\n")
     assert asyncio.run(source.read()) == [ServerAddress("http://a:8000", 9002), ServerAddress("http://b:8000")]
 
 
-def test_a_new_list_counts_when_it_has_been_seen_twice(path: Path, source: ServerSource) -> None:
+def test_a_new_list_counts_when_it_has_been_seen_twice(path, source):
     assert read(source) == ["http://a:8000", "http://b:8000"]
     path.write_text("http://a:80")
     assert read(source) == ["http://a:8000", "http://b:8000"]
@@ -127,38 +98,28 @@ def test_a_new_list_counts_when_it_has_been_seen_twice(path: Path, source: Serve
 
 
 @pytest.mark.parametrize("content", [b"", b"# nobody\n", b"http://a:8000\nnonsense\n", b"\xff\xfe"])
-def test_a_bad_file_is_said_and_the_next_good_one_is_taken(path: Path, source: ServerSource, content: bytes) -> None:
+def test_a_bad_file_is_said_and_the_next_good_one_is_taken(path, source, content):
     read(source)
     path.write_bytes(content)
-    for _ in range(2):
-        try:
-            read(source)
-        except SourceError as error:
-            assert str(path) in str(error)  # noqa: PT017
-    with pytest.raises(SourceError):
+    with suppress(SourceError):
         read(source)
+    with pytest.raises(SourceError) as caught:
+        read(source)
+    assert str(path) in str(caught.value)
     path.write_text("http://c:8000\n")
-    for _ in range(2):
-        found = read(source)
-    assert found == ["http://c:8000"]
+    assert [read(source) for _ in range(2)][1] == ["http://c:8000"]
 
 
-def test_the_wrong_line_is_named(path: Path) -> None:
+def test_the_wrong_line_is_named(path):
     path.write_text("http://a:8000\nnonsense\nhttp://b:8000?x\n")
     with pytest.raises(SourceError, match=r"line 2: .*'nonsense'.*line 3: .*b:8000\?x"):
         read(parse_source(f"file:{path}"))
 
 
-def test_a_file_that_is_not_there_yet(path: Path) -> None:
+def test_a_file_that_is_not_there_yet(path):
     path.unlink()
     source = parse_source(f"file:{path}")
     with pytest.raises(SourceError, match="can't be read"):
         read(source)
     path.write_text(GOOD)
     assert read(source) == ["http://a:8000", "http://b:8000"]
-
-
-def test_a_password_is_not_repeated() -> None:
-    with pytest.raises(SourceError) as caught:
-        parse_source("http://me:secret@a:8000")
-    assert "secret" not in str(caught.value)

@@ -1,7 +1,5 @@
 """`deepseek-triton gateway`: its options, its file, and the settings they make."""
 
-from __future__ import annotations
-
 import re
 import socket
 import subprocess
@@ -20,7 +18,7 @@ from deepseek_triton_tools.tool_errors import ToolError
 SERVER = ["--server", "http://node1:8000"]
 
 
-def settings(*words: str) -> GatewaySettings:
+def settings(*words):
     return settings_of(program_parser(["gateway"]).parse_args(["gateway", *words]))
 
 
@@ -84,68 +82,70 @@ def test_the_file_has_the_same_words_and_the_command_line_wins(tmp_path):
     assert (given.metrics_need_key, given.cors_origins) == (True, ("https://chat.example.com",))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("prot: 9000", r"there is no option 'prot'; did you mean port\?"),
-        ("--port: 9000", r"there is no option '--port'; did you mean port\?"),
-        ("new-key: ann", "there is no option 'new-key'"),
-        ("1: 2", "there is no option 1"),
-        ("port: 99999", "port: expected a number from 1 to 65535, got '99999'"),
-        ("port: true", "port: expected text or a number, got true or false"),
-        ("port:", "port: expected text or a number, got nothing"),
-        ("host: [a, b]", "host: expected text or a number"),
-        ("metrics-need-key: 1", "metrics-need-key: expected true or false, got 1"),
-        ("reasoning-field: thoughts", "reasoning-field: expected reasoning_content or reasoning, got 'thoughts'"),
-        ("- port", "expected lines of OPTION: VALUE"),
-        ("", "expected lines of OPTION: VALUE"),
-        ("a: b: c", 'mapping values are not allowed here in ".*gateway.yaml", line 1'),
-        ("server: 'http://a\x01'", "special characters are not allowed"),
-    ],
-)
-def test_a_wrong_file_is_refused(tmp_path, text, message):
-    (tmp_path / "gateway.yaml").write_text(text)
-    with pytest.raises(ToolError, match=message) as refused:
-        settings(*SERVER, "--config", str(tmp_path / "gateway.yaml"))
-    assert refused.value.exit_code == 2
-    assert "\n" not in str(refused.value)
+WRONG_FILES = [
+    ("prot: 9000", r"there is no option 'prot'; did you mean port\?"),
+    ("--port: 9000", r"there is no option '--port'; did you mean port\?"),
+    ("new-key: ann", "there is no option 'new-key'"),
+    ("1: 2", "there is no option 1"),
+    ("port: 99999", "port: expected a number from 1 to 65535, got '99999'"),
+    ("port: true", "port: expected text or a number, got true or false"),
+    ("port:", "port: expected text or a number, got nothing"),
+    ("host: [a, b]", "host: expected text or a number"),
+    ("metrics-need-key: 1", "metrics-need-key: expected true or false, got 1"),
+    ("reasoning-field: thoughts", "reasoning-field: expected reasoning_content or reasoning, got 'thoughts'"),
+    ("- port", "expected lines of OPTION: VALUE"),
+    ("", "expected lines of OPTION: VALUE"),
+    ("a: b: c", 'mapping values are not allowed here in ".*gateway.yaml", line 1'),
+    ("server: 'http://a\x01'", "special characters are not allowed"),
+]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "expected --server URL or --model NAME=URL"),
-        (["--server", "localhost:8000"], "--server: expected http://HOST:PORT"),
-        (["--model", "http://a:8000/x=1"], "--model: expected NAME=URL"),
-        (["--model", "r1="], "--model: expected NAME=URL"),
-        (["--model", "r1=http://a:1,"], "--model: expected http://HOST:PORT"),
-        ([*SERVER, "--keys", "missing"], "--keys missing: No such file or directory"),
-        ([*SERVER, "--keys", "empty"], "empty: it is empty"),
-        ([*SERVER, "--config", "missing"], "missing: No such file or directory"),
-        ([*SERVER, "--cors-origin", "https://a/b"], "--cors-origin: expected https://HOST, without a path"),
-        ([*SERVER, "--cors-origin", "a.example.com"], "--cors-origin: expected https://HOST"),
-        ([*SERVER, "--tls-key", "empty"], "--tls-key: expected --tls-certificate too"),
-        ([*SERVER, "--tls-certificate", "empty"], "--tls-certificate empty: .*expected PEM, and its key"),
-        ([*SERVER, "--upstream-ca", "empty"], "--upstream-ca empty: .*expected certificates as PEM"),
-        ([*SERVER, "--access-log", "no/log"], "--access-log no/log: No such file or directory"),
-        ([*SERVER, "--traces", "localhost:4318"], "--traces: expected a URL such as http://localhost:4318"),
-        ([*SERVER, "--upstream-header", "secret"], "--upstream-header: expected NAME=VALUE or NAME=@FILE"),
-        ([*SERVER, "--upstream-header", "a b=secret"], "--upstream-header: expected NAME=VALUE"),
-        ([*SERVER, "--upstream-header", "Host=secret"], "Host is the gateway's own to set"),
-        ([*SERVER, "--upstream-header", "a=sécret"], "a: expected a value of printable ASCII on one line"),
-        ([*SERVER, "--upstream-header", "a=secret\nb"], "a: expected a value of printable ASCII on one line"),
-        ([*SERVER, "--upstream-header", "a=@missing"], "--upstream-header a: missing: No such file"),
-        ([*SERVER, "--upstream-header", "a=@empty"], "a: expected a value of printable ASCII on one line"),
-        (["--server", "x", "--keys", "empty"], "expected http://HOST:PORT.*; --keys empty: it is empty"),
-    ],
-)
-def test_what_would_not_work_is_refused_without_the_secrets(tmp_path, monkeypatch, words, message):
+def test_a_wrong_file_is_refused(tmp_path, subtests):
+    for text, message in WRONG_FILES:
+        with subtests.test(text=text):
+            (tmp_path / "gateway.yaml").write_text(text)
+            with pytest.raises(ToolError, match=message) as refused:
+                settings(*SERVER, "--config", str(tmp_path / "gateway.yaml"))
+            assert refused.value.exit_code == 2
+            assert "\n" not in str(refused.value)
+
+
+WRONG_WORDS = [
+    ([], "expected --server URL or --model NAME=URL"),
+    (["--server", "localhost:8000"], "--server: expected http://HOST:PORT"),
+    (["--model", "http://a:8000/x=1"], "--model: expected NAME=URL"),
+    (["--model", "r1="], "--model: expected NAME=URL"),
+    (["--model", "r1=http://a:1,"], "--model: expected http://HOST:PORT"),
+    ([*SERVER, "--keys", "missing"], "--keys missing: No such file or directory"),
+    ([*SERVER, "--keys", "empty"], "empty: it is empty"),
+    ([*SERVER, "--config", "missing"], "missing: No such file or directory"),
+    ([*SERVER, "--cors-origin", "https://a/b"], "--cors-origin: expected https://HOST, without a path"),
+    ([*SERVER, "--cors-origin", "a.example.com"], "--cors-origin: expected https://HOST"),
+    ([*SERVER, "--tls-key", "empty"], "--tls-key: expected --tls-certificate too"),
+    ([*SERVER, "--tls-certificate", "empty"], "--tls-certificate empty: .*expected PEM, and its key"),
+    ([*SERVER, "--upstream-ca", "empty"], "--upstream-ca empty: .*expected certificates as PEM"),
+    ([*SERVER, "--access-log", "no/log"], "--access-log no/log: No such file or directory"),
+    ([*SERVER, "--traces", "localhost:4318"], "--traces: expected a URL such as http://localhost:4318"),
+    ([*SERVER, "--upstream-header", "secret"], "--upstream-header: expected NAME=VALUE or NAME=@FILE"),
+    ([*SERVER, "--upstream-header", "a b=secret"], "--upstream-header: expected NAME=VALUE"),
+    ([*SERVER, "--upstream-header", "Host=secret"], "Host is the gateway's own to set"),
+    ([*SERVER, "--upstream-header", "a=sécret"], "a: expected a value of printable ASCII on one line"),
+    ([*SERVER, "--upstream-header", "a=secret\nb"], "a: expected a value of printable ASCII on one line"),
+    ([*SERVER, "--upstream-header", "a=@missing"], "--upstream-header a: missing: No such file"),
+    ([*SERVER, "--upstream-header", "a=@empty"], "a: expected a value of printable ASCII on one line"),
+    (["--server", "x", "--keys", "empty"], "expected http://HOST:PORT.*; --keys empty: it is empty"),
+]
+
+
+def test_what_would_not_work_is_refused_without_the_secrets(tmp_path, monkeypatch, subtests):
     monkeypatch.chdir(tmp_path)
     Path("empty").touch()
-    with pytest.raises(ToolError, match=message) as refused:
-        settings(*words)
-    assert refused.value.exit_code == 2
-    assert not re.search("s[eé]cret", str(refused.value))
+    for words, message in WRONG_WORDS:
+        with subtests.test(words=words):
+            with pytest.raises(ToolError, match=message) as refused:
+                settings(*words)
+            assert refused.value.exit_code == 2
+            assert not re.search("s[eé]cret", str(refused.value))
 
 
 def test_a_new_key_is_printed_with_its_line(capsys):

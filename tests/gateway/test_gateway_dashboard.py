@@ -1,7 +1,5 @@
 """The gateway's Grafana dashboard shows every metric of the gateway, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -23,7 +21,7 @@ FAMILY_OF = {
 }
 
 
-def names_in(expression: str) -> list[str]:
+def names_in(expression):
     return re.findall(rf"\b{PREFIX}\w+", expression)
 
 

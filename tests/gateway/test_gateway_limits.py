@@ -1,11 +1,6 @@
 """What a key's limits count, over real sockets: answers that are left before their end, and several answers at once."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -13,7 +8,7 @@ import pytest
 from deepseek_triton_tools.gateway.guard import rate_table
 from deepseek_triton_tools.gateway.guard.api_keys import new_key
 from support.leaving_client import leaving
-from support.raw_triton import RawTriton, Wire, answer, event, gateway_before
+from support.raw_triton import RawTriton, answer, event, gateway_before
 from support.waiting import wait_for
 
 LIMIT = 60_000
@@ -23,13 +18,13 @@ LAST = event(finish_reason="stop", num_input_tokens=3, num_output_tokens=2)
 
 
 @pytest.fixture
-def triton() -> Iterator[RawTriton]:
+def triton():
     with RawTriton().serving() as triton:
         yield triton
 
 
 @pytest.fixture
-def client(triton: RawTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
+def client(triton, tmp_path, monkeypatch):
     """Of a key whose budget is not refilled in any time that a test may take."""
     monkeypatch.setattr(rate_table, "_MINUTE_S", 1e9)
     key, line = new_key("ann")
@@ -41,7 +36,7 @@ def client(triton: RawTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         yield client
 
 
-def leave(client: httpx.Client, triton: RawTriton, path: str, body: dict[str, Any], until: bytes) -> int:
+def leave(client, triton, path, body, until):
     """Ask, and close the connection when these bytes have come. Returns how many tokens the key has lost by it."""
     headers = {"Authorization": client.headers["authorization"]}
     with leaving(f"{client.base_url}".rstrip("/") + path, body, until=until, headers=headers):
@@ -50,7 +45,7 @@ def leave(client: httpx.Client, triton: RawTriton, path: str, body: dict[str, An
     return used(client, triton)
 
 
-def used(client: httpx.Client, triton: RawTriton) -> int:
+def used(client, triton):
     triton.script = answer(event(output_ids=[1]))
     asked = client.post("/tokenize", json={"prompt": "Hi"})
     return LIMIT - int(asked.headers["x-ratelimit-remaining-tokens"])
@@ -64,10 +59,8 @@ def used(client: httpx.Client, triton: RawTriton) -> int:
         ("/v1/responses", {"input": PROMPT}),
     ],
 )
-def test_a_stream_that_is_left_is_charged_as_far_as_it_came(
-    client: httpx.Client, triton: RawTriton, path: str, prompt: dict[str, Any]
-) -> None:
-    def long_answer(wire: Wire) -> None:
+def test_a_stream_that_is_left_is_charged_as_far_as_it_came(client, triton, path, prompt):
+    def long_answer(wire):
         wire.head()
         counts = {name: 20_000 for name in ("num_output_tokens",) if triton.asked[0].get(f"return_{name}")}
         wire.chunk(event(text_output="Hello", **counts))
@@ -79,8 +72,8 @@ def test_a_stream_that_is_left_is_charged_as_far_as_it_came(
     assert 40_000 <= lost < 40_200
 
 
-def test_an_answer_that_nobody_waits_for_is_charged_with_its_prompt(client: httpx.Client, triton: RawTriton) -> None:
-    def silent(wire: Wire) -> None:
+def test_an_answer_that_nobody_waits_for_is_charged_with_its_prompt(client, triton):
+    def silent(wire):
         wire.wait_for_stop()
         answer(event(error="[E_CANCELLED] the client had gone"))(wire)
 
@@ -89,14 +82,14 @@ def test_an_answer_that_nobody_waits_for_is_charged_with_its_prompt(client: http
     assert 20_000 <= lost < 20_200
 
 
-def test_a_request_that_the_server_refuses_is_free(client: httpx.Client, triton: RawTriton) -> None:
+def test_a_request_that_the_server_refuses_is_free(client, triton):
     triton.script = answer(event(error="[E_OVERLOADED] the queue is full"))
     assert client.post("/v1/completions", json={"prompt": PROMPT}).status_code == 429
     assert used(client, triton) < 100
 
 
-def test_prompts_that_ran_beside_one_that_is_refused_are_charged(client: httpx.Client, triton: RawTriton) -> None:
-    def bad_one_last(wire: Wire) -> None:
+def test_prompts_that_ran_beside_one_that_is_refused_are_charged(client, triton):
+    def bad_one_last(wire):
         if next(asked for asked in triton.asked if asked["id"] == wire.request_id)["text_input"] == "bad":
             wait_for(lambda: len(triton.asked) == 3)
             answer(event(error="[E_INVALID_ARGUMENT] text_input: bad"))(wire)
@@ -110,14 +103,14 @@ def test_prompts_that_ran_beside_one_that_is_refused_are_charged(client: httpx.C
     assert 40_000 <= used(client, triton) < 40_200
 
 
-def test_answers_that_lost_against_the_best_are_charged(client: httpx.Client, triton: RawTriton) -> None:
+def test_answers_that_lost_against_the_best_are_charged(client, triton):
     triton.script = answer(event(text_output="x", finish_reason="stop", num_input_tokens=3, num_output_tokens=1000))
     asked = client.post("/v1/completions", json={"prompt": "Hi", "best_of": 40, "n": 1})
     assert asked.json()["usage"]["completion_tokens"] == 1000
     assert 40_000 <= used(client, triton) < 40_200
 
 
-def test_every_answer_of_several_is_reserved(client: httpx.Client, triton: RawTriton) -> None:
+def test_every_answer_of_several_is_reserved(client, triton):
     triton.script = answer(*(event(sequence_index=number, finish_reason="stop") for number in range(3)))
     asked = client.post("/v1/completions", json={"prompt": "Hi", "n": 3, "max_tokens": 10_000})
     assert LIMIT - int(asked.headers["x-ratelimit-remaining-tokens"]) > 30_000

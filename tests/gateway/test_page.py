@@ -8,20 +8,18 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 import pytest
 from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from deepseek_triton_tools.gateway.app.page import page_routes
 from support.asgi_server import serving_app
-from support.browser import CHROMIUM, Browser, Page
+from support.browser import CHROMIUM, Browser
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,21 +32,21 @@ DONE = b"data: [DONE]\n\n"
 """The end of a stream."""
 
 
-def chunk(finish_reason: str | None = None, **delta: Any) -> bytes:
+def chunk(finish_reason=None, **delta):
     choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
     return f"data: {json.dumps({'choices': [choice]}, ensure_ascii=False)}\n\n".encode()
 
 
-def called(index: int, name: str, arguments: str) -> bytes:
+def called(index, name, arguments):
     function = {"name": name, "arguments": arguments}
     return chunk(tool_calls=[{"index": index, "id": f"call_{index}", "type": "function", "function": function}])
 
 
-def usage(**counts: Any) -> bytes:
+def usage(**counts):
     return f"data: {json.dumps({'choices': [], 'usage': counts})}\n\n".encode()
 
 
-def said(text: str) -> list[bytes]:
+def said(text):
     return [chunk(content=text), chunk("stop"), usage(prompt_tokens=3, completion_tokens=5), DONE]
 
 
@@ -69,18 +67,18 @@ class ScriptedGateway:
     left: threading.Event = field(default_factory=threading.Event)
     go_on: threading.Event = field(default_factory=threading.Event)
 
-    async def list_models(self, request: Request) -> Response:
+    async def list_models(self, request):
         if isinstance(self.models, Response):
             return self.models
         return JSONResponse({"object": "list", "data": self.models})
 
-    async def chat(self, request: Request) -> Response:
+    async def chat(self, request):
         self.requests.append(await request.json())
         self.keys.append(request.headers.get("authorization"))
         answer = self.answers.pop(0)
         return answer if isinstance(answer, Response) else StreamingResponse(self._stream(answer))
 
-    async def _stream(self, pieces: list[bytes | None]) -> Any:
+    async def _stream(self, pieces):
         try:
             for piece in pieces:
                 if piece is None:
@@ -95,7 +93,7 @@ class ScriptedGateway:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[ScriptedGateway]:
+def served():
     gateway = ScriptedGateway()
     routes = [
         *page_routes(),
@@ -107,7 +105,7 @@ def served() -> Iterator[ScriptedGateway]:
 
 
 @pytest.fixture
-def gateway(served: ScriptedGateway) -> ScriptedGateway:
+def gateway(served):
     fresh = ScriptedGateway()
     for name in ("models", "answers", "requests", "keys", "left", "go_on"):
         setattr(served, name, getattr(fresh, name))
@@ -115,19 +113,19 @@ def gateway(served: ScriptedGateway) -> ScriptedGateway:
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def browser(tmp_path_factory):
     with Browser(tmp_path_factory.mktemp("profile")) as browser:
         yield browser
 
 
 @pytest.fixture
-def page(browser: Browser, gateway: ScriptedGateway) -> Iterator[Page]:
+def page(browser, gateway):
     with browser.page(gateway.address) as page:
         page.wait("document.querySelector('#model').value")
         yield page
 
 
-def send(page: Page, text: str) -> None:
+def send(page, text):
     """Type it, and wait for all of the answer."""
     answers = page.run("document.querySelectorAll('.figures').length")
     page.write("#question", text)
@@ -135,13 +133,13 @@ def send(page: Page, text: str) -> None:
     page.wait(f"document.querySelectorAll('.figures').length > {answers} && document.querySelector('#stop').hidden")
 
 
-def lines(page: Page, selector: str) -> list[str]:
+def lines(page, selector):
     """What each such element shows."""
     found = page.run(f"[...document.querySelectorAll({json.dumps(selector)})].map((one) => one.innerText)")
     return [str(text) for text in found]
 
 
-def test_an_answer_is_put_together_however_the_stream_is_cut(page: Page, gateway: ScriptedGateway) -> None:
+def test_an_answer_is_put_together_however_the_stream_is_cut(page, gateway):
     text = "Ein Käse für 3 €: 🧀, and **bold** text.\n\nA second paragraph."
     parts = [chunk(role="assistant", content=""), chunk(reasoning_content="Käse? "), chunk(reasoning="🧀!")]
     whole = b": keep-alive\n\n" + b"".join([*parts, *(chunk(content=letter) for letter in text)])
@@ -155,7 +153,7 @@ def test_an_answer_is_put_together_however_the_stream_is_cut(page: Page, gateway
     assert page.complaints() == []
 
 
-def test_the_pace_is_told_of_an_answer_that_takes_its_time(page: Page, gateway: ScriptedGateway) -> None:
+def test_the_pace_is_told_of_an_answer_that_takes_its_time(page, gateway):
     gateway.answers += [[chunk(content="One, "), None, *said("two.")], said("One, two.")]
     page.write("#question", "Count.")
     page.press("Enter")
@@ -168,7 +166,7 @@ def test_the_pace_is_told_of_an_answer_that_takes_its_time(page: Page, gateway: 
     assert "tokens/s" not in lines(page, ".figures")[1], "one piece has no pace"
 
 
-def test_thinking_is_open_while_it_lasts_and_then_folded(page: Page, gateway: ScriptedGateway) -> None:
+def test_thinking_is_open_while_it_lasts_and_then_folded(page, gateway):
     gateway.answers.append([chunk(reasoning_content="Let me think."), None])
     page.write("#question", "Why?")
     page.press("Enter")
@@ -192,7 +190,7 @@ def test_thinking_is_open_while_it_lasts_and_then_folded(page: Page, gateway: Sc
     assert [message["role"] for message in gateway.requests[1]["messages"]] == ["user"]
 
 
-def test_the_button_stops_an_answer_and_its_text_stays(page: Page, gateway: ScriptedGateway) -> None:
+def test_the_button_stops_an_answer_and_its_text_stays(page, gateway):
     gateway.answers += [[chunk(content="Once upon a time"), None], said("there was a model.")]
     page.write("#question", "A story.")
     page.press("Enter")
@@ -207,7 +205,7 @@ def test_the_button_stops_an_answer_and_its_text_stays(page: Page, gateway: Scri
     ]  # fmt: skip
 
 
-def test_nobodys_text_becomes_html(page: Page, gateway: ScriptedGateway, browser: Browser) -> None:
+def test_nobodys_text_becomes_html(page, gateway, browser):
     """The model's wherever Markdown makes elements of it, the user's, a tool's, an error's, a model's name."""
     text = (
         f"{EVIL}\n\n# {EVIL}\n\n- **{EVIL}**\n\n> {EVIL}\n\n| {EVIL} |\n| --- |\n| {EVIL} |\n\n```{EVIL}\n{EVIL}\n```"
@@ -267,7 +265,7 @@ after
 open"""
 
 
-def test_markdown(page: Page, gateway: ScriptedGateway) -> None:
+def test_markdown(page, gateway):
     gateway.answers.append(said(MARKDOWN))
     send(page, "All of it.")
     shape = page.run("""(function shape(element) {
@@ -292,7 +290,7 @@ def test_markdown(page: Page, gateway: ScriptedGateway) -> None:
     ]  # fmt: skip
 
 
-def test_no_text_breaks_the_page(page: Page, gateway: ScriptedGateway) -> None:
+def test_no_text_breaks_the_page(page, gateway):
     random = Random(7)
     parts = [
         "#",
@@ -323,7 +321,7 @@ def test_no_text_breaks_the_page(page: Page, gateway: ScriptedGateway) -> None:
     assert page.complaints() == []
 
 
-def test_settings_become_fields_of_the_request(page: Page, gateway: ScriptedGateway) -> None:
+def test_settings_become_fields_of_the_request(page, gateway):
     gateway.answers += [said("One."), said("Two.")]
     send(page, "Plain.")
     assert gateway.requests[0] == {
@@ -347,7 +345,7 @@ def test_settings_become_fields_of_the_request(page: Page, gateway: ScriptedGate
     assert [tool["function"]["name"] for tool in sent["tools"]] == ["get_weather"]
 
 
-def test_a_model_without_a_switch_for_thinking_has_none(browser: Browser, gateway: ScriptedGateway) -> None:
+def test_a_model_without_a_switch_for_thinking_has_none(browser, gateway):
     gateway.models = [{"id": "deepseek-r1", "thinking_switch": False}]
     with browser.page(gateway.address) as page:
         page.wait("document.querySelector('#model').value")
@@ -355,7 +353,7 @@ def test_a_model_without_a_switch_for_thinking_has_none(browser: Browser, gatewa
         assert page.text("#no_switch")
 
 
-def test_the_results_of_calls_go_back(page: Page, gateway: ScriptedGateway) -> None:
+def test_the_results_of_calls_go_back(page, gateway):
     calls = [called(0, "get_weather", ""), *(
         chunk(tool_calls=[{"index": 0, "function": {"arguments": part}}]) for part in ('{"city"', ': "Berlin"}')
     ), called(1, "get_time", "not JSON")]  # fmt: skip
@@ -380,10 +378,9 @@ def test_the_results_of_calls_go_back(page: Page, gateway: ScriptedGateway) -> N
 
 
 @pytest.mark.parametrize(
-    ("typed", "complaint"),
-    [("{", "JSON"), ('{"a": 1}', "Expected a list"), ('[{"type": "function"}]', "Tool 1 needs")],
+    ("typed", "complaint"), [("{", "JSON"), ('{"a": 1}', "Expected a list"), ('[{"type": "function"}]', "Tool 1 needs")]
 )
-def test_tools_that_are_wrong_are_not_sent(page: Page, gateway: ScriptedGateway, typed: str, complaint: str) -> None:
+def test_tools_that_are_wrong_are_not_sent(page, gateway, typed, complaint):
     page.write("#tools", typed)
     page.write("#question", "Hello")
     page.press("Enter")
@@ -410,9 +407,7 @@ def test_tools_that_are_wrong_are_not_sent(page: Page, gateway: ScriptedGateway,
     ],
     ids=["refused", "proxy", "in the stream", "cut off"],
 )  # fmt: skip
-def test_an_error_is_shown_as_it_was_said_and_can_be_tried_again(
-    page: Page, gateway: ScriptedGateway, answer: Any, shown: list[str]
-) -> None:
+def test_an_error_is_shown_as_it_was_said_and_can_be_tried_again(page, gateway, answer, shown):
     gateway.answers += [answer, said("At last.")]
     send(page, "Hello")
     assert [part for part in shown if part not in page.text("article .error")] == []
@@ -422,7 +417,7 @@ def test_an_error_is_shown_as_it_was_said_and_can_be_tried_again(
     assert page.text("article .error") == ""
 
 
-def test_a_phone_is_told_that_a_key_is_missing(browser: Browser, gateway: ScriptedGateway) -> None:
+def test_a_phone_is_told_that_a_key_is_missing(browser, gateway):
     gateway.models = JSONResponse({"error": {"message": "Not this key."}}, 401)
     with browser.page(gateway.address, width=390) as page:
         page.wait("document.querySelector('#key_wrong').checkVisibility()")
@@ -435,7 +430,7 @@ def test_a_phone_is_told_that_a_key_is_missing(browser: Browser, gateway: Script
         assert not page.run("document.querySelector('#key_wrong').checkVisibility()")
 
 
-def test_servers_that_are_all_down_are_asked_for_again(browser: Browser, gateway: ScriptedGateway) -> None:
+def test_servers_that_are_all_down_are_asked_for_again(browser, gateway):
     gateway.models = []
     with browser.page(gateway.address) as page:
         page.wait("document.querySelector('#trouble').checkVisibility()")
@@ -446,7 +441,7 @@ def test_servers_that_are_all_down_are_asked_for_again(browser: Browser, gateway
         assert not page.run("document.querySelector('#trouble').checkVisibility()")
 
 
-def test_a_conversation_and_its_settings_survive_a_reload(page: Page, gateway: ScriptedGateway) -> None:
+def test_a_conversation_and_its_settings_survive_a_reload(page, gateway):
     gateway.answers += [[chunk(reasoning_content="Hm."), *said("Hello **you**.")], said("Again.")]
     page.write("#system", "Be kind.")
     send(page, "Hello")
@@ -464,7 +459,7 @@ def test_a_conversation_and_its_settings_survive_a_reload(page: Page, gateway: S
     assert page.run("document.querySelector('#system').value") == "Be kind."
 
 
-def test_the_last_question_can_be_edited(page: Page, gateway: ScriptedGateway) -> None:
+def test_the_last_question_can_be_edited(page, gateway):
     gateway.answers += [said("Paris."), said("Rome."), said("Oslo.")]
     send(page, "France?")
     send(page, "Itly?")
@@ -475,7 +470,7 @@ def test_the_last_question_can_be_edited(page: Page, gateway: ScriptedGateway) -
     assert contents == ["France?", "Paris.", "Norway?"]
 
 
-def test_shift_and_enter_begin_a_line(page: Page, gateway: ScriptedGateway) -> None:
+def test_shift_and_enter_begin_a_line(page, gateway):
     gateway.answers.append(said("Two lines."))
     page.write("#question", "one")
     page.press("Enter", shift=True)
@@ -485,7 +480,7 @@ def test_shift_and_enter_begin_a_line(page: Page, gateway: ScriptedGateway) -> N
     assert gateway.requests[0]["messages"][0]["content"] == "one\ntwo"
 
 
-def test_everything_that_takes_input_has_a_name(page: Page) -> None:
+def test_everything_that_takes_input_has_a_name(page):
     nodes = page.command("Accessibility.getFullAXTree")["nodes"]
     roles = {"button", "textbox", "combobox", "spinbutton"}
     named = [
@@ -498,7 +493,7 @@ def test_everything_that_takes_input_has_a_name(page: Page) -> None:
 
 
 @pytest.mark.parametrize("width", [320, 390, 768, 1280])
-def test_nothing_is_wider_than_the_screen(browser: Browser, gateway: ScriptedGateway, width: int) -> None:
+def test_nothing_is_wider_than_the_screen(browser, gateway, width):
     long = "x" * 400
     gateway.answers.append(said(f"{long}\n\n```\n{long}\n```\n\n|{'a|' * 40}\n|{'-|' * 40}\n"))
     with browser.page(gateway.address, width=width) as page:

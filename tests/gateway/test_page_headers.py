@@ -1,7 +1,5 @@
 """How the pages are sent, and what they may load."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re
@@ -16,12 +14,12 @@ each_page = pytest.mark.parametrize("path", ["/", "/dashboard"])
 
 
 @pytest.fixture(scope="module")
-def client() -> TestClient:
+def client():
     return TestClient(Starlette(routes=page_routes()))
 
 
 @each_page
-def test_a_page_is_sent_once_and_then_confirmed(client: TestClient, path: str) -> None:
+def test_a_page_is_sent_once_and_then_confirmed(client, path):
     first = client.get(path)
     assert (first.status_code, first.headers["content-type"]) == (200, "text/html; charset=utf-8")
     tag = first.headers["etag"]
@@ -33,7 +31,7 @@ def test_a_page_is_sent_once_and_then_confirmed(client: TestClient, path: str) -
 
 
 @each_page
-def test_a_page_may_only_run_itself(client: TestClient, path: str) -> None:
+def test_a_page_may_only_run_itself(client, path):
     page = client.get(path)
     policy = dict(part.split(" ", 1) for part in page.headers["content-security-policy"].split("; "))
     assert policy["default-src"] == "'none'"
@@ -45,13 +43,13 @@ def test_a_page_may_only_run_itself(client: TestClient, path: str) -> None:
 
 
 @each_page
-def test_a_page_never_makes_html_of_text(client: TestClient, path: str) -> None:
+def test_a_page_never_makes_html_of_text(client, path):
     """The policy would stop a script, and not a picture or a form that somebody else's text draws."""
     sinks = "innerHTML|outerHTML|insertAdjacentHTML|document\\.write|srcdoc|DOMParser|createContextualFragment|setHTML"
     assert re.findall(sinks, client.get(path).text) == []
 
 
 @each_page
-def test_a_page_names_no_other_machine(client: TestClient, path: str) -> None:
+def test_a_page_names_no_other_machine(client, path):
     addresses = set(re.findall(r"https?://[^'\"\s]+", client.get(path).text))
     assert addresses == {"http://www.w3.org/2000/svg"}

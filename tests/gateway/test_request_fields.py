@@ -1,15 +1,12 @@
 """Each field of chat and text completions: what it sets at the model's server, and what is said of a wrong one."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from typing import Any
+import re
 
 import pytest
 
-from deepseek_triton_tools.gateway.protocol.chat_request import ChatRequest, read_chat_request
-from deepseek_triton_tools.gateway.protocol.completion_request import read_completion_request
+from deepseek_triton_tools.gateway.protocol.chat_request import CHAT_FIELDS, read_chat_request
+from deepseek_triton_tools.gateway.protocol.completion_request import COMPLETION_FIELDS, read_completion_request
 from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
 from deepseek_triton_tools.gateway.protocol.openai_fields import (
     INPUTS,
@@ -25,25 +22,38 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 CALLED = [*MESSAGES, {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}]
 
 
-def chat(**fields: object) -> ChatRequest:
+def chat(**fields):
     return read_chat_request({"messages": MESSAGES, **fields})
 
 
-def sampling(inputs: dict[str, Any]) -> dict[str, Any]:
+def completion(**fields):
+    return read_completion_request({"prompt": "Hi", **fields})
+
+
+def sampling(inputs):
     """All but the one answer that is asked for unless there is an `n`, because model.yaml may ask for several."""
-    found: dict[str, Any] = json.loads(inputs["sampling_parameters"])
+    found = json.loads(inputs["sampling_parameters"])
     return {name: value for name, value in found.items() if (name, value) != ("n", 1)}
 
 
-def refusal(kind: str, **fields: object) -> OpenAIError:
-    read = read_chat_request if kind == "chat" else read_completion_request
+def refusal(read, **fields):
     with pytest.raises(OpenAIError) as raised:
-        read({**({"messages": MESSAGES} if kind == "chat" else {"prompt": "Hi"}), **fields})
+        read(**fields)
     assert raised.value.status == 400
     return raised.value
 
 
-VALUES: dict[str, tuple[object, object]] = {
+def refusals(read, table):
+    """The rows of a table (fields, param, words) that are not refused so."""
+    errors = [(fields, param, words, refusal(read, **fields)) for fields, param, words in table]
+    return [
+        (fields, error.param, error.message)
+        for fields, param, words, error in errors
+        if error.param != param or not re.search(words, error.message)
+    ]
+
+
+VALUES = {
     "max_tokens": (7.0, 7),
     "temperature": (0.5, 0.5),
     "top_p": (1, 1),
@@ -68,75 +78,73 @@ VALUES: dict[str, tuple[object, object]] = {
 }
 
 
-@pytest.mark.parametrize("name", SAMPLING)
-def test_a_sampling_field_arrives(name: str) -> None:
-    given, expected = VALUES[name]
-    for inputs in (chat(**{name: given}).inputs, read_completion_request({"prompt": "Hi", name: given}).inputs):
+def test_a_sampling_field_arrives():
+    assert VALUES.keys() == SAMPLING.keys()
+    for name, (given, expected) in VALUES.items():
         more = {"temperature": 1.0} if name == "n" else {}  # the model's own may be greedy
-        assert sampling(inputs) == {SAMPLING[name][0]: expected, **more}
+        for read in (chat, completion):
+            assert sampling(read(**{name: given}).inputs) == {SAMPLING[name][0]: expected, **more}, name
 
 
-@pytest.mark.parametrize("kind", ["chat", "completion"])
-@pytest.mark.parametrize("name", [*SAMPLING, *INPUTS])
-def test_a_value_of_the_wrong_type_is_refused_by_name(kind: str, name: str) -> None:
-    error = refusal(kind, **{name: {"a": 1}})
-    assert error.param == name
-    assert error.message.startswith(f"{name}: expected ")
-    assert error.message.endswith('got {"a":1}.')
+def test_a_value_of_the_wrong_type_is_refused_by_name():
+    table = [({name: {"a": 1}}, name, f'^{name}: expected .*got {{"a":1}}') for name in (*SAMPLING, *INPUTS)]
+    assert refusals(chat, table) + refusals(completion, table) == []
 
 
-@pytest.mark.parametrize("name", INPUTS)
-def test_an_input_arrives(name: str) -> None:
-    assert chat(**{name: 5}).inputs[name] == 5
-    assert refusal("chat", **{name: 2**31}).param == name
+def test_an_input_arrives():
+    assert {name: chat(**{name: 5}).inputs[name] for name in INPUTS} == dict.fromkeys(INPUTS, 5)
+    assert refusals(chat, [({name: 2**31}, name, "") for name in INPUTS]) == []
 
 
-@pytest.mark.parametrize("name", WITHOUT_EFFECT)
-def test_a_field_without_effect_is_accepted(name: str) -> None:
-    assert chat(**{name: "anything"}) == chat()
+def test_a_field_without_effect_is_accepted():
+    assert chat(**dict.fromkeys(WITHOUT_EFFECT, "anything")) == chat()
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_field_is_refused_with_the_reason(name: str) -> None:
-    reason, harmless = REFUSED[name]
-    error = refusal("chat", **{name: ["something"]})
-    assert (error.param, error.code) == (name, "unsupported_parameter")
-    assert reason in error.message
-    for value in (None, *harmless):
-        assert chat(**{name: value}) == chat()
+def test_a_field_is_refused_with_the_reason():
+    for name, (reason, harmless) in REFUSED.items():
+        error = refusal(chat, **{name: ["something"]})
+        assert (error.param, error.code) == (name, "unsupported_parameter")
+        assert reason in error.message
+        assert [chat(**{name: value}) for value in (None, *harmless)] == [chat()] * (1 + len(harmless)), name
 
 
-def test_a_null_is_as_absent() -> None:
+def test_every_field_has_one_place():
+    """Refusals apply to a field that nobody reads."""
+    places = [set(SAMPLING), set(INPUTS), set(WITHOUT_EFFECT)]
+    assert sum(map(len, places)) == len(set().union(*places))
+    assert not set(REFUSED) & set().union(*places)
+    assert set(REFUSED) & (CHAT_FIELDS | COMPLETION_FIELDS) == {"echo", "suffix", "best_of"}
+
+
+def test_a_null_is_as_absent():
     names = {*SAMPLING, *INPUTS, *REFUSED, "tools", "tool_choice", "stream_options", "response_format", "thinking"}
     assert chat(**dict.fromkeys(names)) == chat()
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "near"),
-    [
-        ("chat", "temprature", "temperature"),
-        ("chat", "max_token", "max_tokens"),
-        ("chat", "prompt", ""),
-        ("completion", "messages", ""),
-        ("completion", "sufix", "suffix"),
-        ("chat", "x" * 500, ""),
-        ("chat", "", ""),
-    ],
-)
-def test_an_unknown_field_is_refused_with_the_nearest_name(kind: str, name: str, near: str) -> None:
-    error = refusal(kind, **{name: 1})
-    assert (error.param, error.code) == (name[:80], "unknown_parameter")
-    assert error.message.endswith(f"Did you mean {near}?" if near else ".")
-    assert len(error.message) < 150
+def test_an_unknown_field_is_refused_with_the_nearest_name():
+    table = [
+        (chat, "temprature", "temperature"),
+        (chat, "max_token", "max_tokens"),
+        (chat, "prompt", ""),
+        (completion, "messages", ""),
+        (completion, "sufix", "suffix"),
+        (chat, "x" * 500, ""),
+        (chat, "", ""),
+    ]
+    for read, name, near in table:
+        error = refusal(read, **{name: 1})
+        assert (error.param, error.code) == (name[:80], "unknown_parameter")
+        assert error.message.endswith(f"Did you mean {near}?" if near else ".")
+        assert len(error.message) < 150
 
 
-@pytest.mark.parametrize("document", [None, [], "text", 5, {}, {"messages": []}, {"messages": None}, {"messages": "a"}])
-def test_what_is_no_chat(document: object) -> None:
-    with pytest.raises(OpenAIError, match="expected"):
-        read_chat_request(document)
+def test_what_is_no_chat():
+    for document in (None, [], "text", 5, {}, {"messages": []}, {"messages": None}, {"messages": "a"}):
+        with pytest.raises(OpenAIError, match="expected"):
+            read_chat_request(document)
 
 
-BAD_CHAT: list[tuple[dict[str, object], str, str]] = [
+BAD_CHAT = [
     ({"n": 0}, "n", "1 to 64"),
     ({"n": 65}, "n", "1 to 64"),
     ({"n": 10**30}, "n", "1 to 64"),
@@ -169,24 +177,18 @@ BAD_CHAT: list[tuple[dict[str, object], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "param", "words"), BAD_CHAT)
-def test_a_wrong_chat_is_refused(fields: dict[str, object], param: str, words: str) -> None:
-    with pytest.raises(OpenAIError, match=words) as raised:
-        chat(**fields)
-    assert (raised.value.status, raised.value.param) == (400, param)
+def test_a_wrong_chat_is_refused():
+    assert refusals(chat, BAD_CHAT) == []
 
 
-@pytest.mark.parametrize(
-    "fields", [{"max_tokens": 9}, {"max_completion_tokens": 9}, {"max_tokens": 1, "max_completion_tokens": 9}]
-)
-def test_max_tokens_has_two_names_and_the_newer_one_wins(fields: dict[str, object]) -> None:
-    asked = chat(**fields)
-    assert (asked.most_tokens, sampling(asked.inputs)) == (9, {"max_tokens": 9})
+def test_max_tokens_has_two_names_and_the_newer_one_wins():
+    for fields in ({"max_tokens": 9}, {"max_completion_tokens": 9}, {"max_tokens": 1, "max_completion_tokens": 9}):
+        asked = chat(**fields)
+        assert (asked.most_tokens, sampling(asked.inputs)) == (9, {"max_tokens": 9})
 
 
-@pytest.mark.parametrize(
-    ("fields", "thinking"),
-    [
+def test_thinking_has_four_switches():
+    table = [
         ({"thinking": {"type": "enabled"}}, True),
         ({"thinking": {"type": "disabled"}}, False),
         ({"reasoning_effort": "high"}, True),
@@ -195,87 +197,69 @@ def test_max_tokens_has_two_names_and_the_newer_one_wins(fields: dict[str, objec
         ({"chat_template_kwargs": {"thinking": True}}, True),
         ({"chat_template_kwargs": {"enable_thinking": False}}, False),
         ({"chat_template_kwargs": {"enable_thinking": True, "thinking": True}, "reasoning_effort": "low"}, True),
-    ],
-)
-def test_thinking_has_four_switches(fields: dict[str, object], thinking: bool) -> None:
-    assert json.loads(str(chat(**fields).inputs["chat_template_kwargs"])) == {"thinking": thinking}
-
-
-def test_nothing_is_said_of_thinking_unless_it_was_asked() -> None:
+    ]
+    found = [json.loads(chat(**fields).inputs["chat_template_kwargs"]) for fields, _ in table]
+    assert found == [{"thinking": thinking} for _, thinking in table]
     assert "chat_template_kwargs" not in chat().inputs
     other = chat(chat_template_kwargs={"style": "short"}).inputs["chat_template_kwargs"]
-    assert json.loads(str(other)) == {"style": "short"}
+    assert json.loads(other) == {"style": "short"}
 
 
-def test_messages_go_on_as_they_came() -> None:
+def test_messages_go_on_as_they_came():
     messages = [{"role": "user", "content": [{"type": "text", "text": "Łódź 😀"}]}]
-    assert json.loads(str(chat(messages=messages).inputs["messages"])) == messages
-
-
-def test_the_last_message_is_continued() -> None:
+    assert json.loads(chat(messages=messages).inputs["messages"]) == messages
     last = {"role": "assistant", "content": "Once"}
     asked = chat(messages=[*MESSAGES, last], continue_final_message=True)
-    assert json.loads(str(asked.inputs["messages"]))[-1] == {**last, "prefix": True}
+    assert json.loads(asked.inputs["messages"])[-1] == {**last, "prefix": True}
 
 
-@pytest.mark.parametrize(
-    ("choice", "sent"),
-    [
-        (None, None),
-        ("auto", "auto"),
-        ("none", "none"),
-        ("required", "required"),
-        ({"type": "function", "function": {"name": "f"}}, '{"type":"function","function":{"name":"f"}}'),
-    ],
-)
-def test_tools(choice: object, sent: object) -> None:
-    asked = chat(tools=[TOOL], tool_choice=choice)
-    assert json.loads(str(asked.inputs["tools"])) == [TOOL]
-    assert asked.inputs.get("tool_choice") == sent
-    assert (asked.has_tools, asked.drop_calls) == (True, choice == "none")
-
-
-def test_no_tools() -> None:
+def test_tools():
+    named = {"type": "function", "function": {"name": "f"}}
+    sent = {"auto": "auto", "none": "none", "required": "required", None: None}
+    for choice, expected in [*sent.items(), (named, '{"type":"function","function":{"name":"f"}}')]:
+        asked = chat(tools=[TOOL], tool_choice=choice)
+        assert json.loads(asked.inputs["tools"]) == [TOOL]
+        assert asked.inputs.get("tool_choice") == expected
+        assert (asked.has_tools, asked.drop_calls) == (True, choice == "none")
     assert not chat(tools=[], tool_choice="auto").has_tools
     assert "tool_choice" not in chat(tools=[], tool_choice="none").inputs
     assert chat(tool_choice="required").inputs["tool_choice"] == "required"  # the server says what is wrong
     assert chat(messages=CALLED).has_tools
 
 
-def test_logprobs_of_chat() -> None:
+def test_logprobs_of_chat():
     assert chat().top_logprobs is None
     asked = chat(logprobs=True, top_logprobs=3)
     assert (asked.top_logprobs, asked.inputs["return_logprobs"]) == (3, True)
     assert sampling(asked.inputs) == {"logprobs": 3}
 
 
-@pytest.mark.parametrize("fields", [{"tools": [TOOL], "parallel_tool_calls": False}, {"stream": True}])
-def test_counts_are_asked_for_where_the_last_response_may_not_come(fields: dict[str, object]) -> None:
-    if "stream" in fields:
-        fields = {**fields, "stream_options": {"continuous_usage_stats": True}}
-    inputs = chat(**fields).inputs
-    assert inputs["return_num_input_tokens"]
-    assert inputs["return_num_output_tokens"]
-    assert "return_num_input_tokens" not in chat().inputs
+def test_counts_are_asked_for_where_the_last_response_may_not_come():
+    counts = {"return_num_input_tokens", "return_num_output_tokens"}
+    stream = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
+    for fields in ({"tools": [TOOL], "parallel_tool_calls": False}, stream):
+        assert {name for name, value in chat(**fields).inputs.items() if name in counts and value} == counts
+    assert not counts & chat().inputs.keys()
 
 
-@pytest.mark.parametrize(
-    ("prompt", "forms"),
-    [
+def test_prompts():
+    def ids(*numbers):
+        return {"text_input": "", "input_ids": list(numbers)}
+
+    table = [
         ("Hi", [{"text_input": "Hi"}]),
-        ([1, 2], [{"text_input": "", "input_ids": [1, 2]}]),
+        ([1, 2], [ids(1, 2)]),
         (["a", "b"], [{"text_input": "a"}, {"text_input": "b"}]),
-        ([[1], [2, 3]], [{"text_input": "", "input_ids": [1]}, {"text_input": "", "input_ids": [2, 3]}]),
-        (["a", [1]], [{"text_input": "a"}, {"text_input": "", "input_ids": [1]}]),
-    ],
-)
-def test_prompts(prompt: object, forms: list[dict[str, object]]) -> None:
-    asked = read_completion_request({"prompt": prompt})
-    found = [asked.prompt_inputs(each) for each in asked.prompts]
-    assert found == [{**form, "sampling_parameters": '{"n":1}'} for form in forms]
+        ([[1], [2, 3]], [ids(1), ids(2, 3)]),
+        (["a", [1]], [{"text_input": "a"}, ids(1)]),
+    ]
+    for prompt, forms in table:
+        asked = completion(prompt=prompt)
+        found = [asked.prompt_inputs(each) for each in asked.prompts]
+        assert found == [{**form, "sampling_parameters": '{"n":1}'} for form in forms]
 
 
-BAD_COMPLETIONS: list[tuple[dict[str, object], str, str]] = [
+BAD_COMPLETIONS = [
     ({"prompt": None}, "prompt", "a list"),
     ({"prompt": ""}, "prompt", "got nothing"),
     ({"prompt": []}, "prompt", "got nothing"),
@@ -299,47 +283,35 @@ BAD_COMPLETIONS: list[tuple[dict[str, object], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "param", "words"), BAD_COMPLETIONS)
-def test_a_wrong_completion_is_refused(fields: dict[str, object], param: str, words: str) -> None:
-    with pytest.raises(OpenAIError, match=words) as raised:
-        read_completion_request({"prompt": "Hi", **fields})
-    assert (raised.value.status, raised.value.param) == (400, param)
+def test_a_wrong_completion_is_refused():
+    assert refusals(completion, BAD_COMPLETIONS) == []
 
 
-def test_a_hole_is_filled() -> None:
-    (prompt,) = read_completion_request({"prompt": "def f(", "suffix": "return 1"}).prompts
+def test_a_hole_is_filled():
+    (prompt,) = completion(prompt="def f(", suffix="return 1").prompts
     assert prompt == "<｜fim▁begin｜>def f(<｜fim▁hole｜>return 1<｜fim▁end｜>"
 
 
-def test_logprobs_of_an_echo() -> None:
-    asked = read_completion_request({"prompt": "Hi", "echo": True, "logprobs": 1, "max_tokens": 0})
+def test_logprobs_of_an_echo():
+    asked = completion(echo=True, logprobs=1, max_tokens=0)
     assert asked.only_echo
     assert sampling(asked.inputs) == {"max_tokens": 1, "logprobs": 1, "prompt_logprobs": 1}
     assert asked.inputs["return_logprobs"] is True
 
 
-@pytest.mark.parametrize(
-    ("field", "values"),
-    [
-        ("stop", lambda count: ["a"] * count),
-        ("stop_token_ids", lambda count: [1] * count),
-        ("logit_bias", lambda count: {str(number): 1 for number in range(count)}),
-    ],
-)
-def test_a_list_is_read_up_to_its_limit(field: str, values: Callable[[int], object]) -> None:
-    body = {"messages": [{"role": "user", "content": "Hi"}]}
-    read_chat_request({**body, field: values(MOST_ITEMS)})
-    with pytest.raises(OpenAIError, match=rf"{field}: expected at most 1,024 (values|tokens), got 1025\."):
-        read_chat_request({**body, field: values(MOST_ITEMS + 1)})
+def test_lists_are_read_up_to_their_limits():
+    makers = {
+        "stop": lambda count: ["a"] * count,
+        "stop_token_ids": lambda count: [1] * count,
+        "logit_bias": lambda count: {str(number): 1 for number in range(count)},
+    }
+    for name, make in makers.items():
+        chat(**{name: make(MOST_ITEMS)})
+        assert refusals(chat, [({name: make(MOST_ITEMS + 1)}, name, "at most 1,024 .*got 1025")]) == []
+    assert len(completion(prompt=[7] * MOST_TOKEN_IDS).prompts[0]) == MOST_TOKEN_IDS
+    too_many = {"prompt": [7] * (MOST_TOKEN_IDS + 1)}
+    assert refusals(completion, [(too_many, "prompt", "at most 1,048,576 .*got 1048577")]) == []
 
 
-def test_token_ids_are_read_up_to_their_limit() -> None:
-    assert len(read_completion_request({"prompt": [7] * MOST_TOKEN_IDS}).prompts[0]) == MOST_TOKEN_IDS
-    with pytest.raises(OpenAIError, match=r"prompt: expected at most 1,048,576 token ids, got 1048577\."):
-        read_completion_request({"prompt": [7] * (MOST_TOKEN_IDS + 1)})
-
-
-def test_an_error_does_not_quote_a_whole_request() -> None:
-    with pytest.raises(OpenAIError) as caught:
-        read_chat_request({"messages": [], "response_format": {"type": "a" * 100_000}})
-    assert len(caught.value.message) == 4003
+def test_an_error_does_not_quote_a_whole_request():
+    assert len(refusal(chat, response_format={"type": "a" * 100_000}).message) == 4003

@@ -1,11 +1,8 @@
 """The events of a stream as parts, wherever the network cuts them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +25,7 @@ EVENTS = [
 STREAM = b"".join(b"data: " + json.dumps(event, ensure_ascii=False).encode() + b"\n\n" for event in EVENTS)
 
 
-def test_events_become_parts() -> None:
+def test_events_become_parts():
     assert EventReader().feed(STREAM) == [
         Part(text="Grüße, 你好 \n\n", num_output_tokens=1),
         Part(sequence=1, text="a", num_output_tokens=2, finish_reason="stop"),
@@ -38,21 +35,21 @@ def test_events_become_parts() -> None:
 
 
 @given(st.sets(st.integers(1, len(STREAM) - 1)))
-def test_any_cut_gives_the_same_parts(cuts: set[int]) -> None:
+def test_any_cut_gives_the_same_parts(cuts):
     edges = [0, *sorted(cuts), len(STREAM)]
     reader = EventReader()
     found = [part for begin, end in itertools.pairwise(edges) for part in reader.feed(STREAM[begin:end])]
     assert found == EventReader().feed(STREAM)
 
 
-def test_what_comes_before_an_error_is_not_lost() -> None:
+def test_what_comes_before_an_error_is_not_lost():
     reader = EventReader()
     refused = b'data: {"error": "[E_CANCELLED] gone"}\n\n'
     assert reader.feed(STREAM + refused + STREAM) == EventReader().feed(STREAM)
     assert str(reader.error) == "gone"
 
 
-def test_an_event_is_read_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_is_read_up_to_its_limit(monkeypatch):
     monkeypatch.setattr(server_events, "MOST_ANSWER_BYTES", len(STREAM))
     reader = EventReader()
     assert reader.feed(STREAM[:-1]) + reader.feed(STREAM[-1:]) == EventReader().feed(STREAM)
@@ -62,7 +59,7 @@ def test_an_event_is_read_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> No
     assert "the server sent an event of more than" in str(reader.error)
 
 
-def test_a_server_that_breaks_off_its_lists_is_told() -> None:
+def test_a_server_that_breaks_off_its_lists_is_told():
     reader = EventReader()
     assert reader.feed(b'data: {"sequence_index": [0, 1], "text_output": ["a"]}\n\n') == []
     assert str(reader.error).endswith("expected a value for each of 2 sequences, got less")

@@ -1,7 +1,5 @@
 """The gateway's processes: a worker that dies loses its own requests only, and a stop lets requests finish."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -15,7 +13,7 @@ import httpx
 import pytest
 
 from deepseek_triton_tools.gateway.guard.api_keys import new_key
-from support.raw_triton import RawTriton, Wire, event
+from support.raw_triton import RawTriton, event
 from support.waiting import wait_for
 
 PROGRAM = '''
@@ -61,7 +59,7 @@ NOTICE = "stopping: running requests may go on for 30 s"
 
 
 class Gateway:
-    def __init__(self, folder: Path, workers: int, drain_s: int) -> None:
+    def __init__(self, folder, workers, drain_s):
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.url = f"http://127.0.0.1:{free.getsockname()[1]}/"
         (folder / "program.py").write_text(PROGRAM)
@@ -72,7 +70,7 @@ class Gateway:
         environment = os.environ | {"TMPDIR": str(self.folder)}
         self.process = subprocess.Popen([*command, str(workers), str(drain_s)], env=environment, stderr=subprocess.PIPE)
 
-    def ask(self) -> tuple[int, str]:
+    def ask(self):
         """The process that answers, and its limits file. Waits for the start, and for one after a death."""
         for _ in range(600):
             try:
@@ -83,8 +81,8 @@ class Gateway:
                 time.sleep(0.05)
         raise AssertionError("no answer")
 
-    def workers(self, count: int) -> set[int]:
-        found: set[int] = set()
+    def workers(self, count):
+        found = set()
         while len(found) < count:
             found.add(self.ask()[0])
         return found
@@ -94,7 +92,7 @@ class Gateway:
 def start(tmp_path):
     gateways = []
 
-    def begin(workers: int, drain_s: int = 30) -> Gateway:
+    def begin(workers, drain_s=30):
         gateways.append(Gateway(tmp_path, workers, drain_s))
         return gateways[-1]
 
@@ -209,7 +207,7 @@ def test_one_process_writes_no_files(start):
 def test_a_stream_that_outlasts_the_drain_is_stopped_counted_and_logged(tmp_path, workers):
     """What it used is counted before the table of limits is closed, its server is told, and its client too."""
 
-    def until_stopped(wire: Wire) -> None:
+    def until_stopped(wire):
         wire.head()
         wire.chunk(event(text_output="Hello", num_input_tokens=3, num_output_tokens=2))
         wire.wait_for_stop()
@@ -231,7 +229,7 @@ def test_a_stream_that_outlasts_the_drain_is_stopped_counted_and_logged(tmp_path
             httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {key}"}) as client,
         ):
 
-            def is_ready() -> bool:
+            def is_ready():
                 assert process.poll() is None
                 with suppress(httpx.TransportError):
                     return client.get("/ready").is_success

@@ -1,15 +1,11 @@
 """Requests that two servers share, against a cluster that knows which KV caches are held."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,68 +20,69 @@ from deepseek_triton_tools.gateway.triton.call import Call, Part, UpstreamError
 CONTEXT = ["http://c0:8000", "http://c1:8000"]
 GENERATION = ["http://g0:8000", "http://g1:8000"]
 TEXT = "The quick brown fox jumps over the lazy dog."
-REASONING = "Hm, a fox."
 REFUSED = UpstreamError("connection refused", unprocessed=True)
 LOST = UpstreamError("the connection was lost", unprocessed=True, died=True)
 OVERLOADED = UpstreamError("full", code="E_OVERLOADED", unprocessed=True)
 CONTEXT_LOST = UpstreamError("the KV cache is gone", code="E_CONTEXT_LOST")
 INVALID = UpstreamError("top_p", code="E_INVALID_ARGUMENT")
-
+ERRORS = {"refuses": REFUSED, "dies": LOST, "is full": OVERLOADED, "is wrong": INVALID}
 ON_THE_WAY = {"is full": OVERLOADED, "dies": LOST}
 """What comes of a request that has been sent, when the client has left already."""
-
 CONTEXT_FATES = ("well", "well", "refuses", "dies", "is full", "dies after answering")
 GENERATION_FATES = ("well", "well", "refuses", "dies", "dies after the first token", "dies late", "is full")
 
 
 class Cluster:
-    """Servers of both roles. Each request takes the next fate of its role, and the last one is for all that follow."""
+    """Servers of both roles. Each request takes the next fate of its role, and the last one is for all that follow.
 
-    def __init__(
-        self,
-        context_fates: tuple[str, ...] = ("well",),
-        generation_fates: tuple[str, ...] = ("well",),
-        cuts: tuple[int, ...] = (5, 9, 30),
-        first: str = "The",
-    ) -> None:
+    asked: (first letter of the server's name, request_type). stuck: URLs of servers that answer no canary: they refuse
+    it, or are silent.
+    """
+
+    def __init__(self, context_fates=("well",), generation_fates=("well",), cuts=(5, 9, 30), first="The"):
         self.fates = {"context": list(context_fates), "generation": list(generation_fates)}
         self.cuts = cuts
         self.first = first
-        self.held: set[str] = set()
-        self.asked: list[tuple[str, str]] = []
-        """(first letter of the server's name, request_type)"""
+        self.held = set()
+        self.asked = []
         self.abilities = {"request_type": ""}
-        self.canaries = 0
-        self.stuck: set[str] = set()
-        """URLs of servers that answer no canary."""
-        self.refuses_canaries = False
-        """What stuck servers do, else they are silent."""
-        self.checks = 0
-        self.deaths = 0
-        self.releases_kill = False
+        self.stuck = set()
+        self.refuses_canaries = self.releases_kill = False
+        self.canaries = self.checks = self.deaths = self._number = 0
         self.metrics = b""
-        self.on_metrics: Callable[[], None] = lambda: None
-        self._number = 0
+        self.on_metrics = lambda: None
 
-    def fate(self, role: str) -> str:
+    @property
+    def kinds(self):
+        return [kind for _, kind in self.asked]
+
+    def fate(self, role):
         fates = self.fates[role]
         fate = fates.pop(0) if len(fates) > 1 else fates[0]
         self.deaths += fate.startswith("dies")
         return fate
 
-    def hold(self) -> str:
+    def hold(self):
         self._number += 1
         self.held.add(str(self._number))
         return str(self._number)
+
+    def rest(self):
+        """The answer's pieces after the first token."""
+        begin = len(self.first)
+        for cut in sorted(cut for cut in self.cuts if cut > begin):
+            yield TEXT[begin:cut]
+            begin = min(cut, len(TEXT))
+        yield TEXT[begin:]
 
 
 class ClusterServer:
     """A connection to one server of the cluster."""
 
-    def __init__(self, url: str, cluster: Cluster) -> None:
+    def __init__(self, url, cluster):
         self.url, self.cluster = url, cluster
 
-    async def generate(self, call: Call) -> AsyncGenerator[list[Part], None]:
+    async def generate(self, call):
         if call.request_id.startswith("canary-"):
             self.cluster.canaries += 1
             while self.url in self.cluster.stuck:
@@ -97,28 +94,24 @@ class ClusterServer:
         self.cluster.asked.append((self.url[7], request_type))
         await asyncio.sleep(0)  # it connects
         call.sent.append(self.url)
-        answer = self._context(call) if request_type == "context_only" else self._generation(call, request_type)
+        answer = self._context() if request_type == "context_only" else self._generation(call, request_type)
         async with aclosing(answer):
             async for parts in answer:
                 yield parts
 
-    async def _context(self, call: Call) -> AsyncGenerator[list[Part], None]:
+    async def _context(self):
         assert self.url in CONTEXT
         fate = self.cluster.fate("context")
         await asyncio.sleep(0)
-        fail(fate)
+        if fate in ERRORS:
+            raise ERRORS[fate]
         held = self.cluster.hold()
-        try:
-            yield [
-                Part(text=self.cluster.first, num_output_tokens=1, finish_reason="length", context_phase_params=held)
-            ]
-        except GeneratorExit:
-            raise
+        yield [Part(text=self.cluster.first, num_output_tokens=1, finish_reason="length", context_phase_params=held)]
         if fate == "dies after answering":
             self.cluster.held.discard(held)
             raise LOST
 
-    async def _generation(self, call: Call, request_type: str) -> AsyncGenerator[list[Part], None]:
+    async def _generation(self, call, request_type):
         assert self.url in GENERATION
         held = str(call.inputs.get("context_phase_params", ""))
         is_release = call.request_id.endswith("-release")
@@ -130,16 +123,16 @@ class ClusterServer:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
             if fate in ON_THE_WAY:
-                assert call.late is not None
                 call.late([], ON_THE_WAY[fate])
             else:
                 self.cluster.held.discard(held)  # an engine fetches the KV cache of an aborted request too
             raise
-        fail(fate)
+        if fate in ERRORS:
+            raise ERRORS[fate]
         try:
             yield [Part(text=self.cluster.first, num_output_tokens=1)]
         except GeneratorExit:
-            self.cluster.held.discard(held)  # an engine fetches the KV cache of an aborted request too
+            self.cluster.held.discard(held)
             raise
         if fate == "dies after the first token":
             raise LOST
@@ -149,83 +142,73 @@ class ClusterServer:
             if held not in self.cluster.held:
                 raise CONTEXT_LOST
             self.cluster.held.discard(held)
-        for text in self._rest():
+        for text in self.cluster.rest():
             await asyncio.sleep(0)
             yield [Part(text=text, num_output_tokens=1)]
             if fate == "dies late":
                 raise LOST
         yield [Part(finish_reason="stop", num_input_tokens=7)]
 
-    def _rest(self) -> Iterator[str]:
-        begin = len(self.cluster.first)
-        for cut in sorted(cut for cut in self.cluster.cuts if cut > begin):
-            yield TEXT[begin:cut]
-            begin = min(cut, len(TEXT))
-        yield TEXT[begin:]
+    async def ask(self, call):
+        return {"model_info": json.dumps({"name": "r1", "checkpoint": "/r1", "fields": self.cluster.abilities})}
 
-    async def ask(self, call: Call) -> dict[str, object]:
-        info = {"name": "r1", "checkpoint": "/r1", "fields": self.cluster.abilities}
-        return {"model_info": json.dumps(info)}
-
-    async def get(self, path: str) -> tuple[int, bytes]:
+    async def get(self, path):
         if path != "/metrics":
             self.cluster.checks += 1
             return 200, b""
         self.cluster.on_metrics()
         return 200, self.cluster.metrics
 
-    def heard(self) -> bool:
+    def heard(self):
         return False
 
-    def abandon(self, reason: str) -> None: ...
+    def abandon(self, reason): ...
 
-    def keep_idle(self, keep: bool) -> None: ...
+    def keep_idle(self, keep): ...
 
-    async def close(self) -> None: ...
-
-
-def fail(fate: str) -> None:
-    errors = {"refuses": REFUSED, "dies": LOST, "is full": OVERLOADED, "is wrong": INVALID}
-    if fate in errors:
-        raise errors[fate]
+    async def close(self): ...
 
 
 @pytest.fixture(autouse=True)
-def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_checks(monkeypatch):
     monkeypatch.setattr(shared_generation, "_RELEASE_PAUSE_S", 0.001)
-    monkeypatch.setattr(fleet_member, "CHECK_PERIOD_S", 0.01)
-    monkeypatch.setattr(fleet_member, "_FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(fleet_member, "_LONGEST_PAUSE_S", 0.001)
+    for name, seconds in {"CHECK_PERIOD_S": 0.01, "_FIRST_PAUSE_S": 0.001, "_LONGEST_PAUSE_S": 0.001}.items():
+        monkeypatch.setattr(fleet_member, name, seconds)
 
 
-def run(
-    cluster: Cluster,
-    body: Callable[[Fleet], Coroutine[Any, Any, None]],
-    *,
-    context: list[str] = CONTEXT,
-    **given_settings: Any,
-) -> None:
-    async def in_loop() -> None:
-        fleet = Fleet(
-            [parse_source(url) for url in GENERATION],
-            "tensorrt_llm",
-            connect=lambda url: ClusterServer(url, cluster),
-            rng=random.Random(1),
-            context_sources=[parse_source(url) for url in context],
-            **given_settings,
-        )
-        await fleet.start()
-        try:
-            await body(fleet)
-        finally:
-            await fleet.close()
-
-    asyncio.run(in_loop())
+@pytest.fixture
+def clock(monkeypatch):
+    """How many seconds the fleet's clock is ahead."""
+    ahead = [0]
+    monkeypatch.setattr(fleet_member, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0]))
+    return ahead
 
 
-async def answer_of(fleet: Fleet, call: Call, leave_after: int | None = None) -> tuple[str, list[Part]]:
-    parts: list[Part] = []
-    async with aclosing(fleet.generate(call)) as answer:
+@asynccontextmanager
+async def fleet_of(cluster, **given_settings):
+    fleet = Fleet(
+        [parse_source(url) for url in GENERATION],
+        "tensorrt_llm",
+        connect=lambda url: ClusterServer(url, cluster),
+        rng=random.Random(1),
+        context_sources=[parse_source(url) for url in CONTEXT],
+        **given_settings,
+    )
+    await fleet.start()
+    try:
+        yield fleet
+    finally:
+        await fleet.close()
+
+
+def asked(**inputs):
+    return Call({"text_input": "What jumps?" * 9, **inputs}, "id-1", tried=[], context_tried=[])
+
+
+async def answer_of(fleet, call=None, leave_after=None):
+    """The text and the parts. leave_after: the client leaves after so many parts."""
+    parts = []
+    async with aclosing(fleet.generate(call or asked())) as answer:
         async for several in answer:
             parts += several
             if leave_after is not None and len(parts) >= leave_after:
@@ -233,7 +216,13 @@ async def answer_of(fleet: Fleet, call: Call, leave_after: int | None = None) ->
     return "".join(part.text for part in parts), parts
 
 
-async def settled(cluster: Cluster) -> None:
+async def refusal_of(fleet):
+    with pytest.raises(UpstreamError) as raised:
+        await answer_of(fleet)
+    return raised.value
+
+
+async def settled(cluster):
     """Wait until nothing is held any more."""
     for _ in range(2_000):
         if not cluster.held:
@@ -241,198 +230,157 @@ async def settled(cluster: Cluster) -> None:
         await asyncio.sleep(0.001)
 
 
-def asked(**inputs: object) -> Call:
-    return Call({"text_input": "What jumps?" * 9, **inputs}, "id-1", tried=[], context_tried=[])
+def states(fleet, which=lambda server: True):
+    return {server.state for server in fleet.servers() if which(server)}
 
 
-def test_the_first_token_comes_at_once_and_only_once() -> None:
+async def test_the_first_token_comes_at_once_and_only_once():
     cluster = Cluster()
-
-    async def body(fleet: Fleet) -> None:
+    async with fleet_of(cluster) as fleet:
         call = asked()
         text, parts = await answer_of(fleet, call)
         assert text == TEXT
         assert (parts[0].text, parts[0].finish_reason, parts[0].context_phase_params) == ("The", "", "")
         assert [part.finish_reason for part in parts if part.finish_reason] == ["stop"]
-        assert sum(part.num_output_tokens for part in parts) == len([*ClusterServer("", cluster)._rest()]) + 1
+        assert sum(part.num_output_tokens for part in parts) == len([*cluster.rest()]) + 1
         assert call.context_tried[0] in CONTEXT
         assert call.tried[0] in GENERATION
-
-    run(cluster, body)
     assert cluster.asked == [("c", "context_only"), ("g", "generation_only")]
+
+
+def fates(some):
+    return st.lists(st.sampled_from(some), min_size=1, max_size=3).map(lambda fates: (*fates, "well"))
 
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.lists(st.sampled_from(CONTEXT_FATES), min_size=1, max_size=3).map(lambda fates: (*fates, "well")),
-    st.lists(st.sampled_from(GENERATION_FATES), min_size=1, max_size=3).map(lambda fates: (*fates, "well")),
+    fates(CONTEXT_FATES),
+    fates(GENERATION_FATES),
     st.lists(st.integers(0, len(TEXT)), max_size=4).map(tuple),
     st.sampled_from(["", "T", "The"]),
     st.none() | st.integers(1, 5),
 )
-def test_whatever_dies_there_is_one_end_and_no_kv_cache_is_held(
-    context_fates: tuple[str, ...],
-    generation_fates: tuple[str, ...],
-    cuts: tuple[int, ...],
-    first: str,
-    leave_after: int | None,
-) -> None:
-    cluster = Cluster(context_fates, generation_fates, cuts, first)
+def test_whatever_dies_there_is_one_end_and_no_kv_cache_is_held(context, generation, cuts, first, leave_after):
+    cluster = Cluster(context, generation, cuts, first)
 
-    async def body(fleet: Fleet) -> None:
-        for _ in range(3):
-            try:
-                text, parts = await answer_of(fleet, asked(), leave_after)
-            except UpstreamError:
-                continue
-            assert TEXT.startswith(text)
-            if leave_after is None:
-                assert text == TEXT
-                assert [part.finish_reason for part in parts if part.finish_reason] == ["stop"]
-        await settled(cluster)
+    async def body():
+        async with fleet_of(cluster) as fleet:
+            for _ in range(3):
+                try:
+                    text, parts = await answer_of(fleet, leave_after=leave_after)
+                except UpstreamError:
+                    continue
+                assert TEXT.startswith(text)
+                if leave_after is None:
+                    assert text == TEXT
+                    assert [part.finish_reason for part in parts if part.finish_reason] == ["stop"]
+            await settled(cluster)
 
-    run(cluster, body)
+    asyncio.run(body())
+    assert cluster.held == set()
+
+
+@settings(max_examples=300, deadline=None)
+@given(fates(["well", "dies", "is full"]), st.integers(0, 40))
+def test_a_client_that_leaves_at_any_moment_leaves_no_kv_cache_behind(generation, turns):
+    """`turns`: of the event loop, until it leaves."""
+    cluster = Cluster(generation_fates=generation)
+
+    async def body():
+        async with fleet_of(cluster) as fleet:
+            task = asyncio.create_task(answer_of(fleet))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            await settled(cluster)
+
+    asyncio.run(body())
     assert cluster.held == set()
 
 
 @pytest.mark.parametrize("fate", ["refuses", "dies", "dies after the first token"])
-def test_a_generation_server_that_dies_before_anything_new_costs_the_client_nothing(fate: str) -> None:
+async def test_a_generation_server_that_dies_before_anything_new_costs_the_client_nothing(fate):
     cluster = Cluster(generation_fates=(fate, "well"))
-
-    async def body(fleet: Fleet) -> None:
-        assert (await answer_of(fleet, asked()))[0] == TEXT
+    async with fleet_of(cluster) as fleet:
+        assert (await answer_of(fleet))[0] == TEXT
         await settled(cluster)
-
-    run(cluster, body)
     assert cluster.held == set()
 
 
-@pytest.mark.parametrize(
-    ("context_fates", "generation_fates"),
-    [
+@pytest.mark.parametrize("releases_kill", [False, True])
+async def test_a_request_takes_two_servers_down_at_most_whatever_their_roles(releases_kill):
+    for context, generation in (
         (("dies",), ("dies",)),
         (("dies", "well"), ("dies",)),
         (("well",), ("dies",)),
         (("well",), ("dies after the first token",)),
         (("dies", "refuses"), ("dies",)),
-    ],
-)
-@pytest.mark.parametrize("releases_kill", [False, True])
-def test_a_request_takes_two_servers_down_at_most_whatever_their_roles(
-    context_fates: tuple[str, ...], generation_fates: tuple[str, ...], releases_kill: bool
-) -> None:
-    cluster = Cluster(context_fates, generation_fates)
-    cluster.releases_kill = releases_kill
-
-    async def body(fleet: Fleet) -> None:
-        with pytest.raises(UpstreamError):
-            await answer_of(fleet, asked())
-
-    run(cluster, body)
-    assert 2 <= cluster.deaths <= 2 + releases_kill  # a held KV cache is worth the risk of one more
-    assert releases_kill or not cluster.held
+    ):
+        cluster = Cluster(context, generation)
+        cluster.releases_kill = releases_kill
+        async with fleet_of(cluster) as fleet:
+            await refusal_of(fleet)
+        assert 2 <= cluster.deaths <= 2 + releases_kill  # a held KV cache is worth the risk of one more
+        assert releases_kill or not cluster.held
 
 
-@pytest.mark.parametrize("leave_after", [1, 2])
-def test_a_gateway_that_is_stopped_leaves_no_kv_cache_behind(leave_after: int) -> None:
-    cluster = Cluster()
-
-    async def body(fleet: Fleet) -> None:
-        await answer_of(fleet, asked(), leave_after)
-
-    run(cluster, body)
-    assert cluster.held == set()
+async def test_a_gateway_that_is_stopped_leaves_no_kv_cache_behind():
+    for leave_after in (1, 2):
+        cluster = Cluster()
+        async with fleet_of(cluster) as fleet:
+            await answer_of(fleet, leave_after=leave_after)
+        assert cluster.held == set()
 
 
-def test_a_client_that_leaves_before_a_refusal_has_come_leaves_no_kv_cache_behind() -> None:
+async def test_a_client_that_leaves_before_a_refusal_has_come_leaves_no_kv_cache_behind():
     cluster = Cluster(generation_fates=("is full", "well"))
-
-    async def body(fleet: Fleet) -> None:
-        task = asyncio.create_task(answer_of(fleet, asked()))
-        while "generation_only" not in [kind for _, kind in cluster.asked]:
+    async with fleet_of(cluster) as fleet:
+        task = asyncio.create_task(answer_of(fleet))
+        while "generation_only" not in cluster.kinds:
             await asyncio.sleep(0)
         await asyncio.sleep(0)  # it has been sent
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled()
-
-    run(cluster, body)
     assert cluster.held == set()
 
 
-@settings(max_examples=300, deadline=None)
-@given(
-    st.lists(st.sampled_from(["well", "dies", "is full"]), min_size=1, max_size=2).map(lambda fates: (*fates, "well")),
-    st.integers(0, 40),
-)
-def test_a_client_that_leaves_at_any_moment_leaves_no_kv_cache_behind(
-    generation_fates: tuple[str, ...], turns: int
-) -> None:
-    """`turns`: of the event loop, until it leaves."""
-    cluster = Cluster(generation_fates=generation_fates)
-
-    async def body(fleet: Fleet) -> None:
-        task = asyncio.create_task(answer_of(fleet, asked()))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        await settled(cluster)
-
-    run(cluster, body)
-    assert cluster.held == set()
-
-
-def test_a_lost_kv_cache_is_computed_again_with_the_same_first_token() -> None:
+async def test_a_lost_kv_cache_is_computed_again_with_the_same_first_token():
     cluster = Cluster(("dies after answering", "well"))
-
-    async def body(fleet: Fleet) -> None:
-        assert (await answer_of(fleet, asked()))[0] == TEXT
-
-    run(cluster, body)
-    assert [kind for _, kind in cluster.asked] == ["context_only", "generation_only", "context_and_generation"]
+    async with fleet_of(cluster) as fleet:
+        assert (await answer_of(fleet))[0] == TEXT
+    assert cluster.kinds == ["context_only", "generation_only", "context_and_generation"]
 
 
 @pytest.mark.parametrize("fate", ["is wrong", "is full"])
-def test_a_generation_server_that_refuses_leaves_no_kv_cache_behind(fate: str) -> None:
+async def test_a_generation_server_that_refuses_leaves_no_kv_cache_behind(fate):
     cluster = Cluster(generation_fates=(fate, fate, fate, "well"))
-
-    async def body(fleet: Fleet) -> None:
-        with pytest.raises(UpstreamError):
-            await answer_of(fleet, asked())
+    async with fleet_of(cluster) as fleet:
+        await refusal_of(fleet)
         await settled(cluster)
-
-    run(cluster, body)
     assert cluster.held == set()
-    assert "context_and_generation" not in [kind for _, kind in cluster.asked]
+    assert "context_and_generation" not in cluster.kinds
 
 
-def test_without_a_context_server_a_generation_server_does_all_of_it() -> None:
+async def test_without_a_context_server_a_generation_server_does_all_of_it():
     cluster = Cluster(("refuses",))
-
-    async def body(fleet: Fleet) -> None:
-        assert (await answer_of(fleet, asked()))[0] == TEXT
-
-    run(cluster, body)
+    async with fleet_of(cluster) as fleet:
+        assert (await answer_of(fleet))[0] == TEXT
     assert cluster.asked[-1] == ("g", "")
 
 
-@pytest.mark.parametrize(("fate", "error"), [("is full", OVERLOADED), ("is wrong", INVALID)])
-def test_a_refusal_of_the_request_itself_is_the_client_s(fate: str, error: UpstreamError) -> None:
+@pytest.mark.parametrize("fate", ["is full", "is wrong"])
+async def test_a_refusal_of_the_request_itself_is_the_client_s(fate):
     cluster = Cluster((fate,))
-
-    async def body(fleet: Fleet) -> None:
-        with pytest.raises(UpstreamError) as raised:
-            await answer_of(fleet, asked())
-        assert raised.value.code == error.code
-
-    run(cluster, body)
-    assert all(server == "c" for server, _ in cluster.asked)
+    async with fleet_of(cluster) as fleet:
+        assert (await refusal_of(fleet)).code == ERRORS[fate].code
+    assert {server for server, _ in cluster.asked} == {"c"}
 
 
-@pytest.mark.parametrize(
-    "inputs",
-    [
+def test_what_two_servers_cant_share_goes_to_one():
+    assert is_shareable(asked(), local_prefill_tokens=10)
+    table = (
         {"sampling_parameters": '{"n": 2}'},
         {"sampling_parameters": '{"best_of": 3}'},
         {"sampling_parameters": '{"logprobs": 0}'},
@@ -445,96 +393,75 @@ def test_a_refusal_of_the_request_itself_is_the_client_s(fate: str, error: Upstr
         {"sampling_parameters": '{"guided_json": {"type": "object"}}'},
         {"tools": '[{"type": "function", "function": {"name": "f", "strict": true}}]'},
         {"text_input": "short"},
-    ],
-)
-def test_what_two_servers_cant_share_goes_to_one(inputs: dict[str, object]) -> None:
-    assert not is_shareable(asked(**inputs), local_prefill_tokens=10)
-    assert is_shareable(asked(), local_prefill_tokens=10)
+    )
+    assert [inputs for inputs in table if is_shareable(asked(**inputs), local_prefill_tokens=10)] == []
 
 
-def test_servers_that_cant_share_are_left_out_by_name() -> None:
+async def test_servers_that_cant_share_are_left_out_by_name():
     cluster = Cluster()
     cluster.abilities = {"request_type": "this engine does whole requests only"}
-
-    async def body(fleet: Fleet) -> None:
-        reasons = {server.reason for server in fleet.servers()}
-        assert reasons == {"It can't share requests with another server: this engine does whole requests only"}
-
-    run(cluster, body)
+    async with fleet_of(cluster) as fleet:
+        assert states(fleet) == {"left out"}
+        assert all("this engine does whole requests only" in server.reason for server in fleet.servers())
 
 
 @pytest.mark.parametrize("refuses_canaries", [False, True])
-@pytest.mark.parametrize(("stuck", "others"), [(GENERATION, CONTEXT), (CONTEXT, GENERATION)])
-def test_a_stuck_engine_that_says_it_is_ready_is_down(
-    monkeypatch: pytest.MonkeyPatch, stuck: list[str], others: list[str], refuses_canaries: bool
-) -> None:
-    monkeypatch.setattr(fleet_member, "_CANARY_PERIOD_S", 0.0)
-    monkeypatch.setattr(fleet_member, "_CANARY_S", 0.02)
-    monkeypatch.setattr(fleet_member, "_AVOIDED_S", 0.001)
+@pytest.mark.parametrize("stuck", [GENERATION, CONTEXT])
+async def test_a_stuck_engine_that_says_it_is_ready_is_down(monkeypatch, stuck, refuses_canaries):
+    for name, seconds in {"_CANARY_PERIOD_S": 0.0, "_CANARY_S": 0.02, "_AVOIDED_S": 0.001}.items():
+        monkeypatch.setattr(fleet_member, name, seconds)
     cluster = Cluster()
+    async with fleet_of(cluster) as fleet:
 
-    async def body(fleet: Fleet) -> None:
-        async def until(state: str) -> None:
-            while {server.state for server in fleet.servers() if server.url in stuck} != {state}:
+        async def until(state):
+            while states(fleet, lambda server: server.url in stuck) != {state}:
                 await asyncio.sleep(0.005)
 
         await asyncio.wait_for(until("up"), 60)
         cluster.stuck, cluster.refuses_canaries = set(stuck), refuses_canaries
         await asyncio.wait_for(until("down"), 60)
-        assert {server.state for server in fleet.servers() if server.url in others} == {"up"}
-        reasons = {server.reason for server in fleet.servers() if server.url in stuck}
-        assert reasons == {"no token within 0.02 s, though it says that it is ready"}
+        assert states(fleet, lambda server: server.url not in stuck) == {"up"}
+        assert all("no token within 0.02 s" in one.reason for one in fleet.servers() if one.url in stuck)
         if stuck == CONTEXT:
-            assert (await answer_of(fleet, asked()))[0] == TEXT
+            assert (await answer_of(fleet))[0] == TEXT
             assert cluster.asked == [("g", "")]
         cluster.stuck = set()
         await asyncio.wait_for(until("up"), 60)
 
-    run(cluster, body)
 
-
-def test_a_server_that_is_busy_when_it_is_found_takes_requests() -> None:
+async def test_a_server_that_is_busy_when_it_is_found_takes_requests():
     """Its canary waits behind the requests of others."""
     cluster = Cluster()
     cluster.stuck = {*CONTEXT, *GENERATION}
-
-    async def body(fleet: Fleet) -> None:
-        assert {server.state for server in fleet.servers()} == {"up"}
+    async with fleet_of(cluster) as fleet:
+        assert states(fleet) == {"up"}
         while cluster.canaries < 4:
             await asyncio.sleep(0.001)
-        assert (await answer_of(fleet, asked()))[0] == TEXT
-        assert {server.state for server in fleet.servers()} == {"up"}
-
-    run(cluster, body)
+        assert (await answer_of(fleet))[0] == TEXT
+        assert states(fleet) == {"up"}
 
 
 @pytest.mark.parametrize(("fate", "state"), [("well", "up"), ("hangs after the first token", "down")])
-def test_answers_show_that_a_server_works_and_first_tokens_do_not(
-    monkeypatch: pytest.MonkeyPatch, fate: str, state: str
-) -> None:
+async def test_answers_show_that_a_server_works_and_first_tokens_do_not(clock, fate, state):
     """No canary comes back, and ten seconds of the clock lie between the requests."""
-    ahead = [0]
-    monkeypatch.setattr(fleet_member, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0]))
     cluster = Cluster(generation_fates=(fate,))
     cluster.stuck = {*CONTEXT, *GENERATION}
+    async with fleet_of(cluster) as fleet:
 
-    async def body(fleet: Fleet) -> None:
-        def states() -> set[str]:
-            return {server.state for server in fleet.servers() if server.role == "generation"}
+        def of_generation():
+            return states(fleet, lambda server: server.role == "generation")
 
         tasks = []
-        while ahead[0] < 300 and states() != {"down"}:
-            ahead[0] += 10
-            tasks += [asyncio.create_task(answer_of(fleet, asked())) for _ in range(16)]
+        while clock[0] < 300 and of_generation() != {"down"}:
+            clock[0] += 10
+            tasks += [asyncio.create_task(answer_of(fleet)) for _ in range(16)]
             enough = cluster.checks + 16
-            while cluster.checks < enough and states() != {"down"}:
+            while cluster.checks < enough and of_generation() != {"down"}:
                 await asyncio.sleep(0.001)
-        assert states() == {state}
+        assert of_generation() == {state}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    run(cluster, body)
 
 
 METRIC = 'deepseek_triton_%s{model="tensorrt_llm",version="1"} %d\n'
@@ -544,39 +471,27 @@ METRIC = 'deepseek_triton_%s{model="tensorrt_llm",version="1"} %d\n'
     ("metric", "working"),
     [("inter_token_latency_seconds_count", "generation"), ("time_to_first_token_seconds_count", "context")],
 )
-def test_a_server_whose_metrics_show_work_is_not_stuck(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, metric: str, working: str
-) -> None:
+async def test_a_server_whose_metrics_show_work_is_not_stuck(clock, caplog, metric, working):
     """Each look at the metrics takes ten seconds of the clock, and no canary comes back."""
-    ahead = [0]
-    monkeypatch.setattr(fleet_member, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0]))
     cluster = Cluster()
     cluster.stuck = {*CONTEXT, *GENERATION}
 
-    def look() -> None:
-        ahead[0] += 10
-        cluster.metrics = (METRIC % (metric, ahead[0])).encode()
+    def look():
+        clock[0] += 10
+        cluster.metrics = (METRIC % (metric, clock[0])).encode()
 
     cluster.on_metrics = look
-
-    async def body(fleet: Fleet) -> None:
-        while {server.state for server in fleet.servers() if server.role != working} != {"down"} or ahead[0] < 1_000:
+    async with fleet_of(cluster, metrics_port=8002) as fleet:
+        while states(fleet, lambda server: server.role != working) != {"down"} or clock[0] < 1_000:
             await asyncio.sleep(0.001)
-        assert {server.state for server in fleet.servers() if server.role == working} == {"up"}
+        assert states(fleet, lambda server: server.role == working) == {"up"}
         assert not any(f"http://{working[0]}{number} is down" in caplog.text for number in range(2))
 
-    run(cluster, body, metrics_port=8002)
 
-
-def test_a_context_server_that_is_full_of_held_kv_caches_is_asked_last() -> None:
+async def test_a_context_server_that_is_full_of_held_kv_caches_is_asked_last():
     cluster = Cluster()
     cluster.metrics = (METRIC % ("engine_waiting_requests", 3) + METRIC % ("engine_running_requests", 0)).encode()
-
-    async def body(fleet: Fleet) -> None:
-        assert {(server.role, server.avoided) for server in fleet.servers()} == {
-            ("context", True),
-            ("generation", False),
-        }
-        assert (await answer_of(fleet, asked()))[0] == TEXT
-
-    run(cluster, body, metrics_port=8002)
+    async with fleet_of(cluster, metrics_port=8002) as fleet:
+        roles = {(server.role, server.avoided) for server in fleet.servers()}
+        assert roles == {("context", True), ("generation", False)}
+        assert (await answer_of(fleet))[0] == TEXT

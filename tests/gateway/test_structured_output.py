@@ -10,25 +10,17 @@ from deepseek_triton_tools.gateway.protocol.structured_output import format_of_r
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 SCHEMA_TEXT = json.dumps(SCHEMA, separators=(",", ":"))
+NAMED = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": SCHEMA}}
 TAG = {"type": "structural_tag", "structures": [], "triggers": []}
 
 
-@pytest.mark.parametrize(
-    ("request_fields", "expected"),
-    [
+def test_a_form_becomes_a_field_of_the_contract():
+    table = [
         ({}, {}),
         ({"response_format": None}, {}),
         ({"response_format": {"type": "text"}}, {}),
         ({"response_format": {"type": "json_object"}}, {"guided_json_object": True}),
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "a", "strict": True, "schema": SCHEMA},
-                }
-            },
-            {"guided_json": SCHEMA_TEXT},
-        ),
+        ({"response_format": NAMED}, {"guided_json": SCHEMA_TEXT}),
         ({"response_format": {"type": "regex", "regex": "a+"}}, {"guided_regex": "a+"}),
         ({"response_format": {"type": "ebnf", "ebnf": 'root ::= "a"'}}, {"guided_grammar": 'root ::= "a"'}),
         ({"response_format": TAG}, {"guided_structural_tag": json.dumps(TAG, separators=(",", ":"))}),
@@ -42,23 +34,21 @@ TAG = {"type": "structural_tag", "structures": [], "triggers": []}
         ({"guided_json_object": False}, {}),
         ({"guided_regex": "x"}, {"guided_regex": "x"}),
         ({"guided_choice": ["x"], "response_format": {"type": "text"}}, {"guided_regex": "(x)"}),
-    ],
-)
-def test_a_form_becomes_a_field_of_the_contract(request_fields: dict[str, object], expected: dict[str, object]) -> None:
-    assert guided_fields(request_fields) == expected
+    ]
+    assert [guided_fields(asked) for asked, _ in table] == [expected for _, expected in table]
+    flat = format_of_responses({"type": "json_schema", "name": "a", "strict": True, "schema": SCHEMA})
+    assert guided_fields({"response_format": flat}) == {"guided_json": SCHEMA_TEXT}
+    assert format_of_responses({"type": "text"}) == {"type": "text"}
 
 
-@pytest.mark.parametrize(
-    ("request_fields", "message"),
-    [
+def test_a_wrong_form_is_refused_by_name(subtests):
+    schema = {"type": "json_schema", "json_schema": {"name": "a"}}
+    table = [
         ({"response_format": "json"}, 'response_format: expected an object, got "json"'),
         ({"response_format": {"type": "xml"}}, "response_format.type: expected text, json_object, json_schema"),
         ({"response_format": {}}, "response_format.type: expected"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema: expected an object, got nothing"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
-            "response_format.json_schema.schema: expected a JSON schema, got nothing",
-        ),
+        ({"response_format": schema}, "response_format.json_schema.schema: expected a JSON schema, got nothing"),
         ({"response_format": {"type": "regex"}}, "response_format.regex: expected a text, got nothing"),
         ({"structured_outputs": {"jsn": {}}}, "structured_outputs: expected one of json, json_object, regex"),
         ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs: expected one of"),
@@ -66,29 +56,19 @@ def test_a_form_becomes_a_field_of_the_contract(request_fields: dict[str, object
         ({"guided_choice": []}, "guided_choice: expected a list of texts, got []"),
         ({"guided_choice": [1]}, "guided_choice: expected a list of texts, got [1]"),
         ({"guided_json_object": "yes"}, "guided_json_object: expected true or false"),
-        (
-            {"guided_regex": "a", "response_format": {"type": "json_object"}},
-            "response_format and guided_regex: expected one of them",
-        ),
-    ],
-)
-def test_a_wrong_form_is_refused_by_name(request_fields: dict[str, object], message: str) -> None:
-    with pytest.raises(OpenAIError) as caught:
-        guided_fields(request_fields)
-    assert caught.value.message.startswith(message)
-    assert caught.value.status == 400
-    assert caught.value.param is not None
-    assert message.startswith(caught.value.param)
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "response_format and guided_regex:"),
+    ]
+    for asked, message in table:
+        with subtests.test(asked=asked):
+            with pytest.raises(OpenAIError) as caught:
+                guided_fields(asked)
+            assert caught.value.message.startswith(message)
+            assert caught.value.status == 400
+            assert message.startswith(caught.value.param)
 
 
-@pytest.mark.parametrize("text", ["a.b", "1 + 1 = 2?", "[x]{y}(z)", "a\\b", "^$|", "é/-"])
-def test_a_choice_stands_for_itself(text: str) -> None:
-    pattern = str(guided_fields({"guided_choice": [text, "other"]})["guided_regex"])
-    assert re.fullmatch(pattern, text)
-    assert not re.fullmatch(pattern, text + "x")
-
-
-def test_the_format_of_the_responses_api_is_that_of_chat() -> None:
-    flat = {"type": "json_schema", "name": "a", "strict": True, "schema": SCHEMA}
-    assert guided_fields({"response_format": format_of_responses(flat)}) == {"guided_json": SCHEMA_TEXT}
-    assert format_of_responses({"type": "text"}) == {"type": "text"}
+def test_a_choice_stands_for_itself():
+    for text in ("a.b", "1 + 1 = 2?", "[x]{y}(z)", "a\\b", "^$|", "é/-"):
+        pattern = guided_fields({"guided_choice": [text, "other"]})["guided_regex"]
+        assert re.fullmatch(pattern, text)
+        assert not re.fullmatch(pattern, text + "x")

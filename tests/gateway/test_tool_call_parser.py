@@ -1,13 +1,12 @@
 """The parser of tool calls: all forms, however the text is cut."""
 
 import json
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from deepseek_triton_tools.gateway.tool_calls.answer_calls import AnswerCalls
 from deepseek_triton_tools.gateway.tool_calls.call_syntax import (
     AFTER_PARAMETER,
     CLOSINGS,
@@ -19,7 +18,6 @@ from deepseek_triton_tools.gateway.tool_calls.tool_call_parser import (
     ArgumentsPiece,
     CallBegins,
     CallEnds,
-    ParsedPiece,
     TextPiece,
     ToolCallParser,
 )
@@ -38,9 +36,9 @@ class Answer:
     calls: tuple[tuple[str, str, bool | None], ...]
 
 
-def put_together(pieces: Iterable[ParsedPiece]) -> Answer:
+def put_together(pieces):
     text = ""
-    calls: list[tuple[str, str, bool | None]] = []
+    calls = []
     for piece in pieces:
         if isinstance(piece, TextPiece):
             assert piece.text
@@ -60,25 +58,21 @@ def put_together(pieces: Iterable[ParsedPiece]) -> Answer:
     return Answer(text, tuple(calls))
 
 
-def parse(chunks: Sequence[str]) -> Answer:
+def parse(chunks):
     parser = ToolCallParser()
     pieces = [piece for chunk in chunks for piece in parser.feed(chunk)]
     return put_together(pieces + parser.end())
 
 
-def characters(text: str) -> list[str]:
-    return list(text)
-
-
-def fenced(name: str, arguments: str) -> str:
+def fenced(name, arguments):
     return f"{CALL}function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```{CALL_END}"
 
 
-def raw(name: str, arguments: str) -> str:
+def raw(name, arguments):
     return f"{CALL}{name}<｜tool▁sep｜>{arguments}{CALL_END}"
 
 
-def dsml(name: str, arguments: dict[str, object], space: str = "") -> str:
+def dsml(name, arguments, space=""):
     parameters = "".join(
         f'<｜DSML｜{space}parameter name="{key}" string="{"true" if isinstance(value, str) else "false"}">'
         f"{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}</｜DSML｜{space}parameter>\n"
@@ -87,7 +81,7 @@ def dsml(name: str, arguments: dict[str, object], space: str = "") -> str:
     return f'<｜DSML｜{space}invoke name="{name}">\n{parameters}</｜DSML｜{space}invoke>'
 
 
-def dsml_block(calls: str, word: str = "function_calls") -> str:
+def dsml_block(calls, word="function_calls"):
     return f"\n\n<｜DSML｜{word}>\n{calls}\n</｜DSML｜{word}>"
 
 
@@ -119,10 +113,7 @@ ANSWERS = {
         f"Yes.{CALLS}{raw('a', PARIS)}{raw('b', '{}')}{CALLS_END}",
         Answer("Yes.", (("a", PARIS, False), ("b", "{}", False))),
     ),
-    "raw, in a fence": (
-        f"{CALLS}{raw('a', f'```json{PARIS}```')}{CALLS_END}",
-        Answer("", (("a", PARIS, False),)),
-    ),
+    "raw, in a fence": (f"{CALLS}{raw('a', f'```json{PARIS}```')}{CALLS_END}", Answer("", (("a", PARIS, False),))),
     "a tool named function": (
         f"{CALLS}{raw('function', PARIS)}{raw('function', '')}{CALLS_END}",
         Answer("", (("function", PARIS, False), ("function", "{}", False))),
@@ -178,10 +169,7 @@ ANSWERS = {
     "dsml without the outer tag": (dsml("a", {"x": "y"}), Answer("", (("a", '{"x": "y"}', False),))),
     "dsml, end tags inside a value": (
         dsml_block(dsml("a", {"x": "1</｜DSML｜invoke></｜DSML｜function_calls>2</｜DSML｜parameter>3"})),
-        Answer(
-            "",
-            (("a", '{"x": "1</｜DSML｜invoke></｜DSML｜function_calls>2</｜DSML｜parameter>3"}', False),),
-        ),
+        Answer("", (("a", '{"x": "1</｜DSML｜invoke></｜DSML｜function_calls>2</｜DSML｜parameter>3"}', False),)),
     ),
     "dsml, the call's end tag is missing": (
         dsml_block(dsml("a", {"x": "y"}).removesuffix("</｜DSML｜invoke>")),
@@ -228,13 +216,14 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize(("text", "expected"), ANSWERS.values(), ids=ANSWERS.keys())
-def test_an_answer(text: str, expected: Answer) -> None:
-    assert parse([text]) == expected
-    assert parse(characters(text)) == expected
+def test_answers():
+    for cut in (lambda text: [text], list):
+        assert {name: parse(cut(text)) for name, (text, _) in ANSWERS.items()} == {
+            name: expected for name, (_, expected) in ANSWERS.items()
+        }
 
 
-def test_a_name_comes_as_soon_as_it_is_whole_and_arguments_as_they_come() -> None:
+def test_a_name_comes_as_soon_as_it_is_whole_and_arguments_as_they_come():
     parser = ToolCallParser()
     assert parser.feed("Hm.") == [TextPiece("Hm.")]
     assert parser.feed(f"{CALLS}{CALL}get_weather") == []
@@ -246,7 +235,7 @@ def test_a_name_comes_as_soon_as_it_is_whole_and_arguments_as_they_come() -> Non
     assert parser.feed(CALLS_END) + parser.end() == []
 
 
-def test_a_fenced_name_comes_with_its_newline() -> None:
+def test_a_fenced_name_comes_with_its_newline():
     parser = ToolCallParser()
     assert parser.feed(f"{CALL}function<｜tool▁sep｜>get_") == []
     assert parser.feed("weather\n") == [CallBegins(0, "get_weather")]
@@ -254,7 +243,7 @@ def test_a_fenced_name_comes_with_its_newline() -> None:
     assert parser.feed("{") == [ArgumentsPiece(0, "{")]
 
 
-def test_dsml_arguments_come_as_json_while_they_stream() -> None:
+def test_dsml_arguments_come_as_json_while_they_stream():
     parser = ToolCallParser()
     assert parser.feed('\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="a">') == [CallBegins(0, "a")]
     assert parser.feed('\n<｜DSML｜parameter name="x" string="true">') == [ArgumentsPiece(0, '{"x": "')]
@@ -263,7 +252,7 @@ def test_dsml_arguments_come_as_json_while_they_stream() -> None:
     assert parser.feed("\n</｜DSML｜invoke>") == [ArgumentsPiece(0, '"}'), CallEnds(0, cut=False)]
 
 
-def test_only_what_may_be_a_tag_is_held_back() -> None:
+def test_only_what_may_be_a_tag_is_held_back():
     parser = ToolCallParser()
     assert parser.feed("a <") == [TextPiece("a ")]
     assert parser.feed("b>") == [TextPiece("<b>")]
@@ -286,7 +275,7 @@ JUNK = st.lists(
 
 
 @st.composite
-def cut_text(draw: st.DrawFn, texts: st.SearchStrategy[str]) -> tuple[str, list[str]]:
+def cut_text(draw, texts):
     """A text, and the same in chunks of any length."""
     text = draw(texts)
     places = sorted(draw(st.lists(st.integers(0, len(text)), max_size=12)))
@@ -304,67 +293,50 @@ OBJECTS = st.dictionaries(STRINGS, VALUES, max_size=4)
 CALL_LISTS = st.lists(st.tuples(NAMES, OBJECTS), min_size=1, max_size=3)
 
 
-def rendered_json(calls: list[tuple[str, dict[str, object]]], *, in_fences: bool, indent: int | None) -> str:
-    write = fenced if in_fences else raw
-    between = "\n" if in_fences else ""
-    texts = [write(name, json.dumps(arguments, ensure_ascii=False, indent=indent)) for name, arguments in calls]
-    return CALLS + between.join(texts) + CALLS_END
-
-
-@settings(max_examples=300)
-@given(CALL_LISTS, st.booleans(), st.sampled_from([None, 2]), st.text(alphabet="ab\n <", max_size=5), st.data())
-def test_calls_written_as_json_come_out_as_they_went_in(
-    calls: list[tuple[str, dict[str, object]]], in_fences: bool, indent: int | None, before: str, data: st.DataObject
-) -> None:
-    text = before.rstrip("\n") + rendered_json(calls, in_fences=in_fences, indent=indent)
-    _, chunks = data.draw(cut_text(st.just(text)))
-    answer = parse(chunks)
-    assert answer.text == before.rstrip("\n")
-    assert [(name, json.loads(arguments), cut) for name, arguments, cut in answer.calls] == [
-        (name, arguments, False) for name, arguments in calls
-    ]
-
-
-def ends_like_a_tag(value: str) -> bool:
-    """A string that DSML can't carry: the form has no escapes, so what follows can look like the parameter's end."""
-    return any(end in value for end in DSML_PARAMETER_END)
-
-
+# DSML has no escapes, so that it can't carry a string that looks like a parameter's end.
 DSML_OBJECTS = st.dictionaries(st.text(alphabet="ab_é ", min_size=1, max_size=6), VALUES, max_size=4).filter(
-    lambda arguments: not ends_like_a_tag(json.dumps(arguments, ensure_ascii=False))
+    lambda arguments: not any(end in json.dumps(arguments, ensure_ascii=False) for end in DSML_PARAMETER_END)
 )
 
 
-@settings(max_examples=300)
-@given(st.lists(st.tuples(NAMES, DSML_OBJECTS), min_size=1, max_size=3), st.sampled_from(["", " "]), st.data())
-def test_calls_written_as_dsml_come_out_as_they_went_in(
-    calls: list[tuple[str, dict[str, object]]], space: str, data: st.DataObject
-) -> None:
-    text = dsml_block("\n".join(dsml(name, arguments, space) for name, arguments in calls))
-    _, chunks = data.draw(cut_text(st.just(text)))
+def check_calls(calls, text, before, data):
+    _, chunks = data.draw(cut_text(st.just(before + text)))
     answer = parse(chunks)
-    assert answer.text == ""
-    assert [(name, json.loads(arguments), cut) for name, arguments, cut in answer.calls] == [
-        (name, arguments, False) for name, arguments in calls
-    ]
+    assert answer.text == before
+    found = [(name, json.loads(arguments), cut) for name, arguments, cut in answer.calls]
+    assert found == [(name, arguments, False) for name, arguments in calls]
 
 
-@settings(max_examples=1000)
+@settings(max_examples=100)
+@given(CALL_LISTS, st.booleans(), st.sampled_from([None, 2]), st.text(alphabet="ab\n <", max_size=5), st.data())
+def test_calls_written_as_json_come_out_as_they_went_in(calls, in_fences, indent, before, data):
+    write, between = (fenced, "\n") if in_fences else (raw, "")
+    texts = [write(name, json.dumps(arguments, ensure_ascii=False, indent=indent)) for name, arguments in calls]
+    check_calls(calls, CALLS + between.join(texts) + CALLS_END, before.rstrip("\n"), data)
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(NAMES, DSML_OBJECTS), min_size=1, max_size=3), st.sampled_from(["", " "]), st.data())
+def test_calls_written_as_dsml_come_out_as_they_went_in(calls, space, data):
+    check_calls(calls, dsml_block("\n".join(dsml(name, each, space) for name, each in calls)), "", data)
+
+
+@settings(max_examples=300)
 @given(cut_text(JUNK))
 @example(('<｜DSML｜invoke name="a">x <b> \n y', ['<｜DSML｜invoke name="a">x', " <b> ", "\n", " y"]))
-def test_any_cut_of_any_text_gives_the_uncut_result(cut: tuple[str, list[str]]) -> None:
+def test_any_cut_of_any_text_gives_the_uncut_result(cut):
     text, chunks = cut
     assert parse(chunks) == parse([text])
 
 
 @given(JUNK.filter(lambda text: not any(opening in text for opening in OPENINGS)))
-def test_text_without_a_call_is_given_as_it_is(text: str) -> None:
-    assert parse(characters(text)) == Answer(text, ())
+def test_text_without_a_call_is_given_as_it_is(text):
+    assert parse(list(text)) == Answer(text, ())
 
 
-@settings(max_examples=1000)
+@settings(max_examples=300)
 @given(JUNK)
-def test_only_tags_names_and_white_space_are_dropped(text: str) -> None:
+def test_only_tags_names_and_white_space_are_dropped(text):
     """Each character of a text that is no part of a tag comes out, as text, as a name or in arguments."""
     answer = parse([text])
     if not answer.calls:
@@ -372,3 +344,61 @@ def test_only_tags_names_and_white_space_are_dropped(text: str) -> None:
     came = answer.text + "".join(name + arguments for name, arguments, _ in answer.calls)
     for letter in "é😀":  # these are in no tag
         assert came.count(letter) == text.count(letter)
+
+
+# Calls as OpenAI's clients get them
+
+ZONE = '{"zone": "é"}'
+TWO_CALLS = f"Look:{CALLS}{raw('get_weather', PARIS)}{raw('get_time', ZONE)}{CALLS_END}"
+
+
+def accumulate(whole, delta):
+    """Join a delta as the openai SDK does: strings are joined, numbers added, list elements found by their index."""
+    for key, value in delta.items():
+        if key not in whole or whole[key] is None or key in ("index", "type"):
+            whole[key] = value
+        elif isinstance(value, dict):
+            accumulate(whole[key], value)
+        else:
+            whole[key] += value
+
+
+def streamed(calls, chunks):
+    """The text and the calls that a client puts together."""
+    text, joined = "", {}
+    for piece in [piece for chunk in chunks for piece in calls.feed(chunk)] + calls.end():
+        if isinstance(piece, TextPiece):
+            text += piece.text
+        elif isinstance(piece, CallBegins | ArgumentsPiece):
+            delta = json.loads(calls.delta(piece))
+            accumulate(joined.setdefault(delta["index"], {}), delta)
+    return text, [joined[index] for index in sorted(joined)]
+
+
+def test_deltas_joined_are_the_whole_calls():
+    answers = [AnswerCalls(), AnswerCalls()]
+    for calls in answers:
+        text, joined = streamed(calls, list(TWO_CALLS))
+        assert text == "Look:"
+        documents = [{key: call[key] for key in ("id", "type", "function")} for call in joined]
+        assert documents == [call.document() for call in calls.calls]
+        assert [call["function"] for call in joined] == [
+            {"name": "get_weather", "arguments": PARIS},
+            {"name": "get_time", "arguments": ZONE},
+        ]
+    ids = {call.call_id for calls in answers for call in calls.calls}
+    assert len(ids) == 4
+    assert all(call_id.startswith("call_") for call_id in ids)
+
+
+def test_calls_that_nobody_wants_are_left_out():
+    calls = AnswerCalls(drop=True)
+    assert streamed(calls, [TWO_CALLS, "Then."]) == ("Look:Then.", [])
+    assert calls.calls == []
+    calls = AnswerCalls(only_first=True)
+    calls.feed(TWO_CALLS[:60])
+    assert not calls.complete
+    calls.feed(TWO_CALLS[60:])
+    assert calls.complete
+    text, joined = streamed(AnswerCalls(only_first=True), list(TWO_CALLS + "more"))
+    assert (text, [call["function"]["name"] for call in joined]) == ("Look:", ["get_weather"])

@@ -1,10 +1,6 @@
 """Triton servers behind HTTPS, such as a proxy before them: certificates and headers."""
 
-from __future__ import annotations
-
 import ssl
-from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -18,12 +14,12 @@ PROMPT = {"prompt": "Hi"}
 
 
 @pytest.fixture
-def authority() -> trustme.CA:
+def authority():
     return trustme.CA()
 
 
 @pytest.fixture
-def triton(authority: trustme.CA) -> Iterator[RawTriton]:
+def triton(authority):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
     with RawTriton().serving(tls=context) as triton:
@@ -31,20 +27,18 @@ def triton(authority: trustme.CA) -> Iterator[RawTriton]:
         yield triton
 
 
-def trusted(authority: trustme.CA, folder: Path) -> Path:
+def trusted(authority, folder):
     authority.cert_pem.write_to_path(folder / "ca.pem")
     return folder / "ca.pem"
 
 
-def reason(address: str) -> str:
+def reason(address):
     [model] = httpx.get(f"{address}/fleet").json()["models"]
     [server] = model["servers"]
     return str(server["reason"])
 
 
-def test_a_server_with_a_trusted_certificate_gets_requests_and_headers(
-    triton: RawTriton, authority: trustme.CA, tmp_path: Path
-) -> None:
+def test_a_server_with_a_trusted_certificate_gets_requests_and_headers(triton, authority, tmp_path):
     headers = (("authorization", "Bearer secret"), ("triton-key", "restricted"))
     with gateway_before(triton, upstream_ca=trusted(authority, tmp_path), upstream_headers=headers) as address:
         asked = httpx.post(f"{address}/v1/completions", json=PROMPT)
@@ -57,7 +51,7 @@ def test_a_server_with_a_trusted_certificate_gets_requests_and_headers(
     }
 
 
-def test_metrics_are_asked_for_without_the_secrets(triton: RawTriton, authority: trustme.CA, tmp_path: Path) -> None:
+def test_metrics_are_asked_for_without_the_secrets(triton, authority, tmp_path):
     """They are plain HTTP, also where a proxy serves the rest by HTTPS."""
     with RawTriton().serving() as metrics:
         server = f"{triton.url}#metrics={urlsplit(metrics.url).port}"
@@ -69,9 +63,7 @@ def test_metrics_are_asked_for_without_the_secrets(triton: RawTriton, authority:
 
 
 @pytest.mark.parametrize("ca", ["another", "none"])
-def test_a_server_with_an_unknown_certificate_is_down_and_told_in_one_line(
-    triton: RawTriton, tmp_path: Path, ca: str
-) -> None:
+def test_a_server_with_an_unknown_certificate_is_down_and_told_in_one_line(triton, tmp_path, ca):
     settings = {} if ca == "none" else {"upstream_ca": trusted(trustme.CA(), tmp_path)}
     with gateway_before(triton, **settings) as address:
         refused = httpx.post(f"{address}/v1/completions", json=PROMPT)
@@ -81,7 +73,7 @@ def test_a_server_with_an_unknown_certificate_is_down_and_told_in_one_line(
     assert triton.all_heads == []
 
 
-def test_a_certificate_for_another_name(authority: trustme.CA, tmp_path: Path) -> None:
+def test_a_certificate_for_another_name(authority, tmp_path):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("triton.example.com").configure_cert(context)
     with (
