@@ -16,8 +16,6 @@ from deepseek_triton_tools.terminal.status_line import StatusLine
 from support.model_server import WAIT, echo
 from support.terminal_session import CTRL_C, Terminal
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
@@ -64,13 +62,9 @@ def failing(*prompts, code="E_INTERNAL"):
     return answer
 
 
-# --- rows ---
-
-
 def test_answers_are_in_the_order_of_the_input(run, model_server):
     prompts = [f"prompt {number}" for number in range(60)]
     code, out, err = run([json.dumps(prompt) for prompt in prompts], "--concurrency", "5", "--max-tokens", "9")
-
     assert (code, out) == (0, "")
     assert err.startswith("60 of 60 rows done; 120 tokens in ")
     assert texts() == [prompt.upper() for prompt in prompts]
@@ -79,21 +73,11 @@ def test_answers_are_in_the_order_of_the_input(run, model_server):
 
 
 def test_a_row_says_what_it_is_and_its_own_fields_win(run, model_server):
-    run(
-        [
-            '"plain"',
-            {"prompt": "named", "id": 7, "temperature": 0.5},
-            "",
-            {"prompt": "requested", "request_id": "r-1"},
-            {"messages": [{"role": "user", "content": "said"}], "id": "x"},
-        ],
-        "--temperature",
-        "1",
-    )
-
-    assert [(row["id"], row["text"]) for row in rows()] == [
-        (1, "PLAIN"), (7, "NAMED"), ("r-1", "REQUESTED"), ("x", "SAID"),
-    ]  # fmt: skip
+    named, requested = {"prompt": "named", "id": 7, "temperature": 0.5}, {"prompt": "requested", "request_id": "r-1"}
+    said = {"messages": [{"role": "user", "content": "said"}], "id": "x"}
+    run(['"plain"', named, "", requested, said], "--temperature", "1")
+    answers = {1: "PLAIN", 7: "NAMED", "r-1": "REQUESTED", "x": "SAID"}
+    assert {row["id"]: row["text"] for row in rows()} == answers
     by_text = {body.get("text_input", "said"): body for body in model_server.bodies}
     assert by_text["requested"]["id"] == "r-1"
     assert by_text["named"]["sampling_param_temperature"] == 0.5
@@ -105,10 +89,11 @@ def test_a_row_says_what_it_is_and_its_own_fields_win(run, model_server):
 
 def test_prompts_can_be_sent_as_chats(run, model_server):
     run(['"hi"', {"messages": "there"}], "--system", "Be brief.")
-
-    sent = sorted(json.loads(body["messages"])[1]["content"] for body in model_server.bodies)
-    assert sent == ["hi", "there"]
-    assert {json.loads(body["messages"])[0]["content"] for body in model_server.bodies} == {"Be brief."}
+    chats = [json.loads(body["messages"]) for body in model_server.bodies]
+    assert sorted((system["content"], user["content"]) for system, user in chats) == [
+        ("Be brief.", "hi"),
+        ("Be brief.", "there"),
+    ]
 
 
 def test_every_wrong_row_is_named_before_anything_is_sent(run, model_server, folder):
@@ -129,7 +114,6 @@ def test_every_wrong_row_is_named_before_anything_is_sent(run, model_server, fol
         '{"messages": [{"role": 5}]}': "messages[0]: expected",
     }
     code, _, err = run(['"right"', *wrong, '"right"'])
-
     *lines, last = err.splitlines()
     assert code == 1
     assert last.endswith(f"{len(wrong)} of {len(wrong) + 2} rows of in.jsonl are wrong; nothing was sent")
@@ -143,7 +127,6 @@ def test_every_wrong_row_is_named_before_anything_is_sent(run, model_server, fol
 def test_a_failed_row_is_a_row_and_the_others_go_on(run, model_server):
     model_server.answer = failing("b")
     code, _, err = run(['"a"', '"b"', '"c"'])
-
     assert code == 1
     assert "3 of 3 rows done, 1 failed; 4 tokens" in err
     failed = rows()[1]
@@ -155,7 +138,6 @@ def test_a_failed_row_is_a_row_and_the_others_go_on(run, model_server):
 def test_max_failures_ends_the_batch(run, model_server):
     model_server.answer = failing("b", "c")
     code, _, err = run([f'"{prompt}"' for prompt in "abcdef"], "--max-failures", "2", "--concurrency", "1")
-
     assert code == 1
     assert "3 of 6 rows done, 2 failed" in err
     assert "the same command with --resume goes on" in err
@@ -165,7 +147,6 @@ def test_max_failures_ends_the_batch(run, model_server):
 def test_a_server_that_is_not_there_fails_the_whole_and_no_row(folder, capsys):
     write(['"a"', '"b"'])
     argv = ["--input", "in.jsonl", "--output", "out.jsonl", "--url", "http://127.0.0.1:9", "--retries", "0"]
-
     assert main(["generate", *argv]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("deepseek-triton generate: http://127.0.0.1:9: can't connect")
@@ -179,7 +160,6 @@ def test_a_token_that_is_refused_fails_the_whole_too(run, model_server, folder):
 
     model_server.answer = refuse
     code, _, err = run(['"a"', '"b"'])
-
     assert (code, len(err.splitlines())) == (1, 1)
     assert not (folder / "out.jsonl").exists()
 
@@ -189,7 +169,6 @@ def test_earlier_answers_stay_until_new_ones_are_written(run, model_server, fold
     model_server.answer = failing("b")
     run(['"a"', '"b"'])
     before = (folder / "out.jsonl").read_bytes()
-
     model_server.answer = failing("a", "b", code="E_UNAVAILABLE")
     assert run(None, option, "--retries", "0")[0] == 1
     assert (folder / "out.jsonl").read_bytes() == before
@@ -200,19 +179,14 @@ def test_earlier_answers_stay_until_new_ones_are_written(run, model_server, fold
 
 def test_an_empty_input_gives_an_empty_output(run, folder):
     (folder / "out.jsonl").write_text("something else")
-
     assert run([], "--overwrite")[:2] == (0, "")
     assert (folder / "out.jsonl").read_bytes() == b""
-
-
-# --- files ---
 
 
 def test_standard_input_and_output_can_be_used(model_server):
     command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "generate", "--url", model_server.url]
     command += ["--input", "-", "--output", "-"]
     done = subprocess.run(command, input='"grüß"\n"b"'.encode(), stdout=subprocess.PIPE, check=True)
-
     assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == ["GRÜSS", "B"]
 
 
@@ -220,7 +194,6 @@ def test_a_reader_that_leaves_ends_it(model_server, folder):
     write([f'"{number}"' for number in range(2000)])
     command = shlex.join(start(model_server, "--output", "-", "--concurrency", "1"))
     done = subprocess.run(["sh", "-c", f"{command} | head -1"], capture_output=True, text=True)
-
     assert json.loads(done.stdout)["text"] == "0"
     assert "Traceback" not in done.stderr
     assert len(model_server.bodies) < 2000
@@ -236,7 +209,6 @@ def test_a_named_pipe_can_be_the_input(run, folder, model_server):
 def test_an_existing_output_is_kept_unless_overwrite_is_given(run, model_server):
     run(['"a"'])
     code, _, err = run(['"b"'])
-
     assert code == 2
     assert "out.jsonl is there already: --resume goes on where it ends, --overwrite begins anew" in err
     assert texts() == ["A"]
@@ -244,64 +216,47 @@ def test_an_existing_output_is_kept_unless_overwrite_is_given(run, model_server)
     assert texts() == ["B"]
 
 
-def test_an_output_is_resumed_or_overwritten(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["generate", "--input", "in.jsonl", "--output", "x", "--resume", "--overwrite"])
-    assert "--overwrite: not allowed with argument --resume" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
-        (["--input", "in.jsonl"], "--input needs --output"),
-        (["--input", "in.jsonl", "--output", "in.jsonl", "--overwrite"], "are the same file"),
-        (["--input", "in.jsonl", "--output", "-", "--resume"], "--resume needs an --output that can be read again"),
-        (["--input", "nowhere", "--output", "x"], "nowhere can't be read: No such file"),
-        (["--input", "in.jsonl", "--output", "no/where"], "no/where can't be written: No such file"),
-        (["--input", "in.jsonl", "--output", "x", "--json"], "--json: not with --input"),
-    ],
-)
-def test_files_that_can_not_be_used_are_said(model_server, folder, capsys, argv, expected):
+def test_files_that_can_not_be_used_are_said(model_server, folder, capsys):
     write(['"a"'])
-
-    assert main(["generate", "--url", model_server.url, *argv]) in (1, 2)
-    assert expected in capsys.readouterr().err
+    cases = {
+        "--input in.jsonl": "--input needs --output",
+        "--input in.jsonl --output in.jsonl --overwrite": "are the same file",
+        "--input in.jsonl --output - --resume": "--resume needs an --output that can be read again",
+        "--input nowhere --output x": "nowhere can't be read: No such file",
+        "--input in.jsonl --output no/where": "no/where can't be written: No such file",
+        "--input in.jsonl --output x --json": "--json: not with --input",
+        "--input in.jsonl --output x --resume --overwrite": "--overwrite: not allowed with argument --resume",
+    }
+    for argv, expected in cases.items():
+        try:
+            code = main(["generate", "--url", model_server.url, *argv.split()])
+        except SystemExit as ended:
+            code = ended.code
+        assert code in (1, 2)
+        assert expected in capsys.readouterr().err
     assert model_server.bodies == []
     assert (folder / "in.jsonl").read_text() == '"a"\n'
-
-
-def test_a_full_disk_is_one_line(model_server, folder, capsys):
-    write(['"a"'])
-
     assert main(["generate", "--url", model_server.url, "--input", "in.jsonl", "--output", "/dev/full"]) == 1
     assert "/dev/full can't be written: No space left on device\n" in capsys.readouterr().err
-
-
-# --- going on ---
 
 
 LINES = [f'"{prompt}"' for prompt in "abcdef"]
 
 
 def test_resume_goes_on_where_the_output_ends(run, model_server, folder):
-    run(LINES)
+    assert run(LINES, "--resume")[0] == 0  # without an output it begins
     whole = (folder / "out.jsonl").read_bytes()
+    assert texts() == list("ABCDEF")
     for kept in (0, 1, 4, 6):
         lines = whole.splitlines(keepends=True)
         # What a kill leaves: some rows, and a part of one.
         (folder / "out.jsonl").write_bytes(b"".join(lines[:kept]) + (lines[kept][:-1] if kept < 6 else b""))
         model_server.requests.clear()
         code, _, err = run(LINES, "--resume")
-
         assert code == 0
         assert f"6 of 6 rows done{f' ({kept} by an earlier run)' if kept else ''};" in err
         assert sorted(body["text_input"] for body in model_server.bodies) == list("abcdef")[kept:]
         assert texts() == list("ABCDEF")
-
-
-def test_resume_without_an_output_begins(run):
-    assert run(LINES, "--resume")[0] == 0
-    assert texts() == list("ABCDEF")
 
 
 def test_resume_asks_again_what_failed_at_the_end(run, model_server):
@@ -309,40 +264,29 @@ def test_resume_asks_again_what_failed_at_the_end(run, model_server):
     assert run(LINES)[0] == 1
     model_server.answer = echo
     model_server.requests.clear()
-
     assert run(LINES, "--resume")[0] == 0
     assert sorted(body["text_input"] for body in model_server.bodies) == ["e", "f"]
     assert texts() == ["A", "E_INTERNAL", "C", "D", "E", "F"]
 
 
-@pytest.mark.parametrize(
-    ("lines", "expected"),
-    [
-        (
-            ['"a"', '"x"', '"c"'],
-            "line 2 answers row 2, and the input has another row 2 there: give another --output, or --overwrite",
-        ),
-        (['"a"'], "out.jsonl line 2 answers row 2, and the input ends before"),
-        (['{"prompt": "a", "id": "mine"}'], "out.jsonl line 1 answers row 1, and the input has another row 'mine'"),
-    ],
-)
-def test_resume_refuses_answers_to_something_else(run, model_server, folder, lines, expected):
+def test_resume_refuses_answers_to_something_else(run, model_server, folder):
     run(['"a"', '"b"'])
     before = (folder / "out.jsonl").read_bytes()
     model_server.requests.clear()
-    code, _, err = run(lines, "--resume")
-
-    assert code == 1
-    assert expected in err
-    assert (folder / "out.jsonl").read_bytes() == before
+    another = "line 2 answers row 2, and the input has another row 2 there: give another --output, or --overwrite"
+    mine = {"prompt": "a", "id": "mine"}
+    cases = [
+        (before, ['"a"', '"x"', '"c"'], another),
+        (before, ['"a"'], "out.jsonl line 2 answers row 2, and the input ends before"),
+        (before, [mine], "out.jsonl line 1 answers row 1, and the input has another row 'mine'"),
+        (b"dear diary\n", LINES, "out.jsonl line 1 is no answer of a batch"),
+    ]
+    for content, lines, expected in cases:
+        (folder / "out.jsonl").write_bytes(content)
+        code, _, err = run(lines, "--resume")
+        assert (code, expected in err) == (1, True), err
+        assert (folder / "out.jsonl").read_bytes() == content
     assert model_server.bodies == []
-
-
-def test_resume_refuses_a_file_of_something_else(run, model_server, folder):
-    (folder / "out.jsonl").write_text("dear diary\n")
-
-    assert "out.jsonl line 1 is no answer of a batch" in run(LINES, "--resume")[2]
-    assert (folder / "out.jsonl").read_text() == "dear diary\n"
 
 
 def stopping_at(prompt):
@@ -367,7 +311,6 @@ def test_answers_are_on_disk_when_the_process_is_killed(model_server, folder, ru
         process.kill()
         process.wait()
     assert texts() == ["A", "B", "C"]
-
     model_server.release.set()
     assert run(LINES, "--resume")[0] == 0
     assert texts() == list("ABCDEF")
@@ -395,12 +338,8 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(model_server, folder):
         terminal.read_until("stopped: 3 of 6 rows done")
         terminal.read_until("--resume goes on in out.jsonl")
         assert terminal.exit_code() == 130
-
     assert model_server.gone.wait(30)
     assert texts() == ["A", "B", "C"]
-
-
-# --- progress ---
 
 
 def test_a_terminal_shows_the_progress(model_server, folder):
@@ -408,7 +347,6 @@ def test_a_terminal_shows_the_progress(model_server, folder):
     with Terminal("generate", "--url", model_server.url, "--input", "in.jsonl", "--output", "out.jsonl") as terminal:
         terminal.read_until("0/6 done, 0 failed, 0 tokens/s")
         assert terminal.exit_code() == 0
-
     assert terminal.seen.endswith("tokens/s\r\n")
     assert "\r\x1b[K6 of 6 rows done; 12 tokens in " in terminal.seen
 
@@ -416,7 +354,6 @@ def test_a_terminal_shows_the_progress(model_server, folder):
 def test_without_a_terminal_the_progress_is_a_line_now_and_then(run, monkeypatch):
     monkeypatch.setattr(batch_progress, "StatusLine", partial(StatusLine, 0.0))
     lines = run(LINES)[2].splitlines()
-
     assert [line.partition(",")[0] for line in lines[:6]] == [f"{number}/6 done" for number in range(1, 7)]
     assert " left" in lines[0]
     assert " left" not in lines[5]

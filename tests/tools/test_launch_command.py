@@ -239,9 +239,6 @@ def test_facts_of_what_was_built(built):
     assert one.shm_bytes == 9 * 2**30
 
 
-# Recipes
-
-
 @pytest.mark.parametrize("kind", ["image", "wheel"])
 def test_a_recipe_runs_with_the_release_and_the_gpu_of_the_plan(printed, tmp_path, kind):
     text = printed("recipe", kind, "r1")
@@ -263,9 +260,6 @@ def test_a_recipe_runs_with_the_release_and_the_gpu_of_the_plan(printed, tmp_pat
         assert run[-4:] == ["--cuda_architectures", "90-real", "-j", "3"]
         assert "nvcr.io/nvidia/tensorrt-llm/devel:1.2.1" in run
         assert build[0] == "build"
-
-
-# Stop and list
 
 
 def test_stop_and_list_are_the_supervisors(monkeypatch, tmp_path):

@@ -212,9 +212,6 @@ def test_the_header_says_what_is_needed_first(pair, launched):
     assert "--context-server 'dns+http://pair-context:8000#metrics=8002'" in said
 
 
-# --- a job of Slurm ---
-
-
 @pytest.fixture
 def run(tmp_path):
     """Runs a script as the first of some nodes would; returns how it ended, and the calls of srun."""
@@ -326,9 +323,6 @@ def test_options_that_a_pairs_job_does_not_take(pair, launched):
         code, out, err = launched("slurm", folder, "--no-container", *options)
         assert (code, out, len(err.splitlines())) == (2, "", 1)
         assert expected in err
-
-
-# --- what is refused ---
 
 
 def test_sides_that_do_not_fit_are_refused(pair, launched):

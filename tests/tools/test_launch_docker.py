@@ -211,9 +211,6 @@ def test_docker_itself_takes_the_command(tmp_path, capsys):
     assert "invalid" not in done.stderr
 
 
-# local
-
-
 def test_local_runs_start_sh_with_its_variables(tmp_path, monkeypatch, capfd):
     folder = tmp_path / AWKWARD / "tiny"
     folder.parent.mkdir()

@@ -132,9 +132,6 @@ def test_what_is_noted(printed, programs):
     assert err.startswith("note: --env MINE: start.sh hands only the variables of the engine")
 
 
-# launch ssh-setup
-
-
 @pytest.fixture
 def setup(printed, tmp_path, programs):
     """Runs single steps of the script, without a container."""

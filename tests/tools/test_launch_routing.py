@@ -181,9 +181,6 @@ def test_every_recorded_rule_is_checked():
     assert set(rules(CRDS)) == RULES.keys()
 
 
-# --- they find the servers ---
-
-
 def server_pod(objects):
     """Return the template of the pod with tritonserver, with the labels that a controller adds."""
     if ("Deployment", "r1") in objects:
@@ -262,9 +259,6 @@ def test_a_route_leads_to_a_port_of_its_service(facts):
     objects = render(facts["tiny"], dataclasses.replace(ROUTINGS["gateway"], route_parent=None))
     assert ("Service", "r1-gateway") in objects  # needs no route
     assert not [kind for kind, _ in objects if kind == "HTTPRoute"]
-
-
-# --- KEDA ---
 
 
 @pytest.mark.parametrize(("name", "kind"), [("one", "Deployment"), ("two", "LeaderWorkerSet")])

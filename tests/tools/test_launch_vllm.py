@@ -47,9 +47,6 @@ def one_line(script):
     return " ".join(script.replace("\\\n", " ").split())
 
 
-# One node
-
-
 def test_every_form_on_one_node(launch):
     script = launch("docker", "one", *WITH_IMAGE)
     lines = {line.strip() for line in script.splitlines()}
@@ -74,9 +71,6 @@ def test_without_a_container_they_say_how_to_make_one(launch):
     for form in ("docker", "slurm", "kubernetes"):
         assert said in launch(form, "newest", code=2)
     assert "a recipe is for TensorRT-LLM; vLLM is built in a con" in launch("recipe image", "one", code=2)
-
-
-# Two nodes
 
 
 def test_a_form_for_one_node_says_what_to_run_on_each(launch):

@@ -57,9 +57,6 @@ def refused(source):
     return str(raised.value)
 
 
-# A folder
-
-
 def test_a_folder_is_a_checkpoint(tmp_path):
     folder = write_weights(tmp_path / "r1")
     checkpoint = only(folder)
@@ -105,9 +102,6 @@ def test_a_folder_out_of_reach_is_not_called_missing(tmp_path):
     finally:
         os.seteuid(0)
     assert f"{folder}: can't be accessed: Permission denied" in message
-
-
-# The Hugging Face cache
 
 
 @pytest.fixture
@@ -218,9 +212,6 @@ def test_a_download_into_a_folder_that_is_not_finished(tmp_path):
     (folder / ".cache/huggingface/download").mkdir(parents=True)
     (folder / ".cache/huggingface/download/x.incomplete").touch()
     assert "its download is not finished" in damage_of(folder)[0].message
-
-
-# What is served
 
 
 @pytest.fixture
@@ -339,9 +330,6 @@ def test_a_model_yaml_without_a_checkpoint_is_refused(tmp_path):
     for number, (text, words) in enumerate(cases.items()):
         served(tmp_path / str(number), "a", 1, text)
         assert words in refused(tmp_path / str(number)), text
-
-
-# Shares
 
 
 SIZES = st.lists(st.integers(0, 2**42), max_size=40)

@@ -67,9 +67,6 @@ def write_metadata(folder, name, etag):
     return path
 
 
-# The hub
-
-
 def test_a_blob_of_the_cache_is_called_by_its_hash(tmp_path):
     snapshot, blobs = tmp_path / "snapshots" / "rev", tmp_path / "blobs"
     snapshot.mkdir(parents=True)
@@ -109,9 +106,6 @@ def test_an_etag_that_is_no_hash_is_no_checksum(folder):
         assert checksums(folder) == {}, etag
     path.write_text("a" * 40)  # cut short
     assert checksums(folder) == {}
-
-
-# Files of checksums
 
 
 def test_the_output_of_sha256sum_is_read(folder):

@@ -89,9 +89,6 @@ def cut_off(path, num_bytes):
     os.truncate(path, path.stat().st_size - num_bytes)
 
 
-# What can be typed
-
-
 def test_a_size():
     sizes = {"1024": 1024, "64GiB": 64 * 2**30, "64g": 64 * 2**30, "500GB": 500 * 10**9, "1.5T": 3 * 2**39}
     sizes |= {"2 MB": 2 * 10**6, "100kb": 10**5, ".5KiB": 512, "7B": 7}
@@ -168,9 +165,6 @@ def test_a_server_that_is_not_there_is_one_line(call):
     assert "127.0.0.1:9" in line
 
 
-# Warming
-
-
 def test_all_of_it_is_resident_afterwards(call, folder):
     assert call(folder, form="evict").returncode == 0
     done = call(folder)
@@ -244,9 +238,6 @@ def test_a_budget_above_what_there_is_is_warned_of_before_anything_is_read(call,
     assert "--budget" not in document["remedies"]
 
 
-# Reporting and dropping
-
-
 def test_a_report_only_reports(call, folder):
     call(folder, form="evict")
     done = call(folder, form="report")
@@ -280,9 +271,6 @@ def test_what_is_mapped_stays_and_who_maps_it_is_named(call, folder):
     assert (stayed["path"], stayed["resident_bytes"] > 0) == (str(path), True)
     assert f"({os.getpid()})" in stayed["reason"]
     assert str(path) in done.stderr
-
-
-# What comes after
 
 
 @pytest.mark.slow
@@ -362,9 +350,6 @@ def test_a_process_that_does_not_stop_is_ended_by_a_second_signal():
             process.stdout.readline()
             process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == -signal.SIGTERM
-
-
-# Holding and telling
 
 
 @pytest.mark.slow

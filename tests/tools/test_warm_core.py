@@ -24,8 +24,6 @@ from support.mounting import mounted
 from support.page_cache import resident_bytes
 from support.waiting import wait_for
 
-pytestmark = pytest.mark.slow
-
 SIZE = 3 * BUFFER + 4097
 """Bytes of a file: some buffers, and a part of a page."""
 HEADERS = 2**17
@@ -188,6 +186,7 @@ def test_a_file_that_vanishes_after_the_survey_is_reported_and_the_rest_goes_on(
     assert (len(messages(result)), result.exit_code) == (1, 1)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_written_to_meanwhile_is_reported(tmp_path):
     size = 2 * STEP
     write_shard(tmp_path / "model.safetensors", size)
@@ -225,6 +224,7 @@ def test_a_wrong_checksum_names_both(checkpoint):
     assert (result.num_verified, result.num_unverified, result.exit_code) == (1, 3, 0)
 
 
+@pytest.mark.slow
 def test_stop_ends_the_warm_up_with_what_was_done(checkpoint):
     stop = threading.Event()
     result = warm(survey_of(checkpoint, rate_limit=SIZE // 32), observe=lambda progress: stop.set(), stop=stop)
@@ -240,6 +240,7 @@ def test_an_error_of_the_observer_ends_the_threads(checkpoint):
             thread.join()
 
 
+@pytest.mark.slow
 def test_waiting_for_the_pace_is_no_stall(checkpoint):
     seen = []
     warm(survey_of(checkpoint, rate_limit=SIZE, stall_s=0.6), observe=seen.append)
@@ -306,6 +307,7 @@ print(result.gave_up, result.exit_code)
 """
 
 
+@pytest.mark.slow
 def test_storage_that_does_not_answer_is_named_and_given_up(checkpoint, frozen_disk):
     done = run_script(_STALLED, checkpoint, frozen_disk)
     *stalls, last = done.stdout.splitlines()
@@ -364,6 +366,7 @@ def test_options_that_make_no_sense_are_refused_by_name():
             WarmOptions(**{name: value})
 
 
+@pytest.mark.slow
 def test_a_budget_above_the_headroom_is_not_read_again_and_again(checkpoint):
     survey = survey_of(checkpoint, jobs=1, rate_limit=2 * SIZE)
     memory = replace(survey.memory, available=SIZE)

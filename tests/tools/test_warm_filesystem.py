@@ -53,9 +53,6 @@ def kernel_mount_id(path):
     return next(int(line.split()[1]) for line in lines if line.startswith("mnt_id:"))
 
 
-# --- mountinfo
-
-
 def test_lines_of_mountinfo():
     line = "36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 propagate_from:2 unbindable - ext3 /dev/root rw,errors=continue"
     fields = {"root": "/mnt1", "mount_point": "/mnt2", "type": "ext3", "source": "/dev/root"}
@@ -79,9 +76,6 @@ def test_lines_of_mountinfo():
 def test_every_name_comes_back_as_the_kernel_escapes_it(name):
     escaped = "".join(f"\\{ord(each):03o}" if each in " \t\n\\" else each for each in name)
     assert mount_of(f"1 2 0:5 / /{escaped} rw - ext4 /dev/x rw").mount_point == f"/{name}"
-
-
-# --- which mount a path is on
 
 
 def tree(*mounts):
@@ -143,9 +137,6 @@ def test_a_place_that_no_mount_is_listed_for_is_read_carefully(tmp_path):
     assert (system.mount.type, system.reading.kind, system.reading.jobs) == ("unknown", "network", 2)
     with pytest.raises(FileNotFoundError):
         file_system_of(tmp_path / "missing")
-
-
-# --- how it is read
 
 
 KINDS = {
@@ -211,9 +202,6 @@ def test_a_real_disk(tmp_path):
         assert (system.reading.kind, system.reading.jobs) == ("local disk", 4)
         path = Path(f"/sys/class/bdi/{system.mount.device}/read_ahead_kb")
         assert system.read_ahead_kb == (int(path.read_text()) if path.exists() else None)
-
-
-# --- overlays
 
 
 def test_an_overlay_is_read_as_the_layer_that_has_the_file(tmp_path):

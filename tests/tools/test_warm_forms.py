@@ -71,9 +71,6 @@ def mounts(pod):
     return pod["initContainers"][0]["volumeMounts"]
 
 
-# Every form
-
-
 @pytest.mark.parametrize("name", FORMS)
 def test_every_number_has_its_reason(form, repository, checkpoint, name):
     text = form(name, repository, "--rate", "2GB")
@@ -110,9 +107,6 @@ def test_a_folder_of_the_container_is_known_by_the_stamp(form, tmp_path):
     repository = built(tmp_path / "cached", "--gpu", "h200", "--model", snapshot)
     [mount] = mounts(yaml.safe_load(form("init-container", repository)))
     assert mount["mountPath"] == "/cache/models--deepseek-ai--DeepSeek-R1"
-
-
-# Kubernetes
 
 
 @pytest.mark.parametrize("rate", [10**8, 2 * 10**9])
@@ -229,9 +223,6 @@ def is_warm(folder):
     return survey.resident in (None, survey.size)
 
 
-# systemd
-
-
 def settings(text):
     lines = [line for line in text.splitlines() if "=" in line and not line.startswith("#")]
     return dict(line.split("=", 1) for line in lines)
@@ -266,9 +257,6 @@ def test_systemd_takes_the_unit(form, request, tmp_path, kind):
     done = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True)
     about_it = [line for line in done.stderr.splitlines() if "warm-checkpoint" in line]
     assert (done.returncode, about_it) == (0, [])
-
-
-# Slurm
 
 
 @pytest.fixture

@@ -88,9 +88,6 @@ def may_lock(survey):
     return False
 
 
-# Locking
-
-
 def test_locked_files_cannot_be_dropped_until_they_are_unlocked(survey):
     if not may_lock(survey):
         pytest.skip("nothing may be locked here: neither RLIMIT_MEMLOCK nor CAP_IPC_LOCK allows it")
@@ -159,9 +156,6 @@ def test_auto_watches_where_it_may_not_lock_and_says_why(survey):
     assert "watching, not locking: " in done.stderr
     assert "RLIMIT_MEMLOCK is 64 KiB" in done.stderr
     assert "held by watch" in done.stderr
-
-
-# Watching
 
 
 def test_dropped_files_are_brought_in_again_and_a_removed_one_does_not_matter(survey):

@@ -62,9 +62,6 @@ def text(survey, **options):
     )
 
 
-# What is known before a byte is read
-
-
 def test_the_report_says_what_is_where_and_how_it_would_be_read(survey, folder):
     shown, system = text(survey), survey.files[0].file_system
     parts = [f"{folder}  4       {sized(survey.size)}", system.mount.type, system.mount.mount_point]
@@ -212,9 +209,6 @@ def test_the_document_of_a_survey(survey, folder):
     assert len(survey_document(survey, action="report", exit_code=0, verbose=True)["files"]) == 4
 
 
-# How it went
-
-
 def test_the_summary_and_the_document_of_a_result(folder):
     result = warm(take_survey([str(folder)]))
     survey = result.survey
@@ -258,9 +252,6 @@ def test_files_that_did_not_stay_are_rows(folder):
     evict(path)
     assert [each.file.path for each in report.files_now(result, verbose=False)] == [path]
     assert not report.files_now(replace(result, was_stopped=True), verbose=False)
-
-
-# How far it is
 
 
 def progress(**changes):

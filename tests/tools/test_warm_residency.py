@@ -19,8 +19,6 @@ from deepseek_triton_tools.warming.pagecache.residency import WINDOW, ResidentFi
 from support.mounting import NOBODY, as_nobody, mounted, overlay
 from support.page_cache import resident_bytes
 
-pytestmark = pytest.mark.slow
-
 SIZE = 20 * PAGE_SIZE + 100
 CLONE_NEWUSER = 0x10000000
 PR_SET_DUMPABLE = 4

@@ -44,8 +44,6 @@ from support.contract_metadata import METADATA
 from support.model_server import END, WAIT
 from support.waiting import PATIENCE_S
 
-pytestmark = pytest.mark.slow
-
 FAILED = """\
 E1121 12:42:09.142789 49 model_lifecycle.cc:642] "failed to load 'tensorrt_llm' version 1: Internal: no GPU"
 """
@@ -109,13 +107,22 @@ def warm(body):
     yield from tokens(0.002)
 
 
-def statuses(done):
-    return [shape["status"] for shape in done.document["shapes"]]
+def refusing(error, is_refused=lambda body: True):
+    """Answer the other requests."""
+
+    def answer(body):
+        if is_refused(body):
+            raise error
+        yield from warm(body)
+
+    return answer
 
 
-# --- rounds ---
+def outcome(done):
+    return done.code, [shape["status"] for shape in done.document["shapes"]]
 
 
+@pytest.mark.slow
 def test_rounds_go_on_until_a_cold_server_is_steady(model_server, run, tmp_path):
     seen = Counter()
 
@@ -127,8 +134,7 @@ def test_rounds_go_on_until_a_cold_server_is_steady(model_server, run, tmp_path)
 
     model_server.answer = cold
     done = run(batch_sizes=(2,), input_lengths=(8, 16), ready_file=tmp_path / "ready")
-    assert done.code == 0
-    assert statuses(done) == ["steady", "steady"]
+    assert outcome(done) == (0, ["steady", "steady"])
     for shape in done.document["shapes"]:
         assert len(shape["rounds"]) >= 3
         assert {each["num_requests"] for each in shape["rounds"]} == {2}
@@ -154,6 +160,7 @@ def test_never_more_are_open_than_a_shape_has_and_no_prompt_comes_twice(model_se
         assert body["stream_interval"] == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_never_gets_steady_has_max_rounds(model_server, run, tmp_path):
     times = iter((0.9, 0.0) * 3)
 
@@ -163,14 +170,13 @@ def test_a_server_that_never_gets_steady_has_max_rounds(model_server, run, tmp_p
 
     model_server.answer = uneven
     done = run(max_rounds=4, ready_file=tmp_path / "ready")
-    assert done.code == 3
-    assert statuses(done) == ["not steady"]
+    assert outcome(done) == (3, ["not steady"])
     assert len(done.document["shapes"][0]["rounds"]) == 4
-    assert done.document["ok"] is False
-    assert json.loads((tmp_path / "ready").read_text())["ok"] is False
+    assert done.document["ok"] is json.loads((tmp_path / "ready").read_text())["ok"] is False
     assert "1 x 8 prompt tokens: not steady: its last rounds still differ, after 4" in done.err
 
 
+@pytest.mark.slow
 def test_at_the_limit_what_is_open_is_cancelled_and_the_rest_is_not_begun(model_server, run):
     def stuck(body):
         if length(body) == 16:
@@ -180,8 +186,7 @@ def test_at_the_limit_what_is_open_is_cancelled_and_the_rest_is_not_begun(model_
 
     model_server.answer = stuck
     done = run(input_lengths=(8, 16, 32), limit_s=1.5)
-    assert done.code == 3
-    assert statuses(done) == ["steady", "not reached", "not reached"]
+    assert outcome(done) == (3, ["steady", "not reached", "not reached"])
     assert model_server.gone.wait(PATIENCE_S)
     assert not any(length(body) == 32 for body in model_server.bodies)
 
@@ -201,15 +206,10 @@ def test_words_are_sent_where_a_model_takes_no_token_ids():
 
 
 def test_a_small_vocabulary_gets_ids_that_it_has(model_server, run):
-    def of_a_byte(body):
-        if max(body["input_ids"]) > 258:
-            raise InvalidRequest("input_ids: expected token ids from 0 to 258")
-        yield from tokens(0.002)
-
-    model_server.answer = of_a_byte
+    wrong = InvalidRequest("input_ids: expected token ids from 0 to 258")
+    model_server.answer = refusing(wrong, lambda body: max(body["input_ids"]) > 258)
     done = run(batch_sizes=(2,), input_lengths=(64, 32), limit_s=1e9)
-    assert done.code == 0
-    assert statuses(done) == ["steady", "steady"]
+    assert outcome(done) == (0, ["steady", "steady"])
     assert sum(max(body["input_ids"]) > 258 for body in model_server.bodies) == 2  # the first round alone
 
 
@@ -242,38 +242,25 @@ def test_what_the_first_user_is_spared():
     assert [spared(*rounds) for rounds in unnoticed] == [0] * 4
 
 
-# --- refusals ---
-
-
 def test_a_shape_that_is_too_long_is_left_out_with_a_line(model_server, run, capsys):
-    def short_ones(body):
-        if length(body) > 10:
-            raise InvalidRequest("too long", code="E_PROMPT_TOO_LONG")
-        yield from tokens(0.002)
-
-    model_server.answer = short_ones
+    too_long = InvalidRequest("too long", code="E_PROMPT_TOO_LONG")
+    model_server.answer = refusing(too_long, lambda body: length(body) > 10)
     done = run(batch_sizes=(2,), input_lengths=(1600, 8))
-    assert (done.code, statuses(done)) == (0, ["left out", "steady"])
+    assert outcome(done) == (0, ["left out", "steady"])
     assert "2 x 1,600 prompt tokens: left out: [E_PROMPT_TOO_LONG] too long" in done.err
     assert sum(length(body) == 1600 for body in model_server.bodies) == 2  # not asked again
     assert warm_server(options(model_server.url, batch_sizes=(2,), input_lengths=(8, 1600))) == 0
     out = capsys.readouterr().out
     rows = [line.split() for line in out.splitlines()]
     assert rows[0][:5] == ["tensorrt_llm", "on", model_server.url, "was", "ready"]
-    [short] = [row for row in rows if row[:2] == ["2", "8"]]
-    [long] = [row for row in rows if row[:2] == ["2", "1,600"]]
-    assert short[-1] == "steady"
-    assert long[2:] == ["0", "-", "-", "-", "-", "-", "left", "out"]
+    assert [row[-1] for row in rows if row[:2] == ["2", "8"]] == ["steady"]
+    assert [row[2:] for row in rows if row[:2] == ["2", "1,600"]] == [["0", "-", "-", "-", "-", "-", "left", "out"]]
     assert "2 x 1,600: left out: [E_PROMPT_TOO_LONG] too long" in out
     assert out.splitlines()[-1].startswith("steady after ")
 
 
 def test_a_server_that_takes_no_shape_at_all_is_not_warm(model_server, run, tmp_path):
-    def nothing(body):
-        raise InvalidRequest("no")
-        yield
-
-    model_server.answer = nothing
+    model_server.answer = refusing(InvalidRequest("no"))
     with pytest.raises(ToolError, match=r"takes none of the shapes; 1 x 8 prompt tokens: .E_INVALID_ARGUMENT. no"):
         run(ready_file=tmp_path / "ready")
     assert not (tmp_path / "ready").exists()
@@ -308,8 +295,7 @@ def test_a_full_server_gets_fewer_requests_for_later_shapes_too(model_server, ru
     model_server.answer = two_at_once
     done = run(batch_sizes=(4, 2, 8), input_lengths=(8,))
 
-    assert done.code == 0
-    assert statuses(done) == ["steady", "left out", "left out"]
+    assert outcome(done) == (0, ["steady", "left out", "left out"])
     first, *others = done.document["shapes"]
     assert (first["rounds"][0]["num_requests"], first["rounds"][0]["num_refused"]) == (2, 2)
     assert {each["num_requests"] for each in first["rounds"]} == {2}
@@ -321,72 +307,58 @@ def test_a_full_server_gets_fewer_requests_for_later_shapes_too(model_server, ru
 
 
 def test_a_shape_that_the_server_stays_full_for_is_left_out(model_server, run, short_pauses):
-    def full_for_long_ones(body):
-        if length(body) >= 16:
-            raise Overloaded("max_inflight_tokens is 20")
-        yield from tokens()
-
-    model_server.answer = full_for_long_ones
+    model_server.answer = refusing(Overloaded("max_inflight_tokens is 20"), lambda body: length(body) >= 16)
     done = run(batch_sizes=(3,), input_lengths=(16, 8))
-    assert (done.code, statuses(done)) == (0, ["left out", "steady"])
+    assert outcome(done) == (0, ["left out", "steady"])
     assert "max_inflight_tokens is 20" in done.document["shapes"][0]["reason"]
     # Three in the first round, and then one at a time.
     assert sum(length(body) == 16 for body in model_server.bodies) == 3 + rounds._FULL_ROUNDS - 1
     done = run(batch_sizes=(1, 2), input_lengths=(32,))  # full all the time, but it has not failed
-    assert (done.code, statuses(done)) == (3, ["left out", "left out"])
+    assert outcome(done) == (3, ["left out", "left out"])
 
 
-# --- failures ---
-
-
-@pytest.mark.parametrize("code", ["E_UNAVAILABLE", "E_INTERNAL"])
-def test_a_server_that_dies_in_the_middle_is_a_failure_and_nobody_is_told_ready(model_server, run, tmp_path, code):
-    def dying(body):
-        if len(model_server.bodies) > 3:
-            raise ServerError("the engine is gone", code=code)
-        yield from tokens()
-
-    (tmp_path / "ready").write_text("of an earlier run")
-    model_server.answer = dying
-    with pytest.raises(ServerFailedError, match=r"the server failed at 1 x 16 prompt tokens: .*the engine is gone"):
-        run(input_lengths=(8, 16, 32), max_rounds=3, ready_file=tmp_path / "ready")
-    assert not (tmp_path / "ready").exists()
-
-
-def test_a_server_that_is_stopping_is_a_failure(model_server, run):
+def test_a_server_that_fails_is_a_failure_and_nobody_is_told_ready(model_server, run, tmp_path):
     def ended(body):
         yield {"text_output": "a"}
         yield {"text_output": "", **END, "finish_reason": "cancelled", "num_output_tokens": 1}
 
+    ready = tmp_path / "ready"
+
+    def fails(match, **others):
+        ready.write_text("of an earlier run")
+        with pytest.raises(ServerFailedError, match=match):
+            run(ready_file=ready, **others)
+        assert not ready.exists()
+
+    for code in ("E_UNAVAILABLE", "E_INTERNAL"):  # it dies in the middle
+        model_server.requests.clear()
+        gone = ServerError("the engine is gone", code=code)
+        model_server.answer = refusing(gone, lambda body: len(model_server.bodies) > 3)
+        match = r"the server failed at 1 x 16 prompt tokens: .*the engine is gone"
+        fails(match, input_lengths=(8, 16, 32), max_rounds=3)
     model_server.answer = ended
-    with pytest.raises(ServerFailedError, match="it is stopping"):
-        run()
+    fails("it is stopping")
+    with unanswered() as url:
+        fails(r"is not ready after 0.3 s: .* is unreachable", url=url, wait_s=0.3)
 
 
-def test_a_server_that_is_not_there_is_a_failure_after_the_wait(run, tmp_path):
+@contextlib.contextmanager
+def unanswered():
+    """The address of a port that is taken and does not listen."""
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and does not listen
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        (tmp_path / "ready").touch()
-        with pytest.raises(ServerFailedError, match=r"is not ready after 0.3 s: .* is unreachable"):
-            run(url=url, wait_s=0.3, ready_file=tmp_path / "ready")
-    assert not (tmp_path / "ready").exists()
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
+@pytest.mark.slow
 def test_a_log_that_says_why_it_fails_ends_the_wait(run, tmp_path):
     log = tmp_path / "log"
     log.write_text('I1121 12:42:07.749106 49 model_lifecycle.cc:472] "loading: tensorrt_llm:1"\n')
-
-    def fail():
-        with log.open("a") as file:
-            file.write(FAILED)
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        writer = threading.Timer(0.5, fail)
+    writer = threading.Timer(0.5, lambda: log.write_text(log.read_text() + FAILED))
+    with unanswered() as url:
         writer.start()
         with pytest.raises(ServerFailedError, match="can't become ready: model 'tensorrt_llm' failed to load: no GPU"):
-            run(url=f"http://127.0.0.1:{taken.getsockname()[1]}", log=log)  # two hours
+            run(url=url, log=log)  # two hours
         writer.join()
 
 
@@ -408,14 +380,12 @@ def test_an_unexpected_error_is_raised_and_ends_the_others(model_server):
 def test_a_torn_stream_leaves_its_shape_out_and_the_rest_goes_on(model_server, run):
     def torn(body):
         yield {"text_output": "a"}
-        if length(body) == 16 and len([each for each in model_server.bodies if length(each) == 16]) % 3:
-            return
-        yield {"text_output": "", **END, "num_output_tokens": 2}
+        if length(body) != 16 or not sum(length(each) == 16 for each in model_server.bodies) % 3:
+            yield {"text_output": "", **END, "num_output_tokens": 2}
 
     model_server.answer = torn
     done = run(batch_sizes=(3,), input_lengths=(16, 8))
-    assert done.code == 0
-    assert statuses(done) == ["left out", "steady"]
+    assert outcome(done) == (0, ["left out", "steady"])
     assert "without a finish_reason" in done.document["shapes"][0]["reason"]
     assert sum(length(body) == 16 for body in model_server.bodies) == 3  # another way of asking is no cure
 
@@ -434,7 +404,7 @@ def test_over_http_no_more_requests_are_sent_at_once_than_the_front_end_survives
     monkeypatch.setattr(rounds, "MOST_OVER_HTTP", 3)
     model_server.answer = warm
     done = run(batch_sizes=(3, 4))
-    assert (done.code, statuses(done)) == (0, ["steady", "left out"])
+    assert outcome(done) == (0, ["steady", "left out"])
     assert "4 x 8 prompt tokens: left out: over HTTP no more than 3 are sent at once" in done.err
     assert model_server.most_at_once == 3
 
@@ -536,9 +506,6 @@ def test_a_model_that_may_come_is_waited_for(run, frequent_looks, words, index, 
         assert last_asked == INDEX or INDEX not in server.asked
 
 
-# --- the ready file ---
-
-
 def test_an_impossible_ready_file_is_refused_before_anything_is_sent(model_server, run, tmp_path):
     with pytest.raises(ToolError, match="expected a folder that can be written to") as caught:
         run(ready_file=tmp_path / "none" / "ready")
@@ -590,9 +557,6 @@ def test_more_requests_at_once_than_files_may_be_open_are_no_problem(model_serve
         _, err = process.communicate(timeout=60)
     assert process.returncode in (0, 3), err
     assert model_server.most_at_once == 16
-
-
-# --- shapes ---
 
 
 def write_yaml(folder, document, version="1", model="tensorrt_llm"):
@@ -728,9 +692,6 @@ def test_a_wait_is_shown_in_phases(tmp_path, capsys):
     waiting = Waiting("tensorrt_llm", StatusLine(1000.0))
     waiting.see(Readiness("http://a:1", "ready", 0.0))  # at once: it was waited for in no phase
     assert waiting.seconds == {}
-
-
-# --- for people ---
 
 
 def warm_result_of(*results, **changes):
