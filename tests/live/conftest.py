@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -30,9 +31,41 @@ ONE_PLACE_STEP_S = 0.006
 """Pace of vLLM in place of the digital twin."""
 
 
+SERVERS = ("hosts", "tiny_server", "trtllm_server", "simulated_server", "small_server", "dead_server")
+"""One of each for the whole session: its tests are a group, which one worker has."""
+KINDS = ("client_kind", "way", "scheme", "tiny", "simulated", "trtllm")
+"""Parameters that say by which client, and how, a server is asked."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests/conftest.py makes groups of the files
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        parameters = getattr(item, "callspec", None)
+        values = parameters.params.values() if parameters else ()
+        named = {value if isinstance(value, str) else getattr(value, "server", "") for value in values}
+        used = {*getattr(item, "fixturenames", ()), *named, *(f"{name}_server" for name in named)}
+        if server := next((name for name in SERVERS if name in used), None):
+            item.add_marker(pytest.mark.xdist_group(server))
+    _share_kinds(items)
     if config.getoption("--engine") == "vllm":
         select(items, config)
+
+
+def _share_kinds(items: list[pytest.Item]) -> None:
+    """Give each case of a test some of the kinds of client, in turn, so that each kind has some of the cases. All cases
+    with all kinds are nightly."""
+    tests: dict[str, dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
+    for item in items:
+        parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+        if kind := next((name for name in KINDS if name in parameters), None):
+            del parameters[kind]
+            tests[item.nodeid.partition("[")[0]][repr(parameters)].append(item)
+    for cases in tests.values():
+        for place, kinds in enumerate(cases.values()):
+            step = min(len(kinds), len(cases))
+            for number, item in enumerate(kinds):
+                if number % step != place % step:
+                    item.add_marker(pytest.mark.nightly)
 
 
 @contextmanager

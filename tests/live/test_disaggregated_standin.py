@@ -54,7 +54,10 @@ def paced() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=["1.2.1", "1.2.0", "1.1.0", "1.0.0"])
+@pytest.fixture(
+    scope="module",
+    params=["1.2.1", *(pytest.param(release, marks=pytest.mark.nightly) for release in ("1.2.0", "1.1.0", "1.0.0"))],
+)
 def pair(request: pytest.FixtureRequest, paced: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     folder = tmp_path_factory.mktemp("pair")
     with (

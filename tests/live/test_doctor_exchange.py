@@ -57,6 +57,7 @@ def test_both_hosts_exchange_messages(hosts, launched, assert_nothing_is_left):
     assert_nothing_is_left()
 
 
+@pytest.mark.nightly
 def test_a_data_connection_over_the_wrong_interface(hosts, launched, repository, assert_nothing_is_left):
     """Open MPI takes this variable before --interface."""
     environment = {**launched.environment, "OMPI_MCA_btl_tcp_if_include": "lo"}
@@ -79,6 +80,7 @@ def test_a_data_connection_over_the_wrong_interface(hosts, launched, repository,
         ("a rank that sends nothing", "no message passes within 10 s: node1 and node2"),
     ],
 )
+@pytest.mark.nightly
 def test_a_rank_with_a_fault(fault, said, hosts, launched, repository, tmp_path, assert_nothing_is_left):
     found = found_by(hosts[0], launched.environment, repository, "--python", faulty_python(tmp_path, fault))
 
@@ -88,6 +90,7 @@ def test_a_rank_with_a_fault(fault, said, hosts, launched, repository, tmp_path,
     assert_nothing_is_left()
 
 
+@pytest.mark.nightly
 def test_the_settings_of_both_hosts(hosts, launched):
     """Nothing is installed for node2's Python: it is the system's."""
     done = hosts[0].run(*DOCTOR, "--tune", *OVER_BOTH, env=launched.environment)

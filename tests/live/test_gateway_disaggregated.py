@@ -15,7 +15,7 @@ import pytest
 
 from conformance.running import gateway
 from support.gateway_load import Outcomes, load
-from support.restarted_server import RestartedServer, fleet_of, up
+from support.restarted_server import RestartedServer, fleet, fleet_of, up
 from support.scraping import MODEL, settled, value
 from support.servers import build, change_yaml, shared_repository
 from support.waiting import wait_for
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 
 HELD = frozenset({**MODEL, "name": "held_contexts"}.items())
 NUM_REQUESTS = int(os.environ.get("GATEWAY_REQUESTS", "2000"))
+FEW_REQUESTS = 200
 
 
 @dataclass
@@ -31,6 +32,7 @@ class Pairs:
     """Two servers of each role, with the same engine."""
 
     engine: str
+    num_requests: int
     context: list[RestartedServer]
     generation: list[RestartedServer]
 
@@ -48,17 +50,26 @@ class Pairs:
         return tuple(word for server in self.context for word in ("--context-server", server.line.strip()))
 
 
-@pytest.fixture(scope="module", params=["simulated", "1.2.1", "1.2.0", "1.1.0", "1.0.0"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("simulated", FEW_REQUESTS),
+        *(
+            pytest.param((engine, NUM_REQUESTS), marks=pytest.mark.nightly)
+            for engine in ("simulated", "1.2.1", "1.2.0", "1.1.0", "1.0.0")
+        ),
+    ],
+    ids=lambda param: "-".join(map(str, param)),
+)
 def pairs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pairs]:
     """Servers with the simulated engine, or with the stand-in of a release of TensorRT-LLM."""
+    engine, num_requests = request.param
     folder = tmp_path_factory.mktemp("pairs")
-    with ExitStack() as stack:
-        stack.enter_context(pytest.MonkeyPatch.context()).setenv("STANDIN_TOKENS_PER_S", "500")
-        servers = []
-        for number in range(4):
-            servers.append(RestartedServer(_repository(folder / str(number), request.param, is_context=number < 2)))
-            stack.callback(servers[-1].stop)
-        yield Pairs(request.param, servers[:2], servers[2:])
+    repositories = [_repository(folder / str(number), engine, is_context=number < 2) for number in range(4)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STANDIN_TOKENS_PER_S", "500")
+        with fleet(repositories) as servers:
+            yield Pairs(engine, num_requests, servers[:2], servers[2:])
 
 
 def _repository(folder: Path, engine: str, *, is_context: bool) -> Path:
@@ -91,11 +102,11 @@ def test_one_of_each_is_killed_under_load(pairs: Pairs, tmp_path: Path, capsys: 
         outcomes = Outcomes()
 
         def has_ended(share: float) -> bool:
-            return outcomes.ended > share * NUM_REQUESTS or loading.done()
+            return outcomes.ended > share * pairs.num_requests or loading.done()
 
         has_tools = pairs.engine == "simulated"
         loading = pool.submit(
-            lambda: asyncio.run(load(address, model["id"], NUM_REQUESTS, outcomes, has_tools=has_tools))
+            lambda: asyncio.run(load(address, model["id"], pairs.num_requests, outcomes, has_tools=has_tools))
         )
         try:
             for share, victim in ((0.15, pairs.context[0]), (0.4, pairs.generation[0])):
@@ -108,21 +119,23 @@ def test_one_of_each_is_killed_under_load(pairs: Pairs, tmp_path: Path, capsys: 
             loading.result()
         with capsys.disabled():
             print(f"\n{outcomes.table()}")
-        assert outcomes.ended == sum(outcomes.counts.values()) == NUM_REQUESTS
+        assert outcomes.ended == sum(outcomes.counts.values()) == pairs.num_requests
         assert outcomes.strange == []
-        assert outcomes.of("answered") > 0.65 * NUM_REQUESTS
+        assert outcomes.of("answered") > 0.65 * pairs.num_requests
         for server in pairs.all:
             wait_for(lambda server=server: not any(held(server).values()), lambda server=server: held(server))
         assert '"context_server":"http' in access_log.read_text()
 
 
+@pytest.mark.nightly
 def test_a_context_server_whose_kv_caches_nobody_fetches_is_found(tmp_path: Path) -> None:
     """It says that it is ready, and computes nothing until one of them is fetched."""
+    sides = (
+        _simulated(tmp_path / "context", kv_cache_tokens=64, tokens_per_block=4),
+        _simulated(tmp_path / "generation"),
+    )
     with ExitStack() as stack:
-        context = RestartedServer(_simulated(tmp_path / "context", kv_cache_tokens=64, tokens_per_block=4))
-        stack.callback(context.stop)
-        generation = RestartedServer(_simulated(tmp_path / "generation"))
-        stack.callback(generation.stop)
+        context, generation = stack.enter_context(fleet(sides))
         handovers = [_generated(context, request_type="context_only") for _ in range(16)]  # a block for each
         options = ("--context-server", context.line.strip())
         address = stack.enter_context(gateway(generation.line.strip(), options=options, log=tmp_path / "log"))

@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from deepseek_triton_client import Metrics
 from deepseek_triton_tools.host.process_sessions import session_members
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.gateway_load import Outcomes, load
-from support.restarted_server import RestartedServer, fleet_of, up
+from support.restarted_server import RestartedServer, fleet, fleet_of, up
 from support.scraping import published, value
 from support.servers import build, change_yaml
 from support.waiting import wait_for
@@ -27,23 +26,22 @@ from support.waiting import wait_for
 pytestmark = pytest.mark.slow
 
 NUM_REQUESTS = int(os.environ.get("GATEWAY_REQUESTS", "10000"))
+FEW_REQUESTS = 500
 
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RestartedServer]]:
     folder = tmp_path_factory.mktemp("fleet")
-    with ExitStack() as stack:
-        servers = []
-        for number in range(3):
-            repository = build(folder / str(number), "tiny", "--engine", "simulated")
-            change_yaml(repository / "tensorrt_llm/1/model.yaml", engine_options={"pace": "real", "speed": 10})
-            servers.append(RestartedServer(repository))
-            stack.callback(servers[-1].stop)
+    repositories = [build(folder / str(number), "tiny", "--engine", "simulated") for number in range(3)]
+    for repository in repositories:
+        change_yaml(repository / "tensorrt_llm/1/model.yaml", engine_options={"pace": "real", "speed": 10})
+    with fleet(repositories) as servers:
         yield servers
 
 
+@pytest.mark.parametrize("num_requests", [FEW_REQUESTS, pytest.param(NUM_REQUESTS, marks=pytest.mark.nightly)])
 def test_two_of_three_servers_are_killed_under_load(
-    servers: list[RestartedServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    num_requests: int, servers: list[RestartedServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     urls = [server.process.http_url for server in servers]
     listed = tmp_path / "servers"
@@ -57,9 +55,9 @@ def test_two_of_three_servers_are_killed_under_load(
         outcomes = Outcomes()
 
         def under_way(share: float) -> bool:
-            return outcomes.ended > share * NUM_REQUESTS or loading.done()
+            return outcomes.ended > share * num_requests or loading.done()
 
-        loading = pool.submit(lambda: asyncio.run(load(address, model["id"], NUM_REQUESTS, outcomes)))
+        loading = pool.submit(lambda: asyncio.run(load(address, model["id"], num_requests, outcomes)))
         try:
             for share, victims in ((0.15, servers[1:]), (0.5, servers[:2])):
                 wait_for(partial(under_way, share))
@@ -78,9 +76,9 @@ def test_two_of_three_servers_are_killed_under_load(
         retries = gateways_own.value("deepseek_triton_gateway_retries_total")
         with capsys.disabled():
             print(f"\n{outcomes.table()}\nrequests sent to another server: {retries:.0f}")
-        assert outcomes.ended == sum(outcomes.counts.values()) == NUM_REQUESTS
+        assert outcomes.ended == sum(outcomes.counts.values()) == num_requests
         assert outcomes.strange == []
-        assert outcomes.of("answered") > 0.7 * NUM_REQUESTS
+        assert outcomes.of("answered") > 0.7 * num_requests
         assert retries
 
         nothing = [0, 0]
@@ -145,6 +143,7 @@ def test_requests_on_a_frozen_server_are_answered_by_another(servers: list[Resta
         wait_for(lambda: up(address) == urls)
 
 
+@pytest.mark.nightly
 def test_a_server_whose_model_process_is_dead_gets_no_requests(servers: list[RestartedServer], tmp_path: Path) -> None:
     """With `on_fatal: unready`, Triton says that the server is ready all the same."""
     repository = build(tmp_path / "unready", "tiny", "--engine", "simulated")
@@ -173,6 +172,7 @@ def test_a_server_that_is_told_to_exit_is_not_held_by_the_gateway(tmp_path: Path
             assert server.wait() == 0
 
 
+@pytest.mark.nightly
 def test_a_server_with_a_restricted_api_wants_its_key(tmp_path: Path) -> None:
     repository = build(tmp_path / "restricted", "tiny", "--engine", "simulated")
     restricted = ("--http-restricted-api=inference,model-config:triton-key=secret",)

@@ -156,6 +156,7 @@ def test_a_server_that_is_full_is_healthy_while_others_get_tokens(small_server, 
         assert "its metrics don't say whether it generates" in line
 
 
+@pytest.mark.nightly
 def test_a_server_that_hangs(small_repository):
     """Stopped by SIGSTOP: its sockets still take connections."""
     asked = [(question, scheme) for question in ("live", "ready", "generate") for scheme in ("http", "grpc")]

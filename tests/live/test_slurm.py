@@ -47,6 +47,7 @@ def submit(slurm: Slurm, launched: Launched, tmp_path: Path) -> Iterator[Submit]
         slurm("scancel", job)
 
 
+@pytest.mark.nightly
 def test_the_first_node_serves_and_an_orderly_stop_completes_the_job(
     slurm, submit, hosts, launched, tmp_path, assert_nothing_is_left
 ):
@@ -63,6 +64,7 @@ def test_the_first_node_serves_and_an_orderly_stop_completes_the_job(
     assert_nothing_is_left()
 
 
+@pytest.mark.nightly
 def test_what_is_set_where_launch_runs_is_on_the_ranks_of_both_nodes(
     slurm, submit, hosts, tmp_path, assert_nothing_is_left
 ):
@@ -93,6 +95,7 @@ def test_a_worker_that_is_killed_while_loading_is_named_and_the_job_fails(
     assert_nothing_is_left()
 
 
+@pytest.mark.nightly
 def test_the_benchmark_makes_its_dataset_once_and_runs_on_both_nodes(slurm, launched, tmp_path, assert_nothing_is_left):
     """A rank of the benchmark only says where it is and what it got."""
     plan = ("deepseek-r1", "--gpu", "gb200", "--gpus", "8", "--format", "trtllm-bench")
@@ -118,6 +121,7 @@ def test_the_benchmark_makes_its_dataset_once_and_runs_on_both_nodes(slurm, laun
     assert_nothing_is_left()
 
 
+@pytest.mark.nightly
 def test_a_server_below_srun_is_told_to_stop_before_srun_kills_it(slurm, launched, tmp_path, assert_nothing_is_left):
     """The script is that of a container, without pyxis' own options, which this Slurm lacks."""
     twin, log, cache = build(tmp_path / "twin", "tiny", "--engine", "simulated"), tmp_path / "log", tmp_path / "kernels"
@@ -177,6 +181,7 @@ with Client("http://node2:8000", context_urls=["http://node1:8000"]) as client:
 """
 
 
+@pytest.mark.nightly
 def test_each_server_of_a_pair_has_its_own_node(slurm, submit_pair, hosts, launched, tmp_path, assert_nothing_is_left):
     log = tmp_path / "log"
     job = submit_pair()
@@ -198,6 +203,7 @@ def test_each_server_of_a_pair_has_its_own_node(slurm, submit_pair, hosts, launc
     assert_nothing_is_left()
 
 
+@pytest.mark.nightly
 def test_sides_with_different_gpus_ask_for_nodes_of_their_own_kind(
     slurm, submit_pair, hosts, launched, tmp_path, assert_nothing_is_left
 ):
@@ -223,6 +229,7 @@ def test_sides_with_different_gpus_ask_for_nodes_of_their_own_kind(
     assert_nothing_is_left()
 
 
+@pytest.mark.nightly
 def test_servers_of_one_rank_stop_in_an_orderly_way_too(slurm, submit_pair, tmp_path, assert_nothing_is_left):
     log = tmp_path / "log"
     job = submit_pair(build(tmp_path / "twins", "tiny", "--engine", "simulated", "--profile", "disagg"))
@@ -239,6 +246,7 @@ def test_servers_of_one_rank_stop_in_an_orderly_way_too(slurm, submit_pair, tmp_
     assert_nothing_is_left()
 
 
+@pytest.mark.nightly
 def test_a_server_of_a_pair_that_fails_ends_the_job_with_its_code(
     slurm, submit_pair, hosts, tmp_path, assert_nothing_is_left
 ):

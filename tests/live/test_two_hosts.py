@@ -44,6 +44,7 @@ def start(hosts: tuple[Host, Host], launched: Launched, tmp_path: Path) -> Itera
         yield start_it
 
 
+@pytest.mark.nightly
 def test_the_first_host_serves_and_an_orderly_stop_leaves_nothing(
     start, hosts, launched, tmp_path, assert_nothing_is_left
 ):
@@ -74,6 +75,7 @@ def test_a_worker_that_is_killed_while_loading_is_named_and_all_ends(start, host
     assert_nothing_is_left()
 
 
+@pytest.mark.nightly
 def test_a_host_that_is_lost_is_named(start, hosts, assert_nothing_is_left):
     """mpirun's own daemon there dies, as with its host."""
     running = start(STANDIN_LOAD_S=FOREVER_S)
@@ -90,6 +92,7 @@ def test_a_host_that_is_lost_is_named(start, hosts, assert_nothing_is_left):
     assert_nothing_is_left()
 
 
+@pytest.mark.nightly
 def test_a_rank_that_hangs_is_named_at_the_deadline(start, tmp_path, assert_nothing_is_left):
     """By then the other ranks must have loaded, which takes as long as it takes on this machine now."""
     ready, began = tmp_path / "ready", time.monotonic()
@@ -106,6 +109,7 @@ def test_a_rank_that_hangs_is_named_at_the_deadline(start, tmp_path, assert_noth
     assert_nothing_is_left()
 
 
+@pytest.mark.nightly
 def test_a_supervisor_that_is_killed_takes_the_ranks_of_both_hosts_along(start, hosts, assert_nothing_is_left):
     running = start(STANDIN_LOAD_S=FOREVER_S)
     running.wait_for(RANK_9_LOADS)
@@ -132,6 +136,7 @@ HERE_ONLY = {"CUDA_VISIBLE_DEVICES": "0,1", "MINE": "1"}
 OVER_BOTH = {"HOSTS": "node1,node2", "SSH_PORT": str(SSH_PORT), "INTERFACE": INTERFACE}
 
 
+@pytest.mark.nightly
 def test_variables_set_by_hand_are_on_every_rank(hosts, launched, tmp_path, assert_nothing_is_left):
     """start.sh as an operator runs it, with a work-around in front."""
     environment = {**launched.environment, **OVER_BOTH, **SET_BY_HAND, **HERE_ONLY, "STANDIN_LOAD_S": FOREVER_S}
@@ -147,6 +152,7 @@ def test_variables_set_by_hand_are_on_every_rank(hosts, launched, tmp_path, asse
     assert_nothing_is_left()
 
 
+@pytest.mark.nightly
 def test_the_benchmark_has_them_on_every_rank_too(hosts, launched, tmp_path):
     """The launcher of the ranks only records its environment: both hosts see this folder."""
     folder = build(tmp_path / "a bench", "deepseek-r1", "--gpu", "h100", "--gpus", "16", "--format", "trtllm-bench")
@@ -168,6 +174,7 @@ def test_the_benchmark_has_them_on_every_rank_too(hosts, launched, tmp_path):
     assert not {name for name in HERE_ONLY if any(line.startswith(f"{name}=") for line in records["rank-9-node2"])}
 
 
+@pytest.mark.nightly
 def test_ssh_setup_brings_an_mpi_hello_from_every_rank(hosts, launchers, launched, tmp_path, assert_nothing_is_left):
     """From two hosts that know each other by ssh's own port, without a container."""
     options = ("ssh-setup", "--hosts", "node1,node2", "--interface", INTERFACE)

@@ -32,6 +32,7 @@ def earlier(repository: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_an_upgraded_repository_is_served_with_its_edits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     repository = build(tmp_path / "tiny", "tiny", "--engine", "simulated")
     earlier(repository)

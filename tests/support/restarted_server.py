@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,18 @@ class RestartedServer:
 
     def stop(self) -> None:
         self.process.stop()
+
+
+@contextmanager
+def fleet(repositories: Iterable[Path]) -> Iterator[list[RestartedServer]]:
+    """A server for each repository; they start and stop side by side, because a start is mostly waiting."""
+    with ThreadPoolExecutor() as pool:
+        starting = [pool.submit(RestartedServer, repository) for repository in repositories]
+        try:
+            yield [start.result() for start in starting]
+        finally:
+            running = [start.result() for start in starting if not start.exception()]
+            list(pool.map(RestartedServer.stop, running))
 
 
 def fleet_of(address: str) -> dict[str, dict[str, Any]]:

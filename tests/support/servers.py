@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import signal
-import subprocess
-import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 import yaml
 
 from deepseek_triton_client import Client, Retries, ServerUnavailable
+from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.server.server_process import ServerProcess
 
 STANDIN = Path(__file__).resolve().parents[1] / "standin" / "tensorrt_llm"
@@ -19,8 +20,10 @@ STANDIN = Path(__file__).resolve().parents[1] / "standin" / "tensorrt_llm"
 
 def build(folder: Path, *argv: str) -> Path:
     """A repository from the command line, as a user makes it."""
-    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "build", *argv, "--output", str(folder)]
-    subprocess.run(command, check=True, capture_output=True)
+    output = io.StringIO()
+    with redirect_stdout(output), redirect_stderr(output):
+        code = main(["build", *argv, "--output", str(folder)])
+    assert code == 0, output.getvalue()
     return folder
 
 
