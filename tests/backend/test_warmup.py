@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,19 +28,10 @@ from support.fakes import ScriptedEngine
 CHECKOUT = Path(__file__).parents[2] / "model_repository/tensorrt_llm/1"
 
 
-class Clock:
-    """The clock that the warm-up reads."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def monotonic(self):
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
+    """The clock that the warm-up reads."""
+    clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(engine_warmup, "time", clock)
     monkeypatch.setattr(engine_warmup, "CHECK_S", 0.001)
     monkeypatch.setattr(engine_warmup, "ABORT_S", 0.001)
@@ -125,10 +117,7 @@ def test_a_shapes_requests_are_sent_at_once_and_again_until_two_rounds_are_alike
     engine = SteppingEngine(clock, 3.0, 0.5, 0.46)
     warm(engine, (3, 20))
     assert sizes(engine) == [[20, 20, 20]] * 3
-    assert (
-        "warm-up 1 of 1: 3 requests of 20 tokens: first 3.000 s, steady 0.460 s after 3 rounds; "
-        "the first user is spared 2.540 s"
-    ) in log.messages
+    assert "first 3.000 s, steady 0.460 s after 3 rounds; the first user is spared 2.540 s" in log.text
     assert "warm-up: 1 of 1 shapes in 4.0 s, of which first users are spared 2.5 s" in log.messages
 
 
@@ -144,13 +133,9 @@ def test_a_tenth_of_a_round_or_a_few_milliseconds_are_chance(clock, log):
 
 def test_a_shape_that_never_becomes_steady_is_left_after_max_rounds(clock, log):
     engine = SteppingEngine(clock, 1.0, 2.0, 4.0, 8.0)
-    warm(engine, (1, 5), max_rounds=4)
+    assert warm(engine, (1, 5), max_rounds=4) == 15.0
     assert len(engine.batches) == 4
     assert "not steady, 8.000 s after 4 rounds; the first user is spared 0.000 s" in log.text
-
-
-def test_the_seconds_of_all_of_it_are_returned(clock):
-    assert warm(SteppingEngine(clock, 2.0), (1, 5), (2, 5), max_rounds=1) == 4.0
 
 
 def test_no_two_prompts_are_alike_and_all_are_ordinary_tokens(clock):
@@ -200,25 +185,23 @@ def test_a_prompt_longer_than_the_engine_takes_is_left_out(clock, log):
     assert "warm-up: left out 1 request of 64 tokens: max_seq_len is 64" in log.messages
 
 
-def test_a_shape_that_fails_is_a_warning_and_the_next_goes_on(clock, log):
-    engine = faulty(clock, lambda tokens: EngineError("out of memory") if tokens == 9 else None)
-    warm(engine, (2, 9), (1, 5))
-    assert sizes(engine) == [[9, 9], [5], [5], [5]]  # the shortest once, to see that it lives
-    assert "warm-up: 2 requests of 9 tokens failed, and users' requests may: out of memory" in log.messages
-    assert "warm-up: 1 of 2 shapes" in log.text
+FAULTS = [  # shapes, the error of so many tokens, sizes of what ends together, and how many shapes are warmed
+    ([(2, 9), (1, 5)], {9: EngineError("no")}, [[9, 9], [5], [5], [5]], "1 of 2"),  # the shortest once, to see it live
+    ([(1, 9), (2, 8), (1, 7), (1, 5)], dict.fromkeys((7, 8, 9), EngineError("no")),
+     [[9], [5], [8, 8], [5], [7], [5], [5], [5]], "1 of 4"),
+    ([(1, 9), (1, 5)], {9: RequestError("too long")}, [[9], [5], [5]], "1 of 2"),  # which says nothing of the engine
+    ([(1, 9), (1, 5)], {9: EngineError("no"), 5: RequestError("no")}, [[9], [5], [5]], "0 of 2"),
+]  # fmt: skip
 
 
-def test_between_two_shapes_that_fail_a_short_request_is_answered(clock, log):
-    engine = faulty(clock, lambda tokens: EngineError("out of memory") if tokens > 5 else None)
-    warm(engine, (1, 9), (2, 8), (1, 7), (1, 5))
-    assert sizes(engine) == [[9], [5], [8, 8], [5], [7], [5], [5], [5]]
-    assert "warm-up: 1 of 4 shapes" in log.text
-
-
-def test_a_shape_that_is_refused_says_nothing_of_the_engine(clock, log):
-    engine = faulty(clock, lambda tokens: RequestError("too long") if tokens == 9 else None)
-    warm(engine, (1, 9), (1, 5))
-    assert sizes(engine) == [[9], [5], [5]]
+@pytest.mark.parametrize(("shapes", "errors", "ended", "warmed"), FAULTS)
+def test_after_a_shape_that_fails_a_short_request_is_answered_and_the_next_goes_on(
+    clock, log, shapes, errors, ended, warmed
+):
+    engine = faulty(clock, errors.get)
+    warm(engine, *shapes)
+    assert sizes(engine) == ended
+    assert f"warm-up: {warmed} shapes" in log.text
 
 
 def test_an_engine_that_fails_at_the_shortest_request_too_is_an_error(clock):
@@ -226,11 +209,6 @@ def test_an_engine_that_fails_at_the_shortest_request_too_is_an_error(clock):
     with pytest.raises(EngineError, match="at 1 request of 5 tokens after it: no kernel for 5"):
         warm(engine, (2, 9), (1, 5))
     assert sizes(engine) == [[9, 9], [5]]
-
-
-def test_a_short_request_that_is_refused_is_answered_too(clock, log):
-    warm(faulty(clock, lambda tokens: EngineError("no") if tokens == 9 else RequestError("no")), (1, 9), (1, 5))
-    assert "warm-up: 0 of 2 shapes" in log.text
 
 
 def test_after_an_error_no_more_of_the_shape_is_sent(clock):
@@ -405,34 +383,28 @@ def phases(metrics):
     return {s.labels["phase"]: s.value for s in metrics.samples() if s.name == LOAD_SECONDS.name}
 
 
-def test_the_load_has_a_phase_for_it():
+def test_the_load_has_a_phase_for_it_and_the_servers_exit_ends_it(log):
     metrics = BackendMetrics()
+    with loaded(configured(), server=ServerAbove(is_exiting=lambda: True)) as service:
+        assert service.num_open == 0
+    assert "the server is exiting" in log.text
     with loaded(configured(), metrics=metrics):
         assert list(phases(metrics)) == ["load", "warmup"]
         assert phases(metrics)["warmup"] > 0
     metrics, engine = BackendMetrics(), ScriptedEngine()
-    with loaded(
-        parse_config({"model": "m", "triton_config": {"warmup": None}}, version_dir=Path()), engine, metrics=metrics
-    ):
+    config = parse_config({"model": "m", "triton_config": {"warmup": None}}, version_dir=Path())
+    with loaded(config, engine, metrics=metrics):
         assert (phases(metrics).keys(), engine.requests) == ({"script"}, [])
 
 
-@pytest.mark.parametrize("option", ["fail_after", "crash_after"])
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["fail_after", "crash_after", "hang_after"])
 def test_an_engine_that_does_not_survive_it_fails_the_load_and_is_stopped(option, monkeypatch):
     monkeypatch.setattr(engine_warmup, "ABORT_S", 0.05)
-    config = configured(options={option: 3})
+    config = dataclasses.replace(configured(options={option: 3}, max_s=1), hang_s=1)
     engine = create_engine(config)
-    with pytest.raises(EngineError, match=f"died while it was warmed up: .*engine_options.{option}"):
-        Service(config, engine).load()
-    assert not engine.health().alive
-
-
-@pytest.mark.slow
-def test_an_engine_that_hangs_in_it_fails_the_load(monkeypatch):
-    monkeypatch.setattr(engine_warmup, "ABORT_S", 0.05)
-    config = dataclasses.replace(configured(options={"hang_after": 3}, max_s=1), hang_s=1)
-    engine = create_engine(config)
-    with pytest.raises(EngineError, match="the engine hangs: 1 request of 8 tokens had no answer in 1 s"):
+    said = "the engine hangs" if option == "hang_after" else f"died while .*engine_options.{option}"
+    with pytest.raises(EngineError, match=said):
         Service(config, engine).load()
     assert not engine.health().alive
 
@@ -446,30 +418,21 @@ def test_the_draft_tokens_of_the_warm_up_are_nobodys():
             sink.on_steps([(request, Step(token_ids=[1], finish_reason="length"))])
 
         def stats(self):
-            return EngineStats(
-                num_running=0, num_waiting=0, num_draft_tokens=self.drafts, num_accepted_draft_tokens=self.drafts // 2
-            )
+            drafts = {"num_draft_tokens": self.drafts, "num_accepted_draft_tokens": self.drafts // 2}
+            return EngineStats(num_running=0, num_waiting=0, **drafts)
 
     metrics, engine = BackendMetrics(), Drafting()
-    warming = {"warmup": {"shapes": [[2, 8]]}}
-    config = parse_config({"model": "m", "triton_config": warming}, version_dir=Path())
 
     def published(service):
         service.publish_state()
         values = {sample.name: sample.value for sample in metrics.samples()}
         return values[DRAFT_TOKENS.name], values[ACCEPTED_DRAFT_TOKENS.name]
 
-    with loaded(config, engine, metrics=metrics) as service:
+    with loaded(configured(), engine, metrics=metrics) as service:
         assert engine.drafts > 0
         assert published(service) == (0, 0)
         engine.drafts += 10
         assert published(service) == (10, 5)
-
-
-def test_the_servers_exit_reaches_it(log):
-    with loaded(configured(), server=ServerAbove(is_exiting=lambda: True)) as service:
-        assert service.num_open == 0
-    assert "the server is exiting" in log.text
 
 
 def problems_of(given):

@@ -13,6 +13,9 @@ WAIT_S = 60.0
 """Time limit of a wait; only a failing test reaches it."""
 
 
+OWN_FIELDS = {"prompt_token_ids", "wants_steps", "request_type", "handover"}
+
+
 class Sink:
     """A sink that keeps the steps, call by call."""
 
@@ -49,27 +52,14 @@ class Harness:
         self.sink = Sink()
         self._count = 0
 
-    def submit(
-        self,
-        prompt="Why?",
-        *,
-        max_tokens=1000,
-        prompt_token_ids=None,
-        wants_steps=True,
-        request_type="context_and_generation",
-        handover=None,
-        **sampling,
-    ):
+    def submit(self, prompt="Why?", *, max_tokens=1000, **sampling):
+        """Submit a request: fields that are no sampling field are the request's own."""
         self._count += 1
+        own = {name: sampling.pop(name) for name in OWN_FIELDS & sampling.keys()}
+        prompt = "" if own.get("prompt_token_ids") is not None else prompt
+        params = SamplingParams(**sampling)
         request = GenerateRequest(
-            request_id=f"r{self._count}",
-            prompt=prompt if prompt_token_ids is None else "",
-            prompt_token_ids=prompt_token_ids,
-            sampling=SamplingParams(**sampling),
-            max_tokens=max_tokens,
-            wants_steps=wants_steps,
-            request_type=request_type,
-            handover=handover,
+            request_id=f"r{self._count}", prompt=prompt, max_tokens=max_tokens, sampling=params, **own
         )
         self.engine.submit(request, self.sink)
         return request
@@ -81,12 +71,7 @@ class Harness:
     def held_loop(self):
         """Hold the engine's loop within the block, while TensorRT-LLM goes on."""
         held, release = threading.Event(), threading.Event()
-
-        def hold():
-            held.set()
-            release.wait(WAIT_S)
-
-        self.engine._loop.call(hold)
+        self.engine._loop.call(lambda: held.set() or release.wait(WAIT_S))
         assert held.wait(WAIT_S)
         try:
             yield

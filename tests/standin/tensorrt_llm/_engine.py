@@ -175,11 +175,8 @@ class Sequence:
         if self._num_tokens == 1:
             self._times[2] = now
         self._times[3] = now
-        if token in self._ends:
-            self._respond("stop", None)
-            return True
-        if self._num_tokens >= self._max_tokens:
-            self._respond("length", None)
+        if token in self._ends or self._num_tokens >= self._max_tokens:
+            self._respond("stop" if token in self._ends else "length", None)
             return True
         return False
 
@@ -191,30 +188,22 @@ class Sequence:
 
     def _respond(self, finish_reason, stop_reason):
         metrics = self._perf_metrics() if finish_reason and self._params.return_perf_metrics else None
-        unsent, unsent_logprobs = self._unsent, self._unsent_logprobs
-        self.responses.put(
-            Response(unsent, unsent_logprobs, finish_reason, stop_reason, None, self._cached_tokens, metrics)
-        )
+        unsent = self._unsent, self._unsent_logprobs
+        self.responses.put(Response(*unsent, finish_reason, stop_reason, None, self._cached_tokens, metrics))
         self._unsent, self._unsent_logprobs = [], []
 
     def _perf_metrics(self):
         """Return the bindings' RequestPerfMetrics; all blocks of the prompt but the last were in the cache."""
         names = ("arrival_time", "first_scheduled_time", "first_token_time", "last_token_time")
+        times = {name: timedelta(seconds=at) for name, at in zip(names, self._times, strict=True)}
         reused = self.num_blocks - 1
+        blocks = {"num_total_allocated_blocks": self.num_blocks, "num_new_allocated_blocks": 1}
+        found = {"num_reused_blocks": reused, "num_missed_blocks": 1, "kv_cache_hit_rate": reused / self.num_blocks}
+        drafts = {"acceptance_rate": 0.0, "total_accepted_draft_tokens": 0, "total_draft_tokens": 0}
         return SimpleNamespace(
-            timing_metrics=SimpleNamespace(
-                **{name: timedelta(seconds=at) for name, at in zip(names, self._times, strict=True)}
-            ),
-            kv_cache_metrics=SimpleNamespace(
-                num_total_allocated_blocks=self.num_blocks,
-                num_new_allocated_blocks=1,
-                num_reused_blocks=reused,
-                num_missed_blocks=1,
-                kv_cache_hit_rate=reused / self.num_blocks,
-            ),
-            speculative_decoding=SimpleNamespace(
-                acceptance_rate=0.0, total_accepted_draft_tokens=0, total_draft_tokens=0
-            ),
+            timing_metrics=SimpleNamespace(**times),
+            kv_cache_metrics=SimpleNamespace(**blocks, **found),
+            speculative_decoding=SimpleNamespace(**drafts),
         )
 
     def fail(self, error):
@@ -319,17 +308,12 @@ class Engine:
 
     def _statistics(self, num_active, num_blocks):
         drafts = num_active * (self._tokens_per_iteration - 1)
+        used = {"usedNumBlocks": num_blocks, "reusedBlocks": 0, "missedBlocks": num_blocks}
         return {
             "iterLatencyMS": self._iteration_s * 1000,
             "numActiveRequests": num_active,
             "numQueuedRequests": len(self._waiting),
-            "kvCacheStats": {
-                "maxNumBlocks": TOTAL_BLOCKS,
-                "tokensPerBlock": TOKENS_PER_BLOCK,
-                "usedNumBlocks": num_blocks,
-                "reusedBlocks": 0,
-                "missedBlocks": num_blocks,
-            },
+            "kvCacheStats": {"maxNumBlocks": TOTAL_BLOCKS, "tokensPerBlock": TOKENS_PER_BLOCK, **used},
             "specDecodingStats": {"numDraftTokens": drafts, "numAcceptedTokens": drafts} if drafts else None,
         }
 
