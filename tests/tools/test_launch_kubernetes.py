@@ -102,8 +102,6 @@ def environment(template):
     return {variable["name"]: variable["value"] for variable in container(template)["env"]}
 
 
-# --- the manifests are valid ---
-
 # Schema of the fields that are used, from kubernetes-sigs/lws at 060ab4d,
 # api/leaderworkerset/v1/leaderworkerset_types.go and the markers above its fields. Pod templates are checked by
 # Kubernetes's own schema.
@@ -208,9 +206,6 @@ def test_every_line_of_a_comment_fits_and_every_number_has_a_reason(facts):
     assert len(numbers) > 15
     for n in numbers:
         assert any(line.strip().startswith("# ") for line in lines[n - 4 : n]), f"{lines[n]!r} stands alone"
-
-
-# --- the numbers agree ---
 
 
 def seconds(documents):
@@ -324,9 +319,6 @@ def test_memory_holds_weights_ranks_and_shm(rendered):
         assert resources["limits"]["nvidia.com/gpu"] == 8
         assert shm["emptyDir"]["medium"] == "Memory"
         assert {"name": "shm", "mountPath": "/dev/shm"} in container(template)["volumeMounts"]
-
-
-# --- probes, the Service and the autoscaler ---
 
 
 def test_only_the_pod_with_tritonserver_is_asked_for_it(rendered):
@@ -477,9 +469,6 @@ def test_a_group_can_t_be_applied_with_the_stock_image(facts):
     assert PLACEHOLDER in text
 
 
-# --- the repository ---
-
-
 def as_volume(documents, template, folder):
     """Write the ConfigMap as the kubelet mounts it: files in a folder with a time in its name, and links to them."""
     [volume] = [volume for volume in template["spec"]["volumes"] if "configMap" in volume]
@@ -556,23 +545,17 @@ def test_keys_are_allowed_and_differ(tmp_path):
     assert all(re.fullmatch(r"[-._a-zA-Z0-9]{1,253}", file.key) for file in files)
 
 
-def test_what_can_t_be_read_is_refused(tmp_path):
-    """If it were left out, it would be missing in the pods."""
-    (tmp_path / "gone.py").symlink_to("nowhere")
-    with pytest.raises(RepositoryError, match=r"gone\.py: can't be read: No such file"):
-        repository_files(tmp_path)
-
-
-def test_more_than_a_config_map_takes_is_refused(tmp_path):
+def test_what_no_config_map_takes_is_refused(tmp_path):
     (tmp_path / "a").write_bytes(b"x" * (MAX_BYTES - 1))
     (tmp_path / "b").write_bytes(b"x")
     assert len(repository_files(tmp_path)) == 2
     (tmp_path / "c").write_bytes(b"x")
     with pytest.raises(RepositoryError, match="--repository-claim"):
         repository_files(tmp_path)
-
-
-# --- the scripts ---
+    (tmp_path / "c").unlink()
+    (tmp_path / "gone.py").symlink_to("nowhere")  # left out, it would be missing in the pods
+    with pytest.raises(RepositoryError, match=r"gone\.py: can't be read: No such file"):
+        repository_files(tmp_path)
 
 
 def expanded(text):
@@ -713,8 +696,6 @@ def test_a_worker_that_ends_waits_for_mpirun_s_daemon(pod):
     assert pod(script.replace("/proc/", f"{pod.folder}/none/")).returncode == 0
 
 
-# --- a leader and a worker on two hosts, with real ssh and mpirun ---
-
 POD = """\
 set -euo pipefail
 for folder in /root "$1/model_repository"; do mount -t tmpfs tmpfs "$folder"; done
@@ -770,9 +751,6 @@ def test_mpirun_of_the_leader_reaches_a_worker_and_finds_its_environment(pod, no
     assert sorted(ran.stdout.splitlines()[1:]) == ["rank 0 on node1: nothing", 'rank 1 on node2: a "pod"']
 
 
-# --- the command line ---
-
-
 def test_the_command_does_not_submit_what_has_no_ssh_server(folders, capsys, tmp_path, monkeypatch):
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(f'#!/bin/sh\nprintf "%s " "$@" > {tmp_path}/said; cat > {tmp_path}/given\n')
@@ -793,6 +771,8 @@ def test_the_command_does_not_submit_what_has_no_ssh_server(folders, capsys, tmp
 
 def test_the_rights_of_a_server(rendered):
     [small], [large] = templates(rendered("tiny", LaunchOptions(image="i"))), templates(rendered("one"))
+    [asked] = templates(rendered("one", LaunchOptions(environment=(("HOME", "/kernels"),))))
+    assert environment(asked)["HOME"] == "/kernels"
     kept = ["IPC_LOCK", "DAC_OVERRIDE"]
     common = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
     common["seccompProfile"] = {"type": "RuntimeDefault"}
@@ -812,8 +792,3 @@ def test_the_rights_of_a_server(rendered):
         assert context["allowPrivilegeEscalation"] is False
         assert context["seccompProfile"] == common["seccompProfile"]
         assert context["capabilities"] == {"drop": ["ALL"], "add": [*kept, "SETUID", "SETGID", "SYS_CHROOT"]}
-
-
-def test_a_home_that_is_asked_for_is_the_only_one(rendered):
-    [template] = templates(rendered("one", LaunchOptions(environment=(("HOME", "/kernels"),))))
-    assert environment(template)["HOME"] == "/kernels"

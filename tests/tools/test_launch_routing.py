@@ -1,4 +1,4 @@
-"""`launch kubernetes --routing` and `--autoscale`: the objects are valid by their CRDs, and find the servers."""
+"""`launch kubernetes --gateway-image`, `--routing` and `--autoscale`: objects are valid, and find the servers."""
 
 import dataclasses
 import re
@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_backend.metrics.backend_metrics import FAMILIES
-from deepseek_triton_tools.cli.main import main
+from deepseek_triton_tools.cli.gateway import settings_of
+from deepseek_triton_tools.cli.main import main, program_parser
+from deepseek_triton_tools.gateway.settings import ModelSettings
 from deepseek_triton_tools.launching import kubernetes
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.repository.launch_facts import facts_of
@@ -28,6 +30,9 @@ ROUTINGS = {
     "gateway": dataclasses.replace(PLAIN, routing="gateway", gateway_image="gateway:1", route_parent=(None, "public")),
     "envoy": dataclasses.replace(PLAIN, routing="envoy", route_parent=(None, "public")),
 }
+GATEWAY = dataclasses.replace(
+    PLAIN, exit_timeout=600, scrape=True, gateway_image="g:1", gateway_replicas=3, gateway_keys="api-keys"
+)
 KEDA = dataclasses.replace(PLAIN, autoscale="keda", replicas=2, max_replicas=4, target=64)
 
 
@@ -110,7 +115,7 @@ def validate(objects, version="1.37"):
 
 
 @pytest.mark.parametrize("name", ["tiny", "two"])
-@pytest.mark.parametrize("options", [*ROUTINGS.values(), KEDA], ids=[*ROUTINGS, "keda"])
+@pytest.mark.parametrize("options", [*ROUTINGS.values(), KEDA, GATEWAY], ids=[*ROUTINGS, "keda", "plain gateway"])
 def test_all_of_it_is_valid(facts, name, options):
     objects = render(facts[name], options)
     for version in ("1.27", "1.37"):
@@ -118,6 +123,7 @@ def test_all_of_it_is_valid(facts, name, options):
     text = kubernetes.render(facts[name], options)
     manifest = text[text.index("\n---\n") :]
     assert "@@" not in manifest
+    assert ("r1-gateway" in text) == bool(options.gateway_image)
     assert all(len(line) <= 120 for line in manifest.splitlines() if re.match(r" *# [^ ]", line))
 
 
@@ -329,3 +335,59 @@ def test_the_command_line(facts, capsys):
         with pytest.raises(SystemExit, match="2"):
             main([*command, "--route-parent", parent])
         assert "expected NAME or NAMESPACE/NAME of a Gateway, got" in capsys.readouterr().err
+
+
+def test_the_selectors_of_a_gateway_find_their_own_pods_only(facts):
+    found = render(facts["tiny"], GATEWAY)
+    pods = {name: found["Deployment", name]["spec"]["template"]["metadata"]["labels"] for name in ("r1", "r1-gateway")}
+    services = {"r1-server": "r1", "r1-servers": "r1", "r1-gateway": "r1-gateway"}
+    expected = {("Service", name): pod for name, pod in services.items()}
+    expected |= {("PodDisruptionBudget", name): name for name in pods}
+    for key, ours in expected.items():
+        selector = found[key]["spec"]["selector"]
+        chosen = selector.get("matchLabels", selector).items()
+        assert [name for name, labels in pods.items() if chosen <= labels.items()] == [ours]
+
+
+def test_the_command_of_a_gateway_reaches_the_servers_ports(facts, tmp_path):
+    found = render(facts["tiny"], GATEWAY)
+    pod = found["Deployment", "r1-gateway"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    (tmp_path / "keys").write_text("# nobody")
+    words = [word.replace("/etc/deepseek-triton", str(tmp_path)) for word in container["command"]]
+    words[words.index("--keys") + 1] = str(tmp_path / "keys")
+    found_settings = settings_of(program_parser(["gateway"]).parse_args(words[1:]))
+    assert words[0] == "deepseek-triton"
+    assert found_settings.models == (
+        ModelSettings(("dns+http://r1-servers:8100#metrics=8102",), "", facts["tiny"].model),
+    )
+    assert (found_settings.host, found_settings.port, found_settings.drain_s) == (
+        "0.0.0.0",
+        container["ports"][0]["containerPort"],
+        600,
+    )
+    service = found["Service", "r1-servers"]["spec"]
+    assert (service["clusterIP"], service["ports"][0]["port"]) == ("None", 8100)
+    [mount], [volume] = container["volumeMounts"], pod["volumes"]
+    assert f"{mount['mountPath']}/keys" in container["command"]
+    assert (mount["name"], volume["secret"]["secretName"]) == (volume["name"], "api-keys")
+    assert found["Deployment", "r1-gateway"]["spec"]["replicas"] == 3
+    pre_stop_s = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pod["terminationGracePeriodSeconds"] > pre_stop_s + 600  # a stop leaves time for running requests
+    paths = [container[f"{probe}Probe"]["httpGet"]["path"] for probe in ("readiness", "liveness")]
+    assert paths == ["/ready", "/health"]
+
+
+def test_options_of_no_gateway_are_refused(facts, capsys):
+    cases = {
+        "--gateway-keys a": "without --gateway-image there is none",
+        "--gateway-replicas 2": "without --gateway-image there is none",
+        "--gateway-image i --gateway-keys A_b": "--gateway-keys: expected a name of small letters",
+        "--gateway-image=-i": "expected an image's name",
+    }
+    for words, message in cases.items():
+        try:
+            code = main(["launch", "kubernetes", str(facts["tiny"].folder), "--image", "i", *words.split()])
+        except SystemExit as exit:
+            code = exit.code
+        assert (code, message in capsys.readouterr().err) == (2, True), words

@@ -201,17 +201,6 @@ def test_a_shard_cut_off_is_named_with_its_byte_and_the_others_are_warmed(call, 
     assert document["result"]["done_bytes"] >= document["size_bytes"] - second.stat().st_size
 
 
-def test_what_does_not_fit_is_left_out_and_said(call, folder):
-    first, *rest = shards(folder)
-    done = call(folder, "--budget", first.stat().st_size + 1, "--json")
-    document = json.loads(done.stdout)
-    assert done.returncode == 3
-    assert (document["fits"], document["chosen_bytes"]) == (False, first.stat().st_size)
-    assert {entry["path"] for entry in document["files"]} == set(map(str, rest))
-    assert "it does not fit" in done.stderr
-    assert "--budget" in document["remedies"]
-
-
 def test_shares_together_take_every_file_once(call, folder):
     documents = [json.loads(call(folder, "--json", "-v", "--share", f"{k}/2").stdout) for k in (1, 2)]
     taken = [entry["path"] for document in documents for entry in document["files"] if entry["fate"] == "chosen"]
@@ -226,16 +215,6 @@ def test_a_share_without_a_job_has_nothing_to_do_and_says_who_reads(call, folder
     line = "nothing to do: 8 shares, 4 jobs: shares 1 to 4 read"
     assert (done.returncode, done.stdout.splitlines()) == (0, [line])
     assert line in done.stderr.splitlines()
-
-
-def test_a_budget_above_what_there_is_is_warned_of_before_anything_is_read(call, folder):
-    os.truncate(shards(folder)[0], 2**43)  # larger than any memory, out of holes
-    done = call(folder, "--budget", "1000T", form="report")
-    assert done.returncode in (0, 1)  # the hole it got may be found damaged
-    assert "the first files will be dropped while the last are read" in done.stdout
-    document = json.loads(call(folder, "--budget", "1000T", "--json", form="report").stdout)
-    assert (document["fits"], document["lacking_bytes"] > 0) == (False, True)
-    assert "--budget" not in document["remedies"]
 
 
 def test_a_report_only_reports(call, folder):
