@@ -372,8 +372,6 @@ def test_every_text_of_calls_and_results_is_in_the_prompt_unchanged(tmp_path_fac
             assert (place := text.find(f"{RESULT_BEGIN}{message['content']}{RESULT_END}", place)) >= 0
 
 
-# --- DeepSeek-V3.2 ----------------------------------------------------------------------------------------------------
-
 D = "｜DSML｜"
 DSML_CALL = (
     f'\n\n<{D}function_calls>\n<{D}invoke name="get_weather">\n<{D}parameter name="city" string="true">Łódź "x"'

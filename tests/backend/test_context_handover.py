@@ -142,9 +142,6 @@ def test_a_stopped_context_server_hands_over_what_it_had_done(engine, service, w
     assert reply.last["finish_reason"] == ("length" if was_done else "cancelled")
 
 
-# Handovers that reach nobody
-
-
 def hand_over(engine):
     (request,) = engine.requests
     engine.step([(request, Step("a", (9,), "length", None, 3, handover=HANDOVER))])

@@ -145,9 +145,6 @@ def plain_logits(engine, token_ids):
     return runner.logits(runner.prefill(token_ids))
 
 
-# --- generation ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_concurrent_requests_give_the_same_text_as_alone_and_as_plain_passes(engine, tokenizer):
     collector = Collector()
@@ -168,10 +165,26 @@ def test_concurrent_requests_give_the_same_text_as_alone_and_as_plain_passes(eng
     assert max(collector.call_sizes) >= 5, "never ran as one batch"
 
 
-def test_counts_the_prompt_with_bos_unless_told_otherwise(engine, tokenizer):
+def test_prompts_are_counted_with_bos_and_used_unchanged_in_token_ids(engine, tokenizer):
     num_tokens = len(tokenizer.encode(PROMPT).ids)
     assert {step.num_input_tokens for step in generate(engine).steps} == {num_tokens}
     assert generate(engine, add_special_tokens=False).last.num_input_tokens == num_tokens - 1
+    token_ids = tokenizer.encode(PROMPT).ids
+    answer = generate(engine, token_ids)
+    assert answer.token_ids == generate(engine).token_ids
+    assert answer.last.num_input_tokens == len(token_ids)
+    assert generate(engine, token_ids[1:]).last.num_input_tokens == len(token_ids) - 1
+    token_ids = tokenizer.encode(PROMPT).ids
+    expected = generate(engine, token_ids[-3:])
+    for prompt in (PROMPT, token_ids):
+        answer = generate(engine, prompt, truncate_prompt_tokens=3)
+        assert (answer.token_ids, answer.last.num_input_tokens) == (expected.token_ids, 3)
+    assert engine.capabilities.bos_token == BOS
+    document = json.loads(tokenizer.to_str())
+    document["post_processor"] = None
+    without = Tokenizer.from_str(json.dumps(document))
+    encode = lambda text, special: without.encode(text, add_special_tokens=special).ids  # noqa: E731
+    assert bos_token(encode, without.decode) == ""
 
 
 def test_a_seed_repeats_whatever_runs_beside_it(engine):
@@ -184,7 +197,7 @@ def test_a_seed_repeats_whatever_runs_beside_it(engine):
     assert again.text == alone.text != different.text
 
 
-def test_stop_token_ends_the_text_and_is_counted_not_shown(engine, tokenizer):
+def test_stop_tokens_end_the_text_and_are_counted_not_shown(engine, tokenizer):
     free = generate(engine, max_tokens=10)
     stop_id = free.token_ids[6]
     end = free.token_ids.index(stop_id) + 1
@@ -194,9 +207,6 @@ def test_stop_token_ends_the_text_and_is_counted_not_shown(engine, tokenizer):
     assert stopped.text == tokenizer.decode(free.token_ids[: end - 1])
     said = generate(engine, max_tokens=10, stop_token_ids=(stop_id,), include_stop_str_in_output=True)
     assert said.text == tokenizer.decode(free.token_ids[:end])
-
-
-def test_min_tokens_delays_the_stop(engine):
     first = generate(engine, max_tokens=1).token_ids[0]
     answer = generate(engine, max_tokens=6, min_tokens=4, stop_token_ids=(first,))
     assert first not in answer.token_ids[:4]
@@ -219,17 +229,6 @@ def test_end_tokens_of_the_generation_config_end_the_text(engine, folder, tmp_pa
         assert (ignored.text, ignored.last.finish_reason) == (free.text, "length")
 
 
-# --- prompts ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_prompt_in_token_ids_is_used_unchanged(engine, tokenizer):
-    token_ids = tokenizer.encode(PROMPT).ids
-    answer = generate(engine, token_ids)
-    assert answer.token_ids == generate(engine).token_ids
-    assert answer.last.num_input_tokens == len(token_ids)
-    assert generate(engine, token_ids[1:]).last.num_input_tokens == len(token_ids) - 1
-
-
 def test_token_ids_outside_the_vocabulary_are_refused(engine, folder):
     vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
     for name, token_id, fields in [
@@ -243,25 +242,6 @@ def test_token_ids_outside_the_vocabulary_are_refused(engine, folder):
     assert generate(engine, [vocab_size - 1]).last.finish_reason == "length"
 
 
-def test_truncation_keeps_the_last_tokens(engine, tokenizer):
-    token_ids = tokenizer.encode(PROMPT).ids
-    expected = generate(engine, token_ids[-3:])
-    for prompt in (PROMPT, token_ids):
-        answer = generate(engine, prompt, truncate_prompt_tokens=3)
-        assert (answer.token_ids, answer.last.num_input_tokens) == (expected.token_ids, 3)
-
-
-def test_begin_of_sentence_token_is_known(engine, tokenizer):
-    assert engine.capabilities.bos_token == BOS
-    document = json.loads(tokenizer.to_str())
-    document["post_processor"] = None
-    without = Tokenizer.from_str(json.dumps(document))
-    encode = lambda text, special: without.encode(text, add_special_tokens=special).ids  # noqa: E731
-    assert bos_token(encode, without.decode) == ""
-
-
-# --- chat ------------------------------------------------------------------------------------------------------------
-
 CHAT = [{"role": "user", "content": "Hello"}]
 
 
@@ -271,15 +251,9 @@ def test_chat_is_rendered_by_the_checkpoints_template(engine, tokenizer):
     assert prompt == f"{BOS}<｜User｜>Hello<｜Assistant｜></think>Hi{EOS}<｜User｜>Hello<｜Assistant｜><think>"
     num_tokens = len(tokenizer.encode(prompt, add_special_tokens=False).ids)
     assert generate(engine, prompt, add_special_tokens=False).last.num_input_tokens == num_tokens
-
-
-def test_a_refusal_of_the_template_is_the_callers_fault(engine):
     with pytest.raises(RequestError, match=r"messages: the chat template refuses them: .* got wizard$") as caught:
         engine.render_chat([{"role": "wizard", "content": "a"}], {})
     assert caught.value.code is ErrorCode.INVALID_ARGUMENT
-
-
-# --- log-probabilities -----------------------------------------------------------------------------------------------
 
 
 def check_logprobs(entries, token_ids, logits, number, tokenizer):
@@ -356,19 +330,13 @@ def test_asking_for_logprobs_changes_no_text(engine):
         assert asked.token_ids == plain.token_ids
 
 
-# --- other fields of a request ----------------------------------------------------------------------------------------
-
-
-def test_a_bias_forces_a_token_and_keeps_others_out(engine):
+def test_a_bias_forces_a_token_and_bad_strings_are_not_generated(engine):
     free = generate(engine, max_tokens=30)
     assert generate(engine, max_tokens=5, logit_bias={9: 100.0}).token_ids == [9] * 5
     banned = dict.fromkeys(free.token_ids, -100.0)
     assert not banned.keys() & set(generate(engine, max_tokens=30, logit_bias=banned, temperature=5.0).token_ids)
     assert generate(engine, max_tokens=30, logit_bias={}).token_ids == free.token_ids
-
-
-def test_bad_strings_are_not_generated(engine):
-    """The string is one token, several tokens, or in the middle of the text, whose beginning stays the same."""
+    # The string is one token, several tokens, or in the middle of the text, whose beginning stays the same.
     free = generate(engine, max_tokens=30)
     words = free.text.split()
     first, pair = words[0], " ".join(words[3:5])
@@ -452,9 +420,6 @@ def test_every_field_of_the_contract_is_served_or_refused_with_a_reason(engine):
     assert capabilities.sampling_fields == {field.name for field in SAMPLING_FIELDS} - guided - {"best_of"}
 
 
-# --- limits ----------------------------------------------------------------------------------------------------------
-
-
 def test_prompt_and_answer_share_the_room(folder):
     with running(config(folder, max_seq_len=10)) as short:
         answer = generate(short, max_tokens=1000)
@@ -482,9 +447,6 @@ def test_context_may_outgrow_the_first_cache(engine):
     assert long.last.finish_reason == "length"
     assert short.last
     assert short.text == expected
-
-
-# --- life cycle ------------------------------------------------------------------------------------------------------
 
 
 def test_abort_ends_running_and_waiting_requests(own_engine):
@@ -549,6 +511,11 @@ def test_a_request_that_makes_the_tokenizer_fail_is_answered(own_engine):
     assert isinstance(error, EngineError)
     assert "can't be read: TypeError" in str(error)
     assert own_engine.health().alive
+    assert list(own_engine.load_seconds) == ["checkpoint", "tokenizer", "weights"]
+    assert all(0 <= seconds < TIMEOUT_S for seconds in own_engine.load_seconds.values())
+    own_engine.stop()
+    own_engine.abort("a")
+    assert not own_engine._aborts
 
 
 def test_a_request_without_room_in_memory_is_answered_and_the_others_go_on(own_engine, monkeypatch):
@@ -571,17 +538,6 @@ def test_a_request_without_room_in_memory_is_answered_and_the_others_go_on(own_e
     assert plain.last.finish_reason == "length"
     assert not other.done.is_set()
     assert own_engine.health().alive
-
-
-def test_aborts_of_a_stopped_engine_are_not_kept(own_engine):
-    own_engine.stop()
-    own_engine.abort("a")
-    assert not own_engine._aborts
-
-
-def test_load_is_timed_in_phases(own_engine):
-    assert list(own_engine.load_seconds) == ["checkpoint", "tokenizer", "weights"]
-    assert all(0 <= seconds < TIMEOUT_S for seconds in own_engine.load_seconds.values())
 
 
 def test_before_start_no_request_is_served(folder):
@@ -616,9 +572,6 @@ def test_a_failing_forward_pass_fails_every_request_and_the_engine(own_engine, m
     assert isinstance(generate(own_engine).last.error, UnavailableError)
 
 
-# --- configuration ---------------------------------------------------------------------------------------------------
-
-
 BAD_OPTIONS = [
     ({"max_num_seq": 4}, "max_num_seq: unknown option; known: max_num_seqs, max_seq_len"),
     ({"max_num_seqs": 0}, "max_num_seqs: expected a whole number from 1, got 0"),
@@ -635,7 +588,7 @@ def test_bad_options_are_refused_by_name(subtests):
             ReferenceEngine(config("tiny", **options))
 
 
-def test_a_missing_checkpoint_is_reported_in_one_line(tmp_path):
+def test_what_can_not_be_loaded_is_refused(tmp_path, folder):
     (tmp_path / "empty").mkdir()
     for name, problem in [
         ("nowhere", "/nowhere, where .* downloads nothing$"),
@@ -645,9 +598,6 @@ def test_a_missing_checkpoint_is_reported_in_one_line(tmp_path):
         with pytest.raises(EngineError, match=problem):
             engine.start()
         assert not engine.health().alive
-
-
-def test_max_seq_len_beyond_the_checkpoint_is_refused(folder):
     engine = ReferenceEngine(config(folder, max_seq_len=5000))
     with pytest.raises(EngineError, match=r"max_seq_len is 5000, .* 4096"):
         engine.start()
@@ -657,9 +607,6 @@ def test_model_may_be_relative_to_the_version_folder(folder):
     with running(config(folder.name, folder.parent)) as engine:
         assert engine.capabilities.max_seq_len == 4096
         assert engine.health().alive
-
-
-# --- forward passes --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

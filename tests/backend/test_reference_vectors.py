@@ -69,9 +69,6 @@ def compare_with_recorded(model, name, num_prompt):
     assert np.abs(got - recorded["logprobs"]).max() < TOLERANCE
 
 
-# --- data types ------------------------------------------------------------------------------------------------------
-
-
 def test_every_fp8_number_is_read():
     """The largest is 448, the smallest 2^-9; there is no infinity."""
     from deepseek_backend.engines.reference.tensor_files import _E4M3
@@ -98,9 +95,6 @@ def test_bfloat16_and_half_precision_are_read(tmp_path):
     files = TensorFiles(tmp_path, (128, 128))
     np.testing.assert_allclose(files.get("a", 2, 2), values, rtol=2**-8)
     assert files.get("b", 2).tolist() == [1.5, -0.25]
-
-
-# --- refusals --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -165,9 +159,6 @@ def test_fp8_without_its_scales_is_refused(tmp_path):
         TensorFiles(tmp_path, (128, 128)).get("a", 4, 4)
 
 
-# --- checksums -------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def listed(random_checkpoint, tmp_path):
     """Return a checkpoint with checksums.sha256, as sha256sum writes it."""
@@ -199,9 +190,6 @@ def test_a_file_that_is_not_the_listed_one_is_refused_before_anything_is_loaded(
             (listed / name).write_bytes(whole)
 
 
-# --- tokenizer -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("given", [True, False, None])
 def test_add_bos_token_counts_where_the_tokenizer_adds_none(random_checkpoint, tmp_path, given):
     """DeepSeek's own tokenizer.json does not put the token before a text; tokenizer_config.json says that it goes."""
@@ -214,9 +202,6 @@ def test_add_bos_token_counts_where_the_tokenizer_adds_none(random_checkpoint, t
     plain = checkpoint.encode("Hello", False)
     assert checkpoint.encode("Hello", True) == ([0, *plain] if given else plain)
     assert checkpoint.bos_token == (document["bos_token"] if given else "")
-
-
-# --- threads ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_number_of_threads_is_that_of_the_library():

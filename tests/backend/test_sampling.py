@@ -163,9 +163,6 @@ def test_a_bias_is_added_to_the_logits_before_the_penalties(biases):
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
-# --- bad -------------------------------------------------------------------------------------------------------------
-
-
 FORBIDDEN = {(): {5}, (1,): {2, 5}, (7, 1): {2, 5}, (1, 2): {5}, (0, 1): {2, 3, 5}, (0, 1, 4): {5}}
 """Output -> tokens, where (5,), (1, 2) and (0, 1, 3) are bad."""
 
@@ -186,9 +183,6 @@ def test_bad_strings_are_spelt_at_the_beginning_of_a_word_and_inside_one():
     inside, beginning = spellings(TOKENIZER, ["moon"])
     assert TOKENIZER.decode(inside) == "moon"
     assert beginning == [TOKENIZER.token_to_id("Ġmoon")]
-
-
-# --- log-probabilities -----------------------------------------------------------------------------------------------
 
 
 def test_logprobs_have_the_chosen_token_first_and_the_others_in_order():

@@ -53,9 +53,6 @@ ENDLESS = 100_000
 """Number of tokens, far more than a test waits for."""
 
 
-# Text
-
-
 def test_text_depends_on_the_prompt_and_when_sampling_on_the_seed(start):
     engine = start()
     assert text_of(engine, prompt="one") == text_of(engine, prompt="one") != text_of(engine, prompt="two")
@@ -137,9 +134,6 @@ def test_tokens_of_one_iteration_have_the_same_stamp(start):
     stamps = [stamps_of(step.text) for step in sink.steps["a"]]
     assert [len(of_step) for of_step in stamps] == [len(step.token_ids) for step in sink.steps["a"]]
     assert all(len(set(of_step)) == 1 for of_step in stamps)
-
-
-# Reasoning and chat
 
 
 DICTATED = 'Hm.</think>a\n<｜tool▁calls▁begin｜>f<｜tool▁sep｜>{"x": "Łódź 👩‍💻"}<x>'
@@ -224,9 +218,6 @@ def test_a_rendered_chat_counts_its_own_bos():
     assert prompt.startswith(engine.capabilities.bos_token)
     assert len(split_prompt(prompt, add_special_tokens=False)) == 5
     assert engine.capabilities.bos_token == BOS
-
-
-# Logprobs
 
 
 def all_logprobs(sink):
@@ -356,9 +347,6 @@ def test_prompt_and_answer_share_the_room(start):
     engine = start(kv_cache_tokens=70, tokens_per_block=32)
     assert engine.capabilities.max_seq_len == 64
     assert len(generate(engine, request(max_tokens=1000)).ids("a")) == 64 - 7
-
-
-# Batching
 
 
 def test_one_call_of_the_sink_for_each_iteration(start):
@@ -506,9 +494,6 @@ def text_alone(one):
     text = generate(engine, one).text(one.request_id)
     engine.stop()
     return text
-
-
-# Abort, stop, failure
 
 
 def test_abort_of_a_running_request_frees_its_blocks(start):
@@ -699,9 +684,6 @@ def test_load_seconds(start):
     assert start(load_seconds=0.02).load_seconds["load"] >= 0.02
 
 
-# Time
-
-
 def test_the_clock_of_the_model_runs_without_sleeping(start):
     engine = start()
     generate(engine, request(max_tokens=1000))
@@ -756,9 +738,6 @@ def test_one_second_of_a_long_stall_is_caught_up(start, clock):
     generate(engine, request(max_tokens=200))
     assert clock.now == pytest.approx(1000 + 30 + 200 * NEUTRAL_STEP_S - 1, abs=2 * NEUTRAL_STEP_S)
     assert engine.stats().extra["late_s"] == pytest.approx(29, abs=2 * NEUTRAL_STEP_S)
-
-
-# Options and the protocol
 
 
 def test_a_client_can_see_what_is_simulated_and_how_fast():

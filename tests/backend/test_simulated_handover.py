@@ -206,9 +206,6 @@ def test_the_time_of_a_transfer():
     assert fp8.kv_token_bytes == 61 * 576
 
 
-# Aborts and the end of an engine
-
-
 def test_an_abort_during_the_transfer_frees_both_sides_in_time(start):
     one, two = start(), start(pace="real", kv_transfer_gbps=0.05)
     sink = submit(two, leg := generation(context(one)))
@@ -383,9 +380,6 @@ def test_an_address_of_no_host_here_is_told(start):
     assert_free(engine)
 
 
-# Strangers
-
-
 def connect(handover):
     ticket = read_ticket(handover)
     return socket.create_connection((ticket.host, ticket.port), timeout=60)
@@ -442,9 +436,6 @@ def test_another_beginning_is_refused(start, change):
     assert "here the answer begins otherwise" in str(error)
     answer(two, generation(handover))
     assert_free(one, two)
-
-
-# Any order
 
 
 @pytest.mark.slow

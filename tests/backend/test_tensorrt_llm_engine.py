@@ -61,14 +61,11 @@ def test_a_stream_adds_up_to_the_whole_answer(make_engine, monkeypatch):
     assert [step.finish_reason for step in streamed if step.finish_reason] == ["stop"]
 
 
-def test_no_step_ends_inside_a_character(make_engine, monkeypatch):
+def test_characters_of_several_tokens_come_whole(make_engine, monkeypatch):
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "500")
     steps = make_engine().run(max_tokens=200, ignore_eos=True)
     assert any(step.token_ids and not step.text for step in steps), "the answer must have characters of several tokens"
     assert INCOMPLETE not in "".join(step.text for step in steps[:-1])
-
-
-def test_an_answer_cut_inside_a_character_says_so_at_its_end(make_engine):
     harness = make_engine()
     texts = [harness.text(max_tokens=length, ignore_eos=True) for length in range(1, 30)]
     assert any(text.endswith(INCOMPLETE) for text in texts)
@@ -86,15 +83,12 @@ def test_increments_of_a_growing_text_join_to_it(text, cuts):
     assert sent + complete_text(text, len(sent), final=True) == text
 
 
-def test_max_tokens_is_exact_and_cut_to_the_room_left(make_engine):
+def test_prompt_and_answer_share_the_room(make_engine):
     harness = make_engine(max_seq_len=20)
     for prompt, max_tokens, expected in ("Why?", 7, 7), ("0123456789", 1000, 20 - 11):
         steps = harness.run(prompt, max_tokens=max_tokens)
         assert sum(len(step.token_ids) for step in steps) == expected
         assert steps[-1].finish_reason == "length"
-
-
-def test_a_prompt_that_is_too_long_is_refused_with_numbers(make_engine):
     for llm_args, limit in ({"max_seq_len": 20}, "19"), ({"enable_chunked_prefill": False, "max_num_tokens": 12}, "12"):
         harness = make_engine(**llm_args)
         (step,) = harness.run("x" * 1234)
@@ -102,21 +96,14 @@ def test_a_prompt_that_is_too_long_is_refused_with_numbers(make_engine):
         assert "1,235" in str(step.error)
         assert limit in str(step.error)
         assert harness.run("short", max_tokens=2)[-1].finish_reason == "length"
-
-
-def test_an_empty_prompt_is_refused(make_engine):
     (step,) = make_engine().run("", add_special_tokens=False)
     assert isinstance(step.error, RequestError)
 
 
-def test_special_tokens_can_be_left_out_and_kept(make_engine):
+def test_special_and_stop_tokens(make_engine):
     harness = make_engine()
     assert harness.run(add_special_tokens=False)[0].num_input_tokens == harness.run()[0].num_input_tokens - 1
     assert harness.text(skip_special_tokens=False) == harness.text() + "<｜end▁of▁sentence｜>"
-
-
-def test_stop_tokens_end_the_answer_and_strings_are_left_to_the_text_layer(make_engine):
-    harness = make_engine()
     token = [t for step in harness.run() for t in step.token_ids][5]
     steps = harness.run(stop_token_ids=(token,))
     assert (steps[-1].finish_reason, steps[-1].stop_reason) == ("stop", token)
@@ -362,16 +349,6 @@ def test_a_receiver_that_fails_does_not_end_the_others(make_engine):
     assert broken.result(lost)
 
 
-def test_another_installed_release_is_refused_unless_it_is_allowed(make_engine, tmp_path):
-    with pytest.raises(EngineError, match=r"generated for TensorRT-LLM 1\.2\.1, but 1\.1\.0.*allow_version_mismatch"):
-        make_engine("1.2.1", installed="1.1.0")
-    harness = make_engine("1.2.1", installed="1.2.0", options={"allow_version_mismatch": True})
-    assert harness.run()[-1].finish_reason == "stop"
-    release = read_release(tmp_path / "1.2.1")
-    matches = {"1.2.1": True, "1.2.1+local": True, "1.2.1.post1": True, "1.2.1rc1": False, "1.2.10": False}
-    assert {installed: release.matches(installed) for installed in matches} == matches
-
-
 STOPS_THE_LOAD = [
     ({"use_cuda_graph": True}, "use_cuda_graph"),  # of another release
     ({"kv_cache_config": {"typo": 1}}, "kv_cache_config.typo"),
@@ -391,13 +368,6 @@ def test_arguments_that_stop_the_load_are_named_in_one_line(make_engine, subtest
             assert "\n" not in str(caught.value)
 
 
-def test_the_pytorch_backend_is_named_where_it_is_not_the_default(make_engine):
-    assert make_engine("0.21.0").engine._llm._llm_args["backend"] == "pytorch"
-    assert make_engine("1.0.0").engine._llm._llm_args["backend"] is None
-    with pytest.raises(EngineError, match="TensorRT engine"):
-        make_engine("0.21.0", backend="tensorrt")
-
-
 def test_a_configuration_that_can_not_be_served_is_refused(make_engine, tmp_path):
     engine = TensorRTLLMEngine(parse_config({"model": "m", "max_seq_len": 10}, version_dir=tmp_path))
     with pytest.raises(ConfigError, match=r"release\.yaml.*deepseek-triton build"):
@@ -407,6 +377,17 @@ def test_a_configuration_that_can_not_be_served_is_refused(make_engine, tmp_path
         TensorRTLLMEngine(parse_config(document, version_dir=tmp_path))
     with pytest.raises(ConfigError, match="max_seq_len"):
         make_engine(max_seq_len=None)
+    assert make_engine("0.21.0").engine._llm._llm_args["backend"] == "pytorch"
+    assert make_engine("1.0.0").engine._llm._llm_args["backend"] is None
+    with pytest.raises(EngineError, match="TensorRT engine"):
+        make_engine("0.21.0", backend="tensorrt")
+    with pytest.raises(EngineError, match=r"generated for TensorRT-LLM 1\.2\.1, but 1\.1\.0.*allow_version_mismatch"):
+        make_engine("1.2.1", installed="1.1.0")
+    harness = make_engine("1.2.1", installed="1.2.0", options={"allow_version_mismatch": True})
+    assert harness.run()[-1].finish_reason == "stop"
+    release = read_release(tmp_path / "1.2.1")
+    matches = {"1.2.1": True, "1.2.1+local": True, "1.2.1.post1": True, "1.2.1rc1": False, "1.2.10": False}
+    assert {installed: release.matches(installed) for installed in matches} == matches
 
 
 def test_the_checkpoint_says_how_long_a_context_may_be(make_engine, tmp_path):

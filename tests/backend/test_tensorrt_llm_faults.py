@@ -39,9 +39,6 @@ def threads():
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(("tensorrt_llm", "standin"))]
 
 
-# Aborts
-
-
 def test_a_request_aborted_in_the_engines_queue_has_its_end(slow_engine):
     """TensorRT-LLM removes the request from its queue and sends no response."""
     harness = slow_engine(max_batch_size=1)
@@ -82,9 +79,6 @@ def test_a_failing_abort_holds_neither_a_request_nor_the_gpus(slow_engine, monke
         ["cancelled"]
     ] * 3
     assert not threads()
-
-
-# Faults
 
 
 def test_an_engines_fault_is_not_the_clients(slow_engine):
@@ -248,9 +242,6 @@ def test_a_detokenizer_that_fails_ends_its_request_only(slow_engine, monkeypatch
     assert not last_steps(harness, healthy)
 
 
-# Text
-
-
 @pytest.mark.parametrize("backend", ["HF", "TRTLLM"])
 def test_no_detokenizer_loses_the_end(make_engine, monkeypatch, backend):
     monkeypatch.setenv("TLLM_INCREMENTAL_DETOKENIZATION_BACKEND", backend)
@@ -266,9 +257,6 @@ def test_no_detokenizer_loses_the_end(make_engine, monkeypatch, backend):
 
 def test_text_that_is_not_the_ids_own_is_left_alone():
     assert whole_text("naive", [1], lambda ids: f"naïve {INCOMPLETE}") == "naive"
-
-
-# Starting and stopping
 
 
 def test_a_start_that_fails_after_the_load_leaves_no_engine(tmp_path, monkeypatch):
@@ -370,9 +358,6 @@ def test_refusals_after_the_stop_come_one_at_a_time(make_engine):
         submitter.join(WAIT_S)
     assert harness.sink.overlaps == 0
     assert len(harness.sink.calls) == 8
-
-
-# Limits
 
 
 def test_a_prompt_that_can_not_fit_is_known_by_its_bytes(make_engine, monkeypatch):

@@ -34,19 +34,12 @@ def refusal(harness, **request):
     return step.error
 
 
-# Prompts
-
-
-def test_a_prompt_in_token_ids_is_used_unchanged(make_engine):
+def test_a_prompt_in_token_ids_is_used_unchanged_or_never_reaches_the_gpu(make_engine):
     harness = make_engine()
     ids = harness.engine._llm.tokenizer.encode("Why?")
     by_ids = harness.run(prompt_token_ids=tuple(ids))
     assert "".join(step.text for step in by_ids) == harness.text("Why?")
     assert by_ids[0].num_input_tokens == len(ids)
-
-
-def test_a_token_id_outside_the_vocabulary_never_reaches_the_gpu(make_engine):
-    harness = make_engine()
     for token_id in (-1, 259, 10**6):
         error = refusal(harness, prompt_token_ids=(5, token_id))
         assert str(error) == f"input_ids: expected token ids from 0 to 258, got {token_id}"
@@ -64,15 +57,7 @@ def test_a_truncated_prompt_keeps_its_last_tokens(make_engine):
     assert harness.run("Why?", truncate_prompt_tokens=50)[0].num_input_tokens == 5
 
 
-def test_the_bos_token_is_what_the_tokenizer_adds(make_engine, monkeypatch):
-    harness = make_engine()
-    assert harness.engine.capabilities.bos_token == "<｜begin▁of▁sentence｜>"
-    known = harness.engine._known.tokenizer
-    monkeypatch.setattr(known._tokenizer, "encode", lambda text, add_special_tokens: [7])
-    assert known.bos_token == ""
-
-
-def test_the_tokenizer_serves_the_tasks(make_engine):
+def test_the_tokenizer_serves_the_tasks(make_engine, monkeypatch):
     engine = make_engine().engine
     tokenizer = engine.tokenizer
     ids = tokenizer.encode("Łódź", True)
@@ -81,16 +66,14 @@ def test_the_tokenizer_serves_the_tasks(make_engine):
     assert tokenizer.vocab_size == 259
     assert tokenizer.chat_template == engine._llm.tokenizer.tokenizer.chat_template
     assert engine.capabilities.version == str(sys.modules["tensorrt_llm"].__version__)
-
-
-def test_of_several_templates_the_default_is_told(make_engine):
-    engine = make_engine().engine
     for template, text in ({"rag": "a", "default": "b"}, "b"), ({"rag": "a"}, None), (None, None), ("c", "c"):
         engine._llm.tokenizer.tokenizer.chat_template = template
         assert engine.tokenizer.chat_template == text
-
-
-# Conversations
+    harness = make_engine()
+    assert harness.engine.capabilities.bos_token == "<｜begin▁of▁sentence｜>"
+    known = harness.engine._known.tokenizer
+    monkeypatch.setattr(known._tokenizer, "encode", lambda text, add_special_tokens: [7])
+    assert known.bos_token == ""
 
 
 def test_a_conversation_becomes_a_prompt(make_engine):
@@ -116,9 +99,6 @@ def test_what_can_not_be_rendered_is_the_callers_fault(make_engine):
     with pytest.raises(RequestError, match="no chat template") as caught:
         engine.render_chat(CHAT, {})
     assert caught.value.code is ErrorCode.UNSUPPORTED
-
-
-# Log-probabilities
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -195,11 +175,28 @@ def test_the_cpp_sampler_has_the_logprob_of_the_sampled_token_only(make_engine, 
     assert "expected at most 0, got 1" in str(refusal(harness, logprobs=1))
 
 
-def test_from_1_2_on_the_cpp_samplers_logprobs_are_not_established(make_engine):
+def test_what_an_engine_lacks_is_named(make_engine):
     capabilities = make_engine("1.2.1", sampler_type="TRTLLMSampler").engine.capabilities
     assert "not established" in capabilities.unsupported["logprobs"]
     assert "needs logprobs" in capabilities.unsupported["best_of"]
     assert "best_of" not in make_engine("1.2.1").engine.capabilities.unsupported
+    reason = make_engine().engine.capabilities.unsupported["guided_json"]
+    assert reason == "TensorRT-LLM 1.2.1: needs guided_decoding_backend: xgrammar in model.yaml"
+    for backend, why in (
+        ("llguidance", "only guided_decoding_backend: xgrammar"),
+        (None, "needs guided_decoding_backend"),
+    ):
+        assert why in make_engine(guided_decoding_backend=backend).engine.capabilities.formats_refused
+    reason = make_engine("0.21.0").engine.capabilities.unsupported["guided_json"]
+    assert "guided_decoding_backend: xgrammar and disable_overlap_scheduler: true" in reason
+    with pytest.raises(EngineError, match="disable_overlap_scheduler: true"):
+        make_engine("0.21.0", guided_decoding_backend="xgrammar")
+    capabilities = make_engine().engine.capabilities
+    assert not capabilities.priority
+    assert "priority" in capabilities.unsupported
+    error = refusal(make_engine(), stop_token_ids=(5,), ignore_eos=True)
+    assert str(error) == "stop_token_ids, ignore_eos: TensorRT-LLM 1.2.1: ignore_eos drops the stop tokens too"
+    assert error.code is ErrorCode.UNSUPPORTED
 
 
 def test_a_stop_tokens_logprob_is_left_out_with_the_token(make_engine):
@@ -239,15 +236,6 @@ def test_every_entry_begins_with_its_token_and_goes_on_in_order(token, ranked, m
     assert [entry.token_id for entry in others] == [t for t in ranked[: min(most, asked)] if t != token]
 
 
-# Fields that are refused or handed on
-
-
-def test_stop_tokens_are_never_ignored(make_engine):
-    error = refusal(make_engine(), stop_token_ids=(5,), ignore_eos=True)
-    assert str(error) == "stop_token_ids, ignore_eos: TensorRT-LLM 1.2.1: ignore_eos drops the stop tokens too"
-    assert error.code is ErrorCode.UNSUPPORTED
-
-
 def test_bad_strings_are_not_generated(make_engine):
     harness = make_engine(sampler_type="TRTLLMSampler")
     assert "naïve" in harness.text()
@@ -274,35 +262,6 @@ def test_a_guide_reaches_the_engine_under_its_name(make_engine, release):
     assert ("guided_json" in capabilities.sampling_fields) is since_1_2
 
 
-def test_structural_tags_need_xgrammar(make_engine):
-    for backend, why in (
-        ("llguidance", "only guided_decoding_backend: xgrammar"),
-        (None, "needs guided_decoding_backend"),
-    ):
-        assert why in make_engine(guided_decoding_backend=backend).engine.capabilities.formats_refused
-
-
-def test_a_guide_without_its_backend_says_how_to_get_it(make_engine):
-    reason = make_engine().engine.capabilities.unsupported["guided_json"]
-    assert reason == "TensorRT-LLM 1.2.1: needs guided_decoding_backend: xgrammar in model.yaml"
-
-
-def test_before_1_0_guides_and_the_overlap_scheduler_exclude_each_other(make_engine):
-    reason = make_engine("0.21.0").engine.capabilities.unsupported["guided_json"]
-    assert "guided_decoding_backend: xgrammar and disable_overlap_scheduler: true" in reason
-    with pytest.raises(EngineError, match="disable_overlap_scheduler: true"):
-        make_engine("0.21.0", guided_decoding_backend="xgrammar")
-
-
-def test_a_priority_is_refused(make_engine):
-    capabilities = make_engine().engine.capabilities
-    assert not capabilities.priority
-    assert "priority" in capabilities.unsupported
-
-
-# Metrics
-
-
 def test_performance_metrics_come_with_the_last_step(make_engine):
     steps = make_engine().run("x" * 99, max_tokens=5, return_perf_metrics=True)
     assert all(step.perf_metrics is None for step in steps[:-1])
@@ -312,12 +271,19 @@ def test_performance_metrics_come_with_the_last_step(make_engine):
     assert metrics.kv_cache_hit_rate == 0.75
     assert 0 < metrics.arrival_time_ns <= metrics.first_token_time_ns <= metrics.last_token_time_ns
     assert make_engine().run(max_tokens=5)[-1].perf_metrics is None
-
-
-def test_before_1_0_there_are_no_performance_metrics(make_engine):
     harness = make_engine("0.21.0")
     assert "no performance metrics" in harness.engine.capabilities.unsupported["return_perf_metrics"]
     assert harness.run(max_tokens=5)[-1].perf_metrics is None
+    harness = make_engine()
+    harness.run(max_tokens=5)
+    assert harness.engine.stats().kv_blocks_total == 0
+    for row in ({}, "{}", {"kvCacheStats": None, "specDecodingStats": None}):
+        stats = IterationStats()
+        stats.add(row)
+        assert (stats.kv_blocks_total, stats.num_draft_tokens, stats.num_queued) == (0, 0, 0)
+    seconds = make_engine().engine.load_seconds
+    assert list(seconds) == ["import", "load"]
+    assert all(value >= 0 for value in seconds.values())
 
 
 def test_every_metric_is_read_from_its_own_field():
@@ -343,12 +309,6 @@ def test_every_metric_is_read_from_its_own_field():
     assert isinstance(metrics.arrival_time_ns, int)
 
 
-def test_without_iteration_statistics_there_are_zeros(make_engine):
-    harness = make_engine()
-    harness.run(max_tokens=5)
-    assert harness.engine.stats().kv_blocks_total == 0
-
-
 def test_requests_go_on_when_the_statistics_fail(make_engine, monkeypatch):
     harness = make_engine(enable_iter_perf_stats=True)
     monkeypatch.setattr(IterationStats, "add", lambda self, row: 1 / 0)
@@ -359,13 +319,6 @@ def test_requests_go_on_when_the_statistics_fail(make_engine, monkeypatch):
     assert len(harness.run(max_tokens=5, ignore_eos=True, wants_steps=False)) > 1
 
 
-def test_an_iteration_may_lack_every_section():
-    for row in ({}, "{}", {"kvCacheStats": None, "specDecodingStats": None}):
-        stats = IterationStats()
-        stats.add(row)
-        assert (stats.kv_blocks_total, stats.num_draft_tokens, stats.num_queued) == (0, 0, 0)
-
-
 def test_requests_in_the_engines_queue_are_waiting(make_engine, monkeypatch):
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "50")
     harness = make_engine()
@@ -374,15 +327,6 @@ def test_requests_in_the_engines_queue_are_waiting(make_engine, monkeypatch):
     harness.engine._iterations.add({"numQueuedRequests": 2})
     stats = harness.engine.stats()
     assert (stats.num_running, stats.num_waiting) == (1, 2)
-
-
-def test_loading_is_timed_by_phase(make_engine):
-    seconds = make_engine().engine.load_seconds
-    assert list(seconds) == ["import", "load"]
-    assert all(value >= 0 for value in seconds.values())
-
-
-# Liveness
 
 
 def test_a_worker_that_has_ended_means_a_dead_engine(make_engine, monkeypatch):
@@ -397,13 +341,10 @@ def test_a_worker_that_has_ended_means_a_dead_engine(make_engine, monkeypatch):
     assert isinstance(harness.sink.result(request)[-1].error, UnavailableError)
 
 
-def test_the_reason_contains_the_workers_error(make_engine):
+def test_the_reason_of_a_death_is_the_workers_and_without_their_futures_there_is_none(make_engine):
     harness = make_engine()
     harness.engine._llm._executor.mpi_futures[0].set_exception(RuntimeError("CUDA error:\nout of memory"))
     assert harness.engine.health().reason.endswith(": RuntimeError: CUDA error: out of memory")
-
-
-def test_an_executor_without_worker_futures_is_alive(make_engine):
     harness = make_engine()
     del harness.engine._llm._executor.mpi_futures
     assert harness.engine.health().alive

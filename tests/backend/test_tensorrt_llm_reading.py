@@ -141,9 +141,6 @@ def test_a_long_turn_delivers_before_its_end(slow, monkeypatch):
     assert {len(call) for call in slow.sink.calls} == {1}
 
 
-# Logprobs that an abort has cut short
-
-
 @dataclass
 class Output:
     """The part of a RequestOutput and its single CompletionOutput that the engine reads."""

@@ -182,9 +182,6 @@ def test_without_the_kv_cache_the_prompt_and_the_first_token_are_computed_again(
     assert pair.context.kv_sender.num_blocks == 1
 
 
-# Aborts and failures
-
-
 def test_an_abort_during_the_transfer_ends_at_once_and_waits_for_the_kv_cache(pair):
     handover = pair.hand_over()
     pair.context.kv_sender.may_send.clear()
@@ -252,9 +249,6 @@ def test_a_kv_cache_that_is_gone_is_told_and_no_engine_dies_of_it(pair):
         assert error is not None
         assert error.code is ErrorCode.CONTEXT_LOST
     assert pair.generation.engine.health().alive
-
-
-# Refusals
 
 
 def test_an_engine_that_shares_nothing_says_why(make_engine):

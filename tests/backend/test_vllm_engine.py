@@ -55,9 +55,6 @@ def text_of(faked, request):
     return "".join(step.text for step in faked.sink.result(request))
 
 
-# The way to the core
-
-
 def test_a_vllm_like_its_record_is_read_by_the_iteration_and_another_one_called_in_public(make, caplog):
     for version in VLLM_VERSIONS:
         assert isinstance(make(version=version).engine._connection, CoreConnection)
@@ -78,9 +75,6 @@ def test_a_vllm_whose_front_end_keeps_its_core_elsewhere_is_called_in_public(mak
     with caplog.at_level(logging.WARNING):
         assert isinstance(make().engine._connection, GenerateCalls)
     assert f"AsyncLLM.{lost} is not there" in caplog.text
-
-
-# Answers
 
 
 @WAYS
@@ -149,9 +143,6 @@ def test_a_failing_sink_stops_no_other_request(make, public):
     assert text_of(faked, request) == "Hello world"
 
 
-# Ranks of data parallelism
-
-
 @WAYS
 def test_each_request_goes_to_the_rank_with_the_fewest_open_ones(make, public):
     faked = make(public=public, data_parallel_size=3)
@@ -166,28 +157,19 @@ def test_each_request_goes_to_the_rank_with_the_fewest_open_ones(make, public):
     assert [faked.core.ranks[request.request_id] for request in later] == [1, 1, 2, 0]
 
 
-def test_a_request_that_vllm_refuses_takes_no_rank(make):
+def test_which_ranks_are_chosen(make):
     faked = make(data_parallel_size=2)
     faked.core.refuse = ValueError("no")
     faked.refused()
     faked.core.refuse = None
     requests = [faked.accepted() for _ in range(4)]
     assert sorted(str(faked.core.ranks[request.request_id]) for request in requests) == ["0", "0", "1", "1"]
-
-
-def test_only_the_ranks_of_its_own_node_are_chosen_in_a_hybrid(make):
     faked = make(data_parallel_size=8, data_parallel_size_local=2, data_parallel_hybrid_lb=True)
     requests = [faked.accepted() for _ in range(4)]
     assert [faked.core.ranks[request.request_id] for request in requests] == [0, 1, 0, 1]
-
-
-def test_vllm_chooses_the_rank_where_it_counts_what_it_sent(make):
     for version, size in ("0.33.0", 4), ("0.24.0", 1), ("0.24.0", None):
         faked = make(version=version, data_parallel_size=size)
         assert faked.core.ranks[faked.accepted().request_id] is None
-
-
-# Ends
 
 
 @WAYS
@@ -342,9 +324,6 @@ def test_every_request_gets_exactly_one_last_step(make, public, data, whole):
         assert [bool(step.finish_reason or step.error) for step in steps] == [False] * (len(steps) - 1) + [True]
 
 
-# Start
-
-
 def engine_of(folder, document):
     engine = create_engine(parse_config(document, version_dir=folder))
     assert isinstance(engine, VllmEngine)
@@ -364,6 +343,8 @@ def test_without_a_record_of_vllm_nothing_starts(tmp_path):
             (tmp_path / "release.yaml").write_text(record)
         with pytest.raises(ConfigError, match=rf"release.yaml: {expected}"):
             engine_of(tmp_path, document()).start()
+    (tmp_path / "release.yaml").write_text(load_vllm("0.24.0").text)
+    assert info(parse_config(document(), version_dir=tmp_path))["release"] == "0.24.0"
 
 
 def test_another_version_is_refused_unless_it_is_allowed(make, caplog):
@@ -426,6 +407,14 @@ def test_the_engine_says_what_it_can_do(make):
     assert known.whole_answers
     assert not known.priority
     assert known.unsupported == {"priority": "needs the engine argument scheduling_policy: priority"}
+    assert make().engine.render_chat([{"role": "user", "content": "Why?"}], {}) == "user: Why?\n"
+    engine = make().engine
+    ids = engine.tokenizer.encode("the", True)
+    assert engine.tokenizer.decode(ids, skip_special_tokens=False) == "<｜begin▁of▁sentence｜>the"
+    assert engine.tokenizer.decode(ids, skip_special_tokens=True) == "the"
+    assert engine.tokenizer.vocab_size == TOKENIZER.get_vocab_size()
+    assert engine.tokenizer.chat_template is None
+    assert engine.capabilities.version == sys.modules["vllm"].__version__
 
 
 def test_nothing_happens_before_the_start(tmp_path):
@@ -436,23 +425,6 @@ def test_nothing_happens_before_the_start(tmp_path):
     assert engine.stats() == EngineStats(num_running=0, num_waiting=0, extra=engine.stats().extra)
     with pytest.raises(RuntimeError):
         engine.submit(GenerateRequest(request_id="r", prompt="p", sampling=SamplingParams(), max_tokens=1), Sink())
-
-
-def test_a_conversation_is_rendered_by_the_checkpoints_own_template(make):
-    assert make().engine.render_chat([{"role": "user", "content": "Why?"}], {}) == "user: Why?\n"
-
-
-def test_the_tokenizer_serves_the_tasks(make):
-    engine = make().engine
-    ids = engine.tokenizer.encode("the", True)
-    assert engine.tokenizer.decode(ids, skip_special_tokens=False) == "<｜begin▁of▁sentence｜>the"
-    assert engine.tokenizer.decode(ids, skip_special_tokens=True) == "the"
-    assert engine.tokenizer.vocab_size == TOKENIZER.get_vocab_size()
-    assert engine.tokenizer.chat_template is None
-    assert engine.capabilities.version == sys.modules["vllm"].__version__
-
-
-# Numbers
 
 
 def scheduler_stats(**given):
@@ -516,11 +488,6 @@ def test_statistics_that_can_not_be_read_end_nothing(make, public, caplog):
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
         "vLLM's scheduler statistics can't be read; their metrics stay as they are"
     ]
-
-
-def test_the_record_is_what_the_metrics_name(tmp_path):
-    (tmp_path / "release.yaml").write_text(load_vllm("0.24.0").text)
-    assert info(parse_config(document(), version_dir=tmp_path))["release"] == "0.24.0"
 
 
 PROGRAM = """

@@ -61,8 +61,6 @@ def arguments(*, max_tokens=20, max_temperature=2.0, **sampling):
     )
 
 
-# Translation
-
 ALWAYS = {"detokenize": False, "skip_clone": True, "max_tokens": 20}
 GREEDY = {**ALWAYS, "temperature": 0.0}
 
@@ -106,12 +104,23 @@ def test_a_request_in_vllms_fields():
     assert guides == [expected for *_, expected in GUIDES]
 
 
-def test_a_temperature_above_vllms_limit_is_refused_with_both_numbers():
+def test_what_can_not_be_translated_is_refused_by_name():
     with pytest.raises(RequestError) as caught:
         arguments(temperature=3.5)
     assert str(caught.value).startswith("temperature: expected at most 2, ")
     assert arguments(temperature=3.5, max_temperature=None)["temperature"] == 3.5
     assert arguments(temperature=3.5, top_k=1) == GREEDY
+    known = release()
+    record = {
+        **known.record,
+        "sampling_params": [name for name in known.record["sampling_params"] if name != "bad_words"],
+        "structured_outputs": [name for name in known.record["structured_outputs"] if name != "grammar"],
+    }
+    reasons = unsupported_fields(VllmRelease(record), {"scheduling_policy": "priority"})
+    assert reasons == dict.fromkeys(("bad", "guided_grammar"), "vLLM 0.24.0 does not have it")
+    refused = [refusal(error, SamplingParams(**sampling)) for error, sampling, _ in REFUSALS]
+    assert [str(one) for one in refused] == [said for *_, said in REFUSALS]
+    assert {one.code for one in refused} == {ErrorCode.INVALID_ARGUMENT}
 
 
 EXAMPLES = {
@@ -139,21 +148,6 @@ def test_every_field_of_the_contract_is_translated_or_refused(version):
     assert reasons.keys() == {"min_p", "logit_bias"}
 
 
-def test_a_field_that_a_vllm_lacks_is_refused_by_name():
-    known = release()
-    record = {
-        **known.record,
-        "sampling_params": [name for name in known.record["sampling_params"] if name != "bad_words"],
-        "structured_outputs": [name for name in known.record["structured_outputs"] if name != "grammar"],
-    }
-    reasons = unsupported_fields(VllmRelease(record), {"scheduling_policy": "priority"})
-    assert reasons == dict.fromkeys(("bad", "guided_grammar"), "vLLM 0.24.0 does not have it")
-
-
-def test_best_of_works_by_logprobs(make):
-    assert supported_fields(make().engine.capabilities)["best_of"] == ""
-
-
 REFUSALS = [
     (VLLMValidationError("too many", parameter="logprobs"), {}, "logprobs: vLLM refused it: too many"),
     (VLLMValidationError("no", parameter="bad_words"), {}, "bad: vLLM refused it: no"),
@@ -162,15 +156,6 @@ REFUSALS = [
     (ValueError("Grammar error"), {"guided_regex": "("}, "guided_regex: vLLM refused it: Grammar error"),
     (ValueError("something"), {}, "vLLM refused the request: something"),
 ]
-
-
-def test_a_refusal_of_vllm_names_our_field():
-    refused = [refusal(error, SamplingParams(**sampling)) for error, sampling, _ in REFUSALS]
-    assert [str(one) for one in refused] == [said for *_, said in REFUSALS]
-    assert {one.code for one in refused} == {ErrorCode.INVALID_ARGUMENT}
-
-
-# Requests
 
 
 def banned(faked, *words):
@@ -237,15 +222,9 @@ def test_a_prompt_leaves_room_for_a_token_and_max_tokens_gets_the_rest(make):
     assert f"{MAX_MODEL_LEN} tokens and at most {MAX_MODEL_LEN - 1} fit" in str(error)
     assert "expected token ids from 0 to" in str(faked.refused(prompt_token_ids=(10**9,)))
     assert "no tokens" in str(faked.refused(prompt="", add_special_tokens=False))
-
-
-def test_a_guide_reaches_vllm(make):
-    faked = make()
+    assert supported_fields(make().engine.capabilities)["best_of"] == ""
     request = faked.accepted(guided_json='{"type": "object"}')
     assert faked.core.params[request.request_id].structured_outputs.json == '{"type": "object"}'
-
-
-# Text
 
 
 def grown(answer, parts, reason="length", stop=None):
@@ -300,14 +279,6 @@ def test_the_token_that_ends_an_answer_is_counted_and_shown_on_request_only(want
         assert text(steps) == expected_text
         assert [token_id for step in steps for token_id in step.token_ids] == [*HELLO, last]
         assert (steps[-1].finish_reason, steps[-1].stop_reason) == (reason, expected_stop)
-
-
-def test_an_answer_without_a_token_ends_too():
-    step = answer_to(wants_steps=False).cancel()
-    assert (step.text, list(step.token_ids), step.finish_reason, step.generation_s) == ("", [], "cancelled", None)
-
-
-# Log-probabilities, usage, metrics
 
 
 def arrays(*rows, ranks):
@@ -373,6 +344,11 @@ def test_metrics_have_the_times_on_the_engines_clock():
         last_token_time_ns=9_000_000_000,
     )
     assert grown(answer_to(), [HELLO])[-1].perf_metrics is None
+    (step,) = grown(answer_to(wants_steps=False), [HELLO[:1], HELLO[1:]])
+    assert step.generation_s is not None
+    assert math.isclose(step.generation_s, 8.0)
+    step = answer_to(wants_steps=False).cancel()
+    assert (step.text, list(step.token_ids), step.finish_reason, step.generation_s) == ("", [], "cancelled", None)
 
 
 def test_the_time_of_scheduling_comes_with_the_first_output(make):
@@ -386,9 +362,3 @@ def test_the_time_of_scheduling_comes_with_the_first_output(make):
     assert metrics is not None
     assert metrics.first_scheduled_time_ns == 2_000_000_000
     assert metrics.arrival_time_ns < metrics.first_token_time_ns <= metrics.last_token_time_ns
-
-
-def test_a_whole_answer_has_the_time_that_it_took():
-    (step,) = grown(answer_to(wants_steps=False), [HELLO[:1], HELLO[1:]])
-    assert step.generation_s is not None
-    assert math.isclose(step.generation_s, 8.0)
