@@ -67,16 +67,13 @@ def test_counts_asked_for_on_every_chunk_add_up_to_the_total_and_the_prompt_is_e
     assert reply.text == "p!"
 
 
-def test_a_stop_string_ends_the_request_and_asks_for_an_abort():
+def test_stop_strings_end_the_text_and_hold_it_back():
     opened, reply = begun(sampling=SamplingParams(stop=("END",)))
     effects = [opened.add(0, token(text)) for text in ("abE", "N", "Dx")]
     opened.deliver()
     assert effects[-1] is StepEffect.SEND_AND_ABORT
     assert opened.add(0, token("late", finish_reason="cancelled")) is StepEffect.NOTHING
     assert (reply.text, reply.last["finish_reason"], reply.last["stop_reason"]) == ("ab", "stop", "END")
-
-
-def test_text_held_back_for_a_stop_string_comes_at_the_end():
     opened, reply = begun(sampling=SamplingParams(stop=("END",)))
     feed(opened, token("abEN"), token("", finish_reason="length"))
     assert reply.text == "abEN"
@@ -164,18 +161,12 @@ def test_the_best_of_several_answers_are_returned_likeliest_first():
     assert reply.last["text_output"] == ["best", "good"]
     assert reply.last["cumulative_logprob"] == [-1.0, -2.0]
     assert reply.last["sequence_index"] == [0, 1]
-
-
-def test_one_answer_of_several_is_answered_as_a_plain_request_is():
     opened, reply = begun(streaming=False, sampling=SamplingParams(best_of=2, temperature=1.0))
     for index, value in enumerate((-1.0, -2.0)):
         opened.add(index, token(str(index), logprobs=logprob(value), finish_reason="stop"))
     opened.deliver()
     assert reply.last["text_output"] == "0"
     assert "sequence_index" not in reply.last
-
-
-def test_a_complete_answer_is_better_than_a_likelier_one_that_was_cut_short():
     sampling = SamplingParams(best_of=3, temperature=1.0)
     opened, reply = begun(streaming=False, sampling=sampling)
     opened.add(0, token("cut", logprobs=logprob(-0.1)))

@@ -232,19 +232,18 @@ def test_rounds_of_calls_are_what_the_model_wrote_and_got(make, name):
         assert prompt(renderer, TWO_ROUNDS, thinking=thinking) == rounds
 
 
-def test_thoughts_in_the_text_before_calls_are_left_out(make):
+def test_turns_of_calls_are_as_the_model_was_trained(make):
     messages = [user("1"), says("<think>Hm.</think>Look.", tool_calls=[call("f", "{}")]), result("F", "f")]
     for source in (LIKE_V3_0324, LIKE_R1, LIKE_V31):
         text = prompt(make(source), messages)
         assert f"Look.{CALLS_BEGIN}" in text
         assert "Hm." not in text
-
-
-def test_an_answer_after_results_ends_before_the_next_user(make):
-    """The text of a turn that ends with results has no end token, which no model wrote there."""
+    # The text of a turn that ends with results has no end token, which no model wrote there.
     messages = [user("1"), says(None, tool_calls=[call("f", "{}")]), result("F", "f"), user("2")]
     start = f"{BOS}<｜User｜>1<｜Assistant｜></think>{CALLS_BEGIN}{raw('f', '{}')}{CALLS_END}{EOS}"
     assert prompt(make(LIKE_V31), messages) == f"{start}{given_back('F')[0]}<｜User｜>2<｜Assistant｜></think>"
+    asked = prompt(make(LIKE_R1), CHAT, ToolUse(tools=[WEATHER], required=True))
+    assert asked.endswith(f"<think>\n\n</think>\n\n{CALLS_BEGIN}{CALL_BEGIN}function{SEPARATOR}")
 
 
 FACTS = [  # a template, the form of its calls, whether it shows tools, and whether it has a switch for thinking
@@ -303,11 +302,6 @@ def test_a_required_call_is_begun_in_the_prompt(make, model):
         assert asked.prompt.count("<think>") == asked.prompt.count("</think>")
 
 
-def test_r1_closes_its_reasoning_as_it_was_trained_to(make):
-    asked = prompt(make(LIKE_R1), CHAT, ToolUse(tools=[WEATHER], required=True))
-    assert asked.endswith(f"<think>\n\n</think>\n\n{CALLS_BEGIN}{CALL_BEGIN}function{SEPARATOR}")
-
-
 def test_tools_that_can_not_be_shown_are_refused(make):
     required = ToolUse(tools=[WEATHER], required=True)
     for source, use, problem in (
@@ -327,14 +321,11 @@ def test_a_prefix_is_continued(make):
         assert prompt(make(source), messages) == f"{BOS}<｜User｜>Hi<｜Assistant｜>{tags.get(name, '')}He</think>l"
     thought = f"{BOS}<｜User｜>Hi<｜Assistant｜><think></think>He</think>l"
     assert prompt(make(LIKE_V31), messages, thinking=True) == thought
-
-
-def test_a_prefix_after_results_is_continued(make):
     messages = [user("1"), says(None, tool_calls=[call("f", "{}")]), result("F", "f"), says("It", prefix=True)]
     assert prompt(make(LIKE_V31), messages).endswith(f"{given_back('F')[0]}It")
 
 
-def test_a_template_that_makes_json_of_arguments_gets_objects(make):
+def test_templates_get_arguments_as_objects_and_the_last_reasoning(make):
     source = (
         "{{ tools | map(attribute='function') | map(attribute='name') | join if tools }}"
         "{% for m in messages %}{% for call in m.tool_calls or [] %}"
@@ -342,9 +333,6 @@ def test_a_template_that_makes_json_of_arguments_gets_objects(make):
     )
     messages = [user("Hi"), says(None, tool_calls=[call("f", '{"a": 1}'), call("g", "no JSON")])]
     assert prompt(make(source), messages) == f'f{SEPARATOR}{{"a": 1}}g{SEPARATOR}"no JSON"'
-
-
-def test_reasoning_of_the_last_turn_reaches_a_template_that_reads_it(make):
     source = "{% for m in messages %}{{ m.reasoning_content or '-' }}{% endfor %}"
     old, new = says("", reasoning="old"), says("", reasoning="new", tool_calls=[call("f", "{}")])
     assert prompt(make(source), [user("1"), old, user("2"), new, result("F", "f")]) == "---new-"
@@ -410,7 +398,7 @@ def test_v32_shows_tools_and_begins_a_required_call(make):
     assert asked.prompt.endswith(f"<think></think>{begun}")
 
 
-def test_v32_refuses_what_it_can_not_write(make):
+def test_v32_refuses_what_it_can_not_write_and_continues_a_prefix(make):
     renderer = make(None, is_v32=True)
     for arguments in ("[1]", "no JSON"):
         with pytest.raises(RequestError, match=r"^messages\[1\]: expected a JSON object as arguments of f, got"):
@@ -419,9 +407,6 @@ def test_v32_refuses_what_it_can_not_write(make):
         prompt(renderer, CHAT, x=1)
     with pytest.raises(RequestError, match=r"^chat_template_kwargs.thinking: expected true or false, got 1"):
         prompt(renderer, CHAT, thinking=1)
-
-
-def test_v32_continues_a_prefix(make):
     text = prompt(make(None, is_v32=True), [user("Hi"), says("He", prefix=True)], thinking=True)
     assert text == f"{BOS}<｜User｜>Hi<｜Assistant｜><think></think>He"
 

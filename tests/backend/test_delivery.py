@@ -351,22 +351,16 @@ def test_steps_that_are_looked_at_together_share_the_time_between_them():
     assert times == [("a", 10.0), ("b", 10.5), ("c", 11.0), ("d", 11.5), ("e", 12.0)]
 
 
-def test_with_a_stop_string_every_step_is_taken_by_itself():
+def test_some_steps_are_taken_by_themselves():
     step_queue, taken = recording()
     _, request = opened(step_queue, stop=("END",))
     for text in "abc":
         step_queue.put([(request, token(text))])
     step_queue.collect()
     assert [text for _, _, text, _ in taken] == ["a", "b", "c"]
-
-
-def test_steps_of_a_request_that_is_over_are_dropped():
-    step_queue, taken = recording()
-    entry, request = opened(step_queue)
-    step_queue.put([(request, token("a"))])
-    step_queue.forget(entry)
-    assert step_queue.collect() == []
-    assert taken == []
+    error = EngineError("dead")
+    steps = joined([token("a"), token("b"), Step(error=error)])
+    assert [(step.text, step.error) for step in steps] == [("ab", None), ("", error)]
 
 
 def test_a_step_that_can_not_be_taken_fails_its_request_and_not_the_engine():
@@ -416,7 +410,33 @@ def test_however_many_threads_take_them_steps_stay_in_order():
         assert text == "".join(f"{number}," for number in range(500))
 
 
-def test_while_it_waits_for_its_turn_a_stream_is_left_alone():
+def test_a_step_that_comes_while_others_are_taken_is_looked_at():
+    found = []
+
+    def take(entry, pending, step, at_s):
+        entry.has_tokens = True
+        if step.text == "a":
+            step_queue.put([(request, token("b"))])
+            found.extend(step_queue.collect())
+        return False
+
+    step_queue = StepQueue(take, fail=None)
+    entry, request = opened(step_queue, begun=False)
+    step_queue.put([(request, token("a"))])
+    assert step_queue.collect() == []
+    assert found == [entry]
+
+
+def test_an_idle_stream_is_found_once_and_a_waiting_one_left_alone():
+    step_queue, taken = recording()
+    entry, request = opened(step_queue)
+    for text, expected in (("a", [entry]), ("b", [])):
+        step_queue.put([(request, token(text))])
+        assert step_queue.collect() == expected
+    step_queue.catch_up(entry)
+    step_queue.put([(request, token("c"))])
+    assert step_queue.collect() == [entry]
+    assert [text for _, _, text, _ in taken] == ["ab"]
     step_queue, taken = recording()
     entry, request = opened(step_queue)
     entry.queue_state = QueueState.RUNNING
@@ -435,36 +455,7 @@ def test_while_it_waits_for_its_turn_a_stream_is_left_alone():
     assert len(taken) == 2
 
 
-def test_a_step_that_comes_while_others_are_taken_is_looked_at():
-    found = []
-
-    def take(entry, pending, step, at_s):
-        entry.has_tokens = True
-        if step.text == "a":
-            step_queue.put([(request, token("b"))])
-            found.extend(step_queue.collect())
-        return False
-
-    step_queue = StepQueue(take, fail=None)
-    entry, request = opened(step_queue, begun=False)
-    step_queue.put([(request, token("a"))])
-    assert step_queue.collect() == []
-    assert found == [entry]
-
-
-def test_an_idle_stream_is_found_once_and_again_after_its_turn():
-    step_queue, taken = recording()
-    entry, request = opened(step_queue)
-    for text, expected in (("a", [entry]), ("b", [])):
-        step_queue.put([(request, token(text))])
-        assert step_queue.collect() == expected
-    step_queue.catch_up(entry)
-    step_queue.put([(request, token("c"))])
-    assert step_queue.collect() == [entry]
-    assert [text for _, _, text, _ in taken] == ["ab"]
-
-
-def test_what_waits_for_a_turn_is_bounded():
+def test_what_waits_is_bounded_and_what_is_over_dropped():
     step_queue, taken = recording()
     entry, request = opened(step_queue)
     entry.queue_state = QueueState.RUNNING
@@ -473,12 +464,12 @@ def test_what_waits_for_a_turn_is_bounded():
         step_queue.put([(request, token("a"))])
         step_queue.collect()
     assert [text for _, _, text, _ in taken] == ["a" * MAX_STEPS]
-
-
-def test_an_error_stays_a_step_of_its_own():
-    error = EngineError("dead")
-    steps = joined([token("a"), token("b"), Step(error=error)])
-    assert [(step.text, step.error) for step in steps] == [("ab", None), ("", error)]
+    step_queue, taken = recording()
+    entry, request = opened(step_queue)
+    step_queue.put([(request, token("a"))])
+    step_queue.forget(entry)
+    assert step_queue.collect() == []
+    assert taken == []
 
 
 steps = st.lists(

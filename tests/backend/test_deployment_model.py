@@ -71,14 +71,6 @@ def test_kv_memory_is_what_weights_and_workspace_leave():
         assert preset.deployment.kv_cache_tokens >= preset.max_batch_size * (1024 + 2048), "the batch that was run"
 
 
-def test_a_small_batch_reads_few_experts():
-    """One token uses 8 of 256 experts: a small batch takes far less time than one that uses all, but more per row."""
-    deployment = replace(LATENCY_B200.deployment, num_draft_tokens=0)
-    overhead = deployment.step_seconds([RankLoad()])
-    one, many = (deployment.step_seconds([RankLoad(num_decodes=rows)]) - overhead for rows in (1, 64))
-    assert 4 * one < many < 64 * one
-
-
 @given(
     st.lists(st.tuples(st.integers(1, 384), st.integers(0, 4096)), min_size=8, max_size=8),
     st.integers(0, 7),
@@ -97,17 +89,19 @@ def test_more_work_never_takes_less_time(ranks, busier, name):
     assert deployment.step_seconds(loads) > seconds
 
 
-def test_a_long_prompt_costs_more_than_its_tokens():
+def test_what_takes_more_time():
     deployment = LATENCY_B200.deployment
     first, last = (RankLoad(prefill_tokens=1024, prefill_pairs=1024 * before) for before in (512, 65_536))
     assert deployment.step_seconds([last]) > 1.1 * deployment.step_seconds([first])
-
-
-def test_every_rank_waits_for_the_slowest():
     deployment = THROUGHPUT_B200.deployment
     busy, idle = RankLoad(num_decodes=64, context_tokens=1_000_000), RankLoad(num_decodes=64)
     balanced = [RankLoad(num_decodes=64, context_tokens=125_000)] * 8
     assert deployment.step_seconds([idle] * 7 + [busy]) > deployment.step_seconds(balanced)
+    # One token uses 8 of 256 experts: a small batch takes far less time than one that uses all, but more per row.
+    deployment = replace(LATENCY_B200.deployment, num_draft_tokens=0)
+    overhead = deployment.step_seconds([RankLoad()])
+    one, many = (deployment.step_seconds([RankLoad(num_decodes=rows)]) - overhead for rows in (1, 64))
+    assert 4 * one < many < 64 * one
 
 
 def limits(**changes):
@@ -125,7 +119,7 @@ def added(scheduler, *rows):
     return rows
 
 
-def test_prompts_share_the_budget_with_decoding_rows():
+def test_the_queue_is_kept():
     scheduler = Scheduler(limits(max_num_tokens=10))
     first, second = added(scheduler, row(10), row(10))
     assert scheduler.step().moved == [first]
@@ -133,13 +127,15 @@ def test_prompts_share_the_budget_with_decoding_rows():
     assert (iteration.moved, iteration.loads[0].prefill_tokens) == ([first], 0)
     scheduler.remove(first)
     assert scheduler.step().moved == [second]
-
-
-def test_no_row_overtakes_the_head_of_the_queue():
     scheduler = Scheduler(limits(num_blocks=5))
     running, head, small = added(scheduler, row(8, 4), row(12, 4), row(1, 1))
     assert scheduler.step().moved == [running]
     assert list(scheduler.waiting) == [head, small]
+    scheduler = Scheduler(limits(max_batch_size=1))
+    (running,) = added(scheduler, row(4, 2))
+    assert scheduler.step().admitted == [running]
+    (urgent,) = added(scheduler, ScheduledRow(num_input_tokens=4, max_tokens=1, length=1, priority=9))
+    assert [scheduler.step().moved for _ in range(2)] == [[running], [urgent]]
 
 
 @given(st.lists(st.tuples(st.integers(-2, 2), st.booleans()), max_size=30))
@@ -153,14 +149,6 @@ def test_the_queue_is_in_order_of_priority_and_of_arrival_among_equals(arrivals)
         if leaves:
             scheduler.remove(expected.pop(0))
         assert list(scheduler.waiting) == expected
-
-
-def test_a_higher_priority_evicts_no_running_row():
-    scheduler = Scheduler(limits(max_batch_size=1))
-    (running,) = added(scheduler, row(4, 2))
-    assert scheduler.step().admitted == [running]
-    (urgent,) = added(scheduler, ScheduledRow(num_input_tokens=4, max_tokens=1, length=1, priority=9))
-    assert [scheduler.step().moved for _ in range(2)] == [[running], [urgent]]
 
 
 def test_a_prompt_longer_than_the_budget_runs_in_chunks():

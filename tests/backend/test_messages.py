@@ -107,23 +107,23 @@ def read(*messages):
     return list(read_messages(json.dumps(messages)))
 
 
-def test_arguments_are_text():
+def test_arguments_are_text_and_the_last_message_may_be_a_prefix():
     for arguments in ('{"a": 1}', {"a": "ö"}, {}, "", None, "no JSON"):
         text = json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments or "{}"
         assert read(answer(tool_calls=[call(arguments=arguments)])) == [answer(tool_calls=[call(arguments=text)])]
+    messages = [user("Hi"), answer(content="He", prefix=True)]
+    assert read(*messages) == messages
+    assert read(*messages[:1], answer(content="He", prefix=False)) == [messages[0], answer(content="He", prefix=False)]
 
 
 def result(call_id):
     return {"role": "tool", "content": f"of {call_id}", **({"tool_call_id": call_id} if call_id else {})}
 
 
-def test_results_stand_in_the_order_of_their_calls_in_each_round():
+def test_results_stand_in_the_order_of_their_calls_and_unknown_ids_are_refused():
     rounds = [answer(tool_calls=[call(id=name) for name in names]) for names in ("abc", "xy")]
     messages = read(rounds[0], *map(result, "cab"), rounds[1], *map(result, "yx"), answer(content="Done."))
     assert [message["content"][-1] for message in messages if message["role"] == "tool"] == list("abcxy")
-
-
-def test_results_without_ids_keep_their_places_and_unknown_ids_are_refused():
     asked = answer(tool_calls=[call(id="a"), call(id="b")])
     assert [message["content"] for message in read(asked, result("b"), result(None))[1:]] == ["of b", "of None"]
     with pytest.raises(ValueError, match=r"messages\[2\].tool_call_id: expected the id of .*'a', 'b', got 'c'"):
@@ -135,12 +135,6 @@ def test_reasoning_is_kept_only_after_the_last_user_message():
     messages = read(user("Hi"), old, user("Hi"), new, result("1"))
     assert messages[1] == answer(content="")
     assert messages[3] == answer(tool_calls=CALLS, reasoning_content="new", name="x")
-
-
-def test_the_last_message_may_be_a_prefix():
-    messages = [user("Hi"), answer(content="He", prefix=True)]
-    assert read(*messages) == messages
-    assert read(*messages[:1], answer(content="He", prefix=False)) == [messages[0], answer(content="He", prefix=False)]
 
 
 def test_json_is_read_to_its_limit_of_nesting():

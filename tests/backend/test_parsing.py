@@ -75,6 +75,8 @@ def test_sampling_params_are_the_same_however_they_are_made():
     assert dataclasses.replace(made, seed=1) == SamplingParams(**given, seed=1)
     assert hash(made) == hash(SamplingParams(**given))
     assert {f.name for f in contract.SAMPLING_FIELDS} == set(SamplingParams.__dataclass_fields__)
+    greedy = [SamplingParams(**fields).greedy for fields in GREEDY + SAMPLING]
+    assert greedy == [True] * len(GREEDY) + [False] * len(SAMPLING)
 
 
 BIAS = '{"5": -100, "0": 0.5}'
@@ -298,9 +300,6 @@ def test_settings_of_the_model_hold_where_the_request_says_nothing():
     flags = {"timeout_ms": 7, "stream_mode": "delta", "separate_reasoning": False}
     parsed = parse(parameters=flags, **ours)
     assert (parsed.timeout_ms, parsed.cumulative, parsed.separate_reasoning) == (7, False, False)
-
-
-def test_the_models_intervals_hold_where_the_request_gives_neither():
     for parameters, expected in [
         ({}, (8, 100)),
         ({"stream_interval": 2}, (2, None)),
@@ -379,11 +378,6 @@ def test_a_model_that_is_not_decoupled_refuses_streams():
 GREEDY = [{}, {"temperature": 0.0, "top_p": 0.9}, {"top_k": 1, "temperature": 1.0}, {"top_k": 0}, {"min_p": 0.0}]
 GREEDY += [{"temperature": 1e-310}, {"top_p": 0.0, "temperature": 1.0}]
 SAMPLING = [{"temperature": 0.8}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}]
-
-
-def test_greedy_is_what_asks_for_no_sampling():
-    greedy = [SamplingParams(**fields).greedy for fields in GREEDY + SAMPLING]
-    assert greedy == [True] * len(GREEDY) + [False] * len(SAMPLING)
 
 
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers(), max_size=2))

@@ -45,8 +45,14 @@ def response(*chunks, parsed=None, several=None):
     return {name: [value.decode() if isinstance(value, bytes) else value for value in a.tolist()] for name, a in arrays}
 
 
-def test_a_chunk_of_a_stream_has_its_text_alone():
+def test_a_chunk_has_its_text_and_what_was_asked_for():
     assert response(SequenceChunk(index=0, text="He", num_output_tokens=1)) == {"text_output": ["He"]}
+    assert response(SequenceChunk(index=2, text="a"), several=True) == {"text_output": ["a"], "sequence_index": [2]}
+    chunk = SequenceChunk(index=0, text="深", reasoning="想")
+    assert response(chunk, parsed=ParsedRequest(separate_reasoning=True)) == {
+        "text_output": ["深"],
+        "reasoning_output": ["想"],
+    }
 
 
 def test_the_last_chunk_has_the_outcome_and_the_usage():
@@ -95,18 +101,6 @@ def test_several_sequences_have_a_value_each_and_say_which_they_are():
     }
 
 
-def test_a_chunk_about_one_of_several_says_which():
-    assert response(SequenceChunk(index=2, text="a"), several=True) == {"text_output": ["a"], "sequence_index": [2]}
-
-
-def test_reasoning_has_an_output_of_its_own_when_asked_for():
-    chunk = SequenceChunk(index=0, text="深", reasoning="想")
-    assert response(chunk, parsed=ParsedRequest(separate_reasoning=True)) == {
-        "text_output": ["深"],
-        "reasoning_output": ["想"],
-    }
-
-
 COUNTED = {  # what is returned, whether it is the last response, and one of several -> whether tokens are counted
     ("", False, False): False,
     ("", False, True): False,
@@ -142,9 +136,6 @@ def test_logprobs_are_json_with_the_generated_token_first():
     assert list(first) == ["9", "8"]
     assert first["9"] == {"logprob": -2.0, "rank": 2, "decoded_token": "深"}
     assert second == {"7": {"logprob": -0.25, "rank": 1, "decoded_token": ""}}
-
-
-def test_the_prompts_logprobs_come_once_and_begin_with_null():
     parsed = ParsedRequest(returned=frozenset({"prompt_logprobs"}))
     sent = response(SequenceChunk(index=0, prompt_logprobs=[None, [Logprob(7, -0.25, rank=1)]]), parsed=parsed)
     assert json.loads(sent["prompt_logprobs"][0])[0] is None

@@ -50,13 +50,10 @@ def test_tokens_count_to_the_reasoning_up_to_its_end():
     assert [counted(steps, prompt) for steps, prompt, _ in COUNTS] == [expected for *_, expected in COUNTS]
 
 
-def test_the_answers_beginning_comes_with_the_first_text_and_is_no_reasoning():
+def test_the_answers_beginning_and_an_echo_come_with_the_first_text():
     parsed = ParsedRequest(separate_reasoning=True, sampling=SamplingParams(stop=("begun",)))
     sequence = SequenceBuffer(0, parsed, "p<think></think>begun", "begun")
     assert texts_of(take_each(sequence, [" on"])) == [("", "begun on"), ("", "")]
-
-
-def test_an_echo_and_the_answers_beginning_are_the_whole_prompt():
     sequence = SequenceBuffer(0, ParsedRequest(echo=True), "prompt begun", "begun")
     assert texts_of(take_each(sequence, ["."])) == [("", "prompt begun."), ("", "")]
 
@@ -92,33 +89,24 @@ def test_reasoning_and_answer_are_told_apart_on_request():
     assert texts_of(chunks) == [("Hm.", ""), ("", ""), ("", "a"), ("", "")]
 
 
-def test_a_stop_string_ends_the_reasoning_too():
+def test_stop_strings_and_reasoning():
     sequence = buffer(stop=("END",), separate_reasoning=True)
     assert texts_of(take_each(sequence, ["<think>Hm.E", "ND</think>a"])) == [("Hm.", ""), ("", "")]
     assert sequence.matched_stop
-
-
-def test_a_stop_string_may_reach_over_the_closing_tag():
     for include_stop, answer in (False, ""), (True, "a"):
         sequence = buffer(stop=("</think>\na",), include_stop=include_stop, separate_reasoning=True)
         assert texts_of(take_each(sequence, ["<think>Hm.", "</think>", "\na", "b"]))[-1] == ("", answer)
-
-
-def test_what_stop_strings_and_tags_hold_back_comes_at_the_end():
     held_by_both = take_each(buffer(stop=("END",), separate_reasoning=True), ["<think>Hm.", "</thi", "EN"])
     held_by_one = take_each(buffer(stop=("END",)), ["abE", "N"])
     assert texts_of(held_by_both)[-1] == ("</thiEN", "")
     assert texts_of(held_by_one) == [("", "ab"), ("", ""), ("", "EN")]
 
 
-def test_a_matched_stop_string_is_the_outcome_whatever_the_engine_says():
+def test_the_first_outcome_stays():
     sequence = buffer(stop=("END",))
     sequence.add(token("abENDc", finish_reason="length", stop_reason=1))
     chunk = sequence.take(counted=True)
     assert (chunk.text, chunk.finish_reason, chunk.stop_reason) == ("ab", "stop", "END")
-
-
-def test_the_first_outcome_stays_and_its_text_is_not_said_twice():
     sequence = buffer(stop=("END",))
     sequence.add(token("abE"))
     sequence.end("timeout")
@@ -129,13 +117,10 @@ def test_the_first_outcome_stays_and_its_text_is_not_said_twice():
     assert sequence.take(counted=True).text == ""
 
 
-def test_the_echoed_prompt_comes_before_the_text_and_is_neither_searched_nor_split():
+def test_the_echoed_prompt_comes_with_the_first_step_and_is_neither_searched_nor_split():
     prompt = "END<think>\n"
     chunks = take_each(buffer(prompt=prompt, echo=True, stop=("END",), separate_reasoning=True), ["Hm.</think>a"])
     assert texts_of(chunks) == [("Hm.", f"{prompt}a"), ("", "")]
-
-
-def test_the_echo_comes_with_the_first_step_which_has_the_counts():
     opened = buffer(echo=True)
     assert not opened.has_news()
     opened.add(Step(num_input_tokens=7))
@@ -151,16 +136,6 @@ def test_a_cumulative_chunk_has_the_whole_text():
     assert sum(chunk.num_output_tokens for chunk in chunks) == 5
 
 
-def test_counts_are_of_the_tokens_since_a_chunk_last_carried_them():
-    sequence = buffer()
-    counts = []
-    for counted in (False, True, False, True):
-        sequence.add(token())
-        counts.append(sequence.take(counted=counted).num_output_tokens)
-    assert counts == [1, 2, 1, 2]
-    assert sequence.num_output_tokens == 4
-
-
 def test_there_is_news_when_there_is_text_or_an_end():
     sequence = buffer(stop=("END",))
     news = []
@@ -171,13 +146,20 @@ def test_there_is_news_when_there_is_text_or_an_end():
     assert news == [False, False, True, True]
 
 
-def test_what_is_not_taken_adds_up():
+def test_what_is_not_taken_adds_up_and_counts_are_of_the_tokens_since():
     sequence = buffer(returned=frozenset({"output_ids"}))
     for text in ("a", "", "b"):
         sequence.add(token(text))
     chunk = sequence.take(counted=True)
     assert (chunk.text, chunk.token_ids, chunk.num_output_tokens) == ("ab", [7, 7, 7], 3)
     assert sequence.take(counted=True).token_ids == []
+    sequence = buffer()
+    counts = []
+    for counted in (False, True, False, True):
+        sequence.add(token())
+        counts.append(sequence.take(counted=counted).num_output_tokens)
+    assert counts == [1, 2, 1, 2]
+    assert sequence.num_output_tokens == 4
 
 
 @pytest.mark.parametrize("name", ["output_ids", "logprobs", "prompt_logprobs", "cumulative_logprob"])

@@ -710,22 +710,16 @@ def test_tokens_of_several_prompts_come_one_after_the_other(service):
     assert both["output_ids"][2] == one["output_ids"]
 
 
-def test_a_task_that_can_not_be_done_is_answered_with_the_reason(service):
+def test_tasks_are_refused_or_answered_when_they_can_not_be_done(service, engine, monkeypatch):
     for ids, problem in [([10**9], "input_ids: expected token ids from 0 to "), ([], "text_input: expected a prompt")]:
         inputs = {"text_input": array(""), "input_ids": np.array(ids, dtype=np.int32)}
         (error,) = wait(send(service, inputs=inputs, task="detokenize")).errors
         assert error.wire_message().startswith(f"[E_INVALID_ARGUMENT] {problem}")
     assert settled(service)
-
-
-def test_tasks_are_refused_while_the_service_drains(service):
-    service.drain("going")
-    assert wait(send(service, task="tokenize")).errors[0].code is ErrorCode.UNAVAILABLE
-
-
-def test_a_failing_tokenizer_is_answered(service, engine, monkeypatch):
     monkeypatch.setattr(type(engine.tokenizer), "encode", lambda *_: 1 / 0)
     assert wait(send(service, task="tokenize")).errors[0].wire_message().startswith("[E_INTERNAL] ZeroDivisionError")
+    service.drain("going")
+    assert wait(send(service, task="tokenize")).errors[0].code is ErrorCode.UNAVAILABLE
 
 
 def test_describe_says_what_the_model_is(service, engine):
@@ -749,11 +743,8 @@ NAMES = {
 }
 
 
-def test_a_model_is_served_under_its_checkpoints_name():
+def test_a_model_is_known_by_its_checkpoints_name_and_configuration(tmp_path):
     assert {checkpoint: served_name(checkpoint) for checkpoint in NAMES} == NAMES
-
-
-def test_v32_is_known_by_its_configuration(tmp_path):
     config = parse_config({"model": str(tmp_path)}, version_dir=Path())
     for text, expected in (
         ('{"model_type": "deepseek_v32"}', True),

@@ -193,10 +193,15 @@ def test_only_prompts_that_end_in_a_tag_get_one_and_before_an_early_end(start):
     assert "</think>" in text_of(start(eos_after=9), prompt="Why?<think>", max_tokens=1000)
 
 
-def test_the_vocabulary_only_grows_at_its_end():
+def test_the_vocabulary_only_grows_at_its_end_and_chats_count_their_own_bos():
     assert VOCABULARY[192:] == ("<think>", "</think>")
     assert all(write_script(str(number)).stride % 2 for number in range(20)), "an odd stride covers the whole tape"
     assert write_script("Why is the sky blue?").read(0, 3)[0] == (86, 62, 172)
+    engine = SimulatedEngine(BackendConfig())
+    prompt = engine.render_chat([{"role": "user", "content": "Hi"}], {})
+    assert prompt.startswith(engine.capabilities.bos_token)
+    assert len(split_prompt(prompt, add_special_tokens=False)) == 5
+    assert engine.capabilities.bos_token == BOS
 
 
 @pytest.mark.parametrize(
@@ -210,14 +215,6 @@ def test_the_vocabulary_only_grows_at_its_end():
 def test_render_chat_refuses_by_name(role, template_kwargs, problem):
     with pytest.raises(RequestError, match=problem):
         SimulatedEngine(BackendConfig()).render_chat([{"role": role, "content": "Hi"}], template_kwargs)
-
-
-def test_a_rendered_chat_counts_its_own_bos():
-    engine = SimulatedEngine(BackendConfig())
-    prompt = engine.render_chat([{"role": "user", "content": "Hi"}], {})
-    assert prompt.startswith(engine.capabilities.bos_token)
-    assert len(split_prompt(prompt, add_special_tokens=False)) == 5
-    assert engine.capabilities.bos_token == BOS
 
 
 def all_logprobs(sink):
@@ -259,7 +256,7 @@ def test_logprobs_are_the_same_each_time_and_in_bursts(start):
         assert (step.logprobs, step.prompt_logprobs, step.perf_metrics, step.num_cached_tokens) == ((), (), None, 0)
 
 
-def test_prompt_logprobs_come_with_the_first_step(start):
+def test_prompt_logprobs_come_with_the_first_step_and_name_the_prompt(start):
     engine = start()
     for prompt in ({"prompt": "Why is the sky blue?"}, {"prompt_token_ids": (0, 5, 6, 7, 8, 9, 10)}):
         sink = generate(engine, request(**prompt, prompt_logprobs=2))
@@ -270,10 +267,6 @@ def test_prompt_logprobs_come_with_the_first_step(start):
             assert_consistent(token, 2)
         assert not any(step.prompt_logprobs for step in sink.steps["a"][1:])
         assert not all_logprobs(sink)
-
-
-def test_prompt_logprobs_name_the_prompt(start):
-    engine = start()
     (step, *_) = generate(engine, request(prompt="Why me 天?", prompt_logprobs=0)).steps["a"]
     assert [token[0].text for token in step.prompt_logprobs[1:]] == ["Why", " me", " ", "天", "?"]
     (step, *_) = generate(engine, request(prompt_token_ids=(0, 5, 128_000), prompt_logprobs=0)).steps["a"]
@@ -303,13 +296,10 @@ def test_an_answer_ends_with_eos_or_at_max_tokens(start):
         assert (sink.last("a").finish_reason, sink.last("a").stop_reason) == (finish_reason, None)
 
 
-def test_the_end_token_is_shown_on_request(start):
+def test_the_end_and_stop_tokens_are_shown_on_request(start):
     engine = start(eos_after=5)
     hidden, shown = text_of(engine), text_of(engine, skip_special_tokens=False)
     assert shown == hidden + VOCABULARY[EOS_ID]
-
-
-def test_stop_token_ids(start):
     engine = start()
     free = generate(engine, request())
     stop_id = free.ids("a")[6]
@@ -635,16 +625,6 @@ def test_a_crashed_engine_is_dead_and_answers_no_request_until_stop(start):
     assert [len(sink.last_steps(name)) for name in ("a", "late", "too late")] == [1, 1, 1]
 
 
-def test_an_abort_of_a_crashed_engine_is_answered_by_stop(start):
-    engine = start(crash_after=30)
-    sink = RecordingSink()
-    engine.submit(request(max_tokens=ENDLESS), sink)
-    engine._thread.join(PATIENCE_S)
-    engine.abort("a")
-    engine.stop()
-    assert [step.finish_reason for step in sink.last_steps("a")] == ["cancelled"]
-
-
 def test_a_fault_of_the_engine_itself_answers_every_request_once(start, monkeypatch):
     """Requests that ended in the same iteration are answered once, and later ones too."""
     names = ["ends", "ends too", "fails", "runs"]
@@ -674,14 +654,17 @@ def test_a_fault_of_the_engine_itself_answers_every_request_once(start, monkeypa
     assert [len(sink.last_steps(name)) for name in every] == [1] * 5
 
 
-def test_only_the_first_fault_happens(start):
+def test_faults_end_an_engine_once(start):
     engine = start(hang_after=50, fail_after=30, crash_after=40)
     assert "fail_after" in str(generate(engine, request(max_tokens=ENDLESS)).last("a").error)
     assert engine._thread.is_alive()
-
-
-def test_load_seconds(start):
-    assert start(load_seconds=0.02).load_seconds["load"] >= 0.02
+    engine = start(crash_after=30)
+    sink = RecordingSink()
+    engine.submit(request(max_tokens=ENDLESS), sink)
+    engine._thread.join(PATIENCE_S)
+    engine.abort("a")
+    engine.stop()
+    assert [step.finish_reason for step in sink.last_steps("a")] == ["cancelled"]
 
 
 def test_the_clock_of_the_model_runs_without_sleeping(start):
@@ -689,6 +672,7 @@ def test_the_clock_of_the_model_runs_without_sleeping(start):
     generate(engine, request(max_tokens=1000))
     assert engine.stats().extra["iterations"] == 1000
     assert engine.stats().extra["simulated_s"] == pytest.approx(1000 * NEUTRAL_STEP_S)
+    assert start(load_seconds=0.02).load_seconds["load"] >= 0.02
 
 
 @pytest.fixture
@@ -740,16 +724,13 @@ def test_one_second_of_a_long_stall_is_caught_up(start, clock):
     assert engine.stats().extra["late_s"] == pytest.approx(29, abs=2 * NEUTRAL_STEP_S)
 
 
-def test_a_client_can_see_what_is_simulated_and_how_fast():
+def test_a_client_can_see_what_is_simulated_and_which_fields():
     for options, simulation in [
         ({}, {"preset": None, "speed": 1.0}),
         ({"preset": sorted(PRESETS)[0], "speed": 8},) * 2,
     ]:
         engine = create_engine(BackendConfig(engine="simulated", engine_options=options))
         assert engine.capabilities.simulation == simulation
-
-
-def test_every_sampling_field_is_applied_or_refused_with_a_reason():
     capabilities = SimulatedEngine(BackendConfig()).capabilities
     by_the_service = {"best_of"}  # with every engine that has logprobs
     assert capabilities.sampling_fields | set(capabilities.unsupported) | by_the_service == set(SAMPLING_BY_NAME)
@@ -758,13 +739,16 @@ def test_every_sampling_field_is_applied_or_refused_with_a_reason():
     assert "filler text" in capabilities.unsupported["guided_json"]
 
 
-def test_every_preset_serves(start):
+def test_every_preset_serves_and_options_override_it(start):
     for name in sorted(PRESETS):
         engine = start(preset=name, pace="none")
         deployment = PRESETS[name].deployment
         assert engine.stats().kv_blocks_total == deployment.num_ranks * (deployment.kv_cache_tokens // 32)
         sink = generate(engine, *(request(str(number), max_tokens=50) for number in range(20)))
         assert all(len(sink.ids(str(number))) == 50 for number in range(20))
+    engine = start(preset="h200x8-r1-fp8-max-throughput", pace="none", kv_cache_tokens=640, tokens_per_block=64)
+    assert engine.stats().kv_blocks_total == 8 * 10
+    assert engine.capabilities.max_seq_len == 640
 
 
 POSITIVE = ("max_batch_size", "eos_after", "fail_after", "hang_after", "crash_after")
@@ -797,9 +781,3 @@ def test_bad_options(subtests):
         with subtests.test(problem):
             assert problem in problems_of(options)[0]
     assert len(problems_of({"pace": 1, "speed": -1, "colour": "red"})) == 3
-
-
-def test_options_override_the_preset(start):
-    engine = start(preset="h200x8-r1-fp8-max-throughput", pace="none", kv_cache_tokens=640, tokens_per_block=64)
-    assert engine.stats().kv_blocks_total == 8 * 10
-    assert engine.capabilities.max_seq_len == 640

@@ -206,16 +206,13 @@ def test_the_time_of_a_transfer():
     assert fp8.kv_token_bytes == 61 * 576
 
 
-def test_an_abort_during_the_transfer_frees_both_sides_in_time(start):
+def test_an_abort_frees_both_sides(start):
     one, two = start(), start(pace="real", kv_transfer_gbps=0.05)
     sink = submit(two, leg := generation(context(one)))
     sink.wait(lambda: sink.steps[leg.request_id])
     two.abort(leg.request_id)
     assert ended(sink)[1].finish_reason == "cancelled"
     assert_free(one, two)
-
-
-def test_an_abort_before_the_transfer_frees_the_context(start):
     one, two = start(), start(max_batch_size=1, pace="real")
     submit(two, request(max_tokens=ENDLESS))
     sink = submit(two, leg := generation(context(one)))
@@ -245,7 +242,7 @@ def test_a_kv_cache_that_has_gone_leaves_no_timer(start, is_fetched):
     wait_for(lambda: num_timers() <= before, num_timers)
 
 
-def test_an_aborted_context_phase_holds_nothing(start):
+def test_an_aborted_or_dropped_context_phase_holds_nothing(start):
     engine = start(pace="real", max_batch_size=1)
     submit(engine, running := request(max_tokens=ENDLESS))
     sink = submit(engine, one := request(request_type="context_only"))
@@ -253,6 +250,13 @@ def test_an_aborted_context_phase_holds_nothing(start):
     engine.abort(running.request_id)
     step = ended(sink)[1]
     assert (step.finish_reason, step.handover) == ("cancelled", None)
+    assert_free(engine)
+    engine = start(pace="real", max_batch_size=1)
+    submit(engine, running := request(max_tokens=ENDLESS))
+    sink = submit(engine, one := request(request_type="context_only"))
+    engine.drop(one.request_id)
+    assert ended(sink)[1].finish_reason == "cancelled"
+    engine.drop(running.request_id)
     assert_free(engine)
 
 
@@ -269,16 +273,6 @@ def test_a_handover_that_nobody_gets_is_dropped(start):
     assert answer(other, generation(read_handover(step.handover.to_json().decode()))) == whole
     engine.drop(second.request_id)
     assert_free(engine, other)
-
-
-def test_a_drop_before_the_end_aborts(start):
-    engine = start(pace="real", max_batch_size=1)
-    submit(engine, running := request(max_tokens=ENDLESS))
-    sink = submit(engine, one := request(request_type="context_only"))
-    engine.drop(one.request_id)
-    assert ended(sink)[1].finish_reason == "cancelled"
-    engine.drop(running.request_id)
-    assert_free(engine)
 
 
 def test_a_drop_leaves_a_transfer_alone(start):
@@ -329,15 +323,12 @@ def test_a_kv_cache_is_fetched_once(start):
     assert_free(one, two)
 
 
-def test_a_context_that_is_not_fetched_in_time_is_freed(start):
+def test_contexts_and_transfers_that_take_too_long_are_ended(start):
     one, two = start(kv_transfer_timeout_ms=1), start()
     handover = context(one)
     assert_free(one)
     assert "kv_transfer_timeout_ms" in lost(submit(two, generation(handover)))
     assert_free(two)
-
-
-def test_a_transfer_that_takes_too_long_is_ended(start):
     one, two = start(kv_transfer_timeout_ms=200), start(pace="real", kv_transfer_gbps=SLOW)
     sink = submit(two, generation(context(one)))
     lost(sink)
@@ -410,7 +401,7 @@ def _state(handover, **changes):
     return dataclasses.replace(handover, opaque_state=json.dumps(document).encode())
 
 
-def test_a_damaged_ticket_is_refused(start):
+def test_damaged_tickets_and_hosts_are_refused(start):
     one, two = start(), start()
     handover = context(one)
     damaged = [dataclasses.replace(handover, opaque_state=state) for state in (b"", b"\xff{", b"[" * 100_000)]
@@ -419,11 +410,6 @@ def test_a_damaged_ticket_is_refused(start):
         error = ended(submit(two, generation(ticket)))[1].error
         assert error.code is ErrorCode.INVALID_ARGUMENT
         assert "opaque_state" in str(error)
-
-
-def test_a_host_that_is_none_is_told(start):
-    one, two = start(), start()
-    handover = context(one)
     for host in ("x" * 300, "nobody.invalid", "a\0b"):
         assert "can't be reached" in lost(submit(two, generation(_state(handover, host=host))))
 
