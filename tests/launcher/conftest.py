@@ -1,9 +1,7 @@
 """Fixtures: supervisors of small trees of real processes."""
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,34 +10,30 @@ from support.supervising import PYTHON, Supervised, free_ports, port_options, ra
 
 Supervise = Callable[..., Supervised]
 
+DEFAULT_SIGNALS = ("env", "--default-signal=HUP,INT,QUIT")
+"""As a shell with a terminal starts a program, whatever whoever runs the tests ignores."""
 SERVER = Path(__file__).with_name("fake_server.py")
 
 
 @pytest.fixture
-def supervise(tmp_path: Path) -> Iterator[Supervise]:
+def supervise(tmp_path):
     """Start a supervisor of a command, on ports of its own."""
     with contextlib.ExitStack() as running:
 
-        def start(
-            *command: str, options: Sequence[str] = (), ports: Sequence[int] | None = None, **more: object
-        ) -> Supervised:
+        def start(*command, options=(), ports=None, before=(), **more):
             options = [*port_options(ports or free_ports(3)), *options]
-            return running.enter_context(Supervised(tmp_path, options, command, **more))
+            return running.enter_context(
+                Supervised(tmp_path, options, command, before=[*DEFAULT_SIGNALS, *before], **more)
+            )
 
         yield start
 
 
 @pytest.fixture
-def serve(supervise: Supervise, tmp_path: Path) -> Supervise:
+def serve(supervise, tmp_path):
     """Start the fake server under a supervisor, with a repository of one model."""
 
-    def start(
-        *server_options: str,
-        options: Sequence[str] = (),
-        wrap: Callable[..., list[str]] = rank_of,
-        ready_file: Path | None = None,
-        **more: object,
-    ) -> Supervised:
+    def start(*server_options, options=(), wrap=rank_of, ready_file=None, **more):
         ports = free_ports(3)
         model = tmp_path / "repository/a_model"
         model.mkdir(parents=True, exist_ok=True)

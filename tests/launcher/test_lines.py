@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,32 +101,32 @@ def test_input_without_tags_is_passed_on_unchanged(pieces, pausing):
     assert heard.out + heard.of.end().decode() == "".join(pieces)
 
 
-@pytest.mark.parametrize(
-    ("pieces", "out"),
-    [
-        (["[1,0]<stdout>:one[1,1]<stdout>:two\n[1,0]<stdout>: more\n"], "[1,1]<stdout>:two\n[1,0]<stdout>:one more\n"),
-        (["[1,0]<stdout>:a\nmpirun: its own\n"], "[1,0]<stdout>:a\nmpirun: its own\n"),
-        (["[1,0]<std", "out>:cut\n"], "[1,0]<stdout>:cut\n"),
-        (["[1,0]<stdout>:5%\r10%\r", None], "[1,0]<stdout>:5%\r[1,0]<stdout>:10%\r"),
-        (["[1,0]<stdout>:no", None, " end\n"], "[1,0]<stdout>:no end\n"),
-        (
-            ["[1,0]<stdout>:no", None, "[1,1]<stdout>:b\n", "[1,0]<stdout>: end\n"],
-            "[1,0]<stdout>:no\n[1,1]<stdout>:b\n[1,0]<stdout>: end\n",
-        ),
-        (["no tag[1", None], "no tag"),
-        (["[1,0]<std", None, "out>:cut\n"], "[1,0]<stdout>:cut\n"),
-        (["[1,0]<stdout>:kept back\n[1,0]<stdout>:b\n"], "[1,0]<stdout>:b\n"),
-    ],
-)
-def test_the_output_of_given_pieces(pieces, out):
-    """A piece that is None stands for a pause."""
-    heard = Heard(tagged=True, keeps=lambda line: "kept back" not in line)
-    for piece in pieces:
-        if piece is None:
-            heard.idle()
-        else:
-            heard.feed(piece)
-    assert heard.out == out
+TAGGED = [
+    (["[1,0]<stdout>:one[1,1]<stdout>:two\n[1,0]<stdout>: more\n"], "[1,1]<stdout>:two\n[1,0]<stdout>:one more\n"),
+    (["[1,0]<stdout>:a\nmpirun: its own\n"], "[1,0]<stdout>:a\nmpirun: its own\n"),
+    (["[1,0]<std", "out>:cut\n"], "[1,0]<stdout>:cut\n"),
+    (["[1,0]<stdout>:5%\r10%\r", None], "[1,0]<stdout>:5%\r[1,0]<stdout>:10%\r"),
+    (["[1,0]<stdout>:no", None, " end\n"], "[1,0]<stdout>:no end\n"),
+    (
+        ["[1,0]<stdout>:no", None, "[1,1]<stdout>:b\n", "[1,0]<stdout>: end\n"],
+        "[1,0]<stdout>:no\n[1,1]<stdout>:b\n[1,0]<stdout>: end\n",
+    ),
+    (["no tag[1", None], "no tag"),
+    (["[1,0]<std", None, "out>:cut\n"], "[1,0]<stdout>:cut\n"),
+    (["[1,0]<stdout>:kept back\n[1,0]<stdout>:b\n"], "[1,0]<stdout>:b\n"),
+]
+"""(pieces, of which None stands for a pause; output)"""
+
+
+def test_the_output_of_given_pieces():
+    for pieces, out in TAGGED:
+        heard = Heard(tagged=True, keeps=lambda line: "kept back" not in line)
+        for piece in pieces:
+            if piece is None:
+                heard.idle()
+            else:
+                heard.feed(piece)
+        assert heard.out == out, pieces
 
 
 def test_a_line_without_an_end_is_passed_on_in_parts():

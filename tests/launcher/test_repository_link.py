@@ -1,7 +1,5 @@
 """A repository whose path a shell would split is served by a link, which ends with the launch."""
 
-from __future__ import annotations
-
 import secrets
 from pathlib import Path
 
@@ -16,28 +14,28 @@ SHOW = 'readlink -f "$2"; ls "$2"'
 """A server that tells what it was given."""
 
 
-@pytest.mark.parametrize("folder", ODD)
-@pytest.mark.parametrize("form", ["--model-repository {}", "--model-repository={}", "--model-store={}"])
-def test_the_command_names_the_link(tmp_path: Path, folder: str, form: str) -> None:
-    launch, repository = secrets.token_hex(4), tmp_path / folder
-    option, blank, _ = form.partition(" ")
-    words = [option, str(repository)] if blank else [form.format(repository)]
-    command = ["tritonserver", *words, "--log-info", "a b", f"{repository}/file"]
-    link = str(shared_memory(launch, "repository"))
+def test_the_command_names_the_link(tmp_path):
+    for folder in ODD:
+        for form in ("--model-repository {}", "--model-repository={}", "--model-store={}"):
+            launch, repository = secrets.token_hex(4), tmp_path / folder
+            option, blank, _ = form.partition(" ")
+            words = [option, str(repository)] if blank else [form.format(repository)]
+            command = ["tritonserver", *words, "--log-info", "a b", f"{repository}/file"]
+            link = str(shared_memory(launch, "repository"))
 
-    found = with_plain_path(command, launch, make=False)
+            found = with_plain_path(command, launch, make=False)
 
-    assert not Path(link).is_symlink()
-    assert found[1:-3] == ([option, link] if blank else [form.format(link)])
-    assert [found[0], *found[-3:]] == [command[0], *command[-3:]]
-
-
-@pytest.mark.parametrize("command", [["tritonserver"], ["tritonserver", "--model-repository", "/models/r1_v-2.0"]])
-def test_another_command_stays(command: list[str]) -> None:
-    assert with_plain_path(command, secrets.token_hex(4), make=True) == command
+            assert not Path(link).is_symlink()
+            assert found[1:-3] == ([option, link] if blank else [form.format(link)])
+            assert [found[0], *found[-3:]] == [command[0], *command[-3:]]
 
 
-def test_the_link_leads_to_the_repository_and_ends_with_the_launch(tmp_path: Path) -> None:
+def test_another_command_stays():
+    for command in (["tritonserver"], ["tritonserver", "--model-repository", "/models/r1_v-2.0"]):
+        assert with_plain_path(command, secrets.token_hex(4), make=True) == command
+
+
+def test_the_link_leads_to_the_repository_and_ends_with_the_launch(tmp_path):
     launch = secrets.token_hex(4)
     for folder in ODD[:2]:  # a second attempt finds the first one's link
         (tmp_path / folder).mkdir()
@@ -48,7 +46,7 @@ def test_the_link_leads_to_the_repository_and_ends_with_the_launch(tmp_path: Pat
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_only_the_server_s_rank_makes_it(supervise, tmp_path: Path, rank: str) -> None:
+def test_only_the_server_s_rank_makes_it(supervise, tmp_path, rank):
     """The other ranks may be on other nodes, where nobody would remove it."""
     repository = tmp_path / "a b"
     repository.mkdir()

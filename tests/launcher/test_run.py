@@ -25,16 +25,13 @@ def test_the_exit_code_is_the_commands_own(supervise):
     assert {script: running.wait() for script, running in all_at_once.items()} == codes
 
 
-def test_a_missing_program_is_named(supervise):
-    running = supervise("no-such-program")
-    assert running.wait() == 127
-    assert "no-such-program can't be started: No such file or directory" in running.out + running.said
-
-
 def test_output_is_passed_on_with_any_line_ends(supervise):
-    running = supervise("printf", r"one\ntwo\rthree\r\n\nno end")
+    """A missing program is named."""
+    running, missing = supervise("printf", r"one\ntwo\rthree\r\n\nno end"), supervise("no-such-program")
     assert running.wait() == 0
     assert running.out == "one\ntwo\nthree\n\nno end"  # universal newlines
+    assert missing.wait() == 127
+    assert "no-such-program can't be started: No such file or directory" in missing.out + missing.said
 
 
 def test_output_that_nobody_reads_or_that_never_ends_blocks_nothing(supervise):
@@ -55,23 +52,21 @@ def megabytes(pid, file, name):
     return int(values[name].split()[0]) / 1e6
 
 
-def test_a_closed_stdout_ends_nothing(serve):
+def test_a_stop_lets_the_server_drain(serve):
+    """A closed stdout ends nothing, and a hangup that is ignored stays so."""
     reading, writing = os.pipe()
     os.close(reading)
-    running = serve("--says", "lost", stdout=writing)
+    running, closed, nohup = serve("--drains", "0.5"), serve("--says", "lost", stdout=writing), serve(before=["nohup"])
     os.close(writing)
-    wait_for(lambda: is_ready(running))
-    running.process.terminate()
-    assert running.wait() == 0
-
-
-def test_a_stop_lets_the_server_drain(serve):
-    running = serve("--drains", "0.5")
-    wait_for(lambda: is_ready(running))
+    for each in (running, closed, nohup):
+        wait_for(lambda: is_ready(each))  # noqa: B023
     assert listed(running)["state"] == "ready"
-    running.process.terminate()
+    nohup.process.send_signal(signal.SIGHUP)
+    assert listed(nohup)["state"] == "ready"
+    for each in (running, closed, nohup):
+        each.process.terminate()
 
-    assert running.wait() == 0
+    assert [each.wait() for each in (running, closed, nohup)] == [0, 0, 0]
     assert "draining" in running.out
     assert not running.others()
     assert not is_ready(running)
@@ -112,15 +107,6 @@ def test_a_second_stop_ends_it_at_once_only_when_it_comes_later(serve):
     assert (stopped.returncode, stopped.stdout) == (0, f"{now.launch}: stopped\n")
     assert [running.wait() for running in (twice, later, now)] == [0, 128 + signal.SIGKILL, 128 + signal.SIGKILL]
     assert not [*twice.others(), *later.others(), *now.others()]
-
-
-def test_an_ignored_hangup_stays_ignored(serve):
-    running = serve(before=["nohup"])
-    wait_for(lambda: is_ready(running))
-    running.process.send_signal(signal.SIGHUP)
-    assert listed(running)["state"] == "ready"
-    running.process.terminate()
-    assert running.wait() == 0
 
 
 def test_a_server_that_never_became_ready_is_not_restarted(serve):
@@ -201,21 +187,17 @@ def test_a_taken_port_is_named_with_its_holder(supervise):
     assert running.said.count("\n") == 1
 
 
-def test_a_port_that_another_launch_has_reserved_is_refused(supervise):
+def test_what_another_launch_has_is_refused(supervise):
+    """Its ports, and the launch itself: it has one supervisor."""
     ports = free_ports(3)
     first = supervise("sleep", "1000", ports=ports)
-    wait_for(lambda: "sleep" in map(name_of, first.others()))
+    wait_for(lambda: listed(first) and "sleep" in map(name_of, first.others()))
     second = supervise("true", ports=ports)
     assert second.wait() == 2
     assert "is reserved" in second.said
-
-
-def test_a_launch_has_one_supervisor(supervise):
-    first = supervise("sleep", "1000")
-    wait_for(lambda: listed(first) and "sleep" in map(name_of, first.others()))
-    second = supervise("true", environment={"DEEPSEEK_TRITON_LAUNCH": first.launch})
-    assert second.wait() == 2
-    assert f"launch {first.launch} is supervised already" in second.said
+    third = supervise("true", environment={"DEEPSEEK_TRITON_LAUNCH": first.launch})
+    assert third.wait() == 2
+    assert f"launch {first.launch} is supervised already" in third.said
     assert runs(first.named("sleep"))
 
 

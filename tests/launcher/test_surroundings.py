@@ -20,7 +20,7 @@ from support.supervising import PYTHON, SUPERVISE, is_ready, listed, name_of, ra
 from support.waiting import wait_for
 
 
-def after(python: str) -> list[str]:
+def after(python):
     """Return the beginning of a command line: it runs `python`, then becomes the command behind it."""
     return [sys.executable, "-S", "-c", f"import os, signal, sys; {python}; os.execvp(sys.argv[1], sys.argv[1:])"]
 
@@ -39,60 +39,49 @@ SURROUNDINGS = {
 }
 
 
-@pytest.mark.parametrize("before", SURROUNDINGS.values(), ids=list(SURROUNDINGS))
-def test_it_serves_and_stops_orderly_all_the_same(serve, before):
-    running = serve("--drains", "0.5", before=before)
-    wait_for(lambda: is_ready(running) or running.process.poll() is not None)
-    server = running.named("tritonserver")
+def test_it_serves_and_stops_orderly_all_the_same(serve):
+    launches = [serve("--drains", "0.5", before=before) for before in SURROUNDINGS.values()]
+    for running in launches:
+        wait_for(lambda: is_ready(running) or running.process.poll() is not None)  # noqa: B023
+    servers = [running.named("tritonserver") for running in launches]
     time.sleep(0.5)  # what it says when it is ready must not end anything
-    assert runs(server)
-    running.process.terminate()
-    assert running.wait() == 0
-    assert not running.others()
-    assert not running.out or "draining" in running.out
+    assert all(map(runs, servers))
+    for running in launches:
+        running.process.terminate()
+    for name, running in zip(SURROUNDINGS, launches, strict=True):
+        assert running.wait() == 0, name
+        assert not running.others(), name
+        assert not running.out or "draining" in running.out, name
 
 
-def test_stop_now_ends_also_the_background_job_of_a_script(serve):
+def test_stop_ends_a_background_job_and_one_that_ctrl_z_has_stopped(serve):
     """A background job ignores SIGINT and SIGQUIT."""
-    running = serve(before=["bash", "-c", '"$@" & wait $!', "-"])
-    wait_for(lambda: is_ready(running))
-    running.ask("stop", running.launch, "--now")
-    assert running.wait() == 128 + signal.SIGKILL
-    assert "ended at once, as asked" in running.said
+    job, stopped = serve(before=["bash", "-c", '"$@" & wait $!', "-"]), serve()
+    for running in (job, stopped):
+        wait_for(lambda: is_ready(running))  # noqa: B023
+    job.ask("stop", job.launch, "--now")
+    stopped.process.send_signal(signal.SIGSTOP)
+    stopped.ask("stop", stopped.launch)
+    assert job.wait() == 128 + signal.SIGKILL
+    assert "ended at once, as asked" in job.said
+    assert stopped.wait() == 0
+    assert "draining" in stopped.out
 
 
-def test_stop_goes_on_with_a_supervisor_that_ctrl_z_has_stopped(serve):
-    running = serve()
-    wait_for(lambda: is_ready(running))
-    running.process.send_signal(signal.SIGSTOP)
-    running.ask("stop", running.launch)
-    assert running.wait() == 0
-    assert "draining" in running.out
-
-
-def untagged_environment(running):
-    return {name: value for name, value in running.environment.items() if name != "DEEPSEEK_TRITON_LAUNCH"}
-
-
-def test_ctrl_c_in_stop_prints_no_traceback(serve):
-    running = serve("--drains", "1000")
-    wait_for(lambda: is_ready(running))
-    command = [*PYTHON, str(SUPERVISE), "stop", running.launch]
-    with subprocess.Popen(command, env=untagged_environment(running), stderr=subprocess.PIPE, text=True) as stop:
-        wait_for(lambda: "draining" in running.out)
+def test_stop_prints_no_traceback_at_ctrl_c_and_works_where_it_cannot_print(serve):
+    drains, running = serve("--drains", "1000"), serve()
+    for each in (drains, running):
+        wait_for(lambda: is_ready(each))  # noqa: B023
+    command = ["env", "--default-signal=INT", *PYTHON, str(SUPERVISE), "stop"]
+    environment = {name: value for name, value in running.environment.items() if name != "DEEPSEEK_TRITON_LAUNCH"}
+    with subprocess.Popen([*command, drains.launch], env=environment, stderr=subprocess.PIPE, text=True) as stop:
+        wait_for(lambda: "draining" in drains.out)
         stop.send_signal(signal.SIGINT)
         assert stop.stderr.read() == ""
     assert stop.returncode == -signal.SIGINT
-
-
-def test_stop_works_also_where_it_cannot_print(serve):
-    running = serve()
-    wait_for(lambda: is_ready(running))
-    command = [*PYTHON, str(SUPERVISE), "stop", "00000000", running.launch]
     with open("/dev/full", "w") as full:
-        stopped = subprocess.run(
-            command, env=untagged_environment(running), stdout=full, stderr=subprocess.PIPE, text=True
-        )
+        both = [*command, "00000000", running.launch]
+        stopped = subprocess.run(both, env=environment, stdout=full, stderr=subprocess.PIPE, text=True)
     assert (stopped.returncode, stopped.stderr, running.wait()) == (0, "", 0)
 
 
@@ -109,22 +98,20 @@ def test_a_ready_file_is_never_older_than_the_server(serve, tmp_path):
 
 
 def test_a_record_that_somebody_removes_comes_back(serve, tmp_path):
-    """The end of the user's last session removes XDG_RUNTIME_DIR."""
-    running = serve()
-    wait_for(lambda: is_ready(running))
-    shutil.rmtree(tmp_path / f"deepseek-triton-{os.getuid()}")
-    wait_for(lambda: (listed(running) or {}).get("pid") == running.process.pid)
-    assert listed(running)["state"] == "ready"
-
-
-def test_a_record_that_cannot_be_removed_changes_no_exit_code(serve, tmp_path):
-    running = serve(options=["--health-every", "1000"])
-    wait_for(lambda: is_ready(running))
+    """The end of the user's last session removes XDG_RUNTIME_DIR. One that can't be removed changes no exit code."""
+    running, other = serve(), serve(options=["--health-every", "1000"])
+    for each in (running, other):
+        wait_for(lambda: is_ready(each))  # noqa: B023
     place = tmp_path / f"deepseek-triton-{os.getuid()}"
     shutil.rmtree(place)
-    place.touch()
+    wait_for(lambda: (listed(running) or {}).get("pid") == running.process.pid)
+    assert listed(running)["state"] == "ready"
     running.process.terminate()
     assert running.wait() == 0
+    shutil.rmtree(place)
+    place.touch()
+    other.process.terminate()
+    assert other.wait() == 0
 
 
 def test_a_record_that_finds_no_room_leaves_nothing_half_written(supervise, tmp_path):
@@ -182,14 +169,13 @@ def test_without_files_to_open_nothing_is_ended_and_a_stop_leaves_nothing(serve)
     wait_for(lambda: not running.others(), running.others)
 
 
-@pytest.mark.parametrize("limit", [5, 6, 9, 11])
-def test_a_limit_is_reported_in_one_line(supervise, limit):
+def test_a_limit_is_reported_in_one_line(supervise):
     """The limit is on open files, at the places where the first ones are opened."""
-    running = supervise("sleep", "1000", before=["prlimit", f"--nofile={limit}"])
-    assert running.wait() == 1
-    assert "Too many open files" in running.said
-    assert "Traceback" not in running.said
-    wait_for(lambda: not running.others(), running.others)
+    for running in [supervise("sleep", "1000", before=["prlimit", f"--nofile={limit}"]) for limit in (5, 6, 9, 11)]:
+        assert running.wait() == 1
+        assert "Too many open files" in running.said
+        assert "Traceback" not in running.said
+        wait_for(lambda: not running.others(), running.others)  # noqa: B023
 
 
 def test_a_guard_whose_reader_stands_still_ends_too():

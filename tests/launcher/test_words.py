@@ -31,126 +31,112 @@ STAMP = "[12/20/2025-04:21:37] [TRT-LLM] [I] "
 CORE = "(EngineCore pid=71) INFO 07-01 12:00:00 "
 
 
-@pytest.mark.parametrize(
-    ("line", "phase"),
-    [
-        ("[TensorRT-LLM] TensorRT-LLM version: 1.1.0rc3", "importing the engine"),
-        ("rank 0 using MpiPoolSession to spawn MPI processes", "starting the workers"),
-        ("[TensorRT-LLM][INFO] Refreshed the MPI local session", "starting the workers"),
-        (f"{STAMP}Prefetching 641.30GB checkpoint files.", "prefetching the checkpoint"),
-        (f"{STAMP}Use 63.32 GB for model weights.", "allocating weights"),
-        ("Loading safetensors weights in parallel: 100%|####| 15/15 [00:00<00:00, 81.92it/s]", "loading weights"),
-        ("Loading weights: 100%|####| 801/801 [00:46<00:00, 17.29it/s]", "loading weights"),
-        ("Model init total -- 49.14s", "weights are loaded"),
-        (
-            "[TensorRT-LLM][INFO] [MemUsageChange] Allocated 0.56 GiB for max tokens in paged KV cache (8224).",
-            "KV cache",
-        ),
-        (f"{STAMP}[Autotuner] Autotuning process starts ...", "autotuning kernels"),
-        (f"{STAMP}Running autotuner warmup...", "autotuning kernels"),
-        (f"{STAMP}Creating CUDA graph instances for 11 batch sizes.", "CUDA graphs"),
-        (f"{STAMP}Run generation only CUDA graph warmup for batch size=64, draft_len=0", "CUDA graphs"),
-        (f"{STAMP}Setting PyTorch memory fraction to 0.5983 (71.62 GiB)", "memory profile"),
-        ("deepseek_backend INFO: loading /models/r1 on the tensorrt_llm engine", "importing the engine"),
-        ("deepseek_backend INFO: warm-up 1 of 3: a prompt", "warm-up"),
-        ("deepseek_backend INFO: /models/r1 is ready after 71.3 s", "model is ready"),
-        ('I1121 15:57:29.4 15074 http_server.cc:4692] "Started HTTPService at 0.0.0.0:8000"', "opening ports"),
-        (f"{CORE}[core.py:115] Initializing a V1 LLM engine (v0.24.0) with config: model='r1'", "starting the workers"),
-        (f"{CORE}[gpu_model_runner.py:5161] Starting to load model /models/r1...", "building the model"),
-        ("Loading safetensors checkpoint shards:  10% Completed | 16/163 [00:09<01:20, 1.8it/s]", "loading weights"),
-        (f"{CORE}[default_loader.py:431] Loading weights took 91.20 seconds", "loading weights"),
-        (f"{CORE}[gpu_model_runner.py:5256] Model loading took 79.6 GiB memory and 93.1 seconds", "weights are loaded"),
-        (f"{CORE}[backends.py:1090] Using cache directory: /c for vLLM's torch.compile", "compiling"),
-        (f"{CORE}[monitor.py:82] Initial profiling/warmup run took 3.10 s", "memory profile"),
-        (f"{CORE}[gpu_worker.py:509] Available KV cache memory: 41.2 GiB", "KV cache"),
-        ("Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  12%|#2        | 6/51", "CUDA graphs"),
-        ("deepseek_backend INFO: vLLM 0.24.0 has loaded /models/r1", "engine is loaded"),
-        (f"{STAMP}cache_transceiver is disabled", None),
-        ("", None),
-    ],
-)
-def test_phases_of_real_lines(line, phase):
-    number = phase_of(line)
-    assert (None if number is None else PHASES[number].name) == phase
-    waited = next((its for its, pattern in waiting._PHASES if pattern.search(line)), None)
-    assert waited is None or phase in NAMES_HERE.get(waited, {waited})
+PHASES_OF_LINES = [
+    ("[TensorRT-LLM] TensorRT-LLM version: 1.1.0rc3", "importing the engine"),
+    ("rank 0 using MpiPoolSession to spawn MPI processes", "starting the workers"),
+    ("[TensorRT-LLM][INFO] Refreshed the MPI local session", "starting the workers"),
+    (f"{STAMP}Prefetching 641.30GB checkpoint files.", "prefetching the checkpoint"),
+    (f"{STAMP}Use 63.32 GB for model weights.", "allocating weights"),
+    ("Loading safetensors weights in parallel: 100%|####| 15/15 [00:00<00:00, 81.92it/s]", "loading weights"),
+    ("Loading weights: 100%|####| 801/801 [00:46<00:00, 17.29it/s]", "loading weights"),
+    ("Model init total -- 49.14s", "weights are loaded"),
+    ("[TensorRT-LLM][INFO] [MemUsageChange] Allocated 0.56 GiB for max tokens in paged KV cache (8224).", "KV cache"),
+    (f"{STAMP}[Autotuner] Autotuning process starts ...", "autotuning kernels"),
+    (f"{STAMP}Running autotuner warmup...", "autotuning kernels"),
+    (f"{STAMP}Creating CUDA graph instances for 11 batch sizes.", "CUDA graphs"),
+    (f"{STAMP}Run generation only CUDA graph warmup for batch size=64, draft_len=0", "CUDA graphs"),
+    (f"{STAMP}Setting PyTorch memory fraction to 0.5983 (71.62 GiB)", "memory profile"),
+    ("deepseek_backend INFO: loading /models/r1 on the tensorrt_llm engine", "importing the engine"),
+    ("deepseek_backend INFO: warm-up 1 of 3: a prompt", "warm-up"),
+    ("deepseek_backend INFO: /models/r1 is ready after 71.3 s", "model is ready"),
+    ('I1121 15:57:29.4 15074 http_server.cc:4692] "Started HTTPService at 0.0.0.0:8000"', "opening ports"),
+    (f"{CORE}[core.py:115] Initializing a V1 LLM engine (v0.24.0) with config: model='r1'", "starting the workers"),
+    (f"{CORE}[gpu_model_runner.py:5161] Starting to load model /models/r1...", "building the model"),
+    ("Loading safetensors checkpoint shards:  10% Completed | 16/163 [00:09<01:20, 1.8it/s]", "loading weights"),
+    (f"{CORE}[default_loader.py:431] Loading weights took 91.20 seconds", "loading weights"),
+    (f"{CORE}[gpu_model_runner.py:5256] Model loading took 79.6 GiB memory and 93.1 seconds", "weights are loaded"),
+    (f"{CORE}[backends.py:1090] Using cache directory: /c for vLLM's torch.compile", "compiling"),
+    (f"{CORE}[monitor.py:82] Initial profiling/warmup run took 3.10 s", "memory profile"),
+    (f"{CORE}[gpu_worker.py:509] Available KV cache memory: 41.2 GiB", "KV cache"),
+    ("Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  12%|#2        | 6/51", "CUDA graphs"),
+    ("deepseek_backend INFO: vLLM 0.24.0 has loaded /models/r1", "engine is loaded"),
+    (f"{STAMP}cache_transceiver is disabled", None),
+    ("", None),
+]
 
 
-@pytest.mark.parametrize(
-    ("line", "rank"),
-    [
-        ("[1,3]<stdout>:[TRT-LLM] [I] x", 3),
-        ("[1,11]<stderr>: x", 11),
-        ("12: x", 12),
-        (" 3: x", 3),
-        ("[06/17/2025-16:35:04] [TRT-LLM] [RANK 5] [I] x", 5),
-        ("0: [TRT-LLM] [RANK 7] [I] the engine's own number says more than who handed it on", 7),
-        ("99: beyond the world", 0),
-        ("nothing says", 0),
-    ],
-)
-def test_the_rank_of_a_line(line, rank):
-    assert rank_of(line, 16) == rank
-    assert rank_of(line, 1) == 0
+def test_phases_of_real_lines():
+    found = {line: phase_of(line) for line, _ in PHASES_OF_LINES}
+    assert {line: None if at is None else PHASES[at].name for line, at in found.items()} == dict(PHASES_OF_LINES)
+    for line, phase in PHASES_OF_LINES:
+        waited = next((its for its, pattern in waiting._PHASES if pattern.search(line)), None)
+        assert waited is None or phase in NAMES_HERE.get(waited, {waited}), line
 
 
-@pytest.mark.parametrize(
-    ("line", "cause"),
-    [
-        ("deepseek_backend CRITICAL: the engine is dead: CUDA error.", "the engine is dead: CUDA error"),
-        (
-            "torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB",
-            "OutOfMemoryError: CUDA out of memory. Tried 2 GiB",
-        ),
-        ("E1 x] \"failed to load 'r1' version 1: Internal: no such file\"", "Internal: no such file"),
-        (
-            "ssh: Could not resolve hostname node2: Name or service not known",
-            "ssh: Could not resolve hostname node2: Name or service not known",
-        ),
-        (
-            "root@node2: Permission denied (publickey,password).",
-            "ssh: root@node2: Permission denied (publickey,password)",
-        ),
-        ("Host key verification failed.", "ssh: Host key verification failed"),
-        (
-            "bash: line 1: orted: command not found",
-            "orted: command not found on another host: Open MPI has to be there, too",
-        ),
-        (
-            "There are not enough slots available in the system to satisfy the 16",
-            "the hosts have fewer slots than 16 ranks, as in node1:8",
-        ),
-        (
-            "mpirun has detected an attempt to run as root.",
-            "mpirun doesn't run as root unless OMPI_ALLOW_RUN_AS_ROOT and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM are 1",
-        ),
-        ("Executable: trtllm-llmapi-launch", "mpirun can't find trtllm-llmapi-launch"),
-        ('mpirun: Error: unknown option "--x"', 'mpirun: unknown option "--x'),
-        (
-            "[1,3]<stderr>:It looks like MPI_INIT failed for some reason; your parallel process is",
-            "MPI can't start in a rank: MPI_INIT failed",
-        ),
-        (
-            "(Worker_TP1 pid=9) ERROR 07-01 12:00:00 [executor.py:9] torch.OutOfMemoryError: CUDA out of memory.",
-            "OutOfMemoryError: CUDA out of memory",
-        ),
-        (
-            "(EngineCore pid=7) ERROR 07-01 12:00:00 [c.py:9] ValueError: Free memory on device cuda:0 is too small.",
-            "ValueError: Free memory on device cuda:0 is too small",
-        ),
-        ("ERROR 11-23 01:50:13 [multiproc_executor.py:898] AttributeError: no '_C'", "AttributeError: no '_C'"),
-        ("(EngineCore_DP0 pid=9) ERROR 07-01 12:00:00 [core.py:9] Exception: no GPU.", "Exception: no GPU"),
-        (
-            "deepseek_backend CRITICAL: RuntimeError: Engine core initialization failed. See root cause above.",
-            None,
-        ),
-        ("error: creating server: Internal - failed to load all models", None),
-        ("error: creating server: Invalid argument - no such backend", "Invalid argument - no such backend"),
-        ("all is well", None),
-    ],
-)
-def test_causes(line, cause):
-    assert cause_of(line) == cause
+RANKS_OF_LINES = [
+    ("[1,3]<stdout>:[TRT-LLM] [I] x", 3),
+    ("[1,11]<stderr>: x", 11),
+    ("12: x", 12),
+    (" 3: x", 3),
+    ("[06/17/2025-16:35:04] [TRT-LLM] [RANK 5] [I] x", 5),
+    ("0: [TRT-LLM] [RANK 7] [I] the engine's own number says more than who handed it on", 7),
+    ("99: beyond the world", 0),
+    ("nothing says", 0),
+]
+
+
+def test_the_rank_of_a_line():
+    assert [(line, rank_of(line, 16)) for line, _ in RANKS_OF_LINES] == RANKS_OF_LINES
+    assert {rank_of(line, 1) for line, _ in RANKS_OF_LINES} == {0}
+
+
+CAUSES = [
+    ("deepseek_backend CRITICAL: the engine is dead: CUDA error.", "the engine is dead: CUDA error"),
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB", "OutOfMemoryError: CUDA out of memory. Tried 2 GiB"),
+    ("E1 x] \"failed to load 'r1' version 1: Internal: no such file\"", "Internal: no such file"),
+    (
+        "ssh: Could not resolve hostname node2: Name or service not known",
+        "ssh: Could not resolve hostname node2: Name or service not known",
+    ),
+    ("root@node2: Permission denied (publickey,password).", "ssh: root@node2: Permission denied (publickey,password)"),
+    ("Host key verification failed.", "ssh: Host key verification failed"),
+    (
+        "bash: line 1: orted: command not found",
+        "orted: command not found on another host: Open MPI has to be there, too",
+    ),
+    (
+        "There are not enough slots available in the system to satisfy the 16",
+        "the hosts have fewer slots than 16 ranks, as in node1:8",
+    ),
+    (
+        "mpirun has detected an attempt to run as root.",
+        "mpirun doesn't run as root unless OMPI_ALLOW_RUN_AS_ROOT and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM are 1",
+    ),
+    ("Executable: trtllm-llmapi-launch", "mpirun can't find trtllm-llmapi-launch"),
+    ('mpirun: Error: unknown option "--x"', 'mpirun: unknown option "--x'),
+    (
+        "[1,3]<stderr>:It looks like MPI_INIT failed for some reason; your parallel process is",
+        "MPI can't start in a rank: MPI_INIT failed",
+    ),
+    (
+        "(Worker_TP1 pid=9) ERROR 07-01 12:00:00 [executor.py:9] torch.OutOfMemoryError: CUDA out of memory.",
+        "OutOfMemoryError: CUDA out of memory",
+    ),
+    (
+        "(EngineCore pid=7) ERROR 07-01 12:00:00 [c.py:9] ValueError: Free memory on device cuda:0 is too small.",
+        "ValueError: Free memory on device cuda:0 is too small",
+    ),
+    ("ERROR 11-23 01:50:13 [multiproc_executor.py:898] AttributeError: no '_C'", "AttributeError: no '_C'"),
+    ("(EngineCore_DP0 pid=9) ERROR 07-01 12:00:00 [core.py:9] Exception: no GPU.", "Exception: no GPU"),
+    ("deepseek_backend CRITICAL: RuntimeError: Engine core initialization failed. See root cause above.", None),
+    ("error: creating server: Internal - failed to load all models", None),
+    ("error: creating server: Invalid argument - no such backend", "Invalid argument - no such backend"),
+    ("all is well", None),
+]
+
+
+def test_causes():
+    assert [(line, cause_of(line)) for line, _ in CAUSES] == CAUSES
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed")
@@ -175,73 +161,60 @@ def test_a_node_that_mpirun_has_lost():
     assert lost_node_of("all is well") is None
 
 
-@pytest.mark.parametrize("before", ["", "[1,3]<stderr>:", "3: "])
-def test_an_event_is_found_behind_a_tag(before):
+def test_an_event_is_found_behind_a_tag():
     line = rank_events.line(3, "started", "0123abcd", host="node2", pid=5)
     told = {"rank": 3, "event": "started", "host": "node2", "pid": 5, "launch": "0123abcd"}
-    assert rank_events.parse(before + line, "0123abcd") == told
+    for before in ("", "[1,3]<stderr>:", "3: "):
+        assert rank_events.parse(before + line, "0123abcd") == told
     assert " " not in line.removeprefix("deepseek-triton rank ")
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [
-        {"launch": "ffffffff"},  # a launch within this one
-        {"launch": None},  # text of a user, in the engine's log
-        {"rank": "1"},
-        {"rank": True},
-        {"rank": -1},
-        {"event": "born"},
-        {"event": "ended"},  # without a code
-        {"event": "ended", "code": "x"},
-        {"event": "ended", "code": 10**400},
-        {"event": "alive", "read_bytes": "x"},
-        {"event": "alive", "cpu_s": float("inf")},
-        {"host": ["a"]},
-        {"host": "\x1b[2J"},
-        {"pid": None},
-        {"repository": "aaaa[1,1]<stderr>:aaaa"},
-    ],
-    ids=str,
-)
-def test_a_line_with_a_wrong_value_is_no_event(facts):
+WRONG_FACTS = [
+    {"launch": "ffffffff"},  # a launch within this one
+    {"launch": None},  # text of a user, in the engine's log
+    {"rank": "1"},
+    {"rank": True},
+    {"rank": -1},
+    {"event": "born"},
+    {"event": "ended"},  # without a code
+    {"event": "ended", "code": "x"},
+    {"event": "ended", "code": 10**400},
+    {"event": "alive", "read_bytes": "x"},
+    {"event": "alive", "cpu_s": float("inf")},
+    {"host": ["a"]},
+    {"host": "\x1b[2J"},
+    {"pid": None},
+    {"repository": "aaaa[1,1]<stderr>:aaaa"},
+]
+
+
+def test_a_line_with_a_wrong_value_is_no_event():
     valid = {"rank": 1, "event": "started", "host": "a", "pid": 5, "launch": "0123abcd"}
     assert rank_events.parse(f"deepseek-triton rank {json.dumps(valid)}", "0123abcd") == valid
-    assert rank_events.parse(f"deepseek-triton rank {json.dumps({**valid, **facts})}", "0123abcd") is None
+    for facts in WRONG_FACTS:
+        assert rank_events.parse(f"deepseek-triton rank {json.dumps({**valid, **facts})}", "0123abcd") is None, facts
+    for text in ("", "{", "[]", "1", "[" * 100_000):
+        assert rank_events.parse(f"deepseek-triton rank {text}", "0123abcd") is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "1", "[" * 100_000])
-def test_a_line_without_an_object_is_no_event(text):
-    assert rank_events.parse(f"deepseek-triton rank {text}", "0123abcd") is None
+def test_how_a_command_ended():
+    signals = {137: "ended by signal 9", 192: "ended by signal 64"}
+    codes = {code: f"ended with exit code {code}" for code in (1, 128, 205, 255)} | signals
+    assert {code: how_ended(code) for code in codes} == codes
 
 
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (1, "ended with exit code 1"),
-        (128, "ended with exit code 128"),
-        (137, "ended by signal 9"),
-        (192, "ended by signal 64"),
-        (205, "ended with exit code 205"),
-        (255, "ended with exit code 255"),
-    ],
-)
-def test_how_a_command_ended(code, words):
-    assert how_ended(code) == words
+ENVIRONMENTS = [
+    ({}, 0, 1),
+    ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "16"}, 3, 16),
+    ({"SLURM_PROCID": "5", "OMPI_COMM_WORLD_RANK": "3", "SLURM_STEP_NUM_TASKS": "8"}, 5, 8),
+    ({"PMIX_RANK": "2", "PMI_SIZE": "4"}, 2, 4),
+    ({"PMI_RANK": ""}, 0, 1),
+]
 
 
-@pytest.mark.parametrize(
-    ("environment", "rank", "size"),
-    [
-        ({}, 0, 1),
-        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "16"}, 3, 16),
-        ({"SLURM_PROCID": "5", "OMPI_COMM_WORLD_RANK": "3", "SLURM_STEP_NUM_TASKS": "8"}, 5, 8),
-        ({"PMIX_RANK": "2", "PMI_SIZE": "4"}, 2, 4),
-        ({"PMI_RANK": ""}, 0, 1),
-    ],
-)
-def test_rank_and_size_of_this_process(environment, rank, size):
-    assert (mpi_environment.rank(environment), mpi_environment.size(environment)) == (rank, size)
+def test_rank_and_size_of_this_process():
+    found = [(each, mpi_environment.rank(each), mpi_environment.size(each)) for each, _, _ in ENVIRONMENTS]
+    assert found == ENVIRONMENTS
 
 
 def test_options_of_another_command():
@@ -255,24 +228,24 @@ def test_options_of_another_command():
 FATAL = Outcome(end=End.FATAL, exit_code=1, ready_s=5)
 
 
-@pytest.mark.parametrize(
-    ("policy", "outcome", "delays"),
-    [
-        ("fatal", FATAL, [1, 2, 4, 8, 16, 32, 60, 60, None]),
-        ("fatal", dataclasses.replace(FATAL, ready_s=700), [1, 1, 1, 1, 1, 1, 1, 1, 1]),
-        ("fatal", dataclasses.replace(FATAL, ready_s=None), [None]),
-        ("fatal", dataclasses.replace(FATAL, end=End.DONE), [None]),
-        ("never", FATAL, [None]),
-        ("always", dataclasses.replace(FATAL, ready_s=None), [1, 2]),
-        ("always", dataclasses.replace(FATAL, end=End.DONE), [1, 2]),
-        ("always", dataclasses.replace(FATAL, end=End.DEADLINE), [1, 2]),
-        ("always", dataclasses.replace(FATAL, end=End.DISAGREEMENT), [None]),
-        ("always", dataclasses.replace(FATAL, end=End.STOPPED), [None]),
-    ],
-)
-def test_delays(policy, outcome, delays):
-    restarts = Restarts(policy, 8)
-    assert [restarts.delay_s(outcome) for _ in delays] == delays
+DELAYS = [
+    ("fatal", FATAL, [1, 2, 4, 8, 16, 32, 60, 60, None]),
+    ("fatal", dataclasses.replace(FATAL, ready_s=700), [1, 1, 1, 1, 1, 1, 1, 1, 1]),
+    ("fatal", dataclasses.replace(FATAL, ready_s=None), [None]),
+    ("fatal", dataclasses.replace(FATAL, end=End.DONE), [None]),
+    ("never", FATAL, [None]),
+    ("always", dataclasses.replace(FATAL, ready_s=None), [1, 2]),
+    ("always", dataclasses.replace(FATAL, end=End.DONE), [1, 2]),
+    ("always", dataclasses.replace(FATAL, end=End.DEADLINE), [1, 2]),
+    ("always", dataclasses.replace(FATAL, end=End.DISAGREEMENT), [None]),
+    ("always", dataclasses.replace(FATAL, end=End.STOPPED), [None]),
+]
+
+
+def test_delays():
+    for policy, outcome, delays in DELAYS:
+        restarts = Restarts(policy, 8)
+        assert [restarts.delay_s(outcome) for _ in delays] == delays, (policy, outcome)
 
 
 LAUNCH = "0123abcd"
@@ -305,15 +278,13 @@ def test_the_ranks_that_are_behind_are_named(lines, sentence):
     assert world.laggards().partition(" for ")[0] == sentence
 
 
-@pytest.mark.parametrize("kind", ["repository", "checkpoint"])
-def test_a_node_that_would_serve_other_files_is_named(kind):
-    world = World(4, launch=LAUNCH)
-    for rank in range(4):
-        world.take(started(rank, **{kind: ("a" if rank < 3 else "b") * 16}))
-    assert f"{kind} on node2 is not that of rank 0 on node1 ({'b' * 16}, {'a' * 16})" in world.disagreement()
-
-
-def test_nodes_without_a_checkpoint_to_look_at_agree():
+def test_a_node_that_would_serve_other_files_is_named():
+    """Nodes without a checkpoint to look at agree."""
+    for kind in ("repository", "checkpoint"):
+        world = World(4, launch=LAUNCH)
+        for rank in range(4):
+            world.take(started(rank, **{kind: ("a" if rank < 3 else "b") * 16}))
+        assert f"{kind} on node2 is not that of rank 0 on node1 ({'b' * 16}, {'a' * 16})" in world.disagreement()
     world = World(2, launch=LAUNCH)
     world.take(started(0, repository="a" * 16, checkpoint="b" * 16))
     world.take(started(1, repository="a" * 16, checkpoint=None))
