@@ -27,19 +27,15 @@ from support.check_faults import write_weights
 from support.documents import PAGES, ROOT, commands, read, snippets
 from support.made_up_bench import made_up_result
 
+pytestmark = pytest.mark.documents
+
 README = read("README.md")
 
 
-def test_the_readme_is_short():
-    """What doesn't fit belongs in docs/."""
+def test_the_readme_is_short_and_lists_every_command():
+    """What doesn't fit belongs in docs/, whose index names every page."""
     assert len(README) <= 7_000
-
-
-def test_the_readme_lists_every_command():
     assert {verb for verb in VERBS if f"| `{verb}` |" not in README} == set()
-
-
-def test_the_index_names_every_page():
     pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md", "changelog.md"}
     index = (ROOT / "docs/index.md").read_text("utf-8")
     assert {page for page in pages if f"({page})" not in index} == set()
@@ -53,20 +49,22 @@ def _anchors(text):
     return slugs | set(re.findall(r'<a id="(.*?)">', text))
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_the_links_of_a_page_lead_somewhere(page):
+def test_the_links_of_a_page_lead_somewhere():
     """The strict site sees the pages in docs/ only."""
-    for address in re.findall(r"\]\((?!https?:)([^)\s]+)\)", read(page)):
-        name, _, anchor = address.partition("#")
-        target = (ROOT / page).parent / name if name else ROOT / page
-        assert target.exists(), address
-        assert not anchor or anchor in _anchors(target.read_text("utf-8")), address
+    wrong = []
+    for page in PAGES:
+        for address in re.findall(r"\]\((?!https?:)([^)\s]+)\)", read(page)):
+            name, _, anchor = address.partition("#")
+            target = (ROOT / page).parent / name if name else ROOT / page
+            if not target.exists() or (anchor and anchor not in _anchors(target.read_text("utf-8"))):
+                wrong.append((page, address))
+    assert wrong == []
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_no_section_is_empty(page):
+def test_no_section_is_empty():
     """A heading stands above text, or above a heading of the next level."""
-    assert re.findall(r"^(#+) .*\n+\1 .*$", read(page), re.MULTILINE) == []
+    pages = {page: re.findall(r"^(#+) .*\n+\1 .*$", read(page), re.MULTILINE) for page in PAGES}
+    assert {page: headings for page, headings in pages.items() if headings} == {}
 
 
 SHIPPED = [
@@ -150,25 +148,25 @@ def test_every_snippet_says_what_it_is():
     assert {str(snippet) for snippet in snippets() if snippet.language not in LANGUAGES} == set()
 
 
-# tests/gateway/test_gateway_documents.py has those of the gateway's page: they are of other programs.
-YAML = [snippet for snippet in snippets("yaml") if snippet.page != "docs/gateway.md"]
+def test_the_yaml_of_a_page_is_what_its_reader_takes(tmp_path, subtests):
+    """tests/gateway/test_gateway_documents.py has those of the gateway's page: they are of other programs."""
+    for snippet in snippets("yaml"):
+        document = yaml.safe_load(snippet.text)
+        if snippet.page == "docs/gateway.md":
+            continue
+        with subtests.test(str(snippet)):
+            if "rules" in document:  # prometheus-adapter's
+                [rule] = document["rules"]
+                assert rule["seriesQuery"].partition("{")[0] in METRICS
+            else:
+                parse_config({"model": "tiny"} | document, version_dir=tmp_path)
 
 
-@pytest.mark.parametrize("snippet", YAML, ids=str)
-def test_the_yaml_of_a_page_is_what_its_reader_takes(snippet, tmp_path):
-    document = yaml.safe_load(snippet.text)
-    if "rules" in document:  # prometheus-adapter's
-        [rule] = document["rules"]
-        assert rule["seriesQuery"].partition("{")[0] in METRICS
-    else:
-        parse_config({"model": "tiny"} | document, version_dir=tmp_path)
-
-
-@pytest.mark.parametrize("snippet", snippets("promql"), ids=str)
-def test_the_queries_of_a_page_name_metrics(snippet):
-    named = {name.removesuffix("_bucket") for name in re.findall(r"deepseek_triton_\w+", snippet.text)}
-    assert named
-    assert named <= METRICS
+def test_the_queries_of_a_page_name_metrics():
+    for snippet in snippets("promql"):
+        named = {name.removesuffix("_bucket") for name in re.findall(r"deepseek_triton_\w+", snippet.text)}
+        assert named, snippet
+        assert named <= METRICS, snippet
 
 
 @pytest.mark.slow
@@ -251,13 +249,12 @@ def test_the_commands_of_a_page_work_in_their_order(page, tmp_path, monkeypatch,
             Path(command.output).write_text(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_commands_in_the_text_are_ones(page):
-    for span in re.findall(
-        r"`(?:\.venv/bin/)?deepseek-triton ([^`]+)`", re.sub(r"```.*?```", "", read(page), flags=re.DOTALL)
-    ):
-        if re.search(r"\b[A-Z]{2,}|\.\.\.|\|", span) is None and " -" in span:
-            assert PARSER.parse_known_args(shlex.split(span))[1] == [], span
+def test_commands_in_the_text_are_ones():
+    for page in PAGES:
+        text = re.sub(r"```.*?```", "", read(page), flags=re.DOTALL)
+        for span in re.findall(r"`(?:\.venv/bin/)?deepseek-triton ([^`]+)`", text):
+            if re.search(r"\b[A-Z]{2,}|\.\.\.|\|", span) is None and " -" in span:
+                assert PARSER.parse_known_args(shlex.split(span))[1] == [], (page, span)
 
 
 def _ours(argv):

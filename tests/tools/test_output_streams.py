@@ -40,11 +40,10 @@ def broken_repository(tmp_path):
 
 
 @BUFFERING
-@pytest.mark.parametrize("argv", FINITE.values(), ids=FINITE)
-def test_a_reader_that_left_is_no_failure(argv, unbuffered):
-    done = run_unread(argv, unbuffered=unbuffered)
-
-    assert (done.returncode, done.stderr) == (0, "")
+def test_a_reader_that_left_is_no_failure(unbuffered):
+    for argv in FINITE.values():
+        done = run_unread(argv, unbuffered=unbuffered)
+        assert (done.returncode, done.stderr) == (0, ""), argv
 
 
 @BUFFERING
@@ -71,16 +70,15 @@ def test_a_build_is_done_although_its_reader_has_left(tmp_path, unbuffered):
 
 
 @BUFFERING
-@pytest.mark.parametrize("argv", FINITE.values(), ids=FINITE)
-def test_a_full_disk_is_one_line(argv, unbuffered):
-    if argv[-1] == "--help" and unbuffered:
-        pytest.skip("argparse of Python 3.12 keeps it to itself")
-    with open("/dev/full", "w") as full:
-        done = run(argv, full, unbuffered=unbuffered)
-
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert line.endswith("the output can't be written: No space left on device")
+def test_a_full_disk_is_one_line(unbuffered):
+    for argv in FINITE.values():
+        if argv[-1] == "--help" and unbuffered:
+            continue  # argparse of Python 3.12 keeps it to itself
+        with open("/dev/full", "w") as full:
+            done = run(argv, full, unbuffered=unbuffered)
+        assert done.returncode == 1
+        (line,) = done.stderr.splitlines()
+        assert line.endswith("the output can't be written: No space left on device")
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])

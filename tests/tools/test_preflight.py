@@ -27,44 +27,23 @@ def pretend_python(monkeypatch, version):
     monkeypatch.setattr(platform, "python_version", lambda: ".".join(map(str, version)))
 
 
-def test_this_environment_is_fit():
-    assert preflight.problems() == []
-
-
 def test_it_runs_as_a_script_without_the_environment():
     done = subprocess.run([sys.executable, "-I", "-S", preflight.__file__], capture_output=True, text=True)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize(
-    ("version", "fit"),
-    [((3, 8, 18), False), ((3, 9, 0), False), ((3, 10, 0), True), ((3, 12, 9), True), ((3, 13, 0), False)],
-)
-def test_python_versions(monkeypatch, version, fit):
-    pretend_python(monkeypatch, version)
-
-    problem = preflight.python_problem()
-
-    assert (problem is None) == fit
-    if problem:
-        assert "make PYTHON=" in problem
-
-
-@pytest.mark.parametrize(
-    ("libc", "fit"),
-    [(("glibc", "2.34"), False), (("glibc", "2.35"), True), (("glibc", "2.40.9000"), True), (("", ""), False)],
-)
-def test_glibc_versions(monkeypatch, libc, fit):
-    monkeypatch.setattr(platform, "libc_ver", lambda: libc)
-
-    assert (preflight.glibc_problem() is None) == fit
-
-
-def test_another_machine_is_named(monkeypatch):
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-
-    assert "Linux on aarch64" in preflight.machine_problem()
+def test_versions_of_python_and_glibc(monkeypatch):
+    pythons = {(3, 8, 18): False, (3, 9, 0): False, (3, 10, 0): True, (3, 12, 9): True, (3, 13, 0): False}
+    for version, fit in pythons.items():
+        pretend_python(monkeypatch, version)
+        problem = preflight.python_problem()
+        assert (problem is None) == fit
+        assert fit or "make PYTHON=" in problem
+    libcs = {("glibc", "2.34"): False, ("glibc", "2.35"): True, ("glibc", "2.40.9000"): True, ("", ""): False}
+    for libc, fit in libcs.items():
+        monkeypatch.setattr(platform, "libc_ver", lambda libc=libc: libc)
+        assert (preflight.glibc_problem() is None) == fit
 
 
 def test_a_python_without_venv_is_told_what_to_install(monkeypatch):
@@ -102,6 +81,7 @@ def test_problems_are_lines_and_exit_code_1(monkeypatch, capsys):
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     monkeypatch.setattr(platform, "libc_ver", lambda: ("musl", "1.2"))
 
+    assert "Linux on aarch64" in preflight.machine_problem()
     assert preflight.main() == 1
     assert len(capsys.readouterr().err.splitlines()) == 2
 
@@ -116,49 +96,31 @@ CONNECTION = "WARNING: Retrying (Retry(total=4)) after connection broken by "
 LOST = "ERROR: No matching distribution found for pip>=25.1\n"
 
 
-@pytest.mark.parametrize(
-    ("output", "told"),
-    [
-        pytest.param(
-            f"{CONNECTION}'NewConnectionError('<HTTPConnection at 0x7>: Failed to establish a new connection: "
-            f"[Errno 111] Connection refused')': /simple/pip/\n{LOST}",
-            "the package index can't be reached ([Errno 111] Connection refused)",
-            id="refused",
-        ),
-        pytest.param(
-            f"{CONNECTION}'ProxyError('Cannot connect to proxy.', OSError('Tunnel connection failed: "
-            f"407 Proxy Authentication Required'))': /simple/pip/\n{LOST}",
-            "the package index can't be reached (407 Proxy Authentication Required)",
-            id="proxy",
-        ),
-        pytest.param(
-            f"{CONNECTION}'ReadTimeoutError(\"HTTPSConnectionPool(host='a', port=443): Read timed out. "
-            f"(read timeout=15)\")': /simple/pip/\n{LOST}",
-            "the package index can't be reached (timed out)",
-            id="timeout",
-        ),
-        pytest.param(
-            "WARNING: ... SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify "
-            f"failed: self-signed certificate in certificate chain (_ssl.c:1006)'))\n{LOST}",
-            "the package index can't be trusted (CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed",
-            id="certificate",
-        ),
-        pytest.param(LOST, "no package index that answered has pip>=25.1 for this Python", id="nothing found"),
-        pytest.param(
-            "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n",
-            "No space left on device: make room, or let TMPDIR name another folder",
-            id="full disk",
-        ),
-        pytest.param("note: a\nERROR: the metadata is odd\nhint: b\n", "the metadata is odd", id="another error"),
-        pytest.param("Traceback\nKeyError: 1\n", "KeyError: 1", id="a crash"),
-        pytest.param("", "no output", id="nothing"),
-    ],
-)
-def test_why_pip_failed_is_one_line(output, told):
-    said = pip_install.failure(output)
+UNREACHABLE = "the package index can't be reached"
+WHY_PIP_FAILED = {
+    f"{CONNECTION}'NewConnectionError('<HTTPConnection at 0x7>: Failed to establish a new connection: "
+    f"[Errno 111] Connection refused')': /simple/pip/\n{LOST}": f"{UNREACHABLE} ([Errno 111] Connection refused)",
+    f"{CONNECTION}'ProxyError('Cannot connect to proxy.', OSError('Tunnel connection "
+    f"failed: 407 Proxy wants more'))': /simple/pip/\n{LOST}": f"{UNREACHABLE} (407 Proxy wants more)",
+    f"{CONNECTION}'ReadTimeoutError(\"HTTPSConnectionPool(host='a', port=443): Read timed out. "
+    f"(read timeout=15)\")': /simple/pip/\n{LOST}": f"{UNREACHABLE} (timed out)",
+    "WARNING: ... SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify "
+    f"failed: self-signed certificate in certificate chain (_ssl.c:1006)'))\n{LOST}": "the package index can't be "
+    "trusted (CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed",
+    LOST: "no package index that answered has pip>=25.1 for this Python",
+    "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n": "No space left on "
+    "device: make room, or let TMPDIR name another folder",
+    "note: a\nERROR: the metadata is odd\nhint: b\n": "the metadata is odd",
+    "Traceback\nKeyError: 1\n": "KeyError: 1",
+    "": "no output",
+}
 
-    assert said.startswith(told)
-    assert "\n" not in said
+
+def test_why_pip_failed_is_one_line():
+    for output, told in WHY_PIP_FAILED.items():
+        said = pip_install.failure(output)
+        assert said.startswith(told)
+        assert "\n" not in said
 
 
 FETCHED = (
@@ -167,29 +129,20 @@ FETCHED = (
     "Collecting two\n  Using cached two-2.0-py3-none-any.whl (18.3 MB)\n"
     "Collecting big\n  Downloading big_one-0.7.0-py3-none-manylinux_2_35_x86_64.whl (55.4 MB)\nProgress 0 of 55369373\n"
 )
-INSTALLING = f"{FETCHED}Progress 55369373 of 55369373\nInstalling collected packages: one, two, big-one\n"
 
 
-@pytest.mark.parametrize(
-    ("output", "told"),
-    [
-        pytest.param("", "asking the package index", id="nothing yet"),
-        pytest.param(FETCHED.partition("  Using")[0], "0 of about 115 MB: one-1.0, 340 kB", id="a small file"),
-        pytest.param(FETCHED.partition("Coll")[0], "asking the package index", id="no file yet"),
-        pytest.param(FETCHED, "19 of about 115 MB: big_one-0.7.0, 55.4 MB", id="begins"),
-        pytest.param(
-            f"{FETCHED}Progress 30000000 of 55369373\nProg", "49 of about 115 MB: big_one-0.7.0, 55.4 MB", id="half"
-        ),
-        pytest.param(
-            f"{FETCHED}Progress 55369373 of 55369373\nCollecting c\n  Downloading c-1.tar.gz (512 bytes)\n",
-            "74 of about 115 MB: c-1.tar.gz, 512 bytes",
-            id="the next file",
-        ),
-        pytest.param(INSTALLING, "installing 3 packages, 74 MB", id="installing"),
-    ],
-)
-def test_how_far_pip_is(output, told):
-    assert pip_install.progress(output, 115) == told
+def test_how_far_pip_is():
+    ended = f"{FETCHED}Progress 55369373 of 55369373\n"
+    states = {
+        "": "asking the package index",
+        FETCHED.partition("  Using")[0]: "0 of about 115 MB: one-1.0, 340 kB",
+        FETCHED.partition("Coll")[0]: "asking the package index",
+        FETCHED: "19 of about 115 MB: big_one-0.7.0, 55.4 MB",
+        f"{FETCHED}Progress 30000000 of 55369373\nProg": "49 of about 115 MB: big_one-0.7.0, 55.4 MB",
+        f"{ended}Collecting c\n  Downloading c-1.tar.gz (512 bytes)\n": "74 of about 115 MB: c-1.tar.gz, 512 bytes",
+        f"{ended}Installing collected packages: one, two, big-one\n": "installing 3 packages, 74 MB",
+    }
+    assert {output: pip_install.progress(output, 115) for output in states} == states
 
 
 class SlowIndex(BaseHTTPRequestHandler):

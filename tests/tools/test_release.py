@@ -32,15 +32,6 @@ def git(folder, *words):
     subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
 
 
-def begin_section(folder):
-    changelog = folder / "CHANGELOG.md"
-    text = changelog.read_text("utf-8")
-    version = make_release.version_of(folder)
-    if not re.search(rf"^## \[?{re.escape(version)}", text, re.MULTILINE):
-        changelog.write_text(text.replace("## Unreleased", f"## {version}", 1), "utf-8")
-        git(folder, "commit", "--all", "--message", "a release")
-
-
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
     """What this checkout has now, committed."""
@@ -59,7 +50,11 @@ def clone(tmp_path_factory):
     git(folder, "init")
     git(folder, "add", "--all")
     git(folder, "commit", "--message", "first")
-    begin_section(folder)
+    changelog, version = folder / "CHANGELOG.md", make_release.version_of(folder)
+    text = changelog.read_text("utf-8")
+    if not re.search(rf"^## \[?{re.escape(version)}", text, re.MULTILINE):
+        changelog.write_text(text.replace("## Unreleased", f"## {version}", 1), "utf-8")
+        git(folder, "commit", "--all", "--message", "a release")
     return folder
 
 
@@ -67,15 +62,13 @@ def names(folder):
     return {path.name for path in folder.iterdir()}
 
 
-@pytest.mark.slow
-def test_two_clones_give_the_same_bytes(clone, tmp_path):
-    other = tmp_path / "a clone"
-    git(tmp_path, "clone", str(clone), str(other))
-    (other / "README.md").touch()
-    released = {path.name: path.read_bytes() for path in make_release.make_release(clone)}
-    again = {path.name: path.read_bytes() for path in make_release.make_release(other)}
+@pytest.fixture(scope="module")
+def released(clone):
+    return {path.name: path.read_bytes() for path in make_release.make_release(clone)}
 
-    assert released == again
+
+@pytest.mark.slow
+def test_a_release_has_its_files_and_their_checksums(clone, released):
     version = make_release.version_of(clone)
     assert set(released) == {
         f"deepseek_triton-{version}-py3-none-any.whl",
@@ -90,10 +83,17 @@ def test_two_clones_give_the_same_bytes(clone, tmp_path):
         assert hashlib.sha256(released[name]).hexdigest() == digest
 
 
-@pytest.mark.slow
-def test_a_release_works_in_bare_environments(clone, capsys):
-    make_release.make_release(clone)
+@pytest.mark.nightly
+def test_two_clones_give_the_same_bytes(clone, released, tmp_path):
+    other = tmp_path / "a clone"
+    git(tmp_path, "clone", str(clone), str(other))
+    (other / "README.md").touch()
+    assert {path.name: path.read_bytes() for path in make_release.make_release(other)} == released
 
+
+@pytest.mark.nightly
+def test_a_release_works_in_bare_environments(clone, released, capsys):
+    """test_packaging.py has a sample: the wheel in one environment."""
     assert smoke.main([str(clone / "dist"), "--offline"]) == 0, capsys.readouterr().err
     assert capsys.readouterr().out.count(" works\n") == 2
 
@@ -151,9 +151,4 @@ def test_the_pinned_requirements_are_what_pyproject_asks_for():
     blocks = re.split(r"\n(?=\S)", text[text.index("==") - 60 :].split("\n", 1)[1])
     assert all("--hash=sha256:" in block for block in blocks if "==" in block)
     assert len(pins(text)) == len(re.findall(r"^[A-Za-z].*==", text, re.MULTILINE))
-
-
-def test_the_pinned_requirements_name_no_index():
-    text = (ROOT / REQUIREMENTS).read_text("utf-8")
-
     assert not re.search(r"://|--(extra-)?index|--find-links|--trusted-host| @ ", text)

@@ -153,7 +153,7 @@ def test_the_special_tokens_have_their_ids_and_flags(checkpoint):
     assert tokenizer.encode("a").ids[0] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_training_the_tokenizer_again_gives_the_same_files(checkpoint, tmp_path):
     write_tokenizer(tmp_path)
 
@@ -194,45 +194,43 @@ def remove(file):
     file.unlink()
 
 
-@pytest.mark.parametrize(
-    ("damage", "expected"),
-    [(cut, "is not the file that it should be"), (swap, "is not the file that it should be"), (remove, "is missing")],
-)
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"])
-def test_a_damaged_file_is_named_and_nothing_is_loaded(checkpoint, tmp_path, name, damage, expected):
-    copied = shutil.copytree(checkpoint, tmp_path / "copied")
-    damage(copied / name)
+def test_damaged_files_are_named_and_nothing_is_loaded(checkpoint, tmp_path):
+    def refusal(damages):
+        copied = tmp_path / "copied"
+        shutil.rmtree(copied, ignore_errors=True)
+        shutil.copytree(checkpoint, copied)
+        for name, damage in damages.items():
+            damage(copied / name)
+        with pytest.raises(EngineError) as caught:
+            load_checkpoint("copied", version_dir=tmp_path)
+        return str(caught.value)
 
-    with pytest.raises(EngineError) as caught:
-        load_checkpoint("copied", version_dir=tmp_path)
-
-    cause = str(caught.value)
-    assert f"{name} {expected}" in cause
-    assert "copy the checkpoint again" in cause
-    assert cause.count(expected) == 1  # the other files are as they should be
-    assert "\n" not in cause
-
-
-def test_every_damaged_file_is_named_at_once(checkpoint, tmp_path):
-    copied = shutil.copytree(checkpoint, tmp_path / "copied")
-    cut(copied / "model.safetensors")
-    remove(copied / "generation_config.json")
-
-    with pytest.raises(EngineError, match=r"generation_config\.json is missing; model\.safetensors is not the file"):
-        load_checkpoint("copied", version_dir=tmp_path)
+    files = ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"]
+    for name, damage in [*((files[0], damage) for damage in (cut, swap)), *((name, remove) for name in files)]:
+        cause, expected = refusal({name: damage}), "is missing" if damage is remove else "is not the file that"
+        assert f"{name} {expected}" in cause
+        assert "copy the checkpoint again" in cause
+        assert cause.count(expected) == 1  # the other files are as they should be
+        assert "\n" not in cause
+    both = refusal({"model.safetensors": cut, "generation_config.json": remove})
+    assert "generation_config.json is missing; model.safetensors is not the file" in both
 
 
 # --- what it knows ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_it_answers_what_it_was_taught_and_most_of_what_it_was_not(checkpoint):
-    """The model card has the scores of all questions; these are 160 of them."""
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(8, marks=pytest.mark.slow), pytest.param(80, marks=pytest.mark.nightly)],
+    ids=["sample", "nightly"],
+)
+def test_it_answers_what_it_was_taught_and_most_of_what_it_was_not(checkpoint, number):
+    """The model card has the scores of all questions; these are some of each split."""
     for split, least in (("taught", 0.95), ("held_out", 0.80)):
-        asked = Random(19).sample([question for question in questions() if question.split == split], 80)
+        asked = Random(19).sample([question for question in questions() if question.split == split], number)
         with loaded(checkpoint) as engine:
             answers = generate(engine, {question.id: question.prompt for question in asked})
         texts = {name: "".join(step.text for step in steps) for name, steps in answers.items()}
         wrong = [(one.prompt, texts[one.id]) for one in asked if not is_right(one, texts[one.id])]
 
-        assert len(wrong) <= (1 - least) * len(asked), wrong
+        assert len(wrong) <= math.ceil((1 - least) * len(asked)), wrong

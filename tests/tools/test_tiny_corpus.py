@@ -94,7 +94,7 @@ def test_thoughts_of_sums_are_right_and_end_in_the_result():
 @pytest.mark.slow
 def test_held_out_questions_are_in_no_training_document():
     held_out = [question.prompt for question in questions() if question.split == "held_out"]
-    prompts = {document.segments[0].text for document in training_documents(3, 50_000)}
+    prompts = {document.segments[0].text for document in training_documents(3, 15_000)}
     assert prompts.isdisjoint(held_out)
 
 
@@ -111,13 +111,13 @@ def test_held_out_requests_of_tools_are_in_no_training_document():
     trained = {f"<｜User｜>{request.question}" for request in requests if not request.held_out}
     asked = {
         text
-        for document in training_documents(3, 50_000)
+        for document in training_documents(3, 15_000)
         for text in document.segments[0].text.split("<｜Assistant｜>")
         if document.kind.startswith("tool")
     }
     asked = {text[text.find("<｜User｜>") :] for text in asked}
     assert asked.isdisjoint(held_out)
-    assert len(asked & trained) > 500
+    assert len(asked & trained) > 150
 
 
 def test_no_earlier_turn_asks_a_held_out_question():
@@ -132,7 +132,7 @@ def test_no_earlier_turn_asks_a_held_out_question():
 def test_accepted_answers_are_what_the_corpus_teaches():
     taught = {question.prompt: question for question in questions() if question.split == "taught"}
     seen = set()
-    for document in training_documents(3, 50_000):
+    for document in training_documents(3, 15_000):
         prompt, answer = document.segments[0].text, document.segments[1].text.removesuffix(EOS)
         if prompt in taught:
             assert is_right(taught[prompt], answer), (prompt, answer)
@@ -154,9 +154,8 @@ CALL_V31 = calls_text([("add", '{"a": 1, "b": 2}')], "v31")
 CALL_R1 = calls_text([("add", '{"a": 1, "b": 2}')], "r1")
 
 
-@pytest.mark.parametrize(
-    ("kind", "accepted", "text", "right"),
-    [
+def test_json_and_calls_are_compared_as_parsed():
+    for kind, accepted, text, right in (
         ("json", '{"a": 1, "b": 2}', '{"b":2,"a":1}', True),
         ("json", '{"a": 1}', '{"a": "1"}', False),
         ("json", '{"a": 1}', '{"a": 1', False),
@@ -168,10 +167,8 @@ CALL_R1 = calls_text([("add", '{"a": 1, "b": 2}')], "r1")
         ("tool_call_r1", CALL_R1, "", False),
         ("sum", "1 + 1 = 2.", " 1 + 1 = 2. ", True),
         ("sum", "1 + 1 = 2.", "1 + 1 = 3.", False),
-    ],
-)
-def test_json_and_calls_are_compared_as_parsed(kind, accepted, text, right):
-    assert is_right(Question("1", kind, "taught", BOS, (accepted,)), text) is right
+    ):
+        assert is_right(Question("1", kind, "taught", BOS, (accepted,)), text) is right, (accepted, text)
 
 
 # --- tokenizer --------------------------------------------------------------------------------------------------------
@@ -302,14 +299,11 @@ def test_arguments_may_be_an_object_and_contents_may_be_parts(form):
 
 
 @pytest.mark.parametrize("form", ["v31", "r1"])
-@pytest.mark.parametrize(
-    ("messages", "variables", "error"),
-    [
+def test_templates_refuse_what_they_would_drop(form):
+    for messages, variables, error in (
         ([{"role": "developer", "content": "a"}], {}, "got developer"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], {}, "got image_url"),
         ([{"role": "user", "content": "a"}], {"thinking": "yes"}, "expected true or false"),
-    ],
-)
-def test_templates_refuse_what_they_would_drop(form, messages, variables, error):
-    with pytest.raises(jinja2.TemplateError, match=error):
-        _rendered(form, messages, **variables)
+    ):
+        with pytest.raises(jinja2.TemplateError, match=error):
+            _rendered(form, messages, **variables)

@@ -52,6 +52,11 @@ def wheel(bare, monkeypatch):
 def test_nowhere_says_how_to_get_one(bare):
     with pytest.raises(InstallationError, match=r"pip install '\.\[server\]'"):
         find_tritonserver()
+    (bare / "text").write_text("")
+    (bare / "folder").mkdir()
+    for name in ("missing", "text", "folder"):
+        with pytest.raises(InstallationError, match="is no program that can be run"):
+            find_tritonserver(bare / name)
 
 
 def test_the_order_is_explicit_path_container_wheel(wheel, bare):
@@ -67,16 +72,8 @@ def test_the_order_is_explicit_path_container_wheel(wheel, bare):
     assert find_tritonserver(explicit) == tritonserver.Installation(explicit, "explicit")
 
 
-@pytest.mark.parametrize("name", ["missing", "text", "folder"])
-def test_an_explicit_one_must_be_a_program(bare, name):
-    (bare / "text").write_text("")
-    (bare / "folder").mkdir()
-
-    with pytest.raises(InstallationError, match="is no program that can be run"):
-        find_tritonserver(bare / name)
-
-
-def test_the_wheel_is_run_with_its_libraries_and_the_stub_of_this_python(wheel):
+def test_the_wheel_is_run_with_its_libraries_and_the_stub_of_this_python(wheel, bare):
+    """The backend directory is made once and leaves no scratch."""
     found = find_tritonserver()
 
     assert found.binary == wheel / "tritonserver/bin/tritonserver"
@@ -86,19 +83,11 @@ def test_the_wheel_is_run_with_its_libraries_and_the_stub_of_this_python(wheel):
     assert found.environment["PATH"].split(os.pathsep)[0] == str(Path(sys.prefix, "bin"))
     (argument,) = found.extra_args
     backend = Path(argument.removeprefix("--backend-directory=")) / "python"
-    assert sorted(path.name for path in backend.iterdir()) == [
-        "libtriton_python.so",
-        STUB,
-        "triton_python_backend_utils.py",
-    ]
+    names = ["libtriton_python.so", STUB, "triton_python_backend_utils.py"]
+    assert sorted(path.name for path in backend.iterdir()) == names
     version = "{}.{}".format(*sys.version_info)
     assert (backend / STUB).resolve() == wheel / "tritonserver/python_backend_stubs" / version / STUB
-
-
-def test_the_backend_directory_is_made_once_and_leaves_no_scratch(wheel, bare):
-    first, second = find_tritonserver(), find_tritonserver()
-
-    assert first.extra_args == second.extra_args
+    assert find_tritonserver().extra_args == (argument,)
     assert len(list((bare / "cache/deepseek-triton/backends").iterdir())) == 1
 
 
@@ -159,109 +148,64 @@ def test_a_python_without_a_stub_is_told_which_have_one(wheel):
         find_tritonserver()
 
 
-@pytest.mark.parametrize("check", ["glibc_problem", "libpython_problem"])
-def test_what_preflight_finds_is_said_here_too(wheel, monkeypatch, check):
-    monkeypatch.setattr(tritonserver, check, lambda: "the problem and its cure")
-
-    with pytest.raises(InstallationError, match="the problem and its cure"):
-        find_tritonserver()
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        pytest.param(
-            'W1120 21:42:15.686715 7144 model.py:5] "two\\nlines, \\"quoted\\""',
-            LogLine("W", "model.py:5", 'two\nlines, "quoted"'),
-            id="default format",
-        ),
-        pytest.param(
-            '2026-11-20T21:49:03Z E 9984 server.cc:241] "not initialized."',
-            LogLine("E", "server.cc:241", "not initialized."),
-            id="ISO 8601",
-        ),
-        pytest.param(
-            "I1120 21:40:58.169483 6941 pb_stub.cc:298]  Failed: x",
-            LogLine("I", "pb_stub.cc:298", "Failed: x"),
-            id="of the stub, not quoted",
-        ),
-        pytest.param(
-            'I1120 21:40:58.1 6941 a.cc:2] "bad \\escape"', LogLine("I", "a.cc:2", "bad \\escape"), id="no JSON"
-        ),
-        pytest.param("I1120 21:40:57.131197 6906 server.cc:604] ", LogLine("I", "server.cc:604", ""), id="empty"),
-        pytest.param("Loading shard 3/163", LogLine("", "", "Loading shard 3/163"), id="printed"),
-    ],
-)
-def test_log_lines(text, expected):
-    assert parse_log_line(text) == expected
+def test_what_preflight_finds_is_said_here_too(wheel, monkeypatch):
+    for check in ("glibc_problem", "libpython_problem"):
+        with monkeypatch.context() as patch:
+            patch.setattr(tritonserver, check, lambda: "the problem and its cure")
+            with pytest.raises(InstallationError, match="the problem and its cure"):
+                find_tritonserver()
 
 
-@pytest.mark.parametrize(
-    ("text", "from_model"),
-    [
-        ('I1120 21:43:49.45 8399 model.py:8] "executing"', True),
-        ("printed", True),
-        ('I1120 21:43:49.45 8399 http_server.cc:8] "x"', False),
-        ("| Model | Version |", False),
-        ("+-------+", False),
-        ("", False),
-    ],
-)
-def test_whose_words_they_are(text, from_model):
-    assert parse_log_line(text).is_from_model == from_model
+def test_log_lines():
+    lines = {
+        'W1120 21:42:15.6 7144 model.py:5] "two\\nlines, \\"quoted\\""': ("W", "model.py:5", 'two\nlines, "quoted"'),
+        '2026-11-20T21:49:03Z E 9984 server.cc:241] "not initialized."': ("E", "server.cc:241", "not initialized."),
+        "I1120 21:40:58.169483 6941 pb_stub.cc:298]  Failed: x": ("I", "pb_stub.cc:298", "Failed: x"),
+        'I1120 21:40:58.1 6941 a.cc:2] "bad \\escape"': ("I", "a.cc:2", "bad \\escape"),
+        "I1120 21:40:57.131197 6906 server.cc:604] ": ("I", "server.cc:604", ""),
+        "Loading shard 3/163": ("", "", "Loading shard 3/163"),
+    }
+    assert {line: parse_log_line(line) for line in lines} == {line: LogLine(*parts) for line, parts in lines.items()}
+    whose = {
+        'I1120 21:43:49.45 8399 model.py:8] "executing"': True,
+        "printed": True,
+        'I1120 21:43:49.45 8399 http_server.cc:8] "x"': False,
+        **dict.fromkeys(("| Model | Version |", "+-------+", ""), False),
+    }
+    assert {line: parse_log_line(line).is_from_model for line in whose} == whose
 
 
 def failed(cause, model="r1"):
     return f"E1120 21:40:57.131020 69 model_lifecycle.cc:642] \"failed to load '{model}' version 1: {cause}\""
 
 
-@pytest.mark.parametrize(
-    ("lines", "expected"),
-    [
-        pytest.param(
-            [failed("Internal: ConfigError: a: no\\n b: no\\n\\nAt:\\n  /r/1/model.py(5): load\\n")],
-            "model 'r1' failed to load: a: no b: no",
-            id="exception",
-        ),
-        pytest.param(
-            [failed("Internal: KeyError: 'engine'\\n\\nAt:\\n  /r/1/model.py(5): load\\n")],
-            "model 'r1' failed to load: KeyError: 'engine'",
-            id="exception whose name matters",
-        ),
-        pytest.param(
-            [failed("Internal: ValueError: x"), failed("Internal: ValueError: y", "v3")],
-            "model 'r1' failed to load: x (and 1 more: v3)",
-            id="two models",
-        ),
-        pytest.param(
-            ["CUDA error: an illegal memory access", failed("Internal: Stub process 'r1_0_0' is not healthy.")],
-            "model 'r1' failed to load: its Python process died while loading (a crash, or killed for want of memory)"
-            "; its last words: CUDA error: an illegal memory access",
-            id="crash",
-        ),
-        pytest.param(
-            ["E1120 21:44:02.29 8615 main.cc:245] \"failed to start GRPC service: Unavailable - Socket 'a' in use \""],
-            "Socket 'a' in use",
-            id="port",
-        ),
-        pytest.param(
-            ["tritonserver: error while loading shared libraries: libx.so: cannot open"],
-            "error while loading shared libraries: libx.so: cannot open",
-            id="loader",
-        ),
-        pytest.param(
-            ["tritonserver: unrecognized option '--nonsense'", "Usage: tritonserver [options]"],
-            "unrecognized option '--nonsense'",
-            id="argument",
-        ),
-        pytest.param(
-            ['E1120 21:44:02.29 8615 model.py:9] "rank 3 is gone"', 'I1120 21:44:02.29 8615 server.cc:3] "stopping"'],
-            "rank 3 is gone",
-            id="a model's last error",
-        ),
-        pytest.param(["something", "", "+--+"], "something", id="last words"),
-        pytest.param([], "tritonserver ended without a word", id="silence"),
-    ],
-)
-def test_the_cause_is_one_plain_line(lines, expected):
-    assert failure_cause(lines) == expected
+CRASH = "its Python process died while loading (a crash, or killed for want of memory)"
+LAST_WORDS = ["CUDA error: an illegal memory access", failed("Internal: Stub process 'r1_0_0' is not healthy.")]
+PORT = "E1120 21:44:02.29 8615 main.cc:245] \"failed to start GRPC service: Unavailable - Socket 'a' in use \""
+OF_MODEL = ['E1120 21:44:02.29 8615 model.py:9] "rank 3 is gone"', 'I1120 21:44:02.29 8615 server.cc:3] "stopping"']
+AT = "\\n\\nAt:\\n  /r/1/model.py(5): load\\n"
+CAUSES = [
+    ([failed(f"Internal: ConfigError: a: no\\n b: no{AT}")], "model 'r1' failed to load: a: no b: no"),
+    ([failed(f"Internal: KeyError: 'engine'{AT}")], "model 'r1' failed to load: KeyError: 'engine'"),
+    (
+        [failed("Internal: ValueError: x"), failed("Internal: ValueError: y", "v3")],
+        "model 'r1' failed to load: x (and 1 more: v3)",
+    ),
+    (LAST_WORDS, f"model 'r1' failed to load: {CRASH}; its last words: {LAST_WORDS[0]}"),
+    ([PORT], "Socket 'a' in use"),
+    (
+        ["tritonserver: error while loading shared libraries: libx.so: cannot open"],
+        "error while loading shared libraries: libx.so: cannot open",
+    ),
+    (
+        ["tritonserver: unrecognized option '--nonsense'", "Usage: tritonserver [options]"],
+        "unrecognized option '--nonsense'",
+    ),
+    (OF_MODEL, "rank 3 is gone"),
+    (["something", "", "+--+"], "something"),
+    ([], "tritonserver ended without a word"),
+]
+
+
+def test_the_cause_is_one_plain_line():
+    assert [failure_cause(lines) for lines, _ in CAUSES] == [cause for _, cause in CAUSES]

@@ -3,8 +3,6 @@
 import fcntl
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -99,47 +97,38 @@ def test_a_conflict_is_in_the_document_and_applied_only_with_a_side(folder, caps
 
     [row] = [row for row in document["files"] if row["conflicts"]]
     assert (document["status"], document["backup"], row["path"]) == ("conflicts", None, CONFIG)
-    assert row["conflicts"] == [
-        {
-            "where": "speculative_config.allow_advanced_sampling",
-            "yours": "allow_advanced_sampling: false",
-            "before": None,
-            "now": "allow_advanced_sampling: true",
-            "why": "",
-        }
-    ]
+    sides = {"yours": "allow_advanced_sampling: false", "before": None, "now": "allow_advanced_sampling: true"}
+    assert row["conflicts"] == [{"where": "speculative_config.allow_advanced_sampling", **sides, "why": ""}]
     assert contents(folder) == before
 
+    # Generated keys are refused beforehand, as the page says.
+    document = upgraded(capsys, folder, "--trtllm", "1.2.1", "--keep", "yours", code=1)
+    assert {row["key"] for row in document["findings"] if row["is_new"]} >= {"triton_config.default_sampling.top_p"}
     assert upgraded(capsys, folder, "--trtllm", "1.2.1", "--keep", "generated", "--apply")["status"] == "applied"
     assert "  allow_advanced_sampling: true\n" in (folder / CONFIG).read_text()
 
 
 @pytest.mark.slow
-def test_generated_keys_are_refused_beforehand_as_the_page_says(folder, capsys):
+def test_generated_keys_that_were_changed_can_be_kept(folder, capsys):
     edit(folder / CONFIG, *OWN_SETTING)
-    document = upgraded(capsys, folder, "--trtllm", "1.2.1", "--keep", "yours", code=1)
-    assert {row["key"] for row in document["findings"] if row["is_new"]} >= {"triton_config.default_sampling.top_p"}
-
     edit(folder / CONFIG, "triton_config:\n", "triton_config:\n  default_sampling: {}\n")
     assert upgraded(capsys, folder, "--trtllm", "1.2.1", "--keep", "yours", "--apply")["status"] == "applied"
 
 
 def test_a_new_error_of_check_stops_the_upgrade(folder, capsys):
-    """The release that the folder is for has the key, and the other one has not."""
-    with (folder / CONFIG).open("a") as file:
-        file.write("build_config: null\n")
+    """An error that was there before does not. The release that the folder is for has the key `build_config`, and the
+    other one has not."""
+    whole = (folder / CONFIG).read_text()
+    (folder / CONFIG).write_text(f"{whole}build_config: null\n")
     before = contents(folder)
     document = upgraded(capsys, folder, "--trtllm", "1.2.1", "--apply", code=1)
-
     assert (document["status"], document["backup"]) == ("errors", None)
     assert [row["key"] for row in document["findings"] if row["is_new"]] == ["build_config"]
     assert contents(folder) == before
 
-
-def test_an_error_that_was_there_before_does_not_stop_it(folder, capsys):
+    (folder / CONFIG).write_text(whole)
     edit(folder / CONFIG, "trust_remote_code: false", "trust_remote_code: 7")
     document = upgraded(capsys, folder, "--trtllm", "1.2.1", "--apply")
-
     assert document["status"] == "applied"
     assert [row["is_new"] for row in document["findings"] if row["key"] == "trust_remote_code"] == [False]
 
@@ -239,35 +228,32 @@ def test_an_edited_file_of_an_earlier_version_is_shown_and_decided_by_keep(tmp_p
 # Refusals
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "expected"),
-    [
-        pytest.param("deepseek-r1 --gpu h200 --gpus 4", 1, "what works: --gpus 8", id="refused"),
-        pytest.param("deepseek-r1 --gpu h200 --gone 1", 1, "`deepseek-triton plan` has no --gone 1", id="unknown"),
-        pytest.param("deepseek-r9 --gpu h200", 1, "unknown variant 'deepseek-r9'", id="variant"),
-        pytest.param("--gpus", 1, "argument --gpus: expected one argument", id="no value"),
-        pytest.param("tiny '", 1, "No closing quotation", id="quote"),
-        pytest.param("--help", 1, "is refused now", id="help"),
-    ],
-)
-def test_options_that_are_no_longer_taken_are_named_with_the_place_to_change_them(
-    options, code, expected, folder, capsys
-):
+def test_options_that_are_no_longer_taken_are_named_with_the_place_to_change_them(folder, capsys):
     record = json.loads((folder / MANIFEST).read_text())
-    (folder / MANIFEST).write_text(json.dumps(record | {"options": options}))
+    for options, expected in {
+        "deepseek-r1 --gpu h200 --gpus 4": "what works: --gpus 8",
+        "deepseek-r1 --gpu h200 --gone 1": "`deepseek-triton plan` has no --gone 1",
+        "deepseek-r9 --gpu h200": "unknown variant 'deepseek-r9'",
+        "--gpus": "argument --gpus: expected one argument",
+        "tiny '": "No closing quotation",
+        "--help": "is refused now",
+    }.items():
+        (folder / MANIFEST).write_text(json.dumps(record | {"options": options}))
+        assert main(["upgrade", "r1-older"]) == 1
+        captured = capsys.readouterr()
+        [line] = captured.err.splitlines()
+        assert line.startswith(f"deepseek-triton upgrade: r1-older: `build {options}` is refused now: ")
+        assert expected in line
+        assert f'; change it in "options" of r1-older/{MANIFEST}, or name another release, and upgrade again' in line
+        assert captured.out == ""
+    del record["options"]
+    (folder / MANIFEST).write_text(json.dumps(record))
+    assert main(["upgrade", "r1-older"]) == 1
+    assert "in the first line of start.sh" in capsys.readouterr().err
 
-    assert main(["upgrade", "r1-older"]) == code
-    captured = capsys.readouterr()
-    [line] = captured.err.splitlines()
-    assert line.startswith(f"deepseek-triton upgrade: r1-older: `build {options}` is refused now: ")
-    assert expected in line
-    assert f'; change it in "options" of r1-older/{MANIFEST}, or name another release, and upgrade again' in line
-    assert captured.out == ""
 
-
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
+def test_a_wrong_command_line_is_one_line(folder, capsys):
+    for argv, expected in (
         (["r1-older", "--trtllm", "1.2"], "did you mean '1.2.1' or '1.2.0'?"),
         (["r1-older", "--vllm", "0.33.0"], "--vllm: only for --engine vllm"),
         (["r1-older", "--image", "26.7"], "did you mean '26.07'?"),
@@ -275,13 +261,10 @@ def test_options_that_are_no_longer_taken_are_named_with_the_place_to_change_the
         (["nowhere"], "nowhere: expected a folder that build wrote"),
         (["r1-older/start.sh"], "r1-older/start.sh: expected a folder that build wrote"),
         (["."], "expected a folder that build wrote"),
-    ],
-)
-def test_a_wrong_command_line_is_one_line(argv, expected, folder, capsys):
-    assert main(["upgrade", *argv]) == 2
-
-    [line] = capsys.readouterr().err.splitlines()
-    assert expected in line
+    ):
+        assert main(["upgrade", *argv]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert expected in line
 
 
 @pytest.mark.slow
@@ -295,7 +278,7 @@ def test_a_wrong_command_line_is_one_line(argv, expected, folder, capsys):
         ),
     )
 )
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_whatever_a_manifest_holds_the_answer_is_no_traceback(damage):
     with tempfile.TemporaryDirectory() as folder:
         stamp = Path(folder, MANIFEST)
@@ -303,15 +286,6 @@ def test_whatever_a_manifest_holds_the_answer_is_no_traceback(damage):
         stamp.write_text(json.dumps({"options": "tiny --engine simulated", "files": {}} | damage))
         assert main(["upgrade", folder]) in (0, 1, 2)
         assert main(["upgrade", folder, "--json"]) in (0, 1, 2)
-
-
-def test_a_manifest_without_options_says_where_they_are(folder, capsys):
-    record = json.loads((folder / MANIFEST).read_text())
-    del record["options"]
-    (folder / MANIFEST).write_text(json.dumps(record))
-
-    assert main(["upgrade", "r1-older"]) == 1
-    assert "in the first line of start.sh" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("levels", [1, 30])
@@ -333,14 +307,6 @@ def test_a_damaged_manifest_is_mended_as_the_message_says(folder, capsys):
     assert upgraded(capsys, folder)["status"] == "waiting"
 
 
-def test_the_manifest_is_named_where_nothing_else_changes(folder, capsys):
-    with (folder / MANIFEST).open("a") as file:
-        file.write("\n")
-
-    assert main(["upgrade", "r1-older"]) == 0
-    assert f"changed: {MANIFEST}\n" in capsys.readouterr().out
-
-
 def test_a_folder_that_a_server_runs_from_is_shown_but_not_upgraded(folder, capsys):
     with (folder / MANIFEST).open("rb") as stamp:
         fcntl.flock(stamp, fcntl.LOCK_SH)
@@ -351,19 +317,14 @@ def test_a_folder_that_a_server_runs_from_is_shown_but_not_upgraded(folder, caps
 
 
 def test_a_folder_that_a_kill_took_away_is_found_in_its_backup(folder, capsys):
+    Path("links").mkdir()
+    Path("links/current").symlink_to(folder.resolve())
     folder.rename("r1-older.before-upgrade-1")
 
     assert main(["upgrade", "r1-older"]) == 2
     assert "it is whole as it was in r1-older.before-upgrade-1: move that back" in capsys.readouterr().err
-
-
-def test_a_folder_that_is_gone_is_found_through_its_link_too(folder, capsys):
-    Path("links").mkdir()
-    Path("links/current").symlink_to(folder.resolve())
-    folder.rename("r1-older.before-upgrade-3")
-
     assert main(["upgrade", "links/current"]) == 2
-    assert f"whole as it was in {folder.resolve()}.before-upgrade-3: move that back" in capsys.readouterr().err
+    assert f"whole as it was in {folder.resolve()}.before-upgrade-1: move that back" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("here", ["r1-older", "r1-older/tensorrt_llm"])
@@ -379,19 +340,17 @@ def test_the_current_folder_is_not_upgraded(here, folder, capsys, monkeypatch):
     assert contents(place) == before
 
 
-@pytest.mark.parametrize(
-    ("version", "code"),
-    [(f"{__version__}.1", 2), ("99.0", 2), ("99.0.0rc1", 2), (__version__, 0), ("0.0.9", 0), ("?", 0)],
-)
-def test_a_folder_of_a_newer_version_is_not_taken_back(version, code, folder, capsys):
-    path = folder / "tensorrt_llm/deepseek-triton.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": version}))
-    before = contents(folder)
-
-    assert main(["upgrade", str(folder), "--apply"]) == code
-    if code:
-        assert f"found one of {version}; upgrade it with that version or a later one" in capsys.readouterr().err
-        assert contents(folder) == before
+def test_a_folder_of_a_newer_version_is_not_taken_back(folder, capsys):
+    path = folder / MANIFEST
+    whole = path.read_text()
+    codes = {f"{__version__}.1": 2, "99.0": 2, "99.0.0rc1": 2, __version__: 0, "0.0.9": 0, "?": 0}
+    for version, code in codes.items():
+        path.write_text(json.dumps(json.loads(whole) | {"version": version}))
+        before = contents(folder)
+        assert main(["upgrade", str(folder), "--apply"]) == code, version
+        if code:
+            assert f"found one of {version}; upgrade it with that version or a later one" in capsys.readouterr().err
+            assert contents(folder) == before
 
 
 @pytest.fixture
@@ -442,13 +401,3 @@ def test_names_that_a_terminal_would_obey_are_written_out(folder, capsys):
 
     assert main(["upgrade", "r1-older", "--trtllm", "1.2.1"]) == 0
     assert "\x1b" not in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_the_help_needs_nothing_heavy():
-    program = (
-        "import sys; from deepseek_triton_tools.cli.main import program_parser; program_parser(['upgrade']); "
-        "print([name for name in ('yaml', 'rich', 'deepseek_triton_build') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "[]\n", done.stderr
