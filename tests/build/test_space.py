@@ -1,4 +1,7 @@
-"""Every variant x GPU x count x precision x profile x release gives a plan that works or a refusal that names one."""
+"""Every variant x GPU x count x precision x profile x release gives a plan that works or a refusal that names one.
+
+All of them are nightly; a sample has every pair of values of any two of these.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ from support import space
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def answers():
-    return {request: space.plan_or_refusal(request) for request in space.all_requests()}
+@pytest.fixture(scope="module", params=["sample", pytest.param("whole", marks=pytest.mark.nightly)])
+def answers(request):
+    requests = space.some_requests() if request.param == "sample" else space.all_requests()
+    return {request: space.plan_or_refusal(request) for request in requests}
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +36,8 @@ def test_a_refusal_names_a_neighbour_that_works(answers):
 
 
 def test_every_variant_gpu_and_profile_that_is_not_refused_by_rule_has_a_plan(plans):
+    if len(plans) < 1000:
+        pytest.skip("a sample has some of the plans only")
     assert {plan.variant.name for plan in plans} == {request.variant for request in space.all_requests()}
     assert {plan.gpu.name for plan in plans} == set(space.gpus()) - {"a100"}
     assert {plan.profile.name for plan in plans} == set(space.profiles())
@@ -78,10 +84,9 @@ def test_every_format_of_a_plan_can_be_rendered(plans):
 
 def test_check_finds_no_error_in_what_is_built(plans, tmp_path):
     """A pairwise sample in every format; `python tests/support/space.py check` does the same with every plan."""
-    sample = space.pairwise(space.distinct_plans(plans))
+    sample = space.pairwise(space.distinct_plans(plans), space.plan_axes)
 
     assert [line for plan in sample for line in space.build_and_check(plan, tmp_path / plan.profile.name)] == []
-    assert len(sample) > 100
 
 
 WORKLOADS = st.builds(
@@ -143,7 +148,7 @@ REQUESTS = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(request=REQUESTS)
 def test_any_request_is_planned_without_findings_or_refused_in_one_line(request, tmp_path):
     answer = space.plan_or_refusal(request)

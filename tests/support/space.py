@@ -10,13 +10,14 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from deepseek_triton_build import (
     FORMATS,
@@ -75,19 +76,32 @@ def distinct_plans(plans: Iterable[Plan]) -> list[Plan]:
     return list(found.values())
 
 
-def pairwise(plans: Iterable[Plan]) -> list[Plan]:
-    """Return a sample in which each pair of values that occurs in `plans`, of any two axes, occurs at least once."""
+T = TypeVar("T")
+
+
+def pairwise(candidates: Iterable[T], axes: Callable[[T], tuple[Any, ...]]) -> list[T]:
+    """Return a sample in which each pair of values that occurs in `candidates`, of any two axes, occurs at least once."""
     seen: set[tuple[tuple[int, Any], ...]] = set()
     sample = []
-    for plan in plans:
-        pairs = set(itertools.combinations(enumerate(_axes(plan)), 2))
+    for candidate in candidates:
+        pairs = set(itertools.combinations(enumerate(axes(candidate)), 2))
         if not pairs <= seen:
-            sample.append(plan)
+            sample.append(candidate)
             seen |= pairs
     return sample
 
 
-def _axes(plan: Plan) -> tuple[Any, ...]:
+def some_requests() -> list[PlanRequest]:
+    """Return a pairwise sample of `all_requests`, the same each time, and 300 more, as most of a few are refused."""
+    requests = list(all_requests())
+    random.Random(1).shuffle(requests)
+    pairs = pairwise(
+        requests, lambda one: (one.variant, one.gpu, one.num_gpus, one.precision, one.profile, one.release)
+    )
+    return [*dict.fromkeys([*pairs, *requests[:300]])]
+
+
+def plan_axes(plan: Plan) -> tuple[Any, ...]:
     assert plan.gpu is not None
     assert plan.profile is not None
     assert plan.release is not None
