@@ -3,9 +3,7 @@
 import errno
 import json
 import struct
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from deepseek_triton_tools.doctor.machine.capabilities import assess_capabilities
 from deepseek_triton_tools.doctor.machine.check_table import CHECKS
@@ -54,7 +52,7 @@ def shard(*, missing=0):
 
 
 INDEX = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
-MODEL: Mapping[str, Any] = {
+MODEL = {
     "/models/R1/config.json": "{}",
     "/models/R1/model.safetensors.index.json": INDEX,
     "/models/R1/model-1.safetensors": shard(),
@@ -149,14 +147,6 @@ def launched(*processes):
     return [replace(process, launch=LAUNCH) for process in processes]
 
 
-def on_disk(path, disk):
-    return machine(disks={path: disk})
-
-
-def of_environ(environ):
-    return machine(environ=environ)
-
-
 def of_python(**changes):
     return machine(python=replace(PYTHON, **changes))
 
@@ -169,20 +159,8 @@ def checkpoint_with(name, content):
     return with_files({f"/models/R1/{name}": content})
 
 
-def limited(**limits):
-    return machine(limits=limits)
-
-
 def named(*addresses):
     return machine(names_of_hosts={"node1": addresses})
-
-
-def taken(ports):
-    return machine(taken=ports)
-
-
-def with_nics(*nics):
-    return machine(nics=nics)
 
 
 def with_cuda(nvcc, **environ):
@@ -297,8 +275,14 @@ CASES = [
     ("tritonserver", machine(programs={}), TINY, "error", "pip install '.[server]'"),
     ("tritonserver", machine(programs={}), R1, "error", IMAGE),
     ("tritonserver", machine(programs={}), replace(R1, by_triton=False), "note", IMAGE),
-    ("tritonserver", of_environ({"NVIDIA_TRITON_SERVER_VERSION": "26.03"}), R1, "warning", "made for container 26.07"),
-    ("tritonserver", of_environ({}), R1, "ok", "/opt/tritonserver/bin/tritonserver"),
+    (
+        "tritonserver",
+        machine(environ={"NVIDIA_TRITON_SERVER_VERSION": "26.03"}),
+        R1,
+        "warning",
+        "made for container 26.07",
+    ),
+    ("tritonserver", machine(environ={}), R1, "ok", "/opt/tritonserver/bin/tritonserver"),
     ("tritonserver", machine(programs=BARE, files={"/opt/tritonserver/bin/tritonserver": b""}), NOTHING, "ok", "26.07"),
     ("python-backend", machine(), R1, "ok", "for Python 3.12"),
     ("python-backend", machine(programs={}), R1, "skipped", "no tritonserver"),
@@ -317,7 +301,7 @@ CASES = [
     ("gpus", machine(runs={}), TINY, "skipped", "no nvidia-smi"),
     ("gpu-memory", gpus(used=21099, apps=APPS), TINY, "skipped", "439"),
     ("slurm", without("srun"), replace(TINY, engine="simulated"), "skipped", "srun not on PATH"),
-    ("nofile", limited(nofile=(1024, 4096)), TINY, "warning", "1024, at most 4096"),
+    ("nofile", machine(limits={"nofile": (1024, 4096)}), TINY, "warning", "1024, at most 4096"),
     ("tensorrt-llm", having(tensorrt_llm=None), R1, "error", IMAGE),
     ("tensorrt-llm", of_wheel(packages={"tensorrt_llm": "1.2.1"}), R1, "error", f"run in the container: {IMAGE}"),
     ("tensorrt-llm", of_wheel(packages={"tensorrt_llm": "1.2.1"}), NOTHING, "note", "takes tritonserver from PATH"),
@@ -347,12 +331,12 @@ CASES = [
     ("leftovers", running(VLLM, replace(CORE, parent=1)), NOTHING, "ok", "nothing left"),
     ("leftovers", running(*launched(replace(CORE, parent=1), WORKER)), R1_VLLM, "warning", f"launch stop {LAUNCH}"),
     ("nvcc", machine(), R1, "skipped", "no repository was named whose DeepGEMM compiles with NVCC"),
-    ("nvcc", of_environ({USE_NVCC: "0"}), NVCC, "skipped", "compiles with NVCC"),
+    ("nvcc", machine(environ={USE_NVCC: "0"}), NVCC, "skipped", "compiles with NVCC"),
     ("nvcc", having(tensorrt_llm=None), NVCC, "skipped", "TensorRT-LLM is not installed here"),
     ("nvcc", told({"nvcc --version": cuda("12.3")}), NVCC, "ok", "CUDA 12.3 (nvcc)"),
     ("nvcc", told({"nvcc --version": cuda("12.2")}), NVCC, "error", "needs CUDA 12.3 or newer"),
     ("nvcc", machine(), NVCC, "error", "not on PATH, and CUDA_HOME is not set"),
-    ("nvcc", of_environ({"CUDA_HOME": "/opt/cuda"}), NVCC, "error", "/opt/cuda/bin/nvcc can't be run"),
+    ("nvcc", machine(environ={"CUDA_HOME": "/opt/cuda"}), NVCC, "error", "/opt/cuda/bin/nvcc can't be run"),
     ("nvcc", with_cuda("/opt/cuda/bin/nvcc", **{USE_NVCC: "1"}), NVCC, "ok", "CUDA 13.1 (/opt/cuda/bin/nvcc)"),
     ("nvcc", with_cuda("/my/nvcc", TRTLLM_DG_NVCC_COMPILER="/my/nvcc"), NVCC, "ok", "/my/nvcc"),
     ("known-bad", machine(), R1, "ok", "none"),
@@ -368,7 +352,7 @@ CASES = [
     ("known-bad", having(transformers="5.3.0", tensorrt_llm="1.3.0"), R1, "ok", "none"),
     ("known-bad", having(tensorrt_llm="0.14.0"), R1, "error", "2286"),
     ("known-bad", having(tensorrt_llm="1.0.3.2510"), R1, "warning", "container 25.11"),
-    ("known-bad", of_environ({"NVIDIA_TRITON_SERVER_VERSION": "26.02"}), R1, "warning", "probe generate"),
+    ("known-bad", machine(environ={"NVIDIA_TRITON_SERVER_VERSION": "26.02"}), R1, "warning", "probe generate"),
     ("mpi", machine(), R1, "ok", "Open MPI 4.1.6, mpi4py 3.1.5"),
     ("mpi", without("mpirun"), NOTHING, "note", "no mpirun on PATH"),
     ("mpi", without("mpirun"), R1, "error", "openmpi-bin"),
@@ -432,7 +416,7 @@ CASES = [
     ("gpus", gpus(basic=BASIC.replace("H200", "A100-SXM4-80GB").replace("9.0", "8.0")), NOTHING, "note", "Hopper"),
     ("gpu-driver", machine(), R1, "ok", "580.159.04, needed: 580.44.01"),
     ("gpu-driver", machine(), NOTHING, "ok", "580.159.04"),
-    ("gpu-driver", of_environ({}), replace(R1, driver="590.44.01"), "warning", "install driver 590 or newer"),
+    ("gpu-driver", machine(environ={}), replace(R1, driver="590.44.01"), "warning", "install driver 590 or newer"),
     ("gpu-driver", machine(runs={}), R1, "skipped", "no GPU is seen"),
     ("gpu-memory", machine(), R1, "ok", "free"),
     ("gpu-memory", gpus(used=21099, apps=APPS), R1, "error", "if nobody needs them: end 439"),
@@ -466,30 +450,30 @@ CASES = [
     ("gpu-persistence", gpus_with("Enabled", "[N/A]"), R1, "ok", "on"),
     ("gpu-persistence", machine(runs={}), R1, "skipped", "no GPU is seen"),
     ("shm", machine(), R1, "ok", "12 of 512 GiB used"),
-    ("shm", on_disk("/dev/shm", Disk(total=64 * MIB, free=60 * MIB)), NOTHING, "warning", "--ipc=host"),
-    ("shm", on_disk("/dev/shm", Disk(total=64 * MIB, free=60 * MIB)), R1, "error", "NCCL asks for"),
-    ("shm", on_disk("/dev/shm", FULL), NOTHING, "error", "SIGBUS"),
+    ("shm", machine(disks={"/dev/shm": Disk(total=64 * MIB, free=60 * MIB)}), NOTHING, "warning", "--ipc=host"),
+    ("shm", machine(disks={"/dev/shm": Disk(total=64 * MIB, free=60 * MIB)}), R1, "error", "NCCL asks for"),
+    ("shm", machine(disks={"/dev/shm": FULL}), NOTHING, "error", "SIGBUS"),
     ("shm", with_files(REGION, disks={"/dev/shm": FULL}), NOTHING, "error", "1 regions of tritonservers"),
-    ("shm", on_disk("/dev/shm", REFUSED), NOTHING, "error", "Permission denied"),
+    ("shm", machine(disks={"/dev/shm": REFUSED}), NOTHING, "error", "Permission denied"),
     ("memlock", machine(), R1, "ok", "unlimited"),
-    ("memlock", limited(memlock=(8 * MIB, None)), R1, "warning", "8.0 MiB, at most unlimited"),
-    ("memlock", limited(memlock=(8 * MIB, 8 * MIB)), TWO_NODES, "error", "memlock=-1"),
-    ("memlock", limited(memlock=(8 * MIB, 8 * MIB)), NOTHING, "note", "LimitMEMLOCK"),
+    ("memlock", machine(limits={"memlock": (8 * MIB, None)}), R1, "warning", "8.0 MiB, at most unlimited"),
+    ("memlock", machine(limits={"memlock": (8 * MIB, 8 * MIB)}), TWO_NODES, "error", "memlock=-1"),
+    ("memlock", machine(limits={"memlock": (8 * MIB, 8 * MIB)}), NOTHING, "note", "LimitMEMLOCK"),
     ("memlock", may_lock("0 0 4294967295"), TWO_NODES, "ok", "IPC_LOCK"),
     ("memlock", may_lock("0 1000 1\n 1 100000 65536"), TWO_NODES, "error", "memlock=-1"),  # a rootless container
-    ("nofile", limited(nofile=(20000, 20000)), R1, "ok", "20000"),
+    ("nofile", machine(limits={"nofile": (20000, 20000)}), R1, "ok", "20000"),
     ("nofile", machine(), R1, "ok", "unlimited"),
-    ("nofile", limited(nofile=(1024, 4096)), NOTHING, "warning", "1024, at most 4096"),
+    ("nofile", machine(limits={"nofile": (1024, 4096)}), NOTHING, "warning", "1024, at most 4096"),
     ("send-buffer", sending_from("16777216"), NOTHING, "ok", "16777216 bytes, which take 21846 responses"),
     ("send-buffer", sending_from("212992"), R1, "note", "sysctl -w net.core.wmem_default=16777216"),
     ("send-buffer", sending_from("212992"), NOTHING, "note", "which take 278 responses"),
-    ("stack", limited(stack=(8 * MIB, None)), R1, "ok", "8.0 MiB"),
-    ("stack", limited(stack=(MIB, None)), R1, "warning", "1.0 MiB"),
+    ("stack", machine(limits={"stack": (8 * MIB, None)}), R1, "ok", "8.0 MiB"),
+    ("stack", machine(limits={"stack": (MIB, None)}), R1, "warning", "1.0 MiB"),
     ("container", machine(), R1, "ok", "not in a container"),
     ("container", with_files({"/.dockerenv": "", "/dev/nvidiactl": ""}), R1, "ok", "Docker"),
     ("container", POOR, R1, "warning", "--ipc=host or --shm-size, --gpus all, --ulimit memlock=-1"),
     ("container", with_files({"/run/.containerenv": ""}, disks=SMALL_SHM), NOTHING, "note", "Podman, without --ipc"),
-    ("container", of_environ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}), NOTHING, "ok", "Kubernetes"),
+    ("container", machine(environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"}), NOTHING, "ok", "Kubernetes"),
     ("container", with_files({"/.singularity.d/x": ""}), NOTHING, "ok", "Apptainer"),
     ("container", with_files({"/.dockerenv": ""}, disks={"/dev/shm": REFUSED}), R1, "skipped", "Permission denied"),
     ("seccomp", with_files({"/proc/self/status": "Seccomp:\t0\n"}), R1, "ok", "no system call filter"),
@@ -529,26 +513,26 @@ CASES = [
     ("host-memory", machine(memory=TIGHT), R1, "error", "8 ranks that each hold one file"),
     ("host-memory", machine(memory=REFUSED), R1, "skipped", "Permission denied"),
     ("disk", machine(), R1, "ok", "/root/.cache 500 GiB free"),
-    ("disk", on_disk("/tmp", Disk(total=GIB, free=MIB)), R1, "warning", "/tmp: 1.0 MiB free of 1.0 GiB wanted"),
-    ("disk", on_disk("/tmp", Disk(total=GIB, free=MIB)), NOTHING, "note", "TMPDIR"),
+    ("disk", machine(disks={"/tmp": Disk(total=GIB, free=MIB)}), R1, "warning", "/tmp: 1.0 MiB free of 1.0 GiB wanted"),
+    ("disk", machine(disks={"/tmp": Disk(total=GIB, free=MIB)}), NOTHING, "note", "TMPDIR"),
     ("disk", machine(closed=frozenset({"/root/.cache"})), R1, "warning", "/root/.cache can't be written to"),
     ("disk", machine(folders=frozenset({"/tmp"}), closed=frozenset({"/"})), NOTHING, "note", "/ can't be written to"),
-    ("disk", of_environ({"HOME": "/root", "HF_HOME": "/hf"}), HUB, "warning", "/hf/hub: 500 GiB free of 640 GiB"),
-    ("disk", on_disk("/tmp", REFUSED), R1, "skipped", "Permission denied"),
+    ("disk", machine(environ={"HOME": "/root", "HF_HOME": "/hf"}), HUB, "warning", "/hf/hub: 500 GiB free of 640 GiB"),
+    ("disk", machine(disks={"/tmp": REFUSED}), R1, "skipped", "Permission denied"),
     ("ports", machine(), R1, "ok", "free: HTTP 8000, gRPC 8001, metrics 8002"),
-    ("ports", taken({8001: "process 7 (nginx)"}), R1, "error", "8001 (gRPC) is taken by process 7 (nginx)"),
-    ("ports", taken({8001: "process 7 (nginx)"}), NOTHING, "note", "GRPC_PORT"),
-    ("ports", taken({8001: "process 7"}), replace(R1, grpc_port=9001), "ok", "gRPC 9001"),
+    ("ports", machine(taken={8001: "process 7 (nginx)"}), R1, "error", "8001 (gRPC) is taken by process 7 (nginx)"),
+    ("ports", machine(taken={8001: "process 7 (nginx)"}), NOTHING, "note", "GRPC_PORT"),
+    ("ports", machine(taken={8001: "process 7"}), replace(R1, grpc_port=9001), "ok", "gRPC 9001"),
     ("interface", machine(), R1, "ok", "eth0 10.0.0.1"),
     ("interface", machine(), replace(R1, interface="eth0"), "ok", "eth0 10.0.0.1"),
     ("interface", machine(), OVER_IB, "error", "name one of lo, eth0"),
-    ("interface", with_nics(LO, DOWN), OVER_IB, "error", "ib0 is down"),
-    ("interface", with_nics(LO, replace(DOWN, is_up=True)), OVER_IB, "error", "ib0 has no address"),
-    ("interface", with_nics(LO, DOCKER0), R1, "note", "none but loopback"),
-    ("interface", with_nics(LO), TWO_NODES, "error", "no other machine can be reached"),
-    ("interface", with_nics(LO, ETH0, ETH1, DOCKER0), TWO_NODES, "warning", "INTERFACE=eth0"),
+    ("interface", machine(nics=(LO, DOWN)), OVER_IB, "error", "ib0 is down"),
+    ("interface", machine(nics=(LO, replace(DOWN, is_up=True))), OVER_IB, "error", "ib0 has no address"),
+    ("interface", machine(nics=(LO, DOCKER0)), R1, "note", "none but loopback"),
+    ("interface", machine(nics=(LO,)), TWO_NODES, "error", "no other machine can be reached"),
+    ("interface", machine(nics=(LO, ETH0, ETH1, DOCKER0)), TWO_NODES, "warning", "INTERFACE=eth0"),
     ("interface", with_files(ROUTE, nics=(LO, ETH0, ETH1)), TWO_NODES, "warning", "INTERFACE=eth1"),
-    ("interface", with_nics(LO, ETH0, DOCKER0), TWO_NODES, "ok", "eth0 10.0.0.1"),
+    ("interface", machine(nics=(LO, ETH0, DOCKER0)), TWO_NODES, "ok", "eth0 10.0.0.1"),
     ("hostname", machine(), TWO_NODES, "ok", "node1 is 10.0.0.1"),
     ("hostname", machine(names_of_hosts={}), R1, "warning", "node1 has no address"),
     ("hostname", machine(names_of_hosts={}), TWO_NODES, "error", "/etc/hosts"),

@@ -37,15 +37,12 @@ def report(host, **facts):
     return HostReport(host=host, findings=(), facts=there, began=100.0, ended=101.0)
 
 
-def test_hosts_that_are_alike():
+def test_hosts_that_are_alike_and_two_names_of_one():
     found = list(compare([report("a"), report("b")], R1))
     alike = ["same-tensorrt-llm", "same-python", "same-gpus", "same-repository"]
     assert [(each.check, each.finding.level) for each in found] == [(check, "ok") for check in alike]
     assert {each.host for each in found} == {"a, b"}
     assert list(compare([report("a")], R1)) == []  # one host is not compared
-
-
-def test_two_names_of_one_machine():
     reports = [report("a", machine="m"), report("b", machine="n"), report("a-ib", machine="m"), report("c")]
     [found] = [each for each in compare(reports, R1) if each.check == "machines"]
     assert (found.finding.level, found.finding.result) == ("error", "a and a-ib are the same machine")
@@ -82,13 +79,10 @@ def test_clocks():
         assert (found.level, said in found.result) == (level, True), asked
 
 
-def test_which_host_is_this_machine():
+def test_names_of_hosts():
     machine = FakedMachine(names_of_hosts={"this": ("10.0.0.1",), "loop": ("127.0.1.1",), "node2": ("10.0.0.2",)})
     here = {"node1": True, "localhost": True, "this": True, "loop": True, "node2": False, "nobody": False}
     assert {host: is_here(host, machine) for host in here} == here
-
-
-def test_host_files():
     both = ["node1", "node2"]
     files = {"node1 slots=8\nnode2 slots=8\n": both, "# ours\nnode1:8\n\n  node2 # spare\nnode1\n": both, "": []}
     assert {text: parse_host_file(text) for text in files} == files

@@ -96,13 +96,10 @@ def test_two_hosts():
     assert (found.level, bool(found.blocks)) == ("note", True)
 
 
-def test_the_pair_is_named_among_three():
+def test_who_is_named_among_three():
     done = wrote(1, a=exchanged(), b=exchanged(2), c=exchanged(1))
     found = found_on(machine((("a", "b", "c"), done)), visits("a", "b", "c"))
     assert found.result == "no message passes within 10 s: b and c"
-
-
-def test_the_host_that_keeps_all_from_starting_is_named():
     for of_c, said in [
         (NO_DAEMON, "in pairs, these fail: a and c"),
         (well("a", "c"), "a works with each other host alone"),

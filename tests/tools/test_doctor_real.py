@@ -151,25 +151,21 @@ def test_a_process_with_a_launch_tag_is_seen_and_this_one_is_not():
     assert os.getpid() not in seen
 
 
-def test_who_listens():
+def test_who_listens_and_limits():
     machine = Machine()
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert f"process {os.getpid()} " in (machine.listener(port) or "")
     assert machine.listener(port) is None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+    try:
+        assert Machine().limit("nofile") == (300, None if hard == resource.RLIM_INFINITY else hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_interfaces_and_names():
-    machine = Machine()
-    [loopback] = [each for each in machine.interfaces() if each.name == "lo"]
-    assert loopback.is_up
-    assert "127.0.0.1" in loopback.addresses
-    assert "127.0.0.1" in machine.resolve("localhost")
-    with pytest.raises(OSError, match="not a valid host name"):
-        machine.resolve("a..b")
-
-
-def test_files(tmp_path):
+def test_files_interfaces_and_names(tmp_path):
     machine = Machine()
     (tmp_path / "b").write_bytes(b"12345")
     (tmp_path / "a").mkdir()
@@ -181,12 +177,10 @@ def test_files(tmp_path):
     assert 0 < machine.disk(str(tmp_path)).free <= machine.disk(str(tmp_path)).total
     with pytest.raises(FileNotFoundError):
         machine.list_folder(f"{tmp_path}/c")
-
-
-def test_limits_are_numbers():
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
-    try:
-        assert Machine().limit("nofile") == (300, None if hard == resource.RLIM_INFINITY else hard)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    machine = Machine()
+    [loopback] = [each for each in machine.interfaces() if each.name == "lo"]
+    assert loopback.is_up
+    assert "127.0.0.1" in loopback.addresses
+    assert "127.0.0.1" in machine.resolve("localhost")
+    with pytest.raises(OSError, match="not a valid host name"):
+        machine.resolve("a..b")

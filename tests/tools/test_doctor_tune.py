@@ -212,6 +212,16 @@ def test_the_settings_of_the_host():
         assert found in setting.found
     one_node = {BALANCING: "1", "/sys/devices/system/node/node1/cpulist": None}
     assert settings(machine(files=one_node))["numa-balancing"].state == "as advised"
+    for value, state in {"0": "differs", "1": "as advised"}.items():
+        setting = settings(machine(environ={"TLLM_NUMA_AWARE_WORKER_AFFINITY": value}))["gpu-numa"]
+        assert setting.state == state
+        assert setting.found.endswith(f"TLLM_NUMA_AWARE_WORKER_AFFINITY={value}")
+    running = (HostProcess(pid=7, parent=1, name="irqbalance"),)
+    placed = settings(machine(running=running))["rdma-irqs"]
+    moved = settings(machine(running=running, files={IRQ: "3\n"}))["rdma-irqs"]
+    assert (placed.state, placed.commands) == ("as advised", ())
+    assert moved.commands[0] == "sudo systemctl disable --now irqbalance"
+    assert moved.found.endswith("irqbalance runs")
 
 
 def test_what_the_kernel_does_not_tell_is_unknown():
@@ -230,22 +240,6 @@ def test_what_the_kernel_does_not_tell_is_unknown():
     for id, files, said in cases:
         setting = settings(machine(files=files))[id]
         assert (setting.state, setting.commands, said in setting.found) == ("unknown", (), True), said
-
-
-def test_the_variable_for_cpu_affinity():
-    for value, state in {"0": "differs", "1": "as advised"}.items():
-        setting = settings(machine(environ={"TLLM_NUMA_AWARE_WORKER_AFFINITY": value}))["gpu-numa"]
-        assert setting.state == state
-        assert setting.found.endswith(f"TLLM_NUMA_AWARE_WORKER_AFFINITY={value}")
-
-
-def test_irqbalance_would_move_the_interrupts_again():
-    running = (HostProcess(pid=7, parent=1, name="irqbalance"),)
-    placed = settings(machine(running=running))["rdma-irqs"]
-    moved = settings(machine(running=running, files={IRQ: "3\n"}))["rdma-irqs"]
-    assert (placed.state, placed.commands) == ("as advised", ())
-    assert moved.commands[0] == "sudo systemctl disable --now irqbalance"
-    assert moved.found.endswith("irqbalance runs")
 
 
 @given(st.sets(st.integers(0, 300)))

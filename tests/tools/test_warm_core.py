@@ -225,14 +225,11 @@ def test_a_wrong_checksum_names_both(checkpoint):
 
 
 @pytest.mark.slow
-def test_stop_ends_the_warm_up_with_what_was_done(checkpoint):
+def test_a_stop_or_an_error_of_the_observer_ends_the_threads(checkpoint):
     stop = threading.Event()
     result = warm(survey_of(checkpoint, rate_limit=SIZE // 32), observe=lambda progress: stop.set(), stop=stop)
     assert (result.was_stopped, result.exit_code) == (True, 3)
     assert result.progress.done < 4 * SIZE
-
-
-def test_an_error_of_the_observer_ends_the_threads(checkpoint):
     with pytest.raises(ZeroDivisionError):
         warm(survey_of(checkpoint, rate_limit=SIZE // 32), observe=lambda progress: 1 / 0)
     for thread in threading.enumerate():

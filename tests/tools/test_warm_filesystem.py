@@ -132,11 +132,13 @@ def check_against_kernel(places):
         assert file_system_of(place).mount.id == kernel_mount_id(place), place
 
 
-def test_a_place_that_no_mount_is_listed_for_is_read_carefully(tmp_path):
+def test_a_place_or_layer_that_is_not_found_is_read_carefully(tmp_path):
     system = file_system_of(tmp_path, [])
     assert (system.mount.type, system.reading.kind, system.reading.jobs) == ("unknown", "network", 2)
     with pytest.raises(FileNotFoundError):
         file_system_of(tmp_path / "missing")
+    mounts = parse_mountinfo("1 0 0:901 / / rw - overlay o rw,lowerdir=/,upperdir=/upper")
+    assert "layers can't be seen" in file_system_of(tmp_path, mounts).reading.reason
 
 
 KINDS = {
@@ -250,11 +252,6 @@ def test_how_the_kernel_writes_the_layers(tmp_path, monkeypatch):
         name = str(tmp_path / layer).replace(":", r"\134:").replace(",", r"\054")
         assert over(written.format(name), tmp_path).kind == "network", written
     assert "layers can't be seen" in over("lowerdir=lower", tmp_path).reason  # relative layers are not looked for
-
-
-def test_layers_whose_paths_mean_the_overlay_itself(tmp_path):
-    mounts = parse_mountinfo("1 0 0:901 / / rw - overlay o rw,lowerdir=/,upperdir=/upper")
-    assert "layers can't be seen" in file_system_of(tmp_path, mounts).reading.reason
 
 
 def test_a_folder_of_an_overlay_mounted_elsewhere(tmp_path):

@@ -145,6 +145,9 @@ def test_a_budget_above_what_fits_is_warned_of(survey):
     assert "more available memory" in document["remedies"]
     assert "--budget" not in document["remedies"]
     assert "that fits" not in "\n".join(report.preamble(survey))
+    tight = replace(survey, budget=10, options=WarmOptions(budget=10))
+    assert asked(report.remedies(tight), "--budget ") >= survey.size
+    assert "cgroup" not in report.remedies(tight)
 
 
 def test_after_too_large_a_budget_hold_is_not_recommended(folder, survey):
@@ -180,12 +183,6 @@ def test_a_file_system_that_keeps_nothing_in_the_page_cache_is_never_called_warm
 
     device = on_uncached(survey)  # what lies in memory already is warm
     assert not report.uncached(replace(device, files=tuple(map(in_device, device.files))))
-
-
-def test_a_budget_that_was_asked_for_is_what_is_raised(survey):
-    tight = replace(survey, budget=10, options=WarmOptions(budget=10))
-    assert asked(report.remedies(tight), "--budget ") >= survey.size
-    assert "cgroup" not in report.remedies(tight)
 
 
 def test_the_engine_reads_ahead_below_nine_tenths_of_what_is_available(survey):
@@ -265,14 +262,11 @@ def stall(**changes):
     return Stall(**values | {"waits_in": "nfs_wait", "mount": "nfs4 server:/export on /m"} | changes)
 
 
-def test_the_line_of_progress():
+def test_the_lines_of_progress_and_of_a_stall():
     line = "shards 41/163, 171 of 642 GiB, 2.1 GiB/s, 4 min left, 27% resident"
     assert progress_line(progress()) == line
     assert progress_line(progress(again=3 * GIB)) == f"{line}, 3.0 GiB read again"
     assert progress_line(progress(eta_s=None, resident=None)) == "shards 41/163, 171 of 642 GiB, 2.1 GiB/s"
-
-
-def test_a_stall_names_file_byte_mount_and_how_long():
     assert stall_line(stall()) == (
         "/m/model-00041.safetensors: not a byte for 42 s, at byte 1,234,567; on nfs4 server:/export on /m; "
         "the kernel waits in nfs_wait"
