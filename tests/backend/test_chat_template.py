@@ -55,17 +55,18 @@ def test_transformers_renders_the_same():
         assert rendered == [expected]
 
 
-def test_a_file_of_its_own_counts_more(tmp_path):
-    (tmp_path / "chat_template.jinja").write_text("from the file")
-    assert render_chat(template(tmp_path, "from the configuration"), CHAT, {}) == "from the file"
-
-
-def test_of_several_templates_the_default_is_taken(tmp_path):
+def test_which_template_is_taken(tmp_path):
     several = [{"name": "rag", "template": "a"}, {"name": "default", "template": "b"}]
     assert render_chat(template(tmp_path, several), CHAT, {}) == "b"
     with pytest.raises(RequestError, match="no chat template; send text_input") as caught:
         render_chat(template(tmp_path, several[:1]), CHAT, {})
     assert caught.value.code is ErrorCode.UNSUPPORTED
+    with pytest.raises(TemplateFailure, match=r"^TemplateSyntaxError: "):
+        template(tmp_path, "{% if %}")
+    with pytest.raises(EngineError, match=r"tokenizer_config.json: can't be read"):
+        ChatTemplate(tmp_path / "nowhere")
+    (tmp_path / "chat_template.jinja").write_text("from the file")
+    assert render_chat(template(tmp_path, "from the configuration"), CHAT, {}) == "from the file"
 
 
 def test_what_a_template_raises_is_the_requests_error(tmp_path):
@@ -87,13 +88,6 @@ def test_what_a_template_raises_is_the_requests_error(tmp_path):
             render_chat(template(tmp_path, "{{ messages[0].content }}"), messages, template_kwargs)
         assert caught.value.code is ErrorCode.INVALID_ARGUMENT
         assert "\n" not in str(caught.value)
-
-
-def test_a_wrong_template_is_found_at_load(tmp_path):
-    with pytest.raises(TemplateFailure, match=r"^TemplateSyntaxError: "):
-        template(tmp_path, "{% if %}")
-    with pytest.raises(EngineError, match=r"tokenizer_config.json: can't be read"):
-        ChatTemplate(tmp_path / "nowhere")
 
 
 CALLS = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
@@ -195,24 +189,13 @@ def test_a_template_without_an_end_is_ended(process, source):
     assert after(process) == "well"
 
 
-def test_a_prompt_has_at_most_so_many_bytes():
-    bounded = TemplateProcess(most_bytes=1000)
-    with pytest.raises(TemplateFailure, match=r"^expected a prompt of at most 1,000 bytes, got 3,000$"):
-        bounded.render("{{ 'a' * 3000 }}", {})
-    assert after(bounded) == "well"
-    bounded.close()
-
-
-def test_a_killed_process_is_started_again(process):
+def test_the_process_is_started_again_and_gets_no_secret(process, monkeypatch):
     after(process)
     child = process._process
     assert child is not None
     child.kill()
     child.wait()
     assert after(process) == "well"
-
-
-def test_the_process_gets_no_secret_and_no_files(process, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     fresh = TemplateProcess()
     after(fresh)
@@ -245,9 +228,14 @@ def test_a_template_reaches_neither_files_nor_code(process, subtests):
             process.render(source, {"messages": []})
 
 
-def test_texts_of_any_kind_come_back_as_they_went(process):
+def test_texts_of_any_kind_and_length_come_back_as_they_went(process):
     text = "\n".join(["größer", "\u2028", "\x00", "𝕏", "\ud800", '"', "\\"])
     assert process.render("{{ text }}", {"text": text}) == text
+    bounded = TemplateProcess(most_bytes=1000)
+    with pytest.raises(TemplateFailure, match=r"^expected a prompt of at most 1,000 bytes, got 3,000$"):
+        bounded.render("{{ 'a' * 3000 }}", {})
+    assert after(bounded) == "well"
+    bounded.close()
 
 
 def test_many_threads_may_render_at_once(process):

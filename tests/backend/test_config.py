@@ -22,9 +22,8 @@ def problems(document):
 
 def test_llm_arguments_stand_at_the_top_level_and_ours_below(tmp_path):
     path = tmp_path / "model.yaml"
-    path.write_text(
-        "model: m\nmax_seq_len: 10\ntriton_config:\n  engine: simulated\n  default_sampling: {top_p: 0.9}\n"
-    )
+    ours = {"engine": "simulated", "default_sampling": {"top_p": 0.9}}
+    path.write_text(yaml.safe_dump({"model": "m", "max_seq_len": 10, "triton_config": ours}))
     config = load_config(path)
     assert config.engine == "simulated"
     assert config.llm_args == {"model": "m", "max_seq_len": 10}
@@ -83,23 +82,15 @@ SIMULATED = {*_RULES, "preset"}
 NOT_KEYS = {"llm_args", "version_dir"}
 
 
-def test_every_key_is_on_the_page_and_no_other():
+def test_every_key_and_option_is_on_the_page_with_its_default_and_no_other():
     assert set(ROWS) == set(BackendConfig.__dataclass_fields__) - NOT_KEYS
-
-
-@pytest.mark.parametrize("key", sorted(ROWS))
-def test_the_default_is_the_one_on_the_page(key):
-    default = getattr(BackendConfig(), key)
-    if default is None:
-        assert "`" not in ROWS[key]
-    else:
-        assert yaml.safe_load(ROWS[key].strip("`")) == (list(default) if isinstance(default, tuple) else default)
-
-
-@pytest.mark.parametrize(
-    ("engine", "options"),
-    [("tensorrt_llm", RECORDED), ("vllm", RECORDED), ("reference", REFERENCE), ("simulated", SIMULATED)],
-)
-def test_every_option_of_an_engine_is_on_the_page_and_no_other(engine, options):
-    assert engine in ENGINE_NAMES
-    assert set(ENGINE_ROWS[engine]) == set(options)
+    for key, shown in ROWS.items():
+        default = getattr(BackendConfig(), key)
+        if default is None:
+            assert "`" not in shown, key
+        else:
+            assert yaml.safe_load(shown.strip("`")) == (list(default) if isinstance(default, tuple) else default), key
+    options = {"tensorrt_llm": RECORDED, "vllm": RECORDED, "reference": REFERENCE, "simulated": SIMULATED}
+    assert set(options) == set(ENGINE_NAMES)
+    for engine, known in options.items():
+        assert set(ENGINE_ROWS[engine]) == set(known), engine

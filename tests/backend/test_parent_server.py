@@ -233,20 +233,17 @@ def test_a_listening_port_is_found_in_the_real_proc(family, address):
     assert path not in module._listening(process)
 
 
-def test_a_sigterm_to_this_process_counts(proc, watch):
-    assert not watch.is_exiting()
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert watch.is_exiting()
-    assert watch.is_exiting()
-
-
-def test_a_child_that_somebody_ends_is_not_taken_for_it(proc, watch):
+def test_a_sigterm_to_this_process_counts_and_one_to_a_child_does_not(proc, watch):
     child = os.fork()
     if not child:
         signal.raise_signal(signal.SIGTERM)
         os._exit(0)
     os.waitpid(child, 0)
     assert not watch.is_exiting()
+    assert not watch.is_exiting()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert watch.is_exiting()
+    assert watch.is_exiting()
 
 
 def test_closing_lets_go_of_the_signal(proc):

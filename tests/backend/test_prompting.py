@@ -65,7 +65,7 @@ def test_a_prompt_becomes_token_ids():
     assert [list(prompt_token_ids(one, encode, 100)) for one, _ in TOKENISED] == [ids for _, ids in TOKENISED]
 
 
-def test_a_prompt_with_several_answers_is_tokenised_once():
+def test_a_prompt_with_several_answers_is_tokenised_once_unless_it_failed():
     texts = []
 
     def encode_once(text, add_special_tokens):
@@ -77,8 +77,6 @@ def test_a_prompt_with_several_answers_is_tokenised_once():
     assert [prompt_token_ids(answer, encode_once, 100) for answer in answers] == [[97, 98], [97, 98]]
     assert texts == ["ab"]
 
-
-def test_the_next_answer_tries_again_where_tokenising_failed():
     def fail(text, add_special_tokens):
         raise ValueError(text)
 
@@ -88,14 +86,11 @@ def test_the_next_answer_tries_again_where_tokenising_failed():
     assert prompt_token_ids(answer, encode, 100) == [0, 97, 98]
 
 
-def test_ids_are_checked_before_they_are_cut():
+def test_prompts_that_can_not_be_served_are_refused():
     with pytest.raises(RequestError, match=r"^input_ids: expected token ids from 0 to 7, got 8$"):
         prompt_token_ids(request(token_ids=(8, 1), truncate_prompt_tokens=1), encode, 8)
     with pytest.raises(RequestError, match=r"^input_ids: expected token ids from 0, got -1$"):
         prompt_token_ids(request(token_ids=(8, -1)), encode, None)
-
-
-def test_too_long_and_empty_prompts_are_refused_with_the_fix():
     check_prompt_length(1, 1)
     with pytest.raises(RequestError, match="no tokens; give some text") as caught:
         check_prompt_length(0, 1)
@@ -139,14 +134,11 @@ def expanded(*prompts, **sampling):
     return expand(parsed, engine, ChatRenderer(engine, ChatFacts(form=None), eos_token=""), count(1))
 
 
-def test_each_answer_to_each_prompt_is_a_request_of_its_own():
+def test_each_answer_is_a_request_and_those_to_one_prompt_share_its_token_ids():
     requests = expanded(Prompt(text="a"), Prompt(token_ids=(7, 8)), n=2, temperature=1.0, seed=3)
     assert [request.request_id for request in requests] == ["1", "2", "3", "4"]
     assert [(request.prompt, request.prompt_token_ids) for request in requests[1:3]] == [("a", None), ("", (7, 8))]
     assert [request.sampling.seed for request in requests] == [3, 4, 3, 4]
-
-
-def test_the_answers_to_one_prompt_share_its_token_ids_and_no_others():
     first, second, other, _ = (
         request.shared_token_ids for request in expanded(Prompt(text="a"), Prompt(text="b"), n=2)
     )

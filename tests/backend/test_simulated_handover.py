@@ -118,16 +118,12 @@ def test_two_engines_give_the_answer_of_one(start, options, fields):
     assert_free(two)
 
 
-def test_the_seed_is_handed_over(start):
+def test_the_seed_and_a_stop_token_are_handed_over(start):
     one, two = start(), start()
     handover = context(one, temperature=0.6)
     leg = generation(handover, temperature=0.6)
     again = dataclasses.replace(leg, request_id="again", request_type="context_and_generation")
     assert answer(two, leg) == answer(two, again) != answer(two, request(temperature=0.6))
-
-
-def test_a_stop_token_that_comes_first_ends_the_answer(start):
-    one, two = start(), start()
     first = answer(one, request())[1][0]
     handover = context(one, stop_token_ids=(first,))
     assert (handover.ended, handover.first_gen_tokens) == (True, (first,))
@@ -156,7 +152,7 @@ def test_a_prompt_waits_for_blocks_that_are_held(start):
     wait_for(lambda: one.stats().extra["held_contexts"] == 1)
 
 
-def test_the_first_token_does_not_wait_for_the_kv_cache(start):
+def test_transfers_hold_nobody_up_and_no_first_token(start):
     one, two = start(), start(pace="real", kv_transfer_gbps=SLOW)
     one_text = answer(one, request())[0]
     sink = submit(two, leg := generation(context(one)))
@@ -167,10 +163,7 @@ def test_the_first_token_does_not_wait_for_the_kv_cache(start):
     assert two.stats().kv_blocks_used == 1
     assert two.stats().extra["iterations"] == 0
     assert one.stats().extra["held_contexts"] == 1
-
-
-def test_transfers_hold_nobody_up(start):
-    """A request that waits for its KV cache has a place in the batch; the others go on."""
+    # A request that waits for its KV cache has a place in the batch; the others go on.
     one, two = start(), start(pace="real", speed=100, kv_transfer_gbps=SLOW)
     submit(two, generation(context(one)))
     assert answer(two, request()) == answer(one, request())
@@ -299,28 +292,25 @@ def test_a_generation_engine_that_stops_frees_the_context(start, max_batch_size)
     assert_free(one)
 
 
-def test_a_request_that_is_refused_leaves_the_kv_cache_to_another(start):
-    one, two, other = start(), start(max_seq_len=4), start()
-    handover = context(one)
-    assert ended(submit(two, generation(handover)))[1].error.code is ErrorCode.PROMPT_TOO_LONG
-    assert is_free(two)
-    answer(other, generation(handover))
-    assert_free(one, other)
-
-
 def lost(sink):
     error = ended(sink)[1].error
     assert error.code is ErrorCode.CONTEXT_LOST
     return str(error)
 
 
-def test_a_kv_cache_is_fetched_once(start):
+def test_a_kv_cache_is_fetched_once_and_left_by_who_is_refused(start):
     one, two = start(), start()
     handover = context(one)
     whole = answer(two, generation(handover))
     assert "it was fetched already" in lost(submit(two, generation(handover)))
     assert answer(two, dataclasses.replace(generation(handover), request_type="context_and_generation")) == whole
     assert_free(one, two)
+    one, two, other = start(), start(max_seq_len=4), start()
+    handover = context(one)
+    assert ended(submit(two, generation(handover)))[1].error.code is ErrorCode.PROMPT_TOO_LONG
+    assert is_free(two)
+    answer(other, generation(handover))
+    assert_free(one, other)
 
 
 def test_contexts_and_transfers_that_take_too_long_are_ended(start):

@@ -178,7 +178,7 @@ def test_faults_count_in_a_row():
         assert bool(reason) is dead, events
 
 
-def test_a_refusal_of_a_worker_is_the_clients_fault(make_engine):
+def test_refusals_are_the_clients_fault_and_no_guide_ends_the_server(make_engine):
     """The workers may have less room than model.yaml says: the prompt fits its limit, but not theirs."""
     harness = make_engine()
     harness.engine._llm._llm_args["max_seq_len"] = 10
@@ -187,9 +187,6 @@ def test_a_refusal_of_a_worker_is_the_clients_fault(make_engine):
         assert isinstance(error, RequestError)
         assert error.code is ErrorCode.PROMPT_TOO_LONG
     assert harness.engine.health().alive
-
-
-def test_no_guide_ends_the_server(make_engine):
     harness = make_engine(guided_decoding_backend="xgrammar")
     for message, kind in ("Guided decoding error: not a regex", RequestError), ("it broke", EngineError):
         harness.engine._llm._executor.fault = message

@@ -182,7 +182,7 @@ def test_without_the_kv_cache_the_prompt_and_the_first_token_are_computed_again(
     assert pair.context.kv_sender.num_blocks == 1
 
 
-def test_an_abort_during_the_transfer_ends_at_once_and_waits_for_the_kv_cache(pair):
+def test_an_abort_fetches_the_kv_cache(pair):
     handover = pair.hand_over()
     pair.context.kv_sender.may_send.clear()
     request = pair.go_on(handover)
@@ -194,9 +194,6 @@ def test_an_abort_during_the_transfer_ends_at_once_and_waits_for_the_kv_cache(pa
     pair.context.kv_sender.may_send.set()
     pair.assert_nothing_is_held()
     wait_for(lambda: not pair.generation.engine._tasks)
-
-
-def test_an_abort_before_anything_else_fetches_too(pair):
     handover = pair.hand_over()
     with pair.generation.held_loop():
         request = pair.go_on(handover)
@@ -262,11 +259,15 @@ def test_an_engine_that_shares_nothing_says_why(make_engine):
         assert reason in capabilities.unsupported["request_type"]
 
 
-def test_a_generation_server_is_no_context_server(pair):
+def test_what_a_generation_server_can_not_do_is_refused(pair):
     error = pair.generation.run(request_type="context_only")[-1].error
     assert error is not None
     assert error.code is ErrorCode.UNSUPPORTED
     assert "disable_overlap_scheduler" in str(error)
+    document = json.loads(pair.hand_over().to_json())
+    for change, expected in ({"first_gen_tokens": [3, 4]}, "one token"), ({"opaque_state": ""}, "opaque_state"):
+        handover = read_handover(json.dumps(document | change))
+        assert expected in str(pair.generation.sink.result(pair.go_on(handover))[-1].error)
 
 
 def test_a_guide_is_refused_by_name(make_pair):
@@ -275,13 +276,6 @@ def test_a_guide_is_refused_by_name(make_pair):
     assert error is not None
     assert error.code is ErrorCode.UNSUPPORTED
     assert "guided_regex: not established for a request that two servers share" in str(error)
-
-
-def test_a_handover_of_another_kind_is_refused(pair):
-    document = json.loads(pair.hand_over().to_json())
-    for change, expected in ({"first_gen_tokens": [3, 4]}, "one token"), ({"opaque_state": ""}, "opaque_state"):
-        handover = read_handover(json.dumps(document | change))
-        assert expected in str(pair.generation.sink.result(pair.go_on(handover))[-1].error)
 
 
 def test_drafts_are_handed_on():

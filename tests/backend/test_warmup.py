@@ -147,12 +147,16 @@ def test_no_two_prompts_are_alike_and_all_are_ordinary_tokens(clock):
     assert len({request.request_id for request in sent(engine)}) == len(prompts)
 
 
-def test_a_smaller_vocabulary_is_noticed_and_kept_to(clock, log):
+def test_prompts_fit_the_engine(clock, log):
     engine = SteppingEngine(clock, vocabulary=300)
     warm(engine, (2, 50), (1, 50))
     assert sizes(engine) == [[50, 50]] * 3 + [[50]] * 2
     assert "warm-up: 2 of 2 shapes" in log.text
     assert "failed" not in log.text
+    engine = SteppingEngine(clock, max_seq_len=64)
+    warm(engine, (1, 64), (1, 63))
+    assert sizes(engine) == [[63], [63]]
+    assert "warm-up: left out 1 request of 64 tokens: max_seq_len is 64" in log.messages
 
 
 def test_answers_have_their_whole_length_and_the_users_sampling(clock):
@@ -165,8 +169,6 @@ def test_answers_have_their_whole_length_and_the_users_sampling(clock):
     assert (request.sampling.temperature, request.sampling.top_p) == (0.6, 0.95)
     assert (request.sampling.min_p, request.sampling.stop, request.sampling.min_tokens) == (None, (), None)
 
-
-def test_an_engine_without_ignore_eos_is_asked_for_min_tokens(clock):
     class Plain(SteppingEngine):
         @property
         def capabilities(self):
@@ -176,13 +178,6 @@ def test_an_engine_without_ignore_eos_is_asked_for_min_tokens(clock):
     warm(engine, (1, 5), default_sampling={"temperature": 0.6})
     sampling = sent(engine)[0].sampling
     assert (sampling.ignore_eos, sampling.min_tokens, sampling.temperature) == (None, 8, None)
-
-
-def test_a_prompt_longer_than_the_engine_takes_is_left_out(clock, log):
-    engine = SteppingEngine(clock, max_seq_len=64)
-    warm(engine, (1, 64), (1, 63))
-    assert sizes(engine) == [[63], [63]]
-    assert "warm-up: left out 1 request of 64 tokens: max_seq_len is 64" in log.messages
 
 
 FAULTS = [  # shapes, the error of so many tokens, sizes of what ends together, and how many shapes are warmed
@@ -309,7 +304,7 @@ def test_a_slow_engine_is_given_hang_s_after_max_s(clock, log):
     assert "ended after max_s, 10 s" in log.text
 
 
-def test_max_s_is_looked_at_while_thousands_are_submitted(clock, log):
+def test_max_s_ends_it_between_rounds_and_while_thousands_are_submitted(clock, log):
     class Slow(SteppingEngine):
         def submit(self, request, sink):
             self.requests.append(request)
@@ -320,9 +315,6 @@ def test_max_s_is_looked_at_while_thousands_are_submitted(clock, log):
     warm(engine, (10_000, 1), (1, 1), max_s=5)
     assert 500 <= len(engine.requests) < 500 + 2 * engine_warmup.CHECK_EVERY
     assert "ended after max_s, 5 s" in log.text
-
-
-def test_max_s_ends_it_between_rounds_too(clock, log):
     engine = SteppingEngine(clock, 3.0)
     warm(engine, (1, 5), (1, 6), (1, 7), max_s=10)
     assert sizes(engine) == [[5], [5], [6], [6], [5]]
