@@ -24,8 +24,6 @@ from deepseek_triton_tools.doctor.machine.remote import EXPECTED_FILE, REPORT_PR
 from deepseek_triton_tools.doctor.packing import BOOTSTRAP, pack, sent_files
 from support.waiting import wait_for
 
-pytestmark = pytest.mark.slow
-
 TOOLS = Path(__file__).parents[2] / "tools"
 BARE = [sys.executable, "-I", "-S", "-c", BOOTSTRAP]
 """A Python without site-packages: no package is installed for it, not even this project."""
@@ -46,6 +44,7 @@ def test_expected_and_a_report_travel_whole():
             report_from_json(text)
 
 
+@pytest.mark.slow
 def test_all_checks_run_in_a_python_with_nothing_installed(tmp_path):
     environ = {"PATH": os.environ["PATH"]}
     done = subprocess.run(BARE, input=pack(EVERYTHING), capture_output=True, cwd=tmp_path, env=environ)
@@ -59,6 +58,7 @@ def test_all_checks_run_in_a_python_with_nothing_installed(tmp_path):
     assert list(tmp_path.iterdir()) == []  # nothing is left
 
 
+@pytest.mark.slow
 def test_an_old_python_says_so_and_another_is_looked_at():
     old = BOOTSTRAP.replace("sys.version_info>=(3,10)", "sys.version_info>=(99,0)")
     result = examine_by_command([sys.executable, "-c", old], Expected(), host="old")
