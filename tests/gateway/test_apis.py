@@ -119,15 +119,6 @@ def test_a_response_streams(triton, client):
     assert json.loads(triton.asked[0]["tools"]) == [CHAT_TOOL]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_one_call_at_a_time(triton, client, stream):
-    triton.script = answer(event(text_output=TWO_CALLS, num_output_tokens=9, num_input_tokens=4), LAST)
-    told = ask(client, RESPONSE, tools=[TOOL], parallel_tool_calls=False, stream=stream)
-    document = events_of(told.text)[-1]["response"] if stream else told.json()
-    assert [item["type"] for item in document["output"]] == ["function_call"]
-    assert triton.asked[0]["streaming"] is True
-
-
 def test_a_response_that_fails_after_its_first_event_ends_with_it(triton, client):
     """Where it has not begun, its error has a status of its own. Errors name the fields of this API."""
 

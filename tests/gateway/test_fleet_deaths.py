@@ -201,6 +201,7 @@ def frozen(monkeypatch):
         yield frozen
 
 
+@pytest.mark.slow
 def test_a_request_that_a_frozen_server_has_not_begun_goes_to_another(frozen, tritons):
     with gateway_before(frozen, tritons[0]) as address, ThreadPoolExecutor(1) as pool:
         wait_for(lambda: num_up(address) == 2)
@@ -214,6 +215,7 @@ def test_a_request_that_a_frozen_server_has_not_begun_goes_to_another(frozen, tr
         assert f"question {number}" in str(tritons[0].asked[-1])
 
 
+@pytest.mark.slow
 def test_a_stream_that_a_frozen_server_has_begun_ends_with_one_error(frozen):
     with gateway_before(frozen) as address:
         body = {"prompt": "begin", "stream": True}
@@ -225,6 +227,7 @@ def test_a_stream_that_a_frozen_server_has_begun_ends_with_one_error(frozen):
         assert '"code":"bad_gateway"' in error
 
 
+@pytest.mark.slow
 def test_a_frozen_server_that_has_left_the_list_is_watched_too(frozen, tritons, tmp_path):
     listed = tmp_path / "servers"
     listed.write_text(frozen.url)
@@ -252,6 +255,7 @@ def whole_in_turn(triton, wire, turn):
     answer(event(text_output="xxxxx"), event(finish_reason="stop"))(wire)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [in_pieces, whole_in_turn])
 def test_an_answer_that_comes_tells_that_the_server_is_not_frozen(tritons, monkeypatch, script):
     """Its checks stay without an answer, as those of a server with too much to do."""

@@ -10,6 +10,7 @@ from deepseek_triton_tools.gateway.protocol.completion_request import COMPLETION
 from deepseek_triton_tools.gateway.protocol.openai_fields import INPUTS, REFUSED, SAMPLING, WITHOUT_EFFECT
 from support.documents import ROOT, read, snippets
 
+pytestmark = pytest.mark.documents
 PAGE = "docs/gateway.md"
 GATEWAY_SOURCES = sorted((ROOT / "tools/deepseek_triton_tools/gateway").rglob("*.py"))
 GATEWAY = "http://localhost:9000/v1"

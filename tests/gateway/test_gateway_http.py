@@ -280,14 +280,6 @@ def test_every_prompt_of_a_client_that_leaves_is_stopped(triton, client):
     assert len(set(triton.stopped)) == 3
 
 
-def test_connections_are_used_again(triton, client):
-    ask(client)
-    before = triton.connections
-    for _ in range(20):
-        assert ask(client, stream=True).status_code == 200
-    assert triton.connections - before <= 1  # the fleet's own checks may have the one that is idle
-
-
 @pytest.mark.parametrize("path", BODIES)
 def test_a_silent_stream_has_comments(triton, path):
     """Before its first event and after, and an error that comes then is an event."""

@@ -166,6 +166,7 @@ def test_the_metrics_of_all_workers_are_summed_and_the_dead_ones_leave_nothing_i
     assert found["deepseek_triton_gateway_server_up", "http://node1:8000"] == 1
 
 
+@pytest.mark.documents
 def test_docs_metrics_md_describes_every_family_of_the_gateway():
     page = (Path(__file__).resolve().parents[2] / "docs/metrics.md").read_text("utf-8")
     rows = re.findall(r"^\| `(deepseek_triton_gateway_\w+)` \| (\w+) \| (.*?) \| (.*) \|$", page, re.MULTILINE)

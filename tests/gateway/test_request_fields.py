@@ -53,29 +53,29 @@ def refusals(read, table):
     ]
 
 
-VALUES = {
-    "max_tokens": (7.0, 7),
-    "temperature": (0.5, 0.5),
-    "top_p": (1, 1),
-    "top_k": (3, 3),
-    "min_p": (0.1, 0.1),
-    "n": (2, 2),
-    "stop": ("END", ["END"]),
-    "seed": (-5, -5),
-    "presence_penalty": (-1.5, -1.5),
-    "frequency_penalty": (2, 2),
-    "repetition_penalty": (1.1, 1.1),
-    "min_tokens": (1, 1),
-    "ignore_eos": (True, True),
-    "stop_token_ids": ([1, 2], [1, 2]),
-    "include_stop_str_in_output": (True, True),
-    "skip_special_tokens": (False, False),
-    "add_special_tokens": (False, False),
-    "bad_words": (["no", "never"], ["no", "never"]),
-    "logit_bias": ({"5": -100, "6": 0.5}, {"5": -100, "6": 0.5}),
-    "prompt_logprobs": (1, 1),
-    "truncate_prompt_tokens": (9, 9),
+AS_GIVEN = {
+    "temperature": 0.5,
+    "top_p": 1,
+    "top_k": 3,
+    "min_p": 0.1,
+    "n": 2,
+    "seed": -5,
+    "presence_penalty": -1.5,
+    "frequency_penalty": 2,
+    "repetition_penalty": 1.1,
+    "min_tokens": 1,
+    "ignore_eos": True,
+    "prompt_logprobs": 1,
+    "stop_token_ids": [1, 2],
+    "include_stop_str_in_output": True,
+    "skip_special_tokens": False,
+    "add_special_tokens": False,
+    "bad_words": ["no", "never"],
+    "logit_bias": {"5": -100, "6": 0.5},
+    "truncate_prompt_tokens": 9,
 }
+VALUES = {name: (value, value) for name, value in AS_GIVEN.items()}
+VALUES |= {"max_tokens": (7.0, 7), "stop": ("END", ["END"])}
 
 
 def test_a_sampling_field_arrives():

@@ -85,95 +85,85 @@ def dsml_block(calls, word="function_calls"):
     return f"\n\n<｜DSML｜{word}>\n{calls}\n</｜DSML｜{word}>"
 
 
+def said(text, *calls):
+    """An answer whose calls have ended, unless they say that they were cut."""
+    return Answer(text, tuple((name, arguments, bool(cut)) for name, arguments, *cut in calls))
+
+
 PARIS = '{"city": "Paris"}'
 
 ANSWERS = {
-    "plain": ("a < b\n\nand c", Answer("a < b\n\nand c", ())),
+    "plain": ("a < b\n\nand c", said("a < b\n\nand c")),
     "fenced": (
         f"Let me look.{CALLS}{fenced('get_weather', PARIS)}{CALLS_END}",
-        Answer("Let me look.", (("get_weather", PARIS, False),)),
+        said("Let me look.", ("get_weather", PARIS)),
     ),
-    "two fenced": (
-        f"{CALLS}{fenced('a', '{}')}\n{fenced('b', PARIS)}{CALLS_END}",
-        Answer("", (("a", "{}", False), ("b", PARIS, False))),
-    ),
-    "no fence": (
-        f"{CALLS}{CALL}function<｜tool▁sep｜>f\n{PARIS}{CALL_END}{CALLS_END}",
-        Answer("", (("f", PARIS, False),)),
-    ),
+    "two fenced": (f"{CALLS}{fenced('a', '{}')}\n{fenced('b', PARIS)}{CALLS_END}", said("", ("a", "{}"), ("b", PARIS))),
+    "no fence": (f"{CALLS}{CALL}function<｜tool▁sep｜>f\n{PARIS}{CALL_END}{CALLS_END}", said("", ("f", PARIS))),
     "fence without its word": (
         f"{CALLS}{CALL}function<｜tool▁sep｜>f\n```\n{PARIS}\n```{CALL_END}{CALLS_END}",
-        Answer("", (("f", PARIS, False),)),
+        said("", ("f", PARIS)),
     ),
     "newlines as tags are printed": (
         f"{CALLS}\n{CALL}function<｜tool▁sep｜>f\n```json\n{PARIS}\n```\n{CALL_END}\n{CALLS_END}\n",
-        Answer("", (("f", PARIS, False),)),
+        said("", ("f", PARIS)),
     ),
-    "raw": (
-        f"Yes.{CALLS}{raw('a', PARIS)}{raw('b', '{}')}{CALLS_END}",
-        Answer("Yes.", (("a", PARIS, False), ("b", "{}", False))),
-    ),
-    "raw, in a fence": (f"{CALLS}{raw('a', f'```json{PARIS}```')}{CALLS_END}", Answer("", (("a", PARIS, False),))),
+    "raw": (f"Yes.{CALLS}{raw('a', PARIS)}{raw('b', '{}')}{CALLS_END}", said("Yes.", ("a", PARIS), ("b", "{}"))),
+    "raw, in a fence": (f"{CALLS}{raw('a', f'```json{PARIS}```')}{CALLS_END}", said("", ("a", PARIS))),
     "a tool named function": (
         f"{CALLS}{raw('function', PARIS)}{raw('function', '')}{CALLS_END}",
-        Answer("", (("function", PARIS, False), ("function", "{}", False))),
+        said("", ("function", PARIS), ("function", "{}")),
     ),
-    "no outer tag": (raw("a", PARIS), Answer("", (("a", PARIS, False),))),
+    "no outer tag": (raw("a", PARIS), said("", ("a", PARIS))),
     "no arguments": (
         f"{CALLS}{raw('now', '')}{CALL}function<｜tool▁sep｜>now{CALL_END}{CALLS_END}",
-        Answer("", (("now", "{}", False), ("now", "{}", False))),
+        said("", ("now", "{}"), ("now", "{}")),
     ),
-    "text after": (
-        f"{CALLS}{raw('a', PARIS)}{CALLS_END}\nThat was it.\n",
-        Answer("\nThat was it.\n", (("a", PARIS, False),)),
-    ),
+    "text after": (f"{CALLS}{raw('a', PARIS)}{CALLS_END}\nThat was it.\n", said("\nThat was it.\n", ("a", PARIS))),
     "text between": (
         f"{CALLS}{raw('a', PARIS)} and {raw('b', PARIS)}{CALLS_END}",
-        Answer(" and ", (("a", PARIS, False), ("b", PARIS, False))),
+        said(" and ", ("a", PARIS), ("b", PARIS)),
     ),
     "two blocks": (
         f"{CALLS}{raw('a', PARIS)}{CALLS_END}{CALLS}{raw('b', PARIS)}{CALLS_END}",
-        Answer("", (("a", PARIS, False), ("b", PARIS, False))),
+        said("", ("a", PARIS), ("b", PARIS)),
     ),
     "tags inside a JSON string": (
         f"{CALLS}"
         + raw("a", json.dumps({"x": f"}}{CALL_END}{CALLS_END}", "y": '"\\'}, ensure_ascii=False))
         + CALLS_END,
-        Answer("", (("a", json.dumps({"x": f"}}{CALL_END}{CALLS_END}", "y": '"\\'}, ensure_ascii=False), False),)),
+        said("", ("a", json.dumps({"x": f"}}{CALL_END}{CALLS_END}", "y": '"\\'}, ensure_ascii=False))),
     ),
     "the last bracket is missing": (
         f"{CALLS}{raw('a', PARIS[:-1])}{raw('b', PARIS)}{CALLS_END}",
-        Answer("", (("a", PARIS[:-1], False), ("b", PARIS, False))),
+        said("", ("a", PARIS[:-1]), ("b", PARIS)),
     ),
-    "one bracket too many": (f"{CALLS}{raw('a', PARIS + '}')}{CALLS_END}", Answer("}", (("a", PARIS, False),))),
-    "the call's end tag is missing": (
-        f"{CALLS}{CALL}a<｜tool▁sep｜>{PARIS}{CALLS_END}",
-        Answer("", (("a", PARIS, False),)),
-    ),
-    "arguments that are no JSON": (f"{CALLS}{raw('a', 'x < y')}{CALLS_END}", Answer("", (("a", "x < y", False),))),
+    "one bracket too many": (f"{CALLS}{raw('a', PARIS + '}')}{CALLS_END}", said("}", ("a", PARIS))),
+    "the call's end tag is missing": (f"{CALLS}{CALL}a<｜tool▁sep｜>{PARIS}{CALLS_END}", said("", ("a", PARIS))),
+    "arguments that are no JSON": (f"{CALLS}{raw('a', 'x < y')}{CALLS_END}", said("", ("a", "x < y"))),
     "dsml": (
         f"I look.{dsml_block(dsml('get_weather', {'city': 'Paris', 'days': 3}))}",
-        Answer("I look.", (("get_weather", '{"city": "Paris", "days": 3}', False),)),
+        said("I look.", ("get_weather", '{"city": "Paris", "days": 3}')),
     ),
     "dsml, two calls": (
         dsml_block(dsml("a", {"x": 'say "hi"\n\\'}) + "\n" + dsml("b", {"y": {"z": [1, None, True]}})),
-        Answer("", (("a", '{"x": "say \\"hi\\"\\n\\\\"}', False), ("b", '{"y": {"z": [1, null, true]}}', False))),
+        said("", ("a", '{"x": "say \\"hi\\"\\n\\\\"}'), ("b", '{"y": {"z": [1, null, true]}}')),
     ),
-    "dsml without parameters": (dsml_block(dsml("now", {})), Answer("", (("now", "{}", False),))),
+    "dsml without parameters": (dsml_block(dsml("now", {})), said("", ("now", "{}"))),
     "dsml with the whole object": (
         dsml_block(f'<｜DSML｜invoke name="a">\n{PARIS}\n</｜DSML｜invoke>'),
-        Answer("", (("a", PARIS, False),)),
+        said("", ("a", PARIS)),
     ),
-    "dsml of V4": (dsml_block(dsml("a", {"x": "y"}), "tool_calls"), Answer("", (("a", '{"x": "y"}', False),))),
-    "dsml of V4.1": (dsml_block(dsml("a", {"x": "y"}, " "), " calls"), Answer("", (("a", '{"x": "y"}', False),))),
-    "dsml without the outer tag": (dsml("a", {"x": "y"}), Answer("", (("a", '{"x": "y"}', False),))),
+    "dsml of V4": (dsml_block(dsml("a", {"x": "y"}), "tool_calls"), said("", ("a", '{"x": "y"}'))),
+    "dsml of V4.1": (dsml_block(dsml("a", {"x": "y"}, " "), " calls"), said("", ("a", '{"x": "y"}'))),
+    "dsml without the outer tag": (dsml("a", {"x": "y"}), said("", ("a", '{"x": "y"}'))),
     "dsml, end tags inside a value": (
         dsml_block(dsml("a", {"x": "1</｜DSML｜invoke></｜DSML｜function_calls>2</｜DSML｜parameter>3"})),
-        Answer("", (("a", '{"x": "1</｜DSML｜invoke></｜DSML｜function_calls>2</｜DSML｜parameter>3"}', False),)),
+        said("", ("a", '{"x": "1</｜DSML｜invoke></｜DSML｜function_calls>2</｜DSML｜parameter>3"}')),
     ),
     "dsml, the call's end tag is missing": (
         dsml_block(dsml("a", {"x": "y"}).removesuffix("</｜DSML｜invoke>")),
-        Answer("", (("a", '{"x": "y"}', False),)),
+        said("", ("a", '{"x": "y"}')),
     ),
     "dsml, a string that is called JSON": (
         dsml_block(
@@ -181,38 +171,35 @@ ANSWERS = {
             '<｜DSML｜parameter name="y" string="false">NaN</｜DSML｜parameter>'
             '<｜DSML｜parameter name="z" string="false"></｜DSML｜parameter></｜DSML｜invoke>'
         ),
-        Answer("", (("a", '{"x": "Paris", "y": "NaN", "z": ""}', False),)),
+        said("", ("a", '{"x": "Paris", "y": "NaN", "z": ""}')),
     ),
     "dsml, a parameter that is none": (
         dsml_block('<｜DSML｜invoke name="a">one two <b>\n</｜DSML｜invoke>'),
-        Answer("one two <b>\n", (("a", "{}", False),)),
+        said("one two <b>\n", ("a", "{}")),
     ),
-    "cut in the name": (f"{CALLS}{CALL}get_wea", Answer(f"{CALLS}{CALL}get_wea", ())),
-    "cut after the fenced type": (
-        f"{CALLS}{CALL}function<｜tool▁sep｜>",
-        Answer(f"{CALLS}{CALL}function<｜tool▁sep｜>", ()),
-    ),
-    "cut before the arguments": (f"{CALLS}{CALL}a<｜tool▁sep｜>", Answer("", (("a", "", True),))),
-    "cut in the arguments": (f'{CALLS}{CALL}a<｜tool▁sep｜>{{"x": "y', Answer("", (("a", '{"x": "y', True),))),
-    "cut before the end tag": (f"{CALLS}{CALL}a<｜tool▁sep｜>{PARIS}\n", Answer("", (("a", PARIS, False),))),
+    "cut in the name": (f"{CALLS}{CALL}get_wea", said(f"{CALLS}{CALL}get_wea")),
+    "cut after the fenced type": (f"{CALLS}{CALL}function<｜tool▁sep｜>", said(f"{CALLS}{CALL}function<｜tool▁sep｜>")),
+    "cut before the arguments": (f"{CALLS}{CALL}a<｜tool▁sep｜>", said("", ("a", "", True))),
+    "cut in the arguments": (f'{CALLS}{CALL}a<｜tool▁sep｜>{{"x": "y', said("", ("a", '{"x": "y', True))),
+    "cut before the end tag": (f"{CALLS}{CALL}a<｜tool▁sep｜>{PARIS}\n", said("", ("a", PARIS))),
     "dsml, cut in a value": (
         '<｜DSML｜invoke name="a"><｜DSML｜parameter name="x" string="true">y</｜DSML｜par',
-        Answer("", (("a", '{"x": "y</｜DSML｜par', True),)),
+        said("", ("a", '{"x": "y</｜DSML｜par', True)),
     ),
     "dsml, cut in a number": (
         '<｜DSML｜invoke name="a"><｜DSML｜parameter name="x" string="false">12',
-        Answer("", (("a", '{"x": 12', True),)),
+        said("", ("a", '{"x": 12', True)),
     ),
     "dsml, cut between parameters": (
         '<｜DSML｜invoke name="a"><｜DSML｜parameter name="x" string="true">y</｜DSML｜parameter>\n',
-        Answer("", (("a", '{"x": "y"', True),)),
+        said("", ("a", '{"x": "y"', True)),
     ),
     "tags in text": (
         f"The tag {CALL} begins a call and {CALL_END} ends it; <｜DSML｜invoke name=x> is none\n\n\n<",
-        Answer(f"The tag {CALL} begins a call and {CALL_END} ends it; <｜DSML｜invoke name=x> is none\n\n\n<", ()),
+        said(f"The tag {CALL} begins a call and {CALL_END} ends it; <｜DSML｜invoke name=x> is none\n\n\n<"),
     ),
-    "the outer tag again and again": (CALLS * 5 + "MM", Answer(CALLS * 5 + "MM", ())),
-    "a name without end": (f"{CALL}{'x' * 300}", Answer(f"{CALL}{'x' * 300}", ())),
+    "the outer tag again and again": (CALLS * 5 + "MM", said(CALLS * 5 + "MM")),
+    "a name without end": (f"{CALL}{'x' * 300}", said(f"{CALL}{'x' * 300}")),
 }
 
 
