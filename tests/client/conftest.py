@@ -1,9 +1,5 @@
 """Fixtures: the scripted servers."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 
 from support.grpc_server import GrpcServer
@@ -11,14 +7,14 @@ from support.http_server import HttpServer
 
 
 @pytest.fixture
-def http_server() -> Iterator[HttpServer]:
+def http_server():
     server = HttpServer()
     yield server
     server.stop()
 
 
 @pytest.fixture
-def grpc_server() -> Iterator[GrpcServer]:
+def grpc_server():
     server = GrpcServer()
     yield server
     server.stop()

@@ -1,12 +1,9 @@
 """Batches of the blocking client: how their threads cope with trouble."""
 
-from __future__ import annotations
-
 import gc
 import os
 import queue
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -21,12 +18,12 @@ def client():
         yield client
 
 
-def threads(name: str) -> list[threading.Thread]:
+def threads(name):
     return [thread for thread in threading.enumerate() if thread.name == name]
 
 
 def test_leaving_does_not_wait_for_an_iterable_that_blocks(client):
-    prompts: queue.Queue[str | None] = queue.Queue()
+    prompts = queue.Queue()
     prompts.put("a")
 
     for completion in client.generate_many(iter(prompts.get, None)):
@@ -40,7 +37,7 @@ def test_leaving_does_not_wait_for_an_iterable_that_blocks(client):
 
 
 def test_an_iterable_that_fails_fails_the_batch(client):
-    def prompts() -> Iterator[str]:
+    def prompts():
         yield "a"
         raise LookupError("the table is gone")
 
@@ -62,7 +59,7 @@ def test_the_collector_may_end_a_batch_on_the_batches_own_thread(client):
     ring.append(ring)
     collected = threading.Event()
 
-    def collect() -> None:
+    def collect():
         gc.collect()
         collected.set()
 

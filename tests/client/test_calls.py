@@ -180,7 +180,7 @@ class World:
             server.pause = pause_thread if self.kind == "blocking" else pause_task
         world = self
 
-        class Runtime(BlockingRuntime if self.kind == "blocking" else AsyncioRuntime):  # type: ignore[misc]
+        class Runtime(BlockingRuntime if self.kind == "blocking" else AsyncioRuntime):
             async def sleep(self, seconds):
                 world.sleeps.append(seconds)
 
@@ -475,12 +475,7 @@ def test_a_server_that_was_away_is_asked_again_what_its_model_is(world):
 
 @pytest.mark.parametrize(
     ("limit", "script"),
-    [
-        ("first_token", ["wait"]),
-        ("total", ["wait"]),
-        ("total", [FIRST, "wait"]),
-        ("between_tokens", [FIRST, "wait"]),
-    ],
+    [("first_token", ["wait"]), ("total", ["wait"]), ("total", [FIRST, "wait"]), ("between_tokens", [FIRST, "wait"])],
 )
 def test_limits(world, limit, script):
     server = FakeServer(script)

@@ -2,14 +2,7 @@
 
 import pytest
 
-from deepseek_triton_client import (
-    AsyncClient,
-    Client,
-    DeadlineExceeded,
-    InvalidRequest,
-    SamplingParams,
-    Timeouts,
-)
+from deepseek_triton_client import AsyncClient, Client, DeadlineExceeded, InvalidRequest, SamplingParams, Timeouts
 from deepseek_triton_client._core import calls as calls_module
 from deepseek_triton_client._core.checked_request import chat_request, prompt_request
 
@@ -118,7 +111,7 @@ def test_the_blocking_client_takes_no_asynchronous_requests():
         yield "hi"
 
     with Client("http://127.0.0.1:1") as client, pytest.raises(InvalidRequest, match="requests: expected"):
-        client.generate_many(questions())  # type: ignore[call-overload]
+        client.generate_many(questions())
 
 
 def test_a_request_of_a_batch_wins_over_what_all_have(nowhere):

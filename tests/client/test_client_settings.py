@@ -1,7 +1,5 @@
 """The settings of a client are checked when it is made."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The gRPC transport, blocking and with asyncio, against scripted servers on real sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc
@@ -133,50 +131,24 @@ def test_what_is_sent(grpc_server, driver):
         ("sampling_param_max_tokens", "INT32", [1]),
         ("sampling_param_stop", "BYTES", [1, 2]),
     ]
-    assert list(sent.raw_input_contents) == [
-        b"\3\0\0\0h\xc3\xa9",
-        b"\1",
-        b"\7\0\0\0",
-        b"\1\0\0\0a\1\0\0\0b",
-    ]
+    assert list(sent.raw_input_contents) == [b"\3\0\0\0h\xc3\xa9", b"\1", b"\7\0\0\0", b"\1\0\0\0a\1\0\0\0b"]
 
 
 def test_responses(grpc_server, driver):
-    grpc_server.script(
-        grpc_server.responses(
-            grpc_server.response(text_output="你"),
-            grpc_server.response(text_output="好", finish_reason="stop", num_output_tokens=2),
-        )
-    )
-    assert driver.run(grpc_server.url, everything) == [
-        {"text_output": "你"},
-        {"text_output": "好", "finish_reason": "stop", "num_output_tokens": 2},
-    ]
+    """An empty final response is left out, and a stream that ended stays so."""
 
-
-def test_an_empty_final_response_is_left_out(grpc_server, driver):
-    grpc_server.script(grpc_server.responses(grpc_server.response(text_output="a"), grpc_server.response(final=True)))
-    assert driver.run(grpc_server.url, everything) == [{"text_output": "a"}]
-
-
-def test_nothing_is_sent_before_the_first_receive(grpc_server, driver):
-    async def body(transport):
-        await opened(transport).close()
-
-    driver.run(grpc_server.url, body)
-    assert grpc_server.metadata == []
-
-
-def test_a_stream_that_ended_stays_so(grpc_server, driver):
     async def body(transport):
         stream = opened(transport)
-        await rest(stream)
+        found = await rest(stream)
         assert await stream.receive() is None
         await stream.close()
         await stream.close()
+        return found
 
-    grpc_server.script(grpc_server.responses())
-    driver.run(grpc_server.url, body)
+    last = {"text_output": "好", "finish_reason": "stop", "num_output_tokens": 2}
+    responses = (grpc_server.response(text_output="你"), grpc_server.response(**last), grpc_server.response(final=True))
+    grpc_server.script(grpc_server.responses(*responses))
+    assert driver.run(grpc_server.url, body) == [{"text_output": "你"}, last]
 
 
 def test_a_request_that_ends_is_not_cancelled(grpc_server, driver):
@@ -233,18 +205,8 @@ def test_many_streams_at_once(grpc_server, driver):
 # --- errors the server sends ---
 
 
-@pytest.mark.parametrize(
-    ("message", "kind", "code", "unprocessed"),
-    [
-        ("[E_PROMPT_TOO_LONG] 9 > 8", InvalidRequest, "E_PROMPT_TOO_LONG", False),
-        ("[E_OVERLOADED] full", Overloaded, "E_OVERLOADED", True),
-        ("[E_UNAVAILABLE] stopping", ServerUnavailable, "E_UNAVAILABLE", True),
-        ("Request for unknown model: 'x' is not found", ModelNotFound, None, False),
-        ("what", ServerError, None, False),
-    ],
-)
 @pytest.mark.parametrize("num_before", [0, 1])
-def test_an_error_in_the_stream_is_its_end(grpc_server, driver, message, kind, code, unprocessed, num_before):
+def test_an_error_in_the_stream_is_its_end(grpc_server, driver, num_before):
     async def body(transport):
         stream = opened(transport)
         for _ in range(num_before):
@@ -256,39 +218,36 @@ def test_an_error_in_the_stream_is_its_end(grpc_server, driver, message, kind, c
         return caught.value
 
     answers = [grpc_server.response(text_output="a")] * num_before
-    grpc_server.script(grpc_server.responses(*answers, grpc_server.error(message)))
-    error = driver.run(grpc_server.url, body)
-    assert (type(error), error.code, str(error)) == (kind, code, message)
-    assert error.unprocessed is (unprocessed and not num_before)
+    for message, kind, code, unprocessed in (
+        ("[E_PROMPT_TOO_LONG] 9 > 8", InvalidRequest, "E_PROMPT_TOO_LONG", False),
+        ("[E_OVERLOADED] full", Overloaded, "E_OVERLOADED", True),
+        ("[E_UNAVAILABLE] stopping", ServerUnavailable, "E_UNAVAILABLE", True),
+        ("Request for unknown model: 'x' is not found", ModelNotFound, None, False),
+        ("what", ServerError, None, False),
+    ):
+        grpc_server.script(grpc_server.responses(*answers, grpc_server.error(message)))
+        error = driver.run(grpc_server.url, body)
+        assert (type(error), error.code, str(error)) == (kind, code, message)
+        assert error.unprocessed is (unprocessed and not num_before)
 
 
-def test_every_status_is_mapped():
-    assert set(BY_STATUS_CODE) == set(grpc.StatusCode)
-
-
-@pytest.mark.parametrize("status", [each for each in grpc.StatusCode if each is not grpc.StatusCode.OK])
-def test_a_status_becomes_an_error_of_this_package(grpc_server, driver, status):
-    grpc_server.script(lambda request, context: context.abort(status, "what"))
-    error = failing(driver, grpc_server.url)
-    assert type(error) is BY_STATUS_CODE[status]
-    assert type(error).__module__ == exceptions.__name__
-    assert str(error) == "what"
-    assert error.unprocessed is (status is grpc.StatusCode.RESOURCE_EXHAUSTED)
-
-
-@pytest.mark.parametrize(
-    ("status", "details", "kind", "text", "unprocessed"),
-    [
-        (grpc.StatusCode.UNAVAILABLE, "[E_OVERLOADED] full", Overloaded, "[E_OVERLOADED] full", True),
-        (grpc.StatusCode.INTERNAL, "", ServerError, "INTERNAL", False),
-        (grpc.StatusCode.UNAUTHENTICATED, "no token", AccessDenied, "no token", False),
-        (grpc.StatusCode.PERMISSION_DENIED, "not you", AccessDenied, "not you", False),
-    ],
-)
-def test_statuses_with_more_to_say(grpc_server, driver, status, details, kind, text, unprocessed):
-    grpc_server.script(lambda request, context: context.abort(status, details))
-    error = failing(driver, grpc_server.url)
-    assert (type(error), str(error), error.unprocessed) == (kind, text, unprocessed)
+def test_a_status_becomes_an_error_of_this_package(grpc_server, driver, subtests):
+    code = grpc.StatusCode
+    said = {status: (status, "what", BY_STATUS_CODE[status], "what") for status in code if status is not code.OK}
+    more = [
+        (code.UNAVAILABLE, "[E_OVERLOADED] full", Overloaded, "[E_OVERLOADED] full"),
+        (code.INTERNAL, "", ServerError, "INTERNAL"),
+        (code.UNAUTHENTICATED, "no token", AccessDenied, "no token"),
+        (code.PERMISSION_DENIED, "not you", AccessDenied, "not you"),
+    ]
+    assert set(BY_STATUS_CODE) == set(code)
+    for status, details, kind, text in [*said.values(), *more]:
+        grpc_server.script(lambda _, context, status=status, details=details: context.abort(status, details))
+        error = failing(driver, grpc_server.url)
+        with subtests.test(f"{status.name} {details}"):
+            assert (type(error), str(error)) == (kind, text)
+            assert type(error).__module__ == exceptions.__name__
+            assert error.unprocessed is (status is code.RESOURCE_EXHAUSTED or details.startswith("[E_OVERLOADED]"))
 
 
 def test_a_refusal_after_the_first_response_is_not_unprocessed(grpc_server, driver):
@@ -354,26 +313,21 @@ def test_a_request_over_the_servers_limit(grpc_server, driver):
 # --- the end of connections ---
 
 
-def test_a_connection_lost_in_the_middle(grpc_server, proxy, driver):
-    async def body(transport):
-        stream = opened(transport)
-        await stream.receive()
-        proxy.cut()
-        await rest(stream)
-
-    grpc_server.script(grpc_server.silence(grpc_server.response(text_output="a")))
-    error = failing(driver, f"grpc://127.0.0.1:{proxy.port}", body)
-    assert (type(error), error.unprocessed) == (ServerUnavailable, False)
-
-
-def test_a_connection_lost_before_the_first_response(grpc_server, proxy, driver):
+@pytest.mark.parametrize("num_before", [0, 1])
+def test_a_connection_lost_before_the_first_response_or_in_the_middle(grpc_server, proxy, driver, num_before):
     """The server had the request, and may have processed it."""
 
     async def body(transport):
+        stream = opened(transport)
+        for _ in range(num_before):
+            await stream.receive()
         driver.after(grpc_server.asked, proxy.cut)
-        await everything(transport)
+        try:
+            await rest(stream)
+        finally:
+            await stream.close()
 
-    grpc_server.script(grpc_server.silence())
+    grpc_server.script(grpc_server.silence(*[grpc_server.response(text_output="a")] * num_before))
     error = failing(driver, f"grpc://127.0.0.1:{proxy.port}", body)
     assert (type(error), error.unprocessed) == (ServerUnavailable, False)
 
@@ -398,12 +352,15 @@ def refused_port():
         return listener.getsockname()[1]
 
 
-@pytest.mark.parametrize("connect_s", [10.0, None])
-@pytest.mark.parametrize("address", ["refused", "no.such.host.invalid:8001"])
-def test_nobody_there(driver, address, connect_s):
-    url = f"grpc://127.0.0.1:{refused_port()}" if address == "refused" else f"grpc://{address}"
-    error = failing(driver, url, lambda transport: everything(transport, connect_s))
-    assert (type(error), error.unprocessed) == (ServerUnavailable, True)
+def test_nobody_there(driver):
+    for address in (f"127.0.0.1:{refused_port()}", "no.such.host.invalid:8001"):
+        for connect_s in (10.0, None):
+            error = failing(driver, f"grpc://{address}", lambda transport: everything(transport, connect_s))  # noqa: B023
+            assert (type(error), error.unprocessed) == (ServerUnavailable, True)
+    for method in ("server_ready", "model_ready", "metadata"):
+        url = f"grpc://127.0.0.1:{refused_port()}"
+        error = failing(driver, url, lambda transport: getattr(transport, method)(10.0))  # noqa: B023
+        assert (type(error), error.unprocessed) == (ServerUnavailable, True)
 
 
 @pytest.fixture
@@ -500,49 +457,41 @@ def reset_stream(connection):
     connection.recv(1 << 16)
 
 
-@pytest.mark.parametrize(
-    ("behave", "kind", "unprocessed"),
-    [
+def test_only_a_request_that_surely_was_not_worked_on_is_unprocessed(driver):
+    for behave, kind, unprocessed in (
         (status_503, ServerUnavailable, True),
         (goaway, ServerUnavailable, False),
         (closed, ServerUnavailable, False),
         (reset_stream, Overloaded, False),
-    ],
-)
-def test_only_a_request_that_surely_was_not_worked_on_is_unprocessed(driver, behave, kind, unprocessed):
-    with RawServer(behave) as server:
-        error = failing(driver, f"grpc://127.0.0.1:{server.port}", lambda transport: everything(transport, None))
-    assert (type(error), error.unprocessed) == (kind, unprocessed)
+    ):
+        with RawServer(behave) as server:
+            error = failing(driver, f"grpc://127.0.0.1:{server.port}", lambda transport: everything(transport, None))
+        assert (type(error), error.unprocessed) == (kind, unprocessed)
 
 
 # --- cancelling ---
 
 
-def test_an_interrupt_before_the_first_response(grpc_server, driver):
+@pytest.mark.parametrize("num_before", [0, 1])
+def test_an_interrupt_before_the_first_response_or_in_the_middle(grpc_server, driver, num_before):
     async def body(transport):
         stream = opened(transport)
+        for _ in range(num_before):
+            await stream.receive()
         driver.after(grpc_server.asked, stream.interrupt)
         await stream.receive()
 
-    grpc_server.script(grpc_server.silence())
-    assert type(failing(driver, grpc_server.url, body)) is Cancelled
-    assert grpc_server.gone.wait(WAIT_S)
-
-
-def test_an_interrupt_in_the_middle(grpc_server, driver):
-    async def body(transport):
-        stream = opened(transport)
-        await stream.receive()
-        driver.after(grpc_server.asked, stream.interrupt)
-        await stream.receive()
-
-    grpc_server.script(grpc_server.silence(grpc_server.response(text_output="a")))
+    grpc_server.script(grpc_server.silence(*[grpc_server.response(text_output="a")] * num_before))
     assert type(failing(driver, grpc_server.url, body)) is Cancelled
     assert grpc_server.gone.wait(WAIT_S)
 
 
 def test_an_interrupt_before_anything_was_sent(grpc_server, driver):
+    """Nothing is sent before the first receive."""
+
     async def body(transport):
+        await opened(transport).close()
+        assert grpc_server.metadata == []
         stream = opened(transport)
         stream.interrupt()
         await stream.receive()
@@ -730,14 +679,14 @@ def test_headers_and_token_go_with_every_call(grpc_server, driver):
     ]
 
 
-@pytest.mark.parametrize("name", ["trace-bin", "Trace-Bin", "a~b", "é"])
-def test_headers_that_gRPC_can_not_send(driver, name):
+def test_headers_that_gRPC_can_not_send(driver):
     async def body(transport):
         raise AssertionError
 
-    error = failing(driver, "grpc://127.0.0.1:1", body, headers={name: "x"})
-    assert type(error) is InvalidRequest
-    assert name in str(error)
+    for name in ("trace-bin", "Trace-Bin", "a~b", "é"):
+        error = failing(driver, "grpc://127.0.0.1:1", body, headers={name: "x"})
+        assert type(error) is InvalidRequest
+        assert name in str(error)
 
 
 @pytest.fixture(scope="module")
@@ -773,40 +722,27 @@ def secure(authority):
 
 
 def test_tls(secure, authority, driver):
-    tls = Tls(ca=authority[1] / "ca.pem")
-    assert driver.run(secure().url, everything, tls=tls) == [{"text_output": "a"}]
+    """A server that nobody vouches for, or that wants a certificate, gets no request without one."""
+    folder, ca = authority[1], Tls(ca=authority[1] / "ca.pem")
+    assert driver.run(secure().url, everything, tls=ca) == [{"text_output": "a"}]
+    for certificate, key in (("client.crt", folder / "client.key"), ("client.pem", None)):
+        tls = Tls(ca=folder / "ca.pem", certificate=folder / certificate, key=key)
+        assert driver.run(secure(mutual=True).url, everything, tls=tls) == [{"text_output": "a"}]
+    for url, settings in ((secure().url, {}), (secure(mutual=True).url, {"tls": ca})):
+        error = failing(driver, url, **settings)
+        assert (type(error), error.unprocessed) == (ServerUnavailable, True)
 
 
-@pytest.mark.parametrize("files", [("client.crt", "client.key"), ("client.pem", None)])
-def test_a_certificate_of_the_client(secure, authority, driver, files):
-    folder = authority[1]
-    certificate, key = folder / files[0], None if files[1] is None else folder / files[1]
-    tls = Tls(ca=folder / "ca.pem", certificate=certificate, key=key)
-    assert driver.run(secure(mutual=True).url, everything, tls=tls) == [{"text_output": "a"}]
-
-
-def test_a_server_that_nobody_vouches_for(secure, driver):
-    error = failing(driver, secure().url)
-    assert (type(error), error.unprocessed) == (ServerUnavailable, True)
-
-
-def test_a_missing_certificate_of_the_client(secure, authority, driver):
-    error = failing(driver, secure(mutual=True).url, tls=Tls(ca=authority[1] / "ca.pem"))
-    assert (type(error), error.unprocessed) == (ServerUnavailable, True)
-
-
-@pytest.mark.parametrize(
-    "names",
-    [{"ca": "garbage.pem"}, {"certificate": "garbage.pem"}, {"certificate": "client.crt", "key": "garbage.pem"}],
-)
-def test_files_that_are_no_certificates(authority, driver, names):
+def test_files_that_are_no_certificates(authority, driver):
     async def body(transport):
         raise AssertionError
 
-    tls = Tls(**{field: authority[1] / name for field, name in names.items()})
-    error = failing(driver, "grpcs://localhost:1", body, tls=tls)
-    assert type(error) is InvalidRequest
-    assert "garbage.pem" in str(error)
+    wrong = [{"ca": "garbage.pem"}, {"certificate": "garbage.pem"}]
+    for names in [*wrong, {"certificate": "client.crt", "key": "garbage.pem"}]:
+        tls = Tls(**{field: authority[1] / name for field, name in names.items()})
+        error = failing(driver, "grpcs://localhost:1", body, tls=tls)
+        assert type(error) is InvalidRequest
+        assert "garbage.pem" in str(error)
 
 
 # --- what is asked besides ---
@@ -829,19 +765,9 @@ def test_metadata(grpc_server, driver):
     assert (metadata.name, metadata.versions, metadata.platform) == ("m", ("1",), "python")
     assert (metadata.inputs, metadata.outputs) == ((TensorMetadata("text_input", "BYTES", (-1,)),), ())
 
-
-def test_metadata_of_an_unknown_model(grpc_server, driver):
-    grpc_server.answers["ModelMetadata"] = lambda request, context: context.abort(
-        grpc.StatusCode.NOT_FOUND, "Request for unknown model"
-    )
+    unknown = (grpc.StatusCode.NOT_FOUND, "Request for unknown model")
+    grpc_server.answers["ModelMetadata"] = lambda request, context: context.abort(*unknown)
     assert type(failing(driver, grpc_server.url, lambda transport: transport.metadata(10.0))) is ModelNotFound
-
-
-@pytest.mark.parametrize("method", ["server_ready", "model_ready", "metadata"])
-def test_asking_a_server_that_is_not_there(driver, method):
-    url = f"grpc://127.0.0.1:{refused_port()}"
-    error = failing(driver, url, lambda transport: getattr(transport, method)(10.0))
-    assert (type(error), error.unprocessed) == (ServerUnavailable, True)
 
 
 def test_asking_a_server_that_does_not_answer(grpc_server, driver):

@@ -1,7 +1,5 @@
 """The HTTP transport, blocking and in asyncio, against a scripted server on a real socket."""
 
-from __future__ import annotations
-
 import asyncio
 import builtins
 import gc
@@ -74,6 +72,12 @@ async def ask(transport):
     return await read_all(opened(transport))
 
 
+def fails(driver, transport, kind, match=None):
+    with pytest.raises(kind, match=match) as caught:
+        driver.run(ask(transport))
+    return caught.value
+
+
 def event(payload):
     return b"data: " + json.dumps(payload, ensure_ascii=False).encode() + b"\n\n"
 
@@ -97,12 +101,6 @@ def test_a_stream_of_responses(http_server, driver, transport):
     }
 
 
-def test_nothing_is_sent_before_the_first_receive(http_server, driver, transport):
-    stream = opened(transport)
-    driver.run(stream.close())
-    assert http_server.num_connections == 0
-
-
 def test_odd_names_a_version_and_a_prefix_are_in_the_path(http_server, driver):
     http_server.script(http_server.events(LAST))
     transport = driver.transport(http_server.url + "/through a/proxy/", model_name="a/b c", model_version="2")
@@ -122,23 +120,17 @@ def test_the_users_headers_and_a_token_that_changes(http_server, driver):
         assert (sent["x-tenant"], sent["host"], sent["user-agent"]) == ("blue", "models.example", "mine")
 
 
-@pytest.mark.parametrize("name", ["Content-Length", "transfer-encoding", "Accept-Encoding"])
-def test_headers_that_are_not_the_users_to_set(driver, name):
-    with pytest.raises(InvalidRequest, match=name):
-        driver.transport("http://127.0.0.1:1", headers={name: "1"})
-
-
-@pytest.mark.parametrize("host", ["ü." + "x" * 70, "x" * 70, "a..b"])
-def test_a_host_that_is_none(driver, host):
-    with pytest.raises(InvalidRequest, match=f"url: expected the name of a host, got '{host}'"):
-        driver.transport(f"http://{host}")
-
-
-@pytest.mark.parametrize("url", ["http://[::1]:8000", "http://BÜCHER.example"])
-def test_hosts_as_they_are_named_to_the_server(driver, url):
-    names = {"http://[::1]:8000": b"[::1]:8000", "http://BÜCHER.example": b"xn--bcher-kva.example:8000"}
-    transport = driver.transport(url)
-    assert dict(transport.headers(transport._server))[b"host"] == names[url]
+def test_what_can_not_be_sent_is_refused_beforehand(driver):
+    for name in ("Content-Length", "transfer-encoding", "Accept-Encoding"):
+        with pytest.raises(InvalidRequest, match=name):
+            driver.transport("http://127.0.0.1:1", headers={name: "1"})
+    for host in ("ü." + "x" * 70, "x" * 70, "a..b"):
+        with pytest.raises(InvalidRequest, match=f"url: expected the name of a host, got '{host}'"):
+            driver.transport(f"http://{host}")
+    named = {"http://[::1]:8000": b"[::1]:8000", "http://BÜCHER.example": b"xn--bcher-kva.example:8000"}
+    for url, name in named.items():
+        transport = driver.transport(url)
+        assert dict(transport.headers(transport._server))[b"host"] == name
 
 
 @pytest.mark.parametrize("kind", DRIVERS)
@@ -190,80 +182,66 @@ def test_many_events_in_one_piece_come_one_by_one(http_server, driver, transport
 # Errors in the answer.
 
 
-@pytest.mark.parametrize(
-    ("status", "message", "kind", "code", "unprocessed"),
-    [
-        pytest.param(400, "[E_INVALID_ARGUMENT] top_p", InvalidRequest, "E_INVALID_ARGUMENT", False, id="ours"),
-        pytest.param(400, "[E_OVERLOADED] full", Overloaded, "E_OVERLOADED", True, id="the-code-wins"),
-        pytest.param(503, "[E_CANCELLED] by stop", Cancelled, "E_CANCELLED", False, id="over-503-too"),
-        pytest.param(400, "parameter 'a' has invalid type", InvalidRequest, None, False, id="tritons-own"),
-        pytest.param(400, "Request for unknown model: 'x'", ModelNotFound, None, False, id="unknown-model"),
-        pytest.param(503, "[E_UNAVAILABLE] draining", ServerUnavailable, "E_UNAVAILABLE", True, id="draining"),
-        pytest.param(401, "who?", AccessDenied, None, False, id="401"),
-        pytest.param(403, "no", AccessDenied, None, False, id="403"),
-        pytest.param(404, "what", ModelNotFound, None, False, id="404"),
-        pytest.param(408, "slow", ServerUnavailable, None, False, id="408"),
-        pytest.param(413, "large", InvalidRequest, None, False, id="413"),
-        pytest.param(429, "many", Overloaded, None, True, id="429"),
-        pytest.param(499, "left", Cancelled, None, False, id="499"),
-        pytest.param(500, "what", ServerError, None, False, id="500"),
-        pytest.param(502, "gone", ServerUnavailable, None, False, id="502"),
-        pytest.param(503, "full", ServerUnavailable, None, True, id="503"),
-        pytest.param(504, "late", ServerUnavailable, None, False, id="504"),
-        pytest.param(204, "", ProtocolError, None, False, id="204"),
-    ],
-)
+STATUSES = [
+    (400, "[E_INVALID_ARGUMENT] top_p", InvalidRequest, "E_INVALID_ARGUMENT", False),
+    (400, "[E_OVERLOADED] full", Overloaded, "E_OVERLOADED", True),
+    (503, "[E_CANCELLED] by stop", Cancelled, "E_CANCELLED", False),
+    (400, "parameter 'a' has invalid type", InvalidRequest, None, False),
+    (400, "Request for unknown model: 'x'", ModelNotFound, None, False),
+    (503, "[E_UNAVAILABLE] draining", ServerUnavailable, "E_UNAVAILABLE", True),
+    (401, "who?", AccessDenied, None, False),
+    (403, "no", AccessDenied, None, False),
+    (404, "what", ModelNotFound, None, False),
+    (408, "slow", ServerUnavailable, None, False),
+    (413, "large", InvalidRequest, None, False),
+    (429, "many", Overloaded, None, True),
+    (499, "left", Cancelled, None, False),
+    (500, "what", ServerError, None, False),
+    (502, "gone", ServerUnavailable, None, False),
+    (503, "full", ServerUnavailable, None, True),
+    (504, "late", ServerUnavailable, None, False),
+]
+
+
 @pytest.mark.parametrize("as_event", [False, True])
-def test_error_statuses(http_server, driver, transport, status, message, kind, code, unprocessed, as_event):
+def test_error_statuses(http_server, driver, transport, as_event, subtests):
     """Triton sends a model's early errors as one event, its own as plain JSON."""
-    payload = {"error": message}
-    if status == 204:
-        http_server.script(http_server.raw(b"HTTP/1.1 204 No Content\r\n\r\n"))
-    elif as_event:
-        http_server.script(http_server.events(payload, status=status))
-    else:
-        http_server.script(http_server.body(status, json.dumps(payload).encode()))
-    with pytest.raises(DeepseekTritonError) as caught:
-        driver.run(ask(transport))
-    assert (type(caught.value), caught.value.code) == (kind, code)
-    assert caught.value.unprocessed is unprocessed
-    assert status == 204 or str(caught.value) == message
+    for status, message, kind, code, unprocessed in STATUSES:
+        payload = {"error": message}
+        plain = http_server.body(status, json.dumps(payload).encode())
+        http_server.script(http_server.events(payload, status=status) if as_event else plain)
+        error = fails(driver, transport, DeepseekTritonError)
+        with subtests.test(f"{status} {message}"):
+            assert (type(error), error.code, error.unprocessed) == (kind, code, unprocessed)
+            assert str(error) == message
+    http_server.script(http_server.raw(b"HTTP/1.1 204 No Content\r\n\r\n"))
+    fails(driver, transport, ProtocolError)
 
 
 def test_an_error_page_of_something_in_between(http_server, driver, transport):
-    page = b"<html>Bad Gateway " + b"x" * 10**6
-    http_server.script(http_server.body(502, page, "text/html"))
-    with pytest.raises(ServerUnavailable, match=r"^HTTP 502: '<html>Bad Gateway x+'$") as caught:
-        driver.run(ask(transport))
-    assert len(str(caught.value)) < 300
+    """One that breaks off is still the status, and one without an end is not read for ever."""
 
-
-def test_an_error_page_without_an_end_is_not_read_for_ever(http_server, driver, transport):
     def endless(handler):
         handler.start_chunked(502, "text/html")
         handler.send_chunk(b"x" * 2**17)
         http_server.silence(handler)
 
+    http_server.script(http_server.body(502, b"<html>Bad Gateway " + b"x" * 10**6, "text/html"))
+    error = fails(driver, transport, ServerUnavailable, r"^HTTP 502: '<html>Bad Gateway x+'$")
+    assert len(str(error)) < 300
+    http_server.script(http_server.raw(b"HTTP/1.1 503 Busy\r\nContent-Length: 100\r\n\r\nsorry"))
+    assert fails(driver, transport, ServerUnavailable, "503: 'sorry'").unprocessed
     http_server.script(endless)
-    with pytest.raises(ServerUnavailable, match="HTTP 502: 'xxx"):
-        driver.run(ask(transport))
+    fails(driver, transport, ServerUnavailable, "HTTP 502: 'xxx")
     assert http_server.gone.wait(30)
 
 
-def test_an_error_page_that_breaks_off_is_still_the_status(http_server, driver, transport):
-    http_server.script(http_server.raw(b"HTTP/1.1 503 Busy\r\nContent-Length: 100\r\n\r\nsorry"))
-    with pytest.raises(ServerUnavailable, match="503: 'sorry'") as caught:
-        driver.run(ask(transport))
-    assert caught.value.unprocessed
-
-
-@pytest.mark.parametrize("location", [f"https://login.example/?token={SECRET}", "/elsewhere", "http://[broken"])
-def test_redirects_are_not_followed_and_show_the_host_at_most(http_server, driver, transport, location):
-    http_server.script(http_server.body(302, b"", Location=location))
-    with pytest.raises(ProtocolError, match="HTTP 302: a redirect") as caught:
-        driver.run(ask(transport))
-    assert ("to login.example," in str(caught.value)) is ("login" in location)
-    assert SECRET not in str(caught.value)
+def test_redirects_are_not_followed_and_show_the_host_at_most(http_server, driver, transport):
+    for location in (f"https://login.example/?token={SECRET}", "/elsewhere", "http://[broken"):
+        http_server.script(http_server.body(302, b"", Location=location))
+        error = fails(driver, transport, ProtocolError, "HTTP 302: a redirect")
+        assert ("to login.example," in str(error)) is ("login" in location)
+        assert SECRET not in str(error)
 
 
 def test_an_error_event_inside_a_200_comes_after_the_responses_before_it(http_server, driver, transport):
@@ -275,45 +253,37 @@ def test_an_error_event_inside_a_200_comes_after_the_responses_before_it(http_se
     driver.run(stream.close())
 
 
-@pytest.mark.parametrize("rest", [b"data: {", event(LAST)[:-1]])
-def test_half_an_event_at_the_end_of_the_body(http_server, driver, transport, rest):
-    http_server.script(http_server.pieces(event(FIRST), rest))
-    stream = opened(transport)
-    assert driver.run(stream.receive()) == FIRST
-    with pytest.raises(ProtocolError, match="in the middle of an event"):
-        driver.run(stream.receive())
-    driver.run(stream.close())
+def test_half_an_event_at_the_end_of_the_body(http_server, driver, transport):
+    for rest in (b"data: {", event(LAST)[:-1]):
+        http_server.script(http_server.pieces(event(FIRST), rest))
+        stream = opened(transport)
+        assert driver.run(stream.receive()) == FIRST
+        with pytest.raises(ProtocolError, match="in the middle of an event"):
+            driver.run(stream.receive())
+        driver.run(stream.close())
 
 
-@pytest.mark.parametrize("content_type", ["text/html", "application/json", ""])
-def test_what_is_not_a_stream_of_events(http_server, driver, transport, content_type):
-    http_server.script(http_server.body(200, b"{}", content_type))
-    with pytest.raises(ProtocolError, match=f"got '{content_type}'"):
-        driver.run(ask(transport))
-
-
-def test_events_that_are_not_json(http_server, driver, transport):
+def test_what_is_not_a_stream_of_events(http_server, driver, transport):
+    for content_type in ("text/html", "application/json", ""):
+        http_server.script(http_server.body(200, b"{}", content_type))
+        fails(driver, transport, ProtocolError, f"got '{content_type}'")
     http_server.script(http_server.pieces(b"data: hello\n\n"))
-    with pytest.raises(ProtocolError, match="hello"):
-        driver.run(ask(transport))
+    fails(driver, transport, ProtocolError, "hello")
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        pytest.param(b"\0\0\x12\x04 is what a gRPC port says\r\n\r\n", id="grpc"),
-        pytest.param(b"SSH-2.0-OpenSSH_9.6\r\n\r\n", id="ssh"),
-        pytest.param(b"HTTP/1.1 200 OK\r\n" + b"x-page: " + b"y" * 200_000 + b"\r\n\r\n", id="large-headers"),
-        pytest.param(
-            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-            id="no-chunk",
-        ),
-    ],
-)
-def test_what_is_not_http(http_server, driver, transport, answer):
-    http_server.script(http_server.raw(answer))
-    with pytest.raises(ProtocolError, match="POST http://127"):
-        driver.run(ask(transport))
+NOT_HTTP = [
+    b"\0\0\x12\x04 is what a gRPC port says\r\n\r\n",
+    b"SSH-2.0-OpenSSH_9.6\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\n" + b"x-page: " + b"y" * 200_000 + b"\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+]
+
+
+def test_what_is_not_http(http_server, driver, transport):
+    for number, answer in enumerate(NOT_HTTP, 1):
+        http_server.script(http_server.raw(answer))
+        fails(driver, transport, ProtocolError, "POST http://127")
+        http_server.await_closed(number)
 
 
 def test_an_event_that_is_too_large(http_server, driver):
@@ -352,17 +322,12 @@ def test_a_head_after_many_others_is_the_answer_and_after_one_more_is_not(http_s
 
 
 def test_nobody_listens(http_server, driver, transport):
+    """Or the name is not known."""
     http_server.stop()
-    with pytest.raises(ServerUnavailable, match=f"^{http_server.url}: can't connect: .*refused|Connect call") as caught:
-        driver.run(ask(transport))
-    assert caught.value.unprocessed
-
-
-def test_a_name_that_is_not_known(driver):
-    transport = driver.transport("http://no-such-host.invalid")
-    with pytest.raises(ServerUnavailable, match=r"no-such-host\.invalid:8000: can't connect") as caught:
-        driver.run(ask(transport))
-    assert caught.value.unprocessed
+    assert fails(driver, transport, ServerUnavailable, f"^{http_server.url}: can't connect: .*refused|call").unprocessed
+    nowhere = driver.transport("http://no-such-host.invalid")
+    error = fails(driver, nowhere, ServerUnavailable, r"no-such-host\.invalid:8000: can't connect")
+    assert error.unprocessed
 
 
 @pytest.fixture
@@ -399,11 +364,13 @@ def test_interrupted_while_connecting(driver, full_queue):
 
 
 def test_interrupted_before_it_begins(http_server, driver, transport):
+    """Nothing is sent before the first receive."""
+    driver.run(opened(transport).close())
     stream = opened(transport)
     stream.interrupt()
     with pytest.raises(Cancelled):
         driver.run(read_all(stream))
-    assert http_server.requests == []
+    assert http_server.num_connections == 0
 
 
 def test_interrupted_while_the_headers_are_awaited(http_server, driver, transport):
@@ -485,12 +452,11 @@ def test_a_reset_in_the_middle(http_server, driver, transport):
     driver.run(stream.close())
 
 
-@pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200 OK\r\nContent-"])
-def test_a_server_that_hangs_up_without_an_answer(http_server, driver, transport, sent):
-    http_server.script(http_server.raw(sent))
-    with pytest.raises(ServerUnavailable, match="closed it before the end") as caught:
-        driver.run(ask(transport))
-    assert not caught.value.unprocessed
+def test_a_server_that_hangs_up_without_an_answer(http_server, driver, transport):
+    for number, sent in enumerate((b"", b"HTTP/1.1 200 OK\r\nContent-"), 1):
+        http_server.script(http_server.raw(sent))
+        assert not fails(driver, transport, ServerUnavailable, "closed it before the end").unprocessed
+        http_server.await_closed(number)
 
 
 def test_a_body_that_is_cut_off(http_server, driver, transport):
@@ -588,34 +554,31 @@ def test_ready(http_server, driver, transport, method, path):
     assert http_server.requests[0][:2] == ("GET", path.replace("MODEL", "/v2/models/tensorrt_llm"))
 
 
-@pytest.mark.parametrize("status", [401, 302])
-def test_ready_does_not_hide_what_waiting_will_not_mend(http_server, driver, transport, status):
-    http_server.script(http_server.body(status, b""))
-    with pytest.raises((AccessDenied, ProtocolError)):
-        driver.run(transport.server_ready(10))
+def test_ready_does_not_hide_what_waiting_will_not_mend(http_server, driver, transport):
+    for status, kind in ((401, AccessDenied), (302, ProtocolError)):
+        http_server.script(http_server.body(status, b""))
+        with pytest.raises(kind):
+            driver.run(transport.server_ready(10))
 
 
 PAGE = b"<!DOCTYPE html><title>Welcome</title>"
 
 
 @pytest.mark.parametrize("method", ["server_ready", "metadata"])
-@pytest.mark.parametrize(
-    ("status", "body", "kind"),
-    [
-        pytest.param(200, PAGE, ProtocolError, id="a page for every path"),
-        pytest.param(404, PAGE, ProtocolError, id="a web server"),
-        pytest.param(404, b"", ProtocolError, id="a web server without pages"),
-        pytest.param(404, b'{"detail":"Not Found"}', ProtocolError, id="an OpenAI server"),
-        pytest.param(501, PAGE, ProtocolError, id="501"),
-        pytest.param(502, PAGE, ServerUnavailable, id="a proxy with nobody behind it"),
-        pytest.param(503, b"no healthy upstream", ServerUnavailable, id="another proxy"),
-    ],
-)
-def test_another_web_server_is_not_taken_for_triton(http_server, driver, transport, method, status, body, kind):
-    http_server.script(http_server.body(status, body))
-    with pytest.raises(kind, match=f"HTTP {status}") as caught:
-        driver.run(getattr(transport, method)(10))
-    assert ("this is not Triton's HTTP port (8000 by default)" in str(caught.value)) is (kind is ProtocolError)
+def test_another_web_server_is_not_taken_for_triton(http_server, driver, transport, method):
+    for status, body, kind in (
+        (200, PAGE, ProtocolError),  # a page for every path
+        (404, PAGE, ProtocolError),
+        (404, b"", ProtocolError),
+        (404, b'{"detail":"Not Found"}', ProtocolError),  # an OpenAI server
+        (501, PAGE, ProtocolError),
+        (502, PAGE, ServerUnavailable),  # a proxy with nobody behind it
+        (503, b"no healthy upstream", ServerUnavailable),
+    ):
+        http_server.script(http_server.body(status, body))
+        with pytest.raises(kind, match=f"HTTP {status}") as caught:
+            driver.run(getattr(transport, method)(10))
+        assert ("this is not Triton's HTTP port (8000 by default)" in str(caught.value)) is (kind is ProtocolError)
 
 
 def test_a_grpc_port_is_named(http_server, driver, transport):
@@ -634,11 +597,13 @@ def test_metadata(http_server, driver, transport):
     assert http_server.requests == [("GET", "/v2/models/tensorrt_llm", None)]
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"name": "m", "platform": "p", "inputs": [1], "outputs": []}'])
-def test_metadata_that_is_none(http_server, driver, transport, body):
-    http_server.script(http_server.body(200, body))
-    with pytest.raises(ProtocolError):
-        driver.run(transport.metadata(10))
+def test_metadata_that_is_none(http_server, driver):
+    transport = driver.transport(http_server.url, connection=Connection(max_message_bytes=1000))
+    wrong = (b"<html>", b"{}", b'{"name": "m", "platform": "p", "inputs": [1], "outputs": []}')
+    for body, match in (*((body, None) for body in wrong), (b" " * 1001, "max_message_bytes, 1000")):
+        http_server.script(http_server.body(200, body))
+        with pytest.raises(ProtocolError, match=match):
+            driver.run(transport.metadata(10))
 
 
 def test_a_question_that_is_not_answered_in_time_can_be_asked_again(http_server, driver, transport):
@@ -649,13 +614,6 @@ def test_a_question_that_is_not_answered_in_time_can_be_asked_again(http_server,
     assert http_server.gone.wait(30)
 
 
-def test_an_answer_that_is_too_large(http_server, driver):
-    transport = driver.transport(http_server.url, connection=Connection(max_message_bytes=1000))
-    http_server.script(http_server.body(200, b" " * 1001))
-    with pytest.raises(ProtocolError, match="max_message_bytes, 1000"):
-        driver.run(transport.metadata(10))
-
-
 def test_metrics_of_the_same_host_get_the_token(http_server, driver):
     http_server.script(http_server.body(200, "a 1 # 你\n".encode(), "text/plain"))
     transport = driver.transport("http://127.0.0.1:1", token=SECRET, headers={"x-tenant": "blue"})
@@ -664,12 +622,12 @@ def test_metrics_of_the_same_host_get_the_token(http_server, driver):
     assert (http_server.headers[0]["authorization"], http_server.headers[0]["x-tenant"]) == (f"Bearer {SECRET}", "blue")
 
 
-@pytest.mark.parametrize("own", ["http://localhost:1", "https://127.0.0.1:1"])
-def test_metrics_elsewhere_or_without_tls_get_no_token(http_server, driver, own):
-    http_server.script(http_server.body(200, b""))
-    transport = driver.transport(own, token=SECRET, headers={"x-tenant": "blue"})
-    driver.run(transport.metrics(f"{http_server.url}/metrics", 10))
-    assert {"authorization", "x-tenant"}.isdisjoint(http_server.headers[0])
+def test_metrics_elsewhere_or_without_tls_get_no_token(http_server, driver):
+    for own in ("http://localhost:1", "https://127.0.0.1:1"):
+        http_server.script(http_server.body(200, b""))
+        transport = driver.transport(own, token=SECRET, headers={"x-tenant": "blue"})
+        driver.run(transport.metrics(f"{http_server.url}/metrics", 10))
+        assert {"authorization", "x-tenant"}.isdisjoint(http_server.headers[-1])
 
 
 # TLS.
@@ -736,20 +694,14 @@ def test_a_server_that_wants_a_certificate_refuses_who_has_none(tls_server, driv
 
 
 @without_mtls
-@pytest.mark.parametrize("tls", [{}, {"ca": "other_ca"}])
-def test_a_server_of_an_authority_that_is_not_trusted(tls_server, driver, pem, tls):
-    transport = driver.transport(tls_server.url, tls=Tls(**{name: pem[file] for name, file in tls.items()}))
-    with pytest.raises(ServerUnavailable, match="certificate can't be trusted") as caught:
-        driver.run(ask(transport))
-    assert caught.value.unprocessed
-    assert tls_server.requests == []
-
-
-@without_mtls
-def test_a_certificate_of_another_name(tls_server, driver, pem):
+def test_a_server_that_is_not_trusted(tls_server, driver, pem):
+    """Its authority is unknown, or its certificate has another name."""
+    for tls in (Tls(), Tls(ca=pem["other_ca"])):
+        transport = driver.transport(tls_server.url, tls=tls)
+        assert fails(driver, transport, ServerUnavailable, "certificate can't be trusted").unprocessed
     transport = driver.transport(tls_server.url.replace("127.0.0.1", "localhost"), tls=Tls(ca=pem["ca"]))
-    with pytest.raises(ServerUnavailable, match="localhost"):
-        driver.run(ask(transport))
+    fails(driver, transport, ServerUnavailable, "localhost")
+    assert tls_server.requests == []
 
 
 @without_mtls
@@ -777,39 +729,31 @@ def test_tls_to_a_port_without(http_server, driver):
     assert caught.value.unprocessed
 
 
-@pytest.mark.parametrize(
-    ("given_files", "named"),
-    [
+def test_files_that_are_not_what_they_should_be(driver, pem):
+    for given_files, named in (
         ({"ca": "garbage"}, r"tls\.ca: .*garbage"),
         ({"certificate": "garbage"}, r"tls\.certificate: .*garbage"),
         ({"certificate": "certificate"}, r"tls\.certificate: .*certificate"),
         ({"certificate": "certificate", "key": "garbage"}, r"tls\.key .*garbage"),
-    ],
-)
-def test_files_that_are_not_what_they_should_be(driver, pem, given_files, named):
-    transport = driver.transport("https://127.0.0.1:1", tls=Tls(**{name: pem[f] for name, f in given_files.items()}))
-    with pytest.raises(InvalidRequest, match=named):
-        driver.run(ask(transport))
+    ):
+        tls = Tls(**{name: pem[file] for name, file in given_files.items()})
+        fails(driver, driver.transport("https://127.0.0.1:1", tls=tls), InvalidRequest, named)
 
 
 # Secrets.
 
 
-@pytest.mark.parametrize("answer", ["events", "refused", "cut off"])
-def test_a_token_shows_in_no_log_no_repr_and_no_error(http_server, driver, caplog, answer):
-    scripts = {
-        "events": http_server.events(LAST),
-        "refused": http_server.body(401, b"no"),
-        "cut off": http_server.raw(b""),
-    }
-    http_server.script(scripts[answer])
-    transport = driver.transport(http_server.url, token=SECRET, headers={"x-key": SECRET})
-    stream = opened(transport)
-    shown = [repr(transport), repr(stream)]
-    with caplog.at_level(logging.DEBUG):
-        try:
-            driver.run(read_all(stream))
-        except DeepseekTritonError as exc:
-            shown += [str(exc), repr(exc), repr(exc.__cause__), repr(vars(exc))]
-    assert http_server.headers[0]["x-key"] == SECRET
+def test_a_token_shows_in_no_log_no_repr_and_no_error(http_server, driver, caplog):
+    shown = []
+    for answer in (http_server.events(LAST), http_server.body(401, b"no"), http_server.raw(b"")):
+        http_server.script(answer)
+        transport = driver.transport(http_server.url, token=SECRET, headers={"x-key": SECRET})
+        stream = opened(transport)
+        shown += [repr(transport), repr(stream)]
+        with caplog.at_level(logging.DEBUG):
+            try:
+                driver.run(read_all(stream))
+            except DeepseekTritonError as exc:
+                shown += [str(exc), repr(exc), repr(exc.__cause__), repr(vars(exc))]
+        assert http_server.headers[-1]["x-key"] == SECRET
     assert SECRET not in "".join([*shown, caplog.text])

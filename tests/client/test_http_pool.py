@@ -1,7 +1,5 @@
 """Which connections are kept and used again, over real sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -235,7 +233,7 @@ def test_giving_one_back_looks_at_no_more_than_have_grown_old(clock):
 def test_a_cancellation_that_comes_with_the_result_is_not_lost():
     """asyncio.wait_for loses the cancellation before Python 3.12."""
 
-    async def both_at_once() -> bool:
+    async def both_at_once():
         arrived = asyncio.get_running_loop().create_future()
         task = asyncio.ensure_future(_within(arrived, 10))
         await asyncio.sleep(0)

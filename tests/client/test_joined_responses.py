@@ -1,7 +1,5 @@
 """Requests that a context and a generation server share: fake servers on real sockets, blocking and with asyncio."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from contextlib import ExitStack

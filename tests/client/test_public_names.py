@@ -106,7 +106,7 @@ def test_records_can_be_pickled_and_copied_and_not_changed():
             setattr(record, dataclasses.fields(record)[0].name, None)
 
 
-def python(code: str) -> str:
+def python(code):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout
 

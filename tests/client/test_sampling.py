@@ -49,10 +49,10 @@ def test_ranges_are_left_to_the_server():
 
 def test_values_become_plain_python():
     params = SamplingParams(
-        max_tokens=np.int64(5),  # type: ignore[arg-type]
-        temperature=np.float32(0.5),  # type: ignore[arg-type]
+        max_tokens=np.int64(5),
+        temperature=np.float32(0.5),
         top_p=1,
-        ignore_eos=np.bool_(True),  # type: ignore[arg-type]
+        ignore_eos=np.bool_(True),
         stop="END",
         stop_token_ids=range(2),
         return_output_ids=True,

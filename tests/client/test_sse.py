@@ -8,7 +8,7 @@ from deepseek_triton_client._core.exceptions import ProtocolError
 from deepseek_triton_client._http.sse import SseDecoder
 
 
-def decoded(*chunks: bytes, max_bytes: int | None = None) -> list[bytes]:
+def decoded(*chunks, max_bytes=None):
     decoder = SseDecoder(max_bytes)
     return [event for chunk in chunks for event in decoder.feed(chunk)]
 

@@ -1,7 +1,5 @@
 """The fake server that users test their programs with, asked by both clients over HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """Time limits of requests: the watchdogs of threads and of event loops, behind the same calls."""
 
-from __future__ import annotations
-
 import _thread
 import asyncio
 import functools
@@ -25,7 +23,7 @@ WAIT_S = 30
 class Driver:
     """Makes a watchdog that counts its interrupts, and waits meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.num_interrupts = 0
         self._interrupted = threading.Event()
 
@@ -34,7 +32,7 @@ class Driver:
         moments = [None if each is None else now + each for each in (first_token, end)]
         return self._make(Deadlines(*moments, between_tokens_s))
 
-    def _interrupt(self) -> None:
+    def _interrupt(self):
         self.num_interrupts += 1
         self._interrupted.set()
 
