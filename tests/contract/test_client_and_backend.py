@@ -1,9 +1,6 @@
 """What the client puts on either wire is what the backend reads, and the other way round, in one process."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +12,10 @@ from hypothesis import strategies as st
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from deepseek_backend import contract
-from deepseek_backend.answer.response_tensors import Outputs, outputs, task_outputs
+from deepseek_backend.answer.response_tensors import outputs, task_outputs
 from deepseek_backend.answer.sequence_buffer import SequenceChunk
 from deepseek_backend.config import parse_config
-from deepseek_backend.contract import Dtype, SamplingFieldSpec
+from deepseek_backend.contract import Dtype
 from deepseek_backend.engines import base
 from deepseek_backend.request.parsed_request import ParsedRequest, Prompt
 from deepseek_backend.request.parsed_request import SamplingParams as BackendParams
@@ -34,8 +31,6 @@ from deepseek_triton_client._core.checked_request import (
 from deepseek_triton_client._core.dialect import Dialect
 from deepseek_triton_client._core.response_reader import read_model_info
 from deepseek_triton_client._core.tensor_encoding import encode
-from deepseek_triton_client._core.transport import Input
-from deepseek_triton_client._core.transport import Outputs as Read
 from deepseek_triton_client._core.wire import decode_json, decode_tensors, encode_json
 from support.contract_metadata import METADATA
 
@@ -50,13 +45,13 @@ DTYPES = {tensor.name: NUMPY[tensor.dtype] for tensor in contract.INPUTS}
 CONFIG = parse_config({"model": "m", "triton_config": {}}, version_dir=Path())
 SUPPORTED = {field.name: "" for field in contract.SAMPLING_FIELDS} | {"priority": ""}
 
-COMMON: dict[str, Any] = {"params": SamplingParams(), "timeouts": Timeouts(), "streaming": False, "request_id": None}
+COMMON = {"params": SamplingParams(), "timeouts": Timeouts(), "streaming": False, "request_id": None}
 
 Sent = tuple[dict[str, Any], dict[str, Any]]
 """(arrays by the name of their input, the request's parameters), as Triton hands them to the model."""
 
 
-def over_json(inputs: Sequence[Input]) -> Sent:
+def over_json(inputs):
     body = json.loads(encode_json("r1", inputs))
     assert body.pop("id") == "r1"
     arrays = {}
@@ -67,7 +62,7 @@ def over_json(inputs: Sequence[Input]) -> Sent:
     return arrays, body
 
 
-def over_tensors(inputs: Sequence[Input]) -> Sent:
+def over_tensors(inputs):
     arrays = {}
     for tensor in inputs:
         data = encode(tensor.datatype, tensor.values)
@@ -77,20 +72,20 @@ def over_tensors(inputs: Sequence[Input]) -> Sent:
     return arrays, {}
 
 
-def json_response(response: Outputs) -> Read:
+def json_response(response):
     """Write JSON as the server does: an output of one value stands without its brackets."""
-    document: dict[str, Any] = {"model_name": "tensorrt_llm", "model_version": "1"}
+    document = {"model_name": "tensorrt_llm", "model_version": "1"}
     for name, array in response:
         values = [value.decode() if isinstance(value, bytes) else value for value in array.tolist()]
         document[name] = values[0] if len(values) == 1 else values
     return decode_json(json.dumps(document).encode())
 
 
-def tensor_response(response: Outputs) -> Read:
+def tensor_response(response):
     return decode_tensors((name, *_contents(array)) for name, array in response)
 
 
-def _contents(array: Any) -> tuple[str, bytes]:
+def _contents(array):
     if array.dtype == np.object_:
         return "BYTES", serialize_byte_tensor(array).item() if array.size else b""
     return {"i4": "INT32", "i8": "INT64", "f4": "FP32"}[array.dtype.str[1:]], array.tobytes()
@@ -104,7 +99,7 @@ documents = st.dictionaries(texts, st.integers(0, 9) | texts, max_size=3)
 by_token = st.dictionaries(st.integers(0, 2**31), st.integers(-100, 100), max_size=3)
 
 
-def value(field: SamplingFieldSpec) -> st.SearchStrategy[Any]:
+def value(field):
     """Return a strategy for values in the field's range."""
     if field.dtype is Dtype.BOOL:
         return st.booleans()
@@ -126,19 +121,19 @@ fields = st.fixed_dictionaries(
 )
 
 
-def parsed(wire: Callable[[Sequence[Input]], Sent], request: Any, *, streamed: bool) -> ParsedRequest:
+def parsed(wire, request, *, streamed):
     arrays, parameters = wire(Dialect(METADATA).inputs(request, streamed=streamed))
     return parse_request(arrays, json.dumps(parameters), CONFIG, SUPPORTED)
 
 
-def asked(prompt: Any = "hi", *, streaming: bool = True, **given_fields: Any) -> Any:
+def asked(prompt="hi", *, streaming=True, **given_fields):
     params = SamplingParams().merged(given_fields)
     return prompt_request(prompt, params=params, timeouts=Timeouts(), streaming=streaming, request_id="r1")
 
 
-def expected(given_fields: Mapping[str, Any]) -> BackendParams:
+def expected(given_fields):
     """Return the fields as the backend holds them."""
-    found: dict[str, Any] = {"n": 1}
+    found = {"n": 1}
     for name, given_value in given_fields.items():
         held = tuple(given_value) if isinstance(given_value, list) else given_value
         is_text = isinstance(held, dict) and name != "logit_bias"
@@ -230,7 +225,7 @@ logprob = st.builds(base.Logprob, st.integers(0, 2**31 - 1), FLOAT, rank=st.inte
 place = st.lists(logprob, min_size=1, max_size=3, unique_by=lambda entry: entry.token_id)
 
 
-def sequence_chunks(*, everything: bool) -> st.SearchStrategy[list[SequenceChunk]]:
+def sequence_chunks(*, everything):
     """Draw the content of one response: of one sequence, or of some of four."""
     counts = st.integers(0, 2**31 - 1)
     one = st.builds(
@@ -252,20 +247,20 @@ def sequence_chunks(*, everything: bool) -> st.SearchStrategy[list[SequenceChunk
     return st.lists(one, min_size=1, max_size=4, unique_by=lambda chunk: chunk.index).map(counted)
 
 
-def counted(chunks: list[SequenceChunk]) -> list[SequenceChunk]:
+def counted(chunks):
     for chunk in chunks:
         chunk.num_output_tokens = len(chunk.token_ids)
     return chunks
 
 
-def read(tokens: Sequence[Any]) -> tuple[Any, ...]:
+def read(tokens):
     return tuple(
         None if token is None else tuple(Logprob(e.token_id, e.logprob, e.rank, e.text) for e in token)
         for token in tokens
     )
 
 
-def as_chunk(said: SequenceChunk) -> Chunk:
+def as_chunk(said):
     metrics = {tensor.name: getattr(said.perf_metrics, tensor.name) for tensor in contract.PERF_OUTPUTS}
     return Chunk(
         said.text,
@@ -298,22 +293,16 @@ def test_everything_a_response_says_is_read(wire, said):
 
 
 @WIRES
-@pytest.mark.parametrize(
-    ("request_", "task", "prompts"),
-    [
+def test_a_task_is_what_was_asked(wire):
+    messages = [{"role": "user", "content": "Hi"}]
+    for request, task, prompts in (
         (tokenize_request("Hi", **COMMON), "tokenize", (Prompt(text="Hi"),)),
-        (
-            tokenize_request([{"role": "user", "content": "Hi"}], **COMMON),
-            "tokenize",
-            (Prompt(messages=[{"role": "user", "content": "Hi"}]),),
-        ),
+        (tokenize_request(messages, **COMMON), "tokenize", (Prompt(messages=messages),)),
         (detokenize_request([5, 7], **COMMON), "detokenize", (Prompt(token_ids=(5, 7)),)),
         (describe_request(**COMMON), "describe", ()),
-    ],
-)
-def test_a_task_is_what_was_asked(wire, request_, task, prompts):
-    understood = parsed(wire, request_, streamed=False)
-    assert (understood.task, understood.prompts) == (task, prompts)
+    ):
+        understood = parsed(wire, request, streamed=False)
+        assert (understood.task, understood.prompts) == (task, prompts)
 
 
 @WIRES
@@ -335,12 +324,9 @@ def test_the_answers_to_tasks_are_read(wire):
     assert (chunk.output_ids, chunk.num_input_tokens, chunk.finish_reason) == ((5, 7), 2, "stop")
     (chunk,) = dialect.reader(describe_request(**COMMON)).chunks(wire(task_outputs(model_info=[b'{"name": "m"}'])))
     assert read_model_info(chunk.text) == {"name": "m"}
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{"])
-def test_a_model_info_that_is_none_is_refused(text):
-    with pytest.raises(ProtocolError, match=r"^model_info: expected a JSON object"):
-        read_model_info(text)
+    for text in ("", "[]", "{"):
+        with pytest.raises(ProtocolError, match=r"^model_info: expected a JSON object"):
+            read_model_info(text)
 
 
 @RESPONSES

@@ -1,7 +1,5 @@
 """What each part may import from outside. The layers inside the packages are import-linter's: `make lint`."""
 
-from __future__ import annotations
-
 import sys
 from functools import cache
 
@@ -18,11 +16,11 @@ OURS = (
 
 
 @cache
-def graph() -> grimp.ImportGraph:
+def graph():
     return grimp.build_graph(*OURS, include_external_packages=True, cache_dir=None)
 
 
-def imported_by(folder: str) -> set[str]:
+def imported_by(folder):
     """Top-level packages that the modules in `folder` import, besides the folder itself and the standard library."""
     modules = {module for module in graph().modules if module == folder or module.startswith(f"{folder}.")}
     assert modules, f"no module is called {folder}"
@@ -51,11 +49,11 @@ def imported_by(folder: str) -> set[str]:
         pytest.param("deepseek_backend.process", {"deepseek_backend"}, id="the backend's process"),
     ],
 )
-def test_a_folder_imports_only_what_it_may(folder: str, allowed: set[str]) -> None:
+def test_a_folder_imports_only_what_it_may(folder, allowed):
     assert imported_by(folder) <= allowed
 
 
-def test_what_doctor_sends_to_other_hosts_needs_nothing_else() -> None:
+def test_what_doctor_sends_to_other_hosts_needs_nothing_else():
     """Every module that travels imports only modules that travel too."""
     from deepseek_triton_tools.doctor.packing import SENT
 
@@ -63,7 +61,7 @@ def test_what_doctor_sends_to_other_hosts_needs_nothing_else() -> None:
     names = [name.removesuffix(".py").removesuffix("__init__").strip("/").replace("/", ".") for name in SENT]
     sent = {f"{package}.{name}".rstrip(".") for name in names}
 
-    def travels(module: str) -> bool:
+    def travels(module):
         return module in sent or any(module.startswith(f"{name}.") for name in sent - {package, f"{package}.doctor"})
 
     lacking = {

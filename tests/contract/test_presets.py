@@ -20,6 +20,7 @@ def test_the_catalogue_knows_the_simulated_engines_presets():
     assert set(variants()["tiny"].presets) == set(PRESETS)
 
 
+QUICKEST = "r1-h200-max-throughput"
 SIMULATED = [name for name, preset in published_runs.PRESETS.items() if preset.simulated]
 
 
@@ -65,8 +66,10 @@ def closed_loop(preset, load):
     return [record for record in records.values() if record.index >= load.num_warmup]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SIMULATED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == QUICKEST else pytest.mark.nightly) for name in SIMULATED],
+)
 def test_the_shortened_run_of_a_simulated_deployment_gives_the_published_figures(name):
     preset = published_runs.PRESETS[name]
     (load,) = preset.loads(short=True)

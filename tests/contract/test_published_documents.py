@@ -11,10 +11,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -52,7 +50,7 @@ class Answer:
     folder: Path
 
     @property
-    def document(self) -> Any:
+    def document(self):
         return json.loads(self.output)
 
 
@@ -84,27 +82,16 @@ def ask(built, tmp_path, capsys):
     return run
 
 
-def _document(answer: Answer, _: str) -> Mapping[str, Any]:
+def _rows(name, key, value="value"):
+    """Return what gives key -> value of a list of the document."""
+    return lambda answer, _: {row[key]: row[value] for row in answer.document[name]}
+
+
+def _document(answer, _):
     return {key: value for key, value in answer.document.items() if not isinstance(value, dict | list)}
 
 
-def _workload(answer: Answer, _: str) -> Mapping[str, Any]:
-    return answer.document["workload"]
-
-
-def _settings(answer: Answer, _: str) -> Mapping[str, Any]:
-    return {row["key"]: row["value"] for row in answer.document["settings"]}
-
-
-def _unset_environment(answer: Answer, _: str) -> Mapping[str, Any]:
-    return {row["name"]: row["value"] for row in answer.document["unset_environment"]}
-
-
-def _environment(answer: Answer, _: str) -> Mapping[str, Any]:
-    return {row["name"]: row["value"] for row in answer.document["environment"]}
-
-
-def _gpus(answer: Answer, gpu: str) -> Mapping[str, Any]:
+def _gpus(answer, gpu):
     """Return precision -> the published number of GPUs, which has to be the same for every model of the column."""
     rows = {(row["variant"], row["precision"]): row["gpus"] for row in answer.document["variants"]}
     counts = {
@@ -114,28 +101,24 @@ def _gpus(answer: Answer, gpu: str) -> Mapping[str, Any]:
     return {precision: found.pop() if len(found) == 1 else found for precision, found in counts.items()}
 
 
-def _recommended(answer: Answer, gpu: str) -> Mapping[str, Any]:
+def _recommended(answer, gpu):
     rows = [row for row in answer.document["variants"] if row["variant"] == "deepseek-r1"]
     return {row["precision"]: cell["recommended_gpus"] for row in rows for cell in row["gpus"] if cell["gpu"] == gpu}
 
 
-def _checkpoint(answer: Answer, which: str) -> Mapping[str, Any]:
+def _checkpoint(answer, which):
     rows = {f"{row['variant']} {row['precision']}": row for row in answer.document["variants"]}
     return {"gigabytes": round(rows[which]["weight_bytes"] / 1e9)}
 
 
-def _oldest_release(answer: Answer, _: str) -> Mapping[str, Any]:
-    return {"release": answer.document["releases"][-1]["release"]}
-
-
-def _command(answer: Answer, script: str) -> Mapping[str, Any]:
+def _command(answer, script):
     """Return flag -> value of the script's last command; `${NAME:-value}` counts as the value."""
     text = (answer.folder / "out" / script).read_text()
     command = text[text.index("\nexec ") :].replace("\\\n", " ")
     return _flags(shlex.split(_DEFAULTED.sub(r"\1", command).replace('"$@"', "")))
 
 
-def _whole_command(answer: Answer, script: str) -> Mapping[str, Any]:
+def _whole_command(answer, script):
     """Return what `_command` returns, and the words before the first flag. HOST and PORT say where the server is."""
     text = (answer.folder / "out" / script).read_text()
     program = text[text.index("\nexec ") + len("\nexec ") :].replace("\\\n", " ").partition(" --")[0]
@@ -143,14 +126,14 @@ def _whole_command(answer: Answer, script: str) -> Mapping[str, Any]:
     return {"program": " ".join(program.split()), **flags}
 
 
-def _data_set(answer: Answer, _: str) -> Mapping[str, Any]:
+def _data_set(answer, _):
     """Return flag -> value of the command that makes the data set, which bench.sh prints when there is none."""
     text = (answer.folder / "out" / "bench.sh").read_text()
     command = text[text.index("make=(") + len("make=(") :]
     return _flags(shlex.split(_DEFAULTED.sub(r"\1", command[: command.index("\n    )")])))
 
 
-def _flags(words: list[str]) -> Mapping[str, Any]:
+def _flags(words):
     following = [*words[1:], "--"]
     return {
         word: True if after.startswith("--") else yaml.safe_load(after)
@@ -159,88 +142,72 @@ def _flags(words: list[str]) -> Mapping[str, Any]:
     }
 
 
-def _json(answer: Answer, path: str) -> Mapping[str, Any]:
-    return flattened(json.loads((answer.folder / path).read_text()))
-
-
-def _yaml(answer: Answer, path: str) -> Mapping[str, Any]:
-    return flattened(yaml.safe_load((answer.folder / "out" / path).read_text()))
-
-
-def _driver(answer: Answer, release: str) -> Mapping[str, Any]:
+def _driver(answer, release):
     tag = load_release(release).containers[0]
     return {"major": int(containers()[tag].driver.partition(".")[0])}
 
 
-def _defaults(answer: Answer, _: str) -> Mapping[str, Any]:
+def _defaults(answer, _):
     record = yaml.safe_load((answer.folder / "out/tensorrt_llm/1/release.yaml").read_text())["release"]
     known = load_release(record)
     fields = {key: known.find_key(key) for key in Release.keys(known)}
     return {key: field.default for key, field in fields.items() if field is not None}
 
 
-def _vllm_default(answer: Answer, _: str) -> Mapping[str, Any]:
+def _vllm_default(answer, _):
     return {name: argument.default for name, argument in load_vllm(answer.document["vllm"]).arguments.items()}
 
 
-VALUES: Mapping[str, Callable[[Answer, str], Mapping[str, Any]]] = {
+VALUES = {
     "document": _document,
-    "workload": _workload,
-    "settings": _settings,
-    "environment": _environment,
-    "unset environment": _unset_environment,
+    "workload": lambda answer, _: answer.document["workload"],
+    "settings": _rows("settings", "key"),
+    "environment": _rows("environment", "name"),
+    "unset environment": _rows("unset_environment", "name"),
     "gpus": _gpus,
     "recommended": _recommended,
     "checkpoint": _checkpoint,
-    "oldest release": _oldest_release,
+    "oldest release": lambda answer, _: {"release": answer.document["releases"][-1]["release"]},
     "command": _command,
     "whole command": _whole_command,
     "vllm default": _vllm_default,
     "data set": _data_set,
-    "json": _json,
-    "yaml": _yaml,
+    "json": lambda answer, path: flattened(json.loads((answer.folder / path).read_text())),
+    "yaml": lambda answer, path: flattened(yaml.safe_load((answer.folder / "out" / path).read_text())),
     "driver": _driver,
     "defaults": _defaults,
 }
 """Kind of `read` -> a function that returns what ours says, key -> value."""
 
 
-def _text(answer: Answer, path: str) -> str:
+def _text(answer, path):
     return (answer.folder / "out" / path).read_text() if path else answer.output
 
 
-def _refusal(answer: Answer, _: str) -> str:
+def _refusal(answer, _):
     assert answer.code == 1, answer.output
     return answer.error
 
 
-TEXTS: Mapping[str, Callable[[Answer, str], str]] = {"text": _text, "refusal": _refusal}
+TEXTS = {"text": _text, "refusal": _refusal}
 """Kind of `read` -> a function that returns a text in which each entry of `expect` is looked for."""
 
 
-def _warnings(answer: Answer, _: str) -> Mapping[str, str]:
+def _warnings(answer, _):
     return {row["code"]: f"{row['message']}; {row['fix']}" for row in answer.document["warnings"]}
 
 
-def _reasons(answer: Answer, _: str) -> Mapping[str, str]:
-    return {row["key"]: row["reason"] for row in answer.document["settings"]}
-
-
-def _environment_reasons(answer: Answer, _: str) -> Mapping[str, str]:
-    return {row["name"]: row["reason"] for row in answer.document["environment"]}
-
-
-SENTENCES: Mapping[str, Callable[[Answer, str], Mapping[str, str]]] = {
+SENTENCES = {
     "warnings": _warnings,
-    "reasons": _reasons,
-    "environment reasons": _environment_reasons,
+    "reasons": _rows("settings", "key", "reason"),
+    "environment reasons": _rows("environment", "name", "reason"),
 }
 """Kind of `read` -> a function that returns key -> a text that has to hold what `expect` gives for the key."""
 
 
-def _found(row: Mapping[str, Any], answer: Answer) -> Mapping[str, Any]:
+def _found(row, answer):
     """Return what ours says for each key of `expect`."""
-    kinds: Mapping[str, Any] = {**VALUES, **TEXTS, **SENTENCES}
+    kinds = {**VALUES, **TEXTS, **SENTENCES}
     kind = max((name for name in kinds if row["read"].startswith(name)), key=len)
     said = kinds[kind](answer, row["read"].removeprefix(kind).strip())
     if kind in VALUES:
