@@ -146,7 +146,7 @@ def test_the_form_comes_first(refusal):
         assert refusal(*argv).endswith(f"deepseek-triton {expected}")
 
 
-def test_a_folder_of_another_kind_is_refused(refusal, built):
+def test_a_folder_of_another_kind_is_refused(refusal, built, tmp_path):
     (built / "bare").mkdir(exist_ok=True)
     (built / "bare/start.sh").write_text("")
     for name in ("old", "unstamped", "damaged", "modeless", "unreadable"):
@@ -177,6 +177,11 @@ def test_a_folder_of_another_kind_is_refused(refusal, built):
     }
     for folder, expected in cases.items():
         assert expected in refusal("docker", folder, code=1), folder
+    folder = tmp_path / "edited"
+    shutil.copytree(built / "r1x2", folder)
+    model_yaml = folder / "tensorrt_llm/1/model.yaml"
+    model_yaml.write_text(model_yaml.read_text().replace("tensor_parallel_size: 16", "tensor_parallel_size: 8"))
+    assert "model.yaml asks for 8 ranks, start.sh starts 16" in refusal("slurm", str(folder), code=1)
 
 
 def test_what_the_server_gets(built, printed, tmp_path, monkeypatch):
@@ -194,14 +199,6 @@ def test_what_the_server_gets(built, printed, tmp_path, monkeypatch):
     assert "--env EXIT_TIMEOUT=90" in out
 
 
-def test_a_world_of_another_size_is_refused(refusal, built, tmp_path):
-    folder = tmp_path / "edited"
-    shutil.copytree(built / "r1x2", folder)
-    model_yaml = folder / "tensorrt_llm/1/model.yaml"
-    model_yaml.write_text(model_yaml.read_text().replace("tensor_parallel_size: 16", "tensor_parallel_size: 8"))
-    assert "model.yaml asks for 8 ranks, start.sh starts 16" in refusal("slurm", str(folder), code=1)
-
-
 def test_a_program_that_is_not_here_is_named(refusal, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     cases = {
@@ -216,11 +213,6 @@ def test_a_program_that_is_not_here_is_named(refusal, monkeypatch, tmp_path):
     assert "not on PATH: mpirun, trtllm-llmapi-launch, tritonserver; run it in nvcr.io/nvidia/tritonserver:" in line
 
 
-def test_every_form_that_starts_something_is_on_the_command_line():
-    forms = forms_of(forms_of(program_parser(["launch"]))["launch"])
-    assert [*LAUNCH_FORMS, "ssh-setup", "recipe", "stop", "list"] == list(forms)
-
-
 def test_shared_memory_holds_the_copy_of_all_experts_that_the_load_balancer_keeps(tmp_path, capsys):
     wide = ["deepseek-r1", "--gpu", "gb200-nvl72", "--profile", "wide-ep"]
     for release in ("1.2.1", "1.0.0"):
@@ -233,13 +225,21 @@ def test_shared_memory_holds_the_copy_of_all_experts_that_the_load_balancer_keep
         assert "343 GiB of it are the copy of all experts" in " ".join(capsys.readouterr().out.replace("#", "").split())
 
 
-def test_facts_of_what_was_built(built):
+def test_facts_of_what_was_built_and_times_of_every_form(built):
     one, two, tiny = (facts_of(str(built / name)) for name in BUILDS)
     assert (one.nodes, one.ranks_per_node, one.gpus_per_node, one.gpu, one.sm) == (1, 8, 8, "h200", 90)
     assert (two.nodes, two.ranks_per_node, two.mounts) == (2, 8, {"/models/DeepSeek-R1": "/models/DeepSeek-R1"})
     assert (tiny.world_size, tiny.gpus_per_node, tiny.image, tiny.mounts) == (1, 0, None, {})
     assert one.ready_within_s == two.ready_within_s == 5280
     assert one.shm_bytes == 9 * 2**30
+    # The supervisor runs in a stock container and can't import these modules, so the numbers are written twice.
+    times = LaunchOptions().stop_times
+    assert times.supervisor_kill_s == DEFAULT_EXIT_TIMEOUT_S + PATIENCE_S
+    assert f'exit_timeout="${{EXIT_TIMEOUT:-{times.exit_timeout_s}}}"' in (built / "r1/start.sh").read_text()
+    assert f"exit_timeout + {times.mpirun_kill_s - times.exit_timeout_s}))" in (built / "r1/start.sh").read_text()
+    assert times.exit_timeout_s < times.supervisor_kill_s < times.mpirun_kill_s < times.docker_stop_timeout_s
+    forms = forms_of(forms_of(program_parser(["launch"]))["launch"])
+    assert [*LAUNCH_FORMS, "ssh-setup", "recipe", "stop", "list"] == list(forms)
 
 
 @pytest.mark.parametrize("kind", ["image", "wheel"])
@@ -295,15 +295,6 @@ def test_list_says_what_runs(tmp_path):
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
-
-
-def test_every_form_waits_as_long_as_the_supervisor(built):
-    """The supervisor runs in a stock container and can't import these modules, so the numbers are written twice."""
-    times = LaunchOptions().stop_times
-    assert times.supervisor_kill_s == DEFAULT_EXIT_TIMEOUT_S + PATIENCE_S
-    assert f'exit_timeout="${{EXIT_TIMEOUT:-{times.exit_timeout_s}}}"' in (built / "r1/start.sh").read_text()
-    assert f"exit_timeout + {times.mpirun_kill_s - times.exit_timeout_s}))" in (built / "r1/start.sh").read_text()
-    assert times.exit_timeout_s < times.supervisor_kill_s < times.mpirun_kill_s < times.docker_stop_timeout_s
 
 
 def test_a_checkpoint_inside_the_repository(refusal, printed, built):

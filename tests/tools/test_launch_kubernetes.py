@@ -251,16 +251,7 @@ def test_the_deadlines_come_in_order(facts, size, rate, exit_timeout, name):
     assert at["progress"] is None or at["progress"] > at["window"]
 
 
-def test_who_waits_for_whom():
-    for exit_timeout in (0, 30, 600):
-        times = StopTimes(exit_timeout_s=exit_timeout)
-        order = [times.exit_timeout_s, times.supervisor_kill_s, times.mpirun_kill_s, times.docker_stop_timeout_s]
-        assert order == sorted(set(order))
-        assert times.grace_period_s - PRE_STOP_S == times.docker_stop_timeout_s
-        assert times.worker_grace_period_s > times.grace_period_s
-
-
-def test_where_the_deadline_comes_from(facts, rendered):
+def test_where_the_deadline_comes_from_and_who_waits_for_whom(facts, rendered):
     for name in ("one", "two", "tiny"):
         at = seconds(rendered(name, LaunchOptions(image="i")))
         assert at["ready_within"] == facts[name].ready_within_s < at["window"]
@@ -269,6 +260,12 @@ def test_where_the_deadline_comes_from(facts, rendered):
     at = seconds(rendered("one", LaunchOptions(ready_within=0)))  # the probe's is left
     assert at["ready_within"] == 0
     assert at["window"] >= R1_BYTES / 200e6 + ENGINE_START_S
+    for exit_timeout in (0, 30, 600):
+        times = StopTimes(exit_timeout_s=exit_timeout)
+        order = [times.exit_timeout_s, times.supervisor_kill_s, times.mpirun_kill_s, times.docker_stop_timeout_s]
+        assert order == sorted(set(order))
+        assert times.grace_period_s - PRE_STOP_S == times.docker_stop_timeout_s
+        assert times.worker_grace_period_s > times.grace_period_s
 
 
 WARM = {"read_bytes": 10**12, "done_bytes": 10**12, "read_bytes_per_s": 10**9}
@@ -453,13 +450,10 @@ def test_a_start_script_that_was_broken_by_hand_is_refused_by_its_own_name(folde
         kubernetes.render(facts_of(str(folder)), LaunchOptions())
 
 
-def test_the_name_is_the_folder_s_where_it_can_be(facts):
+def test_the_name_and_the_image_that_is_needed(facts):
     names = {"R1_H200": "r1-h200", "--": "deepseek-triton", "8xh200": "deepseek-triton", "a" * 39 + "-b": "a" * 39}
     for folder, name in names.items():
         assert object_name(dataclasses.replace(facts["one"], folder=Path("/srv") / folder), LaunchOptions()) == name
-
-
-def test_a_group_can_t_be_applied_with_the_stock_image(facts):
     assert list(kubernetes.unmet_requirements(facts["two"], LaunchOptions()))
     assert not list(kubernetes.unmet_requirements(facts["two"], EVERYTHING))
     assert not list(kubernetes.unmet_requirements(facts["one"], LaunchOptions()))

@@ -117,19 +117,16 @@ def test_host_files_are_as_mpiruns(tmp_path):
         assert mpirun.read_host_file(tmp_path / "hosts", 8) == expected
 
 
-def test_without_the_engine_here_the_containers_of_ssh_setup_are_named(printed, monkeypatch, tmp_path):
+def test_what_is_noted(printed, programs, monkeypatch, tmp_path):
+    assert "note: 192.0.2.1 is not this machine" in printed("--hosts", "192.0.2.1,localhost").err
+    assert printed("--hosts", "localhost,192.0.2.1").err == ""
+    err = printed("--hosts", "localhost,b", "--env", "NCCL_DEBUG=INFO", "--env", "MINE=1").err
+    assert err.startswith("note: --env MINE: start.sh hands only the variables of the engine")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     hosts = ["--hosts", "localhost,b"]
     assert "trtllm-llmapi-launch, tritonserver; run it in nvcr.io/" in printed(*hosts).err
     assert "on the first node (launch ssh-setup starts that container on each node)" in printed(*hosts).err
     assert printed(*hosts, form="ssh-setup").err == ""
-
-
-def test_what_is_noted(printed, programs):
-    assert "note: 192.0.2.1 is not this machine" in printed("--hosts", "192.0.2.1,localhost").err
-    assert printed("--hosts", "localhost,192.0.2.1").err == ""
-    err = printed("--hosts", "localhost,b", "--env", "NCCL_DEBUG=INFO", "--env", "MINE=1").err
-    assert err.startswith("note: --env MINE: start.sh hands only the variables of the engine")
 
 
 @pytest.fixture
@@ -160,16 +157,13 @@ def test_the_hello_has_the_flags_of_the_launch(setup, programs):
     compile(programs.args[-1], "hello", "exec")
 
 
-def test_the_command_is_the_launch(setup, repository, programs):
-    printed = setup("command").splitlines()[-1]
-    assert f"SSH_PORT={setup.port}" in printed
-    subprocess.run(["bash", "-c", printed.replace("env ", "env DRY_RUN=1 ", 1)], check=True, capture_output=True)
-
-
-def test_a_wrong_step_or_place_of_keys_is_refused(setup):
+def test_steps_that_need_no_keys(setup, repository, programs):
     assert "expected keys, container, sshd" in setup("all-of-it", code=2)
     for keys in ("relative", "/with blank", "/quo'te"):
         assert "KEYS: expected an absolute path" in setup("keys", code=2, KEYS=keys)
+    printed = setup("command").splitlines()[-1]
+    assert f"SSH_PORT={setup.port}" in printed
+    subprocess.run(["bash", "-c", printed.replace("env ", "env DRY_RUN=1 ", 1)], check=True, capture_output=True)
 
 
 def test_keys_stay(setup, tmp_path):
