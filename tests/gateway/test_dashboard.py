@@ -1,7 +1,5 @@
 """The page that watches the servers, in Chromium, before made-up servers and metrics."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from starlette.applications import Starlette

@@ -1,7 +1,5 @@
 """Which server gets a request: by load, and by the conversation's affinity."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import dataclass

@@ -50,56 +50,47 @@ def test_fields():
 
 
 def test_a_conversation_with_reasoning_and_calls_is_one_message_for_each_turn():
+    def call(number, name, arguments="{}", **more):
+        return {"type": "function_call", "call_id": f"call_{number}", "name": name, "arguments": arguments, **more}
+
+    def output(number, text):
+        return {"type": "function_call_output", "call_id": f"call_{number}", "output": text}
+
+    def of_chat(number, name, arguments="{}"):
+        return {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+    def told(number, text):
+        return {"role": "tool", "tool_call_id": f"call_{number}", "content": text}
+
+    hm = [{"type": "reasoning_text", "text": "hm"}]
+    summary = [{"type": "summary_text", "text": "not this"}]
+    look = [{"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []}]
     items = [
         {"role": "developer", "content": "Use tools."},
         {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "text", "text": "b"}], "id": None},
-        {
-            "type": "reasoning",
-            "id": "rs_1",
-            "summary": [{"type": "summary_text", "text": "not this"}],
-            "content": [{"type": "reasoning_text", "text": "hm"}],
-            "encrypted_content": None,
-            "status": None,
-        },
-        {
-            "type": "message",
-            "id": "msg_1",
-            "role": "assistant",
-            "status": "completed",
-            "content": [{"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []}],
-        },
-        {"type": "function_call", "id": "f", "call_id": "call_1", "name": "f", "arguments": "{}", "status": None},
-        {"type": "function_call", "id": None, "call_id": "call_2", "name": "g", "arguments": '{"a":1}'},
-        {"type": "function_call_output", "call_id": "call_2", "output": [{"type": "input_text", "text": "two"}]},
-        {"type": "function_call_output", "call_id": "call_1", "output": "one"},
+        {"type": "reasoning", "id": "r", "summary": summary, "content": hm, "encrypted_content": None, "status": None},
+        {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": look},
+        call(1, "f", id="f", status=None),
+        call(2, "g", '{"a":1}', id=None),
+        output(2, [{"type": "input_text", "text": "two"}]),
+        output(1, "one"),
         {"type": "reasoning", "id": "rs_2", "summary": []},
-        {"type": "function_call", "call_id": "call_3", "name": "f", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "call_3", "output": ""},
+        call(3, "f"),
+        output(3, ""),
         {"role": "assistant", "content": "First."},
         {"role": "assistant", "content": "Second."},
         {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "broken off"}]},
         {"role": "user", "content": "Go on."},
-    ]  # fmt: skip
+    ]
+    calls = [of_chat(1, "f"), of_chat(2, "g", '{"a":1}')]
     assert chat(input=items)["messages"] == [
         {"role": "developer", "content": "Use tools."},
         {"role": "user", "content": "ab"},
-        {
-            "role": "assistant",
-            "content": "I look.",
-            "reasoning_content": "hm",
-            "tool_calls": [
-                {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}},
-                {"id": "call_2", "type": "function", "function": {"name": "g", "arguments": '{"a":1}'}},
-            ],
-        },
-        {"role": "tool", "tool_call_id": "call_2", "content": "two"},
-        {"role": "tool", "tool_call_id": "call_1", "content": "one"},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": "call_3", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
-        },
-        {"role": "tool", "tool_call_id": "call_3", "content": ""},
+        {"role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": calls},
+        told(2, "two"),
+        told(1, "one"),
+        {"role": "assistant", "content": None, "tool_calls": [of_chat(3, "f")]},
+        told(3, ""),
         {"role": "assistant", "content": "First."},
         {"role": "assistant", "content": "Second."},
         {"role": "user", "content": "Go on."},
