@@ -348,11 +348,14 @@ def test_a_hold_ends_with_0_and_takes_its_ready_file_along(folder, tmp_path, man
     assert not ready.exists()
 
 
-def test_a_ready_file_of_an_earlier_run_is_no_sign_of_this_one(call, folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))  # a manager that has gone is no trouble
+def test_a_ready_file_of_an_earlier_run_is_no_sign_of_this_one(call, folder, tmp_path, monkeypatch, manager):
     ready = tmp_path / "ready"
+    monkeypatch.setenv("NOTIFY_SOCKET", manager.address)
     assert call(folder, "--ready-file", ready).returncode == 0
     assert ready.exists()
+    assert manager.next("READY=1").startswith("READY=1\nSTATUS=warm: ")
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))  # is no trouble
+    assert call(folder, "--ready-file", ready).returncode == 0
     cut_off(shards(folder)[0], 1)
     assert call(folder, "--ready-file", ready).returncode == 1
     assert not ready.exists()
