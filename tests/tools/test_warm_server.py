@@ -294,7 +294,6 @@ def test_a_full_server_gets_fewer_requests_for_later_shapes_too(model_server, ru
 
     model_server.answer = two_at_once
     done = run(batch_sizes=(4, 2, 8), input_lengths=(8,))
-
     assert outcome(done) == (0, ["steady", "left out", "left out"])
     first, *others = done.document["shapes"]
     assert (first["rounds"][0]["num_requests"], first["rounds"][0]["num_refused"]) == (2, 2)
