@@ -16,6 +16,7 @@ from conformance.running import gateway
 from deepseek_triton_tools.bench.results.request_samples import read_samples
 from deepseek_triton_tools.bench.results.result_files import read_result
 from deepseek_triton_tools.server.server_process import ServerProcess
+from support.commands import run_command
 from support.servers import build, url
 from support.waiting import wait_for
 
@@ -32,7 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def bench(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([*_BENCH, *words], capture_output=True, text=True)
+    done = run_command("bench", *words)
     assert done.returncode == code, done.stdout + done.stderr
     return done
 
@@ -161,45 +162,45 @@ def _open_requests(server: ServerProcess) -> bool:
     return any(float(line.split()[-1]) > 500 for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("http://127.0.0.1:9",), "http://127.0.0.1:9"),
-        (("URL", "--model", "gpt"), "gpt"),
-        (("URL", "grpc://127.0.0.1:9"), "expected servers of one kind, got triton-grpc and triton-http"),
-        (("URL/v2/models/tensorrt_llm",), "expected the server's own address"),
-        (("http://127.0.0.1:9/v1", "--turns", "2"), "--turns: an OpenAI endpoint gives no token ids"),
-        (("URL", "--rounds", "2", "--rate", "2"), "--rounds: with --rate only if there is --concurrency"),
-        (("URL", "--set", "max_tokens=20"), "--set max_tokens: say it with --osl"),
-        (
-            ("URL", "--burstiness", "2", "--cancel-after", "1", "--full", "--later-isl", "5", "--num-prefixes", "2"),
-            "--burstiness: only with --rate; --cancel-after: only with --cancel; --full: only with --preset; "
-            "--later-isl: only with --turns; --num-prefixes: only with --prefix-len",
-        ),
-        (("URL", "--preset", "balanced", "--cancel", "5", "--cancel-after", "1"), "--cancel, --cancel-after: not with"),
-        (("URL", "--json", "--picture", "--table", "vllm"), "--table, --picture: not with --json"),
-        (("URL/v1", "--model-version", "1"), "--model-version: an OpenAI endpoint has none"),
-        (("URL/v1",), "for Triton, leave /v1 out"),
-        (("URL", "--chat"), "--chat: random prompts are token ids"),
-        (("URL", "--set", "temprature=1"), "did you mean 'temperature'?"),
-        (("URL", "--preset", "r1-h200-max-throughpu"), "did you mean r1-h200-max-throughput"),
-        (("URL", "--preset", "balanced", "--isl", "5"), "--isl: not with --preset"),
-        (("URL", "--slo", "ttft"), "expected limits in ms of ttft, tpot, itl, e2el, such as ttft=500,tpot=30"),
-        (("URL", "--concurrency", "0"), "expected whole numbers from 1, such as 1,8,64"),
-        (("URL", "--rate", "-1"), "expected requests a second"),
-        (("URL", "--dataset", "/nowhere"), "/nowhere: No such file"),
-        (("URL", "--isl", "9999999"), "expected prompts and answers of at most 163,840 tokens together"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
-)
-def test_a_wrong_command_is_one_line(server, words, expected, tmp_path):
+WRONG = [
+    (("http://127.0.0.1:9",), "http://127.0.0.1:9"),
+    (("URL", "--model", "gpt"), "gpt"),
+    (("URL", "grpc://127.0.0.1:9"), "expected servers of one kind, got triton-grpc and triton-http"),
+    (("URL/v2/models/tensorrt_llm",), "expected the server's own address"),
+    (("http://127.0.0.1:9/v1", "--turns", "2"), "--turns: an OpenAI endpoint gives no token ids"),
+    (("URL", "--rounds", "2", "--rate", "2"), "--rounds: with --rate only if there is --concurrency"),
+    (("URL", "--set", "max_tokens=20"), "--set max_tokens: say it with --osl"),
+    (
+        ("URL", "--burstiness", "2", "--cancel-after", "1", "--full", "--later-isl", "5", "--num-prefixes", "2"),
+        "--burstiness: only with --rate; --cancel-after: only with --cancel; --full: only with --preset; "
+        "--later-isl: only with --turns; --num-prefixes: only with --prefix-len",
+    ),
+    (("URL", "--preset", "balanced", "--cancel", "5", "--cancel-after", "1"), "--cancel, --cancel-after: not with"),
+    (("URL", "--json", "--picture", "--table", "vllm"), "--table, --picture: not with --json"),
+    (("URL/v1", "--model-version", "1"), "--model-version: an OpenAI endpoint has none"),
+    (("URL/v1",), "for Triton, leave /v1 out"),
+    (("URL", "--chat"), "--chat: random prompts are token ids"),
+    (("URL", "--set", "temprature=1"), "did you mean 'temperature'?"),
+    (("URL", "--preset", "r1-h200-max-throughpu"), "did you mean r1-h200-max-throughput"),
+    (("URL", "--preset", "balanced", "--isl", "5"), "--isl: not with --preset"),
+    (("URL", "--slo", "ttft"), "expected limits in ms of ttft, tpot, itl, e2el, such as ttft=500,tpot=30"),
+    (("URL", "--concurrency", "0"), "expected whole numbers from 1, such as 1,8,64"),
+    (("URL", "--rate", "-1"), "expected requests a second"),
+    (("URL", "--dataset", "/nowhere"), "/nowhere: No such file"),
+    (("URL", "--isl", "9999999"), "expected prompts and answers of at most 163,840 tokens together"),
+]
+"""(words, what is said of them)"""
+
+
+def test_a_wrong_command_is_one_line(server, subtests, tmp_path):
     folder = tmp_path / "result"
-    given = [word.replace("URL", server.http_url) for word in words]
-    done = subprocess.run([*_BENCH, *given, "--output", str(folder)], capture_output=True, text=True)
-    assert done.returncode in (1, 2)
-    assert expected in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (folder / "bench.json").exists()
+    for words, expected in WRONG:
+        with subtests.test(words=words):
+            given = [word.replace("URL", server.http_url) for word in words]
+            done = run_command("bench", *given, "--output", str(folder))
+            assert done.returncode in (1, 2)
+            assert expected in done.stderr
+            assert not (folder / "bench.json").exists()
 
 
 def test_a_result_is_not_written_over(server, tmp_path):

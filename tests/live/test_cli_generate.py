@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from deepseek_triton_client import Client, Timeouts
+from support.commands import run_command
 from support.servers import url
 from support.terminal_session import CTRL_C, Terminal
 
@@ -20,6 +21,8 @@ def address(request, tiny_server):
 
 
 def run(*argv, **options):
+    if not options:
+        return run_command(*map(str, argv))
     return subprocess.run([*COMMAND, *argv], capture_output=True, text=True, **options)
 
 

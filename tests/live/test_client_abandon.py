@@ -1,4 +1,4 @@
-"""Hundreds of requests left in every way there is: nothing stays, on the server or in the client.
+"""Requests left in every way there is: nothing stays, on the server or in the client.
 
 `tests/bench/abandon.py` does the same with thousands, and watches memory.
 """
@@ -13,43 +13,29 @@ from bench.client_load.stayed import Limits, problems, table
 
 from support.servers import url
 
-NUM_STREAMS = 300
 CONCURRENCY = 32
 PATIENCE_S = 120
 """More than it takes, so that what hangs fails."""
 
 
-@pytest.fixture(scope="module")
-def paced_server(tmp_path_factory):
-    """Streams of 100 tokens a second each, so that what is left would run on."""
-    log = tmp_path_factory.mktemp("abandon") / "tritonserver.log"
+@pytest.mark.slow
+@pytest.mark.parametrize("num_streams", [40, pytest.param(300, marks=pytest.mark.nightly)])
+def test_requests_that_are_left_leave_nothing(num_streams, tmp_path):
+    """Streams of 100 tokens a second each, so that what is left would run on; all kinds of client at once."""
+    log = tmp_path / "tritonserver.log"
     with _served.serving("simulated", log, engine_options={"pace": "real"}) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def left(paced_server):
-    """Kind of client -> what it found; all at once."""
-    plans = [
-        Plan(
-            url=url(paced_server, scheme),
-            face=face,
-            num_streams=NUM_STREAMS,
-            concurrency=CONCURRENCY,
-            seed=1,
-            num_interrupts=num_interrupts(scheme, face, 12),
-        )
-        for scheme, face in CORNERS.values()
-    ]
-    return dict(zip(CORNERS, leave(plans, PATIENCE_S), strict=True))
-
-
-@pytest.mark.parametrize("client_kind", CORNERS)
-def test_requests_that_are_left_leave_nothing_in_the_client(left, client_kind):
-    found = left[client_kind]
-    assert problems(found, Limits(idle_connections=CONCURRENCY)) == [], table(found)
-
-
-@pytest.mark.usefixtures("left")
-def test_and_nothing_on_the_server(paced_server):
-    assert settled(paced_server).left == 0
+        plans = [
+            Plan(
+                url=url(server, scheme),
+                face=face,
+                num_streams=num_streams,
+                concurrency=CONCURRENCY,
+                seed=1,
+                num_interrupts=num_interrupts(scheme, face, 12),
+            )
+            for scheme, face in CORNERS.values()
+        ]
+        stayed = dict(zip(CORNERS, leave(plans, PATIENCE_S), strict=True))
+        limits = Limits(idle_connections=CONCURRENCY)
+        assert {kind: table(found) for kind, found in stayed.items() if problems(found, limits)} == {}
+        assert settled(server).left == 0

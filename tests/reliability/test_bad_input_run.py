@@ -15,14 +15,15 @@ from reliability.bad_requests import BadInput, expensive, make
 
 
 @pytest.mark.slow
-def test_a_run_of_a_few_hundred_inputs_has_no_violation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("inputs", [100, pytest.param(5000, marks=pytest.mark.nightly)])
+def test_a_run_has_no_violation(tmp_path: Path, inputs: int) -> None:
     record = tmp_path / "record.json"
-    arguments = ("--inputs", "300", "--seed", "7", "--no-expensive", "--out", str(tmp_path / "out"))
+    arguments = ("--inputs", str(inputs), "--seed", "7", "--no-expensive", "--out", str(tmp_path / "out"))
     assert main([*arguments, "--record", str(record)]) == 0
     summary = json.loads(record.read_text())
     assert summary["violations"] == []
-    assert summary["inputs"] == 300
-    assert sum(sum(outcomes.values()) for outcomes in summary["outcomes"].values()) == 300
+    assert summary["inputs"] == inputs
+    assert sum(sum(outcomes.values()) for outcomes in summary["outcomes"].values()) == inputs
     assert {"HTTP", "HTTP stream", "gRPC", "gateway"} <= summary["canaries"].keys()
 
 
@@ -36,7 +37,7 @@ def test_the_number_and_the_seed_decide_an_input() -> None:
     assert {given.where for given in first} == {"server", "gateway", "grpc"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # making them takes long, too
 def test_an_expensive_input_comes_once_to_each_place() -> None:
     names = [(given.kind, given.where) for given in expensive()]
     assert len(names) == len(set(names))

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 import signal
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 import yaml
 
 from deepseek_triton_client import Client, Retries, ServerUnavailable
-from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.server.server_process import ServerProcess
+from support.commands import run_command
 
 STANDIN = Path(__file__).resolve().parents[1] / "standin" / "tensorrt_llm"
 
 
 def build(folder: Path, *argv: str) -> Path:
     """A repository from the command line, as a user makes it."""
-    output = io.StringIO()
-    with redirect_stdout(output), redirect_stderr(output):
-        code = main(["build", *argv, "--output", str(folder)])
-    assert code == 0, output.getvalue()
+    done = run_command("build", *argv, "--output", str(folder))
+    assert done.returncode == 0, done.stderr
     return folder
 
 
