@@ -260,16 +260,16 @@ def test_a_refusal_after_the_first_response_is_not_unprocessed(grpc_server, driv
     assert (type(error), error.unprocessed) == (Overloaded, False)
 
 
-def test_outputs_without_their_contents(grpc_server, driver):
+def test_responses_that_can_not_be_read(grpc_server, driver):
+    """Outputs without their contents, a response over the limit, and what is no message of Triton."""
     broken = grpc_server.response(text_output="a")
     broken.infer_response.ClearField("raw_output_contents")
-    grpc_server.script(grpc_server.responses(broken))
-    error = failing(driver, grpc_server.url)
-    assert type(error) is ProtocolError
-    assert "raw contents" in str(error)
+    large = grpc_server.response(text_output="a" * 2000)
+    for response, said in ((broken, "raw contents"), (large, "connection.max_message_bytes")):
+        grpc_server.script(grpc_server.responses(response))
+        error = failing(driver, grpc_server.url, connection=Connection(max_message_bytes=1000))
+        assert (type(error), said in str(error), error.unprocessed) == (ProtocolError, True, False)
 
-
-def test_what_is_no_message_of_triton(driver):
     handler = grpc.stream_stream_rpc_method_handler(lambda requests, context: iter([b"\xff\xff"]))
     methods = grpc.method_handlers_generic_handler("inference.GRPCInferenceService", {"ModelStreamInfer": handler})
     server = grpc.server(ThreadPoolExecutor(1))
@@ -285,14 +285,6 @@ def test_what_is_no_message_of_triton(driver):
 
 
 # --- sizes ---
-
-
-def test_a_response_over_the_limit(grpc_server, driver):
-    grpc_server.script(grpc_server.responses(grpc_server.response(text_output="a" * 2000)))
-    error = failing(driver, grpc_server.url, connection=Connection(max_message_bytes=1000))
-    assert type(error) is ProtocolError
-    assert "connection.max_message_bytes" in str(error)
-    assert not error.unprocessed
 
 
 def test_responses_of_megabytes_are_within_the_default(grpc_server, driver):
@@ -378,15 +370,12 @@ def blackhole():
 
 
 def test_connecting_is_limited(driver, blackhole):
-    error = failing(driver, f"grpc://127.0.0.1:{blackhole}", lambda transport: everything(transport, 0.2))
-    assert (type(error), error.unprocessed) == (ServerUnavailable, True)
-    assert str(error) == "no connection within 0.2 s"
-
-
-def test_connecting_is_limited_where_something_listens(driver):
+    """Also where something listens."""
     with RawServer(lambda connection: connection.recv(1 << 16)) as server:
-        error = failing(driver, f"grpc://127.0.0.1:{server.port}", lambda transport: everything(transport, 0.2))
-    assert (str(error), error.unprocessed) == ("no connection within 0.2 s", True)
+        for port in (blackhole, server.port):
+            error = failing(driver, f"grpc://127.0.0.1:{port}", lambda transport: everything(transport, 0.2))
+            assert (type(error), error.unprocessed) == (ServerUnavailable, True)
+            assert str(error) == "no connection within 0.2 s"
 
 
 @pytest.mark.slow
@@ -552,33 +541,26 @@ def test_a_stream_that_is_forgotten_after_its_loop(grpc_server):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("read_on", [True, False])
-def test_an_end_that_is_announced_and_does_not_come(grpc_server, driver, read_on):
-    left = until_gone(grpc_server, grpc_server.response(text_output="a", final=True))
+def test_an_end_that_is_announced_and_does_not_come(grpc_server, driver):
+    """Whether the stream is read on or closed, and after an error; responses after the final one are left out."""
+    final, error = grpc_server.response(text_output="a", final=True), grpc_server.error("what")
+    left = until_gone(grpc_server, final)
 
     async def body(transport):
         stream = opened(transport)
         assert await stream.receive() == {"text_output": "a"}
-        if read_on:
-            assert await stream.receive() is None
         await stream.close()
 
     driver.run(grpc_server.url, body)
     assert left.result(WAIT_S)
-
-
-@pytest.mark.slow
-def test_an_end_that_is_announced_and_does_not_come_after_an_error(grpc_server, driver):
-    left = until_gone(grpc_server, grpc_server.error("what"))
+    for responses in ((final,), (final, grpc_server.response(text_output="b"))):
+        grpc_server.gone.clear()
+        left = until_gone(grpc_server, *responses)
+        assert driver.run(grpc_server.url, everything) == [{"text_output": "a"}]
+        assert left.result(WAIT_S)
+    grpc_server.gone.clear()
+    left = until_gone(grpc_server, error)
     assert type(failing(driver, grpc_server.url)) is ServerError
-    assert left.result(WAIT_S)
-
-
-@pytest.mark.slow
-def test_responses_after_the_final_one_are_left_out(grpc_server, driver):
-    final = grpc_server.response(text_output="a", final=True)
-    left = until_gone(grpc_server, final, grpc_server.response(text_output="b"))
-    assert driver.run(grpc_server.url, everything) == [{"text_output": "a"}]
     assert left.result(WAIT_S)
 
 

@@ -28,7 +28,9 @@ def run(model_server, capsys):
 
 
 def started(server):
-    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "generate", "hi", "--url", server.url]
+    """Start `generate` in a process, with Ctrl-C as a terminal has it."""
+    program = ["env", "--default-signal=INT", sys.executable, "-m", "deepseek_triton_tools.cli.main"]
+    command = [*program, "generate", "hi", "--url", server.url]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
