@@ -275,11 +275,3 @@ def test_a_relative_folder_is_a_folder_in_every_format(tmp_path, capsys, monkeyp
     assert main([*R1, "--model", "models/r1", "--format", "trtllm-bench", "--output", "out"]) == 0
 
     assert "--model deepseek-ai/DeepSeek-R1 --model_path ./models/r1" in (tmp_path / "out/bench.sh").read_text()
-
-
-def test_the_container_asked_for_is_in_the_stamp(tmp_path, capsys):
-    assert main([*R1, "--image", "26.05", "--output", str(tmp_path / "r1")]) == 0
-
-    text = (tmp_path / "r1/start.sh").read_text()
-    assert "--image 26.05" in text.splitlines()[1]
-    assert "tritonserver:26.05-trtllm" in text

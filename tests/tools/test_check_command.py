@@ -48,13 +48,9 @@ def checkpoint(folder, *, missing_bytes=0):
 
 def test_what_was_built_is_ok(repository, capsys):
     assert main(["check", str(repository)]) == 0
-
     printed = capsys.readouterr().out
     assert "deepseek-r1, fp8, 8 x h200; TensorRT-LLM 1.2.1" in printed
     assert "ok: 0 errors, 0 warnings" in printed
-
-
-def test_the_checkouts_own_repository_is_ok(capsys):
     assert main(["check", "model_repository"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "ok: nothing found"
 

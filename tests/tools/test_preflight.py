@@ -55,26 +55,21 @@ def test_a_python_without_venv_is_told_what_to_install(monkeypatch):
     assert "apt install python3-venv" in problem
 
 
-def test_a_static_python_is_told_how_to_get_a_shared_library(monkeypatch, tmp_path):
-    monkeypatch.setattr(sysconfig, "get_config_var", lambda name: str(tmp_path))
+def test_where_the_shared_library_is_looked_for(monkeypatch, tmp_path):
+    """A static Python is told how to get one; one that was moved has it below its prefix."""
+    monkeypatch.setattr(sysconfig, "get_config_var", lambda name: "/install/lib")
     monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
-    pretend_python(monkeypatch, (3, 11, 7))
-
-    problem = preflight.libpython_problem()
-
-    assert "libpython3.11.so.1.0 is missing" in problem
-    assert "apt install libpython3.11," in problem
-    assert "--enable-shared pyenv install --force 3.11.7" in problem
-
-
-def test_a_python_that_was_moved_is_found_below_its_prefix(monkeypatch, tmp_path):
     library = tmp_path / "lib" / preflight.libpython_name()
     library.parent.mkdir()
     library.touch()
-    monkeypatch.setattr(sysconfig, "get_config_var", lambda name: "/install/lib")
-    monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
-
     assert preflight.find_libpython() == library
+
+    library.unlink()
+    pretend_python(monkeypatch, (3, 11, 7))
+    problem = preflight.libpython_problem()
+    assert "libpython3.11.so.1.0 is missing" in problem
+    assert "apt install libpython3.11," in problem
+    assert "--enable-shared pyenv install --force 3.11.7" in problem
 
 
 def test_problems_are_lines_and_exit_code_1(monkeypatch, capsys):

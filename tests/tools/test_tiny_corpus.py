@@ -180,17 +180,14 @@ def test_training_twice_gives_the_same_tokenizer():
 
 
 def test_tokens_have_the_ids_that_the_checkpoint_expects():
+    with pytest.raises(ValueError, match="train on more documents"):
+        train_tokenizer(sample()[:10])
     assert tokenizer().get_vocab_size() == VOCABULARY_SIZE
     assert [tokenizer().id_to_token(index) for index in range(3)] == [BOS, EOS, PAD]
     first = VOCABULARY_SIZE - len(MARKER_TOKENS)
     assert tuple(tokenizer().id_to_token(index) for index in range(first, VOCABULARY_SIZE)) == MARKER_TOKENS
     assert tokenizer().encode("12").tokens == [BOS, "1", "2"]
     assert tokenizer().decode(tokenizer().encode(f"<think>é漢🙂{EOS}").ids) == "<think>é漢🙂"
-
-
-def test_few_documents_are_refused():
-    with pytest.raises(ValueError, match="train on more documents"):
-        train_tokenizer(sample()[:10])
 
 
 # --- chat templates ---------------------------------------------------------------------------------------------------
