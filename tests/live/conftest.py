@@ -31,7 +31,16 @@ ONE_PLACE_STEP_S = 0.006
 """Pace of vLLM in place of the digital twin."""
 
 
-SERVERS = ("hosts", "tiny_server", "trtllm_server", "simulated_server", "small_server", "dead_server")
+SERVERS = (
+    "hosts",
+    "v31_server",
+    "r1_server",
+    "tiny_server",
+    "trtllm_server",
+    "simulated_server",
+    "small_server",
+    "dead_server",
+)
 """One of each for the whole session: its tests are a group, which one worker has."""
 KINDS = ("client_kind", "way", "scheme", "tiny", "simulated", "trtllm")
 """Parameters that say by which client, and how, a server is asked."""
@@ -127,6 +136,20 @@ def trained_repository(vllm_chosen: bool, executor: dict[str, Any], tmp_path_fac
     if not vllm_chosen:
         return model_repository()
     return vllm_repository(tmp_path_factory.mktemp("vllm_trained") / "repository", **executor)
+
+
+@pytest.fixture(scope="session")
+def v31_server(trained_repository: Path) -> Iterator[ServerProcess]:
+    """The trained tiny checkpoint with V3.1's chat template."""
+    with serving(trained_repository) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def r1_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The same weights with R1's template, which begins every answer with reasoning."""
+    with serving(build(tmp_path_factory.mktemp("r1") / "repository", "tiny-r1")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -29,15 +29,8 @@ in_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is instal
 
 
 @pytest.fixture(scope="module")
-def tiny_model(trained_repository: Path) -> Iterator[ServerProcess]:
-    with ServerProcess.serving(trained_repository) as server:
-        yield server
-    assert server.returncode == 0, "\n".join(server.log_tail[-60:])
-
-
-@pytest.fixture(scope="module")
-def address(tiny_model: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with gateway(url(tiny_model, "http"), log=tmp_path_factory.mktemp("gateway") / "log") as address:
+def address(v31_server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with gateway(url(v31_server, "http"), log=tmp_path_factory.mktemp("gateway") / "log") as address:
         yield address
 
 
@@ -162,13 +155,13 @@ def test_what_a_model_writes_is_text(browser: Browser, tmp_path: Path) -> None:
 
 @in_chromium
 def test_a_key_that_is_wrong_is_refused_in_the_servers_words(
-    browser: Browser, tiny_model: ServerProcess, tmp_path: Path
+    browser: Browser, v31_server: ServerProcess, tmp_path: Path
 ) -> None:
     key, line = new_key("ann")
     (tmp_path / "keys").write_text(line)
     options = ("--keys", str(tmp_path / "keys"))
     with (
-        gateway(url(tiny_model, "http"), log=tmp_path / "log", options=options) as address,
+        gateway(url(v31_server, "http"), log=tmp_path / "log", options=options) as address,
         browser.page(address) as page,
     ):
         page.wait("document.querySelector('#trouble').checkVisibility()")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -58,12 +57,9 @@ def dictated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def tiny(trained_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def tiny(v31_server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a gateway before the trained tiny model."""
-    with (
-        ServerProcess.serving(trained_repository) as server,
-        gateway(url(server, "http"), log=tmp_path_factory.mktemp("tiny") / "log") as address,
-    ):
+    with gateway(url(v31_server, "http"), log=tmp_path_factory.mktemp("tiny") / "log") as address:
         yield address
 
 

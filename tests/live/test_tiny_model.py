@@ -43,20 +43,6 @@ each_way = pytest.mark.parametrize("way", WAYS, ids=str)
 each_stream = pytest.mark.parametrize("way", STREAMS, ids=str)
 
 
-@pytest.fixture(scope="module")
-def v31_server(trained_repository: Path) -> Iterator[ServerProcess]:
-    with ServerProcess.serving(trained_repository) as server:
-        yield server
-    assert server.returncode == 0, "\n".join(server.log_tail[-60:])
-
-
-@pytest.fixture(scope="module")
-def r1_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess.serving(build(tmp_path_factory.mktemp("r1") / "repository", "tiny-r1")) as server:
-        yield server
-    assert server.returncode == 0, "\n".join(server.log_tail[-60:])
-
-
 def said(*texts: str, system: str = "") -> list[dict[str, Any]]:
     """Return a conversation in which user and assistant take turns."""
     turns = zip(itertools.cycle(["user", "assistant"]), texts, strict=False)

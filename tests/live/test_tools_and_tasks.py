@@ -6,7 +6,6 @@ The model is the trained tiny one, so a call is one that a model has written, an
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -15,7 +14,7 @@ import pytest
 from deepseek_triton_client import InvalidRequest
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.client_kinds import ClientKind
-from support.servers import build, url
+from support.servers import url
 from support.wire import WAYS, WHOLE, Answer, Way, ask
 from tiny_checkpoint.special_tokens import CALL, CALLS, END_CALL, END_CALLS, SEPARATOR
 
@@ -41,20 +40,6 @@ RAW_CALL = f"{CALLS}{CALL}get_weather{SEPARATOR}{ARGUMENTS}{END_CALL}{END_CALLS}
 FENCED_CALL = f"{CALLS}{CALL}function{SEPARATOR}get_weather\n```json\n{ARGUMENTS}\n```{END_CALL}{END_CALLS}"
 
 each_way = pytest.mark.parametrize("way", WAYS, ids=str)
-
-
-@pytest.fixture(scope="module")
-def v31_server(trained_repository: Any) -> Iterator[ServerProcess]:
-    with ServerProcess.serving(trained_repository) as server:
-        yield server
-    assert server.returncode == 0, "\n".join(server.log_tail[-60:])
-
-
-@pytest.fixture(scope="module")
-def r1_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess.serving(build(tmp_path_factory.mktemp("r1") / "repository", "tiny-r1")) as server:
-        yield server
-    assert server.returncode == 0, "\n".join(server.log_tail[-60:])
 
 
 def chat(server: ServerProcess, way: Way, messages: list[dict[str, Any]], **fields: Any) -> Answer:
