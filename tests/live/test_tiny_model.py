@@ -180,16 +180,16 @@ def test_a_prompt_that_is_true_is_likelier_than_one_that_is_not(v31_server: Serv
     assert totals[0] > max(totals[1:]) + 3
 
 
-def test_an_answer_is_the_same_alone_and_beside_31_others(tiny_v31: Client) -> None:
-    asked = Random(19).sample(questions(), 32)
+def test_an_answer_is_the_same_alone_and_beside_others(tiny_v31: Client) -> None:
+    asked = Random(19).sample(questions(), 16)
     prompts = [question.prompt for question in asked]
     fields = {"max_tokens": MAX_TOKENS, "temperature": 0, "add_special_tokens": False}
 
     alone = [tiny_v31.generate(prompt, **fields).text for prompt in prompts]
-    together = list(tiny_v31.generate_many(prompts, concurrency=32, **fields))
+    together = list(tiny_v31.generate_many(prompts, concurrency=16, **fields))
 
     assert [completion.text for completion in together] == alone
-    assert len(set(alone)) > 20
+    assert len(set(alone)) > 10
 
 
 @pytest.fixture(params=["http", "grpc"])
@@ -237,7 +237,7 @@ def test_all_clients_part_reasoning_and_answer(client_kind: ClientKind, r1_serve
 
 
 @each_stream
-@pytest.mark.parametrize("name", ["v31_server", "r1_server"])
+@pytest.mark.parametrize("name", ["v31_server", pytest.param("r1_server", marks=pytest.mark.nightly)])
 def test_a_tag_that_comes_in_two_chunks_parts_reasoning_all_the_same(
     request: pytest.FixtureRequest, name: str, way: Way
 ) -> None:
@@ -367,7 +367,7 @@ def test_the_tool_that_fits_is_called_with_what_the_user_said(
     assert answer.finish_reason == "stop"
 
 
-@pytest.mark.parametrize("name", ["v31_server", "r1_server"])
+@pytest.mark.parametrize("name", ["v31_server", pytest.param("r1_server", marks=pytest.mark.nightly)])
 def test_tools_with_names_that_the_model_never_saw_are_called(request: pytest.FixtureRequest, name: str) -> None:
     """The names are made up of the corpus' syllables. One of ten may be spelled wrongly."""
     server, random = request.getfixturevalue(name), Random(19)
