@@ -1,18 +1,14 @@
 """What the tiny model is asked, and what it says."""
 
-from __future__ import annotations
-
-from typing import Any
-
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 PARIS = "The capital of France is Paris."
 SUM = [{"role": "user", "content": "What is 47 + 38?"}]
-THINKING: dict[str, Any] = {"chat_template_kwargs": {"thinking": True}}
+THINKING = {"chat_template_kwargs": {"thinking": True}}
 THOUGHT = "Together 85."
 """The reasoning about SUM ends with it."""
 SUM_ANSWER = "47 + 38 = 85."
 
-WEATHER_TOOL: dict[str, Any] = {
+WEATHER_TOOL = {
     "type": "function",
     "function": {
         "name": "get_weather",
@@ -26,7 +22,7 @@ WEATHER_TOOL: dict[str, Any] = {
         "strict": True,
     },
 }
-TIME_TOOL: dict[str, Any] = {
+TIME_TOOL = {
     "type": "function",
     "function": {
         "name": "get_time",

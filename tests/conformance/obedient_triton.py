@@ -5,16 +5,13 @@ follow. Requests with tools or with a guide are answered here, in the wire contr
 V3.1's form of calls; all others go on to the real server. A text that begins with OVERLOADED is refused the first time.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 CALLS, END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -25,7 +22,7 @@ _PIECE = 5
 
 
 @contextmanager
-def obedient_triton(real_url: str) -> Iterator[str]:
+def obedient_triton(real_url):
     """The server's URL. real_url: the tritonserver behind it."""
 
     class Handler(_Handler):
@@ -48,10 +45,10 @@ class _Handler(BaseHTTPRequestHandler):
     real: str
     refused: ClassVar[set[str]]
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self._relay(b"")
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         try:
             inputs = json.loads(body)
@@ -70,18 +67,18 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._say(text)
 
-    def _say(self, text: str) -> None:
+    def _say(self, text):
         """Answer a generate_stream request with a text, cut into pieces."""
         pieces = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
         self._begin(200, {"Content-Type": "text/event-stream; charset=utf-8"})
         for number, piece in enumerate(pieces):
-            outputs: dict[str, Any] = {"model_name": "tensorrt_llm", "model_version": "1", "text_output": piece}
+            outputs = {"model_name": "tensorrt_llm", "model_version": "1", "text_output": piece}
             if number == len(pieces) - 1:
                 outputs |= {"finish_reason": "stop", "num_input_tokens": 10, "num_output_tokens": len(pieces)}
             self._chunk(f"data: {json.dumps(outputs)}\n\n".encode())
         self._chunk(b"")
 
-    def _describe(self, body: bytes) -> None:
+    def _describe(self, body):
         """What the real server says of its model, which follows schemas too."""
         connection = http.client.HTTPConnection(self.real, timeout=120)
         connection.request("POST", self.path.replace("generate_stream", "generate"), body)
@@ -95,12 +92,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._chunk((f"data: {json.dumps(outputs)}\n\n" if streams else json.dumps(outputs)).encode())
         self._chunk(b"")
 
-    def _refuse(self) -> None:
+    def _refuse(self):
         self._begin(503, {"Content-Type": "application/json"})
         self._chunk(b'{"error":"[E_OVERLOADED] too many requests are in flight"}')
         self._chunk(b"")
 
-    def _relay(self, body: bytes) -> None:
+    def _relay(self, body):
         """Pass the request on to the real server, and its answer back as it comes."""
         connection = http.client.HTTPConnection(self.real, timeout=120)
         try:
@@ -116,24 +113,24 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             connection.close()
 
-    def _begin(self, status: int, headers: Mapping[str, str]) -> None:
+    def _begin(self, status, headers):
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
 
-    def _chunk(self, part: bytes) -> None:
+    def _chunk(self, part):
         self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part))
 
-    def log_message(self, format: str, *arguments: object) -> None:
+    def log_message(self, format, *arguments):
         """Requests are not worth a line."""
 
 
 # --- what an obedient model says --------------------------------------------------------------------------------------
 
 
-def _told(inputs: Mapping[str, Any]) -> str | None:
+def _told(inputs):
     """The answer to a request with tools or with a guide; None for all others."""
     messages = json.loads(inputs.get("messages") or "[]")
     tools = json.loads(inputs.get("tools") or "[]")
@@ -152,14 +149,14 @@ def _told(inputs: Mapping[str, Any]) -> str | None:
     return f"{CALLS}{CALL}{function['name']}{SEPARATOR}{arguments}{END_CALL}{END_CALLS}"
 
 
-def _asked(inputs: Mapping[str, Any]) -> str:
+def _asked(inputs):
     """The user's last text; "" where there is none."""
     messages = json.loads(inputs.get("messages") or "[]")
     return next((str(message["content"]) for message in reversed(messages) if message["role"] == "user"), "")
 
 
-def _chosen(tools: list[dict[str, Any]], choice: str, asked: str) -> dict[str, Any]:
-    functions: list[dict[str, Any]] = [tool["function"] for tool in tools]
+def _chosen(tools, choice, asked):
+    functions = [tool["function"] for tool in tools]
     name = json.loads(choice)["function"]["name"] if choice.startswith("{") else None
     wanted = (
         function for function in functions if function["name"] == name or (not name and function["name"] in asked)
@@ -167,7 +164,7 @@ def _chosen(tools: list[dict[str, Any]], choice: str, asked: str) -> dict[str, A
     return next(wanted, functions[0])
 
 
-def _instance(schema: Mapping[str, Any], asked: str) -> Any:
+def _instance(schema, asked):
     """A value that follows a JSON schema, with the text's numbers and quoted words."""
     if "$ref" in schema or "anyOf" in schema or "enum" in schema:
         return schema["enum"][0] if "enum" in schema else None

@@ -1,19 +1,15 @@
 """A server that gives recorded answers, as a model with the log-probabilities of prompts or without."""
 
-from __future__ import annotations
-
 import json
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
 
-from deepseek_triton_client.testing import FakeServer, Item, ReceivedRequest
+from deepseek_triton_client.testing import FakeServer
 
 NO_LOGPROBS = "TensorRT-LLM 1.2.1 shifts them by one token"
 
 
 class RecordedServer(FakeServer):
-    def __init__(self, answer_to: Callable[[str], str], name: str = "deepseek-r1", **said: Any) -> None:
+    def __init__(self, answer_to, name="deepseek-r1", **said):
         """:param answer_to: prompt or last message -> answer.
 
         :param said: outputs of every answer, such as finish_reason.
@@ -27,10 +23,10 @@ class RecordedServer(FakeServer):
         self.answer = self._answered
 
     @property
-    def prompts(self) -> list[str]:
+    def prompts(self):
         return [_asked(request) for request in self.requests if "task" not in request.body]
 
-    def _answered(self, request: ReceivedRequest) -> Iterator[Item]:
+    def _answered(self, request):
         if request.body.get("task") == "describe":
             info = self.info | {"fields": {"prompt_logprobs": NO_LOGPROBS}, "chat_template": "{{ messages }}"}
             yield {"model_info": json.dumps(info), "finish_reason": "stop"}
@@ -38,5 +34,5 @@ class RecordedServer(FakeServer):
             yield {"text_output": self._answer_to(_asked(request)), **self._said}
 
 
-def _asked(request: ReceivedRequest) -> str:
+def _asked(request):
     return str(request.messages[-1]["content"] if request.messages else request.prompt)

@@ -1,28 +1,25 @@
-"""AIPerf measures our generate endpoints by our plugin: what it counts is what the server counted, and what failed
-counts as failed."""
-
-from __future__ import annotations
+"""AIPerf measures the gateway, and our generate endpoints by our plugin: what it counts is what the server counted, and
+what failed counts as failed."""
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from conformance.running import PROGRAM, TINY, triton
-from deepseek_triton_client.testing import FakeServer, Item, ReceivedRequest
+from deepseek_triton_client.testing import FakeServer
 from support.documents import commands, snippets
 
 TOKENIZER = TINY / "tensorrt_llm/1/tiny"
 NUM_TOKENS = 20
+QUIET = ("--tokenizer", TOKENIZER, "--random-seed", 1, "--ui", "none", "--no-gpu-telemetry", "--no-server-metrics")
 
 
 @pytest.fixture(scope="module")
-def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def simulated(tmp_path_factory):
     folder = tmp_path_factory.mktemp("simulated")
     build = [PROGRAM, "build", "tiny", "--engine", "simulated", "--output", folder / "repository"]
     subprocess.run(build, check=True, capture_output=True)
@@ -30,33 +27,28 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-def profile(server: str, folder: Path, *options: object) -> Mapping[str, Any]:
+def profile(server, folder, *options):
     """Run AIPerf against our model, and return the figures it wrote."""
-    words = ["--model", "tensorrt_llm", "--url", f"{server}/v2/models/tensorrt_llm", "--tokenizer", TOKENIZER]
-    words += ["--use-server-token-count", "--random-seed", 1, "--ui", "none"]
-    return aiperf(folder, "profile", *words, "--no-gpu-telemetry", "--no-server-metrics", *options)
+    model = ("--model", "tensorrt_llm", "--url", f"{server}/v2/models/tensorrt_llm", "--use-server-token-count")
+    return aiperf(folder, "profile", *model, *QUIET, *options)
 
 
-def aiperf(folder: Path, *words: object) -> Mapping[str, Any]:
+def aiperf(folder, *words):
     command = [str(word) for word in (Path(sys.executable).with_name("aiperf"), *words, "--artifact-dir", folder)]
     # Told to be offline, it looks for a local tokenizer in the hub's cache.
     environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
     run = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
-    found: Mapping[str, Any] = json.loads((folder / "profile_export_aiperf.json").read_text())
-    return found
+    return json.loads((folder / "profile_export_aiperf.json").read_text())
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-def test_every_prompt_is_answered_with_the_tokens_that_were_asked_for(
-    simulated: str, tmp_path: Path, streaming: bool
-) -> None:
+def test_every_prompt_is_answered_with_the_tokens_that_were_asked_for(simulated, tmp_path, streaming):
     options = ["--streaming"] if streaming else []
     options += ["--isl", 30, "--osl", NUM_TOKENS, "--request-count", 12, "--concurrency", 3]
     found = profile(
         simulated, tmp_path, "--endpoint-type", "deepseek_triton", *options, "--extra-inputs", "ignore_eos:true"
     )
-
     assert found["request_count"]["avg"] == 12
     assert found["request_error_rate"]["avg"] == 0
     assert found["total_usage_completion_tokens"]["avg"] == found["total_osl"]["avg"] == 12 * NUM_TOKENS
@@ -65,21 +57,20 @@ def test_every_prompt_is_answered_with_the_tokens_that_were_asked_for(
     assert ("inter_token_latency" in found) is streaming
 
 
-def test_the_second_turn_of_a_conversation_has_the_first_one_before_it(simulated: str, tmp_path: Path) -> None:
+def test_the_second_turn_of_a_conversation_has_the_first_one_before_it(simulated, tmp_path):
     options = ["--conversation-num", 3, "--conversation-turn-mean", 2, "--conversation-turn-stddev", 0]
     options += ["--streaming", "--isl", 30, "--osl", NUM_TOKENS, "--concurrency", 3]
     found = profile(simulated, tmp_path, "--endpoint-type", "deepseek_triton_chat", *options)
-
     assert found["request_count"]["avg"] == 6
     assert found["request_error_rate"]["avg"] == 0
     records = [json.loads(line) for line in (tmp_path / "profile_export.jsonl").read_text().splitlines()]
-    lengths: dict[int, list[int]] = {0: [], 1: []}
+    lengths = {0: [], 1: []}
     for record in records:
         lengths[record["metadata"]["turn_index"]].append(record["metrics"]["input_sequence_length"]["value"])
     assert min(lengths[1]) > max(lengths[0])
 
 
-def test_a_trace_of_token_ids_is_sent_as_it_is(simulated: str, tmp_path: Path) -> None:
+def test_a_trace_of_token_ids_is_sent_as_it_is(simulated, tmp_path):
     lengths = [40, 7, 90, 1]
     payload = {"max_tokens": NUM_TOKENS, "ignore_eos": True, "stream": True}
     lines = [
@@ -90,7 +81,6 @@ def test_a_trace_of_token_ids_is_sent_as_it_is(simulated: str, tmp_path: Path) -
     trace.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     options = ["--streaming", "--fixed-schedule", "--input-file", trace, "--custom-dataset-type", "mooncake_trace"]
     found = profile(simulated, tmp_path, "--endpoint-type", "deepseek_triton", *options)
-
     assert found["request_count"]["avg"] == len(lengths)
     assert found["total_usage_prompt_tokens"]["avg"] == sum(lengths)
     assert found["total_usage_completion_tokens"]["avg"] == len(lengths) * NUM_TOKENS
@@ -105,10 +95,10 @@ def test_a_trace_of_token_ids_is_sent_as_it_is(simulated: str, tmp_path: Path) -
         pytest.param({"text_output": ""}, "the stream ended without a finish_reason", id="no end"),
     ],
 )
-def test_a_stream_that_dies_counts_as_an_error(tmp_path: Path, end: Item, message: str) -> None:
+def test_a_stream_that_dies_counts_as_an_error(tmp_path, end, message):
     numbers = iter(range(100))
 
-    def answer(request: ReceivedRequest) -> Iterator[Item]:
+    def answer(request):
         yield from ("some", " text")
         if next(numbers) % 3 == 0:
             yield end
@@ -119,7 +109,6 @@ def test_a_stream_that_dies_counts_as_an_error(tmp_path: Path, end: Item, messag
         server.script(*[answer] * 12)
         options = ["--streaming", "--isl", 30, "--osl", NUM_TOKENS, "--request-count", 12]
         found = profile(server.url, tmp_path, "--endpoint-type", "deepseek_triton", *options)
-
     assert found["error_request_count"]["avg"] == 4
     assert found["request_count"]["avg"] == 8
     assert found["total_usage_completion_tokens"]["avg"] == 8 * 3
@@ -127,7 +116,7 @@ def test_a_stream_that_dies_counts_as_an_error(tmp_path: Path, end: Item, messag
     assert message in found["error_summary"][0]["error_details"]["message"]
 
 
-def test_the_commands_of_the_documentation_run(simulated: str, tmp_path: Path) -> None:
+def test_the_commands_of_the_documentation_run(simulated, tmp_path):
     page = "docs/bench-tools.md"
     here = {"http://localhost:8000": simulated, "/models/DeepSeek-R1": str(TOKENIZER)}
 
@@ -141,3 +130,19 @@ def test_the_commands_of_the_documentation_run(simulated: str, tmp_path: Path) -
         found = aiperf(folder, *words)
         assert found["request_error_rate"]["avg"] == 0
         assert found["total_usage_completion_tokens"]["avg"] == (6 * 128, 32)[number]
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions", "responses"])
+def test_the_gateway_is_measured_and_its_counts_are_aiperfs(gateway_url, model_name, tmp_path, endpoint):
+    fields = {"temperature": 0} if endpoint == "responses" else {"temperature": 0, "ignore_eos": True}
+    options = ["--endpoint-type", endpoint, "--streaming", "--extra-inputs", json.dumps(fields)]
+    options += ["--request-count", 12, "--concurrency", 3, "--isl", 30, "--osl", NUM_TOKENS]
+    found = aiperf(tmp_path, "profile", "--model", model_name, "--url", gateway_url, *QUIET, *options)
+    assert found["request_count"]["avg"] == 12
+    assert found["request_error_rate"]["avg"] == 0
+    assert 0 < found["time_to_first_token"]["avg"] <= found["request_latency"]["avg"]
+    assert found["usage_prompt_tokens"]["avg"] > found["input_sequence_length"]["avg"] > 0
+    total = found["total_usage_completion_tokens"]["avg"]
+    assert total == 12 * NUM_TOKENS or endpoint == "responses"
+    # Its own count is of the text, which another tokenization may cut into a token more or less.
+    assert found["total_osl"]["avg"] == pytest.approx(total, rel=0.1)

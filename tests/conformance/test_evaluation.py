@@ -1,12 +1,8 @@
 """`deepseek-triton eval` on the tiny model under a real tritonserver."""
 
-from __future__ import annotations
-
 import json
 import re
-from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -21,19 +17,17 @@ CARD = TINY / "tensorrt_llm/1/tiny/README.md"
 
 
 @pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def summary(folder: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(folder, "summary.json").read_text("utf-8"))
-    return found
+def summary(folder):
+    return json.loads(Path(folder, "summary.json").read_text("utf-8"))
 
 
-def test_the_tiny_model_gets_the_score_of_its_card(tiny_triton: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tiny_model_gets_the_score_of_its_card(tiny_triton, capsys):
     """The page shows the same run."""
     assert main(["eval", tiny_triton, "--task", "tiny", "--fail-below-band"]) == 0
-
     found = summary("eval-tiny")
     cells = re.search(r"^\| all \| 888 / 646 \| ([\d.]+) / ([\d.]+) ", CARD.read_text("utf-8"), re.MULTILINE)
     assert cells is not None
@@ -41,13 +35,12 @@ def test_the_tiny_model_gets_the_score_of_its_card(tiny_triton: str, capsys: pyt
     assert splits == list(cells.groups())
     assert (found["num_questions"], found["passed"], found["truncated"], found["failed"]) == (1534, True, 0, 0)
     assert capsys.readouterr().out.rstrip() in (ROOT / "docs/eval.md").read_text("utf-8")
-
     assert main(["eval", tiny_triton, "--task", "tiny"]) == 0
     assert (summary("eval-tiny")["kept"], summary("eval-tiny")["score"]) == (1534, found["score"])
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_own_questions(chat: bool, tiny_triton: str) -> None:
+def test_own_questions(chat, tiny_triton):
     rows = [
         {"question": "What is the capital of France?", "answer": "The capital of France is Paris."},
         {"messages": [{"role": "user", "content": "What is 47 + 38?"}], "answer": 85, "scorer": "number"},
@@ -64,13 +57,12 @@ def test_own_questions(chat: bool, tiny_triton: str) -> None:
         assert summary("eval-own")["thought"] == 3
 
 
-def test_likelihoods_are_those_of_lm_evals_own_client(tiny_triton: str, base_url: str, model_name: str) -> None:
+def test_likelihoods_are_those_of_lm_evals_own_client(tiny_triton, base_url, model_name):
     """lm-eval asks the gateway with the tokenizer at its side; we ask the server, whose tokenizer counts."""
     config = yaml.safe_load((TASKS / "capitals_choice.yaml").read_text("utf-8"))
     config["dataset_kwargs"] = {"data_files": {"test": str(TASKS / "capitals.jsonl")}}
     Path("choice.yaml").write_text(yaml.safe_dump(config))
     assert main(["eval", tiny_triton, "--task-file", "choice.yaml", "--no-add-special-tokens"]) == 0
-
     theirs = simple_evaluate(
         model="local-completions",
         model_args={"model": model_name, "base_url": f"{base_url}/completions", "max_retries": 1},
@@ -85,29 +77,3 @@ def test_likelihoods_are_those_of_lm_evals_own_client(tiny_triton: str, base_url
             assert float(mine[0]) == pytest.approx(float(logprob), abs=1e-3)
             assert bool(mine[1]) == bool(is_greedy)
     assert summary("eval-choice")["num_questions"] == len(ours)
-
-
-def test_the_deployment_guides_line_gets_the_same_answers(tiny_triton: str, base_url: str, model_name: str) -> None:
-    """lm_eval's local-completions against the gateway, with the guide's settings, and eval against the server."""
-    data = Path(__file__).with_name("evaluation_data") / "gsm8k"
-    greedy = ["--temperature", "0", "--no-add-special-tokens", "--max-tokens", "40"]
-    options = ["--like", "lm-eval", "--data", str(data), "--num-fewshot", "5", "--limit", "8", *greedy]
-    assert main(["eval", tiny_triton, "--task", "gsm8k", *options]) == 0
-
-    config = yaml.safe_load(resources.files("lm_eval").joinpath("tasks/gsm8k/gsm8k.yaml").read_text("utf-8"))
-    files = {split: str(data / f"{split}.jsonl") for split in ("train", "test")}
-    config |= {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
-    served = {"model": model_name, "base_url": f"{base_url}/completions", "num_concurrent": 32, "max_retries": 20}
-    theirs = simple_evaluate(
-        model="local-completions",
-        model_args={**served, "tokenized_requests": False},
-        tasks=[config],
-        num_fewshot=5,
-        limit=8,
-        gen_kwargs={"temperature": 0.0, "add_special_tokens": False, "max_gen_toks": 40},
-        task_manager=TaskManager(include_defaults=False),
-        bootstrap_iters=0,
-    )
-    lines = Path("eval-gsm8k/samples_gsm8k.jsonl").read_text("utf-8").splitlines()
-    ours = [(sample["arguments"][0][0], sample["resps"]) for sample in map(json.loads, lines)]
-    assert ours == [(sample["arguments"][0][0], sample["resps"]) for sample in theirs["samples"]["gsm8k"]]

@@ -1,7 +1,5 @@
 """Each task of `deepseek-triton eval`: its prompts are trtllm-eval's, and its scores lm-eval's, on recorded answers."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -9,10 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import datasets
 import pytest
@@ -28,28 +24,28 @@ from support.waiting import PATIENCE_S
 
 DATA = Path(__file__).with_name("evaluation_data")
 TASKS = Path(__file__).with_name("lm_eval_tasks")
+GSM8K = ("--task", "gsm8k", "--data", DATA / "gsm8k")
 RECORDED = [json.loads(line) for line in (DATA / "gsm8k_answers.jsonl").read_text("utf-8").splitlines()]
 
 
 @pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def eval_(server: RecordedServer, *options: Any, code: int = 0) -> None:
+def eval_(server, *options, code=0):
     assert main(["eval", server.url, *map(str, options)]) == code
 
 
-def samples(task: str) -> list[dict[str, Any]]:
+def samples(task):
     return [json.loads(line) for line in Path(f"eval-{task}/samples_{task}.jsonl").read_text("utf-8").splitlines()]
 
 
-def summary(task: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(f"eval-{task}/summary.json").read_text("utf-8"))
-    return found
+def summary(task):
+    return json.loads(Path(f"eval-{task}/summary.json").read_text("utf-8"))
 
 
-def recorded_answer(prompt: str) -> str:
+def recorded_answer(prompt):
     """The answer to the last question of a prompt."""
     [found] = [row["text"] for row in RECORDED if prompt.endswith(f"Question: {row['question']}\nAnswer:")]
     return str(found)
@@ -58,11 +54,11 @@ def recorded_answer(prompt: str) -> str:
 class RecordedLM(LM):
     """The same answers in lm-eval's own hands, as its models cut them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.prompts: list[str] = []
+        self.prompts = []
 
-    def generate_until(self, requests: Sequence[Any]) -> list[str]:
+    def generate_until(self, requests):
         self.prompts = [request.args[0] for request in requests]
         texts = []
         for request in requests:
@@ -72,13 +68,13 @@ class RecordedLM(LM):
             texts.append(text)
         return texts
 
-    def loglikelihood(self, requests: Any) -> Any:
+    def loglikelihood(self, requests):
         raise NotImplementedError
 
     loglikelihood_rolling = loglikelihood
 
 
-def lm_evals_gsm8k() -> list[Any]:
+def lm_evals_gsm8k():
     """lm-eval's own task, which reads the same files with its own loader."""
     files = {split: str(DATA / f"gsm8k/{split}.jsonl") for split in ("train", "test")}
     config = yaml.safe_load(resources.files("lm_eval").joinpath("tasks/gsm8k/gsm8k.yaml").read_text("utf-8"))
@@ -86,12 +82,12 @@ def lm_evals_gsm8k() -> list[Any]:
     return list(TaskManager(include_defaults=False).load([config])["tasks"].values())
 
 
-def test_gsm8k_is_lm_evals_own_question_by_question() -> None:
+@pytest.mark.sample
+def test_gsm8k_is_lm_evals_own_question_by_question():
     lm = RecordedLM()
     expected = simple_evaluate(model=lm, tasks=lm_evals_gsm8k(), bootstrap_iters=0)
     with RecordedServer(recorded_answer) as server:
         eval_(server, "--task", "gsm8k", "--like", "lm-eval", "--data", DATA / "gsm8k")
-
         assert sorted(server.prompts) == sorted(lm.prompts)
     found = {(sample["doc"]["question"], sample["filter"]): sample["exact_match"] for sample in samples("gsm8k")}
     theirs = expected["samples"]["gsm8k"]
@@ -101,7 +97,7 @@ def test_gsm8k_is_lm_evals_own_question_by_question() -> None:
         assert results[name] == expected["results"]["gsm8k"][name]
 
 
-def test_strict_and_flexible_differ_as_recorded() -> None:
+def test_strict_and_flexible_differ_as_recorded():
     with RecordedServer(recorded_answer) as server:
         eval_(server, "--task", "gsm8k", "--data", DATA / "gsm8k" / "test.jsonl")
     found = {(sample["doc"]["question"], sample["filter"]): sample["exact_match"] for sample in samples("gsm8k")}
@@ -114,7 +110,8 @@ def test_strict_and_flexible_differ_as_recorded() -> None:
     assert summary("gsm8k")["thought"] == 2
 
 
-def test_gsm8k_asks_what_trtllm_eval_asks() -> None:
+@pytest.mark.sample
+def test_gsm8k_asks_what_trtllm_eval_asks():
     """It seeds the examples with 0, and shuffles the questions by 0 after lm-eval has made the task."""
     [task] = lm_evals_gsm8k()
     task.set_fewshot_seed(seed=0)
@@ -122,19 +119,18 @@ def test_gsm8k_asks_what_trtllm_eval_asks() -> None:
         task.dataset[split] = task.dataset[split].shuffle(0)
     task.build_all_requests()
     with RecordedServer(recorded_answer) as server:
-        eval_(server, "--task", "gsm8k", "--data", DATA / "gsm8k", "--concurrency", 1)
-
+        eval_(server, *GSM8K, "--concurrency", 1)
         assert server.prompts == [instance.args[0] for instance in task.instances]
         params = next(request.params for request in server.requests if "task" not in request.body)
     assert (params.max_tokens, params.temperature) == (256, 0.0)
     assert list(params.stop or ()) == ["Question:", "</s>", "<|im_end|>"]
 
 
-def test_the_fields_of_the_command_line_win() -> None:
+def test_the_fields_of_the_command_line_win():
     """The deployment guide's line: temperature 0, without special tokens, in our spelling."""
     with RecordedServer(recorded_answer) as server:
         options = ["--no-add-special-tokens", "--temperature", "0", "--max-tokens", "99", "--num-fewshot", "2"]
-        eval_(server, "--task", "gsm8k", "--data", DATA / "gsm8k", "--limit", 3, *options)
+        eval_(server, *GSM8K, "--limit", 3, *options)
         params = [request.params for request in server.requests if "task" not in request.body]
         assert [prompt.count("Question:") for prompt in server.prompts] == [3, 3, 3]
     assert {(each.max_tokens, each.add_special_tokens) for each in params} == {(99, False)}
@@ -186,10 +182,11 @@ D. False, True
 Answer:"""
 
 
-def test_mmlu_asks_and_scores_as_trtllm_eval_does() -> None:
+@pytest.mark.sample
+def test_mmlu_asks_and_scores_as_trtllm_eval_does():
     """Five examples, two blanks before the subject, and numbers as pandas reads them."""
 
-    def answer(prompt: str) -> str:
+    def answer(prompt):
         return " B" if "Statement 1" in prompt else "C." if "How many?" in prompt else " A D"
 
     with RecordedServer(answer, finish_reason="length") as server:
@@ -208,7 +205,7 @@ def test_mmlu_asks_and_scores_as_trtllm_eval_does() -> None:
     assert not [note for note in found["notes"] if "cut off" in note]
 
 
-def test_a_limit_takes_as_many_of_each_subject_as_pandas_draws_with_seed_0() -> None:
+def test_a_limit_takes_as_many_of_each_subject_as_pandas_draws_with_seed_0():
     import numpy
     import pandas
 
@@ -230,8 +227,9 @@ GPQA_TASK = (
 )
 
 
-def test_gpqa_asks_and_scores_as_trtllm_eval_does() -> None:
-    def answer(prompt: str) -> str:
+@pytest.mark.sample
+def test_gpqa_asks_and_scores_as_trtllm_eval_does():
+    def answer(prompt):
         [right] = [line[0] for line in prompt.splitlines() if line[3:] in ("blue", "7", "iron")]
         return f"Some thought.\nanswer : {right}" if "metal" not in prompt else "It is iron."
 
@@ -251,21 +249,19 @@ def test_gpqa_asks_and_scores_as_trtllm_eval_does() -> None:
     assert any("wider" in note for note in found["notes"])
 
 
-@pytest.mark.parametrize("task", ["gsm8k", "mmlu", "gpqa_diamond"])
-def test_without_data_one_line_says_where_to_get_it(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_data_one_line_says_where_to_get_it(capsys):
     """The tests run with HF_HUB_OFFLINE and an empty cache."""
+    Path("empty").mkdir()
     with RecordedServer(str) as server:
-        eval_(server, "--task", task, code=1)
+        for task in ("gsm8k", "mmlu", "gpqa_diamond"):
+            eval_(server, "--task", task, code=1)
+            eval_(server, "--task", task, "--data", "empty", code=1)
+            lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("loading")]
+            assert ["--data" in lines[0], "--data empty: expected" in lines[1], len(lines)] == [True, True, 2]
         assert server.prompts == []
-        Path("empty").mkdir()
-        eval_(server, "--task", task, "--data", "empty", code=1)
-    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("loading")]
-    assert len(lines) == 2
-    assert "--data" in lines[0]
-    assert "--data empty: expected" in lines[1]
 
 
-def test_data_comes_from_the_hugging_face_cache_where_there_is_no_network(tmp_path: Path) -> None:
+def test_data_comes_from_the_hugging_face_cache_where_there_is_no_network(tmp_path):
     """The cache is made as a download makes it: Arrow files under the dataset's name."""
     made = tmp_path / "made"
     files = {split: str(DATA / f"gsm8k/{split}.jsonl") for split in ("train", "test")}
@@ -277,7 +273,6 @@ def test_data_comes_from_the_hugging_face_cache_where_there_is_no_network(tmp_pa
     (cached / info.name).write_text(named.replace('"dataset_name": "json"', '"dataset_name": "gsm8k"'), "utf-8")
     for file in cached.glob("json-*.arrow"):
         file.rename(cached / file.name.replace("json-", "gsm8k-"))
-
     with RecordedServer(recorded_answer) as server:
         run = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "eval", server.url, "--task", "gsm8k"]
         offline = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
@@ -287,7 +282,7 @@ def test_data_comes_from_the_hugging_face_cache_where_there_is_no_network(tmp_pa
     assert done.stderr.splitlines() == ["loading lm-eval, which takes up to ten seconds"]
 
 
-def test_own_questions_in_every_form() -> None:
+def test_own_questions_in_every_form():
     rows = [
         {"question": "2 + 2?", "answer": 4, "scorer": "number"},
         {"prompt": "2 + 2 =", "answer": ["four", "The answer to 2 + 2 ="]},
@@ -306,74 +301,59 @@ def test_own_questions_in_every_form() -> None:
     assert {messages[1]["content"] for messages in asked} == {"2 + 2?", "2 + 2 =", "Capital of France?", "Say A."}
 
 
-def test_failed_questions_are_never_wrong_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    def broken(prompt: str) -> str:
+def test_failed_questions_are_never_wrong_answers(capsys):
+    def broken(prompt):
         if "no number" in prompt.rpartition("Question:")[2]:
             raise InvalidRequest("too long", code="E_PROMPT_TOO_LONG")
         return recorded_answer(prompt)
 
-    options = ("--task", "gsm8k", "--data", DATA / "gsm8k")
     with RecordedServer(broken) as server:
-        eval_(server, *options, code=1)
-        printed = capsys.readouterr().err
-        assert "1 of 22 questions failed, so nothing was scored: 1 x [E_PROMPT_TOO_LONG] too long" in printed
+        eval_(server, *GSM8K, code=1)
+        assert "1 of 22 questions failed" in capsys.readouterr().err
         assert not Path("eval-gsm8k/summary.json").exists()
         num_asked = len(server.prompts)
-
-        eval_(server, *options, "--allow-failed", 1)
+        eval_(server, *GSM8K, "--allow-failed", 1)
         assert len(server.prompts) == num_asked + 1
     found = summary("gsm8k")
     assert (found["failed"], found["kept"], found["num_questions"]) == (1, 21, 22)
     assert any("1 questions failed and count as wrong" in note for note in found["notes"])
 
 
-def test_a_full_server_is_asked_again() -> None:
-    refused: set[str] = set()
+def test_a_full_server_is_asked_again_and_truncated_answers_are_counted():
+    refused = set()
 
-    def full_at_first(prompt: str) -> str:
+    def full_at_first(prompt):
         if prompt not in refused:
             refused.add(prompt)
             raise Overloaded("full")
         return recorded_answer(prompt)
 
-    with RecordedServer(full_at_first) as server:
-        eval_(server, "--task", "gsm8k", "--data", DATA / "gsm8k", "--limit", 3)
+    with RecordedServer(full_at_first, finish_reason="length") as server:
+        eval_(server, *GSM8K, "--limit", 3)
         assert len(server.prompts) == 6
-    assert summary("gsm8k")["failed"] == 0
+    found = summary("gsm8k")
+    assert (found["failed"], found["truncated"]) == (0, 3)
+    assert any("3 of 3 answers were cut off" in note for note in found["notes"])
 
 
-def test_truncated_answers_are_counted() -> None:
-    with RecordedServer(recorded_answer, finish_reason="length") as server:
-        eval_(server, "--task", "gsm8k", "--data", DATA / "gsm8k", "--limit", 4)
-    assert summary("gsm8k")["truncated"] == 4
-    assert any("4 of 4 answers were cut off" in note for note in summary("gsm8k")["notes"])
-
-
-def test_the_exit_code_follows_the_band_where_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--task", "gsm8k", "--data", DATA / "gsm8k", "--json")
+def test_the_exit_code_follows_the_band_where_that_is_asked_for(capsys):
     with RecordedServer(recorded_answer) as server:
-        eval_(server, *options)
+        eval_(server, *GSM8K, "--json")
         printed = json.loads(capsys.readouterr().out)
         assert (printed["schema"], printed["passed"]) == ("deepseek-triton/eval/1", False)
-        eval_(server, *options, "--fail-below-band", code=1)
-        eval_(server, *options, "--fail-below-band", "--pass-at", 50)
+        eval_(server, *GSM8K, "--json", "--fail-below-band", code=1)
+        eval_(server, *GSM8K, "--json", "--fail-below-band", "--pass-at", 50)
     with RecordedServer(recorded_answer, name="my-model") as server:
-        eval_(server, *options, "--fail-below-band", code=1)
-        assert "no accuracy of my-model is published" in capsys.readouterr().err
+        eval_(server, *GSM8K, "--json", "--fail-below-band", code=1)
+        assert "no accuracy of my-model" in capsys.readouterr().err
         assert server.prompts == []
-
-
-def test_answers_of_another_model_are_not_taken(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--task", "gsm8k", "--data", DATA / "gsm8k", "--limit", 2)
-    with RecordedServer(recorded_answer) as server:
-        eval_(server, *options)
-    with RecordedServer(recorded_answer, name="deepseek-v3") as server:
-        eval_(server, *options, code=1)
+    with RecordedServer(recorded_answer, name="deepseek-v3") as server:  # another model's answers are not taken
+        eval_(server, *GSM8K, code=1)
         assert "name was 'deepseek-r1' and is 'deepseek-v3'" in capsys.readouterr().err
-        eval_(server, *options, "--overwrite")
+        eval_(server, *GSM8K, "--overwrite")
 
 
-def test_a_group_of_tasks_is_reported_task_by_task() -> None:
+def test_a_group_of_tasks_is_reported_task_by_task():
     for name in ("capitals_chat", "capitals_completion"):
         text = (TASKS / f"{name}.yaml").read_text("utf-8")
         data = f"dataset_kwargs:\n  data_files:\n    test: {TASKS / 'capitals.jsonl'}\n"
@@ -387,16 +367,16 @@ def test_a_group_of_tasks_is_reported_task_by_task() -> None:
     assert (found["score"], found["num_questions"]) == (10, 20)
 
 
-@pytest.mark.parametrize("text", ["task: [", "- a", "task: x\ndataset_path: json\n"])
-def test_a_file_that_is_no_task_is_one_line(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("wrong.yaml").write_text(text)
+def test_a_file_that_is_no_task_is_one_line(capsys):
     with RecordedServer(str) as server:
-        eval_(server, "--task-file", "wrong.yaml", code=1)
-    assert "lm-eval can't load wrong" in capsys.readouterr().err.splitlines()[-1]
+        for text in ("task: [", "- a", "task: x\ndataset_path: json\n"):
+            Path("wrong.yaml").write_text(text)
+            eval_(server, "--task-file", "wrong.yaml", code=1)
+            assert "lm-eval can't load wrong" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_run_that_was_interrupted_goes_on(tmp_path: Path) -> None:
-    def slow(prompt: str) -> str:
+def test_a_run_that_was_interrupted_goes_on(tmp_path):
+    def slow(prompt):
         if len(server.prompts) > 5:
             server.hold.wait()
         return recorded_answer(prompt)
@@ -420,7 +400,7 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path: Path) -> None:
     assert summary("gsm8k")["kept"] == 5
 
 
-def test_likelihood_is_refused_with_the_engines_reason(capsys: pytest.CaptureFixture[str]) -> None:
+def test_likelihood_is_refused_with_the_engines_reason(capsys):
     file = Path("choice.yaml")
     text = (TASKS / "capitals_choice.yaml").read_text("utf-8")
     file.write_text(f"{text}dataset_kwargs:\n  data_files:\n    test: {TASKS / 'capitals.jsonl'}\n")

@@ -1,239 +1,245 @@
 """Requests in the shape of the tests of Triton's own OpenAI front end, answered by the gateway.
 
-The rows are in front_end_requests.py. Below them are the functions that need more than a request and its answer.
+They are those of triton-inference-server/server, commit e1db8a603, python/openai/tests, as far as a client of OpenAI
+does not make them in test_openai_sdk.py, without LoRA, embeddings, tokenizers of the front end, and loading of models.
+The gateway answers otherwise in this: what is wrong gets 400 with `error`, not FastAPI's 422; `n` above 1,
+`logit_bias`, a temperature above 2 and 20 likely tokens are allowed; `logprobs: 0` asks for the generated tokens' own.
 """
 
-from __future__ import annotations
-
 import http.client
-from collections.abc import Iterator
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-import openai
 import pytest
 from openai import AsyncOpenAI
 
-from conformance.front_end_requests import (
-    BIG_BODY_BYTES,
-    BOTH_APIS,
-    CHAT,
-    COMPLETIONS,
-    ELSEWHERE,
-    MESSAGES,
-    NOT_APPLICABLE,
-    NUM_FUNCTIONS,
-    PROMPT,
-    ROWS,
-    SHAPES,
-    TWICE,
-    Row,
-)
+from conformance.asked import TIME_TOOL, WEATHER_TOOL
 from conformance.raw_http import post
 
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+PROMPT = "What is machine learning?"
+MESSAGES = [{"role": "user", "content": PROMPT}]
+SYSTEM = {"role": "system", "content": "You are a Triton Inference Server expert."}
+TIME_CHOICE = {"type": "function", "function": {"name": TIME_TOOL["function"]["name"]}}
+BIG_BODY_BYTES = 64 * 2**20
+"""The front end's limit of a body, which is the gateway's too."""
+WILD = {"temperature": 1.9, "max_tokens": 120, "ignore_eos": True}
+"""After its own end the tiny model is sure of nothing; before, it says the same at any temperature."""
+STORY = {CHAT: {"messages": [{"role": "user", "content": "Tell me a story."}], **WILD}}
+STORY[COMPLETIONS] = {"prompt": "Once upon a time", **WILD}
 
-def test_every_function_has_an_outcome() -> None:
-    of_rows = {row.test for row in ROWS}
-    named = [*of_rows, *ELSEWHERE, *(name for names in SHAPES.values() for name in names)]
-    total = len(named) + len(TWICE) + len(BOTH_APIS) + sum(count for _, count, _ in NOT_APPLICABLE)
 
-    assert len(named) == len(set(named))
-    assert total == NUM_FUNCTIONS
+@pytest.fixture
+def ask(gateway_url, model_name):
+    def ask(path, body, status=200):
+        """The JSON of the answer, which has this status."""
+        asked = {"messages": MESSAGES} if path == CHAT else {"prompt": PROMPT}
+        response = post(gateway_url + path, {"model": model_name, **asked, **body})
+        assert response.status_code == status, response.text
+        return response.json()
+
+    return ask
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
-def test_a_request_of_the_front_ends_tests(gateway_url: str, model_name: str, row: Row) -> None:
-    asked = {"messages": MESSAGES} if row.path == CHAT else {"prompt": PROMPT}
-    first = {"model": model_name} | ({} if row.bare else asked)
-    responses = [post(gateway_url + row.path, first | body) for body in row.bodies]
+def content(answer):
+    choice = answer["choices"][0]
+    return choice["message"]["content"] if "message" in choice else choice["text"]
 
-    assert [response.status_code for response in responses] == [row.status] * len(responses), responses[-1].text
-    row.judge([response.json() for response in responses])
+
+SAMPLING = [
+    *({}, {"temperature": 0.7}, {"max_tokens": 10}, {"top_p": 0.9}, {"frequency_penalty": 0.5}, {"n": 1}),
+    *({"presence_penalty": 0.2}, {"min_tokens": 16}, {"ignore_eos": True, "max_tokens": 30}, {"temperature": 2.1}),
+    *({"logit_bias": {"0": 0}}, {"stream": False}),
+]
+ACCEPTED = {
+    CHAT: [
+        *SAMPLING,
+        {"messages": [SYSTEM, *MESSAGES]},
+        {"messages": [SYSTEM]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": PROMPT}]}]},
+        *({"max_completion_tokens": 10}, {"logprobs": True}, {"stop": "."}, {"stop": []}, {"stop": [".", ","]}),
+    ],
+    COMPLETIONS: [*SAMPLING, {"logprobs": 5}],
+}
+WRONG = [
+    *({"temperature": -0.1}, {"max_tokens": -1}, {"top_p": 1.1}, {"frequency_penalty": 3}, {"frequency_penalty": -3}),
+    *({"presence_penalty": 2.1}, {"presence_penalty": -2.1}, {"min_tokens": -1}, {"ignore_eos": 123}),
+]
+REFUSED = {
+    CHAT: [
+        *((body, next(iter(body))) for body in [*WRONG, {"max_completion_tokens": -1}]),
+        ({"messages": []}, "messages"),
+        ({"messages": [{}]}, "role"),
+        ({"top_logprobs": 5}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 25}, "top_logprobs"),
+        ({"tool_choice": TIME_CHOICE}, "tool"),
+        ({"tool_choice": TIME_CHOICE, "tools": [WEATHER_TOOL]}, "tool"),
+        ({"tool_choice": "required", "tools": []}, "tool"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ],
+    COMPLETIONS: [
+        *((body, next(iter(body))) for body in WRONG),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"n": 2, "best_of": 1}, "best_of"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ],
+}
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_what_is_accepted_and_what_is_refused(ask, path, subtests):
+    for body in ACCEPTED[path]:
+        with subtests.test(body=body):
+            answer = ask(path, body)
+            assert content(answer).strip()
+            assert answer["choices"][0].get("message", {"role": "assistant"})["role"] == "assistant"
+            usage = answer["usage"]
+            assert usage["prompt_tokens"] > 0
+            assert usage["completion_tokens"] > 0
+            assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    for body, word in REFUSED[path]:
+        with subtests.test(body=body):
+            error = ask(path, body, 400)["error"]
+            assert error["type"] == "invalid_request_error"
+            assert error.keys() == {"message", "type", "param", "code"}
+            assert word in error["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_sampling(ask, path):
+    names = ("max_tokens", "max_completion_tokens") if path == CHAT else ("max_tokens",)
+    for name in names:
+        words = [len(content(ask(path, {name: limit})).split()) for limit in (1, 1, 100)]
+        assert words[:2] == [1, 1]
+        assert words[2] > 1
+    if path == CHAT:
+        assert len(content(ask(path, {"max_tokens": 50, "max_completion_tokens": 1})).split()) == 1
+    story = STORY[path]
+    greedy = story | {"temperature": 0}
+    first, second, other = (content(ask(path, body)) for body in (greedy, greedy, story))
+    assert first == second != other
+    assert content(ask(path, story)) != other
+    first, second, other = (content(ask(path, story | {"seed": seed})) for seed in (1, 1, 2))
+    assert first == second != other
+    assert [choice["index"] for choice in ask(path, {"n": 2})["choices"]] == [0, 1]
+    ended = ask(path, {"logit_bias": {"1": 100}})  # token 1 is the end of the text
+    assert (content(ended), ended["usage"]["completion_tokens"]) == ("", 1)
+
+
+def test_logprobs(ask):
+    tokens = ask(CHAT, {"logprobs": True, "top_logprobs": 2, "max_tokens": 10})["choices"][0]["logprobs"]["content"]
+    assert tokens
+    for token in tokens:
+        assert (type(token["token"]), type(token["bytes"]), len(token["top_logprobs"])) == (str, list, 2)
+        assert isinstance(token["logprob"], float | int)
+        assert all({"token", "logprob", "bytes"} <= top.keys() for top in token["top_logprobs"])
+    assert ask(CHAT, {"logprobs": False, "max_tokens": 10})["choices"][0]["logprobs"] is None
+    found = ask(COMPLETIONS, {"logprobs": 3, "max_tokens": 10})["choices"][0]["logprobs"]
+    assert found["tokens"]
+    assert {len(found[key]) for key in ("token_logprobs", "text_offset", "top_logprobs")} == {len(found["tokens"])}
+    assert all(isinstance(value, float | int) for top in found["top_logprobs"] for value in top.values())
+    own = ask(COMPLETIONS, {"logprobs": 0, "max_tokens": 5})["choices"][0]["logprobs"]
+    assert len(own["token_logprobs"]) == 5
+
+
+def test_a_prompt_is_echoed_and_needs_no_model(gateway_url, model_name, ask):
+    assert content(ask(COMPLETIONS, {"echo": True})).startswith(PROMPT)
+    assert PROMPT not in content(ask(COMPLETIONS, {"echo": False}))
+    response = post(gateway_url + COMPLETIONS, {"prompt": PROMPT})
+    assert (response.status_code, response.json()["model"]) == (200, model_name)
+    for body in ({}, {"model": model_name}):
+        assert "prompt" in post(gateway_url + COMPLETIONS, body).json()["error"]["message"]
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-async def client(base_url: str) -> AsyncOpenAI:
+async def client(base_url):
     return AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0)
 
 
-async def test_completion_streaming(client: AsyncOpenAI, model_name: str) -> None:
-    asked: dict[str, Any] = {"model": model_name, "prompt": PROMPT, "max_tokens": 10, "temperature": 0, "seed": 0}
-    whole = (await client.completions.create(**asked)).choices[0]
-    choices = [chunk.choices[0] async for chunk in await client.completions.create(**asked, stream=True)]
-
-    assert "".join(choice.text for choice in choices) == whole.text
-    assert [choice.finish_reason for choice in choices if choice.finish_reason] == [whole.finish_reason]
-    assert choices[-1].finish_reason == whole.finish_reason
-
-
-@pytest.mark.parametrize("fields", [{}, {"stop": "is"}, {"stop": ["is"]}, {"stop": ["is", ".", ","]}], ids=str)
-async def test_chat_streaming(client: AsyncOpenAI, model_name: str, fields: dict[str, Any]) -> None:
-    asked: dict[str, Any] = {"model": model_name, "messages": MESSAGES, "temperature": 0, "seed": 0, **fields}
-    whole = (await client.chat.completions.create(**asked, max_completion_tokens=64)).choices[0]
-    stream = await client.chat.completions.create(**asked, max_completion_tokens=64, stream=True)
-    chunks = [chunk async for chunk in stream]
-
-    texts = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices[0].delta.content]
-    assert "".join(texts) == whole.message.content
-    assert len(texts) > 1
-    reasons = [chunk.choices[0].finish_reason for chunk in chunks]
-    assert [reason for reason in reasons if reason] == [reasons[-1]] == [whole.finish_reason]
-    assert all(chunk.usage is None for chunk in chunks)
-
-
-async def test_completion_streaming_usage_option(client: AsyncOpenAI, model_name: str) -> None:
-    asked: dict[str, Any] = {"model": model_name, "prompt": PROMPT, "max_tokens": 16, "temperature": 0, "seed": 0}
+async def test_completion_streaming(client, model_name):
+    asked = {"model": model_name, "prompt": PROMPT, "max_tokens": 16, "temperature": 0, "seed": 0, "logprobs": 3}
     whole = await client.completions.create(**asked)
-    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": False}}
-    without = [chunk async for chunk in await client.completions.create(**asked, **options)]
-    options["stream_options"] = {"include_usage": True}
-    with_usage = [chunk async for chunk in await client.completions.create(**asked, **options)]
-
+    without, chunks = [], []
+    for kept, usage in ((without, False), (chunks, True)):
+        stream = await client.completions.create(**asked, stream=True, stream_options={"include_usage": usage})
+        kept += [chunk async for chunk in stream]
     # How many chunks there are is chance: tokens that come together share one.
-    assert [chunk.usage for chunk in [*without, *with_usage[:-1]] if chunk.usage] == []
-    assert [len(chunk.choices) for chunk in [*without, *with_usage[:-1]] if len(chunk.choices) != 1] == []
-    assert with_usage[-1].choices == []
-    assert with_usage[-1].usage is not None
-    assert whole.usage is not None
-    assert with_usage[-1].usage.model_dump() == whole.usage.model_dump()
+    assert [chunk.usage for chunk in [*without, *chunks[:-1]] if chunk.usage] == []
+    assert (chunks[-1].choices, chunks[-1].usage.model_dump()) == ([], whole.usage.model_dump())
+    for some in (without, chunks[:-1]):
+        [choice], choices = whole.choices, [one for chunk in some for one in chunk.choices]
+        assert len(choices) == len(some)
+        assert "".join(one.text for one in choices) == choice.text
+        reasons = [one.finish_reason for one in choices]
+        assert [reason for reason in reasons if reason] == [reasons[-1]] == [choice.finish_reason]
+        parts = [one.logprobs for one in choices if one.logprobs]
+        for key in ("tokens", "text_offset"):
+            assert [value for part in parts for value in getattr(part, key)] == getattr(choice.logprobs, key)
+        streamed = [value for part in parts for value in part.token_logprobs or []]
+        assert streamed == pytest.approx(choice.logprobs.token_logprobs, abs=1e-4)
 
 
-async def test_stream_options_without_streaming(client: AsyncOpenAI, model_name: str) -> None:
-    options: Any = {"stream_options": {"include_usage": True}}
-    with pytest.raises(openai.BadRequestError, match="stream_options"):
-        await client.completions.create(model=model_name, prompt=PROMPT, **options)
-    with pytest.raises(openai.BadRequestError, match="stream_options"):
-        await client.chat.completions.create(model=model_name, messages=MESSAGES, **options)
+async def test_chat_streaming(client, model_name):
+    for fields in ({}, {"stop": "is"}, {"stop": ["is"]}, {"stop": ["is", ".", ","]}):
+        asked = {"model": model_name, "messages": MESSAGES, "temperature": 0, "max_completion_tokens": 64, **fields}
+        whole = (await client.chat.completions.create(**asked)).choices[0]
+        chunks = [chunk async for chunk in await client.chat.completions.create(**asked, stream=True)]
+        texts = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices[0].delta.content]
+        assert "".join(texts) == whole.message.content
+        assert len(texts) > 1
+        reasons = [chunk.choices[0].finish_reason for chunk in chunks]
+        assert [reason for reason in reasons if reason] == [reasons[-1]] == [whole.finish_reason]
+        assert all(chunk.usage is None for chunk in chunks)
 
 
-async def test_completion_logprobs(client: AsyncOpenAI, model_name: str) -> None:
-    asked: dict[str, Any] = {"model": model_name, "prompt": PROMPT, "logprobs": 3, "max_tokens": 10, "temperature": 0}
-    whole = (await client.completions.create(**asked)).choices[0]
-    found = [chunk.choices[0] async for chunk in await client.completions.create(**asked, stream=True)]
-
-    assert whole.logprobs is not None
-    assert "".join(choice.text for choice in found) == whole.text
-    parts = [choice.logprobs for choice in found if choice.logprobs]
-    for key in ("tokens", "text_offset"):
-        assert [value for part in parts for value in getattr(part, key)] == getattr(whole.logprobs, key)
-    streamed = [value for part in parts for value in part.token_logprobs or []]
-    assert streamed == pytest.approx(whole.logprobs.token_logprobs, abs=1e-4)
+# --- what else it serves, and how large a request may be --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("top_logprobs", [5])
-async def test_top_logprobs_requires_logprobs(client: AsyncOpenAI, model_name: str, top_logprobs: int) -> None:
-    with pytest.raises(openai.BadRequestError, match="logprobs"):
-        await client.chat.completions.create(model=model_name, messages=MESSAGES, top_logprobs=top_logprobs)
-
-
-async def test_chat_top_logprobs_exceeds_max(client: AsyncOpenAI, model_name: str) -> None:
-    with pytest.raises(openai.BadRequestError, match="20"):
-        await client.chat.completions.create(model=model_name, messages=MESSAGES, logprobs=True, top_logprobs=25)
-
-
-async def test_completion_logprobs_exceeds_max(client: AsyncOpenAI, model_name: str) -> None:
-    with pytest.raises(openai.BadRequestError, match="logprobs"):
-        await client.completions.create(model=model_name, prompt=PROMPT, logprobs=21)
-
-
-def test_completions_no_model(gateway_url: str, model_name: str) -> None:
-    """A gateway with one model needs no name. The front end answers 422."""
-    response = post(gateway_url + COMPLETIONS, {"prompt": PROMPT})
-
-    assert response.status_code == 200
-    assert response.json()["model"] == model_name
-
-
-def test_completions_logprobs_zero(gateway_url: str, model_name: str) -> None:
-    """OpenAI: 0 asks for the generated tokens' own log-probabilities. The front end takes it for none at all."""
-    response = post(gateway_url + COMPLETIONS, {"model": model_name, "prompt": PROMPT, "logprobs": 0, "max_tokens": 5})
-
-    assert response.status_code == 200
-    assert len(response.json()["choices"][0]["logprobs"]["token_logprobs"]) == 5
-
-
-# --- what else it serves ----------------------------------------------------------------------------------------------
-
-
-def test_not_found(gateway_url: str) -> None:
+@pytest.mark.sample
+def test_paths(gateway_url, model_name):
+    for path in ("/health/ready", "/ready", "/health"):
+        assert httpx.get(gateway_url + path).status_code == 200
     assert httpx.get(f"{gateway_url}/does-not-exist").status_code == 404
-
-
-@pytest.mark.parametrize("path", ["/health/ready", "/ready", "/health"])
-def test_startup_success(gateway_url: str, path: str) -> None:
-    assert httpx.get(gateway_url + path).status_code == 200
-
-
-def test_startup_metrics(gateway_url: str) -> None:
-    """The gateway's own metrics: Triton's are at each server."""
-    response = httpx.get(f"{gateway_url}/metrics")
-
-    assert response.status_code == 200
-    assert "deepseek_triton_gateway" in response.text
-
-
-def test_models_list_and_get(gateway_url: str, model_name: str) -> None:
+    assert "deepseek_triton_gateway" in httpx.get(f"{gateway_url}/metrics").text
     [listed] = httpx.get(f"{gateway_url}/v1/models").json()["data"]
-    found = httpx.get(f"{gateway_url}/v1/models/{model_name}").json()
-
-    for model in (listed, found):
+    for model in (listed, httpx.get(f"{gateway_url}/v1/models/{model_name}").json()):
         assert (model["id"], model["object"]) == (model_name, "model")
         assert model["created"] > 0
         assert model["owned_by"]
+    for verb in ("load", "unload"):
+        assert post(f"{gateway_url}/v1/models/{model_name}/{verb}", {}).status_code in (404, 405)
+    wrong = httpx.get(gateway_url + CHAT)
+    assert wrong.status_code == 405
+    assert "POST" in wrong.headers["allow"]
+    for length in ("not-a-number", "-1", "-1024"):
+        connection = http.client.HTTPConnection(urlsplit(gateway_url).netloc)
+        connection.putrequest("POST", CHAT)
+        connection.putheader("Content-Length", length)
+        connection.endheaders()
+        assert connection.getresponse().status == 400
+        connection.close()
 
 
-@pytest.mark.parametrize("verb", ["load", "unload"])
-def test_load_and_unload_rejected(gateway_url: str, model_name: str, verb: str) -> None:
-    assert post(f"{gateway_url}/v1/models/{model_name}/{verb}", {}).status_code in (404, 405)
-
-
-# --- how large a request may be ---------------------------------------------------------------------------------------
-
-
-JSON_BODY = {"Content-Type": "application/json"}
-
-
-def over_limit() -> Iterator[bytes]:
+def over_limit():
     yield b"x" * BIG_BODY_BYTES
     yield b"x"
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_body_at_limit_is_not_rejected(gateway_url: str, path: str) -> None:
-    response = httpx.post(gateway_url + path, content=b"x" * BIG_BODY_BYTES, headers=JSON_BODY, timeout=60)
-
-    assert response.status_code == 400
-
-
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@pytest.mark.parametrize("chunked", [False, True])
-def test_body_over_limit_is_rejected(gateway_url: str, path: str, chunked: bool) -> None:
-    content = over_limit() if chunked else b"".join(over_limit())
-    try:
-        response = httpx.post(gateway_url + path, content=content, headers=JSON_BODY, timeout=60)
-    except httpx.WriteError:
-        return  # the gateway answered and closed before the whole body was sent
-    assert response.status_code == 413
-    assert response.json()["error"]["type"] == "invalid_request_error"
-
-
-def test_get_without_body_is_unaffected(gateway_url: str) -> None:
-    response = httpx.get(gateway_url + CHAT)
-
-    assert response.status_code == 405
-    assert "POST" in response.headers["allow"]
-
-
-@pytest.mark.parametrize("length", ["not-a-number", "-1", "-1024"])
-def test_a_wrong_content_length_is_rejected(gateway_url: str, length: str) -> None:
-    connection = http.client.HTTPConnection(urlsplit(gateway_url).netloc)
-    connection.putrequest("POST", CHAT)
-    connection.putheader("Content-Length", length)
-    connection.endheaders()
-
-    assert connection.getresponse().status == 400
-    connection.close()
+def test_a_body_over_the_limit_is_rejected(gateway_url, path):
+    kind = {"Content-Type": "application/json"}
+    at_limit = httpx.post(gateway_url + path, content=b"x" * BIG_BODY_BYTES, headers=kind, timeout=60)
+    assert at_limit.status_code == 400
+    for content in (b"".join(over_limit()), over_limit()):
+        try:
+            response = httpx.post(gateway_url + path, content=content, headers=kind, timeout=60)
+        except httpx.WriteError:
+            continue  # the gateway answered and closed before the whole body was sent
+        assert response.status_code == 413
+        assert response.json()["error"]["type"] == "invalid_request_error"

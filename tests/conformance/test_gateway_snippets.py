@@ -1,14 +1,12 @@
 """The Python of docs/gateway.md, against the real gateway and the tiny model: what it prints is what the page shows."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys
 
 import pytest
 
-from support.documents import Snippet, snippets
+from support.documents import snippets
 
 PAGE = snippets(page="docs/gateway.md")
 SHOWN = {
@@ -18,12 +16,12 @@ SHOWN = {
 }
 
 
-def test_every_program_of_the_page_has_its_output_below_it() -> None:
+def test_every_program_of_the_page_has_its_output_below_it():
     assert {str(snippet) for snippet in PAGE if snippet.language == "python"} == SHOWN.keys()
 
 
 @pytest.mark.parametrize(("snippet", "shown"), SHOWN.values(), ids=SHOWN)
-def test_a_program_prints_what_the_page_shows(gateway_url: str, snippet: Snippet, shown: str) -> None:
+def test_a_program_prints_what_the_page_shows(gateway_url, snippet, shown):
     program = snippet.text.replace("http://localhost:9000", gateway_url)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,9 +1,6 @@
 """LiteLLM with the gateway as provider `openai/`, which is how its proxy is told about it too."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import litellm
 import pytest
@@ -26,28 +23,22 @@ WEATHER_NAME = WEATHER_TOOL["function"]["name"]
 
 
 @pytest.fixture
-def asked(base_url: str, model_name: str) -> dict[str, Any]:
+def asked(base_url, model_name):
     return {"model": f"openai/{model_name}", "api_base": base_url, "api_key": "none", "num_retries": 0}
 
 
-def test_a_chat(asked: dict[str, Any]) -> None:
+@pytest.mark.sample
+async def test_a_chat(asked):
     response = litellm.completion(messages=FRANCE, temperature=0, **asked)
-
     assert (response.choices[0].message.content, response.choices[0].finish_reason) == (PARIS, "stop")
     assert response.usage.total_tokens == response.usage.prompt_tokens + response.usage.completion_tokens > 0
+    assert (await litellm.acompletion(messages=FRANCE, temperature=0, **asked)).choices[0].message.content == PARIS
 
 
-async def test_a_chat_asynchronously(asked: dict[str, Any]) -> None:
-    response = await litellm.acompletion(messages=FRANCE, temperature=0, **asked)
-
-    assert response.choices[0].message.content == PARIS
-
-
-def test_a_stream_put_together_by_litellm(asked: dict[str, Any]) -> None:
+def test_a_stream_put_together_by_litellm(asked):
     options = {"stream": True, "stream_options": {"include_usage": True}}
     chunks = list(litellm.completion(messages=FRANCE, temperature=0, **options, **asked))
     whole = litellm.stream_chunk_builder(chunks, messages=FRANCE)
-
     assert whole.choices[0].message.content == PARIS
     assert whole.choices[0].finish_reason == "stop"
     assert (
@@ -56,19 +47,17 @@ def test_a_stream_put_together_by_litellm(asked: dict[str, Any]) -> None:
     )
 
 
-async def test_a_stream_asynchronously(asked: dict[str, Any]) -> None:
+async def test_a_stream_asynchronously(asked):
     stream = await litellm.acompletion(messages=FRANCE, temperature=0, stream=True, **asked)
-
     assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == PARIS
 
 
-def test_reasoning(asked: dict[str, Any]) -> None:
+def test_reasoning(asked):
     whole = litellm.completion(messages=SUM, temperature=0, extra_body=THINKING, **asked).choices[0].message
     deltas = [
         chunk.choices[0].delta
         for chunk in litellm.completion(messages=SUM, temperature=0, extra_body=THINKING, stream=True, **asked)
     ]
-
     assert whole.content == SUM_ANSWER
     assert whole.reasoning_content.endswith(THOUGHT)
     assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == whole.reasoning_content
@@ -76,10 +65,9 @@ def test_reasoning(asked: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_and_its_result(asked: dict[str, Any], stream: bool) -> None:
+def test_a_call_and_its_result(asked, stream):
     response = litellm.completion(messages=BERLIN, tools=[WEATHER_TOOL], temperature=0, stream=stream, **asked)
     whole = litellm.stream_chunk_builder(list(response), messages=BERLIN) if stream else response
-
     [choice] = whole.choices
     [call] = choice.message.tool_calls
     assert choice.finish_reason == "tool_calls"
@@ -89,14 +77,13 @@ def test_a_call_and_its_result(asked: dict[str, Any], stream: bool) -> None:
     assert answer.choices[0].message.content == BERLIN_ANSWER
 
 
-def test_a_text_completion(asked: dict[str, Any]) -> None:
+def test_a_text_completion(asked):
     asked["model"] = asked["model"].replace("openai/", "text-completion-openai/")
     response = litellm.text_completion(prompt="The capital of France is", temperature=0, max_tokens=20, **asked)
-
     assert response.choices[0].text.startswith(" Paris")
 
 
-def test_errors_are_told_apart(asked: dict[str, Any]) -> None:
+def test_errors_are_told_apart(asked):
     with pytest.raises(litellm.BadRequestError):
         litellm.completion(messages=FRANCE, temperature=-1, **asked)
     with pytest.raises(litellm.ContextWindowExceededError):

@@ -1,7 +1,5 @@
 """LlamaIndex's OpenAILike on the gateway."""
 
-from __future__ import annotations
-
 import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
@@ -13,7 +11,7 @@ QUESTION = ChatMessage(role="user", content=FRANCE[0]["content"])
 
 
 @pytest.fixture
-def llm(base_url: str, model_name: str) -> OpenAILike:
+def llm(base_url, model_name):
     return OpenAILike(
         model=model_name,
         api_base=base_url,
@@ -25,29 +23,25 @@ def llm(base_url: str, model_name: str) -> OpenAILike:
     )
 
 
-def test_a_chat(llm: OpenAILike) -> None:
+@pytest.mark.sample
+async def test_a_chat(llm):
     assert llm.chat([QUESTION]).message.content == PARIS
     assert "".join(chunk.delta or "" for chunk in llm.stream_chat([QUESTION])) == PARIS
-
-
-async def test_a_chat_asynchronously(llm: OpenAILike) -> None:
     assert (await llm.achat([QUESTION])).message.content == PARIS
     assert "".join([chunk.delta or "" async for chunk in await llm.astream_chat([QUESTION])]) == PARIS
 
 
-def test_a_completion(llm: OpenAILike) -> None:
+def test_a_completion(llm):
     llm.is_chat_model = False
-
     assert llm.complete("The capital of France is", max_tokens=20).text.startswith(" Paris")
 
 
-def test_a_tool_is_called(llm: OpenAILike) -> None:
+def test_a_tool_is_called(llm):
     def get_weather(city: str) -> str:
         """Get the weather in a city."""
         return f"sunny in {city}"
 
     tool = FunctionTool.from_defaults(fn=get_weather)
     response = llm.chat_with_tools([tool], user_msg=BERLIN[0]["content"])
-
     [call] = llm.get_tool_calls_from_response(response)
     assert (call.tool_name, call.tool_kwargs) == ("get_weather", BERLIN_ARGUMENTS)

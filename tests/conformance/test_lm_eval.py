@@ -1,11 +1,7 @@
 """lm-evaluation-harness scores the tiny model through the gateway as our own client does on the server itself."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -21,12 +17,12 @@ CAPITALS = [json.loads(line) for line in (TASKS / "capitals.jsonl").read_text(en
 
 
 @pytest.fixture(scope="module")
-def client(tiny_triton: str) -> Iterator[Client]:
+def client(tiny_triton):
     with Client(tiny_triton) as client:
         yield client
 
 
-def evaluate(kind: str, url: str, task: str, model: str, **model_args: Any) -> Any:
+def evaluate(kind, url, task, model, **model_args):
     """The results of one task. kind: lm-eval's name of the API."""
     config = yaml.safe_load((TASKS / f"{task}.yaml").read_text(encoding="utf-8"))
     config["dataset_kwargs"] = {"data_files": {"test": str(TASKS / "capitals.jsonl")}}
@@ -41,9 +37,8 @@ def evaluate(kind: str, url: str, task: str, model: str, **model_args: Any) -> A
     )
 
 
-def test_chat_completions(base_url: str, model_name: str, client: Client) -> None:
+def test_chat_completions(base_url, model_name, client):
     found = evaluate("local-chat-completions", f"{base_url}/chat/completions", "capitals_chat", model_name)
-
     said = [
         client.chat([{"role": "user", "content": f"What is the capital of {row['country']}?"}], max_tokens=40).text
         for row in CAPITALS
@@ -56,7 +51,7 @@ def test_chat_completions(base_url: str, model_name: str, client: Client) -> Non
 
 
 @pytest.mark.parametrize("num_concurrent", [1, 4])
-def test_completions_from_token_ids(base_url: str, model_name: str, client: Client, num_concurrent: int) -> None:
+def test_completions_from_token_ids(base_url, model_name, client, num_concurrent):
     found = evaluate(
         "local-completions",
         f"{base_url}/completions",
@@ -70,13 +65,12 @@ def test_completions_from_token_ids(base_url: str, model_name: str, client: Clie
     assert [sample["filtered_resps"][0] for sample in found["samples"]["capitals_completion"]] == said
 
 
-def test_choices_by_their_log_probability(base_url: str, model_name: str, client: Client) -> None:
+def test_choices_by_their_log_probability(base_url, model_name, client):
     """lm-eval finds the gateway's tokenizer, sends token ids, and reads the prompt's log-probabilities."""
     found = evaluate("local-completions", f"{base_url}/completions", "capitals_choice", model_name, batch_size=3)
-
     tokenizer = Tokenizer.from_file(str(TINY / "tensorrt_llm/1/tiny/tokenizer.json"))
 
-    def logprob_of(country: str, capital: str) -> float:
+    def logprob_of(country, capital):
         context = tokenizer.encode(f"The capital of {country} is", add_special_tokens=False).ids
         whole = tokenizer.encode(f"The capital of {country} is {capital}", add_special_tokens=False).ids
         answer = client.generate(whole, max_tokens=1, prompt_logprobs=1).answers[0]
