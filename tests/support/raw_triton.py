@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any, cast
 
+from deepseek_triton_tools.gateway.app.application import create_app
+from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 from support.asgi_server import serving_app
 from support.waiting import PATIENCE_S
 
@@ -203,9 +205,6 @@ def gateway_before(
 ) -> Iterator[str]:
     """The URL of the gateway's application, under uvicorn, before the servers, or before those at `urls`, and before
     context servers."""
-    from deepseek_triton_tools.gateway.app.application import create_app
-    from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
-
     context_servers = tuple(triton.url for triton in contexts)
     model = ModelSettings(urls or tuple(triton.url for triton in tritons), context_servers=context_servers)
     with serving_app(create_app(GatewaySettings((model,), metrics_port=None, **settings))) as address:
