@@ -1,19 +1,10 @@
 """Fixtures of the engine tests."""
 
-from functools import partial
-
 import pytest
-import yaml
 
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines.simulated.simulated_engine import SimulatedEngine
 from standin.harness import engines
-
-
-@pytest.fixture(autouse=True)
-def _quick_yaml(monkeypatch):
-    """libyaml reads a release's record in a tenth of the time, and each engine of a test reads two."""
-    monkeypatch.setattr(yaml, "safe_load", partial(yaml.load, Loader=yaml.CSafeLoader))
 
 
 @pytest.fixture

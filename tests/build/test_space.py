@@ -24,7 +24,9 @@ def answers(request):
 
 @pytest.fixture(scope="module")
 def plans(answers):
-    return [answer for answer in answers.values() if isinstance(answer, Plan)]
+    plans = [answer for answer in answers.values() if isinstance(answer, Plan)]
+    assert len(plans) > 100
+    return plans
 
 
 def test_a_refusal_names_a_neighbour_that_works(answers):
@@ -36,8 +38,6 @@ def test_a_refusal_names_a_neighbour_that_works(answers):
 
 
 def test_every_variant_gpu_and_profile_that_is_not_refused_by_rule_has_a_plan(plans):
-    if len(plans) < 1000:
-        pytest.skip("a sample has some of the plans only")
     assert {plan.variant.name for plan in plans} == {request.variant for request in space.all_requests()}
     assert {plan.gpu.name for plan in plans} == set(space.gpus()) - {"a100"}
     assert {plan.profile.name for plan in plans} == set(space.profiles())

@@ -80,7 +80,7 @@ T = TypeVar("T")
 
 
 def pairwise(candidates: Iterable[T], axes: Callable[[T], tuple[Any, ...]]) -> list[T]:
-    """Return a sample in which each pair of values that occurs in `candidates`, of any two axes, occurs at least once."""
+    """Return a sample that has each pair of values of any two axes that occurs in `candidates`."""
     seen: set[tuple[tuple[int, Any], ...]] = set()
     sample = []
     for candidate in candidates:
@@ -92,13 +92,13 @@ def pairwise(candidates: Iterable[T], axes: Callable[[T], tuple[Any, ...]]) -> l
 
 
 def some_requests() -> list[PlanRequest]:
-    """Return a pairwise sample of `all_requests`, the same each time, and 300 more, as most of a few are refused."""
+    """Return a pairwise sample of `all_requests`, the same each time, and 1,000 more, because most are refused."""
     requests = list(all_requests())
     random.Random(1).shuffle(requests)
     pairs = pairwise(
         requests, lambda one: (one.variant, one.gpu, one.num_gpus, one.precision, one.profile, one.release)
     )
-    return [*dict.fromkeys([*pairs, *requests[:300]])]
+    return [*dict.fromkeys([*pairs, *requests[:1000]])]
 
 
 def plan_axes(plan: Plan) -> tuple[Any, ...]:

@@ -9,7 +9,8 @@ from typing import TypeVar
 PATIENCE_S = 240.0
 """Only ever reached by a test that fails."""
 
-_POLL_S = 0.05
+_POLLS_S = (0.001, 0.05)
+"""Seconds between two looks: the first, and the longest."""
 _T = TypeVar("_T")
 
 
@@ -22,7 +23,9 @@ def clients_leave() -> None:
 def wait_for(condition: Callable[[], _T | None], explain: Callable[[], object] = lambda: "it did not come about") -> _T:
     """What `condition` returned when it became true. `explain` says what happened instead."""
     deadline = time.monotonic() + PATIENCE_S
+    pause, longest = _POLLS_S
     while not (result := condition()):
         assert time.monotonic() < deadline, explain()
-        time.sleep(_POLL_S)
+        time.sleep(pause)
+        pause = min(2 * pause, longest)
     return result

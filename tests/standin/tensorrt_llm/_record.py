@@ -9,7 +9,7 @@ import yaml
 def _read():
     beside = Path(__file__).parents[1] / "release.yaml"
     path = Path(os.environ.get("STANDIN_RELEASE", beside))
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 RECORD = _read()
