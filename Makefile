@@ -32,7 +32,7 @@ REQUIREMENTS := tools/docker/requirements.txt
 UNIT := tests/backend tests/build tests/client tests/contract tests/gateway tests/tools
 # `make test-vllm ONLY=sample` runs what .ci/run runs of a lane.
 ONLY ?=
-CHOSEN = $(if $(ONLY),-m "$(ONLY)")
+CHOSEN = $(if $(ONLY),-m "$(ONLY) and not nightly")
 
 TRAINED := .cache/tiny-checkpoint
 # How the embedded checkpoint is trained again. The last lines print its scores.

@@ -197,6 +197,7 @@ ACTIONS = {
 }
 
 
+@pytest.mark.slow
 @given(st.booleans(), st.integers(1, 3), st.lists(st.tuples(st.sampled_from(sorted(ACTIONS)), st.integers(0, 2))))
 def test_any_interleaving_ends_exactly_once(streaming, num_prompts, actions):
     opened, reply = begun(streaming, prompts="abc"[:num_prompts])

@@ -347,6 +347,7 @@ MESSAGES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(messages=st.lists(MESSAGES, min_size=1, max_size=6), source=st.sampled_from([LIKE_V3_0324, LIKE_R1, LIKE_V31]))
 def test_every_text_of_calls_and_results_is_in_the_prompt_unchanged(tmp_path_factory, messages, source):
     engine = TemplateEngine(source, tmp_path_factory.getbasetemp())

@@ -170,6 +170,7 @@ WANTS_GIGABYTES = [
 ]
 
 
+@pytest.mark.slow
 def test_a_template_that_wants_gigabytes_or_recurses_is_refused(process, subtests):
     for source in WANTS_GIGABYTES:
         with subtests.test(source):
@@ -189,6 +190,7 @@ def test_a_template_without_an_end_is_ended(process, source):
     assert after(process) == "well"
 
 
+@pytest.mark.slow
 def test_the_process_is_started_again_and_gets_no_secret(process, monkeypatch):
     after(process)
     child = process._process

@@ -83,11 +83,13 @@ def test_the_request_types_are_the_contract_s():
     assert get_args(RequestType) == REQUEST_TYPES
 
 
+@pytest.mark.slow
 @given(handovers)
 def test_a_handover_survives_the_wire(handover):
     assert read_handover(handover.to_json().decode()) == handover
 
 
+@pytest.mark.slow
 @given(handovers, st.data())
 def test_a_damaged_handover_is_refused_by_the_name_of_its_part(handover, data):
     document = json.loads(handover.to_json())

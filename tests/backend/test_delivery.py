@@ -245,6 +245,7 @@ def test_what_is_held_back_or_queued_is_sent_before_the_threads_end(line):
     assert sorted(line.served) == [("held", "a"), ("new", "b")]
 
 
+@pytest.mark.slow
 def test_many_threads_keep_the_order_of_every_stream(line):
     requests = [line.open(str(number)) for number in range(20)]
     line.delivery.start()
@@ -483,6 +484,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(steps, st.data())
 def test_joined_steps_say_what_they_say_one_by_one(script, data):
     script = [Step(prompt_logprobs=[None], token_ids=[], text="", num_input_tokens=3), *script]

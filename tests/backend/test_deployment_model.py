@@ -71,6 +71,7 @@ def test_kv_memory_is_what_weights_and_workspace_leave():
         assert preset.deployment.kv_cache_tokens >= preset.max_batch_size * (1024 + 2048), "the batch that was run"
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(1, 384), st.integers(0, 4096)), min_size=8, max_size=8),
     st.integers(0, 7),
@@ -189,6 +190,7 @@ def test_drafts_make_the_average_burst_the_acceptance_length():
     assert (scheduler.num_drafted, scheduler.num_accepted) == (300, 182)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(0, 12), st.integers(1, 60), st.integers(1, 20), st.integers(0, 40)), max_size=30),
     st.integers(1, 5),

@@ -40,6 +40,7 @@ def pieces(token_ids, *, skip_special_tokens=True):
     return [*(detokenizer.add(token_id) for token_id in token_ids), detokenizer.flush()]
 
 
+@pytest.mark.slow
 @given(TEXTS)
 def test_pieces_of_a_text_join_to_it_and_never_split_a_character(text):
     result = pieces(TOKENIZER.encode(text).ids)

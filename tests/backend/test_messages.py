@@ -148,6 +148,7 @@ def test_json_is_read_to_its_limit_of_nesting():
         read_messages(conversation % ("[" * 1100 + "]" * 1100))
 
 
+@pytest.mark.slow
 def test_thousands_of_results_find_their_calls_and_a_wrong_one_is_told_in_a_line():
     numbers = range(MAX_MESSAGES - 1)
     calls = [{"id": str(number), "type": "function", "function": {"name": "f"}} for number in numbers]

@@ -209,6 +209,7 @@ def test_routers_find_the_numbers_under_the_names_of_the_cpp_backend(metrics, tr
     assert found(ROUTED_BLOCKS) == (blocks if has_numbers else dict.fromkeys(blocks, 0))
 
 
+@pytest.mark.slow
 def test_every_series_has_its_familys_labels(triton, metrics):
     metrics.refused(ErrorCode.UNSUPPORTED)
     Publisher(metrics, triton, observe_state=lambda: state(metrics), period_s=3600).publish()
@@ -287,6 +288,7 @@ def test_tokens_are_never_a_message_each(metrics, triton, publisher):
     assert triton.writes - before <= len(INTER_TOKEN.buckets) + 4
 
 
+@pytest.mark.slow
 def test_several_threads_lose_nothing(metrics, triton, publisher):
     """Threads as in the service: one counts tokens, any thread counts the rest, while a publication runs."""
     ended = threading.Event()

@@ -227,6 +227,7 @@ def test_a_hint_names_the_field_as_it_is_written_there(subtests):
             assert str(refusal(in_json(**{name: "x"}))).endswith(in_document)
 
 
+@pytest.mark.slow
 def test_problems_are_reported_at_once_but_not_without_end():
     message = str(refusal(NO_FIELD, {"max_tokens": 0, "tpo_p": 1}))
     assert all(part in message for part in ("text_input", "max_tokens", "tpo_p"))
@@ -383,6 +384,7 @@ SAMPLING = [{"temperature": 0.8}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}]
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers(), max_size=2))
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from([f.name for f in contract.SAMPLING_FIELDS] + ["x", "id", "stop"]), VALUES))
 def test_any_parameters_are_parsed_or_refused_but_never_crash(parameters):
     with contextlib.suppress(RequestError):

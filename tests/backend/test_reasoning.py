@@ -116,6 +116,7 @@ def test_nothing_is_lost_but_tags_and_white_space(pieces, opened):
     assert re.fullmatch(rf"\s*(<think>)?\n?{re.escape(reasoning)}(</think>\s*)?{re.escape(answer)}", text)
 
 
+@pytest.mark.slow
 @given(PIECES, PIECES, st.booleans())
 def test_what_is_shown_is_never_taken_back(pieces, later, opened):
     splitter = ReasoningSplitter(opened=opened)

@@ -165,6 +165,7 @@ def test_concurrent_requests_give_the_same_text_as_alone_and_as_plain_passes(eng
     assert max(collector.call_sizes) >= 5, "never ran as one batch"
 
 
+@pytest.mark.slow
 def test_prompts_are_counted_with_bos_and_used_unchanged_in_token_ids(engine, tokenizer):
     num_tokens = len(tokenizer.encode(PROMPT).ids)
     assert {step.num_input_tokens for step in generate(engine).steps} == {num_tokens}
@@ -187,6 +188,7 @@ def test_prompts_are_counted_with_bos_and_used_unchanged_in_token_ids(engine, to
     assert bos_token(encode, without.decode) == ""
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_whatever_runs_beside_it(engine):
     alone = generate(engine, max_tokens=30, temperature=0.8, seed=11)
     collector = Collector()
@@ -197,6 +199,7 @@ def test_a_seed_repeats_whatever_runs_beside_it(engine):
     assert again.text == alone.text != different.text
 
 
+@pytest.mark.slow
 def test_stop_tokens_end_the_text_and_are_counted_not_shown(engine, tokenizer):
     free = generate(engine, max_tokens=10)
     stop_id = free.token_ids[6]
@@ -277,6 +280,7 @@ SAMPLINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "sampling"), SAMPLINGS, ids=["greedy", "sampled", "steered", "biased"])
 def test_logprobs_are_those_of_the_plain_model_before_sampling(engine, tokenizer, number, sampling):
     """Other requests of the batch want no logprobs, or another number of them."""
@@ -323,6 +327,7 @@ def test_a_long_prompts_logits_never_exist_all_at_once(own_engine, monkeypatch):
         assert [entry.logprob for entry in piece] == pytest.approx([entry.logprob for entry in whole], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_asking_for_logprobs_changes_no_text(engine):
     for sampling in ({}, {"temperature": 1.5, "seed": 4, "frequency_penalty": 1.0}):
         plain = generate(engine, max_tokens=20, **sampling)
@@ -330,6 +335,7 @@ def test_asking_for_logprobs_changes_no_text(engine):
         assert asked.token_ids == plain.token_ids
 
 
+@pytest.mark.slow
 def test_a_bias_forces_a_token_and_bad_strings_are_not_generated(engine):
     free = generate(engine, max_tokens=30)
     assert generate(engine, max_tokens=5, logit_bias={9: 100.0}).token_ids == [9] * 5

@@ -53,12 +53,14 @@ def variant(request, tmp_path_factory):
     return request.param, folder
 
 
+@pytest.mark.slow
 def test_logprobs_are_those_that_transformers_computed(variant):
     name, folder = variant
     for num_prompt in (200, 300) if name == "production" else (1, 200, 300):
         compare_with_recorded(load(folder), name, num_prompt)
 
 
+@pytest.mark.slow
 def test_logprobs_of_the_embedded_checkpoint_are_those_that_transformers_computed():
     compare_with_recorded(load(TINY), "tiny", 200)
 
@@ -173,6 +175,7 @@ def test_a_whole_checkpoint_with_checksums_is_loaded(listed):
     assert load_checkpoint(str(listed), version_dir=Path()).vocab_size > 800
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_the_listed_one_is_refused_before_anything_is_loaded(listed, monkeypatch, subtests):
     def loaded(_):
         raise AssertionError("loaded before the checksums were compared")
@@ -204,6 +207,7 @@ def test_add_bos_token_counts_where_the_tokenizer_adds_none(random_checkpoint, t
     assert checkpoint.bos_token == (document["bos_token"] if given else "")
 
 
+@pytest.mark.slow
 def test_the_number_of_threads_is_that_of_the_library():
     """It is read back by the library's own function, in a process of its own."""
     code = """

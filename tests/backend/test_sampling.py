@@ -137,16 +137,19 @@ sampled = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(token_ids, sampled)
 def test_a_token_with_the_largest_bias_always_comes(token_id, params):
     assert set(draws(10, logit_bias={token_id: 100.0}, **params)) == {token_id}
 
 
+@pytest.mark.slow
 @given(st.sets(token_ids, max_size=VOCAB_SIZE - 1), sampled)
 def test_tokens_with_the_smallest_bias_never_come(banned, params):
     assert not banned & set(draws(10, logit_bias=dict.fromkeys(banned, -100.0), **params))
 
 
+@pytest.mark.slow
 @given(st.dictionaries(token_ids, st.floats(-100, 100, width=32)))
 def test_a_bias_is_added_to_the_logits_before_the_penalties(biases):
     """vLLM does it in this order, so that a penalty may also divide what the bias has made positive."""

@@ -198,6 +198,7 @@ def test_requests_that_are_refused_do_not_wait_for_the_garbage_collector(engine,
         gc.enable()
 
 
+@pytest.mark.slow
 def test_deadlines_near_the_end_leave_no_request_unanswered(engine):
     """Threads of delivery and the watcher take the last steps of the same requests."""
     switch_interval = sys.getswitchinterval()

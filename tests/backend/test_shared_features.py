@@ -179,6 +179,7 @@ def check_refusal(pair, given, said):
     answer(pair.generation, request_type="generation_only", context_phase_params=handover.to_json())
 
 
+@pytest.mark.slow
 def test_a_feature_is_shared_or_refused_as_for_one_server(pair, subtests):
     for feature, given in SHARED.items():
         with subtests.test(feature):
@@ -191,6 +192,7 @@ def test_a_feature_is_shared_or_refused_as_for_one_server(pair, subtests):
             assert answer(pair.generation, **shared) == whole
 
 
+@pytest.mark.slow
 def test_a_feature_that_cant_be_shared_is_refused_by_name(pair, subtests):
     for feature, (given, said) in REFUSED.items():
         with subtests.test(feature):

@@ -220,6 +220,7 @@ def num_timers():
     return sum(not timer.cancelled() for timer in timers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_fetched", [True, False])
 def test_a_kv_cache_that_has_gone_leaves_no_timer(start, is_fetched):
     one, two = start(), start()
@@ -268,6 +269,7 @@ def test_a_handover_that_nobody_gets_is_dropped(start):
     assert_free(engine, other)
 
 
+@pytest.mark.slow
 def test_a_drop_leaves_a_transfer_alone(start):
     one, two = start(), start(pace="real", kv_transfer_gbps=0.05)
     whole = answer(one, request())

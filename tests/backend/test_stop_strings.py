@@ -52,6 +52,7 @@ PIECES = st.lists(st.text("abc", max_size=3) | st.text("ab", max_size=12))
 STOPS = st.lists(st.text("abc", min_size=1, max_size=4) | st.text("ab", min_size=1, max_size=8), max_size=3)
 
 
+@pytest.mark.slow
 @given(PIECES, STOPS)
 def test_splitting_the_text_makes_no_difference(pieces, stops):
     split, split_match = run(pieces, stops)
@@ -61,6 +62,7 @@ def test_splitting_the_text_makes_no_difference(pieces, stops):
     assert whole_match or "".join(whole) == "".join(pieces)
 
 
+@pytest.mark.slow
 @given(PIECES, STOPS)
 def test_no_more_is_held_back_than_may_begin_a_stop_string(pieces, stops):
     shown, matched = run(pieces, stops)
@@ -70,6 +72,7 @@ def test_no_more_is_held_back_than_may_begin_a_stop_string(pieces, stops):
     assert matched or shown[-1] == held
 
 
+@pytest.mark.slow
 @given(PIECES, STOPS)
 def test_the_stop_string_that_is_complete_first_ends_the_text(pieces, stops):
     shown, matched = run(pieces, stops)

@@ -61,6 +61,7 @@ def test_a_stream_adds_up_to_the_whole_answer(make_engine, monkeypatch):
     assert [step.finish_reason for step in streamed if step.finish_reason] == ["stop"]
 
 
+@pytest.mark.slow
 def test_characters_of_several_tokens_come_whole(make_engine, monkeypatch):
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "500")
     steps = make_engine().run(max_tokens=200, ignore_eos=True)
@@ -83,6 +84,7 @@ def test_increments_of_a_growing_text_join_to_it(text, cuts):
     assert sent + complete_text(text, len(sent), final=True) == text
 
 
+@pytest.mark.slow
 def test_prompt_and_answer_share_the_room(make_engine):
     harness = make_engine(max_seq_len=20)
     for prompt, max_tokens, expected in ("Why?", 7, 7), ("0123456789", 1000, 20 - 11):
@@ -112,6 +114,7 @@ def test_special_and_stop_tokens(make_engine):
     assert harness.text(stop=("a",)) == harness.text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("release", "llm_args"),
     [
@@ -173,6 +176,7 @@ VALUES = {
 """The fields that depend on the sampler."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("release", "llm_args"), CONFIGURATIONS)
 def test_every_claimed_field_is_applied_by_the_sampler(make_engine, release, llm_args):
     """The stand-in raises for a field its sampler ignores."""
@@ -223,6 +227,7 @@ def test_the_time_between_tokens_is_known_or_said_to_be_unknown():
     assert math.isnan(generation_seconds(None))
 
 
+@pytest.mark.slow
 def test_an_answer_that_wants_no_steps_comes_whole_and_is_the_same(make_engine):
     harness = make_engine(enable_iter_perf_stats=True)
     assert harness.engine.capabilities.whole_answers
@@ -271,6 +276,7 @@ def test_a_whole_answer_aborted_in_tensorrt_llms_queue_is_not_waited_for(make_en
     harness.sink.result(running)
 
 
+@pytest.mark.slow
 def test_a_request_aborted_before_its_prompt_is_tokenised_never_reaches_the_engine(make_engine, monkeypatch):
     harness = make_engine()
     tokenised = threading.Event()
@@ -359,6 +365,7 @@ STOPS_THE_LOAD = [
 ]
 
 
+@pytest.mark.slow
 def test_arguments_that_stop_the_load_are_named_in_one_line(make_engine, subtests):
     for llm_args, named in STOPS_THE_LOAD:
         with subtests.test(named):
@@ -368,6 +375,7 @@ def test_arguments_that_stop_the_load_are_named_in_one_line(make_engine, subtest
             assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_configuration_that_can_not_be_served_is_refused(make_engine, tmp_path):
     engine = TensorRTLLMEngine(parse_config({"model": "m", "max_seq_len": 10}, version_dir=tmp_path))
     with pytest.raises(ConfigError, match=r"release\.yaml.*deepseek-triton build"):

@@ -39,6 +39,7 @@ def threads():
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(("tensorrt_llm", "standin"))]
 
 
+@pytest.mark.slow
 def test_a_request_aborted_in_the_engines_queue_has_its_end(slow_engine):
     """TensorRT-LLM removes the request from its queue and sends no response."""
     harness = slow_engine(max_batch_size=1)
@@ -55,6 +56,7 @@ def test_a_request_aborted_in_the_engines_queue_has_its_end(slow_engine):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_an_abort_that_is_answered_ends_once(slow_engine):
     harness = slow_engine()
     (request,) = running(harness)
@@ -64,6 +66,7 @@ def test_an_abort_that_is_answered_ends_once(slow_engine):
     assert [step.finish_reason for step in last_steps(harness, request)] == ["cancelled"]
 
 
+@pytest.mark.slow
 def test_a_failing_abort_holds_neither_a_request_nor_the_gpus(slow_engine, monkeypatch):
     harness = slow_engine()
     requests = running(harness, 3)
@@ -118,6 +121,7 @@ def test_a_gpu_that_has_failed_is_not_tried_again(slow_engine):
     assert "illegal memory access" in health.reason
 
 
+@pytest.mark.slow
 def test_faults_with_tokens_between_do_not_end_the_engine(slow_engine):
     harness = slow_engine()
     for _ in range(2 * MAX_FAULTS_IN_A_ROW):
@@ -143,6 +147,7 @@ def test_a_request_that_goes_on_after_a_fault_can_count_the_next(slow_engine):
     assert not harness.engine.health().alive
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("found_by", ["flush", "reader"])
 def test_a_failure_that_can_not_be_judged_ends_its_request_only(slow_engine, monkeypatch, found_by):
     harness = slow_engine()
@@ -303,6 +308,7 @@ def ended(step):
     return step.error is not None or step.finish_reason is not None
 
 
+@pytest.mark.slow
 def test_two_can_stop_at_once(slow_engine):
     for delay_s in (0.0, 0.002, 0.01, 0.05):
         harness = slow_engine()

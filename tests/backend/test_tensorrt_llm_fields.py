@@ -160,6 +160,7 @@ def test_a_logprob_that_might_be_missing_is_not_promised(make_engine):
         assert f"top_k of at most {MAX_LIKELIEST}" in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", ["1.1.0", "1.0.0", "0.21.0"])
 def test_up_to_1_1_there_is_one_logprob(make_engine, release):
     harness = make_engine(release)
@@ -175,6 +176,7 @@ def test_the_cpp_sampler_has_the_logprob_of_the_sampled_token_only(make_engine, 
     assert "expected at most 0, got 1" in str(refusal(harness, logprobs=1))
 
 
+@pytest.mark.slow
 def test_what_an_engine_lacks_is_named(make_engine):
     capabilities = make_engine("1.2.1", sampler_type="TRTLLMSampler").engine.capabilities
     assert "not established" in capabilities.unsupported["logprobs"]
@@ -262,6 +264,7 @@ def test_a_guide_reaches_the_engine_under_its_name(make_engine, release):
     assert ("guided_json" in capabilities.sampling_fields) is since_1_2
 
 
+@pytest.mark.slow
 def test_performance_metrics_come_with_the_last_step(make_engine):
     steps = make_engine().run("x" * 99, max_tokens=5, return_perf_metrics=True)
     assert all(step.perf_metrics is None for step in steps[:-1])
@@ -341,6 +344,7 @@ def test_a_worker_that_has_ended_means_a_dead_engine(make_engine, monkeypatch):
     assert isinstance(harness.sink.result(request)[-1].error, UnavailableError)
 
 
+@pytest.mark.slow
 def test_the_reason_of_a_death_is_the_workers_and_without_their_futures_there_is_none(make_engine):
     harness = make_engine()
     harness.engine._llm._executor.mpi_futures[0].set_exception(RuntimeError("CUDA error:\nout of memory"))

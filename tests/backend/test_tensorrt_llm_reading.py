@@ -50,6 +50,7 @@ def await_last(harness, request, is_last):
     wait_for(lambda: is_last(harness.waiting(request)[-1]))
 
 
+@pytest.mark.slow
 def test_waiting_responses_become_one_step(reference, slow):
     request = begun(slow)
     with slow.held_loop():
@@ -59,6 +60,7 @@ def test_waiting_responses_become_one_step(reference, slow):
     assert tokens(steps) == reference[: len(tokens(steps))]
 
 
+@pytest.mark.slow
 def test_the_last_step_contains_the_responses_before_it(reference, slow):
     request = begun(slow, max_tokens=30)
     with slow.held_loop():
@@ -79,6 +81,7 @@ def test_logprobs_belong_to_their_tokens_when_several_waited(slow):
         assert [entry[0].token_id for entry in step.logprobs] == list(step.token_ids)
 
 
+@pytest.mark.slow
 def test_an_abort_loses_no_waiting_response(reference, slow):
     request = begun(slow)
     num_tokens = len(tokens(slow.sink.steps_of(request)))
@@ -91,6 +94,7 @@ def test_an_abort_loses_no_waiting_response(reference, slow):
     assert [step.finish_reason for step in steps if step.finish_reason or step.error] == ["cancelled"]
 
 
+@pytest.mark.slow
 def test_responses_before_a_fault_are_delivered_before_it(reference, slow):
     request = begun(slow)
     with slow.held_loop():
@@ -121,6 +125,7 @@ def test_no_step_comes_after_the_end(slow):
     assert [bool(step.error) for step in steps] == [False] * (len(steps) - 1) + [True]
 
 
+@pytest.mark.slow
 def test_steps_of_several_requests_leave_in_one_call(slow):
     requests = [slow.submit(**ENDLESS) for _ in range(8)]
     slow.sink.wait_for(lambda: all(slow.sink.steps_of(request) for request in requests))
@@ -181,6 +186,7 @@ def test_without_an_abort_missing_logprobs_are_a_fault():
             increments.take(cut_short=cut_short)
 
 
+@pytest.mark.slow
 def test_an_abort_between_a_token_and_its_logprob_is_no_fault(slow, monkeypatch):
     monkeypatch.setattr(engine_module, "ABORT_TIMEOUT_S", 0.2)
     request = begun(slow, logprobs=1)

@@ -82,6 +82,7 @@ REQUESTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", RELEASES)
 def test_two_engines_give_the_answer_of_one(make_pair, subtests, release):
     pair = make_pair(release)
@@ -156,6 +157,7 @@ def test_an_end_token_that_comes_first_leaves_nothing_to_fetch(pair, monkeypatch
     assert answer(pair.generation.sink.result(pair.go_on(handover))) == whole == ("", [EOS], "stop", None, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repeats", [True, False])
 def test_the_first_token_comes_once_however_the_release_does_it(make_engine, monkeypatch, repeats):
     document = yaml.safe_load(load_release("1.2.1").text)
@@ -182,6 +184,7 @@ def test_without_the_kv_cache_the_prompt_and_the_first_token_are_computed_again(
     assert pair.context.kv_sender.num_blocks == 1
 
 
+@pytest.mark.slow
 def test_an_abort_fetches_the_kv_cache(pair):
     handover = pair.hand_over()
     pair.context.kv_sender.may_send.clear()
@@ -210,6 +213,7 @@ def test_stop_waits_for_the_kv_cache(pair):
     pair.assert_nothing_is_held()
 
 
+@pytest.mark.slow
 def test_a_fetch_that_never_ends_is_left(pair, monkeypatch):
     monkeypatch.setattr("deepseek_backend.engines.tensorrt_llm.tensorrt_llm_engine.FETCH_TIMEOUT_S", 0.01)
     handover = pair.hand_over()
@@ -248,6 +252,7 @@ def test_a_kv_cache_that_is_gone_is_told_and_no_engine_dies_of_it(pair):
     assert pair.generation.engine.health().alive
 
 
+@pytest.mark.slow
 def test_an_engine_that_shares_nothing_says_why(make_engine):
     for release, llm_args, reason in [
         ("0.21.0", {}, "not established for TensorRT-LLM 0.21.0"),

@@ -55,6 +55,7 @@ def text_of(faked, request):
     return "".join(step.text for step in faked.sink.result(request))
 
 
+@pytest.mark.slow
 def test_a_vllm_like_its_record_is_read_by_the_iteration_and_another_one_called_in_public(make, caplog):
     for version in VLLM_VERSIONS:
         assert isinstance(make(version=version).engine._connection, CoreConnection)
@@ -91,6 +92,7 @@ def test_an_answer_comes_in_steps_with_every_count(make, public):
     assert (steps[-1].finish_reason, steps[-1].stop_reason) == ("length", None)
 
 
+@pytest.mark.slow
 @WAYS
 def test_the_steps_of_an_iteration_come_in_one_call(make, public):
     faked = make(public=public)
@@ -117,6 +119,7 @@ def test_a_whole_answer_comes_in_its_last_step(make, public):
     assert step.generation_s >= 0
 
 
+@pytest.mark.slow
 @WAYS
 def test_an_output_that_can_not_be_read_ends_its_own_request_only(make, public):
     faked = make(public=public)
@@ -157,6 +160,7 @@ def test_each_request_goes_to_the_rank_with_the_fewest_open_ones(make, public):
     assert [faked.core.ranks[request.request_id] for request in later] == [1, 1, 2, 0]
 
 
+@pytest.mark.slow
 def test_which_ranks_are_chosen(make):
     faked = make(data_parallel_size=2)
     faked.core.refuse = ValueError("no")
@@ -172,6 +176,7 @@ def test_which_ranks_are_chosen(make):
         assert faked.core.ranks[faked.accepted().request_id] is None
 
 
+@pytest.mark.slow
 @WAYS
 def test_an_abort_ends_the_request_at_once_and_vllm_drops_it(make, public):
     faked = make(public=public)
@@ -271,6 +276,7 @@ def test_the_client_reads_why_the_core_refused_its_request(make, public):
     assert faked.core.aborted == []
 
 
+@pytest.mark.slow
 @WAYS
 def test_the_death_of_the_core_is_seen_and_answers_every_request(make, public):
     faked = make(public=public)
@@ -399,6 +405,7 @@ def test_what_model_yaml_leaves_open_is_chosen(make, tmp_path, monkeypatch):
     assert make(model="deepseek-ai/DeepSeek-R1", shutdown_timeout=7).engine._llm.args.shutdown_timeout == 7
 
 
+@pytest.mark.slow
 def test_the_engine_says_what_it_can_do(make):
     known = make().engine.capabilities
     assert known.max_seq_len == MAX_MODEL_LEN

@@ -213,6 +213,7 @@ def test_a_prompt_reaches_vllm_in_token_ids(make, public):
         assert list(faked.core.prompts[faked.accepted(**form).request_id]) == expected
 
 
+@pytest.mark.slow
 def test_a_prompt_leaves_room_for_a_token_and_max_tokens_gets_the_rest(make):
     faked = make()
     request = faked.accepted(prompt_token_ids=(5,) * (MAX_MODEL_LEN - 1), max_tokens=50)
@@ -243,6 +244,7 @@ def text(steps):
 TOKENS = st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), min_size=1, max_size=30)
 
 
+@pytest.mark.slow
 @given(TOKENS, st.lists(st.integers(0, 3), max_size=30), st.booleans())
 def test_text_is_the_same_however_the_tokens_come(token_ids, cuts, skip):
     parts, left = [], list(token_ids)
@@ -351,6 +353,7 @@ def test_metrics_have_the_times_on_the_engines_clock():
     assert (step.text, list(step.token_ids), step.finish_reason, step.generation_s) == ("", [], "cancelled", None)
 
 
+@pytest.mark.slow
 def test_the_time_of_scheduling_comes_with_the_first_output(make):
     faked = make()
     request = faked.accepted(return_perf_metrics=True)

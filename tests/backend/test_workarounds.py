@@ -105,6 +105,7 @@ def run_worker(container, code, *, overlay):
     )
 
 
+@pytest.mark.slow
 def test_a_worker_fails_without_the_overlay_and_starts_with_it(container):
     code = "import tensorrt_llm; print(tensorrt_llm.__version__)"
     without = run_worker(container, code, overlay=False)

@@ -586,6 +586,7 @@ def test_codes_are_unique_and_each_says_why() -> None:
     assert all(check.title and check.why and check.source for check in CHECKS)
 
 
+@pytest.mark.slow
 def test_without_tritonclient_config_pbtxt_gets_only_a_note(tmp_path: Path) -> None:
     write(tmp_path)
     program = (
@@ -601,6 +602,7 @@ def test_without_tritonclient_config_pbtxt_gets_only_a_note(tmp_path: Path) -> N
     assert output.splitlines() == ["[('C001', 'note')]", "False False"]
 
 
+@pytest.mark.slow
 def test_reading_config_pbtxt_imports_neither_grpc_nor_numpy(tmp_path: Path) -> None:
     write(tmp_path, config=edited(CONFIG, "KIND_CPU", "KIND_GPU"))
     program = (

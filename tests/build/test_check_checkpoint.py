@@ -496,6 +496,7 @@ def test_only_the_headers_are_read(tmp_path: Path) -> None:
     assert list(check_weights(tmp_path, "weights")) == []
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(content=st.binary(max_size=80), prefix=st.sampled_from([b"", struct.pack("<Q", 2), struct.pack("<Q", 30)]))
 def test_no_bytes_end_in_another_exception(

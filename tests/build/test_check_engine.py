@@ -35,6 +35,7 @@ def spoil(repository: Path, old: str, new: str) -> Report:
     return check_repository(repository)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_what_is_generated_is_taken(repository: Path) -> None:
     report = check_repository(repository)
@@ -53,6 +54,7 @@ REFUSALS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(("old", "new", "key", "words", "ours"), REFUSALS)
 def test_its_errors_stand_beside_ours(
@@ -68,6 +70,7 @@ def test_its_errors_stand_beside_ours(
     assert key is None or finding.line == only(report, ours).line
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_a_file_by_itself_is_asked_about_too(tmp_path: Path) -> None:
     path = tmp_path / "extra.yaml"
@@ -78,6 +81,7 @@ def test_a_file_by_itself_is_asked_about_too(tmp_path: Path) -> None:
     assert only(report, "S027").key == "moe_config.load_balancers"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_another_release_is_not_asked(repository: Path) -> None:
     report = check_repository(repository, CheckOptions(release="1.2.0"))

@@ -68,6 +68,7 @@ def test_a_pair_as_it_was_written_is_right(format: str, tmp_path: Path):
 LENGTHS = st.one_of(st.none(), st.integers(64, 60_000))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     variant=st.sampled_from(sorted(name for name, entry in variants().items() if not entry.model)),

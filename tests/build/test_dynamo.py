@@ -119,6 +119,7 @@ def validate(documents: list[dict[str, Any]]) -> None:
         flags_of(part, api)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("request_", [*REQUESTS.values(), *PAIRS.values()], ids=[*REQUESTS, *PAIRS])
 def test_every_form_is_valid(request_: PlanRequest | DisaggregatedRequest):
     documents = documents_of(request_)

@@ -49,6 +49,7 @@ def outcomes() -> dict[str, dict[str, Any]]:
     return {name: rows[0] for name, rows in map(json.loads, done.stdout.splitlines())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*REQUESTS, *PAIRS])
 def test_it_reads_the_layout_of_the_plan(outcomes: dict[str, dict[str, Any]], name: str):
     outcome = outcomes[name]

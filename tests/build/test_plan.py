@@ -283,6 +283,7 @@ def test_the_gemm_kernel_of_hopper_is_named_with_its_threshold():
     assert "swapAB below 64" in reason(planned(gpu="h20-141"), "moe_config.backend")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "expected", "words"),
     [

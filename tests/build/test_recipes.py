@@ -74,6 +74,7 @@ def published(case):
     return said | {f"environment.{name}": str(value) for name, value in case.get("environment", {}).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "release"), CASES_AND_RELEASES)
 def test_every_published_variable_is_set_or_has_a_reason_why_not(name, release):
     plan = plan_or_none(CASES[name], release)

@@ -360,6 +360,7 @@ def test_the_standin_refuses_what_the_release_would(package: Any, arguments: dic
         package.LLM(model="owner/m", backend="pytorch", **arguments)
 
 
+@pytest.mark.slow
 def test_the_standin_runs_nothing_but_pytorch(release: Release, package: Any) -> None:
     if release.default_backend == "pytorch":
         package.LLM(model="owner/m").shutdown()
@@ -368,6 +369,7 @@ def test_the_standin_runs_nothing_but_pytorch(release: Release, package: Any) ->
             package.LLM(model="owner/m")
 
 
+@pytest.mark.slow
 def test_the_standin_takes_a_speculative_config_only_from_upstreams_parser(package: Any) -> None:
     from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
 

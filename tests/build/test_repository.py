@@ -351,6 +351,7 @@ def interrupt(output, points):
     return line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["before-1", "at-1", "before-2", "at-2"])
 def test_an_interrupt_leaves_what_was_there(written, point):
     before = tree(written)
@@ -366,6 +367,7 @@ def test_an_interrupt_leaves_no_new_folder(tmp_path, point):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_after_a_second_interrupt_the_error_says_where_the_old_folder_is(written):
     before = tree(written)
 

@@ -438,6 +438,7 @@ def test_settings_alone_break_only_rules_about_settings() -> None:
 JUNK = ["8", -1, 0, 1, 3.5, float("nan"), True, None, [], [None], ["a"], {}, {"a": 1}, 10**30]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("junk", JUNK, ids=repr)
 def test_no_value_makes_a_rule_fail(junk: Any) -> None:
     bases = [CASES[code][0] for code in ("M008", "A001", "D009", "V008", "L002", "K007")]

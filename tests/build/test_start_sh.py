@@ -114,6 +114,7 @@ def refusals(result):
 # Every kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_script_is_bash(kind):
     checked = subprocess.run(["bash", "-n"], input=script_of(KINDS[kind]), capture_output=True, text=True)
@@ -151,6 +152,7 @@ def test_a_dry_run_needs_neither_mpirun_nor_python(tmp_path):
     assert commands_of(done.stdout)[1][0] == "python3"
 
 
+@pytest.mark.slow
 def test_the_backend_that_the_model_names_is_found(run, tmp_path):
     """Triton has one backend directory. The link that stands for its own is broken here: there is no Triton. The one to
     its own vLLM backend, which its vLLM containers have, gives way."""
@@ -389,6 +391,7 @@ def test_every_launch_has_a_launch_tag_of_its_own(run):
 # Odd values and refusals
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "value",
     ["a b", "it's", 'say "x"', "$HOME`id`", "a;exit 3", "a\\b", "a\nb", "*", "", "ü"],

@@ -358,6 +358,7 @@ AXES = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.fixed_dictionaries(AXES))
 def test_every_request_gets_a_plan_that_fits_or_a_neighbour_that_does(axes):

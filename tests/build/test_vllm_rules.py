@@ -204,6 +204,7 @@ def test_only_mtp_takes_the_memory_of_the_mtp_layer() -> None:
 JUNK = ["8", -1, 0, 3.5, float("nan"), True, None, [], ["a"], {}, {"a": 1}, 10**30]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("junk", JUNK, ids=repr)
 def test_no_value_makes_a_rule_fail(junk: Any) -> None:
     for key in (*load_vllm("0.24.0").arguments, "speculative_config.num_speculative_tokens"):

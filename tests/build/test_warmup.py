@@ -47,6 +47,7 @@ def test_every_shape_keeps_to_the_limits(batch, tokens, longest, graphs, ranks):
         assert each * length <= tokens or (each == 1 and length <= 2 * tokens)
 
 
+@pytest.mark.slow
 @given(batch=st.integers(1, 4096), tokens=COUNTS, longest=COUNTS, graphs=GRAPH_SIZES)
 def test_the_largest_batch_the_longest_prompt_and_every_graph_are_reached(batch, tokens, longest, graphs):
     shapes = warmup_shapes(

@@ -18,6 +18,7 @@ from deepseek_triton_build.text import yaml_flow
 TWINS = json_twins()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("twin", TWINS, ids=lambda path: path.name)
 def test_a_twin_holds_what_the_yaml_says(twin):
     """JSON knows no keys but text: another key would come back as another one."""
@@ -61,6 +62,7 @@ _SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False
 _WORDS = st.sampled_from(["yes", "No", "ON", "off", "true", "Null", "y", "n", "a-b", "x/y.z", "1e5", "e1", "_", ".nan"])
 
 
+@pytest.mark.slow
 @given(st.recursive(_SCALARS | _WORDS, lambda inner: st.lists(inner, max_size=3), max_leaves=6))
 def test_a_value_in_flow_style_is_read_as_it_was(value):
     text = yaml_flow(value)

@@ -52,6 +52,7 @@ def test_one_thread_serves_all_batches(client):
     assert len(threads("deepseek-triton-batches")) == 1
 
 
+@pytest.mark.slow
 def test_the_collector_may_end_a_batch_on_the_batches_own_thread(client):
     answers = client.generate_many(["x", "y"], concurrency=1)
     next(answers)

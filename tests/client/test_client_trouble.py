@@ -184,6 +184,7 @@ OF_PROTOCOL = {
 }
 
 
+@pytest.mark.slow
 def test_trouble_is_one_of_our_errors_and_the_next_request_goes_well(client_kind, scripted, subtests):
     """Each of the troubles with one of the verbs."""
     troubles = TROUBLES | OF_PROTOCOL[client_kind.scheme]
@@ -224,6 +225,7 @@ def test_what_came_before_the_trouble_is_kept(client_kind, scripted, verb):
             stream.completion()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verb", "limit", "before"),
     [

@@ -369,6 +369,7 @@ def blackhole():
         yield listener.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_connecting_is_limited(driver, blackhole):
     """Also where something listens."""
     with RawServer(lambda connection: connection.recv(1 << 16)) as server:
@@ -529,6 +530,7 @@ def test_a_stream_that_is_forgotten_is_cancelled(grpc_server, driver):
     driver.run(grpc_server.url, body)
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_forgotten_after_its_loop(grpc_server):
     left = until_gone(grpc_server, grpc_server.response(text_output="a"))
     endpoint = Endpoint.parse(grpc_server.url)

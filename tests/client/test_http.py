@@ -156,6 +156,7 @@ def test_a_large_request_and_a_large_response(http_server, driver, transport):
     assert http_server.requests[0][2]["text_input"] == text
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_slower_than_the_server_gets_everything(http_server, driver, transport):
     """The answer is far larger than the buffers on its way."""
     payload = {"text_output": "x" * 2**18}

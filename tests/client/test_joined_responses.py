@@ -111,6 +111,7 @@ def cuts(draw, text):
     return [text[start:end] for start, end in itertools.pairwise([0, *places, len(text)])]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_however_the_streams_are_cut_the_answer_is_the_whole_one(client, context, generation, data):

@@ -76,6 +76,7 @@ def test_what_is_none():
 names = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]*", fullmatch=True)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(names, st.text()), st.floats(allow_nan=False))
 def test_any_labels_come_back(labels, value):
     def escaped(text):

@@ -119,6 +119,7 @@ def test_importing_the_client_imports_no_heavy_package():
     assert "asyncio" not in loaded
 
 
+@pytest.mark.slow
 def test_grpc_without_its_extra_says_what_to_install():
     code = """
 import sys

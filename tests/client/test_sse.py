@@ -68,6 +68,7 @@ lines = st.one_of(
 bodies = st.lists(st.tuples(lines, line_ends).map(b"".join)).map(b"".join)
 
 
+@pytest.mark.slow
 @given(bodies, st.lists(st.integers(0, 200)))
 def test_any_cut_gives_the_same_events(body, cuts):
     ends = sorted({min(cut, len(body)) for cut in cuts} | {len(body)})
@@ -75,6 +76,7 @@ def test_any_cut_gives_the_same_events(body, cuts):
     assert decoded(*(body[a:b] for a, b in zip(starts, ends, strict=False))) == decoded(body)
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.text("ab 你🙂:\u2028\x0b\x85"), min_size=1)), line_ends)
 def test_what_was_put_into_events_comes_out(events, end):
     body = b"".join(b"".join(b"data: " + line.encode() + end for line in event) + end for event in events)
@@ -95,6 +97,7 @@ def test_what_is_pending():
         assert decoder.pending is expected, body
 
 
+@pytest.mark.slow
 @given(bodies)
 def test_nothing_is_pending_after_a_blank_line(body):
     decoder = SseDecoder()

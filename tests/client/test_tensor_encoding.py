@@ -24,6 +24,7 @@ def elements(datatype):
     return st.integers(int(limits.min), int(limits.max))
 
 
+@pytest.mark.slow
 @given(st.lists(st.text()))
 def test_texts_are_encoded_and_decoded_as_tritonclient_does(texts):
     theirs = serialize_byte_tensor(np.array([text.encode() for text in texts], dtype=np.object_))

@@ -34,6 +34,7 @@ def in_pieces(draw):
     return text, [text[a:b] for a, b in itertools.pairwise((0, *cuts, len(text)))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Cumulative, Unknown])
 @given(so_far(), st.booleans())
 def test_all_so_far_becomes_increments(kind, stream, says_end):
@@ -47,6 +48,7 @@ def test_increments_stay_what_they_are(stream, says_end):
     assert joined(Deltas(), pieces, says_end=says_end) == text
 
 
+@pytest.mark.slow
 @given(in_pieces(), st.booleans())
 def test_increments_are_recognised(stream, says_end):
     """Increments are detected when the first different text does not begin with the first text that has a whole

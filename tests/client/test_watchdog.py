@@ -103,6 +103,7 @@ async def test_a_limit_that_comes_nearer_or_moves_on_is_held_to(driver):
         watchdog.stop()
 
 
+@pytest.mark.slow
 @both
 async def test_time_between_waits_is_the_callers_own(driver):
     """The limit of the earlier wait runs out unnoticed, and the next wait is held to its own."""

@@ -39,6 +39,7 @@ def in_brackets_unless_one(elements):
     return elements[0] if len(elements) == 1 else elements
 
 
+@pytest.mark.slow
 @given(st.text(), inputs())
 def test_json_holds_each_input_and_the_id(request_id, given_inputs):
     body = json.loads(encode_json(request_id, given_inputs))

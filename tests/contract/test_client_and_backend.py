@@ -142,6 +142,7 @@ def expected(given_fields):
     return BackendParams(**found)
 
 
+@pytest.mark.slow
 @WIRES
 @given(given_fields=fields)
 def test_fields_arrive_as_they_were_given(wire, given_fields):
@@ -329,6 +330,7 @@ def test_the_answers_to_tasks_are_read(wire):
             read_model_info(text)
 
 
+@pytest.mark.slow
 @RESPONSES
 @given(pieces=st.lists(st.text(), min_size=1), reason=st.sampled_from(["stop", "length", "cancelled", "timeout"]))
 def test_a_stream_is_read(wire, pieces, reason):

@@ -29,6 +29,7 @@ def imported_by(folder):
     return outside - sys.stdlib_module_names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("folder", "allowed"),
     [

@@ -95,6 +95,7 @@ def test_the_backend_gives_the_engine_the_whole_path(tmp_path, release):
     assert yaml.safe_load(path.read_text()) == BALANCED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", BY_PATH)
 def test_check_reads_the_file_and_finds_nothing_wrong_with_it(tmp_path, release):
     def codes(folder):

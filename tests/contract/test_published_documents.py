@@ -221,6 +221,7 @@ def _found(row, answer):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [row for row in ROWS if "none" not in row.values[0]])
 def test_our_command_says_what_the_document_says_but_for_the_listed_differences(row, ask):
     answer = ask(row["run"])

@@ -180,6 +180,7 @@ THEIR_ERRORS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/input_tokens"])
 def test_the_servers_errors_name_the_fields_of_this_api(triton, client, path, subtests):
     for text, (param, message) in THEIR_ERRORS.items():

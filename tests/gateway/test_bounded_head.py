@@ -83,6 +83,7 @@ def test_trailers_are_not_kept_and_end_at_the_same_number_of_bytes(server, trail
     assert protocol.headers == [(b"host", b"h"), (b"transfer-encoding", b"chunked")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", BEGINNING, b"GET / HTTP/1.1\r\nHost: h\r\n\r\nGET "])
 def test_a_head_that_never_ends_is_ended(sent, monkeypatch, server):
     monkeypatch.setattr(bounded_head, "HEAD_S", 0.2)

@@ -3,6 +3,7 @@
 import json
 import math
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -135,6 +136,7 @@ def streamed(request, some):
     return told(answer.begin() + b"".join(answer.take(parts) for parts in some) + answer.end())
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(
     made=answers(),
@@ -221,6 +223,7 @@ def tokens(*texts):
     return json.dumps([text and {"1": {"logprob": -1.0, "decoded_token": text}} for text in texts])
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(
     prompts=st.lists(st.sampled_from(["Hi é", "one two"]), min_size=1, max_size=3),

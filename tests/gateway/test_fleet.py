@@ -266,6 +266,7 @@ async def test_a_server_whose_check_fails_is_down_and_is_checked_again(servers):
             await until_state(fleet, A, "up")
 
 
+@pytest.mark.slow
 async def test_a_server_that_answers_any_of_a_check_is_not_frozen(servers):
     async with fleet_of(servers, [A, B]) as fleet:
         servers[A].hung = servers[B].silent = True
@@ -355,6 +356,7 @@ async def test_a_lost_connection_is_followed_by_a_check(servers, monkeypatch):
         await until_state(fleet, A, "down")
 
 
+@pytest.mark.slow
 async def test_pauses_grow_while_a_server_is_down(servers, monkeypatch):
     monkeypatch.setattr(fleet_member, "_FIRST_PAUSE_S", 0.2)
     monkeypatch.setattr(fleet_member, "_LONGEST_PAUSE_S", 3600.0)

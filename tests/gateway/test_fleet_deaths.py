@@ -53,6 +53,7 @@ def dying(triton, of="poison"):
     return die
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_kills_servers_takes_two_at_most(tritons, stream, caplog):
     for triton in tritons:
@@ -70,6 +71,7 @@ def test_a_request_that_kills_servers_takes_two_at_most(tritons, stream, caplog)
         assert all(ask(address, f"question {number}").status_code == 200 for number in range(8))
 
 
+@pytest.mark.slow
 def test_a_request_that_kills_engines_takes_two_at_most(tritons):
     for triton in tritons:
         triton.script = ENGINE_DIED
@@ -78,6 +80,7 @@ def test_a_request_that_kills_engines_takes_two_at_most(tritons):
     assert sum(len(triton.asked) for triton in tritons) == 2
 
 
+@pytest.mark.slow
 def test_servers_that_are_being_stopped_have_not_died(tritons):
     """A third one is asked. Each prompt has an order of servers of its own, and some have these two before it."""
     for stopping in tritons[:2]:
@@ -91,6 +94,7 @@ def test_servers_that_are_being_stopped_have_not_died(tritons):
                 break
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_loses_nothing_that_had_not_begun(tritons):
     with gateway_before(*tritons) as address:
         for triton in tritons[:3]:
@@ -119,6 +123,7 @@ def requests(triton):
     return [request for request in triton.asked if not request["id"].startswith("canary-")]
 
 
+@pytest.mark.slow
 def test_a_request_is_refused_while_all_context_servers_are_full(pairs):
     full = refusal(503, "[E_OVERLOADED] 256 requests are waiting")
     for context in pairs[:2]:
@@ -130,6 +135,7 @@ def test_a_request_is_refused_while_all_context_servers_are_full(pairs):
     assert [len(requests(triton)) for triton in pairs] == [1, 1, 0, 0]
 
 
+@pytest.mark.slow
 def test_generation_servers_do_all_of_a_request_while_no_context_server_is_up(pairs):
     with gateway_before(*pairs[2:], contexts=tuple(pairs[:2])) as address:
         for context in pairs[:2]:
@@ -139,6 +145,7 @@ def test_generation_servers_do_all_of_a_request_while_no_context_server_is_up(pa
     assert all("request_type" not in request for triton in pairs[2:] for request in requests(triton))
 
 
+@pytest.mark.slow
 def test_a_request_that_kills_context_servers_kills_no_generation_server(pairs, caplog):
     for triton in pairs:
         triton.script = dying(triton)

@@ -137,6 +137,7 @@ WRONG_WORDS = [
 ]
 
 
+@pytest.mark.slow
 def test_what_would_not_work_is_refused_without_the_secrets(tmp_path, monkeypatch, subtests):
     monkeypatch.chdir(tmp_path)
     Path("empty").touch()

@@ -41,6 +41,7 @@ def test_a_body_that_is_no_request(client, path):
         assert words in error_of(client.post(path, content=body, headers=JSON_TYPE), 400)["message"]
 
 
+@pytest.mark.slow
 def test_a_deep_body_is_answered_or_refused(client):
     bodies = [f'{{"messages": [{{"role": "user", "content": {"[" * n + "]" * n}}}]}}' for n in range(100, 1300, 60)]
     assert {client.post(CHAT, content=body, headers=JSON_TYPE).status_code for body in bodies} <= {200, 400}
@@ -165,6 +166,7 @@ ERRORS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
 def test_an_error_before_the_first_byte(triton, client, path, subtests):
     for their_status, text, status, param, code in ERRORS:
@@ -191,6 +193,7 @@ def streamed(client, path, seen, **fields):
     return response.status_code, lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
 def test_an_error_after_the_first_byte_is_the_last_event(triton, client, path, subtests):
     for _, text, _, param, code in ERRORS:
@@ -223,6 +226,7 @@ def stops_short(wire):
     answer(HELLO)(wire)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [dies, stops_short])
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
 def test_half_an_answer_is_an_error(triton, client, path, script):
@@ -280,6 +284,7 @@ def test_every_prompt_of_a_client_that_leaves_is_stopped(triton, client):
     assert len(set(triton.stopped)) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", BODIES)
 def test_a_silent_stream_has_comments(triton, path):
     """Before its first event and after, and an error that comes then is an event."""
@@ -316,6 +321,7 @@ def test_a_silent_stream_has_comments(triton, path):
                 assert "error" in json.loads(lines[-1].removeprefix("data: "))
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_makes_the_server_wait(triton, client):
     size = 96 * 2**20
     sent = 0
@@ -343,6 +349,7 @@ def test_a_client_that_does_not_read_makes_the_server_wait(triton, client):
     assert total > size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_one_call_is_enough_and_stops_the_server(triton, client, stream):
     def two_calls(wire):
@@ -399,6 +406,7 @@ RESPONSE_FIELDS = {"input", "text", "include", "reasoning", "instructions", "tru
 NAMES = sorted({*SAMPLING, *INPUTS, *WITHOUT_EFFECT, *REFUSED, *CHAT_FIELDS, *COMPLETION_FIELDS, *RESPONSE_FIELDS})
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     path=st.sampled_from(list(BODIES)),

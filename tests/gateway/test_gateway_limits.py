@@ -51,6 +51,7 @@ def used(client, triton):
     return LIMIT - int(asked.headers["x-ratelimit-remaining-tokens"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "prompt"),
     [
@@ -72,6 +73,7 @@ def test_a_stream_that_is_left_is_charged_as_far_as_it_came(client, triton, path
     assert 40_000 <= lost < 40_200
 
 
+@pytest.mark.slow
 def test_an_answer_that_nobody_waits_for_is_charged_with_its_prompt(client, triton):
     def silent(wire):
         wire.wait_for_stop()
@@ -82,12 +84,14 @@ def test_an_answer_that_nobody_waits_for_is_charged_with_its_prompt(client, trit
     assert 20_000 <= lost < 20_200
 
 
+@pytest.mark.slow
 def test_a_request_that_the_server_refuses_is_free(client, triton):
     triton.script = answer(event(error="[E_OVERLOADED] the queue is full"))
     assert client.post("/v1/completions", json={"prompt": PROMPT}).status_code == 429
     assert used(client, triton) < 100
 
 
+@pytest.mark.slow
 def test_prompts_that_ran_beside_one_that_is_refused_are_charged(client, triton):
     def bad_one_last(wire):
         if next(asked for asked in triton.asked if asked["id"] == wire.request_id)["text_input"] == "bad":
@@ -103,6 +107,7 @@ def test_prompts_that_ran_beside_one_that_is_refused_are_charged(client, triton)
     assert 40_000 <= used(client, triton) < 40_200
 
 
+@pytest.mark.slow
 def test_answers_that_lost_against_the_best_are_charged(client, triton):
     triton.script = answer(event(text_output="x", finish_reason="stop", num_input_tokens=3, num_output_tokens=1000))
     asked = client.post("/v1/completions", json={"prompt": "Hi", "best_of": 40, "n": 1})
@@ -110,6 +115,7 @@ def test_answers_that_lost_against_the_best_are_charged(client, triton):
     assert 40_000 <= used(client, triton) < 40_200
 
 
+@pytest.mark.slow
 def test_every_answer_of_several_is_reserved(client, triton):
     triton.script = answer(*(event(sequence_index=number, finish_reason="stop") for number in range(3)))
     asked = client.post("/v1/completions", json={"prompt": "Hi", "n": 3, "max_tokens": 10_000})

@@ -56,6 +56,7 @@ def chat(client, headers=None, **fields):
     return client.post(CHAT, json={**BODIES[CHAT], **fields}, headers=headers)
 
 
+@pytest.mark.slow
 def test_only_who_has_a_key_may_ask_but_probes_may(gateway, triton, authorized):
     keys, headers = authorized("")
     with gateway(keys_file=keys, metrics_need_key=True) as client:
@@ -70,6 +71,7 @@ def test_only_who_has_a_key_may_ask_but_probes_may(gateway, triton, authorized):
     assert triton.asked == []
 
 
+@pytest.mark.slow
 def test_who_serves_whom_is_for_admins(gateway, authorized):
     keys, owner, user = authorized("admin=yes", "")
     with gateway(keys_file=keys) as client:
@@ -89,6 +91,7 @@ def test_who_serves_whom_is_for_admins(gateway, authorized):
     assert 'key_requests_total{key="key-1"} 2.0' in metrics.text
 
 
+@pytest.mark.slow
 def test_a_key_is_for_some_models_only(gateway, triton, authorized):
     keys, headers = authorized("models=other")
     with gateway(keys_file=keys) as client:
@@ -101,6 +104,7 @@ def test_a_key_is_for_some_models_only(gateway, triton, authorized):
     assert triton.asked == []
 
 
+@pytest.mark.slow
 def test_limits_count_what_was_used(gateway, triton, authorized):
     keys, headers = authorized("requests_per_minute=2 tokens_per_minute=100000")
     with gateway(keys_file=keys) as client:
@@ -113,6 +117,7 @@ def test_limits_count_what_was_used(gateway, triton, authorized):
     assert len(triton.asked) == 2
 
 
+@pytest.mark.slow
 def test_ids_and_headers_go_through(gateway, triton, tmp_path, collector):
     log = tmp_path / "log"
     settings = {"upstream_headers": (("triton-key", "secret"),), "traces_url": collector.url}
@@ -138,6 +143,7 @@ def test_ids_and_headers_go_through(gateway, triton, tmp_path, collector):
     assert "secret" not in log.read_text()
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_lines_of_the_access_log_and_no_answer(gateway, caplog):
     """Found by filling a disk under load: each request wrote a traceback to the gateway's own log."""
     with gateway(access_log="/dev/full") as client:
@@ -160,6 +166,7 @@ def test_it_is_told_when_the_access_log_is_written_again(tmp_path, caplog):
     assert json.loads((tmp_path / "log").read_text())["id"] == "last"
 
 
+@pytest.mark.slow
 def test_a_gateway_without_servers_is_not_ready(gateway):
     with gateway(urls=("http://127.0.0.1:9",)) as client:
         asked = ("/ready", "/v2/health/ready", "/health", "/v2/health/live")
@@ -226,6 +233,7 @@ def until_closed(client, request):
     return head, json.loads(body)
 
 
+@pytest.mark.slow
 def test_a_body_that_does_not_end_is_not_waited_for(gateway):
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     with gateway(body_timeout_s=0.2) as client:
@@ -236,6 +244,7 @@ def test_a_body_that_does_not_end_is_not_waited_for(gateway):
     assert "got 1 bytes" in document["error"]["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
 def test_a_body_that_is_refused_before_its_end_is_not_waited_for(gateway, authorized, size, subtests):
     keys, headers = authorized("")

@@ -172,6 +172,7 @@ def test_a_key_without_limits_takes_nothing(open_guard):
     assert (reserved.num_tokens, reserved.headers) == (0, ())
 
 
+@pytest.mark.slow
 @given(steps=st.lists(st.tuples(st.floats(0, 30), st.integers(1, 40)), max_size=40), limit=st.integers(1, 100))
 def test_no_minute_gives_more_than_two_budgets(steps, limit):
     """A bucket that is full at first gives a budget at once, and another one over the minute."""

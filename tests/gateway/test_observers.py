@@ -157,6 +157,7 @@ def test_docs_metrics_md_describes_every_family_of_the_gateway():
     assert rows == [(f.name, f.kind, ", ".join(f"`{label}`" for label in f.labels), f.help) for f in FAMILIES]
 
 
+@pytest.mark.slow
 def test_a_span_goes_from_the_clients_trace_on_to_triton(collector, tmp_path):
     settings = GatewaySettings(
         (ModelSettings(("u",)),), traces_url=f"{collector.url}/", access_log=str(tmp_path / "log")
@@ -194,6 +195,7 @@ def test_nobody_is_told_of_probes(tmp_path):
     assert (tmp_path / "log").read_text() == ""
 
 
+@pytest.mark.slow
 def test_a_wrong_traceparent_begins_a_trace_of_its_own(collector):
     observers = Observers(GatewaySettings((ModelSettings(("u",)),), traces_url=collector.url))
     record = begin_record("/v1/models", [(b"traceparent", b"00-xyz")])

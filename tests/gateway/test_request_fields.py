@@ -299,6 +299,7 @@ def test_logprobs_of_an_echo():
     assert asked.inputs["return_logprobs"] is True
 
 
+@pytest.mark.slow
 def test_lists_are_read_up_to_their_limits():
     makers = {
         "stop": lambda count: ["a"] * count,

@@ -252,6 +252,7 @@ def fates(some):
     return st.lists(st.sampled_from(some), min_size=1, max_size=3).map(lambda fates: (*fates, "well"))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     fates(CONTEXT_FATES),
@@ -280,6 +281,7 @@ def test_whatever_dies_there_is_one_end_and_no_kv_cache_is_held(context, generat
     assert cluster.held == set()
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(fates(["well", "dies", "is full"]), st.integers(0, 40))
 def test_a_client_that_leaves_at_any_moment_leaves_no_kv_cache_behind(generation, turns):
@@ -441,6 +443,7 @@ async def test_a_server_that_is_busy_when_it_is_found_takes_requests():
         assert states(fleet) == {"up"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fate", "state"), [("well", "up"), ("hangs after the first token", "down")])
 async def test_answers_show_that_a_server_works_and_first_tokens_do_not(clock, fate, state):
     """No canary comes back, and ten seconds of the clock lie between the requests."""
@@ -467,6 +470,7 @@ async def test_answers_show_that_a_server_works_and_first_tokens_do_not(clock, f
 METRIC = 'deepseek_triton_%s{model="tensorrt_llm",version="1"} %d\n'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("metric", "working"),
     [("inter_token_latency_seconds_count", "generation"), ("time_to_first_token_seconds_count", "context")],

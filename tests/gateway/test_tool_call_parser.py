@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -294,6 +295,7 @@ def check_calls(calls, text, before, data):
     assert found == [(name, arguments, False) for name, arguments in calls]
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(CALL_LISTS, st.booleans(), st.sampled_from([None, 2]), st.text(alphabet="ab\n <", max_size=5), st.data())
 def test_calls_written_as_json_come_out_as_they_went_in(calls, in_fences, indent, before, data):
@@ -302,12 +304,14 @@ def test_calls_written_as_json_come_out_as_they_went_in(calls, in_fences, indent
     check_calls(calls, CALLS + between.join(texts) + CALLS_END, before.rstrip("\n"), data)
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(st.lists(st.tuples(NAMES, DSML_OBJECTS), min_size=1, max_size=3), st.sampled_from(["", " "]), st.data())
 def test_calls_written_as_dsml_come_out_as_they_went_in(calls, space, data):
     check_calls(calls, dsml_block("\n".join(dsml(name, each, space) for name, each in calls)), "", data)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(cut_text(JUNK))
 @example(('<｜DSML｜invoke name="a">x <b> \n y', ['<｜DSML｜invoke name="a">x', " <b> ", "\n", " y"]))
@@ -316,11 +320,13 @@ def test_any_cut_of_any_text_gives_the_uncut_result(cut):
     assert parse(chunks) == parse([text])
 
 
+@pytest.mark.slow
 @given(JUNK.filter(lambda text: not any(opening in text for opening in OPENINGS)))
 def test_text_without_a_call_is_given_as_it_is(text):
     assert parse(list(text)) == Answer(text, ())
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(JUNK)
 def test_only_tags_names_and_white_space_are_dropped(text):

@@ -60,6 +60,7 @@ async def error_of(answering):
     return raised.value
 
 
+@pytest.mark.slow
 async def test_an_answer_is_the_same_however_it_is_cut(triton):
     async with server_of(triton, {"triton-key": "secret"}) as server:
         for cuts in (0, 1, 2, 3, 7, 64):
@@ -113,6 +114,7 @@ FAILURES = [
 ]
 
 
+@pytest.mark.slow
 async def test_failures_are_told(triton, subtests):
     for script, message, code, unprocessed, died in FAILURES:
         async with server_of(triton) as server:

@@ -38,6 +38,7 @@ def reason(address):
     return str(server["reason"])
 
 
+@pytest.mark.slow
 def test_a_server_with_a_trusted_certificate_gets_requests_and_headers(triton, authority, tmp_path):
     headers = (("authorization", "Bearer secret"), ("triton-key", "restricted"))
     with gateway_before(triton, upstream_ca=trusted(authority, tmp_path), upstream_headers=headers) as address:
@@ -51,6 +52,7 @@ def test_a_server_with_a_trusted_certificate_gets_requests_and_headers(triton, a
     }
 
 
+@pytest.mark.slow
 def test_metrics_are_asked_for_without_the_secrets(triton, authority, tmp_path):
     """They are plain HTTP, also where a proxy serves the rest by HTTPS."""
     with RawTriton().serving() as metrics:
@@ -62,6 +64,7 @@ def test_metrics_are_asked_for_without_the_secrets(triton, authority, tmp_path):
     assert not any("secret" in head for head in metrics.all_heads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ca", ["another", "none"])
 def test_a_server_with_an_unknown_certificate_is_down_and_told_in_one_line(triton, tmp_path, ca):
     settings = {} if ca == "none" else {"upstream_ca": trusted(trustme.CA(), tmp_path)}
@@ -73,6 +76,7 @@ def test_a_server_with_an_unknown_certificate_is_down_and_told_in_one_line(trito
     assert triton.all_heads == []
 
 
+@pytest.mark.slow
 def test_a_certificate_for_another_name(authority, tmp_path):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("triton.example.com").configure_cert(context)

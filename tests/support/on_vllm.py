@@ -11,6 +11,13 @@ FILES = frozenset(
     }
 )
 """Files whose tests are about the contract, and not about an engine."""
+SAMPLE = frozenset(
+    {
+        *("test_the_same_request_gives_the_same_text_however_it_is_sent", "test_sixteen_at_once_get_the_texts"),
+        *("test_tokens_are_those_of_the_reference_engine", "test_an_abort_ends_with_the_text_so_far"),
+    }
+)
+"""Tests that .ci/run runs of it: in a server, and in the test's process."""
 OTHER_SERVERS = frozenset({"trtllm_server", "trtllm", "r1_server", "small_server", "dead_server"})
 
 _ITS_OWN_PROGRAM = "it serves a repository of its own, with another engine"
@@ -38,6 +45,8 @@ def select(items: list[pytest.Item], config: pytest.Config) -> None:
     chosen = [item for item in items if item.path.name in FILES and not _uses(item) & OTHER_SERVERS]
     chosen += [item for item in items if item.path.parent.name == "with_vllm"]
     for item in chosen:
+        if getattr(item, "originalname", item.name) in SAMPLE:
+            item.add_marker(pytest.mark.sample)
         if reason := LEFT_OUT.get(getattr(item, "originalname", item.name)):
             item.add_marker(pytest.mark.skip(reason=f"not on vLLM: {reason}"))
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])

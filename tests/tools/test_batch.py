@@ -183,6 +183,7 @@ def test_an_empty_input_gives_an_empty_output(run, folder):
     assert (folder / "out.jsonl").read_bytes() == b""
 
 
+@pytest.mark.slow
 def test_standard_input_and_output_can_be_used(model_server):
     command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "generate", "--url", model_server.url]
     command += ["--input", "-", "--output", "-"]
@@ -190,6 +191,7 @@ def test_standard_input_and_output_can_be_used(model_server):
     assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == ["GRÜSS", "B"]
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_ends_it(model_server, folder):
     write([f'"{number}"' for number in range(2000)])
     command = shlex.join(start(model_server, "--output", "-", "--concurrency", "1"))
@@ -303,6 +305,7 @@ def start(model_server, *argv):
     return [*command, "--input", "in.jsonl", "--output", "out.jsonl", *argv]
 
 
+@pytest.mark.slow
 def test_answers_are_on_disk_when_the_process_is_killed(model_server, folder, run):
     write(LINES)
     model_server.answer = stopping_at("d")
@@ -316,6 +319,7 @@ def test_answers_are_on_disk_when_the_process_is_killed(model_server, folder, ru
     assert texts() == list("ABCDEF")
 
 
+@pytest.mark.slow
 def test_two_runs_do_not_write_one_output(model_server, folder, run):
     write(LINES)
     model_server.answer = stopping_at("d")
@@ -328,6 +332,7 @@ def test_two_runs_do_not_write_one_output(model_server, folder, run):
     assert texts() == list("ABCDEF")
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(model_server, folder):
     write(LINES)
     model_server.answer = stopping_at("d")
@@ -342,6 +347,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(model_server, folder):
     assert texts() == ["A", "B", "C"]
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_the_progress(model_server, folder):
     write(LINES)
     with Terminal("generate", "--url", model_server.url, "--input", "in.jsonl", "--output", "out.jsonl") as terminal:

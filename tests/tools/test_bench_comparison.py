@@ -103,6 +103,7 @@ def test_there_is_an_interval_for_all_runs(a, b) -> None:
     assert forth.half_width >= 0
 
 
+@pytest.mark.slow
 def test_the_interval_holds_the_true_difference_as_often_as_it_says() -> None:
     random = np.random.default_rng(5)
     trials = [difference(random.normal(10, 1, 4).tolist(), random.normal(12, 3, 6).tolist()) for _ in range(2000)]

@@ -211,6 +211,7 @@ def test_a_run_without_requests_has_zeros() -> None:
     assert run_timeline([], 10) == ()
 
 
+@pytest.mark.slow
 @given(st.lists(_records(), max_size=8), st.randoms(use_true_random=False))
 def test_the_order_of_records_changes_nothing(records, shuffler: random.Random) -> None:
     slo = Slo(ttft_ms=2000, itl_ms=3000)
@@ -223,6 +224,7 @@ def test_the_order_of_records_changes_nothing(records, shuffler: random.Random) 
     assert all(type(number) in (int, float) for number in _numbers(figures))
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.tuples(_SECONDS, st.integers(1, 40)), max_size=8), min_size=1, max_size=5))
 def test_itl_is_that_of_a_list_with_every_token(answers) -> None:
     """The same percentiles as numpy's over one number for each token."""
@@ -242,6 +244,7 @@ def test_itl_is_that_of_a_list_with_every_token(answers) -> None:
         assert (itl.mean, itl.std) == pytest.approx((np.mean(gaps), np.std(gaps)), rel=1e-9, abs=1e-6)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 32), min_size=1, max_size=20))
 def test_how_tokens_are_joined_to_chunks_does_not_change_their_mean_distance(tokens) -> None:
     figures = run_figures([record(gaps=[0.01 * number for number in tokens], tokens=[1, *tokens])])
@@ -265,6 +268,7 @@ def test_a_timeline_has_every_request_once() -> None:
     assert [each.failed for each in timeline] == [0, 0, 0, 1]
 
 
+@pytest.mark.slow
 @given(st.lists(_records(), min_size=1, max_size=8), st.integers(1, 30))
 def test_a_timeline_adds_up(records, bins) -> None:
     timeline = run_timeline(records, bins)

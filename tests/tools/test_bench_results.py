@@ -92,6 +92,7 @@ _RESULTS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(_RESULTS)
 def test_a_result_is_read_as_it_was_written(tmp_path_factory, result) -> None:
     folder = tmp_path_factory.getbasetemp()
@@ -381,6 +382,7 @@ _SAMPLES = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(_SAMPLES), st.sampled_from(["requests.jsonl", "requests.jsonl.gz"]))
 def test_samples_are_read_as_they_were_written(tmp_path_factory, records, name) -> None:
     path = tmp_path_factory.getbasetemp() / name

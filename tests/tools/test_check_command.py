@@ -76,6 +76,7 @@ def test_a_finding_has_file_line_code_and_fix(repository, capsys):
     assert model["unchecked"] == ["the checkpoint's files, because they are not on this machine (--model)"]
 
 
+@pytest.mark.slow
 def test_model_says_where_the_checkpoint_is_here(tmp_path, capsys):
     repository, cut = str(tmp_path / "r1"), str(checkpoint(tmp_path / "cut", missing_bytes=1))
     assert main(["build", *R1, "--model", "/in/the/container/R1", "--output", repository]) == 0

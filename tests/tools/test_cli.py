@@ -76,6 +76,7 @@ def test_a_verb_reads_and_imports_what_it_needs(tmp_path, subtests):
             assert {"rich", "numpy", "importlib.resources", *unneeded} & set(used) == set()
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_is_one_line_on_stderr(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for argv, code, expected in (
@@ -120,6 +121,7 @@ WRONG_OPTIONS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_wrong_option_is_refused_with_what_is_expected(capsys):
     for argv, expected in WRONG_OPTIONS:
         with pytest.raises(SystemExit, match="2"):
@@ -143,6 +145,7 @@ EVERY_VERB = [
 ]
 
 
+@pytest.mark.slow
 def test_every_verb_has_examples_that_parse(capsys, subtests):
     for verb in EVERY_VERB:
         with subtests.test(" ".join(verb)):

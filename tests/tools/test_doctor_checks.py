@@ -5,6 +5,8 @@ import json
 import struct
 from dataclasses import replace
 
+import pytest
+
 from deepseek_triton_tools.doctor.machine.capabilities import assess_capabilities
 from deepseek_triton_tools.doctor.machine.check_table import CHECKS
 from deepseek_triton_tools.doctor.machine.checks.software import ENTRY_POINT
@@ -600,6 +602,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 def test_checks(subtests):
     for check, where, expected, level, words in CASES:
         with subtests.test(check=check, words=words):

@@ -85,6 +85,7 @@ def test_this_machine(no_gpu, capsys):
     assert facts["Python"] == ".".join(map(str, sys.version_info[:3]))
 
 
+@pytest.mark.slow
 def test_a_repository_for_tensorrt_llm(no_gpu, r1, capsys):
     code, said = document(capsys, str(r1))
     found = by_check(said)
@@ -117,6 +118,7 @@ def test_a_folder_for_trtllm_serve_needs_no_tritonserver(tmp_path, monkeypatch, 
     assert (found["tritonserver"]["level"], found["tensorrt-llm"]["level"]) == ("note", "error")
 
 
+@pytest.mark.slow
 def test_the_repository_of_the_demo(capsys):
     """What this project's own folder needs is all here."""
     code, said = document(capsys, str(ROOT / "model_repository"), "--http-port", "18470", "--grpc-port", "18471")
@@ -174,6 +176,7 @@ def test_exit_codes(monkeypatch, capsys):
         assert main(["doctor"]) == code
 
 
+@pytest.mark.slow
 def test_through_a_command(tmp_path, capsys):
     """A container's `exec`, as it were: another environment, and the checks travel into it."""
     through = f"env -i PATH=/usr/bin:/bin HOME={tmp_path}"
@@ -209,6 +212,7 @@ def test_hosts_of_which_one_is_here_and_one_is_not(tmp_path, on_path, capsys):
     assert not by_capability(said)["launch-mpirun"]
 
 
+@pytest.mark.slow
 def test_hosts_are_named_in_text(r1, on_path, capsys):
     on_path("ssh", "echo 'u@h: Permission denied (publickey).' >&2\nexit 255")
     assert main(["doctor", str(r1), "--hosts", "192.0.2.6,localhost"]) == 1
@@ -254,6 +258,7 @@ def test_a_wrong_command_line_is_refused(capsys):
         assert captured.out == ""
 
 
+@pytest.mark.slow
 def test_the_ports_are_start_sh_s(monkeypatch, capsys):
     """Doctor looks at the port of the variable that its finding says to set."""
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -110,6 +110,7 @@ def test_a_host_that_is_not_reached():
     assert "its report can't be read" in result.findings[0].finding.result
 
 
+@pytest.mark.slow
 def test_what_a_login_prints_does_no_harm():
     login = ["sh", "-c", 'echo "Welcome to b"; printf "no newline"; exec "$@"', "sh"]
     assert examine_by_command([*login, *bootstrap_command(sys.executable)], R1, host="b").report is not None
@@ -159,6 +160,7 @@ def test_a_host_by_ssh(sshd):
     assert result.report.facts["Python"] == ".".join(map(str, sys.version_info[:3]))
 
 
+@pytest.mark.slow
 def test_a_key_that_is_refused(sshd, tmp_path):
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
     ssh = replace(sshd, args=("-i", str(tmp_path / "other"), *sshd.args[2:]))

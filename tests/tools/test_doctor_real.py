@@ -35,6 +35,7 @@ EVERYTHING = Expected(
 )
 
 
+@pytest.mark.slow
 def test_expected_and_a_report_travel_whole():
     assert expected_from_json(expected_to_json(EVERYTHING)) == EVERYTHING
     report = examine(Machine(), Expected(), host="here")
@@ -103,6 +104,7 @@ def imported_modules(tree):
             yield from (name for name in names if (TOOLS / f"{name.replace('.', '/')}.py").exists())
 
 
+@pytest.mark.slow
 def test_a_program_runs_once_and_is_killed_with_its_children(tmp_path):
     machine = Machine()
     script = f"echo x >> {tmp_path}/ran; sleep 60 & echo $! > {tmp_path}/child; wait"
@@ -118,6 +120,7 @@ def test_a_program_runs_once_and_is_killed_with_its_children(tmp_path):
     assert (done.code, done.out, done.err) == (3, "1\n", "two\n")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:subprocess")  # the program is left running on purpose
 def test_a_program_that_can_t_be_killed_is_left(tmp_path, monkeypatch):
     """nvidia-smi is such a program when its driver hangs."""

@@ -250,6 +250,7 @@ def test_a_list_of_cpus_is_read_as_it_is_written(numbers):
     assert ranges([0, 1, 2, 8]) == "0-2,8"
 
 
+@pytest.mark.slow
 def test_settings_travel_whole_from_a_python_with_nothing_installed():
     report = examine(machine(), R1, host="here")
     assert (report.findings, len(report.settings)) == ((), 14)
@@ -301,6 +302,7 @@ def test_a_host_that_gives_no_report(capsys):
     assert "false ended with 1" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_script_for_a_gpu_machine(on_path, tmp_path):
     done = subprocess.run([ROOT / "tests/gpu/doctor_tune.sh", tmp_path / "out"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -145,6 +145,7 @@ def test_each_time_limit_reaches_the_client(run, model_server):
 # --- what is shown ---
 
 
+@pytest.mark.slow
 def test_the_text_is_shown_as_it_comes(model_server):
     def answer(_):
         yield {"text_output": "one "}
@@ -171,6 +172,7 @@ def test_in_a_pipe_reasoning_and_text_are_plain_and_apart(run, model_server):
     assert run("--chat", "hi", "--hide-reasoning")[1] == "yes\t\x1b[2J\nok\n"
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_reasoning_dimmed_and_no_control_characters(model_server):
     model_server.answer = think
     with Terminal("generate", "--chat", "hi", "--url", model_server.url) as terminal:

@@ -31,6 +31,7 @@ def example(name):
     return [option, typed], sent
 
 
+@pytest.mark.slow
 def test_every_field_is_an_option(model_server):
     for name in FIELDS:
         argv, expected = example(name)

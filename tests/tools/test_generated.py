@@ -3,6 +3,7 @@ import pytest
 from deepseek_triton_tools import generated_files as module
 
 
+@pytest.mark.slow
 def test_generated_files_are_what_the_sources_say():
     """`make generated` writes them again."""
     assert [str(path) for path, content in module.generated_files().items() if path.read_bytes() != content] == []

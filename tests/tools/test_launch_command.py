@@ -63,6 +63,7 @@ def refusal(built, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_a_launch_that_can_not_work_is_refused(refusal, monkeypatch):
     cases = {
         "recipe wheel tiny": "a recipe is for TensorRT-LLM",
@@ -92,6 +93,7 @@ def test_a_launch_that_can_not_work_is_refused(refusal, monkeypatch):
     assert "bash can't be run" in refusal("docker", "r1", "--dry-run", code=126)
 
 
+@pytest.mark.slow
 def test_what_a_form_does_not_take_is_refused(capsys):
     cases = {
         "": "the following arguments are required: FORM",
@@ -146,6 +148,7 @@ def test_the_form_comes_first(refusal):
         assert refusal(*argv).endswith(f"deepseek-triton {expected}")
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_kind_is_refused(refusal, built, tmp_path):
     (built / "bare").mkdir(exist_ok=True)
     (built / "bare/start.sh").write_text("")
@@ -213,6 +216,7 @@ def test_a_program_that_is_not_here_is_named(refusal, monkeypatch, tmp_path):
     assert "not on PATH: mpirun, trtllm-llmapi-launch, tritonserver; run it in nvcr.io/nvidia/tritonserver:" in line
 
 
+@pytest.mark.slow
 def test_shared_memory_holds_the_copy_of_all_experts_that_the_load_balancer_keeps(tmp_path, capsys):
     wide = ["deepseek-r1", "--gpu", "gb200-nvl72", "--profile", "wide-ep"]
     for release in ("1.2.1", "1.0.0"):
@@ -242,6 +246,7 @@ def test_facts_of_what_was_built_and_times_of_every_form(built):
     assert [*LAUNCH_FORMS, "ssh-setup", "recipe", "stop", "list"] == list(forms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["image", "wheel"])
 def test_a_recipe_runs_with_the_release_and_the_gpu_of_the_plan(printed, tmp_path, kind):
     text = printed("recipe", kind, "r1")
@@ -280,6 +285,7 @@ def test_stop_and_list_are_the_supervisors(monkeypatch, tmp_path):
         assert (python, Path(supervisor).name, words) == (sys.executable, "supervise.py", expected.split())
 
 
+@pytest.mark.slow
 def test_list_says_what_runs(tmp_path):
     command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "launch", "list", "--json"]
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "DEEPSEEK_TRITON_LAUNCH": "1a2b3c4d"}
@@ -372,6 +378,7 @@ def server_variables(form, text):
     return dict(setting.split("=", 1) for setting in settings if "=" in setting)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_hands_them_on(launched, form):
     text, said = launched(form)

@@ -115,6 +115,7 @@ EVERYTHING = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("everything", [False, True])
 @pytest.mark.parametrize("sides", [("one", "one"), ("two", "two"), ("one", "two"), ("twin", "twin")])
 def test_every_object_of_a_pair_is_valid(pair, objects, sides, everything):
@@ -125,6 +126,7 @@ def test_every_object_of_a_pair_is_valid(pair, objects, sides, everything):
     assert list(roles_of(found)) == ["context", "generation"]
 
 
+@pytest.mark.slow
 def test_the_schema_sees_a_wrong_field(pair, objects):
     document = objects(pair("two", "two"))["DisaggregatedSet", "pair"]
     document["spec"]["roles"][1]["spec"]["leaderWorkerTemplate"].pop("workerTemplate")
@@ -132,6 +134,7 @@ def test_the_schema_sees_a_wrong_field(pair, objects):
         validate(document, "1.37")
 
 
+@pytest.mark.slow
 def test_each_side_has_its_own_size_and_number(pair, objects):
     roles = roles_of(objects(pair("one", "two"), "--generation-servers", "3"))
     context, generation = (roles[side]["leaderWorkerTemplate"] for side in ("context", "generation"))
@@ -142,6 +145,7 @@ def test_each_side_has_its_own_size_and_number(pair, objects):
     assert [len(templates(role)) for role in roles.values()] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_built_pair_has_the_numbers_that_it_was_planned_for(objects, launched, tmp_path):
     counts = ("--context-servers", "2", "--generation-servers", "3")
     plan = ("deepseek-r1", "--gpu", "h200", "--model", "/models/R1", "--profile", "disagg", *counts)
@@ -155,6 +159,7 @@ def test_a_built_pair_has_the_numbers_that_it_was_planned_for(objects, launched,
     assert "#SBATCH --nodes=5\n" in launched("slurm", tmp_path / "built")[1]
 
 
+@pytest.mark.slow
 def test_each_service_and_budget_finds_its_own_side_only(pair, objects):
     found = objects(pair("two", "two"), *EVERYTHING)
     pods = {
@@ -170,6 +175,7 @@ def test_each_service_and_budget_finds_its_own_side_only(pair, objects):
         assert [key for key, pod in pods.items() if chosen <= pod.items()] == [(side, "leader"), (side, "worker")]
 
 
+@pytest.mark.slow
 def test_the_gateway_asks_both_sides(pair, objects, tmp_path):
     found = objects(pair("one", "one"), *EVERYTHING)
     [container] = found["Deployment", "r1-gateway"]["spec"]["template"]["spec"]["containers"]
@@ -192,6 +198,7 @@ def test_a_claim_has_the_whole_folder(pair, objects):
         assert mount == {"name": "repository", "mountPath": "/model_repository", "readOnly": True, "subPath": side}
 
 
+@pytest.mark.slow
 def test_the_header_says_what_is_needed_first(pair, launched):
     _, text, _ = launched("kubernetes", pair("one", "two"), "--image", "here")
     head = text[: text.index("\napiVersion")]
@@ -220,6 +227,7 @@ def run(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_every_server_gets_nodes_of_its_own(pair, launched, run):
     folder = pair("one", "two")
     counts = ("--context-servers", "2", "--generation-servers", "2", "--http-port", "8100")
@@ -249,6 +257,7 @@ def test_every_server_gets_nodes_of_its_own(pair, launched, run):
     assert f"launch: for clients start deepseek-triton gateway --triton-model tensorrt_llm {gateway}\n" in done.stdout
 
 
+@pytest.mark.slow
 def test_sides_with_different_gpus_are_components_of_a_heterogeneous_job(pair, launched, run, tmp_path):
     counts = ("--context-servers", "2", "--partition", "gpu", "--cache-dir", tmp_path / "kept")
     _, text, _ = launched("slurm", pair("half", "whole"), *counts)
@@ -278,6 +287,7 @@ def test_too_few_nodes_are_named_before_anything_starts(pair, launched, run):
     assert done.stderr == "launch: expected 3 nodes, got 2: let sbatch take --nodes from this script\n"
 
 
+@pytest.mark.slow
 def test_containers_of_both_sides_mount_their_own_repository(pair, launched, run, tmp_path):
     folder = pair("one", "one")
     _, text, _ = launched("slurm", folder, "--cache-dir", tmp_path / "kept")
@@ -289,6 +299,7 @@ def test_containers_of_both_sides_mount_their_own_repository(pair, launched, run
     assert sorted(word.split(":")[0] for word in mounts) == expected
 
 
+@pytest.mark.slow
 def test_a_server_of_one_rank_runs_its_own_supervisor(pair, launched, run):
     folder = pair("twin", "twin")
     _, text, _ = launched("slurm", folder, "--no-container")
@@ -316,6 +327,7 @@ def test_options_that_a_pairs_job_does_not_take(pair, launched):
         assert expected in err
 
 
+@pytest.mark.slow
 def test_sides_that_do_not_fit_are_refused(pair, launched):
     half = "is half of a pair: expected context/ and generation/ in it, and generation/start.sh is missing"
     cases = [
@@ -344,6 +356,7 @@ def test_swapped_sides_are_refused(pair, launched):
     assert "context/ holds a generation server, by its deepseek-triton.json; generation/ holds a context server" in err
 
 
+@pytest.mark.slow
 def test_options_that_a_pair_does_not_take(pair, launched, servers):
     folder, instead = pair("one", "one"), "a pair has --context-servers and --generation-servers instead"
     cases = [

@@ -107,6 +107,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 def test_options(launched, repository):
     cases = [
         ("--gpus 8", ["--gpus 8"], []),
@@ -158,6 +159,7 @@ def test_paths_with_special_characters_work(launched, tmp_path):
     assert values(args, "--gpus") == ['"device=GPU-1a2b-3c"']  # one of several by its UUID
 
 
+@pytest.mark.slow
 def test_what_docker_or_the_engine_would_refuse_is_refused(launched, repository, tmp_path, capsys):
     blank = tmp_path / "with blank"
     shutil.copytree(repository, blank)
@@ -211,6 +213,7 @@ def test_docker_itself_takes_the_command(tmp_path, capsys):
     assert "invalid" not in done.stderr
 
 
+@pytest.mark.slow
 def test_local_runs_start_sh_with_its_variables(tmp_path, monkeypatch, capfd):
     folder = tmp_path / AWKWARD / "tiny"
     folder.parent.mkdir()
@@ -236,6 +239,7 @@ def test_local_runs_start_sh_with_its_variables(tmp_path, monkeypatch, capfd):
     assert (call["args"][-1], call["env"]["ODD"]) == ("--log-info=a b", "a b")
 
 
+@pytest.mark.slow
 def test_local_takes_the_wheels_server_where_there_is_no_other(tmp_path, monkeypatch, capsys):
     pytest.importorskip("pytriton", reason="the nvidia-pytriton wheel is not installed")
     folders = os.environ["PATH"].split(os.pathsep)

@@ -164,6 +164,7 @@ def test_all_of_it_is_valid(rendered, name, options, version):
     assert ("HorizontalPodAutoscaler" in documents) == (options == "everything")
 
 
+@pytest.mark.slow
 def test_the_validator_sees_a_wrong_field(rendered):
     pod, group = ["spec", "template", "spec"], ["spec", "leaderWorkerTemplate"]
     cases = [
@@ -244,6 +245,7 @@ def test_the_deadlines_come_in_order(facts, size, rate, exit_timeout, name):
     assert at["progress"] is None or at["progress"] > at["window"]
 
 
+@pytest.mark.slow
 def test_where_the_deadline_comes_from_and_who_waits_for_whom(facts, rendered):
     for name in ("one", "two", "tiny"):
         at = seconds(rendered(name, LaunchOptions(image="i")))
@@ -268,6 +270,7 @@ def warm_document(result):
     return json.dumps({"schema": "deepseek-triton/warm/1", "result": result})
 
 
+@pytest.mark.slow
 def test_a_measured_rate_counts(tmp_path, facts):
     path = tmp_path / "warm.json"
     path.write_text(warm_document(WARM))
@@ -366,6 +369,7 @@ def test_the_autoscaler_scales_what_there_is(rendered, name, kind):
     assert spec["behavior"]["scaleDown"]["stabilizationWindowSeconds"] <= 3600
 
 
+@pytest.mark.slow
 def test_what_was_asked_for_is_there(rendered):
     for template in templates(rendered("two", EVERYTHING)):
         spec = template["spec"]
@@ -509,6 +513,7 @@ CONTENTS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(content=CONTENTS)
 def test_every_content_arrives_as_it_was(folder, content):
@@ -738,6 +743,7 @@ def test_mpirun_of_the_leader_reaches_a_worker_and_finds_its_environment(pod, no
     assert sorted(ran.stdout.splitlines()[1:]) == ["rank 0 on node1: nothing", 'rank 1 on node2: a "pod"']
 
 
+@pytest.mark.slow
 def test_the_command_does_not_submit_what_has_no_ssh_server(folders, capsys, tmp_path, monkeypatch):
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(f'#!/bin/sh\nprintf "%s " "$@" > {tmp_path}/said; cat > {tmp_path}/given\n')
@@ -756,6 +762,7 @@ def test_the_command_does_not_submit_what_has_no_ssh_server(folders, capsys, tmp
     assert seconds(documents)["ready_within"] < 3600
 
 
+@pytest.mark.slow
 def test_the_rights_of_a_server(rendered):
     [small], [large] = templates(rendered("tiny", LaunchOptions(image="i"))), templates(rendered("one"))
     [asked] = templates(rendered("one", LaunchOptions(environment=(("HOME", "/kernels"),))))

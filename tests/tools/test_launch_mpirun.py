@@ -52,6 +52,7 @@ def follows(args, *words):
     return any(tuple(args[n : n + len(words)]) == words for n in range(len(args)))
 
 
+@pytest.mark.slow
 def test_what_is_printed_is_what_is_run(printed, programs, repository, monkeypatch):
     ports = port_options(free_ports(3))
     options = ["--hosts", "localhost,node2", "--ssh-port", "2233", "--ssh-args", "-i /k", "--interface", "lo", *ports]
@@ -117,6 +118,7 @@ def test_host_files_are_as_mpiruns(tmp_path):
         assert mpirun.read_host_file(tmp_path / "hosts", 8) == expected
 
 
+@pytest.mark.slow
 def test_what_is_noted(printed, programs, monkeypatch, tmp_path):
     assert "note: 192.0.2.1 is not this machine" in printed("--hosts", "192.0.2.1,localhost").err
     assert printed("--hosts", "localhost,192.0.2.1").err == ""

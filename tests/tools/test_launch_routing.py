@@ -115,6 +115,7 @@ def validate(objects, version="1.37"):
             kubernetes_validate.validate(document, version, strict=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny", "two"])
 @pytest.mark.parametrize("options", [*ROUTINGS.values(), KEDA, GATEWAY], ids=[*ROUTINGS, "keda", "plain gateway"])
 def test_all_of_it_is_valid(facts, name, options):
@@ -326,6 +327,7 @@ def test_what_can_t_work_is_refused_in_one_line(facts):
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_the_command_line(facts, capsys):
     command = ["launch", "kubernetes", str(facts["tiny"].folder), "--name", "r1", "--image", "tritonserver:here"]
     capsys.readouterr()

@@ -76,6 +76,7 @@ def split(words):
     return words[:at], words[at + 1 :]
 
 
+@pytest.mark.slow
 def test_the_supervisor_is_in_front_of_srun(script, run, built):
     text = script("r1x2", "--no-container", "--time", "7-0", "--partition", "gpu", "--", "--log-verbose", "1")
     sruns, [supervisor] = run(text)
@@ -98,6 +99,7 @@ def test_the_supervisor_is_in_front_of_srun(script, run, built):
     assert "TRITON_CACHE_DIR" not in supervisor["env"]
 
 
+@pytest.mark.slow
 def test_the_supervisor_takes_what_it_is_given(script, tmp_path):
     """This runs the real supervisor, with another command than srun."""
     ports = port_options(free_ports(3))
@@ -109,6 +111,7 @@ def test_the_supervisor_takes_what_it_is_given(script, tmp_path):
     assert "--http-address 127.0.0.1" in command
 
 
+@pytest.mark.slow
 def test_in_containers_what_is_needed_is_mounted(script, run, built, tmp_path):
     kept, ready = tmp_path / "kept", tmp_path / "ready" / "file"
     options = ["--cache-dir", str(kept), "--ready-file", str(ready), "--image", "registry.example:5000/triton:1"]
@@ -180,6 +183,7 @@ signal.pause()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [True, False], ids=["while it serves", "before the container runs"])
 def test_one_rank_in_a_container_drains_when_the_job_is_told_to_end(script, built, tmp_path, runs):
     """start.sh is replaced: its supervisor is the real one, its server needs two seconds to drain."""

@@ -47,6 +47,7 @@ def one_line(script):
     return " ".join(script.replace("\\\n", " ").split())
 
 
+@pytest.mark.slow
 def test_every_form_on_one_node(launch):
     script = launch("docker", "one", *WITH_IMAGE)
     lines = {line.strip() for line in script.splitlines()}
@@ -139,6 +140,7 @@ def test_the_script_of_a_pod_starts_its_node(launch, built):
         assert f"MASTER_ADDR={ADDRESS}" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_worker_pod_stays_while_the_leader_listens(launch, tmp_path):
     """The preStop script ends at once where nothing listens on the leader's port."""
     [port] = free_ports(1)

@@ -93,6 +93,7 @@ def test_the_trained_model_accepts_most_of_its_drafts(drafting):
     assert on_text(drafting, 15).share() > 0.9
 
 
+@pytest.mark.slow
 def test_proposals_depend_on_the_token_before(drafting):
     """Random text is accepted by chance only: the share above is no accident of the counting."""
     words = np.random.default_rng(19).integers(3, 1200, 200).tolist()

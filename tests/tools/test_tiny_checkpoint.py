@@ -194,6 +194,7 @@ def remove(file):
     file.unlink()
 
 
+@pytest.mark.slow
 def test_damaged_files_are_named_and_nothing_is_loaded(checkpoint, tmp_path):
     def refusal(damages):
         copied = tmp_path / "copied"

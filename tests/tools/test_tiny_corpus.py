@@ -37,6 +37,7 @@ def tokenizer():
 # --- documents --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_same_seed_same_documents():
     text = "\0".join(segment.text for document in sample() for segment in document.segments)
     again = "\0".join(segment.text for document in training_documents(1, SAMPLE_SIZE) for segment in document.segments)
@@ -55,6 +56,7 @@ def test_documents_begin_and_end_with_their_tokens_and_the_model_writes_the_end(
         assert not re.search(r"\{\w+\}", first.text + last.text), "a place of a form is not filled"
 
 
+@pytest.mark.slow
 def test_documents_are_short_and_their_tokens_give_their_text():
     lengths = []
     for document in sample():
@@ -65,6 +67,7 @@ def test_documents_are_short_and_their_tokens_give_their_text():
     assert sorted(lengths)[int(len(lengths) * 0.999)] < 480
 
 
+@pytest.mark.slow
 def test_a_question_has_one_answer():
     answers = defaultdict(set)
     for relation in facts.RELATIONS:
@@ -76,6 +79,7 @@ def test_a_question_has_one_answer():
     assert facts.FACT_COUNT >= 500
 
 
+@pytest.mark.slow
 def test_thoughts_of_sums_are_right_and_end_in_the_result():
     for found in (*SMALL_SUMS, *LONG_SUMS):
         thought = found.thought()
@@ -120,6 +124,7 @@ def test_held_out_requests_of_tools_are_in_no_training_document():
     assert len(asked & trained) > 150
 
 
+@pytest.mark.slow
 def test_no_earlier_turn_asks_a_held_out_question():
     held_out = {question.prompt for question in questions() if question.split == "held_out"}
     for document in sample():
@@ -241,6 +246,7 @@ _TOOLS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(st.sampled_from(["v31", "r1"]), _MESSAGES, _TOOLS, st.booleans(), st.booleans())
 def test_both_renderers_give_the_same_text(form, messages, tools, thinking, prompt):
     options = {"thinking": thinking, "tools": tools, "add_generation_prompt": prompt}

@@ -50,6 +50,7 @@ UNREADABLE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_closed")
 def test_one_line_says_what_can_not_be_read(capsys, subtests):
     for argv, named in UNREADABLE:

@@ -115,6 +115,7 @@ def test_generated_keys_that_were_changed_can_be_kept(folder, capsys):
     assert upgraded(capsys, folder, "--trtllm", "1.2.1", "--keep", "yours", "--apply")["status"] == "applied"
 
 
+@pytest.mark.slow
 def test_a_new_error_of_check_stops_the_upgrade(folder, capsys):
     """An error that was there before does not. The release that the folder is for has the key `build_config`, and the
     other one has not."""
@@ -133,6 +134,7 @@ def test_a_new_error_of_check_stops_the_upgrade(folder, capsys):
     assert [row["is_new"] for row in document["findings"] if row["key"] == "trust_remote_code"] == [False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_is_upgraded_to_what_it_is(name, tmp_path, capsys):
     engine = ["--engine", "vllm"] if name == "vllm-serve" else []
@@ -307,6 +309,7 @@ def test_a_damaged_manifest_is_mended_as_the_message_says(folder, capsys):
     assert upgraded(capsys, folder)["status"] == "waiting"
 
 
+@pytest.mark.slow
 def test_a_folder_that_a_server_runs_from_is_shown_but_not_upgraded(folder, capsys):
     with (folder / MANIFEST).open("rb") as stamp:
         fcntl.flock(stamp, fcntl.LOCK_SH)
@@ -340,6 +343,7 @@ def test_the_current_folder_is_not_upgraded(here, folder, capsys, monkeypatch):
     assert contents(place) == before
 
 
+@pytest.mark.slow
 def test_a_folder_of_a_newer_version_is_not_taken_back(folder, capsys):
     path = folder / MANIFEST
     whole = path.read_text()
@@ -376,6 +380,7 @@ def test_a_pair_whose_own_manifest_is_gone_is_not_taken_for_one_of_its_sides(pai
     assert contents(pair) == before
 
 
+@pytest.mark.slow
 def test_ends_of_lines_are_no_edits(folder, capsys):
     unedited = contents(folder)
     for name in ("start.sh", CONFIG, "tensorrt_llm/config.pbtxt"):

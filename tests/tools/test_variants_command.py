@@ -1,6 +1,8 @@
 import json
 from dataclasses import replace
 
+import pytest
+
 from deepseek_triton_build import PlanRequest, make_plan
 from deepseek_triton_build.catalog import PRECISIONS, RELEASES, VLLM_VERSIONS, gpus, profiles, variants
 from deepseek_triton_tools.cli.main import main
@@ -28,6 +30,7 @@ def test_everything_that_can_be_typed_is_in_it(capsys):
     assert "\x1b" not in printed
 
 
+@pytest.mark.slow
 def test_the_counts_are_the_published_ones(capsys):
     """Hardware requirements of TensorRT-LLM examples/models/core/deepseek_v3/README.md."""
     rows = rows_of(printed_by(capsys).partition(VLLM_TABLE)[0])
@@ -88,6 +91,7 @@ def test_one_gpu_narrows_it(capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_json_has_reasons_and_what_fits_by_arithmetic(capsys):
     got = json.loads(printed_by(capsys, "--json"))
 
@@ -104,6 +108,7 @@ def test_json_has_reasons_and_what_fits_by_arithmetic(capsys):
     assert [row["release"] for row in got["releases"]] == list(RELEASES)
 
 
+@pytest.mark.slow
 def test_on_a_terminal_no_name_is_broken(capsys, monkeypatch):
     monkeypatch.setattr(tables, "is_terminal", lambda: True)
     for columns in ("80", "140"):

@@ -344,6 +344,7 @@ def files_of(sizes):
     return [WeightFile(path=Path(f"{number:05}"), size=size) for number, size in enumerate(sizes)]
 
 
+@pytest.mark.slow
 @given(sizes=SIZES, count=st.integers(1, 12), order=st.randoms())
 def test_shares_are_a_partition_in_order_and_equal_in_every_process(sizes, count, order):
     files = files_of(sizes)
@@ -356,6 +357,7 @@ def test_shares_are_a_partition_in_order_and_equal_in_every_process(sizes, count
         assert set(files_of_share(shuffled, Share(index, count))) == set(share)
 
 
+@pytest.mark.slow
 @given(sizes=SIZES, count=st.integers(1, 12))
 def test_no_share_has_more_than_another_by_more_than_its_last_file(sizes, count):
     shares = [files_of_share(files_of(sizes), Share(index, count)) for index in range(1, count + 1)]

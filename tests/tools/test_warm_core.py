@@ -106,6 +106,7 @@ def test_what_is_resident_is_found_and_not_read_again(checkpoint):
     assert result.resident == 4 * SIZE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "read_ahead"), [("splice", 0), ("read", 0), ("read", 2 * BUFFER)])
 def test_every_way_of_reading_brings_all_in(checkpoint, method, read_ahead):
     survey = survey_of(checkpoint)
@@ -118,6 +119,7 @@ def test_every_way_of_reading_brings_all_in(checkpoint, method, read_ahead):
     assert (result.exit_code, result.resident) == (0, 4 * SIZE)
 
 
+@pytest.mark.slow
 def test_a_file_longer_than_a_segment_is_shared_by_threads_and_whole(tmp_path):
     path = tmp_path / "model.safetensors"
     with path.open("wb") as file:  # a hole, for its blocks are not the point
@@ -324,6 +326,7 @@ print(result.exit_code, result.progress.num_files_done)
 """
 
 
+@pytest.mark.slow
 def test_a_file_that_may_not_be_read_is_reported_and_the_rest_goes_on(checkpoint):
     if os.geteuid():
         pytest.skip("needs root, to become somebody who may not read")
@@ -346,6 +349,7 @@ def test_two_sources_of_one_checkpoint_are_warmed_once(checkpoint, tmp_path):
     assert names(take_survey(str(checkpoint)).files) == list(NAMES)
 
 
+@pytest.mark.slow
 def test_pages_that_are_dropped_meanwhile_are_brought_in_again(checkpoint):
     def drop(progress):
         if progress.num_files_done and progress.done < progress.total:
@@ -441,6 +445,7 @@ except ToolError as error:
 """
 
 
+@pytest.mark.slow
 def test_threads_that_could_start_do_all_the_work(checkpoint):
     refusal = "can't start new thread: allow this user more threads (ulimit -u, pids.max)"
     for allowed, expected in {2: f"0 {4 * SIZE}", 0: refusal}.items():

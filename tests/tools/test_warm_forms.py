@@ -199,6 +199,7 @@ def test_the_pod_has_the_gpus_of_one_node(form, tmp_path):
         assert (f"{gpus // of_node} nodes of {of_node}" in comments(text)) == (gpus > of_node)
 
 
+@pytest.mark.slow
 def test_the_command_of_the_init_container_warms(form, checkpoint):
     pod = yaml.safe_load(form("init-container", checkpoint))
     [warm] = pod["initContainers"]
@@ -280,6 +281,7 @@ def prolog(form, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_the_prolog_warms_and_says_so_in_its_log(prolog, checkpoint):
     evict_all(checkpoint)
     done, log = prolog(checkpoint, SLURM_LOCALID="3")  # only one rank of a node warms
@@ -291,6 +293,7 @@ def test_the_prolog_warms_and_says_so_in_its_log(prolog, checkpoint):
     assert log.splitlines()[-1].endswith("job 77: warm")
 
 
+@pytest.mark.slow
 def test_a_prolog_that_fails_does_not_drain_the_node(prolog, checkpoint):
     first = next(checkpoint.glob("*.safetensors"))
     os.truncate(first, first.stat().st_size - 1)
@@ -300,6 +303,7 @@ def test_a_prolog_that_fails_does_not_drain_the_node(prolog, checkpoint):
     assert str(first) in log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["log", "lock"])
 def test_a_prolog_that_cannot_write_its_log_or_lock_ends_well(prolog, checkpoint, tmp_path, where):
     done, log = prolog(checkpoint, **{f"DEEPSEEK_TRITON_WARM_{where.upper()}": str(tmp_path / "no folder" / "file")})

@@ -127,6 +127,7 @@ def run_without_the_right(folder, mode, limit):
     return done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["65536:65536", "0:0"])
 def test_a_missing_right_to_lock_is_reported_with_the_fix_before_anything_is_read(survey, limit):
     for path in paths(survey):
@@ -140,6 +141,7 @@ def test_a_missing_right_to_lock_is_reported_with_the_fix_before_anything_is_rea
         assert part in line
 
 
+@pytest.mark.slow
 def test_the_soft_limit_is_raised_to_the_hard_one(survey):
     _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if hard != resource.RLIM_INFINITY and hard < 2 * survey.size:
@@ -150,6 +152,7 @@ def test_the_soft_limit_is_raised_to_the_hard_one(survey):
     assert "held by lock" in done.stderr
 
 
+@pytest.mark.slow
 def test_auto_watches_where_it_may_not_lock_and_says_why(survey):
     done = run_without_the_right(survey.checkpoints[0].folder, "auto", "65536:65536")
     assert done.returncode == 0

@@ -214,6 +214,7 @@ def remove(folder):
     folder.rmdir()
 
 
+@pytest.mark.slow
 def test_a_process_in_a_real_cgroup_reads_its_headroom_which_file_pages_do_not_lessen(real_cgroup, tmp_path):
     weights = tmp_path / "weights"
     weights.write_bytes(bytes(2 * LIMIT))

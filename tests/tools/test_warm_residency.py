@@ -62,6 +62,7 @@ def expected(pages, begin, end):
     return sum(max(0, min(end, (page + 1) * PAGE_SIZE) - max(begin, page * PAGE_SIZE)) for page in pages)
 
 
+@pytest.mark.slow
 def test_a_cold_file_a_read_one_and_an_empty_one(cold):
     with closing(ResidentFile(cold)) as file:
         if cold.parent.name == "overlay":

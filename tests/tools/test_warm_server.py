@@ -274,6 +274,7 @@ def short_pauses(monkeypatch):
     monkeypatch.setattr(rounds, "_FIRST_PAUSE_S", 0.01)
 
 
+@pytest.mark.slow
 def test_a_full_server_gets_fewer_requests_for_later_shapes_too(model_server, run, short_pauses):
     room = threading.Semaphore(2)
     refused = threading.Event()
@@ -308,6 +309,7 @@ def test_a_full_server_gets_fewer_requests_for_later_shapes_too(model_server, ru
     assert model_server.most_at_once == 4
 
 
+@pytest.mark.slow
 def test_a_shape_that_the_server_stays_full_for_is_left_out(model_server, run, short_pauses):
     model_server.answer = refusing(Overloaded("max_inflight_tokens is 20"), lambda body: length(body) >= 16)
     done = run(batch_sizes=(3,), input_lengths=(16, 8))
@@ -490,6 +492,7 @@ def test_a_model_that_the_server_does_not_have_is_not_waited_for(run, frequent_l
         run(url=server.url)  # two hours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "index", "ready", "last_asked"),
     [
@@ -518,6 +521,7 @@ def test_an_impossible_ready_file_is_refused_before_anything_is_sent(model_serve
     assert model_server.bodies == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_cancels_what_is_open_and_what_was_finished_is_reported(model_server, child, tmp_path, signum, code):
     def stuck(body):
@@ -545,6 +549,7 @@ def test_a_signal_cancels_what_is_open_and_what_was_finished_is_reported(model_s
     assert not (tmp_path / "ready").exists()
 
 
+@pytest.mark.slow
 def test_more_requests_at_once_than_files_may_be_open_are_no_problem(model_server, child):
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 256:
         pytest.skip("the hard limit on open files is below 256")

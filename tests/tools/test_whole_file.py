@@ -26,6 +26,7 @@ def test_the_old_file_stays_until_the_block_ends(tmp_path):
     assert gzip.decompress((tmp_path / "it.gz").read_bytes()).decode() == "ü\n" * 1000
 
 
+@pytest.mark.slow
 def test_others_may_read_it_as_far_as_the_umask_says(tmp_path):
     (tmp_path / "plain").touch()
     with whole_file(tmp_path / "it"):
@@ -33,6 +34,7 @@ def test_others_may_read_it_as_far_as_the_umask_says(tmp_path):
     assert stat.S_IMODE((tmp_path / "it").stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
 
 
+@pytest.mark.slow
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     with (
         pytest.raises(ToolError, match="nowhere/it can't be written: No such file or directory"),

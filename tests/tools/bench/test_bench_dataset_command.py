@@ -215,6 +215,7 @@ def test_a_file_is_replaced_only_by_a_whole_one(tmp_path: Path, refused: Any) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
 
+@pytest.mark.slow
 def test_standard_input_is_read(tmp_path: Path) -> None:
     done = subprocess.run([*PROGRAM, "show", "-"], input='"abc"\n', capture_output=True, text=True, check=True)
     assert done.stdout.startswith("standard input: 1 requests")

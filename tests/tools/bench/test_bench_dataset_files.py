@@ -200,6 +200,7 @@ def test_a_trace_can_be_faster_and_cut(path: Path) -> None:
     assert found[0][0].prompt != found[1][0].prompt
 
 
+@pytest.mark.slow
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 10**6), st.integers(1, 1300), st.lists(st.integers(0, 5), min_size=3, max_size=3)),
@@ -347,6 +348,7 @@ def written(path: Path, requests: Sequence[BenchRequest]) -> list[Conversation]:
     return list(make_conversations(DatasetOptions(file=path), None, text_token_ids()))
 
 
+@pytest.mark.slow
 @given(requests=st.lists(some_requests, min_size=1, max_size=5))
 def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory, requests: list[BenchRequest]) -> None:
     path = tmp_path_factory.getbasetemp() / "written.jsonl"

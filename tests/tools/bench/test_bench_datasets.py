@@ -47,6 +47,7 @@ some_options = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(options=some_options, num=st.integers(0, 7))
 def test_random_conversations_are_as_asked(options: DatasetOptions, num: int) -> None:
     made = make_conversations(options, num, IDS)
@@ -65,6 +66,7 @@ def test_random_conversations_are_as_asked(options: DatasetOptions, num: int) ->
             assert request.at_s is None
 
 
+@pytest.mark.slow
 @given(options=some_options, num=st.integers(1, 7), more=st.integers(0, 5))
 def test_the_same_options_make_the_same_requests(options: DatasetOptions, num: int, more: int) -> None:
     """Whoever asks for more gets the same ones first, unless there are several turns."""

@@ -58,6 +58,7 @@ def run(
     return processes.run(target, point, conversations, seed=1, **{"on_progress": lambda _: None, **more})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("endpoint", ["triton-http", "openai"])
 def test_closed_loop_counts_every_token(processes, server, endpoint):
     """Chunks hold three tokens, but for the last one of eight."""
@@ -74,6 +75,7 @@ def test_closed_loop_counts_every_token(processes, server, endpoint):
     assert found.delays_ms
 
 
+@pytest.mark.slow
 def test_a_closed_loop_never_has_more_under_way(processes, server):
     found = run(processes, target_of(server), LoadPoint(num_requests=30, concurrency=3), plain(30)).records
     moments = sorted([(record.sent_s, 1) for record in found] + [(record.ended_s, -1) for record in found])
@@ -84,6 +86,7 @@ def test_a_closed_loop_never_has_more_under_way(processes, server):
     assert most <= 3
 
 
+@pytest.mark.slow
 def test_chats_and_texts(processes, server):
     point = LoadPoint(num_requests=2, concurrency=1)
     for endpoint in ("triton-http", "openai"):
@@ -92,6 +95,7 @@ def test_chats_and_texts(processes, server):
             assert {record.outcome for record in found.records} == {"completed"}, found.records
 
 
+@pytest.mark.slow
 def test_an_open_loop_sends_when_it_is_due(processes, server):
     point = LoadPoint(num_requests=40, rate=200.0)
     conversations = plain(40)
@@ -107,12 +111,14 @@ def test_a_limit_makes_requests_due_later(processes, server):
     assert sum(record.due_s > 0 for record in found) >= 8
 
 
+@pytest.mark.slow
 def test_a_trace_has_its_own_times(processes, server):
     conversations = [(BenchRequest(prompt=(1,), output_tokens=2, at_s=at / 100),) for at in range(6)]
     found = run(processes, target_of(server), LoadPoint(num_requests=6), conversations).records
     assert [record.due_s for record in found] == [at / 100 for at in range(6)]
 
 
+@pytest.mark.slow
 def test_errors_inside_streams_are_failures():
     with paced_server("--break-every", "4", "--first-ms", "1", "--step-ms", "1") as address, LoadProcesses(1) as one:
         for endpoint, words in (("triton-http", "[E_INTERNAL] the engine has died"), ("openai", "the engine has died")):
@@ -123,6 +129,7 @@ def test_errors_inside_streams_are_failures():
             assert all(len(record.chunk_s) == 1 for record in failed)
 
 
+@pytest.mark.slow
 def test_users_who_leave_are_cancelled_requests(processes):
     with paced_server("--first-ms", "1", "--step-ms", "5000") as address:
         point = LoadPoint(num_requests=6, concurrency=6, leave_share=1.0, leave_after_s=0.3)
@@ -131,6 +138,7 @@ def test_users_who_leave_are_cancelled_requests(processes):
     assert sum(len(record.chunk_s) for record in found) > 0
 
 
+@pytest.mark.slow
 def test_the_answer_time_limit_fails_a_request(processes):
     with paced_server("--first-ms", "1", "--step-ms", "60000") as address:
         for endpoint in ("triton-http", "openai"):
@@ -140,6 +148,7 @@ def test_the_answer_time_limit_fails_a_request(processes):
             assert all(record.error for record in found)
 
 
+@pytest.mark.slow
 def test_a_closed_loop_goes_on_for_its_duration(processes, server):
     point = LoadPoint(num_requests=4, concurrency=4, duration_s=0.5)
     found = run(processes, target_of(server), point, plain(conversations_needed(point))).records
@@ -159,6 +168,7 @@ def test_turns_follow_the_text_so_far(processes, server):
         assert first.index != second.index or first.ended_s < second.sent_s
 
 
+@pytest.mark.slow
 def test_a_conversation_ends_with_a_failed_turn():
     with paced_server("--break-every", "2", "--first-ms", "1") as address, LoadProcesses(1) as one:
         conversation = tuple(BenchRequest(prompt="Hi", output_tokens=2) for _ in range(3))
@@ -166,6 +176,7 @@ def test_a_conversation_ends_with_a_failed_turn():
     assert [record.outcome for record in found] == ["failed"]  # the first stream was the trial
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_is_told_before_the_run(processes):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -175,6 +186,7 @@ def test_a_server_that_is_not_there_is_told_before_the_run(processes):
                 run(two, target_of(address, endpoint), LoadPoint(num_requests=3, concurrency=3), plain(3))
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_what_was_measured(processes):
     interrupted = False
 
@@ -216,6 +228,7 @@ def _variation(due: list[float]) -> float:
     return math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) / mean
 
 
+@pytest.mark.slow
 @given(
     chunks=st.lists(st.tuples(st.floats(0, 100), st.integers(0, 9)), max_size=20).map(sorted),
     total=st.integers(0, 100),
@@ -230,6 +243,7 @@ def test_chunks_hold_all_tokens_and_each_some(chunks, total):
         assert set(found_times) <= set(times)
 
 
+@pytest.mark.slow
 def test_processes_share_the_work_of_a_closed_loop(server):
     """Each of three processes has a place; the one that is faster sends more, so that none waits for another."""
     with LoadProcesses(3) as three:
@@ -237,6 +251,7 @@ def test_processes_share_the_work_of_a_closed_loop(server):
     assert [record.index for record in found] == list(range(50))
 
 
+@pytest.mark.slow
 def test_an_open_loop_goes_on_for_its_duration(processes, server):
     point = LoadPoint(num_requests=5, rate=100.0, duration_s=0.4)
     needed = conversations_needed(point)

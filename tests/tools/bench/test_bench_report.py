@@ -138,6 +138,7 @@ def test_a_number_is_readable(value: float, text: str) -> None:
 # --- Pictures ---
 
 
+@pytest.mark.slow
 def test_plotly_knows_everything_in_the_figures() -> None:
     """In a browser it would drop silently what it doesn't know. (Colours are the page's variables until then.)"""
     results = [*ONE, NamedResult(name="two", result=made_up_result([made_up_point(8, (1, 1.1), failed=3)]))]
@@ -383,6 +384,7 @@ def test_results_of_the_same_name_are_told_apart_by_their_paths(tmp_path: Path) 
     assert not (tmp_path / "y.html").exists()
 
 
+@pytest.mark.slow
 def test_the_form_draws_in_a_pipe_if_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_result(made_up_result(), tmp_path / "bench.json")
 

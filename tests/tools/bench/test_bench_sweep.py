@@ -57,6 +57,7 @@ def closed(users: int) -> LoadPoint:
     return LoadPoint(num_requests=3 * users, concurrency=users)
 
 
+@pytest.mark.slow
 def test_a_point_that_is_named_twice_has_two_runs(server: str, tmp_path: Path) -> None:
     steps, result = measured(server, tmp_path, closed(2), closed(4), closed(2))
     first, other, again = steps
@@ -70,6 +71,7 @@ def test_a_point_that_is_named_twice_has_two_runs(server: str, tmp_path: Path) -
         assert len(read_samples(tmp_path / f"{name}.requests.jsonl.gz")) == step.load.num_requests
 
 
+@pytest.mark.slow
 def test_rates_at_which_all_is_sent_at_once_have_files_of_their_own(server: str, tmp_path: Path) -> None:
     points = [LoadPoint(num_requests=4, rate=rate) for rate in (1000.0, 2000.0, math.inf)]
     _, result = measured(server, tmp_path, *points, repeat=2)
@@ -79,6 +81,7 @@ def test_rates_at_which_all_is_sent_at_once_have_files_of_their_own(server: str,
     assert len(list(tmp_path.glob("*.requests.jsonl.gz"))) == 6
 
 
+@pytest.mark.slow
 def test_a_run_that_ctrl_c_ended_is_none_of_the_repeats(server: str, tmp_path: Path) -> None:
     def interrupt(name: str, progress: LoadProgress) -> None:
         if name.startswith("concurrency 2, run 2 of 3") and progress.ended and progress.inflight and not raised:

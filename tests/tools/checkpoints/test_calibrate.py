@@ -85,6 +85,7 @@ def stages(programs: dict[str, Recorded]) -> list[str]:
     return [name for call in programs["python3"].calls for one in call["args"] if (name := Path(one).name) in names]
 
 
+@pytest.mark.slow
 def test_the_script_does_what_the_guide_says(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], programs: dict[str, Recorded]
 ) -> None:
@@ -124,6 +125,7 @@ def test_the_script_does_what_the_guide_says(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fails", "again"), [("convert.py", ["convert.py", "ptq.py"]), ("ptq.py", ["ptq.py"])])
 def test_a_run_goes_on_with_the_stage_that_failed(
     checkpoint: Path,
@@ -146,6 +148,7 @@ def test_a_run_goes_on_with_the_stage_that_failed(
     assert (tmp_path / "amax").is_dir()
 
 
+@pytest.mark.slow
 def test_run_runs_it(checkpoint: Path, tmp_path: Path, programs: dict[str, Recorded]) -> None:
     gpus(tmp_path, 8)
     command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "checkpoint", "calibrate"]

@@ -61,6 +61,7 @@ def compared(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
 # --- Figures ---
 
 
+@pytest.mark.slow
 @given(arrays(np.float32, 40, elements=numbers), arrays(np.float32, 40, elements=numbers), st.integers(0, 40))
 def test_figures_are_those_of_the_formulas(a: Floats, b: Floats, cut: int) -> None:
     sums = ErrorSums()
@@ -186,6 +187,7 @@ def test_the_named_weights_are_those_that_are_read() -> None:
 # --- The command ---
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_equal_to_itself(capsys: pytest.CaptureFixture[str]) -> None:
     found = compared(capsys, TINY, TINY)
 
@@ -197,6 +199,7 @@ def test_a_checkpoint_is_equal_to_itself(capsys: pytest.CaptureFixture[str]) -> 
     assert found["only_in_source"] == found["only_in_other"] == found["other_shapes"] == []
 
 
+@pytest.mark.slow
 def test_w4afp8_changes_the_experts_and_nothing_else(capsys: pytest.CaptureFixture[str], w4afp8: Path) -> None:
     found = compared(capsys, TINY, w4afp8)
 
@@ -215,6 +218,7 @@ def test_w4afp8_changes_the_experts_and_nothing_else(capsys: pytest.CaptureFixtu
     assert found["only_in_source"]
 
 
+@pytest.mark.slow
 def test_the_figures_of_a_weight_are_those_of_its_values(capsys: pytest.CaptureFixture[str], w4afp8: Path) -> None:
     found = compared(capsys, TINY, w4afp8, "--layers", "1")
 
@@ -225,6 +229,7 @@ def test_the_figures_of_a_weight_are_those_of_its_values(capsys: pytest.CaptureF
     assert figures["values"] == a.size
 
 
+@pytest.mark.slow
 def test_layers_and_samples(capsys: pytest.CaptureFixture[str]) -> None:
     found = compared(capsys, TINY, TINY, "--layers", "0,2-2", "--sample", "2")
 
@@ -238,6 +243,7 @@ def test_layers_and_samples(capsys: pytest.CaptureFixture[str]) -> None:
     assert [one["layer"] for one in found["moe_outputs"]] == [2]
 
 
+@pytest.mark.slow
 def test_the_second_checkpoint_needs_no_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     shutil.copy(TINY / "model.safetensors", tmp_path)
     found = compared(capsys, TINY, tmp_path, "--sample", "1")
@@ -246,6 +252,7 @@ def test_the_second_checkpoint_needs_no_config(capsys: pytest.CaptureFixture[str
     assert len(found["moe_outputs"]) == 2
 
 
+@pytest.mark.slow
 def test_what_people_read(capsys: pytest.CaptureFixture[str], tmp_path: Path, w4afp8: Path) -> None:
     page = tmp_path / "error.html"
     assert main(["checkpoint", "compare", str(TINY), str(w4afp8), "--report", str(page)]) == 0
@@ -261,6 +268,7 @@ def test_what_people_read(capsys: pytest.CaptureFixture[str], tmp_path: Path, w4
     assert sum(figures[0]["data"][0]["y"]) == pytest.approx(1, abs=0.2)
 
 
+@pytest.mark.slow
 def test_experts_that_overflow_are_told(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     stored = open_checkpoint(TINY)
     names = [name for name in stored if name.startswith("model.layers.1.")]
@@ -320,6 +328,7 @@ def test_a_report_that_cannot_be_written_is_told_first(
     assert re.search("--report: expected a file in a folder that can be written", line)
 
 
+@pytest.mark.slow
 def test_the_figures_are_there_when_the_report_fails_late(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / ("x" * 250)  # its scratch name is too long
     assert main(["checkpoint", "compare", str(TINY), str(TINY), "--sample", "1", "--report", str(report)]) == 1
@@ -331,6 +340,7 @@ def test_the_figures_are_there_when_the_report_fails_late(tmp_path: Path, capsys
 STRANGE_NAMES = ["a\nb", "a\0b", "model.layers.0.²", "model.layers.0.x.y", f"model.{'9' * 5000}.x", "²"]
 
 
+@pytest.mark.slow
 def test_strange_names_and_shapes_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = np.ones((2, 2), np.float32)
     empty = {"lm_head.weight": np.ones((4, 0), np.float32)}
@@ -358,6 +368,7 @@ def with_rows(content: bytes, old: bytes, new: bytes) -> bytes:
     return len(header).to_bytes(8, "little") + header + content[8 + length :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -381,6 +392,7 @@ def test_numbers_that_fit_no_weights(
     assert message in line
 
 
+@pytest.mark.slow
 def test_config_json_may_ask_for_any_number_of_layers_and_experts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

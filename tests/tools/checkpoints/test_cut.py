@@ -380,6 +380,7 @@ def test_a_file_that_shrinks_meanwhile_leaves_nothing(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"w"}
 
 
+@pytest.mark.slow
 def test_a_large_tensor_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     rows = 2**14
     tensors = {f"model.layers.{n}.x": ("BF16", (rows if n == 0 else 1, 2048)) for n in range(4)}

@@ -269,6 +269,7 @@ def test_a_server_without_ranges_sends_all_again(hub, folder, seen) -> None:
     assert result.received == result.size
 
 
+@pytest.mark.slow
 def test_it_gives_up_on_a_part_that_comes_again_and_again(hub, folder, seen) -> None:
     hub.knows_ranges = False
     hub.always[SHARD] = Fault(cut_after=7000)
@@ -317,6 +318,7 @@ def test_a_wait_that_takes_too_long_is_not_begun(hub, folder, seen) -> None:
     assert "status 429, and asks to wait 1 h 0 min" in refused(hub, folder, seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["", SHARD])
 def test_it_gives_up_when_nothing_comes(hub, folder, seen, name) -> None:
     hub.always[name] = Fault(status=503)

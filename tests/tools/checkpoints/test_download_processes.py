@@ -131,6 +131,7 @@ def at_hub(hub, monkeypatch):
     return hub
 
 
+@pytest.mark.slow
 def test_a_variants_name_stands_for_its_checkpoint(at_hub, folder, capsys) -> None:
     for options, model in (([], "deepseek-ai/DeepSeek-R1"), (["--precision", "nvfp4"], "nvidia/DeepSeek-R1-FP4")):
         assert main(["checkpoint", "download", "deepseek-r1", "--to", str(folder), *options]) == 1

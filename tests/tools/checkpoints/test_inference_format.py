@@ -128,6 +128,7 @@ def test_every_tensor_comes_back(tiny: StoredTensors, folders: dict[int, Path], 
         assert tensor.read().tobytes() == tiny[name].read().tobytes(), name
 
 
+@pytest.mark.slow
 @given(data=st.data(), number=st.sampled_from(SIZES))
 def test_any_rows_of_any_tensor_come_back(
     data: st.DataObject, number: int, tiny: StoredTensors, folders: dict[int, Path]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -31,6 +32,7 @@ def weights(rows: st.SearchStrategy[int], columns: st.SearchStrategy[int]) -> st
     return shapes.flatmap(lambda shape: arrays(np.float32, shape, elements=numbers, fill=st.just(0.25)))
 
 
+@pytest.mark.slow
 @given(weights(st.integers(1, 4), st.sampled_from([GROUP, 2 * GROUP])))
 def test_int4_is_within_half_a_step_of_the_weight(weight: Floats) -> None:
     packed, scales = quantize_int4(weight)
@@ -62,11 +64,13 @@ def test_the_first_value_of_a_byte_is_in_its_low_half() -> None:
     assert pack_int4(np.array([[1, 2, -1, -8]], np.int8)).view(np.uint8).tolist() == [[0x21, 0x8F]]
 
 
+@pytest.mark.slow
 @given(arrays(np.int8, st.tuples(st.integers(1, 3), st.sampled_from([2, 10, GROUP])), elements=st.integers(-8, 7)))
 def test_packing_loses_nothing(values: npt.NDArray[np.int8]) -> None:
     assert np.array_equal(unpack_int4(pack_int4(values)), values)
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(weights(st.sampled_from([1, BLOCK, BLOCK + 64]), st.sampled_from([5, BLOCK, 2 * BLOCK + 1])))
 def test_fp8_is_within_half_a_step_of_the_weight(weight: Floats) -> None:

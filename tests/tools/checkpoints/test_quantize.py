@@ -73,6 +73,7 @@ def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir() if path.is_file()}
 
 
+@pytest.mark.slow
 def test_w4afp8_has_int4_experts_and_everything_else_as_it_was(source: Path, w4afp8: Path, act_scales: Path) -> None:
     before, after = open_checkpoint(source), open_checkpoint(w4afp8)
     experts = {name for name in before if ".mlp.experts." in name and ".layers.3." not in name}
@@ -92,6 +93,7 @@ def test_w4afp8_has_int4_experts_and_everything_else_as_it_was(source: Path, w4a
         assert (np.abs(weight(after, name) - wanted) <= steps * 0.5001).all()
 
 
+@pytest.mark.slow
 def test_what_was_made_is_verified_and_known_without_being_told(
     w4afp8: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,6 +127,7 @@ def test_w4afp8_says_what_it_is_as_tensorrt_llm_reads_it(w4afp8: Path) -> None:
     assert not list(w4afp8.glob("*.part"))
 
 
+@pytest.mark.slow
 def test_bfloat16_is_the_weight_itself(source: Path, tmp_path: Path) -> None:
     assert quantize(source, "--to", "bf16", "--output", tmp_path / "bf16") == 0
 
@@ -138,6 +141,7 @@ def test_bfloat16_is_the_weight_itself(source: Path, tmp_path: Path) -> None:
     assert "quantization_config" not in document(tmp_path / "bf16", "config.json")
 
 
+@pytest.mark.slow
 def test_int4_comes_back_as_bfloat16(w4afp8: Path, tmp_path: Path) -> None:
     assert quantize(w4afp8, "--to", "bf16", "--output", tmp_path / "bf16") == 0
 
@@ -147,6 +151,7 @@ def test_int4_comes_back_as_bfloat16(w4afp8: Path, tmp_path: Path) -> None:
     assert not [name for name in after if name.endswith("input_scale")]
 
 
+@pytest.mark.slow
 def test_fp8_from_bfloat16_has_the_layout_that_deepseek_publishes(source: Path, tmp_path: Path) -> None:
     whole = small_checkpoint(tmp_path / "bf16", fp8=False)
 
@@ -162,6 +167,7 @@ def test_fp8_from_bfloat16_has_the_layout_that_deepseek_publishes(source: Path, 
     }
 
 
+@pytest.mark.slow
 def test_w4afp8_of_bfloat16_has_fp8_where_it_is_not_int4(source: Path, act_scales: Path, tmp_path: Path) -> None:
     whole = small_checkpoint(tmp_path / "bf16", fp8=False)
     options = ("--to", "w4afp8", "--act-scales", act_scales, "--output", tmp_path / "w4afp8")
@@ -175,6 +181,7 @@ def test_w4afp8_of_bfloat16_has_fp8_where_it_is_not_int4(source: Path, act_scale
             assert ours[name].read().tobytes() == tensor.read().tobytes(), name
 
 
+@pytest.mark.slow
 def test_the_mtp_layer_can_be_dropped(source: Path, tmp_path: Path) -> None:
     assert quantize(source, "--to", "fp8", "--mtp", "drop", "--output", tmp_path / "fp8") == 0
 
@@ -208,6 +215,7 @@ def test_w4afp8_takes_no_fp8_kv_cache(
     assert digests(w4afp8) == before
 
 
+@pytest.mark.slow
 def test_shares_make_the_same_bytes_together(
     source: Path, act_scales: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -269,6 +277,7 @@ def test_a_conversion_that_is_stopped_says_so_and_goes_on(source: Path, act_scal
     assert quantize(source, *options, output) == 0
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_named(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -340,6 +349,7 @@ def no_layers(folder: Path) -> None:
     (folder / "config.json").write_text("{}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "options", "code", "said"),
     [
@@ -406,6 +416,7 @@ def test_a_folder_of_something_else_is_left_alone(
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
+@pytest.mark.slow
 def test_another_conversion_does_not_go_on_in_the_folder(
     source: Path, act_scales: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -417,6 +428,7 @@ def test_another_conversion_does_not_go_on_in_the_folder(
     assert "another conversion was begun here" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_tiny_checkpoint_has_a_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert quantize(TINY, "--to", "bf16", "--output", tmp_path / "bf16", "--json") == 0
 
@@ -425,6 +437,7 @@ def test_the_tiny_checkpoint_has_a_document(tmp_path: Path, capsys: pytest.Captu
     assert found["bytes"] == sum(path.stat().st_size for path in (tmp_path / "bf16").glob("*.safetensors"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["w4afp8", "bf16"])
 def test_a_weight_that_is_no_number_is_named(
     target: str, act_scales: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -440,6 +453,7 @@ def test_a_weight_that_is_no_number_is_named(
     assert not list((tmp_path / "out").glob("*.safetensors*"))
 
 
+@pytest.mark.slow
 def test_a_bfloat16_weight_that_is_no_number_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = small_checkpoint(tmp_path / "source", fp8=False)
     tensor = open_checkpoint(folder)["model.layers.1.mlp.experts.0.up_proj.weight"]
@@ -452,6 +466,7 @@ def test_a_bfloat16_weight_that_is_no_number_is_named(tmp_path: Path, capsys: py
     assert "up_proj.weight: expected numbers, found an infinite one or NaN" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_same_command_once_more_finds_it_complete(source: Path, tmp_path: Path) -> None:
     output = tmp_path / "bf16"
     assert quantize(source, "--to", "bf16", "--output", output) == 0
@@ -462,6 +477,7 @@ def test_the_same_command_once_more_finds_it_complete(source: Path, tmp_path: Pa
     assert digests(output) == before
 
 
+@pytest.mark.slow
 def test_shares_that_end_together_make_one_checkpoint(source: Path, act_scales: Path, tmp_path: Path) -> None:
     options = ["--to", "w4afp8", "--act-scales", act_scales, "--shard-size", "200KB", "--workers", "1"]
     assert quantize(source, *options, "--output", tmp_path / "whole") == 0
@@ -476,6 +492,7 @@ def test_shares_that_end_together_make_one_checkpoint(source: Path, act_scales: 
     assert main(["checkpoint", "verify", str(output)]) == 0
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_has_changed_is_not_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """R1's weights in the place of V3's have the same names and shapes."""
     folder, output = small_checkpoint(tmp_path / "source"), tmp_path / "out"
@@ -500,6 +517,7 @@ def test_other_quantizations_are_refused(tmp_path: Path, capsys: pytest.CaptureF
     assert f"{name}: expected FP8 in blocks, W4AFP8 or BF16, F16, F32, F64, found I32" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_the_checkpoint_says_of_its_scales_stays_where_they_stay(tmp_path: Path) -> None:
     folder = small_checkpoint(tmp_path / "source")
     section = {**FP8, "scale_fmt": "ue8m0"}
@@ -510,6 +528,7 @@ def test_what_the_checkpoint_says_of_its_scales_stays_where_they_stay(tmp_path: 
     assert document(tmp_path / "out", "config.json")["quantization_config"] == section
 
 
+@pytest.mark.slow
 def test_names_that_are_odd_are_copied(tmp_path: Path) -> None:
     odd = {f"model.odd.{part}.weight": np.ones(8, np.float32) for part in ("²", "1", "x")}
     before = {name: tensor.read() for name, tensor in open_checkpoint(small_checkpoint(tmp_path / "small")).items()}
@@ -521,6 +540,7 @@ def test_names_that_are_odd_are_copied(tmp_path: Path) -> None:
     assert odd.keys() < open_checkpoint(tmp_path / "out").keys()
 
 
+@pytest.mark.slow
 def test_the_manifest_follows_a_new_kv_cache(source: Path, tmp_path: Path) -> None:
     whole = small_checkpoint(tmp_path / "bf16", fp8=False)
     assert quantize(whole, "--to", "fp8", "--output", tmp_path / "fp8") == 0

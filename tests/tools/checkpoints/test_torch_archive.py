@@ -180,6 +180,7 @@ def found_or_refused(path: Path) -> Mapping[str, Any]:
     return {}
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_a_damaged_archive_is_refused_or_read(scratch: Path, data: st.DataObject) -> None:
     content = bytearray((ARCHIVES / "tensors.pt").read_bytes())

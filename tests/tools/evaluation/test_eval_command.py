@@ -72,6 +72,7 @@ def test_an_unknown_task_has_a_hint(task: str, hint: str, capsys: pytest.Capture
     assert hint in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["", "/v1"])
 def test_a_gateway_is_told_from_a_triton_server(path: str) -> None:
     with (
@@ -94,6 +95,7 @@ def test_the_help_explains_every_task(capsys: pytest.CaptureFixture[str]) -> Non
     assert {task for task in TASKS if f"\n  {task} " not in printed} == set()
 
 
+@pytest.mark.slow
 def test_the_bundled_questions_are_those_of_the_model_card(tmp_path: Path) -> None:
     tiny_questions.write(tmp_path / "questions.jsonl")
     assert (tmp_path / "questions.jsonl").read_bytes() == QUESTIONS.read_bytes()

@@ -19,6 +19,7 @@ def answers_in(file: Path) -> dict[str, str]:
         return {key: record["text"] for key in map(str, range(9)) if (record := kept.get(key)) is not None}
 
 
+@pytest.mark.slow
 @given(texts=st.lists(st.text(), min_size=1, max_size=5), data=st.data())
 def test_a_file_that_was_cut_anywhere_keeps_its_whole_answers(
     texts: list[str], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

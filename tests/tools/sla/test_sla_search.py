@@ -142,6 +142,7 @@ def test_the_command_builds_what_was_planned(capsys, tmp_path, options, names, k
         parse_options({"preset": pace})
 
 
+@pytest.mark.slow
 def test_a_pair_is_searched_with_its_own_kv_cache():
     request = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=32, workload=Workload(isl=4096, osl=512))
     plan = plan_to_sla(request, Slo(ttft_ms=1000, tpot_ms=25), None)
@@ -209,6 +210,7 @@ def test_the_rules_about_both_sides_leave_pairs_out(capsys):
     assert "G010" in found["refused"]["TP8 EP8 context + TP8 EP8"]
 
 
+@pytest.mark.slow
 def test_why_no_layout_can_be_searched_is_not_said_of_each_side(capsys):
     assert main(["plan", "deepseek-r1", "--gpu", "h100", "--gpus", "8", "--isl", "9", "--osl", "9", *LIMITS[:2]]) == 1
     said = capsys.readouterr().err
