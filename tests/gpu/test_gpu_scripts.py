@@ -72,27 +72,28 @@ class Echo:
         return self.proposed, self.proposed // 2
 
 
-@pytest.mark.parametrize("prompt", [*DEMO_PROMPTS, BOS + "été 3×4"])
-def test_a_prompt_is_encoded_as_it_stands(tokens, prompt):
-    token_ids = tokens.encode(prompt)
-    assert token_ids.count(0) == 1
-    assert tokens.decode(token_ids) == prompt
+def test_a_prompt_is_encoded_as_it_stands(tokens):
+    prompts = [*DEMO_PROMPTS, BOS + "été 3×4"]
+    encoded = list(map(tokens.encode, prompts))
+    assert [token_ids.count(0) for token_ids in encoded] == [1] * len(prompts)
+    assert list(map(tokens.decode, encoded)) == prompts
 
 
 def test_markers_are_single_tokens(tokens):
     assert len(tokens.encode(f"{BOS}{USER}Hi{ASSISTANT}</think>")) == 6
 
 
-@pytest.mark.parametrize("prompt", ["", "Hello", USER + "Hello", BOS + BOS + "Hello", BOS + "Hello" + BOS])
-def test_a_prompt_without_exactly_one_bos_at_its_start_is_refused(tokens, prompt):
-    with pytest.raises(ValueError, match="expected a prompt that begins with"):
-        tokens.encode(prompt)
+def test_a_prompt_without_exactly_one_bos_at_its_start_is_refused(tokens, subtests):
+    for prompt in ("", "Hello", USER + "Hello", BOS + BOS + "Hello", BOS + "Hello" + BOS):
+        with subtests.test(prompt), pytest.raises(ValueError, match="expected a prompt that begins with"):
+            tokens.encode(prompt)
 
 
-@pytest.mark.parametrize("text", ["", "Paris.", "<think>", EOS + "a"])
-def test_an_eos_at_the_end_is_no_part_of_the_text(tokens, text):
-    token_ids = tokens.encode(BOS + text)[1:]
-    assert tokens.decode([*token_ids, 1]) == tokens.decode(token_ids) == text
+def test_an_eos_at_the_end_is_no_part_of_the_text(tokens):
+    texts = ["", "Paris.", "<think>", EOS + "a"]
+    encoded = [tokens.encode(BOS + text)[1:] for text in texts]
+    assert [tokens.decode([*token_ids, 1]) for token_ids in encoded] == texts
+    assert list(map(tokens.decode, encoded)) == texts
 
 
 def test_questions_are_read_with_all_their_letters(tmp_path):
@@ -123,21 +124,12 @@ def test_each_demo_prompt_has_its_text_and_choices(tokens):
     assert found[0]["choices"] == [{"token_id": 7, "logprob": -0.1, "other_id": 8, "other_logprob": -3.0}]
 
 
-@pytest.mark.parametrize(
-    ("candidates", "other"),
-    [
-        ({5: -0.5, 6: -1.5}, 6),
-        ({6: -0.5, 5: -0.5}, 6),  # a tie
-        ({5: -0.5, 6: -0.75, 7: -0.5}, 7),  # vLLM adds the chosen one to the two likeliest
-    ],
-)
-def test_the_runner_up_of_vllm_is_the_likeliest_other_token(candidates, other):
-    logprobs = {index: SimpleNamespace(logprob=value) for index, value in candidates.items()}
-    generated = _from_vllm(SimpleNamespace(token_ids=(5,), logprobs=[logprobs]))
-    assert generated == Generated([5], [Choice(5, -0.5, other, candidates[other])])
-
-
-def test_vllm_without_logprobs_gives_no_choices():
+def test_the_runner_up_of_vllm_is_the_likeliest_other_token():
+    # A tie; and vLLM adds the chosen one to the two likeliest.
+    for candidates, other in (({5: -0.5, 6: -1.5}, 6), ({6: -0.5, 5: -0.5}, 6), ({5: -0.5, 6: -0.75, 7: -0.5}, 7)):
+        logprobs = {index: SimpleNamespace(logprob=value) for index, value in candidates.items()}
+        generated = _from_vllm(SimpleNamespace(token_ids=(5,), logprobs=[logprobs]))
+        assert generated == Generated([5], [Choice(5, -0.5, other, candidates[other])])
     assert _from_vllm(SimpleNamespace(token_ids=(5,), logprobs=None)) == Generated([5], [])
 
 
@@ -150,19 +142,16 @@ def test_the_runner_up_of_transformers_is_the_likeliest_other_token():
     assert second.other_id != 2
 
 
-@pytest.mark.parametrize(("quantization", "precision"), [({"quant_method": "fp8"}, "fp8"), (None, "bfloat16")])
-def test_the_precision_is_the_checkpoints(tmp_path, quantization, precision):
-    config = {"torch_dtype": "bfloat16"} | ({"quantization_config": quantization} if quantization else {})
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert precision_of(tmp_path) == precision
+def test_the_precision_is_the_checkpoints(tmp_path):
+    for more, precision in (({"quantization_config": {"quant_method": "fp8"}}, "fp8"), ({}, "bfloat16")):
+        (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": "bfloat16", **more}))
+        assert precision_of(tmp_path) == precision
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "index"),
-    [([], [], None), ([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1), ([1, 2], [1], 1), ([2], [3], 0)],
-)
-def test_the_first_difference(first, second, index):
-    assert first_difference(first, second) == index
+def test_the_first_difference():
+    table = {((), ()): None, ((1, 2), (1, 2)): None, ((1, 2), (1, 3)): 1,
+             ((1,), (1, 2)): 1, ((1, 2), (1,)): 1, ((2,), (3,)): 0}  # fmt: skip
+    assert {case: first_difference(*case) for case in table} == table
 
 
 def test_a_difference_is_told_with_the_margin_of_the_first_engine():

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import random
 import resource
@@ -40,7 +39,7 @@ from reliability.battlefield import HOSTS, VICTIM_HOST, Battlefield, FieldError,
 from reliability.fault_table import FAULTS, Fault
 from reliability.fault_verdict import CLIENTS, Injection, judge
 from reliability.jobs import SERVER
-from reliability.soak import ClientShare, client_process
+from reliability.soak import ClientShare, client_processes
 
 _INSIDE = "DEEPSEEK_TRITON_FAULTS_INSIDE"
 _MOST_PROBLEMS = 5
@@ -72,40 +71,22 @@ def enter_namespaces(folder: Path) -> None:
 @contextmanager
 def load(arguments: argparse.Namespace, war: Battlefield) -> Any:
     """Keep clients asking until the block ends. Yield their progress."""
-    spawn = multiprocessing.get_context("spawn")
-    progress = spawn.Array("q", CLIENTS, lock=False)
-    stop = spawn.Event()
-    (arguments.out / "clients").mkdir(parents=True)
-    processes = []
-    for first in range(CLIENTS):
-        server = (war.victim, war.bystander)[first]
-        share = ClientShare(
-            urls={**war.urls, SERVER: server.http_url},
-            grpc_address=f"127.0.0.1:{server.grpc_port}",
-            models={"gateway": war.model, "pair": war.model},
-            engine="simulated",
-            seed=arguments.seed,
-            first=first,
-            step=CLIENTS,
-            end=1 << 40,
-            until_s=None,
-            concurrency=arguments.concurrency,
+    shares = [
+        ClientShare(
+            urls={**war.urls, SERVER: server.http_url}, grpc_address=f"127.0.0.1:{server.grpc_port}",
+            models={"gateway": war.model, "pair": war.model}, engine="simulated", seed=arguments.seed,
+            first=first, step=CLIENTS, end=1 << 40, until_s=None, concurrency=arguments.concurrency,
             records=arguments.out / "clients" / f"{first}.jsonl.gz",
         )
-        processes.append(spawn.Process(target=client_process, args=(share, progress, stop), daemon=True))
-    for process in processes:
-        process.start()
-    try:
+        for first, server in enumerate((war.victim, war.bystander))
+    ]  # fmt: skip
+    with client_processes(shares) as (processes, progress, stop):
         yield progress
         stop.set()
         for process in processes:
             process.join(400)
             if process.exitcode != 0:
                 raise FieldError(f"a client process ended with {process.exitcode}")
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
 
 
 def campaign(arguments: argparse.Namespace, war: Battlefield, faults: Sequence[Fault]) -> list[Injection]:

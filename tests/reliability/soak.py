@@ -65,7 +65,7 @@ class ClientShare:
     records: Path
 
 
-def client_process(share: ClientShare, progress: Any, stop: Any = None) -> None:
+def client_process(share: ClientShare, progress: Any, stop: Any) -> None:
     """`progress` is shared by all client processes: how many jobs each has begun. Once the event `stop` is set, none
     begins."""
     asyncio.run(_run_share(share, progress, stop))
@@ -80,15 +80,13 @@ async def _run_share(share: ClientShare, progress: Any, stop: Any) -> None:
                 begun = progress[share.first]
                 number = share.first + begun * share.step
                 is_over = share.until_s is not None and time.monotonic() > share.until_s
-                if number >= share.end or is_over or (stop is not None and stop.is_set()):
+                if number >= share.end or is_over or stop.is_set():
                     return
                 progress[share.first] = begun + 1
                 made = await run_job(exchanges, make_job(share.seed, number, share.engine))
                 for record in made:
                     records.write(record.as_line() + "\n")
-                if any(
-                    record.lost for record in made
-                ):  # who is refused a connection would ask a thousand times a second
+                if any(record.lost for record in made):  # else who is refused would ask a thousand times a second
                     await asyncio.sleep(0.2)
 
         await asyncio.gather(*(work() for _ in range(share.concurrency)))
@@ -125,34 +123,17 @@ def handed_on(asked: Asked, first: Record) -> Asked:
 
 
 @contextmanager
-def clients(
-    arguments: argparse.Namespace, system: SystemUnderTest, until_s: float | None
-) -> Iterator[tuple[list[Any], Any]]:
-    """Yield the client processes, started, and their progress. Those that still run at the end are killed."""
+def client_processes(shares: Sequence[ClientShare]) -> Iterator[tuple[list[Any], Any, Any]]:
+    """Yield a started process for each share, how many jobs each has begun, and an event after which none begins. Those
+    that still run at the end are killed."""
     spawn = multiprocessing.get_context("spawn")
-    progress = spawn.Array("q", arguments.clients, lock=False)
-    folder = arguments.out / "clients"
-    folder.mkdir(parents=True)
-    processes = []
-    for first in range(arguments.clients):
-        share = ClientShare(
-            urls=system.urls,
-            grpc_address=system.grpc_address,
-            models=system.models,
-            engine=arguments.engine,
-            seed=arguments.seed,
-            first=first,
-            step=arguments.clients,
-            end=arguments.jobs,
-            until_s=until_s,
-            concurrency=arguments.concurrency,
-            records=folder / f"{first}.jsonl.gz",
-        )
-        processes.append(spawn.Process(target=client_process, args=(share, progress), daemon=True))
+    progress, stop = spawn.Array("q", len(shares), lock=False), spawn.Event()
+    processes = [spawn.Process(target=client_process, args=(share, progress, stop), daemon=True) for share in shares]
+    shares[0].records.parent.mkdir(parents=True)
     for process in processes:
         process.start()
     try:
-        yield processes, progress
+        yield processes, progress, stop
     finally:
         for process in processes:
             process.kill()
@@ -163,9 +144,17 @@ def watch(arguments: argparse.Namespace, system: SystemUnderTest) -> tuple[list[
     """Run the clients to their end. Return the samples of what the processes held, and each client's number of jobs."""
     began = time.monotonic()
     until_s = None if arguments.minutes is None else began + 60 * arguments.minutes
+    shares = [
+        ClientShare(
+            urls=system.urls, grpc_address=system.grpc_address, models=system.models, engine=arguments.engine,
+            seed=arguments.seed, first=first, step=arguments.clients, end=arguments.jobs, until_s=until_s,
+            concurrency=arguments.concurrency, records=arguments.out / "clients" / f"{first}.jsonl.gz",
+        )
+        for first in range(arguments.clients)
+    ]  # fmt: skip
     samples: list[dict[str, Any]] = []
     with (
-        clients(arguments, system, until_s) as (processes, progress),
+        client_processes(shares) as (processes, progress, _),
         (arguments.out / "resources.jsonl").open("w", encoding="utf-8") as file,
     ):
         while running := [process for process in processes if process.is_alive()]:

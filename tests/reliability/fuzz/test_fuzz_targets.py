@@ -13,10 +13,6 @@ from reliability.fuzz.gateway_targets import close_app
 from reliability.fuzz.mutation import mutated
 from reliability.fuzz.targets import CORPUS, TARGETS, inputs_of
 
-_NUM_MUTANTS = 25
-_SLOW = {"check_start_script", "check_serve_script", "check_manifest", "check_checkpoint", "gateway_app"}
-"""Targets of which an input takes tens of milliseconds."""
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _closed() -> Iterator[None]:
@@ -24,19 +20,16 @@ def _closed() -> Iterator[None]:
     close_app()
 
 
-def _named(names: list[str]) -> list[object]:
-    return [pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in names]
-
-
-@pytest.mark.parametrize("name", _named(list(TARGETS)))
-def test_what_a_target_begins_with_and_what_once_failed_is_taken(name: str) -> None:
-    for data in inputs_of(name):
-        TARGETS[name].run(data)
+def test_what_a_target_begins_with_and_what_once_failed_is_taken(subtests: pytest.Subtests) -> None:
+    for name, target in TARGETS.items():
+        with subtests.test(name):
+            for data in inputs_of(name):
+                target.run(data)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(TARGETS))
-@settings(max_examples=_NUM_MUTANTS, derandomize=True, database=None)
+@settings(max_examples=25, derandomize=True, database=None)
 @given(chance=st.randoms(use_true_random=False), begin=st.integers(0, 99), noise=st.binary(max_size=64))
 def test_a_mutant_is_taken_or_refused_by_an_error_of_the_parser(
     name: str, chance: random.Random, begin: int, noise: bytes
