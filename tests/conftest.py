@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections import Counter
@@ -36,16 +37,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let a worker have a whole group: what its tests share is made once. A group is a file, unless a mark names one.
 
-    The groups whose tests wait longest come first, so that no worker is left alone with one in the end.
+    The groups whose tests take longest come first, so that no worker is left alone with one in the end. Those with
+    servers, which wait, and the others, which compute, take turns.
     """
-    num_slow: Counter[str] = Counter()
+    with_server: Counter[str] = Counter()
+    without: Counter[str] = Counter()
     for item in items:
         if not item.get_closest_marker("xdist_group"):
             item.add_marker(
                 pytest.mark.xdist_group(item.path.relative_to(item.config.rootpath).with_suffix("").as_posix())
             )
-        num_slow[_group(item)] += bool(item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -num_slow[_group(item)])
+        if item.path.parent.name == "live":
+            with_server[_group(item)] += 1
+        else:
+            without[_group(item)] += bool(item.get_closest_marker("slow"))
+    turns = itertools.chain(enumerate(with_server.most_common()), enumerate(without.most_common()))
+    place = {group: number for number, (group, _) in turns}
+    items.sort(key=lambda item: (place[_group(item)], _group(item)))
 
 
 def _group(item: pytest.Item) -> str:

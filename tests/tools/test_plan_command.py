@@ -95,7 +95,7 @@ REFUSED += [([*R1[1:], "--engine", "vllm", *options], 2, expected) for options, 
 @pytest.mark.slow
 def test_what_cant_be_planned_is_one_line(capsys, subtests):
     for argv, code, expected in REFUSED:
-        with subtests.test(" ".join(argv)[-60:]):
+        with subtests.test(ascii(argv[-2:])):
             assert main(["plan", *argv]) == code
             captured = capsys.readouterr()
             assert captured.out == ""
