@@ -32,7 +32,7 @@ REQUIREMENTS := tools/docker/requirements.txt
 UNIT := tests/backend tests/build tests/client tests/contract tests/gateway tests/tools
 # `make test-vllm ONLY=sample` runs what .ci/run runs of a lane.
 ONLY ?=
-CHOSEN = $(if $(ONLY),-m "$(ONLY) and not nightly")
+CHOSEN = $(if $(ONLY),-m "$(ONLY)")
 
 TRAINED := .cache/tiny-checkpoint
 # How the embedded checkpoint is trained again. The last lines print its scores.
@@ -75,7 +75,7 @@ mutants: $(INSTALLED)  ## see how many of 400 small faults in the product `make 
 
 test-vllm: $(VLLM_INSTALLED)  ## run vLLM itself without a GPU, in an environment of its own (2 GB)
 	@$(VLLM_BIN)/python -m pytest $(XDIST) \
-	--override-ini filterwarnings=default -p no:unraisableexception --engine vllm $(CHOSEN) \
+	--override-ini filterwarnings=default -p no:unraisableexception --engine vllm $(if $(ONLY),-m "$(ONLY) and not nightly") \
 	tests/with_vllm tests/live tests/build/test_vllm_records.py
 
 test-gateway: $(DEMO) $(CLIENTS_INSTALLED)  ## ask the gateway with the clients of others, in an environment of its own (1 GB)
