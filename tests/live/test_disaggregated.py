@@ -153,8 +153,9 @@ def test_a_context_server_that_is_killed_loses_what_it_holds(tmp_path: Path) -> 
 
         *_, last = chunks
         assert last["error"].startswith("[E_CONTEXT_LOST] ")
-        early, late = stream(generation, generation_body(body, second))
-        assert (early["text_output"], late["error"][:16]) == (begun, "[E_CONTEXT_LOST]")
+        *early, late = stream(generation, generation_body(body, second))
+        assert late["error"].startswith("[E_CONTEXT_LOST] ")
+        assert [chunk["text_output"] for chunk in early] in ([], [begun])  # it may end before its text is sent
         recomputed = generation_body(body, second, request_type="context_and_generation")
         assert text(list(stream(generation, recomputed))) == text(list(stream(generation, body)))
         assert_nothing_is_held(generation)

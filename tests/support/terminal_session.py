@@ -62,6 +62,18 @@ class Terminal:
                 return self.read_until(until, patience_s=5)
         raise AssertionError(f"{key!r} brought no {until!r}; it showed {self.seen[self._read_to :]!r}")
 
+    def interrupt(self) -> int:
+        """Press Ctrl-C until it ends, and return its exit code. Python misses a signal that comes between its last
+        look for one and the wait for the server."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < deadline:
+            self.type(CTRL_C)
+            with contextlib.suppress(AssertionError):
+                self.read_until("what it never shows", patience_s=5)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self.process.wait(1)
+        raise AssertionError(f"Ctrl-C did not end it; it showed {self.seen!r}")
+
     def exit_code(self) -> int:
         """When it ends."""
         deadline = time.monotonic() + _PATIENCE_S

@@ -106,8 +106,7 @@ def test_ctrl_c_stops_the_answer_on_the_server_and_keeps_what_came(chat, model_s
     terminal = chat()
     terminal.type("go on\r")
     terminal.read_until("half")
-    terminal.type(CTRL_C)
-    terminal.read_until("[stopped]")
+    terminal.press(CTRL_C, until="[stopped]")
     terminal.read_until(PROMPT)
     assert model_server.gone.wait(30)
 
@@ -126,8 +125,7 @@ def test_ctrl_c_before_the_first_word_leaves_the_conversation_as_it_was(chat, mo
     terminal = chat()
     terminal.type("slow\r")
     assert model_server.waiting.wait(30)
-    terminal.type(CTRL_C)
-    terminal.read_until("[stopped]")
+    terminal.press(CTRL_C, until="[stopped]")
     terminal.read_until(PROMPT)
     assert model_server.gone.wait(30)
 
