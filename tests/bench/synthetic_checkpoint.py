@@ -229,11 +229,7 @@ def _noise(rng: random.Random) -> Mapping[str, bytes]:
     halves = bytearray(rng.randbytes(NOISE_BYTES))
     halves[1::2] = halves[1::2].translate(finite)
     scales = (struct.pack("<f", rng.uniform(1e-4, 4e-4)) for _ in range(NOISE_BYTES // 4))
-    return {
-        "F8_E4M3": rng.randbytes(NOISE_BYTES).translate(no_nan),
-        "BF16": bytes(halves),
-        "F32": b"".join(scales),
-    }
+    return {"F8_E4M3": rng.randbytes(NOISE_BYTES).translate(no_nan), "BF16": bytes(halves), "F32": b"".join(scales)}
 
 
 def _write(path: Path, tensors: Iterable[Tensor], noise: Mapping[str, bytes] | None) -> None:

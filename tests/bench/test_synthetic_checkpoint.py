@@ -1,7 +1,5 @@
 """The checkpoint that the benches read: DeepSeek-V3's layout, whole by our checks and by the safetensors library's."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,9 +1,6 @@
 """Figures of records whose truth is known."""
 
-from __future__ import annotations
-
 import dataclasses
-import random
 from array import array
 
 import numpy as np
@@ -17,36 +14,20 @@ from deepseek_triton_tools.bench.measuring.run_figures import run_figures, run_t
 from support.documents import read
 
 
-def record(
-    *,
-    sent_s: float = 0.0,
-    ttft_s: float = 0.1,
-    gaps: list[float] | None = None,
-    tokens: list[int] | None = None,
-    **more,
-) -> RequestRecord:
+def record(*, sent_s=0.0, ttft_s=0.1, gaps=(), tokens=None, **more):
     """One that ends with its last chunk."""
-    times = np.cumsum([sent_s + ttft_s, *(gaps or [])]).tolist()
+    times = np.cumsum([sent_s + ttft_s, *gaps]).tolist()
     tokens = tokens or [1] * len(times)
-    return RequestRecord(
-        **{
-            "index": 0,
-            "sent_s": sent_s,
-            "chunk_s": array("d", times),
-            "chunk_tokens": array("i", tokens),
-            "ended_s": times[-1],
-            "num_input_tokens": 10,
-            "num_output_tokens": sum(tokens),
-        }
-        | more
-    )
+    own = {"index": 0, "sent_s": sent_s, "ended_s": times[-1]}
+    chunks = {"chunk_s": array("d", times), "chunk_tokens": array("i", tokens)}
+    return RequestRecord(**own | chunks | {"num_input_tokens": 10, "num_output_tokens": sum(tokens)} | more)
 
 
 _SECONDS = st.integers(0, 10**7).map(lambda microseconds: microseconds / 10**6)
 
 
 @st.composite
-def _records(draw) -> RequestRecord:
+def _records(draw):
     chunks = draw(st.lists(st.tuples(_SECONDS, st.integers(0, 5)), max_size=6))
     sent = draw(_SECONDS)
     times = np.cumsum([sent, *(gap for gap, _ in chunks)])[1:].tolist()
@@ -76,8 +57,8 @@ def _numbers(value):
     return [] if value is None else [value]
 
 
-def test_a_request_of_known_times() -> None:
-    figures = run_figures([record(ttft_s=0.2, gaps=[0.01, 0.03])], gpus=2, concurrency=1)
+def test_a_request_of_known_times():
+    figures = run_figures([record(ttft_s=0.2, gaps=[0.01, 0.03])], gpus=2, concurrency=1, slo=Slo())
 
     assert (figures.completed, figures.total_input_tokens, figures.total_output_tokens) == (1, 10, 3)
     assert figures.duration_s == pytest.approx(0.24)
@@ -88,9 +69,10 @@ def test_a_request_of_known_times() -> None:
     assert figures.tpot_ms.mean == pytest.approx(20)
     assert (figures.itl_ms.min, figures.itl_ms.max) == pytest.approx((10, 30))
     assert figures.e2el_ms.mean == pytest.approx(240)
+    assert (figures.goodput, figures.good_share) == (None, None)  # there are no limits
 
 
-def test_four_tools_mean_different_things_by_tokens_a_second_for_a_user() -> None:
+def test_four_tools_mean_different_things_by_tokens_a_second_for_a_user():
     fast, slow = record(ttft_s=1.0, gaps=[0.1] * 10), record(ttft_s=1.0, gaps=[0.3] * 10)
     figures = run_figures([fast, slow], concurrency=2)
 
@@ -100,18 +82,16 @@ def test_four_tools_mean_different_things_by_tokens_a_second_for_a_user() -> Non
     assert figures.concurrency_user_throughput == pytest.approx(22 / 4 / 2)  # vLLM's Pareto plot
 
 
-def test_a_chunk_of_several_tokens_counts_as_that_many_gaps() -> None:
+def test_a_chunk_of_several_tokens_counts_as_that_many_gaps():
     figures = run_figures([record(gaps=[0.08, 0.01], tokens=[1, 8, 1])])
 
     assert figures.itl_ms.count == 9
-    assert figures.itl_ms.mean == pytest.approx(10)
-    assert figures.itl_ms.std == pytest.approx(0, abs=1e-6)
-    assert figures.chunk_gap_ms.count == 2
-    assert figures.chunk_gap_ms.mean == pytest.approx(45)
+    assert (figures.itl_ms.mean, figures.itl_ms.std) == pytest.approx((10, 0), abs=1e-6)
+    assert (figures.chunk_gap_ms.count, figures.chunk_gap_ms.mean) == pytest.approx((2, 45))
     assert figures.tpot_ms.mean == pytest.approx(10)
 
 
-def test_the_gap_before_a_chunk_without_a_token_belongs_to_the_next_one() -> None:
+def test_the_gap_before_a_chunk_without_a_token_belongs_to_the_next_one():
     figures = run_figures([record(gaps=[0.01, 0.02, 0.03, 0.5], tokens=[0, 1, 0, 2, 0])], slo=Slo(itl_ms=26))
 
     assert (figures.itl_ms.count, figures.itl_ms.min, figures.itl_ms.max) == pytest.approx((3, 10, 25))
@@ -119,92 +99,65 @@ def test_the_gap_before_a_chunk_without_a_token_belongs_to_the_next_one() -> Non
     assert figures.good_share == 1
 
 
-@pytest.mark.parametrize(
-    ("chunks", "expected"),
-    [
-        pytest.param({"gaps": [], "tokens": [5]}, 0, id="all tokens at once"),
-        pytest.param({"gaps": [0.04], "tokens": [3, 2]}, 20, id="the first chunk's tokens were there before"),
-        pytest.param({"gaps": [0.04], "tokens": [3, 2], "ended_s": 9.0}, 20, id="the end of the stream is no token"),
-    ],
-)
-def test_tpot_is_of_the_tokens_after_the_first_chunk(chunks, expected) -> None:
-    figures = run_figures([record(**chunks)])
-    assert figures.tpot_ms.mean == pytest.approx(expected)
-    assert figures.tpot_ms.count == (expected > 0)
+def test_tpot_is_of_the_tokens_after_the_first_chunk():
+    at_once, later, with_tail = {"tokens": [5]}, {"gaps": [0.04], "tokens": [3, 2]}, {"ended_s": 9.0}
+    found = [run_figures([record(**chunks)]).tpot_ms for chunks in (at_once, later, later | with_tail)]
+    assert [tpot.mean for tpot in found] == pytest.approx([0, 20, 20])
+    assert [tpot.count for tpot in found] == [0, 1, 1]
 
 
-def test_requests_that_failed_or_were_cancelled_only_count_as_such() -> None:
-    good = record(ended_s=1.0)
+def test_requests_that_failed_or_were_cancelled_only_count_as_such():
     failed = record(outcome="failed", error="overloaded: the queue is full", ended_s=2.0)
     unfinished = record(outcome="failed", finish_reason="timeout", ended_s=0.5)
-    figures = run_figures([good, failed, failed, unfinished, record(outcome="cancelled")], slo=Slo(ttft_ms=100.1))
+    records = [record(ended_s=1.0), failed, failed, unfinished, record(outcome="cancelled")]
+    figures = run_figures(records, slo=Slo(ttft_ms=100.1))
 
     assert (figures.completed, figures.failed, figures.cancelled) == (1, 3, 1)
-    assert figures.errors == {"overloaded: the queue is full": 2, "finish reason timeout": 1}
-    assert list(figures.errors) == ["overloaded: the queue is full", "finish reason timeout"]
+    assert list(figures.errors.items()) == [("overloaded: the queue is full", 2), ("finish reason timeout", 1)]
     assert figures.total_output_tokens == 1
-    assert figures.duration_s == 2.0
-    assert figures.request_throughput == 0.5
-    assert figures.goodput == 0.5
+    assert (figures.duration_s, figures.request_throughput, figures.goodput) == (2.0, 0.5, 0.5)
     assert figures.good_share == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize(
-    ("slo", "good"),
-    [
-        (Slo(ttft_ms=150), 2),
-        (Slo(ttft_ms=50), 0),
-        (Slo(tpot_ms=25), 1),
-        (Slo(itl_ms=35), 1),
-        (Slo(e2el_ms=175), 1),
-        (Slo(ttft_ms=150, itl_ms=25), 0),
-    ],
-)
-def test_goodput_counts_requests_that_keep_every_limit(slo, good) -> None:
-    even = record(gaps=[0.03, 0.03, 0.03])
-    uneven = record(gaps=[0.01, 0.01, 0.04])
-    assert run_figures([even, uneven], slo=slo).good_share == good / 2
+def test_what_the_server_cancelled_is_an_error_and_what_the_client_left_is_none():
+    said = record(outcome="cancelled", error="[E_CANCELLED] shutting down")
+    ended = record(outcome="cancelled", finish_reason="cancelled")
+    figures = run_figures([said, ended, record(outcome="cancelled")])
+    assert figures.cancelled == 3
+    assert figures.errors == {"[E_CANCELLED] shutting down": 1, "finish reason cancelled": 1}
 
 
-def test_an_answer_without_a_token_misses_the_limit_of_its_first() -> None:
+def test_goodput_counts_requests_that_keep_every_limit():
+    even, uneven = record(gaps=[0.03, 0.03, 0.03]), record(gaps=[0.01, 0.01, 0.04])
+    good = {
+        Slo(ttft_ms=150): 2,
+        Slo(ttft_ms=50): 0,
+        Slo(tpot_ms=25): 1,
+        Slo(itl_ms=35): 1,
+        Slo(e2el_ms=175): 1,
+        Slo(ttft_ms=150, itl_ms=25): 0,
+    }
+    assert {slo: 2 * run_figures([even, uneven], slo=slo).good_share for slo in good} == good
+    # An answer without a token misses the limit of its first.
     empty = record(chunk_s=[], chunk_tokens=[], num_output_tokens=0)
     assert run_figures([empty], slo=Slo(ttft_ms=1000)).good_share == 0
     assert run_figures([empty], slo=Slo(e2el_ms=1000)).good_share == 1
 
 
-def test_what_the_server_cancelled_is_an_error_and_what_the_client_left_is_none() -> None:
-    said = record(outcome="cancelled", error="[E_CANCELLED] shutting down")
-    ended = record(outcome="cancelled", finish_reason="cancelled")
-    left = record(outcome="cancelled")
-    figures = run_figures([said, ended, left])
-    assert figures.cancelled == 3
-    assert figures.errors == {"[E_CANCELLED] shutting down": 1, "finish reason cancelled": 1}
-
-
-def test_without_limits_there_is_no_goodput() -> None:
-    figures = run_figures([record()], slo=Slo())
-    assert (figures.goodput, figures.good_share) == (None, None)
-
-
-def test_lag_is_how_much_later_than_due_requests_were_sent() -> None:
+def test_lag_is_how_much_later_than_due_requests_were_sent():
     figures = run_figures([record(sent_s=1.0, due_s=0.9), record(sent_s=2.0, due_s=2.0, outcome="failed"), record()])
-    assert figures.lag_ms.count == 2
-    assert figures.lag_ms.mean == pytest.approx(50)
+    assert (figures.lag_ms.count, figures.lag_ms.mean) == pytest.approx((2, 50))
 
 
-def test_peaks() -> None:
-    overlapping = [record(sent_s=sent, ttft_s=0.6) for sent in (0.0, 0.5, 1.25)]
-    figures = run_figures(overlapping)
+def test_peaks():
+    figures = run_figures([record(sent_s=sent, ttft_s=0.6) for sent in (0.0, 0.5, 1.25)])
     assert figures.peak_concurrency == 2
     assert figures.peak_output_throughput == 2  # at 1.1 and at 1.85 seconds
+    # At the moment of an end the next request is the only one.
+    assert run_figures([record(sent_s=sent, ttft_s=0.5) for sent in (0.0, 0.5)]).peak_concurrency == 1
 
 
-def test_at_the_moment_of_an_end_the_next_request_is_the_only_one() -> None:
-    follows = [record(sent_s=0.0, ttft_s=0.5), record(sent_s=0.5, ttft_s=0.5)]
-    assert run_figures(follows).peak_concurrency == 1
-
-
-def test_a_run_without_requests_has_zeros() -> None:
+def test_a_run_without_requests_has_zeros():
     figures = run_figures([], gpus=8, concurrency=4, slo=Slo(ttft_ms=1))
     assert figures.itl_ms == figures.e2el_ms == Distribution()
     assert set(_numbers(figures)) == {0}
@@ -213,7 +166,7 @@ def test_a_run_without_requests_has_zeros() -> None:
 
 @pytest.mark.slow
 @given(st.lists(_records(), max_size=8), st.randoms(use_true_random=False))
-def test_the_order_of_records_changes_nothing(records, shuffler: random.Random) -> None:
+def test_the_order_of_records_changes_nothing(records, shuffler):
     slo = Slo(ttft_ms=2000, itl_ms=3000)
     shuffled = shuffler.sample(records, len(records))
     figures = run_figures(records, gpus=2, slo=slo)
@@ -226,7 +179,7 @@ def test_the_order_of_records_changes_nothing(records, shuffler: random.Random) 
 
 @pytest.mark.slow
 @given(st.lists(st.lists(st.tuples(_SECONDS, st.integers(1, 40)), max_size=8), min_size=1, max_size=5))
-def test_itl_is_that_of_a_list_with_every_token(answers) -> None:
+def test_itl_is_that_of_a_list_with_every_token(answers):
     """The same percentiles as numpy's over one number for each token."""
     records = [record(gaps=[gap for gap, _ in each], tokens=[1, *(number for _, number in each)]) for each in answers]
     gaps = [
@@ -244,21 +197,9 @@ def test_itl_is_that_of_a_list_with_every_token(answers) -> None:
         assert (itl.mean, itl.std) == pytest.approx((np.mean(gaps), np.std(gaps)), rel=1e-9, abs=1e-6)
 
 
-@pytest.mark.slow
-@given(st.lists(st.integers(1, 32), min_size=1, max_size=20))
-def test_how_tokens_are_joined_to_chunks_does_not_change_their_mean_distance(tokens) -> None:
-    figures = run_figures([record(gaps=[0.01 * number for number in tokens], tokens=[1, *tokens])])
-    assert figures.itl_ms.mean == pytest.approx(10)
-    assert figures.itl_ms.count == sum(tokens)
-    assert figures.tpot_ms.mean == pytest.approx(10)
-
-
-def test_a_timeline_has_every_request_once() -> None:
-    records = [
-        record(sent_s=0.0, ttft_s=1.0, gaps=[1.0]),
-        record(sent_s=1.0, ttft_s=3.0, tokens=[4], outcome="failed", error="gone"),
-    ]
-    timeline = run_timeline(records, 4)
+def test_a_timeline_has_every_request_once():
+    failed = record(sent_s=1.0, ttft_s=3.0, tokens=[4], outcome="failed", error="gone")
+    timeline = run_timeline([record(sent_s=0.0, ttft_s=1.0, gaps=[1.0]), failed], 4)
 
     assert [each.at_s for each in timeline] == [0.0, 1.0, 2.0, 3.0]
     assert [each.inflight for each in timeline] == pytest.approx([1.0, 2.0, 1.0, 1.0])
@@ -270,7 +211,7 @@ def test_a_timeline_has_every_request_once() -> None:
 
 @pytest.mark.slow
 @given(st.lists(_records(), min_size=1, max_size=8), st.integers(1, 30))
-def test_a_timeline_adds_up(records, bins) -> None:
+def test_a_timeline_adds_up(records, bins):
     timeline = run_timeline(records, bins)
     if timeline:
         assert len(timeline) == bins
@@ -282,6 +223,6 @@ def test_a_timeline_adds_up(records, bins) -> None:
         assert width * sum(each.inflight for each in timeline) == pytest.approx(busy, abs=1e-6)
 
 
-def test_the_page_defines_every_figure() -> None:
+def test_the_page_defines_every_figure():
     page = read("docs/bench-figures.md")
     assert {each.name for each in dataclasses.fields(Figures) if f"`{each.name}" not in page} == set()

@@ -1,14 +1,11 @@
 """Results as files: our own, and those that other programs read."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json
 import math
 from array import array
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -26,6 +23,7 @@ from deepseek_triton_tools.bench.results.serving_json import run_name, serving_d
 from deepseek_triton_tools.bench.results.serving_table import serving_table
 from deepseek_triton_tools.bench.results.trtllm_report import trtllm_document, trtllm_table
 from deepseek_triton_tools.tool_errors import ToolError
+from support.made_up_bench import made_up_result
 
 RECORDS = (
     RequestRecord(
@@ -42,15 +40,11 @@ RECORDS = (
 SLO = Slo(ttft_ms=600)
 FIGURES = run_figures(RECORDS, gpus=8, concurrency=2, slo=SLO)
 LOAD = LoadPoint(num_requests=2, concurrency=2)
-RESULT = BenchResult(
+RUN = BenchRun(figures=FIGURES, timeline=run_timeline(RECORDS, 4))
+RESULT = made_up_result(
+    [BenchPoint(load=LOAD, runs=(RUN,))],
     date="2026-01-31T12:00:05+00:00",
-    urls=("http://localhost:8000",),
-    endpoint="triton-http",
-    model="tensorrt_llm",
-    gpus=8,
-    dataset="token-norm-dist 8/4",
     slo=SLO,
-    points=(BenchPoint(load=LOAD, runs=(BenchRun(figures=FIGURES, timeline=run_timeline(RECORDS, 4)),)),),
     server={"engine": "simulated", "limits": {"max_batch_size": 8}},
 )
 
@@ -72,7 +66,7 @@ _RUNS = st.builds(
         errors=st.dictionaries(st.text(), st.integers(1)),
         goodput=st.none() | _FINITE,
     ),
-    timeline=st.sampled_from([(), RESULT.points[0].runs[0].timeline]),
+    timeline=st.sampled_from([(), RUN.timeline]),
     server_metrics=st.dictionaries(st.text(), _METRICS, max_size=3),
     interrupted=st.booleans(),
 )
@@ -94,13 +88,13 @@ _RESULTS = st.builds(
 
 @pytest.mark.slow
 @given(_RESULTS)
-def test_a_result_is_read_as_it_was_written(tmp_path_factory, result) -> None:
+def test_a_result_is_read_as_it_was_written(tmp_path_factory, result):
     folder = tmp_path_factory.getbasetemp()
     write_result(result, folder / "bench.json")
     assert read_result(folder / "bench.json") == result == read_result(folder)
 
 
-def _edited(folder: Path, edit) -> Path:
+def _edited(folder, edit):
     """A bench.json whose document was changed by `edit`."""
     path = folder / "bench.json"
     write_result(RESULT, path)
@@ -110,56 +104,55 @@ def _edited(folder: Path, edit) -> Path:
     return path
 
 
-def test_fields_of_a_newer_version_are_passed_over(tmp_path) -> None:
-    assert read_result(_edited(tmp_path, lambda document: document.update(weather="mild"))) == RESULT
-
-
-def test_fields_with_a_default_may_lack(tmp_path) -> None:
+def test_fields_of_a_newer_version_are_passed_over_and_those_with_a_default_may_lack(tmp_path):
     def older(document):
         del document["server"], document["points"][0]["runs"][0]["figures"]["peak_concurrency"]
 
+    assert read_result(_edited(tmp_path, lambda document: document.update(weather="mild"))) == RESULT
     assert read_result(_edited(tmp_path, older)).points[0].runs[0].figures.peak_concurrency == 0
 
 
-@pytest.mark.parametrize(
-    ("edit", "reason"),
-    [
-        (lambda document: document.update(schema="deepseek-triton/bench/2"), "'deepseek-triton/bench/2'"),
-        (lambda document: document.pop("schema"), "its schema is None"),
-        (lambda document: document.pop("points"), "all of it: expected an object with points, got {"),
-        (lambda document: document.update(gpus="8"), "gpus: expected a whole number, got '8'"),
-        (
-            lambda document: document["points"][0]["runs"][0].update(interrupted=0),
-            "points[0].runs[0].interrupted: expected true or false, got 0",
-        ),
-        (lambda document: document.update(urls="http://a"), "urls: expected a list, got 'http://a'"),
-        (
-            lambda document: document["points"][0]["runs"][0]["figures"]["ttft_ms"].update(p50="fast"),
-            "points[0].runs[0].figures.ttft_ms.p50: expected a number, got 'fast'",
-        ),
-    ],
-    ids=["schema 2", "no schema", "no points", "gpus as text", "no truth", "one url", "a word for a number"],
-)
-def test_what_bench_did_not_write_is_refused(edit, reason, tmp_path) -> None:
-    path = _edited(tmp_path, edit)
-    with pytest.raises(ToolError, match=rf"^{path}: expected what deepseek-triton bench writes, .*/1; ") as caught:
-        read_result(path)
-    assert reason in str(caught.value)
+def in_first_run(**changes):
+    return lambda document: document["points"][0]["runs"][0].update(changes)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"3"])
-def test_a_file_of_another_kind_is_refused(content, tmp_path) -> None:
-    (tmp_path / "bench.json").write_bytes(content)
-    with pytest.raises(ToolError, match="expected what deepseek-triton bench writes"):
+def test_what_bench_did_not_write_is_refused(tmp_path, subtests):
+    edits = {
+        "'deepseek-triton/bench/2'": lambda document: document.update(schema="deepseek-triton/bench/2"),
+        "its schema is None": lambda document: document.pop("schema"),
+        "all of it: expected an object with points, got {": lambda document: document.pop("points"),
+        "gpus: expected a whole number, got '8'": lambda document: document.update(gpus="8"),
+        "points[0].runs[0].interrupted: expected true or false, got 0": in_first_run(interrupted=0),
+        "urls: expected a list, got 'http://a'": lambda document: document.update(urls="http://a"),
+        "points[0].runs[0].figures.ttft_ms.p50: expected a number, got 'fast'": lambda document: document["points"][0][
+            "runs"
+        ][0]["figures"]["ttft_ms"].update(p50="fast"),
+    }
+    start = f"{tmp_path}/bench.json: expected what deepseek-triton bench writes"
+    for reason, edit in edits.items():
+        with subtests.test(reason):
+            with pytest.raises(ToolError) as caught:
+                read_result(_edited(tmp_path, edit))
+            assert str(caught.value).startswith(start)
+            assert reason in str(caught.value)
+    for content in (b"", b"{", b"[]", b"\xff\xfe", b"3"):
+        with subtests.test(content):
+            (tmp_path / "bench.json").write_bytes(content)
+            with pytest.raises(ToolError) as caught:
+                read_result(tmp_path)
+            assert str(caught.value).startswith(start)
+
+
+def test_files_that_cannot_be_read_or_written(tmp_path):
+    with pytest.raises(ToolError, match=r"bench\.json can't be read"):
         read_result(tmp_path)
+    with pytest.raises(ToolError, match=r"requests\.jsonl can't be read"):
+        read_samples(tmp_path / "requests.jsonl")
+    with pytest.raises(ToolError, match=r"bench\.json can't be written"):
+        write_result(RESULT, tmp_path / "nowhere/bench.json")
 
 
-def test_a_file_that_is_not_there(tmp_path) -> None:
-    with pytest.raises(ToolError, match=r"bench\.json can't be read: No such file or directory"):
-        read_result(tmp_path)
-
-
-def test_a_result_that_cannot_be_written_leaves_the_old_one(tmp_path) -> None:
+def test_a_result_that_cannot_be_written_leaves_the_old_one(tmp_path):
     """JSON has no NaN."""
     write_result(RESULT, tmp_path / "bench.json")
     broken = replace(RESULT, server={"load": math.nan})
@@ -167,11 +160,6 @@ def test_a_result_that_cannot_be_written_leaves_the_old_one(tmp_path) -> None:
         write_result(broken, tmp_path / "bench.json")
     assert read_result(tmp_path) == RESULT
     assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
-
-
-def test_a_folder_that_is_not_there(tmp_path) -> None:
-    with pytest.raises(ToolError, match=r"bench\.json can't be written: No such file or directory"):
-        write_result(RESULT, tmp_path / "nowhere/bench.json")
 
 
 # --- benchmark_serving and vllm bench serve ---
@@ -185,55 +173,38 @@ READ_BY_OTHERS = {
 }
 
 
-def test_the_document_of_a_run_has_the_keys_of_benchmark_serving() -> None:
+def test_the_document_of_a_run_has_the_keys_of_benchmark_serving():
     document = serving_document(RESULT, LOAD, FIGURES)
 
     assert set(document) >= READ_BY_OTHERS
-    assert document["date"] == "20260131-120005"
-    assert document["request_rate"] == "inf"
-    assert document["max_concurrency"] == 2
+    assert (document["date"], document["request_rate"], document["max_concurrency"]) == ("20260131-120005", "inf", 2)
     assert (document["completed"], document["failed"]) == (1, 1)
-    assert document["output_throughput"] == pytest.approx(4 / 2)
     assert document["request_goodput"] == document["request_goodput:"] == 0.5
     assert document["mean_itl_ms"] == pytest.approx(150)  # between chunks, as there; between tokens it is 100
     json.dumps(document, allow_nan=False)
+    # InferenceX's utils/process_result.py takes each `*_ms` as a number, and divides by each of the TPOT's.
+    assert float(document["total_token_throughput"]) > float(document["output_throughput"]) == pytest.approx(4 / 2)
+    assert len([float(value) for key, value in document.items() if key.endswith("ms")]) == 28
+    assert float(document["mean_tpot_ms"]) == pytest.approx(100)
+    # A run of a duration sends more or fewer than were planned.
+    more = replace(FIGURES, completed=5, failed=2, cancelled=1)
+    assert serving_document(RESULT, LOAD, more)["num_prompts"] == 8
 
 
-def test_inferencex_can_compute_with_it() -> None:
-    """Its utils/process_result.py takes these, each `*_ms` as a number, and divides by each of the TPOT's."""
-    document = serving_document(RESULT, LOAD, FIGURES)
-
-    assert int(document["max_concurrency"]) == 2
-    assert float(document["total_token_throughput"]) > float(document["output_throughput"]) > 0
-    seconds = {key: float(value) / 1000 for key, value in document.items() if key.endswith("ms")}
-    assert len(seconds) == 28
-    interactivity = {key: 1000 / float(value) for key, value in document.items() if key == "mean_tpot_ms"}
-    assert interactivity["mean_tpot_ms"] == pytest.approx(10)
-
-
-def test_the_number_of_prompts_is_of_those_that_were_sent() -> None:
-    """A run of a duration sends more or fewer than were planned."""
-    figures = replace(FIGURES, completed=5, failed=2, cancelled=1)
-    assert serving_document(RESULT, LOAD, figures)["num_prompts"] == 8
-
-
-@pytest.mark.parametrize(
-    ("load", "run", "name"),
-    [
-        (LoadPoint(num_requests=1, concurrency=4096), 0, "concurrency_4096"),
-        (LoadPoint(num_requests=1, concurrency=32), 2, "concurrency_32_run_3"),
-        (LoadPoint(num_requests=1, rate=2.5, concurrency=32), 0, "rate_2.5_concurrency_32"),
-        (LoadPoint(num_requests=7, rate=math.inf), 0, "7_at_once"),
-        (LoadPoint(num_requests=100, rate=math.inf, concurrency=8), 0, "100_at_once_concurrency_8"),
-        (LoadPoint(num_requests=100, rate=100.0), 0, "rate_100"),
-        (LoadPoint(num_requests=100, rate=200.0), 0, "rate_200"),
-        (LoadPoint(num_requests=100, rate=1000.0), 0, "100_at_once_rate_1000"),
-        (LoadPoint(num_requests=100, rate=1234567.0), 0, "100_at_once_rate_1234567"),
-        (LoadPoint(num_requests=1), 0, "trace"),
-    ],
-)
-def test_files_are_named_after_the_load(load, run, name) -> None:
-    assert run_name(load, run) == name
+def test_files_are_named_after_the_load():
+    names = {
+        (LoadPoint(num_requests=1, concurrency=4096), 0): "concurrency_4096",
+        (LoadPoint(num_requests=1, concurrency=32), 2): "concurrency_32_run_3",
+        (LoadPoint(num_requests=1, rate=2.5, concurrency=32), 0): "rate_2.5_concurrency_32",
+        (LoadPoint(num_requests=7, rate=math.inf), 0): "7_at_once",
+        (LoadPoint(num_requests=100, rate=math.inf, concurrency=8), 0): "100_at_once_concurrency_8",
+        (LoadPoint(num_requests=100, rate=100.0), 0): "rate_100",
+        (LoadPoint(num_requests=100, rate=200.0), 0): "rate_200",
+        (LoadPoint(num_requests=100, rate=1000.0), 0): "100_at_once_rate_1000",
+        (LoadPoint(num_requests=100, rate=1234567.0), 0): "100_at_once_rate_1234567",
+        (LoadPoint(num_requests=1), 0): "trace",
+    }
+    assert {case: run_name(*case) for case in names} == names
 
 
 VLLM_TABLE = """\
@@ -269,21 +240,18 @@ P99 E2EL (ms):                           1000.00
 =================================================="""
 
 
-def test_the_table_of_vllm() -> None:
+def test_the_table_of_vllm():
     assert serving_table(LOAD, FIGURES) == VLLM_TABLE
-
-
-def test_vllms_table_of_an_open_loop_has_the_rate() -> None:
-    table = serving_table(LoadPoint(num_requests=2, rate=10), replace(FIGURES, goodput=None))
-    assert "Request rate configured (RPS):           10.00" in table
-    assert "concurrency:" not in table
-    assert "goodput" not in table
+    opened = serving_table(LoadPoint(num_requests=2, rate=10), replace(FIGURES, goodput=None))
+    assert "Request rate configured (RPS):           10.00" in opened
+    assert "concurrency:" not in opened
+    assert "goodput" not in opened
 
 
 # --- trtllm-bench ---
 
 
-def test_the_report_of_trtllm_bench() -> None:
+def test_the_report_of_trtllm_bench():
     document = trtllm_document(RESULT, FIGURES)
 
     sections = "engine machine world_info request_info performance streaming_metrics decoding_stats dataset"
@@ -316,7 +284,7 @@ Per GPU Output Throughput (tps/gpu):              5393.2755
 """NVIDIA's expected result of DeepSeek-R1-0528-FP4 on eight B200."""
 
 
-def test_the_table_can_be_laid_beside_the_published_ones() -> None:
+def test_the_table_can_be_laid_beside_the_published_ones():
     published = replace(
         FIGURES,
         request_throughput=21.0675,
@@ -331,30 +299,28 @@ def test_the_table_can_be_laid_beside_the_published_ones() -> None:
     assert EXPECTED_B200 in trtllm_table(trtllm_document(RESULT, published))
 
 
-def test_the_table_of_a_stream_has_the_breakdowns() -> None:
+def test_the_table_of_a_stream_has_the_breakdowns():
     lines = trtllm_table(trtllm_document(RESULT, FIGURES)).splitlines()
 
-    assert "Number of concurrent requests:  0.5000" in lines
-    assert "Average time-to-first-token [TTFT] (ms):          500.0000" in lines
-    assert "Per User Output Speed (tps/user):                 10.0000" in lines
-    assert "[TPOT] P99    : 100.0000" in lines
-    assert "[GTPS] AVERAGE: 10.0000" in lines
-    assert lines[-7:][0] == "[Latency] MINIMUM: 1000.0000"
-
-
-def test_without_a_number_of_gpus_there_is_no_line_for_one() -> None:
-    document = trtllm_document(replace(RESULT, gpus=None), replace(FIGURES, output_throughput_per_gpu=None))
-    assert "Per GPU" not in trtllm_table(document)
+    assert {
+        "Number of concurrent requests:  0.5000",
+        "Average time-to-first-token [TTFT] (ms):          500.0000",
+        "Per User Output Speed (tps/user):                 10.0000",
+        "[TPOT] P99    : 100.0000",
+        "[GTPS] AVERAGE: 10.0000",
+    } <= set(lines)
+    assert lines[-7] == "[Latency] MINIMUM: 1000.0000"
+    without_gpus = trtllm_document(replace(RESULT, gpus=None), replace(FIGURES, output_throughput_per_gpu=None))
+    assert "Per GPU" not in trtllm_table(without_gpus)
 
 
 # --- CSV and samples ---
 
 
-def test_csv_has_a_row_for_each_run() -> None:
-    run = RESULT.points[0].runs[0]
-    again = replace(run, figures=replace(FIGURES, goodput=None), interrupted=True)
-    open_loop = BenchPoint(load=LoadPoint(num_requests=3, rate=math.inf), runs=(run,))
-    result = replace(RESULT, points=(replace(RESULT.points[0], runs=(run, again)), open_loop))
+def test_csv_has_a_row_for_each_run():
+    again = replace(RUN, figures=replace(FIGURES, goodput=None), interrupted=True)
+    open_loop = BenchPoint(load=LoadPoint(num_requests=3, rate=math.inf), runs=(RUN,))
+    result = replace(RESULT, points=(replace(RESULT.points[0], runs=(RUN, again)), open_loop))
     first, second, third = csv.DictReader(csv_text(result).splitlines())
 
     assert [row["run"] for row in (first, second, third)] == ["1", "2", "1"]
@@ -384,50 +350,41 @@ _SAMPLES = st.builds(
 
 @pytest.mark.slow
 @given(st.lists(_SAMPLES), st.sampled_from(["requests.jsonl", "requests.jsonl.gz"]))
-def test_samples_are_read_as_they_were_written(tmp_path_factory, records, name) -> None:
+def test_samples_are_read_as_they_were_written(tmp_path_factory, records, name):
     path = tmp_path_factory.getbasetemp() / name
     write_samples(records, path)
     assert read_samples(path) == records
 
 
-def test_figures_of_samples_are_those_of_the_run(tmp_path) -> None:
+def test_figures_of_samples_are_those_of_the_run(tmp_path):
     write_samples(RECORDS, tmp_path / "requests.jsonl")
     assert run_figures(read_samples(tmp_path / "requests.jsonl"), gpus=8, concurrency=2, slo=SLO) == FIGURES
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("{", "Expecting property name"),
-        ("[]", "list indices"),
-        ('{"index": 1}', "'chunk_s'"),
-        ('{"index": 1, "chunk_s": ["a"], "chunk_tokens": []}', "must be real number"),
-        ('{"chunk_s": [], "chunk_tokens": []}', "index"),
-        ('{"index": 1, "chunk_s": [], "chunk_tokens": [], "color": 1}', "color"),
-    ],
-)
-def test_a_sample_that_is_none_is_named(line, reason, tmp_path) -> None:
+def test_a_sample_that_is_none_is_named(tmp_path, subtests):
     path = tmp_path / "requests.jsonl"
-    write_samples(RECORDS, path)
-    path.write_text(path.read_text() + line + "\n")
-    with pytest.raises(ToolError, match=rf"{path}, line 3: expected the record of a request; .*{reason}"):
-        read_samples(path)
+    wrong = {
+        "{": "Expecting property name",
+        "[]": "list indices",
+        '{"index": 1}': "'chunk_s'",
+        '{"index": 1, "chunk_s": ["a"], "chunk_tokens": []}': "must be real number",
+        '{"chunk_s": [], "chunk_tokens": []}': "index",
+        '{"index": 1, "chunk_s": [], "chunk_tokens": [], "color": 1}': "color",
+    }
+    for line, reason in wrong.items():
+        with subtests.test(line):
+            write_samples(RECORDS, path)
+            path.write_text(path.read_text() + line + "\n")
+            with pytest.raises(ToolError, match=rf"{path}, line 3: .*{reason}"):
+                read_samples(path)
 
 
-CUT, NO_TEXT = gzip.compress(b"{}\n" * 999, mtime=0)[:-12], gzip.compress(b"\xff", mtime=0)
-
-
-@pytest.mark.parametrize("content", [b"no gzip", b"", CUT, NO_TEXT])
-def test_compressed_samples_that_are_damaged(content, tmp_path) -> None:
+def test_compressed_samples_that_are_damaged(tmp_path, subtests):
     path = tmp_path / "requests.jsonl.gz"
-    path.write_bytes(content)
-    if content:
-        with pytest.raises(ToolError, match=r"requests\.jsonl\.gz"):
-            read_samples(path)
-    else:
-        assert read_samples(path) == []
-
-
-def test_samples_that_are_not_there(tmp_path) -> None:
-    with pytest.raises(ToolError, match="can't be read: No such file"):
-        read_samples(tmp_path / "requests.jsonl")
+    for content in (b"no gzip", gzip.compress(b"{}\n" * 999, mtime=0)[:-12], gzip.compress(b"\xff", mtime=0)):
+        with subtests.test(content):
+            path.write_bytes(content)
+            with pytest.raises(ToolError, match=r"requests\.jsonl\.gz"):
+                read_samples(path)
+    path.write_bytes(b"")
+    assert read_samples(path) == []

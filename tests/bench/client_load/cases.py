@@ -63,12 +63,7 @@ class Case:
         return f"{self.verb} {self.num_requests:,} x {self.num_tokens:,} tokens, {together}{pace}"
 
 
-PAIRS = (
-    (OURS_GRPC, RAW_GRPC),
-    (OURS_HTTP, RAW_HTTP),
-    (OURS_GRPC_SYNC, RAW_GRPC_SYNC),
-    (OURS_HTTP_SYNC, RAW_HTTP_SYNC),
-)
+PAIRS = ((OURS_GRPC, RAW_GRPC), (OURS_HTTP, RAW_HTTP), (OURS_GRPC_SYNC, RAW_GRPC_SYNC), (OURS_HTTP_SYNC, RAW_HTTP_SYNC))
 """Ours, and the library by itself."""
 
 _STREAMING = tuple(name for pair in PAIRS for name in pair)

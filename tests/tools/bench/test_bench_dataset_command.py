@@ -1,7 +1,5 @@
 """`bench dataset`: prepare_dataset.py's command lines, the other kinds, convert and show."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
@@ -9,7 +7,6 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,16 +19,16 @@ TINY = shlex.quote(str(Path(__file__).resolve().parents[3] / "model_repository/t
 PROGRAM = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "bench", "dataset"]
 
 
-def dataset(line: str) -> int:
+def dataset(line):
     """Run `bench dataset` with these words, and return the exit code."""
     return main(["bench", "dataset", *shlex.split(line)])
 
 
 @pytest.fixture
-def made(capsys: pytest.CaptureFixture[str]) -> Any:
+def made(capsys):
     """Runs a line, and returns the rows that it printed."""
 
-    def run(line: str) -> list[dict[str, Any]]:
+    def run(line):
         assert dataset(line) == 0
         printed = capsys.readouterr()
         assert printed.err == ""
@@ -41,10 +38,10 @@ def made(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 @pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Any:
+def refused(capsys):
     """Runs a line that is refused, and returns the message."""
 
-    def run(line: str, code: int = 1) -> str:
+    def run(line, code=1):
         assert dataset(line) == code
         printed = capsys.readouterr()
         assert printed.out == ""
@@ -69,7 +66,7 @@ R1 = "--tokenizer nvidia/DeepSeek-R1-FP4 --stdout token-norm-dist --input-stdev 
     ],
 )
 @pytest.mark.slow
-def test_published_lines_of_prepare_dataset_work(line: str, num: int, input_len: int, output_len: int) -> None:
+def test_published_lines_of_prepare_dataset_work(line, num, input_len, output_len):
     """Its reader takes 24 lines and leaves, as `head` does: all lines would be up to 300 MB."""
     with subprocess.Popen([*PROGRAM, *shlex.split(line)], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -83,7 +80,7 @@ def test_published_lines_of_prepare_dataset_work(line: str, num: int, input_len:
     assert {row.keys() - {"task_id", "input_ids", "output_tokens"} == set() for row in rows} == {True}
 
 
-def test_options_stand_before_the_kind_or_after_it(made: Any) -> None:
+def test_options_stand_before_the_kind_or_after_it(made):
     line = "token-norm-dist --input-mean 20 --output-mean 5 --num-requests 2"
     assert (
         made(f"--random-seed 7 {line}")
@@ -93,7 +90,7 @@ def test_options_stand_before_the_kind_or_after_it(made: Any) -> None:
     assert made(line) == made(f"--random-seed 420 --stdout {line}") != made(f"{line} --random-seed 7")
 
 
-def test_lengths_are_those_of_prepare_dataset(made: Any) -> None:
+def test_lengths_are_those_of_prepare_dataset(made):
     """Recorded from its formulas with its default seed."""
     normal = made(
         "token-norm-dist --input-mean 1000 --input-stdev 200 --output-mean 9 --output-stdev 3 --num-requests 5"
@@ -103,19 +100,19 @@ def test_lengths_are_those_of_prepare_dataset(made: Any) -> None:
     assert [row["output_tokens"] for row in made(uniform)] == [1276, 1577, 330, 1895, 1769]
 
 
-def test_a_range_that_ends_before_it_begins_is_refused(refused: Any) -> None:
+def test_a_range_that_ends_before_it_begins_is_refused(refused):
     line = "token-unif-dist --input-min 5 --input-max 4 --output-min 1 --output-max 1 --num-requests 1"
     assert refused(line, 2) == "--input-min 5 is more than --input-max 4"
 
 
-def test_groups_have_a_prefix(made: Any) -> None:
+def test_groups_have_a_prefix(made):
     rows = made("shared-prefix --prefix-len 50 --num-prefixes 2 --input-mean 9 --output-mean 3 --num-requests 4")
     prompts = [row["input_ids"] for row in rows]
     assert {len(prompt) for prompt in prompts} == {59}
     assert prompts[0][:50] == prompts[2][:50] != prompts[1][:50] == prompts[3][:50]
 
 
-def test_turns_follow_each_other(made: Any) -> None:
+def test_turns_follow_each_other(made):
     line = "multi-turn --turns 3 --input-mean 9 --later-input-mean 4 --output-mean 5 --num-requests 2 --random-seed 1"
     prompts = [row["input_ids"] for row in made(line)]
     assert [len(prompt) for prompt in prompts] == [9, 9, 18, 18, 27, 27]
@@ -126,7 +123,7 @@ def test_turns_follow_each_other(made: Any) -> None:
 # --- Tokenizers ---
 
 
-def test_another_tokenizer_has_other_ids(made: Any) -> None:
+def test_another_tokenizer_has_other_ids(made):
     line = f"--tokenizer {TINY} token-norm-dist --input-mean 5000 --output-mean 5 --num-requests 1"
     ids = made(line)[0]["input_ids"]
     assert (min(ids), max(ids)) == (3, 1247)
@@ -146,9 +143,7 @@ def test_another_tokenizer_has_other_ids(made: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["token-norm-dist --input-mean 5 --output-mean 5 --num-requests 1", "show f"])
-def test_what_is_no_tokenizer_is_named(
-    name: str, message: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Any
-) -> None:
+def test_what_is_no_tokenizer_is_named(name, message, kind, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     Path("broken").mkdir()
@@ -161,7 +156,7 @@ def test_what_is_no_tokenizer_is_named(
 
 
 @pytest.fixture
-def sharegpt(tmp_path: Path) -> Path:
+def sharegpt(tmp_path):
     path = tmp_path / "ShareGPT.json"
     texts = [
         ("Why is the sky blue?", "It is the light, which air scatters."),
@@ -173,7 +168,7 @@ def sharegpt(tmp_path: Path) -> Path:
     return path
 
 
-def test_sharegpt_is_converted_with_a_tokenizer(made: Any, sharegpt: Path) -> None:
+def test_sharegpt_is_converted_with_a_tokenizer(made, sharegpt):
     tokenizers = pytest.importorskip("tokenizers")
     answer = tokenizers.Tokenizer.from_file(f"{shlex.split(TINY)[0]}/tokenizer.json").encode(
         "It is the light, which air scatters."
@@ -182,7 +177,7 @@ def test_sharegpt_is_converted_with_a_tokenizer(made: Any, sharegpt: Path) -> No
     assert made(f"convert {sharegpt} --tokenizer {TINY} --num-requests 1") == [first]
 
 
-def test_sharegpt_is_converted_with_a_length(made: Any, refused: Any, sharegpt: Path) -> None:
+def test_sharegpt_is_converted_with_a_length(made, refused, sharegpt):
     rows = made(f"convert {sharegpt} --output-mean 7")
     assert [(row["prompt"], row["output_tokens"]) for row in rows] == [
         ("Why is the sky blue?", 7),
@@ -194,7 +189,7 @@ def test_sharegpt_is_converted_with_a_length(made: Any, refused: Any, sharegpt: 
     assert "counting needs a tokenizer: give --tokenizer DIR" in refused(f"show {sharegpt}", 2)
 
 
-def test_a_trace_is_converted_with_its_times(made: Any, tmp_path: Path) -> None:
+def test_a_trace_is_converted_with_its_times(made, tmp_path):
     trace = tmp_path / "trace.jsonl"
     rows = [{"timestamp": 1000 + 500 * n, "input_length": 600, "output_length": 4, "hash_ids": [1, n]} for n in (0, 1)]
     trace.write_text("\n".join(map(json.dumps, rows)))
@@ -204,7 +199,7 @@ def test_a_trace_is_converted_with_its_times(made: Any, tmp_path: Path) -> None:
     assert first["input_ids"][512:] != second["input_ids"][512:]
 
 
-def test_a_file_is_replaced_only_by_a_whole_one(tmp_path: Path, refused: Any) -> None:
+def test_a_file_is_replaced_only_by_a_whole_one(tmp_path, refused):
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "a", "output_tokens": 5}\n"b"\n')
     output.write_text("old")
@@ -216,12 +211,12 @@ def test_a_file_is_replaced_only_by_a_whole_one(tmp_path: Path, refused: Any) ->
 
 
 @pytest.mark.slow
-def test_standard_input_is_read(tmp_path: Path) -> None:
+def test_standard_input_is_read(tmp_path):
     done = subprocess.run([*PROGRAM, "show", "-"], input='"abc"\n', capture_output=True, text=True, check=True)
     assert done.stdout.startswith("standard input: 1 requests")
 
 
-def test_show_counts_lengths_and_common_prefixes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_counts_lengths_and_common_prefixes(tmp_path, capsys):
     path = tmp_path / "d.jsonl"
     dataset(f"shared-prefix --prefix-len 64 --input-mean 36 --output-mean 5 --num-requests 4 --output {path}")
     assert dataset(f"show {path}") == 0
@@ -232,7 +227,7 @@ def test_show_counts_lengths_and_common_prefixes(tmp_path: Path, capsys: pytest.
     assert "48.0% of the input tokens are in a prefix that an earlier prompt has too" in printed
 
 
-def test_show_counts_the_characters_of_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_counts_the_characters_of_texts(tmp_path, capsys):
     path = tmp_path / "d.jsonl"
     path.write_text(
         '{"timestamp": 5, "payload": {"prompt": "four"}}\n{"timestamp": 2505, "payload": {"prompt": "six"}}\n'
@@ -244,7 +239,7 @@ def test_show_counts_the_characters_of_texts(tmp_path: Path, capsys: pytest.Capt
     assert "input tokens" not in printed
 
 
-def test_help_needs_no_numpy() -> None:
+def test_help_needs_no_numpy():
     program = "import sys, deepseek_triton_tools.cli.bench_dataset; print('numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
@@ -253,6 +248,6 @@ def test_help_needs_no_numpy() -> None:
 @pytest.mark.parametrize(
     "line", ["token-norm-dist --input-mean 5 --output-mean 5 --num-requests 1", "convert f", "show f"]
 )
-def test_without_numpy_it_says_what_to_install(line: str, refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_numpy_it_says_what_to_install(line, refused, monkeypatch):
     monkeypatch.setattr("deepseek_triton_tools.cli.bench_dataset.find_spec", {}.get)
     assert re.match(r"bench dataset needs numpy: pip install '\.\[bench\]'", refused(line))

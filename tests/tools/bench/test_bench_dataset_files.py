@@ -1,20 +1,16 @@
 """Datasets in files: each format, what is wrong with a line, too few requests, traces and ShareGPT."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import random
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.bench.workload.bench_request import BenchRequest, Conversation
+from deepseek_triton_tools.bench.workload.bench_request import BenchRequest
 from deepseek_triton_tools.bench.workload.conversation_source import FileConversationSource
 from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions, NormalLengths
 from deepseek_triton_tools.bench.workload.dataset_rows import HASHED_BLOCK, parse_row
@@ -24,18 +20,18 @@ from deepseek_triton_tools.bench.workload.token_ids import text_token_ids
 from deepseek_triton_tools.tool_errors import ToolError
 
 
-def count_words(texts: Sequence[str]) -> list[int]:
+def count_words(texts):
     """As a server does it, which refuses an empty text."""
     assert all(texts)
     return [len(text.split()) for text in texts]
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "requests.jsonl"
 
 
-def made(path: Path, rows: list[Any], num: int | None = None, **options: Any) -> list[Conversation]:
+def made(path, rows, num=None, **options):
     """The conversations of a file with these rows."""
     path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
     return list(make_conversations(DatasetOptions(file=path, **options), num, text_token_ids()))
@@ -58,7 +54,7 @@ def made(path: Path, rows: list[Any], num: int | None = None, **options: Any) ->
         ),
     ],
 )
-def test_a_row_of_each_tool_is_read(path: Path, row: Any, expected: BenchRequest) -> None:
+def test_a_row_of_each_tool_is_read(path, row, expected):
     assert made(path, [row]) == [(expected,)]
 
 
@@ -92,9 +88,7 @@ def test_a_row_of_each_tool_is_read(path: Path, row: Any, expected: BenchRequest
         ({"input_length": 5, "hash_ids": [-1]}, "hash_ids: expected whole numbers from 0, got [-1]"),
     ],
 )
-def test_a_wrong_row_is_named_with_its_line(
-    path: Path, row: Any, problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_row_is_named_with_its_line(path, row, problem, capsys):
     with pytest.raises(ToolError, match=r"^1 of 2 lines of .*requests.jsonl are wrong$"):
         made(path, ["fine", row])
     (line,) = capsys.readouterr().err.splitlines()
@@ -109,9 +103,7 @@ def test_a_wrong_row_is_named_with_its_line(
         ("{'prompt': 5}", "not JSON: Expecting property name enclosed in double quotes at character 2"),
     ],
 )
-def test_broken_json_has_no_other_line_than_the_files(
-    path: Path, line: str, problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_broken_json_has_no_other_line_than_the_files(path, line, problem, capsys):
     path.write_text(f'"fine"\n{line}\n')
     with pytest.raises(ToolError):
         make_conversations(DatasetOptions(file=path), None, text_token_ids())
@@ -119,9 +111,7 @@ def test_broken_json_has_no_other_line_than_the_files(
 
 
 @pytest.mark.parametrize("name", ["input_ids", "prompt"])
-def test_ids_beyond_the_servers_vocabulary_are_refused(
-    path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ids_beyond_the_servers_vocabulary_are_refused(path, name, capsys):
     path.write_text(json.dumps({name: [5, 1279]}) + "\n" + json.dumps({name: [1280, 5]}))
     options = DatasetOptions(file=path)
     with pytest.raises(ToolError, match="1 of 2 lines"):
@@ -131,7 +121,7 @@ def test_ids_beyond_the_servers_vocabulary_are_refused(
     assert len(FileConversationSource(options, text_token_ids(1280), count_words, None, None)) == 2
 
 
-def test_at_most_ten_problems_are_listed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_at_most_ten_problems_are_listed(path, capsys):
     path.write_text("fine?\n\n" * 12)
     with pytest.raises(ToolError, match=r"12 of 12 lines of .* are wrong; the first 10 are listed"):
         make_conversations(DatasetOptions(file=path), None, text_token_ids())
@@ -141,18 +131,18 @@ def test_at_most_ten_problems_are_listed(path: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("content", ["", "\n", "[]"])
-def test_an_empty_file_is_refused(path: Path, content: str) -> None:
+def test_an_empty_file_is_refused(path, content):
     path.write_text(content)
     with pytest.raises(ToolError, match="has no request"):
         make_conversations(DatasetOptions(file=path, output=NormalLengths(4)), None, text_token_ids())
 
 
-def test_too_few_requests_are_repeated(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_few_requests_are_repeated(path, capsys):
     assert [request.prompt for (request,) in made(path, ["a", "b", "c"], 7)] == list("abcabca")
     assert "has 3 requests: they are repeated as needed" in capsys.readouterr().err
 
 
-def test_the_first_of_too_many_requests_are_taken(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_of_too_many_requests_are_taken(path, capsys):
     rows = [str(number) for number in range(50)]
     assert [request.prompt for (request,) in made(path, rows, 5)] == rows[:5]
     shuffled = [request.prompt for (request,) in made(path, rows, 5, shuffle=True, seed=1)]
@@ -161,7 +151,7 @@ def test_the_first_of_too_many_requests_are_taken(path: Path, capsys: pytest.Cap
     assert capsys.readouterr().err == ""
 
 
-def test_lengths_that_are_asked_for_replace_those_of_the_file(path: Path) -> None:
+def test_lengths_that_are_asked_for_replace_those_of_the_file(path):
     rows = [{"prompt": "a", "output_tokens": 5}] * 3
     assert [request.output_tokens for (request,) in made(path, rows)] == [5] * 3
     assert [request.output_tokens for (request,) in made(path, rows, output=NormalLengths(9))] == [9] * 3
@@ -170,11 +160,11 @@ def test_lengths_that_are_asked_for_replace_those_of_the_file(path: Path) -> Non
 # --- Traces ---
 
 
-def hashed(at_ms: float, length: int, *hash_ids: int) -> dict[str, Any]:
+def hashed(at_ms, length, *hash_ids):
     return {"timestamp": at_ms, "input_length": length, "output_length": 52, "hash_ids": list(hash_ids)}
 
 
-def test_a_trace_keeps_its_times_and_its_common_prefixes(path: Path) -> None:
+def test_a_trace_keeps_its_times_and_its_common_prefixes(path):
     rows = [hashed(3000, 1400, 46, 47, 48), hashed(1000, 600, 46, 9), hashed(1500, 1024, 46, 47)]
     (first,), (second,), (third,) = made(path, rows)
     assert [first.at_s, second.at_s, third.at_s] == [0.0, 0.5, 2.0]
@@ -185,7 +175,7 @@ def test_a_trace_keeps_its_times_and_its_common_prefixes(path: Path) -> None:
     assert first.prompt[HASHED_BLOCK:] != third.prompt[HASHED_BLOCK:600]
 
 
-def test_what_has_no_hash_is_in_no_other_prompt(path: Path) -> None:
+def test_what_has_no_hash_is_in_no_other_prompt(path):
     """In some traces only whole blocks have one."""
     (one,), (other,) = made(path, [hashed(0, 1500, 1, 2), hashed(1, 1500, 1, 2)])
     assert len(one.prompt) == len(other.prompt) == 1500
@@ -193,7 +183,7 @@ def test_what_has_no_hash_is_in_no_other_prompt(path: Path) -> None:
     assert one.prompt[1024:] != other.prompt[1024:]
 
 
-def test_a_trace_can_be_faster_and_cut(path: Path) -> None:
+def test_a_trace_can_be_faster_and_cut(path):
     rows = [{"timestamp": at_ms, "input_length": 20} for at_ms in (5, 105, 205)]
     found = made(path, rows, 2, speedup=4.0)
     assert [request.at_s for (request,) in found] == pytest.approx([0, 0.025])
@@ -208,9 +198,7 @@ def test_a_trace_can_be_faster_and_cut(path: Path) -> None:
         max_size=6,
     )
 )
-def test_prompts_of_a_trace_agree_as_far_as_their_hashes(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, list[int]]]
-) -> None:
+def test_prompts_of_a_trace_agree_as_far_as_their_hashes(tmp_path_factory, rows):
     rows.sort(key=lambda row: row[0])
     path = tmp_path_factory.getbasetemp() / "trace.jsonl"
     found = made(path, [hashed(at_ms, length, *hash_ids) for at_ms, length, hash_ids in rows])
@@ -224,27 +212,24 @@ def test_prompts_of_a_trace_agree_as_far_as_their_hashes(
 
 @pytest.mark.parametrize(
     ("shuffle", "problem"),
-    [
-        (False, "only 1 of 2 lines have a timestamp"),
-        (True, "a trace keeps its order: leave out --shuffle"),
-    ],
+    [(False, "only 1 of 2 lines have a timestamp"), (True, "a trace keeps its order: leave out --shuffle")],
 )
-def test_what_can_t_be_done_with_a_trace_is_refused(path: Path, shuffle: bool, problem: str) -> None:
+def test_what_can_t_be_done_with_a_trace_is_refused(path, shuffle, problem):
     with pytest.raises(ToolError, match=problem):
         made(path, [hashed(0, 5, 1), {"prompt": "a"}], shuffle=shuffle)
 
 
-def test_only_a_trace_can_be_faster(path: Path) -> None:
+def test_only_a_trace_can_be_faster(path):
     with pytest.raises(ToolError, match=r"--trace-speedup: only with a trace, and .* has no timestamps"):
         made(path, ["a"], speedup=2.0)
 
 
-def test_a_trace_is_not_repeated(path: Path) -> None:
+def test_a_trace_is_not_repeated(path):
     with pytest.raises(ToolError, match=r"requests.jsonl is a trace of 1 requests, not 2, and not repeated"):
         made(path, [hashed(0, 5, 1)], 2)
 
 
-def test_a_part_of_a_file_has_the_same_prompts(path: Path) -> None:
+def test_a_part_of_a_file_has_the_same_prompts(path):
     rows = [{"timestamp": n, "input_length": 50} for n in range(100)]
     whole = made(path, rows)
     found = make_conversations(DatasetOptions(file=path), None, text_token_ids())
@@ -253,7 +238,7 @@ def test_a_part_of_a_file_has_the_same_prompts(path: Path) -> None:
     assert len(pickle.dumps(part)) < 1000
 
 
-def test_the_lines_of_the_page_are_read() -> None:
+def test_the_lines_of_the_page_are_read():
     page = (Path(__file__).resolve().parents[3] / "docs/bench-datasets.md").read_text("utf-8")
     lines = [line for line in re.findall(r"`(\{.*?\})`", page) if "conversations" not in line]
     assert len(lines) == 4
@@ -264,7 +249,7 @@ def test_the_lines_of_the_page_are_read() -> None:
 # --- ShareGPT ---
 
 
-def sharegpt(path: Path, *pairs: tuple[str, ...]) -> None:
+def sharegpt(path, *pairs):
     people = ("human", "gpt", "human")
     entries = [
         {
@@ -276,11 +261,11 @@ def sharegpt(path: Path, *pairs: tuple[str, ...]) -> None:
     path.write_text(json.dumps(entries, indent=1), "utf-8")
 
 
-def words(number: int) -> str:
+def words(number):
     return "word " * number
 
 
-def test_answers_of_sharegpt_give_the_lengths(path: Path) -> None:
+def test_answers_of_sharegpt_give_the_lengths(path):
     sharegpt(path, (words(10), words(20), words(5)), (words(7),), (words(30), words(4)))
     found = make_conversations(DatasetOptions(file=path), None, text_token_ids(), count_words)
     assert list(found) == [
@@ -289,7 +274,7 @@ def test_answers_of_sharegpt_give_the_lengths(path: Path) -> None:
     ]
 
 
-def test_what_benchmark_serving_leaves_out_is_left_out(path: Path) -> None:
+def test_what_benchmark_serving_leaves_out_is_left_out(path):
     pairs = [(3, 50), (4, 3), (1025, 5), (1000, 1049), (1000, 1048), (4, 4), (0, 9), (9, 0)]
     sharegpt(path, *((words(prompt), words(answer)) for prompt, answer in pairs))
     found = make_conversations(DatasetOptions(file=path), None, text_token_ids(), count_words)
@@ -299,7 +284,7 @@ def test_what_benchmark_serving_leaves_out_is_left_out(path: Path) -> None:
     assert len(make_conversations(fixed, None, text_token_ids())) == 6
 
 
-def test_sharegpt_in_random_order_is_as_in_benchmark_serving(path: Path) -> None:
+def test_sharegpt_in_random_order_is_as_in_benchmark_serving(path):
     """It shuffles what has an answer with Python's own generator, and then takes the first that are long enough."""
     pairs = [(words(n % 7 + 2), words(n + 4)) for n in range(200)]
     sharegpt(path, *pairs)
@@ -310,7 +295,7 @@ def test_sharegpt_in_random_order_is_as_in_benchmark_serving(path: Path) -> None
     assert [request.output_tokens for (request,) in found] == expected[:80]
 
 
-def test_sharegpt_needs_a_tokenizer_or_lengths(path: Path) -> None:
+def test_sharegpt_needs_a_tokenizer_or_lengths(path):
     sharegpt(path, ("a", "b"))
     with pytest.raises(ToolError, match="counting needs a tokenizer: give --tokenizer DIR"):
         make_conversations(DatasetOptions(file=path), None, text_token_ids())
@@ -325,7 +310,7 @@ def test_sharegpt_needs_a_tokenizer_or_lengths(path: Path) -> None:
         ("[{", "is not JSON"),
     ],
 )
-def test_what_is_no_sharegpt_is_refused(path: Path, content: str, message: str) -> None:
+def test_what_is_no_sharegpt_is_refused(path, content, message):
     path.write_text(content)
     with pytest.raises(ToolError, match=message):
         make_conversations(DatasetOptions(file=path), None, text_token_ids(), count_words)
@@ -342,7 +327,7 @@ some_requests = st.builds(
 )
 
 
-def written(path: Path, requests: Sequence[BenchRequest]) -> list[Conversation]:
+def written(path, requests):
     """Write requests, and read them again."""
     path.write_text("\n".join(dataset_lines(requests)), "utf-8")
     return list(make_conversations(DatasetOptions(file=path), None, text_token_ids()))
@@ -350,17 +335,17 @@ def written(path: Path, requests: Sequence[BenchRequest]) -> list[Conversation]:
 
 @pytest.mark.slow
 @given(requests=st.lists(some_requests, min_size=1, max_size=5))
-def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory, requests: list[BenchRequest]) -> None:
+def test_what_is_written_is_read_again(tmp_path_factory, requests):
     path = tmp_path_factory.getbasetemp() / "written.jsonl"
     assert written(path, requests) == [(request,) for request in requests]
 
 
-def test_times_are_written_too(path: Path) -> None:
+def test_times_are_written_too(path):
     requests = [BenchRequest(prompt="a", output_tokens=1, at_s=at_s) for at_s in (0.0, 0.25)]
     assert written(path, requests) == [(request,) for request in requests]
 
 
-def test_a_request_without_a_length_can_t_be_written(path: Path) -> None:
+def test_a_request_without_a_length_can_t_be_written(path):
     with pytest.raises(ToolError, match="request 2 has no number of output tokens") as caught:
         written(path, [BenchRequest(prompt="a", output_tokens=1), BenchRequest(prompt="b")])
     assert caught.value.exit_code == 2

@@ -1,7 +1,5 @@
 """The requests that `bench` makes up: exact lengths, the same for a seed, no special tokens."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path
@@ -22,7 +20,7 @@ TINY = Path(__file__).resolve().parents[3] / "model_repository/tensorrt_llm/1/ti
 IDS = text_token_ids()
 
 
-def prompts(options: DatasetOptions, num: int = 4) -> list[list[tuple[int, ...]]]:
+def prompts(options, num=4):
     """The token ids of each turn of each conversation."""
     return [
         [request.prompt for request in conversation if not isinstance(request.prompt, str)]
@@ -49,7 +47,7 @@ some_options = st.builds(
 
 @pytest.mark.slow
 @given(options=some_options, num=st.integers(0, 7))
-def test_random_conversations_are_as_asked(options: DatasetOptions, num: int) -> None:
+def test_random_conversations_are_as_asked(options, num):
     made = make_conversations(options, num, IDS)
     assert len(made) == num
     for conversation in made:
@@ -68,7 +66,7 @@ def test_random_conversations_are_as_asked(options: DatasetOptions, num: int) ->
 
 @pytest.mark.slow
 @given(options=some_options, num=st.integers(1, 7), more=st.integers(0, 5))
-def test_the_same_options_make_the_same_requests(options: DatasetOptions, num: int, more: int) -> None:
+def test_the_same_options_make_the_same_requests(options, num, more):
     """Whoever asks for more gets the same ones first, unless there are several turns."""
     made = make_conversations(options, num, IDS)
     assert list(made) == list(make_conversations(options, num, IDS)) == list(pickle.loads(pickle.dumps(made)))
@@ -76,7 +74,7 @@ def test_the_same_options_make_the_same_requests(options: DatasetOptions, num: i
         assert list(made) == list(make_conversations(options, num + more, IDS)[:num])
 
 
-def test_lengths_without_spread_are_exact() -> None:
+def test_lengths_without_spread_are_exact():
     options = DatasetOptions(
         input=NormalLengths(1000), output=NormalLengths(2048), later_input=NormalLengths(7), turns=3
     )
@@ -86,25 +84,25 @@ def test_lengths_without_spread_are_exact() -> None:
 
 
 @given(mean=st.integers(1, 3000), stdev=st.integers(0, 900), num=st.integers(1, 40), seed=st.integers(0, 2**32 - 1))
-def test_normal_lengths_are_those_of_prepare_dataset(mean: int, stdev: int, num: int, seed: int) -> None:
+def test_normal_lengths_are_those_of_prepare_dataset(mean, stdev, num, seed):
     np.random.seed(seed)
     expected = [max(1, int(np.ceil(length))) for length in np.random.normal(loc=mean, scale=stdev, size=num).tolist()]
     assert NormalLengths(mean, stdev).draw(num, seed).tolist() == expected
 
 
-def test_lengths_of_a_seed_never_change() -> None:
+def test_lengths_of_a_seed_never_change():
     """Recorded from prepare_dataset.py's formulas."""
     assert NormalLengths(1000, 200).draw(5, 420).tolist() == [903, 619, 895, 938, 1067]
     assert UniformLengths(100, 2000).draw(5, 420).tolist() == [1276, 1577, 330, 1895, 1769]
 
 
 @given(least=st.integers(1, 50), more=st.integers(0, 50))
-def test_uniform_lengths_include_both_ends(least: int, more: int) -> None:
+def test_uniform_lengths_include_both_ends(least, more):
     drawn = UniformLengths(least, least + more).draw(2000, 1)
     assert (drawn.min(), drawn.max()) == (least, least + more)
 
 
-def test_groups_of_prompts_begin_with_the_same_tokens() -> None:
+def test_groups_of_prompts_begin_with_the_same_tokens():
     options = DatasetOptions(input=NormalLengths(30), prefix_len=64, num_prefixes=3)
     made = [turns[0] for turns in prompts(options, 9)]
     assert {len(prompt) for prompt in made} == {94}
@@ -113,11 +111,11 @@ def test_groups_of_prompts_begin_with_the_same_tokens() -> None:
     assert len({prompt[64:] for prompt in made}) == 9
 
 
-def test_another_seed_makes_other_prompts() -> None:
+def test_another_seed_makes_other_prompts():
     assert len({prompts(DatasetOptions(seed=seed), 1)[0][0] for seed in range(5)}) == 5
 
 
-def test_parts_of_many_conversations_are_made_only_when_they_are_asked_for() -> None:
+def test_parts_of_many_conversations_are_made_only_when_they_are_asked_for():
     """50 million token ids would take gigabytes."""
     made = make_conversations(DatasetOptions(), 10**6, IDS)
     late = made[-10:][::3]
@@ -128,7 +126,7 @@ def test_parts_of_many_conversations_are_made_only_when_they_are_asked_for() -> 
         made[10**6]
 
 
-def test_no_random_prompt_has_a_special_token() -> None:
+def test_no_random_prompt_has_a_special_token():
     tokenizer = json.loads(TINY.read_text("utf-8"))
     special = {token["id"] for token in tokenizer["added_tokens"]}
     ids = text_token_ids(len(tokenizer["model"]["vocab"]))
@@ -137,11 +135,11 @@ def test_no_random_prompt_has_a_special_token() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [None, 128_000, 128_815, 129_280])
-def test_deepseeks_ids_don_t_depend_on_how_a_server_counts_them(vocab_size: int | None) -> None:
+def test_deepseeks_ids_don_t_depend_on_how_a_server_counts_them(vocab_size):
     assert text_token_ids(vocab_size) == range(3, 128_000)
 
 
-def test_random_prompts_need_a_number() -> None:
+def test_random_prompts_need_a_number():
     with pytest.raises(ToolError, match="expected a number of requests"):
         make_conversations(DatasetOptions(), None, IDS)
 
@@ -149,7 +147,7 @@ def test_random_prompts_need_a_number() -> None:
 # --- Options ---
 
 
-def parsed(line: str) -> DatasetOptions:
+def parsed(line):
     verb = VerbParser(prog="bench")
     add_dataset_options(verb)
     return dataset_options(verb.parse_args(line.split()))
@@ -198,7 +196,7 @@ def parsed(line: str) -> DatasetOptions:
         ),
     ],
 )
-def test_options_say_which_requests(line: str, expected: DatasetOptions, label: str) -> None:
+def test_options_say_which_requests(line, expected, label):
     assert parsed(line) == expected
     assert expected.label == label
 
@@ -212,7 +210,7 @@ def test_options_say_which_requests(line: str, expected: DatasetOptions, label: 
         ("--dataset f --output-stdev 5", "--output-stdev: with --dataset it needs --osl"),
     ],
 )
-def test_options_that_don_t_go_together_are_refused(line: str, message: str) -> None:
+def test_options_that_don_t_go_together_are_refused(line, message):
     with pytest.raises(ToolError, match=message) as caught:
         parsed(line)
     assert caught.value.exit_code == 2
@@ -221,7 +219,7 @@ def test_options_that_don_t_go_together_are_refused(line: str, message: str) -> 
 @pytest.mark.parametrize(
     "line", ["--range-ratio 1", "--range-ratio x", "--trace-speedup 0", "--trace-speedup nan", "--seed 4294967296"]
 )
-def test_numbers_out_of_range_are_refused(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_out_of_range_are_refused(line, capsys):
     with pytest.raises(SystemExit, match="2"):
         parsed(line)
     assert "expected a " in capsys.readouterr().err

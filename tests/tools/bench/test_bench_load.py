@@ -1,14 +1,11 @@
 """The load processes against a real server that answers at a known pace. No test leans on how long something took."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import math
 import os
 import signal
 import socket
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -16,45 +13,39 @@ from hypothesis import strategies as st
 
 from deepseek_triton_tools.bench.load.arrivals import conversations_needed, due_times
 from deepseek_triton_tools.bench.load.bench_target import TargetSettings, counted_chunks
-from deepseek_triton_tools.bench.load.load_run import LoadProcesses, LoadProgress, LoadRun
+from deepseek_triton_tools.bench.load.load_run import LoadProcesses
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
 from deepseek_triton_tools.bench.load.openai_target import OpenAITarget
 from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
-from deepseek_triton_tools.bench.workload.bench_request import BenchRequest, Conversation
+from deepseek_triton_tools.bench.workload.bench_request import BenchRequest
 from deepseek_triton_tools.tool_errors import ToolError
 from support.asgi_server import serving_app
 from support.paced_server import paced_server
 
 
 @pytest.fixture(scope="module")
-def processes() -> Iterator[LoadProcesses]:
+def processes():
     """Two of them, because two must give the same records as one."""
     with LoadProcesses(2) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
+def server():
     with paced_server("--first-ms", "2", "--step-ms", "1", "--tokens", "3") as address:
         yield address
 
 
-def target_of(address: str, endpoint: str = "triton-http", **more: object) -> TargetSettings:
+def target_of(address, endpoint="triton-http", **more):
     url = f"http://{address}/v1" if endpoint == "openai" else f"http://{address}"
     return TargetSettings(urls=(url,), endpoint=endpoint, model="tensorrt_llm", **more)
 
 
-def plain(number: int, tokens: int = 8, prompt: object = (5, 6, 7)) -> list[Conversation]:
+def plain(number, tokens=8, prompt=(5, 6, 7)):
     return [(BenchRequest(prompt=prompt, output_tokens=tokens),) for _ in range(number)]
 
 
-def run(
-    processes: LoadProcesses,
-    target: TargetSettings,
-    point: LoadPoint,
-    conversations: list[Conversation],
-    **more: object,
-) -> LoadRun:
+def run(processes, target, point, conversations, **more):
     return processes.run(target, point, conversations, seed=1, **{"on_progress": lambda _: None, **more})
 
 
@@ -190,7 +181,7 @@ def test_a_server_that_is_not_there_is_told_before_the_run(processes):
 def test_ctrl_c_leaves_what_was_measured(processes):
     interrupted = False
 
-    def interrupt(progress: LoadProgress) -> None:
+    def interrupt(progress):
         nonlocal interrupted
         if progress.inflight and not interrupted:
             interrupted = True
@@ -221,7 +212,7 @@ def test_arrivals():
     assert variations[2] == pytest.approx(math.sqrt(10), rel=0.1)
 
 
-def _variation(due: list[float]) -> float:
+def _variation(due):
     """The standard deviation of the gaps over their mean: 1 for a Poisson process."""
     gaps = [later - earlier for earlier, later in itertools.pairwise(due)]
     mean = sum(gaps) / len(gaps)
@@ -230,8 +221,7 @@ def _variation(due: list[float]) -> float:
 
 @pytest.mark.slow
 @given(
-    chunks=st.lists(st.tuples(st.floats(0, 100), st.integers(0, 9)), max_size=20).map(sorted),
-    total=st.integers(0, 100),
+    chunks=st.lists(st.tuples(st.floats(0, 100), st.integers(0, 9)), max_size=20).map(sorted), total=st.integers(0, 100)
 )
 def test_chunks_hold_all_tokens_and_each_some(chunks, total):
     times, tokens = [time for time, _ in chunks], [number for _, number in chunks]
@@ -279,7 +269,7 @@ def test_an_event_that_is_not_openais_fails_its_request(event):
             body = b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n' + event.encode() + b"\n\n"
             await send({"type": "http.response.body", "body": body})
 
-    async def ask() -> RequestRecord:
+    async def ask():
         target = OpenAITarget(target_of(""), f"{address}v1", lambda: 0.0)
         record = RequestRecord(index=0)
         await target.ask("Hi", {}, record, keep_ids=False)

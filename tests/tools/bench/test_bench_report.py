@@ -1,15 +1,11 @@
 """The report's page and the form that writes it. test_bench_report_browser.py opens the page."""
 
-from __future__ import annotations
-
-import argparse
 import json
 import math
 import re
 import shlex
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
@@ -45,7 +41,7 @@ EVIL = "</script><script>alert(1)</script>"
 ONE = [NamedResult(name="one", result=made_up_result())]
 
 
-def page_without_plotly(page: str) -> str:
+def page_without_plotly(page):
     """The page's own text, without the library's millions of characters."""
     first, _, rest = page.partition("<script>/**")
     return first + rest[rest.index('<script type="application/json"') :]
@@ -54,14 +50,14 @@ def page_without_plotly(page: str) -> str:
 class PageReader(HTMLParser):
     """Which elements there are, with their attributes, and the text of the tables' rows."""
 
-    def __init__(self, page: str) -> None:
+    def __init__(self, page):
         super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.rows: list[list[str]] = []
+        self.elements = []
+        self.rows = []
         self.is_cell = False
         self.feed(page)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
         if tag == "tr":
             self.rows.append([])
@@ -70,14 +66,14 @@ class PageReader(HTMLParser):
 
         self.is_cell = tag in ("td", "th", "small")
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         self.is_cell = False
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self.is_cell:
             self.rows[-1][-1] += data
 
-    def row(self, first: str) -> list[str]:
+    def row(self, first):
         return next(row[1:] for row in self.rows if row[0] == first)
 
 
@@ -85,18 +81,18 @@ class PageReader(HTMLParser):
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9))))
-def test_the_front_has_every_point_that_none_beats(points: list[tuple[int, int]]) -> None:
+def test_the_front_has_every_point_that_none_beats(points):
     front = pareto_front(points)
     on_front = [points[n] for n in front]
 
-    def beaten(point: tuple[int, int]) -> bool:
+    def beaten(point):
         return any(x >= point[0] and y >= point[1] and (x, y) != point for x, y in points)
 
     assert set(on_front) == {point for point in points if not beaten(point)}
     assert on_front == sorted(set(on_front))
 
 
-def test_labels_and_titles_of_loads() -> None:
+def test_labels_and_titles_of_loads():
     closed = LoadPoint(num_requests=1, concurrency=8)
     opened = LoadPoint(num_requests=1, rate=0.5)
     at_once = LoadPoint(num_requests=1, rate=math.inf, concurrency=4)
@@ -114,16 +110,13 @@ def test_labels_and_titles_of_loads() -> None:
     ]
 
 
-def test_a_spread_is_over_the_runs_that_completed_something() -> None:
+def test_a_spread_is_over_the_runs_that_completed_something():
     point = made_up_point(4, runs=(1.0, 1.2, 0.8))
     dead = replace(point.runs[0], figures=replace(point.runs[0].figures, completed=0, user_throughput=0.0))
     found = spread(replace(point, runs=(*point.runs, dead)), lambda figures: figures.user_throughput)
 
     assert found is not None
-    assert (found.low, found.high) == (
-        point.runs[1].figures.user_throughput,
-        point.runs[2].figures.user_throughput,
-    )
+    assert (found.low, found.high) == (point.runs[1].figures.user_throughput, point.runs[2].figures.user_throughput)
     assert spread(replace(point, runs=(dead,)), lambda figures: figures.user_throughput) is None
     assert spread(point, lambda figures: figures.goodput) is None
 
@@ -131,7 +124,7 @@ def test_a_spread_is_over_the_runs_that_completed_something() -> None:
 @pytest.mark.parametrize(
     ("value", "text"), [(0, "0"), (0.077211, "0.07721"), (274.4168, "274.4"), (43146.2, "43,146"), (1e7, "10,000,000")]
 )
-def test_a_number_is_readable(value: float, text: str) -> None:
+def test_a_number_is_readable(value, text):
     assert readable(value) == text
 
 
@@ -139,7 +132,7 @@ def test_a_number_is_readable(value: float, text: str) -> None:
 
 
 @pytest.mark.slow
-def test_plotly_knows_everything_in_the_figures() -> None:
+def test_plotly_knows_everything_in_the_figures():
     """In a browser it would drop silently what it doesn't know. (Colours are the page's variables until then.)"""
     results = [*ONE, NamedResult(name="two", result=made_up_result([made_up_point(8, (1, 1.1), failed=3)]))]
     pictures = [
@@ -155,7 +148,7 @@ def test_plotly_knows_everything_in_the_figures() -> None:
         assert picture.alt
 
 
-def test_the_front_is_a_line_and_what_is_behind_it_hollow() -> None:
+def test_the_front_is_a_line_and_what_is_behind_it_hollow():
     points = [made_up_point(n, user_throughput=user, output_throughput=8.0 * gpu) for n, user, gpu in BEHIND]
     line, shown = pareto_picture([NamedResult(name="x", result=made_up_result(points))]).figure["data"]
 
@@ -168,7 +161,7 @@ BEHIND = ((1, 100, 100), (4, 80, 500), (16, 70, 400), (64, 10, 900))
 """Concurrency, tokens/s per user, tokens/s per GPU: that of 16 is worse than that of 4."""
 
 
-def test_repeated_runs_are_a_mean_with_bars_to_the_lowest_and_the_highest() -> None:
+def test_repeated_runs_are_a_mean_with_bars_to_the_lowest_and_the_highest():
     point = made_up_point(4, runs=(1.0, 1.2, 0.8))
     *_, shown = pareto_picture([NamedResult(name="x", result=made_up_result([point]))]).figure["data"]
     values = [run.figures.user_throughput for run in point.runs]
@@ -179,7 +172,7 @@ def test_repeated_runs_are_a_mean_with_bars_to_the_lowest_and_the_highest() -> N
     assert "error_x" not in pareto_picture(ONE).figure["data"][1]
 
 
-def test_without_the_number_of_gpus_throughput_is_per_server() -> None:
+def test_without_the_number_of_gpus_throughput_is_per_server():
     unknown = made_up_result([made_up_point(4)], gpus=None, urls=("http://a", "http://b"))
     results = [*ONE, NamedResult(name="unknown", result=unknown)]
     expected = [ExpectedPoint(name="published", tps_user=1, tps_gpu=2)]
@@ -193,7 +186,7 @@ def test_without_the_number_of_gpus_throughput_is_per_server() -> None:
     assert "The expected figures are per GPU, so they are left out." in text
 
 
-def test_a_latency_that_was_not_measured_has_no_picture() -> None:
+def test_a_latency_that_was_not_measured_has_no_picture():
     result = made_up_result([made_up_point(n, ttft_ms=Distribution()) for n in (1, 4)])
     results = [NamedResult(name="not streamed", result=result)]
 
@@ -204,7 +197,7 @@ def test_a_latency_that_was_not_measured_has_no_picture() -> None:
     assert "TTFT" not in page_without_plotly(report_page(results))
 
 
-def test_a_timeline_has_counts_for_each_second_and_ends_where_the_run_does() -> None:
+def test_a_timeline_has_counts_for_each_second_and_ends_where_the_run_does():
     result = made_up_result([made_up_point(16, failed=7)])
     (picture,) = timeline_pictures([NamedResult(name="x", result=result)])
     run = result.points[0].runs[0]
@@ -219,7 +212,7 @@ def test_a_timeline_has_counts_for_each_second_and_ends_where_the_run_does() -> 
 # --- The page ---
 
 
-def test_the_page_says_what_was_run_and_has_every_figure() -> None:
+def test_the_page_says_what_was_run_and_has_every_figure():
     slo = Slo(ttft_ms=500, tpot_ms=30)
     read = PageReader(page_without_plotly(report_page([NamedResult(name="one", result=made_up_result(slo=slo))])))
     first = made_up_point(1).runs[0].figures
@@ -232,9 +225,9 @@ def test_the_page_says_what_was_run_and_has_every_figure() -> None:
     assert len(read.row("concurrency 1")) == len(read.row("Load")) == 12
 
 
-def test_the_page_can_be_read_by_a_screen_reader() -> None:
+def test_the_page_can_be_read_by_a_screen_reader():
     read = PageReader(page_without_plotly(report_page(ONE)))
-    by_tag: dict[str, list[dict[str, str | None]]] = {}
+    by_tag = {}
     for tag, attributes in read.elements:
         by_tag.setdefault(tag, []).append(attributes)
 
@@ -247,7 +240,7 @@ def test_the_page_can_be_read_by_a_screen_reader() -> None:
     assert {"for": "run"} in by_tag["label"]
 
 
-def test_the_page_loads_nothing() -> None:
+def test_the_page_loads_nothing():
     page = report_page(ONE)
 
     assert "default-src 'none'" in page
@@ -255,7 +248,7 @@ def test_the_page_loads_nothing() -> None:
     assert not [(tag, found) for tag, found in read.elements if "src" in found or (tag == "a" and "href" in found)]
 
 
-def test_names_stay_text() -> None:
+def test_names_stay_text():
     result = made_up_result(model=EVIL, dataset=EVIL, command=EVIL, server={"engine": EVIL})
     results = [NamedResult(name=EVIL, result=result), NamedResult(name="other", result=made_up_result())]
     page = page_without_plotly(report_page(results, [ExpectedPoint(name=EVIL, tps_user=1, tps_gpu=1)]))
@@ -265,7 +258,7 @@ def test_names_stay_text() -> None:
     assert PageReader(page).row("Dataset")[0] == EVIL
 
 
-def test_a_result_in_which_nothing_was_completed_has_a_table_and_warnings() -> None:
+def test_a_result_in_which_nothing_was_completed_has_a_table_and_warnings():
     point = made_up_point(4, completed=0, failed=40, errors={"overloaded: full": 30, "timeout": 10})
     results = [NamedResult(name="dead", result=made_up_result([point]))]
     page = page_without_plotly(report_page(results))
@@ -275,7 +268,7 @@ def test_a_result_in_which_nothing_was_completed_has_a_table_and_warnings() -> N
     assert "dead, concurrency 4: 40 of 40 requests failed; most often: overloaded: full" in page
 
 
-def test_a_client_that_was_the_limit_is_named() -> None:
+def test_a_client_that_was_the_limit_is_named():
     points = [made_up_point(n, lag_ms=distribution(200.0 * n), client_delay_ms=7.0 * n) for n in (1, 4, 16)]
     points[0] = made_up_point(1, lag_ms=distribution(4.0))
     points[2] = replace(points[2], runs=(*points[2].runs, *points[1].runs))
@@ -286,7 +279,7 @@ def test_a_client_that_was_the_limit_is_named() -> None:
     assert busy.startswith("x: this client was busy at concurrency 4; concurrency 16: times are exact to 112 ms only")
 
 
-def test_an_interrupted_run_is_marked_and_in_no_mean() -> None:
+def test_an_interrupted_run_is_marked_and_in_no_mean():
     point = made_up_point(4, runs=(1.0, 1.2, 9.0))
     cut = replace(point, runs=(*point.runs[:2], replace(point.runs[2], interrupted=True)))
     results = [NamedResult(name="x", result=made_up_result([cut]))]
@@ -311,20 +304,20 @@ def test_an_interrupted_run_is_marked_and_in_no_mean() -> None:
         ("random prompts.jsonl", 400, ""),
     ],
 )
-def test_random_prompts_that_the_server_knew_are_no_measure(dataset: str, cached: int, says: str) -> None:
+def test_random_prompts_that_the_server_knew_are_no_measure(dataset, cached, says):
     point = made_up_point(4, total_cached_tokens=40 * cached)
     warnings = "".join(report_warnings([NamedResult(name="x", result=made_up_result([point], dataset=dataset))]))
     assert warnings.startswith(says)
     assert bool(warnings) == bool(says)
 
 
-def test_what_the_server_cancelled_is_a_warning() -> None:
+def test_what_the_server_cancelled_is_a_warning():
     point = made_up_point(4, cancelled=3, errors={"[E_CANCELLED] shutting down": 3})
     [warning] = report_warnings([NamedResult(name="x", result=made_up_result([point]))])
     assert warning == "x, concurrency 4: the server cancelled requests; most often: [E_CANCELLED] shutting down"
 
 
-def test_a_report_replaces_the_last_one_or_leaves_it(tmp_path: Path) -> None:
+def test_a_report_replaces_the_last_one_or_leaves_it(tmp_path):
     path = tmp_path / "report.html"
     write_report(path, ONE)
     assert path.read_text("utf-8").endswith("</html>\n")
@@ -337,21 +330,19 @@ def test_a_report_replaces_the_last_one_or_leaves_it(tmp_path: Path) -> None:
 # --- The form ---
 
 
-def form_parser() -> VerbParser:
+def form_parser():
     parser = VerbParser(prog="bench")
     add_report_form(parser.add_forms("FORM", notes=""))
     return parser
 
 
-def run_form(*argv: str) -> int:
-    args: argparse.Namespace = form_parser().parse_args(["report", *argv])
-    code: int = args.handler(args)
+def run_form(*argv):
+    args = form_parser().parse_args(["report", *argv])
+    code = args.handler(args)
     return code
 
 
-def test_the_form_compares_results_by_the_names_of_their_folders(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_form_compares_results_by_the_names_of_their_folders(tmp_path, capsys):
     for name in ("before", "after"):
         (tmp_path / name).mkdir()
         write_result(made_up_result(), tmp_path / name / "bench.json")
@@ -363,7 +354,7 @@ def test_the_form_compares_results_by_the_names_of_their_folders(
     assert (captured.out, captured.err) == ("", f"written to {page}\n")
 
 
-def test_a_report_takes_no_other_files_place(tmp_path: Path) -> None:
+def test_a_report_takes_no_other_files_place(tmp_path):
     write_result(made_up_result(), tmp_path / "bench.json")
     before = (tmp_path / "bench.json").read_bytes()
     with pytest.raises(ToolError, match="is no HTML page"):
@@ -371,7 +362,7 @@ def test_a_report_takes_no_other_files_place(tmp_path: Path) -> None:
     assert (tmp_path / "bench.json").read_bytes() == before
 
 
-def test_results_of_the_same_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+def test_results_of_the_same_name_are_told_apart_by_their_paths(tmp_path):
     files = [tmp_path / folder / "run" / "bench.json" for folder in ("a", "b")]
     for file in files:
         file.parent.mkdir(parents=True)
@@ -385,7 +376,7 @@ def test_results_of_the_same_name_are_told_apart_by_their_paths(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_the_form_draws_in_a_pipe_if_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_form_draws_in_a_pipe_if_asked(tmp_path, capsys):
     write_result(made_up_result(), tmp_path / "bench.json")
 
     assert run_form(str(tmp_path), "--picture", "--output", str(tmp_path / "x.html")) == 0
@@ -394,7 +385,7 @@ def test_the_form_draws_in_a_pipe_if_asked(tmp_path: Path, capsys: pytest.Captur
     assert "\x1b" not in printed
 
 
-def test_the_forms_examples_parse(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_forms_examples_parse(capsys):
     with pytest.raises(SystemExit):
         form_parser().parse_args(["report", "--help"])
     examples = capsys.readouterr().out.partition("examples:\n")[2].partition("\n\n")[0].splitlines()

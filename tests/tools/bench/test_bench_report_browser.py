@@ -1,15 +1,10 @@
 """The report in Chromium, from a file and without a network."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from deepseek_triton_tools.bench.report.report_page import write_report
 from deepseek_triton_tools.bench.report.report_points import ExpectedPoint, NamedResult
-from support.browser import CHROMIUM, Browser, Page
+from support.browser import CHROMIUM, Browser
 from support.made_up_bench import made_up_point, made_up_result
 
 pytestmark = [
@@ -24,14 +19,14 @@ LOADS = (1, 8, 64, 512)
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def browser(tmp_path_factory):
     with Browser(tmp_path_factory.mktemp("profile")) as browser:
         yield browser
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path: Path = tmp_path_factory.mktemp("report") / "report.html"
+def address(tmp_path_factory):
+    path = tmp_path_factory.mktemp("report") / "report.html"
     repeated = [made_up_point(n, runs=(1.2, 1.3)) for n in LOADS]
     results = [
         NamedResult(name=EVIL, result=made_up_result([made_up_point(n) for n in LOADS], model=EVIL)),
@@ -41,7 +36,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path.as_uri()
 
 
-def opened(page: Page, address: str) -> None:
+def opened(page, address):
     """Open it with the network off."""
     page.command("Network.enable")
     page.command("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
@@ -49,13 +44,13 @@ def opened(page: Page, address: str) -> None:
     page.wait(DRAWN)
 
 
-def color_of_first_line(page: Page) -> str:
+def color_of_first_line(page):
     return str(page.run("getComputedStyle(document.querySelector('.js-line')).stroke"))
 
 
 @pytest.mark.parametrize("width", [400, 1400])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_every_picture_is_drawn_within_the_page(browser: Browser, address: str, width: int, dark: bool) -> None:
+def test_every_picture_is_drawn_within_the_page(browser, address, width, dark):
     with browser.page("about:blank#", width=width, dark=dark) as page:
         opened(page, address)
 
@@ -67,7 +62,7 @@ def test_every_picture_is_drawn_within_the_page(browser: Browser, address: str, 
         assert page.complaints() == []
 
 
-def test_plotly_finds_nothing_wrong_with_the_figures(browser: Browser, address: str) -> None:
+def test_plotly_finds_nothing_wrong_with_the_figures(browser, address):
     with browser.page("about:blank#") as page:
         opened(page, address)
         assert page.run("pictures.map(themed).map(({data, layout}) => Plotly.validate(data, layout) ?? [])") == [
@@ -75,7 +70,7 @@ def test_plotly_finds_nothing_wrong_with_the_figures(browser: Browser, address: 
         ]
 
 
-def test_no_label_covers_another(browser: Browser, address: str) -> None:
+def test_no_label_covers_another(browser, address):
     with browser.page("about:blank#", width=400) as page:
         opened(page, address)
         assert page.run(f"""{PLACES}.every((place) => {{
@@ -86,7 +81,7 @@ def test_no_label_covers_another(browser: Browser, address: str) -> None:
         }})""")
 
 
-def test_the_colours_follow_the_scheme(browser: Browser, address: str) -> None:
+def test_the_colours_follow_the_scheme(browser, address):
     with browser.page("about:blank#") as page:
         opened(page, address)
         light = color_of_first_line(page)
@@ -98,7 +93,7 @@ def test_the_colours_follow_the_scheme(browser: Browser, address: str) -> None:
         assert page.complaints() == []
 
 
-def test_another_run_is_shown_in_the_timeline(browser: Browser, address: str) -> None:
+def test_another_run_is_shown_in_the_timeline(browser, address):
     with browser.page("about:blank#") as page:
         opened(page, address)
         assert page.run("run.options.length") == 3 * len(LOADS)

@@ -1,7 +1,5 @@
 """The report's pictures in the terminal."""
 
-from __future__ import annotations
-
 import re
 import sys
 
@@ -18,11 +16,11 @@ ONE = NamedResult(name="one", result=made_up_result())
 OTHER = NamedResult(name="other", result=made_up_result([made_up_point(n, (1.3,)) for n in (1, 16, 256)]))
 
 
-def drawn(*results: NamedResult, columns: int = 80, is_colored: bool = False) -> list[str]:
+def drawn(*results, columns=80, is_colored=False):
     return list(terminal_pictures(results, columns=columns, is_colored=is_colored))
 
 
-def test_every_load_is_marked_and_named_in_every_picture() -> None:
+def test_every_load_is_marked_and_named_in_every_picture():
     pareto, *latencies, names = drawn(ONE)
 
     assert [picture.split(",")[0].strip() for picture in latencies] == ["TTFT p99", "TPOT p99", "E2EL p99"]
@@ -34,19 +32,19 @@ def test_every_load_is_marked_and_named_in_every_picture() -> None:
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120])
-def test_pictures_fit_the_width(columns: int) -> None:
+def test_pictures_fit_the_width(columns):
     for picture in drawn(ONE, OTHER, columns=columns):
         assert max(map(len, picture.splitlines())) <= columns
 
 
-def test_each_result_has_a_mark_of_its_own_without_colours_too() -> None:
+def test_each_result_has_a_mark_of_its_own_without_colours_too():
     pareto, *_, names = drawn(ONE, OTHER)
 
     assert (pareto.count("●"), pareto.count("▲")) == (5, 3)
     assert names == "  ● one\n  ▲ other\n"
 
 
-def test_colours_only_where_asked_for() -> None:
+def test_colours_only_where_asked_for():
     assert "\x1b" not in "".join(drawn(ONE))
     colored = drawn(ONE, is_colored=True)[0]
     assert "\x1b[38;5;12m●256" in colored
@@ -54,7 +52,7 @@ def test_colours_only_where_asked_for() -> None:
     assert plain == drawn(ONE)[0]
 
 
-def test_expected_points_are_marked_where_throughput_is_per_gpu() -> None:
+def test_expected_points_are_marked_where_throughput_is_per_gpu():
     expected = [ExpectedPoint(name="published\x1b[2J", tps_user=60, tps_gpu=1200)]
     pareto, *_, names = terminal_pictures([ONE], expected, columns=80, is_colored=False)
     assert pareto.count("★") == 1
@@ -66,19 +64,19 @@ def test_expected_points_are_marked_where_throughput_is_per_gpu() -> None:
     assert "★" not in pareto + names
 
 
-def test_a_single_load_has_one_picture_and_nothing_measured_has_none() -> None:
+def test_a_single_load_has_one_picture_and_nothing_measured_has_none():
     single = NamedResult(name="x", result=made_up_result([made_up_point(4)]))
     assert len(drawn(single)) == 2
     dead = NamedResult(name="x", result=made_up_result([made_up_point(4, completed=0)]))
     assert drawn(dead) == []
 
 
-def test_a_latency_that_was_not_measured_has_no_picture() -> None:
+def test_a_latency_that_was_not_measured_has_no_picture():
     points = [made_up_point(n, ttft_ms=Distribution()) for n in (1, 4)]
     assert not any("TTFT" in picture for picture in drawn(NamedResult(name="x", result=made_up_result(points))))
 
 
-def test_a_pipe_gets_plain_pictures_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_gets_plain_pictures_of_80_columns(capsys):
     show_pictures([ONE])
 
     printed = capsys.readouterr().out
@@ -86,9 +84,7 @@ def test_a_pipe_gets_plain_pictures_of_80_columns(capsys: pytest.CaptureFixture[
     assert max(map(len, printed.splitlines())) <= 80
 
 
-def test_a_terminal_gets_its_width_and_no_color_is_kept(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_terminal_gets_its_width_and_no_color_is_kept(monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "60")
@@ -104,7 +100,7 @@ def test_a_terminal_gets_its_width_and_no_color_is_kept(
 
 
 @given(st.lists(st.floats(1e-6, 1e9), min_size=1), st.booleans())
-def test_a_scale_holds_its_values_and_has_round_ticks(values: list[float], may_be_log: bool) -> None:
+def test_a_scale_holds_its_values_and_has_round_ticks(values, may_be_log):
     scale = TextScale.holding(values, may_be_log=may_be_log)
 
     assert all(0 <= scale.at(value) < 1 for value in values)

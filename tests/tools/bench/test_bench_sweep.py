@@ -1,41 +1,29 @@
 """Sweeps against a real server: which runs are of one point, and the files that they leave."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from deepseek_triton_tools.bench.load.bench_target import TargetSettings
-from deepseek_triton_tools.bench.load.load_run import LoadProgress
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
 from deepseek_triton_tools.bench.output_folder import OutputFolder
-from deepseek_triton_tools.bench.results.bench_result import BenchResult
 from deepseek_triton_tools.bench.results.request_samples import read_samples
 from deepseek_triton_tools.bench.results.result_files import read_result
-from deepseek_triton_tools.bench.sweep import Sweep, SweepStep, sweep_result, sweep_steps
+from deepseek_triton_tools.bench.sweep import Sweep, sweep_result, sweep_steps
 from deepseek_triton_tools.bench.workload.bench_request import BenchRequest
 from support.paced_server import paced_server
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
+def server():
     with paced_server("--first-ms", "2", "--step-ms", "1") as address:
         yield address
 
 
-def measured(
-    server: str,
-    folder: Path,
-    *points: LoadPoint,
-    repeat: int = 1,
-    on_progress: Callable[[str, LoadProgress], None] = lambda *_: None,
-) -> tuple[list[SweepStep], BenchResult]:
+def measured(server, folder, *points, repeat=1, on_progress=lambda *_: None):
     """Run a sweep, with its files after each run."""
     sweep = Sweep(
         target=TargetSettings(urls=(f"http://{server}",), endpoint="triton-http", model="tensorrt_llm"),
@@ -46,19 +34,19 @@ def measured(
         processes=1,
     )
     output = OutputFolder(folder)
-    steps: list[SweepStep] = []
+    steps = []
     for step in sweep_steps(sweep, on_progress):
         steps.append(step)
         output.write(sweep_result(sweep, steps), step)
     return steps, sweep_result(sweep, steps)
 
 
-def closed(users: int) -> LoadPoint:
+def closed(users):
     return LoadPoint(num_requests=3 * users, concurrency=users)
 
 
 @pytest.mark.slow
-def test_a_point_that_is_named_twice_has_two_runs(server: str, tmp_path: Path) -> None:
+def test_a_point_that_is_named_twice_has_two_runs(server, tmp_path):
     steps, result = measured(server, tmp_path, closed(2), closed(4), closed(2))
     first, other, again = steps
 
@@ -72,7 +60,7 @@ def test_a_point_that_is_named_twice_has_two_runs(server: str, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_rates_at_which_all_is_sent_at_once_have_files_of_their_own(server: str, tmp_path: Path) -> None:
+def test_rates_at_which_all_is_sent_at_once_have_files_of_their_own(server, tmp_path):
     points = [LoadPoint(num_requests=4, rate=rate) for rate in (1000.0, 2000.0, math.inf)]
     _, result = measured(server, tmp_path, *points, repeat=2)
 
@@ -82,13 +70,13 @@ def test_rates_at_which_all_is_sent_at_once_have_files_of_their_own(server: str,
 
 
 @pytest.mark.slow
-def test_a_run_that_ctrl_c_ended_is_none_of_the_repeats(server: str, tmp_path: Path) -> None:
-    def interrupt(name: str, progress: LoadProgress) -> None:
+def test_a_run_that_ctrl_c_ended_is_none_of_the_repeats(server, tmp_path):
+    def interrupt(name, progress):
         if name.startswith("concurrency 2, run 2 of 3") and progress.ended and progress.inflight and not raised:
             raised.append(name)
             os.kill(os.getpid(), signal.SIGINT)
 
-    raised: list[str] = []
+    raised = []
     point = LoadPoint(num_requests=2000, concurrency=2)
     _, result = measured(server, tmp_path, point, repeat=3, on_progress=interrupt)
 

@@ -1,7 +1,5 @@
 """What a sweep tells while it runs, and which prompts each of its runs gets."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 
@@ -28,7 +26,7 @@ def server():
     server.stop()
 
 
-def progress(elapsed_s: float, ended: int, total: int) -> LoadProgress:
+def progress(elapsed_s, ended, total):
     return LoadProgress(elapsed_s=elapsed_s, ended=ended, total=total, failed=0, inflight=2, output_tokens=0)
 
 
@@ -54,11 +52,11 @@ def progress(elapsed_s: float, ended: int, total: int) -> LoadProgress:
     ],
     ids=["one run", "a fixed time", "nobody knows how long the next takes", "all take a fixed time"],
 )
-def test_progress_says_how_long_it_takes(points, now, expected) -> None:
+def test_progress_says_how_long_it_takes(points, now, expected):
     assert RunProgress(points, repeat=1).text(now) == expected
 
 
-def test_runs_go_on_in_the_file_and_say_when_prompts_come_again(tmp_path, capfd) -> None:
+def test_runs_go_on_in_the_file_and_say_when_prompts_come_again(tmp_path, capfd):
     file = tmp_path / "texts.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"text {number}"}) + "\n" for number in range(5)))
     source = FileConversationSource(DatasetOptions(file=file), text_token_ids(), lambda texts: [1] * len(texts), None)
@@ -67,7 +65,7 @@ def test_runs_go_on_in_the_file_and_say_when_prompts_come_again(tmp_path, capfd)
     assert capfd.readouterr().err.count("fewer than all runs") == 1
 
 
-def test_values_for_other_servers_are_json_but_for_fields_of_text() -> None:
+def test_values_for_other_servers_are_json_but_for_fields_of_text():
     assert dict(map(assigned_json, ["top_n=5", "stop=1", "mode=fast", 'logit_bias={"5": 1}'])) == {
         "top_n": 5,
         "stop": "1",
@@ -76,7 +74,7 @@ def test_values_for_other_servers_are_json_but_for_fields_of_text() -> None:
     }
 
 
-def openai(server: HttpServer) -> TargetSettings:
+def openai(server):
     return TargetSettings(urls=(f"{server.url}/v1",), endpoint="openai", model="m", token="secret")
 
 
@@ -89,7 +87,7 @@ def openai(server: HttpServer) -> TargetSettings:
         (404, b"no", {}),
     ],
 )
-def test_an_openai_endpoint_may_describe_its_tokenizer(server, status, body, expected) -> None:
+def test_an_openai_endpoint_may_describe_its_tokenizer(server, status, body, expected):
     server.script(server.body(status, body))
     assert model_facts(openai(server)) == expected
     assert server.requests == [("GET", "/tokenizer_info", None)]
@@ -100,14 +98,14 @@ def test_an_openai_endpoint_may_describe_its_tokenizer(server, status, body, exp
     ("status", "body", "expected"),
     [(404, b"", "for Triton, leave /v1 out"), (401, b"", "401"), (200, b"{}", "expected a list of models")],
 )
-def test_no_list_of_models_is_one_line(server, status, body, expected) -> None:
+def test_no_list_of_models_is_one_line(server, status, body, expected):
     server.script(server.body(status, body))
     with pytest.raises(ToolError, match=expected) as raised:
         first_openai_model(openai(server))
     assert str(raised.value).count("http://") == 1
 
 
-def test_https_without_tls_is_one_line(server) -> None:
+def test_https_without_tls_is_one_line(server):
     target = TargetSettings(urls=(f"{server.url.replace('http', 'https')}/v1",), endpoint="openai", model="m")
     with pytest.raises(ToolError, match="does it speak TLS"):
         first_openai_model(target)
@@ -116,5 +114,5 @@ def test_https_without_tls_is_one_line(server) -> None:
 @pytest.mark.parametrize(
     ("completed", "failed", "cancelled", "code"), [(9, 1, 0, 0), (9, 31, 0, 1), (0, 0, 5, 0), (0, 0, 0, 1)]
 )
-def test_a_measurement_of_failures_is_none(completed, failed, cancelled, code) -> None:
+def test_a_measurement_of_failures_is_none(completed, failed, cancelled, code):
     assert exit_code([SimpleNamespace(completed=completed, failed=failed, cancelled=cancelled)]) == code

@@ -1,7 +1,5 @@
 """The scales of the experts' inputs, from a safetensors file and from files that PyTorch wrote."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct
@@ -20,11 +18,11 @@ RANK_1 = "amax_dict_rank1-mp2.pt"
 CONFIG = {"first_k_dense_replace": 1, "num_hidden_layers": 2, "n_routed_experts": 4, "num_nextn_predict_layers": 1}
 
 
-def scale(layer: int, expert: int, matrix: int) -> str:
+def scale(layer, expert, matrix):
     return f"model.layers.{layer}.mlp.experts.{expert}.w{matrix}.input_scale"
 
 
-def safetensors(path: Path, tensors: dict[str, float], dtype: str = "F32", shape: tuple[int, ...] = (1,)) -> Path:
+def safetensors(path, tensors, dtype="F32", shape=(1,)):
     header, content = {}, b""
     for name, value in tensors.items():
         values = np.full(shape, value, DTYPES[dtype]).tobytes()
@@ -36,11 +34,11 @@ def safetensors(path: Path, tensors: dict[str, float], dtype: str = "F32", shape
 
 
 @pytest.fixture
-def export(tmp_path: Path) -> Path:
+def export(tmp_path):
     return Path(shutil.copytree(ARCHIVES / "export", tmp_path / "export"))
 
 
-def replace_values(path: Path, name: str, values: bytes) -> None:
+def replace_values(path, name, values):
     """Write other values in the place of the tensor that the archive names `name`."""
     with zipfile.ZipFile(path) as archive:
         entries = {entry: archive.read(entry) for entry in archive.namelist()}
@@ -53,7 +51,7 @@ def replace_values(path: Path, name: str, values: bytes) -> None:
             archive.writestr(entry, content)
 
 
-def test_an_export_of_modelopt() -> None:
+def test_an_export_of_modelopt():
     found = read_activation_scales(ARCHIVES / "export")
     amaxes = {
         scale(1, expert, matrix): expert + (2 if matrix == 2 else 3) + 1
@@ -67,7 +65,7 @@ def test_an_export_of_modelopt() -> None:
         assert found[name].dtype == np.float32, name
 
 
-def test_missing_experts_are_told() -> None:
+def test_missing_experts_are_told():
     found = read_activation_scales(ARCHIVES / "export")
     assert found.missing(CONFIG) == []
     more = CONFIG | {"num_hidden_layers": 3}
@@ -76,7 +74,7 @@ def test_missing_experts_are_told() -> None:
     assert found.missing({"num_hidden_layers": 3}) == []
 
 
-def test_numbers_of_config_json_are_checked() -> None:
+def test_numbers_of_config_json_are_checked():
     found = read_activation_scales(ARCHIVES / "export")
     assert found.missing(CONFIG | {"n_routed_experts": None}) == []
     assert len(found.missing(CONFIG | {"first_k_dense_replace": None})) == 12  # those of layer 0
@@ -91,13 +89,13 @@ def test_numbers_of_config_json_are_checked() -> None:
 
 @pytest.mark.parametrize("shape", [(1,), ()])
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])
-def test_a_safetensors_file(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+def test_a_safetensors_file(tmp_path, dtype, shape):
     path = safetensors(tmp_path / "a.safetensors", {scale(3, 7, 1): 0.5, scale(3, 7, 2): 2, "other": 1}, dtype, shape)
     assert dict(read_activation_scales(path)) == {scale(3, 7, 1): 0.5, scale(3, 7, 2): 2.0}
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_scale_that_is_none(tmp_path: Path, value: float) -> None:
+def test_a_scale_that_is_none(tmp_path, value):
     path = safetensors(tmp_path / "a.safetensors", {scale(3, 0, 1): 1, scale(3, 7, 1): value})
     with pytest.raises(CheckpointError) as caught:
         read_activation_scales(path)
@@ -105,13 +103,13 @@ def test_a_scale_that_is_none(tmp_path: Path, value: float) -> None:
     assert scale(3, 0, 1) not in str(caught.value)
 
 
-def test_a_scale_of_several_numbers(tmp_path: Path) -> None:
+def test_a_scale_of_several_numbers(tmp_path):
     path = safetensors(tmp_path / "a.safetensors", {scale(3, 7, 1): 1}, shape=(2,))
     with pytest.raises(CheckpointError, match="input_scale has 2 values"):
         read_activation_scales(path)
 
 
-def test_files_that_are_something_else(tmp_path: Path) -> None:
+def test_files_that_are_something_else(tmp_path):
     cases = {
         tmp_path / "gone": "expected a safetensors file or a folder of ModelOpt's amax files, found nothing",
         safetensors(tmp_path / "weights.safetensors", {"a.weight": 1}): r"such as model\.layers.*, found a\.weight",
@@ -123,7 +121,7 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
             read_activation_scales(path)
 
 
-def test_all_ranks_have_to_be_there(export: Path) -> None:
+def test_all_ranks_have_to_be_there(export):
     (export / RANK_1).rename(export / "amax_dict_rank2-mp2.pt")
     with pytest.raises(CheckpointError, match=r"ranks 0 to 1, found 1 of 2, no amax_dict_rank1-mp2\.pt"):
         read_activation_scales(export)
@@ -136,14 +134,14 @@ def test_all_ranks_have_to_be_there(export: Path) -> None:
 
 
 @pytest.mark.parametrize("number", ["999999", "9" * 30])
-def test_a_name_that_says_many_ranks_takes_no_memory_for_them(tmp_path: Path, number: str) -> None:
+def test_a_name_that_says_many_ranks_takes_no_memory_for_them(tmp_path, number):
     (tmp_path / f"amax_dict_rank0-mp{number}.pt").touch()
     with pytest.raises(CheckpointError, match=r"1 of 999,999, no |as ptq.py writes them, found none") as caught:
         read_activation_scales(tmp_path)
     assert len(str(caught.value)) < 1000
 
 
-def test_all_wrong_values_of_all_ranks_are_told(export: Path) -> None:
+def test_all_wrong_values_of_all_ranks_are_told(export):
     names = {rank: f"layers.1.ffn.experts.{rank * 2}.w1.input_quantizer._amax" for rank in range(2)}
     for rank, value in ((0, -3.0), (1, float("nan"))):
         replace_values(export / f"amax_dict_rank{rank}-mp2.pt", names[rank], struct.pack("<f", value))
@@ -153,7 +151,7 @@ def test_all_wrong_values_of_all_ranks_are_told(export: Path) -> None:
     assert f"{names[1]} is nan;" in str(caught.value)
 
 
-def test_weights_may_have_any_amax(export: Path) -> None:
+def test_weights_may_have_any_amax(export):
     name = "layers.1.ffn.experts.0.w1.weight_quantizer._amax"
     replace_values(export / "amax_dict_rank0-mp2.pt", name, struct.pack("<f", 0))
     assert read_activation_scales(export).missing(CONFIG) == []

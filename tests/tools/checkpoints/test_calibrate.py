@@ -1,7 +1,5 @@
 """`checkpoint calibrate`: the script, run with programs that record their calls, and what keeps it from running."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -15,7 +13,7 @@ import pytest
 from deepseek_triton_tools.checkpoints.activation_scales import read_activation_scales
 from deepseek_triton_tools.checkpoints.calibration import Calibration
 from deepseek_triton_tools.cli.main import main
-from support.recording import Recorded, recording
+from support.recording import recording
 from support.small_checkpoint import FP8, write_checkpoint
 
 EXPORT = Path(__file__).parent / "torch_archives/export"
@@ -42,13 +40,13 @@ _GPU = "{index}, NVIDIA H200, {mib}, 0, 9.0, 550.90.07, Enabled, Disabled"
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
+def checkpoint(tmp_path):
     """R1's config, and one weight."""
     return write_checkpoint(tmp_path / "R1 of $USER", {"lm_head.weight": np.ones((8, 8), np.float32)}, CONFIG)
 
 
 @pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Recorded]:
+def programs(tmp_path, monkeypatch):
     """A git that makes folders, and a python3 that writes amax files. It fails where a file FAIL names its script."""
     folder = tmp_path / "bin"
     clone = "if 'clone' in sys.argv: os.makedirs(sys.argv[-1])"
@@ -59,36 +57,31 @@ if fail.exists() and any(one.endswith(fail.read_text()) for one in sys.argv): sy
 if "ptq.py" in sys.argv: shutil.copytree({str(EXPORT)!r}, sys.argv[sys.argv.index("--output_path") + 1])
 """
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    return {
-        "git": recording(folder, "git", after=clone),
-        "python3": recording(folder, "python3", after=python),
-    }
+    return {"git": recording(folder, "git", after=clone), "python3": recording(folder, "python3", after=python)}
 
 
-def gpus(tmp_path: Path, number: int, mib: int = 143771) -> None:
+def gpus(tmp_path, number, mib=143771):
     rows = [_GPU.format(index=index, mib=mib) for index in range(number)]
     recording(tmp_path / "bin", "nvidia-smi", after=f"print({os.linesep.join(rows)!r})")
 
 
-def script(checkpoint: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def script(checkpoint, output, capsys):
     assert main(["checkpoint", "calibrate", str(checkpoint), "--output", str(output)]) == 0
     return capsys.readouterr().out
 
 
-def bash(text: str) -> subprocess.CompletedProcess[str]:
+def bash(text):
     return subprocess.run(["bash", "-c", text], capture_output=True, text=True)
 
 
-def stages(programs: dict[str, Recorded]) -> list[str]:
+def stages(programs):
     """The scripts that python3 has run, and pip."""
     names = {"pip", "convert.py", "ptq.py"}
     return [name for call in programs["python3"].calls for one in call["args"] if (name := Path(one).name) in names]
 
 
 @pytest.mark.slow
-def test_the_script_does_what_the_guide_says(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], programs: dict[str, Recorded]
-) -> None:
+def test_the_script_does_what_the_guide_says(checkpoint, tmp_path, capsys, programs):
     output = tmp_path / "amax of $USER"
     done = bash(script(checkpoint, output, capsys))
 
@@ -127,14 +120,7 @@ def test_the_script_does_what_the_guide_says(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fails", "again"), [("convert.py", ["convert.py", "ptq.py"]), ("ptq.py", ["ptq.py"])])
-def test_a_run_goes_on_with_the_stage_that_failed(
-    checkpoint: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    programs: dict[str, Recorded],
-    fails: str,
-    again: list[str],
-) -> None:
+def test_a_run_goes_on_with_the_stage_that_failed(checkpoint, tmp_path, capsys, programs, fails, again):
     text = script(checkpoint, tmp_path / "amax", capsys)
     (tmp_path / "FAIL").write_text(fails)
     assert bash(text).returncode == 3
@@ -149,7 +135,7 @@ def test_a_run_goes_on_with_the_stage_that_failed(
 
 
 @pytest.mark.slow
-def test_run_runs_it(checkpoint: Path, tmp_path: Path, programs: dict[str, Recorded]) -> None:
+def test_run_runs_it(checkpoint, tmp_path, programs):
     gpus(tmp_path, 8)
     command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "checkpoint", "calibrate"]
     done = subprocess.run(
@@ -162,14 +148,7 @@ def test_run_runs_it(checkpoint: Path, tmp_path: Path, programs: dict[str, Recor
 
 
 @pytest.mark.parametrize(("number", "found"), [(7, "found 7 of them"), (0, "found none: ")])
-def test_a_machine_without_the_gpus_is_refused(
-    checkpoint: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    programs: dict[str, Recorded],
-    number: int,
-    found: str,
-) -> None:
+def test_a_machine_without_the_gpus_is_refused(checkpoint, tmp_path, capsys, programs, number, found):
     gpus(tmp_path, number)
     assert main(["checkpoint", "calibrate", str(checkpoint), "--output", str(tmp_path / "amax"), "--run"]) == 1
 
@@ -178,7 +157,7 @@ def test_a_machine_without_the_gpus_is_refused(
     assert not programs["git"].calls
 
 
-def test_what_r1_needs() -> None:
+def test_what_r1_needs():
     r1 = Calibration(Path("/models/R1"), Path("/amax"), 256, R1_BYTES)
 
     h100, h200 = 81559 * 2**20, 143771 * 2**20
@@ -187,9 +166,7 @@ def test_what_r1_needs() -> None:
 
 
 @pytest.mark.parametrize("quantization", [None, "fp8", [], {"quant_method": "awq"}])
-def test_other_checkpoints_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], quantization: object
-) -> None:
+def test_other_checkpoints_are_refused(tmp_path, capsys, quantization):
     changes = {"model_type": "deepseek_v32", "n_routed_experts": 8, "quantization_config": quantization}
     config = CONFIG | changes
     other = write_checkpoint(tmp_path / "other", {"lm_head.weight": np.ones((8, 8), np.float32)}, config)
@@ -202,8 +179,6 @@ def test_other_checkpoints_are_refused(
     )
 
 
-def test_an_output_that_is_there_is_refused(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_output_that_is_there_is_refused(checkpoint, tmp_path, capsys):
     assert main(["checkpoint", "calibrate", str(checkpoint), "--output", str(tmp_path)]) == 1
     assert "expected a new folder for the amax files, found one; name another" in capsys.readouterr().err

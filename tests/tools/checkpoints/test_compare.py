@@ -1,7 +1,5 @@
 """`checkpoint compare`: its figures against plain formulas, its experts against the reference engine."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -11,7 +9,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -29,7 +26,7 @@ from deepseek_triton_tools.checkpoints.compared_weight import compare_weights, w
 from deepseek_triton_tools.checkpoints.error_figures import OCTAVES, ErrorSums
 from deepseek_triton_tools.checkpoints.moe_forward import moe_output, moe_weights, random_tokens
 from deepseek_triton_tools.checkpoints.number_formats import GROUP, pack_int4, quantize_blocks
-from deepseek_triton_tools.checkpoints.stored_tensors import Array, open_checkpoint, read_config
+from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint, read_config
 from deepseek_triton_tools.cli.main import main
 from support.small_checkpoint import TINY, write_act_scales, write_checkpoint
 from support.waiting import wait_for
@@ -39,20 +36,20 @@ NAME = "model.layers.1.mlp.experts.2.down_proj.weight"
 numbers = st.floats(-100, 100, width=32)
 
 
-def quantized(target: Path, *options: object) -> Path:
+def quantized(target, *options):
     given = ["--output", str(target), "--device", "cpu", *map(str, options)]
     assert main(["checkpoint", "quantize", str(TINY), *given]) == 0
     return target
 
 
 @pytest.fixture(scope="module")
-def w4afp8(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def w4afp8(tmp_path_factory):
     folder = tmp_path_factory.mktemp("w4afp8")
     scales = write_act_scales(folder / "act_scales.safetensors", read_config(TINY))
     return quantized(folder / "checkpoint", "--to", "w4afp8", "--act-scales", scales, "--mtp", "drop")
 
 
-def compared(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
+def compared(capsys, *arguments):
     """The JSON document."""
     assert main(["checkpoint", "compare", *map(str, arguments), "--workers", "1", "--json"]) == 0
     return json.loads(capsys.readouterr().out)
@@ -63,7 +60,7 @@ def compared(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
 
 @pytest.mark.slow
 @given(arrays(np.float32, 40, elements=numbers), arrays(np.float32, 40, elements=numbers), st.integers(0, 40))
-def test_figures_are_those_of_the_formulas(a: Floats, b: Floats, cut: int) -> None:
+def test_figures_are_those_of_the_formulas(a, b, cut):
     sums = ErrorSums()
     sums.add(a[:cut], b[:cut])
     rest = ErrorSums()
@@ -81,7 +78,7 @@ def test_figures_are_those_of_the_formulas(a: Floats, b: Floats, cut: int) -> No
         assert sums.cosine == pytest.approx(float(wide_a @ b) / (norm_a * norm_b), abs=1e-6)
 
 
-def test_no_error_and_no_signal() -> None:
+def test_no_error_and_no_signal():
     zeros, ones = np.zeros(4, np.float32), np.ones(4, np.float32)
     same, from_zero, to_zero = ErrorSums(), ErrorSums(), ErrorSums()
     same.add(ones, ones)
@@ -93,7 +90,7 @@ def test_no_error_and_no_signal() -> None:
     assert (to_zero.relative_rms, to_zero.sqnr_db, to_zero.cosine) == (1, 0, 0)
 
 
-def test_errors_are_counted_by_their_size() -> None:
+def test_errors_are_counted_by_their_size():
     sums = ErrorSums()
     sums.add(np.ones(5, np.float32), np.array([1, 1.5, 1.25, 0.75, 1e9], np.float32))
 
@@ -101,14 +98,14 @@ def test_errors_are_counted_by_their_size() -> None:
     assert {octave: count for octave, count in counts.items() if count} == {-1: 1, -2: 2, OCTAVES[-1]: 1}
 
 
-def test_errors_of_a_weight_of_zeros_are_beyond_any_size() -> None:
+def test_errors_of_a_weight_of_zeros_are_beyond_any_size():
     sums = ErrorSums()
     sums.add(np.zeros(3, np.float32), np.array([0, 1, -2], np.float32))
 
     assert sums.num_differing == sums.octaves[-1] == sums.octaves.sum() == 2
 
 
-def test_values_that_are_not_finite_are_counted_and_left_out() -> None:
+def test_values_that_are_not_finite_are_counted_and_left_out():
     sums = ErrorSums()
     sums.add(np.array([1, np.nan, 3], np.float32), np.array([2, 1, np.inf], np.float32))
 
@@ -118,23 +115,23 @@ def test_values_that_are_not_finite_are_counted_and_left_out() -> None:
 # --- Values that are clipped ---
 
 
-def clipped(folder: Path, weight: Floats, other: dict[str, Array]) -> int:
+def clipped(folder, weight, other):
     """How many values of the weight the other form of it clips."""
     a = write_checkpoint(folder / "a", {NAME: weight}, {})
     b = write_checkpoint(folder / "b", other, {})
     return compare_weights(*(weight_of(open_checkpoint(one), NAME) for one in (a, b))).num_clipped
 
 
-def test_int4_clips_what_is_half_a_step_beyond_its_largest(tmp_path: Path) -> None:
+def test_int4_clips_what_is_half_a_step_beyond_its_largest(tmp_path):
     weight = np.zeros((3, 2 * GROUP), np.float32)
     weight[1, GROUP : GROUP + 6] = 7.4, -7.4, 7.6, 100, -8, -9  # -8 is stored as such, though it is beyond 7
     values = np.clip(np.rint(weight), -8, 7).astype(np.int8)
-    other: dict[str, Array] = {NAME: pack_int4(values), f"{NAME}_scale_inv": np.ones((3, 2), np.float32)}
+    other = {NAME: pack_int4(values), f"{NAME}_scale_inv": np.ones((3, 2), np.float32)}
 
     assert clipped(tmp_path, weight, other) == 3
 
 
-def test_fp8_clips_what_is_half_a_step_beyond_its_largest(tmp_path: Path) -> None:
+def test_fp8_clips_what_is_half_a_step_beyond_its_largest(tmp_path):
     weight = np.full((300, 130), 2.0, np.float32)
     _, scales = quantize_blocks(weight)
     weight[299, 129] = 100
@@ -149,7 +146,7 @@ def test_fp8_clips_what_is_half_a_step_beyond_its_largest(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("layer", [1, 2])
-def test_the_experts_are_those_of_the_reference_engine(layer: int) -> None:
+def test_the_experts_are_those_of_the_reference_engine(layer):
     tensors, config = open_checkpoint(TINY), read_config(TINY)
     norm = weight_of(tensors, f"model.layers.{layer}.post_attention_layernorm.weight").read()
     tokens = random_tokens(norm, 50, seed=1)
@@ -162,7 +159,7 @@ def test_the_experts_are_those_of_the_reference_engine(layer: int) -> None:
     assert np.abs(found.output - expected).max() < 1e-5 * np.abs(expected).max()
 
 
-def test_random_tokens_have_the_size_that_the_layer_gets() -> None:
+def test_random_tokens_have_the_size_that_the_layer_gets():
     norm = np.array([1, 2, 0.5, 3], np.float32)
     tokens = random_tokens(norm, 7, seed=3)
 
@@ -171,12 +168,12 @@ def test_random_tokens_have_the_size_that_the_layer_gets() -> None:
     assert not np.array_equal(tokens, random_tokens(norm, 7, seed=4))
 
 
-def test_the_named_weights_are_those_that_are_read() -> None:
+def test_the_named_weights_are_those_that_are_read():
     tensors, config = open_checkpoint(TINY), read_config(TINY)
     named = set(moe_weights(1, config))
-    read: set[str] = set()
+    read = set()
 
-    def reading(name: str) -> Floats:
+    def reading(name):
         read.add(name)
         return weight_of(tensors, name).read()
 
@@ -188,7 +185,7 @@ def test_the_named_weights_are_those_that_are_read() -> None:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_is_equal_to_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_is_equal_to_itself(capsys):
     found = compared(capsys, TINY, TINY)
 
     assert all(one["differing"] == 0 for kind in ("parts", "moe_outputs", "weights") for one in found[kind])
@@ -200,7 +197,7 @@ def test_a_checkpoint_is_equal_to_itself(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.slow
-def test_w4afp8_changes_the_experts_and_nothing_else(capsys: pytest.CaptureFixture[str], w4afp8: Path) -> None:
+def test_w4afp8_changes_the_experts_and_nothing_else(capsys, w4afp8):
     found = compared(capsys, TINY, w4afp8)
 
     errors = {one["part"]: one for one in found["parts"]}
@@ -219,7 +216,7 @@ def test_w4afp8_changes_the_experts_and_nothing_else(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.slow
-def test_the_figures_of_a_weight_are_those_of_its_values(capsys: pytest.CaptureFixture[str], w4afp8: Path) -> None:
+def test_the_figures_of_a_weight_are_those_of_its_values(capsys, w4afp8):
     found = compared(capsys, TINY, w4afp8, "--layers", "1")
 
     (figures,) = (one for one in found["weights"] if one["name"] == NAME)
@@ -230,7 +227,7 @@ def test_the_figures_of_a_weight_are_those_of_its_values(capsys: pytest.CaptureF
 
 
 @pytest.mark.slow
-def test_layers_and_samples(capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_and_samples(capsys):
     found = compared(capsys, TINY, TINY, "--layers", "0,2-2", "--sample", "2")
 
     names = [one["name"] for one in found["weights"]]
@@ -244,7 +241,7 @@ def test_layers_and_samples(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_the_second_checkpoint_needs_no_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_second_checkpoint_needs_no_config(capsys, tmp_path):
     shutil.copy(TINY / "model.safetensors", tmp_path)
     found = compared(capsys, TINY, tmp_path, "--sample", "1")
 
@@ -253,7 +250,7 @@ def test_the_second_checkpoint_needs_no_config(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.slow
-def test_what_people_read(capsys: pytest.CaptureFixture[str], tmp_path: Path, w4afp8: Path) -> None:
+def test_what_people_read(capsys, tmp_path, w4afp8):
     page = tmp_path / "error.html"
     assert main(["checkpoint", "compare", str(TINY), str(w4afp8), "--report", str(page)]) == 0
 
@@ -269,7 +266,7 @@ def test_what_people_read(capsys: pytest.CaptureFixture[str], tmp_path: Path, w4
 
 
 @pytest.mark.slow
-def test_experts_that_overflow_are_told(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_experts_that_overflow_are_told(capfd, tmp_path):
     stored = open_checkpoint(TINY)
     names = [name for name in stored if name.startswith("model.layers.1.")]
     weights = {name: stored[name].read() for name in names}
@@ -292,20 +289,20 @@ def test_experts_that_overflow_are_told(capfd: pytest.CaptureFixture[str], tmp_p
         ([TINY, TINY, "--layers", "7-8"], "--layers: expected layers of .*, found no weight"),
     ],
 )
-def test_refusals(capsys: pytest.CaptureFixture[str], arguments: list[object], message: str) -> None:
+def test_refusals(capsys, arguments, message):
     assert main(["checkpoint", "compare", *map(str, arguments)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(message, line)
 
 
 @pytest.mark.parametrize("layers", ["", "3-1", "x", "1,,2", "-1"])
-def test_layers_that_are_none(layers: str) -> None:
+def test_layers_that_are_none(layers):
     with pytest.raises(SystemExit) as caught:
         main(["checkpoint", "compare", str(TINY), str(TINY), f"--layers={layers}"])
     assert caught.value.code == 2
 
 
-def test_other_models_and_damaged_scales(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_models_and_damaged_scales(tmp_path, capsys):
     weight = np.ones((128, 128), np.float32)
     values, scales = quantize_blocks(weight)
     a = write_checkpoint(tmp_path / "a", {NAME: weight, "x": weight}, {})
@@ -319,9 +316,7 @@ def test_other_models_and_damaged_scales(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("report", ["gone/error.html", ".", "a-file/error.html"])
-def test_a_report_that_cannot_be_written_is_told_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], report: str
-) -> None:
+def test_a_report_that_cannot_be_written_is_told_first(tmp_path, capsys, report):
     (tmp_path / "a-file").touch()
     assert main(["checkpoint", "compare", "no-source", "no-other", "--report", str(tmp_path / report)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -329,7 +324,7 @@ def test_a_report_that_cannot_be_written_is_told_first(
 
 
 @pytest.mark.slow
-def test_the_figures_are_there_when_the_report_fails_late(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_figures_are_there_when_the_report_fails_late(tmp_path, capsys):
     report = tmp_path / ("x" * 250)  # its scratch name is too long
     assert main(["checkpoint", "compare", str(TINY), str(TINY), "--sample", "1", "--report", str(report)]) == 1
     out, err = capsys.readouterr()
@@ -341,7 +336,7 @@ STRANGE_NAMES = ["a\nb", "a\0b", "model.layers.0.²", "model.layers.0.x.y", f"mo
 
 
 @pytest.mark.slow
-def test_strange_names_and_shapes_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_strange_names_and_shapes_are_compared(tmp_path, capsys):
     one = np.ones((2, 2), np.float32)
     empty = {"lm_head.weight": np.ones((4, 0), np.float32)}
     folder = write_checkpoint(
@@ -360,7 +355,7 @@ def test_strange_names_and_shapes_are_compared(tmp_path: Path, capsys: pytest.Ca
     assert main(["checkpoint", "compare", str(folder), str(folder), "--workers", "1"]) == 0
 
 
-def with_rows(content: bytes, old: bytes, new: bytes) -> bytes:
+def with_rows(content, old, new):
     """Put another shape into the header of a safetensors file."""
     length = int.from_bytes(content[:8], "little")
     header = content[8 : 8 + length].replace(old, new)
@@ -378,9 +373,7 @@ def with_rows(content: bytes, old: bytes, new: bytes) -> bytes:
         ({"routed_scaling_factor": "x"}, "layer 1: expected experts that fit the numbers in config.json"),
     ],
 )
-def test_numbers_that_fit_no_weights(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], message: str
-) -> None:
+def test_numbers_that_fit_no_weights(tmp_path, capsys, changes, message):
     folder = tmp_path / "tiny"
     shutil.copytree(TINY, folder)
     (folder / "config.json").write_text(json.dumps(read_config(TINY) | changes))
@@ -393,9 +386,7 @@ def test_numbers_that_fit_no_weights(
 
 
 @pytest.mark.slow
-def test_config_json_may_ask_for_any_number_of_layers_and_experts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_config_json_may_ask_for_any_number_of_layers_and_experts(tmp_path, capsys):
     shutil.copytree(TINY, tmp_path / "tiny")
     many = {"num_hidden_layers": 10**10, "n_routed_experts": 10**10}
     (tmp_path / "tiny/config.json").write_text(json.dumps(read_config(TINY) | many))
@@ -407,14 +398,14 @@ def test_config_json_may_ask_for_any_number_of_layers_and_experts(
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def large(tmp_path_factory):
     """A checkpoint of zeros that keeps the processes busy for many seconds."""
     folder = tmp_path_factory.mktemp("large") / "checkpoint"
     make_checkpoint(folder, size=20 * 10**9, sparse=True)
     return folder
 
 
-def processes(pattern: str, parent: int) -> list[int]:
+def processes(pattern, parent):
     """The children of a process whose command line has the pattern."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -428,7 +419,7 @@ def processes(pattern: str, parent: int) -> list[int]:
     return found
 
 
-def is_running(pid: int) -> bool:
+def is_running(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -444,9 +435,7 @@ def is_running(pid: int) -> bool:
         ("worker", signal.SIGKILL, 1, "a process that compares was killed; was memory short?"),
     ],
 )
-def test_no_process_outlives_the_command(
-    large: Path, victim: str, number: signal.Signals, code: int, said: str
-) -> None:
+def test_no_process_outlives_the_command(large, victim, number, code, said):
     command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "checkpoint", "compare", str(large), str(large)]
     with subprocess.Popen([*command, "--workers", "2"], stderr=subprocess.PIPE, text=True) as process:
         workers = wait_for(lambda: found if len(found := processes("spawn_main", process.pid)) == 2 else None)

@@ -1,16 +1,11 @@
 """`checkpoint cut`: what is left of a checkpoint, byte for byte, and what can't be cut."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
 import platform
 import subprocess
 import tracemalloc
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +17,7 @@ from deepseek_backend.engines.reference.model_runner import ModelRunner
 from deepseek_triton_tools.checkpoints.companion_files import companion_files
 from deepseek_triton_tools.checkpoints.cut import CutOptions, plan_cut, write_cut
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter
-from deepseek_triton_tools.checkpoints.stored_tensors import DTYPES, StoredTensors, open_checkpoint, read_config
+from deepseek_triton_tools.checkpoints.stored_tensors import DTYPES, open_checkpoint, read_config
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.tool_errors import CheckpointError
 from support.checked import CHECKOUT
@@ -41,11 +36,11 @@ CONFIG = {
 WIDTH = 8
 
 
-def cut(source: Path, *options: object, code: int = 0) -> None:
+def cut(source, *options, code=0):
     assert main(["checkpoint", "cut", str(source), *map(str, options)]) == code
 
 
-def write(folder: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], **config: Any) -> Path:
+def write(folder, tensors, **config):
     """Write a checkpoint in one file, whose bytes count up, so that no two rows are alike."""
     folder.mkdir()
     outputs = [OutputTensor(name, dtype, shape) for name, (dtype, shape) in tensors.items()]
@@ -59,9 +54,9 @@ def write(folder: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], **co
     return folder
 
 
-def w4afp8(folder: Path) -> Path:
+def w4afp8(folder):
     """Write a checkpoint with the names and types of W4AFP8, an MTP layer and 16 experts, and all its documents."""
-    tensors: dict[str, tuple[str, tuple[int, ...]]] = {"model.embed_tokens.weight": ("BF16", (32, WIDTH))}
+    tensors = {"model.embed_tokens.weight": ("BF16", (32, WIDTH))}
     for layer in range(5):
         prefix = f"model.layers.{layer}"
         tensors[f"{prefix}.input_layernorm.weight"] = ("BF16", (WIDTH,))
@@ -86,11 +81,11 @@ def w4afp8(folder: Path) -> Path:
     return folder
 
 
-def read(folder: Path, name: str) -> Any:
+def read(folder, name):
     return json.loads((folder / name).read_text())
 
 
-def same(found: StoredTensors, name: str, source: StoredTensors, origin: str | None = None) -> bool:
+def same(found, name, source, origin=None):
     """Whether a tensor is the first rows of another one."""
     left = found[name].read()
     whole = source[origin or name].read()
@@ -98,7 +93,7 @@ def same(found: StoredTensors, name: str, source: StoredTensors, origin: str | N
 
 
 @pytest.mark.parametrize("num_layers", [1, 2])
-def test_a_cut_tiny_checkpoint_loads_in_the_reference_engine_and_generates(tmp_path: Path, num_layers: int) -> None:
+def test_a_cut_tiny_checkpoint_loads_in_the_reference_engine_and_generates(tmp_path, num_layers):
     cut(TINY, "--layers", num_layers, "--output", tmp_path / "cut")
 
     checkpoint = load_checkpoint("cut", version_dir=tmp_path)
@@ -113,7 +108,7 @@ def test_a_cut_tiny_checkpoint_loads_in_the_reference_engine_and_generates(tmp_p
     assert np.isfinite(hidden).all()
 
 
-def test_the_tensors_that_are_left_have_their_bytes(tmp_path: Path) -> None:
+def test_the_tensors_that_are_left_have_their_bytes(tmp_path):
     cut(TINY, "--layers", 2, "--output", tmp_path / "cut")
 
     found, source = open_checkpoint(tmp_path / "cut"), open_checkpoint(TINY)
@@ -128,14 +123,14 @@ def test_the_tensors_that_are_left_have_their_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["SHA256SUMS", "sha256sum.txt", "sha256sums", "checksums.sha256", "a.safetensors.SHA256"]
 )
-def test_checksums_of_other_weights_are_left_out(tmp_path: Path, name: str) -> None:
+def test_checksums_of_other_weights_are_left_out(tmp_path, name):
     source = w4afp8(tmp_path / "w")
     (source / name).write_text("0" * 64 + "  model.safetensors\n")
 
     assert [path.name for path in companion_files(source)] == ["tokenizer.json"]
 
 
-def test_the_mtp_layer_becomes_the_layer_after_the_last(tmp_path: Path) -> None:
+def test_the_mtp_layer_becomes_the_layer_after_the_last(tmp_path):
     cut(TINY, "--layers", 2, "--mtp", "--output", tmp_path / "cut")
 
     found, source = open_checkpoint(tmp_path / "cut"), open_checkpoint(TINY)
@@ -146,7 +141,7 @@ def test_the_mtp_layer_becomes_the_layer_after_the_last(tmp_path: Path) -> None:
     assert read(tmp_path / "cut", "config.json")["num_nextn_predict_layers"] == 1
 
 
-def test_experts_are_cut_with_the_rows_of_their_router(tmp_path: Path) -> None:
+def test_experts_are_cut_with_the_rows_of_their_router(tmp_path):
     source = open_checkpoint(w4afp8(tmp_path / "w"))
 
     cut(tmp_path / "w", "--layers", 2, "--experts", 8, "--mtp", "--output", tmp_path / "cut")
@@ -166,7 +161,7 @@ def test_experts_are_cut_with_the_rows_of_their_router(tmp_path: Path) -> None:
     assert read(tmp_path / "cut", "config.json")["n_routed_experts"] == 8
 
 
-def test_the_documents_name_no_layer_that_is_left_out(tmp_path: Path) -> None:
+def test_the_documents_name_no_layer_that_is_left_out(tmp_path):
     cut(w4afp8(tmp_path / "w"), "--layers", 2, "--mtp", "--output", tmp_path / "cut")
 
     layers = read(tmp_path / "cut", "quant_cfg.json")["quantized_layers"]
@@ -175,14 +170,14 @@ def test_the_documents_name_no_layer_that_is_left_out(tmp_path: Path) -> None:
     assert excluded == ["lm_head", "*.4"]
 
 
-def test_every_tensor_is_aligned_whatever_its_size(tmp_path: Path) -> None:
+def test_every_tensor_is_aligned_whatever_its_size(tmp_path):
     cut(w4afp8(tmp_path / "w"), "--layers", 2, "--output", tmp_path / "cut")
 
     for tensor in open_checkpoint(tmp_path / "cut").values():
         assert tensor.begin % DTYPES[tensor.dtype].itemsize == 0, tensor.name
 
 
-def test_files_have_the_size_that_is_asked_for(tmp_path: Path) -> None:
+def test_files_have_the_size_that_is_asked_for(tmp_path):
     folder = w4afp8(tmp_path / "w")
     planned = plan_cut(open_checkpoint(folder), read_config(folder), CutOptions(num_layers=3, shard_bytes=1000))
 
@@ -194,7 +189,7 @@ def test_files_have_the_size_that_is_asked_for(tmp_path: Path) -> None:
     assert {path.name for path in open_checkpoint(tmp_path / "cut").files} == set(planned.shards)
 
 
-def test_only_dense_layers_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_dense_layers_are_said(tmp_path, capsys):
     cut(w4afp8(tmp_path / "w"), "--layers", 1, "--output", tmp_path / "cut")
 
     assert "the first 1 layers are dense" in capsys.readouterr().err
@@ -211,9 +206,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("options", "said"), REFUSED)
-def test_what_the_architecture_cannot_do_is_refused(
-    tmp_path: Path, options: list[object], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_architecture_cannot_do_is_refused(tmp_path, options, said, capsys):
     cut(w4afp8(tmp_path / "w"), *options, "--output", tmp_path / "cut", code=2)
 
     [line] = capsys.readouterr().err.splitlines()
@@ -221,7 +214,7 @@ def test_what_the_architecture_cannot_do_is_refused(
     assert {path.name for path in tmp_path.iterdir()} == {"w"}
 
 
-def test_a_checkpoint_without_an_mtp_layer_has_none_to_keep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_without_an_mtp_layer_has_none_to_keep(tmp_path, capsys):
     cut(TINY, "--layers", 2, "--output", tmp_path / "one")
 
     cut(tmp_path / "one", "--layers", 1, "--mtp", "--output", tmp_path / "two", code=2)
@@ -229,7 +222,7 @@ def test_a_checkpoint_without_an_mtp_layer_has_none_to_keep(tmp_path: Path, caps
     assert "--mtp: expected an MTP layer, found none" in capsys.readouterr().err
 
 
-def test_a_cut_removes_what_killed_ones_have_left(tmp_path: Path) -> None:
+def test_a_cut_removes_what_killed_ones_have_left(tmp_path):
     with subprocess.Popen(["true"]) as ended:
         pass
     living = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
@@ -263,25 +256,13 @@ BROKEN = [
         2,
         "found 6 of 10000000000 experts; use 8; --experts: expected 10000",
     ),
-    (
-        {"n_routed_experts": 32},
-        ["--experts", 8],
-        2,
-        "expected 32 rows in each router by config.json, found others",
-    ),
+    ({"n_routed_experts": 32}, ["--experts", 8], 2, "expected 32 rows in each router by config.json, found others"),
     ({"num_hidden_layers": 10**10}, ["--layers", 10**9], 2, "found none of layer 5 and 999,999,994 more"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "options", "code", "said"), BROKEN)
-def test_numbers_that_fit_no_checkpoint_are_refused(
-    tmp_path: Path,
-    changes: dict[str, Any],
-    options: list[object],
-    code: int,
-    said: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_numbers_that_fit_no_checkpoint_are_refused(tmp_path, changes, options, code, said, capsys):
     folder = w4afp8(tmp_path / "w")
     (folder / "config.json").write_text(json.dumps(CONFIG | changes))
 
@@ -292,7 +273,7 @@ def test_numbers_that_fit_no_checkpoint_are_refused(
     assert {path.name for path in tmp_path.iterdir()} == {"w"}
 
 
-def test_numbers_may_be_null(tmp_path: Path) -> None:
+def test_numbers_may_be_null(tmp_path):
     nulls = dict.fromkeys(("first_k_dense_replace", "num_nextn_predict_layers", "topk_group", "n_group"))
     folder = w4afp8(tmp_path / "w")
     (folder / "config.json").write_text(json.dumps(CONFIG | nulls))
@@ -302,7 +283,7 @@ def test_numbers_may_be_null(tmp_path: Path) -> None:
     assert read(tmp_path / "cut", "config.json")["first_k_dense_replace"] is None
 
 
-def test_a_checkpoint_without_layers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_without_layers_is_refused(tmp_path, capsys):
     write(tmp_path / "w", {"lm_head.weight": ("BF16", (4, 4))})
 
     cut(tmp_path / "w", "--layers", 4, "--output", tmp_path / "cut", code=2)
@@ -310,7 +291,7 @@ def test_a_checkpoint_without_layers_is_refused(tmp_path: Path, capsys: pytest.C
     assert "found none of layer 0 and 3 more" in capsys.readouterr().err
 
 
-def test_strange_names_and_shapes_are_copied(tmp_path: Path) -> None:
+def test_strange_names_and_shapes_are_copied(tmp_path):
     names = ["a\nb", "a\0b", "model.layers.0.²", "model.layers.0.x.y", "model.layers.0.5.y"]
     write(tmp_path / "w", {**dict.fromkeys(names, ("BF16", (2, 2))), "model.layers.0.z": ("F32", (2**62, 0))})
 
@@ -321,7 +302,7 @@ def test_strange_names_and_shapes_are_copied(tmp_path: Path) -> None:
     assert found["model.layers.0.z"].shape == (2**62, 0)
 
 
-def test_a_document_that_is_no_json_object_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_document_that_is_no_json_object_is_named(tmp_path, capsys):
     folder = w4afp8(tmp_path / "w")
     for content in ("[" * 100_000, "[]", "\x00"):
         (folder / "quant_cfg.json").write_text(content)
@@ -332,9 +313,7 @@ def test_a_document_that_is_no_json_object_is_named(tmp_path: Path, capsys: pyte
         assert "quant_cfg.json: expected" in line
 
 
-def test_the_folder_where_it_runs_is_not_replaced(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_where_it_runs_is_not_replaced(tmp_path, capsys, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
 
@@ -346,7 +325,7 @@ def test_the_folder_where_it_runs_is_not_replaced(
     assert [path.name for path in tmp_path.glob("**/*") if path.is_dir()] == ["here", "new"]
 
 
-def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_holds_something_is_left_alone(tmp_path, capsys):
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut/mine").touch()
 
@@ -357,7 +336,7 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.parametrize("moment", range(0, 40, 8))
-def test_a_stop_leaves_nothing(tmp_path: Path, moment: int) -> None:
+def test_a_stop_leaves_nothing(tmp_path, moment):
     planned = plan_cut(open_checkpoint(TINY), read_config(TINY), CutOptions(num_layers=2))
     asked = iter(range(1000))
 
@@ -368,7 +347,7 @@ def test_a_stop_leaves_nothing(tmp_path: Path, moment: int) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_shrinks_meanwhile_leaves_nothing(tmp_path: Path) -> None:
+def test_a_file_that_shrinks_meanwhile_leaves_nothing(tmp_path):
     folder = w4afp8(tmp_path / "w")
     planned = plan_cut(open_checkpoint(folder), read_config(folder), CutOptions(num_layers=2))
     with (folder / "model.safetensors").open("r+b") as file:
@@ -381,7 +360,7 @@ def test_a_file_that_shrinks_meanwhile_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_large_tensor_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+def test_a_large_tensor_is_never_in_memory_as_a_whole(tmp_path):
     rows = 2**14
     tensors = {f"model.layers.{n}.x": ("BF16", (rows if n == 0 else 1, 2048)) for n in range(4)}
     folder = write(tmp_path / "w", tensors)
@@ -403,9 +382,7 @@ def test_a_large_tensor_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     dtypes=st.data(),
     num_layers=st.integers(1, 3),
 )
-def test_any_shapes_and_types_are_copied(
-    tmp_path_factory: pytest.TempPathFactory, shapes: list[list[int]], dtypes: st.DataObject, num_layers: int
-) -> None:
+def test_any_shapes_and_types_are_copied(tmp_path_factory, shapes, dtypes, num_layers):
     folder = tmp_path_factory.mktemp("any")
     kinds = sorted(DTYPES.keys() - {"BOOL"})
     tensors = {
@@ -425,7 +402,7 @@ def test_any_shapes_and_types_are_copied(
         assert math.prod(tensor.shape) == 0 or tensor.read().tobytes() == source[name].read().tobytes()
 
 
-def test_what_was_cut_can_be_verified(tmp_path: Path) -> None:
+def test_what_was_cut_can_be_verified(tmp_path):
     assert main(["checkpoint", "cut", str(TINY), "--layers", "2", "--output", str(tmp_path / "cut")]) == 0
 
     assert main(["checkpoint", "verify", str(tmp_path / "cut")]) == 0

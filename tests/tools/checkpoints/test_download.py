@@ -1,16 +1,12 @@
 """Downloading a checkpoint from a hub on a real socket, which fails in the ways that hubs fail."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
@@ -18,10 +14,10 @@ from huggingface_hub.file_download import hf_hub_download
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.checkpoints.download import DownloadOptions, DownloadProgress, DownloadResult, download
+from deepseek_triton_tools.checkpoints.download import DownloadOptions, download
 from deepseek_triton_tools.checkpoints.download_target import FolderTarget
 from deepseek_triton_tools.checkpoints.download_transfer import RateLimit
-from deepseek_triton_tools.checkpoints.hub import Hub, HubFile, HubListing
+from deepseek_triton_tools.checkpoints.hub import Hub
 from deepseek_triton_tools.checkpoints.verify import verify
 from deepseek_triton_tools.repository.checkpoint_files import find_checkpoints
 from deepseek_triton_tools.repository.checkpoint_manifest import (
@@ -35,7 +31,7 @@ from deepseek_triton_tools.repository.checkpoint_manifest import (
 from deepseek_triton_tools.repository.hub_cache import HubName, unfinished_downloads
 from deepseek_triton_tools.tool_errors import CheckpointError
 from deepseek_triton_tools.warming.checkpoint.checksums import expected_checksums
-from support.hub_server import COMMIT, MODEL, Fault, HubServer, hub_server, one_tensor
+from support.hub_server import COMMIT, MODEL, Fault, hub_server, one_tensor
 
 SHARD, CONFIG = "model.safetensors", "config.json"
 
@@ -54,17 +50,17 @@ SERVED = {SHARD, CONFIG, "inference/model.py", "LICENSE"}
 class Seen:
     """A view that keeps what a download shows."""
 
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.last: DownloadProgress | None = None
+    def __init__(self):
+        self.lines = []
+        self.last = None
 
-    def say(self, text: str) -> None:
+    def say(self, text):
         self.lines.append(text)
 
-    def progress(self, progress: DownloadProgress) -> None:
+    def progress(self, progress):
         self.last = progress
 
-    def waits_for(self, holder: str) -> None:
+    def waits_for(self, holder):
         self.lines.append(f"waits for {holder}")
 
 
@@ -75,28 +71,28 @@ def hub():
 
 
 @pytest.fixture
-def seen() -> Seen:
+def seen():
     return Seen()
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path):
     return tmp_path / "weights"
 
 
-def bring(server: HubServer, folder: Path | None, seen: Seen, *, token: str = "", **options: Any) -> DownloadResult:
+def bring(server, folder, seen, *, token="", **options):
     options = {"name": HubName(MODEL), "first_wait_s": 0.01, "give_up_s": 60.0} | options
     return download(DownloadOptions(folder=folder, **options), seen, Hub(server.url, token or None))
 
 
-def refused(server: HubServer, folder: Path | None, seen: Seen, **options: Any) -> str:
+def refused(server, folder, seen, **options):
     with pytest.raises(CheckpointError) as raised:
         bring(server, folder, seen, **options)
     assert "\n" not in str(raised.value)
     return str(raised.value)
 
 
-def there(folder: Path) -> dict[str, bytes]:
+def there(folder):
     """Return the files of the checkpoint, without the records of the download."""
     paths = (path for path in folder.rglob("*") if path.is_file() and ".cache" not in path.parts)
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths if path.name != MANIFEST_NAME}
@@ -105,7 +101,7 @@ def there(folder: Path) -> dict[str, bytes]:
 # What is brought
 
 
-def test_a_folder_gets_what_serving_needs(hub, folder, seen) -> None:
+def test_a_folder_gets_what_serving_needs(hub, folder, seen):
     result = bring(hub, folder, seen)
     assert there(folder) == {name: FILES[name] for name in SERVED}
     assert (result.folder, result.received) == (folder, sum(len(FILES[name]) for name in SERVED))
@@ -115,7 +111,7 @@ def test_a_folder_gets_what_serving_needs(hub, folder, seen) -> None:
     assert not list(folder.rglob("*.lock")) + unfinished_downloads(folder)
 
 
-def test_the_manifest_says_what_came(hub, folder, seen) -> None:
+def test_the_manifest_says_what_came(hub, folder, seen):
     bring(hub, folder, seen)
     manifest = read_manifest(folder)
     assert manifest is not None
@@ -125,26 +121,26 @@ def test_the_manifest_says_what_came(hub, folder, seen) -> None:
     }
 
 
-def test_a_second_time_nothing_is_asked_for(hub, folder, seen) -> None:
+def test_a_second_time_nothing_is_asked_for(hub, folder, seen):
     bring(hub, folder, seen)
     before = dict(hub.sent)
     assert bring(hub, folder, seen).received == 0
     assert hub.sent == before
 
 
-def test_hf_download_finds_each_file_there(hub, folder, seen) -> None:
+def test_hf_download_finds_each_file_there(hub, folder, seen):
     bring(hub, folder, seen)
     for name in SERVED:
         assert Path(hf_hub_download(MODEL, name, local_dir=folder, local_files_only=True)) == folder / name
 
 
-def test_warm_verifies_with_its_records(hub, folder, seen) -> None:
+def test_warm_verifies_with_its_records(hub, folder, seen):
     bring(hub, folder, seen)
     (checkpoint,) = find_checkpoints(str(folder))
     assert expected_checksums(checkpoint)[folder / SHARD].digest == hashlib.sha256(FILES[SHARD]).hexdigest()
 
 
-def test_the_cache_is_the_hubs_own(hub, seen, tmp_path, monkeypatch) -> None:
+def test_the_cache_is_the_hubs_own(hub, seen, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     result = bring(hub, None, seen)
     assert there(result.folder) == {name: FILES[name] for name in SERVED}
@@ -156,7 +152,7 @@ def test_the_cache_is_the_hubs_own(hub, seen, tmp_path, monkeypatch) -> None:
     assert bring(hub, None, seen).received == 0
 
 
-def test_a_cache_that_is_not_whole_is_not_found_by_its_branch(hub, seen, tmp_path, monkeypatch) -> None:
+def test_a_cache_that_is_not_whole_is_not_found_by_its_branch(hub, seen, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     hub.always[SHARD] = Fault(status=404)
     refused(hub, None, seen)
@@ -166,7 +162,7 @@ def test_a_cache_that_is_not_whole_is_not_found_by_its_branch(hub, seen, tmp_pat
         hf_hub_download(MODEL, CONFIG, cache_dir=tmp_path, local_files_only=True)
 
 
-def test_equal_files_come_once_into_the_cache(hub, seen, tmp_path, monkeypatch) -> None:
+def test_equal_files_come_once_into_the_cache(hub, seen, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     same = {f"{name}/__init__.py": b"" for name in "abcd"} | {f"{name}.json": bytes(200_000) for name in "abcd"}
     hub.files |= same
@@ -178,20 +174,20 @@ def test_equal_files_come_once_into_the_cache(hub, seen, tmp_path, monkeypatch) 
     assert seen.lines == []
 
 
-def test_room_for_equal_files_is_needed_once(hub, seen, tmp_path, monkeypatch) -> None:
+def test_room_for_equal_files_is_needed_once(hub, seen, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     hub.files |= {"a.safetensors": FILES[SHARD]}
     hub.listed_sizes |= {SHARD: 2**60, "a.safetensors": 2**60}
     assert "expected 1,034 PiB of free room" in refused(hub, None, seen)
 
 
-def test_patterns_choose_other_files(hub, folder, seen) -> None:
+def test_patterns_choose_other_files(hub, folder, seen):
     bring(hub, folder, seen, include=["*.bin", "*.json"], exclude=["conf*"])
     assert there(folder).keys() == {"pytorch_model.bin"}
     assert "the hub lists LICENSE" in refused(hub, folder, seen, include=["*.gguf"])
 
 
-def test_the_manifest_keeps_what_came_before_of_the_same_commit(hub, folder, seen) -> None:
+def test_the_manifest_keeps_what_came_before_of_the_same_commit(hub, folder, seen):
     bring(hub, folder, seen, include=["*.json"], exclude=[])
     bring(hub, folder, seen, include=["LICENSE"], exclude=[])
     manifest = read_manifest(folder)
@@ -200,7 +196,7 @@ def test_the_manifest_keeps_what_came_before_of_the_same_commit(hub, folder, see
 
 
 @pytest.mark.parametrize("is_clone", [False, True])
-def test_the_models_own_manifest_is_replaced_by_the_downloads(hub, folder, seen, is_clone) -> None:
+def test_the_models_own_manifest_is_replaced_by_the_downloads(hub, folder, seen, is_clone):
     record = {"size": 1, "sha256": "0" * 64}
     document = {"schema": SCHEMA, "source": "a model, converted", "revision": "", "files": {CONFIG: record}}
     hub.files[MANIFEST_NAME] = json.dumps(document).encode()
@@ -213,7 +209,7 @@ def test_the_models_own_manifest_is_replaced_by_the_downloads(hub, folder, seen,
     assert result.received == 0
 
 
-def test_a_manifest_that_names_itself_is_mended(hub, folder, seen) -> None:
+def test_a_manifest_that_names_itself_is_mended(hub, folder, seen):
     bring(hub, folder, seen)
     good = read_manifest(folder)
     assert good is not None
@@ -222,11 +218,11 @@ def test_a_manifest_that_names_itself_is_mended(hub, folder, seen) -> None:
     assert read_manifest(folder) == good
 
 
-def test_the_manifest_is_written_while_others_wait(hub, folder, seen, monkeypatch) -> None:
+def test_the_manifest_is_written_while_others_wait(hub, folder, seen, monkeypatch):
     is_locked = []
     finish = FolderTarget.finish
 
-    def watched(target: FolderTarget, files: Any) -> None:
+    def watched(target, files):
         is_locked.append(target.lock.exists())
         finish(target, files)
 
@@ -235,13 +231,13 @@ def test_the_manifest_is_written_while_others_wait(hub, folder, seen, monkeypatc
     assert is_locked == [True]
 
 
-def test_an_empty_file_comes_too(hub, folder, seen) -> None:
+def test_an_empty_file_comes_too(hub, folder, seen):
     hub.files["inference/__init__.py"] = b""
     bring(hub, folder, seen)
     assert there(folder)["inference/__init__.py"] == b""
 
 
-def test_what_is_whole_may_be_read_only(hub, folder, seen) -> None:
+def test_what_is_whole_may_be_read_only(hub, folder, seen):
     bring(hub, folder, seen)
     # A folder in the place of the lock can't be replaced by anybody, root included.
     (folder / ".cache" / "huggingface" / "download" / "deepseek-triton.lock").mkdir()
@@ -251,7 +247,7 @@ def test_what_is_whole_may_be_read_only(hub, folder, seen) -> None:
 # What goes wrong on the way
 
 
-def test_a_cut_connection_goes_on_where_it_was_cut(hub, folder, seen) -> None:
+def test_a_cut_connection_goes_on_where_it_was_cut(hub, folder, seen):
     hub.faults[SHARD].extend([Fault(cut_after=7000), Fault(cut_after=5000)])
     bring(hub, folder, seen)
     assert hub.asked(SHARD) == [0, 7000, 12000]
@@ -261,7 +257,7 @@ def test_a_cut_connection_goes_on_where_it_was_cut(hub, folder, seen) -> None:
     assert "next try in" in seen.lines[0]
 
 
-def test_a_server_without_ranges_sends_all_again(hub, folder, seen) -> None:
+def test_a_server_without_ranges_sends_all_again(hub, folder, seen):
     hub.knows_ranges = False
     hub.faults[SHARD].append(Fault(cut_after=7000))
     result = bring(hub, folder, seen)
@@ -270,7 +266,7 @@ def test_a_server_without_ranges_sends_all_again(hub, folder, seen) -> None:
 
 
 @pytest.mark.slow
-def test_it_gives_up_on_a_part_that_comes_again_and_again(hub, folder, seen) -> None:
+def test_it_gives_up_on_a_part_that_comes_again_and_again(hub, folder, seen):
     hub.knows_ranges = False
     hub.always[SHARD] = Fault(cut_after=7000)
     assert f"{SHARD}: localhost:{hub.port} can't be reached, or was lost" in refused(hub, folder, seen, give_up_s=0.1)
@@ -289,7 +285,7 @@ faults = st.one_of(
     st.sets(st.sampled_from(sorted(SERVED))),
     st.booleans(),
 )
-def test_whatever_fails_the_files_come_right(hub, seen, tmp_path_factory, failing, corrupted, knows_ranges) -> None:
+def test_whatever_fails_the_files_come_right(hub, seen, tmp_path_factory, failing, corrupted, knows_ranges):
     hub.knows_ranges = knows_ranges
     hub.faults.clear()
     for name, each in failing.items():
@@ -305,7 +301,7 @@ def test_whatever_fails_the_files_come_right(hub, seen, tmp_path_factory, failin
 
 @pytest.mark.parametrize("name", ["", CONFIG, SHARD])
 @pytest.mark.parametrize("status", [408, 429, 503])
-def test_a_busy_hub_is_asked_again(hub, folder, seen, name, status) -> None:
+def test_a_busy_hub_is_asked_again(hub, folder, seen, name, status):
     hub.faults[name].append(Fault(status=status, headers={"Retry-After": "0"}))
     bring(hub, folder, seen)
     assert there(folder).keys() == SERVED
@@ -313,21 +309,21 @@ def test_a_busy_hub_is_asked_again(hub, folder, seen, name, status) -> None:
     assert f"status {status}; next try in 0.0 s" in seen.lines[0]
 
 
-def test_a_wait_that_takes_too_long_is_not_begun(hub, folder, seen) -> None:
+def test_a_wait_that_takes_too_long_is_not_begun(hub, folder, seen):
     hub.always[SHARD] = Fault(status=429, headers={"Retry-After": "3600"})
     assert "status 429, and asks to wait 1 h 0 min" in refused(hub, folder, seen)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["", SHARD])
-def test_it_gives_up_when_nothing_comes(hub, folder, seen, name) -> None:
+def test_it_gives_up_when_nothing_comes(hub, folder, seen, name):
     hub.always[name] = Fault(status=503)
     message = refused(hub, folder, seen, give_up_s=0.1)
     assert "status 503; nothing came for" in message
     assert "--give-up" in message
 
 
-def test_no_hub_at_all(hub, folder, seen) -> None:
+def test_no_hub_at_all(hub, folder, seen):
     hub.url = "http://127.0.0.1:9"
     assert "127.0.0.1:9 can't be reached" in refused(hub, folder, seen, give_up_s=0.05)
 
@@ -343,12 +339,12 @@ def test_no_hub_at_all(hub, folder, seen) -> None:
         ("http://me:se/secret@hub/", "http://hub"),
     ],
 )
-def test_an_endpoint_that_is_no_url_is_refused_at_once(endpoint, got) -> None:
+def test_an_endpoint_that_is_no_url_is_refused_at_once(endpoint, got):
     with pytest.raises(CheckpointError, match=rf"HF_ENDPOINT: expected a URL .*, got {got};"):
         Hub(endpoint)
 
 
-def test_wrong_bytes_are_thrown_away_once(hub, folder, seen) -> None:
+def test_wrong_bytes_are_thrown_away_once(hub, folder, seen):
     hub.faults[SHARD].append(Fault(wrong=True))
     hub.faults[CONFIG].append(Fault(wrong=True))
     result = bring(hub, folder, seen)
@@ -360,7 +356,7 @@ def test_wrong_bytes_are_thrown_away_once(hub, folder, seen) -> None:
     assert result.received == result.size
 
 
-def test_bytes_that_stay_wrong_are_named_and_the_others_come(hub, folder, seen) -> None:
+def test_bytes_that_stay_wrong_are_named_and_the_others_come(hub, folder, seen):
     hub.always |= {SHARD: Fault(wrong=True), CONFIG: Fault(wrong=True)}
     message = refused(hub, folder, seen)
     assert f"{SHARD}: came 3 times" in message
@@ -369,12 +365,12 @@ def test_bytes_that_stay_wrong_are_named_and_the_others_come(hub, folder, seen) 
     assert read_manifest(folder) is None
 
 
-def test_a_longer_file_than_listed_is_refused(hub, folder, seen) -> None:
+def test_a_longer_file_than_listed_is_refused(hub, folder, seen):
     hub.listed_sizes[SHARD] = 5000
     assert f"{SHARD}: came 3 times" in refused(hub, folder, seen)
 
 
-def test_a_file_that_is_gone_is_named_and_the_others_come(hub, folder, seen) -> None:
+def test_a_file_that_is_gone_is_named_and_the_others_come(hub, folder, seen):
     hub.always |= {SHARD: Fault(status=404), CONFIG: Fault(status=404)}
     message = refused(hub, folder, seen)
     assert f"{SHARD}: the hub answers with status 404" in message
@@ -382,14 +378,14 @@ def test_a_file_that_is_gone_is_named_and_the_others_come(hub, folder, seen) -> 
     assert there(folder).keys() == SERVED - {SHARD, CONFIG}
 
 
-def test_a_model_or_revision_that_is_not_there(hub, folder, seen) -> None:
+def test_a_model_or_revision_that_is_not_there(hub, folder, seen):
     assert "has no such model for this user; correct the name" in refused(hub, folder, seen, name=HubName("no/model"))
     assert "there is no revision v9; correct --revision" in refused(hub, folder, seen, name=HubName(MODEL, "v9"))
     assert not folder.exists()
 
 
 @pytest.mark.parametrize("name", ["../evil.py", "/evil.py", "evil\0.json", "evil\ud800.json"])
-def test_names_that_no_file_in_the_folder_can_have_are_refused(hub, folder, seen, name) -> None:
+def test_names_that_no_file_in_the_folder_can_have_are_refused(hub, folder, seen, name):
     hub.files[name] = b""
     assert "lists names that no file in the folder can have: " in refused(hub, folder, seen)
     assert not folder.exists()
@@ -397,7 +393,7 @@ def test_names_that_no_file_in_the_folder_can_have_are_refused(hub, folder, seen
 
 @pytest.mark.parametrize("name", [SHARD, CONFIG])
 @pytest.mark.parametrize("digest", ["../../../precious", "0" * 63, "A" * 64, "", None])
-def test_a_hash_that_is_none_does_not_become_a_path(hub, seen, tmp_path, monkeypatch, name, digest) -> None:
+def test_a_hash_that_is_none_does_not_become_a_path(hub, seen, tmp_path, monkeypatch, name, digest):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     precious = tmp_path / "precious.incomplete"
     precious.write_text("mine")
@@ -406,18 +402,18 @@ def test_a_hash_that_is_none_does_not_become_a_path(hub, seen, tmp_path, monkeyp
     assert precious.read_text() == "mine"
 
 
-def test_a_commit_that_is_none_does_not_become_a_path(hub, folder, seen) -> None:
+def test_a_commit_that_is_none_does_not_become_a_path(hub, folder, seen):
     hub.listed_commit = "../" * 20
     assert "expected a commit from http://127.0.0.1" in refused(hub, folder, seen)
 
 
-def test_more_than_there_is_room_for_is_not_begun(hub, folder, seen) -> None:
+def test_more_than_there_is_room_for_is_not_begun(hub, folder, seen):
     hub.listed_sizes[SHARD] = 2**60
     assert "expected 1,034 PiB of free room for what is missing, found" in refused(hub, folder, seen)
     assert hub.sent == {}
 
 
-def test_a_mirror_that_lists_no_sizes_is_refused(hub, folder, seen) -> None:
+def test_a_mirror_that_lists_no_sizes_is_refused(hub, folder, seen):
     hub.listed_sizes |= {CONFIG: None, "LICENSE": -1}
     assert f"lists no size or no hash of LICENSE, {CONFIG}; correct HF_ENDPOINT" in refused(hub, folder, seen)
 
@@ -425,14 +421,14 @@ def test_a_mirror_that_lists_no_sizes_is_refused(hub, folder, seen) -> None:
 # Tokens
 
 
-def test_a_token_reaches_the_hub_and_not_the_storage(hub, folder, seen) -> None:
+def test_a_token_reaches_the_hub_and_not_the_storage(hub, folder, seen):
     hub.token = "hf_secret"
     bring(hub, folder, seen, token="hf_secret")
     assert {each.authorization for each in hub.requests if each.host == "127.0.0.1"} == {"Bearer hf_secret"}
     assert {each.authorization for each in hub.requests if each.host != "127.0.0.1"} == {""}
 
 
-def test_a_token_that_is_refused(hub, folder, seen) -> None:
+def test_a_token_that_is_refused(hub, folder, seen):
     hub.token = "hf_secret"
     message = refused(hub, folder, seen, token="hf_old")
     assert "the hub refuses the token: it is wrong or has expired; log in with `hf auth login`" in message
@@ -440,7 +436,7 @@ def test_a_token_that_is_refused(hub, folder, seen) -> None:
     assert "or log in with `hf auth login`" in refused(hub, folder, seen)
 
 
-def test_a_token_that_expires_on_the_way_loses_nothing(hub, folder, seen) -> None:
+def test_a_token_that_expires_on_the_way_loses_nothing(hub, folder, seen):
     hub.faults[SHARD].append(Fault(cut_after=7000))
     hub.always[SHARD] = Fault(status=401, headers={"X-Error-Message": "Invalid credentials in Authorization header"})
     assert f"{SHARD}: the hub refuses the token" in refused(hub, folder, seen)
@@ -449,24 +445,24 @@ def test_a_token_that_expires_on_the_way_loses_nothing(hub, folder, seen) -> Non
     assert hub.asked(SHARD)[-1] == 7000
 
 
-def test_a_link_to_the_storage_that_has_expired_is_renewed(hub, folder, seen) -> None:
+def test_a_link_to_the_storage_that_has_expired_is_renewed(hub, folder, seen):
     hub.faults[SHARD].append(Fault(status=403))
     bring(hub, folder, seen)
     assert "the storage refuses the link" in seen.lines[0]
 
 
-def test_a_file_that_the_hub_itself_refuses_is_not_asked_for_again(hub, folder, seen) -> None:
+def test_a_file_that_the_hub_itself_refuses_is_not_asked_for_again(hub, folder, seen):
     hub.always[CONFIG] = Fault(status=403)
     assert f"{CONFIG}: this user may not read it; ask for access" in refused(hub, folder, seen, give_up_s=0.1)
     assert hub.asked(CONFIG) == [0]
 
 
-def test_access_that_has_to_be_asked_for(hub, folder, seen) -> None:
+def test_access_that_has_to_be_asked_for(hub, folder, seen):
     hub.always[""] = Fault(status=403, headers={"X-Error-Code": "GatedRepo"})
     assert f"access has to be asked for at {hub.url.rstrip('/')}/{MODEL}" in refused(hub, folder, seen)
 
 
-def test_a_password_in_the_endpoint_is_not_shown(hub, folder, seen) -> None:
+def test_a_password_in_the_endpoint_is_not_shown(hub, folder, seen):
     shown = hub.url.rstrip("/")
     hub.url = shown.replace("//", "//me:secret@")
 
@@ -478,7 +474,7 @@ def test_a_password_in_the_endpoint_is_not_shown(hub, folder, seen) -> None:
     assert "secret" not in "".join(messages)
 
 
-def test_a_storage_whose_host_is_in_the_endpoints_password_is_not_the_hub(hub, folder, seen) -> None:
+def test_a_storage_whose_host_is_in_the_endpoints_password_is_not_the_hub(hub, folder, seen):
     hub.url = hub.url.replace("//", f"//localhost:{hub.port}@")
     hub.faults[SHARD].append(Fault(status=403))
     bring(hub, folder, seen)
@@ -488,7 +484,7 @@ def test_a_storage_whose_host_is_in_the_endpoints_password_is_not_the_hub(hub, f
 # What is in the folder already
 
 
-def test_files_from_elsewhere_are_compared_and_kept(hub, folder, seen) -> None:
+def test_files_from_elsewhere_are_compared_and_kept(hub, folder, seen):
     folder.mkdir()
     (folder / SHARD).write_bytes(FILES[SHARD])
     bring(hub, folder, seen)
@@ -496,7 +492,7 @@ def test_files_from_elsewhere_are_compared_and_kept(hub, folder, seen) -> None:
     assert seen.lines == []
 
 
-def test_a_damaged_file_is_replaced(hub, folder, seen) -> None:
+def test_a_damaged_file_is_replaced(hub, folder, seen):
     folder.mkdir()
     (folder / SHARD).write_bytes(bytes(len(FILES[SHARD])))
     (folder / CONFIG).write_bytes(b"{")
@@ -505,7 +501,7 @@ def test_a_damaged_file_is_replaced(hub, folder, seen) -> None:
     assert seen.lines == [f"{SHARD}: the file there has other bytes than the hub's; it is replaced"]
 
 
-def test_a_file_that_changed_after_its_download_is_compared_again(hub, folder, seen) -> None:
+def test_a_file_that_changed_after_its_download_is_compared_again(hub, folder, seen):
     bring(hub, folder, seen)
     (folder / SHARD).write_bytes(bytes(len(FILES[SHARD])))
     later = (folder / SHARD).stat().st_mtime + 10
@@ -514,7 +510,7 @@ def test_a_file_that_changed_after_its_download_is_compared_again(hub, folder, s
     assert there(folder)[SHARD] == FILES[SHARD]
 
 
-def test_pointers_of_a_git_clone_are_replaced(hub, folder, seen) -> None:
+def test_pointers_of_a_git_clone_are_replaced(hub, folder, seen):
     folder.mkdir()
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize {len(FILES[SHARD])}\n"
     (folder / SHARD).write_text(pointer)
@@ -523,14 +519,14 @@ def test_pointers_of_a_git_clone_are_replaced(hub, folder, seen) -> None:
     assert "the files replace 1 Git LFS pointers" in seen.lines[0]
 
 
-def test_another_models_folder_is_refused(hub, folder, seen) -> None:
+def test_another_models_folder_is_refused(hub, folder, seen):
     folder.mkdir()
     write_manifest(folder, CheckpointManifest("maker/other", "", {}))
     assert "found files of maker/other; choose another --to" in refused(hub, folder, seen)
     assert list(folder.iterdir()) == [folder / MANIFEST_NAME]
 
 
-def test_a_download_of_another_model_that_has_not_ended_is_refused(hub, folder, seen) -> None:
+def test_a_download_of_another_model_that_has_not_ended_is_refused(hub, folder, seen):
     hub.always[SHARD] = Fault(status=404)
     refused(hub, folder, seen)
     (claim,) = folder.rglob("deepseek-triton.source")
@@ -539,19 +535,19 @@ def test_a_download_of_another_model_that_has_not_ended_is_refused(hub, folder, 
     assert "found files of maker/other; choose another --to" in refused(hub, folder, seen)
 
 
-def test_weights_of_another_revision_are_named(hub, folder, seen) -> None:
+def test_weights_of_another_revision_are_named(hub, folder, seen):
     folder.mkdir()
     (folder / "model-1.safetensors").write_bytes(b"")
     bring(hub, folder, seen)
     assert "not of this revision: model-1.safetensors; remove them" in seen.lines[0]
 
 
-def test_a_file_in_the_place_of_the_folder_is_refused(hub, folder, seen) -> None:
+def test_a_file_in_the_place_of_the_folder_is_refused(hub, folder, seen):
     folder.write_text("")
     assert "found a file; choose another --to" in refused(hub, folder, seen)
 
 
-def test_a_partial_file_of_hf_download_is_continued(hub, folder, seen) -> None:
+def test_a_partial_file_of_hf_download_is_continued(hub, folder, seen):
     hub.always[SHARD] = Fault(status=404)
     refused(hub, folder, seen)  # makes the folder of the records
     hub.always.clear()
@@ -564,7 +560,7 @@ def test_a_partial_file_of_hf_download_is_continued(hub, folder, seen) -> None:
     assert there(folder)[SHARD] == FILES[SHARD]
 
 
-def test_what_another_process_wrote_meanwhile_is_not_cut_off(hub, folder, seen) -> None:
+def test_what_another_process_wrote_meanwhile_is_not_cut_off(hub, folder, seen):
     hub.faults[SHARD].append(Fault(cut_after=7000))
     hub.always[SHARD] = Fault(status=404)
     refused(hub, folder, seen)
@@ -572,7 +568,7 @@ def test_what_another_process_wrote_meanwhile_is_not_cut_off(hub, folder, seen) 
 
     class Overtaken(Hub):
         @contextmanager
-        def bytes_of(self, listing: HubListing, file: HubFile, begin: int) -> Iterator[tuple[int, Iterator[bytes]]]:
+        def bytes_of(self, listing, file, begin):
             with super().bytes_of(listing, file, begin) as answer:
                 partial.write_bytes(FILES[SHARD][:15_000])
                 yield answer
@@ -584,7 +580,7 @@ def test_what_another_process_wrote_meanwhile_is_not_cut_off(hub, folder, seen) 
     assert partial.read_bytes() == FILES[SHARD][:15_000]
 
 
-def test_a_partial_file_that_is_too_long_is_begun_again(hub, folder, seen) -> None:
+def test_a_partial_file_that_is_too_long_is_begun_again(hub, folder, seen):
     hub.faults[SHARD].append(Fault(cut_after=7000))
     hub.always[SHARD] = Fault(status=404)
     refused(hub, folder, seen)
@@ -600,11 +596,11 @@ def test_a_partial_file_that_is_too_long_is_begun_again(hub, folder, seen) -> No
 # Limits
 
 
-def test_all_threads_together_keep_to_the_rate() -> None:
-    waited: list[float] = []
+def test_all_threads_together_keep_to_the_rate():
+    waited = []
 
     class Waits(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
+        def wait(self, timeout=None):
             waited.append(timeout or 0.0)
             return False
 
@@ -615,6 +611,6 @@ def test_all_threads_together_keep_to_the_rate() -> None:
     assert [round(wait_s, -2) for wait_s in waited] == [1000, 2000, 3000]
 
 
-def test_a_limited_download_comes_whole(hub, folder, seen) -> None:
+def test_a_limited_download_comes_whole(hub, folder, seen):
     bring(hub, folder, seen, rate_limit=1e7, jobs=1)
     assert there(folder).keys() == SERVED

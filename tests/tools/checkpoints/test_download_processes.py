@@ -1,20 +1,16 @@
 """Downloads in processes of their own: killed, with a full disk, two at once, and what the command line says."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.repository.hub_cache import unfinished_downloads
-from support.hub_server import COMMIT, MODEL, Fault, HubServer, hub_server, one_tensor
+from support.hub_server import COMMIT, MODEL, Fault, hub_server, one_tensor
 from support.waiting import wait_for
 
 SHARD = "model.safetensors"
@@ -28,11 +24,11 @@ def hub():
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path):
     return tmp_path / "weights"
 
 
-def start(hub: HubServer, folder: Path, *options: str, **settings: Any) -> subprocess.Popen[str]:
+def start(hub, folder, *options, **settings):
     program = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "checkpoint", "download", MODEL]
     return subprocess.Popen(
         [*program, "--to", str(folder), *options],
@@ -44,12 +40,12 @@ def start(hub: HubServer, folder: Path, *options: str, **settings: Any) -> subpr
     )
 
 
-def partial_bytes(folder: Path) -> int:
+def partial_bytes(folder):
     return sum(path.stat().st_size for path in unfinished_downloads(folder))
 
 
 @pytest.mark.slow
-def test_a_killed_download_asks_only_for_what_is_missing(hub, folder) -> None:
+def test_a_killed_download_asks_only_for_what_is_missing(hub, folder):
     hub.faults[SHARD].append(Fault(hold_after=300_000))
     with start(hub, folder) as killed:
         wait_for(lambda: partial_bytes(folder) >= 200_000 and (folder / "config.json").exists())
@@ -67,7 +63,7 @@ def test_a_killed_download_asks_only_for_what_is_missing(hub, folder) -> None:
 
 
 @pytest.mark.slow
-def test_of_two_at_once_one_downloads_and_the_other_waits_for_it(hub, folder) -> None:
+def test_of_two_at_once_one_downloads_and_the_other_waits_for_it(hub, folder):
     hub.always[SHARD] = Fault(hold_after=100_000)
     with start(hub, folder) as first:
         wait_for(lambda: hub.sent[SHARD] >= 100_000)
@@ -83,8 +79,8 @@ def test_of_two_at_once_one_downloads_and_the_other_waits_for_it(hub, folder) ->
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_named_and_what_came_is_kept(hub, folder) -> None:
-    def limit() -> None:
+def test_a_full_disk_is_named_and_what_came_is_kept(hub, folder):
+    def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 
     with start(hub, folder, preexec_fn=limit) as process:
@@ -99,7 +95,7 @@ def test_a_full_disk_is_named_and_what_came_is_kept(hub, folder) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_it_and_says_how_it_goes_on(hub, folder) -> None:
+def test_ctrl_c_ends_it_and_says_how_it_goes_on(hub, folder):
     hub.faults[SHARD].append(Fault(hold_after=100_000))
     with start(hub, folder) as process:
         wait_for(lambda: hub.sent[SHARD] >= 100_000)
@@ -111,7 +107,7 @@ def test_ctrl_c_ends_it_and_says_how_it_goes_on(hub, folder) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_downloaded_can_be_verified(hub, folder, capsys) -> None:
+def test_what_was_downloaded_can_be_verified(hub, folder, capsys):
     with start(hub, folder, "--jobs", "1", "--rate-limit", "1GB", "--exclude", "*.md") as process:
         out, _ = process.communicate()
     assert out == f"{folder}: 2 files of {MODEL}, 500 KiB, verified; 500 KiB of it now; commit {COMMIT}\n"
@@ -132,7 +128,7 @@ def at_hub(hub, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_variants_name_stands_for_its_checkpoint(at_hub, folder, capsys) -> None:
+def test_a_variants_name_stands_for_its_checkpoint(at_hub, folder, capsys):
     for options, model in (([], "deepseek-ai/DeepSeek-R1"), (["--precision", "nvfp4"], "nvidia/DeepSeek-R1-FP4")):
         assert main(["checkpoint", "download", "deepseek-r1", "--to", str(folder), *options]) == 1
         assert f"{model}: {at_hub.url.rstrip('/')} has no such model" in capsys.readouterr().err
@@ -148,11 +144,11 @@ def test_a_variants_name_stands_for_its_checkpoint(at_hub, folder, capsys) -> No
         (["a/b/c"], "expected a name of `deepseek-triton variants` or OWNER/NAME, got a/b/c"),
     ],
 )
-def test_a_wrong_command_line_is_explained(words, expected, capsys) -> None:
+def test_a_wrong_command_line_is_explained(words, expected, capsys):
     assert main(["checkpoint", "download", *words]) == 2
     assert expected in capsys.readouterr().err
 
 
-def test_the_embedded_model_is_not_on_the_hub(capsys) -> None:
+def test_the_embedded_model_is_not_on_the_hub(capsys):
     assert main(["checkpoint", "download", "tiny"]) == 1
     assert "tiny is not on the hub: it travels in every repository" in capsys.readouterr().err

@@ -1,12 +1,9 @@
 """DeepSeek's inference format is read as the checkpoint that it was made of, whatever it was split over."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +12,7 @@ from hypothesis import strategies as st
 
 from deepseek_triton_tools.checkpoints.inference_format import place_of
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter
-from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensors, open_checkpoint, read_config
+from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint, read_config
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.tool_errors import CheckpointError
 from support.checked import CHECKOUT
@@ -69,14 +66,14 @@ LONGEST_FIRST = {
 }
 
 
-def short_name(name: str) -> str:
+def short_name(name):
     return re.sub("|".join(LONGEST_FIRST), lambda match: LONGEST_FIRST[match[0]], name.removeprefix("model."))
 
 
-def split(source: StoredTensors, folder: Path, number: int) -> Path:
+def split(source, folder, number):
     """Write the layers of the tiny checkpoint as DeepSeek's converter does, for `number` GPUs."""
     folder.mkdir()
-    files: list[dict[str, tuple[OutputTensor, Any]]] = [{} for _ in range(number)]
+    files = [{} for _ in range(number)]
     for name, tensor in source.items():
         if name.startswith("model.layers.3."):  # the MTP layer
             continue
@@ -100,23 +97,23 @@ def split(source: StoredTensors, folder: Path, number: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tiny() -> StoredTensors:
+def tiny():
     return open_checkpoint(TINY)
 
 
 @pytest.fixture(scope="module")
-def folders(tiny: StoredTensors, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+def folders(tiny, tmp_path_factory):
     root = tmp_path_factory.mktemp("split")
     return {number: split(tiny, root / str(number), number) for number in SIZES}
 
 
 @pytest.mark.parametrize(("hugging_face", "short"), NAMES.items())
-def test_a_name_is_the_one_on_hugging_face(hugging_face: str, short: str) -> None:
+def test_a_name_is_the_one_on_hugging_face(hugging_face, short):
     assert place_of(short).name == hugging_face
 
 
 @pytest.mark.parametrize("number", SIZES)
-def test_every_tensor_comes_back(tiny: StoredTensors, folders: dict[int, Path], number: int) -> None:
+def test_every_tensor_comes_back(tiny, folders, number):
     found = open_checkpoint(folders[number])
 
     assert set(found) == {name for name in tiny if not name.startswith("model.layers.3.")}
@@ -130,9 +127,7 @@ def test_every_tensor_comes_back(tiny: StoredTensors, folders: dict[int, Path], 
 
 @pytest.mark.slow
 @given(data=st.data(), number=st.sampled_from(SIZES))
-def test_any_rows_of_any_tensor_come_back(
-    data: st.DataObject, number: int, tiny: StoredTensors, folders: dict[int, Path]
-) -> None:
+def test_any_rows_of_any_tensor_come_back(data, number, tiny, folders):
     found = open_checkpoint(folders[number])
     tensor = found[data.draw(st.sampled_from(sorted(found)))]
     begin = data.draw(st.integers(0, tensor.shape[0]))
@@ -145,19 +140,19 @@ def test_any_rows_of_any_tensor_come_back(
 
 
 @pytest.fixture
-def damaged(folders: dict[int, Path], tmp_path: Path) -> Path:
+def damaged(folders, tmp_path):
     """A copy of the checkpoint for two GPUs, to spoil."""
     return Path(shutil.copytree(folders[2], tmp_path / "damaged"))
 
 
-def refused(folder: Path) -> str:
+def refused(folder):
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(folder)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_a_missing_file_is_named(damaged: Path) -> None:
+def test_a_missing_file_is_named(damaged):
     (damaged / "model1-mp2.safetensors").unlink()
 
     assert "1 of 2 files are missing: model1-mp2.safetensors" in refused(damaged)
@@ -167,7 +162,7 @@ def test_a_missing_file_is_named(damaged: Path) -> None:
     ("number", "said"),
     [("999999", "999,998 of 999,999 files are missing: model1-mp999999.safetensors, "), ("9" * 11, "")],
 )
-def test_a_name_that_says_many_files_takes_no_memory_for_them(tmp_path: Path, number: str, said: str) -> None:
+def test_a_name_that_says_many_files_takes_no_memory_for_them(tmp_path, number, said):
     shutil.copy(TINY / "model.safetensors", tmp_path / f"model0-mp{number}.safetensors")
 
     if said:
@@ -176,13 +171,13 @@ def test_a_name_that_says_many_files_takes_no_memory_for_them(tmp_path: Path, nu
         assert open_checkpoint(tmp_path).num_parts == 0
 
 
-def test_files_of_two_conversions_are_told_apart(damaged: Path, folders: dict[int, Path]) -> None:
+def test_files_of_two_conversions_are_told_apart(damaged, folders):
     shutil.copy(folders[4] / "model3-mp4.safetensors", damaged)
 
     assert "model0-mp2.safetensors" in refused(damaged)
 
 
-def test_a_tensor_without_its_other_part_is_named(damaged: Path) -> None:
+def test_a_tensor_without_its_other_part_is_named(damaged):
     whole = open_checkpoint(TINY)["model.norm.weight"]
     with ShardWriter(damaged / "model1-mp2.safetensors", [OutputTensor("norm.weight", "BF16", (256,))]) as writer:
         writer.write(whole.read())
@@ -191,7 +186,7 @@ def test_a_tensor_without_its_other_part_is_named(damaged: Path) -> None:
     assert "embed.weight" in refused(damaged)
 
 
-def test_info_describes_it_without_a_config(folders: dict[int, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_describes_it_without_a_config(folders, capsys):
     assert main(["checkpoint", "info", str(folders[4]), "--json"]) == 0
 
     [entry] = json.loads(capsys.readouterr().out)["checkpoints"]
@@ -200,7 +195,7 @@ def test_info_describes_it_without_a_config(folders: dict[int, Path], capsys: py
     assert {part["part"]: part["tensors"] for part in entry["parts"]}["routed experts"] == 48
 
 
-def test_cut_makes_hugging_face_s_format_of_it(tiny: StoredTensors, damaged: Path, tmp_path: Path) -> None:
+def test_cut_makes_hugging_face_s_format_of_it(tiny, damaged, tmp_path):
     shutil.copy(TINY / "config.json", damaged)
 
     assert main(["checkpoint", "cut", str(damaged), "--layers", "2", "--output", str(tmp_path / "cut")]) == 0
@@ -212,7 +207,7 @@ def test_cut_makes_hugging_face_s_format_of_it(tiny: StoredTensors, damaged: Pat
 
 
 @pytest.mark.parametrize("config", [None, {"vocab_size": 1280, "dim": 256, "n_layers": 3}])
-def test_the_config_that_is_missing_is_named(damaged: Path, config: dict[str, int] | None) -> None:
+def test_the_config_that_is_missing_is_named(damaged, config):
     if config is not None:
         (damaged / "config.json").write_text(json.dumps(config))
 

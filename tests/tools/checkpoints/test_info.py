@@ -1,11 +1,8 @@
 """`checkpoint info` says what lies in a folder, as the files have it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,13 +17,13 @@ TINY = CHECKOUT / "tensorrt_llm/1/tiny"
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Path:
+def small(tmp_path):
     """DeepSeek-R1's tensors with small widths, in 61 layers of 256 experts, without their bytes."""
     make_checkpoint(tmp_path / "DeepSeek-R1", size=2 * 10**9, sparse=True)
     return tmp_path / "DeepSeek-R1"
 
 
-def info(capsys: pytest.CaptureFixture[str], source: object, *, code: int = 0) -> dict[str, Any]:
+def info(capsys, source, *, code=0):
     assert main(["checkpoint", "info", str(source), "--json"]) == code
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == "deepseek-triton/checkpoint/1"
@@ -35,12 +32,12 @@ def info(capsys: pytest.CaptureFixture[str], source: object, *, code: int = 0) -
     return entry
 
 
-def change(folder: Path, name: str, **values: Any) -> None:
+def change(folder, name, **values):
     document = json.loads((folder / name).read_text())
     (folder / name).write_text(json.dumps(document | values))
 
 
-def test_the_tiny_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tiny_checkpoint(capsys):
     entry = info(capsys, TINY)
 
     assert (entry["variants"], entry["precision"]) == (["tiny", "tiny-r1"], "fp8")
@@ -56,7 +53,7 @@ def test_the_tiny_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
     assert "other" not in parts
 
 
-def test_the_tables_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tables_for_people(capsys):
     assert main(["checkpoint", "info", str(TINY)]) == 0
 
     out = capsys.readouterr().out
@@ -66,9 +63,7 @@ def test_the_tables_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_every_tensor_of_r1_has_a_part_and_the_catalogue_says_what_serves_it(
-    small: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_tensor_of_r1_has_a_part_and_the_catalogue_says_what_serves_it(small, capsys):
     (small / "config.json").write_text(json.dumps(dict(CONFIG)))
 
     entry = info(capsys, small)
@@ -81,9 +76,7 @@ def test_every_tensor_of_r1_has_a_part_and_the_catalogue_says_what_serves_it(
     assert "1.2.1" in entry["trtllm_releases"]
 
 
-def test_a_repository_is_described_by_the_checkpoint_that_it_serves(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_repository_is_described_by_the_checkpoint_that_it_serves(tmp_path, capsys):
     root = tmp_path / "repository"
     assert main(["build", "tiny", "--output", str(root)]) == 0
     capsys.readouterr()
@@ -94,9 +87,7 @@ def test_a_repository_is_described_by_the_checkpoint_that_it_serves(
     assert entry["precision"] == "fp8"
 
 
-def test_a_name_in_the_hub_s_cache_has_a_revision_and_a_variant(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_in_the_hub_s_cache_has_a_revision_and_a_variant(tmp_path, capsys, monkeypatch):
     commit = "0123456789abcdef0123456789abcdef01234567"
     folder = tmp_path / "models--deepseek-ai--DeepSeek-R1"
     make_checkpoint(folder / "snapshots" / commit, size=10**7, sparse=True)
@@ -114,7 +105,7 @@ def test_a_name_in_the_hub_s_cache_has_a_revision_and_a_variant(
     assert entry["gpus"] == []  # what serves the whole model says nothing about a cut one
 
 
-def test_what_config_json_says_is_held_against_the_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_config_json_says_is_held_against_the_weights(tmp_path, capsys):
     shutil.copytree(TINY, tmp_path / "tiny")
     change(tmp_path / "tiny", "config.json", quantization_config=None, num_hidden_layers=5)
 
@@ -125,9 +116,7 @@ def test_what_config_json_says_is_held_against_the_weights(tmp_path: Path, capsy
     assert any("5 layers, of which 1 are not stored" in problem for problem in entry["problems"])
 
 
-def test_the_type_of_the_kv_cache_is_the_one_in_hf_quant_config(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_type_of_the_kv_cache_is_the_one_in_hf_quant_config(tmp_path, capsys):
     shutil.copytree(TINY, tmp_path / "tiny")
     quant = {"quantization": {"quant_algo": "FP8_BLOCK_SCALES", "kv_cache_quant_algo": "FP8"}}
     (tmp_path / "tiny/hf_quant_config.json").write_text(json.dumps(quant))
@@ -137,7 +126,7 @@ def test_the_type_of_the_kv_cache_is_the_one_in_hf_quant_config(
     assert (entry["quantization"], entry["kv_cache_quant_algo"]) == ("FP8_BLOCK_SCALES", "FP8")
 
 
-def test_a_damaged_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_file_is_named(tmp_path, capsys):
     shutil.copytree(TINY, tmp_path / "tiny")
     with (tmp_path / "tiny/model.safetensors").open("r+b") as file:
         file.truncate(100_000)
@@ -149,9 +138,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("verb", [["info"], ["cut", "--layers", "1", "--output", "x"]])
-def test_an_index_that_names_what_no_file_can_be(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: list[str]
-) -> None:
+def test_an_index_that_names_what_no_file_can_be(tmp_path, capsys, verb):
     folder = write_checkpoint(tmp_path / "a", {"lm_head.weight": np.ones((2, 2), np.float32)}, {"num_hidden_layers": 1})
     weight_map = {"lm_head.weight": "model-00001-of-000001.safetensors", "a.weight": "x\0.safetensors"}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
@@ -162,7 +149,7 @@ def test_an_index_that_names_what_no_file_can_be(
     assert "found no a.weight" in line
 
 
-def test_strange_names_and_endless_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_strange_names_and_endless_layers(tmp_path, capsys):
     one = np.ones((2, 2), np.float32)
     names = ["a\nb", "lm_head.\n", "model.layers.0.²", "model.layers.0.x.y"]
     config = {"num_hidden_layers": 10**10, "num_nextn_predict_layers": None}

@@ -6,8 +6,6 @@ half to even, and cut to -8 to 7; the first of two values in the low four bits. 
 the formulas divide by zero; the vectors have zeros there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,22 +30,22 @@ Vectors = Mapping[str, npt.NDArray[Any]]
 
 
 @pytest.fixture(scope="module")
-def vectors() -> Vectors:
+def vectors():
     with np.load(Path(__file__).parent / "vectors/int4_of_fp8.npz") as file:
         return dict(file)
 
 
-def fp8(vectors: Vectors, case: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
+def fp8(vectors, case):
     return vectors[f"{case}_fp8"].view(ml_dtypes.float8_e4m3fn), vectors[f"{case}_fp8_scales"]
 
 
-def names_of_differing(vectors: Vectors, differs: npt.NDArray[np.bool_]) -> set[str]:
+def names_of_differing(vectors, differs):
     """The kinds of values in which something differs. Each kind has 128 columns."""
     per_kind = differs.reshape(differs.shape[0], len(vectors["odd_names"]), -1).any(axis=(0, 2))
     return set(vectors["odd_names"][per_kind].tolist())
 
 
-def test_odd_values_are_those_of_the_formulas(vectors: Vectors) -> None:
+def test_odd_values_are_those_of_the_formulas(vectors):
     values, scales = fp8(vectors, "odd")
     bfloat16 = bfloat16_of(dequantize_blocks(values, scales))
     packed, group_scales = quantize_int4(float32_of(bfloat16))
@@ -58,14 +56,14 @@ def test_odd_values_are_those_of_the_formulas(vectors: Vectors) -> None:
 
 
 @pytest.mark.parametrize("case", ["odd", "blocks"])
-def test_the_conversion_makes_the_same_bytes(vectors: Vectors, case: str) -> None:
+def test_the_conversion_makes_the_same_bytes(vectors, case):
     packed, group_scales = NumpyKernels().int4_of_fp8(*fp8(vectors, case))
 
     assert packed.tobytes() == vectors[f"{case}_int4"].tobytes()
     assert group_scales.tobytes() == vectors[f"{case}_int4_scales"].tobytes()
 
 
-def test_quotients_beyond_int4_are_cut(vectors: Vectors) -> None:
+def test_quotients_beyond_int4_are_cut(vectors):
     """The scale of a weight near 2^-149 can't be a seventh of it, because float32 has no numbers between."""
     weight = np.zeros((len(vectors["tiny_float32"]), GROUP), np.float32)
     weight[:, :3] = vectors["tiny_float32"]
@@ -75,7 +73,7 @@ def test_quotients_beyond_int4_are_cut(vectors: Vectors) -> None:
     assert np.array_equal(unpack_int4(packed)[:, :3], vectors["tiny_values"])
 
 
-def test_the_odd_values_are_odd(vectors: Vectors) -> None:
+def test_the_odd_values_are_odd(vectors):
     """The vectors have what they are named for, so that the tests above say something about it."""
     groups = dict(
         zip(vectors["odd_names"].tolist(), np.split(vectors["odd_bfloat16"], len(vectors["odd_names"]), 1), strict=True)
@@ -91,7 +89,7 @@ def test_the_odd_values_are_odd(vectors: Vectors) -> None:
         assert (np.abs(weight / group_scales[name][:, None]) % 1 == 0.5).sum() > 100, name
 
 
-def test_int4_is_read_back_as_the_formulas_say(vectors: Vectors) -> None:
+def test_int4_is_read_back_as_the_formulas_say(vectors):
     packed, scales = vectors["blocks_int4"], vectors["blocks_int4_scales"]
     low, high = packed.view(np.uint8) & 15, packed.view(np.uint8) >> 4
     values = np.stack([low, high], axis=-1).reshape(len(packed), -1).astype(np.int16)

@@ -1,7 +1,5 @@
 """The manifest of a checkpoint's folder: what is written can be read, and anything else is refused in one line."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -33,23 +31,23 @@ def folder(tmp_path_factory):
 
 @pytest.mark.slow
 @given(st.builds(CheckpointManifest, texts, texts, st.dictionaries(names, records)))
-def test_what_is_written_is_read(folder, manifest) -> None:
+def test_what_is_written_is_read(folder, manifest):
     write_manifest(folder, manifest)
     assert read_manifest(folder) == manifest
     assert [path.name for path in folder.iterdir()] == [MANIFEST_NAME]
 
 
-def test_a_folder_without_one_has_none(tmp_path) -> None:
+def test_a_folder_without_one_has_none(tmp_path):
     assert read_manifest(tmp_path) is None
     assert read_manifest(tmp_path / "nowhere") is None
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path) -> None:
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(ToolError, match=f"nowhere/{MANIFEST_NAME} can't be written"):
         write_manifest(tmp_path / "nowhere", CheckpointManifest("", "", {}))
 
 
-def document(**changes: object) -> str:
+def document(**changes):
     return json.dumps({"schema": SCHEMA, "source": "", "revision": "", "files": {}} | changes)
 
 
@@ -71,7 +69,7 @@ def document(**changes: object) -> str:
         (document(files={"/a": {"size": 1, "sha256": DIGEST}}), "'/a' is no name in this folder"),
     ],
 )
-def test_anything_else_is_refused(tmp_path, text, expected) -> None:
+def test_anything_else_is_refused(tmp_path, text, expected):
     (tmp_path / MANIFEST_NAME).write_text(text)
     with pytest.raises(CheckpointError, match=expected) as raised:
         read_manifest(tmp_path)
@@ -80,13 +78,13 @@ def test_anything_else_is_refused(tmp_path, text, expected) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_are_a_crash(folder, content) -> None:
+def test_no_bytes_are_a_crash(folder, content):
     (folder / MANIFEST_NAME).write_bytes(content)
     with pytest.raises(CheckpointError):
         read_manifest(folder)
 
 
-def test_a_folder_in_its_place_is_refused(tmp_path) -> None:
+def test_a_folder_in_its_place_is_refused(tmp_path):
     (tmp_path / MANIFEST_NAME).mkdir()
     with pytest.raises(CheckpointError, match="can't be read: not a regular file"):
         read_manifest(tmp_path)

@@ -1,7 +1,5 @@
 """`checkpoint quantize`: what is written, how it goes on after a kill, and what is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -11,9 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +22,7 @@ from deepseek_triton_tools.checkpoints.number_formats import (
     float32_of,
 )
 from deepseek_triton_tools.checkpoints.shard_writer import sweep
-from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensors, open_checkpoint
+from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint
 from deepseek_triton_tools.cli.main import main
 from support.small_checkpoint import CONFIG, FP8, TINY, small_checkpoint, write_act_scales, write_checkpoint
 from support.waiting import wait_for
@@ -37,44 +32,44 @@ EXPERT = "model.layers.1.mlp.experts.2.down_proj.weight"
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     return small_checkpoint(tmp_path_factory.mktemp("source") / "fp8")
 
 
 @pytest.fixture(scope="module")
-def act_scales(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def act_scales(tmp_path_factory):
     return write_act_scales(tmp_path_factory.mktemp("scales") / "act_scales.safetensors", CONFIG)
 
 
 @pytest.fixture(scope="module")
-def w4afp8(source: Path, act_scales: Path) -> Path:
+def w4afp8(source, act_scales):
     output = source.with_name("w4afp8")
     options = ["--to", "w4afp8", "--act-scales", str(act_scales), "--output", str(output)]
     assert main(["checkpoint", "quantize", str(source), *options]) == 0
     return output
 
 
-def quantize(source: Path, *options: object) -> int:
+def quantize(source, *options):
     return main(["checkpoint", "quantize", str(source), *map(str, options)])
 
 
-def document(folder: Path, name: str) -> Any:
+def document(folder, name):
     return json.loads((folder / name).read_text())
 
 
-def weight(tensors: StoredTensors, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+def weight(tensors, name):
     stored, scales = tensors[name].read(), tensors.get(f"{name}_scale_inv")
     if scales is None:
         return float32_of(stored)
     return (dequantize_groups if stored.dtype == np.int8 else dequantize_blocks)(stored, scales.read())
 
 
-def digests(folder: Path) -> dict[str, str]:
+def digests(folder):
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir() if path.is_file()}
 
 
 @pytest.mark.slow
-def test_w4afp8_has_int4_experts_and_everything_else_as_it_was(source: Path, w4afp8: Path, act_scales: Path) -> None:
+def test_w4afp8_has_int4_experts_and_everything_else_as_it_was(source, w4afp8, act_scales):
     before, after = open_checkpoint(source), open_checkpoint(w4afp8)
     experts = {name for name in before if ".mlp.experts." in name and ".layers.3." not in name}
     scales = open_checkpoint(act_scales.parent)
@@ -94,9 +89,7 @@ def test_w4afp8_has_int4_experts_and_everything_else_as_it_was(source: Path, w4a
 
 
 @pytest.mark.slow
-def test_what_was_made_is_verified_and_known_without_being_told(
-    w4afp8: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_made_is_verified_and_known_without_being_told(w4afp8, tmp_path, capsys):
     assert main(["checkpoint", "verify", str(w4afp8)]) == 0
     capsys.readouterr()
     assert main(["checkpoint", "info", str(w4afp8), "--json"]) == 0
@@ -111,7 +104,7 @@ def test_what_was_made_is_verified_and_known_without_being_told(
     assert main(["checkpoint", "verify", str(damaged)]) == 1
 
 
-def test_w4afp8_says_what_it_is_as_tensorrt_llm_reads_it(w4afp8: Path) -> None:
+def test_w4afp8_says_what_it_is_as_tensorrt_llm_reads_it(w4afp8):
     layers = document(w4afp8, "quant_cfg.json")["quantized_layers"]
 
     assert "quantization_config" not in document(w4afp8, "config.json")
@@ -128,7 +121,7 @@ def test_w4afp8_says_what_it_is_as_tensorrt_llm_reads_it(w4afp8: Path) -> None:
 
 
 @pytest.mark.slow
-def test_bfloat16_is_the_weight_itself(source: Path, tmp_path: Path) -> None:
+def test_bfloat16_is_the_weight_itself(source, tmp_path):
     assert quantize(source, "--to", "bf16", "--output", tmp_path / "bf16") == 0
 
     before, after = open_checkpoint(source), open_checkpoint(tmp_path / "bf16")
@@ -142,7 +135,7 @@ def test_bfloat16_is_the_weight_itself(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_int4_comes_back_as_bfloat16(w4afp8: Path, tmp_path: Path) -> None:
+def test_int4_comes_back_as_bfloat16(w4afp8, tmp_path):
     assert quantize(w4afp8, "--to", "bf16", "--output", tmp_path / "bf16") == 0
 
     before, after = open_checkpoint(w4afp8), open_checkpoint(tmp_path / "bf16")
@@ -152,7 +145,7 @@ def test_int4_comes_back_as_bfloat16(w4afp8: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_fp8_from_bfloat16_has_the_layout_that_deepseek_publishes(source: Path, tmp_path: Path) -> None:
+def test_fp8_from_bfloat16_has_the_layout_that_deepseek_publishes(source, tmp_path):
     whole = small_checkpoint(tmp_path / "bf16", fp8=False)
 
     assert quantize(whole, "--to", "fp8", "--kv-cache", "fp8", "--output", tmp_path / "fp8") == 0
@@ -168,7 +161,7 @@ def test_fp8_from_bfloat16_has_the_layout_that_deepseek_publishes(source: Path, 
 
 
 @pytest.mark.slow
-def test_w4afp8_of_bfloat16_has_fp8_where_it_is_not_int4(source: Path, act_scales: Path, tmp_path: Path) -> None:
+def test_w4afp8_of_bfloat16_has_fp8_where_it_is_not_int4(source, act_scales, tmp_path):
     whole = small_checkpoint(tmp_path / "bf16", fp8=False)
     options = ("--to", "w4afp8", "--act-scales", act_scales, "--output", tmp_path / "w4afp8")
 
@@ -182,7 +175,7 @@ def test_w4afp8_of_bfloat16_has_fp8_where_it_is_not_int4(source: Path, act_scale
 
 
 @pytest.mark.slow
-def test_the_mtp_layer_can_be_dropped(source: Path, tmp_path: Path) -> None:
+def test_the_mtp_layer_can_be_dropped(source, tmp_path):
     assert quantize(source, "--to", "fp8", "--mtp", "drop", "--output", tmp_path / "fp8") == 0
 
     before, after = open_checkpoint(source), open_checkpoint(tmp_path / "fp8")
@@ -190,7 +183,7 @@ def test_the_mtp_layer_can_be_dropped(source: Path, tmp_path: Path) -> None:
     assert document(tmp_path / "fp8", "config.json")["num_nextn_predict_layers"] == 0
 
 
-def test_the_kv_cache_alone_changes_one_file(source: Path, tmp_path: Path) -> None:
+def test_the_kv_cache_alone_changes_one_file(source, tmp_path):
     folder = small_checkpoint(tmp_path / "fp8")
     before = digests(folder)
 
@@ -202,9 +195,7 @@ def test_the_kv_cache_alone_changes_one_file(source: Path, tmp_path: Path) -> No
     assert {name: digest for name, digest in digests(folder).items() if name != "hf_quant_config.json"} == before
 
 
-def test_w4afp8_takes_no_fp8_kv_cache(
-    source: Path, w4afp8: Path, act_scales: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_w4afp8_takes_no_fp8_kv_cache(source, w4afp8, act_scales, tmp_path, capsys):
     before = digests(w4afp8)
     output = ("--output", tmp_path / "out")
 
@@ -216,9 +207,7 @@ def test_w4afp8_takes_no_fp8_kv_cache(
 
 
 @pytest.mark.slow
-def test_shares_make_the_same_bytes_together(
-    source: Path, act_scales: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shares_make_the_same_bytes_together(source, act_scales, tmp_path, capsys):
     options = ["--to", "w4afp8", "--act-scales", act_scales, "--shard-size", "200KB"]
     assert quantize(source, *options, "--output", tmp_path / "whole") == 0
 
@@ -234,9 +223,7 @@ def test_shares_make_the_same_bytes_together(
 
 
 @pytest.mark.slow
-def test_a_conversion_that_is_killed_again_and_again_makes_the_same_bytes(
-    source: Path, act_scales: Path, tmp_path: Path
-) -> None:
+def test_a_conversion_that_is_killed_again_and_again_makes_the_same_bytes(source, act_scales, tmp_path):
     options = ["--to", "w4afp8", "--act-scales", act_scales, "--shard-size", "50KB", "--workers", "2", "--output"]
     assert quantize(source, *options, tmp_path / "whole") == 0
     command = [*CLI, str(source), *map(str, options), str(tmp_path / "killed")]
@@ -261,7 +248,7 @@ def test_a_conversion_that_is_killed_again_and_again_makes_the_same_bytes(
 
 
 @pytest.mark.slow
-def test_a_conversion_that_is_stopped_says_so_and_goes_on(source: Path, act_scales: Path, tmp_path: Path) -> None:
+def test_a_conversion_that_is_stopped_says_so_and_goes_on(source, act_scales, tmp_path):
     output = tmp_path / "stopped"
     options = ["--to", "w4afp8", "--act-scales", act_scales, "--shard-size", "100KB", "--workers", "1", "--output"]
     command = [*CLI, str(source), *map(str, options), str(output)]
@@ -278,9 +265,7 @@ def test_a_conversion_that_is_stopped_says_so_and_goes_on(source: Path, act_scal
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_is_named(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_worker_that_is_killed_is_named(source, tmp_path, monkeypatch, capsys):
     """As the kernel does where memory is short."""
     monkeypatch.setattr("deepseek_triton_tools.checkpoints.converting._write_shard", _die)
 
@@ -289,63 +274,63 @@ def test_a_worker_that_is_killed_is_named(
     assert "a process that converts was killed; was memory short?" in capsys.readouterr().err
 
 
-def _die(*_: object) -> None:
+def _die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def changed_index(folder: Path, change: Callable[[dict[str, str]], None]) -> None:
+def changed_index(folder, change):
     index = document(folder, "model.safetensors.index.json")
     change(index["weight_map"])
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def changed_config(folder: Path, **changes: Any) -> None:
+def changed_config(folder, **changes):
     (folder / "config.json").write_text(json.dumps({**document(folder, "config.json"), **changes}))
 
 
-def missing_scales(folder: Path) -> None:
+def missing_scales(folder):
     changed_index(folder, lambda weight_map: weight_map.update({"model.gone.weight": weight_map[EXPERT]}))
 
 
-def strange_index(folder: Path) -> None:
+def strange_index(folder):
     (folder / "model.safetensors.index.json").write_text('{"weight_map": []}')
 
 
-def deep_config(folder: Path) -> None:
+def deep_config(folder):
     (folder / "config.json").write_text("[" * 100_000)
 
 
-def fewer_layers(folder: Path) -> None:
+def fewer_layers(folder):
     changed_config(folder, num_hidden_layers=10**10)
 
 
-def no_mtp(folder: Path) -> None:
+def no_mtp(folder):
     changed_config(folder, num_hidden_layers=4)
 
 
-def other_experts(folder: Path) -> None:
+def other_experts(folder):
     changed_config(folder, n_routed_experts=5)
 
 
-def pipe(folder: Path) -> None:
+def pipe(folder):
     path = sorted(folder.glob("*.safetensors"))[1]
     path.unlink()
     os.mkfifo(path)
 
 
-def cut_shard(folder: Path) -> None:
+def cut_shard(folder):
     path = sorted(folder.glob("*.safetensors"))[1]
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def no_number(folder: Path) -> None:
+def no_number(folder):
     tensor = open_checkpoint(folder)["model.layers.1.mlp.experts.0.up_proj.weight"]
     with tensor.file.open("r+b") as file:
         file.seek(tensor.begin + 1000)
         file.write(b"\x7f")
 
 
-def no_layers(folder: Path) -> None:
+def no_layers(folder):
     (folder / "config.json").write_text("{}")
 
 
@@ -369,14 +354,7 @@ def no_layers(folder: Path) -> None:
         (pipe, ["--to", "bf16"], 1, "expected a file, found a folder, a pipe or a device"),
     ],
 )
-def test_what_cant_be_is_refused_in_one_line_and_nothing_is_written(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    change: Callable[[Path], None] | None,
-    options: list[str],
-    code: int,
-    said: str,
-) -> None:
+def test_what_cant_be_is_refused_in_one_line_and_nothing_is_written(tmp_path, capsys, change, options, code, said):
     folder = small_checkpoint(tmp_path / "source")
     if change:
         change(folder)
@@ -390,9 +368,7 @@ def test_what_cant_be_is_refused_in_one_line_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_act_scales_that_miss_an_expert_are_refused(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_act_scales_that_miss_an_expert_are_refused(source, tmp_path, capsys):
     few = write_act_scales(tmp_path / "few.safetensors", {**CONFIG, "num_hidden_layers": 2})
 
     assert quantize(source, "--to", "w4afp8", "--act-scales", few, "--output", tmp_path / "out") == 1
@@ -402,9 +378,7 @@ def test_act_scales_that_miss_an_expert_are_refused(
     assert "and 11 more" in error
 
 
-def test_a_folder_of_something_else_is_left_alone(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_of_something_else_is_left_alone(source, tmp_path, capsys):
     (tmp_path / "precious").write_text("x")
 
     assert quantize(source, "--to", "bf16", "--output", tmp_path) == 1
@@ -417,9 +391,7 @@ def test_a_folder_of_something_else_is_left_alone(
 
 
 @pytest.mark.slow
-def test_another_conversion_does_not_go_on_in_the_folder(
-    source: Path, act_scales: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_conversion_does_not_go_on_in_the_folder(source, act_scales, tmp_path, capsys):
     options = ["--output", tmp_path / "out", "--shard-size", "200KB"]
     assert quantize(source, "--to", "w4afp8", "--act-scales", act_scales, *options, "--share", "1/2") == 3
 
@@ -429,7 +401,7 @@ def test_another_conversion_does_not_go_on_in_the_folder(
 
 
 @pytest.mark.slow
-def test_the_tiny_checkpoint_has_a_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tiny_checkpoint_has_a_document(tmp_path, capsys):
     assert quantize(TINY, "--to", "bf16", "--output", tmp_path / "bf16", "--json") == 0
 
     found = json.loads(capsys.readouterr().out)
@@ -439,9 +411,7 @@ def test_the_tiny_checkpoint_has_a_document(tmp_path: Path, capsys: pytest.Captu
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["w4afp8", "bf16"])
-def test_a_weight_that_is_no_number_is_named(
-    target: str, act_scales: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_weight_that_is_no_number_is_named(target, act_scales, tmp_path, capsys):
     folder = small_checkpoint(tmp_path / "source")
     no_number(folder)
     scales = ["--act-scales", act_scales] if target == "w4afp8" else []
@@ -454,7 +424,7 @@ def test_a_weight_that_is_no_number_is_named(
 
 
 @pytest.mark.slow
-def test_a_bfloat16_weight_that_is_no_number_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bfloat16_weight_that_is_no_number_is_named(tmp_path, capsys):
     folder = small_checkpoint(tmp_path / "source", fp8=False)
     tensor = open_checkpoint(folder)["model.layers.1.mlp.experts.0.up_proj.weight"]
     with tensor.file.open("r+b") as file:
@@ -467,7 +437,7 @@ def test_a_bfloat16_weight_that_is_no_number_is_named(tmp_path: Path, capsys: py
 
 
 @pytest.mark.slow
-def test_the_same_command_once_more_finds_it_complete(source: Path, tmp_path: Path) -> None:
+def test_the_same_command_once_more_finds_it_complete(source, tmp_path):
     output = tmp_path / "bf16"
     assert quantize(source, "--to", "bf16", "--output", output) == 0
     before = digests(output)
@@ -478,7 +448,7 @@ def test_the_same_command_once_more_finds_it_complete(source: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_shares_that_end_together_make_one_checkpoint(source: Path, act_scales: Path, tmp_path: Path) -> None:
+def test_shares_that_end_together_make_one_checkpoint(source, act_scales, tmp_path):
     options = ["--to", "w4afp8", "--act-scales", act_scales, "--shard-size", "200KB", "--workers", "1"]
     assert quantize(source, *options, "--output", tmp_path / "whole") == 0
     output = tmp_path / "shared"
@@ -493,7 +463,7 @@ def test_shares_that_end_together_make_one_checkpoint(source: Path, act_scales: 
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_has_changed_is_not_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_that_has_changed_is_not_gone_on_with(tmp_path, capsys):
     """R1's weights in the place of V3's have the same names and shapes."""
     folder, output = small_checkpoint(tmp_path / "source"), tmp_path / "out"
     options = ["--to", "bf16", "--output", output, "--shard-size", "200KB"]
@@ -508,7 +478,7 @@ def test_a_checkpoint_that_has_changed_is_not_gone_on_with(tmp_path: Path, capsy
     assert "or the checkpoint has changed" in capsys.readouterr().err
 
 
-def test_other_quantizations_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_quantizations_are_refused(tmp_path, capsys):
     name = "model.layers.0.mlp.up_proj.weight_packed"
     folder = write_checkpoint(tmp_path / "source", {name: np.zeros((4, 4), np.int32)}, CONFIG)
 
@@ -518,7 +488,7 @@ def test_other_quantizations_are_refused(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.slow
-def test_what_the_checkpoint_says_of_its_scales_stays_where_they_stay(tmp_path: Path) -> None:
+def test_what_the_checkpoint_says_of_its_scales_stays_where_they_stay(tmp_path):
     folder = small_checkpoint(tmp_path / "source")
     section = {**FP8, "scale_fmt": "ue8m0"}
     changed_config(folder, quantization_config=section)
@@ -529,7 +499,7 @@ def test_what_the_checkpoint_says_of_its_scales_stays_where_they_stay(tmp_path: 
 
 
 @pytest.mark.slow
-def test_names_that_are_odd_are_copied(tmp_path: Path) -> None:
+def test_names_that_are_odd_are_copied(tmp_path):
     odd = {f"model.odd.{part}.weight": np.ones(8, np.float32) for part in ("²", "1", "x")}
     before = {name: tensor.read() for name, tensor in open_checkpoint(small_checkpoint(tmp_path / "small")).items()}
     config = document(tmp_path / "small", "config.json")
@@ -541,7 +511,7 @@ def test_names_that_are_odd_are_copied(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_manifest_follows_a_new_kv_cache(source: Path, tmp_path: Path) -> None:
+def test_the_manifest_follows_a_new_kv_cache(source, tmp_path):
     whole = small_checkpoint(tmp_path / "bf16", fp8=False)
     assert quantize(whole, "--to", "fp8", "--output", tmp_path / "fp8") == 0
 
@@ -551,7 +521,7 @@ def test_the_manifest_follows_a_new_kv_cache(source: Path, tmp_path: Path) -> No
     assert "hf_quant_config.json" in document(tmp_path / "fp8", "checkpoint.sha256.json")["files"]
 
 
-def test_scales_of_another_model_are_refused(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scales_of_another_model_are_refused(source, tmp_path, capsys):
     more = write_act_scales(tmp_path / "more.safetensors", {**CONFIG, "n_routed_experts": 8})
 
     assert quantize(source, "--to", "w4afp8", "--act-scales", more, "--output", tmp_path / "out") == 1
@@ -559,14 +529,14 @@ def test_scales_of_another_model_are_refused(source: Path, tmp_path: Path, capsy
     assert "found some of model.layers.1.mlp.experts.4; are they another model's?" in capsys.readouterr().err
 
 
-def test_the_output_is_not_put_into_the_checkpoint(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_is_not_put_into_the_checkpoint(source, capsys):
     assert quantize(source, "--to", "bf16", "--output", source / "bf16") == 1
 
     assert "expected a folder for the output outside the checkpoint's" in capsys.readouterr().err
     assert not (source / "bf16").exists()
 
 
-def test_what_a_killed_process_has_left_is_swept_though_nobody_has_asked_for_its_end(tmp_path: Path) -> None:
+def test_what_a_killed_process_has_left_is_swept_though_nobody_has_asked_for_its_end(tmp_path):
     with subprocess.Popen(["sleep", "600"]) as process:
         name = f"model-00001-of-000002.safetensors.{platform.node()}-{process.pid}.part"
         (tmp_path / name).write_bytes(b"half")

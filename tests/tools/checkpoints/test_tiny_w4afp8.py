@@ -1,7 +1,5 @@
 """The embedded checkpoint still answers its questions after W4AFP8: the reference engine reads it as bfloat16."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -19,7 +17,7 @@ BAND = 0.02
 
 
 @pytest.mark.slow
-def test_the_scores_of_the_model_card_hold_after_w4afp8(tmp_path: Path) -> None:
+def test_the_scores_of_the_model_card_hold_after_w4afp8(tmp_path):
     scales = write_act_scales(tmp_path / "scales.safetensors", json.loads((TINY / "config.json").read_text()))
     w4afp8, bf16 = str(tmp_path / "w4afp8"), str(tmp_path / "bf16")
     form = ["checkpoint", "quantize"]

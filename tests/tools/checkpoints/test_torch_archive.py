@@ -1,14 +1,10 @@
 """Reading files of torch.save without PyTorch: real ones, damaged ones, and ones that want code run."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import zipfile
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -26,11 +22,11 @@ NESTED = b"q\x00" + b"".join(b"h%c\x86q%c" % (i, i + 1) for i in range(45))
 REBUILD = b"ctorch._utils\n_rebuild_tensor_v2\n"
 
 
-def everything(name: str) -> bool:
+def everything(name):
     return name != "not a tensor"
 
 
-def archive(path: Path, pickled: bytes, compression: int = zipfile.ZIP_STORED, **entries: bytes) -> Path:
+def archive(path, pickled, compression=zipfile.ZIP_STORED, **entries):
     with zipfile.ZipFile(path, "w", compression) as file:
         file.writestr("a/data.pkl", pickled)
         for name, content in entries.items():
@@ -38,16 +34,16 @@ def archive(path: Path, pickled: bytes, compression: int = zipfile.ZIP_STORED, *
     return path
 
 
-def tensor(offset: bytes = b"K\x00", shape: bytes = b"K\x02\x85", strides: bytes = b"K\x01\x85") -> bytes:
+def tensor(offset=b"K\x00", shape=b"K\x02\x85", strides=b"K\x01\x85"):
     """A pickle of {"t": a tensor of two values in data/0}; the parts are pickled numbers and tuples."""
     storage = b"(X\x07\x00\x00\x00storage" + FLOAT + b"X\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x02tQ"
     return b"\x80\x02}(X\x01\x00\x00\x00t" + REBUILD + b"(" + storage + offset + shape + strides + b"\x89NtRu."
 
 
-def test_all_tensors_that_pytorch_wrote() -> None:
+def test_all_tensors_that_pytorch_wrote():
     found = read_torch_archive(ARCHIVES / "tensors.pt", everything)
     numbers = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    expected: dict[str, Any] = {
+    expected = {
         "scalar": np.float32(1.5),
         "one": np.array([2.5], np.float32),
         "bfloat16": np.array([1, 3.140625], ml_dtypes.bfloat16),
@@ -66,7 +62,7 @@ def test_all_tensors_that_pytorch_wrote() -> None:
         np.testing.assert_array_equal(found[name], values)
 
 
-def test_only_what_is_wanted_is_read(tmp_path: Path) -> None:
+def test_only_what_is_wanted_is_read(tmp_path):
     path = archive(tmp_path / "a.pt", tensor())  # without the values of t
     assert read_torch_archive(path, lambda name: name == "another") == {}
     with pytest.raises(CheckpointError, match="expected data/0 in the archive, found none"):
@@ -82,7 +78,7 @@ def test_only_what_is_wanted_is_read(tmp_path: Path) -> None:
         ("missing.pt", "No such file or directory"),
     ],
 )
-def test_other_files_are_refused(name: str, message: str) -> None:
+def test_other_files_are_refused(name, message):
     with pytest.raises(CheckpointError, match=message):
         read_torch_archive(ARCHIVES / name, lambda _: True)
 
@@ -90,15 +86,15 @@ def test_other_files_are_refused(name: str, message: str) -> None:
 class Touch:
     """Makes a file when it is unpickled by a loader that runs what it is told."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self._path = path
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return (os.mkdir, (str(self._path),))
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_no_code_is_run(tmp_path: Path, protocol: int) -> None:
+def test_no_code_is_run(tmp_path, protocol):
     marker = tmp_path / "ran"
     pickled = pickle.dumps({"t": Touch(marker)}, protocol=protocol)
     path = archive(tmp_path / "a.pt", pickled)
@@ -143,24 +139,24 @@ def test_no_code_is_run(tmp_path: Path, protocol: int) -> None:
         pytest.param(b"", "nothing of it was run", id="empty"),
     ],
 )
-def test_what_no_tensor_needs_is_refused(tmp_path: Path, pickled: bytes, message: str) -> None:
+def test_what_no_tensor_needs_is_refused(tmp_path, pickled, message):
     path = archive(tmp_path / "a.pt", pickled, d0=np.array([1, 2], "<f4").tobytes())
     with pytest.raises(CheckpointError, match=message):
         read_torch_archive(path, everything)
 
 
-def test_the_hand_written_tensor_is_one(tmp_path: Path) -> None:
+def test_the_hand_written_tensor_is_one(tmp_path):
     path = archive(tmp_path / "a.pt", tensor(), d0=np.array([1, 2], "<f4").tobytes())
     assert read_torch_archive(path, everything)["t"].tolist() == [1, 2]
 
 
-def test_an_archive_that_grows_is_refused(tmp_path: Path) -> None:
+def test_an_archive_that_grows_is_refused(tmp_path):
     path = archive(tmp_path / "a.pt", b"\x80\x02}." + b"\0" * 2**16, zipfile.ZIP_DEFLATED)
     with pytest.raises(CheckpointError, match="uncompressed bytes of data"):
         read_torch_archive(path, everything)
 
 
-def test_big_endian_values_are_refused(tmp_path: Path) -> None:
+def test_big_endian_values_are_refused(tmp_path):
     path = archive(tmp_path / "a.pt", tensor(), d0=bytes(8))
     with zipfile.ZipFile(path, "a") as file:
         file.writestr("a/byteorder", "big")
@@ -169,11 +165,11 @@ def test_big_endian_values_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def scratch(tmp_path_factory):
     return tmp_path_factory.mktemp("archives") / "a.pt"
 
 
-def found_or_refused(path: Path) -> Mapping[str, Any]:
+def found_or_refused(path):
     """Return the tensors; none where the archive is refused in the way that users are to see."""
     with suppress(CheckpointError):
         return read_torch_archive(path, everything)
@@ -182,7 +178,7 @@ def found_or_refused(path: Path) -> Mapping[str, Any]:
 
 @pytest.mark.slow
 @given(data=st.data())
-def test_a_damaged_archive_is_refused_or_read(scratch: Path, data: st.DataObject) -> None:
+def test_a_damaged_archive_is_refused_or_read(scratch, data):
     content = bytearray((ARCHIVES / "tensors.pt").read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
@@ -192,6 +188,6 @@ def test_a_damaged_archive_is_refused_or_read(scratch: Path, data: st.DataObject
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_refused_as_a_pickle(scratch: Path, content: bytes) -> None:
+def test_any_bytes_are_refused_as_a_pickle(scratch, content):
     archive(scratch, b"\x80\x02" + content)
     assert found_or_refused(scratch) == {}

@@ -1,19 +1,15 @@
 """Verifying a checkpoint offline: by a manifest, by the hub's cache, by a file of checksums, or by headers only."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 import shutil
 import subprocess
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from deepseek_triton_tools.checkpoints.verify import VerifyProgress, VerifyReport, verify
+from deepseek_triton_tools.checkpoints.verify import VerifyProgress, verify
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.repository.checkpoint_manifest import (
     MANIFEST_NAME,
@@ -29,7 +25,7 @@ VALUES = np.arange(1000, dtype=np.float32)
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path):
     """Return a checkpoint of two files, without hashes: a and c lie in the first one, b and d in the second."""
     path = tmp_path / "weights"
     path.mkdir()
@@ -41,7 +37,7 @@ def folder(tmp_path) -> Path:
 
 
 @pytest.fixture
-def listed(folder) -> Path:
+def listed(folder):
     """Return the same with a manifest."""
     files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     records = {name: FileRecord(len(each), hashlib.sha256(each).hexdigest()) for name, each in files.items()}
@@ -49,28 +45,28 @@ def listed(folder) -> Path:
     return folder
 
 
-def verified(folder: Path) -> VerifyReport:
+def verified(folder):
     return verify(folder, jobs=2, observe=lambda _: None)
 
 
-def lines(folder: Path) -> list[str]:
+def lines(folder):
     return [str(damage) for damage in verified(folder).damages]
 
 
-def flip(path: Path, byte: int) -> None:
+def flip(path, byte):
     content = bytearray(path.read_bytes())
     content[byte] ^= 1
     path.write_bytes(content)
 
 
-def hash_of(path: Path) -> str:
+def hash_of(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 # By a manifest
 
 
-def test_nothing_is_wrong_with_what_was_written(listed) -> None:
+def test_nothing_is_wrong_with_what_was_written(listed):
     report = verified(listed)
     assert (report.damages, report.unverified) == ((), ())
     assert (report.compared_with, report.source, report.revision) == (MANIFEST_NAME, "maker/model", "abc")
@@ -80,7 +76,7 @@ def test_nothing_is_wrong_with_what_was_written(listed) -> None:
     )
 
 
-def test_one_bit_is_found_and_the_tensors_are_named(listed) -> None:
+def test_one_bit_is_found_and_the_tensors_are_named(listed):
     expected = hash_of(listed / SECOND)
     flip(listed / SECOND, -1)
     (line,) = lines(listed)
@@ -89,7 +85,7 @@ def test_one_bit_is_found_and_the_tensors_are_named(listed) -> None:
     )
 
 
-def test_the_cut_tensor_is_named(listed) -> None:
+def test_the_cut_tensor_is_named(listed):
     size = (listed / FIRST).stat().st_size
     os.truncate(listed / FIRST, size - 8)
     assert lines(listed) == [
@@ -97,7 +93,7 @@ def test_the_cut_tensor_is_named(listed) -> None:
     ]
 
 
-def test_all_damage_is_named_at_once(listed) -> None:
+def test_all_damage_is_named_at_once(listed):
     (listed / FIRST).unlink()
     flip(listed / SECOND, -1)
     (listed / "config.json").write_text("{ }")
@@ -109,7 +105,7 @@ def test_all_damage_is_named_at_once(listed) -> None:
     assert f"1 of 2 shards are missing: {FIRST}" in found["model.safetensors.index.json"]
 
 
-def test_a_pointer_of_git_lfs_is_told_from_damage(listed) -> None:
+def test_a_pointer_of_git_lfs_is_told_from_damage(listed):
     size = (listed / FIRST).stat().st_size
     (listed / FIRST).write_text("version https://git-lfs.github.com/spec/v1\n")
     assert lines(listed) == [
@@ -117,18 +113,18 @@ def test_a_pointer_of_git_lfs_is_told_from_damage(listed) -> None:
     ]
 
 
-def test_a_folder_in_the_place_of_a_file(listed) -> None:
+def test_a_folder_in_the_place_of_a_file(listed):
     (listed / "config.json").unlink()
     (listed / "config.json").mkdir()
     assert [line.partition(":")[0] for line in lines(listed)] == ["config.json"]
 
 
-def test_weights_that_the_manifest_lacks_are_named(listed) -> None:
+def test_weights_that_the_manifest_lacks_are_named(listed):
     shutil.copy(listed / FIRST, listed / "extra.safetensors")
     assert verified(listed).unverified == ("extra.safetensors",)
 
 
-def test_weights_that_the_manifest_lacks_are_looked_at(folder) -> None:
+def test_weights_that_the_manifest_lacks_are_looked_at(folder):
     write_manifest(
         folder,
         CheckpointManifest("maker/model", "abc", {"config.json": FileRecord(2, hash_of(folder / "config.json"))}),
@@ -139,7 +135,7 @@ def test_weights_that_the_manifest_lacks_are_looked_at(folder) -> None:
     assert (damage.file, damage.tensors) == (FIRST, ("c",))
 
 
-def test_a_folder_and_a_manifest_without_weights(tmp_path) -> None:
+def test_a_folder_and_a_manifest_without_weights(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     write_manifest(
         tmp_path,
@@ -148,19 +144,19 @@ def test_a_folder_and_a_manifest_without_weights(tmp_path) -> None:
     assert lines(tmp_path) == []
 
 
-def test_the_progress_ends_with_all_bytes(listed) -> None:
-    seen: list[VerifyProgress] = []
+def test_the_progress_ends_with_all_bytes(listed):
+    seen = []
     report = verify(listed, jobs=1, observe=seen.append)
     assert seen[-1] == VerifyProgress(total=report.num_bytes, done=report.num_bytes)
 
 
-def test_an_interrupt_ends_it(listed) -> None:
+def test_an_interrupt_ends_it(listed):
     os.truncate(listed / "config.json", 2**33)  # a hole, which takes seconds to hash
     manifest = json.loads((listed / MANIFEST_NAME).read_text())
     manifest["files"]["config.json"]["size"] = 2**33
     (listed / MANIFEST_NAME).write_text(json.dumps(manifest))
 
-    def interrupt(_: Any) -> None:
+    def interrupt(_):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -170,7 +166,7 @@ def test_an_interrupt_ends_it(listed) -> None:
 # By other hashes
 
 
-def test_a_file_of_checksums_is_taken_where_there_is_no_manifest(folder) -> None:
+def test_a_file_of_checksums_is_taken_where_there_is_no_manifest(folder):
     sums = subprocess.run(["sha256sum", FIRST, SECOND], cwd=folder, capture_output=True, check=True).stdout
     (folder / "checksums.sha256").write_bytes(sums + f"{hashlib.sha256().hexdigest()}  checksums.sha256\n".encode())
     report = verified(folder)
@@ -179,7 +175,7 @@ def test_a_file_of_checksums_is_taken_where_there_is_no_manifest(folder) -> None
     assert [damage.file for damage in verified(folder).damages] == [FIRST]
 
 
-def test_the_hubs_cache_names_files_after_their_hashes(folder, tmp_path) -> None:
+def test_the_hubs_cache_names_files_after_their_hashes(folder, tmp_path):
     model = tmp_path / "models--maker--model"
     snapshot = model / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
@@ -197,7 +193,7 @@ def test_the_hubs_cache_names_files_after_their_hashes(folder, tmp_path) -> None
     assert [damage.file for damage in verified(snapshot).damages] == ["config.json", FIRST]
 
 
-def test_without_hashes_the_headers_are_looked_at(folder) -> None:
+def test_without_hashes_the_headers_are_looked_at(folder):
     report = verified(folder)
     assert (report.compared_with, report.num_files, report.damages) == ("", 2, ())
     assert report.unverified == (FIRST, SECOND)
@@ -208,7 +204,7 @@ def test_without_hashes_the_headers_are_looked_at(folder) -> None:
 
 
 @pytest.mark.parametrize("make", ["file", "nothing"])
-def test_what_is_no_folder_is_refused(tmp_path, make) -> None:
+def test_what_is_no_folder_is_refused(tmp_path, make):
     path = tmp_path / "it"
     if make == "file":
         path.write_text("")
@@ -216,14 +212,14 @@ def test_what_is_no_folder_is_refused(tmp_path, make) -> None:
         verified(path)
 
 
-def test_an_empty_folder_is_damaged(tmp_path) -> None:
+def test_an_empty_folder_is_damaged(tmp_path):
     assert "has neither model.safetensors.index.json nor a *.safetensors file" in lines(tmp_path)[0]
 
 
 # The command line
 
 
-def test_the_exit_code_and_the_last_line_say_how_it_went(listed, capsys) -> None:
+def test_the_exit_code_and_the_last_line_say_how_it_went(listed, capsys):
     assert main(["checkpoint", "verify", str(listed)]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"{listed}: 5 files, ")
@@ -233,7 +229,7 @@ def test_the_exit_code_and_the_last_line_say_how_it_went(listed, capsys) -> None
     assert capsys.readouterr().out.endswith("; 1 damaged\n")
 
 
-def test_what_the_manifest_says_cannot_command_the_terminal(listed, capsys) -> None:
+def test_what_the_manifest_says_cannot_command_the_terminal(listed, capsys):
     evil = "\x1b]0;evil\x07\nmodel"
     write_manifest(listed, CheckpointManifest(evil, "abc", {f"{evil}.json": FileRecord(1, "0" * 64)}))
     assert main(["checkpoint", "verify", str(listed)]) == 1
@@ -243,12 +239,12 @@ def test_what_the_manifest_says_cannot_command_the_terminal(listed, capsys) -> N
     assert len(out.splitlines()) == 2
 
 
-def test_without_hashes_it_says_so(folder, capsys) -> None:
+def test_without_hashes_it_says_so(folder, capsys):
     assert main(["checkpoint", "verify", str(folder)]) == 0
     assert "there are no hashes: only the index and the headers of 2 files" in capsys.readouterr().out
 
 
-def test_the_document_has_all_tensors(listed, capsys) -> None:
+def test_the_document_has_all_tensors(listed, capsys):
     flip(listed / FIRST, -1)
     assert main(["checkpoint", "verify", str(listed), "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
@@ -256,7 +252,7 @@ def test_the_document_has_all_tensors(listed, capsys) -> None:
     assert [(each["file"], each["tensors"]) for each in document["damages"]] == [(FIRST, ["a", "c"])]
 
 
-def test_a_checkpoint_that_is_nowhere(capsys, monkeypatch, tmp_path) -> None:
+def test_a_checkpoint_that_is_nowhere(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     assert main(["checkpoint", "verify", "/nowhere"]) == 1
     assert "expected a checkpoint's folder or OWNER/NAME" in capsys.readouterr().err

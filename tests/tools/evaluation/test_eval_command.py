@@ -1,11 +1,8 @@
 """`deepseek-triton eval` where lm-eval is not installed; tests/conformance has the runs with it."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -24,9 +21,7 @@ URL = "http://localhost:1"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("lm_eval") is not None, reason="lm-eval is installed")
-def test_without_lm_eval_one_line_says_how_to_get_it(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_lm_eval_one_line_says_how_to_get_it(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["eval", URL, "--task", "tiny"]) == 1
     assert "pip install '.[eval]'" in capsys.readouterr().err
@@ -42,9 +37,7 @@ def test_without_lm_eval_one_line_says_how_to_get_it(
         pytest.param(["--task", "own", "--n", "2"], ["--n: one answer to each question"], id="n"),
     ],
 )
-def test_options_without_a_meaning_are_refused(
-    options: list[str], expected: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_without_a_meaning_are_refused(options, expected, capsys):
     assert main(["eval", URL, *options]) == 2
     printed = capsys.readouterr().err
     assert [text in printed for text in expected] == [True] * len(expected)
@@ -52,7 +45,7 @@ def test_options_without_a_meaning_are_refused(
 
 
 @pytest.mark.parametrize("argv", [["eval", URL], ["eval", URL, "--task", "tiny", "--task-file", "x"]])
-def test_there_is_one_task(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_there_is_one_task(argv, capsys):
     with pytest.raises(SystemExit) as caught:
         main(argv)
     assert caught.value.code == 2
@@ -66,7 +59,7 @@ def test_there_is_one_task(argv: list[str], capsys: pytest.CaptureFixture[str]) 
         pytest.param("arc", "there is no task 'arc'; there are tiny, gsm8k, mmlu, gpqa_diamond, own", id="unknown"),
     ],
 )
-def test_an_unknown_task_has_a_hint(task: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_task_has_a_hint(task, hint, capsys):
     with pytest.raises(SystemExit):
         main(["eval", URL, "--task", task])
     assert hint in capsys.readouterr().err
@@ -74,7 +67,7 @@ def test_an_unknown_task_has_a_hint(task: str, hint: str, capsys: pytest.Capture
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["", "/v1"])
-def test_a_gateway_is_told_from_a_triton_server(path: str) -> None:
+def test_a_gateway_is_told_from_a_triton_server(path):
     with (
         RawTriton().serving() as triton,
         gateway_before(triton) as address,
@@ -83,12 +76,12 @@ def test_a_gateway_is_told_from_a_triton_server(path: str) -> None:
         asyncio.run(_describe(partial(AsyncClient, f"{address}{path}")))
 
 
-def test_a_model_that_triton_lacks_is_named() -> None:
+def test_a_model_that_triton_lacks_is_named():
     with FakeServer() as server, pytest.raises(ModelNotFound, match="unknown model"):
         asyncio.run(_describe(partial(AsyncClient, server.url, model_name="other")))
 
 
-def test_the_help_explains_every_task(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_explains_every_task(capsys):
     with pytest.raises(SystemExit):
         main(["eval", "--help"])
     printed = capsys.readouterr().out
@@ -96,7 +89,7 @@ def test_the_help_explains_every_task(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.slow
-def test_the_bundled_questions_are_those_of_the_model_card(tmp_path: Path) -> None:
+def test_the_bundled_questions_are_those_of_the_model_card(tmp_path):
     tiny_questions.write(tmp_path / "questions.jsonl")
     assert (tmp_path / "questions.jsonl").read_bytes() == QUESTIONS.read_bytes()
     assert len(read_rows(QUESTIONS, ("id", "accepted"))) == 1534

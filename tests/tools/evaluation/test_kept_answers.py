@@ -1,9 +1,5 @@
 """The file of answers: a run that was stopped anywhere goes on with every whole answer."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,16 +10,14 @@ from deepseek_triton_tools.tool_errors import ToolError
 TINY = {"name": "tiny", "engine": "reference"}
 
 
-def answers_in(file: Path) -> dict[str, str]:
+def answers_in(file):
     with open_answers(file, TINY, overwrite=False) as kept:
         return {key: record["text"] for key in map(str, range(9)) if (record := kept.get(key)) is not None}
 
 
 @pytest.mark.slow
 @given(texts=st.lists(st.text(), min_size=1, max_size=5), data=st.data())
-def test_a_file_that_was_cut_anywhere_keeps_its_whole_answers(
-    texts: list[str], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_file_that_was_cut_anywhere_keeps_its_whole_answers(texts, data, tmp_path_factory):
     file = tmp_path_factory.mktemp("cut") / "answers.jsonl"
     with open_answers(file, TINY, overwrite=False) as kept:
         first = file.stat().st_size
@@ -40,7 +34,7 @@ def test_a_file_that_was_cut_anywhere_keeps_its_whole_answers(
     assert answers_in(file)["8"] == "later"
 
 
-def test_answers_of_another_server_are_refused_by_what_differs(tmp_path: Path) -> None:
+def test_answers_of_another_server_are_refused_by_what_differs(tmp_path):
     file = tmp_path / "answers.jsonl"
     with open_answers(file, TINY, overwrite=False) as kept:
         kept.add("1", {"text": "Paris"})
@@ -54,7 +48,7 @@ def test_answers_of_another_server_are_refused_by_what_differs(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("content", ["hello\n", "[1]\n", '{"server": {}}\n{"text": "no key"}\n'])
-def test_another_file_is_left_as_it_is(content: str, tmp_path: Path) -> None:
+def test_another_file_is_left_as_it_is(content, tmp_path):
     file = tmp_path / "answers.jsonl"
     file.write_text(content)
     with pytest.raises(ToolError, match="no file of answers"), open_answers(file, TINY, overwrite=False):
@@ -62,7 +56,7 @@ def test_another_file_is_left_as_it_is(content: str, tmp_path: Path) -> None:
     assert file.read_text() == content
 
 
-def test_two_runs_do_not_write_one_file(tmp_path: Path) -> None:
+def test_two_runs_do_not_write_one_file(tmp_path):
     file = tmp_path / "answers.jsonl"
     with (
         open_answers(file, TINY, overwrite=False),

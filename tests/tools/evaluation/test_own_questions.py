@@ -1,10 +1,6 @@
 """The user's own questions: every wrong row is named, and each scorer has its meaning."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +11,7 @@ from deepseek_triton_tools.evaluation.tasks.own_questions import SCORERS, own_qu
 from deepseek_triton_tools.tool_errors import ToolError
 
 
-def written(folder: Path, *rows: Any) -> Path:
+def written(folder, *rows):
     file = folder / "own.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
@@ -36,20 +32,20 @@ def written(folder: Path, *rows: Any) -> Path:
         ("number", "none", "7", False),
     ],
 )
-def test_scorers(scorer: str, text: str, answer: str, right: bool) -> None:
+def test_scorers(scorer, text, answer, right):
     assert SCORERS[scorer](text, answer) is right
 
 
-def test_the_command_line_names_every_scorer() -> None:
+def test_the_command_line_names_every_scorer():
     assert tuple(SCORERS) == _SCORERS
 
 
 @given(st.integers(-(10**12), 10**12), st.text(alphabet="ab ,.$", max_size=5))
-def test_a_number_is_found_behind_any_text(number: int, before: str) -> None:
+def test_a_number_is_found_behind_any_text(number, before):
     assert SCORERS["number"](f"{before} {number:,}", str(number))
 
 
-def test_all_wrong_rows_are_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_wrong_rows_are_named_at_once(tmp_path, capsys):
     file = written(
         tmp_path,
         {"question": "2 + 2?", "answer": 4},
@@ -68,7 +64,7 @@ def test_all_wrong_rows_are_named_at_once(tmp_path: Path, capsys: pytest.Capture
     assert lines[-1].endswith("scorer: expected one of exact, contains, regex, number, got 'best'")
 
 
-def test_broken_json_is_named_with_its_line_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_json_is_named_with_its_line_in_the_file(tmp_path, capsys):
     file = tmp_path / "own.jsonl"
     file.write_text('{"question": "a", "answer": 1}\n\n{"question": "a"}\n{"question": "a", "answer": 1\n')
     with pytest.raises(ToolError, match="2 of 3 lines"):
@@ -79,7 +75,7 @@ def test_broken_json_is_named_with_its_line_in_the_file(tmp_path: Path, capsys: 
     ]
 
 
-def test_rows_of_a_table_are_named_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_of_a_table_are_named_too(tmp_path, capsys):
     file = tmp_path / "own.csv"
     file.write_text("question,answer\na,1\n")
     assert own_questions(file, scorer="exact", limit=None).name == "own"
@@ -97,14 +93,14 @@ def test_rows_of_a_table_are_named_too(tmp_path: Path, capsys: pytest.CaptureFix
         pytest.param("[1]\n", "1 of 1 lines", id="no object"),
     ],
 )
-def test_a_file_of_another_form_is_refused(content: str, expected: str, tmp_path: Path) -> None:
+def test_a_file_of_another_form_is_refused(content, expected, tmp_path):
     file = tmp_path / "own.jsonl"
     file.write_text(content)
     with pytest.raises(ToolError, match=expected):
         own_questions(file, scorer="exact", limit=None)
 
 
-def test_without_a_file_nothing_is_asked(tmp_path: Path) -> None:
+def test_without_a_file_nothing_is_asked(tmp_path):
     with pytest.raises(ToolError, match="--task own needs --data FILE"):
         own_questions(None, scorer="exact", limit=None)
     with pytest.raises(ToolError, match="no such file"):

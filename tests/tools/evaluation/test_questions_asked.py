@@ -1,59 +1,39 @@
 """Questions to a server over real sockets: what is sent, what is kept, and what counts as the answer."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from deepseek_triton_client import (
-    AsyncClient,
-    DeepseekTritonError,
-    InvalidRequest,
-    Overloaded,
-    Retries,
-    ServerUnavailable,
-)
+from deepseek_triton_client import AsyncClient, InvalidRequest, Overloaded, Retries, ServerUnavailable
 from deepseek_triton_client.testing import FakeServer, Pause
-from deepseek_triton_tools.evaluation.kept_answers import KeptAnswers, open_answers
-from deepseek_triton_tools.evaluation.questions_asked import (
-    Generation,
-    Likelihood,
-    Question,
-    ask_all,
-    failures_by_message,
-)
+from deepseek_triton_tools.evaluation.kept_answers import open_answers
+from deepseek_triton_tools.evaluation.questions_asked import Generation, Likelihood, ask_all, failures_by_message
 
 
 @pytest.fixture
-def server() -> Iterator[FakeServer]:
+def server():
     with FakeServer() as server:
         yield server
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Iterator[KeptAnswers]:
+def kept(tmp_path):
     with open_answers(tmp_path / "answers.jsonl", {}, overwrite=False) as kept:
         yield kept
 
 
-def asked(
-    server: FakeServer, kept: KeptAnswers, questions: Sequence[Question], concurrency: int = 4
-) -> dict[str, DeepseekTritonError]:
+def asked(server, kept, questions, concurrency=4):
     connect = partial(AsyncClient, server.url, retries=Retries(attempts=1))
     return asyncio.run(ask_all(questions, connect, kept, concurrency))
 
 
-def generation(content: Any = "2 + 2 =", until: Sequence[str] = (), **fields: Any) -> Generation:
+def generation(content="2 + 2 =", until=(), **fields):
     return Generation(content=content, fields=fields, until=until)
 
 
-def test_a_completion_sends_its_stop_strings_and_fields(server: FakeServer, kept: KeptAnswers) -> None:
+def test_a_completion_sends_its_stop_strings_and_fields(server, kept):
     question = generation(until=["Question:"], max_tokens=256, temperature=0.0, add_special_tokens=False)
     assert asked(server, kept, [question]) == {}
 
@@ -64,7 +44,7 @@ def test_a_completion_sends_its_stop_strings_and_fields(server: FakeServer, kept
     assert list(params.stop or ()) == ["Question:"]
 
 
-def test_a_chat_is_cut_here_because_its_reasoning_may_have_the_string(server: FakeServer, kept: KeptAnswers) -> None:
+def test_a_chat_is_cut_here_because_its_reasoning_may_have_the_string(server, kept):
     said = {"text_output": "#### 4\n\nQuestion: 3 + 3", "reasoning_output": "Question: what is it?"}
     server.script([said | {"finish_reason": "stop", "num_output_tokens": 9}])
     question = generation([{"role": "user", "content": "2 + 2?"}], until=["Question:"])
@@ -87,31 +67,31 @@ def test_a_chat_is_cut_here_because_its_reasoning_may_have_the_string(server: Fa
         pytest.param("STOP</think>4 STOP 5", "4 ", id="a stop string in the thought"),
     ],
 )
-def test_thoughts_are_no_part_of_the_answer(text: str, answer: str) -> None:
+def test_thoughts_are_no_part_of_the_answer(text, answer):
     assert generation(until=["STOP"]).answer_in({"text": text}) == answer
 
 
-def test_what_is_kept_is_not_asked_again(server: FakeServer, kept: KeptAnswers) -> None:
+def test_what_is_kept_is_not_asked_again(server, kept):
     questions = [generation(f"{number} + 1 =") for number in range(5)]
     asked(server, kept, questions[:3])
     asked(server, kept, questions)
     assert sorted(str(request.prompt) for request in server.requests) == [f"{number} + 1 =" for number in range(5)]
 
 
-def test_equal_questions_are_asked_once_and_repeats_each_time(server: FakeServer, kept: KeptAnswers) -> None:
+def test_equal_questions_are_asked_once_and_repeats_each_time(server, kept):
     repeats = [Generation(content="a", fields={}, repeat=number) for number in (0, 1)]
     asked(server, kept, [generation("b"), generation("b"), *repeats])
     assert sorted(str(request.prompt) for request in server.requests) == ["a", "a", "b"]
 
 
-def test_no_more_are_under_way_than_allowed(server: FakeServer, kept: KeptAnswers) -> None:
+def test_no_more_are_under_way_than_allowed(server, kept):
     server.answer = lambda request: iter(["4"])
     asked(server, kept, [generation(str(number)) for number in range(20)], concurrency=3)
     assert 0 < server.most_at_once <= 3
     assert len(server.requests) == 20
 
 
-def test_a_question_that_fails_is_named_and_the_others_go_on(server: FakeServer, kept: KeptAnswers) -> None:
+def test_a_question_that_fails_is_named_and_the_others_go_on(server, kept):
     server.script(["1"], InvalidRequest("too long", code="E_PROMPT_TOO_LONG"), Overloaded("full"), ["4"])
     questions = [generation(str(number)) for number in range(4)]
     failed = asked(server, kept, questions, concurrency=1)
@@ -122,13 +102,13 @@ def test_a_question_that_fails_is_named_and_the_others_go_on(server: FakeServer,
 
 
 @pytest.mark.parametrize("reason", ["timeout", "cancelled"])
-def test_half_an_answer_is_a_failure(reason: str, server: FakeServer, kept: KeptAnswers) -> None:
+def test_half_an_answer_is_a_failure(reason, server, kept):
     server.script([{"text_output": "4", "finish_reason": reason, "num_output_tokens": 1}])
     [error] = asked(server, kept, [generation()]).values()
     assert reason in str(error)
 
 
-def test_a_server_that_is_gone_ends_the_run_and_keeps_what_came(server: FakeServer, kept: KeptAnswers) -> None:
+def test_a_server_that_is_gone_ends_the_run_and_keeps_what_came(server, kept):
     gone = ServerUnavailable("stopping", code="E_UNAVAILABLE")
     server.script(["1"], gone, ["never"])
     questions = [generation(str(number)) for number in range(3)]
@@ -137,10 +117,10 @@ def test_a_server_that_is_gone_ends_the_run_and_keeps_what_came(server: FakeServ
     assert [kept.get(question.key) is None for question in questions] == [False, True, True]
 
 
-def test_leaving_early_cancels_what_is_under_way(server: FakeServer, kept: KeptAnswers) -> None:
+def test_leaving_early_cancels_what_is_under_way(server, kept):
     server.answer = Pause()
 
-    async def leave() -> None:
+    async def leave():
         task = asyncio.create_task(ask_all([generation()], partial(AsyncClient, server.url), kept, 4))
         while not server.requests:
             await asyncio.sleep(0.01)
@@ -156,11 +136,11 @@ class OneTokenPerLetter(FakeServer):
     """Its tokens are letters. Each is as likely as its place in the alphabet says: a 0, b -1. A conversation is its
     last message between two z."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.answer = self._said
 
-    def _said(self, request: Any) -> Iterator[Mapping[str, Any]]:
+    def _said(self, request):
         body = request.body
         if request.messages:
             text = f"z{request.messages[-1]['content']}z"
@@ -185,9 +165,7 @@ class OneTokenPerLetter(FakeServer):
         pytest.param([{"role": "user", "content": "ab"}], "bc", (-3.0, False), id="a conversation"),
     ],
 )
-def test_likelihood_counts_the_continuation_only(
-    context: Any, continuation: str, expected: tuple[float, bool], tmp_path: Path
-) -> None:
+def test_likelihood_counts_the_continuation_only(context, continuation, expected, tmp_path):
     question = Likelihood(context=context, continuation=continuation, fields={})
     with OneTokenPerLetter() as server, open_answers(tmp_path / "answers", {}, overwrite=False) as kept:
         assert asked(server, kept, [question]) == {}
