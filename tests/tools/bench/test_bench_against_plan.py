@@ -4,12 +4,13 @@ import pytest
 
 from deepseek_triton_tools.bench.against_plan import against_plan
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
-from deepseek_triton_tools.bench.measuring.figures import MetricSummary, Slo
+from deepseek_triton_tools.bench.measuring.figures import MetricSummary
 from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
 from deepseek_triton_tools.bench.measuring.run_figures import run_figures
-from deepseek_triton_tools.bench.results.bench_result import BenchPoint, BenchResult, BenchRun
+from deepseek_triton_tools.bench.results.bench_result import BenchPoint, BenchRun
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.cli.plan_request import OptionError, plan_named
+from support.made_up_bench import made_up_result
 
 H200 = "deepseek-r1 --gpu h200 --profile throughput --isl 1024 --osl 2048 --concurrency 1024"
 
@@ -19,38 +20,16 @@ def gauge(highest):
 
 
 def run_of(metrics=None, users=1000, tokens=2048, outcome="completed"):
-    records = [
-        RequestRecord(
-            index=user,
-            ended_s=2.0,
-            chunk_s=[1.0, 2.0],
-            chunk_tokens=[1, tokens - 1],
-            num_input_tokens=1024,
-            num_output_tokens=tokens,
-            outcome=outcome,
-            error="E_OVERLOADED: busy" if outcome == "failed" else "",
-        )
-        for user in range(users)
-    ]
+    answer = {"chunk_s": [1.0, 2.0], "chunk_tokens": [1, tokens - 1], "num_output_tokens": tokens}
+    ended = {"ended_s": 2.0, "outcome": outcome, "error": "E_OVERLOADED: busy" if outcome == "failed" else ""}
+    records = [RequestRecord(index=user, num_input_tokens=1024, **answer, **ended) for user in range(users)]
     return BenchRun(figures=run_figures(records, concurrency=users), server_metrics=metrics or {})
 
 
-def result_of(*runs, urls=("http://a",), gpus=8):
-    return BenchResult(
-        date="",
-        urls=urls,
-        endpoint="triton-http",
-        model="",
-        gpus=gpus,
-        dataset="",
-        slo=Slo(),
-        points=tuple(BenchPoint(load=LoadPoint(num_requests=1, concurrency=1), runs=(run,)) for run in runs),
-    )
-
-
 def lines(text, *runs, **facts):
-    table = against_plan(plan_named(text), result_of(*runs, **facts))
-    return {row[0]: tuple(row[1:]) for row in table.rows}
+    load = LoadPoint(num_requests=1, concurrency=1)
+    result = made_up_result([BenchPoint(load=load, runs=(run,)) for run in runs], **facts)
+    return {row[0]: tuple(row[1:]) for row in against_plan(plan_named(text), result).rows}
 
 
 METRICS = {
@@ -69,9 +48,16 @@ def test_what_the_server_says_stands_beside_the_plan():
     assert seen["requests that run at once"] == ("1,024", "1,024", "76 waited, the batch was full")
     assert seen["requests refused or failed"][:2] == ("0", "7")
     assert seen["memory in use of a GPU, GiB"][1:] == ("139.0", "more than planned")
-    assert seen["GPUs"] == ("8", "8", "")
     (share,) = [cells for name, cells in seen.items() if "KV tokens" in name]
     assert share[1:] == ("99%", "the KV cache is full")
+
+    limited = lines(
+        f"{H200} --set triton_config.max_inflight=64", run_of({"deepseek_triton_inflight_sequences": gauge(64)})
+    )
+    assert limited["requests accepted at once"] == ("64", "64", "reached")
+    vllm = "deepseek-r1 --engine vllm --gpu h200 --gpus 8 --concurrency 64"
+    seen = lines(vllm, run_of({"vllm:num_requests_running": gauge(60)}))
+    assert seen["requests that run at once"] == ("64", "60", "94% of the batch")
 
 
 def test_without_metrics_the_client_says_how_many_were_under_way():
@@ -79,48 +65,27 @@ def test_without_metrics_the_client_says_how_many_were_under_way():
     assert seen["requests under way"] == ("1,024", "512", "50% of the batch")
     assert seen["tokens of a prompt"] == ("1,024", "1,024", "")
     assert not any("KV tokens in use" in name for name in seen)
+    failed = lines(H200, run_of(users=3, outcome="failed"))["requests refused or failed"]
+    assert failed[1:] == ("3", "E_OVERLOADED: busy")
 
 
-def test_lengths_that_were_not_planned_for_are_said():
+def test_more_than_was_planned_for_is_said():
     seen = lines(H200, run_of(tokens=3000))
     assert seen["tokens of an answer"] == ("2,048", "3,000", "longer than planned")
     assert seen["tokens of both"] == ("3,072", "4,024", "longer than planned")
-
-
-def test_more_than_the_kv_cache_holds_is_said():
     seen = lines("deepseek-r1 --gpu h200 --isl 1024 --osl 2048", run_of(users=3000))
     assert seen["requests of 1,024 + 2,048 tokens in the KV cache"][2] == "more than the plan has room for"
     assert seen["requests under way"][2] == "the server allows more than the plan"
 
 
-def test_a_limit_of_requests_is_compared():
-    metrics = {"deepseek_triton_inflight_sequences": gauge(64)}
-    seen = lines(f"{H200} --set triton_config.max_inflight=64", run_of(metrics))
-    assert seen["requests accepted at once"] == ("64", "64", "reached")
-
-
-def test_vllm_is_compared_too():
-    text = "deepseek-r1 --engine vllm --gpu h200 --gpus 8 --concurrency 64"
-    seen = lines(text, run_of({"vllm:num_requests_running": gauge(60)}))
-    assert seen["requests that run at once"] == ("64", "60", "94% of the batch")
-
-
-def test_failed_requests_are_counted_with_their_errors():
-    assert lines(H200, run_of(users=3, outcome="failed"))["requests refused or failed"][1:] == (
-        "3",
-        "E_OVERLOADED: busy",
-    )
-
-
-@pytest.mark.parametrize(
-    ("facts", "expected"),
-    [
-        ({"gpus": 4}, ("8", "4", "another number of them")),
-        ({"gpus": 16, "urls": ("http://a", "http://b")}, ("2 x 8", "16", "")),
-    ],
-)
-def test_gpus_are_those_of_all_servers(facts, expected):
-    assert lines(H200, run_of(), **facts)["GPUs"] == expected
+def test_gpus_are_those_of_all_servers():
+    run = run_of(users=1)
+    two = {"gpus": 16, "urls": ("http://a", "http://b")}
+    assert [lines(H200, run, **facts)["GPUs"] for facts in ({}, {"gpus": 4}, two)] == [
+        ("8", "8", ""),
+        ("8", "4", "another number of them"),
+        ("2 x 8", "16", ""),
+    ]
 
 
 def test_a_generated_folder_has_its_plan(tmp_path, capsys):
@@ -129,17 +94,15 @@ def test_a_generated_folder_has_its_plan(tmp_path, capsys):
     assert replace(built, request=given.request) == given  # the stamp names the number of GPUs
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        pytest.param("{folder}", "that `deepseek-triton build` wrote", id="another folder"),
-        pytest.param("deepseek-r1 --gpu h200 --speed 3", "has no --speed 3", id="unknown option"),
-        pytest.param("deepseek-r1 --gpus many", "--gpus: expected a whole number", id="wrong value"),
-        pytest.param("{folder}/r1", "there is no folder .*/r1 that `deepseek-triton build` wrote", id="no folder"),
-        pytest.param("./my r1", "there is no folder ./my r1 that", id="no folder with a blank"),
-        pytest.param("tiny", "has no limits to compare", id="no GPU"),
-    ],
-)
-def test_what_is_no_plan_is_refused(text, says, tmp_path):
-    with pytest.raises(OptionError, match=says):
-        plan_named(text.format(folder=tmp_path))
+def test_what_is_no_plan_is_refused(tmp_path, subtests):
+    refused = {
+        str(tmp_path): "that `deepseek-triton build` wrote",
+        "deepseek-r1 --gpu h200 --speed 3": "has no --speed 3",
+        "deepseek-r1 --gpus many": "--gpus: expected a whole number",
+        f"{tmp_path}/r1": "there is no folder .*/r1 that `deepseek-triton build` wrote",
+        "./my r1": "there is no folder ./my r1 that",
+        "tiny": "has no limits to compare",
+    }
+    for text, says in refused.items():
+        with subtests.test(text), pytest.raises(OptionError, match=says):
+            plan_named(text)

@@ -31,123 +31,118 @@ def path(tmp_path):
     return tmp_path / "requests.jsonl"
 
 
+def conversations(path, num=None, count=None, **options):
+    return make_conversations(DatasetOptions(file=path, **options), num, text_token_ids(), count)
+
+
 def made(path, rows, num=None, **options):
     """The conversations of a file with these rows."""
     path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
-    return list(make_conversations(DatasetOptions(file=path, **options), num, text_token_ids()))
+    return list(conversations(path, num, **options))
 
 
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        ({"task_id": 0, "input_ids": [5, 6], "output_tokens": 7}, BenchRequest(prompt=(5, 6), output_tokens=7)),
-        ({"task_id": 0, "logits": [5, 6], "output_tokens": 7}, BenchRequest(prompt=(5, 6), output_tokens=7)),
-        ({"task_id": 0, "prompt": "why", "output_tokens": 7}, BenchRequest(prompt="why", output_tokens=7)),
-        ("why", BenchRequest(prompt="why")),
+def prompts(path, rows, num=None, **options):
+    return [request.prompt for (request,) in made(path, rows, num, **options)]
+
+
+def test_a_row_of_each_tool_is_read(path):
+    sent = {"text_input": "why", "max_tokens": 4, "stream": True, "min_tokens": 4}
+    rows = [
+        ({"task_id": 0, "input_ids": [5, 6], "output_tokens": 7}, {"prompt": (5, 6), "output_tokens": 7}),
+        ({"task_id": 0, "logits": [5, 6], "output_tokens": 7}, {"prompt": (5, 6), "output_tokens": 7}),
+        ({"task_id": 0, "prompt": "why", "output_tokens": 7}, {"prompt": "why", "output_tokens": 7}),
+        ("why", {"prompt": "why"}),
         (
             {"id": 3, "prompt": [9], "max_tokens": 4, "temperature": 0.5},
-            BenchRequest(prompt=(9,), output_tokens=4, fields={"temperature": 0.5}),
+            {"prompt": (9,), "output_tokens": 4, "fields": {"temperature": 0.5}},
         ),
         (
-            {"timestamp": 900, "payload": {"text_input": "why", "max_tokens": 4, "stream": True, "min_tokens": 4}},
-            BenchRequest(prompt="why", output_tokens=4, at_s=0.0, fields={"min_tokens": 4}),
+            {"timestamp": 900, "payload": sent},
+            {"prompt": "why", "output_tokens": 4, "at_s": 0.0, "fields": {"min_tokens": 4}},
         ),
-    ],
-)
-def test_a_row_of_each_tool_is_read(path, row, expected):
-    assert made(path, [row]) == [(expected,)]
+    ]
+    assert [made(path, [row]) for row, _ in rows] == [[(BenchRequest(**expected),)] for _, expected in rows]
 
 
-@pytest.mark.parametrize(
-    ("row", "problem"),
-    [
-        ([], "expected an object with a prompt, got []"),
-        ({}, "expected one of input_ids, logits, prompt, text_input, input_length, got nothing"),
-        ({"task_id": 1, "output_tokens": 5}, "got task_id, output_tokens"),
-        ({"prompt": "a", "input_ids": [1]}, "expected only one of input_ids and prompt"),
-        ({"prompt": ""}, "prompt: expected a text or token ids, got ''"),
-        ({"prompt": "\ud800"}, "prompt: half of a surrogate pair can't be sent"),
-        ({"prompt": [1, True]}, "prompt: expected a text or token ids"),
-        ({"input_ids": "why"}, "input_ids: expected token ids, got 'why'"),
-        ({"input_ids": []}, "input_ids: expected token ids, got []"),
-        ({"input_ids": [-1]}, "input_ids: expected token ids, got [-1]"),
-        ({"input_ids": [2**31]}, "input_ids: expected token ids"),
-        ({"text_input": [1]}, "text_input: expected a text, got [1]"),
-        ({"messages": []}, "messages can't be sent as a prompt"),
-        ({"prompt": "a", "output_tokens": 0}, "output_tokens: expected a whole number from 1, got 0"),
-        ({"prompt": "a", "output_tokens": 1, "max_tokens": 1}, "expected only one of output_tokens and max_tokens"),
-        ({"prompt": "a", "temprature": 0}, "did you mean 'temperature'?"),
-        ({"promt": "a"}, "got promt; unknown 'promt'; did you mean 'prompt'?"),
-        ({"prompt": "a", "output_token": 5}, "unknown 'output_token'; did you mean 'output_tokens'?"),
-        ({"prompt": "a", "top_logprobs": 5}, "use logprobs"),
-        ({"prompt": "a", "temperature": "hot", "output_tokens": "5"}, "output_tokens: expected a whole number from 1"),
-        ({"prompt": "a", "temperature": "hot", "output_tokens": "5"}, "temperature"),
-        ({"prompt": "a", "timestamp": -1}, "timestamp: expected milliseconds from 0, got -1"),
-        ({"input_length": 0}, "input_length: expected a whole number from 1, got 0"),
-        ({"input_length": 1100, "hash_ids": [1]}, "hash_ids: expected 2 or more, one for each 512 tokens of"),
-        ({"input_length": 5, "hash_ids": [-1]}, "hash_ids: expected whole numbers from 0, got [-1]"),
-    ],
-)
-def test_a_wrong_row_is_named_with_its_line(path, row, problem, capsys):
-    with pytest.raises(ToolError, match=r"^1 of 2 lines of .*requests.jsonl are wrong$"):
-        made(path, ["fine", row])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"{path} line 2: ")
-    assert problem in line
+WRONG = [
+    ([], "expected an object with a prompt, got []"),
+    ({}, "expected one of input_ids, logits, prompt, text_input, input_length, got nothing"),
+    ({"task_id": 1, "output_tokens": 5}, "got task_id, output_tokens"),
+    ({"prompt": "a", "input_ids": [1]}, "expected only one of input_ids and prompt"),
+    ({"prompt": ""}, "prompt: expected a text or token ids, got ''"),
+    ({"prompt": "\ud800"}, "prompt: half of a surrogate pair"),
+    ({"prompt": [1, True]}, "prompt: expected a text or token ids"),
+    ({"input_ids": "why"}, "input_ids: expected token ids, got 'why'"),
+    ({"input_ids": []}, "input_ids: expected token ids, got []"),
+    ({"input_ids": [-1]}, "input_ids: expected token ids, got [-1]"),
+    ({"input_ids": [2**31]}, "input_ids: expected token ids"),
+    ({"text_input": [1]}, "text_input: expected a text, got [1]"),
+    ({"messages": []}, "messages can't be sent as a prompt"),
+    ({"prompt": "a", "output_tokens": 0}, "output_tokens: expected a whole number from 1, got 0"),
+    ({"prompt": "a", "output_tokens": 1, "max_tokens": 1}, "expected only one of output_tokens and max_tokens"),
+    ({"prompt": "a", "temprature": 0}, "did you mean 'temperature'?"),
+    ({"promt": "a"}, "got promt; unknown 'promt'; did you mean 'prompt'?"),
+    ({"prompt": "a", "output_token": 5}, "unknown 'output_token'; did you mean 'output_tokens'?"),
+    ({"prompt": "a", "top_logprobs": 5}, "use logprobs"),
+    ({"prompt": "a", "temperature": "hot", "output_tokens": "5"}, "output_tokens: expected a whole number from 1"),
+    ({"prompt": "a", "temperature": "hot", "output_tokens": "5"}, "temperature"),
+    ({"prompt": "a", "timestamp": -1}, "timestamp: expected milliseconds from 0, got -1"),
+    ({"input_length": 0}, "input_length: expected a whole number from 1, got 0"),
+    ({"input_length": 1100, "hash_ids": [1]}, "hash_ids: expected 2 or more, one for each 512 tokens of"),
+    ({"input_length": 5, "hash_ids": [-1]}, "hash_ids: expected whole numbers from 0, got [-1]"),
+]
+BROKEN = {
+    '{"prompt": "a"': "not JSON: Expecting ',' delimiter at character 16\n",
+    "{'prompt': 5}": "not JSON: Expecting property name enclosed in double quotes at character 2\n",
+}
 
 
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ('{"prompt": "a"', "not JSON: Expecting ',' delimiter at character 16"),
-        ("{'prompt': 5}", "not JSON: Expecting property name enclosed in double quotes at character 2"),
-    ],
-)
-def test_broken_json_has_no_other_line_than_the_files(path, line, problem, capsys):
-    path.write_text(f'"fine"\n{line}\n')
-    with pytest.raises(ToolError):
-        make_conversations(DatasetOptions(file=path), None, text_token_ids())
-    assert capsys.readouterr().err == f"{path} line 2: {problem}\n"
+def test_a_wrong_row_is_named_with_its_line(path, capsys, subtests):
+    for line, problem in [(json.dumps(row), problem) for row, problem in WRONG] + list(BROKEN.items()):
+        with subtests.test(line, problem=problem):
+            path.write_text(f'"fine"\n{line}\n')
+            with pytest.raises(ToolError, match=r"^1 of 2 lines of .*requests.jsonl are wrong$"):
+                conversations(path)
+            said = capsys.readouterr().err
+            assert said.startswith(f"{path} line 2: ")
+            assert problem in said
+            assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["input_ids", "prompt"])
-def test_ids_beyond_the_servers_vocabulary_are_refused(path, name, capsys):
-    path.write_text(json.dumps({name: [5, 1279]}) + "\n" + json.dumps({name: [1280, 5]}))
+def test_ids_beyond_the_servers_vocabulary_are_refused(path, capsys):
     options = DatasetOptions(file=path)
-    with pytest.raises(ToolError, match="1 of 2 lines"):
-        FileConversationSource(options, text_token_ids(1280), count_words, None, 1280)
-    expected = f"line 2: {name}: expected token ids from 0 to 1279, the server's vocabulary, got 1280\n"
-    assert capsys.readouterr().err == f"{path} {expected}"
-    assert len(FileConversationSource(options, text_token_ids(1280), count_words, None, None)) == 2
+    for name in ("input_ids", "prompt"):
+        path.write_text(json.dumps({name: [5, 1279]}) + "\n" + json.dumps({name: [1280, 5]}))
+        with pytest.raises(ToolError, match="1 of 2 lines"):
+            FileConversationSource(options, text_token_ids(1280), count_words, None, 1280)
+        expected = f"line 2: {name}: expected token ids from 0 to 1279, the server's vocabulary, got 1280\n"
+        assert capsys.readouterr().err == f"{path} {expected}"
+        assert len(FileConversationSource(options, text_token_ids(1280), count_words, None, None)) == 2
 
 
 def test_at_most_ten_problems_are_listed(path, capsys):
     path.write_text("fine?\n\n" * 12)
-    with pytest.raises(ToolError, match=r"12 of 12 lines of .* are wrong; the first 10 are listed"):
-        make_conversations(DatasetOptions(file=path), None, text_token_ids())
+    with pytest.raises(ToolError, match=r"12 of 12 lines of .*; the first 10 are listed"):
+        conversations(path)
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(" line ")[2].split(":")[0] for line in lines] == [str(2 * n + 1) for n in range(10)]
-    assert "not JSON" in lines[0]
 
 
-@pytest.mark.parametrize("content", ["", "\n", "[]"])
-def test_an_empty_file_is_refused(path, content):
-    path.write_text(content)
-    with pytest.raises(ToolError, match="has no request"):
-        make_conversations(DatasetOptions(file=path, output=NormalLengths(4)), None, text_token_ids())
+def test_an_empty_file_is_refused(path):
+    for content in ("", "\n", "[]"):
+        path.write_text(content)
+        with pytest.raises(ToolError, match="has no request"):
+            conversations(path, output=NormalLengths(4))
 
 
-def test_too_few_requests_are_repeated(path, capsys):
-    assert [request.prompt for (request,) in made(path, ["a", "b", "c"], 7)] == list("abcabca")
-    assert "has 3 requests: they are repeated as needed" in capsys.readouterr().err
-
-
-def test_the_first_of_too_many_requests_are_taken(path, capsys):
+def test_too_few_requests_are_repeated_and_the_first_of_too_many_are_taken(path, capsys):
+    assert prompts(path, ["a", "b", "c"], 7) == list("abcabca")
+    assert "has 3 requests" in capsys.readouterr().err
     rows = [str(number) for number in range(50)]
-    assert [request.prompt for (request,) in made(path, rows, 5)] == rows[:5]
-    shuffled = [request.prompt for (request,) in made(path, rows, 5, shuffle=True, seed=1)]
-    assert shuffled != [request.prompt for (request,) in made(path, rows, 5, shuffle=True, seed=2)]
-    assert shuffled == [request.prompt for (request,) in made(path, rows, 5, shuffle=True, seed=1)]
+    assert prompts(path, rows, 5) == rows[:5]
+    shuffled = prompts(path, rows, 5, shuffle=True, seed=1)
+    assert shuffled != prompts(path, rows, 5, shuffle=True, seed=2)
+    assert shuffled == prompts(path, rows, 5, shuffle=True, seed=1)
     assert capsys.readouterr().err == ""
 
 
@@ -177,63 +172,50 @@ def test_a_trace_keeps_its_times_and_its_common_prefixes(path):
 
 def test_what_has_no_hash_is_in_no_other_prompt(path):
     """In some traces only whole blocks have one."""
-    (one,), (other,) = made(path, [hashed(0, 1500, 1, 2), hashed(1, 1500, 1, 2)])
-    assert len(one.prompt) == len(other.prompt) == 1500
-    assert one.prompt[:1024] == other.prompt[:1024]
-    assert one.prompt[1024:] != other.prompt[1024:]
+    one, other = prompts(path, [hashed(0, 1500, 1, 2), hashed(1, 1500, 1, 2)])
+    assert len(one) == len(other) == 1500
+    assert one[:1024] == other[:1024]
+    assert one[1024:] != other[1024:]
 
 
 def test_a_trace_can_be_faster_and_cut(path):
-    rows = [{"timestamp": at_ms, "input_length": 20} for at_ms in (5, 105, 205)]
-    found = made(path, rows, 2, speedup=4.0)
-    assert [request.at_s for (request,) in found] == pytest.approx([0, 0.025])
-    assert found[0][0].prompt != found[1][0].prompt
+    (one,), (other,) = made(path, [{"timestamp": at, "input_length": 20} for at in (5, 105, 205)], 2, speedup=4.0)
+    assert [one.at_s, other.at_s] == pytest.approx([0, 0.025])
+    assert one.prompt != other.prompt
+
+
+_HASHES = st.lists(st.integers(0, 5), min_size=3, max_size=3)
 
 
 @pytest.mark.slow
-@given(
-    rows=st.lists(
-        st.tuples(st.integers(0, 10**6), st.integers(1, 1300), st.lists(st.integers(0, 5), min_size=3, max_size=3)),
-        min_size=1,
-        max_size=6,
-    )
-)
+@given(rows=st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 1300), _HASHES), min_size=1, max_size=6))
 def test_prompts_of_a_trace_agree_as_far_as_their_hashes(tmp_path_factory, rows):
     rows.sort(key=lambda row: row[0])
     path = tmp_path_factory.getbasetemp() / "trace.jsonl"
-    found = made(path, [hashed(at_ms, length, *hash_ids) for at_ms, length, hash_ids in rows])
-    for (one,), (_, one_length, one_hashes) in zip(found, rows, strict=True):
-        assert len(one.prompt) == one_length
-        for (other,), (_, other_length, other_hashes) in zip(found, rows, strict=True):
+    found = prompts(path, [hashed(at_ms, length, *hash_ids) for at_ms, length, hash_ids in rows])
+    for one, (_, one_length, one_hashes) in zip(found, rows, strict=True):
+        assert len(one) == one_length
+        for other, (_, other_length, other_hashes) in zip(found, rows, strict=True):
             blocks = next((n for n in range(3) if one_hashes[n] != other_hashes[n]), 3)
             common = min(one_length, other_length, blocks * HASHED_BLOCK)
-            assert one.prompt[:common] == other.prompt[:common]
+            assert one[:common] == other[:common]
 
 
-@pytest.mark.parametrize(
-    ("shuffle", "problem"),
-    [(False, "only 1 of 2 lines have a timestamp"), (True, "a trace keeps its order: leave out --shuffle")],
-)
-def test_what_can_t_be_done_with_a_trace_is_refused(path, shuffle, problem):
-    with pytest.raises(ToolError, match=problem):
-        made(path, [hashed(0, 5, 1), {"prompt": "a"}], shuffle=shuffle)
-
-
-def test_only_a_trace_can_be_faster(path):
-    with pytest.raises(ToolError, match=r"--trace-speedup: only with a trace, and .* has no timestamps"):
-        made(path, ["a"], speedup=2.0)
-
-
-def test_a_trace_is_not_repeated(path):
-    with pytest.raises(ToolError, match=r"requests.jsonl is a trace of 1 requests, not 2, and not repeated"):
-        made(path, [hashed(0, 5, 1)], 2)
+def test_what_can_t_be_done_with_a_trace_is_refused(path, subtests):
+    trace, mixed = [hashed(0, 5, 1)], [hashed(0, 5, 1), {"prompt": "a"}]
+    for problem, rows, num, options in (
+        ("only 1 of 2 lines have a timestamp", mixed, None, {}),
+        ("--shuffle", mixed, None, {"shuffle": True}),
+        (r"--trace-speedup: .* has no timestamps", ["a"], None, {"speedup": 2.0}),
+        (r"requests.jsonl is a trace of 1 requests, not 2", trace, 2, {}),
+    ):
+        with subtests.test(problem), pytest.raises(ToolError, match=problem):
+            made(path, rows, num, **options)
 
 
 def test_a_part_of_a_file_has_the_same_prompts(path):
-    rows = [{"timestamp": n, "input_length": 50} for n in range(100)]
-    whole = made(path, rows)
-    found = make_conversations(DatasetOptions(file=path), None, text_token_ids())
-    part = found[1::2][10:12]
+    whole = made(path, [{"timestamp": n, "input_length": 50} for n in range(100)])
+    part = conversations(path)[1::2][10:12]
     assert list(part) == [whole[21], whole[23]]
     assert len(pickle.dumps(part)) < 1000
 
@@ -249,15 +231,12 @@ def test_the_lines_of_the_page_are_read():
 # --- ShareGPT ---
 
 
-def sharegpt(path, *pairs):
-    people = ("human", "gpt", "human")
-    entries = [
-        {
-            "id": str(n),
-            "conversations": [{"from": who, "value": text} for who, text in zip(people, texts, strict=False)],
-        }
-        for n, texts in enumerate(pairs)
-    ]
+def sharegpt(path, *texts):
+    """A file of conversations; numbers stand for so many words."""
+    entries = []
+    for n, numbers in enumerate(texts):
+        turns = zip(("human", "gpt", "human"), map(words, numbers), strict=False)
+        entries.append({"id": str(n), "conversations": [{"from": who, "value": text} for who, text in turns]})
     path.write_text(json.dumps(entries, indent=1), "utf-8")
 
 
@@ -266,54 +245,45 @@ def words(number):
 
 
 def test_answers_of_sharegpt_give_the_lengths(path):
-    sharegpt(path, (words(10), words(20), words(5)), (words(7),), (words(30), words(4)))
-    found = make_conversations(DatasetOptions(file=path), None, text_token_ids(), count_words)
-    assert list(found) == [
+    sharegpt(path, (10, 20, 5), (7,), (30, 4))
+    assert list(conversations(path, count=count_words)) == [
         (BenchRequest(prompt=words(10), output_tokens=20),),
         (BenchRequest(prompt=words(30), output_tokens=4),),
     ]
+    with pytest.raises(ToolError, match="give --tokenizer DIR"):
+        conversations(path)
 
 
 def test_what_benchmark_serving_leaves_out_is_left_out(path):
-    pairs = [(3, 50), (4, 3), (1025, 5), (1000, 1049), (1000, 1048), (4, 4), (0, 9), (9, 0)]
-    sharegpt(path, *((words(prompt), words(answer)) for prompt, answer in pairs))
-    found = make_conversations(DatasetOptions(file=path), None, text_token_ids(), count_words)
-    assert [request.output_tokens for (request,) in found] == [1048, 4]
-    fixed = DatasetOptions(file=path, output=NormalLengths(2))
-    assert len(make_conversations(fixed, None, text_token_ids(), count_words)) == 4
-    assert len(make_conversations(fixed, None, text_token_ids())) == 6
+    sharegpt(path, (3, 50), (4, 3), (1025, 5), (1000, 1049), (1000, 1048), (4, 4), (0, 9), (9, 0))
+    assert [request.output_tokens for (request,) in conversations(path, count=count_words)] == [1048, 4]
+    assert len(conversations(path, count=count_words, output=NormalLengths(2))) == 4
+    assert len(conversations(path, output=NormalLengths(2))) == 6
 
 
 def test_sharegpt_in_random_order_is_as_in_benchmark_serving(path):
     """It shuffles what has an answer with Python's own generator, and then takes the first that are long enough."""
-    pairs = [(words(n % 7 + 2), words(n + 4)) for n in range(200)]
+    pairs = [(n % 7 + 2, n + 4) for n in range(200)]
     sharegpt(path, *pairs)
     random.seed(0)
     random.shuffle(pairs)
-    expected = [len(answer.split()) for prompt, answer in pairs if len(prompt.split()) >= 4]
-    found = make_conversations(DatasetOptions(file=path, shuffle=True), 80, text_token_ids(), count_words)
+    expected = [answer for prompt, answer in pairs if prompt >= 4]
+    found = conversations(path, 80, count_words, shuffle=True)
     assert [request.output_tokens for (request,) in found] == expected[:80]
 
 
-def test_sharegpt_needs_a_tokenizer_or_lengths(path):
-    sharegpt(path, ("a", "b"))
-    with pytest.raises(ToolError, match="counting needs a tokenizer: give --tokenizer DIR"):
-        make_conversations(DatasetOptions(file=path), None, text_token_ids())
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('[{"conversations": 5}, {}, 7]', "3 of 3 conversations"),
-        ('[{"conversations": [{"value": "a"}, {"value": 5}]}]', "1 of 1 conversations"),
-        ('[{"conversations": [{"value": "\\udfff"}, {"value": "a"}]}]', "1 of 1 conversations"),
-        ("[{", "is not JSON"),
-    ],
-)
-def test_what_is_no_sharegpt_is_refused(path, content, message):
-    path.write_text(content)
-    with pytest.raises(ToolError, match=message):
-        make_conversations(DatasetOptions(file=path), None, text_token_ids(), count_words)
+def test_what_is_no_sharegpt_is_refused(path, subtests):
+    refused = {
+        '[{"conversations": 5}, {}, 7]': "3 of 3 conversations",
+        '[{"conversations": [{"value": "a"}, {"value": 5}]}]': "1 of 1 conversations",
+        '[{"conversations": [{"value": "\\udfff"}, {"value": "a"}]}]': "1 of 1 conversations",
+        "[{": "is not JSON",
+    }
+    for content, message in refused.items():
+        with subtests.test(content):
+            path.write_text(content)
+            with pytest.raises(ToolError, match=message):
+                conversations(path, count=count_words)
 
 
 # --- Writing ---
@@ -330,22 +300,18 @@ some_requests = st.builds(
 def written(path, requests):
     """Write requests, and read them again."""
     path.write_text("\n".join(dataset_lines(requests)), "utf-8")
-    return list(make_conversations(DatasetOptions(file=path), None, text_token_ids()))
+    return [request for (request,) in conversations(path)]
 
 
 @pytest.mark.slow
 @given(requests=st.lists(some_requests, min_size=1, max_size=5))
 def test_what_is_written_is_read_again(tmp_path_factory, requests):
-    path = tmp_path_factory.getbasetemp() / "written.jsonl"
-    assert written(path, requests) == [(request,) for request in requests]
+    assert written(tmp_path_factory.getbasetemp() / "written.jsonl", requests) == requests
 
 
-def test_times_are_written_too(path):
+def test_times_are_written_too_and_without_a_length_nothing(path):
     requests = [BenchRequest(prompt="a", output_tokens=1, at_s=at_s) for at_s in (0.0, 0.25)]
-    assert written(path, requests) == [(request,) for request in requests]
-
-
-def test_a_request_without_a_length_can_t_be_written(path):
+    assert written(path, requests) == requests
     with pytest.raises(ToolError, match="request 2 has no number of output tokens") as caught:
         written(path, [BenchRequest(prompt="a", output_tokens=1), BenchRequest(prompt="b")])
     assert caught.value.exit_code == 2

@@ -19,15 +19,6 @@ from deepseek_triton_tools.tool_errors import ToolError
 TINY = Path(__file__).resolve().parents[3] / "model_repository/tensorrt_llm/1/tiny/tokenizer.json"
 IDS = text_token_ids()
 
-
-def prompts(options, num=4):
-    """The token ids of each turn of each conversation."""
-    return [
-        [request.prompt for request in conversation if not isinstance(request.prompt, str)]
-        for conversation in make_conversations(options, num, IDS)
-    ]
-
-
 some_lengths = st.one_of(
     st.builds(NormalLengths, st.integers(1, 60), st.integers(0, 40)),
     st.integers(1, 60).flatmap(lambda least: st.builds(UniformLengths, st.just(least), st.integers(least, 60))),
@@ -53,12 +44,11 @@ def test_random_conversations_are_as_asked(options, num):
     for conversation in made:
         assert len(conversation) == options.turns
         for turn, request in enumerate(conversation):
-            assert isinstance(request.prompt, tuple)
+            assert type(request.prompt) is tuple
             assert {*map(type, request.prompt)} == {int}
             assert min(request.prompt) >= 3
             assert max(request.prompt) < 128_000
             assert len(request.prompt) > (0 if turn else options.prefix_len)
-            assert request.output_tokens is not None
             assert request.output_tokens >= 1
             assert request.wait_s == (options.think_s if turn else 0)
             assert request.at_s is None
@@ -75,10 +65,8 @@ def test_the_same_options_make_the_same_requests(options, num, more):
 
 
 def test_lengths_without_spread_are_exact():
-    options = DatasetOptions(
-        input=NormalLengths(1000), output=NormalLengths(2048), later_input=NormalLengths(7), turns=3
-    )
-    for conversation in make_conversations(options, 5, IDS):
+    lengths = {"input": NormalLengths(1000), "output": NormalLengths(2048), "later_input": NormalLengths(7)}
+    for conversation in make_conversations(DatasetOptions(turns=3, **lengths), 5, IDS):
         assert [len(request.prompt) for request in conversation] == [1000, 7, 7]
         assert [request.output_tokens for request in conversation] == [2048] * 3
 
@@ -90,12 +78,6 @@ def test_normal_lengths_are_those_of_prepare_dataset(mean, stdev, num, seed):
     assert NormalLengths(mean, stdev).draw(num, seed).tolist() == expected
 
 
-def test_lengths_of_a_seed_never_change():
-    """Recorded from prepare_dataset.py's formulas."""
-    assert NormalLengths(1000, 200).draw(5, 420).tolist() == [903, 619, 895, 938, 1067]
-    assert UniformLengths(100, 2000).draw(5, 420).tolist() == [1276, 1577, 330, 1895, 1769]
-
-
 @given(least=st.integers(1, 50), more=st.integers(0, 50))
 def test_uniform_lengths_include_both_ends(least, more):
     drawn = UniformLengths(least, least + more).draw(2000, 1)
@@ -104,7 +86,7 @@ def test_uniform_lengths_include_both_ends(least, more):
 
 def test_groups_of_prompts_begin_with_the_same_tokens():
     options = DatasetOptions(input=NormalLengths(30), prefix_len=64, num_prefixes=3)
-    made = [turns[0] for turns in prompts(options, 9)]
+    made = [conversation[0].prompt for conversation in make_conversations(options, 9, IDS)]
     assert {len(prompt) for prompt in made} == {94}
     assert [prompt[:64] for prompt in made] == [prompt[:64] for prompt in made[:3]] * 3
     assert len({prompt[:64] for prompt in made}) == 3
@@ -112,7 +94,7 @@ def test_groups_of_prompts_begin_with_the_same_tokens():
 
 
 def test_another_seed_makes_other_prompts():
-    assert len({prompts(DatasetOptions(seed=seed), 1)[0][0] for seed in range(5)}) == 5
+    assert len({make_conversations(DatasetOptions(seed=seed), 1, IDS)[0][0].prompt for seed in range(5)}) == 5
 
 
 def test_parts_of_many_conversations_are_made_only_when_they_are_asked_for():
@@ -124,24 +106,17 @@ def test_parts_of_many_conversations_are_made_only_when_they_are_asked_for():
     assert len(pickle.dumps(late)) < 2 * 8 * 10**6 + 10**4
     with pytest.raises(IndexError):
         made[10**6]
+    with pytest.raises(ToolError, match="a number of requests"):
+        make_conversations(DatasetOptions(), None, IDS)
 
 
 def test_no_random_prompt_has_a_special_token():
     tokenizer = json.loads(TINY.read_text("utf-8"))
-    special = {token["id"] for token in tokenizer["added_tokens"]}
     ids = text_token_ids(len(tokenizer["model"]["vocab"]))
-    assert special.isdisjoint(ids)
+    assert {token["id"] for token in tokenizer["added_tokens"]}.isdisjoint(ids)
     assert len(ids) > 1200
-
-
-@pytest.mark.parametrize("vocab_size", [None, 128_000, 128_815, 129_280])
-def test_deepseeks_ids_don_t_depend_on_how_a_server_counts_them(vocab_size):
-    assert text_token_ids(vocab_size) == range(3, 128_000)
-
-
-def test_random_prompts_need_a_number():
-    with pytest.raises(ToolError, match="expected a number of requests"):
-        make_conversations(DatasetOptions(), None, IDS)
+    # DeepSeek's ids don't depend on how a server counts them.
+    assert {text_token_ids(size) for size in (None, 128_000, 128_815, 129_280)} == {range(3, 128_000)}
 
 
 # --- Options ---
@@ -153,73 +128,55 @@ def parsed(line):
     return dataset_options(verb.parse_args(line.split()))
 
 
-@pytest.mark.parametrize(
-    ("line", "expected", "label"),
-    [
-        ("", DatasetOptions(output=NormalLengths(128)), "random 1024/128"),
-        (
-            "--random-input-len 8000 --random-output-len 1000 --random-prefix-len 0 --seed 3",
-            DatasetOptions(input=NormalLengths(8000), output=NormalLengths(1000), seed=3),
-            "random 8000/1000",
-        ),
-        (
-            "--isl 1000 --osl 100 --input-stdev 9 --output-stdev 8",
-            DatasetOptions(input=NormalLengths(1000, 9), output=NormalLengths(100, 8)),
-            "random 1000±9/100±8",
-        ),
-        (
-            "--isl 1000 --osl 1 --random-range-ratio 0.25",
-            DatasetOptions(input=UniformLengths(750, 1250), output=UniformLengths(1, 1)),
-            "random 750-1250/1-1",
-        ),
-        (
-            "--prefix-len 500 --num-prefixes 4 --turns 3 --later-isl 50 --think-time 1.5",
-            DatasetOptions(
-                output=NormalLengths(128),
-                prefix_len=500,
-                num_prefixes=4,
-                turns=3,
-                later_input=NormalLengths(50),
-                think_s=1.5,
-            ),
-            "random 1024/128, 4 prefixes of 500, 3 turns",
-        ),
-        (
-            "--dataset a/b.jsonl --shuffle --trace-speedup 2",
-            DatasetOptions(file=Path("a/b.jsonl"), shuffle=True, speedup=2.0),
-            "b.jsonl",
-        ),
-        (
-            "--dataset b.jsonl --osl 50 --output-stdev 5",
-            DatasetOptions(file=Path("b.jsonl"), output=NormalLengths(50, 5)),
-            "b.jsonl, output 50±5",
-        ),
-    ],
-)
-def test_options_say_which_requests(line, expected, label):
-    assert parsed(line) == expected
-    assert expected.label == label
+TURNS = {"prefix_len": 500, "num_prefixes": 4, "turns": 3, "later_input": NormalLengths(50), "think_s": 1.5}
+OPTIONS = {
+    "": (DatasetOptions(output=NormalLengths(128)), "random 1024/128"),
+    "--random-input-len 8000 --random-output-len 1000 --random-prefix-len 0 --seed 3": (
+        DatasetOptions(input=NormalLengths(8000), output=NormalLengths(1000), seed=3),
+        "random 8000/1000",
+    ),
+    "--isl 1000 --osl 100 --input-stdev 9 --output-stdev 8": (
+        DatasetOptions(input=NormalLengths(1000, 9), output=NormalLengths(100, 8)),
+        "random 1000±9/100±8",
+    ),
+    "--isl 1000 --osl 1 --random-range-ratio 0.25": (
+        DatasetOptions(input=UniformLengths(750, 1250), output=UniformLengths(1, 1)),
+        "random 750-1250/1-1",
+    ),
+    "--prefix-len 500 --num-prefixes 4 --turns 3 --later-isl 50 --think-time 1.5": (
+        DatasetOptions(output=NormalLengths(128), **TURNS),
+        "random 1024/128, 4 prefixes of 500, 3 turns",
+    ),
+    "--dataset a/b.jsonl --shuffle --trace-speedup 2": (
+        DatasetOptions(file=Path("a/b.jsonl"), shuffle=True, speedup=2.0),
+        "b.jsonl",
+    ),
+    "--dataset b.jsonl --osl 50 --output-stdev 5": (
+        DatasetOptions(file=Path("b.jsonl"), output=NormalLengths(50, 5)),
+        "b.jsonl, output 50±5",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("--dataset f --isl 5 --turns 2", "--isl, --turns: not with --dataset"),
-        ("--shuffle --trace-speedup 2", "--shuffle, --trace-speedup: only with --dataset"),
-        ("--range-ratio 0.1 --input-stdev 5", "--range-ratio: not with --input-stdev or --output-stdev"),
-        ("--dataset f --output-stdev 5", "--output-stdev: with --dataset it needs --osl"),
-    ],
-)
-def test_options_that_don_t_go_together_are_refused(line, message):
-    with pytest.raises(ToolError, match=message) as caught:
-        parsed(line)
-    assert caught.value.exit_code == 2
+def test_options_say_which_requests():
+    found = {line: parsed(line) for line in OPTIONS}
+    assert {line: (options, options.label) for line, options in found.items()} == OPTIONS
 
 
-@pytest.mark.parametrize(
-    "line", ["--range-ratio 1", "--range-ratio x", "--trace-speedup 0", "--trace-speedup nan", "--seed 4294967296"]
-)
-def test_numbers_out_of_range_are_refused(line, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        parsed(line)
-    assert "expected a " in capsys.readouterr().err
+def test_options_that_are_refused(capsys, subtests):
+    together = {
+        "--dataset f --isl 5 --turns 2": "--isl, --turns: not with --dataset",
+        "--shuffle --trace-speedup 2": "--shuffle, --trace-speedup: only with --dataset",
+        "--range-ratio 0.1 --input-stdev 5": "--range-ratio: not with --input-stdev or --output-stdev",
+        "--dataset f --output-stdev 5": "--output-stdev: with --dataset it needs --osl",
+    }
+    for line, message in together.items():
+        with subtests.test(line):
+            with pytest.raises(ToolError, match=message) as caught:
+                parsed(line)
+            assert caught.value.exit_code == 2
+    for line in ("--range-ratio 1", "--range-ratio x", "--trace-speedup 0", "--trace-speedup nan", "--seed 4294967296"):
+        with subtests.test(line):
+            with pytest.raises(SystemExit, match="2"):
+                parsed(line)
+            assert line.split()[0] in capsys.readouterr().err

@@ -37,8 +37,12 @@ from deepseek_triton_tools.cli.parsing import VerbParser
 from deepseek_triton_tools.tool_errors import ToolError
 from support.made_up_bench import distribution, made_up_point, made_up_result
 
-EVIL = "</script><script>alert(1)</script>"
-ONE = [NamedResult(name="one", result=made_up_result())]
+
+def named(*points, name="x", **more):
+    return [NamedResult(name=name, result=made_up_result(points, **more))]
+
+
+ONE = named(name="one")
 
 
 def page_without_plotly(page):
@@ -77,9 +81,14 @@ class PageReader(HTMLParser):
         return next(row[1:] for row in self.rows if row[0] == first)
 
 
+def read_page(results):
+    return PageReader(page_without_plotly(report_page(results)))
+
+
 # --- Points ---
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9))))
 def test_the_front_has_every_point_that_none_beats(points):
     front = pareto_front(points)
@@ -93,39 +102,33 @@ def test_the_front_has_every_point_that_none_beats(points):
 
 
 def test_labels_and_titles_of_loads():
-    closed = LoadPoint(num_requests=1, concurrency=8)
-    opened = LoadPoint(num_requests=1, rate=0.5)
-    at_once = LoadPoint(num_requests=1, rate=math.inf, concurrency=4)
-    trace = LoadPoint(num_requests=1)
+    closed, opened = LoadPoint(num_requests=1, concurrency=8), LoadPoint(num_requests=1, rate=0.5)
+    at_once, trace = LoadPoint(num_requests=1, rate=math.inf, concurrency=4), LoadPoint(num_requests=1)
 
     assert [*map(short_load, (closed, opened, at_once, trace))] == ["8", "0.5/s", "1 at once", "trace"]
     assert sorted((at_once, opened, closed, trace), key=load_order) == [trace, closed, opened, at_once]
     several = [LoadPoint(num_requests=number, rate=10_000.0) for number in (512, 16)]
     assert [*map(short_load, sorted(several, key=load_order))] == ["16 at once", "512 at once"]
-    assert load_title(several) == "Requests at once"
-    assert [load_title([closed]), load_title([opened, at_once]), load_title([closed, opened])] == [
-        "Concurrency",
-        "Request rate",
-        "Load",
-    ]
+    titles = [load_title(loads) for loads in (several, [closed], [opened, at_once], [closed, opened])]
+    assert titles == ["Requests at once", "Concurrency", "Request rate", "Load"]
 
 
 def test_a_spread_is_over_the_runs_that_completed_something():
+    def of_users(figures):
+        return figures.user_throughput
+
     point = made_up_point(4, runs=(1.0, 1.2, 0.8))
     dead = replace(point.runs[0], figures=replace(point.runs[0].figures, completed=0, user_throughput=0.0))
-    found = spread(replace(point, runs=(*point.runs, dead)), lambda figures: figures.user_throughput)
+    found = spread(replace(point, runs=(*point.runs, dead)), of_users)
 
-    assert found is not None
-    assert (found.low, found.high) == (point.runs[1].figures.user_throughput, point.runs[2].figures.user_throughput)
-    assert spread(replace(point, runs=(dead,)), lambda figures: figures.user_throughput) is None
+    assert (found.low, found.high) == tuple(of_users(run.figures) for run in point.runs[1:])
+    assert spread(replace(point, runs=(dead,)), of_users) is None
     assert spread(point, lambda figures: figures.goodput) is None
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(0, "0"), (0.077211, "0.07721"), (274.4168, "274.4"), (43146.2, "43,146"), (1e7, "10,000,000")]
-)
-def test_a_number_is_readable(value, text):
-    assert readable(value) == text
+def test_a_number_is_readable():
+    texts = {0: "0", 0.077211: "0.07721", 274.4168: "274.4", 43146.2: "43,146", 1e7: "10,000,000"}
+    assert {value: readable(value) for value in texts} == texts
 
 
 # --- Pictures ---
@@ -134,7 +137,7 @@ def test_a_number_is_readable(value, text):
 @pytest.mark.slow
 def test_plotly_knows_everything_in_the_figures():
     """In a browser it would drop silently what it doesn't know. (Colours are the page's variables until then.)"""
-    results = [*ONE, NamedResult(name="two", result=made_up_result([made_up_point(8, (1, 1.1), failed=3)]))]
+    results = [*ONE, *named(made_up_point(8, (1, 1.1), failed=3), name="two")]
     pictures = [
         pareto_picture(results, [ExpectedPoint(name="published", tps_user=11, tps_gpu=1436)]),
         *latency_over_throughput(results),
@@ -149,21 +152,19 @@ def test_plotly_knows_everything_in_the_figures():
 
 
 def test_the_front_is_a_line_and_what_is_behind_it_hollow():
-    points = [made_up_point(n, user_throughput=user, output_throughput=8.0 * gpu) for n, user, gpu in BEHIND]
-    line, shown = pareto_picture([NamedResult(name="x", result=made_up_result(points))]).figure["data"]
+    """Concurrency, tokens/s per user, tokens/s per GPU: that of 16 is worse than that of 4."""
+    behind = ((1, 100, 100), (4, 80, 500), (16, 70, 400), (64, 10, 900))
+    points = [made_up_point(n, user_throughput=user, output_throughput=8.0 * gpu) for n, user, gpu in behind]
+    line, shown = pareto_picture(named(*points)).figure["data"]
 
     assert (line["x"], line["y"]) == ([10, 80, 100], [900, 500, 100])
     assert shown["text"] == ["1", "4", "16", "64"]
     assert shown["marker"]["symbol"] == ["circle", "circle", "circle-open", "circle"]
 
 
-BEHIND = ((1, 100, 100), (4, 80, 500), (16, 70, 400), (64, 10, 900))
-"""Concurrency, tokens/s per user, tokens/s per GPU: that of 16 is worse than that of 4."""
-
-
 def test_repeated_runs_are_a_mean_with_bars_to_the_lowest_and_the_highest():
     point = made_up_point(4, runs=(1.0, 1.2, 0.8))
-    *_, shown = pareto_picture([NamedResult(name="x", result=made_up_result([point]))]).figure["data"]
+    *_, shown = pareto_picture(named(point)).figure["data"]
     values = [run.figures.user_throughput for run in point.runs]
 
     assert shown["x"] == [pytest.approx(sum(values) / 3)]
@@ -173,34 +174,28 @@ def test_repeated_runs_are_a_mean_with_bars_to_the_lowest_and_the_highest():
 
 
 def test_without_the_number_of_gpus_throughput_is_per_server():
-    unknown = made_up_result([made_up_point(4)], gpus=None, urls=("http://a", "http://b"))
-    results = [*ONE, NamedResult(name="unknown", result=unknown)]
+    unknown = named(made_up_point(4), name="unknown", gpus=None, urls=("http://a", "http://b"))
     expected = [ExpectedPoint(name="published", tps_user=1, tps_gpu=2)]
-    data = pareto_picture(results, expected).figure["data"]
+    data = pareto_picture([*ONE, *unknown], expected).figure["data"]
 
-    whole = unknown.points[0].runs[0].figures.output_throughput
+    whole = unknown[0].result.points[0].runs[0].figures.output_throughput
     assert [trace["y"] for trace in data if trace.get("name") == "unknown"] == [[whole / 2]]
     assert "expected" not in {trace.get("name") for trace in data}
-    text = report_page(results, expected)
+    text = report_page([*ONE, *unknown], expected)
     assert "per server, because the number of GPUs is not known" in text
     assert "The expected figures are per GPU, so they are left out." in text
 
 
 def test_a_latency_that_was_not_measured_has_no_picture():
-    result = made_up_result([made_up_point(n, ttft_ms=Distribution()) for n in (1, 4)])
-    results = [NamedResult(name="not streamed", result=result)]
-
-    assert [picture.title for picture in latency_over_load(results)] == [
-        "Time per output token (TPOT), ms",
-        "End-to-end latency (E2EL), s",
-    ]
+    results = named(*(made_up_point(n, ttft_ms=Distribution()) for n in (1, 4)))
+    assert [re.findall(r"\((\w+)\)", picture.title) for picture in latency_over_load(results)] == [["TPOT"], ["E2EL"]]
     assert "TTFT" not in page_without_plotly(report_page(results))
 
 
 def test_a_timeline_has_counts_for_each_second_and_ends_where_the_run_does():
-    result = made_up_result([made_up_point(16, failed=7)])
-    (picture,) = timeline_pictures([NamedResult(name="x", result=result)])
-    run = result.points[0].runs[0]
+    results = named(made_up_point(16, failed=7))
+    (picture,) = timeline_pictures(results)
+    run = results[0].result.points[0].runs[0]
     tokens, failed = (trace for trace in picture.figure["data"] if trace["name"] in ("tokens/s", "failed/s"))
     width = run.timeline[1].at_s
 
@@ -213,8 +208,7 @@ def test_a_timeline_has_counts_for_each_second_and_ends_where_the_run_does():
 
 
 def test_the_page_says_what_was_run_and_has_every_figure():
-    slo = Slo(ttft_ms=500, tpot_ms=30)
-    read = PageReader(page_without_plotly(report_page([NamedResult(name="one", result=made_up_result(slo=slo))])))
+    read = read_page(named(name="one", slo=Slo(ttft_ms=500, tpot_ms=30)))
     first = made_up_point(1).runs[0].figures
 
     assert read.row("Engine") == ["simulated"]
@@ -225,11 +219,13 @@ def test_the_page_says_what_was_run_and_has_every_figure():
     assert len(read.row("concurrency 1")) == len(read.row("Load")) == 12
 
 
-def test_the_page_can_be_read_by_a_screen_reader():
-    read = PageReader(page_without_plotly(report_page(ONE)))
+def test_the_page_can_be_read_by_a_screen_reader_and_loads_nothing():
+    assert "default-src 'none'" in report_page(ONE)
     by_tag = {}
-    for tag, attributes in read.elements:
+    for tag, attributes in read_page(ONE).elements:
         by_tag.setdefault(tag, []).append(attributes)
+        assert "src" not in attributes
+        assert tag != "a" or "href" not in attributes
 
     assert by_tag["html"] == [{"lang": "en"}]
     assert len(by_tag["title"]) == len(by_tag["h1"]) == 1
@@ -240,39 +236,29 @@ def test_the_page_can_be_read_by_a_screen_reader():
     assert {"for": "run"} in by_tag["label"]
 
 
-def test_the_page_loads_nothing():
-    page = report_page(ONE)
-
-    assert "default-src 'none'" in page
-    read = PageReader(page_without_plotly(page))
-    assert not [(tag, found) for tag, found in read.elements if "src" in found or (tag == "a" and "href" in found)]
-
-
 def test_names_stay_text():
-    result = made_up_result(model=EVIL, dataset=EVIL, command=EVIL, server={"engine": EVIL})
-    results = [NamedResult(name=EVIL, result=result), NamedResult(name="other", result=made_up_result())]
-    page = page_without_plotly(report_page(results, [ExpectedPoint(name=EVIL, tps_user=1, tps_gpu=1)]))
+    evil = "</script><script>alert(1)</script>"
+    results = named(name=evil, model=evil, dataset=evil, command=evil, server={"engine": evil})
+    page = page_without_plotly(report_page([*results, *ONE], [ExpectedPoint(name=evil, tps_user=1, tps_gpu=1)]))
 
-    assert EVIL not in page
+    assert evil not in page
     assert page.count("<script") == 2
-    assert PageReader(page).row("Dataset")[0] == EVIL
+    assert PageReader(page).row("Dataset")[0] == evil
 
 
 def test_a_result_in_which_nothing_was_completed_has_a_table_and_warnings():
-    point = made_up_point(4, completed=0, failed=40, errors={"overloaded: full": 30, "timeout": 10})
-    results = [NamedResult(name="dead", result=made_up_result([point]))]
-    page = page_without_plotly(report_page(results))
-
+    page = page_without_plotly(
+        report_page(named(made_up_point(4, completed=0, failed=40, errors={"overloaded: full": 30, "timeout": 10})))
+    )
     assert PageReader(page).row("concurrency 4")[:2] == ["0", "40"]
     assert 'class="picture"' not in page
-    assert "dead, concurrency 4: 40 of 40 requests failed; most often: overloaded: full" in page
+    assert "x, concurrency 4: 40 of 40 requests failed; most often: overloaded: full" in page
 
 
 def test_a_client_that_was_the_limit_is_named():
-    points = [made_up_point(n, lag_ms=distribution(200.0 * n), client_delay_ms=7.0 * n) for n in (1, 4, 16)]
-    points[0] = made_up_point(1, lag_ms=distribution(4.0))
-    points[2] = replace(points[2], runs=(*points[2].runs, *points[1].runs))
-    late, busy = report_warnings([NamedResult(name="x", result=made_up_result(points))])
+    quick = made_up_point(1, lag_ms=distribution(4.0))
+    four, many = (made_up_point(n, lag_ms=distribution(200.0 * n), client_delay_ms=7.0 * n) for n in (4, 16))
+    late, busy = report_warnings(named(quick, four, replace(many, runs=(*many.runs, *four.runs))))
 
     assert late.startswith("x: this client, not the server, was the limit at concurrency 4; concurrency 16: ")
     assert "up to 6,400 ms late" in late
@@ -281,39 +267,27 @@ def test_a_client_that_was_the_limit_is_named():
 
 def test_an_interrupted_run_is_marked_and_in_no_mean():
     point = made_up_point(4, runs=(1.0, 1.2, 9.0))
-    cut = replace(point, runs=(*point.runs[:2], replace(point.runs[2], interrupted=True)))
-    results = [NamedResult(name="x", result=made_up_result([cut]))]
-    whole = made_up_result([replace(point, runs=point.runs[:2])])
-    read, expected = (
-        PageReader(page_without_plotly(report_page([NamedResult(name="x", result=each)])))
-        for each in (results[0].result, whole)
-    )
+    results = named(replace(point, runs=(*point.runs[:2], replace(point.runs[2], interrupted=True))))
+    expected = read_page(named(replace(point, runs=point.runs[:2])))
 
-    assert read.row("concurrency 4, interrupted") == expected.row("concurrency 4")
+    assert read_page(results).row("concurrency 4, interrupted") == expected.row("concurrency 4")
     titles = [picture.title for picture in timeline_pictures(results)]
     assert titles[1:] == ["concurrency 4, run 2", "concurrency 4, run 3, interrupted"]
 
 
-@pytest.mark.parametrize(
-    ("dataset", "cached", "says"),
-    [
-        ("random 1000/1000", 400, "x, concurrency 4: the server had 40% of the prompts in its cache"),
-        ("random 1000/1000", 20, ""),
-        ("random 500/1000, a prefix of 500", 400, ""),
-        ("random 500/1000, 2 turns", 400, ""),
-        ("random prompts.jsonl", 400, ""),
-    ],
-)
-def test_random_prompts_that_the_server_knew_are_no_measure(dataset, cached, says):
-    point = made_up_point(4, total_cached_tokens=40 * cached)
-    warnings = "".join(report_warnings([NamedResult(name="x", result=made_up_result([point], dataset=dataset))]))
-    assert warnings.startswith(says)
-    assert bool(warnings) == bool(says)
-
-
-def test_what_the_server_cancelled_is_a_warning():
-    point = made_up_point(4, cancelled=3, errors={"[E_CANCELLED] shutting down": 3})
-    [warning] = report_warnings([NamedResult(name="x", result=made_up_result([point]))])
+def test_warnings():
+    """Random prompts that the server knew are no measure; what it cancelled is a failure."""
+    cached = {
+        ("random 1000/1000", 400): ["x, concurrency 4"],
+        ("random 1000/1000", 20): [],
+        ("random 500/1000, a prefix of 500", 400): [],
+        ("random 500/1000, 2 turns", 400): [],
+        ("random prompts.jsonl", 400): [],
+    }
+    for (dataset, share), says in cached.items():
+        warnings = report_warnings(named(made_up_point(4, total_cached_tokens=40 * share), dataset=dataset))
+        assert [one.partition(":")[0] for one in warnings] == says
+    [warning] = report_warnings(named(made_up_point(4, cancelled=3, errors={"[E_CANCELLED] shutting down": 3})))
     assert warning == "x, concurrency 4: the server cancelled requests; most often: [E_CANCELLED] shutting down"
 
 
@@ -337,49 +311,51 @@ def form_parser():
 
 
 def run_form(*argv):
-    args = form_parser().parse_args(["report", *argv])
-    code = args.handler(args)
-    return code
+    args = form_parser().parse_args(["report", *map(str, argv)])
+    return args.handler(args)
 
 
-def test_the_form_compares_results_by_the_names_of_their_folders(tmp_path, capsys):
-    for name in ("before", "after"):
-        (tmp_path / name).mkdir()
-        write_result(made_up_result(), tmp_path / name / "bench.json")
+def written(*folders):
+    """The file of a result in each."""
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_result(made_up_result(), folder / "bench.json")
+    return [folder / "bench.json" for folder in folders]
+
+
+def first_row(page):
+    return PageReader(page_without_plotly(page.read_text("utf-8"))).rows[0]
+
+
+@pytest.mark.slow
+def test_the_form_compares_results_by_the_names_of_their_folders_or_their_paths(tmp_path, capsys):
     page = tmp_path / "both.html"
-
-    assert run_form(str(tmp_path / "before"), str(tmp_path / "after/bench.json"), "--output", str(page)) == 0
-    assert PageReader(page_without_plotly(page.read_text("utf-8"))).rows[0] == ["", "before", "after"]
+    before, after = written(tmp_path / "before", tmp_path / "after")
+    assert run_form(before.parent, after, "--output", page) == 0
+    assert first_row(page) == ["", "before", "after"]
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", f"written to {page}\n")
 
+    same = written(tmp_path / "a/run", tmp_path / "b/run")
+    run_form(*same, "--output", page)
+    assert first_row(page) == ["", *map(str, same)]
+    with pytest.raises(ToolError, match="got one twice"):
+        run_form(same[0], same[0].parent, "--output", tmp_path / "other.html")
+    assert not (tmp_path / "other.html").exists()
+
 
 def test_a_report_takes_no_other_files_place(tmp_path):
-    write_result(made_up_result(), tmp_path / "bench.json")
-    before = (tmp_path / "bench.json").read_bytes()
+    [file] = written(tmp_path)
+    before = file.read_bytes()
     with pytest.raises(ToolError, match="is no HTML page"):
-        run_form(str(tmp_path), "--output", str(tmp_path / "bench.json"))
-    assert (tmp_path / "bench.json").read_bytes() == before
-
-
-def test_results_of_the_same_name_are_told_apart_by_their_paths(tmp_path):
-    files = [tmp_path / folder / "run" / "bench.json" for folder in ("a", "b")]
-    for file in files:
-        file.parent.mkdir(parents=True)
-        write_result(made_up_result(), file)
-    run_form(*map(str, files), "--output", str(tmp_path / "x.html"))
-
-    assert PageReader(page_without_plotly((tmp_path / "x.html").read_text("utf-8"))).rows[0] == ["", *map(str, files)]
-    with pytest.raises(ToolError, match="got one twice"):
-        run_form(str(files[0]), str(files[0].parent), "--output", str(tmp_path / "y.html"))
-    assert not (tmp_path / "y.html").exists()
+        run_form(tmp_path, "--output", file)
+    assert file.read_bytes() == before
 
 
 @pytest.mark.slow
 def test_the_form_draws_in_a_pipe_if_asked(tmp_path, capsys):
-    write_result(made_up_result(), tmp_path / "bench.json")
-
-    assert run_form(str(tmp_path), "--picture", "--output", str(tmp_path / "x.html")) == 0
+    written(tmp_path)
+    assert run_form(tmp_path, "--picture", "--output", tmp_path / "x.html") == 0
     printed = capsys.readouterr().out
     assert "Output tokens/s per GPU" in printed
     assert "\x1b" not in printed

@@ -1,5 +1,7 @@
 """The report in Chromium, from a file and without a network."""
 
+from contextlib import contextmanager
+
 import pytest
 
 from deepseek_triton_tools.bench.report.report_page import write_report
@@ -13,66 +15,50 @@ pytestmark = [
 ]
 
 EVIL = "<img src=x onerror=\"document.title='owned'\"></script><script>document.title='owned'</script>"
-DRAWN = "[...document.querySelectorAll('.picture')].every((place) => place.querySelector('.js-line'))"
 PLACES = "[...document.querySelectorAll('.picture')]"
 LOADS = (1, 8, 64, 512)
+STROKE = "getComputedStyle(document.querySelector('.js-line')).stroke"
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with Browser(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory):
+def opened(tmp_path_factory):
+    """Opens the report with the network off."""
     path = tmp_path_factory.mktemp("report") / "report.html"
-    repeated = [made_up_point(n, runs=(1.2, 1.3)) for n in LOADS]
     results = [
         NamedResult(name=EVIL, result=made_up_result([made_up_point(n) for n in LOADS], model=EVIL)),
-        NamedResult(name="repeated", result=made_up_result(repeated)),
+        NamedResult(name="repeated", result=made_up_result([made_up_point(n, runs=(1.2, 1.3)) for n in LOADS])),
     ]
     write_report(path, results, [ExpectedPoint(name=EVIL, tps_user=30, tps_gpu=900)])
-    return path.as_uri()
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+
+        @contextmanager
+        def open_it(**options):
+            with browser.page("about:blank#", **options) as page:
+                page.command("Network.enable")
+                off = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+                page.command("Network.emulateNetworkConditions", **off)
+                page.open(path.as_uri())
+                page.wait(f"{PLACES}.every((place) => place.querySelector('.js-line'))")
+                yield page
+                assert page.complaints() == []
+
+        yield open_it
 
 
-def opened(page, address):
-    """Open it with the network off."""
-    page.command("Network.enable")
-    page.command("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
-    page.open(address)
-    page.wait(DRAWN)
+def test_every_picture_is_drawn_within_the_page(opened, subtests):
+    for width, dark in ((400, False), (400, True), (1400, False), (1400, True)):
+        with subtests.test(width=width, dark=dark), opened(width=width, dark=dark) as page:
+            points = page.run(f"{PLACES}.map((place) => place.querySelectorAll('.points path').length)")
+            assert points == [1 + 2 * len(LOADS), *[4 * len(LOADS)] * 6, 0]  # a timeline has lines only
+            assert page.run("document.documentElement.scrollWidth <= innerWidth")
+            assert page.run(f"{PLACES}.every((place) => place.querySelector('svg').clientWidth <= place.clientWidth)")
+            assert page.run("document.title").startswith("Benchmark of <img src=x")
 
 
-def color_of_first_line(page):
-    return str(page.run("getComputedStyle(document.querySelector('.js-line')).stroke"))
-
-
-@pytest.mark.parametrize("width", [400, 1400])
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_every_picture_is_drawn_within_the_page(browser, address, width, dark):
-    with browser.page("about:blank#", width=width, dark=dark) as page:
-        opened(page, address)
-
-        points = page.run(f"{PLACES}.map((place) => place.querySelectorAll('.points path').length)")
-        assert points == [1 + 2 * len(LOADS), *[4 * len(LOADS)] * 6, 0]  # a timeline has lines only
-        assert page.run("document.documentElement.scrollWidth <= innerWidth")
-        assert page.run(f"{PLACES}.every((place) => place.querySelector('svg').clientWidth <= place.clientWidth)")
-        assert page.run("document.title").startswith("Benchmark of <img src=x")
-        assert page.complaints() == []
-
-
-def test_plotly_finds_nothing_wrong_with_the_figures(browser, address):
-    with browser.page("about:blank#") as page:
-        opened(page, address)
-        assert page.run("pictures.map(themed).map(({data, layout}) => Plotly.validate(data, layout) ?? [])") == [
-            [] for _ in range(page.run("pictures.length"))
-        ]
-
-
-def test_no_label_covers_another(browser, address):
-    with browser.page("about:blank#", width=400) as page:
-        opened(page, address)
+def test_plotly_finds_nothing_wrong_and_no_label_covers_another(opened):
+    with opened(width=400) as page:
+        found = page.run("pictures.map(themed).map(({data, layout}) => Plotly.validate(data, layout) ?? [])")
+        assert found == [[]] * page.run("pictures.length")
         assert page.run(f"""{PLACES}.every((place) => {{
             const shown = [...place.querySelectorAll(".textpoint")].filter((one) => one.style.visibility !== "hidden");
             const boxes = shown.map((one) => one.getBoundingClientRect());
@@ -81,24 +67,18 @@ def test_no_label_covers_another(browser, address):
         }})""")
 
 
-def test_the_colours_follow_the_scheme(browser, address):
-    with browser.page("about:blank#") as page:
-        opened(page, address)
-        light = color_of_first_line(page)
-        dark = {"name": "prefers-color-scheme", "value": "dark"}
-        page.command("Emulation.setEmulatedMedia", features=[dark])
-        page.wait(f"getComputedStyle(document.querySelector('.js-line')).stroke !== '{light}'")
-        page.command("Emulation.setEmulatedMedia", features=[dark | {"value": "light"}])
-        page.wait(f"getComputedStyle(document.querySelector('.js-line')).stroke === '{light}'")
-        assert page.complaints() == []
+def test_the_colours_follow_the_scheme_and_another_run_is_shown_in_the_timeline(opened):
+    with opened() as page:
+        light = page.run(STROKE)
+        for value, differs in (("dark", "!=="), ("light", "===")):
+            scheme = {"name": "prefers-color-scheme", "value": value}
+            page.command("Emulation.setEmulatedMedia", features=[scheme])
+            page.wait(f"{STROKE} {differs} '{light}'")
 
-
-def test_another_run_is_shown_in_the_timeline(browser, address):
-    with browser.page("about:blank#") as page:
-        opened(page, address)
         assert page.run("run.options.length") == 3 * len(LOADS)
-        before = page.run("run.closest('section').querySelector('.js-line').getAttribute('d')")
+        line = "run.closest('section').querySelector('.js-line').getAttribute('d')"
+        before = page.run(line)
         page.run("run.selectedIndex = run.options.length - 1; run.dispatchEvent(new Event('change'))")
-        page.wait(f"run.closest('section').querySelector('.js-line').getAttribute('d') !== '{before}'")
+        page.wait(f"{line} !== '{before}'")
         alt = page.run("run.closest('section').querySelector('.picture').getAttribute('aria-label')")
         assert "512 requests in flight" in alt

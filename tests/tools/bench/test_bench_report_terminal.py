@@ -16,32 +16,28 @@ ONE = NamedResult(name="one", result=made_up_result())
 OTHER = NamedResult(name="other", result=made_up_result([made_up_point(n, (1.3,)) for n in (1, 16, 256)]))
 
 
-def drawn(*results, columns=80, is_colored=False):
-    return list(terminal_pictures(results, columns=columns, is_colored=is_colored))
+def drawn(*results, expected=(), columns=80, is_colored=False):
+    return list(terminal_pictures(results, expected, columns=columns, is_colored=is_colored))
+
+
+def of(*points, **more):
+    return NamedResult(name="x", result=made_up_result(points, **more))
 
 
 def test_every_load_is_marked_and_named_in_every_picture():
     pareto, *latencies, names = drawn(ONE)
-
     assert [picture.split(",")[0].strip() for picture in latencies] == ["TTFT p99", "TPOT p99", "E2EL p99"]
     for picture in (pareto, *latencies):
         assert picture.count("●") == 5
-        for label in ("●1", "●16", "●64", "●256"):
-            assert label in picture
+        assert {label for label in ("●1", "●16", "●64", "●256") if label not in picture} == set()
     assert names == "  ● one\n"
-
-
-@pytest.mark.parametrize("columns", [40, 80, 120])
-def test_pictures_fit_the_width(columns):
-    for picture in drawn(ONE, OTHER, columns=columns):
-        assert max(map(len, picture.splitlines())) <= columns
-
-
-def test_each_result_has_a_mark_of_its_own_without_colours_too():
+    # Each result has a mark of its own, without colours too.
     pareto, *_, names = drawn(ONE, OTHER)
-
     assert (pareto.count("●"), pareto.count("▲")) == (5, 3)
     assert names == "  ● one\n  ▲ other\n"
+    for columns in (40, 80, 120):
+        lines = "".join(drawn(ONE, OTHER, columns=columns)).splitlines()
+        assert max(map(len, lines)) <= columns
 
 
 def test_colours_only_where_asked_for():
@@ -54,51 +50,41 @@ def test_colours_only_where_asked_for():
 
 def test_expected_points_are_marked_where_throughput_is_per_gpu():
     expected = [ExpectedPoint(name="published\x1b[2J", tps_user=60, tps_gpu=1200)]
-    pareto, *_, names = terminal_pictures([ONE], expected, columns=80, is_colored=False)
+    pareto, *_, names = drawn(ONE, expected=expected)
     assert pareto.count("★") == 1
     assert "★ expected: published\\x1b[2J" in names
 
-    unknown = NamedResult(name="unknown", result=made_up_result(gpus=None))
-    pareto, *_, names = terminal_pictures([unknown], expected, columns=80, is_colored=False)
+    pareto, *_, names = drawn(NamedResult(name="unknown", result=made_up_result(gpus=None)), expected=expected)
     assert "per server" in pareto
     assert "★" not in pareto + names
 
 
-def test_a_single_load_has_one_picture_and_nothing_measured_has_none():
-    single = NamedResult(name="x", result=made_up_result([made_up_point(4)]))
-    assert len(drawn(single)) == 2
-    dead = NamedResult(name="x", result=made_up_result([made_up_point(4, completed=0)]))
-    assert drawn(dead) == []
+def test_what_was_not_measured_has_no_picture():
+    assert len(drawn(of(made_up_point(4)))) == 2  # a single load
+    assert drawn(of(made_up_point(4, completed=0))) == []
+    without = drawn(of(*(made_up_point(n, ttft_ms=Distribution()) for n in (1, 4))))
+    assert not any("TTFT" in picture for picture in without)
 
 
-def test_a_latency_that_was_not_measured_has_no_picture():
-    points = [made_up_point(n, ttft_ms=Distribution()) for n in (1, 4)]
-    assert not any("TTFT" in picture for picture in drawn(NamedResult(name="x", result=made_up_result(points))))
+def test_a_terminal_gets_its_width_and_colours_and_a_pipe_80_columns_without(monkeypatch, capsys):
+    def shown():
+        show_pictures([ONE])
+        text = capsys.readouterr().out
+        return "\x1b" in text, max(map(len, text.splitlines()))
 
-
-def test_a_pipe_gets_plain_pictures_of_80_columns(capsys):
-    show_pictures([ONE])
-
-    printed = capsys.readouterr().out
-    assert "\x1b" not in printed
-    assert max(map(len, printed.splitlines())) <= 80
-
-
-def test_a_terminal_gets_its_width_and_no_color_is_kept(monkeypatch, capsys):
+    is_colored, width = shown()
+    assert (is_colored, width <= 80) == (False, True)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    show_pictures([ONE])
-    assert "\x1b[38;5;12m" in capsys.readouterr().out
-
+    assert shown()[0]
     monkeypatch.setenv("NO_COLOR", "1")
-    show_pictures([ONE])
-    printed = capsys.readouterr().out
-    assert "\x1b" not in printed
-    assert 55 < max(map(len, printed.splitlines())) <= 60
+    is_colored, width = shown()
+    assert (is_colored, 55 < width <= 60) == (False, True)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(1e-6, 1e9), min_size=1), st.booleans())
 def test_a_scale_holds_its_values_and_has_round_ticks(values, may_be_log):
     scale = TextScale.holding(values, may_be_log=may_be_log)

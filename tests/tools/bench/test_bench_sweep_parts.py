@@ -26,34 +26,19 @@ def server():
     server.stop()
 
 
-def progress(elapsed_s, ended, total):
-    return LoadProgress(elapsed_s=elapsed_s, ended=ended, total=total, failed=0, inflight=2, output_tokens=0)
+def test_progress_says_how_long_it_takes():
+    def text(elapsed_s, ended, total, *loads):
+        now = LoadProgress(elapsed_s=elapsed_s, ended=ended, total=total, failed=0, inflight=2, output_tokens=0)
+        points = [LoadPoint(num_requests=total, **load) for load in loads]
+        return RunProgress(points, repeat=1).text(now).replace(", 2 under way, 0 tokens/s, about", ";")
 
-
-@pytest.mark.parametrize(
-    ("points", "now", "expected"),
-    [
-        ([LoadPoint(num_requests=10)], progress(10, 5, 10), "5 of 10, 2 under way, 0 tokens/s, about 0:00:10 left"),
-        (
-            [LoadPoint(num_requests=10, duration_s=60)],
-            progress(10, 188, 10),
-            "188 answered, 2 under way, 0 tokens/s, about 0:00:50 left",
-        ),
-        (
-            [LoadPoint(num_requests=9, concurrency=1), LoadPoint(num_requests=9, concurrency=2)],
-            progress(9, 3, 9),
-            "3 of 9, 2 under way, 0 tokens/s, about 0:00:18 left of this run, 1 more run",
-        ),
-        (
-            [LoadPoint(num_requests=9, concurrency=number, duration_s=30) for number in (1, 2, 3)],
-            progress(10, 0, 9),
-            "0 answered, 2 under way, 0 tokens/s, about 0:00:20 left of this run, 2 more runs, 0:01:20 in all",
-        ),
-    ],
-    ids=["one run", "a fixed time", "nobody knows how long the next takes", "all take a fixed time"],
-)
-def test_progress_says_how_long_it_takes(points, now, expected):
-    assert RunProgress(points, repeat=1).text(now) == expected
+    assert text(10, 5, 10, {}) == "5 of 10; 0:00:10 left"
+    assert text(10, 188, 10, {"duration_s": 60}) == "188 answered; 0:00:50 left"
+    # Nobody knows how long the next takes.
+    unknown = text(9, 3, 9, {"concurrency": 1}, {"concurrency": 2})
+    assert unknown == "3 of 9; 0:00:18 left of this run, 1 more run"
+    fixed = text(10, 0, 9, *({"concurrency": number, "duration_s": 30} for number in (1, 2, 3)))
+    assert fixed == "0 answered; 0:00:20 left of this run, 2 more runs, 0:01:20 in all"
 
 
 def test_runs_go_on_in_the_file_and_say_when_prompts_come_again(tmp_path, capfd):
@@ -66,11 +51,9 @@ def test_runs_go_on_in_the_file_and_say_when_prompts_come_again(tmp_path, capfd)
 
 
 def test_values_for_other_servers_are_json_but_for_fields_of_text():
-    assert dict(map(assigned_json, ["top_n=5", "stop=1", "mode=fast", 'logit_bias={"5": 1}'])) == {
-        "top_n": 5,
-        "stop": "1",
-        "mode": "fast",
-        "logit_bias": {"5": 1},
+    values = {"top_n=5": 5, "stop=1": "1", "mode=fast": "fast", 'logit_bias={"5": 1}': {"5": 1}}
+    assert {word: assigned_json(word) for word in values} == {
+        word: (word.partition("=")[0], value) for word, value in values.items()
     }
 
 
@@ -78,41 +61,32 @@ def openai(server):
     return TargetSettings(urls=(f"{server.url}/v1",), endpoint="openai", model="m", token="secret")
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "expected"),
-    [
-        (200, b'{"vocab_size": 640, "model_max_length": 2048}', {"vocab_size": 640, "max_seq_len": 2048}),
-        (200, b'{"tokenizer_class": "Other", "model_max_length": 1e30}', {}),
-        (200, b"[]", {}),
-        (404, b"no", {}),
-    ],
-)
-def test_an_openai_endpoint_may_describe_its_tokenizer(server, status, body, expected):
-    server.script(server.body(status, body))
-    assert model_facts(openai(server)) == expected
-    assert server.requests == [("GET", "/tokenizer_info", None)]
+def test_an_openai_endpoint_may_describe_its_tokenizer(server):
+    cases = {
+        (200, b'{"vocab_size": 640, "model_max_length": 2048}'): {"vocab_size": 640, "max_seq_len": 2048},
+        (200, b'{"tokenizer_class": "Other", "model_max_length": 1e30}'): {},
+        (200, b"[]"): {},
+        (404, b"no"): {},
+    }
+    server.script(*(server.body(*answer) for answer in cases))
+    assert {answer: model_facts(openai(server)) for answer in cases} == cases
+    assert server.requests == [("GET", "/tokenizer_info", None)] * len(cases)
     assert server.headers[0]["authorization"] == "Bearer secret"
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "expected"),
-    [(404, b"", "for Triton, leave /v1 out"), (401, b"", "401"), (200, b"{}", "expected a list of models")],
-)
-def test_no_list_of_models_is_one_line(server, status, body, expected):
-    server.script(server.body(status, body))
-    with pytest.raises(ToolError, match=expected) as raised:
-        first_openai_model(openai(server))
-    assert str(raised.value).count("http://") == 1
+def test_no_list_of_models_is_one_line(server):
+    cases = {(404, b""): "/v1", (401, b""): "401", (200, b"{}"): "expected a list of models"}
+    for answer, expected in cases.items():
+        server.script(server.body(*answer))
+        with pytest.raises(ToolError, match=expected) as raised:
+            first_openai_model(openai(server))
+        assert str(raised.value).count("http://") == 1
+    encrypted = TargetSettings(urls=(f"{server.url.replace('http', 'https')}/v1",), endpoint="openai", model="m")
+    with pytest.raises(ToolError, match="TLS"):
+        first_openai_model(encrypted)
 
 
-def test_https_without_tls_is_one_line(server):
-    target = TargetSettings(urls=(f"{server.url.replace('http', 'https')}/v1",), endpoint="openai", model="m")
-    with pytest.raises(ToolError, match="does it speak TLS"):
-        first_openai_model(target)
-
-
-@pytest.mark.parametrize(
-    ("completed", "failed", "cancelled", "code"), [(9, 1, 0, 0), (9, 31, 0, 1), (0, 0, 5, 0), (0, 0, 0, 1)]
-)
-def test_a_measurement_of_failures_is_none(completed, failed, cancelled, code):
-    assert exit_code([SimpleNamespace(completed=completed, failed=failed, cancelled=cancelled)]) == code
+def test_a_measurement_of_failures_is_none():
+    codes = {(9, 1, 0): 0, (9, 31, 0): 1, (0, 0, 5): 0, (0, 0, 0): 1}
+    names = ("completed", "failed", "cancelled")
+    assert {each: exit_code([SimpleNamespace(**dict(zip(names, each, strict=True)))]) for each in codes} == codes
