@@ -136,7 +136,7 @@ def test_what_bench_did_not_write_is_refused(tmp_path, subtests):
             assert str(caught.value).startswith(start)
             assert reason in str(caught.value)
     for content in (b"", b"{", b"[]", b"\xff\xfe", b"3"):
-        with subtests.test(content):
+        with subtests.test(repr(content)):
             (tmp_path / "bench.json").write_bytes(content)
             with pytest.raises(ToolError) as caught:
                 read_result(tmp_path)
@@ -382,7 +382,7 @@ def test_a_sample_that_is_none_is_named(tmp_path, subtests):
 def test_compressed_samples_that_are_damaged(tmp_path, subtests):
     path = tmp_path / "requests.jsonl.gz"
     for content in (b"no gzip", gzip.compress(b"{}\n" * 999, mtime=0)[:-12], gzip.compress(b"\xff", mtime=0)):
-        with subtests.test(content):
+        with subtests.test(repr(content)):
             path.write_bytes(content)
             with pytest.raises(ToolError, match=r"requests\.jsonl\.gz"):
                 read_samples(path)

@@ -280,7 +280,7 @@ def test_what_is_no_sharegpt_is_refused(path, subtests):
         "[{": "is not JSON",
     }
     for content, message in refused.items():
-        with subtests.test(content):
+        with subtests.test(repr(content)):
             path.write_text(content)
             with pytest.raises(ToolError, match=message):
                 conversations(path, count=count_words)
