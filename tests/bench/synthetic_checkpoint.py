@@ -219,7 +219,9 @@ def _scaled(config: Mapping[str, Any], factor: float) -> dict[str, Any]:
 
 
 def _total(config: Mapping[str, Any]) -> int:
-    return sum(tensor.size for tensor in tensors_of(config))
+    """Of all tensors, without a list of them: each expert more is as much more."""
+    one, two = (sum(tensor.size for tensor in tensors_of({**config, "n_routed_experts": n})) for n in (1, 2))
+    return one + (config["n_routed_experts"] - 1) * (two - one)
 
 
 def _noise(rng: random.Random) -> Mapping[str, bytes]:

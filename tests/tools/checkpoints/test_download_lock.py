@@ -17,21 +17,31 @@ def nobody(holder):
 
 
 @pytest.fixture
-def lock(tmp_path):
+def lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_POLL_S", 0.001)
     return tmp_path / "it.lock"
 
 
-def test_it_is_gone_afterwards(lock):
+@pytest.fixture
+def holder(lock):
+    """What the lock says of this process."""
+    with download_lock(lock, nobody):
+        return json.loads(lock.read_text())
+
+
+def test_it_is_gone_afterwards_unless_others_took_it_over(lock):
     for _ in range(2):
         with download_lock(lock, nobody):
             assert lock.exists()
     with pytest.raises(KeyError), download_lock(lock, nobody):
         raise KeyError
     assert list(lock.parent.iterdir()) == []
+    with download_lock(lock, nobody):
+        lock.write_text("theirs")
+    assert lock.read_text() == "theirs"
 
 
-def test_many_threads_hold_it_one_by_one(lock, monkeypatch):
-    monkeypatch.setattr(module, "_POLL_S", 0.001)
+def test_many_threads_hold_it_one_by_one(lock):
     holders, most = [], []
 
     def hold():
@@ -62,47 +72,25 @@ with download_lock(pathlib.Path({str(lock)!r}), print):
         pass
 
 
-def test_a_holder_elsewhere_is_named_until_it_has_not_touched_the_lock_for_long(lock, monkeypatch):
-    monkeypatch.setattr(module, "_POLL_S", 0.001)
-    with download_lock(lock, nobody):
-        holder = json.loads(lock.read_text())
-    lock.write_text(json.dumps(holder | {"host": "node\x1b7", "pid": 7, "machine": "another"}))
-    waited_for = []
+def test_a_holder_elsewhere_is_named_until_it_has_not_touched_the_lock_for_long(lock, holder):
+    elsewhere = json.dumps(holder | {"host": "node\x1b7", "pid": 7, "machine": "another"})
+    silent = dict.fromkeys(("", "{", "[]", '{"pid": 7}'), "another process")
+    for text, name in {elsewhere: r"process 7 on node\x1b7", **silent}.items():
+        lock.write_text(text)
+        waited_for = set()
+        with pytest.MonkeyPatch.context() as patch:
 
-    def wait_a_minute(holder):
-        waited_for.append(holder)
-        monkeypatch.setattr(module, "_DEAD_AFTER_S", 0.0)
+            def wait_a_minute(holder, waited_for=waited_for, patch=patch):
+                waited_for.add(holder)
+                patch.setattr(module, "_DEAD_AFTER_S", 0.0)
 
-    with download_lock(lock, wait_a_minute):
-        pass
-    assert set(waited_for) == {r"process 7 on node\x1b7"}
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 7}'])
-def test_a_lock_that_says_nothing_ends_too(lock, monkeypatch, text):
-    monkeypatch.setattr(module, "_POLL_S", 0.001)
-    lock.write_text(text)
-    waited_for = []
-
-    def wait_a_minute(holder):
-        waited_for.append(holder)
-        monkeypatch.setattr(module, "_DEAD_AFTER_S", 0.0)
-
-    with download_lock(lock, wait_a_minute):
-        pass
-    assert set(waited_for) == {"another process"}
+            with download_lock(lock, wait_a_minute):
+                pass
+        assert waited_for == {name}
 
 
-def test_a_lock_that_others_took_over_is_left_to_them(lock):
-    with download_lock(lock, nobody):
-        lock.write_text("theirs")
-    assert lock.read_text() == "theirs"
-
-
-def test_a_lock_that_others_took_over_meanwhile_is_given_back(lock, monkeypatch):
-    monkeypatch.setattr(module, "_POLL_S", 0.001)
-    with download_lock(lock, nobody):
-        dead = json.loads(lock.read_text()) | {"started": "long ago"}
+def test_a_lock_that_others_took_over_meanwhile_is_given_back(lock, holder, monkeypatch):
+    dead = holder | {"started": "long ago"}
     lock.write_text(json.dumps(dead))
     rename = os.rename
 
@@ -113,13 +101,12 @@ def test_a_lock_that_others_took_over_meanwhile_is_given_back(lock, monkeypatch)
         lock.write_text(json.dumps(dead | {"host": "node", "pid": 7, "machine": "another"}))
         rename(source, target)
 
-    monkeypatch.setattr(os, "rename", late)
-    waited_for = []
-
     def end(holder):
         waited_for.append(holder)
         lock.unlink()
 
+    waited_for = []
+    monkeypatch.setattr(os, "rename", late)
     with download_lock(lock, end):
         pass
     assert waited_for == ["process 7 on node"]
