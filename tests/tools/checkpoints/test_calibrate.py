@@ -12,7 +12,6 @@ import pytest
 
 from deepseek_triton_tools.checkpoints.activation_scales import read_activation_scales
 from deepseek_triton_tools.checkpoints.calibration import Calibration
-from deepseek_triton_tools.cli.main import main
 from support.recording import recording
 from support.small_checkpoint import FP8, write_checkpoint
 
@@ -39,10 +38,20 @@ CONFIG = {
 _GPU = "{index}, NVIDIA H200, {mib}, 0, 9.0, 550.90.07, Enabled, Disabled"
 
 
+def written(folder, config=CONFIG):
+    """A checkpoint with one weight."""
+    return write_checkpoint(folder, {"lm_head.weight": np.ones((8, 8), np.float32)}, config)
+
+
 @pytest.fixture
-def checkpoint(tmp_path):
-    """R1's config, and one weight."""
-    return write_checkpoint(tmp_path / "R1 of $USER", {"lm_head.weight": np.ones((8, 8), np.float32)}, CONFIG)
+def r1(tmp_path):
+    return written(tmp_path / "R1 of $USER")
+
+
+@pytest.fixture
+def script(r1, checkpoint):
+    """Of a calibration into an output."""
+    return lambda output: checkpoint("calibrate", r1, "--output", output).out
 
 
 @pytest.fixture
@@ -65,11 +74,6 @@ def gpus(tmp_path, number, mib=143771):
     recording(tmp_path / "bin", "nvidia-smi", after=f"print({os.linesep.join(rows)!r})")
 
 
-def script(checkpoint, output, capsys):
-    assert main(["checkpoint", "calibrate", str(checkpoint), "--output", str(output)]) == 0
-    return capsys.readouterr().out
-
-
 def bash(text):
     return subprocess.run(["bash", "-c", text], capture_output=True, text=True)
 
@@ -81,9 +85,9 @@ def stages(programs):
 
 
 @pytest.mark.slow
-def test_the_script_does_what_the_guide_says(checkpoint, tmp_path, capsys, programs):
+def test_the_script_does_what_the_guide_says(r1, tmp_path, script, programs):
     output = tmp_path / "amax of $USER"
-    done = bash(script(checkpoint, output, capsys))
+    done = bash(script(output))
 
     assert done.returncode == 0, done.stderr
     work = f"{output}.work"
@@ -97,7 +101,7 @@ def test_the_script_does_what_the_guide_says(checkpoint, tmp_path, capsys, progr
     assert pip == ["-m", "pip", "install", f"{work}/modelopt[all]"]
     assert convert == [
         f"{deepseek}/inference/convert.py",
-        *("--hf-ckpt-path", str(checkpoint), "--save-path", f"{work}/converted"),
+        *("--hf-ckpt-path", str(r1), "--save-path", f"{work}/converted"),
         *("--n-experts", "256", "--model-parallel", "8"),
     ]
     assert ptq[:6] == ["-m", "torch.distributed.run", "--nproc-per-node", "8", "--master_port=12346", "ptq.py"]
@@ -106,79 +110,61 @@ def test_the_script_does_what_the_guide_says(checkpoint, tmp_path, capsys, progr
         *("--quant_cfg", "FP8_DEFAULT_CFG", "--output_path", f"{work}/amax"),
     ]
     assert len(read_activation_scales(output)) == 14
-    quantize = done.stdout.splitlines()[-2].partition(": ")[2]
-    assert shlex.split(quantize)[3:] == [
-        str(checkpoint),
-        "--to",
-        "w4afp8",
-        "--act-scales",
-        str(output),
-        "--output",
-        "DIR",
-    ]
+    quantize = shlex.split(done.stdout.splitlines()[-2].partition(": ")[2])
+    assert quantize[3:] == [str(r1), "--to", "w4afp8", "--act-scales", str(output), "--output", "DIR"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fails", "again"), [("convert.py", ["convert.py", "ptq.py"]), ("ptq.py", ["ptq.py"])])
-def test_a_run_goes_on_with_the_stage_that_failed(checkpoint, tmp_path, capsys, programs, fails, again):
-    text = script(checkpoint, tmp_path / "amax", capsys)
-    (tmp_path / "FAIL").write_text(fails)
-    assert bash(text).returncode == 3
-    before = stages(programs)
-    assert before[-1] == fails
-    assert not (tmp_path / "amax").exists()
+def test_a_run_goes_on_with_the_stage_that_failed(tmp_path, script, programs):
+    for fails, again in (("convert.py", ["convert.py", "ptq.py"]), ("ptq.py", ["ptq.py"])):
+        output = tmp_path / f"amax-{fails}"
+        text = script(output)
+        (tmp_path / "FAIL").write_text(fails)
+        assert bash(text).returncode == 3
+        before = stages(programs)
+        assert before[-1] == fails
+        assert not output.exists()
 
-    (tmp_path / "FAIL").unlink()
-    assert bash(text).returncode == 0
-    assert stages(programs)[len(before) :] == again
-    assert (tmp_path / "amax").is_dir()
+        (tmp_path / "FAIL").unlink()
+        assert bash(text).returncode == 0
+        assert stages(programs)[len(before) :] == again
+        assert output.is_dir()
 
 
 @pytest.mark.slow
-def test_run_runs_it(checkpoint, tmp_path, programs):
+def test_run_runs_it(r1, tmp_path, programs):
     gpus(tmp_path, 8)
-    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "checkpoint", "calibrate"]
-    done = subprocess.run(
-        [*command, str(checkpoint), "--output", str(tmp_path / "new" / "amax"), "--run"], capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "checkpoint", "calibrate", str(r1), "--run"]
+    output = tmp_path / "new" / "amax"
+    done = subprocess.run([*command, "--output", str(output)], capture_output=True, text=True)
 
     assert done.returncode == 0, done.stderr
     assert stages(programs) == ["pip", "convert.py", "ptq.py"]
-    assert len(read_activation_scales(tmp_path / "new" / "amax")) == 14
+    assert len(read_activation_scales(output)) == 14
 
 
-@pytest.mark.parametrize(("number", "found"), [(7, "found 7 of them"), (0, "found none: ")])
-def test_a_machine_without_the_gpus_is_refused(checkpoint, tmp_path, capsys, programs, number, found):
-    gpus(tmp_path, number)
-    assert main(["checkpoint", "calibrate", str(checkpoint), "--output", str(tmp_path / "amax"), "--run"]) == 1
-
-    (line,) = capsys.readouterr().err.splitlines()
-    assert re.search(r"the calibration can't run here: expected 8 GPUs with \d+ bytes each, " + found, line)
+@pytest.mark.slow
+def test_a_machine_without_the_gpus_is_refused(r1, tmp_path, refused, programs):
+    for number, found in ((7, "found 7 of them"), (0, "found none: ")):
+        gpus(tmp_path, number)
+        line = refused("calibrate", r1, "--output", tmp_path / "amax", "--run")
+        assert re.search(r"expected 8 GPUs with \d+ bytes each, " + found, line)
     assert not programs["git"].calls
 
 
 def test_what_r1_needs():
     r1 = Calibration(Path("/models/R1"), Path("/amax"), 256, R1_BYTES)
-
     h100, h200 = 81559 * 2**20, 143771 * 2**20
     assert h100 < r1.gpu_bytes < h200
     assert R1_BYTES < r1.disk_bytes < 1.2 * R1_BYTES
 
 
-@pytest.mark.parametrize("quantization", [None, "fp8", [], {"quant_method": "awq"}])
-def test_other_checkpoints_are_refused(tmp_path, capsys, quantization):
-    changes = {"model_type": "deepseek_v32", "n_routed_experts": 8, "quantization_config": quantization}
-    config = CONFIG | changes
-    other = write_checkpoint(tmp_path / "other", {"lm_head.weight": np.ones((8, 8), np.float32)}, config)
-
-    assert main(["checkpoint", "calibrate", str(other), "--output", str(tmp_path / "amax")]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith(
-        "but model_type is 'deepseek_v32', not 'deepseek_v3'; n_routed_experts is 8, not 256; "
-        "it is not in FP8, as DeepSeek publishes it"
-    )
-
-
-def test_an_output_that_is_there_is_refused(checkpoint, tmp_path, capsys):
-    assert main(["checkpoint", "calibrate", str(checkpoint), "--output", str(tmp_path)]) == 1
-    assert "expected a new folder for the amax files, found one; name another" in capsys.readouterr().err
+def test_other_checkpoints_and_an_output_that_is_there_are_refused(r1, tmp_path, refused):
+    assert "expected a new folder for the amax files, found one" in refused("calibrate", r1, "--output", tmp_path)
+    for number, quantization in enumerate((None, "fp8", [], {"quant_method": "awq"})):
+        changes = {"model_type": "deepseek_v32", "n_routed_experts": 8, "quantization_config": quantization}
+        other = written(tmp_path / str(number), CONFIG | changes)
+        assert refused("calibrate", other, "--output", tmp_path / "amax").endswith(
+            "but model_type is 'deepseek_v32', not 'deepseek_v3'; n_routed_experts is 8, not 256; "
+            "it is not in FP8, as DeepSeek publishes it"
+        )

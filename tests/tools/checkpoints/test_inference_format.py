@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from deepseek_triton_tools.checkpoints.inference_format import place_of
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter
 from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint, read_config
-from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.tool_errors import CheckpointError
-from support.checked import CHECKOUT
+from support.small_checkpoint import TINY
 
-TINY = CHECKOUT / "tensorrt_llm/1/tiny"
 SIZES = (1, 2, 4)
 NAMES = {
     "model.embed_tokens.weight": "embed.weight",
@@ -107,22 +105,20 @@ def folders(tiny, tmp_path_factory):
     return {number: split(tiny, root / str(number), number) for number in SIZES}
 
 
-@pytest.mark.parametrize(("hugging_face", "short"), NAMES.items())
-def test_a_name_is_the_one_on_hugging_face(hugging_face, short):
-    assert place_of(short).name == hugging_face
+def test_a_name_is_the_one_on_hugging_face():
+    assert [place_of(short).name for short in NAMES.values()] == list(NAMES)
 
 
-@pytest.mark.parametrize("number", SIZES)
-def test_every_tensor_comes_back(tiny, folders, number):
-    found = open_checkpoint(folders[number])
+def test_every_tensor_comes_back(tiny, folders):
+    for number in SIZES:
+        found = open_checkpoint(folders[number])
 
-    assert set(found) == {name for name in tiny if not name.startswith("model.layers.3.")}
-    assert found.num_parts == number
-    assert len(found.files) == number
-    for name, tensor in found.items():
-        assert (tensor.name, tensor.dtype, tensor.shape) == (name, tiny[name].dtype, tiny[name].shape)
-        assert tensor.num_bytes == tiny[name].num_bytes
-        assert tensor.read().tobytes() == tiny[name].read().tobytes(), name
+        assert set(found) == {name for name in tiny if not name.startswith("model.layers.3.")}
+        assert found.num_parts == len(found.files) == number
+        for name, tensor in found.items():
+            assert (tensor.name, tensor.dtype, tensor.shape) == (name, tiny[name].dtype, tiny[name].shape)
+            assert tensor.num_bytes == tiny[name].num_bytes
+            assert tensor.read().tobytes() == tiny[name].read().tobytes(), name
 
 
 @pytest.mark.slow
@@ -152,28 +148,20 @@ def refused(folder):
     return str(caught.value)
 
 
-def test_a_missing_file_is_named(damaged):
+def test_a_missing_file_is_named_and_many_take_no_memory(damaged, tmp_path):
     (damaged / "model1-mp2.safetensors").unlink()
-
     assert "1 of 2 files are missing: model1-mp2.safetensors" in refused(damaged)
 
-
-@pytest.mark.parametrize(
-    ("number", "said"),
-    [("999999", "999,998 of 999,999 files are missing: model1-mp999999.safetensors, "), ("9" * 11, "")],
-)
-def test_a_name_that_says_many_files_takes_no_memory_for_them(tmp_path, number, said):
-    shutil.copy(TINY / "model.safetensors", tmp_path / f"model0-mp{number}.safetensors")
-
-    if said:
-        assert said in refused(tmp_path)
-    else:  # no such number of GPUs is one: it is some other file
-        assert open_checkpoint(tmp_path).num_parts == 0
+    many, none = tmp_path / "many", tmp_path / "none"
+    for folder, number in ((many, "999999"), (none, "9" * 11)):
+        folder.mkdir()
+        shutil.copy(TINY / "model.safetensors", folder / f"model0-mp{number}.safetensors")
+    assert "999,998 of 999,999 files are missing: model1-mp999999.safetensors, " in refused(many)
+    assert open_checkpoint(none).num_parts == 0  # no such number of GPUs is one: it is some other file
 
 
 def test_files_of_two_conversions_are_told_apart(damaged, folders):
     shutil.copy(folders[4] / "model3-mp4.safetensors", damaged)
-
     assert "model0-mp2.safetensors" in refused(damaged)
 
 
@@ -182,34 +170,26 @@ def test_a_tensor_without_its_other_part_is_named(damaged):
     with ShardWriter(damaged / "model1-mp2.safetensors", [OutputTensor("norm.weight", "BF16", (256,))]) as writer:
         writer.write(whole.read())
         writer.finish()
-
     assert "embed.weight" in refused(damaged)
 
 
-def test_info_describes_it_without_a_config(folders, capsys):
-    assert main(["checkpoint", "info", str(folders[4]), "--json"]) == 0
-
-    [entry] = json.loads(capsys.readouterr().out)["checkpoints"]
+def test_info_describes_it_without_a_config(folders, checkpoint):
+    [entry] = json.loads(checkpoint("info", folders[4], "--json").out)["checkpoints"]
     assert (entry["format"], entry["precision"]) == ("deepseek-inference", "fp8")
     assert (entry["num_layers"], entry["num_mtp_layers"]) == (3, 0)
     assert {part["part"]: part["tensors"] for part in entry["parts"]}["routed experts"] == 48
 
 
-def test_cut_makes_hugging_face_s_format_of_it(tiny, damaged, tmp_path):
+def test_cut_makes_hugging_face_s_format_of_it_with_its_config(tiny, damaged, tmp_path, checkpoint):
+    for config in (None, {"vocab_size": 1280, "dim": 256, "n_layers": 3}):
+        if config is not None:
+            (damaged / "config.json").write_text(json.dumps(config))
+        with pytest.raises(CheckpointError, match="from the model on Hugging Face"):
+            read_config(damaged)
     shutil.copy(TINY / "config.json", damaged)
-
-    assert main(["checkpoint", "cut", str(damaged), "--layers", "2", "--output", str(tmp_path / "cut")]) == 0
+    checkpoint("cut", damaged, "--layers", "2", "--output", tmp_path / "cut")
 
     found = open_checkpoint(tmp_path / "cut")
     assert found.num_parts == 0
     assert len(found) > 50
     assert all(tensor.read().tobytes() == tiny[name].read().tobytes() for name, tensor in found.items())
-
-
-@pytest.mark.parametrize("config", [None, {"vocab_size": 1280, "dim": 256, "n_layers": 3}])
-def test_the_config_that_is_missing_is_named(damaged, config):
-    if config is not None:
-        (damaged / "config.json").write_text(json.dumps(config))
-
-    with pytest.raises(CheckpointError, match="from the model on Hugging Face"):
-        read_config(damaged)

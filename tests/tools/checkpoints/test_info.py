@@ -10,35 +10,30 @@ from bench.synthetic_checkpoint import CONFIG, make_checkpoint
 
 from deepseek_triton_tools.checkpoints.model_parts import PARTS
 from deepseek_triton_tools.cli.main import main
-from support.checked import CHECKOUT
-from support.small_checkpoint import write_checkpoint
-
-TINY = CHECKOUT / "tensorrt_llm/1/tiny"
+from support.small_checkpoint import TINY, write_checkpoint
 
 
 @pytest.fixture
-def small(tmp_path):
-    """DeepSeek-R1's tensors with small widths, in 61 layers of 256 experts, without their bytes."""
-    make_checkpoint(tmp_path / "DeepSeek-R1", size=2 * 10**9, sparse=True)
-    return tmp_path / "DeepSeek-R1"
+def info(checkpoint):
+    """What `checkpoint info` says of a folder or a name."""
+
+    def run(source, code=0):
+        document = json.loads(checkpoint("info", source, "--json", code=code).out)
+        assert document["schema"] == "deepseek-triton/checkpoint/1"
+        [entry] = document["checkpoints"]
+        return entry
+
+    return run
 
 
-def info(capsys, source, *, code=0):
-    assert main(["checkpoint", "info", str(source), "--json"]) == code
-    document = json.loads(capsys.readouterr().out)
-    assert document["schema"] == "deepseek-triton/checkpoint/1"
-    [entry] = document["checkpoints"]
-    assert isinstance(entry, dict)
-    return entry
+@pytest.fixture
+def tiny(tmp_path):
+    """A copy."""
+    return shutil.copytree(TINY, tmp_path / "tiny")
 
 
-def change(folder, name, **values):
-    document = json.loads((folder / name).read_text())
-    (folder / name).write_text(json.dumps(document | values))
-
-
-def test_the_tiny_checkpoint(capsys):
-    entry = info(capsys, TINY)
+def test_the_tiny_checkpoint(info, checkpoint):
+    entry = info(TINY)
 
     assert (entry["variants"], entry["precision"]) == (["tiny", "tiny-r1"], "fp8")
     assert (entry["num_layers"], entry["num_mtp_layers"], entry["num_routed_experts"]) == (3, 1, 8)
@@ -51,22 +46,18 @@ def test_the_tiny_checkpoint(capsys):
     header = int.from_bytes((TINY / "model.safetensors").read_bytes()[:8], "little")
     assert entry["bytes"] == (TINY / "model.safetensors").stat().st_size - 8 - header
     assert "other" not in parts
-
-
-def test_the_tables_for_people(capsys):
-    assert main(["checkpoint", "info", str(TINY)]) == 0
-
-    out = capsys.readouterr().out
-    assert "fp8, blocks of 128 x 128" in out
-    assert "3, and 1 MTP layer" in out
-    assert "routed experts" in out
+    out = checkpoint("info", TINY).out  # for people
+    shown = ("fp8, blocks of 128 x 128", "3, and 1 MTP layer", "routed experts")
+    assert [text for text in shown if text not in out] == []
 
 
 @pytest.mark.slow
-def test_every_tensor_of_r1_has_a_part_and_the_catalogue_says_what_serves_it(small, capsys):
+def test_every_tensor_of_r1_has_a_part_and_the_catalogue_says_what_serves_it(tmp_path, info):
+    """DeepSeek-R1's tensors with small widths, in 61 layers of 256 experts, without their bytes."""
+    small = tmp_path / "DeepSeek-R1"
+    make_checkpoint(small, size=2 * 10**9, sparse=True)
     (small / "config.json").write_text(json.dumps(dict(CONFIG)))
-
-    entry = info(capsys, small)
+    entry = info(small)
 
     assert entry["num_tensors"] == 91_991
     assert (entry["num_layers"], entry["num_mtp_layers"]) == (61, 1)
@@ -76,18 +67,16 @@ def test_every_tensor_of_r1_has_a_part_and_the_catalogue_says_what_serves_it(sma
     assert "1.2.1" in entry["trtllm_releases"]
 
 
-def test_a_repository_is_described_by_the_checkpoint_that_it_serves(tmp_path, capsys):
+def test_a_repository_is_described_by_the_checkpoint_that_it_serves(tmp_path, capsys, info):
     root = tmp_path / "repository"
     assert main(["build", "tiny", "--output", str(root)]) == 0
     capsys.readouterr()
-
-    entry = info(capsys, root)
-
+    entry = info(root)
     assert Path(entry["folder"]).resolve() == root / "tensorrt_llm/1/tiny"
     assert entry["precision"] == "fp8"
 
 
-def test_a_name_in_the_hub_s_cache_has_a_revision_and_a_variant(tmp_path, capsys, monkeypatch):
+def test_a_name_in_the_hub_s_cache_has_a_revision_and_a_variant(tmp_path, info, monkeypatch):
     commit = "0123456789abcdef0123456789abcdef01234567"
     folder = tmp_path / "models--deepseek-ai--DeepSeek-R1"
     make_checkpoint(folder / "snapshots" / commit, size=10**7, sparse=True)
@@ -96,8 +85,7 @@ def test_a_name_in_the_hub_s_cache_has_a_revision_and_a_variant(tmp_path, capsys
     config = {**CONFIG, "num_hidden_layers": 4, "n_routed_experts": 8}  # R1's widths, which the name goes with
     (folder / "snapshots" / commit / "config.json").write_text(json.dumps(config))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-
-    entry = info(capsys, "deepseek-ai/DeepSeek-R1")
+    entry = info("deepseek-ai/DeepSeek-R1")
 
     assert entry["revision"] == commit
     assert entry["variants"] == ["deepseek-r1"]
@@ -105,57 +93,39 @@ def test_a_name_in_the_hub_s_cache_has_a_revision_and_a_variant(tmp_path, capsys
     assert entry["gpus"] == []  # what serves the whole model says nothing about a cut one
 
 
-def test_what_config_json_says_is_held_against_the_weights(tmp_path, capsys):
-    shutil.copytree(TINY, tmp_path / "tiny")
-    change(tmp_path / "tiny", "config.json", quantization_config=None, num_hidden_layers=5)
-
-    entry = info(capsys, tmp_path / "tiny", code=1)
-
-    assert entry["precision"] == "fp8"
-    assert any("it says bf16, but the experts are stored as fp8" in problem for problem in entry["problems"])
-    assert any("5 layers, of which 1 are not stored" in problem for problem in entry["problems"])
-
-
-def test_the_type_of_the_kv_cache_is_the_one_in_hf_quant_config(tmp_path, capsys):
-    shutil.copytree(TINY, tmp_path / "tiny")
+def test_what_the_documents_say_is_held_against_the_weights(tiny, info):
     quant = {"quantization": {"quant_algo": "FP8_BLOCK_SCALES", "kv_cache_quant_algo": "FP8"}}
-    (tmp_path / "tiny/hf_quant_config.json").write_text(json.dumps(quant))
-
-    entry = info(capsys, tmp_path / "tiny")
-
+    (tiny / "hf_quant_config.json").write_text(json.dumps(quant))
+    entry = info(tiny)
     assert (entry["quantization"], entry["kv_cache_quant_algo"]) == ("FP8_BLOCK_SCALES", "FP8")
 
+    (tiny / "hf_quant_config.json").unlink()
+    config = json.loads((tiny / "config.json").read_text()) | {"quantization_config": None, "num_hidden_layers": 5}
+    (tiny / "config.json").write_text(json.dumps(config))
+    entry = info(tiny, code=1)
+    assert entry["precision"] == "fp8"
+    problems = "\n".join(entry["problems"])
+    assert "it says bf16, but the experts are stored as fp8" in problems
+    assert "5 layers, of which 1 are not stored" in problems
 
-def test_a_damaged_file_is_named(tmp_path, capsys):
-    shutil.copytree(TINY, tmp_path / "tiny")
-    with (tmp_path / "tiny/model.safetensors").open("r+b") as file:
+
+def test_a_damaged_file_or_index_is_named(tiny, tmp_path, refused):
+    with (tiny / "model.safetensors").open("r+b") as file:
         file.truncate(100_000)
+    assert "model.safetensors: truncated" in refused("info", tiny)
 
-    assert main(["checkpoint", "info", str(tmp_path / "tiny")]) == 1
-
-    [line] = capsys.readouterr().err.splitlines()
-    assert "model.safetensors: truncated" in line
-
-
-@pytest.mark.parametrize("verb", [["info"], ["cut", "--layers", "1", "--output", "x"]])
-def test_an_index_that_names_what_no_file_can_be(tmp_path, capsys, verb):
     folder = write_checkpoint(tmp_path / "a", {"lm_head.weight": np.ones((2, 2), np.float32)}, {"num_hidden_layers": 1})
     weight_map = {"lm_head.weight": "model-00001-of-000001.safetensors", "a.weight": "x\0.safetensors"}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-
-    assert main(["checkpoint", verb[0], str(folder), *verb[1:]]) == 1
-
-    [line] = capsys.readouterr().err.splitlines()
-    assert "found no a.weight" in line
+    for verb, *options in (["info"], ["cut", "--layers", "1", "--output", "x"]):
+        assert "found no a.weight" in refused(verb, folder, *options)
 
 
-def test_strange_names_and_endless_layers(tmp_path, capsys):
-    one = np.ones((2, 2), np.float32)
+def test_strange_names_and_endless_layers(tmp_path, info):
     names = ["a\nb", "lm_head.\n", "model.layers.0.²", "model.layers.0.x.y"]
     config = {"num_hidden_layers": 10**10, "num_nextn_predict_layers": None}
-    write_checkpoint(tmp_path / "a", dict.fromkeys(names, one), config)
-
-    entry = info(capsys, tmp_path / "a", code=1)
+    write_checkpoint(tmp_path / "a", dict.fromkeys(names, np.ones((2, 2), np.float32)), config)
+    entry = info(tmp_path / "a", code=1)
 
     assert {part["part"]: part["tensors"] for part in entry["parts"]} == {"head": 1, "other": 3}
     assert any("10000000000 layers, of which 9999999999 are not stored" in problem for problem in entry["problems"])

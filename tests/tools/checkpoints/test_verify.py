@@ -3,14 +3,12 @@
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 
 import numpy as np
 import pytest
 
 from deepseek_triton_tools.checkpoints.verify import VerifyProgress, verify
-from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.repository.checkpoint_manifest import (
     MANIFEST_NAME,
     CheckpointManifest,
@@ -67,29 +65,23 @@ def hash_of(path):
 
 
 def test_nothing_is_wrong_with_what_was_written(listed):
-    report = verified(listed)
+    seen = []
+    report = verify(listed, jobs=1, observe=seen.append)
     assert (report.damages, report.unverified) == ((), ())
     assert (report.compared_with, report.source, report.revision) == (MANIFEST_NAME, "maker/model", "abc")
     assert report.num_files == 5
-    assert report.num_bytes == sum(
-        path.stat().st_size for path in listed.rglob("*") if path.is_file() and path.name != MANIFEST_NAME
-    )
+    files = (path for path in listed.rglob("*") if path.is_file() and path.name != MANIFEST_NAME)
+    assert report.num_bytes == sum(path.stat().st_size for path in files)
+    assert seen[-1] == VerifyProgress(total=report.num_bytes, done=report.num_bytes)
 
 
-def test_one_bit_is_found_and_the_tensors_are_named(listed):
-    expected = hash_of(listed / SECOND)
+def test_one_bit_or_a_cut_is_found_and_the_tensors_are_named(listed):
+    expected, size = hash_of(listed / SECOND), (listed / FIRST).stat().st_size
     flip(listed / SECOND, -1)
-    (line,) = lines(listed)
-    assert line == (
-        f"{SECOND}: its sha256 is {hash_of(listed / SECOND)}, expected {expected}; 2 tensors: b, d; download it again"
-    )
-
-
-def test_the_cut_tensor_is_named(listed):
-    size = (listed / FIRST).stat().st_size
     os.truncate(listed / FIRST, size - 8)
     assert lines(listed) == [
-        f"{FIRST}: truncated: it ends at byte {size - 8:,}, expected {size:,}; 1 tensors: c; download it again"
+        f"{FIRST}: truncated: it ends at byte {size - 8:,}, expected {size:,}; 1 tensors: c; download it again",
+        f"{SECOND}: its sha256 is {hash_of(listed / SECOND)}, expected {expected}; 2 tensors: b, d; download it again",
     ]
 
 
@@ -105,49 +97,29 @@ def test_all_damage_is_named_at_once(listed):
     assert f"1 of 2 shards are missing: {FIRST}" in found["model.safetensors.index.json"]
 
 
-def test_a_pointer_of_git_lfs_is_told_from_damage(listed):
+def test_pointers_and_folders_are_told_from_damage(listed):
     size = (listed / FIRST).stat().st_size
     (listed / FIRST).write_text("version https://git-lfs.github.com/spec/v1\n")
-    assert lines(listed) == [
-        f"{FIRST}: it is a Git LFS pointer, not the file of {size:,} bytes; download it, which replaces the pointer"
-    ]
-
-
-def test_a_folder_in_the_place_of_a_file(listed):
     (listed / "config.json").unlink()
     (listed / "config.json").mkdir()
-    assert [line.partition(":")[0] for line in lines(listed)] == ["config.json"]
+    config, first = lines(listed)
+    assert config.startswith("config.json: ")
+    assert first.startswith(f"{FIRST}: it is a Git LFS pointer, not the file of {size:,} bytes; ")
 
 
-def test_weights_that_the_manifest_lacks_are_named(listed):
-    shutil.copy(listed / FIRST, listed / "extra.safetensors")
-    assert verified(listed).unverified == ("extra.safetensors",)
-
-
-def test_weights_that_the_manifest_lacks_are_looked_at(folder):
-    write_manifest(
-        folder,
-        CheckpointManifest("maker/model", "abc", {"config.json": FileRecord(2, hash_of(folder / "config.json"))}),
-    )
-    assert lines(folder) == []
+def test_weights_that_the_manifest_lacks_are_named_and_looked_at(folder, tmp_path):
+    records = {"config.json": FileRecord(2, hash_of(folder / "config.json"))}
+    write_manifest(folder, CheckpointManifest("maker/model", "abc", records))
+    assert (lines(folder), verified(folder).unverified) == ([], (FIRST, SECOND))
     os.truncate(folder / FIRST, (folder / FIRST).stat().st_size - 8)
     (damage,) = verified(folder).damages
     assert (damage.file, damage.tensors) == (FIRST, ("c",))
-
-
-def test_a_folder_and_a_manifest_without_weights(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    write_manifest(
-        tmp_path,
-        CheckpointManifest("maker/model", "abc", {"config.json": FileRecord(2, hash_of(tmp_path / "config.json"))}),
-    )
-    assert lines(tmp_path) == []
-
-
-def test_the_progress_ends_with_all_bytes(listed):
-    seen = []
-    report = verify(listed, jobs=1, observe=seen.append)
-    assert seen[-1] == VerifyProgress(total=report.num_bytes, done=report.num_bytes)
+    # A folder and a manifest without weights.
+    none = tmp_path / "none"
+    none.mkdir()
+    (none / "config.json").write_text("{}")
+    write_manifest(none, CheckpointManifest("maker/model", "abc", records))
+    assert lines(none) == []
 
 
 def test_an_interrupt_ends_it(listed):
@@ -193,68 +165,46 @@ def test_the_hubs_cache_names_files_after_their_hashes(folder, tmp_path):
     assert [damage.file for damage in verified(snapshot).damages] == ["config.json", FIRST]
 
 
-def test_without_hashes_the_headers_are_looked_at(folder):
+def test_without_hashes_the_headers_are_looked_at(folder, checkpoint):
     report = verified(folder)
     assert (report.compared_with, report.num_files, report.damages) == ("", 2, ())
     assert report.unverified == (FIRST, SECOND)
+    assert "there are no hashes: only the index and the headers of 2 files" in checkpoint("verify", folder).out
     os.truncate(folder / FIRST, (folder / FIRST).stat().st_size - 4001)
     (damage,) = verified(folder).damages
     assert (damage.file, damage.tensors) == (FIRST, ("a", "c"))
     assert damage.problem.startswith("truncated")
 
 
-@pytest.mark.parametrize("make", ["file", "nothing"])
-def test_what_is_no_folder_is_refused(tmp_path, make):
-    path = tmp_path / "it"
-    if make == "file":
-        path.write_text("")
-    with pytest.raises(CheckpointError, match=r"expected a checkpoint's folder, found (a file|nothing); correct"):
-        verified(path)
-
-
-def test_an_empty_folder_is_damaged(tmp_path):
+def test_what_is_no_checkpoints_folder(tmp_path, monkeypatch, checkpoint):
     assert "has neither model.safetensors.index.json nor a *.safetensors file" in lines(tmp_path)[0]
+    (tmp_path / "file").write_text("")
+    for name, found in (("file", "a file"), ("nothing", "nothing")):
+        with pytest.raises(CheckpointError, match=f"expected a checkpoint's folder, found {found}; correct"):
+            verified(tmp_path / name)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert "expected a checkpoint's folder or OWNER/NAME" in checkpoint("verify", "/nowhere", code=1).err
+    assert "checkpoint download maker/model" in checkpoint("verify", "maker/model", code=1).err
 
 
 # The command line
 
 
-def test_the_exit_code_and_the_last_line_say_how_it_went(listed, capsys):
-    assert main(["checkpoint", "verify", str(listed)]) == 0
-    out = capsys.readouterr().out
+def test_the_exit_code_the_last_line_and_the_document_say_how_it_went(listed, checkpoint):
+    out = checkpoint("verify", listed).out
     assert out.startswith(f"{listed}: 5 files, ")
     assert out.endswith(f" of maker/model, compared with {MANIFEST_NAME}; nothing is damaged\n")
     flip(listed / FIRST, -1)
-    assert main(["checkpoint", "verify", str(listed), "--jobs", "1"]) == 1
-    assert capsys.readouterr().out.endswith("; 1 damaged\n")
-
-
-def test_what_the_manifest_says_cannot_command_the_terminal(listed, capsys):
-    evil = "\x1b]0;evil\x07\nmodel"
-    write_manifest(listed, CheckpointManifest(evil, "abc", {f"{evil}.json": FileRecord(1, "0" * 64)}))
-    assert main(["checkpoint", "verify", str(listed)]) == 1
-    out = capsys.readouterr().out
-    assert out.count("evil") == 2
-    assert out.replace("\n", "").isprintable()
-    assert len(out.splitlines()) == 2
-
-
-def test_without_hashes_it_says_so(folder, capsys):
-    assert main(["checkpoint", "verify", str(folder)]) == 0
-    assert "there are no hashes: only the index and the headers of 2 files" in capsys.readouterr().out
-
-
-def test_the_document_has_all_tensors(listed, capsys):
-    flip(listed / FIRST, -1)
-    assert main(["checkpoint", "verify", str(listed), "--json"]) == 1
-    document = json.loads(capsys.readouterr().out)
+    assert checkpoint("verify", listed, "--jobs", "1", code=1).out.endswith("; 1 damaged\n")
+    document = json.loads(checkpoint("verify", listed, "--json", code=1).out)
     assert (document["ok"], document["exit_code"], document["folder"]) == (False, 1, str(listed))
     assert [(each["file"], each["tensors"]) for each in document["damages"]] == [(FIRST, ["a", "c"])]
 
 
-def test_a_checkpoint_that_is_nowhere(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    assert main(["checkpoint", "verify", "/nowhere"]) == 1
-    assert "expected a checkpoint's folder or OWNER/NAME" in capsys.readouterr().err
-    assert main(["checkpoint", "verify", "maker/model"]) == 1
-    assert "checkpoint download maker/model" in capsys.readouterr().err
+def test_what_the_manifest_says_cannot_command_the_terminal(listed, checkpoint):
+    evil = "\x1b]0;evil\x07\nmodel"
+    write_manifest(listed, CheckpointManifest(evil, "abc", {f"{evil}.json": FileRecord(1, "0" * 64)}))
+    out = checkpoint("verify", listed, code=1).out
+    assert out.count("evil") == 2
+    assert out.replace("\n", "").isprintable()
+    assert len(out.splitlines()) == 2
