@@ -88,7 +88,6 @@ def read_page(results):
 # --- Points ---
 
 
-@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9))))
 def test_the_front_has_every_point_that_none_beats(points):
     front = pareto_front(points)

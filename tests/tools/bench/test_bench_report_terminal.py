@@ -3,7 +3,6 @@
 import re
 import sys
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,7 +83,6 @@ def test_a_terminal_gets_its_width_and_colours_and_a_pipe_80_columns_without(mon
     assert (is_colored, 55 < width <= 60) == (False, True)
 
 
-@pytest.mark.slow
 @given(st.lists(st.floats(1e-6, 1e9), min_size=1), st.booleans())
 def test_a_scale_holds_its_values_and_has_round_ticks(values, may_be_log):
     scale = TextScale.holding(values, may_be_log=may_be_log)

@@ -143,7 +143,6 @@ def test_run_runs_it(r1, tmp_path, programs):
     assert len(read_activation_scales(output)) == 14
 
 
-@pytest.mark.slow
 def test_a_machine_without_the_gpus_is_refused(r1, tmp_path, refused, programs):
     for number, found in ((7, "found 7 of them"), (0, "found none: ")):
         gpus(tmp_path, number)

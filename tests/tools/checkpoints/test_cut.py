@@ -221,7 +221,6 @@ REFUSED = [
 ]
 
 
-@pytest.mark.slow
 def test_what_cannot_be_cut_is_refused(tmp_path, w4afp8, refused, two_layers, subtests):
     for changes, options, code, said in REFUSED:
         with subtests.test(said):
@@ -301,7 +300,6 @@ def test_a_large_tensor_is_never_in_memory_as_a_whole(tmp_path):
     assert peak < 2**26 * 0.6
 
 
-@pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     shapes=st.lists(st.lists(st.integers(0, 5), min_size=0, max_size=3), min_size=4, max_size=7),

@@ -109,7 +109,6 @@ def cache(tmp_path, monkeypatch):
 # What is brought
 
 
-@pytest.mark.slow
 def test_a_folder_gets_what_serving_needs(hub, folder, seen):
     hub.files["inference/__init__.py"] = b""
     served = {name: FILES[name] for name in SERVED} | {"inference/__init__.py": b""}
@@ -268,7 +267,6 @@ def test_whatever_fails_the_files_come_right(hub, seen, tmp_path_factory, failin
     assert unfinished_downloads(folder) == []
 
 
-@pytest.mark.slow
 def test_a_busy_hub_is_asked_again(hub, tmp_path):
     for number, (name, status) in enumerate(itertools.product(("", CONFIG, SHARD), (408, 429, 503))):
         seen = Seen()
@@ -350,7 +348,6 @@ def test_a_model_or_revision_that_is_not_there(hub, folder, seen):
     assert not folder.exists()
 
 
-@pytest.mark.slow
 def test_what_the_hub_lists_does_not_become_a_path(hub, folder, seen, cache, subtests):
     for name in ("../evil.py", "/evil.py", "evil\0.json", "evil\ud800.json"):
         with subtests.test(ascii(name)):

@@ -28,56 +28,39 @@ def test_without_lm_eval_one_line_says_how_to_get_it(capsys, tmp_path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        pytest.param(["--task", "tiny", "--data", "x", "--chat"], ["--data is for gsm8k", "--chat is for"], id="all"),
-        pytest.param(["--task", "mmlu", "--scorer", "regex"], ["--scorer is for own"], id="scorer"),
-        pytest.param(["--task", "mmlu", "--like", "lm-eval"], ["--like lm-eval is for gsm8k"], id="like"),
-        pytest.param(["--task", "own", "--n", "2"], ["--n: one answer to each question"], id="n"),
-    ],
-)
-def test_options_without_a_meaning_are_refused(options, expected, capsys):
-    assert main(["eval", URL, *options]) == 2
-    printed = capsys.readouterr().err
-    assert [text in printed for text in expected] == [True] * len(expected)
-    assert printed.count("\n") == 1
-
-
-@pytest.mark.parametrize("argv", [["eval", URL], ["eval", URL, "--task", "tiny", "--task-file", "x"]])
-def test_there_is_one_task(argv, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(argv)
-    assert caught.value.code == 2
-    assert "--task" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("task", "hint"),
-    [
-        pytest.param("tinny", "there is no task 'tinny'; did you mean tiny?", id="misspelt"),
-        pytest.param("arc", "there is no task 'arc'; there are tiny, gsm8k, mmlu, gpqa_diamond, own", id="unknown"),
-    ],
-)
-def test_an_unknown_task_has_a_hint(task, hint, capsys):
-    with pytest.raises(SystemExit):
-        main(["eval", URL, "--task", task])
-    assert hint in capsys.readouterr().err
+def test_what_is_refused(capsys, subtests):
+    without_a_meaning = {
+        ("tiny", "--data", "x", "--chat"): ["--data is for gsm8k", "--chat is for"],
+        ("mmlu", "--scorer", "regex"): ["--scorer is for own"],
+        ("mmlu", "--like", "lm-eval"): ["--like lm-eval is for gsm8k"],
+        ("own", "--n", "2"): ["--n: one answer to each question"],
+    }
+    for words, expected in without_a_meaning.items():
+        with subtests.test(" ".join(words)):
+            assert main(["eval", URL, "--task", *words]) == 2
+            printed = capsys.readouterr().err
+            assert [text for text in expected if text not in printed] == []
+            assert printed.count("\n") == 1
+    no_one_task = {
+        (): "--task",
+        ("--task", "tiny", "--task-file", "x"): "--task",
+        ("--task", "tinny"): "there is no task 'tinny'; did you mean tiny?",
+        ("--task", "arc"): "there is no task 'arc'; there are tiny, gsm8k, mmlu, gpqa_diamond, own",
+    }
+    for words, expected in no_one_task.items():
+        with subtests.test(" ".join(words)):
+            with pytest.raises(SystemExit, match="2"):
+                main(["eval", URL, *words])
+            assert expected in capsys.readouterr().err
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", ["", "/v1"])
-def test_a_gateway_is_told_from_a_triton_server(path):
-    with (
-        RawTriton().serving() as triton,
-        gateway_before(triton) as address,
-        pytest.raises(ToolError, match="eval asks Triton servers, not OpenAI endpoints"),
-    ):
-        asyncio.run(_describe(partial(AsyncClient, f"{address}{path}")))
-
-
-def test_a_model_that_triton_lacks_is_named():
-    with FakeServer() as server, pytest.raises(ModelNotFound, match="unknown model"):
+def test_a_gateway_is_told_from_a_triton_server():
+    with RawTriton().serving() as triton, gateway_before(triton) as address:
+        for path in ("", "/v1"):
+            with pytest.raises(ToolError, match="not OpenAI endpoints"):
+                asyncio.run(_describe(partial(AsyncClient, f"{address}{path}")))
+    with FakeServer() as server, pytest.raises(ModelNotFound):
         asyncio.run(_describe(partial(AsyncClient, server.url, model_name="other")))
 
 

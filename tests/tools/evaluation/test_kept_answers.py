@@ -47,19 +47,15 @@ def test_answers_of_another_server_are_refused_by_what_differs(tmp_path):
         assert kept.num_before == 0
 
 
-@pytest.mark.parametrize("content", ["hello\n", "[1]\n", '{"server": {}}\n{"text": "no key"}\n'])
-def test_another_file_is_left_as_it_is(content, tmp_path):
+def test_another_file_is_left_as_it_is_and_two_runs_do_not_write_one(tmp_path):
     file = tmp_path / "answers.jsonl"
-    file.write_text(content)
-    with pytest.raises(ToolError, match="no file of answers"), open_answers(file, TINY, overwrite=False):
-        pass
-    assert file.read_text() == content
-
-
-def test_two_runs_do_not_write_one_file(tmp_path):
-    file = tmp_path / "answers.jsonl"
+    for content in ("hello\n", "[1]\n", '{"server": {}}\n{"text": "no key"}\n'):
+        file.write_text(content)
+        with pytest.raises(ToolError, match="no file of answers"), open_answers(file, TINY, overwrite=False):
+            pass
+        assert file.read_text() == content
     with (
-        open_answers(file, TINY, overwrite=False),
+        open_answers(file, TINY, overwrite=True),
         pytest.raises(ToolError, match="another run"),
         open_answers(file, TINY, overwrite=False),
     ):

@@ -57,31 +57,25 @@ def test_a_chat_is_cut_here_because_its_reasoning_may_have_the_string(server, ke
     assert record["reasoning"] == "Question: what is it?"
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        pytest.param(" 4", " 4", id="no thought"),
-        pytest.param("<think>\n2 and 2</think>\n\n4", "4", id="a thought"),
-        pytest.param("2 and 2</think>4</think>5", "5", id="the prompt began the thought"),
-        pytest.param("<think>\n2 and 2 is", "", id="cut off in the thought"),
-        pytest.param("STOP</think>4 STOP 5", "4 ", id="a stop string in the thought"),
-    ],
-)
-def test_thoughts_are_no_part_of_the_answer(text, answer):
-    assert generation(until=["STOP"]).answer_in({"text": text}) == answer
+def test_thoughts_are_no_part_of_the_answer():
+    answers = {
+        " 4": " 4",
+        "<think>\n2 and 2</think>\n\n4": "4",
+        "2 and 2</think>4</think>5": "5",  # the prompt began the thought
+        "<think>\n2 and 2 is": "",  # cut off in the thought
+        "STOP</think>4 STOP 5": "4 ",  # a stop string in the thought
+    }
+    assert {text: generation(until=["STOP"]).answer_in({"text": text}) for text in answers} == answers
 
 
-def test_what_is_kept_is_not_asked_again(server, kept):
+def test_what_is_kept_is_not_asked_again_equal_questions_once_and_repeats_each_time(server, kept):
     questions = [generation(f"{number} + 1 =") for number in range(5)]
     asked(server, kept, questions[:3])
     asked(server, kept, questions)
-    assert sorted(str(request.prompt) for request in server.requests) == [f"{number} + 1 =" for number in range(5)]
-
-
-def test_equal_questions_are_asked_once_and_repeats_each_time(server, kept):
     repeats = [Generation(content="a", fields={}, repeat=number) for number in (0, 1)]
     asked(server, kept, [generation("b"), generation("b"), *repeats])
-    assert sorted(str(request.prompt) for request in server.requests) == ["a", "a", "b"]
+    expected = [*(f"{number} + 1 =" for number in range(5)), "a", "a", "b"]
+    assert sorted(str(request.prompt) for request in server.requests) == expected
 
 
 def test_no_more_are_under_way_than_allowed(server, kept):
@@ -101,11 +95,11 @@ def test_a_question_that_fails_is_named_and_the_others_go_on(server, kept):
     assert [kept.get(question.key) is None for question in questions] == [False, True, True, False]
 
 
-@pytest.mark.parametrize("reason", ["timeout", "cancelled"])
-def test_half_an_answer_is_a_failure(reason, server, kept):
-    server.script([{"text_output": "4", "finish_reason": reason, "num_output_tokens": 1}])
-    [error] = asked(server, kept, [generation()]).values()
-    assert reason in str(error)
+def test_half_an_answer_is_a_failure(server, kept):
+    for reason in ("timeout", "cancelled"):
+        server.script([{"text_output": "4", "finish_reason": reason, "num_output_tokens": 1}])
+        [error] = asked(server, kept, [generation()]).values()
+        assert reason in str(error)
 
 
 def test_a_server_that_is_gone_ends_the_run_and_keeps_what_came(server, kept):
@@ -155,20 +149,16 @@ class OneTokenPerLetter(FakeServer):
         yield {"text_output": "x", "prompt_logprobs": json.dumps(entries), **counts}
 
 
-@pytest.mark.parametrize(
-    ("context", "continuation", "expected"),
-    [
-        pytest.param("ab", "aa", (0.0, True), id="greedy"),
-        pytest.param("ab", "bc", (-3.0, False), id="not greedy"),
-        pytest.param("ab ", "bc", (-3.0 + 65.0, False), id="a blank belongs to what follows"),
-        pytest.param("", "cba", (-1.0, False), id="no context"),
-        pytest.param([{"role": "user", "content": "ab"}], "bc", (-3.0, False), id="a conversation"),
-    ],
-)
-def test_likelihood_counts_the_continuation_only(context, continuation, expected, tmp_path):
-    question = Likelihood(context=context, continuation=continuation, fields={})
+def test_likelihood_counts_the_continuation_only(tmp_path):
+    cases = [
+        ("ab", "aa", (0.0, True)),  # greedy
+        ("ab", "bc", (-3.0, False)),
+        ("ab ", "bc", (-3.0 + 65.0, False)),  # a blank belongs to what follows
+        ("", "cba", (-1.0, False)),
+        ([{"role": "user", "content": "ab"}], "bc", (-3.0, False)),
+    ]
+    questions = [Likelihood(context=context, continuation=after, fields={}) for context, after, _ in cases]
     with OneTokenPerLetter() as server, open_answers(tmp_path / "answers", {}, overwrite=False) as kept:
-        assert asked(server, kept, [question]) == {}
-        record = kept.get(question.key)
-    assert record is not None
-    assert (record["logprob"], record["is_greedy"]) == expected
+        assert asked(server, kept, questions) == {}
+        records = [kept.get(question.key) for question in questions]
+    assert [(record["logprob"], record["is_greedy"]) for record in records] == [expected for *_, expected in cases]

@@ -18,19 +18,15 @@ def no_aiconfigurator(monkeypatch):
     monkeypatch.delenv("DEEPSEEK_TRITON_AICONFIGURATOR", raising=False)
 
 
-def test_the_terminal_marks_the_best(capsys):
+def test_the_terminal_marks_the_best_and_without_plotext_the_search_is_shown_all_the_same(capsys, monkeypatch):
     assert main([*SEARCH, *LIMITS]) == 0
-
     *_, picture = capsys.readouterr().out.partition("Output tokens/s per GPU")
     assert picture.count("★") == 2  # the mark, and what it means
     assert "● aggregated   ▲ disaggregated   ★ the best" in picture
 
-
-def test_without_plotext_the_search_is_shown_all_the_same(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotext", None)
-
     assert main([*SEARCH, *LIMITS]) == 0
-    assert "the pictures need plotext" in capsys.readouterr().out
+    assert "plotext" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium")

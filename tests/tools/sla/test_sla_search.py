@@ -28,19 +28,15 @@ SEARCH = ["plan", "deepseek-r1", "--gpu", "h200", "--isl", "1024", "--osl", "102
 H200 = PacedModel(architecture="deepseek-v3", precision="fp8", gpu="h200", kv_dtype="fp8")
 TP8 = ServerLayout(num_gpus=8, expert_parallel_size=8)
 LIMITS = ["--sla", "tpot=40", "--gpus", "8"]
+PAIRED = ["--gpus", "32", "--isl", "4096", "--osl", "512", "--sla", "ttft=1000,tpot=25"]
 WORKLOAD = SlaWorkload(isl=1024, osl=1024)
 
 
 @pytest.fixture
 def server():
-    table = read_table(
-        ModelPaces().tables(H200, [TP8])[TP8],
-        num_ranks=1,
-        num_draft_tokens=0,
-        kv_cache_tokens=10**6,
-        kv_token_bytes=35136,
-    )
-    return PacedServer(table=table, max_num_tokens=8192)
+    pace = ModelPaces().tables(H200, [TP8])[TP8]
+    sizes = {"num_ranks": 1, "num_draft_tokens": 0, "kv_cache_tokens": 10**6, "kv_token_bytes": 35136}
+    return PacedServer(table=read_table(pace, **sizes), max_num_tokens=8192)
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +45,15 @@ def no_aiconfigurator(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def document(capsys, *argv):
-    assert main([*SEARCH, *argv, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+@pytest.fixture
+def search(capsys):
+    """Searches with these words, and returns the JSON document."""
+
+    def run(*argv):
+        assert main([*SEARCH, *map(str, argv), "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return run
 
 
 def test_more_requests_take_longer(server):
@@ -78,8 +80,8 @@ def test_a_context_server_is_as_busy_as_ttft_allows(server):
 
 
 @pytest.mark.slow
-def test_the_best_fleet_keeps_the_limits_with_its_margin(capsys):
-    found = document(capsys, "--gpus", "16", "--sla", "ttft=2000,tpot=40")
+def test_the_best_fleet_keeps_the_limits_with_its_margin(search):
+    found = search("--gpus", "16", "--sla", "ttft=2000,tpot=40")
 
     assert "own deployment model" in found["source"]
     for fleet in found["fleets"]:
@@ -92,54 +94,57 @@ def test_the_best_fleet_keeps_the_limits_with_its_margin(capsys):
     assert rates == sorted(rates, reverse=True)
 
 
-PAIRED = ["--gpus", "32", "--isl", "4096", "--osl", "512", "--sla", "ttft=1000,tpot=25"]
+PAIR = {"context", "generation"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "names", "kv"),
     [
-        pytest.param(["--gpus", "8", "--sla", "tpot=40"], {"server"}, ("fp8", 35136), id="a server"),
-        pytest.param(
-            ["--gpus", "8", "--sla", "tpot=60", "--profile", "throughput"], {"server"}, ("auto", 70272), id="no chunks"
-        ),
-        pytest.param(PAIRED, {"context", "generation"}, ("auto", 70272), id="a pair"),
-        pytest.param(
-            [*PAIRED, "--kv-cache-dtype", "fp8"], {"context", "generation"}, ("fp8", 35136), id="a pair of FP8"
-        ),
-        pytest.param(
-            [*PAIRED, "--gpu", "b200", "--mtp", "1"],  # whose FP4 checkpoint has an FP8 KV cache
-            {"context", "generation"},
-            ("auto", 35712),
-            id="a pair with drafts",
-        ),
+        (LIMITS, {"server"}, ("fp8", 35136)),
+        (["--gpus", "8", "--sla", "tpot=60", "--profile", "throughput"], {"server"}, ("auto", 70272)),
+        (PAIRED, PAIR, ("auto", 70272)),
+        ([*PAIRED, "--kv-cache-dtype", "fp8"], PAIR, ("fp8", 35136)),
+        # With drafts, of a checkpoint in FP4 that has an FP8 KV cache.
+        ([*PAIRED, "--gpu", "b200", "--mtp", "1"], PAIR, ("auto", 35712)),
     ],
+    ids=["a server", "no chunks", "a pair", "a pair of FP8", "a pair with drafts"],
 )
-def test_the_command_builds_what_was_planned(capsys, tmp_path, options, names, kv):
-    found = document(capsys, *options, "--write-pace", str(tmp_path / "paces"))
-    built = tmp_path / "built"
+def test_the_command_builds_what_was_planned(search, capsys, tmp_path, options, names, kv):
+    paces, built = tmp_path / "paces", tmp_path / "built"
+    paces.mkdir()
+    (paces / "context.json").write_text("of an earlier plan")
+    found = search(*options, "--write-pace", paces)
 
     assert main([*shlex.split(found["build"])[1:-1], str(built)]) == 0
     assert main(["check", str(built)]) == 0
     best = found["fleets"][0]
     layouts = {"server": best["layout"], "generation": best["layout"], "context": best["context_layout"]}
-    assert {file.stem for file in (tmp_path / "paces").iterdir()} == names
+    assert {file.stem for file in paces.iterdir()} == names
     for name in names:
-        pace = json.loads((tmp_path / f"paces/{name}.json").read_text())
+        pace = json.loads((paces / f"{name}.json").read_text())
         (config,) = (built if name == "server" else built / name).glob("*/1/model.yaml")
         written = yaml.safe_load(config.read_text())
         attention = "DP" if written["enable_attention_dp"] else "TP"
         layout = f"{attention}{written['tensor_parallel_size']} EP{written['moe_expert_parallel_size']}"
         assert layout == layouts[name]
-        assert (written["max_batch_size"], written["max_num_tokens"]) == (
-            pace["max_batch_size"],
-            pace["max_num_tokens"],
-        )
+        limits = ("max_batch_size", "max_num_tokens")
+        assert [written[limit] for limit in limits] == [pace[limit] for limit in limits]
         assert (written["kv_cache_config"]["dtype"], pace["kv_token_bytes"]) == kv
         if name != "context":
             assert written["max_batch_size"] == best["requests_per_rank"]
             assert pace["kv_cache_tokens"] >= best["requests_per_rank"] * sum(found["workload"].values())
-        parse_options({"preset": pace})
+        # The simulated engine takes it.
+        simulated = parse_options({"preset": pace})
+        assert simulated.limits.max_batch_size == written["max_batch_size"]
+        assert layouts[name] in simulated.preset
+
+    capsys.readouterr()
+    assert main([*shlex.split(found["rehearsal"])[1:-1], str(tmp_path / "rehearsal")]) == 0
+    if names == PAIR:
+        joined = capsys.readouterr().out
+        assert joined.count("--context-server ") == best["context_servers"]
+        assert joined.count("--server ") == best["servers"]
 
 
 @pytest.mark.slow
@@ -154,82 +159,60 @@ def test_a_pair_is_searched_with_its_own_kv_cache():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [["--gpus", "8", "--sla", "tpot=40"], PAIRED], ids=["a server", "a pair"])
-def test_the_command_keeps_what_was_asked_for(capsys, options):
+def test_the_command_keeps_what_was_asked_for(search):
     asked = ["--image", "26.07", "--model", "/models/R1", "--kv-cache-dtype", "fp8", "--no-decoupled"]
-
-    words = shlex.split(document(capsys, *options, *asked, "--set", "stream_interval=5")["build"])
-    for option, value in zip(asked[:-1:2], asked[1:-1:2], strict=True):
-        assert words[words.index(option) + 1] == value
-    assert "--no-decoupled" in words
-    assert words[words.index("stream_interval=5") - 1] == "--set"
-
-
-@pytest.mark.slow
-def test_the_rehearsal_has_as_many_servers_as_the_plan(capsys, tmp_path):
-    found = document(capsys, *PAIRED, "--write-pace", str(tmp_path / "paces"))
-    best = found["fleets"][0]
-
-    assert main([*shlex.split(found["rehearsal"])[1:-1], str(tmp_path / "built")]) == 0
-    joined = capsys.readouterr().out
-    assert joined.count("--context-server ") == best["context_servers"]
-    assert joined.count("--server ") == best["servers"]
+    for options in (LIMITS, PAIRED):
+        words = shlex.split(search(*options, *asked, "--set", "stream_interval=5")["build"])
+        for option, value in zip(asked[:-1:2], asked[1:-1:2], strict=True):
+            assert words[words.index(option) + 1] == value
+        assert "--no-decoupled" in words
+        assert words[words.index("stream_interval=5") - 1] == "--set"
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        pytest.param(["--sla", "tpot=40"], "needs --gpus", id="no GPUs"),
-        pytest.param(["--sla", "itl=40", "--gpus", "8"], "--sla has no itl", id="itl"),
-        pytest.param(["--sla", "tpot=40", "--gpus", "8", "--mtp", "4"], "--mtp 0 to 3, not 4", id="drafts"),
-        pytest.param(["--gpus", "8", "--write-pace", "paces"], "add --sla", id="no search"),
-        pytest.param(["--sla", "tpot=40", "--gpus", "8", "--concurrency", "9"], "leave --concurrency out", id="load"),
-        pytest.param([*LIMITS, "--profile", "gen"], "leave --profile gen out", id="side"),
-        pytest.param([*LIMITS, "--engine", "vllm"], "--sla plans for TensorRT-LLM", id="vllm"),
-        pytest.param([*LIMITS, "--engine", "simulated"], "rehearsed with --write-pace", id="simulated"),
-        pytest.param([*LIMITS, "--pp", "2"], "leave --pp out", id="stages"),
-        pytest.param([*LIMITS, "--trtllm", "0.21.0"], "for TensorRT-LLM 1.0.0 and newer", id="release"),
-        pytest.param([*LIMITS, "--from-bench", "x.json"], "leave --from-bench out", id="benchmark"),
-        pytest.param(
-            [*LIMITS, "--set", "max_batch_size=3", "--set", "cuda_graph_config=null"],
-            "--set max_batch_size, cuda_graph_config: --sla chooses this itself",
-            id="searched",
-        ),
-    ],
-)
-def test_a_wrong_command_line_is_refused(capsys, argv, said):
-    assert main([*SEARCH, *argv]) == 2
-    assert said in capsys.readouterr().err
+REFUSED = [
+    (["--sla", "tpot=40"], "needs --gpus"),
+    (["--sla", "itl=40", "--gpus", "8"], "--sla has no itl"),
+    ([*LIMITS, "--mtp", "4"], "--mtp 0 to 3, not 4"),
+    (["--gpus", "8", "--write-pace", "paces"], "add --sla"),
+    ([*LIMITS, "--concurrency", "9"], "leave --concurrency out"),
+    ([*LIMITS, "--profile", "gen"], "leave --profile gen out"),
+    ([*LIMITS, "--engine", "vllm"], "--sla plans for TensorRT-LLM"),
+    ([*LIMITS, "--engine", "simulated"], "rehearsed with --write-pace"),
+    ([*LIMITS, "--pp", "2"], "leave --pp out"),
+    ([*LIMITS, "--trtllm", "0.21.0"], "for TensorRT-LLM 1.0.0 and newer"),
+    ([*LIMITS, "--from-bench", "x.json"], "leave --from-bench out"),
+    (
+        [*LIMITS, "--set", "max_batch_size=3", "--set", "cuda_graph_config=null"],
+        "--set max_batch_size, cuda_graph_config: --sla chooses this itself",
+    ),
+]
+
+
+def test_a_wrong_command_line_is_refused(capsys):
+    for argv, said in REFUSED:
+        assert main([*SEARCH, *argv]) == 2
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_the_rules_about_both_sides_leave_pairs_out(capsys):
-    found = document(capsys, *PAIRED, "--set", "kv_cache_config.enable_block_reuse=true")
+def test_a_search_that_finds_nothing_is_refused_with_the_nearest(capsys):
+    refused = {
+        ("--gpus", "8", "--sla", "tpot=1"): "the shortest TPOT is",
+        (*LIMITS, "--gpu", "h100"): "no layout can be searched: TP8 EP8: deepseek-r1 (fp8) on 8 x h100 does not fit",
+        (*LIMITS, "--aiconfigurator", sys.executable): "pip install aiconfigurator-core==0.12.0",
+    }
+    for argv, said in refused.items():
+        assert main([*SEARCH, *argv]) == 1
+        error = capsys.readouterr().err
+        assert said in error
+        assert "context" not in error  # what holds of both sides is said once
 
+
+@pytest.mark.slow
+def test_the_rules_about_both_sides_leave_pairs_out(search):
+    found = search(*PAIRED, "--set", "kv_cache_config.enable_block_reuse=true")
     assert {fleet["context_servers"] for fleet in found["fleets"]} == {0}
     assert "G010" in found["refused"]["TP8 EP8 context + TP8 EP8"]
-
-
-@pytest.mark.slow
-def test_why_no_layout_can_be_searched_is_not_said_of_each_side(capsys):
-    assert main(["plan", "deepseek-r1", "--gpu", "h100", "--gpus", "8", "--isl", "9", "--osl", "9", *LIMITS[:2]]) == 1
-    said = capsys.readouterr().err
-    assert "no layout can be searched: TP8 EP8: deepseek-r1 (fp8) on 8 x h100 does not fit" in said
-    assert "context" not in said
-
-
-@pytest.mark.slow
-def test_limits_that_nothing_keeps_are_refused_with_the_nearest(capsys):
-    assert main([*SEARCH, "--gpus", "8", "--sla", "tpot=1"]) == 1
-    assert "the shortest TPOT is" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_python_without_aiconfigurator_is_refused_with_the_way_to_make_one(capsys):
-    code = main([*SEARCH, "--gpus", "8", "--sla", "tpot=40", "--aiconfigurator", sys.executable])
-
-    assert code == 1
-    assert "pip install aiconfigurator-core==0.12.0" in capsys.readouterr().err
 
 
 def environment(tmp_path, has_data):
@@ -253,22 +236,19 @@ def environment(tmp_path, has_data):
 
 
 @pytest.mark.slow
-def test_servers_that_could_use_deepep_are_named(capsys, tmp_path):
+def test_servers_that_could_use_deepep_are_named(search, tmp_path):
     place = environment(tmp_path, "max(one['tp_size'], one['attention_dp_size']) == 16")
 
-    found = document(capsys, "--gpus", "16", "--sla", "tpot=90", "--aiconfigurator", str(place))
+    found = search("--gpus", "16", "--sla", "tpot=90", "--aiconfigurator", place)
     names = {fleet["layout"] for fleet in found["fleets"]}
     assert {"DP16 EP16", "DP16 EP8", "TP16 EP16"} <= names
     assert [note.partition(":")[0] for note in found["notes"]] == ["DP16 EP16"]
 
 
 @pytest.mark.slow
-def test_answers_of_aiconfigurator_are_kept(capsys, tmp_path):
+def test_answers_of_aiconfigurator_are_kept(search, tmp_path):
     place = environment(tmp_path, "one['tp_size'] == 8 and one['moe_ep_size'] == 8")
-    options = ["--gpus", "8", "--sla", "tpot=40", "--aiconfigurator", str(place)]
-
-    first = document(capsys, *options)
-    again = document(capsys, *options)
+    first, again = (search(*LIMITS, "--aiconfigurator", place) for _ in range(2))
 
     assert first == again
     assert first["source"].startswith("aiconfigurator-core 0.12.0")
@@ -277,16 +257,3 @@ def test_answers_of_aiconfigurator_are_kept(capsys, tmp_path):
     counts = (tmp_path / "asked").read_text().split()
     assert counts.count("0") == 2  # each search asks for the version
     assert len(counts) == 4  # once for each type of the KV cache: FP8 on a server, 16 bits on a pair
-
-
-@pytest.mark.slow
-def test_the_simulated_engine_takes_the_pace_that_is_written(capsys, tmp_path):
-    (tmp_path / "paces").mkdir()
-    (tmp_path / "paces/context.json").write_text("of an earlier plan")
-    found = document(capsys, "--gpus", "8", "--sla", "tpot=40", "--write-pace", str(tmp_path / "paces"))
-    options = parse_options({"preset": json.loads((tmp_path / "paces" / "server.json").read_text())})
-
-    (best, *_) = found["fleets"]
-    assert options.limits.max_batch_size == best["requests_per_rank"]
-    assert best["layout"] in options.preset
-    assert [path.name for path in (tmp_path / "paces").iterdir()] == ["server.json"]

@@ -36,65 +36,61 @@ def paces(tmp_path):
     return folder
 
 
+@pytest.fixture
+def build(paces, tmp_path, capsys):
+    """Builds with a preset and other options; the folder, or what was said of a refusal."""
+
+    def run(preset, *options, code=0):
+        built = tmp_path / f"built-{preset.stem}"
+        assert main([*BUILD, *options, "--preset", str(preset), "--output", str(built)]) == code
+        error = capsys.readouterr().err
+        assert built.exists() == (code == 0)
+        return error if code else built
+
+    return run
+
+
 def options_of(repository):
     (config,) = repository.glob("*/1/model.yaml")
     return parse_options(yaml.safe_load(config.read_text())["triton_config"]["engine_options"])
 
 
-def test_one_server_takes_the_folder_or_a_file(capsys, paces, tmp_path):
-    assert main([*BUILD, "--preset", str(paces), "--output", str(tmp_path / "one")]) == 0
-    assert main([*BUILD, "--preset", str(paces / "context.json"), "--output", str(tmp_path / "other")]) == 0
-
-    one, other = options_of(tmp_path / "one"), options_of(tmp_path / "other")
+def test_one_server_takes_the_folder_or_a_file(build, paces):
+    one, other = options_of(build(paces)), options_of(build(paces / "context.json"))
     assert (one.preset, one.limits.max_batch_size) == ("server", 1)
     assert (other.preset, other.limits.max_batch_size) == ("context", 2)
     # 4,000 tokens of 35,136 bytes at 400 Gb/s.
     assert one.transfer_seconds(4000) == pytest.approx(0.00281, rel=0.01)
 
 
-def test_a_pair_takes_the_pace_of_each_side(capsys, paces, tmp_path):
-    built = tmp_path / "pair"
-    assert main([*BUILD, "--profile", "disagg", "--preset", str(paces), "--output", str(built)]) == 0
-
+def test_a_pair_takes_the_pace_of_each_side(build, paces):
+    built = build(paces, "--profile", "disagg")
     assert [options_of(built / side).preset for side in ("context", "generation")] == ["context", "generation"]
     recorded = json.loads((built / "deepseek-triton.json").read_text())["options"]
     assert "paces/context.json" in recorded
     assert "pair_ns" not in recorded
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        pytest.param(None, "can't be read: No such file", id="missing"),
-        pytest.param("{", "server.json: Expecting property name", id="no JSON"),
-        pytest.param("[1]", "server.json: expected a mapping", id="a list"),
-        pytest.param('{"title": "x"}', "server.json: expected a mapping with title, source", id="another"),
-    ],
-)
-def test_another_file_is_refused(capsys, paces, tmp_path, content, said):
-    for file in list(paces.iterdir()):
-        file.unlink()
-    if content is not None:
-        (paces / "server.json").write_text(content)
-
-    assert main([*BUILD, "--preset", str(paces), "--output", str(tmp_path / "built")]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert "plan --sla --write-pace DIR" in error
-    assert not (tmp_path / "built").exists()
-
-
-@pytest.mark.parametrize(
-    ("left", "options", "said"),
-    [
-        pytest.param(("context", "generation"), [], "has the paces of a pair: add --profile disagg", id="pair"),
-        pytest.param(("server",), ["--profile", "disagg"], "has the pace of one server: leave --profile", id="server"),
-    ],
-)
-def test_paces_of_the_other_kind_are_refused(capsys, paces, tmp_path, left, options, said):
-    for file in list(paces.iterdir()):
-        if file.stem not in left:
-            file.unlink()
-
-    assert main([*BUILD, *options, "--preset", str(paces), "--output", str(tmp_path / "built")]) == 2
-    assert said in capsys.readouterr().err
+def test_another_file_or_the_paces_of_the_other_kind_are_refused(build, paces):
+    server = paces / "server.json"
+    text = server.read_text()
+    server.unlink()
+    assert "has the paces of a pair: add --profile disagg" in build(paces, code=2)
+    for side in ("context", "generation"):
+        (paces / f"{side}.json").unlink()
+    server.write_text(text)
+    assert "has the pace of one server: leave --profile" in build(paces, "--profile", "disagg", code=2)
+    contents = {
+        "{": "server.json: Expecting property name",
+        "[1]": "server.json: expected a mapping",
+        '{"title": "x"}': "server.json: expected a mapping with title, source",
+        None: "can't be read: No such file",
+    }
+    for content, said in contents.items():
+        if content is None:
+            server.unlink()
+        else:
+            server.write_text(content)
+        error = build(paces, code=2)
+        assert said in error
+        assert "plan --sla --write-pace DIR" in error
