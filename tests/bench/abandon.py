@@ -17,16 +17,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import sys
 from dataclasses import asdict
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench._harness import children, receive
 from bench._served import Backend, await_backend, default_folder, serving
 from bench.client_load.leaving import Findings, Plan, leaving_process
 from bench.client_load.stayed import Limits, problems, table
@@ -42,32 +41,9 @@ PATIENCE_S = 3600.0
 
 
 def leave(plans: list[Plan], within_s: float) -> list[Findings]:
-    """What each found, all at once, each in a process of its own. Raises TimeoutError, and RuntimeError for one that
-    failed."""
-    spawn = multiprocessing.get_context("spawn")
-    running = []
-    for plan in plans:
-        here, there = spawn.Pipe()
-        process = spawn.Process(target=leaving_process, args=(plan, there), daemon=True)
-        process.start()
-        there.close()  # or nobody would hear of its end
-        running.append((process, here))
-    try:
-        return [_found(pipe, plan, within_s) for (_, pipe), plan in zip(running, plans, strict=True)]
-    finally:
-        for process, _ in running:
-            process.kill()
-            process.join()
-
-
-def _found(pipe: Connection, plan: Plan, within_s: float) -> Findings:
-    if not pipe.poll(within_s):
-        raise TimeoutError(f"{plan.url} {plan.face}: not done within {within_s:.0f} s")
-    try:
-        found: Findings = pipe.recv()
-    except (EOFError, ConnectionResetError):
-        raise RuntimeError(f"{plan.url} {plan.face} failed: what it said is above") from None
-    return found
+    """What each found, all at once, each in a process of its own. Raises ChildFailed."""
+    with children(leaving_process, plans) as pipes:
+        return receive(pipes, within_s)
 
 
 def num_interrupts(scheme: str, face: str, wanted: int) -> int:

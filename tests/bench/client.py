@@ -29,16 +29,18 @@ import sys
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench._harness import ChildFailed, all_met, medians, verdicts
 from bench._served import default_folder
-from bench.client_load import imports, table
+from bench.client_load import imports
 from bench.client_load.cases import CASES, OURS, Case
 from bench.client_load.contenders import CONTENDERS
-from bench.client_load.driving import ContenderFailed, run
-from bench.client_load.measures import Sample, measure, medians
+from bench.client_load.driving import run
+from bench.client_load.measures import LEGEND, TABLE, Sample, beside_raw, measure
 from bench.client_load.serving import serving_all
 
 from deepseek_triton_tools.server.server_process import ServerProcess
@@ -97,49 +99,46 @@ def _run_round(
     found: dict[str, list[Sample]],
 ) -> None:
     load = ", ".join(f"{each:.2f}" for each in os.getloadavg())
-    print(f"\nround {number}, {case.name}: {case.title}; load average {load}\n{table.head()}", flush=True)
+    print(f"\nround {number}, {case.name}: {case.title}; load average {load}\n{TABLE.head()}", flush=True)
     contenders = [name for name in case.contenders if name in (arguments.contender or CONTENDERS)]
     for name in chance.sample(contenders, len(contenders)):
         try:
             sample = run(name, case, server)
-        except ContenderFailed as error:  # httpx.Client under 64 threads does now and then: a bad file descriptor
+        except ChildFailed as error:  # httpx.Client under 64 threads does now and then: a bad file descriptor
             if name in OURS:
-                raise SystemExit(str(error)) from error
-            print(error, flush=True)
+                raise
+            print(f"{name}: {error}", flush=True)
             continue
         found.setdefault(name, []).append(sample)
-        print(table.row(name, measure(sample)), flush=True)
+        print(TABLE.row(name, measure(sample)), flush=True)
 
 
 def _print_medians(found: Samples, milliseconds: dict[str, float]) -> bool:
     """Whether all targets that were measured are met, and any was."""
-    lines: list[tuple[str, bool | None]] = []
+    judged = []
     for case_name, samples in found.items():
         case = CASES[case_name]
-        measured = {
-            name: medians([measure(sample) for sample in samples[name]]) for name in case.contenders if name in samples
-        }
-        print(f"\n{case.name}: {case.title}\n{table.head()}")
+        of_runs = {name: medians(list(map(measure, samples[name]))) for name in case.contenders if name in samples}
+        measured = beside_raw(case, of_runs)
+        print(f"\n{case.name}: {case.title}\n{TABLE.head()}")
         for name, measures in measured.items():
-            print(table.row(name, measures, table.cpu_over_raw(case, name, measured)))
-        by_field = {name: asdict(measures) for name, measures in measured.items()}
-        lines += [(f"{case.name}, {line}", met) for line, met in table.verdicts(case.targets, by_field)]
+            print(TABLE.row(name, measures))
+        judged += [(f"{case.name}, {line}", met) for line, met in verdicts(case.targets, measured)]
     if milliseconds:
         print("\nimport, in a fresh interpreter")
-        print("\n".join(table.import_rows(milliseconds)))
-        by_field = {name: {"ms": number} for name, number in milliseconds.items()}
-        lines += [(f"import, {line}", met) for line, met in table.verdicts(imports.TARGETS, by_field)]
+        print("\n".join(f"{name:29}{number:8.1f} ms" for name, number in milliseconds.items()))
+        by_name = {name: {"ms": number} for name, number in milliseconds.items()}
+        judged += [(f"import, {line}", met) for line, met in verdicts(imports.TARGETS, by_name)]
     print("\ntargets, by the medians")
-    print("\n".join(line for line, _ in lines))
-    met = [each for _, each in lines if each is not None]
-    return bool(met) and all(met)
+    print("\n".join(line for line, _ in judged))
+    return all_met(judged)
 
 
 def main() -> int:
     arguments = _parse_arguments()
     versions = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores; {versions}; raw samples in {arguments.output}")
-    print(table.LEGEND, flush=True)
+    print(LEGEND, flush=True)
     chance = random.Random(arguments.seed)
     milliseconds = {}
     if IMPORT in arguments.case:
@@ -148,7 +147,7 @@ def main() -> int:
     document = {"cases": found, "import_ms": milliseconds}
     (arguments.output / "samples.json").write_text(json.dumps(document, default=asdict, indent=1))
     print(f"\n\nmedians of {arguments.rounds} rounds")
-    return 0 if _print_medians(found, imports.medians(milliseconds)) else 1
+    return 0 if _print_medians(found, {name: median(each) for name, each in milliseconds.items()}) else 1
 
 
 if __name__ == "__main__":

@@ -35,20 +35,19 @@ import json
 import os
 import platform
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench._harness import all_met, medians, verdicts
 from bench._served import default_folder
-from bench.streams_load import table
 from bench.streams_load.cases import CASES, PEERS, Case
 from bench.streams_load.driving import run
-from bench.streams_load.measures import Measures, medians, undelivered
+from bench.streams_load.measures import LEGEND, TABLE, undelivered
 from bench.streams_load.serving import SYSTEMS
 
-Runs = dict[str, list[Measures]]
+Runs = dict[str, list[dict[str, float]]]
 """System -> its runs."""
 
 
@@ -101,36 +100,34 @@ def _systems(case: Case, arguments: argparse.Namespace) -> list[str]:
 
 def _run_round(number: int, arguments: argparse.Namespace, found: dict[str, Runs]) -> None:
     for case in _cases(arguments):
-        print(f"\nround {number}, {case.name}: {case.title}\n{table.head()}", flush=True)
+        print(f"\nround {number}, {case.name}: {case.title}\n{TABLE.head()}", flush=True)
         for system in _systems(case, arguments):
             folder = arguments.output / case.name / f"{system}-{number}"
             measures = run(system, case, folder, num_clients=arguments.clients, peer=arguments.peer)
             found.setdefault(case.name, {}).setdefault(system, []).append(measures)
-            print(table.row(system, measures), flush=True)
-            if measures.undelivered > 0:
+            print(TABLE.row(system, measures), flush=True)
+            if measures.get("undelivered"):
                 print("\n".join(undelivered(sorted(folder.glob("*.npz")))), flush=True)
-        (arguments.output / "runs.json").write_text(json.dumps(found, default=asdict, indent=1))
+        (arguments.output / "runs.json").write_text(json.dumps(found, indent=1))
 
 
 def _print_medians(found: dict[str, Runs]) -> bool:
     """Whether all targets that were measured are met, and any was."""
-    verdicts = []
+    judged = []
     for name, runs in found.items():
-        measured = {system: medians(of_system) for system, of_system in runs.items()}
-        print(f"\n{name}: {CASES[name].title}\n{table.head()}")
+        measured = {system: medians(of_system, most=["undelivered"]) for system, of_system in runs.items()}
+        print(f"\n{name}: {CASES[name].title}\n{TABLE.head()}")
         for system, measures in measured.items():
-            print(table.row(system, measures))
-        for line, met in table.verdicts(CASES[name], measured):
-            print(f"  {line}")
-            if met is not None:
-                verdicts.append(met)
-    return bool(verdicts) and all(verdicts)
+            print(TABLE.row(system, measures))
+        judged += (of_case := verdicts(CASES[name].targets, measured))
+        print("\n".join(f"  {line}" for line, _ in of_case))
+    return all_met(judged)
 
 
 def main() -> int:
     arguments = _parse_arguments()
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores; {arguments.clients} client processes;", end=" ")
-    print(f"raw samples in {arguments.output}\n{table.LEGEND}", flush=True)
+    print(f"raw samples in {arguments.output}\n{LEGEND}", flush=True)
     found: dict[str, Runs] = {}
     for number in range(1, arguments.rounds + 1):
         _run_round(number, arguments, found)

@@ -1,12 +1,10 @@
 """The checkpoint that the benches read: DeepSeek-V3's layout, whole by our checks and by the safetensors library's."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 import zlib
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -29,6 +27,7 @@ def shards(folder):
     return sorted(folder.glob("*.safetensors"))
 
 
+@pytest.mark.slow
 def test_the_published_checkpoints_figures():
     """91,991 tensors of 688,574,839,360 bytes, lm_head in shard 160 and the draft layer's own in the last of 163."""
     tensors = list(tensors_of(CONFIG))
@@ -40,18 +39,22 @@ def test_the_published_checkpoints_figures():
     assert next(iter(files)) == "model-00001-of-000163.safetensors" == of["model.embed_tokens.weight"]
     assert of["lm_head.weight"] == "model-00160-of-000163.safetensors"
     assert of["model.layers.61.eh_proj.weight"] == list(files)[-1] == "model-00163-of-000163.safetensors"
+    # Of another size, it is about what was asked for.
+    for size in (10**9, 5 * 10**9):
+        assert sum(tensor.size for tensor in tensors_of(config_of(size))) == pytest.approx(size, rel=0.01)
 
 
-def test_our_checks_find_nothing(folder):
+def test_our_checks_find_nothing_and_the_safetensors_library_reads_all_of_it(folder):
     assert list(check_weights(folder, "weights")) == []
     facts, findings = read_facts(folder, "weights")
     assert findings == []
     assert (facts.class_name, facts.precision) == ("DeepseekV3ForCausalLM", "fp8")
+    # The content does not compress, and differs between shards.
+    ends = [path.read_bytes()[-(2**18) :] for path in shards(folder)]
+    assert len(set(ends)) == len(ends) == 4
+    assert all(len(zlib.compress(end, 1)) > 0.99 * len(end) for end in ends)
 
-
-def test_the_safetensors_library_reads_all_of_it(folder):
-    torch = pytest.importorskip("torch")
-    safetensors = pytest.importorskip("safetensors")
+    torch, safetensors = pytest.importorskip("torch"), pytest.importorskip("safetensors")
     index = json.loads((folder / INDEX).read_text())
     sizes = {}
     for path in shards(folder):
@@ -62,89 +65,52 @@ def test_the_safetensors_library_reads_all_of_it(folder):
                 tensor = file.get_tensor(name)
                 sizes[name] = tensor.numel() * tensor.element_size()
                 assert tensor.dtype in (torch.float8_e4m3fn, torch.float32, torch.bfloat16)
-
     assert sizes.keys() == index["weight_map"].keys()
     assert sum(sizes.values()) == index["metadata"]["total_size"] == pytest.approx(SIZE, rel=0.05)
 
 
-def test_the_content_does_not_compress_and_differs_between_shards(folder):
-    starts = [path.read_bytes()[-(2**18) :] for path in shards(folder)]
-
-    assert len(set(starts)) == len(starts) == 4
-    assert all(len(zlib.compress(start, 1)) > 0.99 * len(start) for start in starts)
-
-
-def test_the_same_seed_gives_the_same_bytes_and_another_one_others(tmp_path):
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_bytes_and_another_one_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(synthetic_checkpoint, "NOISE_BYTES", 2**16)
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         make_checkpoint(tmp_path / name, size=400_000, seed=seed)
     contents = {name: [path.read_bytes() for path in shards(tmp_path / name)] for name in "abc"}
-
     assert contents["a"] == contents["b"]
     assert all(one != other for one, other in zip(contents["a"], contents["c"], strict=True))
 
 
+@pytest.mark.slow
 def test_holes_take_no_room(tmp_path):
     total = make_checkpoint(tmp_path / "full", size=None, sparse=True)
-
-    statuses = [os.stat(path) for path in shards(tmp_path / "full")]
+    statuses = [path.stat() for path in shards(tmp_path / "full")]
     assert len(statuses) == 163
     assert total < sum(status.st_size for status in statuses) < total + 20_000_000
     assert sum(status.st_blocks * 512 for status in statuses) < 30_000_000
     assert list(check_weights(tmp_path / "full", "full")) == []
 
 
-@pytest.mark.parametrize("size", [10**9, 5 * 10**9])
-def test_the_size_is_about_what_was_asked_for(size):
-    total = sum(tensor.size for tensor in tensors_of(config_of(size)))
-
-    assert total == pytest.approx(size, rel=0.01)
-
-
+@pytest.mark.slow
 def test_the_command_line_in_a_python_without_anything(tmp_path):
-    command = [
-        sys.executable,
-        "-S",
-        "-I",
-        synthetic_checkpoint.__file__,
-        tmp_path / "x",
-        "--size",
-        "2MB",
-        "--shards",
-        "3",
-    ]
-
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-
+    command = [sys.executable, "-S", "-I", synthetic_checkpoint.__file__, tmp_path / "x", "--size", "2MB"]
+    done = subprocess.run([*command, "--shards", "3"], capture_output=True, text=True, check=True)
     assert "in 3 shards" in done.stdout
     assert shards(tmp_path / "x")[0].name == "model-00001-of-000003.safetensors"
     assert list(check_weights(tmp_path / "x", "x")) == []
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--size", "1KB"], "expected a size from"),
-        (["--size", "900GB"], "expected a size from"),
-        (["--size", "2MB", "--shards", "5000"], "expected at most"),
-    ],
-)
-def test_what_can_not_be_is_said(tmp_path, capsys, options, words):
-    assert main([str(tmp_path / "x"), *options]) == 1
-    assert words in capsys.readouterr().err
+def test_what_can_not_be_is_said_and_nothing_is_written(tmp_path, capsys, monkeypatch):
+    def refused(folder, *options):
+        assert main([str(tmp_path / folder), *options]) == 1
+        return capsys.readouterr().err
+
+    for size in ("1KB", "900GB"):
+        assert "expected a size from" in refused("x", "--size", size)
+    assert "expected at most" in refused("x", "--size", "2MB", "--shards", "5000")
     assert not (tmp_path / "x").exists()
-
-
-def test_a_folder_with_something_in_it_is_left_alone(tmp_path, capsys):
-    (tmp_path / "config.json").write_text("mine")
-
-    assert main([str(tmp_path), "--size", "2MB"]) == 1
-    assert "is not empty" in capsys.readouterr().err
-    assert [path.name for path in Path(tmp_path).iterdir()] == ["config.json"]
-
-
-def test_more_than_the_disk_has_is_refused_before_it_is_written(tmp_path, capsys, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/config.json").write_text("mine")
+    assert "is not empty" in refused("mine", "--size", "2MB")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["config.json"]
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000_000))
-
-    assert main([str(tmp_path / "x"), "--size", "2MB"]) == 1
-    assert "that are free there" in capsys.readouterr().err
+    assert "that are free there" in refused("x", "--size", "2MB")
     assert list((tmp_path / "x").iterdir()) == []

@@ -1,1 +1,1 @@
-"""The parts of tests/bench/client.py: cases -> serving -> driving (contenders) -> measures -> table."""
+"""The parts of tests/bench/client.py: cases -> serving -> driving (contenders) -> measures."""

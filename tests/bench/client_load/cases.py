@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from bench._harness import Target
+
 Verb = Literal["stream", "generate"]
 
 FLAT, PACED, TWIN = "tensorrt_llm", "paced", "twin"
@@ -26,23 +28,7 @@ TRITON_POST = "tritonclient.http _post"
 """A private method of it, to /generate of the model that all others ask."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """What one contender's median must keep to."""
-
-    contender: str
-    measure: str
-    """A field of measures.Measures; of imports, milliseconds."""
-    versus: str
-    """The contender it is held against, by one of:"""
-    at_most: float | None = None
-    """Its median over the other's."""
-    at_least: float | None = None
-    at_most_more: float | None = None
-    """Its median less the other's."""
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Case:
     """One load."""
 
@@ -71,49 +57,23 @@ _GENERATING = (*_STREAMING, TRITON_HTTP, TRITON_HTTP_AIO, TRITON_POST)
 
 CPU_RATIO = 1.15
 _PER_CHUNK = tuple(
-    Target(contender=ours, measure="cpu_ms_per_1000_chunks", versus=raw, at_most=CPU_RATIO) for ours, raw in PAIRS
+    Target(who=ours, measure="cpu_ms_per_1000_chunks", versus=raw, at_most=CPU_RATIO) for ours, raw in PAIRS
 )
 _PER_REQUEST = tuple(
-    Target(contender=ours, measure="cpu_ms_per_request", versus=raw, at_most=CPU_RATIO) for ours, raw in PAIRS
+    Target(who=ours, measure="cpu_ms_per_request", versus=raw, at_most=CPU_RATIO) for ours, raw in PAIRS
 )
 _BESIDE_TRITON_HTTP = tuple(
     target
     for name in (OURS_HTTP, OURS_GRPC)
     for target in (
-        Target(contender=name, measure="requests_per_s", versus=TRITON_HTTP, at_least=1),
-        Target(contender=name, measure="cpu_ms_per_request", versus=TRITON_HTTP, at_most=1),
+        Target(who=name, measure="requests_per_s", versus=TRITON_HTTP, at_least=1),
+        Target(who=name, measure="cpu_ms_per_request", versus=TRITON_HTTP, at_most=1),
     )
 )
 
 _ALL = (
-    Case(
-        name="stream-64",
-        verb="stream",
-        model=PACED,
-        num_requests=64,
-        concurrency=64,
-        num_tokens=200,
-        contenders=_STREAMING,
-        targets=_PER_CHUNK,
-    ),
-    Case(
-        name="stream-1",
-        verb="stream",
-        model=FLAT,
-        num_requests=8,
-        concurrency=1,
-        num_tokens=5000,
-        contenders=_STREAMING,
-    ),
-    Case(
-        name="generate-64",
-        verb="generate",
-        model=FLAT,
-        num_requests=2000,
-        concurrency=64,
-        num_tokens=8,
-        contenders=_GENERATING,
-        targets=(*_PER_REQUEST, *_BESIDE_TRITON_HTTP),
-    ),
+    Case("stream-64", "stream", PACED, 64, 64, 200, _STREAMING, _PER_CHUNK),
+    Case("stream-1", "stream", FLAT, 8, 1, 5000, _STREAMING),
+    Case("generate-64", "generate", FLAT, 2000, 64, 8, _GENERATING, (*_PER_REQUEST, *_BESIDE_TRITON_HTTP)),
 )
 CASES = {case.name: case for case in _ALL}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import resource
 import threading
 import time
@@ -13,6 +12,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
+from bench._harness import children, receive, send
 from bench.client_load.cases import Case
 from bench.client_load.contenders import CONTENDERS, Ask, Asked, AsyncAsk, Driver
 from bench.client_load.measures import Sample
@@ -23,15 +23,10 @@ from deepseek_triton_tools.server.server_process import ServerProcess
 _WARM_UP_TOKENS = 4
 _WARM_UP_ROUNDS = 2
 _PATIENCE_S = 300.0
-_spawn = multiprocessing.get_context("spawn")
-
-
-class ContenderFailed(Exception):
-    """Its process ended without a sample, or took too long."""
 
 
 def run(contender: str, case: Case, server: ServerProcess) -> Sample:
-    """In a process of its own. Raises ContenderFailed."""
+    """In a process of its own. Raises ChildFailed."""
     asked = Asked(
         verb=case.verb,
         model=case.model,
@@ -39,32 +34,17 @@ def run(contender: str, case: Case, server: ServerProcess) -> Sample:
         http=f"127.0.0.1:{server.http_port}",
         grpc=f"127.0.0.1:{server.grpc_port}",
     )
-    here, there = _spawn.Pipe()
-    process = _spawn.Process(target=_child, args=(contender, asked, case, there), daemon=True)
-    process.start()
-    there.close()  # or nobody would hear of its end
-    try:
-        _word(here, contender)  # it is warm
+    with children(_child, [(contender, asked, case)]) as pipes:
+        receive(pipes, _PATIENCE_S)  # it is warm
         before = machine_cpu_s() - server_cpu_s(server)
-        here.send("begin")
-        sample: Sample = _word(here, contender)
+        send(pipes, "begin")
+        (sample,) = receive(pipes, _PATIENCE_S)
         others_s = machine_cpu_s() - server_cpu_s(server) - before - sample.cpu_s
         return replace(sample, others_cpu_s=max(0.0, others_s))
-    finally:
-        process.kill()
-        process.join()
 
 
-def _word(pipe: Connection, contender: str) -> Any:
-    if not pipe.poll(_PATIENCE_S):
-        raise ContenderFailed(f"{contender}: nothing for {_PATIENCE_S:.0f} s")
-    try:
-        return pipe.recv()
-    except (EOFError, ConnectionResetError):
-        raise ContenderFailed(f"{contender} failed: what it said is above") from None
-
-
-def _child(contender: str, asked: Asked, case: Case, parent: Connection) -> None:
+def _child(job: tuple[str, Asked, Case], parent: Connection) -> None:
+    contender, asked, case = job
     driver, opened = CONTENDERS[contender]
     sample = _DRIVERS[driver](opened(asked), case, _Clock(parent, case.num_requests))
     parent.send(sample)
@@ -124,16 +104,17 @@ def _on_asyncio(opened: Any, case: Case, clock: _Clock) -> Sample:
     return asyncio.run(main())
 
 
-def _on_threads(opened: Any, case: Case, clock: _Clock) -> Sample:
-    def work(ask: Ask, requests: Iterator[int]) -> int:
-        return sum(ask(num_tokens) for num_tokens in requests)
+def _work(ask: Ask, requests: Iterator[int]) -> int:
+    return sum(ask(num_tokens) for num_tokens in requests)
 
+
+def _on_threads(opened: Any, case: Case, clock: _Clock) -> Sample:
     with opened as ask, ThreadPoolExecutor(case.concurrency) as pool:
         together = threading.Barrier(case.concurrency)
 
         def begin(requests: Iterator[int]) -> int:
             together.wait()  # or the first threads would do the work of the last ones too
-            return work(ask, requests)
+            return _work(ask, requests)
 
         def all_of(requests: Iterator[int]) -> int:
             return sum(pool.map(begin, [requests] * case.concurrency))
@@ -146,11 +127,8 @@ def _on_threads(opened: Any, case: Case, clock: _Clock) -> Sample:
 def _on_greenlets(opened: Any, case: Case, clock: _Clock) -> Sample:
     import gevent
 
-    def work(ask: Ask, requests: Iterator[int]) -> int:
-        return sum(ask(num_tokens) for num_tokens in requests)
-
     def all_of(ask: Ask, requests: Iterator[int]) -> int:
-        greenlets = [gevent.spawn(work, ask, requests) for _ in range(case.concurrency)]
+        greenlets = [gevent.spawn(_work, ask, requests) for _ in range(case.concurrency)]
         return sum(greenlet.get() for greenlet in greenlets)
 
     with opened as ask:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 
-from bench.client_load.cases import Target
+from bench._harness import Target
 
 CLIENT, ASYNC_CLIENT = "import deepseek_triton_client", "... and its AsyncClient"
 HTTP_CLIENT, GRPC_CLIENT = "... and Client(http://...)", "... and Client(grpc://...)"
@@ -23,7 +21,7 @@ STATEMENTS = {
     TRITON_HTTP: "import tritonclient.http",
     TRITON_GRPC: "import tritonclient.grpc",
 }
-TARGETS = tuple(Target(contender=name, measure="ms", versus=HTTPX, at_most_more=20) for name in (CLIENT, ASYNC_CLIENT))
+TARGETS = tuple(Target(who=name, measure="ms", versus=HTTPX, at_most_more=20) for name in (CLIENT, ASYNC_CLIENT))
 
 _TIMED = """
 import time
@@ -42,10 +40,6 @@ def sample(rounds: int, chance: random.Random) -> dict[str, list[float]]:
             if number:
                 found[name].append(milliseconds)
     return found
-
-
-def medians(found: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    return {name: statistics.median(samples) for name, samples in found.items()}
 
 
 def _once(statement: str) -> float:

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
+from bench._harness import cpu_s
 from bench._served import repository, serving_repository
 from bench.client_load.cases import FLAT, PACED, TOKENS_PER_S, TWIN
 
@@ -65,12 +66,7 @@ def _change(file: Path, old: str, new: str) -> None:
 def server_cpu_s(server: ServerProcess) -> float:
     """Of Triton and its stubs so far."""
     assert server.pid is not None
-    return sum(process_cpu_s(pid) for pid in {server.pid, *session_members(server.pid)})
-
-
-def process_cpu_s(pid: int) -> float:
-    columns = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(columns[11]) + int(columns[12])) / _TICKS_PER_S  # utime and stime, by proc(5)
+    return sum(cpu_s(pid) for pid in {server.pid, *session_members(server.pid)})
 
 
 def machine_cpu_s() -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from bench._harness import Target
+
 Protocol: TypeAlias = Literal["gRPC", "HTTP"]
 
 OURS = "ours"
@@ -17,19 +19,6 @@ TRTLLM_1, TRTLLM_10 = "trtllm-1", "trtllm-10"
 PEER, PEER_10 = "peer", "peer-10"
 PEERS = (PEER, PEER_10)
 """A model of others on the stand-in, with stream_interval 1 and 10."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """What one system's median must keep to."""
-
-    system: str
-    measure: str
-    """A field of measures.Measures."""
-    at_least: float | None = None
-    at_most: float | None = None
-    versus: str = ""
-    """The system whose median the measure is divided by; none: the measure itself counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,42 +55,42 @@ class Case:
 _MINIMAL = (OURS, CUMULATIVE, DELTA)
 _TRTLLM = (TRTLLM_1, PEER, TRTLLM_10, PEER_10)
 
-_ALL_THERE = Target(system=OURS, measure="undelivered", at_most=0)
+
+def _of(who: str, measure: str, versus: str = "", **limit: float) -> Target:
+    return Target(who=who, measure=measure, versus=versus, **limit)
+
+
+_ALL_THERE = _of(OURS, "undelivered", at_most=0)
 _BESIDE_MINIMAL = (
     _ALL_THERE,
-    Target(system=OURS, measure="tokens_per_s", at_least=20, versus=CUMULATIVE),
-    Target(system=OURS, measure="chunks_min", at_least=5),
-    Target(system=OURS, measure="ttft_ms", at_most=0.1, versus=CUMULATIVE),
+    _of(OURS, "tokens_per_s", CUMULATIVE, at_least=20),
+    _of(OURS, "chunks_min", at_least=5),
+    _of(OURS, "ttft_ms", CUMULATIVE, at_most=0.1),
 )
 _LONG = (
     _ALL_THERE,
-    Target(system=OURS, measure="tokens_per_s", at_least=80_000),
-    Target(system=OURS, measure="tokens_per_s", at_least=0.5, versus=ENGINE),
+    _of(OURS, "tokens_per_s", at_least=80_000),
+    _of(OURS, "tokens_per_s", ENGINE, at_least=0.5),
 )
+_BOTH = (TRTLLM_1, TRTLLM_10)
 _BESIDE_PEER = (
-    Target(system=TRTLLM_1, measure="undelivered", at_most=0),
-    Target(system=TRTLLM_10, measure="undelivered", at_most=0),
-    Target(system=TRTLLM_1, measure="tokens_per_s", at_least=5, versus=PEER),
-    Target(system=TRTLLM_10, measure="tokens_per_s", at_least=5, versus=PEER),
-    Target(system=TRTLLM_10, measure="tokens_per_s", at_least=1, versus=PEER_10),
+    *(_of(system, "undelivered", at_most=0) for system in _BOTH),
+    *(_of(system, "tokens_per_s", PEER, at_least=5) for system in _BOTH),
+    _of(TRTLLM_10, "tokens_per_s", PEER_10, at_least=1),
 )
 _AT_ONCE_BESIDE_PEER = (
-    *(Target(system=system, measure="undelivered", at_most=0) for system in (TRTLLM_1, TRTLLM_10)),
-    *(Target(system=system, measure="tokens_per_s", at_least=1, versus=PEER) for system in (TRTLLM_1, TRTLLM_10)),
-    *(Target(system=system, measure="stub_cpu", at_most=1, versus=PEER) for system in (TRTLLM_1, TRTLLM_10)),
+    *(_of(system, "undelivered", at_most=0) for system in _BOTH),
+    *(_of(system, "tokens_per_s", PEER, at_least=1) for system in _BOTH),
+    *(_of(system, "stub_cpu", PEER, at_most=1) for system in _BOTH),
 )
 _BESIDE_IDEAL_1024 = (
     _ALL_THERE,
-    Target(system=OURS, measure="over_ideal", at_most=1.03),
-    Target(system=OURS, measure="lag_ms", at_most=250),
-    Target(system=OURS, measure="lag_p99_ms", at_most=1000),
+    _of(OURS, "over_ideal", at_most=1.03),
+    _of(OURS, "lag_ms", at_most=250),
+    _of(OURS, "lag_p99_ms", at_most=1000),
 )
-_BESIDE_IDEAL_7168 = (
-    _ALL_THERE,
-    Target(system=OURS, measure="over_ideal", at_most=1.05),
-    Target(system=OURS, measure="lag_p99_ms", at_most=3000),
-)
-_LITTLE_LAG = (_ALL_THERE, Target(system=OURS, measure="lag_ms", at_most=2))
+_BESIDE_IDEAL_7168 = (_ALL_THERE, _of(OURS, "over_ideal", at_most=1.05), _of(OURS, "lag_p99_ms", at_most=3000))
+_LITTLE_LAG = (_ALL_THERE, _of(OURS, "lag_ms", at_most=2))
 
 
 def _over_http(case: Case) -> Case:

@@ -1,0 +1,434 @@
+"""What the measurements make of bytes, samples and medians; the programs themselves are started by hand."""
+
+import json
+import math
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from bench import streams
+from bench._harness import ChildFailed, Target, all_met, medians, turned, verdicts
+from bench.client_load import imports
+from bench.client_load import measures as client_measures
+from bench.client_load.cases import CASES as CLIENT_CASES
+from bench.client_load.cases import PAIRS
+from bench.client_load.contenders import CONTENDERS, _has_text
+from bench.client_load.driving import _on_asyncio, _on_threads
+from bench.client_load.leaving import Findings
+from bench.client_load.leaving import Sample as Left
+from bench.client_load.stayed import Limits, problems
+from bench.client_load.stayed import table as left_table
+from bench.llm_api import SWITCH_INTERVAL_S, CountingSink
+from bench.streams_load import serving
+from bench.streams_load.cases import CASES, ENGINE, Case
+from bench.streams_load.driving import run
+from bench.streams_load.measures import MEASURES, TABLE, measure
+from bench.streams_load.reading import (
+    LOST,
+    OK,
+    REFUSED,
+    SHORT,
+    WRONG,
+    Chunk,
+    GrpcDecoder,
+    HttpDecoder,
+    Record,
+    is_cumulative,
+    read_stamps,
+    sample_of,
+)
+from bench.streams_load.serving import SYSTEMS
+from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
+
+from deepseek_backend.engines.base import Step
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
+from deepseek_backend.errors import EngineError
+from deepseek_triton_build import model_repository
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+NASTY = "é\r\n0\r\n\r\n"
+
+
+def chunked(*pieces):
+    return HEAD + b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+
+
+def event(**fields):
+    return b"data: " + json.dumps(fields, ensure_ascii=False).encode() + b"\n\n"
+
+
+def grpc_message(text="", error=""):
+    message = ModelStreamInferResponse(error_message=error)
+    for name, value in (("finish_reason", "None"), ("text_output", text)):
+        message.infer_response.outputs.add(name=name, datatype="BYTES", shape=[1])
+        raw = value.encode()
+        message.infer_response.raw_output_contents.append(len(raw).to_bytes(4, "little") + raw)
+    return message.SerializeToString()
+
+
+def stamps(*numbers):
+    return "".join(f" {number:015d}" for number in numbers)
+
+
+@pytest.fixture
+def record(monkeypatch):
+    """Of gRPC responses, each with the microsecond it came in."""
+
+    def make(*arrivals, cumulative=False):
+        made = Record(GrpcDecoder, cumulative=cumulative)
+        for arrived_us, data in arrivals:
+            monkeypatch.setattr("bench.streams_load.reading.monotonic_ns", lambda now=arrived_us: now * 1000)
+            made.arrived(data)
+        return made
+
+    return make
+
+
+# Bytes
+
+
+def test_events_cut_anywhere():
+    body = chunked(event(text_output="a"), event(text_output=NASTY)[:18], event(text_output=NASTY)[18:])
+    cuts = [[body[:at], body[at:]] for at in range(len(body))] + [[body[at : at + 1] for at in range(len(body))]]
+    for pieces in cuts:
+        decoder = HttpDecoder()
+        assert [chunk for piece in pieces for chunk in decoder.feed(piece)] == [Chunk("a"), Chunk(NASTY)]
+    # An event is there with its last byte.
+    body = chunked(event(text_output="a"))
+    decoder = HttpDecoder()
+    assert decoder.feed(body[: body.index(b"}")]) == []
+    assert decoder.feed(body[body.index(b"}") :]) == [Chunk("a")]
+
+
+def test_errors_and_grpc_responses():
+    assert HttpDecoder().feed(chunked(event(error="no room"))) == [Chunk(error="no room")]
+    whole = b'HTTP/1.1 400 Bad Request\r\nContent-Length: 15\r\n\r\n{"error": "no"}'
+    assert HttpDecoder().feed(whole) == [Chunk(error='{"error": "no"}')]
+    decoder = GrpcDecoder()
+    assert decoder.feed(grpc_message("é")) == [Chunk("é")]
+    assert decoder.feed(grpc_message(error="no room")) == [Chunk(error="no room")]
+    assert decoder.feed(ModelStreamInferResponse().SerializeToString()) == [Chunk()]
+
+
+def test_whether_texts_are_cumulative():
+    cases = {("a", "ab", "abc"): True, (" 1", " 2", " 3"): False, ("abc",): False, (): False}
+    assert {texts: is_cumulative(texts) for texts in cases} == cases
+
+
+# Streams
+
+
+def test_stamps():
+    texts = {stamps(5, 123456789012345): [5, 123456789012345], stamps(5, 7)[:-1]: [5], stamps(5, 7)[:17]: [5], "": []}
+    assert {text: read_stamps(text).tolist() for text in texts} == texts
+    superscript = "\N{SUPERSCRIPT TWO}"
+    wrong = [
+        stamps(5, 5),
+        stamps(7, 5),
+        stamps(5)[1:] + " ",
+        stamps(5)[:-1] + "x",
+        stamps(5)[:-1] + superscript,
+        stamps(5) + "0",  # a cut one without its space
+        stamps(5) + " 00 ",  # a cut one with something behind
+        stamps(500) + stamps(7)[:-1],  # a cut one out of order
+        stamps(5) + f" {superscript}",
+    ]
+    assert [text for text in wrong if read_stamps(text) is not None] == []
+
+
+def test_a_stream_with_its_lags(record):
+    first, both = stamps(100), stamps(100, 200, 300)
+    for cumulative in (False, True):
+        last = both if cumulative else both.removeprefix(first)
+        arrivals = [(150, grpc_message(first)), (350, grpc_message(last)), (360, grpc_message())]
+        sample = sample_of(record(*arrivals, cumulative=cumulative), num_tokens=3, chars_per_token=16)
+        assert (sample.outcome, sample.detail) == (OK, "")
+        assert sample.chunk_us.tolist() == [150, 350]
+        assert sample.chunk_tokens.tolist() == [1, 2]
+        assert (sample.stamp_arrival_us - sample.stamp_us).tolist() == [50, 150, 50]
+    # Where a token is a byte, a stamp is its first one.
+    arrivals = [(110 + 10 * place, grpc_message(letter)) for place, letter in enumerate(stamps(100, 200)[:20])]
+    sample = sample_of(record(*arrivals), num_tokens=20, chars_per_token=1)
+    assert sample.outcome == OK
+    assert sample.chunk_tokens.tolist() == [1] * 20
+    assert (sample.stamp_us.tolist(), sample.stamp_arrival_us.tolist()) == ([100], [110])
+
+
+def test_streams_that_were_not_delivered(record):
+    one, no = stamps(1), grpc_message(error="no")
+    cases = [
+        (SHORT, [one], False, ""),
+        (SHORT, [], False, ""),
+        (WRONG, [stamps(1, 2, 3)], False, ""),
+        (WRONG, [stamps(1, 1)], False, ""),
+        (REFUSED, [one, no], False, ""),
+        (LOST, [one], False, "reset"),
+        # A whole text begins with the one before.
+        (OK, [one, stamps(1, 2)], True, ""),
+        (OK, [one, one, stamps(1, 2), ""], True, ""),
+        (WRONG, [one, stamps(2, 3)], True, ""),
+        (WRONG, [one, stamps(2)], True, ""),
+        (WRONG, [stamps(1, 2), one], True, ""),
+    ]
+    for outcome, texts, cumulative, lost in cases:
+        arrivals = [(10, text if isinstance(text, bytes) else grpc_message(text)) for text in texts]
+        made = record(*arrivals, cumulative=cumulative)
+        made.lost = lost
+        assert sample_of(made, num_tokens=2, chars_per_token=16).outcome == outcome, (texts, lost)
+
+
+# Measures
+
+
+def save(path, opened_us, chunk_us, chunk_tokens, outcome=0, more_stamps_us=()):
+    stamps_us = [chunk_us[0] - 3000, *more_stamps_us]
+    arrays = {
+        "outcome": [outcome],
+        "detail": [""],
+        "opened_us": [opened_us],
+        "ended_us": [chunk_us[-1]],
+        "num_chunks": [len(chunk_us)],
+        "num_stamps": [len(stamps_us)],
+        "chunk_us": chunk_us,
+        "chunk_tokens": chunk_tokens,
+        "stamp_us": stamps_us,
+        "stamp_arrival_us": [us + 3000 for us in stamps_us],
+    }
+    np.savez(path, **{name: np.array(values) for name, values in arrays.items()})
+    return path
+
+
+def test_measures_of_all_clients_together(tmp_path):
+    samples = [
+        save(tmp_path / "0.npz", 0, [10_000, 500_000], [1, 99]),
+        save(tmp_path / "1.npz", 100_000, [130_000, 200_000, 1_000_000], [1, 1, 98], 1, more_stamps_us=[900_000]),
+    ]
+    case = Case(name="x", num_streams=2, num_tokens=100, systems=(), rate=200, open_s=0.3)
+    memory = {f"{who}_{part}_mib": 20.0 for who in ("stub", "server") for part in ("rss", "anon")}
+    found = measure(case, samples, {"stub": 0.2, "server": 0.4, "client": 0.6}, memory)
+    assert found.keys() == MEASURES
+    expected = {
+        "total_s": 1.0,
+        "tokens_per_s": 200,
+        "over_ideal": 1.0 / 0.8,
+        "ttft_ms": 20,
+        "lag_ms": 3,
+        "chunks_min": 2,
+        "chunks_median": 2.5,
+        "live": 1,
+        "stub_cpu": 1000,
+        "client_cpu": 3000,
+        "undelivered": 1,  # live: 0 and 2
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+
+
+SAMPLE = client_measures.Sample(
+    num_requests=50, num_chunks=10_000, wall_s=4.0, cpu_s=2.0, num_threads=1, others_cpu_s=1.0
+)
+
+
+def test_measures_of_a_client():
+    measured = client_measures.measure(SAMPLE)
+    assert list(measured.values()) == [12.5, 200, 40, 200, 0.5, 0.25]
+    assert math.isnan(client_measures.measure(replace(SAMPLE, num_chunks=0))["cpu_ms_per_1000_chunks"])
+    # Ours is shown beside its library by chunk in streams, and by request otherwise.
+    ours, raw = PAIRS[0]
+    pair = {ours: client_measures.measure(replace(SAMPLE, cpu_s=4.0, num_chunks=5_000)), raw: measured}
+    for case in (CLIENT_CASES["stream-64"], CLIENT_CASES["generate-64"]):
+        shown = client_measures.beside_raw(case, pair)
+        assert shown[ours]["cpu_over_raw"] == (4 if case.verb == "stream" else 2)
+        assert math.isnan(shown[raw]["cpu_over_raw"])
+        assert client_measures.TABLE.row("ours", shown[raw]).endswith("-")
+    for text, has in (('data: {"text_output": "a"}', True), ('data: {"text_output": ""}', False), ("", False)):
+        assert _has_text(text) is has
+    with pytest.raises(RuntimeError, match="full"):
+        _has_text('data: {"error": "full"}')
+
+
+# Medians, orders, the table and targets
+
+
+def test_medians_and_orders():
+    runs = [{"speed": speed, "undelivered": lost} for speed, lost in ((3, 0), (1, 3), (2, 0))]
+    assert medians(runs, most=["undelivered"]) == {"speed": 2, "undelivered": 3}
+    assert [turned("abc", number) for number in (0, 1, 5)] == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]]
+    for measures in ({}, {"tokens_per_s": 123_456, "lag_ms": 1.5, "undelivered": 3}):
+        assert len(TABLE.row("ours", measures)) == len(TABLE.head())
+
+
+def test_targets_with_their_verdicts():
+    cases = [
+        ({"at_most": 1.15}, False, "ours: ms / raw's is 1.2, target at most 1.15: NOT MET"),
+        ({"at_most": 1.2}, True, "ours: ms / raw's is 1.2, target at most 1.2: met"),
+        ({"at_least": 1}, True, "ours: ms / raw's is 1.2, target at least 1: met"),
+        ({"at_least": 1.3}, False, "ours: ms / raw's is 1.2, target at least 1.3: NOT MET"),
+        ({"at_most_more": 20}, True, "ours: ms - raw's is 20, target at most 20: met"),
+        ({"at_most_more": 19}, False, "ours: ms - raw's is 20, target at most 19: NOT MET"),
+    ]
+    beside = [Target(who="ours", measure="ms", versus="raw", **limit) for limit, _, _ in cases]
+    measured = {"ours": {"ms": 120}, "raw": {"ms": 100}}
+    assert verdicts(beside, measured) == [(line, met) for _, met, line in cases]
+    assert [met for _, met in verdicts(beside, {"ours": {"ms": 1}})] == [None] * len(cases)
+    assert [met for _, met in verdicts(beside, measured | {"raw": {"ms": 1, "undelivered": 1}})] == [False] * len(cases)
+    # One by itself; a measure that is not there meets none.
+    alone = [Target(who="ours", measure="ms", at_most=2)]
+    assert [verdicts(alone, {"ours": each})[0][1] for each in ({"ms": 2}, {"ms": 3}, {})] == [True, False, False]
+    judged = {(True, None): True, (True, False): False, (None,): False, (): False}
+    assert {each: all_met([("", met) for met in each]) for each in judged} == judged
+
+
+def test_cases_name_what_there_is():
+    measures = {True: MEASURES, False: client_measures.measure(SAMPLE).keys()}
+    for case in (*CASES.values(), *CLIENT_CASES.values()):
+        names = set(case.systems if isinstance(case, Case) else case.contenders)
+        assert names <= set(SYSTEMS if isinstance(case, Case) else CONTENDERS)
+        assert {target.who for target in case.targets} | {one.versus for one in case.targets} - {""} <= names
+        assert {target.measure for target in case.targets} <= measures[isinstance(case, Case)]
+    named = {target.versus for target in imports.TARGETS} | {target.who for target in imports.TARGETS}
+    assert named <= set(imports.STATEMENTS)
+
+
+# The programs
+
+
+def test_what_cannot_be_run_is_refused_in_one_line(monkeypatch, capsys):
+    refused = {
+        "--rounds 0": "--rounds is to be at least 1",
+        "--clients 0": "--clients is to be at least 1",
+        "--system peer-10": "--system peer-10 takes --peer",
+        "--peer nowhere": "--peer nowhere has no config.pbtxt",
+        "--case one --case flat-2000 --system engine": "no --system given is one of the systems of: one",
+    }
+    for words, problem in refused.items():
+        monkeypatch.setattr(sys, "argv", ["streams.py", *words.split()])
+        with pytest.raises(SystemExit, match="2"):
+            streams.main()
+        assert capsys.readouterr().err.endswith(f"error: {problem}\n")
+
+
+def test_the_exit_code(monkeypatch, tmp_path):
+    for number, (system, lag_ms, code) in enumerate((("ours", 1, 0), ("ours", 3, 1), ("minimal-delta", 1, 1))):
+        output = str(tmp_path / str(number))
+        monkeypatch.setattr(sys, "argv", ["streams.py", "--case", "one", "--system", system, "--output", output])
+        monkeypatch.setattr(streams, "run", lambda *_, lag_ms=lag_ms, **__: {"lag_ms": lag_ms, "undelivered": 0})
+        assert streams.main() == code
+
+
+@pytest.mark.slow
+def test_a_child_that_dies_is_told_of(tmp_path, capfd):
+    case = Case(name="x", num_streams=1, num_tokens=1, systems=(), rate=-1)
+    with pytest.raises(ChildFailed, match="a child process failed"):
+        run(ENGINE, case, tmp_path / "run", num_clients=1, peer=None)
+    assert "ConfigError" in capfd.readouterr().err
+
+
+def test_an_engine_that_fails_is_told_of(monkeypatch):
+    class FailingEngine:
+        def __init__(self, config): ...
+
+        def start(self): ...
+
+        def stop(self): ...
+
+        def submit(self, request, sink):
+            sink.on_steps([(request, Step(error=EngineError("no room")))])
+
+    monkeypatch.setattr(serving, "SimulatedEngine", FailingEngine)
+    with pytest.raises(EngineError, match="no room"):
+        serving.consume_engine(CASES["flat-2000"], None)
+
+
+def test_an_error_is_an_end_and_the_switch_interval_that_of_model_py():
+    text = (model_repository() / "tensorrt_llm/1/model.py").read_text()  # importing it takes Triton
+    assert f"\nSWITCH_INTERVAL_S = {SWITCH_INTERVAL_S}\n" in text
+    requests = [GenerateRequest(request_id=n, prompt="p", sampling=SamplingParams(), max_tokens=1) for n in "ab"]
+    error = EngineError("no room")
+    sink = CountingSink(len(requests))
+    sink.on_steps([(requests[0], Step(error=error))])
+    assert not sink.done.is_set()
+    sink.on_steps([(requests[1], Step(finish_reason="length"))])
+    assert sink.done.is_set()
+    assert sink.error is error
+
+
+class Opened:
+    """A contender that counts what it is asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def ask(self, num_tokens):
+        self.asked.append(num_tokens)
+        return num_tokens
+
+    async def ask_async(self, num_tokens):
+        return self.ask(num_tokens)
+
+    def __enter__(self):
+        return self.ask
+
+    def __exit__(self, *exc): ...
+
+    async def __aenter__(self):
+        return self.ask_async
+
+    async def __aexit__(self, *exc): ...
+
+
+class Clock:
+    def start(self):
+        self.started = True
+
+    def stop(self, num_chunks):
+        assert self.started
+        return num_chunks
+
+
+def test_every_driver_asks_for_each_request_once_and_counts_none_of_the_warm_up():
+    case = replace(CLIENT_CASES["stream-64"], num_requests=100, concurrency=4, num_tokens=7)
+    for drive in (_on_asyncio, _on_threads):
+        opened = Opened()
+        assert drive(opened, case, Clock()) == 700
+        assert opened.asked.count(7) == 100
+
+
+# What stayed behind
+
+WHEN = ("before", "warm", "quarter 1", "quarter 2", "quarter 3", "quarter 4", "closed")
+LEVEL = {
+    "descriptors": 8,
+    "threads": 2,
+    "under_way": 1,
+    "objects": 100,
+    "left": 0,
+    "traced_kib": 100.0,
+    "rss_mib": 50.0,
+}
+
+
+def found(unexpected=(), **changes):
+    """`changes` by when."""
+    samples = [Left(when=when, **LEVEL | changes.get(when.replace(" ", "_"), {})) for when in WHEN]
+    return Findings(samples=samples, outcomes={"finish: length": 3}, unexpected=list(unexpected))
+
+
+def test_each_thing_that_stays_is_a_problem():
+    limits = Limits(idle_connections=64)
+    assert problems(found(warm={"descriptors": 72}, quarter_4={"descriptors": 70}), limits) == []
+    for changes in (
+        {"quarter_2": {"under_way": 2}},
+        {"warm": {"descriptors": 8 + 64 + 9}},
+        {"closed": {"descriptors": 9}},
+        {"quarter_3": {"left": 1}},
+        {"quarter_4": {"threads": 5}},
+        {"closed": {"threads": 5}},
+        {"quarter_4": {"traced_kib": 700.0}},
+        {"quarter_4": {"rss_mib": 60.0}},
+        {"unexpected": ["drop: ValueError()"]},
+    ):
+        assert len(problems(found(**changes), limits)) == 1, changes
+    lines = left_table(found()).splitlines()
+    assert len(lines) == 1 + len(WHEN) + 1
+    assert lines[-1] == "finish: length 3"
