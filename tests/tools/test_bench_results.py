@@ -112,6 +112,13 @@ def test_fields_of_a_newer_version_are_passed_over_and_those_with_a_default_may_
     assert read_result(_edited(tmp_path, older)).points[0].runs[0].figures.peak_concurrency == 0
 
 
+def test_a_rate_without_limit_is_read_as_it_was_written(tmp_path):
+    """JSON has no infinity."""
+    result = replace(RESULT, points=(BenchPoint(load=LoadPoint(num_requests=2, rate=math.inf), runs=(RUN,)),))
+    write_result(result, tmp_path / "bench.json")
+    assert read_result(tmp_path) == result
+
+
 def in_first_run(**changes):
     return lambda document: document["points"][0]["runs"][0].update(changes)
 
