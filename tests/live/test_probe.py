@@ -1,4 +1,4 @@
-"""`deepseek-triton probe` against real servers, over HTTP and gRPC: whole processes, as Kubernetes runs them."""
+"""`deepseek-triton probe` against real servers, over HTTP and gRPC."""
 
 import http.server
 import json
@@ -14,14 +14,13 @@ import pytest
 
 from deepseek_triton_client import Client, ModelNotReady, Retries
 from deepseek_triton_tools.server.server_process import ServerProcess
+from support.commands import run_command
 from support.servers import build, url
 from support.waiting import wait_for
 
-COMMAND = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "probe"]
-
 
 def probe(*argv):
-    done = subprocess.run([*COMMAND, *argv], capture_output=True, text=True)
+    done = run_command("probe", *argv)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -49,7 +48,7 @@ def test_json_has_the_answer_whatever_it_is(tiny_server, scheme):
         "unreachable": [nobody],
     }
     for answer, argv in asked.items():
-        done = subprocess.run([*COMMAND, "ready", *argv, "--json"], capture_output=True, text=True)
+        done = run_command("probe", "ready", *argv, "--json")
         (line,) = done.stdout.splitlines()
         document = json.loads(line)
 
@@ -64,11 +63,10 @@ def test_json_has_the_answer_whatever_it_is(tiny_server, scheme):
         assert document["seconds"] >= 0
 
 
-def test_a_line_that_nobody_can_take_changes_no_answer(tiny_server):
+def test_as_a_process_a_line_that_nobody_can_take_changes_no_answer(tiny_server):
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "probe", "live", url(tiny_server, "http")]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [*COMMAND, "live", url(tiny_server, "http")], stdout=full, stderr=subprocess.PIPE, text=True
-        )
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 0
     assert done.stderr == "the output can't be written: No space left on device\n"
 
@@ -170,9 +168,8 @@ def test_a_server_that_hangs(small_repository):
             os.kill(server.pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize(
-    ("argv", "told"),
-    [
+def test_a_command_line_that_makes_no_sense(subtests):
+    for argv, told in [
         (["alive", "http://localhost"], "there is no alive; did you mean live?"),
         (["live"], "required: URL"),
         (["live", "ftp://localhost"], "ftp://"),
@@ -180,10 +177,8 @@ def test_a_server_that_hangs(small_repository):
         (["live", "http://localhost", "--token-file", "/no/such"], "the token can't be read from /no/such"),
         (["ready", "https://localhost", "--ca", __file__], "tls.ca: expected certificates in PEM"),
         (["generate", "https://localhost", "--ca", __file__], "tls.ca: expected certificates in PEM"),
-    ],
-)
-def test_a_command_line_that_makes_no_sense(argv, told):
-    code, text = probe(*argv)
-
-    assert code == 2
-    assert told in text
+    ]:
+        with subtests.test(" ".join(argv)):
+            code, text = probe(*argv)
+            assert code == 2
+            assert told in text

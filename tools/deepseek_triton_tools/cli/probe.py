@@ -89,7 +89,12 @@ def _probe(args: argparse.Namespace) -> int:
     client = _client(args, deadline_s)
     _, ask = _QUESTIONS[args.question]
     began = time.monotonic()
-    verdict = _within(deadline_s, lambda: ask(client, deadline_s))
+
+    def ask_once() -> Verdict:
+        with client:
+            return ask(client, deadline_s)
+
+    verdict = _within(deadline_s, ask_once)
     if args.json:
         document = {
             "schema": SCHEMA,
