@@ -1,11 +1,11 @@
 """`deepseek-triton warm server`: against a scripted server, which says what it is cold or full for."""
 
+import asyncio
 import contextlib
 import functools
 import json
 import os
 import random
-import re
 import resource
 import signal
 import socket
@@ -15,7 +15,6 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
@@ -31,7 +30,10 @@ from deepseek_triton_client import (
     ServerError,
     TensorMetadata,
 )
+from deepseek_triton_client.testing import LoopbackServer
+from deepseek_triton_tools.host.open_files import allow_open_files
 from deepseek_triton_tools.server import waiting
+from deepseek_triton_tools.server.loadable_models import missing_model
 from deepseek_triton_tools.server.waiting import LogFollower, Waiting
 from deepseek_triton_tools.terminal.status_line import StatusLine
 from deepseek_triton_tools.tool_errors import RepositoryError, ServerFailedError, ToolError
@@ -46,20 +48,6 @@ from support.waiting import PATIENCE_S
 
 FAILED = """\
 E1121 12:42:09.142789 49 model_lifecycle.cc:642] "failed to load 'tensorrt_llm' version 1: Internal: no GPU"
-"""
-
-PROGRAM = """\
-import functools, resource, sys
-from pathlib import Path
-from deepseek_triton_client import AsyncClient
-from deepseek_triton_tools.warming.server.warm_server import ServerWarmOptions, warm_server
-
-url, ready_file, num_requests, max_files = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-if max_files:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-sizes = {"batch_sizes": (num_requests,), "input_lengths": (8, 16), "max_tokens": 4}
-client = functools.partial(AsyncClient, url)
-sys.exit(warm_server(ServerWarmOptions(client=client, ready_file=ready_file, as_json=True, **sizes)))
 """
 
 
@@ -81,18 +69,6 @@ def run(model_server, capsys, monkeypatch):
         return SimpleNamespace(code=code, err=err, document=json.loads(out))
 
     return warm
-
-
-@pytest.fixture
-def child(model_server, tmp_path):
-    """Starts a process that warms the scripted server."""
-
-    def start(num_requests=1, max_files=0):
-        argv = [model_server.url, tmp_path / "ready", num_requests, max_files]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen([sys.executable, "-c", PROGRAM, *map(str, argv)], **pipes)
-
-    return start
 
 
 def length(body):
@@ -150,17 +126,32 @@ def test_rounds_go_on_until_a_cold_server_is_steady(model_server, run, tmp_path)
     assert os.listdir(tmp_path) == ["ready"]
 
 
-def test_never_more_are_open_than_a_shape_has_and_no_prompt_comes_twice(model_server, run):
+def test_never_more_are_open_than_a_shape_has_and_no_prompt_comes_twice(model_server, run, monkeypatch):
+    allowed = []
+    monkeypatch.setattr(rounds, "MOST_OVER_HTTP", 4)
+    monkeypatch.setattr("deepseek_triton_tools.warming.server.warm_server.allow_open_files", allowed.append)
     model_server.answer = warm
-    run(batch_sizes=(1, 4), input_lengths=(8, 33), max_tokens=5)
+    done = run(batch_sizes=(1, 4, 5), input_lengths=(8, 33), max_tokens=5)
+    assert outcome(done) == (0, ["steady", "steady", "left out"] * 2)
+    assert "over HTTP" in done.document["shapes"][2]["reason"]
+    assert allowed == [5 + 64]
     assert model_server.most_at_once == 4
     assert {length(body) for body in model_server.bodies} == {8, 33}
     prompts = [tuple(body["input_ids"]) for body in model_server.bodies]
     assert len(set(prompts)) == len(prompts) >= 20
-    for body in model_server.bodies:
-        assert body["sampling_param_max_tokens"] == 5
-        assert body["sampling_param_ignore_eos"] is True
-        assert body["stream_interval"] == 1
+    sent = {"sampling_param_max_tokens": 5, "sampling_param_ignore_eos": True, "stream_interval": 1}
+    assert all(sent.items() <= body.items() for body in model_server.bodies)
+
+
+def test_the_limit_on_open_files_is_raised_as_far_as_the_hard_one(monkeypatch):
+    cases = {(16, 256): 80, (16, 64): 64, (16, -1): 80, (80, 256): None, (-1, -1): None}
+    found = {}
+    for limits in cases:
+        found[limits] = None
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
+        monkeypatch.setattr(resource, "setrlimit", lambda _, new, limits=limits: found.update({limits: new[0]}))
+        allow_open_files(80)
+    assert found == cases
 
 
 @pytest.mark.slow
@@ -176,7 +167,6 @@ def test_a_server_that_never_gets_steady_has_max_rounds(model_server, run, tmp_p
     assert outcome(done) == (3, ["not steady"])
     assert len(done.document["shapes"][0]["rounds"]) == 4
     assert done.document["ok"] is json.loads((tmp_path / "ready").read_text())["ok"] is False
-    assert "1 x 8 prompt tokens: not steady: its last rounds still differ, after 4" in done.err
 
 
 @pytest.mark.slow
@@ -250,21 +240,21 @@ def test_a_shape_that_is_too_long_is_left_out_with_a_line(model_server, run, cap
     model_server.answer = refusing(too_long, lambda body: length(body) > 10)
     done = run(batch_sizes=(2,), input_lengths=(1600, 8))
     assert outcome(done) == (0, ["left out", "steady"])
-    assert "2 x 1,600 prompt tokens: left out: [E_PROMPT_TOO_LONG] too long" in done.err
+    assert "E_PROMPT_TOO_LONG" in done.document["shapes"][0]["reason"]
+    assert "E_PROMPT_TOO_LONG" in done.err
     assert sum(length(body) == 1600 for body in model_server.bodies) == 2  # not asked again
     assert warm_server(options(model_server.url, batch_sizes=(2,), input_lengths=(8, 1600))) == 0
     out = capsys.readouterr().out
+    assert f"tensorrt_llm on {model_server.url} was ready" in " ".join(out.split())
     rows = [line.split() for line in out.splitlines()]
-    assert rows[0][:5] == ["tensorrt_llm", "on", model_server.url, "was", "ready"]
     assert [row[-1] for row in rows if row[:2] == ["2", "8"]] == ["steady"]
     assert [row[2:] for row in rows if row[:2] == ["2", "1,600"]] == [["0", "-", "-", "-", "-", "-", "left", "out"]]
-    assert "2 x 1,600: left out: [E_PROMPT_TOO_LONG] too long" in out
-    assert out.splitlines()[-1].startswith("steady after ")
+    assert "2 x 1,600: left out: [E_PROMPT_TOO_LONG]" in out
 
 
 def test_a_server_that_takes_no_shape_at_all_is_not_warm(model_server, run, tmp_path):
     model_server.answer = refusing(InvalidRequest("no"))
-    with pytest.raises(ToolError, match=r"takes none of the shapes; 1 x 8 prompt tokens: .E_INVALID_ARGUMENT. no"):
+    with pytest.raises(ToolError, match=r"none of the shapes; 1 x 8 prompt tokens: .E_INVALID_ARGUMENT. no"):
         run(ready_file=tmp_path / "ready")
     assert not (tmp_path / "ready").exists()
 
@@ -303,9 +293,7 @@ def test_a_full_server_gets_fewer_requests_for_later_shapes_too(model_server, ru
     assert (first["rounds"][0]["num_requests"], first["rounds"][0]["num_refused"]) == (2, 2)
     assert {each["num_requests"] for each in first["rounds"]} == {2}
     assert first["rounds"][-1]["num_refused"] == 0
-    reason = "the server takes no more than 2 at once, and that many have been sent already"
-    assert [other["reason"] for other in others] == [reason, reason]
-    assert f"8 x 8 prompt tokens: left out: {reason}" in done.err
+    assert all("no more than 2 at once" in other["reason"] for other in others)
     assert model_server.most_at_once == 4
 
 
@@ -404,111 +392,70 @@ def test_a_torn_stream_of_a_server_that_is_no_longer_ready_is_a_failure(model_se
         warm_server(options(None, client=functools.partial(Gone, model_server.url)))
 
 
-def test_over_http_no_more_requests_are_sent_at_once_than_the_front_end_survives(model_server, run, monkeypatch):
-    monkeypatch.setattr(rounds, "MOST_OVER_HTTP", 3)
-    model_server.answer = warm
-    done = run(batch_sizes=(3, 4))
-    assert outcome(done) == (0, ["steady", "left out"])
-    assert "4 x 8 prompt tokens: left out: over HTTP no more than 3 are sent at once" in done.err
-    assert model_server.most_at_once == 3
-
-
-@contextlib.contextmanager
-def serving(server):
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-class Front(ThreadingHTTPServer):
+class Front(LoopbackServer):
     """Triton's HTTP front end without the model: its answers about its health, the model and the repository. With
     `words` of None it is the port of the metrics, an empty 200 to everything."""
 
-    daemon_threads = True
-
     def __init__(self, words, index, ready=200):
         self.asked = []
-        front = self
+        self.words, self.index, self.ready = words, index, ready
+        super().__init__()
 
-        class Handler(BaseHTTPRequestHandler):
-            def answer(self, status, document=None):
-                body = b"" if document is None else json.dumps(document).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def do_GET(self):
-                front.asked.append(self.path)
-                if words is None:
-                    self.answer(200)
-                elif self.path == "/v2/health/ready":
-                    self.answer(ready)
-                elif self.path.endswith("/ready"):
-                    self.answer(400, {"error": "Model version not ready"})
-                else:
-                    self.answer(404, {"error": words})
-
-            def do_POST(self):
-                front.asked.append(self.path)
-                self.answer(401 if index is None else 200, index)
-
-            def log_message(self, format, *args):
-                pass
-
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-
-
-@pytest.fixture
-def frequent_looks(monkeypatch):
-    monkeypatch.setattr(waiting, "_MISSING_PERIOD_S", 0.05)
+    def respond(self, handler, body):
+        self.asked.append(handler.path)
+        if self.words is None:
+            handler.send_whole(200, b"")
+        elif handler.command == "POST":
+            handler.send_json(401 if self.index is None else 200, self.index)
+        elif handler.path == "/v2/health/ready":
+            handler.send_whole(self.ready, b"")
+        elif handler.path.endswith("/ready"):
+            handler.send_json(400, {"error": "Model version not ready"})
+        else:
+            handler.send_json(404, {"error": self.words})
 
 
 INDEX = "/v2/repository/index"
 NOT_FOUND = "Request for unknown model: 'tensorrt_llm' is not found"
+NO_VERSION = "Request for unknown model: 'tensorrt_llm' version 9 is not found"
 OURS = {"name": "tensorrt_llm", "version": "1", "state": "READY"}
 OTHER = {"name": "other", "version": "2", "state": "READY"}
-NO_VERSION = "Request for unknown model: 'tensorrt_llm' version 9 is not found"
+MISSING = [  # what Triton says of the model and its index of all, and what is said; nothing: it may still come
+    (NOT_FOUND, [OTHER, {"name": "a"}], f"{NOT_FOUND}; it has a, other version 2: give --model"),
+    (NO_VERSION, [OURS], f"{NO_VERSION}; it has tensorrt_llm version 1: give"),
+    (NOT_FOUND, None, f"{NOT_FOUND}: give --model"),
+    (NOT_FOUND, {}, f"{NOT_FOUND}: give --model"),
+    (NOT_FOUND, [OTHER, {**OTHER, "name": "next", "state": "LOADING"}], ""),
+    (NOT_FOUND, [{"name": "tensorrt_llm"}], ""),  # unloaded
+    ("Request for unknown model: 'tensorrt_llm' has no available versions", [], ""),
+    ("no page here", [], ""),  # of a proxy
+]
 
 
-@pytest.mark.parametrize(
-    ("words", "index", "expected"),
-    [
-        (NOT_FOUND, [OTHER, {"name": "a"}], "is not found; it has a, other version 2: give --model"),
-        (NO_VERSION, [OURS], "version 9 is not found; it has tensorrt_llm version 1: give"),
-        (NOT_FOUND, None, "is not found: give --model"),
-        (NOT_FOUND, {}, "is not found: give --model"),
-        (None, None, "does not answer as Triton: "),
-    ],
-)
-def test_a_model_that_the_server_does_not_have_is_not_waited_for(run, frequent_looks, words, index, expected):
-    with serving(Front(words, index)) as server, pytest.raises(ServerFailedError, match=re.escape(expected)):
-        run(url=server.url)  # two hours
+@pytest.mark.parametrize(("words", "index", "said"), MISSING)
+def test_whether_a_model_may_still_come(words, index, said):
+    async def ask(url):
+        async with AsyncClient(url) as client:
+            return await missing_model(client)
+
+    with contextlib.closing(Front(words, index)) as server:
+        why = asyncio.run(ask(server.url))
+        assert (said in why, bool(why)) == (True, bool(said))
+        assert (INDEX in server.asked) == words.endswith("is not found")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "index", "ready", "last_asked"),
-    [
-        (NOT_FOUND, [OTHER, {**OTHER, "name": "next", "state": "LOADING"}], 200, INDEX),
-        (NOT_FOUND, [{"name": "tensorrt_llm"}], 200, INDEX),  # unloaded
-        ("Request for unknown model: 'tensorrt_llm' has no available versions", [], 200, "/v2/models/tensorrt_llm"),
-        ("no page here", [], 200, "/v2/models/tensorrt_llm"),  # a proxy's page
-        (NOT_FOUND, [], 400, "/v2/health/ready"),
-    ],
-)
-def test_a_model_that_may_come_is_waited_for(run, frequent_looks, words, index, ready, last_asked):
-    with serving(Front(words, index, ready)) as server:
-        with pytest.raises(ServerFailedError, match=r"is not ready after 0.6 s"):
-            run(url=server.url, wait_s=0.6)
-        assert last_asked in server.asked
-        assert last_asked == INDEX or INDEX not in server.asked
+def test_a_model_that_the_server_does_not_have_is_not_waited_for(run, monkeypatch):
+    monkeypatch.setattr(waiting, "_MISSING_PERIOD_S", 0.05)
+    for words, said in ((NOT_FOUND, "has no such model"), (None, "does not answer as Triton: ")):
+        with (
+            contextlib.closing(Front(words, [OTHER])) as server,
+            pytest.raises(ServerFailedError, match=said),
+        ):
+            run(url=server.url)  # two hours
+    with contextlib.closing(Front(NOT_FOUND, [], ready=400)) as server:  # it may come
+        with pytest.raises(ServerFailedError, match=r"is not ready after 0.2 s"):
+            run(url=server.url, wait_s=0.2)
+        assert INDEX not in server.asked
 
 
 def test_an_impossible_ready_file_is_refused_before_anything_is_sent(model_server, run, tmp_path):
@@ -522,48 +469,30 @@ def test_an_impossible_ready_file_is_refused_before_anything_is_sent(model_serve
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_cancels_what_is_open_and_what_was_finished_is_reported(model_server, child, tmp_path, signum, code):
+def test_a_signal_cancels_what_is_open_and_what_was_finished_is_reported(model_server, tmp_path):
     def stuck(body):
         yield {"text_output": "a"}
         if length(body) == 16:
             yield WAIT
         yield {"text_output": "", **END, "num_output_tokens": 2}
 
-    (tmp_path / "ready").touch()
+    ready = tmp_path / "ready"
+    ready.touch()
     model_server.answer = stuck
-    with child() as process:
+    argv = [model_server.url, "--batch-sizes", "1", "--input-lengths", "8,16", "--ready-file", str(ready), "--json"]
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "warm", "server", *argv]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert model_server.waiting.wait(60)
-        assert not (tmp_path / "ready").exists()
-        process.send_signal(signum)
+        assert not ready.exists()
+        process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
-    assert process.returncode == code
     document = json.loads(out)
-    assert (document["ok"], document["was_stopped"], document["url"]) == (False, True, model_server.url)
+    assert (process.returncode, document["ok"], document["was_stopped"]) == (143, False, True)
+    assert (document["url"], "Traceback" in err) == (model_server.url, False)
     [shape] = document["shapes"]
-    assert shape["num_input_tokens"] == 8
-    assert len(shape["rounds"]) >= 2
-    assert "interrupted: what was open is cancelled" in err
-    assert "Traceback" not in err
+    assert (shape["num_input_tokens"], len(shape["rounds"]) >= 2) == (8, True)
     assert model_server.gone.wait(PATIENCE_S)
-    assert not (tmp_path / "ready").exists()
-
-
-@pytest.mark.slow
-def test_more_requests_at_once_than_files_may_be_open_are_no_problem(model_server, child):
-    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 256:
-        pytest.skip("the hard limit on open files is below 256")
-    together = threading.Barrier(16)
-
-    def all_at_once(body):
-        together.wait(30)
-        yield from tokens()
-
-    model_server.answer = all_at_once
-    with child(16, max_files=16) as process:
-        _, err = process.communicate(timeout=60)
-    assert process.returncode in (0, 3), err
-    assert model_server.most_at_once == 16
+    assert not ready.exists()
 
 
 def write_yaml(folder, document, version="1", model="tensorrt_llm"):
@@ -577,7 +506,7 @@ def pairs(planned):
     return [(shape.num_requests, shape.num_input_tokens) for shape in planned.shapes]
 
 
-def test_shapes_are_those_of_the_highest_versions_warm_up(tmp_path):
+def test_the_shapes_of_a_repository_and_without_one(tmp_path):
     write_yaml(tmp_path, {"triton_config": {"warmup": {"shapes": [[1, 1]]}}}, version="9")
     write_yaml(tmp_path, {"triton_config": {"warmup": {"shapes": [[1, 64], [8, 512], [2, 64]]}}}, version="10")
     given = functools.partial(planned_shapes, "tensorrt_llm", repository=tmp_path)
@@ -586,20 +515,14 @@ def test_shapes_are_those_of_the_highest_versions_warm_up(tmp_path):
     assert pairs(given(batch_sizes=(3,))) == [(3, 64), (3, 512)]  # given sizes replace those of the repository
     assert pairs(given(input_lengths=(7,))) == [(1, 7), (2, 7), (8, 7)]
     assert pairs(given(batch_sizes=(3, 4), input_lengths=(7, 9))) == [(3, 7), (4, 7), (3, 9), (4, 9)]
-
-
-def test_without_a_warm_up_shapes_follow_from_the_llm_arguments(tmp_path):
     llm_args = {"model": "m", "max_batch_size": 8, "max_num_tokens": 1024, "max_input_len": 512, "max_seq_len": 1024}
     for number, ours in enumerate([None, {}, {"engine": "tensorrt_llm", "warmup": None}]):
         folder = write_yaml(tmp_path / str(number), {**llm_args, "triton_config": ours})
         assert pairs(planned_shapes("tensorrt_llm", repository=folder)) == list(shapes_for_llm_args(llm_args))
-
-
-def test_other_engines_and_unknown_servers_get_modest_shapes_and_are_told_so(tmp_path):
-    write_yaml(tmp_path, {"model": "tiny", "triton_config": {"engine": "simulated"}})
-    for planned in (planned_shapes("tensorrt_llm", repository=tmp_path), planned_shapes("tensorrt_llm")):
-        assert max(pairs(planned)) == (max(shapes.MODEST_BATCH_SIZES), max(shapes.MODEST_INPUT_LENGTHS))
-        assert "a modest choice, because" in planned.source
+    other = write_yaml(tmp_path / "other", {"model": "tiny", "triton_config": {"engine": "simulated"}})
+    for folder in (other, None):  # modest ones
+        most = max(pairs(planned_shapes("tensorrt_llm", repository=folder)))
+        assert most == (max(shapes.MODEST_BATCH_SIZES), max(shapes.MODEST_INPUT_LENGTHS))
 
 
 def test_an_invalid_model_yaml_is_refused(tmp_path):
@@ -650,6 +573,13 @@ def test_the_phases_of_a_load_are_read_from_its_log(tmp_path):
             phases.append(log.phase)
     assert list(dict.fromkeys(phases)) == PHASES
     assert log.last_message == "successfully loaded 'tensorrt_llm'"
+    path.write_text('I1121 12:42:07.747691 4989 pinned_memory_manager.cc:277] "again"\n')  # it begins anew
+    log.read()
+    assert (log.phase, log.last_message) == ("starting", "again")
+    path.rename(tmp_path / "log.1")
+    path.write_text("deepseek_backend INFO: loading it\n" + "x" * 200)
+    log.read()
+    assert log.phase == "loading"
     path.write_text(FAILED + LOG)
     log = LogFollower(path)  # of a log that is there already, the phase, but not an old failure
     log.read()
@@ -671,19 +601,6 @@ def test_the_phase_does_not_depend_on_where_the_pieces_of_a_log_end(tmp_path):
     assert list(log.lines) == [line for line in (LOG * 3).replace("\r", "\n").splitlines() if line]
 
 
-def test_a_log_that_begins_anew_is_read_from_its_start(tmp_path):
-    path = tmp_path / "log"
-    path.write_text(LOG)
-    log = LogFollower(path)
-    path.write_text('I1121 12:42:07.747691 4989 pinned_memory_manager.cc:277] "again"\n')
-    log.read()
-    assert (log.phase, log.last_message) == ("starting", "again")
-    path.rename(tmp_path / "log.1")
-    path.write_text("deepseek_backend INFO: loading it\n" + "x" * 200)
-    log.read()
-    assert log.phase == "loading"
-
-
 def test_a_wait_is_shown_in_phases(tmp_path, capsys):
     path = tmp_path / "log"
     waiting = Waiting("tensorrt_llm", StatusLine(1000.0), LogFollower(path))
@@ -694,8 +611,8 @@ def test_a_wait_is_shown_in_phases(tmp_path, capsys):
     waiting.see(Readiness("http://a:1", "ready", 80.0))
     assert list(waiting.seconds) == ["unreachable", "loading weights"]
     first, second = capsys.readouterr().err.splitlines()
-    assert first == f"waiting for http://a:1, 0:00:00: unreachable (there is no log {path})"
-    assert second.startswith("waiting for http://a:1, 0:01:15: loading weights  Loading weights: 100%")
+    assert f"0:00:00: unreachable (there is no log {path})" in first
+    assert "0:01:15: loading weights  Loading weights: 100%" in second
     waiting = Waiting("tensorrt_llm", StatusLine(1000.0))
     waiting.see(Readiness("http://a:1", "ready", 0.0))  # at once: it was waited for in no phase
     assert waiting.seconds == {}
@@ -714,18 +631,19 @@ STEADY = result_of("steady", ROUND, ROUND)
 
 
 def test_the_summary_says_that_nobody_waited_only_where_it_was_measured():
-    measured = "steady after 2.0 s: its first users waited no longer than later ones will"
-    left_out = result_of("left out")
+    measured = "steady after 2.0 s: its first users waited no longer"
+    left_out, cold = result_of("left out"), result_of("not steady", ROUND)
     cases = [
-        (warm_result_of(STEADY, left_out), f"{measured}; 1 of 2 shapes were left out"),
-        (warm_result_of(STEADY, result_of("not steady", ROUND)), "not steady after 2.0 s: 1 of 2 shapes have"),
-        (warm_result_of(result_of("not steady", ROUND, FEWER)), "not steady after 2.0 s: 0 of 1 shapes have"),
-        (warm_result_of(STEADY, result_of("not reached")), "not steady after 2.0 s: 1 of 2 shapes have"),
-        (warm_result_of(left_out), "not steady after 2.0 s: 0 of 1 shapes have"),
-        (warm_result_of(STEADY, was_stopped=True), "stopped after 2.0 s: 1 of 1 shapes have"),
+        (warm_result_of(STEADY, left_out), measured, "; 1 of 2 shapes were left out"),
+        (warm_result_of(STEADY, cold), "not steady after 2.0 s: 1 of 2 shapes", "compare"),
+        (warm_result_of(result_of("not steady", ROUND, FEWER)), "not steady after 2.0 s: 0 of 1 shapes", "compare"),
+        (warm_result_of(STEADY, result_of("not reached")), "not steady after 2.0 s: 1 of 2 shapes", "compare"),
+        (warm_result_of(left_out), "not steady after 2.0 s: 0 of 1 shapes", "; 1 of 1 shapes were left out"),
+        (warm_result_of(STEADY, was_stopped=True), "stopped after 2.0 s: 1 of 1 shapes", "compare"),
     ]
-    assert [summary(result)[: len(said)] for result, said in cases] == [said for _, said in cases]
-    assert summary(warm_result_of(left_out)).endswith("; 1 of 1 shapes were left out")
+    for result, begin, end in cases:
+        said = summary(result)
+        assert (said[: len(begin)], said[-len(end) :]) == (begin, end)
 
 
 def test_durations_have_their_unit():
