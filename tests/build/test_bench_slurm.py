@@ -37,11 +37,7 @@ while [[ $# -gt 0 && "$1" != --output ]]; do shift; done
 if [[ $# -gt 0 ]]; then echo made > "$2"; fi
 exit "${EXIT:-0}"
 """
-PROGRAMS = {
-    "srun": _SRUN,
-    "trtllm-bench": _TRTLLM_BENCH,
-    "trtllm-llmapi-launch": '#!/usr/bin/env bash\nexec "$@"\n',
-}
+PROGRAMS = {"srun": _SRUN, "trtllm-bench": _TRTLLM_BENCH, "trtllm-llmapi-launch": '#!/usr/bin/env bash\nexec "$@"\n'}
 
 
 @pytest.fixture

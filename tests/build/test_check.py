@@ -1,15 +1,11 @@
 """`check` over whole repositories: models, releases, stamps, upstream's form and moved keys."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -29,11 +25,11 @@ from deepseek_triton_build.text import short_yaml
 from support.checked import CHECKOUT, CONFIG, MODEL_YAML, OPTIONS, edited, only, serious, write
 
 
-def test_the_repository_that_these_tests_edit_has_no_findings(tmp_path: Path) -> None:
+def test_the_repository_that_these_tests_edit_has_no_findings(tmp_path):
     assert serious(check_repository(write(tmp_path), OPTIONS)) == []
 
 
-def test_the_repository_in_the_checkout_has_no_findings() -> None:
+def test_the_repository_in_the_checkout_has_no_findings():
     report = check_repository(CHECKOUT)
 
     assert report.findings == ()
@@ -43,7 +39,7 @@ def test_the_repository_in_the_checkout_has_no_findings() -> None:
 
 
 @pytest.mark.parametrize("name", ["1/model.yaml", "config.pbtxt", "deepseek-triton.json"])
-def test_a_folder_in_the_place_of_a_file_is_one_finding(tmp_path: Path, name: str) -> None:
+def test_a_folder_in_the_place_of_a_file_is_one_finding(tmp_path, name):
     path = write(tmp_path) / "tensorrt_llm" / name
     path.unlink(missing_ok=True)
     path.mkdir()
@@ -54,20 +50,20 @@ def test_a_folder_in_the_place_of_a_file_is_one_finding(tmp_path: Path, name: st
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_may_not_be_read_is_one_finding(tmp_path: Path) -> None:
+def test_a_file_that_may_not_be_read_is_one_finding(tmp_path):
     (write(tmp_path) / "tensorrt_llm/1/model.yaml").chmod(0)
 
     assert [finding.code for finding in serious(check_repository(tmp_path, OPTIONS))] == ["S001"]
 
 
-def test_config_pbtxt_has_to_be_there(tmp_path: Path) -> None:
+def test_config_pbtxt_has_to_be_there(tmp_path):
     (write(tmp_path) / "tensorrt_llm/config.pbtxt").unlink()
 
     assert only(check_repository(tmp_path, OPTIONS), "C002").severity == "error"
 
 
 @pytest.mark.parametrize("place", ["nothing", "empty", "other"])
-def test_a_folder_without_a_model_is_an_error_of_one_line(tmp_path: Path, place: str) -> None:
+def test_a_folder_without_a_model_is_an_error_of_one_line(tmp_path, place):
     (tmp_path / "empty").mkdir()
     (tmp_path / "other" / "resnet" / "1").mkdir(parents=True)
     (tmp_path / "other" / "resnet" / "1" / "model.onnx").touch()
@@ -79,7 +75,7 @@ def test_a_folder_without_a_model_is_an_error_of_one_line(tmp_path: Path, place:
     assert "\n" not in str(raised.value)
 
 
-def test_a_script_is_checked_in_its_folder(tmp_path: Path) -> None:
+def test_a_script_is_checked_in_its_folder(tmp_path):
     (tmp_path / "run.sh").write_text("vllm serve deepseek-ai/DeepSeek-R1\n")
 
     with pytest.raises(NothingToCheckError, match=r"run\.sh: .* found a script; name its folder, .* serve\.sh"):
@@ -87,16 +83,14 @@ def test_a_script_is_checked_in_its_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"release": "1.2.9"}, {"gpu": "h2000"}])
-def test_an_unknown_release_or_gpu_in_the_options_is_an_error(tmp_path: Path, wrong: dict[str, str]) -> None:
+def test_an_unknown_release_or_gpu_in_the_options_is_an_error(tmp_path, wrong):
     write(tmp_path)
 
     with pytest.raises(UnknownNameError):
-        check_repository(tmp_path, CheckOptions(**wrong))  # type: ignore[arg-type]
+        check_repository(tmp_path, CheckOptions(**wrong))
 
 
-def test_a_python_based_backend_may_have_another_name_and_lies_where_triton_takes_it_for_no_model(
-    tmp_path: Path,
-) -> None:
+def test_a_python_based_backend_may_have_another_name_and_lies_where_triton_takes_it_for_no_model(tmp_path):
     write(tmp_path, config=edited(CONFIG, 'backend: "python"', 'backend: "vllm"'))
     (tmp_path / "backends/vllm").mkdir(parents=True)
     (tmp_path / "backends/vllm/model.py").touch()
@@ -110,25 +104,25 @@ def test_a_python_based_backend_may_have_another_name_and_lies_where_triton_take
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../../b", "", "x"])
-def test_a_backend_whose_folder_is_not_there_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_backend_whose_folder_is_not_there_is_refused(tmp_path, name):
     write(tmp_path, config=edited(CONFIG, 'backend: "python"', f'backend: "{name}"'))
 
     assert only(check_repository(tmp_path, OPTIONS), "C005").severity == "error"
 
 
-def test_a_model_needs_its_model_py(tmp_path: Path) -> None:
+def test_a_model_needs_its_model_py(tmp_path):
     (write(tmp_path, ours=False) / "tensorrt_llm/1/model.py").unlink()
 
     assert only(check_repository(tmp_path, OPTIONS), "S008").file == "tensorrt_llm/1/model.py"
 
 
-def test_a_model_py_of_another_name_is_the_one_that_is_needed(tmp_path: Path) -> None:
+def test_a_model_py_of_another_name_is_the_one_that_is_needed(tmp_path):
     write(tmp_path, config=CONFIG + 'default_model_filename: "other.py"\n')
 
     assert only(check_repository(tmp_path, OPTIONS), "S008").file == "tensorrt_llm/1/other.py"
 
 
-def test_what_could_not_be_checked_is_said_with_the_option_that_helps(tmp_path: Path) -> None:
+def test_what_could_not_be_checked_is_said_with_the_option_that_helps(tmp_path):
     write(tmp_path, model_yaml=edited(MODEL_YAML, "deepseek-ai/DeepSeek-R1", "/models/mine"))
 
     assert [clause[clause.rindex("(") :] for clause in check_repository(tmp_path).unchecked] == [
@@ -163,10 +157,10 @@ UPSTREAM_OUTPUTS = {
 }
 
 
-def upstream_config() -> str:
+def upstream_config():
     """Return a config.pbtxt with names, types and nesting as in NVIDIA/TensorRT-LLM's llmapi; it declares no policy."""
 
-    def tensors(kind: str, table: dict[str, tuple[str, int]], optional: str = "") -> str:
+    def tensors(kind, table, optional=""):
         entries = (
             f'{{ name: "{name}" data_type: TYPE_{t} dims: [ {d} ] {optional}}}' for name, (t, d) in table.items()
         )
@@ -190,7 +184,7 @@ triton_config:
 """
 
 
-def test_upstreams_own_form_is_accepted(tmp_path: Path) -> None:
+def test_upstreams_own_form_is_accepted(tmp_path):
     write(tmp_path, model_yaml=UPSTREAM_YAML, config=upstream_config(), ours=False)
 
     report = check_repository(tmp_path)
@@ -199,7 +193,7 @@ def test_upstreams_own_form_is_accepted(tmp_path: Path) -> None:
     assert report.models[0].backend == "upstream"
 
 
-def test_a_policy_that_only_upstreams_model_py_sets_is_a_warning(tmp_path: Path) -> None:
+def test_a_policy_that_only_upstreams_model_py_sets_is_a_warning(tmp_path):
     model_yaml = edited(UPSTREAM_YAML, "decoupled: False", "decoupled: True")
     write(tmp_path, model_yaml=model_yaml, config=upstream_config(), ours=False)
 
@@ -209,14 +203,14 @@ def test_a_policy_that_only_upstreams_model_py_sets_is_a_warning(tmp_path: Path)
     assert "decoupled: true" in finding.fix
 
 
-def test_a_key_that_only_upstream_takes_is_wrong_for_our_backend(tmp_path: Path) -> None:
+def test_a_key_that_only_upstream_takes_is_wrong_for_our_backend(tmp_path):
     write(tmp_path, model_yaml=edited(MODEL_YAML, "max_num_tokens: 8192", "logits_post_processors: {}"))
 
     assert only(check_repository(tmp_path, OPTIONS), "S011").line == 5
 
 
 @pytest.mark.parametrize("engine", ["reference", "simulated"])
-def test_an_embedded_engine_ignores_llm_arguments_and_nothing_stops_its_load(tmp_path: Path, engine: str) -> None:
+def test_an_embedded_engine_ignores_llm_arguments_and_nothing_stops_its_load(tmp_path, engine):
     write_repository(
         repository_files(make_plan(PlanRequest(variant="tiny", engine=engine)), version="0"), tmp_path / "r"
     )
@@ -238,7 +232,7 @@ def test_an_embedded_engine_ignores_llm_arguments_and_nothing_stops_its_load(tmp
 # Which model, which release
 
 
-def test_every_model_with_a_model_yaml_is_checked_and_no_other(tmp_path: Path) -> None:
+def test_every_model_with_a_model_yaml_is_checked_and_no_other(tmp_path):
     write(tmp_path)
     shutil.copytree(tmp_path / "tensorrt_llm", tmp_path / "second")
     (tmp_path / "resnet" / "1").mkdir(parents=True)
@@ -250,7 +244,7 @@ def test_every_model_with_a_model_yaml_is_checked_and_no_other(tmp_path: Path) -
     assert only(report, "C004").file == "second/config.pbtxt"
 
 
-def test_a_models_folder_can_be_checked_by_itself(tmp_path: Path) -> None:
+def test_a_models_folder_can_be_checked_by_itself(tmp_path):
     write(tmp_path, model_yaml=edited(MODEL_YAML, "backend:", "backends:"))
 
     report = check_repository(tmp_path / "tensorrt_llm", OPTIONS)
@@ -258,7 +252,7 @@ def test_a_models_folder_can_be_checked_by_itself(tmp_path: Path) -> None:
     assert [(finding.file, finding.line) for finding in serious(report)] == [("1/model.yaml", 2)]
 
 
-def test_a_yaml_file_can_be_checked_by_itself(tmp_path: Path) -> None:
+def test_a_yaml_file_can_be_checked_by_itself(tmp_path):
     path = tmp_path / "extra-llm-api-config.yml"
     path.write_text("max_batch_size: 8\nkv_cache_free_gpu_memory_fraction: 0.8\ntriton_config: {}\n")
 
@@ -268,7 +262,7 @@ def test_a_yaml_file_can_be_checked_by_itself(tmp_path: Path) -> None:
     assert only(report, "S013").fix == "under kv_cache_config: write free_gpu_memory_fraction: 0.8"
 
 
-def test_a_yaml_file_is_checked_for_the_number_of_gpus_in_the_options(tmp_path: Path) -> None:
+def test_a_yaml_file_is_checked_for_the_number_of_gpus_in_the_options(tmp_path):
     path = tmp_path / "extra-llm-api-config.yml"
     path.write_text("moe_expert_parallel_size: 8\n")
 
@@ -279,7 +273,7 @@ def test_a_yaml_file_is_checked_for_the_number_of_gpus_in_the_options(tmp_path: 
     assert any("flags" in clause for clause in alone.unchecked)
 
 
-def test_the_release_comes_from_the_options_else_the_record_else_the_stamp_else_the_default(tmp_path: Path) -> None:
+def test_the_release_comes_from_the_options_else_the_record_else_the_stamp_else_the_default(tmp_path):
     model = write(tmp_path) / "tensorrt_llm"
     known = lambda *options: check_repository(tmp_path, *options).models[0]  # noqa: E731
 
@@ -292,7 +286,7 @@ def test_the_release_comes_from_the_options_else_the_record_else_the_stamp_else_
     assert known(CheckOptions(release="1.2.0")).release == "1.2.0"
 
 
-def test_the_same_key_is_right_in_one_release_and_moved_in_another(tmp_path: Path) -> None:
+def test_the_same_key_is_right_in_one_release_and_moved_in_another(tmp_path):
     write(
         tmp_path,
         model_yaml=edited(MODEL_YAML, "cuda_graph_config:\n  enable_padding: true\n  max_batch_size: 128\n", ""),
@@ -345,9 +339,7 @@ MOVED_SECTIONS = [
 
 
 @pytest.mark.parametrize(("section", "release", "fix"), MOVED_SECTIONS)
-def test_the_fix_for_a_section_that_moved_is_the_lines_to_write(
-    tmp_path: Path, section: str, release: str, fix: str
-) -> None:
+def test_the_fix_for_a_section_that_moved_is_the_lines_to_write(tmp_path, section, release, fix):
     path = tmp_path / "extra.yaml"
     path.write_text(f"backend: pytorch\n{section}\n")
 
@@ -355,7 +347,7 @@ def test_the_fix_for_a_section_that_moved_is_the_lines_to_write(
 
 
 @pytest.mark.parametrize("value", ["a  b", "a\nb", "x: y", "true", "1", "", "\x1b", 1e-5, [1, {"b": None}], {}, True])
-def test_a_value_in_a_fix_reads_back_as_the_same_value(value: Any) -> None:
+def test_a_value_in_a_fix_reads_back_as_the_same_value(value):
     text = short_yaml(value)
 
     assert text.isprintable()
@@ -374,7 +366,7 @@ def test_a_value_in_a_fix_reads_back_as_the_same_value(value: Any) -> None:
         ("moe_config: {backend: CUTLASS, heat: 1}", "write moe_backend: CUTLASS"),
     ],
 )
-def test_an_unknown_key_in_a_section_that_moved_is_a_finding_of_its_own(tmp_path: Path, section: str, fix: str) -> None:
+def test_an_unknown_key_in_a_section_that_moved_is_a_finding_of_its_own(tmp_path, section, fix):
     path = tmp_path / "extra.yaml"
     path.write_text(f"backend: pytorch\n{section}\n")
 
@@ -415,16 +407,14 @@ def test_an_unknown_key_in_a_section_that_moved_is_a_finding_of_its_own(tmp_path
         ("stream_interval_of_none: 4", "0.21.0", "S011", "remove it"),
     ],
 )
-def test_a_key_of_another_release_is_not_taken_for_a_misspelling(
-    tmp_path: Path, line: str, release: str, code: str, fix: str
-) -> None:
+def test_a_key_of_another_release_is_not_taken_for_a_misspelling(tmp_path, line, release, code, fix):
     path = tmp_path / "extra.yaml"
     path.write_text(f"backend: pytorch\n{line}\n")
 
     assert only(check_repository(path, CheckOptions(release=release)), code).fix == fix
 
 
-def test_a_rule_about_a_section_that_moved_points_to_the_key_in_it(tmp_path: Path) -> None:
+def test_a_rule_about_a_section_that_moved_points_to_the_key_in_it(tmp_path):
     path = tmp_path / "extra.yaml"
     path.write_text("model: deepseek-ai/DeepSeek-R1\nbackend: pytorch\nmoe_config:\n  backend: DEEPGEMM\n")
 
@@ -433,7 +423,7 @@ def test_a_rule_about_a_section_that_moved_points_to_the_key_in_it(tmp_path: Pat
     assert {finding.line for finding in found if finding.code.startswith("M")} == {4}
 
 
-def test_an_unknown_key_is_only_a_warning_where_the_record_is_incomplete(tmp_path: Path) -> None:
+def test_an_unknown_key_is_only_a_warning_where_the_record_is_incomplete(tmp_path):
     write(tmp_path, model_yaml=MODEL_YAML + "something_new: 1\n")
 
     finding = only(check_repository(tmp_path, CheckOptions(release="0.19.0")), "S012")
@@ -441,10 +431,10 @@ def test_an_unknown_key_is_only_a_warning_where_the_record_is_incomplete(tmp_pat
     assert (finding.severity, finding.line) == ("warning", 16)
 
 
-def test_old_releases_need_backend_pytorch(tmp_path: Path) -> None:
+def test_old_releases_need_backend_pytorch(tmp_path):
     write(tmp_path, model_yaml=edited(MODEL_YAML, "backend: pytorch\n", ""))
 
-    def finds(release: str) -> bool:
+    def finds(release):
         return any(f.key == "backend" for f in check_repository(tmp_path, CheckOptions(release=release)).findings)
 
     assert [finds("0.21.0"), finds("1.2.1")] == [True, False]
@@ -453,7 +443,7 @@ def test_old_releases_need_backend_pytorch(tmp_path: Path) -> None:
 # The stamp
 
 
-def stamped(root: Path, **values: Any) -> Path:
+def stamped(root, **values):
     write(root)
     files = {path: root / path for path in ("tensorrt_llm/config.pbtxt", "tensorrt_llm/1/model.yaml")}
     sums = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
@@ -462,7 +452,7 @@ def stamped(root: Path, **values: Any) -> Path:
     return root
 
 
-def test_the_stamp_says_what_it_was_generated_for(tmp_path: Path) -> None:
+def test_the_stamp_says_what_it_was_generated_for(tmp_path):
     report = check_repository(stamped(tmp_path))
 
     model = report.models[0]
@@ -471,7 +461,7 @@ def test_the_stamp_says_what_it_was_generated_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("folder", "file"), [("", "tensorrt_llm/1/model.yaml"), ("tensorrt_llm", "1/model.yaml")])
-def test_files_changed_since_they_were_generated_are_noted(tmp_path: Path, folder: str, file: str) -> None:
+def test_files_changed_since_they_were_generated_are_noted(tmp_path, folder, file):
     stamped(tmp_path)
     (tmp_path / "tensorrt_llm/1/model.yaml").write_text(MODEL_YAML + "# mine\n")
 
@@ -489,19 +479,19 @@ WRONG_STAMPS = [
 
 
 @pytest.mark.parametrize(("values", "code"), WRONG_STAMPS)
-def test_unknown_names_in_a_stamp_are_a_warning(tmp_path: Path, values: dict[str, Any], code: str) -> None:
+def test_unknown_names_in_a_stamp_are_a_warning(tmp_path, values, code):
     report = check_repository(stamped(tmp_path, **values))
 
     assert {finding.code for finding in serious(report)} == {code}
 
 
 @pytest.mark.parametrize("files", [None, 5, [], {"a": 5}, {"../../x": "y"}])
-def test_a_stamp_with_a_damaged_file_list_is_no_error(tmp_path: Path, files: Any) -> None:
+def test_a_stamp_with_a_damaged_file_list_is_no_error(tmp_path, files):
     assert not check_repository(stamped(tmp_path, files=files)).has_errors
 
 
 @pytest.mark.parametrize("name", ["1/model.py", "config.pbtxt", "1/model.yaml", "1/release.yaml", "../start.sh"])
-def test_a_pipe_in_the_place_of_a_file_does_not_block(tmp_path: Path, name: str) -> None:
+def test_a_pipe_in_the_place_of_a_file_does_not_block(tmp_path, name):
     files = {"tensorrt_llm/1/model.py": "x", "start.sh": "x"}
     path = stamped(tmp_path, files=files) / "tensorrt_llm" / name
     path.unlink(missing_ok=True)
@@ -511,7 +501,7 @@ def test_a_pipe_in_the_place_of_a_file_does_not_block(tmp_path: Path, name: str)
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "tensorrt_llm//dev/zero", "../x", "tensorrt_llm/../../x", "", "a\0b"])
-def test_names_in_a_stamp_that_lead_out_of_the_repository_are_ignored(tmp_path: Path, name: str) -> None:
+def test_names_in_a_stamp_that_lead_out_of_the_repository_are_ignored(tmp_path, name):
     (tmp_path / "x").write_text("outside")
     report = check_repository(stamped(tmp_path / "repository", files={name: "sum"}))
 
@@ -522,7 +512,7 @@ def test_names_in_a_stamp_that_lead_out_of_the_repository_are_ignored(tmp_path: 
 # The rules
 
 
-def test_a_broken_rule_points_to_the_line_of_its_key_in_the_releases_spelling(tmp_path: Path) -> None:
+def test_a_broken_rule_points_to_the_line_of_its_key_in_the_releases_spelling(tmp_path):
     path = tmp_path / "old.yaml"
     path.write_text("model: deepseek-ai/DeepSeek-R1\nbackend: pytorch\nmoe_backend: DEEPGEMM\n")
 
@@ -536,7 +526,7 @@ def test_a_broken_rule_points_to_the_line_of_its_key_in_the_releases_spelling(tm
 DEFAULT = "  default_sampling:\n    top_p: 0.9\n"
 
 
-def test_a_default_that_the_sampler_ignores_is_found_on_its_line(tmp_path: Path) -> None:
+def test_a_default_that_the_sampler_ignores_is_found_on_its_line(tmp_path):
     mtp = "speculative_config:\n  decoding_type: MTP\n  num_nextn_predict_layers: 1\n"
     write(tmp_path, model_yaml=mtp + MODEL_YAML + DEFAULT)
 
@@ -546,7 +536,7 @@ def test_a_default_that_the_sampler_ignores_is_found_on_its_line(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("release", "key"), [("0.21.0", "sampler_type"), ("1.0.0", "sampler_type")])
-def test_a_sampler_chosen_by_a_key_of_another_release_counts_as_chosen(tmp_path: Path, release: str, key: str) -> None:
+def test_a_sampler_chosen_by_a_key_of_another_release_counts_as_chosen(tmp_path, release, key):
     """The fix of S013 chooses the sampler, so there is no second finding about the defaults the other one ignores."""
     chosen = MODEL_YAML + "  default_sampling:\n    top_k: 20\n    min_tokens: 5\n"
     write(tmp_path, model_yaml=f"{key}: TRTLLMSampler\n" + chosen)
@@ -560,7 +550,7 @@ def test_a_sampler_chosen_by_a_key_of_another_release_counts_as_chosen(tmp_path:
     assert "D009" in [finding.code for finding in check_repository(alone, CheckOptions(release=release)).findings]
 
 
-def test_the_rules_judge_a_key_in_a_wrong_place_as_if_it_were_in_the_right_one(tmp_path: Path) -> None:
+def test_the_rules_judge_a_key_in_a_wrong_place_as_if_it_were_in_the_right_one(tmp_path):
     write(tmp_path, model_yaml=edited(MODEL_YAML, "max_num_tokens: 8192", "moe_backend: DEEPGEMM"))
 
     found = [(finding.code, finding.line) for finding in serious(check_repository(tmp_path, OPTIONS))]
@@ -569,7 +559,7 @@ def test_the_rules_judge_a_key_in_a_wrong_place_as_if_it_were_in_the_right_one(t
     assert [line for code, line in found if code.startswith("M")] == [5]
 
 
-def test_the_variables_of_start_sh_are_seen_by_the_rules(tmp_path: Path) -> None:
+def test_the_variables_of_start_sh_are_seen_by_the_rules(tmp_path):
     write(tmp_path)
     (tmp_path / "start.sh").write_text('export TLLM_OVERRIDE_LAYER_NUM="${TLLM_OVERRIDE_LAYER_NUM:-4}"\n')
 
@@ -579,7 +569,7 @@ def test_the_variables_of_start_sh_are_seen_by_the_rules(tmp_path: Path) -> None
 # The tables
 
 
-def test_codes_are_unique_and_each_says_why() -> None:
+def test_codes_are_unique_and_each_says_why():
     codes = [entry.code for entry in (*RULES, *CHECKS)]
 
     assert len(codes) == len(set(codes))
@@ -587,7 +577,7 @@ def test_codes_are_unique_and_each_says_why() -> None:
 
 
 @pytest.mark.slow
-def test_without_tritonclient_config_pbtxt_gets_only_a_note(tmp_path: Path) -> None:
+def test_without_tritonclient_config_pbtxt_gets_only_a_note(tmp_path):
     write(tmp_path)
     program = (
         "import sys; sys.modules['tritonclient'] = None\n"
@@ -603,7 +593,7 @@ def test_without_tritonclient_config_pbtxt_gets_only_a_note(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_reading_config_pbtxt_imports_neither_grpc_nor_numpy(tmp_path: Path) -> None:
+def test_reading_config_pbtxt_imports_neither_grpc_nor_numpy(tmp_path):
     write(tmp_path, config=edited(CONFIG, "KIND_CPU", "KIND_GPU"))
     program = (
         "import sys\n"
@@ -617,7 +607,7 @@ def test_reading_config_pbtxt_imports_neither_grpc_nor_numpy(tmp_path: Path) -> 
     assert output.splitlines() == ["['T015']", "False False"]
 
 
-def test_findings_are_plain_data(tmp_path: Path) -> None:
+def test_findings_are_plain_data(tmp_path):
     write(tmp_path, model_yaml=edited(MODEL_YAML, "backend:", "backends:"))
 
     found = json.loads(json.dumps(check_repository(tmp_path, OPTIONS).findings_json()))

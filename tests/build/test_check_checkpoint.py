@@ -1,21 +1,16 @@
 """`check` reads a checkpoint's folder: which model it is, and whether every shard is there and complete."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_build import UnusableCheckpointError
-from deepseek_triton_build.check import CheckOptions, Report, check_repository, check_weights
+from deepseek_triton_build.check import CheckOptions, check_repository, check_weights
 from deepseek_triton_build.check.safetensors import HeaderError, read_header
 from support.checked import MODEL_YAML, OPTIONS, edited, only, serious, write
 
@@ -34,9 +29,9 @@ TOKENIZER = {
 STAMP = {"variant": "deepseek-r1", "gpu": "h200", "gpus": 8, "precision": "fp8", "release": "1.2.1"}
 
 
-def safetensors(tensors: dict[str, int], metadata: dict[str, str] | None = None) -> bytes:
+def safetensors(tensors, metadata=None):
     """Return a file with tensors of the given sizes in bytes."""
-    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    header = {"__metadata__": metadata} if metadata else {}
     end = 0
     for name, size in tensors.items():
         header[name] = {"dtype": "U8", "shape": [size], "data_offsets": [end, end + size]}
@@ -45,7 +40,7 @@ def safetensors(tensors: dict[str, int], metadata: dict[str, str] | None = None)
     return struct.pack("<Q", len(text)) + text + bytes(end)
 
 
-def write_checkpoint(folder: Path) -> Path:
+def write_checkpoint(folder):
     folder.mkdir(parents=True)
     for name, tensors in SHARDS.items():
         (folder / name).write_bytes(safetensors(tensors, {"format": "pt"}))
@@ -58,12 +53,12 @@ def write_checkpoint(folder: Path) -> Path:
 
 
 @pytest.fixture
-def weights(tmp_path: Path) -> Path:
+def weights(tmp_path):
     """The checkpoint's folder."""
     return write_checkpoint(tmp_path / "weights")
 
 
-def checked(weights: Path, stamp: dict[str, Any] | None = None, **options: Any) -> Report:
+def checked(weights, stamp=None, **options):
     """The report about a repository, stamped for DeepSeek-R1 in FP8, that serves the checkpoint."""
     root = weights.parent / "repository"
     write(root, model_yaml=edited(MODEL_YAML, "deepseek-ai/DeepSeek-R1", str(weights)))
@@ -71,34 +66,34 @@ def checked(weights: Path, stamp: dict[str, Any] | None = None, **options: Any) 
     return check_repository(root, CheckOptions(**options))
 
 
-def test_a_complete_checkpoint_has_no_findings(weights: Path) -> None:
+def test_a_complete_checkpoint_has_no_findings(weights):
     report = checked(weights)
 
     assert report.findings == ()
     assert (report.models[0].variant, report.models[0].precision) == ("deepseek-r1", "fp8")
 
 
-def cut(path: Path, size: int) -> None:
+def cut(path, size):
     """Cut a file to `size` bytes; a negative number cuts off as many."""
     content = path.read_bytes()
     path.write_bytes(content[:size])
 
 
-def header_of(content: bytes, **entry: Any) -> bytes:
+def header_of(content, **entry):
     return header_of_all(content, t=entry)
 
 
-def header_of_all(content: bytes, **entries: dict[str, Any]) -> bytes:
+def header_of_all(content, **entries):
     text = json.dumps(entries).encode()
     return struct.pack("<Q", len(text)) + text + content
 
 
-def f8(begin: int, end: int, *, length: int | None = None) -> dict[str, Any]:
+def f8(begin, end, *, length=None):
     """Return the header's entry of an 8-bit tensor."""
     return {"dtype": "F8_E4M3", "shape": [end - begin if length is None else length], "data_offsets": [begin, end]}
 
 
-def rewrite(weights: Path, name: str, change: Callable[[dict[str, Any]], Any]) -> None:
+def rewrite(weights, name, change):
     document = json.loads((weights / name).read_text())
     (weights / name).write_text(json.dumps(change(document) or document))
 
@@ -286,9 +281,7 @@ DAMAGE = [
 
 
 @pytest.mark.parametrize(("damage", "code", "file", "words"), DAMAGE)
-def test_damage_is_found_with_its_file(
-    weights: Path, damage: Callable[[Path], Any], code: str, file: str, words: str
-) -> None:
+def test_damage_is_found_with_its_file(weights, damage, code, file, words):
     damage(weights)
 
     finding = only(checked(weights), code)
@@ -298,34 +291,34 @@ def test_damage_is_found_with_its_file(
     assert "\n" not in finding.message + finding.fix
 
 
-def test_a_folder_in_the_place_of_a_shard_is_a_finding(weights: Path) -> None:
+def test_a_folder_in_the_place_of_a_shard_is_a_finding(weights):
     (weights / SECOND).unlink()
     (weights / SECOND).mkdir()
 
     assert only(checked(weights), "W009").file == str(weights / SECOND)
 
 
-def test_a_quant_method_that_names_only_a_tool_is_no_finding(weights: Path) -> None:
+def test_a_quant_method_that_names_only_a_tool_is_no_finding(weights):
     rewrite(weights, "config.json", lambda c: c.update(quantization_config={"quant_method": "modelopt"}))
 
     assert serious(checked(weights)) == []
 
 
-def test_several_shards_are_reported_one_by_one(weights: Path) -> None:
+def test_several_shards_are_reported_one_by_one(weights):
     cut(weights / FIRST, -1)
     cut(weights / THIRD, 20)
 
     assert [finding.code for finding in serious(checked(weights))] == ["W010", "W009"]
 
 
-def test_without_an_index_missing_shards_are_found_by_the_numbers_in_the_names(weights: Path) -> None:
+def test_without_an_index_missing_shards_are_found_by_the_numbers_in_the_names(weights):
     (weights / "model.safetensors.index.json").unlink()
     (weights / THIRD).unlink()
 
     assert THIRD in only(checked(weights), "W008").message
 
 
-def test_a_checkpoint_in_one_file_needs_no_index(weights: Path) -> None:
+def test_a_checkpoint_in_one_file_needs_no_index(weights):
     for path in weights.glob("model*"):
         path.unlink()
     (weights / "model.safetensors").write_bytes(safetensors({"x": 8}))
@@ -333,7 +326,7 @@ def test_a_checkpoint_in_one_file_needs_no_index(weights: Path) -> None:
     assert checked(weights).findings == ()
 
 
-def test_a_file_of_metadata_alone_holds_no_weights(weights: Path) -> None:
+def test_a_file_of_metadata_alone_holds_no_weights(weights):
     for path in weights.glob("model*"):
         path.unlink()
     (weights / "model.safetensors").write_bytes(safetensors({}, {"format": "pt"}))
@@ -341,7 +334,7 @@ def test_a_file_of_metadata_alone_holds_no_weights(weights: Path) -> None:
     assert only(checked(weights), "W007").file == str(weights / "model.safetensors")
 
 
-def test_a_folder_without_weights_is_an_error(weights: Path) -> None:
+def test_a_folder_without_weights_is_an_error(weights):
     for path in weights.glob("model*"):
         path.unlink()
 
@@ -351,7 +344,7 @@ def test_a_folder_without_weights_is_an_error(weights: Path) -> None:
 # What it is
 
 
-def test_an_unknown_architecture_is_a_warning(weights: Path) -> None:
+def test_an_unknown_architecture_is_a_warning(weights):
     rewrite(weights, "config.json", lambda config: config.update(architectures=["LlamaForCausalLM"]))
 
     finding = only(checked(weights, stamp={}), "W005")
@@ -360,7 +353,7 @@ def test_an_unknown_architecture_is_a_warning(weights: Path) -> None:
     assert "LlamaForCausalLM" in finding.message
 
 
-def test_the_architecture_alone_is_enough_for_the_rules(weights: Path) -> None:
+def test_the_architecture_alone_is_enough_for_the_rules(weights):
     """An NVFP4 checkpoint on Hopper is recognised by its files alone."""
     quant = {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}
     (weights / "hf_quant_config.json").write_text(json.dumps(quant))
@@ -371,7 +364,7 @@ def test_the_architecture_alone_is_enough_for_the_rules(weights: Path) -> None:
     assert on_hopper.models[0].precision == "fp4"
 
 
-def test_a_folder_named_like_a_checkpoint_is_taken_for_it(tmp_path: Path) -> None:
+def test_a_folder_named_like_a_checkpoint_is_taken_for_it(tmp_path):
     weights = write_checkpoint(tmp_path / "DeepSeek-R1-0528")
 
     assert checked(weights, stamp={}, release="1.2.1").models[0].variant == "deepseek-r1-0528"
@@ -380,27 +373,25 @@ def test_a_folder_named_like_a_checkpoint_is_taken_for_it(tmp_path: Path) -> Non
 # Where it is
 
 
-def moved(root: Path, model: str, **options: Any) -> Report:
+def moved(root, model, **options):
     write(root, model_yaml=edited(MODEL_YAML, "deepseek-ai/DeepSeek-R1", model))
     return check_repository(root, CheckOptions(release="1.2.1", **options))
 
 
-def test_a_hugging_face_name_is_a_note(tmp_path: Path) -> None:
+def test_a_hugging_face_name_is_a_note(tmp_path):
     assert only(moved(tmp_path, "deepseek-ai/DeepSeek-R1"), "W003").severity == "note"
 
 
 @pytest.mark.parametrize("model", ["/models/gone", "./gone", "a/b/c"])
 @pytest.mark.parametrize(("strict", "code"), [(False, "W001"), (True, "W002")])
-def test_a_missing_folder_is_an_error_only_in_a_strict_check(
-    tmp_path: Path, model: str, strict: bool, code: str
-) -> None:
+def test_a_missing_folder_is_an_error_only_in_a_strict_check(tmp_path, model, strict, code):
     report = moved(tmp_path, model, strict=strict)
 
     assert only(report, code).line == 1
     assert report.has_errors == strict
 
 
-def test_a_relative_path_counts_from_model_yaml(tmp_path: Path) -> None:
+def test_a_relative_path_counts_from_model_yaml(tmp_path):
     weights = write_checkpoint(tmp_path / "tensorrt_llm" / "1" / "weights")
     cut(weights / SECOND, -1)
     (tmp_path / "tensorrt_llm" / "1" / "deepseek_backend").mkdir()
@@ -413,7 +404,7 @@ def test_a_relative_path_counts_from_model_yaml(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("below", ["models/r1", "r1", ""], ids=["the whole path", "its last name", "the folder itself"])
-def test_model_root_may_be_any_folder_above_the_checkpoint(tmp_path: Path, below: str) -> None:
+def test_model_root_may_be_any_folder_above_the_checkpoint(tmp_path, below):
     weights = write_checkpoint(tmp_path / "disk" / below)
     cut(weights / SECOND, -1)
 
@@ -422,7 +413,7 @@ def test_model_root_may_be_any_folder_above_the_checkpoint(tmp_path: Path, below
     assert only(report, "W010").file == str(weights / SECOND)
 
 
-def test_model_root_is_used_when_model_yaml_has_a_hugging_face_name(tmp_path: Path) -> None:
+def test_model_root_is_used_when_model_yaml_has_a_hugging_face_name(tmp_path):
     weights = write_checkpoint(tmp_path / "anything")
     cut(weights / SECOND, -1)
 
@@ -431,14 +422,14 @@ def test_model_root_is_used_when_model_yaml_has_a_hugging_face_name(tmp_path: Pa
     assert only(report, "W010").file == str(weights / SECOND)
 
 
-def test_model_root_counts_more_than_the_folder_in_model_yaml(weights: Path) -> None:
+def test_model_root_counts_more_than_the_folder_in_model_yaml(weights):
     other = write_checkpoint(weights.parent / "other")
     cut(other / SECOND, -1)
 
     assert only(checked(weights, model_root=other), "W010").file == str(other / SECOND)
 
 
-def test_model_root_without_a_checkpoint_is_not_ignored(tmp_path: Path) -> None:
+def test_model_root_without_a_checkpoint_is_not_ignored(tmp_path):
     (tmp_path / "empty").mkdir()
 
     report = moved(tmp_path / "repository", "deepseek-ai/DeepSeek-R1", model_root=tmp_path / "empty")
@@ -446,7 +437,7 @@ def test_model_root_without_a_checkpoint_is_not_ignored(tmp_path: Path) -> None:
     assert {finding.code for finding in serious(report)} >= {"S001", "W007"}
 
 
-def test_model_root_is_used_for_a_yaml_file_too(weights: Path) -> None:
+def test_model_root_is_used_for_a_yaml_file_too(weights):
     cut(weights / SECOND, -1)
     path = weights.parent / "extra.yaml"
     path.write_text("max_batch_size: 8\n")
@@ -457,7 +448,7 @@ def test_model_root_is_used_for_a_yaml_file_too(weights: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["gone", "a file"])
-def test_model_root_has_to_be_there(tmp_path: Path, place: str) -> None:
+def test_model_root_has_to_be_there(tmp_path, place):
     (tmp_path / "a file").touch()
     write(tmp_path / "repository")
 
@@ -467,14 +458,14 @@ def test_model_root_has_to_be_there(tmp_path: Path, place: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_the_fix_for_a_missing_folder_names_the_option(tmp_path: Path) -> None:
+def test_the_fix_for_a_missing_folder_names_the_option(tmp_path):
     assert only(moved(tmp_path, "/models/gone"), "W001").fix.endswith(" with --model")
 
 
 # The header
 
 
-def test_the_header_says_what_is_in_a_file(tmp_path: Path) -> None:
+def test_the_header_says_what_is_in_a_file(tmp_path):
     (tmp_path / "x").write_bytes(content := safetensors({"a": 3, "b": 5}, {"format": "pt"}))
 
     with (tmp_path / "x").open("rb") as file:
@@ -485,7 +476,7 @@ def test_the_header_says_what_is_in_a_file(tmp_path: Path) -> None:
     assert (header.length, header.found) == (len(content), len(content))
 
 
-def test_only_the_headers_are_read(tmp_path: Path) -> None:
+def test_only_the_headers_are_read(tmp_path):
     """The files are sparse, four terabytes in all."""
     size = 2**40
     for name in SHARDS:
@@ -499,9 +490,7 @@ def test_only_the_headers_are_read(tmp_path: Path) -> None:
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(content=st.binary(max_size=80), prefix=st.sampled_from([b"", struct.pack("<Q", 2), struct.pack("<Q", 30)]))
-def test_no_bytes_end_in_another_exception(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes, prefix: bytes
-) -> None:
+def test_no_bytes_end_in_another_exception(tmp_path_factory, content, prefix):
     path = tmp_path_factory.mktemp("header") / "x"
     path.write_bytes(prefix + content)
     with path.open("rb") as file, suppress(HeaderError):
@@ -518,9 +507,7 @@ JSON = st.recursive(
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(config=JSON, quant=JSON, index=JSON, header=JSON)
-def test_no_json_ends_in_an_exception(
-    tmp_path_factory: pytest.TempPathFactory, config: Any, quant: Any, index: Any, header: Any
-) -> None:
+def test_no_json_ends_in_an_exception(tmp_path_factory, config, quant, index, header):
     """Any JSON may stand in the places that are read."""
     weights = write_checkpoint(tmp_path_factory.mktemp("json") / "weights")
     text = json.dumps({"a": header, "b": {"data_offsets": header}}).encode()
@@ -532,7 +519,7 @@ def test_no_json_ends_in_an_exception(
     assert checked(weights, stamp={"variant": config, "files": quant}, release="1.2.1").findings
 
 
-def test_a_tokenizer_of_another_place_is_the_one_that_counts(weights: Path) -> None:
+def test_a_tokenizer_of_another_place_is_the_one_that_counts(weights):
     for name in TOKENIZER:
         (weights / name).unlink()
     elsewhere = weights.parent / "tokenizer"

@@ -1,9 +1,5 @@
 """Each wrong edit of a working repository is found on its line, with what to do."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from deepseek_triton_build.check import CheckOptions, check_repository
@@ -133,7 +129,7 @@ MODEL_YAML_EDITS = [
 
 
 @pytest.mark.parametrize(("old", "new", "code", "line", "fix"), MODEL_YAML_EDITS)
-def test_an_edit_of_model_yaml_is_found(tmp_path: Path, old: str, new: str, code: str, line: int, fix: str) -> None:
+def test_an_edit_of_model_yaml_is_found(tmp_path, old, new, code, line, fix):
     write(tmp_path, model_yaml=edited(MODEL_YAML, old, new))
 
     finding = only(check_repository(tmp_path, OPTIONS), code)
@@ -215,9 +211,7 @@ CONFIG_EDITS = [
 
 
 @pytest.mark.parametrize(("old", "new", "code", "line", "fix"), CONFIG_EDITS)
-def test_an_edit_of_config_pbtxt_is_found(
-    tmp_path: Path, old: str, new: str, code: str, line: int | None, fix: str
-) -> None:
+def test_an_edit_of_config_pbtxt_is_found(tmp_path, old, new, code, line, fix):
     write(tmp_path, config=edited(CONFIG, old, new))
 
     finding = only(check_repository(tmp_path, OPTIONS), code)
@@ -226,7 +220,7 @@ def test_an_edit_of_config_pbtxt_is_found(
     assert fix in finding.fix
 
 
-def placed(gpus: str, count: int) -> str:
+def placed(gpus, count):
     parameter = f'parameters [ {{ key: "gpu_device_ids", value: {{ string_value: "{gpus}" }} }} ]'
     return edited(CONFIG, "count: 1", f"count: {count}") + parameter + "\n"
 
@@ -245,7 +239,7 @@ PLACEMENTS = [
 
 
 @pytest.mark.parametrize(("gpus", "count", "codes"), PLACEMENTS)
-def test_gpu_device_ids_are_counted_against_the_ranks(tmp_path: Path, gpus: str, count: int, codes: list[str]) -> None:
+def test_gpu_device_ids_are_counted_against_the_ranks(tmp_path, gpus, count, codes):
     two_ranks = edited(
         edited(MODEL_YAML, "parallel_size: 8", "parallel_size: 2"), "parallel_size: 8", "parallel_size: 2"
     )
@@ -256,7 +250,7 @@ def test_gpu_device_ids_are_counted_against_the_ranks(tmp_path: Path, gpus: str,
     assert [finding.code for finding in serious(report)] == codes
 
 
-def test_all_problems_are_reported_at_once_by_file_and_line(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once_by_file_and_line(tmp_path):
     model_yaml = edited(edited(MODEL_YAML, "backend:", "backends:"), "  dtype: fp8", "  tokens_per_block: x")
     write(tmp_path, model_yaml=model_yaml, config=edited(CONFIG, "KIND_CPU", "KIND_GPU"))
 
@@ -291,9 +285,7 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize(("content", "code", "line"), UNREADABLE)
-def test_a_model_yaml_that_cant_be_read_is_one_finding(
-    tmp_path: Path, content: bytes, code: str, line: int | None
-) -> None:
+def test_a_model_yaml_that_cant_be_read_is_one_finding(tmp_path, content, code, line):
     write(tmp_path, model_yaml=content)
 
     report = check_repository(tmp_path, OPTIONS)
@@ -302,7 +294,7 @@ def test_a_model_yaml_that_cant_be_read_is_one_finding(
     assert line is None or report.findings[-1].line == line
 
 
-def test_an_unknown_key_in_a_section_is_only_a_warning_in_old_releases(tmp_path: Path) -> None:
+def test_an_unknown_key_in_a_section_is_only_a_warning_in_old_releases(tmp_path):
     path = tmp_path / "extra.yaml"
     path.write_text("backend: pytorch\nkv_cache_config:\n  dtypee: fp8\nnope: 1\n")
 
@@ -312,14 +304,14 @@ def test_an_unknown_key_in_a_section_is_only_a_warning_in_old_releases(tmp_path:
     assert found == [("S021", "warning", 3), ("S011", "error", 4)]
 
 
-def test_the_fix_for_a_huge_number_of_gpus_fits_a_line(tmp_path: Path) -> None:
+def test_the_fix_for_a_huge_number_of_gpus_fits_a_line(tmp_path):
     huge = edited(MODEL_YAML, "tensor_parallel_size: 8", "tensor_parallel_size: 1000000000000")
     write(tmp_path, model_yaml=huge, config=edited(CONFIG, "count: 1", "count: 2000000000"))
 
     assert len(only(check_repository(tmp_path, OPTIONS), "T011").fix) < 500
 
 
-def test_findings_hold_no_characters_that_a_terminal_obeys(tmp_path: Path) -> None:
+def test_findings_hold_no_characters_that_a_terminal_obeys(tmp_path):
     write(
         tmp_path,
         model_yaml=edited(MODEL_YAML, "max_num_tokens", '"a\\e[31m\\nb"'),
@@ -333,14 +325,14 @@ def test_findings_hold_no_characters_that_a_terminal_obeys(tmp_path: Path) -> No
     assert all((finding.message + finding.fix).isprintable() for finding in findings)
 
 
-def test_anchors_that_unfold_without_end_are_one_finding(tmp_path: Path) -> None:
+def test_anchors_that_unfold_without_end_are_one_finding(tmp_path):
     lines = ["l0: &l0 [x, x]", *(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 30))]
     write(tmp_path, model_yaml="\n".join(lines))
 
     assert [finding.code for finding in serious(check_repository(tmp_path, OPTIONS))] == ["S002"]
 
 
-def test_merged_keys_may_be_overridden(tmp_path: Path) -> None:
+def test_merged_keys_may_be_overridden(tmp_path):
     section = "kv_cache_config:\n  <<: &base {dtype: auto}\n  free_gpu_memory_fraction: 0.8\n"
     model_yaml = edited(MODEL_YAML, "kv_cache_config:\n  free_gpu_memory_fraction: 0.8\n", section)
     write(tmp_path, model_yaml=model_yaml)

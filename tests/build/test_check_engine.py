@@ -1,13 +1,9 @@
 """Where TensorRT-LLM is installed, `check` asks its own classes too; the stand-in stands for it here."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from deepseek_triton_build import PlanRequest, format_files, make_plan, write_repository
-from deepseek_triton_build.check import CheckOptions, Report, check_repository
+from deepseek_triton_build.check import CheckOptions, check_repository
 from standin.loading import PACKAGE_PARENT
 from support.checked import edited, only
 
@@ -15,7 +11,7 @@ MODEL_YAML = "tensorrt_llm/1/model.yaml"
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def repository(tmp_path):
     """R1 with MTP for 8 x H200, as generated for 1.2.1."""
     plan = make_plan(PlanRequest(variant="deepseek-r1", gpu="h200", profile="latency"))
     write_repository(format_files("triton", plan, version="0"), tmp_path / "r1")
@@ -23,13 +19,13 @@ def repository(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def installed(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def installed(repository, monkeypatch):
     """The stand-in of 1.2.1, where `check` and its processes find packages. It is never imported here."""
     monkeypatch.syspath_prepend(PACKAGE_PARENT)
     monkeypatch.setenv("STANDIN_RELEASE", str(repository / "tensorrt_llm/1/release.yaml"))
 
 
-def spoil(repository: Path, old: str, new: str) -> Report:
+def spoil(repository, old, new):
     path = repository / MODEL_YAML
     path.write_text(edited(path.read_text(), old, new))
     return check_repository(repository)
@@ -37,7 +33,7 @@ def spoil(repository: Path, old: str, new: str) -> Report:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("installed")
-def test_what_is_generated_is_taken(repository: Path) -> None:
+def test_what_is_generated_is_taken(repository):
     report = check_repository(repository)
 
     assert [finding for finding in report.findings if finding.code == "S027"] == []
@@ -57,9 +53,7 @@ REFUSALS = [
 @pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(("old", "new", "key", "words", "ours"), REFUSALS)
-def test_its_errors_stand_beside_ours(
-    repository: Path, old: str, new: str, key: str | None, words: str, ours: str
-) -> None:
+def test_its_errors_stand_beside_ours(repository, old, new, key, words, ours):
     report = spoil(repository, old, new)
 
     finding = only(report, "S027")
@@ -72,7 +66,7 @@ def test_its_errors_stand_beside_ours(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("installed")
-def test_a_file_by_itself_is_asked_about_too(tmp_path: Path) -> None:
+def test_a_file_by_itself_is_asked_about_too(tmp_path):
     path = tmp_path / "extra.yaml"
     path.write_text("moe_config: {backend: CUTLASS, load_balancers: 1}\n")
 
@@ -83,13 +77,13 @@ def test_a_file_by_itself_is_asked_about_too(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("installed")
-def test_another_release_is_not_asked(repository: Path) -> None:
+def test_another_release_is_not_asked(repository):
     report = check_repository(repository, CheckOptions(release="1.2.0"))
 
     assert any("1.2.1 is installed and 1.2.0 is checked against" in clause for clause in report.unchecked)
 
 
-def test_one_that_cant_be_imported_is_said(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_cant_be_imported_is_said(repository, tmp_path, monkeypatch):
     (tmp_path / "tensorrt_llm.py").write_text("raise ImportError('libcuda.so.1: cannot open shared object file')\n")
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -98,7 +92,7 @@ def test_one_that_cant_be_imported_is_said(repository: Path, tmp_path: Path, mon
     assert any("TorchLlmArgs" in clause and "libcuda.so.1" in clause for clause in unchecked)
 
 
-def test_one_that_ends_the_process_is_said(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_ends_the_process_is_said(repository, tmp_path, monkeypatch):
     (tmp_path / "tensorrt_llm.py").write_text("import os\nprint('MPI_Init failed')\nos._exit(7)\n")
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -107,7 +101,7 @@ def test_one_that_ends_the_process_is_said(repository: Path, tmp_path: Path, mon
     assert any("its process ended with 7" in clause and "MPI_Init failed" in clause for clause in unchecked)
 
 
-def test_it_is_asked_as_no_rank_of_a_job(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_asked_as_no_rank_of_a_job(repository, tmp_path, monkeypatch):
     (tmp_path / "tensorrt_llm.py").write_text(
         "import os\nraise ImportError(sorted(n for n in os.environ if 'RANK' in n))\n"
     )
@@ -120,5 +114,5 @@ def test_it_is_asked_as_no_rank_of_a_job(repository: Path, tmp_path: Path, monke
     assert any("['MY_RANK']" in clause for clause in unchecked)
 
 
-def test_where_it_is_not_installed_nothing_is_said(repository: Path) -> None:
+def test_where_it_is_not_installed_nothing_is_said(repository):
     assert not any("TorchLlmArgs" in clause for clause in check_repository(repository).unchecked)

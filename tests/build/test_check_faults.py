@@ -1,25 +1,22 @@
 """`check` finds realistic faults with their causes, and nothing in what has none."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 import pytest
 
-from support.check_faults import EXTRA, FAULTS, MODEL_YAML, SERVE, Fault, bases, recipes
+from support.check_faults import EXTRA, FAULTS, MODEL_YAML, SERVE, bases, recipes
 from support.checked import serious
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_is_found_with_its_cause(fault: Fault, tmp_path: Path) -> None:
+def test_a_fault_is_found_with_its_cause(fault, tmp_path):
     findings = fault.report(tmp_path).findings
 
     assert fault.is_found_in(findings), [f"{one.code} {one.message}; {one.fix}" for one in findings]
 
 
 @pytest.mark.parametrize("name", [name for name in bases() if not name.startswith("recipe")])
-def test_what_is_generated_has_no_errors_and_no_fault_of_the_table(name: str, tmp_path: Path) -> None:
+def test_what_is_generated_has_no_errors_and_no_fault_of_the_table(name, tmp_path):
     bases()[name].write(tmp_path)
 
     findings = bases()[name].check(tmp_path, {}).findings
@@ -29,7 +26,7 @@ def test_what_is_generated_has_no_errors_and_no_fault_of_the_table(name: str, tm
 
 
 @pytest.mark.parametrize("name", recipes())
-def test_published_arguments_have_only_the_errors_that_are_known(name: str, tmp_path: Path) -> None:
+def test_published_arguments_have_only_the_errors_that_are_known(name, tmp_path):
     base = bases()[f"recipe {name}"]
     base.write(tmp_path)
 
@@ -60,7 +57,7 @@ MISSPELLED = {
         ("vllm serve", SERVE, r"(?m)^  --([a-z-]+).*\\$"),
     ],
 )
-def test_any_key_or_flag_that_is_misspelled_is_found(base: str, file: str, key: str, how: str, tmp_path: Path) -> None:
+def test_any_key_or_flag_that_is_misspelled_is_found(base, file, key, how, tmp_path):
     bases()[base].write(tmp_path)
     text = (tmp_path / file).read_text()
     before = {(one.code, one.message) for one in bases()[base].check(tmp_path, {}).findings}
@@ -77,5 +74,5 @@ def test_any_key_or_flag_that_is_misspelled_is_found(base: str, file: str, key: 
     assert missed == []
 
 
-def test_the_table_is_as_long_as_promised() -> None:
+def test_the_table_is_as_long_as_promised():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) > 200

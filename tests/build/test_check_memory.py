@@ -1,16 +1,12 @@
 """`check` does the planner's arithmetic: weights that don't fit are an error, no room for a KV cache a warning."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from deepseek_triton_build.check import CheckOptions, check_repository
 from support.checked import MODEL_YAML, edited, only, serious, write
 
 
-def check(root: Path, old: str, new: str, gpu: str, num_gpus: int) -> list[tuple[str, str]]:
+def check(root, old, new, gpu, num_gpus):
     write(root, model_yaml=edited(MODEL_YAML, old, new))
     report = check_repository(root, CheckOptions(release="1.2.1", gpu=gpu, num_gpus=num_gpus))
     return [(finding.code, finding.severity) for finding in serious(report) if finding.code in ("T016", "T017")]
@@ -39,13 +35,11 @@ CASES = [
 
 
 @pytest.mark.parametrize(("old", "new", "gpu", "num_gpus", "expected"), CASES)
-def test_weights_and_kv_cache_are_fitted_to_the_gpus(
-    tmp_path: Path, old: str, new: str, gpu: str, num_gpus: int, expected: list[tuple[str, str]]
-) -> None:
+def test_weights_and_kv_cache_are_fitted_to_the_gpus(tmp_path, old, new, gpu, num_gpus, expected):
     assert check(tmp_path, old, new, gpu, num_gpus) == expected
 
 
-def test_the_error_says_how_many_gpus_hold_the_weights(tmp_path: Path) -> None:
+def test_the_error_says_how_many_gpus_hold_the_weights(tmp_path):
     write(tmp_path)
 
     finding = only(check_repository(tmp_path, CheckOptions(release="1.2.1", gpu="h100", num_gpus=8)), "T016")
@@ -59,9 +53,7 @@ def test_the_error_says_how_many_gpus_hold_the_weights(tmp_path: Path) -> None:
     [(SAME, "max_num_tokens: 262144", False), ("fraction: 0.8", "fraction: 0.001", True)],
     ids=["nothing is left", "little of it is used"],
 )
-def test_the_fix_raises_the_kv_caches_share_only_when_memory_is_left(
-    tmp_path: Path, old: str, new: str, is_raised: bool
-) -> None:
+def test_the_fix_raises_the_kv_caches_share_only_when_memory_is_left(tmp_path, old, new, is_raised):
     write(tmp_path, model_yaml=edited(MODEL_YAML, old, new))
 
     fix = only(check_repository(tmp_path, CheckOptions(release="1.2.1", gpu="h200", num_gpus=8)), "T017").fix
@@ -70,9 +62,7 @@ def test_the_fix_raises_the_kv_caches_share_only_when_memory_is_left(
 
 
 @pytest.mark.parametrize(("num_gpus", "codes"), [(None, []), (8, []), (2, ["T016"])])
-def test_an_option_file_is_judged_only_when_the_number_of_gpus_is_given(
-    tmp_path: Path, num_gpus: int | None, codes: list[str]
-) -> None:
+def test_an_option_file_is_judged_only_when_the_number_of_gpus_is_given(tmp_path, num_gpus, codes):
     """No file says which flags its program gets."""
     path = tmp_path / "extra.yaml"
     path.write_text("model: deepseek-ai/DeepSeek-R1\nmax_num_tokens: 262144\n")

@@ -1,11 +1,6 @@
 """`check` of a disaggregated pair that was edited by hand: its two sides together, and its orchestrator."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -24,41 +19,41 @@ from deepseek_triton_build import (
     write_repository,
 )
 from deepseek_triton_build.catalog import RELEASES, gpus, variants
-from deepseek_triton_build.check import CheckOptions, Report, check_repository
+from deepseek_triton_build.check import CheckOptions, check_repository
 
 BOTH = PlanRequest(variant="deepseek-v3", gpu="h200", profile=DISAGGREGATED)
 WEIGHTY = ("error", "warning")
 
 
-def written(folder: Path, format: str) -> Path:
+def written(folder, format):
     plan = make_disaggregated_plan(DisaggregatedRequest(both=BOTH, num_generation=2))
     write_repository(pair_files(plan, version="1.0", format=format), folder)
     return folder
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Path:
+def served(tmp_path):
     return written(tmp_path / "pair", "trtllm-serve")
 
 
 @pytest.fixture
-def repositories(tmp_path: Path) -> Path:
+def repositories(tmp_path):
     return written(tmp_path / "pair", "triton")
 
 
-def edited(path: Path, edit: Callable[[Any], None]) -> None:
+def edited(path, edit):
     document = yaml.safe_load(path.read_text())
     edit(document)
     path.write_text(yaml.safe_dump(document))
 
 
-def codes(report: Report) -> set[str]:
+def codes(report):
     """What was found, without notes, as that a file was changed."""
     return {finding.code for finding in report.findings if finding.severity in WEIGHTY}
 
 
 @pytest.mark.parametrize("format", ["triton", "trtllm-serve"])
-def test_a_pair_as_it_was_written_is_right(format: str, tmp_path: Path):
+def test_a_pair_as_it_was_written_is_right(format, tmp_path):
     report = check_repository(written(tmp_path / "pair", format))
 
     assert codes(report) == set()
@@ -122,7 +117,7 @@ def test_check_takes_what_build_writes(variant, gpu, release, format, workload, 
     ],
 )
 @pytest.mark.parametrize("format", ["triton", "trtllm-serve"])
-def test_an_edit_of_one_side_is_found(side: str, edit: Callable[[Any], None], code: str, format: str, tmp_path: Path):
+def test_an_edit_of_one_side_is_found(side, edit, code, format, tmp_path):
     pair = written(tmp_path / "pair", format)
     name = "tensorrt_llm/1/model.yaml" if format == "triton" else "extra-llm-api-config.yml"
     edited(pair / side / name, edit)
@@ -131,7 +126,7 @@ def test_an_edit_of_one_side_is_found(side: str, edit: Callable[[Any], None], co
     assert finding.file == f"{side}/{name}"
 
 
-def test_a_side_alone_is_checked_as_before(repositories: Path):
+def test_a_side_alone_is_checked_as_before(repositories):
     edited(repositories / "context/tensorrt_llm/1/model.yaml", lambda file: file.pop("disable_overlap_scheduler"))
 
     assert codes(check_repository(repositories / "context")) == set()
@@ -150,7 +145,7 @@ def test_a_side_alone_is_checked_as_before(repositories: Path):
     ],
 )
 @pytest.mark.parametrize("alone", [False, True], ids=["folder", "file"])
-def test_an_edit_of_disagg_config_is_found(edit: Callable[[Any], None], code: str, alone: bool, served: Path):
+def test_an_edit_of_disagg_config_is_found(edit, code, alone, served):
     edited(served / "disagg_config.yaml", edit)
 
     report = check_repository(served / "disagg_config.yaml" if alone else served)
@@ -167,7 +162,7 @@ def test_an_edit_of_disagg_config_is_found(edit: Callable[[Any], None], code: st
         ('-r "${REQUEST_TIMEOUT:-1200}"', "-r 60", {"G030"}),
     ],
 )
-def test_the_timeouts_of_the_orchestrators_script_are_read(old: str, new: str, expected: set[str], served: Path):
+def test_the_timeouts_of_the_orchestrators_script_are_read(old, new, expected, served):
     script = served / "orchestrator.sh"
     text = script.read_text()
     assert old in text
@@ -176,7 +171,7 @@ def test_the_timeouts_of_the_orchestrators_script_are_read(old: str, new: str, e
     assert codes(check_repository(served)) == expected
 
 
-def test_a_metadata_server_beside_a_cluster_is_found(served: Path):
+def test_a_metadata_server_beside_a_cluster_is_found(served):
     script = served / "orchestrator.sh"
     script.write_text(script.read_text().replace('"$@"', '-m etcd.yaml "$@"'))
     assert codes(check_repository(served)) == set()
@@ -185,7 +180,7 @@ def test_a_metadata_server_beside_a_cluster_is_found(served: Path):
     assert codes(check_repository(served)) == {"G027"}
 
 
-def test_an_orchestrators_file_has_any_name_and_needs_no_servers(tmp_path: Path):
+def test_an_orchestrators_file_has_any_name_and_needs_no_servers(tmp_path):
     other = tmp_path / "mine.yml"
     other.write_text("context_servers: {urls: ['ctx:1']}\ngeneration_servers: {urls: ['http://gen:1']}\n")
     assert codes(check_repository(other)) == {"G020"}
@@ -195,7 +190,7 @@ def test_an_orchestrators_file_has_any_name_and_needs_no_servers(tmp_path: Path)
     assert codes(check_repository(other, CheckOptions(release="1.1.0"))) == {"G026"}
 
 
-def test_a_changed_script_of_the_pair_is_named(served: Path):
+def test_a_changed_script_of_the_pair_is_named(served):
     with (served / "orchestrator.sh").open("a") as script:
         script.write("# mine\n")
 
@@ -205,7 +200,7 @@ def test_a_changed_script_of_the_pair_is_named(served: Path):
 
 
 @pytest.mark.parametrize("side", ["context", "generation"])
-def test_a_pair_without_one_side_is_named(side: str, repositories: Path):
+def test_a_pair_without_one_side_is_named(side, repositories):
     shutil.rmtree(repositories / side)
 
     with pytest.raises(NothingToCheckError, match=f"expected a pair's two sides.* found no folder {side};"):

@@ -1,9 +1,6 @@
 """What `check` reads in shell scripts: exported variables, programs and their flags."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -37,17 +34,17 @@ VARIABLES = [
 
 
 @pytest.mark.parametrize(("text", "expected"), VARIABLES)
-def test_the_variables_that_a_script_exports(text: str, expected: dict[str, str]) -> None:
+def test_the_variables_that_a_script_exports(text, expected):
     assert ShellScript(file="start.sh", text=text).known_values == expected
 
 
-def test_a_variable_has_its_line() -> None:
+def test_a_variable_has_its_line():
     script = ShellScript(file="start.sh", text='#!/bin/bash\nexport A="\n"\nexport B=2\n')
 
     assert {name: variable.line for name, variable in script.variables.items()} == {"A": 2, "B": 4}
 
 
-def test_a_program_has_its_flags_with_their_lines() -> None:
+def test_a_program_has_its_flags_with_their_lines():
     text = 'exec mpirun -n 8 trtllm-serve r1 \\\n  --tp_size 8 \\\n  --max_batch_size=16 --sizes 1 2 "$@"\n'
 
     program = ShellScript(file="serve.sh", text=text).program
@@ -71,7 +68,7 @@ MODELS = [
 
 
 @pytest.mark.parametrize(("text", "model"), MODELS)
-def test_a_program_has_its_model(text: str, model: str | None) -> None:
+def test_a_program_has_its_model(text, model):
     program = ShellScript(file="serve.sh", text=text).program
 
     assert program is not None
@@ -79,14 +76,14 @@ def test_a_program_has_its_model(text: str, model: str | None) -> None:
 
 
 @given(text=st.text(alphabet="ab$\"'\\\n;|&(){}#= ", max_size=40))
-def test_any_text_is_read(text: str) -> None:
+def test_any_text_is_read(text):
     script = ShellScript(file="start.sh", text=text)
 
     assert script.program is None
     assert all(1 <= variable.line <= text.count("\n") + 1 for variable in script.variables.values())
 
 
-def test_the_flags_of_every_program_set_keys_that_there_are() -> None:
+def test_the_flags_of_every_program_set_keys_that_there_are():
     release = load_release(CANONICAL_RELEASE)
     keys = flag_keys() | {key for key, _ in quickstart.flag_meanings().values()}
 
@@ -94,7 +91,7 @@ def test_the_flags_of_every_program_set_keys_that_there_are() -> None:
     assert spelling.keys_of_flags("trtllm-serve")["--tp"] == "tensor_parallel_size"
 
 
-def test_a_script_that_bash_cant_read_has_the_line(tmp_path: Path) -> None:
+def test_a_script_that_bash_cant_read_has_the_line(tmp_path):
     (tmp_path / "start.sh").write_text("#!/bin/bash\nif true; then\n  :\ndone\n")
 
     _, [finding] = read_script(tmp_path / "start.sh", "start.sh")
@@ -102,14 +99,14 @@ def test_a_script_that_bash_cant_read_has_the_line(tmp_path: Path) -> None:
     assert (finding.code, finding.line) == ("S010", 4)
 
 
-def test_without_bash_the_syntax_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_bash_the_syntax_is_not_judged(tmp_path, monkeypatch):
     (tmp_path / "start.sh").write_text("if\n")
     monkeypatch.setattr(shutil, "which", lambda _: None)
 
     assert read_script(tmp_path / "start.sh", "start.sh")[1] == []
 
 
-def serve(folder: Path, old: str, new: str) -> Path:
+def serve(folder, old, new):
     bases()["wide"].write(folder)
     path = folder / "repository/serve.sh"
     text = path.read_text()
@@ -118,19 +115,19 @@ def serve(folder: Path, old: str, new: str) -> Path:
     return folder / "repository"
 
 
-def test_a_flag_that_depends_on_the_caller_is_unknown_and_not_one(tmp_path: Path) -> None:
+def test_a_flag_that_depends_on_the_caller_is_unknown_and_not_one(tmp_path):
     report = check_repository(serve(tmp_path, "--ep_size 32", '--ep_size "$EP"'))
 
     assert not report.has_errors
 
 
-def test_a_flag_with_a_default_counts_with_it(tmp_path: Path) -> None:
+def test_a_flag_with_a_default_counts_with_it(tmp_path):
     report = check_repository(serve(tmp_path, "--ep_size 32", '--ep_size "${EP:-8}"'))
 
     assert "M002" in {finding.code for finding in serious(report)}
 
 
-def test_the_file_alone_says_that_flags_are_missing(tmp_path: Path) -> None:
+def test_the_file_alone_says_that_flags_are_missing(tmp_path):
     bases()["wide"].write(tmp_path)
     (tmp_path / "repository/serve.sh").unlink()
 
@@ -140,7 +137,7 @@ def test_the_file_alone_says_that_flags_are_missing(tmp_path: Path) -> None:
     assert any("what flags may give" in clause for clause in report.unchecked)
 
 
-def test_a_file_that_is_named_is_checked_with_the_script_that_passes_it(tmp_path: Path) -> None:
+def test_a_file_that_is_named_is_checked_with_the_script_that_passes_it(tmp_path):
     repository = serve(tmp_path, "--ep_size 32", "--ep_size 8")
 
     report = check_repository(repository / "extra-llm-api-config.yml")
@@ -148,14 +145,14 @@ def test_a_file_that_is_named_is_checked_with_the_script_that_passes_it(tmp_path
     assert "M002" in {finding.code for finding in serious(report)}
 
 
-def test_a_flag_that_is_not_recorded_is_said(tmp_path: Path) -> None:
+def test_a_flag_that_is_not_recorded_is_said(tmp_path):
     report = check_repository(serve(tmp_path, "--ep_size 32", "--ep_size 32 --metadata_server_config_file x.yml"))
 
     assert not report.has_errors
     assert "flags that are not recorded here: --metadata_server_config_file" in report.unchecked
 
 
-def test_the_weights_of_a_file_alone_are_judged_by_the_number_of_gpus(tmp_path: Path) -> None:
+def test_the_weights_of_a_file_alone_are_judged_by_the_number_of_gpus(tmp_path):
     path = tmp_path / "extra.yaml"
     path.write_text("tensor_parallel_size: 8\n")
     options = CheckOptions(release="1.2.1", variant="deepseek-r1", gpu="h200", num_gpus=4)
@@ -163,7 +160,7 @@ def test_the_weights_of_a_file_alone_are_judged_by_the_number_of_gpus(tmp_path: 
     assert {finding.code for finding in serious(check_repository(path, options))} == {"T013"}
 
 
-def test_a_script_whose_program_is_not_known_leaves_its_flags_unknown(tmp_path: Path) -> None:
+def test_a_script_whose_program_is_not_known_leaves_its_flags_unknown(tmp_path):
     bases()["wide"].write(tmp_path / "other")
     script = tmp_path / "other/repository/serve.sh"
     script.write_text("#!/bin/bash\nexec ./our-own-server\n")
@@ -175,7 +172,7 @@ def test_a_script_whose_program_is_not_known_leaves_its_flags_unknown(tmp_path: 
     assert any("what flags may give" in clause for clause in report.unchecked)
 
 
-def test_a_repository_beside_a_script_is_checked_too(tmp_path: Path) -> None:
+def test_a_repository_beside_a_script_is_checked_too(tmp_path):
     bases()["serve"].write(tmp_path)
     write(tmp_path / "repository", model_yaml="")
 

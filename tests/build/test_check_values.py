@@ -1,10 +1,7 @@
 """`check` judges values: types, the backend's own settings, and arbitrary input."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +17,7 @@ from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS, WARMUP_SE
 from deepseek_triton_build.data.type_strings import fits
 from support.checked import CONFIG, write
 
-VALUES: list[Any] = [None, True, False, 0, 1, -1, 0.05, 1.5, 300, 10**12, 2**70, "", "x", "5", [], ["a"], [1], {}]
+VALUES = [None, True, False, 0, 1, -1, 0.05, 1.5, 300, 10**12, 2**70, "", "x", "5", [], ["a"], [1], {}]
 CHOICES = [
     "exit",
     "unready",
@@ -35,7 +32,7 @@ CHOICES = [
 ]
 
 
-def backend_takes(settings: dict[str, Any]) -> bool:
+def backend_takes(settings):
     try:
         parse_config({"model": "m", "triton_config": settings}, version_dir=Path())
     except ConfigError:
@@ -44,7 +41,7 @@ def backend_takes(settings: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("key", BACKEND_SETTINGS)
-def test_triton_config_is_judged_as_the_backend_does(key: str) -> None:
+def test_triton_config_is_judged_as_the_backend_does(key):
     for value in [*VALUES, *CHOICES]:
         if key == "warmup" and value == {}:  # a section that lacks something, which check finds by itself
             assert not backend_takes({key: value})
@@ -52,35 +49,35 @@ def test_triton_config_is_judged_as_the_backend_does(key: str) -> None:
             assert fits(value, BACKEND_SETTINGS[key]) == backend_takes({key: value}), value
 
 
-def test_triton_config_has_the_backends_keys() -> None:
+def test_triton_config_has_the_backends_keys():
     with pytest.raises(ConfigError) as raised:
         parse_config({"model": "m", "triton_config": {"nope": 1}}, version_dir=Path())
 
     assert str(raised.value).partition("known: ")[2].split(", ") == sorted(BACKEND_SETTINGS)
 
 
-SHAPES: list[Any] = [
+SHAPES = [
     [[1, 64]], [[1, 64], [2, 8]], [[1]], [[1, 2, 3]], [[0, 1]], [[1, -1]], [[True, 1]], [[1.0, 1]], [["1", 1]],
     [[2**31 - 1, 1]], [[2**31, 1]], [1, 64], [[]], [[1, 64], 5], {"1": 64},
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WARMUP_SETTINGS)
-def test_a_warmup_is_judged_as_the_backend_does(name: str) -> None:
+def test_a_warmup_is_judged_as_the_backend_does(name):
     for value in [*VALUES, *SHAPES, 0.99, 1000, 1001, 86_400, 86_400.5, float("nan"), float("inf")]:
         problem = warmup_problem(name, value)
         taken = backend_takes({"warmup": {"shapes": [[1, 1]], name: value}})
         assert (problem is None) == taken, (value, problem)
 
 
-def test_a_warmup_has_the_backends_keys() -> None:
+def test_a_warmup_has_the_backends_keys():
     with pytest.raises(ConfigError) as raised:
         parse_config({"model": "m", "triton_config": {"warmup": {"nope": 1, "shapes": [[1, 1]]}}}, version_dir=Path())
 
     assert str(raised.value).partition("known: ")[2].split(", ") == list(WARMUP_SETTINGS)
 
 
-SAMPLING_VALUES: list[Any] = [
+SAMPLING_VALUES = [
     *VALUES, 0.5, 7, -0.1, 2.5, 100, 100.1, 1.00000001, 0.009, 0.0099999999, float("nan"), float("inf"),
     2**31 - 1, 2**31, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 64, 65, 20, 21, -2, -2.1,
     [1, 2], [1, "x"], ["a", 5], ["x"] * 65, "x" * 1024, "x" * 1025, "x" * 70_000, "\ud83d", ["\ud83d"],
@@ -92,13 +89,13 @@ SAMPLING_VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize("name", SAMPLING_BY_NAME)
-def test_sampling_defaults_are_judged_as_the_backend_does(name: str) -> None:
+def test_sampling_defaults_are_judged_as_the_backend_does(name):
     for value in SAMPLING_VALUES:
         problem = sampling_problem(name, value)
         assert (problem is None) == backend_takes({"default_sampling": {name: value}}), (value, problem)
 
 
-def test_a_sampling_field_nobody_knows_is_a_problem_with_the_nearest() -> None:
+def test_a_sampling_field_nobody_knows_is_a_problem_with_the_nearest():
     problem = sampling_problem("temprature", 1)
 
     assert problem is not None
@@ -106,7 +103,7 @@ def test_a_sampling_field_nobody_knows_is_a_problem_with_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("version", READABLE_RELEASES)
-def test_every_type_in_the_records_is_understood(version: str) -> None:
+def test_every_type_in_the_records_is_understood(version):
     """The default of a key fits its type, where it is a plain value."""
     release = load_release(version)
     keys = release.keys()
@@ -132,7 +129,7 @@ TYPES = [
 
 
 @pytest.mark.parametrize(("spelled", "value", "expected"), TYPES)
-def test_types_as_records_spell_them(spelled: str, value: Any, expected: bool) -> None:
+def test_types_as_records_spell_them(spelled, value, expected):
     assert fits(value, spelled) is expected
 
 
@@ -151,8 +148,8 @@ SCALARS = st.one_of(
 KEYS = sorted(set().union(*(load_release(version).keys() for version in READABLE_RELEASES)))
 
 
-def nested(settings: dict[str, Any]) -> dict[str, Any]:
-    document: dict[str, Any] = {}
+def nested(settings):
+    document = {}
     for key, value in settings.items():
         *sections, name = key.split(".")
         place = document
@@ -174,9 +171,7 @@ def nested(settings: dict[str, Any]) -> dict[str, Any]:
         ["deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3.2-Exp", "nvidia/DeepSeek-R1-FP4", "/gone"]
     ),
 )
-def test_no_value_at_any_key_ends_in_an_exception(
-    tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any], release: str, gpu: str | None, model: str
-) -> None:
+def test_no_value_at_any_key_ends_in_an_exception(tmp_path_factory, values, release, gpu, model):
     path = tmp_path_factory.mktemp("any") / "model.yaml"
     path.write_text(json.dumps(nested({"model": model, **values})), "utf-8")
 
@@ -188,16 +183,14 @@ def test_no_value_at_any_key_ends_in_an_exception(
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(model_yaml=st.binary(max_size=200) | st.text(max_size=200).map(str.encode), config=st.binary(max_size=100))
-def test_no_bytes_end_in_an_exception(
-    tmp_path_factory: pytest.TempPathFactory, model_yaml: bytes, config: bytes
-) -> None:
+def test_no_bytes_end_in_an_exception(tmp_path_factory, model_yaml, config):
     root = write(tmp_path_factory.mktemp("bytes"), model_yaml=model_yaml, config=CONFIG.encode()[:300] + config)
     (root / "tensorrt_llm" / "deepseek-triton.json").write_bytes(model_yaml)
 
     assert check_repository(root).findings
 
 
-def test_the_schemas_settings_are_those_that_are_right(tmp_path: Path) -> None:
+def test_the_schemas_settings_are_those_that_are_right(tmp_path):
     """The rules get no value of a wrong type and no key that the release lacks."""
     path = tmp_path / "model.yaml"
     path.write_text("tensor_parallel_size: x\nmax_batch_size: 8\nnope: 1\ncuda_graph_config: null\nmoe_config: {}\n")

@@ -1,11 +1,7 @@
 """`check` of what vLLM runs: repositories, Triton's own vLLM backend, and scripts with `vllm serve`."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -37,15 +33,16 @@ triton_config:
   max_batch_size: 0
 """
 OPTIONS = CheckOptions(gpu="h200", num_gpus=8)
+RECORD = load_vllm("0.25.1").text
 
 
-def repository(root: Path, model_yaml: str = MODEL_YAML, *, record: str = load_vllm("0.25.1").text) -> Path:
+def repository(root, model_yaml=MODEL_YAML, *, record=RECORD):
     write(root, model_yaml=model_yaml, config=CONFIG)
     (root / "tensorrt_llm/1/release.yaml").write_text(record)
     return root
 
 
-def test_a_right_repository_has_only_the_note_about_its_checkpoint(tmp_path: Path) -> None:
+def test_a_right_repository_has_only_the_note_about_its_checkpoint(tmp_path):
     report = check_repository(repository(tmp_path), OPTIONS)
 
     assert [finding.code for finding in report.findings] == ["W003"]
@@ -80,7 +77,7 @@ def test_a_right_repository_has_only_the_note_about_its_checkpoint(tmp_path: Pat
         ("model: deepseek-ai/DeepSeek-R1", "model:", "S020", 1, "no model is named"),
     ],
 )
-def test_an_edit_is_found(tmp_path: Path, old: str, new: str, code: str, line: int, words: str) -> None:
+def test_an_edit_is_found(tmp_path, old, new, code, line, words):
     report = check_repository(repository(tmp_path, edited(MODEL_YAML, old, new)), OPTIONS)
 
     if not code:
@@ -115,7 +112,7 @@ PLANS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["triton", "vllm-serve"])
-def test_what_build_writes_for_vllm_has_no_findings(tmp_path: Path, format: str) -> None:
+def test_what_build_writes_for_vllm_has_no_findings(tmp_path, format):
     checked = 0
     for number, fields in enumerate(PLANS):
         try:
@@ -131,7 +128,7 @@ def test_what_build_writes_for_vllm_has_no_findings(tmp_path: Path, format: str)
     assert checked >= len(PLANS) / 2
 
 
-def test_a_record_of_the_other_library_is_an_error(tmp_path: Path) -> None:
+def test_a_record_of_the_other_library_is_an_error(tmp_path):
     report = check_repository(repository(tmp_path / "a", record=load_release("1.2.1").text), OPTIONS)
     assert "expected the record of a version of vLLM" in only(report, "S029").message
 
@@ -140,13 +137,13 @@ def test_a_record_of_the_other_library_is_an_error(tmp_path: Path) -> None:
     assert "expected the record of a version of TensorRT-LLM" in only(report, "S029").message
 
 
-def test_an_unknown_engine_is_the_only_error_as_the_record_says_whose_arguments_these_are(tmp_path: Path) -> None:
+def test_an_unknown_engine_is_the_only_error_as_the_record_says_whose_arguments_these_are(tmp_path):
     report = check_repository(repository(tmp_path, edited(MODEL_YAML, "engine: vllm", "engine: vlm")), OPTIONS)
 
     assert [finding.code for finding in report.findings if finding.severity != "note"] == ["T002"]
 
 
-def test_without_model_yaml_the_record_says_which_library_it_is(tmp_path: Path) -> None:
+def test_without_model_yaml_the_record_says_which_library_it_is(tmp_path):
     root = repository(tmp_path)
     (root / "tensorrt_llm/1/model.yaml").unlink()
     (model,) = check_repository(root / "tensorrt_llm", OPTIONS).models
@@ -154,7 +151,7 @@ def test_without_model_yaml_the_record_says_which_library_it_is(tmp_path: Path) 
     assert (model.engine, model.release) == ("vllm", "0.25.1")
 
 
-def test_a_version_that_is_not_known_is_checked_against_the_nearest(tmp_path: Path) -> None:
+def test_a_version_that_is_not_known_is_checked_against_the_nearest(tmp_path):
     report = check_repository(repository(tmp_path, record='vllm: "0.22.1"\n'), OPTIONS)
 
     finding = only(report, "S006")
@@ -163,7 +160,7 @@ def test_a_version_that_is_not_known_is_checked_against_the_nearest(tmp_path: Pa
     assert (report.models[0].release, report.models[0].release_from) == ("0.24.0", "the nearest to 0.22.1")
 
 
-def test_the_users_version_counts_and_has_to_be_known(tmp_path: Path) -> None:
+def test_the_users_version_counts_and_has_to_be_known(tmp_path):
     repository(tmp_path)
 
     assert check_repository(tmp_path, CheckOptions(vllm="0.33.0")).models[0].release == "0.33.0"
@@ -171,7 +168,7 @@ def test_the_users_version_counts_and_has_to_be_known(tmp_path: Path) -> None:
         check_repository(tmp_path, CheckOptions(vllm="0.22.1"))
 
 
-def test_variables_in_start_sh_are_those_of_vllm(tmp_path: Path) -> None:
+def test_variables_in_start_sh_are_those_of_vllm(tmp_path):
     repository(tmp_path)
     (tmp_path / "start.sh").write_text(
         "#!/bin/bash\nexport VLLM_USE_DEEP_GEMM=1 VLLM_LOGGING_LEVEL=INFO\n"
@@ -187,7 +184,7 @@ def test_variables_in_start_sh_are_those_of_vllm(tmp_path: Path) -> None:
     ]
 
 
-def test_vllm_ignores_what_only_tensorrt_llm_reads_of_a_checkpoint(tmp_path: Path) -> None:
+def test_vllm_ignores_what_only_tensorrt_llm_reads_of_a_checkpoint(tmp_path):
     repository(tmp_path / "repository")
     weights = tmp_path / "weights"
     write_weights(weights)
@@ -221,9 +218,7 @@ _INT8 = {"weights": {"num_bits": 8, "type": "int"}}
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
     ],
 )  # fmt: skip
-def test_weights_of_4_bits_are_known_by_what_made_them(
-    tmp_path: Path, quantization: dict[str, Any], precision: str | None
-) -> None:
+def test_weights_of_4_bits_are_known_by_what_made_them(tmp_path, quantization, precision):
     text = json.dumps({"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": quantization})
     (tmp_path / "config.json").write_text(text)
 
@@ -235,14 +230,14 @@ def test_weights_of_4_bits_are_known_by_what_made_them(
 # Triton's own vLLM backend
 
 
-def vllm_backend(root: Path, model_json: str, config: str = 'backend: "vllm"') -> Path:
+def vllm_backend(root, model_json, config='backend: "vllm"'):
     (root / "r1" / "1").mkdir(parents=True)
     (root / "r1" / "1" / "model.json").write_text(model_json)
     (root / "r1" / "config.pbtxt").write_text(f"{config}\ninstance_group [ {{ count: 1, kind: KIND_MODEL }} ]\n")
     return root
 
 
-def test_a_model_json_has_lines_whatever_it_is_indented_with(tmp_path: Path) -> None:
+def test_a_model_json_has_lines_whatever_it_is_indented_with(tmp_path):
     text = '{\n\t"model": "deepseek-ai/DeepSeek-R1",\n\t"tensor_parallel_siz": 8\n}\n'
 
     finding = only(check_repository(vllm_backend(tmp_path, text), CheckOptions()), "S011")
@@ -250,7 +245,7 @@ def test_a_model_json_has_lines_whatever_it_is_indented_with(tmp_path: Path) -> 
     assert (finding.file, finding.line, finding.fix) == ("r1/1/model.json", 3, "did you mean tensor_parallel_size?")
 
 
-def test_instances_of_one_gpu_are_right_for_one_rank(tmp_path: Path) -> None:
+def test_instances_of_one_gpu_are_right_for_one_rank(tmp_path):
     vllm_backend(tmp_path, '{"model": "deepseek-ai/DeepSeek-R1"}')
     config = tmp_path / "r1" / "config.pbtxt"
     config.write_text(config.read_text().replace("KIND_MODEL", "KIND_GPU"))
@@ -258,19 +253,19 @@ def test_instances_of_one_gpu_are_right_for_one_rank(tmp_path: Path) -> None:
     assert serious(check_repository(tmp_path, CheckOptions())) == []
 
 
-def test_a_model_json_of_another_backend_is_left_alone(tmp_path: Path) -> None:
+def test_a_model_json_of_another_backend_is_left_alone(tmp_path):
     with pytest.raises(NothingToCheckError, match="expected a model"):
         check_repository(vllm_backend(tmp_path, '{"learner": {}}', 'backend: "fil"'), CheckOptions())
 
 
-def test_a_broken_model_json_of_vllm_is_reported(tmp_path: Path) -> None:
+def test_a_broken_model_json_of_vllm_is_reported(tmp_path):
     assert only(check_repository(vllm_backend(tmp_path, "{'model': 1}"), CheckOptions()), "S002").line == 1
 
 
 # Scripts
 
 
-def settings_of(command: str, version: str = "0.24.0") -> dict[str, Any]:
+def settings_of(command, version="0.24.0"):
     script = ShellScript(file="serve.sh", text=f"exec {command}\n")
     assert script.program is not None
     given = read_vllm_flags(script, script.program, load_vllm(version))
@@ -299,11 +294,11 @@ def settings_of(command: str, version: str = "0.24.0") -> dict[str, Any]:
         ('--moe-backend "${MOE:-deep_gemm}" --kv-cache-dtype "$KV"', {"moe_backend": "deep_gemm"}),
     ],
 )  # fmt: skip
-def test_flags_count_as_vllm_serve_takes_them(flags: str, settings: dict[str, Any]) -> None:
+def test_flags_count_as_vllm_serve_takes_them(flags, settings):
     assert settings_of(f"vllm serve deepseek-ai/DeepSeek-R1 {flags}") == settings
 
 
-def test_a_flag_without_its_value_is_said_to_have_none() -> None:
+def test_a_flag_without_its_value_is_said_to_have_none():
     script = ShellScript(file="serve.sh", text="exec vllm serve m --max-num-seqs --enable-dbo\n")
     assert script.program is not None
     (finding,) = read_vllm_flags(script, script.program, load_vllm("0.24.0")).findings
@@ -311,7 +306,7 @@ def test_a_flag_without_its_value_is_said_to_have_none() -> None:
 
 
 @pytest.mark.parametrize("version", VLLM_VERSIONS)
-def test_every_argument_is_known_as_a_flag(version: str) -> None:
+def test_every_argument_is_known_as_a_flag(version):
     for name, row in load_vllm(version).arguments.items():
         if row.type == "bool" and name not in WITHOUT_FLAG:
             assert settings_of(f"vllm serve m {as_flag(name, True)[6:]}", version) == {name: True}
@@ -327,7 +322,7 @@ def test_every_argument_is_known_as_a_flag(version: str) -> None:
         "docker run --gpus all vllm/vllm-openai:v0.25.1 vllm serve deepseek-ai/DeepSeek-R1 -tp 8",
     ],
 )
-def test_the_program_is_found_however_it_is_started(command: str, tmp_path: Path) -> None:
+def test_the_program_is_found_however_it_is_started(command, tmp_path):
     (tmp_path / "serve.sh").write_text(f"#!/bin/bash\ncommand -v vllm\n{command}\n")
 
     report = check_repository(tmp_path, OPTIONS)
@@ -336,7 +331,7 @@ def test_the_program_is_found_however_it_is_started(command: str, tmp_path: Path
     assert (report.models[0].model, report.models[0].engine) == ("deepseek-ai/DeepSeek-R1", "vllm")
 
 
-def test_a_script_that_only_measures_is_left_alone(tmp_path: Path) -> None:
+def test_a_script_that_only_measures_is_left_alone(tmp_path):
     (tmp_path / "bench.sh").write_text("vllm bench serve --model m --random-input-len 1\n")
 
     report = check_repository(tmp_path, OPTIONS)

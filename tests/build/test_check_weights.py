@@ -1,26 +1,22 @@
 """Weight files that are cut at every byte, that differ from their index, or that can't be read."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from deepseek_triton_build.check import INDEX, Finding, check_weights, files_read
+from deepseek_triton_build.check import INDEX, check_weights, files_read
 
 NOBODY = 65534
 SIZES = {"b": 40, "a": 24, "empty": 0, "c": 8}
 SHARD = "model-00001-of-00001.safetensors"
 
 
-def shard(sizes: dict[str, int]) -> bytes:
+def shard(sizes):
     header, end = {}, 0
     for name, size in sizes.items():
         header[name] = {"dtype": "U8", "shape": [size], "data_offsets": [end, end + size]}
@@ -29,21 +25,21 @@ def shard(sizes: dict[str, int]) -> bytes:
     return struct.pack("<Q", len(text)) + text + bytes(range(end))
 
 
-def write_index(folder: Path, weight_map: dict[str, Any]) -> None:
+def write_index(folder, weight_map):
     (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
 
 
-def look(folder: Path, **options: Any) -> list[Finding]:
+def look(folder, **options):
     return list(check_weights(folder, str(folder), **options))
 
 
-def only(findings: list[Finding]) -> Finding:
+def only(findings):
     assert len(findings) == 1, findings
     return findings[0]
 
 
 @contextmanager
-def as_nobody() -> Iterator[None]:
+def as_nobody():
     os.seteuid(NOBODY)
     try:
         yield
@@ -52,7 +48,7 @@ def as_nobody() -> Iterator[None]:
 
 
 @pytest.fixture
-def open_folder() -> Iterator[Path]:
+def open_folder():
     """A folder that other users can reach, unlike those of pytest."""
     if os.geteuid() != 0:
         pytest.skip("only root can be somebody else")
@@ -69,7 +65,7 @@ HEADER_END = 8 + int.from_bytes(CONTENT[:8], "little")
 SPANS = {"b": (0, 40), "a": (40, 64), "c": (64, 72)}
 
 
-def expected(size: int) -> tuple[str, str]:
+def expected(size):
     """Return the code and the message for a file that is cut to `size` bytes."""
     if size < 8:
         return "W009", f"truncated: it ends at byte {size}, within the 8 bytes of the header's length"
@@ -88,7 +84,7 @@ def expected(size: int) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("has_index", [True, False])
-def test_a_file_cut_at_any_byte_is_one_finding_with_the_byte(tmp_path: Path, has_index: bool) -> None:
+def test_a_file_cut_at_any_byte_is_one_finding_with_the_byte(tmp_path, has_index):
     if has_index:
         write_index(tmp_path, dict.fromkeys(SIZES, SHARD))
     for size in [*range(len(CONTENT)), len(CONTENT) + 1]:
@@ -100,7 +96,7 @@ def test_a_file_cut_at_any_byte_is_one_finding_with_the_byte(tmp_path: Path, has
         assert (finding.code, finding.message, finding.file) == (code, message, str(tmp_path / SHARD))
 
 
-def test_a_complete_file_has_no_findings(tmp_path: Path) -> None:
+def test_a_complete_file_has_no_findings(tmp_path):
     (tmp_path / SHARD).write_bytes(CONTENT)
     write_index(tmp_path, dict.fromkeys(SIZES, SHARD))
 
@@ -116,7 +112,7 @@ def test_a_complete_file_has_no_findings(tmp_path: Path) -> None:
         (bytes(100), "byte 0 says that the header has 0 bytes: nothing was written there"),
     ],
 )
-def test_a_broken_header_is_reported_with_its_byte(tmp_path: Path, content: bytes, words: str) -> None:
+def test_a_broken_header_is_reported_with_its_byte(tmp_path, content, words):
     (tmp_path / SHARD).write_bytes(content)
 
     finding = only(look(tmp_path))
@@ -125,7 +121,7 @@ def test_a_broken_header_is_reported_with_its_byte(tmp_path: Path, content: byte
     assert words in finding.message
 
 
-def test_the_fix_for_a_git_lfs_pointer_is_to_fetch_the_file(tmp_path: Path) -> None:
+def test_the_fix_for_a_git_lfs_pointer_is_to_fetch_the_file(tmp_path):
     (tmp_path / SHARD).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n")
 
     finding = only(look(tmp_path))
@@ -141,7 +137,7 @@ FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Path:
+def pair(tmp_path):
     """Two shards, and an index that is right."""
     (tmp_path / FIRST).write_bytes(shard({"a": 8, "b": 8}))
     (tmp_path / SECOND).write_bytes(shard({"c": 8, "d": 8}))
@@ -149,7 +145,7 @@ def pair(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_tensor_that_a_shard_lacks(pair: Path) -> None:
+def test_a_tensor_that_a_shard_lacks(pair):
     write_index(pair, {"a": FIRST, "b": FIRST, "x": FIRST, "c": SECOND, "d": SECOND})
 
     finding = only(look(pair))
@@ -158,7 +154,7 @@ def test_a_tensor_that_a_shard_lacks(pair: Path) -> None:
     assert finding.message == "1 of the 3 tensors that the index lists for it are missing: x"
 
 
-def test_a_tensor_that_the_index_lacks(pair: Path) -> None:
+def test_a_tensor_that_the_index_lacks(pair):
     write_index(pair, {"a": FIRST, "c": SECOND, "d": SECOND})
 
     finding = only(look(pair))
@@ -167,7 +163,7 @@ def test_a_tensor_that_the_index_lacks(pair: Path) -> None:
     assert finding.message == "1 of its 2 tensors are not in the index: b"
 
 
-def test_a_tensor_in_another_shard_than_the_index_says(pair: Path) -> None:
+def test_a_tensor_in_another_shard_than_the_index_says(pair):
     write_index(pair, {"a": FIRST, "b": SECOND, "c": SECOND, "d": SECOND})
 
     by_code = {finding.code: finding for finding in look(pair)}
@@ -176,7 +172,7 @@ def test_a_tensor_in_another_shard_than_the_index_says(pair: Path) -> None:
     assert by_code["W013"].message == "1 of its 2 tensors are in another shard by the index: b"
 
 
-def test_a_file_that_the_index_names_and_that_is_missing(pair: Path) -> None:
+def test_a_file_that_the_index_names_and_that_is_missing(pair):
     (pair / SECOND).unlink()
 
     finding = only(look(pair))
@@ -185,7 +181,7 @@ def test_a_file_that_the_index_names_and_that_is_missing(pair: Path) -> None:
     assert SECOND in finding.message
 
 
-def test_a_file_that_the_index_does_not_name_is_reported_with_its_size(pair: Path) -> None:
+def test_a_file_that_the_index_does_not_name_is_reported_with_its_size(pair):
     (pair / "extra.safetensors").write_bytes(content := shard({"e": 8}))
 
     finding = only(look(pair))
@@ -195,20 +191,20 @@ def test_a_file_that_the_index_does_not_name_is_reported_with_its_size(pair: Pat
     assert files_read(pair) == ["extra.safetensors", FIRST, SECOND]
 
 
-def test_a_file_that_the_index_does_not_name_is_checked_because_it_is_read(pair: Path) -> None:
+def test_a_file_that_the_index_does_not_name_is_checked_because_it_is_read(pair):
     (pair / "extra.safetensors").write_bytes(shard({"e": 8})[:-1])
 
     assert {finding.code for finding in look(pair)} == {"W012", "W010"}
 
 
-def test_an_engine_that_goes_by_the_index_does_not_read_the_others(pair: Path) -> None:
+def test_an_engine_that_goes_by_the_index_does_not_read_the_others(pair):
     (pair / "extra.safetensors").write_bytes(b"")
 
     assert look(pair, only_indexed=True) == []
     assert files_read(pair, only_indexed=True) == [FIRST, SECOND]
 
 
-def test_an_engine_that_goes_by_the_index_takes_a_single_file_first(pair: Path) -> None:
+def test_an_engine_that_goes_by_the_index_takes_a_single_file_first(pair):
     (pair / "model.safetensors").write_bytes(shard({"e": 8}))
 
     (pair / FIRST).write_bytes(b"")
@@ -217,7 +213,7 @@ def test_an_engine_that_goes_by_the_index_takes_a_single_file_first(pair: Path) 
     assert files_read(pair, only_indexed=True) == ["model.safetensors"]
 
 
-def test_consolidated_files_are_not_read(pair: Path) -> None:
+def test_consolidated_files_are_not_read(pair):
     (pair / "consolidated.safetensors").write_bytes(shard({"e": 8}))
     (pair / "consolidated-00001-of-2.safetensors").write_bytes(b"")
 
@@ -225,7 +221,7 @@ def test_consolidated_files_are_not_read(pair: Path) -> None:
     assert files_read(pair) == [FIRST, SECOND]
 
 
-def test_a_file_in_a_folder_below_is_checked_but_tensorrt_llm_does_not_read_it(pair: Path) -> None:
+def test_a_file_in_a_folder_below_is_checked_but_tensorrt_llm_does_not_read_it(pair):
     (pair / "sub").mkdir()
     (pair / "sub" / "x.safetensors").write_bytes(b"")
     write_index(pair, {"a": FIRST, "b": FIRST, "c": SECOND, "d": SECOND, "x": "sub/x.safetensors"})
@@ -235,7 +231,7 @@ def test_a_file_in_a_folder_below_is_checked_but_tensorrt_llm_does_not_read_it(p
     assert files_read(pair, only_indexed=True) == [FIRST, SECOND, "sub/x.safetensors"]
 
 
-def test_the_files_are_checked_even_if_the_index_is_broken(pair: Path) -> None:
+def test_the_files_are_checked_even_if_the_index_is_broken(pair):
     (pair / INDEX).write_text("{")
     (pair / FIRST).write_bytes(b"")
 
@@ -244,7 +240,7 @@ def test_the_files_are_checked_even_if_the_index_is_broken(pair: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x\0.safetensors", "\ud800", "x" * 300], ids=["NUL", "surrogate", "too long"])
-def test_a_name_that_no_file_can_have_is_a_finding(pair: Path, name: str) -> None:
+def test_a_name_that_no_file_can_have_is_a_finding(pair, name):
     write_index(pair, {"a": FIRST, "b": FIRST, "c": SECOND, "d": SECOND, "x": name})
 
     assert only(look(pair)).severity == "error"
@@ -253,7 +249,7 @@ def test_a_name_that_no_file_can_have_is_a_finding(pair: Path, name: str) -> Non
 # Out of reach
 
 
-def test_an_unreadable_file_is_reported_and_the_others_are_checked(open_folder: Path) -> None:
+def test_an_unreadable_file_is_reported_and_the_others_are_checked(open_folder):
     for name in (FIRST, SECOND):
         (open_folder / name).write_bytes(shard({name: 8}))
     (open_folder / FIRST).chmod(0o600)
@@ -266,7 +262,7 @@ def test_an_unreadable_file_is_reported_and_the_others_are_checked(open_folder: 
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o744, 0o711], ids=["nothing", "listed alone", "opened alone"])
-def test_an_unreadable_folder_is_one_finding_and_no_file_counts_as_missing(open_folder: Path, mode: int) -> None:
+def test_an_unreadable_folder_is_one_finding_and_no_file_counts_as_missing(open_folder, mode):
     for name in (FIRST, SECOND):
         (open_folder / name).write_bytes(shard({name: 8}))
     write_index(open_folder, {name: name for name in (FIRST, SECOND)})
@@ -279,7 +275,7 @@ def test_an_unreadable_folder_is_one_finding_and_no_file_counts_as_missing(open_
     assert "can't be looked into: Permission denied" in only(findings).message
 
 
-def test_a_link_to_an_unreadable_file_does_not_count_as_missing(open_folder: Path) -> None:
+def test_a_link_to_an_unreadable_file_does_not_count_as_missing(open_folder):
     """This happens in a cache whose blobs belong to another user."""
     (open_folder / "blobs").mkdir()
     (open_folder / "blobs" / "x").write_bytes(shard({"a": 8}))
@@ -294,7 +290,7 @@ def test_a_link_to_an_unreadable_file_does_not_count_as_missing(open_folder: Pat
     assert "Permission denied" in only(findings).message
 
 
-def test_a_file_removed_during_the_check_is_missing(tmp_path: Path) -> None:
+def test_a_file_removed_during_the_check_is_missing(tmp_path):
     """A link to nothing stands for it, because it is listed too."""
     (tmp_path / SHARD).symlink_to("gone")
 
@@ -303,7 +299,7 @@ def test_a_file_removed_during_the_check_is_missing(tmp_path: Path) -> None:
     assert (finding.code, finding.file) == ("W008", str(tmp_path / SHARD))
 
 
-def test_a_read_error_of_the_storage_is_reported(tmp_path: Path) -> None:
+def test_a_read_error_of_the_storage_is_reported(tmp_path):
     """/proc/self/mem can be opened, but its first byte can't be read."""
     (tmp_path / SHARD).symlink_to("/proc/self/mem")
 
@@ -314,7 +310,7 @@ def test_a_read_error_of_the_storage_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o744, 0o711])
-def test_listing_the_files_of_an_unreadable_folder_raises(open_folder: Path, mode: int) -> None:
+def test_listing_the_files_of_an_unreadable_folder_raises(open_folder, mode):
     (open_folder / FIRST).write_bytes(b"")
     open_folder.chmod(mode)
     with as_nobody(), pytest.raises(PermissionError):

@@ -1,19 +1,15 @@
 """`check` and the planner know a checkpoint by its files: mixed precision, 16 bits, an FP8 KV cache, or a cut one."""
 
-from __future__ import annotations
-
 import json
 import struct
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from deepseek_triton_build import PlanRequest, RefusedPlanError, make_plan, resolve_target
-from deepseek_triton_build.check import CheckOptions, Report, check_repository, read_facts
+from deepseek_triton_build.check import CheckOptions, check_repository, read_facts
 from support.checked import MODEL_YAML, edited, only, serious, write
 
-R1: dict[str, Any] = {
+R1 = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "deepseek_v3",
     "first_k_dense_replace": 3,
@@ -23,7 +19,7 @@ R1: dict[str, Any] = {
     "num_nextn_predict_layers": 1,
     "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }
-UNQUANTIZED: dict[str, Any] = {"quantization_config": None, "torch_dtype": "bfloat16"}
+UNQUANTIZED = {"quantization_config": None, "torch_dtype": "bfloat16"}
 MIXED = {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": None}
 LAYERS = {
     **MIXED,
@@ -34,14 +30,7 @@ LAYERS = {
 }
 
 
-def checkpoint(
-    folder: Path,
-    tensors: list[str],
-    *,
-    quant: dict[str, Any] | None = None,
-    layers: dict[str, Any] | None = None,
-    **config: Any,
-) -> Path:
+def checkpoint(folder, tensors, *, quant=None, layers=None, **config):
     """Write a checkpoint of one-byte tensors, the last of which lies in a file of its own."""
     folder.mkdir()
     files = {"model-00001-of-000001.safetensors": tensors[:-1], "input_scales.safetensors": tensors[-1:]}
@@ -63,14 +52,14 @@ def checkpoint(
     return folder
 
 
-def experts(*pairs: tuple[int, int]) -> list[str]:
+def experts(*pairs):
     return [f"model.layers.{layer}.mlp.experts.{expert}.up_proj.weight" for layer, expert in pairs]
 
 
 WHOLE = experts((3, 0), (60, 255), (61, 255))
 
 
-def checked(weights: Path, *, stamped: bool = False) -> Report:
+def checked(weights, *, stamped=False):
     root = write(weights.parent / "repository", model_yaml=edited(MODEL_YAML, "deepseek-ai/DeepSeek-R1", str(weights)))
     if stamped:
         stamp = {"variant": "deepseek-r1", "gpu": "h200", "gpus": 8, "precision": "fp8", "release": "1.2.1"}
@@ -78,7 +67,7 @@ def checked(weights: Path, *, stamped: bool = False) -> Report:
     return check_repository(root, CheckOptions(release="1.2.1"))
 
 
-def test_mixed_precision_is_w4a8(tmp_path: Path) -> None:
+def test_mixed_precision_is_w4a8(tmp_path):
     weights = checkpoint(tmp_path / "w", WHOLE, quant=MIXED, layers=LAYERS, quantization_config=None)
 
     report = checked(weights)
@@ -88,23 +77,21 @@ def test_mixed_precision_is_w4a8(tmp_path: Path) -> None:
     assert report.models[0].precision == "w4a8"
 
 
-def test_mixed_precision_needs_the_file_that_names_the_layers(tmp_path: Path) -> None:
+def test_mixed_precision_needs_the_file_that_names_the_layers(tmp_path):
     weights = checkpoint(tmp_path / "w", WHOLE, quant=MIXED, quantization_config=None)
 
     assert "quant_cfg.json" in only(checked(weights), "W018").message
 
 
 @pytest.mark.parametrize(("quant", "layers"), [(MIXED, LAYERS | {"kv_cache_quant_algo": "FP8"}), (None, None)])
-def test_an_fp8_cache_is_read_from_either_file(
-    tmp_path: Path, quant: dict[str, Any] | None, layers: dict[str, Any] | None
-) -> None:
+def test_an_fp8_cache_is_read_from_either_file(tmp_path, quant, layers):
     fp8 = {"quant_algo": "FP8_BLOCK_SCALES", "kv_cache_quant_algo": "FP8"}
     weights = checkpoint(tmp_path / "w", WHOLE, quant=quant or fp8, layers=layers)
 
     assert read_facts(weights, "w")[0].kv_cache_quant_algo == "FP8"
 
 
-def test_16_bit_weights_are_named(tmp_path: Path) -> None:
+def test_16_bit_weights_are_named(tmp_path):
     report = checked(checkpoint(tmp_path / "w", WHOLE, **UNQUANTIZED))
 
     assert serious(report) == []
@@ -112,18 +99,18 @@ def test_16_bit_weights_are_named(tmp_path: Path) -> None:
     assert any("not quantized" in line for line in report.models[0].unchecked)
 
 
-def test_16_bit_weights_in_the_place_of_fp8_are_an_error_that_names_the_conversion(tmp_path: Path) -> None:
+def test_16_bit_weights_in_the_place_of_fp8_are_an_error_that_names_the_conversion(tmp_path):
     finding = only(checked(checkpoint(tmp_path / "w", WHOLE, **UNQUANTIZED), stamped=True), "W006")
 
     assert "16-bit" in finding.message
     assert "checkpoint quantize" in finding.fix
 
 
-CUT: dict[str, Any] = {"num_hidden_layers": 5, "n_routed_experts": 32, "num_nextn_predict_layers": 0}
+CUT = {"num_hidden_layers": 5, "n_routed_experts": 32, "num_nextn_predict_layers": 0}
 
 
 @pytest.mark.parametrize("stamped", [False, True])
-def test_a_cut_checkpoint_is_a_warning_that_says_what_is_left(tmp_path: Path, stamped: bool) -> None:
+def test_a_cut_checkpoint_is_a_warning_that_says_what_is_left(tmp_path, stamped):
     report = checked(checkpoint(tmp_path / "w", experts((3, 0), (4, 31)), **CUT), stamped=stamped)
 
     [finding] = serious(report)
@@ -134,13 +121,13 @@ def test_a_cut_checkpoint_is_a_warning_that_says_what_is_left(tmp_path: Path, st
 
 
 @pytest.mark.parametrize("more", [(5, 0), (4, 32)], ids=["a layer", "an expert"])
-def test_weights_with_more_than_config_json_says_are_not_cut_but_wrong(tmp_path: Path, more: tuple[int, int]) -> None:
+def test_weights_with_more_than_config_json_says_are_not_cut_but_wrong(tmp_path, more):
     report = checked(checkpoint(tmp_path / "w", experts((3, 0), more), **CUT), stamped=True)
 
     assert only(report, "W016").severity == "error"
 
 
-def test_another_model_with_fewer_layers_is_not_cut(tmp_path: Path) -> None:
+def test_another_model_with_fewer_layers_is_not_cut(tmp_path):
     weights = checkpoint(tmp_path / "w", experts((3, 0), (4, 31)), **CUT, hidden_size=2048)
 
     assert "hidden_size" in only(checked(weights, stamped=True), "W016").message
@@ -148,7 +135,7 @@ def test_another_model_with_fewer_layers_is_not_cut(tmp_path: Path) -> None:
         resolve_target(PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=1, model=str(weights)))
 
 
-def test_a_cut_checkpoint_is_planned_with_its_own_size(tmp_path: Path) -> None:
+def test_a_cut_checkpoint_is_planned_with_its_own_size(tmp_path):
     weights = checkpoint(tmp_path / "w", experts((3, 0), (4, 31)), **CUT)
 
     target = resolve_target(PlanRequest(variant="deepseek-r1", gpu="h200", model=str(weights)))
@@ -160,9 +147,7 @@ def test_a_cut_checkpoint_is_planned_with_its_own_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("num_mtp", "num_draft_tokens"), [(0, 0), (1, 3)])
-def test_mtp_is_planned_for_a_cut_checkpoint_that_has_the_layer(
-    tmp_path: Path, num_mtp: int, num_draft_tokens: int
-) -> None:
+def test_mtp_is_planned_for_a_cut_checkpoint_that_has_the_layer(tmp_path, num_mtp, num_draft_tokens):
     weights = checkpoint(tmp_path / "w", experts((3, 0)), **CUT | {"num_nextn_predict_layers": num_mtp})
     request = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=1, model=str(weights), profile="latency")
 
@@ -171,14 +156,14 @@ def test_mtp_is_planned_for_a_cut_checkpoint_that_has_the_layer(
     assert settings.get("speculative_config.num_nextn_predict_layers", 0) == num_draft_tokens
 
 
-def test_mtp_without_the_layer_is_refused(tmp_path: Path) -> None:
+def test_mtp_without_the_layer_is_refused(tmp_path):
     weights = checkpoint(tmp_path / "w", experts((3, 0)), **CUT)
 
     with pytest.raises(RefusedPlanError, match="without its MTP layer"):
         resolve_target(PlanRequest(variant="deepseek-r1", gpu="h200", model=str(weights), mtp=1))
 
 
-def test_a_whole_checkpoint_still_needs_all_gpus(tmp_path: Path) -> None:
+def test_a_whole_checkpoint_still_needs_all_gpus(tmp_path):
     weights = checkpoint(tmp_path / "w", WHOLE)
 
     with pytest.raises(RefusedPlanError, match="does not fit"):

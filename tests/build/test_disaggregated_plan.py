@@ -1,24 +1,18 @@
 """Context and generation servers: planned together, and refused where they don't fit each other."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 
 from deepseek_triton_build import PlanRequest, RefusedPlanError, Workload
 from deepseek_triton_build.catalog import RELEASES
-from deepseek_triton_build.planning.disaggregated import (
-    DisaggregatedPlan,
-    DisaggregatedRequest,
-    make_disaggregated_plan,
-)
+from deepseek_triton_build.planning.disaggregated import DisaggregatedRequest, make_disaggregated_plan
 
 V3 = PlanRequest(variant="deepseek-v3", gpu="h200")
 TRANSCEIVER = "cache_transceiver_config"
 
 
-def planned(both: PlanRequest = V3, **options) -> DisaggregatedPlan:
+def planned(both=V3, **options):
     return make_disaggregated_plan(DisaggregatedRequest(both=both, **options))
 
 

@@ -1,12 +1,9 @@
 """`build --format dynamo`: the deployments are valid by the fields on record, and say what the plans say."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import kubernetes_validate
@@ -33,22 +30,22 @@ FIELDS = yaml.safe_load((GOLDEN / "_fields.yaml").read_text("utf-8"))
 CASES = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted(GOLDEN.glob("[!_]*.yaml"))}
 
 
-def documents_of(request: PlanRequest | DisaggregatedRequest) -> list[dict[str, Any]]:
+def documents_of(request):
     return list(yaml.safe_load_all(text_of(request)))
 
 
-def graph_of(documents: list[dict[str, Any]]) -> dict[str, Any]:
+def graph_of(documents):
     return next(document for document in documents if document["kind"] == "DynamoGraphDeployment")
 
 
-def parts_of(graph: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def parts_of(graph):
     """Return name -> a component of either API version, in one form."""
     if graph["apiVersion"].endswith("v1beta1"):
         return {row["name"]: from_beta(row) for row in graph["spec"]["components"]}
     return {name: from_alpha(row) for name, row in graph["spec"]["services"].items()}
 
 
-def from_beta(row: dict[str, Any]) -> dict[str, Any]:
+def from_beta(row):
     pod = row["podTemplate"]["spec"]
     main = pod["containers"][0]
     return {
@@ -63,7 +60,7 @@ def from_beta(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def from_alpha(row: dict[str, Any]) -> dict[str, Any]:
+def from_alpha(row):
     extra = dict(row["extraPodSpec"])
     main = extra.pop("mainContainer")
     return {
@@ -78,7 +75,7 @@ def from_alpha(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def flags_of(part: dict[str, Any], api: str) -> dict[str, Any]:
+def flags_of(part, api):
     """Return flag -> value; a flag that the program doesn't have is a KeyError."""
     known = FIELDS["flags"][api]["frontend" if part["kind"] == "frontend" else "worker"]
     words, flags = list(part["main"]["args"]), {}
@@ -88,25 +85,25 @@ def flags_of(part: dict[str, Any], api: str) -> dict[str, Any]:
     return flags
 
 
-def engines_of(documents: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def engines_of(documents):
     """Return name -> engine file."""
     maps = (document for document in documents if document["kind"] == "ConfigMap")
     return {row["metadata"]["name"]: yaml.safe_load(row["data"]["engine.yaml"]) for row in maps}
 
 
-def engine_of(part: dict[str, Any], documents: list[dict[str, Any]]) -> dict[str, Any]:
+def engine_of(part, documents):
     name = next(volume["configMap"]["name"] for volume in part["pod"]["volumes"] if "configMap" in volume)
     return engines_of(documents)[name]
 
 
-def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    rows: dict[str, Any] = {}
+def flat(tree, prefix=""):
+    rows = {}
     for key, value in tree.items():
         rows |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
     return rows
 
 
-def validate(documents: list[dict[str, Any]]) -> None:
+def validate(documents):
     for document in documents:
         if document["kind"] == "ConfigMap":
             kubernetes_validate.validate(document, "1.37", strict=True)
@@ -121,7 +118,7 @@ def validate(documents: list[dict[str, Any]]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("request_", [*REQUESTS.values(), *PAIRS.values()], ids=[*REQUESTS, *PAIRS])
-def test_every_form_is_valid(request_: PlanRequest | DisaggregatedRequest):
+def test_every_form_is_valid(request_):
     documents = documents_of(request_)
 
     validate(documents)
@@ -146,9 +143,9 @@ def test_every_form_is_valid(request_: PlanRequest | DisaggregatedRequest):
         ("v1alpha1", ["spec", "services", "Worker", "componentType"], "decode"),
     ],
 )
-def test_the_validator_sees_a_wrong_field(api: str, path: list[Any], value: Any):
+def test_the_validator_sees_a_wrong_field(api, path, value):
     documents = documents_of(R1 if api == "v1beta1" else replace(R1, dynamo=ALPHA))
-    place: Any = graph_of(documents)
+    place = graph_of(documents)
     for key in path[:-1]:
         place = place[key]
     place[path[-1]] = value
@@ -158,7 +155,7 @@ def test_the_validator_sees_a_wrong_field(api: str, path: list[Any], value: Any)
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_the_engine_file_has_the_plans_arguments(name: str):
+def test_the_engine_file_has_the_plans_arguments(name):
     plan = planned(REQUESTS[name])
     [engine] = engines_of(documents_of(REQUESTS[name])).values()
 
@@ -198,7 +195,7 @@ def test_both_api_versions_say_the_same():
 
 
 @pytest.mark.parametrize("name", ["pair", "pair-alpha"])
-def test_a_pair_has_a_worker_of_each_kind(name: str):
+def test_a_pair_has_a_worker_of_each_kind(name):
     plan, documents = planned_pair(PAIRS[name]), documents_of(PAIRS[name])
     parts = parts_of(graph_of(documents))
 
@@ -215,7 +212,7 @@ def test_a_pair_has_a_worker_of_each_kind(name: str):
 
 
 @pytest.mark.parametrize(("name", "nodes"), [("wide-ep", 8), ("pair-gb200", 5)])
-def test_the_nodes_that_share_nvlink_are_one_compute_domain(name: str, nodes: int):
+def test_the_nodes_that_share_nvlink_are_one_compute_domain(name, nodes):
     documents = documents_of(REQUESTS.get(name) or PAIRS[name])
     [domain] = [document for document in documents if document["kind"] == "ComputeDomain"]
     parts = parts_of(graph_of(documents))
@@ -247,7 +244,7 @@ def test_the_router_is_told_of_the_blocks_of_those_that_read_prompts():
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_a_worker_may_load_for_as_long_as_a_load_may_take(name: str):
+def test_a_worker_may_load_for_as_long_as_a_load_may_take(name):
     plan = planned(REQUESTS[name])
     probe = parts_of(graph_of(documents_of(REQUESTS[name])))["Worker"]["main"]["startupProbe"]
 
@@ -255,7 +252,7 @@ def test_a_worker_may_load_for_as_long_as_a_load_may_take(name: str):
 
 
 @pytest.mark.parametrize("version", dynamo_releases())
-def test_every_release_is_rendered_with_the_keys_nearest_to_its_build(version: str):
+def test_every_release_is_rendered_with_the_keys_nearest_to_its_build(version):
     dynamo, plan = find_dynamo(version), planned(replace(R1, dynamo=version))
 
     assert plan.release.version == ("1.1.0" if dynamo.trtllm < "1.2" else "1.2.0" if dynamo.trtllm < "1.3" else "1.2.1")
@@ -289,7 +286,7 @@ def test_a_key_of_only_one_of_the_releases_around_a_candidate_is_unproven():
         ({"decoupled": False}, "--no-decoupled: only Triton has a use for it"),
     ],
 )
-def test_what_is_known_to_fail_is_refused(changes: dict[str, Any], said: str):
+def test_what_is_known_to_fail_is_refused(changes, said):
     with pytest.raises(RefusedPlanError, match=said):
         text_of(replace(R1, **changes))
 
@@ -304,7 +301,7 @@ def test_a_pair_that_can_not_be_deployed_is_refused():
 
 
 @pytest.mark.parametrize("format", ["triton", "trtllm-serve"])
-def test_options_for_dynamo_are_refused_for_another_format(format: str):
+def test_options_for_dynamo_are_refused_for_another_format(format):
     with pytest.raises(RefusedPlanError, match="--dynamo and --kv-routing: only for --format dynamo"):
         format_files(format, make_plan(replace(R1, dynamo="1.5.0", kv_routing=True)), version="1.0")
 
@@ -326,9 +323,7 @@ def test_an_unknown_release_is_refused_with_the_nearest():
         "deepseek-r1 --gpu h200 --profile disagg --generation-servers 2 --format dynamo",
     ],
 )
-def test_the_stamps_options_write_the_same_deployment_again(
-    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_the_stamps_options_write_the_same_deployment_again(words, tmp_path, capsys):
     assert main(["build", *words.split(), "--output", str(tmp_path / "one")]) == 0
     assert f"kubectl apply -f {tmp_path}/one/dynamo.yaml" in "".join(capsys.readouterr().out.split("\n    "))
     options = json.loads((tmp_path / "one/deepseek-triton.json").read_text())["options"]
@@ -340,7 +335,7 @@ def test_the_stamps_options_write_the_same_deployment_again(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_plan_says_what_the_recipe_says_but_for_the_listed_differences(name: str):
+def test_the_plan_says_what_the_recipe_says_but_for_the_listed_differences(name):
     case = CASES[name]
     both = PlanRequest(**case["request"], overrides=tuple(case.get("overrides", {}).items()))
     sides = {key: tuple(case[key].items()) for key in ("context", "generation") if key in case}

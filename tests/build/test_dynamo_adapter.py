@@ -4,13 +4,10 @@ It needs `aiconfigurator` (aiconfigurator-core alone has no reader) in an enviro
 `.venv-aiconfigurator`, or the Python that DEEPSEEK_TRITON_AICONFIGURATOR names. Elsewhere the test is skipped.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,13 +32,13 @@ for name, text in json.load(sys.stdin).items():
 """
 
 
-def has_reader() -> bool:
+def has_reader():
     asked = "import aiconfigurator.sdk.config_adapter.api"
     return Path(PYTHON).exists() and subprocess.run([PYTHON, "-c", asked], capture_output=True).returncode == 0
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, dict[str, Any]]:
+def outcomes():
     if not has_reader():
         pytest.skip(f"{PYTHON} has no aiconfigurator")
     texts = json.dumps({name: text_of(request) for name, request in {**REQUESTS, **PAIRS}.items()})
@@ -51,7 +48,7 @@ def outcomes() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*REQUESTS, *PAIRS])
-def test_it_reads_the_layout_of_the_plan(outcomes: dict[str, dict[str, Any]], name: str):
+def test_it_reads_the_layout_of_the_plan(outcomes, name):
     outcome = outcomes[name]
     assert outcome["status"] == "adapted", outcome["diagnostics"]
     topology, runtime = outcome["request"]["topology"], outcome["request"]["runtime"]

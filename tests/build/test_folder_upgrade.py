@@ -1,7 +1,5 @@
 """The upgrade of a generated folder: what becomes of each file, and how the folder is replaced."""
 
-from __future__ import annotations
-
 import base64
 import bz2
 import fcntl
@@ -21,7 +19,6 @@ from deepseek_triton_build import (
     DISAGGREGATED,
     DisaggregatedRequest,
     File,
-    FolderUpgrade,
     OutputError,
     PlanRequest,
     backups_of,
@@ -41,7 +38,7 @@ R1 = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8, release="1.0.0")
 CONFIG, MODEL_PY = "tensorrt_llm/1/model.yaml", "tensorrt_llm/1/model.py"
 
 
-def generated(request: PlanRequest = R1, format: str = "triton", version: str = "1.0") -> list[File]:
+def generated(request=R1, format="triton", version="1.0"):
     return format_files(format, make_plan(request), version=version)
 
 
@@ -50,35 +47,35 @@ NEW = generated(replace(R1, release="1.2.1"), version="2.0")
 NEW_CONTENT = {file.path.as_posix(): file.content for file in NEW}
 
 
-def tree(folder: Path) -> dict[str, bytes]:
+def tree(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     write_repository(OLD, tmp_path / "r1")
     return tmp_path / "r1"
 
 
-def edit(path: Path, old: str, new: str) -> None:
+def edit(path, old, new):
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
 
 
-def nothing() -> dict[str, bytes]:
+def nothing():
     return {}
 
 
-def plan(folder: Path, now: list[File] = NEW, keep="yours", then=nothing) -> FolderUpgrade:
+def plan(folder, now=NEW, keep="yours", then=nothing):
     return plan_upgrade(folder, now, then, keep=keep)
 
 
-def fates(upgrade: FolderUpgrade) -> dict[str, str]:
+def fates(upgrade):
     return {file.path: file.fate for file in upgrade.files}
 
 
-def apply(folder: Path, now: list[File] = NEW, keep="yours") -> Path:
+def apply(folder, now=NEW, keep="yours"):
     upgrade = plan(folder, now, keep)
     return replace_repository(upgrade.written, folder, kept=upgrade.kept, before=lambda: upgrade.refuse_change(folder))
 
@@ -383,7 +380,7 @@ def test_a_script_that_is_no_text_is_a_conflict_about_the_file(folder):
 
 
 @pytest.fixture
-def earlier(folder: Path) -> Path:
+def earlier(folder):
     path = folder / "tensorrt_llm/deepseek-triton.json"
     record = json.loads(path.read_text())
     del record["generated"]
@@ -433,7 +430,7 @@ def test_a_damaged_manifest_makes_every_difference_a_conflict(folder):
 
 @pytest.mark.parametrize("format", ["triton", "trtllm-serve", "dynamo"])
 def test_a_pair_is_upgraded_with_the_edits_of_both_sides(tmp_path, format):
-    def files(release: str, version: str) -> list[File]:
+    def files(release, version):
         both = PlanRequest(variant="deepseek-v3", gpu="h200", profile=DISAGGREGATED, release=release)
         return pair_files(make_disaggregated_plan(DisaggregatedRequest(both=both)), version=version, format=format)
 
@@ -530,7 +527,7 @@ except (OutputError, KeyboardInterrupt) as error:
 """
 
 
-def replaced_elsewhere(what: str, output: Path) -> subprocess.CompletedProcess[str]:
+def replaced_elsewhere(what, output):
     (output / "notes.txt").write_text("mine")
     return subprocess.run([sys.executable, "-c", _REPLACE, what, output], capture_output=True, text=True)
 

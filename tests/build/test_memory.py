@@ -1,7 +1,5 @@
 """The arithmetic of GPU memory gives the figures that were measured or published elsewhere."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Merges of hand edits with what is generated now: by lines and by settings."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -15,7 +13,7 @@ from deepseek_triton_tools.plans.plan_diff import changed_lines
 SCRIPT = "set -e\n# ports\nport=8000\nrun \\\n  --port 8000\nexit\n"
 
 
-def by_lines(yours: str, now: str, keep="yours"):
+def by_lines(yours, now, keep="yours"):
     return merge_by_lines(SCRIPT, yours, now, keep)
 
 
@@ -90,7 +88,7 @@ last: true
 """
 
 
-def by_keys(yours: str, now: str, keep="yours"):
+def by_keys(yours, now, keep="yours"):
     return merge_by_keys(BASE, yours, now, keep)
 
 
@@ -181,7 +179,7 @@ def test_what_is_commented_out_at_the_end_of_a_section_stays_in_it(old, new):
     """The generator puts other settings behind the section."""
     base = "section:\n  c: 3\n  d: 4\nitems:\n  - x\n  - y\nlast: true\n"
 
-    def with_others(text: str) -> str:
+    def with_others(text):
         return text.replace("items:", "one: 1\nitems:").replace("last:", "two: 2\nlast:")
 
     merged = merge_by_keys(base, base.replace(old, new), with_others(base), "yours")
@@ -211,7 +209,7 @@ def test_values_that_no_parser_reads_are_not_merged(value):
 # Random edits of what build writes, and an upgrade to another release
 
 
-def written(release: str) -> dict[str, str]:
+def written(release):
     plan = make_plan(PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8, profile="latency", release=release))
     return {file.path.name: file.content.decode() for file in format_files("trtllm-serve", plan, version="1.0")}
 
@@ -227,7 +225,7 @@ EDITS = st.lists(
 )
 
 
-def edited(text: str, edits: list[tuple[str, int, int]]) -> str:
+def edited(text, edits):
     """Change a YAML file as people do. Each edit leaves something that is found again."""
     lines = text.splitlines()
     for number, (kind, which, value) in enumerate(edits):
@@ -257,7 +255,7 @@ def leaves_of(values, path=()):
     return {key: leaf for name, below in values.items() for key, leaf in leaves_of(below, (*path, name)).items()}
 
 
-def is_told(path, conflicts) -> bool:
+def is_told(path, conflicts):
     """Whether a conflict is about the setting, its section, or a part of it."""
     told = [tuple(conflict.where.split(".")) for conflict in conflicts]
     return any(path[: len(where)] == where or where[: len(path)] == path for where in told)

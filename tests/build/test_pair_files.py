@@ -1,14 +1,11 @@
 """The folder of a disaggregated pair: each side as it is written by itself, and one manifest for all of it."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
 import shlex
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import yaml
@@ -44,7 +41,7 @@ def test_each_side_is_as_it_is_written_by_itself():
     assert (record["context_servers"], record["generation_servers"], record["gpus"]) == (1, 2, 24)
 
 
-def test_the_manifests_options_write_the_same_pair_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_manifests_options_write_the_same_pair_again(tmp_path, capsys):
     request = replace(V3, context=(("num_gpus", 8), ("stream_interval", 2)), generation=(("num_gpus", 16),))
     first = {file.path.as_posix(): file.content for file in pair_files(make_disaggregated_plan(request), version="1.0")}
     options = json.loads(first["deepseek-triton.json"])["options"]
@@ -57,7 +54,7 @@ def test_the_manifests_options_write_the_same_pair_again(tmp_path: Path, capsys:
         assert json.loads((tmp_path / "pair" / name).read_text())["plan"] == json.loads(first[name])["plan"]
 
 
-def test_a_changed_pair_is_replaced_by_force_only(tmp_path: Path):
+def test_a_changed_pair_is_replaced_by_force_only(tmp_path):
     files = pair_files(make_disaggregated_plan(TINY), version="1.0")
     write_repository(files, tmp_path / "pair")
     assert write_repository(files, tmp_path / "pair")  # nothing was changed
@@ -70,7 +67,7 @@ def test_a_changed_pair_is_replaced_by_force_only(tmp_path: Path):
         write_repository(more, tmp_path / "pair")
 
 
-def test_a_pair_of_which_one_server_runs_is_not_replaced(tmp_path: Path):
+def test_a_pair_of_which_one_server_runs_is_not_replaced(tmp_path):
     files = pair_files(make_disaggregated_plan(TINY), version="1.0")
     write_repository(files, tmp_path / "pair")
 
@@ -87,18 +84,18 @@ def test_a_pair_of_which_one_server_runs_is_not_replaced(tmp_path: Path):
         ("tritn", UnknownNameError, r"did you mean .triton.\?"),
     ],
 )
-def test_a_format_of_one_server_is_refused(format: str, error: type[Exception], said: str):
+def test_a_format_of_one_server_is_refused(format, error, said):
     with pytest.raises(error, match=said):
         pair_files(make_disaggregated_plan(TINY), version="1.0", format=format)
 
 
-def written(tmp_path: Path, **changes: object) -> Path:
+def written(tmp_path, **changes):
     plan = make_disaggregated_plan(replace(V3, **changes))
     write_repository(pair_files(plan, version="1.0", format="trtllm-serve"), tmp_path / "pair")
     return tmp_path / "pair"
 
 
-def test_the_orchestrator_names_every_server_once(tmp_path: Path):
+def test_the_orchestrator_names_every_server_once(tmp_path):
     config = yaml.safe_load((written(tmp_path, num_context=2) / "disagg_config.yaml").read_text())
 
     assert (config["hostname"], config["port"], config["backend"]) == ("localhost", 8000, "pytorch")
@@ -106,7 +103,7 @@ def test_the_orchestrator_names_every_server_once(tmp_path: Path):
     assert config["generation_servers"] == {"num_instances": 2, "urls": ["localhost:8003", "localhost:8004"]}
 
 
-def test_the_orchestrators_script_waits_for_a_load(tmp_path: Path):
+def test_the_orchestrators_script_waits_for_a_load(tmp_path):
     pair = written(tmp_path)
     program = tmp_path / "trtllm-serve"
     program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
@@ -121,7 +118,7 @@ def test_the_orchestrators_script_waits_for_a_load(tmp_path: Path):
         assert said.stdout.split() == ["disaggregated", "-c", config, "-t", waits, "-r", "1200", "-l", "debug"]
 
 
-def test_a_router_by_kv_cache_counts_in_the_servers_blocks(tmp_path: Path):
+def test_a_router_by_kv_cache_counts_in_the_servers_blocks(tmp_path):
     events = (("kv_cache_config.event_buffer_max_size", 1024), ("kv_cache_config.enable_block_reuse", True))
     own = (
         ("conditional_disagg_config.max_local_prefill_length", 256),
@@ -133,7 +130,7 @@ def test_a_router_by_kv_cache_counts_in_the_servers_blocks(tmp_path: Path):
     assert config["generation_servers"]["router"] == {"type": "kv_cache_aware", "tokens_per_block": 64}
 
 
-def test_servers_that_register_themselves_are_not_listed(tmp_path: Path):
+def test_servers_that_register_themselves_are_not_listed(tmp_path):
     own = (("disagg_cluster.cluster_uri", "http://localhost:8000"),)
     config = yaml.safe_load((written(tmp_path, orchestrator=own) / "disagg_config.yaml").read_text())
 
@@ -142,7 +139,7 @@ def test_servers_that_register_themselves_are_not_listed(tmp_path: Path):
 
 
 @pytest.mark.parametrize("own", [("port", 99999), ("port.x", 1), ("context_servers", 7), ("disagg_cluster", True)])
-def test_a_wrong_setting_of_the_orchestrator_is_refused(own: tuple[str, object]):
+def test_a_wrong_setting_of_the_orchestrator_is_refused(own):
     with pytest.raises(RefusedPlanError, match=f"{own[0].partition('.')[0]}: expected .* found .*G031"):
         make_disaggregated_plan(replace(V3, orchestrator=(own,)))
 
@@ -154,7 +151,7 @@ def test_settings_of_the_orchestrator_need_its_format():
 
 
 @pytest.mark.parametrize("release", ["1.0.0", "1.1.0", "1.2.0", "1.2.1"])
-def test_every_release_has_both_formats_with_scripts(release: str):
+def test_every_release_has_both_formats_with_scripts(release):
     plan = make_disaggregated_plan(replace(V3, both=replace(V3.both, release=release)))
     for format in ("triton", "trtllm-serve"):
         scripts = [file.content.decode() for file in pair_files(plan, version="1.0", format=format) if file.executable]

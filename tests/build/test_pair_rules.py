@@ -1,10 +1,6 @@
 """Each rule about context and generation servers finds its own case, and nothing in a pair that works."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -16,17 +12,17 @@ from deepseek_triton_build.rules.rule import Deployment
 
 TRANSCEIVER = "cache_transceiver_config"
 REUSE = "kv_cache_config.enable_block_reuse"
-SERVER: Mapping[str, Any] = {
+SERVER = {
     "tensor_parallel_size": 8,
     f"{TRANSCEIVER}.backend": "UCX",
     f"{TRANSCEIVER}.max_tokens_in_buffer": 1216,
     "max_num_tokens": 1160,
     "max_seq_len": 4096,
 }
-CONTEXT: Mapping[str, Any] = SERVER | {"disable_overlap_scheduler": True, "cuda_graph_config": None, REUSE: False}
+CONTEXT = SERVER | {"disable_overlap_scheduler": True, "cuda_graph_config": None, REUSE: False}
 V3 = find_variant("deepseek-v3")
 KV_AWARE = {"router": {"type": "kv_cache_aware", "tokens_per_block": 64}}
-CONFIG: Mapping[str, Any] = {
+CONFIG = {
     "hostname": "localhost",
     "backend": "pytorch",
     "context_servers": {"num_instances": 1, "urls": ["localhost:8001"]},
@@ -34,7 +30,7 @@ CONFIG: Mapping[str, Any] = {
 }
 
 
-def server(settings: Mapping[str, Any], release: str = "1.2.1", **more: Any) -> Deployment:
+def server(settings, release="1.2.1", **more):
     return Deployment(
         settings=settings,
         release=load_release(release),
@@ -46,29 +42,28 @@ def server(settings: Mapping[str, Any], release: str = "1.2.1", **more: Any) -> 
     )
 
 
-def pair(context: Mapping[str, Any] = {}, generation: Mapping[str, Any] = {}, release: str = "1.2.1") -> ServerPair:
-    return ServerPair(context=server(CONTEXT | context, release), generation=server(SERVER | generation, release))
+def pair(context=(), generation=(), release="1.2.1"):
+    return ServerPair(
+        context=server({**CONTEXT, **dict(context)}, release),
+        generation=server({**SERVER, **dict(generation)}, release),
+    )
 
 
-def joined(changes: Mapping[str, Any] = {}, **more: Any) -> Orchestrator:
+def joined(changes=(), **more):
     known = {"release": load_release("1.2.1"), "start_timeout_s": 5280, "request_timeout_s": 1200, "load_s": 5280}
-    return Orchestrator(config=CONFIG | changes, **known | {"pair": pair(), **more})
+    return Orchestrator(config={**CONFIG, **dict(changes)}, **known | {"pair": pair(), **more})
 
 
-def servers(side: str, **changes: Any) -> dict[str, Any]:
+def servers(side, **changes):
     return {f"{side}_servers": CONFIG[f"{side}_servers"] | changes}
 
 
-CLUSTER = {
-    "disagg_cluster": {"cluster_uri": "http://localhost:8000"},
-    "context_servers": {},
-    "generation_servers": {},
-}
+CLUSTER = {"disagg_cluster": {"cluster_uri": "http://localhost:8000"}, "context_servers": {}, "generation_servers": {}}
 EVENTS = {"kv_cache_config.event_buffer_max_size": 1024, REUSE: True}
 LONG = {"enable_chunked_prefill": False, "max_num_tokens": 65536, f"{TRANSCEIVER}.max_tokens_in_buffer": 65536}
 TIMEOUT = f"{TRANSCEIVER}.kv_transfer_timeout_ms"
 
-PAIRS: dict[str, tuple[ServerPair, ServerPair]] = {
+PAIRS = {
     "G001": (pair(release="0.21.0"), pair(release="1.0.0")),
     "G002": (pair(generation={f"{TRANSCEIVER}.backend": None}), pair(*[{f"{TRANSCEIVER}.backend": "NIXL"}] * 2)),
     "G003": (pair({"disable_overlap_scheduler": False}), pair(generation={"disable_overlap_scheduler": False})),
@@ -84,14 +79,11 @@ PAIRS: dict[str, tuple[ServerPair, ServerPair]] = {
     "G010": (pair({REUSE: True}), pair({REUSE: True}, release="1.1.0")),
     "G011": (pair(generation={"max_seq_len": 2048}), pair(generation={"max_seq_len": 8192})),
     "G012": (pair(*[LONG | {TIMEOUT: 60_000}] * 2), pair(*[LONG | {TIMEOUT: 600_000}] * 2)),
-    "G013": (
-        pair(generation={f"{TRANSCEIVER}.backend": "DEFAULT"}),
-        pair(*[{f"{TRANSCEIVER}.backend": "NIXL"}] * 2),
-    ),
+    "G013": (pair(generation={f"{TRANSCEIVER}.backend": "DEFAULT"}), pair(*[{f"{TRANSCEIVER}.backend": "NIXL"}] * 2)),
 }
 """Rule -> a pair that breaks it, and one that is near and does not."""
 
-JOINED: dict[str, tuple[Orchestrator, Orchestrator]] = {
+JOINED = {
     "G020": (
         joined(servers("context", urls=["http://localhost:8001"])),
         joined(servers("context", urls=["ctx.example.org:8001"])),
@@ -121,10 +113,7 @@ JOINED: dict[str, tuple[Orchestrator, Orchestrator]] = {
         joined(servers("context", router={"type": "load_balancing", "use_token": True})),
         joined(servers("context", router={"type": "load_balancing", "use_tokens": True})),
     ),
-    "G032": (
-        joined(servers("context", urls=["10.0.0.2:8003"])),
-        joined(servers("context", urls=["10.0.0.2:8001"])),
-    ),
+    "G032": (joined(servers("context", urls=["10.0.0.2:8003"])), joined(servers("context", urls=["10.0.0.2:8001"]))),
     "G030": (joined(request_timeout_s=180), joined(request_timeout_s=None)),
 }
 """Rule -> an orchestrator that breaks it, and one that is near and does not."""
@@ -135,14 +124,14 @@ def test_every_rule_has_a_case():
 
 
 @pytest.mark.parametrize("code", PAIRS)
-def test_a_rule_of_two_servers_finds_its_case(code: str):
+def test_a_rule_of_two_servers_finds_its_case(code):
     broken, fine = PAIRS[code]
     assert code in {rule.code for rule, _ in disaggregation_violations(broken)}
     assert [rule.code for rule, _ in disaggregation_violations(fine)] == []
 
 
 @pytest.mark.parametrize("code", JOINED)
-def test_a_rule_of_the_orchestrator_finds_its_case(code: str):
+def test_a_rule_of_the_orchestrator_finds_its_case(code):
     broken, fine = JOINED[code]
     assert {rule.code for rule, _ in orchestrator_violations(broken)} == {code}
     assert [rule.code for rule, _ in orchestrator_violations(fine)] == []
@@ -161,7 +150,7 @@ def test_a_cluster_is_unknown_before_1_2():
 
 @pytest.mark.parametrize("value", [None, 7, "x", [], ["x"], {"urls": 7}, {"router": 7, "urls": [{}]}])
 @pytest.mark.parametrize("key", ["context_servers", "disagg_cluster", "conditional_disagg_config"])
-def test_nothing_in_a_file_makes_a_rule_fail(key: str, value: Any):
+def test_nothing_in_a_file_makes_a_rule_fail(key, value):
     list(orchestrator_violations(joined({key: value})))
 
 
@@ -176,6 +165,6 @@ def test_nothing_in_a_file_makes_a_rule_fail(key: str, value: Any):
         ({"conditional_disagg_config": {"length": 1}, **servers("generation", **KV_AWARE)}, ["G031"]),
     ],
 )
-def test_wrong_values_of_the_orchestrator_are_all_named(changes: Mapping[str, Any], codes: list[str]):
+def test_wrong_values_of_the_orchestrator_are_all_named(changes, codes):
     found = orchestrator_violations(joined(changes, pair=pair(generation=EVENTS)))
     assert [rule.code for rule, _ in found] == codes

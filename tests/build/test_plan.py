@@ -1,19 +1,10 @@
 """The planner's decisions and their reasons."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 
-from deepseek_triton_build import (
-    PlanRequest,
-    RefusedPlanError,
-    UnknownNameError,
-    Workload,
-    format_request,
-    make_plan,
-)
+from deepseek_triton_build import PlanRequest, RefusedPlanError, UnknownNameError, Workload, format_request, make_plan
 from deepseek_triton_build.catalog import RELEASES
 
 GIB = 2**30

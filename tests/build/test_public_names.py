@@ -1,7 +1,5 @@
 """The generator's public modules: their names, and what the root imports."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from types import ModuleType
@@ -159,19 +157,19 @@ ARITHMETIC = [
         pytest.param(arithmetic, ARITHMETIC, id="arithmetic"),
     ],
 )
-def test_public_names(module: ModuleType, names: list[str]) -> None:
+def test_public_names(module, names):
     assert module.__all__ == names
     assert all(hasattr(module, name) for name in names)  # the root finds a name when it is asked for
     held = {name for name, value in vars(module).items() if name[0] != "_" and not isinstance(value, ModuleType)}
     assert held - {"annotations", "TYPE_CHECKING", "Any", "import_module"} == set(names)
 
 
-def test_the_root_has_no_other_names() -> None:
+def test_the_root_has_no_other_names():
     with pytest.raises(AttributeError, match="has no attribute 'build'"):
-        _ = package.build  # type: ignore[attr-defined]
+        _ = package.build
 
 
-def test_the_root_imports_nothing_heavy() -> None:
+def test_the_root_imports_nothing_heavy():
     """A plan needs PyYAML alone."""
     code = "import sys; from deepseek_triton_build import *; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

@@ -58,11 +58,7 @@ def test_other_keys_stay_and_the_file_as_it_was_is_kept(checkpoint):
     backup = write_quant_config(quant_config_change(folder, "FP8"))
     written = json.loads((folder / NAME).read_text())
     assert written == own | {
-        "quantization": {
-            "quant_algo": "FP8_BLOCK_SCALES",
-            "exclude_modules": ["lm_head"],
-            "kv_cache_quant_algo": "FP8",
-        }
+        "quantization": {"quant_algo": "FP8_BLOCK_SCALES", "exclude_modules": ["lm_head"], "kv_cache_quant_algo": "FP8"}
     }
     assert backup == folder / f"{NAME}.bak"
     assert backup.read_text() == json.dumps(own)

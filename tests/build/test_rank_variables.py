@@ -1,7 +1,5 @@
 """Variables that the user sets reach the ranks of every node: names and values, in every script that starts ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -54,18 +52,18 @@ ODD_VALUES = {
 
 
 @pytest.mark.parametrize("name", READ_BY_THE_ENGINE)
-def test_what_the_engine_reads_is_for_every_rank(name: str) -> None:
+def test_what_the_engine_reads_is_for_every_rank(name):
     assert is_engine_variable(name)
     assert is_for_every_rank(name)
 
 
 @pytest.mark.parametrize("name", STAY)
-def test_what_is_of_one_node_stays_there(name: str) -> None:
+def test_what_is_of_one_node_stays_there(name):
     assert not is_for_every_rank(name)
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_scripts_hand_them_to_the_other_nodes(tmp_path: Path, format: str) -> None:
+def test_scripts_hand_them_to_the_other_nodes(tmp_path, format):
     file = tmp_path / "data"
     file.touch()
     values = {name: "1" for name in [*READ_BY_THE_ENGINE, *ALSO_PASSED_ON, *STAY] if name != "PATH"} | ODD_VALUES
@@ -80,7 +78,7 @@ def test_scripts_hand_them_to_the_other_nodes(tmp_path: Path, format: str) -> No
     assert {name: ran.environment[name] for name in ODD_VALUES} == ODD_VALUES
 
 
-def test_the_documentation_names_them_all() -> None:
+def test_the_documentation_names_them_all():
     text = Path(__file__).parents[2].joinpath("docs/generator.md").read_text(encoding="utf-8")
     listed = text[text.index("These names count:") : text.index("are left out, because they say")]
     patterns = [f"{family}*" for family in [*ENGINE_FAMILIES, HUB_FAMILY]]

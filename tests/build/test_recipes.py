@@ -4,10 +4,7 @@ A case of golden/ holds one printed block: its YAML and flags as they stand ther
 every key in which the plan differs or says more, with the reason. golden/README.md lists the blocks and their cases.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -26,7 +23,7 @@ def load(path):
     return yaml.safe_load(path.read_text("utf-8"))
 
 
-CASES: dict[str, dict[str, Any]] = {path.stem: load(path) for path in sorted(GOLDEN.glob("[!_]*.yaml"))}
+CASES = {path.stem: load(path) for path in sorted(GOLDEN.glob("[!_]*.yaml"))}
 ALWAYS_ADDED = load(GOLDEN / "_always_added.yaml")
 SHARED_TABLES = {"always": ALWAYS_ADDED["always"], **ALWAYS_ADDED["recipes"]}
 SCRIPT_FLAGS = load(GOLDEN / "_flags.yaml")

@@ -1,12 +1,9 @@
 """The rehearsal: the tiny model planned for TensorRT-LLM, and its checkpoint, which travels in the repository."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,11 +32,11 @@ TINY, R1 = find_variant("tiny"), find_variant("deepseek-r1")
 with_checkpoint = pytest.mark.skipif(not SOURCE.is_dir(), reason=f"{SOURCE} is not in this checkout")
 
 
-def rehearsal(**changes: Any) -> PlanRequest:
+def rehearsal(**changes):
     return PlanRequest(**{"variant": "tiny", "gpu": "h200", "engine": "tensorrt_llm", **changes})
 
 
-def architecture_of(variant: Variant):
+def architecture_of(variant):
     assert variant.architecture is not None
     return variant.architecture
 

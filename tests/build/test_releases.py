@@ -1,12 +1,7 @@
 """The release records are consistent, and the stand-in for tensorrt_llm agrees with them."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -15,14 +10,7 @@ from deepseek_backend.contract import SAMPLING_FIELDS
 from deepseek_backend.engines.tensorrt_llm.loading import APPLIED_OUTSIDE
 from deepseek_backend.release import EngineRelease
 from deepseek_triton_build import RefusedPlanError, UnknownNameError
-from deepseek_triton_build.catalog import (
-    READABLE_RELEASES,
-    RELEASES,
-    Release,
-    containers,
-    load_release,
-    release_for_container,
-)
+from deepseek_triton_build.catalog import READABLE_RELEASES, RELEASES, containers, load_release, release_for_container
 from deepseek_triton_build.data import releases
 from deepseek_triton_build.data.releases.spelling import spell
 from standin.harness import guided_llm_args
@@ -30,25 +18,25 @@ from standin.loading import standin
 
 
 @pytest.fixture(params=RELEASES)
-def release(request: pytest.FixtureRequest) -> Release:
+def release(request):
     return load_release(request.param)
 
 
-def test_the_text_is_the_record(release: Release) -> None:
+def test_the_text_is_the_record(release):
     assert yaml.safe_load(release.text) == release.record
     assert release.record["release"] == release.version
 
 
-def _number(version: str) -> list[int]:
+def _number(version):
     return [int(part) for part in version.split(".")]
 
 
-def test_releases_are_listed_newest_first() -> None:
+def test_releases_are_listed_newest_first():
     assert list(READABLE_RELEASES) == sorted(READABLE_RELEASES, key=_number, reverse=True)
 
 
 @pytest.mark.parametrize("version", READABLE_RELEASES)
-def test_every_field_says_its_type_default_and_status(version: str) -> None:
+def test_every_field_says_its_type_default_and_status(version):
     release = load_release(version)
     for llm_class in release.record["classes"].values():
         for name, row in llm_class["fields"].items():
@@ -59,20 +47,20 @@ def test_every_field_says_its_type_default_and_status(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", READABLE_RELEASES)
-def test_only_a_class_read_whole_may_prove_that_a_key_is_absent(version: str) -> None:
+def test_only_a_class_read_whole_may_prove_that_a_key_is_absent(version):
     for name, llm_class in load_release(version).record["classes"].items():
         if llm_class["complete"]:
             assert {row["status"] for row in llm_class["fields"].values()} == {"proven"}, name
 
 
-def test_every_section_named_is_recorded(release: Release) -> None:
+def test_every_section_named_is_recorded(release):
     for llm_class in release.classes.values():
         for entry in llm_class.fields.values():
             assert set(entry.sections) <= release.classes.keys()
             assert not entry.discriminator or entry.sections
 
 
-def test_every_key_can_be_looked_up(release: Release) -> None:
+def test_every_key_can_be_looked_up(release):
     keys = release.keys()
     assert len(keys) == len(set(keys))
     assert all(release.find_key(key) for key in keys)
@@ -95,7 +83,7 @@ def test_every_key_can_be_looked_up(release: Release) -> None:
         "speculative_config.num_nextn_predict_layers",
     ],
 )
-def test_every_release_knows_the_keys_of_a_deepseek_repository(version: str, key: str) -> None:
+def test_every_release_knows_the_keys_of_a_deepseek_repository(version, key):
     release = load_release(version)
     assert all(release.require_key(theirs).status for theirs in spell({key: 1}, version))
 
@@ -114,17 +102,17 @@ def test_every_release_knows_the_keys_of_a_deepseek_repository(version: str, key
         ("0.19.0", "enable_lora", "not known to be"),
     ],
 )
-def test_a_key_that_is_not_known_is_refused(version: str, key: str, message: str) -> None:
+def test_a_key_that_is_not_known_is_refused(version, key, message):
     with pytest.raises(RefusedPlanError, match=message):
         load_release(version).require_key(key)
 
 
-def test_v32_needs_1_2() -> None:
+def test_v32_needs_1_2():
     known = {version: load_release(version).find_key("sparse_attention_config.algorithm") for version in RELEASES}
     assert [version for version, entry in known.items() if entry] == ["1.2.1", "1.2.0"]
 
 
-def test_releases_are_older_by_number() -> None:
+def test_releases_are_older_by_number():
     release = load_release("1.2.0")
     assert release.is_before("1.10")
     assert release.is_before("1.2.1")
@@ -132,19 +120,19 @@ def test_releases_are_older_by_number() -> None:
     assert not release.is_before("0.21.0")
 
 
-def test_an_unknown_release_names_the_known_ones() -> None:
+def test_an_unknown_release_names_the_known_ones():
     with pytest.raises(UnknownNameError, match=r"known so far: 1\.2\.1, "):
         load_release("1.2.2")
 
 
-def test_a_release_that_can_not_have_a_record_says_why() -> None:
+def test_a_release_that_can_not_have_a_record_says_why():
     with pytest.raises(
         RefusedPlanError, match=r"^TensorRT-LLM 0\.20\.0 .*nested.*flat.*use 0\.21\.0 \(container 25\.08\)$"
     ):
         load_release("0.20.0")
 
 
-def test_every_record_answers_for_the_same_features() -> None:
+def test_every_record_answers_for_the_same_features():
     names = load_release("1.2.1").features.keys()
     for version in READABLE_RELEASES:
         features = load_release(version).features
@@ -169,20 +157,20 @@ def test_every_record_answers_for_the_same_features() -> None:
         ("pdl_default", "1.2.0"),
     ],
 )
-def test_a_feature_is_there_from_its_release_on(feature: str, since: str) -> None:
+def test_a_feature_is_there_from_its_release_on(feature, since):
     for version in READABLE_RELEASES:
         expected = _number(version) >= _number(since)
         assert load_release(version).features[feature].supported is expected, version
 
 
-def test_an_unsettled_feature_is_neither_yes_nor_no() -> None:
+def test_an_unsettled_feature_is_neither_yes_nor_no():
     release = load_release("0.21.0")
     assert release.features["online_eplb"].supported is None
     assert [release.supports(name) for name in ("online_eplb", "wide_ep", "deepseek_v32")] == [None, True, False]
     assert release.supports("no_such_feature") is None
 
 
-def test_before_1_0_the_default_is_not_pytorch() -> None:
+def test_before_1_0_the_default_is_not_pytorch():
     backends = {version: load_release(version).default_backend for version in READABLE_RELEASES}
     assert [version for version, backend in backends.items() if backend == "tensorrt"] == ["0.21.0", "0.19.0"]
 
@@ -197,51 +185,48 @@ def test_before_1_0_the_default_is_not_pytorch() -> None:
         ("25.08", "0.21.0"),
     ],
 )
-def test_a_container_tag_names_its_release(tag: str, version: str) -> None:
+def test_a_container_tag_names_its_release(tag, version):
     assert release_for_container(tag).version == version
 
 
 @pytest.mark.parametrize(
     ("tag", "message"),
     [
-        (
-            "25.07",
-            r"^container 25\.07 carries TensorRT-LLM 0\.20\.0: it is not established .* use 0\.21\.0",
-        ),
+        ("25.07", r"^container 25\.07 carries TensorRT-LLM 0\.20\.0: it is not established .* use 0\.21\.0"),
         ("25.05", r"^container 25\.05 carries TensorRT-LLM 0\.19\.0: no repository is made for it; use 26\.07"),
         ("25.11-trtllm-python-py3", r"^container 25\.11 carries TensorRT-LLM 1\.0\.3\.2510: no repository"),
     ],
 )
-def test_a_container_of_another_release_is_refused(tag: str, message: str) -> None:
+def test_a_container_of_another_release_is_refused(tag, message):
     with pytest.raises(RefusedPlanError, match=message):
         release_for_container(tag)
 
 
-def test_an_unknown_container_names_those_that_work() -> None:
+def test_an_unknown_container_names_those_that_work():
     with pytest.raises(UnknownNameError, match=r"'27\.01'.*26\.07"):
         release_for_container("27.01")
 
 
 @pytest.mark.parametrize("version", READABLE_RELEASES)
-def test_the_containers_of_a_release_are_those_in_the_table(version: str) -> None:
+def test_the_containers_of_a_release_are_those_in_the_table(version):
     tags = [tag for tag, container in containers().items() if container.trtllm == version]
     assert list(load_release(version).containers) == tags
 
 
-def test_a_container_is_looked_up_without_reading_every_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
+def test_a_container_is_looked_up_without_reading_every_record(monkeypatch):
+    read = []
     monkeypatch.setattr(releases, "_load", lambda version: read.append(version))
     release_for_container("26.03")
     assert read == ["1.2.0"]
 
 
-def test_quirks_name_containers_of_their_release(release: Release) -> None:
+def test_quirks_name_containers_of_their_release(release):
     for quirk in release.record["quirks"]:
         assert set(quirk["applies_to_containers"]) <= set(release.containers)
         assert quirk["source"]
 
 
-def test_every_sampler_accounts_for_every_field_of_the_contract(release: Release) -> None:
+def test_every_sampler_accounts_for_every_field_of_the_contract(release):
     """A field is honoured, ignored or fatal for a reason, or unknown, but never two of these."""
     section = release.record["sampler"]
     assert section["choose"][-1]["when"] == {}
@@ -260,7 +245,7 @@ def test_every_sampler_accounts_for_every_field_of_the_contract(release: Release
         assert ("logprobs" in sampler["honours"]["fields"]) == ("logprobs" in sampler), name
 
 
-def test_what_is_refused_says_why_and_who_says_so(release: Release) -> None:
+def test_what_is_refused_says_why_and_who_says_so(release):
     section = release.record["sampler"]
     samplers = section["samplers"].values()
     entries = [*section["needs"], *section["conflicts"], *section["lacks"]]
@@ -273,13 +258,13 @@ def test_what_is_refused_says_why_and_who_says_so(release: Release) -> None:
             assert {"most", "status", "source"} <= sampler["logprobs"].keys()
 
 
-def test_an_argument_that_a_field_needs_is_one_of_the_llms(release: Release) -> None:
+def test_an_argument_that_a_field_needs_is_one_of_the_llms(release):
     for entry in release.record["sampler"]["needs"]:
         assert release.require_key(entry["llm_arg"])
     assert release.record["mpi"]["leader"]["llm_arg"].lstrip("_") in release.classes["BaseLlmArgs"].fields
 
 
-def test_the_backend_reads_the_same_sampler_out_of_it(release: Release) -> None:
+def test_the_backend_reads_the_same_sampler_out_of_it(release):
     engine = EngineRelease(release.record)
     mtp = engine.sampler_support({"speculative_config": {"decoding_type": "MTP"}})
     assert mtp.sampler == "MTPSampler"
@@ -287,7 +272,7 @@ def test_the_backend_reads_the_same_sampler_out_of_it(release: Release) -> None:
     assert engine.sampler_support({}).sampler == "TorchSampler"
 
 
-def test_guided_decoding_needs_its_arguments(release: Release) -> None:
+def test_guided_decoding_needs_its_arguments(release):
     engine, needed = EngineRelease(release.record), guided_llm_args(release.version)
     assert "guided_json" in engine.sampler_support(needed).fields
     for name in needed:
@@ -296,20 +281,20 @@ def test_guided_decoding_needs_its_arguments(release: Release) -> None:
         assert name in support.unsupported["guided_json"]
 
 
-def test_no_release_has_priorities(release: Release) -> None:
+def test_no_release_has_priorities(release):
     unsupported = EngineRelease(release.record).sampler_support({}).unsupported
     assert unsupported["priority"] == f"TensorRT-LLM {release.version}: it has no request priority"
 
 
 @pytest.fixture
-def package(release: Release, tmp_path: Path) -> Iterator[Any]:
+def package(release, tmp_path):
     path = tmp_path / "release.yaml"
     path.write_text(release.text)
     with standin(path) as package:
         yield package
 
 
-def test_the_standin_has_the_recorded_sampling_fields(release: Release, package: Any) -> None:
+def test_the_standin_has_the_recorded_sampling_fields(release, package):
     fields = {field.name: field.default for field in dataclasses.fields(package.SamplingParams)}
     assert fields == {name: row["default"] for name, row in release.record["sampling_params"].items()}
     with pytest.raises(TypeError):
@@ -318,12 +303,12 @@ def test_the_standin_has_the_recorded_sampling_fields(release: Release, package:
         package.SamplingParams(repetition_penality=1.0)
 
 
-def test_the_standin_has_the_recorded_signature(release: Release, package: Any) -> None:
+def test_the_standin_has_the_recorded_signature(release, package):
     parameters = list(inspect.signature(package.LLM.generate_async).parameters)[1:]
     assert parameters == release.record["generate_async"]["parameters"]
 
 
-def test_the_standin_has_the_recorded_outputs(release: Release, package: Any) -> None:
+def test_the_standin_has_the_recorded_outputs(release, package):
     output_class, completion_class = package.llmapi.RequestOutput, package.llmapi.CompletionOutput
     assert all(hasattr(output_class, name) for name in release.record["request_output"]["methods"])
     public = [field.name for field in dataclasses.fields(completion_class) if not field.name.startswith("_")]
@@ -332,7 +317,7 @@ def test_the_standin_has_the_recorded_outputs(release: Release, package: Any) ->
     assert {name for name, _ in properties} == set(release.record["completion_output"]["properties"])
 
 
-def test_the_standin_needs_a_running_event_loop(package: Any) -> None:
+def test_the_standin_needs_a_running_event_loop(package):
     llm = package.LLM(model="owner/m", backend="pytorch")
     try:
         with pytest.raises(RuntimeError, match="event loop"):
@@ -355,13 +340,13 @@ def test_the_standin_needs_a_running_event_loop(package: Any) -> None:
     ],
     ids=str,
 )
-def test_the_standin_refuses_what_the_release_would(package: Any, arguments: dict[str, Any]) -> None:
+def test_the_standin_refuses_what_the_release_would(package, arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         package.LLM(model="owner/m", backend="pytorch", **arguments)
 
 
 @pytest.mark.slow
-def test_the_standin_runs_nothing_but_pytorch(release: Release, package: Any) -> None:
+def test_the_standin_runs_nothing_but_pytorch(release, package):
     if release.default_backend == "pytorch":
         package.LLM(model="owner/m").shutdown()
     else:
@@ -370,7 +355,7 @@ def test_the_standin_runs_nothing_but_pytorch(release: Release, package: Any) ->
 
 
 @pytest.mark.slow
-def test_the_standin_takes_a_speculative_config_only_from_upstreams_parser(package: Any) -> None:
+def test_the_standin_takes_a_speculative_config_only_from_upstreams_parser(package):
     from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
 
     section = {"decoding_type": "MTP", "num_nextn_predict_layers": 1}
@@ -380,10 +365,10 @@ def test_the_standin_takes_a_speculative_config_only_from_upstreams_parser(packa
     package.LLM(**update_llm_args_with_extra_dict({}, mapping)).shutdown()
 
 
-def test_the_standins_result_can_be_waited_for_without_a_loop(package: Any) -> None:
+def test_the_standins_result_can_be_waited_for_without_a_loop(package):
     import asyncio
 
-    async def submit() -> Any:
+    async def submit():
         return llm.generate_async(inputs="Why?", sampling_params=package.SamplingParams(max_tokens=5))
 
     llm = package.LLM(model="owner/m", backend="pytorch")
@@ -407,23 +392,21 @@ GREEDY = [
 
 
 @pytest.mark.parametrize(("fields", "up_to_1_1", "from_1_2"), GREEDY)
-def test_the_standin_tells_greedy_decoding_as_the_release_does(
-    release: Release, package: Any, fields: dict[str, Any], up_to_1_1: bool, from_1_2: bool
-) -> None:
+def test_the_standin_tells_greedy_decoding_as_the_release_does(release, package, fields, up_to_1_1, from_1_2):
     expected = from_1_2 if release.version.startswith("1.2.") else up_to_1_1
     assert package.SamplingParams(**fields)._greedy_decoding is expected
 
 
-def test_the_standin_refuses_several_greedy_answers(package: Any) -> None:
+def test_the_standin_refuses_several_greedy_answers(package):
     with pytest.raises(ValueError, match="Greedy decoding"):
         package.SamplingParams(best_of=2)
     package.SamplingParams(best_of=2, top_k=20)
 
 
-def test_the_standin_counts_cached_tokens_where_the_release_does(release: Release, package: Any) -> None:
+def test_the_standin_counts_cached_tokens_where_the_release_does(release, package):
     import asyncio
 
-    async def submit() -> Any:
+    async def submit():
         return await llm.generate_async(inputs="x" * 99, sampling_params=package.SamplingParams(max_tokens=2)).aresult()
 
     llm = package.LLM(model="owner/m", backend="pytorch")
@@ -434,5 +417,5 @@ def test_the_standin_counts_cached_tokens_where_the_release_does(release: Releas
         llm.shutdown()
 
 
-def test_a_null_max_num_tokens_has_a_recorded_effect(release: Release) -> None:
+def test_a_null_max_num_tokens_has_a_recorded_effect(release):
     assert EngineRelease(release.record).default("max_num_tokens") == 8192

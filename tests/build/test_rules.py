@@ -1,11 +1,7 @@
 """Each rule finds its own case and nothing else."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import yaml
@@ -39,19 +35,12 @@ WIDE = {
     "moe_config.backend": "WIDEEP",
 }
 BLOCKS_64 = {"kv_cache_config.tokens_per_block": 64, "kv_cache_config.enable_block_reuse": False}
-V32: Mapping[str, Any] = {"variant": "deepseek-v3.2-exp"}
-B200: Mapping[str, Any] = {"gpu": "b200"}
-NVL72: Mapping[str, Any] = {"gpu": "gb200-nvl72", "precision": "fp4"}
+V32 = {"variant": "deepseek-v3.2-exp"}
+B200 = {"gpu": "b200"}
+NVL72 = {"gpu": "gb200-nvl72", "precision": "fp4"}
 
 
-def deployed(
-    *settings: Mapping[str, Any],
-    variant: str = "deepseek-r1",
-    precision: str = "fp8",
-    gpu: str = "h200",
-    release: str = "1.2.1",
-    **more: Any,
-) -> Deployment:
+def deployed(*settings, variant="deepseek-r1", precision="fp8", gpu="h200", release="1.2.1", **more):
     """Return DeepSeek-R1 on 8 x H200, with any fact replaced."""
     found = find_variant(variant)
     given = {"tensor_parallel_size": 8, "moe_expert_parallel_size": 8}
@@ -68,11 +57,11 @@ def deployed(
     )
 
 
-def sampled(name: str, value: Any) -> dict[str, Any]:
+def sampled(name, value):
     return {"triton": {f"default_sampling.{name}": value}}
 
 
-CASES: dict[str, tuple[Deployment, Deployment]] = {
+CASES = {
     "A001": (
         deployed(CHUNKED, {"max_num_tokens": 8224}),
         deployed(CHUNKED, {"max_num_tokens": 8224}, **B200),  # FlashMLA's blocks of 64 are Hopper's
@@ -145,10 +134,7 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
         deployed(MTP, {RELAXED: True, "speculative_config.allow_advanced_sampling": True}),
         deployed(MTP, {"speculative_config.allow_advanced_sampling": True}),
     ),
-    "E001": (
-        deployed(isl=8192),
-        deployed(isl=8192, environment={"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:8192"}),
-    ),
+    "E001": (deployed(isl=8192), deployed(isl=8192, environment={"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:8192"})),
     "E002": (
         deployed(environment={"TLLM_OVERRIDE_LAYER_NUM": "4"}),
         deployed(environment={"TLLM_OVERRIDE_LAYER_NUM": "0"}),
@@ -160,14 +146,8 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
     "E004": (deployed(release="0.21.0"), deployed({"backend": "pytorch"}, release="0.21.0")),
     "E005": (deployed({"load_format": "dummy"}), deployed({"load_format": "auto"})),
     "E006": (deployed({"skip_tokenizer_init": True}), deployed({"skip_tokenizer_init": False})),
-    "E007": (
-        deployed({"custom_tokenizer": "deepseek_v32"}),
-        deployed({"custom_tokenizer": "deepseek_v32"}, **V32),
-    ),
-    "E008": (
-        deployed({"tokenizer": "deepseek-ai/DeepSeek-V3"}),
-        deployed({"tokenizer": "deepseek-ai/DeepSeek-R1"}),
-    ),
+    "E007": (deployed({"custom_tokenizer": "deepseek_v32"}), deployed({"custom_tokenizer": "deepseek_v32"}, **V32)),
+    "E008": (deployed({"tokenizer": "deepseek-ai/DeepSeek-V3"}), deployed({"tokenizer": "deepseek-ai/DeepSeek-R1"})),
     "E009": (deployed({"reasoning_parser": "deepseek_r1"}), deployed({"reasoning_parser": "deepseek-r1"})),
     "E010": (deployed({"trust_remote_code": True}), deployed({"trust_remote_code": False})),
     "D012": (deployed(MTP, {DRAFTS: 4}), deployed(MTP, {DRAFTS: 3})),
@@ -238,14 +218,8 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
         deployed({"moe_config.backend": "TRITON"}, release="1.1.0"),
     ),
     "M002": (deployed(**B200), deployed(DEEPGEMM, **B200)),
-    "M003": (
-        deployed(WIDE, gpu="gb200", precision="fp4"),
-        deployed(WIDE, **NVL72),
-    ),
-    "M004": (
-        deployed(WIDE, gpu="gb200-nvl72", release="1.1.0"),
-        deployed(WIDE, gpu="gb200-nvl72", release="1.2.0"),
-    ),
+    "M003": (deployed(WIDE, gpu="gb200", precision="fp4"), deployed(WIDE, **NVL72)),
+    "M004": (deployed(WIDE, gpu="gb200-nvl72", release="1.1.0"), deployed(WIDE, gpu="gb200-nvl72", release="1.2.0")),
     "M005": (deployed(WIDE, {SLOTS: 280}, **NVL72), deployed(WIDE, {SLOTS: 288}, **NVL72)),
     "M006": (
         deployed(CUTLASS, {SLOTS: 256}, release="1.1.0", precision="fp4", **B200),
@@ -314,7 +288,7 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
 """Code -> a deployment that breaks the rule, and a neighbour that doesn't."""
 
 
-def test_a_list_of_graphs_gets_one_more_size() -> None:
+def test_a_list_of_graphs_gets_one_more_size():
     listed = deployed({"max_batch_size": 256, "cuda_graph_config.batch_sizes": [1, 128]})
     [fix] = [violation.fix for rule, violation in violations(listed) if rule.code == "L001"]
 
@@ -324,7 +298,7 @@ def test_a_list_of_graphs_gets_one_more_size() -> None:
 @pytest.mark.parametrize("dtype", ["auto", "fp8"])
 @pytest.mark.parametrize("of_checkpoint", [None, "FP8"])
 @pytest.mark.parametrize("code", ["K002", "V001"])
-def test_advice_on_the_kv_cache_is_not_what_is_set_already(code: str, dtype: str, of_checkpoint: str | None) -> None:
+def test_advice_on_the_kv_cache_is_not_what_is_set_already(code, dtype, of_checkpoint):
     where = {"precision": "w4a8"} if code == "K002" else {"variant": "deepseek-v3.2-exp"}
     base = deployed({"kv_cache_config.dtype": dtype}, **where)
     assert base.checkpoint is not None
@@ -340,7 +314,7 @@ PAIR = {"cache_transceiver_config.backend": "UCX"}
 
 
 @pytest.mark.parametrize("code", ["A003", "A007"])
-def test_a_disaggregated_server_is_not_advised_as_a_whole_one(code: str) -> None:
+def test_a_disaggregated_server_is_not_advised_as_a_whole_one(code):
     broken, _ = CASES[code]
     assert code not in codes_of(replace(broken, settings={**broken.settings, **PAIR}))
 
@@ -359,11 +333,11 @@ MORE_CASES = [
 
 
 @pytest.mark.parametrize(("code", "settings", "is_broken"), MORE_CASES)
-def test_other_ways_to_break_a_rule(code: str, settings: dict[str, Any], is_broken: bool) -> None:
+def test_other_ways_to_break_a_rule(code, settings, is_broken):
     assert (code in codes_of(deployed(settings))) is is_broken
 
 
-def test_a_rule_that_needs_an_unknown_setting_finds_nothing() -> None:
+def test_a_rule_that_needs_an_unknown_setting_finds_nothing():
     known, unknown = deployed(WIDE, **NVL72), {"tensor_parallel_size", "moe_expert_parallel_size"}
     settings = {key: value for key, value in known.settings.items() if key not in unknown}
 
@@ -371,35 +345,35 @@ def test_a_rule_that_needs_an_unknown_setting_finds_nothing() -> None:
     assert "M002" not in codes_of(replace(known, settings=settings, unknown=frozenset(unknown)))
 
 
-def test_a_back_end_that_no_degree_of_expert_parallelism_supports_is_found_without_it() -> None:
+def test_a_back_end_that_no_degree_of_expert_parallelism_supports_is_found_without_it():
     unknown = frozenset({"moe_expert_parallel_size"})
     wrong = replace(deployed(gpu="b200"), settings={"moe_config.backend": "CUTLASS"}, unknown=unknown)
 
     assert "M002" in codes_of(wrong)
 
 
-def codes_of(deployment: Deployment) -> list[str]:
+def codes_of(deployment):
     return [rule.code for rule, _ in violations(deployment)]
 
 
-def test_every_rule_has_a_case() -> None:
+def test_every_rule_has_a_case():
     assert sorted(CASES) == [rule.code for rule in RULES]
 
 
 @pytest.mark.parametrize("code", CASES)
-def test_a_rule_finds_its_case_and_not_the_neighbour(code: str) -> None:
+def test_a_rule_finds_its_case_and_not_the_neighbour(code):
     broken, whole = CASES[code]
     assert code in codes_of(broken)
     assert code not in codes_of(whole)
 
 
-def test_codes_and_titles_are_unique_and_in_order() -> None:
+def test_codes_and_titles_are_unique_and_in_order():
     assert [rule.code for rule in RULES] == sorted({rule.code for rule in RULES})
     assert len({rule.title for rule in RULES}) == len(RULES)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
-def test_a_rule_says_why_and_who_says_so(rule: Any) -> None:
+def test_a_rule_says_why_and_who_says_so(rule):
     assert rule.title
     assert rule.source
     assert rule.releases
@@ -408,7 +382,7 @@ def test_a_rule_says_why_and_who_says_so(rule: Any) -> None:
 
 
 @pytest.mark.parametrize("code", CASES)
-def test_a_violation_is_one_line_with_a_fix_and_a_known_key(code: str) -> None:
+def test_a_violation_is_one_line_with_a_fix_and_a_known_key(code):
     known = {*load_release(CANONICAL_RELEASE).keys()}
     for rule, violation in violations(CASES[code][0]):
         for text in (violation.message, violation.fix):
@@ -418,20 +392,20 @@ def test_a_violation_is_one_line_with_a_fix_and_a_known_key(code: str) -> None:
 
 
 @pytest.mark.parametrize("code", [rule.code for rule in RULES if rule.target_only])
-def test_a_rule_about_the_target_needs_no_settings(code: str) -> None:
+def test_a_rule_about_the_target_needs_no_settings(code):
     broken, whole = CASES[code]
     assert code in [rule.code for rule, _ in target_violations(replace(broken, settings={}))]
     assert code not in [rule.code for rule, _ in target_violations(replace(whole, settings={}))]
 
 
 @pytest.mark.parametrize("fact", ["release", "variant", "architecture", "checkpoint", "gpu", "isl"])
-def test_a_rule_ignores_unknown_facts(fact: str) -> None:
+def test_a_rule_ignores_unknown_facts(fact):
     for broken, whole in CASES.values():
         assert set(codes_of(replace(whole, **{fact: None}))) <= {*codes_of(whole), "A003", "A006", "V005", "V006"}
         codes_of(replace(broken, **{fact: None}))
 
 
-def test_settings_alone_break_only_rules_about_settings() -> None:
+def test_settings_alone_break_only_rules_about_settings():
     assert codes_of(Deployment(settings={})) == []
 
 
@@ -440,7 +414,7 @@ JUNK = ["8", -1, 0, 1, 3.5, float("nan"), True, None, [], [None], ["a"], {}, {"a
 
 @pytest.mark.slow
 @pytest.mark.parametrize("junk", JUNK, ids=repr)
-def test_no_value_makes_a_rule_fail(junk: Any) -> None:
+def test_no_value_makes_a_rule_fail(junk):
     bases = [CASES[code][0] for code in ("M008", "A001", "D009", "V008", "L002", "K007")]
     keys = load_release(CANONICAL_RELEASE).keys()
     for key in keys:
@@ -448,17 +422,17 @@ def test_no_value_makes_a_rule_fail(junk: Any) -> None:
             codes_of(replace(base, settings={**base.settings, key: junk}))
 
 
-def test_a_value_of_a_wrong_type_counts_as_not_given() -> None:
+def test_a_value_of_a_wrong_type_counts_as_not_given():
     assert "L003" not in codes_of(deployed({"max_seq_len": "200000"}))
     assert "L005" not in codes_of(deployed({"stream_interval": False}))
 
 
-def test_rules_ignore_unknown_keys() -> None:
+def test_rules_ignore_unknown_keys():
     assert codes_of(deployed({"no_such_key": 1, "kv_cache_config.nor_this": "x"})) == codes_of(deployed())
 
 
 @pytest.mark.parametrize("version", READABLE_RELEASES)
-def test_every_feature_that_a_rule_asks_for_is_recorded(version: str) -> None:
+def test_every_feature_that_a_rule_asks_for_is_recorded(version):
     asked = {"deepseek_v32", "fp8_blackwell", "v32_block_reuse", "v32_chunked_prefill", "v32_mtp_above_1"}
     asked |= {
         f"{feature}_{gpu}" for feature in ("chunked_prefill_mla", "fp8_kv_mla") for gpu in ("hopper", "blackwell")
@@ -486,14 +460,12 @@ def test_every_feature_that_a_rule_asks_for_is_recorded(version: str) -> None:
         pytest.param({}, "1.2.1", "nonsense", 2, False, id="a field that nobody knows is for the schema"),
     ],
 )
-def test_a_sampling_default_has_to_be_honoured_by_the_sampler(
-    settings: dict[str, Any], release: str, name: str, value: Any, refused: bool
-) -> None:
+def test_a_sampling_default_has_to_be_honoured_by_the_sampler(settings, release, name, value, refused):
     assert ("D009" in codes_of(deployed(settings, release=release, **sampled(name, value)))) is refused
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_what_the_hardware_table_has_breaks_nothing_whatever_the_settings(release: str) -> None:
+def test_what_the_hardware_table_has_breaks_nothing_whatever_the_settings(release):
     """Every published number of GPUs belongs to a model, a precision and a GPU that go together."""
     for variant in variants().values():
         for precision in variant.checkpoints:
@@ -512,14 +484,14 @@ def test_what_the_hardware_table_has_breaks_nothing_whatever_the_settings(releas
                 assert broken <= ({"H005", "H006"} if release < "1.2.0" else set()), (variant.name, precision, gpu.name)
 
 
-def test_the_page_lists_every_rule_and_every_check_once() -> None:
+def test_the_page_lists_every_rule_and_every_check_once():
     page = rules_page()
     for entry in (*RULES, *CHECKS):
         assert page.count(f'<a id="{entry.code.lower()}"></a>') == 1, entry.code
         assert entry.why in page, entry.code
 
 
-def test_rules_and_checks_share_no_code() -> None:
+def test_rules_and_checks_share_no_code():
     assert not {rule.code for rule in RULES} & {check.code for check in CHECKS}
 
 
@@ -529,7 +501,7 @@ TO_SET = re.compile(
 TO_REMOVE = re.compile(r"^remove (?P<key>[\w.]+)")
 
 
-def mended(deployment: Deployment, key: str | None, fix: str) -> Deployment | None:
+def mended(deployment, key, fix):
     """Return `deployment` after the advice, where it says which value to set or to remove; None where it does not."""
     settings = dict(deployment.settings)
     if found := TO_SET.match(fix):
@@ -546,7 +518,7 @@ def mended(deployment: Deployment, key: str | None, fix: str) -> Deployment | No
 
 
 @pytest.mark.parametrize("code", CASES)
-def test_advice_that_can_be_followed_mends_what_it_is_about_and_breaks_no_other_rule(code: str) -> None:
+def test_advice_that_can_be_followed_mends_what_it_is_about_and_breaks_no_other_rule(code):
     broken, _ = CASES[code]
     errors = {rule.code for rule, _ in violations(broken) if rule.severity == "error"}
     for rule, violation in violations(broken):

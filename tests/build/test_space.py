@@ -3,8 +3,6 @@
 All of them are nightly; a sample has every pair of values of any two of these.
 """
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

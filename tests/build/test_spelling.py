@@ -1,9 +1,5 @@
 """Settings have one canonical name, and each release's own names translate to it and back."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +15,7 @@ OURS = load_release("1.2.1")
 NEST = "pytorch_backend_config."
 
 # What we call it, and what 0.19.0, 0.21.0 and 1.0.0 do.
-SPELLINGS: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+SPELLINGS = [
     (
         {"kv_cache_config.dtype": "fp8"},
         {f"{NEST}kv_cache_dtype": "fp8"},
@@ -85,9 +81,7 @@ SPELLINGS: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, 
 
 
 @pytest.mark.parametrize(("ours", "in_0_19", "in_0_21", "in_1_0"), SPELLINGS, ids=lambda row: next(iter(row)))
-def test_each_release_has_its_own_names(
-    ours: dict[str, Any], in_0_19: dict[str, Any], in_0_21: dict[str, Any], in_1_0: dict[str, Any]
-) -> None:
+def test_each_release_has_its_own_names(ours, in_0_19, in_0_21, in_1_0):
     theirs = {"0.19.0": in_0_19, "0.21.0": in_0_21, "1.0.0": in_1_0, "1.2.1": ours}
     for release, settings in theirs.items():
         assert spell(ours, release) == settings
@@ -95,12 +89,12 @@ def test_each_release_has_its_own_names(
         assert canonical(settings, MIXED) == ours
 
 
-def test_an_era_stands_for_its_releases() -> None:
+def test_an_era_stands_for_its_releases():
     assert spell({"moe_config.backend": "WIDEEP"}, "0.21") == spell({"moe_config.backend": "WIDEEP"}, "0.21.0")
     assert set(READABLE_RELEASES) == {version for versions in TABLE["eras"].values() for version in versions}
 
 
-def test_a_file_of_several_eras_is_understood() -> None:
+def test_a_file_of_several_eras_is_understood():
     settings = {
         "cuda_graph_config.max_batch_size": 8,
         "kv_cache_dtype": "fp8",
@@ -136,11 +130,11 @@ def test_a_file_of_several_eras_is_understood() -> None:
     ],
     ids=str,
 )
-def test_contradicting_keys_have_one_meaning(settings: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_contradicting_keys_have_one_meaning(settings, expected):
     assert canonical(settings, MIXED) == expected
 
 
-VALUES: dict[str, st.SearchStrategy[Any]] = {
+VALUES = {
     "sampler_type": st.sampled_from(["TRTLLMSampler", "TorchSampler", "auto"]),
     "disable_overlap_scheduler": st.booleans(),
 }
@@ -148,7 +142,7 @@ ANYTHING = st.integers(1, 9) | st.booleans() | st.sampled_from(["fp8", "x"]) | s
 
 
 @st.composite
-def settings_of(draw: st.DrawFn, release: str) -> dict[str, Any]:
+def settings_of(draw, release):
     """Return canonical keys that the release has under any name: leaves only, as a section excludes its keys."""
     record, ours = load_release(release), OURS.keys()
     leaves = [key for key in ours if not OURS.require_key(key).sections]
@@ -163,7 +157,7 @@ def settings_of(draw: st.DrawFn, release: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("release", READABLE_RELEASES)
 @given(data=st.data())
-def test_translating_there_and_back_gives_the_same_settings(release: str, data: st.DataObject) -> None:
+def test_translating_there_and_back_gives_the_same_settings(release, data):
     settings = data.draw(settings_of(release))
     theirs = spell(settings, release)
     assert canonical(theirs, release) == settings
@@ -171,7 +165,7 @@ def test_translating_there_and_back_gives_the_same_settings(release: str, data: 
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_every_name_in_the_table_is_one_of_the_release(release: str) -> None:
+def test_every_name_in_the_table_is_one_of_the_release(release):
     record = load_release(release)
     era = next(era for era, versions in TABLE["eras"].items() if release in versions)
     rows = [*TABLE["keys"].values(), *TABLE["switches"].values()]
@@ -210,11 +204,11 @@ def test_every_name_in_the_table_is_one_of_the_release(release: str) -> None:
         ("nonsense", "1.2.1", None),
     ],
 )
-def test_a_renamed_key_is_found(key: str, release: str, expected: str | None) -> None:
+def test_a_renamed_key_is_found(key, release, expected):
     assert moved(key, release) == expected
 
 
-def test_flags_are_settings_too() -> None:
+def test_flags_are_settings_too():
     given = {"--tp_size": 8, "ep": 8, "--kv-cache-free-gpu-memory-fraction": 0.9, "--port": 8000}
     assert from_flags("trtllm-serve", given) == {
         "tensor_parallel_size": 8,
@@ -228,14 +222,14 @@ def test_flags_are_settings_too() -> None:
 
 
 @pytest.mark.parametrize("program", TABLE["flags"])
-def test_every_flag_stands_for_one_key_of_ours(program: str) -> None:
+def test_every_flag_stands_for_one_key_of_ours(program):
     rows = TABLE["flags"][program]
     flags = [flag for names in rows.values() for flag in names]
     assert len(flags) == len(set(flags))
     assert all(OURS.find_key(key) for key in rows)
 
 
-def test_unknown_names_are_errors() -> None:
+def test_unknown_names_are_errors():
     with pytest.raises(UnknownNameError, match="trtllm-serve"):
         flag_name("trtllm-serv", "backend")
     with pytest.raises(UnknownNameError, match=r"1\.2\.2"):

@@ -269,11 +269,7 @@ def test_the_deadline_equals_the_arithmetic_in_the_comment(run):
         pytest.param(
             TWO_NODES,
             {"INTERFACE": "eth0", "SSH_PORT": "2233", "SSH_ARGS": "-i /keys/id"},
-            {
-                "btl_tcp_if_include": "eth0",
-                "oob_tcp_if_include": "eth0",
-                "plm_rsh_args": "-p 2233 -i /keys/id",
-            },
+            {"btl_tcp_if_include": "eth0", "oob_tcp_if_include": "eth0", "plm_rsh_args": "-p 2233 -i /keys/id"},
             id="two-nodes",
         ),
         pytest.param(
@@ -462,7 +458,7 @@ def test_all_refusals_are_printed_at_once(run):
     lines = refusals(run(TWO_NODES, "--http-port=1", "a b", **wrong))
 
     assert [line.removeprefix("start.sh: expected ").split()[0] for line in lines] == [
-        *["eight", "whole", "HTTP_PORT", "a", "2"],
+        *["eight", "whole", "HTTP_PORT", "a", "2"]
     ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -35,11 +34,11 @@ GOLDEN = Path(__file__).with_name("golden_vllm")
 DP = ("data_parallel_size", "all2all_backend")
 
 
-def wanted(variant: str = "deepseek-r1", gpu: str = "h200", **changes: Any) -> PlanRequest:
+def wanted(variant="deepseek-r1", gpu="h200", **changes):
     return PlanRequest(variant=variant, gpu=gpu, engine="vllm", **changes)
 
 
-def values_of(plan: Plan) -> dict[str, Any]:
+def values_of(plan):
     return {setting.key: setting.value for setting in plan.settings}
 
 
@@ -94,9 +93,7 @@ def test_the_arithmetic_is_near_what_was_measured(found, within):
         replace(r1.architecture, num_layers=found.layers),
         r1.checkpoints[found.precision],
         Layout(
-            tensor_parallel_size=found.num_gpus,
-            expert_parallel_size=found.num_gpus,
-            attention_dp=found.data_parallel,
+            tensor_parallel_size=found.num_gpus, expert_parallel_size=found.num_gpus, attention_dp=found.data_parallel
         ),
         gpu_memory_utilization=found.share,
         max_num_batched_tokens=found.batched_tokens,
@@ -169,9 +166,7 @@ def test_the_fewest_gpus_that_fit_are_chosen(changes, num_gpus):
             id="stages",
         ),
         pytest.param(
-            {"mtp": 1},
-            {"speculative_config.method": "mtp", "speculative_config.num_speculative_tokens": 1},
-            id="MTP",
+            {"mtp": 1}, {"speculative_config.method": "mtp", "speculative_config.num_speculative_tokens": 1}, id="MTP"
         ),
         pytest.param({"variant": "deepseek-v3.2-exp"}, {"tokenizer_mode": "deepseek_v32"}, id="V3.2"),
         pytest.param({"kv_dtype": "fp8"}, {"kv_cache_dtype": "fp8"}, id="FP8 KV cache"),
@@ -372,7 +367,7 @@ def test_every_request_gets_a_plan_that_fits_or_a_neighbour_that_does(axes):
     _assert_sound(answer)
 
 
-def _assert_sound(plan: Plan) -> None:
+def _assert_sound(plan):
     values = values_of(plan)
     assert plan.budget.kv_tokens >= values["max_model_len"]
     assert plan.budget.free > 0
@@ -416,7 +411,7 @@ GOLDENS = {
 }
 
 
-def golden_text(request: PlanRequest) -> str:
+def golden_text(request):
     return model_yaml(make_plan(request), stamp="golden")
 
 

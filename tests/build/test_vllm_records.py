@@ -1,11 +1,8 @@
 """The records of vLLM versions: what they say, and that the wheels' own source says so too."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,7 +32,7 @@ SOURCES = "VLLM_SOURCES"
 """Environment variable: folders or wheels of vLLM, separated as in PATH. Each is compared with its record."""
 
 
-def _sources() -> list[Path]:
+def _sources():
     given = [Path(path) for path in os.environ.get(SOURCES, "").split(os.pathsep) if path]
     installed = importlib.util.find_spec("vllm")
     return given if installed is None or installed.origin is None else [*given, Path(installed.origin).parent]
@@ -43,7 +40,7 @@ def _sources() -> list[Path]:
 
 @pytest.mark.skipif(not _sources(), reason=f"no vLLM is installed, and {SOURCES} names no wheel of it")
 @pytest.mark.parametrize("path", _sources(), ids=str)
-def test_a_record_is_what_the_source_says(path: Path) -> None:
+def test_a_record_is_what_the_source_says(path):
     source = VllmSource(path)
     committed = RECORDS / f"{source.version}.yaml"
     assert committed.exists(), f"vLLM {source.version} has no record: python -m support.vllm_records {path} --write"
@@ -55,7 +52,7 @@ def test_a_record_is_what_the_source_says(path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", VLLM_VERSIONS)
-def test_a_record_is_whole(version: str) -> None:
+def test_a_record_is_whole(version):
     loaded = load_vllm(version)
     raw = parse_yaml(loaded.text)
     assert loaded.version == raw["vllm"] == version
@@ -78,7 +75,7 @@ def test_a_record_is_whole(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VLLM_VERSIONS)
-def test_every_default_fits_its_type(version: str) -> None:
+def test_every_default_fits_its_type(version):
     arguments = load_vllm(version).arguments.values()
     objects = [row for row in arguments if str(row.default).endswith("()")]
     assert [row.name for row in arguments if row not in objects and not type_strings.fits(row.default, row.type)] == []
@@ -86,7 +83,7 @@ def test_every_default_fits_its_type(version: str) -> None:
 
 @pytest.mark.parametrize("version", VLLM_VERSIONS)
 @pytest.mark.parametrize("kind", ["replaced_environment", "moved_arguments"])
-def test_every_replacement_is_an_argument_of_the_version(version: str, kind: str) -> None:
+def test_every_replacement_is_an_argument_of_the_version(version, kind):
     loaded = load_vllm(version)
     rows = getattr(loaded, kind)
     assert rows
@@ -97,7 +94,7 @@ def test_every_replacement_is_an_argument_of_the_version(version: str, kind: str
         assert wrong == [], name
 
 
-def test_a_replacement_translates_the_value() -> None:
+def test_a_replacement_translates_the_value():
     moved = load_vllm("0.24.0").moved_arguments
     assert moved["disable_log_requests"].new_value(True) is False
     assert moved["max_batch_size"].new_value(64) == 64
@@ -105,7 +102,7 @@ def test_a_replacement_translates_the_value() -> None:
     assert moved["worker_use_ray"].new_value("maybe") is None
 
 
-def test_an_unknown_version_is_told_its_container_and_the_nearest() -> None:
+def test_an_unknown_version_is_told_its_container_and_the_nearest():
     with pytest.raises(UnknownNameError, match=r"Triton's container 26\.06 has it; the nearest known is 0\.24\.0"):
         load_vllm("0.22.1")
     with pytest.raises(UnknownNameError, match=r"'0\.25\.0': known so far: 0\.24\.0, 0\.25\.1, 0\.33\.0"):
@@ -116,16 +113,16 @@ def test_an_unknown_version_is_told_its_container_and_the_nearest() -> None:
     ("version", "nearest"),
     [("0.22.1", "0.24.0"), ("0.25.0", "0.25.1"), ("0.40.0", "0.33.0"), ("0.30.0rc1", DEFAULT_VLLM)],
 )
-def test_nearest_version(version: str, nearest: str) -> None:
+def test_nearest_version(version, nearest):
     assert nearest_vllm(version) == nearest
 
 
 @pytest.mark.parametrize("tag", ["26.07", "26.07-vllm-python-py3", "nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3"])
-def test_a_container_names_its_version(tag: str) -> None:
+def test_a_container_names_its_version(tag):
     assert vllm_for_container(tag) is load_vllm("0.24.0")
 
 
-def test_an_unknown_container_is_refused() -> None:
+def test_an_unknown_container_is_refused():
     with pytest.raises(UnknownNameError, match=r"unknown Triton container '27\.01'"):
         vllm_for_container("27.01")
     with pytest.raises(UnknownNameError, match=r"unknown vLLM version '0\.22\.1'"):
@@ -233,7 +230,7 @@ _SECTIONS = {
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> VllmSource:
+def tree(tmp_path):
     files = {**_TREE}
     for module, name in _SECTIONS.items():
         rows = [
@@ -242,7 +239,7 @@ def tree(tmp_path: Path) -> VllmSource:
             "depth: int = Field(1, ge=0, lt=9)",
         ]
         files[f"config/{module}.py"] = f"class {name}:\n    " + "\n    ".join(rows)
-    methods: dict[str, dict[str, list[str]]] = {}
+    methods = {}
     for reference in INTERFACES:
         module, _, path = reference.partition(":")
         name, _, method = path.partition(".")
@@ -262,8 +259,8 @@ def tree(tmp_path: Path) -> VllmSource:
     return VllmSource(tmp_path / "vllm")
 
 
-def test_arguments_are_read_through_the_configuration_classes(tree: VllmSource) -> None:
-    expected: dict[str, Any] = {
+def test_arguments_are_read_through_the_configuration_classes(tree):
+    expected = {
         "model": ("str", "some/model"),
         "length": ("int -1.. | None", None),
         "share": ("float 0..1", 0.9),
@@ -292,13 +289,13 @@ def test_arguments_are_read_through_the_configuration_classes(tree: VllmSource) 
     assert found["interfaces"]["vllm.v1.engine.async_llm:AsyncLLM.generate"] == ["first", "second"]
 
 
-def test_a_record_that_is_written_reads_as_the_same(tree: VllmSource) -> None:
+def test_a_record_that_is_written_reads_as_the_same(tree):
     found = record(tree)
     assert parse_yaml(written(tree)) == found
     assert max(map(len, written(tree).splitlines())) < 200
 
 
-def test_interfaces_are_read_as_they_are_called(tmp_path: Path) -> None:
+def test_interfaces_are_read_as_they_are_called(tmp_path):
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "core.py").write_text(
         """

@@ -7,13 +7,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from deepseek_triton_build import (
-    EnvironmentVariable,
-    RefusedPlanError,
-    Setting,
-    Workload,
-    format_files,
-)
+from deepseek_triton_build import EnvironmentVariable, RefusedPlanError, Setting, Workload, format_files
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS
 from support.scripts import script_runner
 from support.vllm_plans import MODEL, SETTINGS, planned, two_nodes

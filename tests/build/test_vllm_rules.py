@@ -1,10 +1,6 @@
 """Each rule of vLLM finds its own case and nothing else."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -13,21 +9,14 @@ from deepseek_triton_build.check import CHECKS, rules_page
 from deepseek_triton_build.rules import RULES, VLLM_RULES, vllm_violations
 from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
 
-B200: Mapping[str, Any] = {"gpu": "b200"}
-FP4: Mapping[str, Any] = {"gpu": "b200", "precision": "fp4"}
-W4A16: Mapping[str, Any] = {"precision": "w4a16"}
-V32: Mapping[str, Any] = {"variant": "deepseek-v3.2-exp"}
+B200 = {"gpu": "b200"}
+FP4 = {"gpu": "b200", "precision": "fp4"}
+W4A16 = {"precision": "w4a16"}
+V32 = {"variant": "deepseek-v3.2-exp"}
 MTP = {"speculative_config.method": "mtp", "speculative_config.num_speculative_tokens": 1}
 
 
-def deployed(
-    *settings: Mapping[str, Any],
-    variant: str = "deepseek-r1",
-    precision: str = "fp8",
-    gpu: str = "h200",
-    version: str = "0.24.0",
-    **more: Any,
-) -> VllmDeployment:
+def deployed(*settings, variant="deepseek-r1", precision="fp8", gpu="h200", version="0.24.0", **more):
     """Return DeepSeek-R1 on 8 x H200, with any fact replaced."""
     found = find_variant(variant)
     given = {"tensor_parallel_size": 8, "enable_expert_parallel": True, "scheduling_policy": "priority"}
@@ -82,20 +71,14 @@ CASES = {
     "X015": (deployed({"max_model_len": 2048}, isl=2048), deployed({"max_model_len": 2048}, isl=2047)),
     "X016": (deployed(MTP, **W4A16), deployed(MTP)),
     "X017": (deployed(MTP, {"speculative_config.num_speculative_tokens": 2}), deployed(MTP)),
-    "X018": (
-        deployed(MTP, triton={"default_sampling.min_p": 0.1}),
-        deployed(triton={"default_sampling.min_p": 0.1}),
-    ),
+    "X018": (deployed(MTP, triton={"default_sampling.min_p": 0.1}), deployed(triton={"default_sampling.min_p": 0.1})),
     "X019": (deployed(concurrency=512, held_requests=376), deployed(concurrency=376, held_requests=376)),
     "X020": (
         deployed({"max_model_len": 4096}, triton={"default_max_tokens": 4096}),
         deployed({"max_model_len": 4096}, triton={"default_max_tokens": 4095}),
     ),
     "X021": (deployed({"gpu_memory_utilization": 0.95}), deployed({"gpu_memory_utilization": 0.94})),
-    "X022": (
-        deployed({"scheduling_policy": "fcfs"}, triton={"engine": "vllm"}),
-        deployed(triton={"engine": "vllm"}),
-    ),
+    "X022": (deployed({"scheduling_policy": "fcfs"}, triton={"engine": "vllm"}), deployed(triton={"engine": "vllm"})),
     "X023": (
         deployed(triton={"default_sampling.temperature": 2.1}),
         deployed(triton={"default_sampling.temperature": 2}),
@@ -105,16 +88,16 @@ CASES = {
 """Code -> a deployment that breaks the rule, and a neighbour that doesn't."""
 
 
-def codes_of(deployment: VllmDeployment) -> list[str]:
+def codes_of(deployment):
     return [rule.code for rule, _ in vllm_violations(deployment)]
 
 
-def test_every_rule_has_a_case() -> None:
+def test_every_rule_has_a_case():
     assert sorted(CASES) == [rule.code for rule in VLLM_RULES]
 
 
 @pytest.mark.parametrize("code", CASES)
-def test_a_rule_finds_its_case_and_nothing_else(code: str) -> None:
+def test_a_rule_finds_its_case_and_nothing_else(code):
     broken, whole = CASES[code]
     assert codes_of(broken) == [code]
     assert codes_of(whole) == []
@@ -122,7 +105,7 @@ def test_a_rule_finds_its_case_and_nothing_else(code: str) -> None:
 
 @pytest.mark.parametrize("code", CASES)
 @pytest.mark.parametrize("version", VLLM_VERSIONS)
-def test_a_violation_is_one_line_with_a_fix_and_a_known_key(code: str, version: str) -> None:
+def test_a_violation_is_one_line_with_a_fix_and_a_known_key(code, version):
     record = load_vllm(version)
     for rule, violation in vllm_violations(replace(CASES[code][0], vllm=record)):
         assert len(violation.message.splitlines()) == len(violation.fix.splitlines()) == 1, rule.code
@@ -131,7 +114,7 @@ def test_a_violation_is_one_line_with_a_fix_and_a_known_key(code: str, version: 
 
 
 @pytest.mark.parametrize("rule", VLLM_RULES, ids=lambda rule: rule.code)
-def test_a_rule_says_why_and_who_says_so(rule: Any) -> None:
+def test_a_rule_says_why_and_who_says_so(rule):
     assert rule.source
     assert not rule.title.endswith(".")
     assert rule.why.endswith(".")
@@ -139,13 +122,13 @@ def test_a_rule_says_why_and_who_says_so(rule: Any) -> None:
     assert rule.why in rules_page()
 
 
-def test_no_code_and_no_title_is_used_twice_beside_another() -> None:
+def test_no_code_and_no_title_is_used_twice_beside_another():
     codes = [entry.code for entry in (*RULES, *VLLM_RULES, *CHECKS)]
     assert len(set(codes)) == len(codes)
 
 
 @pytest.mark.parametrize("code", [rule.code for rule in VLLM_RULES if rule.target_only])
-def test_a_rule_about_the_target_needs_no_settings(code: str) -> None:
+def test_a_rule_about_the_target_needs_no_settings(code):
     broken, whole = CASES[code]
     found = [rule.code for rule, _ in vllm_violations(replace(broken, settings={}), target_only=True)]
     assert found == [code]
@@ -153,7 +136,7 @@ def test_a_rule_about_the_target_needs_no_settings(code: str) -> None:
 
 
 @pytest.mark.parametrize("fact", ["variant", "architecture", "checkpoint", "gpu", "isl", "concurrency"])
-def test_a_rule_ignores_unknown_facts(fact: str) -> None:
+def test_a_rule_ignores_unknown_facts(fact):
     for broken, whole in CASES.values():
         assert codes_of(replace(whole, **{fact: None})) == []
         codes_of(replace(broken, **{fact: None}))
@@ -187,11 +170,11 @@ MIN_P = {"default_sampling.min_p": 0.1}
         ),
     ],
 )
-def test_a_rule_sees_what_vllm_makes_of_the_settings(deployment: VllmDeployment, codes: list[str]) -> None:
+def test_a_rule_sees_what_vllm_makes_of_the_settings(deployment, codes):
     assert codes_of(deployment) == codes
 
 
-def test_only_mtp_takes_the_memory_of_the_mtp_layer() -> None:
+def test_only_mtp_takes_the_memory_of_the_mtp_layer():
     sizes = {"max_num_seqs": 128, "max_num_batched_tokens": 8192}
     none, ngram, mtp = (deployed(sizes, more).budget() for more in ({}, NGRAM, MTP))
     assert none is not None
@@ -206,7 +189,7 @@ JUNK = ["8", -1, 0, 3.5, float("nan"), True, None, [], ["a"], {}, {"a": 1}, 10**
 
 @pytest.mark.slow
 @pytest.mark.parametrize("junk", JUNK, ids=repr)
-def test_no_value_makes_a_rule_fail(junk: Any) -> None:
+def test_no_value_makes_a_rule_fail(junk):
     for key in (*load_vllm("0.24.0").arguments, "speculative_config.num_speculative_tokens"):
         for code in ("X005", "X009", "X012", "X018"):
             base = CASES[code][0]
@@ -215,5 +198,5 @@ def test_no_value_makes_a_rule_fail(junk: Any) -> None:
             deployment.well_typed().budget()
 
 
-def test_a_default_that_may_be_given_elsewhere_does_not_count() -> None:
+def test_a_default_that_may_be_given_elsewhere_does_not_count():
     assert codes_of(replace(CASES["X022"][0], settings={}, unknown=frozenset({"scheduling_policy"}))) == []

@@ -1,7 +1,5 @@
 """Warm-up shapes stay within the limits and reach every size; the plan writes them, and the check reads them."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -161,11 +159,7 @@ LLM_ARGS = {
 
 def test_the_limits_are_those_of_the_llm_arguments():
     assert warmup_limits(LLM_ARGS) == WarmupLimits(
-        max_batch_size=16,
-        max_num_tokens=2048,
-        max_input_len=4095,
-        graph_batch_sizes=(1, 4, 16),
-        attention_dp_size=8,
+        max_batch_size=16, max_num_tokens=2048, max_input_len=4095, graph_batch_sizes=(1, 4, 16), attention_dp_size=8
     )
 
 

@@ -13,7 +13,7 @@ import shutil
 import struct
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from deepseek_triton_build import PlanRequest, format_files, make_plan, write_repository
-from deepseek_triton_build.check import CheckOptions, Finding, Report, check_repository
+from deepseek_triton_build.check import CheckOptions, check_repository
 
 RECIPES_FILE = Path(__file__).with_name("check_recipes.yaml")
 MODEL_YAML = "repository/tensorrt_llm/1/model.yaml"
@@ -36,7 +36,7 @@ FIRST, SECOND = SHARDS
 
 # From config.json, hf_quant_config.json and the tokenizer's files of deepseek-ai/DeepSeek-R1, deepseek-ai/DeepSeek-V3.2
 # and nvidia/DeepSeek-V3.1-NVFP4. The vocabulary is cut to the tokens that matter.
-R1_CONFIG: Mapping[str, Any] = {
+R1_CONFIG = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "deepseek_v3",
     "bos_token_id": 0,
@@ -103,7 +103,7 @@ exec vllm serve deepseek-ai/DeepSeek-R1 \\
   --host 0.0.0.0 --port 8000 \\
   "$@"
 """
-_EIGHT: Mapping[str, Any] = {"gpu": "h200", "num_gpus": 8}
+_EIGHT = {"gpu": "h200", "num_gpus": 8}
 
 
 # The folders that are spoiled
@@ -122,7 +122,7 @@ class Base:
     weights: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def write(self, root: Path) -> None:
+    def write(self, root):
         for path, content in self.files.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(content)
@@ -135,7 +135,7 @@ class Base:
         if self.weights:
             write_weights(root / "weights", is_fp4=self.request is not None and self.request.gpu == "b200")
 
-    def check(self, root: Path, options: Mapping[str, Any]) -> Report:
+    def check(self, root, options):
         given = dict(self.options)
         if self.recipe:
             row = recipes()[self.recipe]
@@ -147,17 +147,17 @@ class Base:
         return check_repository(path, CheckOptions(**{**given, **options}))
 
 
-def _r1(gpu: str = "h200", **more: Any) -> PlanRequest:
+def _r1(gpu="h200", **more):
     return PlanRequest(variant="deepseek-r1", gpu=gpu, **more)
 
 
 @cache
-def recipes() -> Mapping[str, Mapping[str, Any]]:
+def recipes():
     return {row["name"]: row for row in yaml.safe_load(RECIPES_FILE.read_text("utf-8"))}
 
 
 @cache
-def bases() -> Mapping[str, Base]:
+def bases():
     named = {
         "r1": Base(request=_r1()),
         "mtp": Base(request=_r1(profile="latency")),
@@ -183,7 +183,7 @@ def bases() -> Mapping[str, Base]:
     return named | {f"recipe {name}": Base(recipe=name) for name in recipes()}
 
 
-def write_weights(folder: Path, *, is_fp4: bool = False) -> None:
+def write_weights(folder, *, is_fp4=False):
     """Write a checkpoint of R1 with two small tensors."""
     folder.mkdir(parents=True)
     for name, tensor in SHARDS.items():
@@ -209,42 +209,42 @@ def write_weights(folder: Path, *, is_fp4: bool = False) -> None:
 Spoil = Callable[[Path], Any]
 
 
-def put(file: str, key: str, value: str) -> Spoil:
+def put(file, key, value):
     """Give the first `key` of a YAML file, at any depth, another value."""
     return replace(file, rf"(?m)^( *){key}:.*$", rf"\g<1>{key}: {value}")
 
 
-def rename(file: str, key: str, to: str) -> Spoil:
+def rename(file, key, to):
     return replace(file, rf"(?m)^( *){key}:", rf"\g<1>{to}:")
 
 
-def drop(file: str, key: str) -> Spoil:
+def drop(file, key):
     return replace(file, rf"(?m)^ *{key}:.*\n", "")
 
 
-def line(file: str, text: str) -> Spoil:
+def line(file, text):
     """Put `text` before the first key of a YAML file, or after the first line of a script."""
     first = r"\A(#!.*\n)" if file.endswith(".sh") else r"\A((?:#.*\n)*)"
     return replace(file, first, lambda found: found[1] + text + "\n")
 
 
-def below(file: str, section: str, text: str) -> Spoil:
+def below(file, section, text):
     return replace(file, rf"(?m)^{section}:\n", lambda found: found[0] + text + "\n")
 
 
-def indent(file: str, key: str, *, by: int) -> Spoil:
+def indent(file, key, *, by):
     """Move a key to the right, or with a negative number to the left."""
 
-    def moved(found: re.Match[str]) -> str:
+    def moved(found):
         return " " * (len(found[1]) + by) + found[2]
 
     return replace(file, rf"(?m)^( {{{max(0, -by)},}})({key}:)", moved)
 
 
-def replace(file: str, pattern: str, new: Any) -> Spoil:
+def replace(file, pattern, new):
     """Replace the first match of `pattern`; in a script, the first one outside of comments."""
 
-    def spoil(root: Path) -> None:
+    def spoil(root):
         text = (root / file).read_text("utf-8")
         skipped = 0 if pattern.startswith(r"\A") or not file.endswith(".sh") else _first_command(text, pattern)
         changed, count = re.subn(pattern, new, text[skipped:], count=1)
@@ -255,24 +255,24 @@ def replace(file: str, pattern: str, new: Any) -> Spoil:
     return spoil
 
 
-def _first_command(text: str, pattern: str) -> int:
+def _first_command(text, pattern):
     """Return where the first line begins that is no comment and holds a match."""
     starts = (found.start() for found in re.finditer(r"(?m)^(?!#).*\n", text))
     return next(start for start in starts if re.match(rf".*{pattern}", text[start:]))
 
 
-def gone(path: str) -> Spoil:
+def gone(path):
     return lambda root: shutil.rmtree(root / path) if (root / path).is_dir() else (root / path).unlink()
 
 
-def written(path: str, content: str | bytes) -> Spoil:
+def written(path, content):
     return lambda root: (root / path).write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def settled(path: str, **values: Any) -> Spoil:
+def settled(path, **values):
     """Change keys of a JSON file; None removes one."""
 
-    def spoil(root: Path) -> None:
+    def spoil(root):
         document = json.loads((root / path).read_text("utf-8")) | values
         document = {key: value for key, value in document.items() if value is not None}
         (root / path).write_text(json.dumps(document), "utf-8")
@@ -280,16 +280,16 @@ def settled(path: str, **values: Any) -> Spoil:
     return spoil
 
 
-def json_name(name: str, to: str) -> Spoil:
+def json_name(name, to):
     """Give a key of model.json another name."""
     return replace(JSON, f'"{name}"', f'"{to}"')
 
 
-def both(*spoils: Spoil) -> Spoil:
+def both(*spoils):
     return lambda root: [spoil(root) for spoil in spoils]
 
 
-def nothing(root: Path) -> None:
+def nothing(root):
     """Leave the folder alone, where the options are the fault."""
 
 
@@ -306,28 +306,28 @@ class Fault:
     """Part of the message or the fix, which names the cause."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def report(self, folder: Path) -> Report:
+    def report(self, folder):
         """Write the base into `folder`, spoil it and check it."""
         shutil.copytree(_written_base(self.base), folder, dirs_exist_ok=True, copy_function=_link_programs)
         self.spoil(folder)
         return bases()[self.base].check(folder, self.options)
 
-    def is_found_in(self, findings: Iterable[Finding]) -> bool:
+    def is_found_in(self, findings):
         return any(
             finding.code == self.code and self.words in f"{finding.message}; {finding.fix}" for finding in findings
         )
 
 
-def _link_programs(source: str, target: str) -> None:
+def _link_programs(source, target):
     """Copy a file; link one of the backend's many, which nothing here changes in place."""
     (os.link if "/deepseek_" in source else shutil.copy2)(source, target)
 
 
-_SCRATCH: list[tempfile.TemporaryDirectory[str]] = []
+_SCRATCH = []
 
 
 @cache
-def _written_base(name: str) -> Path:
+def _written_base(name):
     if not _SCRATCH:
         _SCRATCH.append(tempfile.TemporaryDirectory())
     root = Path(_SCRATCH[0].name, name)
@@ -335,7 +335,7 @@ def _written_base(name: str) -> Path:
     return root
 
 
-def _of(base: str, *rows: tuple[Any, ...]) -> list[Fault]:
+def _of(base, *rows):
     """Return the faults of one base: rows of name, spoil, code, words and perhaps options."""
     return [
         Fault(name=f"{base}: {name}", base=base, spoil=spoil, code=code, words=words, options=more[0] if more else {})
@@ -343,13 +343,13 @@ def _of(base: str, *rows: tuple[Any, ...]) -> list[Fault]:
     ]
 
 
-def _recipe(name: str, *rows: tuple[Any, ...]) -> list[Fault]:
+def _recipe(name, *rows):
     return _of(f"recipe {name}", *rows)
 
 
 Y, M, S, W = MODEL_YAML, "repository/tensorrt_llm/1", SERVE, "weights"
 
-FAULTS: tuple[Fault, ...] = (
+FAULTS = (
     # model.yaml: misspelled keys, keys of another release or place, wrong values
     *_of(
         "r1",
@@ -905,12 +905,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     *_of(
         "vllm mtp",
-        (
-            "drafts and min_p",
-            below(Y, "  default_sampling", "    min_p: 0.1"),
-            "X018",
-            "refuses it",
-        ),
+        ("drafts and min_p", below(Y, "  default_sampling", "    min_p: 0.1"), "X018", "refuses it"),
         (
             "drafts and a bias",
             below(Y, "  default_sampling", "    logit_bias: {5: -100}"),
@@ -1179,12 +1174,12 @@ FAULTS: tuple[Fault, ...] = (
 )
 
 
-def main() -> None:
+def main():
     missed = []
     for number, fault in enumerate(FAULTS):
         with tempfile.TemporaryDirectory() as folder:
             try:
-                findings: tuple[Finding, ...] = fault.report(Path(folder)).findings
+                findings = fault.report(Path(folder)).findings
             except Exception as error:  # an older `check` may lack an option, or refuse the folder
                 findings, said = (), f"{type(error).__name__}: {error}"
             else:

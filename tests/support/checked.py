@@ -1,10 +1,8 @@
 """A correct repository for the tests of `check`, and helpers that spoil it and read reports."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
-from deepseek_triton_build.check import CheckOptions, Finding, Report
+from deepseek_triton_build.check import CheckOptions
 
 CHECKOUT = Path(__file__).parents[2] / "model_repository"
 CONFIG = (CHECKOUT / "tensorrt_llm/config.pbtxt").read_text()
@@ -28,7 +26,7 @@ triton_config:
 OPTIONS = CheckOptions(release="1.2.1", gpu="h200", num_gpus=8)
 
 
-def write(root: Path, *, model_yaml: str | bytes = MODEL_YAML, config: str | bytes = CONFIG, ours: bool = True) -> Path:
+def write(root, *, model_yaml=MODEL_YAML, config=CONFIG, ours=True):
     model = root / "tensorrt_llm"
     (model / "1").mkdir(parents=True)
     if ours:
@@ -39,17 +37,17 @@ def write(root: Path, *, model_yaml: str | bytes = MODEL_YAML, config: str | byt
     return root
 
 
-def edited(text: str, old: str, new: str) -> str:
+def edited(text, old, new):
     assert text.count(old) >= 1, f"{old!r} is not in the file to edit"
     return text.replace(old, new, 1)
 
 
-def only(report: Report, code: str) -> Finding:
+def only(report, code):
     """Return the only finding with `code`."""
     found = [finding for finding in report.findings if finding.code == code]
     assert len(found) == 1, f"expected one {code}, found {report.findings}"
     return found[0]
 
 
-def serious(report: Report) -> list[Finding]:
+def serious(report):
     return [finding for finding in report.findings if finding.severity != "note"]

@@ -1,16 +1,11 @@
 """Random DeepSeek-V3 checkpoints without a tokenizer, of all forms that the reference engine computes."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from support.random_checkpoint import Weights, build_config, build_weights
-from support.tensor_writing import Stored, as_bfloat16, as_float32, as_fp8, write_sharded, write_tensors
+from support.random_checkpoint import build_config, build_weights
+from support.tensor_writing import as_bfloat16, as_float32, as_fp8, write_sharded, write_tensors
 
 _FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 _SMALL = {
@@ -44,7 +39,7 @@ PRODUCTION = {
 }
 """The embedded checkpoint's keys: the widths of a head and a latent are those of DeepSeek-V3."""
 
-VARIANTS: Mapping[str, tuple[Mapping[str, Any], int]] = {
+VARIANTS = {
     "production": ({**PRODUCTION, "quantization_config": _FP8}, 1),
     "one-query-projection": ({**_SMALL, "q_lora_rank": None, "n_group": 1, "topk_group": 1}, 1),
     "without-yarn": (
@@ -82,7 +77,7 @@ VARIANTS: Mapping[str, tuple[Mapping[str, Any], int]] = {
 """Name -> (keys of config.json that differ from the random checkpoint's, number of files)."""
 
 
-def write_variant(name: str, folder: Path, *, vocab_size: int = 256, dequantized: bool = False) -> None:
+def write_variant(name, folder, *, vocab_size=256, dequantized=False):
     """Write config.json and the weights into the existing `folder`.
 
     :param dequantized: write all weights as float32, also those that the variant has in FP8.
@@ -106,7 +101,7 @@ def write_variant(name: str, folder: Path, *, vocab_size: int = 256, dequantized
         write_sharded(folder, stored, num_files)
 
 
-def _with_uneven_norms(weights: Weights) -> Weights:
+def _with_uneven_norms(weights):
     """Return the weights with norms other than 1, which would hide that one is forgotten."""
     random = np.random.RandomState(1)
     return {
@@ -115,11 +110,11 @@ def _with_uneven_norms(weights: Weights) -> Weights:
     }
 
 
-def _stored(weights: Weights, *, is_fp8: bool) -> dict[str, Stored]:
+def _stored(weights, *, is_fp8):
     """Return the tensors as DeepSeek stores them, where `is_fp8`: linear layers in FP8, the bias in float32."""
     if not is_fp8:
         return {name: as_float32(values) for name, values in weights.items()}
-    stored: dict[str, Stored] = {}
+    stored = {}
     for name, values in weights.items():
         if name.endswith(("_proj.weight", "_with_mqa.weight")):
             stored |= as_fp8(name, values) if "eh_proj" not in name else {name: as_bfloat16(values)}

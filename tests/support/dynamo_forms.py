@@ -1,15 +1,11 @@
 """Deployments for Dynamo of every form: requests, and what is rendered for them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from deepseek_triton_build import (
     DISAGGREGATED,
     DYNAMO,
-    DisaggregatedPlan,
     DisaggregatedRequest,
-    Plan,
     PlanRequest,
     format_files,
     format_request,
@@ -46,15 +42,15 @@ PAIRS = {
 }
 
 
-def planned(request: PlanRequest) -> Plan:
+def planned(request):
     return make_plan(format_request(DYNAMO, request))
 
 
-def planned_pair(request: DisaggregatedRequest) -> DisaggregatedPlan:
+def planned_pair(request):
     return make_disaggregated_plan(replace(request, both=format_request(DYNAMO, request.both)))
 
 
-def text_of(request: PlanRequest | DisaggregatedRequest) -> str:
+def text_of(request):
     if isinstance(request, DisaggregatedRequest):
         files = pair_files(planned_pair(request), version="1.0", format=DYNAMO)
     else:

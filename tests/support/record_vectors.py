@@ -7,19 +7,15 @@ It needs torch and transformers 5, and writes tests/backend/recorded/NAME.npz: t
 [k, vocab_size] after the tokens at these positions.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
-import numpy.typing as npt
 
 from support.checkpoint_variants import VARIANTS, write_variant
 
@@ -29,7 +25,7 @@ POSITIONS = (0, 1, 2, 7, 40, 130, 255, 256, 299)
 """Among them the first tokens, and those at which the cache of the reference engine grows."""
 
 
-def transformers_logprobs(folder: Path, token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+def transformers_logprobs(folder, token_ids):
     """Return the log-probabilities [len(token_ids), vocab_size] by transformers, in float32."""
     import torch
     from transformers import AutoConfig, DeepseekV3ForCausalLM
@@ -44,11 +40,10 @@ def transformers_logprobs(folder: Path, token_ids: npt.NDArray[np.int64]) -> npt
     model.tie_weights()
     with torch.no_grad():
         logits = model(torch.tensor(token_ids)[None]).logits[0].double()
-    found: npt.NDArray[np.float32] = logits.log_softmax(-1).float().numpy()
-    return found
+    return logits.log_softmax(-1).float().numpy()
 
 
-def _float32_tensors(folder: Path) -> dict[str, Any]:
+def _float32_tensors(folder):
     """Return the tensors in float32, dequantized by torch."""
     import torch
     from safetensors.torch import load_file
@@ -68,7 +63,7 @@ def _float32_tensors(folder: Path) -> dict[str, Any]:
     return result
 
 
-def _merged_experts(tensors: dict[str, Any], config: Any) -> dict[str, Any]:
+def _merged_experts(tensors, config):
     """Return the tensors by the names of transformers 5, which stacks the experts; without layers for MTP."""
     import torch
 
@@ -81,7 +76,7 @@ def _merged_experts(tensors: dict[str, Any], config: Any) -> dict[str, Any]:
     for layer in range(config.first_k_dense_replace, config.num_hidden_layers):
         prefix = f"model.layers.{layer}.mlp.experts"
 
-        def stacked(kind: str, prefix: str = prefix) -> Any:
+        def stacked(kind, prefix=prefix):
             names = [f"{prefix}.{index}.{kind}_proj.weight" for index in range(config.n_routed_experts)]
             return torch.stack([tensors[name] for name in names])
 
@@ -90,11 +85,11 @@ def _merged_experts(tensors: dict[str, Any], config: Any) -> dict[str, Any]:
     return result
 
 
-def prompt(vocab_size: int) -> npt.NDArray[np.int64]:
+def prompt(vocab_size):
     return np.random.RandomState(3).randint(0, vocab_size, NUM_TOKENS)
 
 
-def record(folder: Path, name: str) -> None:
+def record(folder, name):
     """Write the file of one checkpoint."""
     token_ids = prompt(json.loads((folder / "config.json").read_text())["vocab_size"])
     logprobs = transformers_logprobs(folder, token_ids)[list(POSITIONS)]
@@ -103,7 +98,7 @@ def record(folder: Path, name: str) -> None:
     print(f"{name}: {logprobs.shape[0]} positions of {NUM_TOKENS} tokens, {logprobs.shape[1]} log-probabilities each")
 
 
-def main() -> None:
+def main():
     if len(sys.argv) == 3:
         record(Path(sys.argv[1]), sys.argv[2])
         return

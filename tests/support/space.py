@@ -5,8 +5,6 @@ python tests/support/space.py build 0/2         # the same for every second plan
 python tests/support/space.py build 0/2 FILE    # the same for the plans that `save_plans` wrote to FILE
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import pickle
@@ -14,10 +12,9 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from deepseek_triton_build import (
     FORMATS,
@@ -34,7 +31,7 @@ from deepseek_triton_build.check import CheckOptions, check_repository
 from deepseek_triton_build.render.stamp import plan_hash
 
 
-def all_requests() -> Iterator[PlanRequest]:
+def all_requests():
     """Yield every variant x GPU x count x precision x profile x release, for TensorRT-LLM."""
     precisions = [name for name in PRECISIONS if name != "w4a16"]  # vLLM's: rule H007 refuses all of it
     axes = (variants(), gpus(), (None, *GPU_COUNTS), precisions, profiles(), RELEASES)
@@ -50,27 +47,27 @@ def all_requests() -> Iterator[PlanRequest]:
         )
 
 
-def engine_of(variant: str) -> str | None:
+def engine_of(variant):
     """Return the engine to ask for: none where TensorRT-LLM is the variant's own."""
     return None if variants()[variant].engines[0] == "tensorrt_llm" else "tensorrt_llm"
 
 
-def plan_or_refusal(request: PlanRequest) -> Plan | RefusedPlanError:
+def plan_or_refusal(request):
     try:
         return make_plan(request)
     except RefusedPlanError as refused:
         return refused
 
 
-def neighbour(request: PlanRequest, refused: RefusedPlanError) -> PlanRequest:
+def neighbour(request, refused):
     """Return the request that the refusal suggests."""
-    changes: dict[str, Any] = dict(refused.suggestion)
+    changes = dict(refused.suggestion)
     return replace(request, **changes)
 
 
-def distinct_plans(plans: Iterable[Plan]) -> list[Plan]:
+def distinct_plans(plans):
     """Return the first plan of each hash, in the given order."""
-    found: dict[str, Plan] = {}
+    found = {}
     for plan in plans:
         found.setdefault(plan_hash(plan), plan)
     return list(found.values())
@@ -79,9 +76,9 @@ def distinct_plans(plans: Iterable[Plan]) -> list[Plan]:
 T = TypeVar("T")
 
 
-def pairwise(candidates: Iterable[T], axes: Callable[[T], tuple[Any, ...]]) -> list[T]:
+def pairwise(candidates, axes):
     """Return a sample that has each pair of values of any two axes that occurs in `candidates`."""
-    seen: set[tuple[tuple[int, Any], ...]] = set()
+    seen = set()
     sample = []
     for candidate in candidates:
         pairs = set(itertools.combinations(enumerate(axes(candidate)), 2))
@@ -91,7 +88,7 @@ def pairwise(candidates: Iterable[T], axes: Callable[[T], tuple[Any, ...]]) -> l
     return sample
 
 
-def some_requests() -> list[PlanRequest]:
+def some_requests():
     """Return a pairwise sample of `all_requests`, the same each time, and 1,000 more, because most are refused."""
     requests = list(all_requests())
     random.Random(1).shuffle(requests)
@@ -101,7 +98,7 @@ def some_requests() -> list[PlanRequest]:
     return [*dict.fromkeys([*pairs, *requests[:1000]])]
 
 
-def plan_axes(plan: Plan) -> tuple[Any, ...]:
+def plan_axes(plan):
     assert plan.gpu is not None
     assert plan.profile is not None
     assert plan.release is not None
@@ -117,7 +114,7 @@ def plan_axes(plan: Plan) -> tuple[Any, ...]:
     )
 
 
-def build_and_check(plan: Plan, output: Path) -> list[str]:
+def build_and_check(plan, output):
     """Write `plan` into folders below `output`, in every format, check them, and return the problems in words."""
     assert plan.profile is not None
     problems = []
@@ -131,25 +128,24 @@ def build_and_check(plan: Plan, output: Path) -> list[str]:
     return problems
 
 
-def render_every_format(plan: Plan) -> int:
+def render_every_format(plan):
     """Return the bytes of all formats that the plan makes sense in."""
     usable = plan.profile.formats if plan.profile is not None else ("triton",)
     rendered = (format_files(name, plan, version="0") for name in usable if name in FORMATS)
     return sum(len(file.content) for files in rendered for file in files)
 
 
-def save_plans(plans: Iterable[Plan], path: Path) -> None:
+def save_plans(plans, path):
     path.write_bytes(pickle.dumps(distinct_plans(plans)))
 
 
-def _plans(saved: Sequence[str]) -> list[Plan]:
+def _plans(saved):
     if saved:
-        plans: list[Plan] = pickle.loads(Path(saved[0]).read_bytes())
-        return plans
+        return pickle.loads(Path(saved[0]).read_bytes())
     return distinct_plans(plan for plan in map(plan_or_refusal, all_requests()) if isinstance(plan, Plan))
 
 
-def check_all(processes: int, saved: Sequence[str]) -> None:
+def check_all(processes, saved):
     """Build and check every distinct plan in every format, in several processes, and print what is wrong."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(saved[0]) if saved else Path(scratch, "plans")
@@ -167,7 +163,7 @@ def check_all(processes: int, saved: Sequence[str]) -> None:
     sys.exit(bool(wrong))
 
 
-def main() -> None:
+def main():
     if sys.argv[1] == "check":
         check_all(int(sys.argv[2]) if len(sys.argv) > 2 else 2, sys.argv[3:])
     number, _, of = sys.argv[2].partition("/")

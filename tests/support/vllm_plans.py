@@ -1,11 +1,8 @@
 """Plans for vLLM whose settings the tests choose, and not the planner."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
-from deepseek_triton_build import Plan, PlanRequest, Setting, make_plan
+from deepseek_triton_build import PlanRequest, Setting, make_plan
 from deepseek_triton_build.arithmetic.gpu_memory import Layout
 from deepseek_triton_build.data.vllm import load_vllm
 
@@ -25,7 +22,7 @@ SETTINGS = (
 )
 
 
-def planned(version: str = "0.24.0", **changes: Any) -> Plan:
+def planned(version="0.24.0", **changes):
     """Return a plan for eight H200 whose settings have every form that a value can have."""
     plan = make_plan(PlanRequest(variant="deepseek-r1-0528", gpu="h200", num_gpus=8))
     return replace(
@@ -39,7 +36,7 @@ def planned(version: str = "0.24.0", **changes: Any) -> Plan:
     )
 
 
-def two_nodes() -> Plan:
+def two_nodes():
     """Return a plan for two nodes of eight."""
     layout = Layout(tensor_parallel_size=16, expert_parallel_size=16)
     values = {"tensor_parallel_size": 16}

@@ -1,20 +1,12 @@
 """Repositories that tests serve with vLLM: on a GPU, or without one, with an executor of the tests."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 import yaml
 
 from support.servers import build
 from support.vllm_arguments import COMMON_ARGUMENTS, installed_version
 
 
-def vllm_repository(
-    folder: Path, *, model: Path | None = None, ours: Mapping[str, Any] | None = None, **arguments: Any
-) -> Path:
+def vllm_repository(folder, *, model=None, ours=None, **arguments):
     """Build the rehearsal of the installed vLLM, and return it.
 
     :param model: a checkpoint in place of the trained one that the repository carries.
