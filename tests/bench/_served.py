@@ -41,23 +41,19 @@ def repository(folder: Path, engine: str, **triton_config: Any) -> Path:
 
 
 @contextmanager
-def serving(
-    engine: str, log_file: Path, *, on_line: Callable[[str], None] | None = None, **triton_config: Any
-) -> Iterator[ServerProcess]:
+def serving(engine: str, log_file: Path, **triton_config: Any) -> Iterator[ServerProcess]:
     """A tritonserver of such a repository."""
     with tempfile.TemporaryDirectory(prefix="deepseek-triton-bench-") as folder:
         made = repository(Path(folder) / "repository", engine, **triton_config)
-        with serving_repository(made, log_file, on_line=on_line) as server:
+        with serving_repository(made, log_file) as server:
             yield server
 
 
 @contextmanager
-def serving_repository(
-    made: Path, log_file: Path, *, on_line: Callable[[str], None] | None = None
-) -> Iterator[ServerProcess]:
+def serving_repository(made: Path, log_file: Path) -> Iterator[ServerProcess]:
     """A tritonserver on free ports of the loopback address, ready. Its log is appended to `log_file`."""
     options = ServeOptions(repository=made, http_port="auto", grpc_port="auto", metrics_port="auto", log_file=log_file)
-    with ServerProcess(options, on_line=on_line) as server:
+    with ServerProcess(options) as server:
         server.start()
         server.wait_until_ready()
         yield server
