@@ -9,8 +9,7 @@ text is what costs, and how many there are is up to the server.
 
 `generate` of AsyncClient and Client over HTTP is a stream underneath, so that the server sees who has left; the raw
 libraries ask /generate. tritonclient.http has one public way to a text, infer(), which Triton refuses on a decoupled
-model: it asks a twin of the same backend and engine that is not decoupled. Its private _post to /generate of the model
-itself is shown beside it.
+model: it asks a twin of the same backend and engine that is not decoupled.
 
 Case `import` is the time of an import in a fresh interpreter.
 

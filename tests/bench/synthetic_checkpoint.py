@@ -1,13 +1,11 @@
 """A checkpoint in DeepSeek-V3's layout, of any size, for what reads checkpoints, whatever the values.
 
     python tests/bench/synthetic_checkpoint.py FOLDER --size 5GB [--shards N] [--sparse] [--seed N]
-    python tests/bench/synthetic_checkpoint.py FOLDER --layers 5 --experts 160 [--no-mtp]
 
 The tensors have DeepSeek-V3's names, data types and order, and lie in 163 shards as its 91,991 do; their widths are
 scaled so that all take about --size (`full`: 688,574,839,360 bytes, as published). Below 1 GB there are 4 layers of 8
-experts, in 4 shards. With --layers and --experts there are fewer of them, in DeepSeek-V3's own widths. The content is
-noise, another in each shard, of finite numbers; with --sparse there is none, and a file system that knows holes stores
-the headers alone. Needs Python and nothing else.
+experts, in 4 shards. The content is noise, another in each shard, of finite numbers; with --sparse there is none, and a
+file system that knows holes stores the headers alone. Needs Python and nothing else.
 """
 
 from __future__ import annotations
@@ -28,8 +26,6 @@ from typing import Any, BinaryIO
 
 NUM_SHARDS = 163
 NUM_SHARDS_SMALL = 4
-BYTES_A_SHARD = 4_300_000_000
-"""Of DeepSeek-V3's own."""
 SMALL = 10**9
 """Bytes, from which on all layers and experts are there."""
 BLOCK = 128
@@ -97,10 +93,8 @@ def make_checkpoint(
     """
     config = {**CONFIG, **(fewer or {})} if size is None else config_of(size)
     tensors = list(tensors_of(config))
-    if num_shards is None and fewer:
-        num_shards = -(-sum(tensor.size for tensor in tensors) // BYTES_A_SHARD)
-    num_shards = num_shards or (NUM_SHARDS if config["n_routed_experts"] == CONFIG["n_routed_experts"] else None)
-    shards = deal(tensors, num_shards or NUM_SHARDS_SMALL)
+    is_small = fewer or config["n_routed_experts"] < CONFIG["n_routed_experts"]
+    shards = deal(tensors, num_shards or (NUM_SHARDS_SMALL if is_small else NUM_SHARDS))
     total = sum(tensor.size for tensors in shards.values() for tensor in tensors)
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
@@ -278,9 +272,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--size", type=_size, default=_size("5GB"), help="of the tensors together, or full (%(default)s)"
     )
-    parser.add_argument("--layers", type=int, metavar="N", help="with --experts: so many, in the published widths")
-    parser.add_argument("--experts", type=int, metavar="N", help="with --layers: so many routed experts in each")
-    parser.add_argument("--no-mtp", action="store_true", help="no layer for multi-token prediction")
     parser.add_argument("--shards", type=int, metavar="N", help="files (163; below 1 GB: 4)")
     parser.add_argument("--sparse", action="store_true", help="holes in place of content")
     parser.add_argument("--seed", type=int, default=0, help="of the content (%(default)s)")
@@ -289,17 +280,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(argv)
-    fewer = {"num_hidden_layers": options.layers, "n_routed_experts": options.experts} if options.layers else {}
-    if options.no_mtp:
-        fewer["num_nextn_predict_layers"] = 0
     try:
         total = make_checkpoint(
             options.folder,
-            size=None if fewer else options.size,
+            size=options.size,
             num_shards=options.shards,
             sparse=options.sparse,
             seed=options.seed,
-            fewer=fewer,
         )
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -2,27 +2,21 @@
 
 import json
 import math
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from bench import streams
-from bench._harness import ChildFailed, Target, all_met, medians, turned, verdicts
+from bench._harness import Target, all_met, medians, turned, verdicts
 from bench.client_load import imports
 from bench.client_load import measures as client_measures
 from bench.client_load.cases import CASES as CLIENT_CASES
 from bench.client_load.cases import PAIRS
 from bench.client_load.contenders import CONTENDERS, _has_text
-from bench.client_load.driving import _on_asyncio, _on_threads
 from bench.client_load.leaving import Findings
 from bench.client_load.leaving import Sample as Left
 from bench.client_load.stayed import Limits, problems
 from bench.client_load.stayed import table as left_table
-from bench.llm_api import SWITCH_INTERVAL_S, CountingSink
-from bench.streams_load import serving
-from bench.streams_load.cases import CASES, ENGINE, Case
-from bench.streams_load.driving import run
+from bench.streams_load.cases import CASES, Case
 from bench.streams_load.measures import MEASURES, TABLE, measure
 from bench.streams_load.reading import (
     LOST,
@@ -40,11 +34,6 @@ from bench.streams_load.reading import (
 )
 from bench.streams_load.serving import SYSTEMS
 from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
-
-from deepseek_backend.engines.base import Step
-from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
-from deepseek_backend.errors import EngineError
-from deepseek_triton_build import model_repository
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 NASTY = "é\r\n0\r\n\r\n"
@@ -288,110 +277,6 @@ def test_cases_name_what_there_is():
         assert {target.measure for target in case.targets} <= measures[isinstance(case, Case)]
     named = {target.versus for target in imports.TARGETS} | {target.who for target in imports.TARGETS}
     assert named <= set(imports.STATEMENTS)
-
-
-# The programs
-
-
-def test_what_cannot_be_run_is_refused_in_one_line(monkeypatch, capsys):
-    refused = {
-        "--rounds 0": "--rounds is to be at least 1",
-        "--clients 0": "--clients is to be at least 1",
-        "--system peer-10": "--system peer-10 takes --peer",
-        "--peer nowhere": "--peer nowhere has no config.pbtxt",
-        "--case one --case flat-2000 --system engine": "no --system given is one of the systems of: one",
-    }
-    for words, problem in refused.items():
-        monkeypatch.setattr(sys, "argv", ["streams.py", *words.split()])
-        with pytest.raises(SystemExit, match="2"):
-            streams.main()
-        assert capsys.readouterr().err.endswith(f"error: {problem}\n")
-
-
-def test_the_exit_code(monkeypatch, tmp_path):
-    for number, (system, lag_ms, code) in enumerate((("ours", 1, 0), ("ours", 3, 1), ("minimal-delta", 1, 1))):
-        output = str(tmp_path / str(number))
-        monkeypatch.setattr(sys, "argv", ["streams.py", "--case", "one", "--system", system, "--output", output])
-        monkeypatch.setattr(streams, "run", lambda *_, lag_ms=lag_ms, **__: {"lag_ms": lag_ms, "undelivered": 0})
-        assert streams.main() == code
-
-
-@pytest.mark.slow
-def test_a_child_that_dies_is_told_of(tmp_path, capfd):
-    case = Case(name="x", num_streams=1, num_tokens=1, systems=(), rate=-1)
-    with pytest.raises(ChildFailed, match="a child process failed"):
-        run(ENGINE, case, tmp_path / "run", num_clients=1, peer=None)
-    assert "ConfigError" in capfd.readouterr().err
-
-
-def test_an_engine_that_fails_is_told_of(monkeypatch):
-    class FailingEngine:
-        def __init__(self, config): ...
-
-        def start(self): ...
-
-        def stop(self): ...
-
-        def submit(self, request, sink):
-            sink.on_steps([(request, Step(error=EngineError("no room")))])
-
-    monkeypatch.setattr(serving, "SimulatedEngine", FailingEngine)
-    with pytest.raises(EngineError, match="no room"):
-        serving.consume_engine(CASES["flat-2000"], None)
-
-
-def test_an_error_is_an_end_and_the_switch_interval_that_of_model_py():
-    text = (model_repository() / "tensorrt_llm/1/model.py").read_text()  # importing it takes Triton
-    assert f"\nSWITCH_INTERVAL_S = {SWITCH_INTERVAL_S}\n" in text
-    requests = [GenerateRequest(request_id=n, prompt="p", sampling=SamplingParams(), max_tokens=1) for n in "ab"]
-    error = EngineError("no room")
-    sink = CountingSink(len(requests))
-    sink.on_steps([(requests[0], Step(error=error))])
-    assert not sink.done.is_set()
-    sink.on_steps([(requests[1], Step(finish_reason="length"))])
-    assert sink.done.is_set()
-    assert sink.error is error
-
-
-class Opened:
-    """A contender that counts what it is asked."""
-
-    def __init__(self):
-        self.asked = []
-
-    def ask(self, num_tokens):
-        self.asked.append(num_tokens)
-        return num_tokens
-
-    async def ask_async(self, num_tokens):
-        return self.ask(num_tokens)
-
-    def __enter__(self):
-        return self.ask
-
-    def __exit__(self, *exc): ...
-
-    async def __aenter__(self):
-        return self.ask_async
-
-    async def __aexit__(self, *exc): ...
-
-
-class Clock:
-    def start(self):
-        self.started = True
-
-    def stop(self, num_chunks):
-        assert self.started
-        return num_chunks
-
-
-def test_every_driver_asks_for_each_request_once_and_counts_none_of_the_warm_up():
-    case = replace(CLIENT_CASES["stream-64"], num_requests=100, concurrency=4, num_tokens=7)
-    for drive in (_on_asyncio, _on_threads):
-        opened = Opened()
-        assert drive(opened, case, Clock()) == 700
-        assert opened.asked.count(7) == 100
 
 
 # What stayed behind

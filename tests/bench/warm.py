@@ -13,8 +13,7 @@ asked again. Whole processes are timed, from fork to exit, Python's start too.
     cat           cat of all files into /dev/null, as many at once as ours has jobs
     fio           buffered sequential read (psync, 1 MiB), a job for each thread that ours has, the files dealt out
 
-Then, warm: the same command again, and cat again. And the load that all this is for: every tensor of the files read
-with the safetensors library, cold and warm, each in a process of its own.
+Then, warm: the same command again, and cat again.
 
 What isn't installed is left out, and said. Processor time is user and system of the process and its children; memory is
 its largest resident set. On a virtual machine "cold" says nothing about the host's own cache: it is the same for all.
@@ -39,6 +38,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench._harness import turned
 from bench.synthetic_checkpoint import make_checkpoint
 
 from deepseek_triton_tools.cli.parsing import positive, size
@@ -46,19 +46,7 @@ from deepseek_triton_tools.warming.pagecache.residency import evict
 from support.page_cache import resident_bytes
 
 GIB = 2**30
-LOAD = "safetensors load"
 _OUTPUT = Path.home() / ".cache" / "deepseek-triton" / "bench" / "warm"
-_LOAD = """
-import sys, time
-import torch
-from safetensors.torch import load_file
-started = time.perf_counter()
-for path in sys.argv[1:]:
-    for tensor in load_file(path).values():
-        tensor.view(torch.uint8).flatten()[::4096].sum()
-print(time.perf_counter() - started)
-"""
-"""Maps every file, as the engine does, and touches every page of it. Prints its seconds without the imports."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,15 +100,10 @@ def _measure(files: Sequence[Path], folder: Path, rounds: int, jobs: int) -> lis
     contenders = _contenders(files, folder, jobs)
     samples = []
     for number in range(rounds):
-        names = list(contenders)
-        turned = names[number % len(names) :] + names[: number % len(names)]
-        for name in turned:
+        for name in turned(list(contenders), number):
             samples.append(_run(name, contenders[name], files, number, cold=True))
         for name in ("ours", "cat"):
             samples.append(_run(name, contenders[name], files, number, cold=False))
-        load = [sys.executable, "-c", _LOAD, *map(str, files)]
-        samples.append(_run(LOAD, load, files, number, cold=True))
-        samples.append(_run(LOAD, load, files, number, cold=False))
         print(f"round {number + 1} of {rounds}", flush=True)
     return samples
 
@@ -180,7 +163,7 @@ def _run(name: str, command: Sequence[str], files: Sequence[Path], number: int, 
         contender=name,
         state="cold" if cold else "warm",
         round=number,
-        seconds=float(said) if name == LOAD else seconds,
+        seconds=seconds,
         cpu_s=usage.ru_utime + usage.ru_stime,
         memory=usage.ru_maxrss * 1024,
         resident=_resident(files),
@@ -225,8 +208,6 @@ def _report(samples: Sequence[Sample], size: int) -> None:
     print(f"\nrate of ours / {best}, the best of the others: {seconds[best] / seconds['ours']:.2f} (target 0.95)")
     again, reread = (median(name, "warm", lambda s: s.seconds) for name in ("ours", "cat"))
     print(f"warm again {again:.3f} s; cat again: from the cache {reread:.3f} s, from the disk {seconds['cat']:.3f} s")
-    load = [median(LOAD, state, lambda s: s.seconds) for state in ("cold", "warm")]
-    print(f"safetensors load: cold {load[0]:.2f} s, warm {load[1]:.2f} s, {load[0] / load[1]:.1f} times as fast")
 
 
 if __name__ == "__main__":

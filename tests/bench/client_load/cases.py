@@ -24,8 +24,6 @@ TRITON_HTTP = "tritonclient.http infer"
 """Its only public way to a text. Triton refuses it on a decoupled model, so it asks TWIN."""
 TRITON_HTTP_AIO = "tritonclient.http.aio infer"
 """The same over aiohttp."""
-TRITON_POST = "tritonclient.http _post"
-"""A private method of it, to /generate of the model that all others ask."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ PAIRS = ((OURS_GRPC, RAW_GRPC), (OURS_HTTP, RAW_HTTP), (OURS_GRPC_SYNC, RAW_GRPC
 """Ours, and the library by itself."""
 
 _STREAMING = tuple(name for pair in PAIRS for name in pair)
-_GENERATING = (*_STREAMING, TRITON_HTTP, TRITON_HTTP_AIO, TRITON_POST)
+_GENERATING = (*_STREAMING, TRITON_HTTP, TRITON_HTTP_AIO)
 
 CPU_RATIO = 1.15
 _PER_CHUNK = tuple(

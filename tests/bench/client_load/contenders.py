@@ -27,7 +27,6 @@ from bench.client_load.cases import (
     RAW_HTTP_SYNC,
     TRITON_HTTP,
     TRITON_HTTP_AIO,
-    TRITON_POST,
     TWIN,
     Verb,
 )
@@ -260,20 +259,6 @@ async def _tritonclient_http_aio(asked: Asked) -> AsyncIterator[AsyncAsk]:
         yield ask
 
 
-@contextmanager
-def _tritonclient_http_post(asked: Asked) -> Iterator[Ask]:
-    import tritonclient.http as triton
-
-    with triton.InferenceServerClient(asked.http, concurrency=asked.concurrency) as client:
-
-        def ask(num_tokens: int) -> int:
-            body = json.dumps(asked.body(num_tokens)).encode()
-            response = client._post(f"v2/models/{asked.model}/generate", body, {}, None)
-            return int(json.loads(response.read())["text_output"] != "")
-
-        yield ask
-
-
 _OF_TWIN = ("text_input", "sampling_param_max_tokens")
 
 
@@ -305,6 +290,5 @@ CONTENDERS: dict[str, tuple[Driver, Callable[[Asked], Opened]]] = {
     RAW_HTTP_SYNC: ("threads", _httpx),
     TRITON_HTTP: ("greenlets", _tritonclient_http),
     TRITON_HTTP_AIO: ("asyncio", _tritonclient_http_aio),
-    TRITON_POST: ("greenlets", _tritonclient_http_post),
 }
 """By name: what it waits on, and itself."""
