@@ -17,7 +17,7 @@ from deepseek_triton_tools.doctor.expected_of_repository import expected_of
 from deepseek_triton_tools.doctor.machine.capabilities import CAPABILITIES
 from deepseek_triton_tools.doctor.machine.check_table import CHECKS
 from deepseek_triton_tools.doctor.machine.known_bad import KNOWN_BAD
-from deepseek_triton_tools.doctor.machine.machine import Done, Python
+from deepseek_triton_tools.doctor.machine.machine import NOT_FOUND, Done, Machine, Python
 from support.faked_machine import FakedMachine
 
 ROOT = Path(__file__).parents[2]
@@ -58,15 +58,22 @@ def on_path(monkeypatch, tmp_path):
     return write
 
 
+class WithoutPrograms(Machine):
+    """This machine, on which no program can be run: no driver, no MPI."""
+
+    def run(self, *command, **given):
+        return Done(code=NOT_FOUND)
+
+
 @pytest.fixture
-def no_gpu(on_path):
-    """Programs that other machines may have are not there: nvidia-smi fails, as without a driver."""
-    on_path("nvidia-smi", "echo 'No devices were found'\nexit 6")
+def bare(monkeypatch):
+    monkeypatch.setattr(verb, "Machine", WithoutPrograms)
 
 
 @pytest.mark.slow
-def test_this_machine(no_gpu, capsys):
+def test_this_machine(on_path, capsys):
     """Without a GPU the tests' own machine serves all but TensorRT-LLM."""
+    on_path("nvidia-smi", "echo 'No devices were found'\nexit 6")  # as without a driver, on machines that have one too
     code, said = document(capsys)
     assert code in (0, 3)
     assert said["schema"] == "deepseek-triton/doctor/1"
@@ -78,23 +85,21 @@ def test_this_machine(no_gpu, capsys):
     can = by_capability(said)
     assert list(can) == list(CAPABILITIES)
     assert [name for name in ("demo", "simulated", "client", "generator", "warm") if not can[name]] == []
-    assert not can["tensorrt-llm"]
     [llm] = [each for each in said["capabilities"] if each["id"] == "tensorrt-llm"]
-    assert {row["check"] for row in llm["in_the_way"]} >= {"gpus"}
+    assert (llm["works"], "gpus" in {row["check"] for row in llm["in_the_way"]}) == (False, True)
     [facts] = said["facts"].values()
     assert facts["Python"] == ".".join(map(str, sys.version_info[:3]))
 
 
 @pytest.mark.slow
-def test_a_repository_for_tensorrt_llm(no_gpu, r1, capsys):
+def test_a_repository_for_tensorrt_llm(bare, r1, capsys):
     code, said = document(capsys, str(r1))
     found = by_check(said)
     assert code == 1
-    assert found["gpus"]["level"] == "error"
-    assert found["tensorrt-llm"]["level"] == "error"
+    levels = {"gpus": "error", "tensorrt-llm": "error", "repository": "ok"}
+    assert {check: found[check]["level"] for check in levels} == levels
     assert "nvcr.io/nvidia/tritonserver:" in found["tensorrt-llm"]["fix"]
     assert found["checkpoint"]["result"] == "/no/R1 is not there"
-    assert found["repository"]["level"] == "ok"
     assert len(found["repository"]["result"].split(", ")[1]) == 16
     can = by_capability(said)
     assert (can["demo"], can["simulated"], can["launch-local"]) == (True, True, False)
@@ -105,8 +110,7 @@ def test_a_repository_for_tensorrt_llm(no_gpu, r1, capsys):
     assert code == 1
     assert by_check(said)["repository"]["result"].startswith(f"{path.parent}, ")
     [wrong] = [found for found in said["findings"] if "max_bach_size" in found["result"]]
-    assert wrong["check"].startswith("check:")
-    assert "model.yaml:" in wrong["result"]
+    assert (wrong["check"][:6], "model.yaml:" in wrong["result"]) == ("check:", True)
 
 
 def test_a_folder_for_trtllm_serve_needs_no_tritonserver(tmp_path, monkeypatch, capsys):
@@ -118,8 +122,7 @@ def test_a_folder_for_trtllm_serve_needs_no_tritonserver(tmp_path, monkeypatch, 
     assert (found["tritonserver"]["level"], found["tensorrt-llm"]["level"]) == ("note", "error")
 
 
-@pytest.mark.slow
-def test_the_repository_of_the_demo(capsys):
+def test_the_repository_of_the_demo(bare, capsys):
     """What this project's own folder needs is all here."""
     code, said = document(capsys, str(ROOT / "model_repository"), "--http-port", "18470", "--grpc-port", "18471")
     assert [found for found in said["findings"] if found["level"] == "error" and found["check"] != "ports"] == []
@@ -127,24 +130,24 @@ def test_the_repository_of_the_demo(capsys):
     assert by_check(said)["tritonserver"]["level"] == "ok"
 
 
-@pytest.mark.parametrize(
-    ("plan", "command"),
-    [
-        ("deepseek-r1 --gpu h200", "--gpu h200 --gpus 8 --trtllm 1.2.1 --output rehearsal"),
-        ("deepseek-r1 --gpu gb200-nvl72 --profile wide-ep", "--gpu gb200-nvl72 --gpus 16 --trtllm 1.2.1"),
-        ("tiny --engine simulated", None),
-        ("deepseek-r1 --engine vllm --gpu h200 --gpus 8", "--gpu h200 --gpus 8 --vllm 0.24.0"),
-    ],
-)
+REHEARSALS = [
+    ("deepseek-r1 --gpu h200", "tensorrt_llm --gpu h200 --gpus 8 --trtllm 1.2.1 --output rehearsal"),
+    ("deepseek-r1 --gpu gb200-nvl72 --profile wide-ep", "tensorrt_llm --gpu gb200-nvl72 --gpus 16 --trtllm 1.2.1"),
+    ("tiny --engine simulated", None),
+    ("deepseek-r1 --engine vllm --gpu h200 --gpus 8", "vllm --gpu h200 --gpus 8 --vllm 0.24.0"),
+]
+
+
+@pytest.mark.parametrize(("plan", "command"), REHEARSALS)
 def test_a_load_of_hours_is_rehearsed_first(plan, command, tmp_path, monkeypatch, capsys):
     assert main(["build", *plan.split(), "--output", str(tmp_path / "r")]) == 0
     monkeypatch.setattr(verb, "Machine", FakedMachine)
     capsys.readouterr()
     main(["doctor", str(tmp_path / "r")])
     shown = " ".join(capsys.readouterr().out.split())
-    rehearsal = f"deepseek-triton build tiny --engine {'vllm' if 'vllm' in plan else 'tensorrt_llm'}"
     assert ("NCCL, MPI and kernels" in shown) == (command is not None and "vllm" not in plan)
-    assert f"{rehearsal} {command}" in shown if command else rehearsal not in shown
+    assert ("build tiny --engine" in shown) == (command is not None)
+    assert f"build tiny --engine {command or ''}" in shown or not command
 
 
 def test_text_has_cause_and_fix_and_hides_what_is_in_order(monkeypatch, capsys):
@@ -153,11 +156,10 @@ def test_text_has_cause_and_fix_and_hides_what_is_in_order(monkeypatch, capsys):
     main(["doctor"])
     shown = capsys.readouterr().out
     main(["doctor", "-v"])
-    assert "ok       Python: " in capsys.readouterr().out
-    parts = ["note     GPUs: nvidia-smi: No devices were found", "         fix: ", "(-v shows them)", "what works here"]
+    assert ("ok       Python: " in shown, "ok       Python: " in capsys.readouterr().out) == (False, True)
+    parts = ["note     GPUs: nvidia-smi: No devices were found", "         fix: "]
     parts += ["  no   serve with TensorRT-LLM (in the way: ", "  yes  ask a server (generate, chat)"]
     assert [part for part in parts if part not in shown] == []
-    assert "ok       Python" not in shown
 
 
 BARE = Python(executable="/usr/bin/python3", version="3.12.3", glibc="2.39")
@@ -179,7 +181,7 @@ def test_exit_codes(monkeypatch, capsys):
 @pytest.mark.slow
 def test_through_a_command(tmp_path, capsys):
     """A container's `exec`, as it were: another environment, and the checks travel into it."""
-    through = f"env -i PATH=/usr/bin:/bin HOME={tmp_path}"
+    through = f"env -i PATH=/nowhere HOME={tmp_path}"
     code, said = document(capsys, "--through", through, "--python", sys.executable)
     assert code in (0, 1, 3)
     assert {found["host"] for found in said["findings"]} == {through}
@@ -191,11 +193,12 @@ def test_through_a_command(tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bare")
 def test_hosts_of_which_one_is_here_and_one_is_not(tmp_path, on_path, capsys):
     """An ssh that runs the command here, in another's place, for one host and refuses the other."""
     refused = "echo 'ssh: connect to host b port 22: Connection refused' >&2; exit 255"
     script = f'for last; do :; done\necho "$*" >> {tmp_path}/asked\ncase "$*" in *192.0.2.7*) {refused};; esac'
-    on_path("ssh", f'{script}\nexec sh -c "$last"')
+    on_path("ssh", f'{script}\nPATH=/nowhere\nexec /bin/sh -c "$last"')
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost slots=8\n192.0.2.6 slots=8  # documentation's addresses (RFC 5737)\n192.0.2.7\n")
     options = ["--host-file", str(hosts), "--ssh-port", "2233", "--ssh-args", "-i key", "--python", sys.executable]
@@ -212,7 +215,7 @@ def test_hosts_of_which_one_is_here_and_one_is_not(tmp_path, on_path, capsys):
     assert not by_capability(said)["launch-mpirun"]
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("bare")
 def test_hosts_are_named_in_text(r1, on_path, capsys):
     on_path("ssh", "echo 'u@h: Permission denied (publickey).' >&2\nexit 255")
     assert main(["doctor", str(r1), "--hosts", "192.0.2.6,localhost"]) == 1
@@ -258,7 +261,7 @@ def test_a_wrong_command_line_is_refused(capsys):
         assert captured.out == ""
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("bare")
 def test_the_ports_are_start_sh_s(monkeypatch, capsys):
     """Doctor looks at the port of the variable that its finding says to set."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -281,10 +284,13 @@ def test_the_page_has_every_check_capability_and_known_fault():
 
 
 def test_nvcc_is_expected_where_start_sh_lets_deepgemm_use_it(tmp_path):
-    for profile, uses_nvcc in (("latency", False), ("throughput", True)):
+    def uses_nvcc():
+        return expected_of(folder, check_repository(folder, CheckOptions()), None).uses_nvcc
+
+    for profile, is_used in (("latency", False), ("throughput", True)):
         folder = tmp_path / profile
         assert main(["build", "deepseek-r1", "--gpu", "h200", "--profile", profile, "--output", str(folder)]) == 0
-        assert expected_of(folder, check_repository(folder, CheckOptions()), None).uses_nvcc == uses_nvcc
-        script = folder / "start.sh"
-        script.write_text(script.read_text().replace("TRTLLM_DG_JIT_USE_NVCC:-1", "TRTLLM_DG_JIT_USE_NVCC:-0"))
-        assert not expected_of(folder, check_repository(folder, CheckOptions()), None).uses_nvcc
+        assert uses_nvcc() == is_used
+    script = folder / "start.sh"
+    script.write_text(script.read_text().replace("TRTLLM_DG_JIT_USE_NVCC:-1", "TRTLLM_DG_JIT_USE_NVCC:-0"))
+    assert not uses_nvcc()

@@ -22,6 +22,7 @@ from deepseek_triton_tools.doctor.machine.expected import Expected, KnownContain
 from deepseek_triton_tools.doctor.machine.machine import NOT_FOUND, Machine
 from deepseek_triton_tools.doctor.machine.remote import EXPECTED_FILE, REPORT_PREFIX
 from deepseek_triton_tools.doctor.packing import BOOTSTRAP, pack, sent_files
+from support.faked_machine import FakedMachine
 from support.waiting import wait_for
 
 TOOLS = Path(__file__).parents[2] / "tools"
@@ -35,10 +36,9 @@ EVERYTHING = Expected(
 )
 
 
-@pytest.mark.slow
 def test_expected_and_a_report_travel_whole():
     assert expected_from_json(expected_to_json(EVERYTHING)) == EVERYTHING
-    report = examine(Machine(), Expected(), host="here")
+    report = examine(FakedMachine(), Expected(), host="here")
     assert report_from_json(report_to_json(report)) == report
     for text in ("{", "[]", "{}", '{"findings": [{}]}', '{"findings": []}'):
         with pytest.raises(ValueError):  # noqa: PT011 - JSONDecodeError is one
@@ -66,7 +66,9 @@ def test_an_old_python_says_so_and_another_is_looked_at():
     assert result.report is None
     assert "Python 3.10 or newer is needed" in result.findings[0].finding.result
     assert "--python" in result.findings[0].finding.fix
-    report = examine_by_command(bootstrap_command(sys.executable), Expected(), host="here").report
+    # What a login prints does no harm.
+    login = ["env", "PATH=/bin", "sh", "-c", 'echo "Welcome to b"; printf "no newline"; PATH=/nowhere exec "$@"', "sh"]
+    report = examine_by_command([*login, *bootstrap_command(sys.executable)], Expected(), host="here").report
     assert report.facts["Python"] == ".".join(map(str, sys.version_info[:3]))
     assert {found.host for found in report.findings} == {"here"}
 
