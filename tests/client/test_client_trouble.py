@@ -55,38 +55,10 @@ class OverHttp(HttpServer):
         else:
             super().respond(handler, body)
 
-    def says(self, message, *before):
-        if before:
-            return self.events(*before, {"error": message})
-        return self.body(400, json.dumps({"error": message}).encode())
-
-    def replies(self, *outputs):
-        return self.events(*outputs)
-
-    def hangs(self, *outputs):
-        return self.endless(*outputs) if outputs else self.silence
-
-
-class OverGrpc(GrpcServer):
-    def says(self, message, *before):
-        return self.responses(*(self.response(**each) for each in before), self.error(message))
-
-    def replies(self, *outputs):
-        return self.responses(*(self.response(**each, final="finish_reason" in each) for each in outputs))
-
-    def hangs(self, *outputs):
-        def answer(request, context):
-            """Wait for the end of this call; the server's own `gone` may belong to one before it."""
-            yield from (self.response(**each) for each in outputs)
-            gone = threading.Event()
-            assert not context.add_callback(gone.set) or gone.wait(30)
-
-        return answer
-
 
 @pytest.fixture
 def scripted(client_kind):
-    server = OverHttp() if client_kind.scheme == "http" else OverGrpc()
+    server = OverHttp() if client_kind.scheme == "http" else GrpcServer()
     yield server
     server.stop()
 

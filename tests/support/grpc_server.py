@@ -23,6 +23,8 @@ class GrpcServer(service_pb2_grpc.GRPCInferenceServiceServicer):
     """Answers each stream with the next function given to `script`: it gets (request, context) and returns the
     responses."""
 
+    wire = "grpc"
+
     def __init__(self, credentials: grpc.ServerCredentials | None = None) -> None:
         self.requests: list[Any] = []
         self.metadata: list[dict[str, str]] = []
@@ -59,12 +61,20 @@ class GrpcServer(service_pb2_grpc.GRPCInferenceServiceServicer):
     def responses(self, *responses: Any) -> Callable[[Any, Any], Any]:
         return lambda request, context: iter(responses)
 
-    def silence(self, *responses: Any) -> Callable[[Any, Any], Any]:
-        """Send these responses, and then nothing until the client leaves."""
+    def replies(self, *outputs: Any) -> Callable[[Any, Any], Any]:
+        return self.responses(*(self.response(**each, final="finish_reason" in each) for each in outputs))
+
+    def says(self, message: str, *before: Any) -> Callable[[Any, Any], Any]:
+        """Answers with an error, after these responses."""
+        return self.responses(*(self.response(**each) for each in before), self.error(message))
+
+    def hangs(self, *outputs: Any) -> Callable[[Any, Any], Any]:
+        """Answers with these responses, and then with nothing until the client leaves."""
 
         def answer(request: Any, context: Any) -> Any:
-            yield from responses
-            assert self.gone.wait(30)
+            yield from (self.response(**each) for each in outputs)
+            left = threading.Event()  # the server's own `gone` may belong to a call before
+            assert not context.add_callback(left.set) or left.wait(30)
 
         return answer
 

@@ -53,6 +53,7 @@ class HttpServer(LoopbackServer):
 
     server_class = _CountingServer
     handler_class = _CountedHandler
+    wire = "http"
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.requests: list[tuple[str, str, Any]] = []
@@ -74,7 +75,8 @@ class HttpServer(LoopbackServer):
         self._scripts.extend(functions)
 
     def respond(self, handler: RequestHandler, body: bytes) -> None:
-        self.requests.append((handler.command, handler.path, json.loads(body) if body else None))
+        handler.document = json.loads(body) if body else None
+        self.requests.append((handler.command, handler.path, handler.document))
         self.headers.append({name.lower(): value for name, value in handler.headers.items()})
         self.asked.set()
         self._scripts.pop(0)(handler)
@@ -84,6 +86,10 @@ class HttpServer(LoopbackServer):
         self.close()
 
     @property
+    def port(self) -> int:
+        return int(self._server.server_port)
+
+    @property
     def num_connections(self) -> int:
         return self._server.num_opened
 
@@ -91,6 +97,19 @@ class HttpServer(LoopbackServer):
         """Waits until so many connections have been closed on this side."""
         with self._server.closed:
             assert self._server.closed.wait_for(lambda: self._server.num_closed >= number, 30)
+
+    def replies(self, *outputs: Any) -> Script:
+        return self.events(*outputs)
+
+    def says(self, message: str, *before: Any) -> Script:
+        """Answers with an error, after these responses."""
+        if before:
+            return self.events(*before, {"error": message})
+        return self.body(400, json.dumps({"error": message}).encode())
+
+    def hangs(self, *outputs: Any) -> Script:
+        """Answers with these responses, and then with nothing until the client leaves."""
+        return self.endless(*outputs) if outputs else self.silence
 
     def events(self, *payloads: Any, status: int = 200) -> Script:
         """Answers with these objects as server-sent events, each in a piece of its own."""
