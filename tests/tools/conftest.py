@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory, mkdtemp
 
 import pytest
 
+from support.commands import run_command
 from support.model_server import ModelServer
 
 
@@ -28,3 +29,22 @@ def plain_path(plain_folder: Path) -> Path:
 def model_server() -> Iterator[ModelServer]:
     with ModelServer() as server:
         yield server
+
+
+LAUNCHED = {
+    "r1": "deepseek-r1 --gpu h200",
+    "r1x2": "deepseek-r1 --gpu h100 --gpus 16",
+    "one": "deepseek-r1 --gpu h200 --model /models/R1",
+    "two": "deepseek-r1 --gpu h100 --gpus 16 --model /models/R1",
+    "tiny": "tiny",
+    "twin": "tiny --engine simulated",
+}
+
+
+@pytest.fixture(scope="session")
+def launchable(plain_folder: Path) -> Path:
+    """The folder of repositories for the tests of `launch`, which only read them."""
+    for name, words in LAUNCHED.items():
+        done = run_command("build", *words.split(), "--output", str(plain_folder / "launchable" / name))
+        assert done.returncode == 0, done.stderr
+    return plain_folder / "launchable"

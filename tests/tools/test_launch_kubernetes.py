@@ -1,7 +1,6 @@
 """`launch kubernetes`: the manifests are valid, their numbers agree with each other, and their scripts run."""
 
 import base64
-import copy
 import dataclasses
 import json
 import math
@@ -13,7 +12,6 @@ import subprocess
 from pathlib import Path
 
 import jsonschema
-import kubernetes_validate
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -28,12 +26,12 @@ from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.stop_times import PRE_STOP_S, StopTimes
 from deepseek_triton_tools.repository.launch_facts import facts_of
 from deepseek_triton_tools.tool_errors import RepositoryError, ToolError
+from support import manifests
 from support.hosts import HostsError, two_hosts
+from support.manifests import container, environment
 
 GIB = 2**30
 R1_BYTES = 688574839360
-VERSIONS = ("1.27", "1.37")
-"""Versions of Kubernetes: the first that knows every field, and the newest with a published schema."""
 EVERYTHING = LaunchOptions(
     name="r1",
     namespace="models",
@@ -59,18 +57,9 @@ OPTIONS = {
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
+def facts(launchable):
     """R1 for one node of H200 and for two of H100, and a small model without a GPU."""
-    top = tmp_path_factory.mktemp("repositories")
-    one, two = "deepseek-r1 --gpu h200 --gpus 8", "deepseek-r1 --gpu h100 --gpus 16"
-    for name, plan in {"one": one, "two": two, "tiny": "tiny --engine simulated"}.items():
-        assert main(["build", *plan.split(), "--output", str(top / name)]) == 0
-    return top
-
-
-@pytest.fixture(scope="module")
-def facts(folders):
-    return {name: facts_of(str(folders / name)) for name in ("one", "two", "tiny")}
+    return {name: facts_of(str(launchable / name)) for name in ("r1", "r1x2", "twin")}
 
 
 @pytest.fixture
@@ -82,124 +71,45 @@ def rendered(facts):
 
 
 def load(text):
-    return {document["kind"]: document for document in yaml.load_all(text, Loader=yaml.CSafeLoader)}
+    """The objects by their kinds, of which there is one each."""
+    return {kind: document for (kind, _), document in manifests.objects(text).items()}
 
 
 def templates(documents):
-    """Return the pod templates; the one with tritonserver comes first."""
-    if "Deployment" in documents:
-        return [documents["Deployment"]["spec"]["template"]]
-    group = documents["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
-    return [group["leaderTemplate"], group["workerTemplate"]]
+    """The pod templates; the one with tritonserver comes first."""
+    return manifests.templates((documents.get("Deployment") or documents["LeaderWorkerSet"])["spec"])
 
 
-def container(template):
-    [container] = template["spec"]["containers"]
-    return container
-
-
-def environment(template):
-    return {variable["name"]: variable["value"] for variable in container(template)["env"]}
-
-
-# Schema of the fields that are used, from kubernetes-sigs/lws at 060ab4d,
-# api/leaderworkerset/v1/leaderworkerset_types.go and the markers above its fields. Pod templates are checked by
-# Kubernetes's own schema.
-COUNT = {"type": "integer", "minimum": 0}
-SHARE = {"anyOf": [COUNT, {"type": "string", "pattern": "^[0-9]+%$"}]}
-POD_TEMPLATE = {"type": "object", "required": ["spec"]}
-RESTART_POLICIES = ["Default", "RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"]
-
-
-def closed(*required, **properties):
-    """A mapping of these fields only."""
-    return {"type": "object", "additionalProperties": False, "required": [*required], "properties": properties}
-
-
-GROUP = closed(
-    "workerTemplate",
-    size={"type": "integer", "minimum": 1},
-    restartPolicy={"enum": RESTART_POLICIES},
-    leaderTemplate=POD_TEMPLATE,
-    workerTemplate=POD_TEMPLATE,
-)
-ROLLING_UPDATE = closed(partition=COUNT, maxUnavailable=SHARE, maxSurge=SHARE)
-LEADER_WORKER_SET = closed(
-    *("apiVersion", "kind", "metadata", "spec"),
-    apiVersion={"const": "leaderworkerset.x-k8s.io/v1"},
-    kind={"const": "LeaderWorkerSet"},
-    metadata={"type": "object", "properties": {"name": {"pattern": "^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"}}},
-    spec=closed(
-        "leaderWorkerTemplate",
-        replicas={**COUNT, "maximum": 1_000_000},
-        startupPolicy={"enum": ["LeaderCreated", "LeaderReady"]},
-        networkConfig=closed("subdomainPolicy", subdomainPolicy={"enum": ["Shared", "UniquePerReplica"]}),
-        rolloutStrategy=closed("type", type={"enum": ["RollingUpdate"]}, rollingUpdateConfiguration=ROLLING_UPDATE),
-        leaderWorkerTemplate=GROUP,
-    ),
-)
-
-
-def validate(documents, version=VERSIONS[-1]):
-    for kind, document in documents.items():
-        if kind != "LeaderWorkerSet":
-            kubernetes_validate.validate(document, version, strict=True)
-            continue
-        jsonschema.validate(document, LEADER_WORKER_SET, cls=jsonschema.Draft202012Validator)
-        for template in templates(documents):
-            spec = {"selector": {"matchLabels": template["metadata"]["labels"]}, "template": template}
-            wrapped = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "wrapped"}, "spec": spec}
-            kubernetes_validate.validate(wrapped, version, strict=True)
+def validate(documents, *versions):
+    manifests.validate({(kind, ""): document for kind, document in documents.items()}, *versions)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", ["one", "two"])
-def test_all_of_it_is_valid(rendered, name, options, version):
-    documents = rendered(name, OPTIONS[options])
-    validate(documents, version)
-    assert {"Service", "PodDisruptionBudget"} < documents.keys()
-    assert ("ConfigMap" in documents) == (options != "claims")
-    assert ("HorizontalPodAutoscaler" in documents) == (options == "everything")
+def test_all_of_it_is_valid(rendered, subtests):
+    """The scripts are bash, and Kubernetes expands nothing in them."""
+    for name, options in [(name, options) for name in ("r1", "r1x2") for options in OPTIONS] + [("twin", "image")]:
+        with subtests.test(f"{name} {options}"):
+            documents = rendered(name, OPTIONS.get(options, LaunchOptions(image="i")))
+            validate(documents, *manifests.VERSIONS)
+            assert {"Service", "PodDisruptionBudget"} < documents.keys()
+            assert ("ConfigMap" in documents) == (options != "claims")
+            assert ("HorizontalPodAutoscaler" in documents) == (options == "everything")
+            for script in scripts(documents).values():
+                checked = subprocess.run(["bash", "-n", "-c", script], capture_output=True, text=True)
+                assert (checked.returncode, checked.stderr) == (0, "")
+                assert not re.search(r"\$[($]", script)
 
 
-@pytest.mark.slow
-def test_the_validator_sees_a_wrong_field(rendered):
-    pod, group = ["spec", "template", "spec"], ["spec", "leaderWorkerTemplate"]
-    cases = [
-        ("Deployment", [*pod, "containers", 0, "startupProbe", "failureTreshold"], 3),
-        ("Deployment", [*pod, "terminationGracePeriodSeconds"], "70s"),
-        ("HorizontalPodAutoscaler", ["spec", "behavior", "scaleDown", "policies", 0, "value"], "one"),
-        ("LeaderWorkerSet", [*group, "restartPolicy"], "Always"),
-        ("LeaderWorkerSet", [*group, "workers"], 1),
-        ("LeaderWorkerSet", [*group, "workerTemplate", "spec", "containers", 0, "readinessProbe", "tcp"], 1),
-    ]
-    both = {name: rendered(name, EVERYTHING) for name in ("one", "two")}
-    for kind, (*path, last), value in cases:
-        documents = copy.deepcopy(both["two" if kind == "LeaderWorkerSet" else "one"])
-        if kind != "LeaderWorkerSet":
-            documents = {kind: documents[kind]}
-        place = documents[kind]
-        for key in path:
-            place = place.setdefault(key, {}) if isinstance(place, dict) else place[key]
-        place[last] = value
+def test_a_wrong_field_is_seen(rendered):
+    """By each of the schemas."""
+    for name, kind, place in (("r1", "Deployment", ["template", "spec"]), ("r1x2", "LeaderWorkerSet", [])):
+        documents = rendered(name)
+        spec = documents[kind]["spec"]
+        for key in place:
+            spec = spec[key]
+        spec["workers"] = 1
         with pytest.raises(jsonschema.ValidationError):
             validate(documents)
-
-
-def test_every_line_of_a_comment_fits_and_every_number_has_a_reason(facts):
-    """The reason is in a comment at most four lines above. Ports need none."""
-    for name in ("one", "two"):
-        text = kubernetes.render(facts[name], EVERYTHING)
-        manifest = text[: text.index("\ndata:")] + text[text.index("\n---\n") :]
-        assert "@@" not in manifest
-        assert max(len(line) for line in manifest.splitlines() if re.match(r" *# [^ ]", line)) <= 120
-    lines = text[text.index("\n---\n") :].splitlines()
-    numbers = [n for n, line in enumerate(lines) if re.fullmatch(r' *(- )?\w+: "?\d+(Gi)?"?', line)]
-    assert len(numbers) > 15
-    for n in numbers:
-        assert any(line.strip().startswith("# ") for line in lines[n - 4 : n]), f"{lines[n]!r} stands alone"
 
 
 def seconds(documents):
@@ -221,12 +131,12 @@ def seconds(documents):
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     size=st.integers(1, 4 * 10**12),
     rate=st.none() | st.integers(10**6, 10**11),
     exit_timeout=st.integers(0, 7200),
-    name=st.sampled_from(["one", "two"]),
+    name=st.sampled_from(["r1", "r1x2"]),
 )
 def test_the_deadlines_come_in_order(facts, size, rate, exit_timeout, name):
     serving = dataclasses.replace(facts[name].serving, size=size)
@@ -236,7 +146,7 @@ def test_the_deadlines_come_in_order(facts, size, rate, exit_timeout, name):
     assert at["ready_within"] >= size / (rate or 200e6) + ENGINE_START_S
     supervisor_ends = at["gather"] + at["ready_within"] + exit_timeout + 15
     assert supervisor_ends < at["window"]
-    assert (at["gather"] > 0) == (name == "two")
+    assert (at["gather"] > 0) == (name == "r1x2")
     # Stop: first tritonserver, then the supervisor, then mpirun, then the kubelet, and workers last.
     assert at["exit_timeout"] == exit_timeout
     assert at["pre_stop"] + exit_timeout < at["pre_stop"] + exit_timeout + 15 < at["grace"]
@@ -246,21 +156,16 @@ def test_the_deadlines_come_in_order(facts, size, rate, exit_timeout, name):
 
 
 @pytest.mark.slow
-def test_where_the_deadline_comes_from_and_who_waits_for_whom(facts, rendered):
-    for name in ("one", "two", "tiny"):
+def test_where_the_deadline_comes_from(facts, rendered):
+    for name in ("r1", "r1x2", "twin"):
         at = seconds(rendered(name, LaunchOptions(image="i")))
         assert at["ready_within"] == facts[name].ready_within_s < at["window"]
-    at = seconds(rendered("one", LaunchOptions(ready_within=9000)))
+    at = seconds(rendered("r1", LaunchOptions(ready_within=9000)))
     assert at["ready_within"] == 9000 < at["window"]
-    at = seconds(rendered("one", LaunchOptions(ready_within=0)))  # the probe's is left
+    at = seconds(rendered("r1", LaunchOptions(ready_within=0)))  # the probe's is left
     assert at["ready_within"] == 0
     assert at["window"] >= R1_BYTES / 200e6 + ENGINE_START_S
-    for exit_timeout in (0, 30, 600):
-        times = StopTimes(exit_timeout_s=exit_timeout)
-        order = [times.exit_timeout_s, times.supervisor_kill_s, times.mpirun_kill_s, times.docker_stop_timeout_s]
-        assert order == sorted(set(order))
-        assert times.grace_period_s - PRE_STOP_S == times.docker_stop_timeout_s
-        assert times.worker_grace_period_s > times.grace_period_s
+    assert StopTimes().grace_period_s - PRE_STOP_S == StopTimes().docker_stop_timeout_s
 
 
 WARM = {"read_bytes": 10**12, "done_bytes": 10**12, "read_bytes_per_s": 10**9}
@@ -274,9 +179,8 @@ def warm_document(result):
 def test_a_measured_rate_counts(tmp_path, facts):
     path = tmp_path / "warm.json"
     path.write_text(warm_document(WARM))
-    text = kubernetes.render(facts["one"], LaunchOptions(measured=path))
-    assert seconds(load(text))["ready_within"] == math.ceil((R1_BYTES / 10**9 + ENGINE_START_S) / 60) * 60
-    assert "(measured, by" in " ".join(text.split())
+    at = seconds(load(kubernetes.render(facts["r1"], LaunchOptions(measured=path))))
+    assert at["ready_within"] == math.ceil((R1_BYTES / 10**9 + ENGINE_START_S) / 60) * 60
     path.unlink()
     cases = [
         (None, "No such file"),
@@ -290,7 +194,7 @@ def test_a_measured_rate_counts(tmp_path, facts):
     for content, expected in cases:
         if content is not None:
             path.write_text(content)
-        assert expected in refusal(facts["one"], LaunchOptions(measured=path))
+        assert expected in refusal(facts["r1"], LaunchOptions(measured=path))
 
 
 def refusal(facts, options):
@@ -302,7 +206,7 @@ def refusal(facts, options):
 
 
 def test_memory_holds_weights_ranks_and_shm(rendered):
-    for template in templates(rendered("two")):
+    for template in templates(rendered("r1x2")):
         [shm] = [volume for volume in template["spec"]["volumes"] if volume["name"] == "shm"]
         resources = container(template)["resources"]
         memory = int(resources["limits"]["memory"].removesuffix("Gi")) * GIB
@@ -315,7 +219,7 @@ def test_memory_holds_weights_ranks_and_shm(rendered):
 
 
 def test_only_the_pod_with_tritonserver_is_asked_for_it(rendered):
-    server, worker = templates(rendered("two"))
+    server, worker = templates(rendered("r1x2"))
     assert container(server)["startupProbe"]["httpGet"] == {"path": "/v2/health/ready", "port": "http"}
     assert container(server)["livenessProbe"]["httpGet"] == {"path": "/v2/health/live", "port": "http"}
     assert container(server)["readinessProbe"]["httpGet"] == {"path": "/v2/models/tensorrt_llm/ready", "port": "http"}
@@ -325,16 +229,16 @@ def test_only_the_pod_with_tritonserver_is_asked_for_it(rendered):
     assert environment(worker)["SSH_PORT"] == environment(server)["SSH_PORT"] == "2222"
 
 
-@pytest.mark.parametrize("name", ["one", "two"])
+@pytest.mark.parametrize("name", ["r1", "r1x2"])
 def test_the_service_reaches_servers_only(rendered, name):
     documents = rendered(name, dataclasses.replace(EVERYTHING, http_port=9000))
     server, *_ = templates(documents)
     service, budget = documents["Service"], documents["PodDisruptionBudget"]
     labels = server["metadata"]["labels"]
-    if name == "two":  # what the controller adds to a leader's
+    if name == "r1x2":  # what the controller adds to a leader's
         labels = labels | {"leaderworkerset.sigs.k8s.io/name": "r1", "leaderworkerset.sigs.k8s.io/worker-index": "0"}
     assert service["spec"]["selector"].items() <= labels.items()
-    if name == "two":
+    if name == "r1x2":
         assert "leaderworkerset.sigs.k8s.io/worker-index" in service["spec"]["selector"]
     assert service["metadata"]["name"] != "r1", "it is the name of the controller's headless Service"
     ports = {port["name"]: port["containerPort"] for port in container(server)["ports"]}
@@ -348,12 +252,12 @@ def test_the_service_reaches_servers_only(rendered, name):
 
 def test_one_replica_is_not_evicted_by_itself(rendered):
     """A Deployment's pod may go once the autoscaler has made another. Two groups could each lose a pod that way."""
-    for name, allowed in {"one": {"minAvailable": 1}, "two": {"maxUnavailable": 0}}.items():
+    for name, allowed in {"r1": {"minAvailable": 1}, "r1x2": {"maxUnavailable": 0}}.items():
         spec = rendered(name, LaunchOptions(max_replicas=3))["PodDisruptionBudget"]["spec"]
         assert {key: spec[key] for key in ("minAvailable", "maxUnavailable") if key in spec} == allowed
 
 
-@pytest.mark.parametrize(("name", "kind"), [("one", "Deployment"), ("two", "LeaderWorkerSet")])
+@pytest.mark.parametrize(("name", "kind"), [("r1", "Deployment"), ("r1x2", "LeaderWorkerSet")])
 def test_the_autoscaler_scales_what_there_is(rendered, name, kind):
     documents = rendered(name, EVERYTHING)
     spec, scaled = documents["HorizontalPodAutoscaler"]["spec"], documents[kind]
@@ -363,15 +267,13 @@ def test_the_autoscaler_scales_what_there_is(rendered, name, kind):
     assert "replicas" not in scaled["spec"], "an apply would set it back"
     [metric] = spec["metrics"]
     assert metric["pods"]["metric"]["name"] == "deepseek_triton_inflight_sequences"
-    table = (Path(__file__).resolve().parents[2] / "docs/metrics.md").read_text()
-    assert "| `deepseek_triton_inflight_sequences` | gauge |" in table
     assert int(metric["pods"]["target"]["averageValue"]) == int(0.8 * 128)
     assert spec["behavior"]["scaleDown"]["stabilizationWindowSeconds"] <= 3600
 
 
 @pytest.mark.slow
 def test_what_was_asked_for_is_there(rendered):
-    for template in templates(rendered("two", EVERYTHING)):
+    for template in templates(rendered("r1x2", EVERYTHING)):
         spec = template["spec"]
         assert spec["hostNetwork"] is True
         assert spec["dnsPolicy"] == "ClusterFirstWithHostNet"
@@ -383,14 +285,14 @@ def test_what_was_asked_for_is_there(rendered):
         volumes = {volume["name"]: volume for volume in spec["volumes"]}
         assert volumes["kernels"]["hostPath"]["path"] == "/var/cache/kernels/registry.example.com_r1_2-h100"
         assert volumes["hub"]["hostPath"]["path"].endswith("/hub")
-    server, _ = templates(rendered("two", EVERYTHING))
+    server, _ = templates(rendered("r1x2", EVERYTHING))
     assert server["metadata"]["annotations"]["prometheus.io/port"] == "8002"
     assert environment(server)["INTERFACE"] == "eth0"
     assert [expanded(word) for word in container(server)["args"][1:]] == ["launch", *EVERYTHING.server_args]
 
 
 def test_a_claim_holds_the_repository_instead(rendered):
-    [template] = templates(rendered("one", OPTIONS["claims"]))
+    [template] = templates(rendered("r1", OPTIONS["claims"]))
     volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
     assert volumes["repository"]["persistentVolumeClaim"] == {"claimName": "repository", "readOnly": True}
     mounts = {mount["name"]: mount for mount in container(template)["volumeMounts"]}
@@ -399,14 +301,11 @@ def test_a_claim_holds_the_repository_instead(rendered):
 
 
 INVALID = [
-    ({"name": "R1"}, "--name: expected up to 40 small letters"),
     ({"name": "1r"}, "--name: expected"),
     ({"name": "r" * 41}, "--name: expected"),
-    ({"namespace": "a/b"}, "--namespace: expected up to 63 small letters"),
     ({"namespace": "a.b"}, "--namespace: expected"),
     ({"namespace": "n" * 64}, "--namespace: expected"),
     ({"name": "R1", "namespace": "-"}, "--name: .*--namespace: "),  # all that is wrong is said at once
-    ({"claim": "A B"}, "--claim: expected a name"),
     ({"claim": "a..b"}, "--claim: expected a name"),
     ({"claim": "c." * 127 + "c"}, "--claim: expected a name"),
     ({"node_selector": (("a b", "c"),)}, "--node-selector: expected"),
@@ -431,15 +330,15 @@ INVALID = [
 
 def test_invalid_options_are_refused_in_one_line(facts):
     for options, expected in INVALID:
-        assert re.search(expected, refusal(facts["one"], LaunchOptions(**options))), options
-    assert "name with --image one that has tritonserver" in refusal(facts["tiny"], LaunchOptions())
-    no_target = refusal(facts["tiny"], LaunchOptions(image="i", max_replicas=2))
+        assert re.search(expected, refusal(facts["r1"], LaunchOptions(**options))), options
+    assert "name with --image one that has tritonserver" in refusal(facts["twin"], LaunchOptions())
+    no_target = refusal(facts["twin"], LaunchOptions(image="i", max_replicas=2))
     assert "no max_batch_size for the autoscaler to aim at" in no_target
 
 
-def test_a_start_script_that_was_broken_by_hand_is_refused_by_its_own_name(folders, tmp_path):
+def test_a_start_script_that_was_broken_by_hand_is_refused_by_its_own_name(launchable, tmp_path):
     folder = tmp_path / "with blank"  # is another one in the pod
-    shutil.copytree(folders / "one", folder)
+    shutil.copytree(launchable / "r1", folder)
     assert load(kubernetes.render(facts_of(str(folder)), LaunchOptions()))["Deployment"]
     script = folder / "start.sh"
     script.write_text("if fi\n" + script.read_text())
@@ -450,14 +349,11 @@ def test_a_start_script_that_was_broken_by_hand_is_refused_by_its_own_name(folde
 def test_the_name_and_the_image_that_is_needed(facts):
     names = {"R1_H200": "r1-h200", "--": "deepseek-triton", "8xh200": "deepseek-triton", "a" * 39 + "-b": "a" * 39}
     for folder, name in names.items():
-        assert object_name(dataclasses.replace(facts["one"], folder=Path("/srv") / folder), LaunchOptions()) == name
-    assert list(kubernetes.unmet_requirements(facts["two"], LaunchOptions()))
-    assert not list(kubernetes.unmet_requirements(facts["two"], EVERYTHING))
-    assert not list(kubernetes.unmet_requirements(facts["one"], LaunchOptions()))
-    text = kubernetes.render(facts["two"], LaunchOptions())
-    assert "openssh-server" in text
-    assert f"FROM {facts['two'].image}" in text
-    assert PLACEHOLDER in text
+        assert object_name(dataclasses.replace(facts["r1"], folder=Path("/srv") / folder), LaunchOptions()) == name
+    assert list(kubernetes.unmet_requirements(facts["r1x2"], LaunchOptions()))
+    assert not list(kubernetes.unmet_requirements(facts["r1x2"], EVERYTHING))
+    assert not list(kubernetes.unmet_requirements(facts["r1"], LaunchOptions()))
+    assert PLACEHOLDER in kubernetes.render(facts["r1x2"], LaunchOptions())
 
 
 def as_volume(documents, template, folder):
@@ -485,14 +381,14 @@ def contents(folder):
     }
 
 
-def test_the_manifest_is_the_same_each_time_and_the_config_map_named_by_its_content(folders, facts, tmp_path):
-    text = kubernetes.render(facts["one"], LaunchOptions(name="r1"))
-    shutil.copytree(folders / "one", tmp_path / "one")
+def test_the_manifest_is_the_same_each_time_and_the_config_map_named_by_its_content(launchable, facts, tmp_path):
+    text = kubernetes.render(facts["r1"], LaunchOptions(name="r1"))
+    shutil.copytree(launchable / "r1", tmp_path / "one")
     (tmp_path / "one/tensorrt_llm/1/__pycache__").mkdir(exist_ok=True)
     (tmp_path / "one/tensorrt_llm/1/__pycache__/model.pyc").write_bytes(b"\0")
     (tmp_path / "one/.git").mkdir()
     (tmp_path / "one/.git/config").write_text("secret")
-    elsewhere = dataclasses.replace(facts["one"], folder=tmp_path / "one")
+    elsewhere = dataclasses.replace(facts["r1"], folder=tmp_path / "one")
     assert kubernetes.render(elsewhere, LaunchOptions(name="r1")) == text
     name = load(text)["ConfigMap"]["metadata"]["name"]
     with (tmp_path / "one/start.sh").open("a") as script:
@@ -514,7 +410,7 @@ CONTENTS = st.one_of(
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(content=CONTENTS)
 def test_every_content_arrives_as_it_was(folder, content):
     (folder / "file").write_bytes(content)
@@ -565,28 +461,13 @@ def scripts(documents):
     return found
 
 
-@pytest.mark.parametrize("name", ["one", "two"])
-def test_the_scripts_are_bash_and_kubernetes_leaves_them_alone(rendered, name):
-    found = scripts(rendered(name, EVERYTHING))
-    assert len(found) == (3 if name == "two" else 1)
-    for script in found.values():
-        checked = subprocess.run(["bash", "-n", "-c", script], capture_output=True, text=True)
-        assert (checked.returncode, checked.stderr) == (0, "")
-        assert "$(" not in script
-        assert "$$" not in script
-
-
 @pytest.fixture
 def pod(tmp_path, rendered):
     """Runs a script of a pod, with the pod's paths moved below tmp_path."""
-    documents = rendered("two", EVERYTHING)
+    documents = rendered("r1x2", EVERYTHING)
     mounted = tmp_path / "etc/deepseek-triton"
-    for folder in (
-        mounted / "repository",
-        mounted / "ssh",
-        *map(tmp_path.joinpath, ("model_repository", "home", "bin")),
-    ):
-        folder.mkdir(parents=True)
+    for folder in ("repository", "ssh", "../../model_repository", "../../home", "../../bin"):
+        (mounted / folder).mkdir(parents=True)
     (mounted / "ssh/id_ed25519").write_text("PRIVATE\n")
     (mounted / "ssh/id_ed25519.pub").write_text("ssh-ed25519 AAAA r1\n")
     as_volume(documents, templates(documents)[0], mounted / "repository")
@@ -619,14 +500,14 @@ def with_start(script, folder):
     return re.sub(r"^cp -rL (\S+) (\S+)/$", rf"cp {start} \2/start.sh", script, flags=re.MULTILINE)
 
 
-def test_the_repository_arrives_as_plain_files(pod, folders):
+def test_the_repository_arrives_as_plain_files(pod, launchable):
     copying = [line for line in pod.scripts["server"].splitlines() if line.startswith("cp -rL ")]
     assert len(copying) == 1
     for _ in range(2):  # a restarted container finds the first copy
         copied = pod(copying[0])
         assert (copied.returncode, copied.stderr) == (0, "")
         found = pod.folder / "model_repository"
-        assert contents(found) == contents(folders / "two")
+        assert contents(found) == contents(launchable / "r1x2")
         assert not any(path.is_symlink() for path in found.rglob("*"))
         assert sorted(path.name for path in found.iterdir()) == ["start.sh", "tensorrt_llm"]
 
@@ -718,8 +599,9 @@ def nodes(tmp_path):
         pytest.skip(str(error))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_mpirun_of_the_leader_reaches_a_worker_and_finds_its_environment(pod, nodes, rendered, tmp_path):
+    """Its sample are the tests above, in which ssh is recorded."""
     keys = pod.folder / "etc/deepseek-triton/ssh"
     for key in keys.iterdir():
         key.unlink()
@@ -731,7 +613,7 @@ def test_mpirun_of_the_leader_reaches_a_worker_and_finds_its_environment(pod, no
         (pod.folder / f"{name}.sh").write_text(script)
     (pod.folder / "start.sh").write_text(MPIRUN)
     given = {"PATH": os.environ["PATH"], "HOME": "/root", "LWS_LEADER_ADDRESS": "r1-0.r1.models", "LWS_GROUP_SIZE": "2"}
-    server, worker = (environment(template) for template in templates(rendered("two", LaunchOptions(ssh_port=2345))))
+    server, worker = (environment(template) for template in templates(rendered("r1x2", LaunchOptions(ssh_port=2345))))
     in_pod = ("unshare", "--mount", "bash", "-c", POD, "pod", str(pod.folder))
     running = nodes[1].start(*in_pod, "worker", log=tmp_path / "log", env=given | worker | {"ONLY_HERE": 'a "pod"'})
     try:
@@ -744,12 +626,12 @@ def test_mpirun_of_the_leader_reaches_a_worker_and_finds_its_environment(pod, no
 
 
 @pytest.mark.slow
-def test_the_command_does_not_submit_what_has_no_ssh_server(folders, capsys, tmp_path, monkeypatch):
+def test_the_command_does_not_submit_what_has_no_ssh_server(launchable, capsys, tmp_path, monkeypatch):
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(f'#!/bin/sh\nprintf "%s " "$@" > {tmp_path}/said; cat > {tmp_path}/given\n')
     kubectl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    command = ["launch", "kubernetes", str(folders / "two"), "--name", "r1", "--rate", "2GB"]
+    command = ["launch", "kubernetes", str(launchable / "r1x2"), "--name", "r1", "--rate", "2GB"]
     capsys.readouterr()
     assert main([*command, "--submit"]) == 1
     assert "--image" in capsys.readouterr().err
@@ -764,8 +646,8 @@ def test_the_command_does_not_submit_what_has_no_ssh_server(folders, capsys, tmp
 
 @pytest.mark.slow
 def test_the_rights_of_a_server(rendered):
-    [small], [large] = templates(rendered("tiny", LaunchOptions(image="i"))), templates(rendered("one"))
-    [asked] = templates(rendered("one", LaunchOptions(environment=(("HOME", "/kernels"),))))
+    [small], [large] = templates(rendered("twin", LaunchOptions(image="i"))), templates(rendered("r1"))
+    [asked] = templates(rendered("r1", LaunchOptions(environment=(("HOME", "/kernels"),))))
     assert environment(asked)["HOME"] == "/kernels"
     kept = ["IPC_LOCK", "DAC_OVERRIDE"]
     common = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
@@ -780,8 +662,7 @@ def test_the_rights_of_a_server(rendered):
         assert template["spec"]["automountServiceAccountToken"] is False
     assert "nvidia.com/gpu" not in container(small)["resources"]["limits"]
     assert "tolerations" not in small["spec"]
-    validate(rendered("tiny", LaunchOptions(image="i")))
-    for template in templates(rendered("two", LaunchOptions(image="i"))):  # these have an ssh server
+    for template in templates(rendered("r1x2", LaunchOptions(image="i"))):  # these have an ssh server
         context = container(template)["securityContext"]
         assert context["allowPrivilegeEscalation"] is False
         assert context["seccompProfile"] == common["seccompProfile"]
