@@ -85,30 +85,23 @@ def orders(systems: Sequence[str]) -> Iterator[list[str]]:
 @contextmanager
 def systems(arguments: argparse.Namespace, given: Sequence[Prompt]) -> Iterator[dict[str, Measure]]:
     """Load all of them at once, and yield what measures each."""
-    engine_arguments = tiny_arguments(**json.loads(arguments.engine_arguments))
+    engine_arguments = tiny_arguments()
     folder: Path = arguments.output
     with ExitStack() as stack:
         servers: dict[str, tuple[ServerProcess, str]] = {}
-        ours_config = json.loads(arguments.triton_config)
-        ours = server_of(our_repository(folder / "ours", engine_arguments, **ours_config), folder / "ours.log")
+        ours = server_of(our_repository(folder / "ours", engine_arguments), folder / "ours.log")
         servers["ours"] = (stack.enter_context(ours), OURS)
-        if arguments.vllm_backend:
-            made = their_repository(folder / "vllm_backend", arguments.vllm_backend, engine_arguments)
-            servers["vllm_backend"] = (stack.enter_context(server_of(made, folder / "vllm_backend.log")), THEIRS)
-        engine = None
-        if not arguments.without_engine:
-            engine = EngineAlone(engine_arguments, folder)
-            stack.callback(engine.stop)
+        made = their_repository(folder / "vllm_backend", arguments.vllm_backend, engine_arguments)
+        servers["vllm_backend"] = (stack.enter_context(server_of(made, folder / "vllm_backend.log")), THEIRS)
+        engine = EngineAlone(engine_arguments, folder)
+        stack.callback(engine.stop)
         began = time.monotonic()
         with ThreadPoolExecutor() as pool:
             starting = {name: pool.submit(start, server) for name, (server, _) in servers.items()}
             ready = {name: future.result() for name, future in starting.items()}
-        if engine:
-            ready["engine"] = engine.wait_until_ready()
-        print(
-            f"all ready after {time.monotonic() - began:.0f} s: {ready}; GPU memory {gpu_memory_mib()} MiB", flush=True
-        )
-        clients = stack.enter_context(client_processes(arguments.clients))
+        ready["engine"] = engine.wait_until_ready()
+        print(f"ready after {time.monotonic() - began:.0f} s: {ready}; GPU memory {gpu_memory_mib()} MiB", flush=True)
+        clients = stack.enter_context(client_processes(8))
         found: dict[str, Measure] = {}
         for name, (server, model) in servers.items():
             target = Target(protocol="grpc", port=server.grpc_port, model=model)
@@ -117,30 +110,21 @@ def systems(arguments: argparse.Namespace, given: Sequence[Prompt]) -> Iterator[
             if counted != (PROMPT_TOKENS, OUTPUT_TOKENS):
                 raise SystemExit(f"{name}: expected {(PROMPT_TOKENS, OUTPUT_TOKENS)} tokens, got {counted}")
             found[name] = through(server, target, clients, given)
-        if engine:
-            found["engine"] = alone(engine, given, text=True)
-            found["engine-ids"] = alone(engine, given, text=False)
-        if not arguments.without_http:
-            for name, (server, model) in servers.items():
-                target = Target(protocol="http", port=server.http_port, model=model)
-                found[f"{name}-http"] = through(server, target, clients, given)
+        found["engine"] = alone(engine, given, text=True)
+        found["engine-ids"] = alone(engine, given, text=False)
+        for name, (server, model) in servers.items():
+            target = Target(protocol="http", port=server.http_port, model=model)
+            found[f"{name}-http"] = through(server, target, clients, given)
         yield found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--vllm-backend", type=Path, metavar="FOLDER", help="with model.py and utils/ (default: without)"
-    )
+    parser.add_argument("--vllm-backend", type=Path, required=True, metavar="FOLDER", help="with model.py and utils/")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--seconds", type=float, default=420, help="no measurement begins later (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="at most (default: %(default)s)")
     parser.add_argument("--streams", type=int, action="append", choices=LOADS, help="again for more (default: all)")
-    parser.add_argument("--clients", type=int, default=8, help="client processes (default: %(default)s)")
-    parser.add_argument("--without-engine", action="store_true", help="leave out the engine alone")
-    parser.add_argument("--without-http", action="store_true")
-    parser.add_argument("--engine-arguments", default="{}", metavar="JSON", help="added to those of all systems")
-    parser.add_argument("--triton-config", default="{}", metavar="JSON", help="settings of this project's backend")
     arguments = parser.parse_args()
     deadline = time.monotonic() + arguments.seconds
     arguments.output.mkdir(parents=True, exist_ok=True)

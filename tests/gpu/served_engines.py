@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from bench._harness import cpu_s
 
 from deepseek_triton_tools.host.process_sessions import session_members
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
@@ -21,7 +22,6 @@ from deepseek_triton_tools.server.server_process import ServeOptions, ServerProc
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "model_repository/tensorrt_llm/1/tiny"
 OURS, THEIRS = "tensorrt_llm", "vllm_model"
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -142,14 +142,8 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process with all its threads, by proc(5)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-
-
 def cpu_by_role(session: int) -> dict[str, float]:
-    return {role: sum(map(cpu_seconds, pids)) for role, pids in roles(session).items()}
+    return {role: sum(map(cpu_s, pids)) for role, pids in roles(session).items()}
 
 
 def gpu_memory_mib() -> int | None:
@@ -172,13 +166,6 @@ def machine() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             versions[package] = "not installed"
     return {"gpus": gpus.splitlines(), "cores": os.cpu_count(), "versions": versions}
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def wait_for(holds: Callable[[], bool], within_s: float) -> float | None:

@@ -33,7 +33,6 @@ from gpu.served_engines import (
     OURS,
     TINY,
     gpu_memory_mib,
-    is_running,
     machine,
     our_repository,
     roles,
@@ -47,6 +46,7 @@ from gpu.tiny_answers import DEMO_PROMPTS
 from gpu.token_streams import Load, Prompt, Target, client_processes, figures
 
 from deepseek_triton_client import Client, DeepseekTritonError, Retries
+from deepseek_triton_tools.host.process_sessions import is_running
 from deepseek_triton_tools.server.server_process import ServerProcess
 from tiny_checkpoint.questions import questions
 
@@ -114,7 +114,9 @@ def texts(checks: Checks, name: str, server: ServerProcess, reference: subproces
     fields = {"max_tokens": MAX_TOKENS, "temperature": 0.0, "add_special_tokens": False, "return_output_ids": True}
     with client_of(server) as client:
         batch = client.generate_many(asked(), concurrency=16, **fields)
-        completions = [_completion(one) for one in batch]
+        completions = list(batch)
+    if failed := [one for one in completions if isinstance(one, BaseException)]:
+        raise failed[0]
     if reference.wait(600):
         raise RuntimeError("the reference engine failed: see reference.log")
     expected = json.loads(path.read_text())["demo"]
@@ -138,12 +140,6 @@ def texts(checks: Checks, name: str, server: ServerProcess, reference: subproces
     if name == "MTP":
         rate = accepted / proposed if proposed else 0.0
         checks.note("MTP acceptance", 0.3 < rate <= 1, proposed=proposed, accepted=accepted, rate=round(rate, 3))
-
-
-def _completion(result: Any) -> Any:
-    if isinstance(result, BaseException):
-        raise result
-    return result
 
 
 def _settled(server: ServerProcess) -> bool:
@@ -297,12 +293,9 @@ def killed(checks: Checks, role: str, server: ServerProcess) -> None:
     )
 
 
-def servers(folder: Path, more: dict[str, Any]) -> Iterator[tuple[str, ServerProcess]]:
-    """`more` are engine arguments of all."""
+def servers(folder: Path) -> Iterator[tuple[str, ServerProcess]]:
     for name, own in (("mtp", {"speculative_config": MTP}), ("core", {}), ("stub", {})):
-        repository = our_repository(
-            folder / name, tiny_arguments(**{"max_num_seqs": 256, **own, **more}), metrics_period_s=0.2
-        )
+        repository = our_repository(folder / name, tiny_arguments(max_num_seqs=256, **own), metrics_period_s=0.2)
         yield name, server_of(repository, folder / f"{name}.log")
 
 
@@ -320,8 +313,6 @@ def reference_engine(folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--engine-arguments", default="{}", metavar="JSON", help="added to those of all servers")
-    parser.add_argument("--without-texts", action="store_true", help="leave out the reference engine's texts and MTP")
     arguments = parser.parse_args(argv)
     folder: Path = arguments.output
     folder.mkdir(parents=True, exist_ok=True)
@@ -332,16 +323,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     reference, path = reference_engine(folder)
     with ExitStack() as stack:
         stack.callback(reference.kill)
-        all_servers = dict(servers(folder, json.loads(arguments.engine_arguments)))
+        all_servers = dict(servers(folder))
         for server in all_servers.values():
             stack.enter_context(server)
         with ThreadPoolExecutor() as pool:
             starting = {name: pool.submit(start, server) for name, server in all_servers.items()}
             ready = {name: future.result() for name, future in starting.items()}
         checks.note("start", True, ready_after_s=ready, gpu_mib=[idle, gpu_memory_mib()])
-        if not arguments.without_texts:
-            checks.run(texts, "MTP", all_servers["mtp"], reference, path)
-            checks.run(texts, "without MTP", all_servers["core"], reference, path)
+        checks.run(texts, "MTP", all_servers["mtp"], reference, path)
+        checks.run(texts, "without MTP", all_servers["core"], reference, path)
         checks.run(cancel, all_servers["mtp"])
         checks.run(many_streams, all_servers["mtp"])
         checks.run(killed, "engine", all_servers["core"])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from typing import Any, Literal
 
 import grpc  # type: ignore[import-untyped]
 import numpy as np
+from bench._harness import children, receive, send
 from bench._load import infer_message, why_lost
 from bench.streams_load.client import GrpcConnection, HttpConnection
 from bench.streams_load.reading import Record
@@ -28,7 +28,7 @@ _AGREED_S = 0.2
 """From the last client's word that it is ready to the start."""
 _PATIENCE_S = 900.0
 """For one stream: 64 answers of 8,000 tokens take DeepSeek-R1 on eight H200s six minutes."""
-_spawn = multiprocessing.get_context("spawn")
+_HEARD_S = _PATIENCE_S + 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,43 +156,20 @@ class Clients:
         pipes = self._pipes[: load.streams]
         for index, pipe in enumerate(pipes):
             pipe.send((target, load.output_tokens, turns[index :: len(pipes)]))
-        self._hear(pipes)
-        start_ns = time.monotonic_ns() + int(_AGREED_S * 1e9)
-        for pipe in pipes:
-            pipe.send(start_ns)
-        self.cpu_seconds = sum(self._hear(pipes))
-        for pipe in pipes:
-            pipe.send("all have ended")  # reading takes processors, which others may still need to receive
-        return [sample for samples in self._hear(pipes) for sample in samples]
-
-    def _hear(self, pipes: Sequence[Connection]) -> list[Any]:
-        words = []
-        for pipe in pipes:
-            if not pipe.poll(_PATIENCE_S + 60):
-                raise RuntimeError("a client process says nothing")
-            words.append(pipe.recv())
-        return words
+        receive(pipes, _HEARD_S)
+        send(pipes, time.monotonic_ns() + int(_AGREED_S * 1e9))
+        self.cpu_seconds = sum(receive(pipes, _HEARD_S))
+        send(pipes, "all have ended")  # reading takes processors, which others may still need to receive
+        return [sample for samples in receive(pipes, _HEARD_S) for sample in samples]
 
 
 @contextmanager
 def client_processes(count: int) -> Iterator[Clients]:
-    ours, processes = [], []
-    try:
-        for _ in range(count):
-            here, there = _spawn.Pipe()
-            process = _spawn.Process(target=_client, args=(there,), daemon=True)
-            process.start()
-            there.close()
-            ours.append(here)
-            processes.append(process)
-        yield Clients(ours)
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
+    with children(_client, range(count)) as pipes:
+        yield Clients(pipes)
 
 
-def _client(parent: Connection) -> None:
+def _client(number: int, parent: Connection) -> None:
     asyncio.run(_serve(parent))
 
 
