@@ -1,14 +1,15 @@
-"""The reference engine under a real tritonserver: real forward passes, over HTTP and gRPC, streamed and not."""
+"""The same requests by every kind of client and by curl, many at once, and a client that leaves."""
 
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 
+from deepseek_triton_client import Client, DeadlineExceeded, Timeouts
 from support.servers import url
+from support.wire import LONG_ANSWER, post
 
 PROMPTS = (
     "Hello, my name is",
@@ -38,69 +39,40 @@ def test_the_same_request_gives_the_same_text_however_it_is_sent(client_kind, ti
     with client_kind.client(tiny_server) as client:
         texts = [client.generate(PROMPTS[0], max_tokens=40, **fields).text]
         with client.stream(PROMPTS[0], max_tokens=40, **fields) as stream:
-            texts.append("".join(chunk.text for chunk in stream))
+            chunks = [chunk.text for chunk in stream]
     body = {"text_input": PROMPTS[0], "max_tokens": 40, **fields}
-    texts.append(_post(tiny_server, "generate", body).json()["text_output"])
+    texts += ["".join(chunks), post(tiny_server, "generate", body).json()["text_output"]]
 
+    assert len(chunks) > 4
     assert texts[0]
     assert texts == texts[:1] * 3
 
 
-def test_seeds_make_a_difference(tiny):
-    texts = {tiny.generate(PROMPTS[0], max_tokens=20, temperature=0.8, seed=seed).text for seed in range(4)}
+def test_eight_at_once_get_the_texts_they_get_one_by_one(tiny_server):
+    with Client(url(tiny_server, "http")) as http, Client(url(tiny_server, "grpc")) as grpc:
 
-    assert len(texts) > 1
+        def ask(client, prompt, max_tokens):
+            return client.generate(prompt, max_tokens=max_tokens).text
 
-
-def test_a_stream_comes_in_increments_with_usage_at_the_end(tiny):
-    with tiny.stream(PROMPTS[2], max_tokens=200) as stream:
-        chunks = list(stream)
-
-    assert len(chunks) > 4
-    assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
-    assert (chunks[-1].finish_reason, chunks[-1].num_output_tokens) == ("length", 200)
-    assert chunks[-1].num_input_tokens > 4
-
-
-def test_sixteen_at_once_get_the_texts_they_get_one_by_one(tiny):
-    requests = [(prompt, tokens) for prompt in PROMPTS for tokens in (12, 24, 36, 48)]
-
-    def ask(request):
-        return tiny.generate(request[0], max_tokens=request[1]).text
-
-    one_by_one = [ask(request) for request in requests]
-    with ThreadPoolExecutor(16) as pool:
-        assert list(pool.map(ask, requests)) == one_by_one
+        asked = [
+            *((http, prompt, 12 + number) for number, prompt in enumerate(PROMPTS)),
+            *((grpc, prompt, 24 + number) for number, prompt in enumerate(PROMPTS)),
+        ]
+        one_by_one = [ask(*each) for each in asked]
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(ask, *zip(*asked, strict=True))) == one_by_one
 
 
-def test_a_stop_string_ends_the_text_before_it(tiny):
-    whole = tiny.generate(PROMPTS[0], max_tokens=30).text
-    stop = whole[len(whole) // 2 :][:6]
+@pytest.mark.parametrize("how", ["leave the block", "break off by time limit"])
+def test_leaving_frees_the_place(client_kind, simulated_server, how):
+    """The twin serves one request at a time. What a server counts then is test_client_leaving's."""
+    with client_kind.client(simulated_server) as client:
+        if how == "leave the block":
+            with client.stream("first", max_tokens=LONG_ANSWER) as stream:
+                next(iter(stream))
+        else:
+            with pytest.raises(DeadlineExceeded):
+                client.generate("first", max_tokens=LONG_ANSWER, timeouts=Timeouts(total=0.5))
 
-    completion = tiny.generate(PROMPTS[0], max_tokens=30, stop=[stop])
-
-    assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
-    assert completion.text == whole[: whole.index(stop)]
-
-
-def test_the_prompt_is_echoed_on_request(tiny):
-    echoed = tiny.generate(PROMPTS[1], max_tokens=5, exclude_input_from_output=False).text
-
-    assert echoed == PROMPTS[1] + tiny.generate(PROMPTS[1], max_tokens=5).text
-
-
-def test_no_event_of_a_stream_splits_a_character(simulated_server):
-    """The twin's words are partly Chinese and emoji; every event must be whole UTF-8 by itself."""
-    body = {"text_input": "你好", "stream": True, "max_tokens": 200}
-    address = f"{url(simulated_server, 'http')}/v2/models/tensorrt_llm/generate_stream"
-    with httpx.stream("POST", address, json=body, timeout=60) as response:
-        events = [line for line in response.iter_raw() if line.strip()]
-
-    assert len(events) > 10
-    text = b"".join(events).decode()
-    assert "�" not in text
-    assert any(ord(character) > 0xFFFF for character in text)
-
-
-def _post(server, verb, body):
-    return httpx.post(f"{url(server, 'http')}/v2/models/tensorrt_llm/{verb}", json=body, timeout=60)
+        # Its place taken, this would wait for the 25 s of the first: far over the limit.
+        assert client.generate("second", max_tokens=4, timeouts=Timeouts(total=12)).num_output_tokens == 4

@@ -1,19 +1,20 @@
 """Which of the live tests hold on vLLM, and why the others of their files do not."""
 
-from __future__ import annotations
-
 import pytest
 
 FILES = frozenset(
     {
-        *("test_bad_input.py", "test_cancel.py", "test_contract.py", "test_existing_clients.py"),
-        *("test_generate.py", "test_metrics.py", "test_tiny_model.py", "test_tritonclient.py"),
+        *("test_bad_input.py", "test_contract.py", "test_existing_clients.py"),
+        *("test_generate.py", "test_metrics.py", "test_tiny_model.py"),
     }
 )
 """Files whose tests are about the contract, and not about an engine."""
 SAMPLE = frozenset(
     {
-        *("test_the_same_request_gives_the_same_text_however_it_is_sent", "test_sixteen_at_once_get_the_texts"),
+        *(
+            "test_the_same_request_gives_the_same_text_however_it_is_sent",
+            "test_eight_at_once_get_the_texts_they_get_one_by_one",
+        ),
         *("test_tokens_are_those_of_the_reference_engine", "test_an_abort_ends_with_the_text_so_far"),
     }
 )
@@ -25,11 +26,7 @@ _TWIN = "the simulated engine's own words"
 _HAS_GUIDES = "vLLM has guided decoding, which tests/with_vllm tests"
 LEFT_OUT = {
     "test_thinking_is_told_from_the_answer": _TWIN,
-    "test_thinking_too_is_sent_whole_in_cumulative_chunks": _TWIN,
-    "test_no_event_of_a_stream_splits_a_character": _TWIN,
-    "test_the_twin_has_no_logits_to_change": _TWIN,
-    "test_guided_decoding_is_refused_with_the_reason": _HAS_GUIDES,
-    "test_a_guide_as_vllm_spells_it_is_the_same_guide": _HAS_GUIDES,
+    "test_what_an_engine_lacks_is_refused_by_name": _HAS_GUIDES,
     "test_performance_is_measured_on_the_final_response": "vLLM does not count the KV blocks of a request",
     "test_what_the_engine_does_is_told_apart_from_what_it_has": "vLLM lacks no field, so that none is listed",
     "test_a_server_without_metrics_serves": _ITS_OWN_PROGRAM,
@@ -40,7 +37,7 @@ LEFT_OUT = {
 """Name of a test in FILES -> why it does not run on vLLM."""
 
 
-def select(items: list[pytest.Item], config: pytest.Config) -> None:
+def select(items, config):
     """Keep the tests that hold on vLLM."""
     chosen = [item for item in items if item.path.name in FILES and not _uses(item) & OTHER_SERVERS]
     chosen += [item for item in items if item.path.parent.name == "with_vllm"]
@@ -53,7 +50,7 @@ def select(items: list[pytest.Item], config: pytest.Config) -> None:
     items[:] = chosen
 
 
-def _uses(item: pytest.Item) -> set[str]:
+def _uses(item):
     """Return the names of its fixtures, those that a parameter names too."""
     parameters = getattr(item, "callspec", None)
     named = [value for value in parameters.params.values() if isinstance(value, str)] if parameters else []
