@@ -5,22 +5,14 @@ DeepseekV3ForCausalLM, DeepseekV3MTP, _compute_mlp_tp_size, _compute_shared_expe
 tensorrt_llm/_torch/modules/linear.py@00bbf71e (load_weight_shard).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-
-from deepseek_triton_build.catalog import Architecture
 
 BLOCK = 128
-Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
-"""Name -> dtype and shape."""
 
 
-def tensors_in(path: Path) -> Tensors:
+def tensors_in(path):
     """Return the tensors of a safetensors file, by its header."""
     with path.open("rb") as file:
         [length] = struct.unpack("<Q", file.read(8))
@@ -29,7 +21,7 @@ def tensors_in(path: Path) -> Tensors:
     return {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
 
 
-def published_tensors(a: Architecture) -> Tensors:
+def published_tensors(a):
     """Return the tensors of a checkpoint as DeepSeek publishes it, with its MTP layers behind the others."""
     found = dict(_whole("model.embed_tokens.weight", a.vocab_size, a.hidden_size))
     found |= dict(_whole("model.norm.weight", a.hidden_size))
@@ -46,7 +38,7 @@ def published_tensors(a: Architecture) -> Tensors:
     return found
 
 
-def _layer(a: Architecture, layer: str, *, is_dense: bool) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+def _layer(a, layer, *, is_dense):
     attention = f"{layer}.self_attn"
     yield from _blocks(f"{attention}.q_a_proj", a.q_lora_rank, a.hidden_size)
     yield from _blocks(f"{attention}.q_b_proj", a.num_heads * (a.qk_nope_head_dim + a.qk_rope_head_dim), a.q_lora_rank)
@@ -67,28 +59,28 @@ def _layer(a: Architecture, layer: str, *, is_dense: bool) -> Iterator[tuple[str
         yield from _mlp(f"{layer}.mlp.experts.{expert}", a.moe_intermediate_size, a.hidden_size)
 
 
-def _mlp(name: str, width: int, hidden: int) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+def _mlp(name, width, hidden):
     yield from _blocks(f"{name}.gate_proj", width, hidden)
     yield from _blocks(f"{name}.up_proj", width, hidden)
     yield from _blocks(f"{name}.down_proj", hidden, width)
 
 
-def _whole(name: str, *shape: int) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+def _whole(name, *shape):
     yield name, ("BF16", shape)
 
 
-def _blocks(name: str, rows: int, columns: int) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+def _blocks(name, rows, columns):
     yield f"{name}.weight", ("F8_E4M3", (rows, columns))
     yield f"{name}.weight_scale_inv", ("F32", (math.ceil(rows / BLOCK), math.ceil(columns / BLOCK)))
 
 
-def problems(tensors: Tensors, a: Architecture, *, tensor_parallel_size: int, attention_dp: bool) -> list[str]:
+def problems(tensors, a, *, tensor_parallel_size, attention_dp):
     """Return which tensors the loader can't give every rank a right share of; none where all is well.
 
     The experts are divided by expert parallelism over all ranks.
     """
     attention_tp = 1 if attention_dp else tensor_parallel_size
-    found: list[str] = []
+    found = []
     for index in range(a.num_layers + a.num_mtp_layers):
         layer = f"model.layers.{index}"
         found += _attention_problems(tensors, a, f"{layer}.self_attn", attention_tp)
@@ -103,7 +95,7 @@ def problems(tensors: Tensors, a: Architecture, *, tensor_parallel_size: int, at
     return found
 
 
-def _attention_problems(tensors: Tensors, a: Architecture, name: str, tp: int) -> Iterator[str]:
+def _attention_problems(tensors, a, name, tp):
     if a.num_heads % tp:
         yield f"{name}: {a.num_heads} heads on {tp} ranks"
         return
@@ -123,7 +115,7 @@ def _attention_problems(tensors: Tensors, a: Architecture, name: str, tp: int) -
         yield f"{name}: q_a_proj and kv_a_proj_with_mqa as one weight"
 
 
-def _mlp_problems(tensors: Tensors, name: str, tp: int) -> Iterator[str]:
+def _mlp_problems(tensors, name, tp):
     width = tensors[f"{name}.gate_proj.weight"][1][0]
     if width % BLOCK:
         yield f"{name}: {width} is no whole number of blocks"
@@ -133,7 +125,7 @@ def _mlp_problems(tensors: Tensors, name: str, tp: int) -> Iterator[str]:
         yield from _share_problems(tensors, f"{name}.{part}", dim=dim, ranks=ranks)
 
 
-def _share_problems(tensors: Tensors, name: str, *, dim: int, ranks: int) -> Iterator[str]:
+def _share_problems(tensors, name, *, dim, ranks):
     """Values and scales are divided each for themselves, rounded up; a rank has scales for its own values."""
     values, scales = (tensors[f"{name}.{part}"][1][dim] for part in ("weight", "weight_scale_inv"))
     share = math.ceil(values / ranks)

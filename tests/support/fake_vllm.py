@@ -4,8 +4,6 @@ Its modules, classes, fields and parameters are those of a version's record, so 
 would find in that vLLM. tests/with_vllm runs the engine on vLLM itself.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses
@@ -13,19 +11,15 @@ import inspect
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import pytest
 import yaml
 from tokenizers import Tokenizer
 
 from deepseek_backend.config import parse_config
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.vllm import VllmEngine
-from deepseek_backend.errors import BackendError
 from deepseek_triton_build.data.vllm import load_vllm
 from standin.harness import Sink
 from support.random_checkpoint import build_tokenizer
@@ -38,12 +32,12 @@ TOKENIZER = Tokenizer.from_str(json.dumps(build_tokenizer()))
 
 
 class EngineDeadError(Exception):
-    def __init__(self, *args: Any, suppress_context: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *args, suppress_context=False, **kwargs):
         super().__init__("EngineCore encountered an issue.")
 
 
 class VLLMValidationError(ValueError):
-    def __init__(self, message: str, *, parameter: str | None = None) -> None:
+    def __init__(self, message, *, parameter=None):
         super().__init__(message)
         self.parameter = parameter
 
@@ -61,52 +55,52 @@ class FakeTokenizer:
 
     backend_tokenizer = TOKENIZER
 
-    def __len__(self) -> int:
+    def __len__(self):
         return TOKENIZER.get_vocab_size()
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def encode(self, text, *, add_special_tokens):
         return list(TOKENIZER.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    def decode(self, token_ids, *, skip_special_tokens):
         return str(TOKENIZER.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
-    def get_vocab(self) -> dict[str, int]:
+    def get_vocab(self):
         return dict(TOKENIZER.get_vocab())
 
-    def apply_chat_template(self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool) -> str:
+    def apply_chat_template(self, conversation, *, tokenize, add_generation_prompt):
         return "".join(f"{message['role']}: {message['content']}\n" for message in conversation)
 
 
 class FakeCore:
     """The engine core, and both ways to its outputs. A test calls `emit` and `die`; any thread may."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.loop = asyncio.get_event_loop()
-        self.outputs: asyncio.Queue[Any] = asyncio.Queue()
-        self.prompts: dict[str, list[int]] = {}
+        self.outputs = asyncio.Queue()
+        self.prompts = {}
         """Id that the engine gave -> prompt of each request that came."""
-        self.params: dict[str, Any] = {}
-        self.priorities: dict[str, int] = {}
-        self.ranks: dict[str, int | None] = {}
-        self.aborted: list[str] = []
+        self.params = {}
+        self.priorities = {}
+        self.ranks = {}
+        self.aborted = []
         self.is_dead = False
-        self.refuse: Exception | None = None
+        self.refuse = None
         """The error with which the next requests are refused."""
-        self._queues: dict[str, asyncio.Queue[Any]] = {}
-        self._num_cached: dict[str, int] = {}
+        self._queues = {}
+        self._num_cached = {}
 
-    def emit(self, *outputs: Mapping[str, Any], scheduler_stats: Any = None) -> None:
+    def emit(self, *outputs, scheduler_stats=None):
         """Send the outputs of one iteration: fields of an EngineCoreOutput, with the engine's own id as request_id."""
         self.loop.call_soon_threadsafe(lambda: self.emit_now(*outputs, scheduler_stats=scheduler_stats))
 
-    def emit_now(self, *outputs: Mapping[str, Any], scheduler_stats: Any = None) -> None:
+    def emit_now(self, *outputs, scheduler_stats=None):
         """Do the same on the loop thread."""
         self._emit([SimpleNamespace(**{**EMPTY_OUTPUT, **output}) for output in outputs], scheduler_stats)
 
-    def die(self) -> None:
+    def die(self):
         self.loop.call_soon_threadsafe(self._die)
 
-    def _emit(self, rows: Sequence[Any], scheduler_stats: Any) -> None:
+    def _emit(self, rows, scheduler_stats):
         if self._queues:
             for row in rows:
                 if row.prefill_stats is not None:
@@ -124,12 +118,12 @@ class FakeCore:
         )
         self.outputs.put_nowait(outputs)
 
-    def _die(self) -> None:
+    def _die(self):
         self.is_dead = True
         for queue in (self.outputs, *self._queues.values()):
             queue.put_nowait(EngineDeadError())
 
-    def accept(self, request_id: str, prompt: Mapping[str, Any], params: Any, priority: int, rank: int | None) -> None:
+    def accept(self, request_id, prompt, params, priority, rank):
         if self.refuse is not None:
             raise self.refuse
         self.prompts[request_id], self.params[request_id] = prompt["prompt_token_ids"], params
@@ -137,24 +131,24 @@ class FakeCore:
 
     # What CoreConnection calls.
 
-    async def get_output_async(self) -> Any:
+    async def get_output_async(self):
         outputs = await self.outputs.get()
         if isinstance(outputs, Exception):
             raise outputs
         return outputs
 
-    async def add_request_async(self, request: Any) -> None:
+    async def add_request_async(self, request):
         if self.is_dead:
             raise EngineDeadError
         params, rank = request.sampling_params, request.data_parallel_rank
         self.accept(request.external_req_id, request.prompt, params, request.priority, rank)
 
-    async def abort_requests_async(self, request_ids: Sequence[str]) -> None:
+    async def abort_requests_async(self, request_ids):
         self.aborted += [request_id.removesuffix("-core") for request_id in request_ids]
 
     # What AsyncLLM.generate() does.
 
-    async def read(self, request_id: str) -> AsyncIterator[Any]:
+    async def read(self, request_id):
         queue = self._queues[request_id] = asyncio.Queue()
         try:
             while True:
@@ -170,21 +164,19 @@ class FakeCore:
 
 
 class FakeInputProcessor:
-    def process_inputs(
-        self, request_id: str, prompt: Any, params: Any, supported_tasks: Any, priority: int = 0
-    ) -> SimpleNamespace:
+    def process_inputs(self, request_id, prompt, params, supported_tasks, priority=0):
         assert supported_tasks == ("generate",)
         return SimpleNamespace(request_id=request_id, prompt=prompt, sampling_params=params, priority=priority)
 
     @staticmethod
-    def assign_request_id(request: Any) -> None:
+    def assign_request_id(request):
         request.external_req_id, request.request_id = request.request_id, f"{request.request_id}-core"
 
 
 class FakeAsyncLLM:
-    load_error: BaseException | None = None
+    load_error = None
 
-    def __init__(self, args: Any, stat_loggers: Any) -> None:
+    def __init__(self, args, stat_loggers):
         if self.load_error is not None:
             raise self.load_error
         self.args = args
@@ -203,32 +195,30 @@ class FakeAsyncLLM:
         )
 
     @classmethod
-    def from_engine_args(cls, args: Any, stat_loggers: Any) -> FakeAsyncLLM:
+    def from_engine_args(cls, args, stat_loggers):
         return cls(args, stat_loggers)
 
-    def get_tokenizer(self) -> FakeTokenizer:
+    def get_tokenizer(self):
         return FakeTokenizer()
 
-    async def get_supported_tasks(self) -> tuple[str, ...]:
+    async def get_supported_tasks(self):
         return ("generate",)
 
-    async def check_health(self) -> None:
+    async def check_health(self):
         if self.engine_core.is_dead:
             raise EngineDeadError
 
-    async def generate(
-        self, prompt: Any, sampling_params: Any, request_id: str, *, priority: int, data_parallel_rank: int | None
-    ) -> AsyncIterator[Any]:
+    async def generate(self, prompt, sampling_params, request_id, *, priority, data_parallel_rank):
         self.engine_core.accept(request_id, prompt, sampling_params, priority, data_parallel_rank)
         async with contextlib.aclosing(self.engine_core.read(request_id)) as outputs:
             async for output in outputs:
                 yield output
 
-    def shutdown(self) -> None:
+    def shutdown(self):
         self.num_shutdowns += 1
 
 
-EMPTY_OUTPUT: dict[str, Any] = {
+EMPTY_OUTPUT = {
     "new_token_ids": [],
     "new_logprobs": None,
     "new_prompt_logprobs_tensors": None,
@@ -239,7 +229,7 @@ EMPTY_OUTPUT: dict[str, Any] = {
 }
 
 
-def _request_output(row: Any, num_cached: int) -> Any:
+def _request_output(row, num_cached):
     """Return the RequestOutput that AsyncLLM makes of an output of the core."""
     completion = SimpleNamespace(
         token_ids=row.new_token_ids,
@@ -256,7 +246,7 @@ def _request_output(row: Any, num_cached: int) -> Any:
     )
 
 
-def _mapped(arrays: Any) -> list[dict[int, Any]]:
+def _mapped(arrays):
     """Return arrays of log-probabilities as vLLM gives them out: token id -> its log-probability and rank."""
     return [
         {
@@ -267,7 +257,7 @@ def _mapped(arrays: Any) -> list[dict[int, Any]]:
     ]
 
 
-def install(monkeypatch: pytest.MonkeyPatch, version: str, *, installed: str | None = None) -> None:
+def install(monkeypatch, version, *, installed=None):
     """Make `import vllm` find a vLLM like the record of `version`; its own version is `installed`."""
     record = yaml.safe_load(load_vllm(version).text)
     names = {"vllm", "vllm.exceptions", "vllm.engine.arg_utils", "vllm.v1.engine.async_llm"}
@@ -295,7 +285,7 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str, *, installed: str | N
         monkeypatch.setitem(sys.modules, name, module)
 
 
-def _add(owner: Any, path: Sequence[str], fields: Sequence[str]) -> None:
+def _add(owner, path, fields):
     """Add a class with these fields, or a method with these parameters."""
     *classes, last = path
     for name in classes:
@@ -308,21 +298,21 @@ def _add(owner: Any, path: Sequence[str], fields: Sequence[str]) -> None:
         setattr(owner, last, type(last, (), {"_fields": tuple(fields)}))
 
 
-def _recorded(function: Any, parameters: Sequence[str]) -> Any:
+def _recorded(function, parameters):
     """Return `function` with another signature."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args, **kwargs):
         return function(*args, **kwargs)
 
     names = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in parameters]
-    call.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
+    call.__signature__ = inspect.Signature(names)
     return call
 
 
-def _strict(name: str, fields: Sequence[str]) -> type:
+def _strict(name, fields):
     """Return a class that takes these fields only, and refuses what vLLM refuses first."""
 
-    def init(self: Any, **given: Any) -> None:
+    def init(self, **given):
         if unknown := given.keys() - set(fields):
             raise TypeError(f"{name} has no {sorted(unknown)}")
         self.__dict__.update(given)
@@ -333,26 +323,16 @@ def _strict(name: str, fields: Sequence[str]) -> type:
 class FakedEngine:
     """An engine on the fake vLLM, its sink, and its requests."""
 
-    def __init__(self, engine: VllmEngine) -> None:
+    def __init__(self, engine):
         self.engine = engine
         self.sink = Sink()
         self._count = 0
 
     @property
-    def core(self) -> FakeCore:
-        core: FakeCore = self.engine._llm.engine_core
-        return core
+    def core(self):
+        return self.engine._llm.engine_core
 
-    def submit(
-        self,
-        prompt: str = "Why?",
-        *,
-        max_tokens: int = 20,
-        priority: int = 0,
-        wants_steps: bool = True,
-        prompt_token_ids: tuple[int, ...] | None = None,
-        **sampling: Any,
-    ) -> GenerateRequest:
+    def submit(self, prompt="Why?", *, max_tokens=20, priority=0, wants_steps=True, prompt_token_ids=None, **sampling):
         self._count += 1
         request = GenerateRequest(
             request_id=f"r{self._count}",
@@ -366,13 +346,13 @@ class FakedEngine:
         self.engine.submit(request, self.sink)
         return request
 
-    def accepted(self, **request: Any) -> GenerateRequest:
+    def accepted(self, **request):
         """Submit a request, and wait until the core has it."""
         submitted = self.submit(**request)
         wait_for(lambda: submitted.request_id in self.core.prompts, lambda: self.sink.steps_of(submitted))
         return submitted
 
-    def refused(self, **request: Any) -> BackendError:
+    def refused(self, **request):
         """Submit a request that gets one step with an error; return that."""
         (step,) = self.sink.result(self.submit(**request))
         assert step.error is not None
@@ -380,16 +360,7 @@ class FakedEngine:
 
 
 @contextlib.contextmanager
-def faked_engine(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    version: str = "0.24.0",
-    installed: str | None = None,
-    public: bool = False,
-    options: Mapping[str, Any] | None = None,
-    **llm_args: Any,
-) -> Iterator[FakedEngine]:
+def faked_engine(folder, monkeypatch, *, version="0.24.0", installed=None, public=False, options=None, **llm_args):
     """Start an engine on the fake vLLM; stop it at the end.
 
     :param public: the record differs from what is installed, so that the engine takes vLLM's public way.

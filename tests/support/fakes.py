@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepseek_backend.answer.response_tensors import Outputs
 from deepseek_backend.contract import SAMPLING_FIELDS
-from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStats, Step, StepSink
-from deepseek_backend.engines.generate_request import GenerateRequest, Messages
+from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStats
 from deepseek_backend.engines.simulated.filler_text import FillerTokenizer
 from deepseek_backend.errors import BackendError
 
@@ -33,28 +30,28 @@ class ListReply:
     finals: int = 0
     done: threading.Event = field(default_factory=threading.Event)
 
-    def send(self, outputs: Outputs, *, final: bool) -> None:
+    def send(self, outputs, *, final):
         self._fail(final=final)
         self.sent.append(({name: _plain(array) for name, array in outputs}, final))
         self._count(final)
 
-    def finish(self) -> None:
+    def finish(self):
         self._fail(final=True)
         self._count(True)
 
-    def send_error(self, error: BackendError) -> None:
+    def send_error(self, error):
         self._fail(final=True)
         self.errors.append(error)
         self._count(True)
 
-    def is_cancelled(self) -> bool:
+    def is_cancelled(self):
         if self.finals:
             raise AssertionError("asked after the final response: a real server would crash")
         if self.unaskable:
             raise RuntimeError("no answer")
         return self.cancelled
 
-    def _fail(self, *, final: bool) -> None:
+    def _fail(self, *, final):
         """Fail as Triton's sender does: after a final response was tried, sent or not, nothing more is taken."""
         self.failures -= 1
         if self.lost or self.broken or self.failures >= 0:
@@ -62,14 +59,14 @@ class ListReply:
             raise RuntimeError("the stream is gone")
 
     @property
-    def text(self) -> str:
+    def text(self):
         return "".join(outputs["text_output"] for outputs, _ in self.sent)
 
     @property
-    def last(self) -> dict[str, Any]:
+    def last(self):
         return self.sent[-1][0]
 
-    def _count(self, final: bool) -> None:
+    def _count(self, final):
         if self.finals:
             raise AssertionError("a response after the final one")
         if final:
@@ -77,7 +74,7 @@ class ListReply:
             self.done.set()
 
 
-def _plain(array: Any) -> Any:
+def _plain(array):
     """Return the one value of an output, or the list of several."""
     values = [value.decode() if isinstance(value, bytes) else value for value in array.tolist()]
     return values[0] if len(values) == 1 else values
@@ -90,33 +87,33 @@ class ScriptedEngine:
     BOS = "<s>"
     HANDOVER_FORM = ""
 
-    def __init__(self) -> None:
-        self.requests: list[GenerateRequest] = []
-        self.aborted: list[str] = []
-        self.dropped: list[str] = []
+    def __init__(self):
+        self.requests = []
+        self.aborted = []
+        self.dropped = []
         self.alive = True
         self.whole_answers = False
         self.worked_at_s = 0.0
         self.stopped = False
         self.call_form = ""
-        self._sink: StepSink | None = None
+        self._sink = None
 
-    def start(self) -> None: ...
+    def start(self): ...
 
     @property
-    def tokenizer(self) -> FillerTokenizer:
+    def tokenizer(self):
         return FillerTokenizer()
 
     @property
-    def load_seconds(self) -> dict[str, float]:
+    def load_seconds(self):
         return {"script": 0.0}
 
-    def render_chat(self, messages: Messages, template_kwargs: Mapping[str, Any]) -> str:
+    def render_chat(self, messages, template_kwargs):
         said = "".join(f"<{message['role']}>{message['content']}" for message in messages)
         return self.BOS + said + ("<think>" if template_kwargs.get("thinking") else "")
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self):
         fields = frozenset(f.name for f in SAMPLING_FIELDS) - {"min_p", "guided_regex"}
         return Capabilities(
             sampling_fields=fields,
@@ -129,25 +126,25 @@ class ScriptedEngine:
             unsupported={"guided_regex": "no grammar in a script"},
         )
 
-    def submit(self, request: GenerateRequest, sink: StepSink) -> None:
+    def submit(self, request, sink):
         self.requests.append(request)
         self._sink = sink
 
-    def step(self, steps: Sequence[tuple[GenerateRequest, Step]]) -> None:
+    def step(self, steps):
         assert self._sink is not None
         self._sink.on_steps(steps)
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id):
         self.aborted.append(request_id)
 
-    def drop(self, request_id: str) -> None:
+    def drop(self, request_id):
         self.dropped.append(request_id)
 
-    def health(self) -> EngineHealth:
+    def health(self):
         return EngineHealth(alive=self.alive, worked_at_s=self.worked_at_s)
 
-    def stats(self) -> EngineStats:
+    def stats(self):
         return EngineStats(num_running=len(self.requests), num_waiting=0)
 
-    def stop(self) -> None:
+    def stop(self):
         self.stopped = True

@@ -1,15 +1,11 @@
 """Starting the program in_process_server.py, which has a Triton server inside, and speaking to it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,32 +18,31 @@ PROGRAM = Path(__file__).with_name("in_process_server.py")
 class InProcess:
     """The program, started and spoken to."""
 
-    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+    def __init__(self, process, log):
         self.process = process
         self._log = log
 
-    def ask(self, **request: object) -> None:
+    def ask(self, **request):
         assert self.process.stdin
         print(json.dumps(request), file=self.process.stdin, flush=True)
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self):
         """The next response, of whichever request."""
         assert self.process.stdout
         line = self.process.stdout.readline()
         assert line, self.log()
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return json.loads(line)
 
-    def wait(self) -> int:
+    def wait(self):
         """Its exit code, or minus the signal that ended it."""
         return self.process.wait(PATIENCE_S)
 
-    def log(self) -> str:
+    def log(self):
         return self._log.read_text()
 
 
 @contextmanager
-def in_process(repository: Path, log: Path, before: Sequence[str] = ()) -> Iterator[InProcess]:
+def in_process(repository, log, before=()):
     """The program on the wheel's library, ready. It is killed at the end if it still runs.
 
     `before` is a command that runs the command after it.

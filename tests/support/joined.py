@@ -1,14 +1,10 @@
 """A context and a generation server joined by plain HTTP calls, as the contract says it, without our client."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import httpx
 
-from deepseek_triton_tools.server.server_process import ServerProcess
 from support.waiting import PATIENCE_S
 
 Chunk = dict[str, Any]
@@ -22,19 +18,19 @@ class Joined(NamedTuple):
     generation: list[Chunk]
 
     @property
-    def last(self) -> Chunk:
+    def last(self):
         return self.generation[-1]
 
     @property
-    def text(self) -> str:
+    def text(self):
         return text(self.generation)
 
 
-def text(chunks: list[Chunk], output: str = "text_output") -> str:
+def text(chunks, output="text_output"):
     return "".join(chunk.get(output, "") for chunk in chunks)
 
 
-def stream(server: ServerProcess, body: Chunk) -> Iterator[Chunk]:
+def stream(server, body):
     """Yield every response of a server. An error of the model is a chunk with "error"."""
     streamed = {"streaming": True, **body}
     with httpx.stream("POST", f"{server.http_url}{PATH}", json=streamed, timeout=PATIENCE_S) as answer:
@@ -43,17 +39,17 @@ def stream(server: ServerProcess, body: Chunk) -> Iterator[Chunk]:
                 yield json.loads(line.removeprefix("data:"))
 
 
-def context_leg(server: ServerProcess, body: Chunk) -> list[Chunk]:
+def context_leg(server, body):
     return list(stream(server, {**body, "request_type": "context_only"}))
 
 
-def generation_body(body: Chunk, context: list[Chunk], **changes: Any) -> Chunk:
+def generation_body(body, context, **changes):
     """The second request: the first one with what the context server handed over."""
     params = context[-1]["context_phase_params"]
     return {**body, "request_type": "generation_only", "context_phase_params": params, **changes}
 
 
-def joined(context_server: ServerProcess, generation_server: ServerProcess, body: Chunk) -> Joined:
+def joined(context_server, generation_server, body):
     """Run a request on both servers."""
     context = context_leg(context_server, body)
     return Joined(context, list(stream(generation_server, generation_body(body, context))))

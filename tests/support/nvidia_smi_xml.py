@@ -3,12 +3,9 @@
 An idle H200 stands for each GPU: a change is given as path=value, with __ for / between the elements.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from xml.etree import ElementTree
 
-IDLE_H200: Mapping[str, str] = {
+IDLE_H200 = {
     "product_name": "NVIDIA H200",
     "product_architecture": "Hopper",
     "persistence_mode": "Enabled",
@@ -30,7 +27,7 @@ IDLE_H200: Mapping[str, str] = {
 HEAD = '<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">\n'
 
 
-def smi_xml(*, count: int = 2, only: int | None = None, **changes: str | None) -> str:
+def smi_xml(*, count=2, only=None, **changes):
     """Return the answer for `count` GPUs.
 
     :param only: the number of the one GPU that has the changes; all have them unless given.
@@ -47,7 +44,7 @@ def smi_xml(*, count: int = 2, only: int | None = None, **changes: str | None) -
     return HEAD + ElementTree.tostring(log, encoding="unicode")
 
 
-def _place(element: ElementTree.Element, path: str) -> ElementTree.Element:
+def _place(element, path):
     for name in path.split("/"):
         child = element.find(name)
         element = child if child is not None else ElementTree.SubElement(element, name)

@@ -4,23 +4,14 @@ Its text is nonsense, and never ends by itself. Its bytes are always the same: n
 weights, and the tokenizer is written down, not trained.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from support.tensor_writing import as_float32, write_tensors
 from tiny_checkpoint.architecture import CONFIG
 from tiny_checkpoint.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS
 from tiny_checkpoint.tokenizer import SPLITS, byte_letters, tokenizer_json
-
-Array = npt.NDArray[np.float32]
-Weights = dict[str, Array]
 
 SEED = 10
 """The smallest seed with which greedy decoding of the demo's prompts is the same on every machine and in every batch.
@@ -61,30 +52,30 @@ _EMOJI = ("🙂", "🚀", "🌍", "🎉", "🌈", "🐢")
 _PUNCTUATION = (",", ".")
 
 
-def _letters(text: str) -> str:
+def _letters(text):
     table = byte_letters()
     return "".join(table[byte] for byte in text.encode())
 
 
-def _spoken() -> list[str]:
+def _spoken():
     """Return the tokens that the model generates: words after a space, a few multi-byte ones, punctuation."""
     return [_letters(text) for text in (*(f" {word}" for word in _WORDS), *_CHINESE, *_EMOJI, *_PUNCTUATION)]
 
 
-def _merges() -> list[tuple[str, str]]:
+def _merges():
     """Return byte-pair merges that make each listed word one token.
 
     Every merge appends one byte to the beginning of a word, so that the merges of a word never compete for the same
     bytes. Words with a space come first: else the "an" of a word without one would split " than".
     """
-    found: dict[tuple[str, str], None] = {}
+    found = {}
     for text in (*_spoken(), *(_letters(text) for text in _STARTS)):
         for end in range(1, len(text)):
             found.setdefault((text[:end], text[end]))
     return list(found)
 
 
-def build_tokenizer() -> dict[str, Any]:
+def build_tokenizer():
     """Return tokenizer.json: byte-level BPE that puts the begin-of-sentence token before a prompt."""
     merges = _merges()
     tokens = [*SPECIAL_TOKENS, *byte_letters(), *(left + right for left, right in merges), *_MARKER_TOKENS]
@@ -134,7 +125,7 @@ PRODUCTION_HEADS = {
 """Sizes of attention that GPUs have kernels for."""
 
 
-def build_config(vocab_size: int) -> dict[str, Any]:
+def build_config(vocab_size):
     """Return config.json: smaller than the tiny checkpoint's, and without quantization and MTP."""
     kept = {key: value for key, value in CONFIG.items() if key != "quantization_config"}
     return kept | {
@@ -169,15 +160,13 @@ LOGIT_SPREAD = 10.0
 it."""
 
 
-def build_weights(config: dict[str, Any], spoken_ids: Sequence[int]) -> Weights:
+def build_weights(config, spoken_ids):
     """Return the float32 arrays, drawn from SEED, by their tensor names in DeepSeek's own checkpoints."""
     random = np.random.RandomState(SEED)
     return dict(_tensors(config, spoken_ids, random))
 
 
-def _tensors(
-    config: dict[str, Any], spoken_ids: Sequence[int], random: np.random.RandomState
-) -> Iterator[tuple[str, Array]]:
+def _tensors(config, spoken_ids, random):
     hidden, vocab_size = config["hidden_size"], config["vocab_size"]
     yield "model.embed_tokens.weight", _matrix(random, vocab_size, hidden, std=1.0)
     for layer in range(config["num_hidden_layers"]):
@@ -196,7 +185,7 @@ def _tensors(
     yield "lm_head.weight", lm_head
 
 
-def _attention(config: dict[str, Any], prefix: str, random: np.random.RandomState) -> Iterator[tuple[str, Array]]:
+def _attention(config, prefix, random):
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     nope, rope, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
     q_rank, kv_rank = config["q_lora_rank"], config["kv_lora_rank"]
@@ -212,7 +201,7 @@ def _attention(config: dict[str, Any], prefix: str, random: np.random.RandomStat
     yield f"{prefix}.o_proj.weight", _matrix(random, hidden, heads * value)
 
 
-def _experts(config: dict[str, Any], prefix: str, random: np.random.RandomState) -> Iterator[tuple[str, Array]]:
+def _experts(config, prefix, random):
     hidden, width, num_experts = config["hidden_size"], config["moe_intermediate_size"], config["n_routed_experts"]
     ruler = np.array(_GOLOMB_RULER[:num_experts])
     bias = random.permutation(ruler / ruler[-1] * CORRECTION_BIAS_SPREAD)
@@ -223,17 +212,17 @@ def _experts(config: dict[str, Any], prefix: str, random: np.random.RandomState)
     yield from _mlp(f"{prefix}.shared_experts", hidden, width * config["n_shared_experts"], random)
 
 
-def _mlp(prefix: str, hidden: int, width: int, random: np.random.RandomState) -> Iterator[tuple[str, Array]]:
+def _mlp(prefix, hidden, width, random):
     yield f"{prefix}.gate_proj.weight", _matrix(random, width, hidden)
     yield f"{prefix}.up_proj.weight", _matrix(random, width, hidden)
     yield f"{prefix}.down_proj.weight", _matrix(random, hidden, width)
 
 
-def _ones(size: int) -> Array:
+def _ones(size):
     return np.ones(size, np.float32)
 
 
-def _matrix(random: np.random.RandomState, rows: int, columns: int, std: float | None = None) -> Array:
+def _matrix(random, rows, columns, std=None):
     """Return a random matrix [rows, columns]; None for `std` keeps the variance of its input."""
     scale = columns**-0.5 if std is None else std
     return (random.standard_normal((rows, columns)) * scale).astype(np.float32)
@@ -242,13 +231,13 @@ def _matrix(random: np.random.RandomState, rows: int, columns: int, std: float |
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def write_checkpoint(folder: Path, sizes: Mapping[str, int] | None = None) -> None:
+def write_checkpoint(folder, sizes=None):
     """Write all files of the checkpoint into the existing `folder`.
 
     :param sizes: values of config.json in place of the usual ones.
     """
     tokenizer = build_tokenizer()
-    vocab: dict[str, int] = tokenizer["model"]["vocab"]
+    vocab = tokenizer["model"]["vocab"]
     config = build_config(len(vocab)) | dict(sizes or {})
     ids = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"]}
     tokens = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD}

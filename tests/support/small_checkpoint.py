@@ -1,22 +1,18 @@
 """Small checkpoints in DeepSeek's layout, with real numbers in FP8 or bfloat16."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from deepseek_triton_tools.checkpoints.number_formats import quantize_blocks
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter
-from deepseek_triton_tools.checkpoints.stored_tensors import DTYPES, Array
+from deepseek_triton_tools.checkpoints.stored_tensors import DTYPES
 
 TINY = Path(__file__).parents[2] / "model_repository/tensorrt_llm/1/tiny"
 
-CONFIG: Mapping[str, Any] = {
+CONFIG = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "deepseek_v3",
     "first_k_dense_replace": 1,
@@ -34,7 +30,7 @@ FP8 = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "we
 _NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 
 
-def write_checkpoint(folder: Path, tensors: Mapping[str, Array], config: Mapping[str, Any], *, files: int = 1) -> Path:
+def write_checkpoint(folder, tensors, config, *, files=1):
     """Write the tensors, dealt over some files, with an index and config.json; the folder."""
     folder.mkdir(parents=True)
     names = list(tensors)
@@ -54,7 +50,7 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Array], config: Mapping
     return folder
 
 
-def small_checkpoint(folder: Path, *, fp8: bool = True, files: int = 3, **changes: Any) -> Path:
+def small_checkpoint(folder, *, fp8=True, files=3, **changes):
     """A checkpoint of three layers and an MTP layer, whose kv_a_proj_with_mqa ends with half a block of rows."""
     config = {**CONFIG, **changes}
     tensors = dict(_tensors(config))
@@ -64,7 +60,7 @@ def small_checkpoint(folder: Path, *, fp8: bool = True, files: int = 3, **change
     return write_checkpoint(folder, tensors, config, files=files)
 
 
-def write_act_scales(path: Path, config: Mapping[str, Any]) -> Path:
+def write_act_scales(path, config):
     """A safetensors file of input scales for every routed expert but those of the MTP layer."""
     names = [
         f"model.layers.{layer}.mlp.experts.{expert}.w{number}.input_scale"
@@ -78,21 +74,21 @@ def write_act_scales(path: Path, config: Mapping[str, Any]) -> Path:
     return path
 
 
-def _as_fp8(name: str, weight: Array) -> list[tuple[str, Array]]:
+def _as_fp8(name, weight):
     if not name.endswith(("_proj.weight", "_with_mqa.weight")) or "eh_proj" in name:
         return [(name, weight)]
     values, scales = quantize_blocks(weight.astype(np.float32))
     return [(name, values), (f"{name}_scale_inv", scales)]
 
 
-def _tensors(config: Mapping[str, Any]) -> list[tuple[str, Array]]:
+def _tensors(config):
     rng = np.random.default_rng(7)
     hidden, experts = config["hidden_size"], config["n_routed_experts"]
 
-    def weight(name: str, *shape: int) -> tuple[str, Array]:
+    def weight(name, *shape):
         return f"{name}.weight", (rng.standard_normal(shape) * 0.04).astype(np.float32).astype(ml_dtypes.bfloat16)
 
-    def mlp(prefix: str, width: int) -> list[tuple[str, Array]]:
+    def mlp(prefix, width):
         sizes = {"gate_proj": (width, hidden), "up_proj": (width, hidden), "down_proj": (hidden, width)}
         return [weight(f"{prefix}.{name}", *shape) for name, shape in sizes.items()]
 

@@ -1,25 +1,16 @@
 """Writes safetensors files, with the data types that numpy lacks: bfloat16, and FP8 with a scale for each block."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
-
-Array = npt.NDArray[np.float32]
-Stored = tuple[str, npt.NDArray[np.generic]]
-"""The name of a data type, and the values as they are stored."""
 
 BLOCK = 128
 _LARGEST_E4M3 = 448.0
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Stored]) -> None:
+def write_tensors(path, tensors):
     """Write one file: the length of the header, the header, the bytes."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    header = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (dtype, values) in tensors.items():
         begin, end = end, end + values.nbytes
@@ -31,7 +22,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Stored]) -> None:
             file.write(values.tobytes())
 
 
-def write_sharded(folder: Path, tensors: Mapping[str, Stored], number: int) -> None:
+def write_sharded(folder, tensors, number):
     """Write `number` files with an index, as published checkpoints have them."""
     names = list(tensors)
     weight_map = {}
@@ -43,16 +34,16 @@ def write_sharded(folder: Path, tensors: Mapping[str, Stored], number: int) -> N
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
-def as_float32(values: Array) -> Stored:
+def as_float32(values):
     return "F32", values.astype(np.float32)
 
 
-def as_bfloat16(values: Array) -> Stored:
+def as_bfloat16(values):
     """Round to the nearest bfloat16, which is the upper half of a float32."""
     return "BF16", ((values.astype(np.float32).view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
 
 
-def as_fp8(name: str, values: Array) -> dict[str, Stored]:
+def as_fp8(name, values):
     """Return the tensor `name` in FP8 (e4m3), and the scales of its blocks."""
     rows, columns = values.shape
     height, width = -(-rows // BLOCK), -(-columns // BLOCK)
@@ -64,7 +55,7 @@ def as_fp8(name: str, values: Array) -> dict[str, Stored]:
     return {name: ("F8_E4M3", codes), f"{name}_scale_inv": ("F32", scales)}
 
 
-def _e4m3_codes(values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
+def _e4m3_codes(values):
     """Return the byte of the nearest e4m3 number: a sign, 4 bits of exponent with a bias of 7, 3 bits of mantissa."""
     magnitude = np.minimum(np.abs(values), _LARGEST_E4M3)
     exponent = np.clip(np.floor(np.log2(np.maximum(magnitude, 2.0**-20))), -6, 8)

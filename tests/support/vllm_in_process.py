@@ -1,13 +1,9 @@
 """A VllmEngine in this process, and a sink that holds it to the rules of the engine protocol."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from deepseek_backend.config import parse_config
 from deepseek_backend.engines.base import Step
@@ -32,7 +28,7 @@ class StepLog:
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _busy: threading.Lock = field(default_factory=threading.Lock)
 
-    def on_steps(self, steps: Sequence[tuple[GenerateRequest, Step]]) -> None:
+    def on_steps(self, steps):
         if not self._busy.acquire(blocking=False):
             self.broken_rules.append("two calls at a time")
         try:
@@ -40,7 +36,7 @@ class StepLog:
         finally:
             self._busy.release()
 
-    def _add(self, steps: Sequence[tuple[GenerateRequest, Step]]) -> None:
+    def _add(self, steps):
         self.calls.append([(request.request_id, step) for request, step in steps])
         names = [request.request_id for request, _ in steps]
         if not steps or len(set(names)) < len(names):
@@ -59,7 +55,7 @@ class StepLog:
             if len(before) == 1 and self.on_first_step is not None:
                 self.on_first_step(request.request_id)
 
-    def wait(self, *names: str, timeout_s: float = TIMEOUT_S) -> list[Step]:
+    def wait(self, *names, timeout_s=TIMEOUT_S):
         """Return the last steps of the requests."""
         with self._changed:
             done = self._changed.wait_for(lambda: all(self._is_done(name) for name in names), timeout_s)
@@ -67,23 +63,21 @@ class StepLog:
         assert self.broken_rules == []
         return [self.steps[name][-1] for name in names]
 
-    def _is_done(self, name: str) -> bool:
+    def _is_done(self, name):
         return bool(self.steps.get(name)) and is_last(self.steps[name][-1])
 
-    def text(self, name: str) -> str:
+    def text(self, name):
         return "".join(step.text for step in self.steps[name])
 
-    def token_ids(self, name: str) -> list[int]:
+    def token_ids(self, name):
         return [token_id for step in self.steps[name] for token_id in step.token_ids]
 
 
-def is_last(step: Step) -> bool:
+def is_last(step):
     return step.finish_reason is not None or step.error is not None
 
 
-def a_request(
-    name: str, prompt: str = "The capital of France is", max_tokens: int = 40, **fields: Any
-) -> GenerateRequest:
+def a_request(name, prompt="The capital of France is", max_tokens=40, **fields):
     given = {key: fields.pop(key) for key in ("priority", "wants_steps", "prompt_token_ids") if key in fields}
     sampling = SamplingParams(max_tokens=max_tokens, **fields)
     return GenerateRequest(
@@ -95,7 +89,7 @@ def a_request(
     )
 
 
-def answered(engine: Any, *requests: GenerateRequest) -> StepLog:
+def answered(engine, *requests):
     """Submit the requests, and return their steps when all have had their last."""
     log = StepLog()
     for request in requests:
@@ -105,7 +99,7 @@ def answered(engine: Any, *requests: GenerateRequest) -> StepLog:
 
 
 @contextmanager
-def running_engine(folder: Path, *, model: Path = TINY, release: str | None = None, **arguments: Any) -> Iterator[Any]:
+def running_engine(folder, *, model=TINY, release=None, **arguments):
     """A VllmEngine that is started, and stopped at the end."""
     ours = arguments.pop("triton_config", {})
     folder.mkdir(parents=True, exist_ok=True)
