@@ -1,8 +1,9 @@
 """A correct repository for the tests of `check`, and helpers that spoil it and read reports."""
 
+import tempfile
 from pathlib import Path
 
-from deepseek_triton_build.check import CheckOptions
+from deepseek_triton_build.check import CheckOptions, check_repository
 
 CHECKOUT = Path(__file__).parents[2] / "model_repository"
 CONFIG = (CHECKOUT / "tensorrt_llm/config.pbtxt").read_text()
@@ -35,6 +36,20 @@ def write(root, *, model_yaml=MODEL_YAML, config=CONFIG, ours=True):
     for path, content in ((model / "1" / "model.yaml", model_yaml), (model / "config.pbtxt", config)):
         path.write_bytes(content.encode() if isinstance(content, str) else content)
     return root
+
+
+def check(model_yaml=MODEL_YAML, config=CONFIG, options=OPTIONS):
+    """Return the report about a repository with these files."""
+    with tempfile.TemporaryDirectory() as root:
+        return check_repository(write(Path(root), model_yaml=model_yaml, config=config), options)
+
+
+def check_alone(text, **options):
+    """Return the report about a YAML file by itself."""
+    with tempfile.TemporaryDirectory() as root:
+        path = Path(root, "extra.yaml")
+        path.write_text(text)
+        return check_repository(path, CheckOptions(**options))
 
 
 def edited(text, old, new):
