@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import kubernetes_validate
 import yaml
+from kubernetes_validate import utils
+
+# It would read megabytes anew for each object.
+utils.schema_contents, utils.all_versions = cache(utils.schema_contents), cache(utils.all_versions)
 
 Object = dict[str, Any]
 Objects = dict[tuple[str, str], Object]

@@ -38,6 +38,10 @@ LAUNCHED = {
     "two": "deepseek-r1 --gpu h100 --gpus 16 --model /models/R1",
     "tiny": "tiny",
     "twin": "tiny --engine simulated",
+    "older": "deepseek-r1 --gpu h200 --model /models/R1 --trtllm 1.1.0",
+    "other": "deepseek-v3 --gpu h200 --model /models/V3",
+    "half": "deepseek-r1 --gpu b200 --gpus 4 --model /models/R1",
+    "whole": "deepseek-r1 --gpu b200 --gpus 8 --model /models/R1",
 }
 
 
