@@ -9,20 +9,19 @@ import shutil
 import signal
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
 
 from deepseek_triton_build.arithmetic import ENGINE_START_S
+from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.warming import forms, take_survey
 from deepseek_triton_tools.warming.pagecache.residency import evict
 from support.cached_checkpoint import write_checkpoint
 from support.waiting import PATIENCE_S, wait_for
 
-ROOT = Path(__file__).resolve().parents[2]
 FORMS = ("init-container", "systemd", "slurm-prolog")
 GIB = 2**30
 R1_BYTES = 688574839360
@@ -99,16 +98,6 @@ def test_a_checkpoint_of_unknown_size_or_without_weights_is_refused(tmp_path, ca
         assert said in line
 
 
-def test_a_folder_of_the_container_is_known_by_the_stamp(form, tmp_path):
-    repository = built(tmp_path / "r1", "--gpu", "h200", "--model", "/models/mine")
-    [mount] = mounts(yaml.safe_load(form("init-container", repository)))
-    assert mount == {"name": "checkpoint-1", "mountPath": "/models/mine", "readOnly": True}
-    snapshot = "/cache/models--deepseek-ai--DeepSeek-R1/snapshots/0123abc"  # is mounted with its blobs
-    repository = built(tmp_path / "cached", "--gpu", "h200", "--model", snapshot)
-    [mount] = mounts(yaml.safe_load(form("init-container", repository)))
-    assert mount["mountPath"] == "/cache/models--deepseek-ai--DeepSeek-R1"
-
-
 @pytest.mark.parametrize("rate", [10**8, 2 * 10**9])
 def test_the_init_container_has_room_and_time_for_what_it_reads(form, repository, rate):
     pod = yaml.safe_load(form("init-container", repository, "--rate", str(rate)))
@@ -129,15 +118,7 @@ def test_the_init_container_has_room_and_time_for_what_it_reads(form, repository
     assert ENGINE_START_S <= spare < ENGINE_START_S + 2 * forms.PERIOD_S
 
 
-@pytest.mark.slow
-def test_the_image_is_to_be_replaced_by_one_that_is_made_as_the_comment_says(form, repository, checkpoint, tmp_path):
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    [wheel] = tmp_path.glob("*.whl")
-    templates = [path for path in (ROOT / "tools").rglob("templates/*.*") if path.suffix != ".pyc"]
-    assert templates
-    names = zipfile.ZipFile(wheel).namelist()
-    assert [path for path in templates if path.relative_to(ROOT / "tools").as_posix() not in names] == []
+def test_the_image_is_to_be_replaced_by_one_that_is_made_as_the_comment_says(form, repository, checkpoint):
     stamp = json.loads((repository / "tensorrt_llm/deepseek-triton.json").read_text())
     for source, base in ((repository, stamp["image"]), (checkpoint, "python:3.12-slim")):
         text = form("init-container", source)
@@ -146,20 +127,7 @@ def test_the_image_is_to_be_replaced_by_one_that_is_made_as_the_comment_says(for
         assert warm["image"].startswith("YOUR-REGISTRY/")
         assert "REPLACE" in comments(text)
         assert f"FROM {base}" in lines
-        assert f"COPY {wheel.name} /tmp/" in lines
-        assert "pip" not in " ".join(warm["command"] + warm["args"])  # there is no package to install
-
-
-def snapshot_of(checkpoint, cache):
-    """The checkpoint as a Hugging Face cache has it: links to blobs."""
-    model = cache / "models--deepseek-ai--Mine"
-    snapshot = model / "snapshots" / "0123abc"
-    (model / "blobs").mkdir(parents=True)
-    snapshot.mkdir(parents=True)
-    for number, path in enumerate(sorted(checkpoint.iterdir())):
-        path.rename(model / "blobs" / str(number))
-        (snapshot / path.name).symlink_to(f"../../blobs/{number}")
-    return snapshot
+        assert f"COPY deepseek_triton-{__version__}-py3-none-any.whl /tmp/" in lines  # as hatchling names it
 
 
 def is_readable_in_a_pod(pod, folder):
@@ -169,17 +137,28 @@ def is_readable_in_a_pod(pod, folder):
     return all(any(path.is_relative_to(place) for place in places) for path in paths)
 
 
-def test_a_snapshot_of_a_hugging_face_cache_is_mounted_with_its_blobs(form, checkpoint, tmp_path):
-    snapshot = snapshot_of(checkpoint, tmp_path / "cache")
+def test_what_is_mounted(form, checkpoint, tmp_path):
+    # A folder of the container is known by the stamp.
+    repository = built(tmp_path / "r1", "--gpu", "h200", "--model", "/models/mine")
+    [mount] = mounts(yaml.safe_load(form("init-container", repository)))
+    assert mount == {"name": "checkpoint-1", "mountPath": "/models/mine", "readOnly": True}
+    # A snapshot of a Hugging Face cache has links to blobs, which are mounted with it.
+    model = "/cache/models--deepseek-ai--DeepSeek-R1"
+    repository = built(tmp_path / "cached", "--gpu", "h200", "--model", f"{model}/snapshots/0123abc")
+    [mount] = mounts(yaml.safe_load(form("init-container", repository)))
+    assert mount["mountPath"] == model
+    model = tmp_path / "cache" / "models--deepseek-ai--Mine"
+    snapshot = model / "snapshots" / "0123abc"
+    snapshot.mkdir(parents=True)
+    shutil.copytree(checkpoint, model / "blobs")
+    for path in checkpoint.iterdir():
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
     pod = yaml.safe_load(form("init-container", snapshot))
     [mount] = mounts(pod)
-    assert mount["mountPath"] == str(snapshot.parent.parent)
-    assert pod["initContainers"][0]["args"][0] == str(snapshot)
+    assert (mount["mountPath"], pod["initContainers"][0]["args"][0]) == (str(model), str(snapshot))
     assert is_readable_in_a_pod(pod, snapshot)
-    assert settings(form("systemd", snapshot))["RequiresMountsFor"].strip('"') == str(snapshot.parent.parent)
-
-
-def test_folders_that_links_lead_to_are_mounted_too(form, checkpoint, tmp_path):
+    assert settings(form("systemd", snapshot))["RequiresMountsFor"].strip('"') == str(model)
+    # So are folders that other links lead to.
     for is_relative in (True, False):
         linked = tmp_path / f"linked {is_relative}"
         linked.mkdir()
@@ -229,7 +208,7 @@ def settings(text):
     return dict(line.split("=", 1) for line in lines)
 
 
-def test_the_unit_is_ready_when_the_files_are_held(form, repository, tmp_path):
+def test_the_unit_is_ready_when_the_files_are_held(form, repository, checkpoint, tmp_path):
     unit = settings(form("systemd", repository, "--rate", "2GB"))
     assert unit["Type"] == "notify"
     assert unit["LimitMEMLOCK"] == "infinity"
@@ -238,26 +217,24 @@ def test_the_unit_is_ready_when_the_files_are_held(form, repository, tmp_path):
     assert unit["Environment"].strip('"') == f"HF_HUB_CACHE={tmp_path}/hub"
     assert unit["ExecStart"].endswith(" warm files deepseek-ai/DeepSeek-R1 --hold")
     assert int(unit["TimeoutStartSec"]) >= 2 * R1_BYTES / 2e9
-
-
-def test_names_that_systemd_would_change_are_written_so_that_it_does_not(form, checkpoint):
-    text = form("systemd", checkpoint)
+    text = form("systemd", checkpoint)  # names that systemd would change are written so that it does not
     quoted = str(checkpoint).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     assert f'\nRequiresMountsFor="{quoted}"\n' in text
     dollars = quoted.replace("$", "$$")  # of commands alone
     assert f' warm files "{dollars}" --hold\n' in text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not here")
-@pytest.mark.parametrize("kind", ["repository", "checkpoint"])
-def test_systemd_takes_the_unit(form, request, tmp_path, kind):
+def test_systemd_takes_the_unit(form, repository, checkpoint, tmp_path):
     # Not below /tmp/<name>.service: systemd takes an empty file or a link to nothing for a masked unit.
     path = tmp_path / "units" / "warm-checkpoint.service"
     path.parent.mkdir()
-    path.write_text(form("systemd", request.getfixturevalue(kind)))
-    done = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True)
-    about_it = [line for line in done.stderr.splitlines() if "warm-checkpoint" in line]
-    assert (done.returncode, about_it) == (0, [])
+    for source in (repository, checkpoint):
+        path.write_text(form("systemd", source))
+        done = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True)
+        about_it = [line for line in done.stderr.splitlines() if "warm-checkpoint" in line]
+        assert (done.returncode, about_it) == (0, [])
 
 
 @pytest.fixture
@@ -291,13 +268,9 @@ def test_the_prolog_warms_and_says_so_in_its_log(prolog, checkpoint):
     assert is_warm(checkpoint)
     assert "job 77: warming" in log
     assert log.splitlines()[-1].endswith("job 77: warm")
-
-
-@pytest.mark.slow
-def test_a_prolog_that_fails_does_not_drain_the_node(prolog, checkpoint):
     first = next(checkpoint.glob("*.safetensors"))
     os.truncate(first, first.stat().st_size - 1)
-    done, log = prolog(checkpoint)
+    done, log = prolog(checkpoint)  # a failure does not drain the node
     assert (done.returncode, done.stdout) == (0, "")
     assert "not all warm (exit code 1)" in log.splitlines()[-1]
     assert str(first) in log
@@ -334,23 +307,16 @@ def with_limit(seconds):
     return change
 
 
+@pytest.mark.slow
 def test_waiting_for_the_lock_shortens_the_time_to_read(prolog, checkpoint, tmp_path):
-    """The lock becomes free at the last moment, so less than the whole limit is left for reading."""
-    (tmp_path / "lock").touch()
-
     def change(text):
-        # The time that flock took, as bash counts it.
+        # It becomes free at the last moment: the time that flock took, as bash counts it.
         return with_limit(5)(text).replace('flock -w "$limit" 9', 'flock -w "$limit" 9 && ((SECONDS += 5))')
 
-    done, log = prolog(checkpoint, change)
-    assert done.returncode == 0
-    assert "out of time after 5 s" in log.splitlines()[-1]
-    assert "warming" not in log
-
-
-@pytest.mark.slow
-def test_a_lock_that_never_comes_free_ends_the_prolog(prolog, checkpoint, tmp_path):
     with (tmp_path / "lock").open("w") as lock:
+        done, log = prolog(checkpoint, change)
+        assert (done.returncode, "warming" in log) == (0, False)
+        assert "out of time after 5 s" in log.splitlines()[-1]
         fcntl.flock(lock, fcntl.LOCK_EX)
         done, log = prolog(checkpoint, with_limit(1))
     assert done.returncode == 0
