@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import struct
 from contextlib import suppress
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_build import UnusableCheckpointError
-from deepseek_triton_build.check import CheckOptions, check_repository, check_weights
+from deepseek_triton_build.check import INDEX, CheckOptions, check_repository, check_weights
 from deepseek_triton_build.check.safetensors import HeaderError, read_header
 from support.checked import MODEL_YAML, OPTIONS, edited, only, serious, write
 
@@ -45,7 +46,7 @@ def write_checkpoint(folder):
     for name, tensors in SHARDS.items():
         (folder / name).write_bytes(safetensors(tensors, {"format": "pt"}))
     weight_map = {tensor: shard for shard, tensors in SHARDS.items() for tensor in tensors}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
     (folder / "config.json").write_text(json.dumps(CONFIG_JSON))
     for name, content in TOKENIZER.items():
         (folder / name).write_text(json.dumps(content))
@@ -61,6 +62,7 @@ def weights(tmp_path):
 def checked(weights, stamp=None, **options):
     """The report about a repository, stamped for DeepSeek-R1 in FP8, that serves the checkpoint."""
     root = weights.parent / "repository"
+    shutil.rmtree(root, ignore_errors=True)
     write(root, model_yaml=edited(MODEL_YAML, "deepseek-ai/DeepSeek-R1", str(weights)))
     (root / "tensorrt_llm" / "deepseek-triton.json").write_text(json.dumps(STAMP if stamp is None else stamp))
     return check_repository(root, CheckOptions(**options))
@@ -98,204 +100,76 @@ def rewrite(weights, name, change):
     (weights / name).write_text(json.dumps(change(document) or document))
 
 
-DAMAGE = [
-    pytest.param(lambda w: cut(w / SECOND, -1), "W010", SECOND, "truncated", id="a byte short"),
-    pytest.param(lambda w: cut(w / SECOND, 200), "W010", SECOND, "truncated", id="broken off within the weights"),
-    pytest.param(
-        lambda w: (w / SECOND).write_bytes((w / SECOND).read_bytes() + b"x"), "W010", SECOND, "too long", id="too long"
-    ),
-    pytest.param(
-        lambda w: cut(w / SECOND, 40),
-        "W009",
-        SECOND,
-        "ends at byte 40, within its header",
-        id="broken off within the header",
-    ),
-    pytest.param(lambda w: cut(w / SECOND, 5), "W009", SECOND, "byte 5", id="broken off within the length"),
-    pytest.param(lambda w: cut(w / SECOND, 0), "W009", SECOND, "byte 0", id="empty"),
-    pytest.param(
-        lambda w: (w / SECOND).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
-        "W009",
-        SECOND,
-        "Git LFS pointer",
-        id="a Git LFS pointer",
-    ),
-    pytest.param(
-        lambda w: (w / SECOND).write_bytes(struct.pack("<Q", 8) + b'{"t": x}'), "W009", SECOND, "byte 14", id="not JSON"
-    ),
-    pytest.param(
-        lambda w: (w / SECOND).write_bytes(struct.pack("<Q", 4) + b'{"\xff"'), "W009", SECOND, "byte 10", id="not UTF-8"
-    ),
-    pytest.param(
-        lambda w: (w / SECOND).write_bytes(struct.pack("<Q", 2) + b"[]"), "W009", SECOND, "JSON object", id="a list"
-    ),
-    pytest.param(
-        lambda w: (w / SECOND).write_bytes(header_of(b"", data_offsets=[8, 0])),
-        "W009",
-        SECOND,
-        "[8, 0]",
-        id="backwards",
-    ),
-    pytest.param(
-        lambda w: (w / SECOND).write_bytes(header_of(b"", dtype="U8")),
-        "W009",
-        SECOND,
-        "no data_offsets",
-        id="no offsets",
-    ),
-    pytest.param(
-        lambda w: (w / SECOND).write_bytes(header_of(b"", data_offsets=[0, 0])),
-        "W009",
-        SECOND,
-        "no dtype or no shape",
-        id="no shape",
-    ),
-    pytest.param(
-        lambda w: (w / SECOND).write_bytes(header_of(bytes(4), **f8(0, 4, length=400))),
-        "W009",
-        SECOND,
-        "a shape of 400",
-        id="a shape that its bytes don't hold",
-    ),
-    pytest.param(
-        lambda w: (w / SECOND).write_bytes(header_of_all(bytes(8), a=f8(0, 8), b=f8(4, 8))),
-        "W009",
-        SECOND,
-        "overlaps",
-        id="tensors that overlap",
-    ),
-    pytest.param(
-        lambda w: (w / SECOND).write_bytes(header_of_all(bytes(8), a=f8(0, 2), b=f8(4, 8))),
-        "W009",
-        SECOND,
-        "2 bytes before it unused",
-        id="a hole",
-    ),
-    pytest.param(
-        lambda w: (w / SECOND).write_bytes(header_of(b"", data_offsets=[0, 10**4299])),
-        "W009",
-        SECOND,
-        "2^63 or more",
-        id="an offset of 4,300 digits",
-    ),
-    pytest.param(
-        lambda w: (w / SECOND).write_bytes(header_of(b"", dtype="U8", shape=[10**4000] * 9, data_offsets=[0, 0])),
-        "W009",
-        SECOND,
-        "no dtype or no shape",
-        id="a shape without end",
-    ),
-    pytest.param(
-        lambda w: ((w / SECOND).unlink(), os.mkfifo(w / SECOND)), "W009", SECOND, "expected a file", id="a pipe"
-    ),
-    pytest.param(
-        lambda w: ((w / SECOND).unlink(), (w / SECOND).symlink_to("/dev/zero")),
-        "W009",
-        SECOND,
-        "expected a file",
-        id="a device",
-    ),
-    pytest.param(
-        lambda w: rewrite(w, "model.safetensors.index.json", lambda index: index["weight_map"].update(x="/dev/zero")),
-        "S002",
-        "model.safetensors.index.json",
-        "/dev/zero",
-        id="an absolute path in the index",
-    ),
-    pytest.param(
-        lambda w: rewrite(w, "model.safetensors.index.json", lambda index: index["weight_map"].update(x="../x")),
-        "S002",
-        "model.safetensors.index.json",
-        "../x",
-        id="a path out of the folder in the index",
-    ),
-    pytest.param(
-        lambda w: rewrite(w, "model.safetensors.index.json", lambda index: index.update(weight_map={})),
-        "W007",
-        "model.safetensors.index.json",
-        "names no tensor",
-        id="an empty index",
-    ),
-    pytest.param(
-        lambda w: rewrite(w, "config.json", lambda c: c.update(quantization_config={"quant_method": "awq"})),
-        "W006",
-        "config.json",
-        "found awq",
-        id="a quantization that is none of ours",
-    ),
-    pytest.param(
-        lambda w: rewrite(w, "config.json", lambda c: c.update(quantization_config=None)),
-        "W006",
-        "config.json",
-        "found no quantization",
-        id="16-bit weights",
-    ),
-    pytest.param(lambda w: (w / SECOND).unlink(), "W008", "model.safetensors.index.json", SECOND, id="missing"),
-    pytest.param(
-        lambda w: ((w / SECOND).unlink(), (w / SECOND).symlink_to("gone")),
-        "W008",
-        "model.safetensors.index.json",
-        SECOND,
-        id="a link to nothing",
-    ),
-    pytest.param(
-        lambda w: (w / SECOND).write_bytes(safetensors({"layers.0.k": 32})),
-        "W011",
-        SECOND,
-        "layers.1.q",
-        id="a tensor gone",
-    ),
-    pytest.param(
-        lambda w: (w / "model-00004-of-000004.safetensors").write_bytes(safetensors({"x": 8})),
-        "W012",
-        "model-00004-of-000004.safetensors",
-        "index",
-        id="a stray shard",
-    ),
-    pytest.param(
-        lambda w: rewrite(w, "model.safetensors.index.json", lambda index: index.update(weight_map=[])),
-        "S002",
-        "model.safetensors.index.json",
-        "weight_map",
-        id="an index of another shape",
-    ),
-    pytest.param(
-        lambda w: (w / "config.json").write_text("{"), "S002", "config.json", "not JSON", id="config.json is not JSON"
-    ),
-    pytest.param(lambda w: (w / "config.json").unlink(), "S001", "config.json", "No such file", id="no config.json"),
-    pytest.param(
-        lambda w: rewrite(w, "config.json", lambda c: c.update(architectures=["DeepseekV32ForCausalLM"])),
-        "W004",
-        "config.json",
-        "deepseek-r1",
-        id="another architecture",
-    ),
-    pytest.param(
-        lambda w: (w / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}'),
-        "W006",
-        "hf_quant_config.json",
-        "NVFP4",
-        id="another precision",
-    ),
+def second(content):
+    return lambda weights: (weights / SECOND).write_bytes(content)
+
+
+def replaced(make):
+    """Put something else in the place of the second shard."""
+    return lambda weights: ((weights / SECOND).unlink(), make(weights / SECOND))
+
+
+def index(**changes):
+    return lambda weights: rewrite(weights, INDEX, lambda document: document.update(changes))
+
+
+def listed(file):
+    return lambda weights: rewrite(weights, INDEX, lambda document: document["weight_map"].update(x=file))
+
+
+def config(**changes):
+    return lambda weights: rewrite(weights, "config.json", lambda document: document.update(changes))
+
+
+NVFP4, STRAY = '{"quantization": {"quant_algo": "NVFP4"}}', "model-00004-of-000004.safetensors"
+DAMAGE = [  # the code, the file and part of the message of what is found, and what was done
+    ("W010", SECOND, "truncated: it ends at byte 346", lambda w: cut(w / SECOND, -1)),
+    ("W010", SECOND, "truncated: it ends at byte 200", lambda w: cut(w / SECOND, 200)),
+    ("W010", SECOND, "too long", lambda w: (w / SECOND).write_bytes((w / SECOND).read_bytes() + b"x")),
+    ("W009", SECOND, "ends at byte 40, within its header", lambda w: cut(w / SECOND, 40)),
+    ("W009", SECOND, "byte 5,", lambda w: cut(w / SECOND, 5)),
+    ("W009", SECOND, "byte 0,", lambda w: cut(w / SECOND, 0)),
+    ("W009", SECOND, "Git LFS pointer", second(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")),
+    ("W009", SECOND, "byte 14", second(struct.pack("<Q", 8) + b'{"t": x}')),
+    ("W009", SECOND, "byte 10", second(struct.pack("<Q", 4) + b'{"\xff"')),
+    ("W009", SECOND, "JSON object", second(struct.pack("<Q", 2) + b"[]")),
+    ("W009", SECOND, "[8, 0]", second(header_of(b"", data_offsets=[8, 0]))),
+    ("W009", SECOND, "no data_offsets", second(header_of(b"", dtype="U8"))),
+    ("W009", SECOND, "no dtype or no shape", second(header_of(b"", data_offsets=[0, 0]))),
+    ("W009", SECOND, "no shape", second(header_of(b"", dtype="U8", shape=[10**4000] * 9, data_offsets=[0, 0]))),
+    ("W009", SECOND, "a shape of 400", second(header_of(bytes(4), **f8(0, 4, length=400)))),
+    ("W009", SECOND, "overlaps", second(header_of_all(bytes(8), a=f8(0, 8), b=f8(4, 8)))),
+    ("W009", SECOND, "2 bytes before it unused", second(header_of_all(bytes(8), a=f8(0, 2), b=f8(4, 8)))),
+    ("W009", SECOND, "2^63 or more", second(header_of(b"", data_offsets=[0, 10**4299]))),
+    ("W009", SECOND, "expected a file", replaced(os.mkfifo)),
+    ("W009", SECOND, "expected a file", replaced(lambda path: path.symlink_to("/dev/zero"))),
+    ("W009", SECOND, "", replaced(os.mkdir)),
+    ("S002", INDEX, "/dev/zero", listed("/dev/zero")),
+    ("S002", INDEX, "../x", listed("../x")),
+    ("W007", INDEX, "names no tensor", index(weight_map={})),
+    ("S002", INDEX, "weight_map", index(weight_map=[])),
+    ("W008", INDEX, SECOND, lambda w: (w / SECOND).unlink()),
+    ("W008", INDEX, SECOND, replaced(lambda path: path.symlink_to("gone"))),
+    ("W011", SECOND, "layers.1.q", second(safetensors({"layers.0.k": 32}))),
+    ("W012", STRAY, "index", lambda w: (w / STRAY).write_bytes(safetensors({"x": 8}))),
+    ("W006", "config.json", "found awq", config(quantization_config={"quant_method": "awq"})),
+    ("W006", "config.json", "found no quantization", config(quantization_config=None)),
+    ("S002", "config.json", "not JSON", lambda w: (w / "config.json").write_text("{")),
+    ("S001", "config.json", "No such file", lambda w: (w / "config.json").unlink()),
+    ("W004", "config.json", "deepseek-r1", config(architectures=["DeepseekV32ForCausalLM"])),
+    ("W006", "hf_quant_config.json", "NVFP4", lambda w: (w / "hf_quant_config.json").write_text(NVFP4)),
 ]
 
 
-@pytest.mark.parametrize(("damage", "code", "file", "words"), DAMAGE)
-def test_damage_is_found_with_its_file(weights, damage, code, file, words):
-    damage(weights)
-
-    finding = only(checked(weights), code)
-
-    assert finding.file == str(weights / file)
-    assert words in finding.message
-    assert "\n" not in finding.message + finding.fix
-
-
-def test_a_folder_in_the_place_of_a_shard_is_a_finding(weights):
-    (weights / SECOND).unlink()
-    (weights / SECOND).mkdir()
-
-    assert only(checked(weights), "W009").file == str(weights / SECOND)
+def test_damage_is_found_with_its_file(tmp_path, subtests):
+    for number, (code, file, words, damage) in enumerate(DAMAGE):
+        weights = write_checkpoint(tmp_path / str(number) / "weights")
+        damage(weights)
+        with subtests.test(f"{code} {words}"):
+            finding = only(checked(weights), code)
+            assert finding.file == str(weights / file)
+            assert words in finding.message
+            assert "\n" not in finding.message + finding.fix
 
 
 def test_a_quant_method_that_names_only_a_tool_is_no_finding(weights):
@@ -312,33 +186,20 @@ def test_several_shards_are_reported_one_by_one(weights):
 
 
 def test_without_an_index_missing_shards_are_found_by_the_numbers_in_the_names(weights):
-    (weights / "model.safetensors.index.json").unlink()
+    (weights / INDEX).unlink()
     (weights / THIRD).unlink()
 
     assert THIRD in only(checked(weights), "W008").message
 
 
-def test_a_checkpoint_in_one_file_needs_no_index(weights):
+def test_a_checkpoint_in_one_file_needs_no_index_but_weights(weights):
     for path in weights.glob("model*"):
         path.unlink()
-    (weights / "model.safetensors").write_bytes(safetensors({"x": 8}))
-
-    assert checked(weights).findings == ()
-
-
-def test_a_file_of_metadata_alone_holds_no_weights(weights):
-    for path in weights.glob("model*"):
-        path.unlink()
-    (weights / "model.safetensors").write_bytes(safetensors({}, {"format": "pt"}))
-
-    assert only(checked(weights), "W007").file == str(weights / "model.safetensors")
-
-
-def test_a_folder_without_weights_is_an_error(weights):
-    for path in weights.glob("model*"):
-        path.unlink()
-
     assert only(checked(weights), "W007").severity == "error"
+
+    for tensors, found in (({"x": 8}, []), ({}, [("W007", str(weights / "model.safetensors"))])):
+        (weights / "model.safetensors").write_bytes(safetensors(tensors, {"format": "pt"}))
+        assert [(finding.code, finding.file) for finding in checked(weights).findings] == found
 
 
 # What it is
@@ -382,13 +243,13 @@ def test_a_hugging_face_name_is_a_note(tmp_path):
     assert only(moved(tmp_path, "deepseek-ai/DeepSeek-R1"), "W003").severity == "note"
 
 
-@pytest.mark.parametrize("model", ["/models/gone", "./gone", "a/b/c"])
-@pytest.mark.parametrize(("strict", "code"), [(False, "W001"), (True, "W002")])
-def test_a_missing_folder_is_an_error_only_in_a_strict_check(tmp_path, model, strict, code):
-    report = moved(tmp_path, model, strict=strict)
-
-    assert only(report, code).line == 1
-    assert report.has_errors == strict
+def test_a_missing_folder_is_an_error_only_in_a_strict_check(tmp_path):
+    for number, model in enumerate(["/models/gone", "./gone", "a/b/c"]):
+        for strict, code in ((False, "W001"), (True, "W002")):
+            report = moved(tmp_path / f"{number} {strict}", model, strict=strict)
+            assert only(report, code).line == 1
+            assert report.has_errors == strict
+    assert only(moved(tmp_path / "fix", "/models/gone"), "W001").fix.endswith(" with --model")
 
 
 def test_a_relative_path_counts_from_model_yaml(tmp_path):
@@ -403,23 +264,14 @@ def test_a_relative_path_counts_from_model_yaml(tmp_path):
     assert only(report, "W010").file == f"tensorrt_llm/1/weights/{SECOND}"
 
 
-@pytest.mark.parametrize("below", ["models/r1", "r1", ""], ids=["the whole path", "its last name", "the folder itself"])
-def test_model_root_may_be_any_folder_above_the_checkpoint(tmp_path, below):
-    weights = write_checkpoint(tmp_path / "disk" / below)
-    cut(weights / SECOND, -1)
-
-    report = moved(tmp_path / "repository", "/models/r1", model_root=tmp_path / "disk")
-
-    assert only(report, "W010").file == str(weights / SECOND)
-
-
-def test_model_root_is_used_when_model_yaml_has_a_hugging_face_name(tmp_path):
-    weights = write_checkpoint(tmp_path / "anything")
-    cut(weights / SECOND, -1)
-
-    report = moved(tmp_path / "repository", "deepseek-ai/DeepSeek-R1", model_root=weights)
-
-    assert only(report, "W010").file == str(weights / SECOND)
+def test_model_root_may_be_any_folder_above_the_checkpoint(tmp_path):
+    """The whole path, its last name, the folder itself, and the folder where model.yaml names none."""
+    places = {"models/r1": "/models/r1", "r1": "/models/r1", "": "/models/r1", ".": "deepseek-ai/DeepSeek-R1"}
+    for number, (below, model) in enumerate(places.items()):
+        weights = write_checkpoint(tmp_path / f"disk{number}" / below)
+        cut(weights / SECOND, -1)
+        report = moved(tmp_path / f"repository{number}", model, model_root=tmp_path / f"disk{number}")
+        assert only(report, "W010").file == str(weights / SECOND)
 
 
 def test_model_root_counts_more_than_the_folder_in_model_yaml(weights):
@@ -447,19 +299,13 @@ def test_model_root_is_used_for_a_yaml_file_too(weights):
     assert only(report, "W010").line is None
 
 
-@pytest.mark.parametrize("place", ["gone", "a file"])
-def test_model_root_has_to_be_there(tmp_path, place):
+def test_model_root_has_to_be_there(tmp_path):
     (tmp_path / "a file").touch()
     write(tmp_path / "repository")
-
-    with pytest.raises(UnusableCheckpointError, match="expected the checkpoint's folder") as raised:
-        check_repository(tmp_path / "repository", CheckOptions(model_root=tmp_path / place))
-
-    assert "\n" not in str(raised.value)
-
-
-def test_the_fix_for_a_missing_folder_names_the_option(tmp_path):
-    assert only(moved(tmp_path, "/models/gone"), "W001").fix.endswith(" with --model")
+    for place in ("gone", "a file"):
+        with pytest.raises(UnusableCheckpointError, match="expected the checkpoint's folder") as raised:
+            check_repository(tmp_path / "repository", CheckOptions(model_root=tmp_path / place))
+        assert "\n" not in str(raised.value)
 
 
 # The header
@@ -514,7 +360,7 @@ def test_no_json_ends_in_an_exception(tmp_path_factory, config, quant, index, he
     (weights / FIRST).write_bytes(struct.pack("<Q", len(text)) + text)
     (weights / "config.json").write_text(json.dumps({"architectures": config, "quantization_config": quant}))
     (weights / "hf_quant_config.json").write_text(json.dumps({"quantization": config}))
-    (weights / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    (weights / INDEX).write_text(json.dumps({"weight_map": index}))
 
     assert checked(weights, stamp={"variant": config, "files": quant}, release="1.2.1").findings
 
