@@ -7,7 +7,8 @@ where a canary is answered wrong, where a process ends or its memory grows beyon
 traceback.
 Errors in tritonserver's own words, which it gives before the model sees a request, are counted by themselves.
 
-The summary is written to --record, and everything raw to --out. Run by hand from the repository's root.
+Everything raw is written to --out, and the summary to tests/reliability/records/ with --record. Run by hand from the
+repository's root.
 """
 
 from __future__ import annotations
@@ -15,14 +16,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import re
-import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,17 +30,19 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorr
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import grpc  # type: ignore[import-untyped]
+import httpx
+from bench._harness import cpu_s
 from bench._load import infer_message
 from bench._served import default_folder, memory_mib, serving, stub_pid
 from tritonclient.grpc import service_pb2 as pb
 
-from conformance.running import free_port
-from deepseek_triton_tools._version import __version__
+from conformance.running import gateway_process
 from deepseek_triton_tools.server.server_process import ServerProcess
 from reliability.bad_answers import judged, judged_error, judged_stream, parsed
 from reliability.bad_requests import MODEL, BadInput, expensive, http_request, make
+from reliability.run_verdict import write_run_record
+from support.waiting import wait_for
 
-ROOT = Path(__file__).parents[2]
 AT_ONCE = 24
 ANSWER_S = 120.0
 """A request without an end for so long counts as unanswered."""
@@ -54,7 +55,6 @@ EXPENSIVE_MIB = {"server": 2048, "stub": 1024, "gateway": 1024}
 EXPENSIVE_CPU_S = 60.0
 """Most processor time of the stub for one input."""
 _TRACES = re.compile(r"Traceback|Segmentation fault|Signal \((?!15\))\d+\) received|terminate called|core dumped")
-_SHOWN = 40
 _MOST_OVERLOADED = 0.02
 
 
@@ -63,11 +63,8 @@ class History:
     """How the inputs ended, by kind; and each that ended as none may."""
 
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    own_words: Counter[str] = field(default_factory=Counter)
-    """tritonserver's own errors, by how they begin."""
     violations: list[dict[str, Any]] = field(default_factory=list)
     canaries: Counter[str] = field(default_factory=Counter)
-    canary_s: list[float] = field(default_factory=list)
     costs: list[dict[str, Any]] = field(default_factory=list)
     done: int = 0
 
@@ -75,8 +72,6 @@ class History:
         self.done += 1
         name, _, detail = outcome.partition(": ")
         self.outcomes[given.kind, name] += 1
-        if name == "refused by tritonserver":
-            self.own_words[re.sub(r"\d+", "N", detail)[:_SHOWN]] += 1
         if name == "VIOLATION":
             self.violate(f"input {number} ({given.kind}): {detail}", given.data)
 
@@ -175,13 +170,11 @@ class Driver:
 
     async def canary(self, number: int) -> None:
         way = list(_CANARIES)[number // CANARY_EACH % len(_CANARIES)]
-        began = time.monotonic()
         try:
             answer = await asyncio.wait_for(self._ask_canary(way), ANSWER_S)
         except (asyncio.TimeoutError, OSError, grpc.aio.AioRpcError, ValueError, LookupError) as error:
             self.history.violate(f"canary {number} ({way}): {error!r}")
             return
-        self.history.canary_s.append(time.monotonic() - began)
         if answer == "overloaded":
             self.history.canaries["overloaded"] += 1
         elif answer != self._known[way]:
@@ -242,47 +235,6 @@ _CANARIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-@contextmanager
-def _gateway(server: ServerProcess, log: Path) -> Iterator[tuple[int, int]]:
-    """A gateway before the server: (port, pid)."""
-    port = free_port()
-    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "gateway", "--port", str(port)]
-    command += ["--model", f"m=http://127.0.0.1:{server.http_port}"]
-    with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
-    try:
-        asyncio.run(_until_ready(port, process))
-        yield port, process.pid
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        finally:
-            process.kill()
-
-
-async def _until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
-    for _ in range(600):
-        if process.poll() is not None:
-            raise SystemExit("the gateway has ended; see its log")
-        try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(http_request("/ready", b"", method="GET"))
-            answer = await reader.read(100)
-            writer.close()
-            if b" 200 " in answer:
-                return
-        except OSError:
-            pass
-        await asyncio.sleep(0.2)
-    raise SystemExit("the gateway does not become ready; see its log")
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 class Memory:
     """Resident memory of the processes, sampled."""
 
@@ -294,14 +246,9 @@ class Memory:
         self.most_of_input: dict[str, float] = {}
         self.gone = False
 
-    async def watch(self, num_inputs: int) -> None:
-        shown = time.monotonic()
+    async def watch(self) -> None:
         while True:
             self.sample()
-            if time.monotonic() - shown > 10:
-                shown = time.monotonic()
-                sizes = "  ".join(f"{name} {size:.0f} MiB" for name, size in self.now.items())
-                print(f"{self._history.done:7,} of {num_inputs:,} inputs  {sizes}", flush=True)
             await asyncio.sleep(0.25)
 
     def sample(self) -> None:
@@ -345,7 +292,7 @@ async def _run(arguments: argparse.Namespace, driver: Driver, memory: Memory, st
                 await driver.canary(number)
 
     async with driver.connected():
-        watching = asyncio.create_task(memory.watch(arguments.inputs))
+        watching = asyncio.create_task(memory.watch())
         try:
             await asyncio.gather(*(work() for _ in range(AT_ONCE)))
             found = {"mutants": memory.check(GROWTH_MIB, "mutants")}
@@ -376,22 +323,21 @@ async def _run_expensive(driver: Driver, memory: Memory, stub: int) -> None:
     for number, given in enumerate(expensive()):
         if memory.gone:
             break
-        before, began, first = _cpu_s(stub), time.monotonic(), dict(memory.now)
+        before, first = cpu_s(stub), dict(memory.now)
         memory.most_of_input = dict(memory.now)
         await driver.send(-number, given)
         memory.sample()
-        cpu_s = round(_cpu_s(stub) - before, 2) if not memory.gone else 0.0
+        used_s = round(cpu_s(stub) - before, 2) if not memory.gone else 0.0
         cost = {
             "kind": given.kind.removeprefix("expensive: ") + f" ({given.where})",
             "mib": round(len(given.data) / 2**20, 1),
-            "seconds": round(time.monotonic() - began, 2),
-            "stub_cpu_s": cpu_s,
+            "stub_cpu_s": used_s,
             "memory_mib": {name: round(memory.most_of_input[name] - first[name]) for name in first},
         }
         history.costs.append(cost)
         print(json.dumps(cost), flush=True)
-        if cpu_s > EXPENSIVE_CPU_S:
-            history.violate(f"{given.kind}: {cpu_s} s of the stub's processor time", given.data[:300])
+        if used_s > EXPENSIVE_CPU_S:
+            history.violate(f"{given.kind}: {used_s} s of the stub's processor time", given.data[:300])
     ended.set()
     await singing
 
@@ -406,26 +352,16 @@ def _check_logs(history: History, *logs: Path) -> None:
 
 
 def _summary(arguments: argparse.Namespace, history: History, memory: Any, seconds: float) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     kinds: dict[str, dict[str, int]] = {}
     for (kind, outcome), count in sorted(history.outcomes.items()):
         kinds.setdefault("expensive" if kind.startswith("expensive") else kind, Counter())[outcome] += count
-    latency = sorted(history.canary_s)
     return {
-        "program": "tests/reliability/bad_input.py",
-        "version": __version__,
-        "commit": commit.stdout.strip(),
         "engine": arguments.engine,
         "seed": arguments.seed,
         "inputs": history.done,
         "seconds": round(seconds),
         "outcomes": kinds,
-        "tritonserver_own_errors": dict(history.own_words.most_common(25)),
-        "canaries": {
-            **history.canaries,
-            "median_s": round(latency[len(latency) // 2], 3),
-            "longest_s": round(latency[-1], 2),
-        },
+        "canaries": dict(history.canaries),
         "memory_mib": memory,
         "memory_bounds_mib": {"mutants": GROWTH_MIB, "expensive": EXPENSIVE_MIB},
         "expensive": sorted(history.costs, key=lambda cost: -cost["stub_cpu_s"]),
@@ -440,7 +376,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--engine", choices=("simulated", "trtllm"), default="simulated", help="trtllm: the stand-in")
     parser.add_argument("--seed", type=int, default=1, help="decides every input (default: 1)")
     parser.add_argument("--no-expensive", dest="expensive", action="store_false", help="leave the expensive inputs out")
-    parser.add_argument("--record", type=Path, help="where the summary goes (default: none is written)")
+    parser.add_argument("--record", action="store_true", help="write the summary to tests/reliability/records/")
     parser.add_argument("--out", type=Path, help="a new folder for logs (default: one in ~/.cache)")
     return parser.parse_args(argv)
 
@@ -454,19 +390,19 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{arguments.inputs:,} inputs, seed {arguments.seed}, {arguments.engine} engine; logs in {out}", flush=True)
     with (
         serving(arguments.engine, server_log, default_timeout_ms=3000, warmup=None) as server,
-        _gateway(server, gateway_log) as (port, gateway_pid),
+        gateway_process(log=gateway_log, options=("--model", f"m={server.http_url}")) as (gateway, gateway_pid),
     ):
+        wait_for(lambda: httpx.get(f"{gateway}/ready", trust_env=False).status_code == 200)
         assert server.pid is not None
         stub = stub_pid(server)
         memory = Memory({"server": server.pid, "stub": stub, "gateway": gateway_pid}, history)
         memory.sample()
-        found = asyncio.run(_run(arguments, Driver(server, port, history), memory, stub))
+        found = asyncio.run(_run(arguments, Driver(server, httpx.URL(gateway).port or 0, history), memory, stub))
     _check_logs(history, server_log, gateway_log)
     summary = _summary(arguments, history, found, time.monotonic() - began)
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     if arguments.record:
-        arguments.record.parent.mkdir(exist_ok=True)
-        arguments.record.write_text(json.dumps(summary, indent=1) + "\n")
+        print(f"wrote {write_run_record('bad_input', summary)}")
     print(json.dumps({name: value for name, value in summary.items() if name != "expensive"}, indent=1)[:6000])
     print(f"{len(history.violations)} violations in {history.done:,} inputs" if history.violations else "ok")
     return int(bool(history.violations))

@@ -14,7 +14,7 @@ from typing import Any
 from bench._load import infer_message
 
 from reliability.fuzz.gateway_targets import ROUTES
-from reliability.fuzz.mutation import mutated_bytes, mutated_value
+from reliability.fuzz.mutation import mutated_bytes, mutated_json, mutated_value
 from reliability.fuzz.targets import inputs_of
 
 MODEL = "tensorrt_llm"
@@ -53,15 +53,7 @@ def make(number: int, seed: int) -> BadInput:
     """The input of this number."""
     rng = random.Random(f"{seed} {number}")
     (kind,) = rng.choices(list(_MAKERS), [weight for weight, _ in _MAKERS.values()])
-    try:
-        return _MAKERS[kind][1](kind, rng)
-    except (
-        RecursionError,
-        ValueError,
-        TypeError,
-        OverflowError,
-    ):  # nested too deep, or too long a number, to be written
-        return _server_bytes("server: bytes", rng)
+    return _MAKERS[kind][1](kind, rng)
 
 
 _LIMITED = {"max_tokens": 4, "timeout_ms": 2000}
@@ -92,39 +84,12 @@ def _path(rng: random.Random) -> str:
     return f"/v2/models/{MODEL}/{rng.choice(_VERBS)}"
 
 
-def _json_bytes(value: Any, rng: random.Random) -> bytes:
-    try:
-        return json.dumps(value, ensure_ascii=rng.random() < 0.5).encode("utf-8", "surrogatepass")
-    except (RecursionError, ValueError):
-        return b"{}"
+def _mutants(where: str, mutate: Callable[[bytes, random.Random], bytes]) -> Callable[[str, random.Random], BadInput]:
+    def make_it(kind: str, rng: random.Random) -> BadInput:
+        path, body = (_path(rng), rng.choice(_BODIES)) if where == "server" else rng.choice(_GATEWAY)
+        return BadInput(kind, where, http_request(path, mutate(json.dumps(body).encode(), rng)))
 
-
-def _mutant(body: Any, rng: random.Random) -> bytes:
-    try:
-        for _ in range(rng.choice((1, 1, 2, 3))):
-            body = mutated_value(body, rng)
-    except (RecursionError, ValueError):
-        return b"["
-    return _json_bytes(body, rng)
-
-
-def _server_json(kind: str, rng: random.Random) -> BadInput:
-    return BadInput(kind, "server", http_request(_path(rng), _mutant(rng.choice(_BODIES), rng)))
-
-
-def _server_bytes(kind: str, rng: random.Random) -> BadInput:
-    body = mutated_bytes(json.dumps(rng.choice(_BODIES)).encode(), rng)
-    return BadInput(kind, "server", http_request(_path(rng), body))
-
-
-def _gateway_json(kind: str, rng: random.Random) -> BadInput:
-    route, body = rng.choice(_GATEWAY)
-    return BadInput(kind, "gateway", http_request(route, _mutant(body, rng)))
-
-
-def _gateway_bytes(kind: str, rng: random.Random) -> BadInput:
-    route, body = rng.choice(_GATEWAY)
-    return BadInput(kind, "gateway", http_request(route, mutated_bytes(json.dumps(body).encode(), rng)))
+    return make_it
 
 
 def _framing(where: str) -> Callable[[str, random.Random], BadInput]:
@@ -226,8 +191,8 @@ def _grpc_fields(kind: str, rng: random.Random) -> BadInput:
     """A message that Triton can read, whose values are wrong."""
     body = {name: value for name, value in rng.choice(_BODIES).items() if name != "id"}
     name = rng.choice(list(body))
-    mutant: dict[str, Any] = {**body, name: mutated_value(body[name], rng)}
     try:
+        mutant: dict[str, Any] = {**body, name: mutated_value(body[name], rng)}
         message = infer_message(MODEL, {name: _for_grpc(value) for name, value in mutant.items()})
     except (TypeError, ValueError, OverflowError, StopIteration, AttributeError, RecursionError):
         return _grpc_tensors(kind, rng)
@@ -245,14 +210,14 @@ def _grpc_bytes(kind: str, rng: random.Random) -> BadInput:
 
 
 _MAKERS: Mapping[str, tuple[int, Callable[[str, random.Random], BadInput]]] = {
-    "server: JSON": (24, _server_json),
-    "server: bytes": (10, _server_bytes),
+    "server: JSON": (24, _mutants("server", mutated_json)),
+    "server: bytes": (10, _mutants("server", mutated_bytes)),
     "server: framing": (8, _framing("server")),
     "gRPC: values": (10, _grpc_fields),
     "gRPC: tensors": (10, _grpc_tensors),
     "gRPC: bytes": (6, _grpc_bytes),
-    "gateway: JSON": (20, _gateway_json),
-    "gateway: bytes": (5, _gateway_bytes),
+    "gateway: JSON": (20, _mutants("gateway", mutated_json)),
+    "gateway: bytes": (5, _mutants("gateway", mutated_bytes)),
     "gateway: framing": (7, _framing("gateway")),
 }
 """Kind -> (share in percent, what makes one)."""

@@ -1,32 +1,20 @@
-"""Judges what a campaign of faults has left: its history, and what each injection was met by.
-
-    python tests/reliability/fault_verdict.py FOLDER [--record]
-
-FOLDER is what faults.py has made. Prints what each fault did to requests, and every violation; exits with 1 where there
-is one. --record writes the verdict to tests/reliability/records/.
-"""
+"""Judges what a campaign of faults has left: its history, and what each injection was met by."""
 
 from __future__ import annotations
 
-import argparse
 import bisect
 import json
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1"))
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from reliability.checker import Verdict, check_history, outcome_of
 from reliability.fault_table import FAULTS, NOTHING, Fault
 from reliability.history import NOT_ASKED, Record, read_records
 from reliability.jobs import GENERATION, SERVER, Asked
-from reliability.run_record import write_run_record
-from reliability.run_verdict import add_tracebacks
+from reliability.run_verdict import add_tracebacks, write_run_record
 
 CLIENTS = 2
 """The first asks the victim, the second the bystander; both ask the gateways, and the bystander for generation."""
@@ -160,15 +148,3 @@ def _table(injections: Sequence[Injection], blame: Blame) -> str:
         shown = ", ".join(f"{outcome} {count:,}" for outcome, count in (+blame.ends[name]).most_common()) or "none"
         lines.append(f"{name:36} {times:6} {blame.open[name]:9,}  {shown}")
     return "\n".join(lines)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="what faults.py has made")
-    parser.add_argument("--record", action="store_true", help="write the verdict to tests/reliability/records/")
-    arguments = parser.parse_args()
-    return judge(arguments.folder, record=arguments.record)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

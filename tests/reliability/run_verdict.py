@@ -1,35 +1,49 @@
-"""Judges what a soak has left: its history, what its processes held, what its servers said in the end.
-
-    python tests/reliability/run_verdict.py FOLDER [--record]
-
-FOLDER is what soak.py has made. Prints the outcomes and every violation; exits with 1 where there is one. --record
-writes the verdict to tests/reliability/records/.
-"""
+"""Judges what a soak has left, and writes the summaries of long runs to tests/reliability/records/."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
+import platform
+import subprocess
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1"))
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
+from deepseek_triton_tools._version import __version__
 from reliability.checker import MOST_TORN, Verdict, check_history
 from reliability.front_end_queues import LONG_BYTES
 from reliability.history import read_records
-from reliability.run_record import write_run_record
 
+RECORDS = Path(__file__).parent / "records"
 _MOST_REFUSED = 0.2
 _WARM_S = 120.0
 """A shorter run says nothing about growth."""
 _GROWTH = {"anonymous": 8.0, "threads": 4.0, "descriptors": 16.0, "shared": 1.0}
 """Largest growth of a process from the second quarter of the run to the last: MiB, or a number."""
+
+
+def write_run_record(kind: str, content: Mapping[str, Any], folder: Path = RECORDS) -> Path:
+    """Write the summary of a run of a kind, such as "soak", and return its path."""
+    root = Path(__file__).parents[2]
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, check=False
+    )
+    document = {
+        "kind": kind,
+        "version": __version__,
+        "commit": commit.stdout.strip() or "unknown",
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        **content,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    engine, seed = content.get("engine", "all"), content.get("seed", 0)
+    path = folder / f"{kind}-{engine}-{seed}.json"
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
 
 
 def growth(samples: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
@@ -136,15 +150,3 @@ def _print_growth(samples: Sequence[Mapping[str, Any]], grown: Mapping[str, Mapp
             f"{name:28} {parts['anonymous']:8.2f} MiB {parts['threads']:9.1f} {parts['descriptors']:12.1f} "
             f"{parts['shared']:7.2f} MiB   of {samples[-1][name]['anonymous']:.0f} MiB"
         )
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="what soak.py has made")
-    parser.add_argument("--record", action="store_true", help="write the verdict to tests/reliability/records/")
-    arguments = parser.parse_args()
-    return judge(arguments.folder, record=arguments.record)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -225,25 +225,23 @@ def model_yaml(data: bytes) -> None:
                 check_message(problem)
 
 
-def release_record(data: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "release.yaml").write_bytes(data)
-        with may_refuse(ConfigError):
-            read_record(Path(folder), option="engine_options.allow_version_mismatch")
+def _reads(name: str, read: Callable[[Path], object], error: type[Exception]) -> Callable[[bytes], None]:
+    """A target that reads a folder with a file of this name."""
+
+    def target(data: bytes) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, name).write_bytes(data)
+            with may_refuse(error):
+                read(Path(folder))
+
+    return target
 
 
-def reference_config(data: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_bytes(data)
-        with may_refuse(EngineError):
-            read_config(Path(folder))
-
-
-def reference_tensors(data: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "model.safetensors").write_bytes(data)
-        with may_refuse(EngineError):
-            TensorFiles(Path(folder), block_size=(128, 128))
+release_record = _reads(
+    "release.yaml", lambda folder: read_record(folder, option="engine_options.allow_version_mismatch"), ConfigError
+)
+reference_config = _reads("config.json", read_config, EngineError)
+reference_tensors = _reads("model.safetensors", lambda folder: TensorFiles(folder, block_size=(128, 128)), EngineError)
 
 
 def rank_lines(data: bytes) -> None:

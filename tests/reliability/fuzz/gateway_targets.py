@@ -50,31 +50,28 @@ ROUTES = (
 )
 
 
-def chat_request(data: bytes) -> None:
-    _read(read_chat_request, data)
-
-
-def completion_request(data: bytes) -> None:
-    _read(read_completion_request, data)
-
-
-def responses_request(data: bytes) -> None:
-    _read(read_responses_request, data)
-
-
-def _read(read: Callable[[object], object], data: bytes) -> None:
+def _reads(read: Callable[[object], object]) -> Callable[[bytes], None]:
     """RecursionError is the route's to answer, which says that the values are nested too deep."""
-    try:
-        document = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return
-    try:
-        read(document)
-    except RecursionError:
-        assert data.count(b"[") + data.count(b"{") > 100
-    except OpenAIError as error:
-        check_message(error.message)
-        error.body()
+
+    def target(data: bytes) -> None:
+        try:
+            document = msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return
+        try:
+            read(document)
+        except RecursionError:
+            assert data.count(b"[") + data.count(b"{") > 100
+        except OpenAIError as error:
+            check_message(error.message)
+            error.body()
+
+    return target
+
+
+chat_request = _reads(read_chat_request)
+completion_request = _reads(read_completion_request)
+responses_request = _reads(read_responses_request)
 
 
 def gateway_app(data: bytes) -> None:

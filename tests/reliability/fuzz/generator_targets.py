@@ -39,12 +39,18 @@ def checked_config_pbtxt(data: bytes) -> None:
     _checked(lambda folder: write(folder, config=data))
 
 
-def checked_start_script(data: bytes) -> None:
+def _with_file(name: str, data: bytes) -> Callable[[Path], object]:
+    """A repository, and a file in it."""
+
     def write_it(folder: Path) -> None:
         write(folder)
-        (folder / "start.sh").write_bytes(data)
+        (folder / name).write_bytes(data)
 
-    _checked(write_it)
+    return write_it
+
+
+def checked_start_script(data: bytes) -> None:
+    _checked(_with_file("start.sh", data))
 
 
 def checked_vllm_script(data: bytes) -> None:
@@ -60,12 +66,7 @@ def checked_vllm_script(data: bytes) -> None:
 
 def checked_manifest(data: bytes) -> None:
     """The manifest of a generated folder."""
-
-    def write_it(folder: Path) -> None:
-        write(folder)
-        (folder / "tensorrt_llm" / "deepseek-triton.json").write_bytes(data)
-
-    _checked(write_it)
+    _checked(_with_file("tensorrt_llm/deepseek-triton.json", data))
     record = _record(data.decode("utf-8", "replace"))
     list(_deployment_diff(Path("folder"), record, {"options": "--gpu h200"}))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from deepseek_backend.contract import INPUTS, SAMPLING_FIELDS
@@ -132,7 +132,7 @@ def mutated_value(value: Any, rng: random.Random) -> Any:
     return any_value(rng)
 
 
-def _document(text: str) -> Any:
+def _document(text: str | bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -182,18 +182,20 @@ def mutated_bytes(data: bytes, rng: random.Random) -> bytes:
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
     """Return a mutant of an input, changed as JSON where it is JSON, and as bytes where it isn't or for a change."""
-    if rng.random() < 0.65:
-        try:
-            document = json.loads(data)
-        except (ValueError, RecursionError):
-            return mutated_bytes(data, rng)
-        try:
-            for _ in range(rng.choice((1, 1, 2, 3))):
-                document = mutated_value(document, rng)
-            return json.dumps(document, ensure_ascii=rng.random() < 0.5).encode("utf-8", "surrogatepass")
-        except (RecursionError, ValueError):  # a number too long to be written
-            return mutated_bytes(data, rng)
-    return mutated_bytes(data, rng)
+    return mutated_json(data, rng) if rng.random() < 0.65 else mutated_bytes(data, rng)
+
+
+def mutated_json(data: bytes, rng: random.Random) -> bytes:
+    """Return a mutant that is changed as JSON, as far as it is JSON and can be written."""
+    document = _document(data)
+    if document is None:
+        return mutated_bytes(data, rng)
+    try:
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            document = mutated_value(document, rng)
+        return json.dumps(document, ensure_ascii=rng.random() < 0.5).encode("utf-8", "surrogatepass")
+    except (RecursionError, ValueError):  # a number too long to be written
+        return mutated_bytes(data, rng)
 
 
 def cuts(data: bytes, most: int = 6) -> Sequence[bytes]:
@@ -201,6 +203,3 @@ def cuts(data: bytes, most: int = 6) -> Sequence[bytes]:
     rng = random.Random(len(data) * 257 + (data[0] if data else 0) + sum(data[-8:]))
     places = sorted(rng.randrange(len(data) + 1) for _ in range(rng.randrange(most)))
     return [data[a:b] for a, b in zip([0, *places], [*places, len(data)], strict=True)]
-
-
-Mutator = Callable[[bytes, random.Random], bytes]

@@ -61,21 +61,73 @@ def _file(data: bytes, name: str) -> Iterator[Path]:
             check_message(line or "-")
 
 
-def _reads(name: str, *errors: type[Exception]) -> Callable[[Callable[[Path], object]], Callable[[bytes], None]]:
-    def made(read: Callable[[Path], object]) -> Callable[[bytes], None]:
-        def target(data: bytes) -> None:
-            with _file(data, name) as path, may_refuse(*errors or (ToolError,)):
-                read(path)
+def _reads(name: str, read: Callable[[Path], object], *errors: type[Exception]) -> Callable[[bytes], None]:
+    """A target that reads a file of this name."""
 
-        target.__doc__ = read.__doc__
-        return target
+    def target(data: bytes) -> None:
+        with _file(data, name) as path, may_refuse(*errors or (ToolError,)):
+            read(path)
 
-    return made
+    return target
 
 
-@_reads("a.pt")
-def torch_archive(path: Path) -> None:
-    read_torch_archive(path, lambda name: True)
+def _reads_text(read: Callable[[str], object], *errors: type[Exception]) -> Callable[[bytes], None]:
+    def target(data: bytes) -> None:
+        with may_refuse(*errors):
+            read(data.decode("utf-8", "replace"))
+
+    return target
+
+
+def _tensors(path: Path) -> None:
+    for tensor in read_tensors(path).values():
+        tensor.read(0, 1)
+
+
+def _answers(path: Path) -> None:
+    with open_answers(path, {"url": "u"}, overwrite=False) as answers:
+        answers.get("a")
+
+
+def _dataset(path: Path) -> None:
+    options = DatasetOptions(file=path)
+    read_conversations(path, options, range(100), count_tokens=lambda texts: [len(text) for text in texts])
+
+
+def _batch(path: Path) -> None:
+    with open_input(path) as file:
+        BatchRows(file, "prompts.jsonl", SamplingParams(), chat=False).check()
+
+
+def _report(text: str) -> None:
+    report = report_from_json(text)
+    list(compare([report, report], Expected()))
+
+
+torch_archive = _reads("a.pt", lambda path: read_torch_archive(path, lambda name: True))
+stored_tensors = _reads("model.safetensors", _tensors)
+checkpoint_manifest = _reads("checkpoint.sha256.json", lambda path: read_manifest(path.parent))
+checksums = _reads("checksums.sha256", lambda path: list(_checksums_in(path)))
+bench_result = _reads("result.json", read_result)
+bench_samples = _reads("requests.jsonl", read_samples)
+bench_dataset = _reads("prompts.jsonl", _dataset)
+kept_answers = _reads("answers.jsonl", _answers)
+task_rows = _reads("rows.jsonl", lambda path: read_rows(path, ("question", "answer")))
+task_table = _reads("rows.csv", lambda path: read_rows(path, ("question", "answer")))
+conversation = _reads("chat.json", Conversation.loaded)
+prompt_messages = _reads("messages.json", read_messages)
+warm_document = _reads("warm.json", measured_rate)
+pace_document = _reads("pace.json", check_pace, ValueError)
+host_file = _reads("hosts", lambda path: read_host_file(path, 8))
+batch_rows = _reads("prompts.jsonl", _batch)
+lock_file = _reads_text(parsed_lock)
+hub_name = _reads_text(parse_hub_name)
+host_report = _reads_text(_report, ValueError)
+"""What another host's `doctor` sends."""
+rank_steps = _reads_text(lambda text: list(_steps(text)))
+"""What the ranks of an exchange print."""
+edited_settings = _reads_text(lambda text: _lines("model.yaml", text))
+"""A file that `plan --diff` compares."""
 
 
 def torch_pickle(data: bytes) -> None:
@@ -87,12 +139,6 @@ def torch_pickle(data: bytes) -> None:
     torch_archive(packed.getvalue())
 
 
-@_reads("model.safetensors")
-def stored_tensors(path: Path) -> None:
-    for tensor in read_tensors(path).values():
-        tensor.read(0, 1)
-
-
 def stored_checkpoint(data: bytes) -> None:
     """The index and config.json, parted by a line of `---`."""
     index, _, config = data.partition(b"\n---\n")
@@ -102,24 +148,6 @@ def stored_checkpoint(data: bytes) -> None:
             open_checkpoint(path.parent)
         with may_refuse(ToolError, UnusableCheckpointError):
             read_config(path.parent)
-
-
-@_reads("checkpoint.sha256.json")
-def checkpoint_manifest(path: Path) -> None:
-    read_manifest(path.parent)
-
-
-@_reads("checksums.sha256")
-def checksums(path: Path) -> None:
-    list(_checksums_in(path))
-
-
-def lock_file(data: bytes) -> None:
-    parsed_lock(data.decode("utf-8", "replace"))
-
-
-def hub_name(data: bytes) -> None:
-    parse_hub_name(data.decode("utf-8", "replace"))
 
 
 def server_log(data: bytes) -> None:
@@ -179,84 +207,3 @@ def checkpoint_of_host(data: bytes) -> None:
         Path(path.parent, "model.safetensors").write_bytes(weights)
         with may_refuse(OSError):
             storage._inspect(Machine(), str(path.parent))
-
-
-def host_report(data: bytes) -> None:
-    """What another host's `doctor` sends."""
-    with may_refuse(ValueError):
-        report = report_from_json(data.decode("utf-8", "replace"))
-        list(compare([report, report], Expected()))
-
-
-def rank_steps(data: bytes) -> None:
-    """What the ranks of an exchange print."""
-    list(_steps(data.decode("utf-8", "replace")))
-
-
-@_reads("result.json")
-def bench_result(path: Path) -> None:
-    read_result(path)
-
-
-@_reads("requests.jsonl")
-def bench_samples(path: Path) -> None:
-    read_samples(path)
-
-
-@_reads("prompts.jsonl")
-def bench_dataset(path: Path) -> None:
-    read_conversations(
-        path, DatasetOptions(file=path), range(100), count_tokens=lambda texts: [len(text) for text in texts]
-    )
-
-
-@_reads("answers.jsonl")
-def kept_answers(path: Path) -> None:
-    with open_answers(path, {"url": "u"}, overwrite=False) as answers:
-        answers.get("a")
-
-
-@_reads("rows.jsonl")
-def task_rows(path: Path) -> None:
-    read_rows(path, ("question", "answer"))
-
-
-@_reads("rows.csv")
-def task_table(path: Path) -> None:
-    read_rows(path, ("question", "answer"))
-
-
-@_reads("chat.json")
-def conversation(path: Path) -> None:
-    Conversation.loaded(path)
-
-
-@_reads("messages.json")
-def prompt_messages(path: Path) -> None:
-    read_messages(path)
-
-
-@_reads("warm.json")
-def warm_document(path: Path) -> None:
-    measured_rate(path)
-
-
-@_reads("pace.json", ValueError)
-def pace_document(path: Path) -> None:
-    check_pace(path)
-
-
-@_reads("hosts")
-def host_file(path: Path) -> None:
-    read_host_file(path, 8)
-
-
-def edited_settings(data: bytes) -> None:
-    """A file that `plan --diff` compares."""
-    _lines("model.yaml", data.decode("utf-8", "replace"))
-
-
-@_reads("prompts.jsonl")
-def batch_rows(path: Path) -> None:
-    with open_input(path) as file:
-        BatchRows(file, "prompts.jsonl", SamplingParams(), chat=False).check()
