@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,15 +23,12 @@ from support.wire import (
     LONG_ANSWER,
     MODEL,
     PROMPT,
-    WAYS,
     Array,
     Fields,
     Outcome,
     Sent,
     Tensors,
-    Way,
     answered,
-    ask,
     events,
     exchange,
     first,
@@ -62,73 +59,61 @@ def llmapi_tensors(prompt: str = PROMPT, *, max_tokens: int = 16) -> dict[str, A
     }
 
 
-@pytest.mark.parametrize("more", [{}, {"sampling_param_return_perf_metrics": True}], ids=["plain", "metrics"])
-def test_llmapi_curl(llmapi_server: ServerProcess, more: dict[str, bool]) -> None:
-    """The lines in tensorrtllm_backend's README and docs/llmapi.md."""
-    body = {"text_input": "The future of AI is", "sampling_param_max_tokens": 10, **more}
+def test_the_curls_of_tensorrt_llms_readmes(llmapi_server):
+    """The lines in tensorrtllm_backend's README and docs/llmapi.md; those of its ensemble have empty lists of words."""
+    for more in ({}, {"sampling_param_return_perf_metrics": True}):
+        body = {"text_input": "The future of AI is", "sampling_param_max_tokens": 10, **more}
+        answer = post(llmapi_server, "generate", body).raise_for_status().json()
+        assert answer["text_output"]
+        assert {"model_name", "model_version"} <= answer.keys()
 
-    answer = post(llmapi_server, "generate", body)
-
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["text_output"]
-    assert {"model_name", "model_version"} <= set(answer.json())
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_llmapi_client_tensors_with_its_parameter(llmapi_server: ServerProcess, streaming: bool) -> None:
-    """It sends the flag as the request parameter "Streaming", capital and all; upstream reads no parameters."""
-    sent = Sent(tensors=llmapi_tensors(), request_id="1", parameters={"Streaming": streaming})
-
-    results = exchange(llmapi_server, sent).all()
-
-    assert joined(results) == generated(llmapi_server)
-    assert {result.get_response().id for result in results} == {"1"}
-
-
-@pytest.mark.parametrize("how", ["tensor", "parameter"])
-def test_llmapi_stream(llmapi_server: ServerProcess, how: str) -> None:
-    tensors = llmapi_tensors(max_tokens=40)
-    if how == "tensor":
-        tensors["streaming"] = flag(True)
-    parameters = {"streaming": True} if how == "parameter" else None
-
-    sent = Sent(tensors=tensors, parameters=parameters, request_id="0", outputs=["text_output"])
-    results = exchange(llmapi_server, sent).all()
-
-    assert len(results) > 1
-    assert joined(results) == generated(llmapi_server, max_tokens=40)
-    assert first(results[0], "text_output")
-
-
-def test_llmapi_stream_over_http(llmapi_server: ServerProcess) -> None:
-    body = {"text_input": PROMPT, "streaming": True, "sampling_param_max_tokens": 40, "sampling_param_temperature": 0.0}
-
-    chunks = list(events(post(llmapi_server, "generate_stream", body)))
-
-    assert len(chunks) > 1
-    assert "".join(chunk["text_output"] for chunk in chunks) == generated(llmapi_server, max_tokens=40)
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_llmapi_flags_put_the_reasons_on_every_response(llmapi_server: ServerProcess, streaming: bool) -> None:
-    """end_to_end_test.py takes the first response it gets and wants all that it asked for in it; "None" will do."""
-    wanted = ["finish_reason", "stop_reason"]
-    tensors = llmapi_tensors() | {f"return_{name}": flag(True) for name in wanted} | {"streaming": flag(streaming)}
-
-    results = exchange(llmapi_server, Sent(tensors=tensors, outputs=["text_output", *wanted])).all()
-
-    reasons = [(first(result, "finish_reason"), first(result, "stop_reason")) for result in results]
-    assert reasons == [("None", "None")] * (len(results) - 1) + [("length", "None")]
-
-
-def test_the_curl_of_tensorrt_llms_ensemble(llmapi_server: ServerProcess) -> None:
-    """The line in tensorrtllm_backend's README, whose lists of words are empty."""
     body = {"text_input": PROMPT, "max_tokens": 16, "bad_words": "", "stop_words": "", "temperature": 0}
-
     assert post(llmapi_server, "generate", body).raise_for_status().json()["text_output"] == generated(llmapi_server)
 
 
-def test_a_client_that_fills_in_what_the_config_requires_sends_the_prompt(llmapi_server: ServerProcess) -> None:
+def test_llmapi_client_tensors_with_its_parameter(llmapi_server):
+    """It sends the flag as the request parameter "Streaming", capital and all; upstream reads no parameters."""
+    for streaming in (False, True):
+        sent = Sent(tensors=llmapi_tensors(), request_id="1", parameters={"Streaming": streaming})
+
+        results = exchange(llmapi_server, sent).all()
+
+        assert joined(results) == generated(llmapi_server)
+        assert {result.get_response().id for result in results} == {"1"}
+
+
+def test_llmapi_streams(llmapi_server):
+    """By a tensor or a parameter, or over HTTP."""
+    expected = generated(llmapi_server, max_tokens=40)
+    tensors = llmapi_tensors(max_tokens=40)
+    for sent in (
+        Sent(tensors=tensors | {"streaming": flag(True)}, request_id="0", outputs=["text_output"]),
+        Sent(tensors=tensors, parameters={"streaming": True}, request_id="0", outputs=["text_output"]),
+    ):
+        results = exchange(llmapi_server, sent).all()
+        assert len(results) > 1
+        assert joined(results) == expected
+        assert first(results[0], "text_output")
+
+    body = {"text_input": PROMPT, "streaming": True, "sampling_param_max_tokens": 40, "sampling_param_temperature": 0.0}
+    chunks = list(events(post(llmapi_server, "generate_stream", body)))
+    assert len(chunks) > 1
+    assert "".join(chunk["text_output"] for chunk in chunks) == expected
+
+
+def test_llmapi_flags_put_the_reasons_on_every_response(llmapi_server):
+    """end_to_end_test.py takes the first response it gets and wants all that it asked for in it; "None" will do."""
+    wanted = ["finish_reason", "stop_reason"]
+    for streaming in (False, True):
+        tensors = llmapi_tensors() | {f"return_{name}": flag(True) for name in wanted} | {"streaming": flag(streaming)}
+
+        results = exchange(llmapi_server, Sent(tensors=tensors, outputs=["text_output", *wanted])).all()
+
+        reasons = [(first(result, "finish_reason"), first(result, "stop_reason")) for result in results]
+        assert reasons == [("None", "None")] * (len(results) - 1) + [("length", "None")]
+
+
+def test_a_client_that_fills_in_what_the_config_requires_sends_the_prompt(llmapi_server):
     """triton_cli: for each input of the configuration that is not optional it makes a tensor, and for no other one."""
     config = httpx.get(f"{url(llmapi_server, 'http')}/v2/models/{MODEL}/config", timeout=20).json()
     required = [tensor["name"] for tensor in config["input"] if not tensor.get("optional")]
@@ -139,18 +124,7 @@ def test_a_client_that_fills_in_what_the_config_requires_sends_the_prompt(llmapi
     assert first(results[0], "text_output")
 
 
-@pytest.mark.parametrize("prompt", [{"messages": '[{"role": "user", "content": "hi"}]'}, {"input_ids": [5, 6]}])
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_an_empty_text_input_may_stand_beside_another_prompt(
-    tiny_server: ServerProcess, way: Way, prompt: Fields
-) -> None:
-    """For clients that send all required inputs; without it the answer is the same."""
-    body = {**prompt, "max_tokens": 8, "temperature": 0}
-
-    assert ask(tiny_server, way, {**body, "text_input": ""}).answer() == ask(tiny_server, way, body).answer()
-
-
-def test_llmapi_every_sampling_tensor(tiny_server: ServerProcess) -> None:
+def test_llmapi_every_sampling_tensor(tiny_server):
     tensors = llmapi_tensors() | {
         "sampling_param_best_of": np.array([1], dtype=np.int32),
         "sampling_param_temperature": np.array([0.8], dtype=np.float32),
@@ -175,7 +149,7 @@ def test_llmapi_every_sampling_tensor(tiny_server: ServerProcess) -> None:
     assert result.as_numpy("cumulative_logprob")[0] < 0
 
 
-def test_llmapi_stop_request_ends_the_one_with_its_id(simulated_server: ServerProcess) -> None:
+def test_llmapi_stop_request_ends_the_one_with_its_id(simulated_server):
     """The stop request has an empty text_input, and a stream of its own."""
     received: list[Any] = []
     stopped: list[Outcome] = []
@@ -198,19 +172,7 @@ def test_llmapi_stop_request_ends_the_one_with_its_id(simulated_server: ServerPr
     assert stopped[0].only_error().startswith("[E_CANCELLED] request cancelled by client")
 
 
-def test_llmapi_stop_request_for_nothing_leaves_the_server_well(tiny_server: ServerProcess) -> None:
-    """For an id that never was, then for one that is done."""
-    stop = Sent(tensors={"text_input": strings(""), "stop": flag(True)}, request_id="1")
-    texts = []
-
-    for _ in range(2):
-        assert "[E_CANCELLED]" in exchange(tiny_server, stop).only_error()
-        texts.append(joined(exchange(tiny_server, Sent(tensors=llmapi_tensors(), request_id="1")).all()))
-
-    assert texts == [generated(tiny_server)] * 2
-
-
-def test_llmapi_request_id_header_is_no_request_id(tiny_server: ServerProcess) -> None:
+def test_llmapi_request_id_header_is_no_request_id(tiny_server):
     """Upstream's README cancels by this header, which Triton does not read; "id" in the body is the way."""
     body = {"text_input": PROMPT, "sampling_param_max_tokens": 16, "sampling_param_temperature": 0.0}
 
@@ -220,12 +182,12 @@ def test_llmapi_request_id_header_is_no_request_id(tiny_server: ServerProcess) -
     assert "id" not in answer.json()
 
 
-@pytest.mark.parametrize("scheme", ["grpc", "http"])
-def test_unary_requests_are_refused_by_triton(tiny_server: ServerProcess, scheme: str) -> None:
+def test_unary_requests_are_refused_by_triton(tiny_server):
     """As by upstream's model with `decoupled: True`, which its streaming needs as well. `build --no-decoupled` makes a
     model that takes them (test_not_decoupled)."""
-    with pytest.raises(triton.InferenceServerException, match="decoupled transaction policy"):
-        infer(tiny_server, scheme, llmapi_tensors(), request_id="1")
+    for scheme in ("grpc", "http"):
+        with pytest.raises(triton.InferenceServerException, match="decoupled transaction policy"):
+            infer(tiny_server, scheme, llmapi_tensors(), request_id="1")
 
 
 # --- Clients of Triton's vLLM backend: stream, sampling_parameters as JSON, exclude_input_in_output, return_* ---
@@ -249,47 +211,42 @@ def vllm_tensors(prompt: str = PROMPT, *, stream: bool, sampling: Fields | None 
     return tensors
 
 
-def test_vllm_curl(tiny_server: ServerProcess) -> None:
-    body = {"text_input": PROMPT, "parameters": {"stream": False, "temperature": 0}}
+def test_vllm_curls(tiny_server):
+    fields = {"temperature": 0, "max_tokens": 24}
+    expected = generated(tiny_server, max_tokens=24)
+    answer = post(tiny_server, "generate", {"text_input": PROMPT, "parameters": {"stream": False, **fields}})
+    streamed = post(tiny_server, "generate_stream", {"text_input": PROMPT, "parameters": {"stream": True, **fields}})
 
-    answer = post(tiny_server, "generate", body)
+    chunks = list(events(streamed))
 
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["text_output"] == generated(tiny_server, max_tokens=256)
-
-
-def test_vllm_curl_streamed(tiny_server: ServerProcess) -> None:
-    body = {"text_input": PROMPT, "parameters": {"stream": True, "temperature": 0, "max_tokens": 24}}
-
-    chunks = list(events(post(tiny_server, "generate_stream", body)))
-
+    assert answer.raise_for_status().json()["text_output"] == expected
     assert len(chunks) > 1
-    assert "".join(chunk["text_output"] for chunk in chunks) == generated(tiny_server, max_tokens=24)
+    assert "".join(chunk["text_output"] for chunk in chunks) == expected
 
 
-@pytest.mark.parametrize(("stream", "exclude"), [(False, False), (False, True), (True, True)])
-@pytest.mark.parametrize("as_tensor", [True, False], ids=["tensor and parameters", "parameters alone"])
-def test_vllm_sample_client(tiny_server: ServerProcess, stream: bool, exclude: bool, as_tensor: bool) -> None:
+def test_vllm_sample_client(tiny_server):
     """samples/client.py: many prompts on one stream, told apart by id; the sampling fields sent twice, as strings."""
-    prompts = ["Hello, my name is", PROMPT, "The future of AI is"]
-    requests = [
-        Sent(
-            tensors=vllm_tensors(prompt, stream=stream, sampling=VLLM_SAMPLING if as_tensor else None)
-            | {"exclude_input_in_output": flag(exclude)},
-            parameters=VLLM_SAMPLING,
-            request_id=str(number),
-            outputs=["text_output"],
-        )
-        for number, prompt in enumerate(prompts)
-    ]
+    prompts = ["Hello, my name is", PROMPT]
+    answers = [generated(tiny_server, prompt, max_tokens=24) for prompt in prompts]
+    for stream, exclude, sampling in ((False, False, VLLM_SAMPLING), (False, True, None), (True, True, VLLM_SAMPLING)):
+        requests = [
+            Sent(
+                tensors=vllm_tensors(prompt, stream=stream, sampling=sampling)
+                | {"exclude_input_in_output": flag(exclude)},
+                parameters=VLLM_SAMPLING,
+                request_id=str(number),
+                outputs=["text_output"],
+            )
+            for number, prompt in enumerate(prompts)
+        ]
 
-    texts = texts_by_id(exchange(tiny_server, *requests).all())
+        texts = texts_by_id(exchange(tiny_server, *requests).all())
 
-    expected = [("" if exclude else prompt) + generated(tiny_server, prompt, max_tokens=24) for prompt in prompts]
-    assert [texts[str(number)] for number in range(len(prompts))] == expected
+        wanted = [("" if exclude else prompt) + answer for prompt, answer in zip(prompts, answers, strict=True)]
+        assert texts == {str(number): text for number, text in enumerate(wanted)}
 
 
-def test_vllm_sample_client_goes_on_after_an_error(tiny_server: ServerProcess) -> None:
+def test_vllm_sample_client_goes_on_after_an_error(tiny_server):
     good = vllm_tensors(stream=True, sampling=VLLM_SAMPLING)
     bad = vllm_tensors(stream=True, sampling=VLLM_SAMPLING | {"temperature": "hot"})
 
@@ -302,55 +259,48 @@ def test_vllm_sample_client_goes_on_after_an_error(tiny_server: ServerProcess) -
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("name", VLLM_FLAGS)
-def test_vllm_flag_puts_its_output_on_every_response(tiny_server: ServerProcess, stream: bool, name: str) -> None:
-    sampling: Fields = VLLM_SAMPLING | ({"logprobs": 2} if name == "return_logprobs" else {})
-    tensors = vllm_tensors(stream=stream, sampling=sampling) | {name: flag(True)}
-
-    results = exchange(tiny_server, Sent(tensors=tensors)).all()
+def test_vllm_flags_put_their_outputs_on_every_response(tiny_server, stream):
+    """The reason is "None" until the end, and the counts of a stream add up."""
+    flags = {name: flag(True) for name in VLLM_FLAGS}
+    results = exchange(tiny_server, Sent(tensors=vllm_tensors(stream=stream, sampling=VLLM_SAMPLING) | flags)).all()
 
     assert len(results) > 1 if stream else len(results) == 1
-    assert [result.as_numpy(VLLM_FLAGS[name]).shape for result in results] == [(1,)] * len(results)
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_vllm_finish_reason_is_none_until_the_end(tiny_server: ServerProcess, stream: bool) -> None:
-    tensors = vllm_tensors(stream=stream, sampling=VLLM_SAMPLING) | {"return_finish_reason": flag(True)}
-
-    results = exchange(tiny_server, Sent(tensors=tensors)).all()
-
+    for name in VLLM_FLAGS.values():
+        assert [result.as_numpy(name).shape for result in results] == [(1,)] * len(results)
     assert [first(result, "finish_reason") for result in results] == ["None"] * (len(results) - 1) + ["length"]
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_vllm_counts_add_up(tiny_server: ServerProcess, stream: bool) -> None:
-    flags = {"return_num_input_tokens": flag(True), "return_num_output_tokens": flag(True)}
-    tensors = vllm_tensors(stream=stream, sampling=VLLM_SAMPLING) | flags
-
-    results = exchange(tiny_server, Sent(tensors=tensors)).all()
-
-    counts = [int(result.as_numpy("num_output_tokens")[0]) for result in results]
-    assert sum(counts) == 24
+    assert sum(int(result.as_numpy("num_output_tokens")[0]) for result in results) == 24
     assert len({int(result.as_numpy("num_input_tokens")[0]) for result in results}) == 1
+    assert all(isinstance(json.loads(first(result, "logprobs")), list | None) for result in results)  # null there
+
+    flags = {name: flag(False) for name in VLLM_FLAGS}
+    results = exchange(tiny_server, Sent(tensors=vllm_tensors(stream=stream, sampling=VLLM_SAMPLING) | flags)).all()
+    assert joined(results) == generated(tiny_server, max_tokens=24)
+    for name in ("logprobs", "cumulative_logprob"):
+        assert all(result.as_numpy(name) is None for result in results)
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("many", [0, 2, "2"])
-def test_vllm_logprobs_are_json(tiny_server: ServerProcess, stream: bool, many: int | str) -> None:
-    """Each token's likeliest, and itself, by token id as a string; as many tokens as the response counts."""
-    flags = {"return_logprobs": flag(True), "return_num_output_tokens": flag(True)}
+@pytest.mark.parametrize(("stream", "many"), [(True, 0), (True, 2), (False, "2")])
+def test_vllm_logprobs_are_json(tiny_server, stream, many):
+    """Each token's likeliest, and itself, by token id as a string; as many tokens as the response counts. The
+    cumulative one is the sum so far."""
+    flags = {f"return_{name}": flag(True) for name in ("logprobs", "num_output_tokens", "cumulative_logprob")}
     tensors = vllm_tensors(stream=stream, sampling=VLLM_SAMPLING | {"logprobs": many}) | flags
 
     results = exchange(tiny_server, Sent(tensors=tensors)).all()
 
-    tokens = []
+    text, total = "", 0.0
     for result in results:
         positions = json.loads(first(result, "logprobs"))
         assert len(positions) == int(result.as_numpy("num_output_tokens")[0])
         for position in positions:
             _check_position(position, int(many))
-            tokens += [entry["decoded_token"] for entry in position.values() if entry["rank"] == 1]
-    assert "".join(tokens) == joined(results)
+            likeliest = next(entry for entry in position.values() if entry["rank"] == 1)
+            text += likeliest["decoded_token"]
+            total += likeliest["logprob"]
+        so_far = result.as_numpy("cumulative_logprob")
+        assert so_far.dtype == np.float32
+        assert so_far.tolist() == pytest.approx([total], rel=1e-4)
+    assert text == joined(results)
 
 
 def _check_position(position: Mapping[str, Mapping[str, object]], many: int) -> None:
@@ -360,41 +310,7 @@ def _check_position(position: Mapping[str, Mapping[str, object]], many: int) -> 
     for entry in position.values():
         types = {name: type(value) for name, value in entry.items()}
         assert types == {"logprob": float, "rank": int, "decoded_token": str}
-    assert sorted(str(entry["rank"]) for entry in position.values()).count("1") == 1
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_vllm_logprobs_where_no_number_was_asked_for(tiny_server: ServerProcess, stream: bool) -> None:
-    """null there; here a list may stand too, for who expects null looks at nothing more."""
-    tensors = vllm_tensors(stream=stream, sampling=VLLM_SAMPLING) | {"return_logprobs": flag(True)}
-
-    results = exchange(tiny_server, Sent(tensors=tensors)).all()
-
-    assert all(isinstance(json.loads(first(result, "logprobs")), list | None) for result in results)
-
-
-def test_vllm_cumulative_logprob_is_the_sum_so_far(tiny_server: ServerProcess) -> None:
-    flags = {"return_cumulative_logprob": flag(True), "return_logprobs": flag(True)}
-    tensors = vllm_tensors(stream=True, sampling=VLLM_SAMPLING | {"logprobs": 0}) | flags
-
-    total = 0.0
-    for result in exchange(tiny_server, Sent(tensors=tensors)).all():
-        positions = json.loads(first(result, "logprobs"))
-        total += sum(entry["logprob"] for position in positions for entry in position.values())
-        so_far = result.as_numpy("cumulative_logprob")
-        assert so_far.dtype == np.float32
-        assert so_far.tolist() == pytest.approx([total], rel=1e-4)
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_vllm_flags_that_are_false_ask_for_nothing(tiny_server: ServerProcess, stream: bool) -> None:
-    tensors = vllm_tensors(stream=stream, sampling=VLLM_SAMPLING) | {name: flag(False) for name in VLLM_FLAGS}
-
-    results = exchange(tiny_server, Sent(tensors=tensors)).all()
-
-    assert joined(results) == generated(tiny_server, max_tokens=24)
-    assert all(result.as_numpy("logprobs") is None for result in results)
-    assert all(result.as_numpy("cumulative_logprob") is None for result in results)
+    assert [entry["rank"] for entry in position.values()].count(1) == 1
 
 
 # --- Triton's OpenAI front end, vLLM format: it is in one process with the server; here the same goes over gRPC ---
@@ -402,11 +318,10 @@ def test_vllm_flags_that_are_false_ask_for_nothing(tiny_server: ServerProcess, s
 
 @dataclass(frozen=True, kw_only=True)
 class FrontEndAnswer:
-    """What the front end makes of Triton's responses."""
+    """What the front end makes of Triton's responses. Its finish reason is "stop" whatever the model says."""
 
     text: str
-    finish_reason: str | None
-    """Its own: "stop" with the final response, whatever the model says."""
+    num_texts: int
     usage: tuple[int, int] | None
     tokens: list[str]
     text_offsets: list[int]
@@ -444,16 +359,12 @@ def echo_tensor(server: ServerProcess) -> str:
 def front_end(server: ServerProcess, tensors: Tensors) -> FrontEndAnswer:
     """Every response counts, an empty final one too: not streamed there may be that one besides the text's own."""
     results = exchange(server, Sent(tensors=tensors), empty_final=True).all()
-    assert [_is_final(result) for result in results] == [False] * (len(results) - 1) + [True]
-    if tensors["stream"][0]:
-        return _read_stream(results)
-    assert len(results) <= 2
-    return _read_stream(results[:1])
-
-
-def _read_stream(results: Sequence[Any]) -> FrontEndAnswer:
+    finals = [result.get_response().parameters["triton_final_response"].bool_param for result in results]
+    assert finals == [False] * (len(results) - 1) + [True]
+    if not tensors["stream"][0]:
+        assert len(results) <= 2
+        results = results[:1]
     text, tokens, offsets = "", [], []
-    usages = [usage for usage in map(_read_usage, results) if usage]
     for result in results:
         at = len(text)
         for token in _read_tokens(result):
@@ -461,18 +372,14 @@ def _read_stream(results: Sequence[Any]) -> FrontEndAnswer:
             offsets.append(at)
             at += len(token)
         text += _read_text(result)
+    usages = [usage for usage in map(_read_usage, results) if usage]
     return FrontEndAnswer(
         text=text,
-        finish_reason="stop",
+        num_texts=len([result for result in results if _read_text(result)]),
         usage=(usages[0][0], sum(output for _, output in usages)) if usages else None,
         tokens=tokens,
         text_offsets=offsets,
     )
-
-
-def _is_final(result: Any) -> bool:
-    final: bool = result.get_response().parameters["triton_final_response"].bool_param
-    return final
 
 
 def _read_text(result: Any) -> str:
@@ -506,58 +413,50 @@ def _read_tokens(result: Any) -> list[str]:
     return [str(entries[0]["decoded_token"]) for entries in ranked]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_front_end_completion(llmapi_server: ServerProcess, stream: bool) -> None:
-    answer = front_end(llmapi_server, front_end_tensors(llmapi_server, COMPLETION | {"max_tokens": 24}, stream=stream))
+def test_front_end_completion(llmapi_server):
+    """It passes each text on as it is, so that what is no increment would come out twice."""
+    whole, streamed = (
+        front_end(llmapi_server, front_end_tensors(llmapi_server, COMPLETION | {"max_tokens": 40}, stream=stream))
+        for stream in (False, True)
+    )
 
-    plain = answered(llmapi_server, max_tokens=24)
-    assert answer.text == plain["text_output"]
-    assert answer.usage == (plain["num_input_tokens"], plain["num_output_tokens"])
-    assert answer.tokens == []
-
-
-def test_front_end_streams_in_increments(tiny_server: ServerProcess) -> None:
-    """It passes each text on as it is; what is not an increment would come out twice."""
-    tensors = front_end_tensors(tiny_server, COMPLETION | {"max_tokens": 40}, stream=True)
-
-    results = exchange(tiny_server, Sent(tensors=tensors), empty_final=True).all()
-
-    texts = [_read_text(result) for result in results]
-    assert len([text for text in texts if text]) > 4
-    assert "".join(texts) == generated(tiny_server, max_tokens=40)
+    plain = answered(llmapi_server, max_tokens=40)
+    assert whole.text == streamed.text == plain["text_output"]
+    assert whole.usage == streamed.usage == (plain["num_input_tokens"], plain["num_output_tokens"])
+    assert whole.tokens == streamed.tokens == []
+    assert whole.num_texts == 1
+    assert streamed.num_texts > 4
 
 
-def test_front_end_chat_is_the_same_streamed_and_not(tiny_server: ServerProcess) -> None:
+def test_front_end_chat_is_the_same_streamed_and_not(tiny_server):
     whole, streamed = (
         front_end(tiny_server, front_end_tensors(tiny_server, CHAT | {"max_tokens": 24}, stream=stream))
         for stream in (False, True)
     )
 
-    assert whole == streamed
+    assert (whole.text, whole.usage) == (streamed.text, streamed.usage)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("as_list", [False, True])
-def test_front_end_stop_strings(tiny_server: ServerProcess, stream: bool, as_list: bool) -> None:
+def test_front_end_stop_strings(tiny_server):
     """`stop` in the JSON is what the user wrote: one string, or a list."""
     text = generated(tiny_server, max_tokens=24)
     stop = text[len(text) // 2 :][:4]
-    sampling = COMPLETION | {"max_tokens": 24, "stop": [stop] if as_list else stop}
+    for stream, stops in ((True, stop), (False, [stop])):
+        sampling = COMPLETION | {"max_tokens": 24, "stop": stops}
 
-    answer = front_end(tiny_server, front_end_tensors(tiny_server, sampling, stream=stream))
+        answer = front_end(tiny_server, front_end_tensors(tiny_server, sampling, stream=stream))
 
-    assert answer.text == text[: text.index(stop)]
+        assert answer.text == text[: text.index(stop)]
 
 
-def test_front_end_echo(tiny_server: ServerProcess) -> None:
+def test_front_end_echo(tiny_server):
     tensors = front_end_tensors(tiny_server, COMPLETION | {"max_tokens": 8}, stream=False, echo=True)
 
     assert front_end(tiny_server, tensors).text == PROMPT + generated(tiny_server, max_tokens=8)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("many", [1, 5])
-def test_front_end_logprobs(tiny_server: ServerProcess, stream: bool, many: int) -> None:
+@pytest.mark.parametrize(("stream", "many"), [(False, 1), (True, 5)])
+def test_front_end_logprobs(tiny_server, stream, many):
     sampling = COMPLETION | {"max_tokens": 24}
 
     answer = front_end(tiny_server, front_end_tensors(tiny_server, sampling, stream=stream, logprobs=many))
@@ -568,57 +467,46 @@ def test_front_end_logprobs(tiny_server: ServerProcess, stream: bool, many: int)
         assert answer.text[at:].startswith(token)
 
 
-@pytest.mark.parametrize("extra", [{"best_of": 1}, {"logprobs": False}], ids=["completion", "chat"])
-def test_front_end_of_older_releases(tiny_server: ServerProcess, extra: dict[str, object]) -> None:
+def test_front_end_of_older_releases(tiny_server):
     """Four tensors until 25.06; a completion's best_of until 25.12, and chat's `logprobs: false` until 25.11."""
-    tensors = {
-        "text_input": strings(PROMPT),
-        "stream": flag(True),
-        "exclude_input_in_output": flag(True),
-        "sampling_parameters": strings(json.dumps(COMPLETION | {"max_tokens": 24} | extra)),
-    }
+    for extra in ({"best_of": 1}, {"logprobs": False}):
+        tensors = {
+            "text_input": strings(PROMPT),
+            "stream": flag(True),
+            "exclude_input_in_output": flag(True),
+            "sampling_parameters": strings(json.dumps(COMPLETION | {"max_tokens": 24} | extra)),
+        }
 
-    assert front_end(tiny_server, tensors).text == generated(tiny_server, max_tokens=24)
+        assert front_end(tiny_server, tensors).text == generated(tiny_server, max_tokens=24)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_front_end_gets_an_error_instead_of_a_response(tiny_server: ServerProcess, stream: bool) -> None:
+def test_front_end_gets_an_error_instead_of_a_response(tiny_server):
     """It raises what Triton raises: status 500 with this message, or a stream that breaks off."""
-    tensors = front_end_tensors(tiny_server, COMPLETION | {"max_tokens": 0}, stream=stream)
+    for stream in (False, True):
+        tensors = front_end_tensors(tiny_server, COMPLETION | {"max_tokens": 0}, stream=stream)
 
-    message = exchange(tiny_server, Sent(tensors=tensors)).only_error()
+        message = exchange(tiny_server, Sent(tensors=tensors)).only_error()
 
-    assert message.startswith("[E_INVALID_ARGUMENT] max_tokens: ")
+        assert message.startswith("[E_INVALID_ARGUMENT] max_tokens: ")
 
 
 # --- The TensorRT-LLM format: a batch dimension, and the plain names as inputs. Refused before the backend sees it ---
 
 
-def trtllm_format(**more: Array) -> dict[str, Array]:
-    return {
-        "text_input": np.array([[PROMPT.encode()]], dtype=np.object_),
-        "stream": np.array([[False]]),
-        **more,
+def test_front_end_trtllm_format_is_refused(tiny_server):
+    """The front end's choice for a Python backend; `--backend vllm` is what its users need. The clients of
+    inflight_batcher_llm, with no more than the two names that this model has too, are refused for the shape."""
+    two_names = {"text_input": np.array([[PROMPT.encode()]], dtype=np.object_), "stream": np.array([[False]])}
+    tensors = {
+        **two_names,
+        "max_tokens": np.array([[16]], dtype=np.int32),
+        "temperature": np.array([[0.0]], dtype=np.float32),
+        "return_num_input_tokens": np.array([[True]]),
+        "return_num_output_tokens": np.array([[True]]),
     }
 
-
-def test_front_end_trtllm_format_is_refused(tiny_server: ServerProcess) -> None:
-    """The front end's choice for a Python backend; `--backend vllm` is what its users need."""
-    tensors = trtllm_format(
-        max_tokens=np.array([[16]], dtype=np.int32),
-        temperature=np.array([[0.0]], dtype=np.float32),
-        return_num_input_tokens=np.array([[True]]),
-        return_num_output_tokens=np.array([[True]]),
-    )
-
     message = exchange(tiny_server, Sent(tensors=tensors)).only_error()
-
     assert re.search(r"unexpected inference input '(max_tokens|temperature)' for model 'tensorrt_llm'", message)
-
-
-def test_a_batch_dimension_is_refused(tiny_server: ServerProcess) -> None:
-    """inflight_batcher_llm's clients, with no more than the two names that this model has too."""
-    message = exchange(tiny_server, Sent(tensors=trtllm_format())).only_error()
-
+    message = exchange(tiny_server, Sent(tensors=two_names)).only_error()
     assert "unexpected shape for input" in message
     assert "got [1,1]" in message
