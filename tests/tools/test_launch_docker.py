@@ -7,11 +7,12 @@ import subprocess
 
 import pytest
 
-from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.launching import containers
 from deepseek_triton_tools.launching.stop_times import StopTimes
 from support.cached_checkpoint import write_checkpoint
+from support.commands import run_command
 from support.recording import become_by, recording
+from support.servers import build
 from support.supervising import free_ports, port_options
 
 IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
@@ -27,32 +28,26 @@ def _surroundings(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models") / "R1"
-    write_checkpoint(folder)
-    return folder
+def repository(tmp_path_factory):
+    """Beside its checkpoint."""
+    folder = tmp_path_factory.mktemp("built")
+    write_checkpoint(folder / "R1")
+    return build(folder / "repository", "deepseek-r1", "--gpu", "h200", "--model", str(folder / "R1"))
 
 
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory, checkpoint):
-    folder = tmp_path_factory.mktemp("built") / "repository"
-    build = ["build", "deepseek-r1", "--gpu", "h200", "--model", str(checkpoint), "--output", str(folder)]
-    assert main(build) == 0
-    return folder
+def dry_run(form, folder, *options):
+    return run_command("launch", form, str(folder), "--dry-run", *map(str, options))
 
 
 @pytest.fixture
-def launched(tmp_path, monkeypatch, capsys):
+def launched(tmp_path, monkeypatch):
     """Run the printed text, check that the command becomes the same text, and return docker's arguments."""
     docker = recording(tmp_path / "bin", "docker")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
 
-    def run(*argv):
-        capsys.readouterr()
-        assert main(["launch", *map(str, [*argv[:2], "--dry-run", *argv[2:]])]) == 0
-        text = capsys.readouterr().out
-        assert max(len(line) for line in text.splitlines() if line.lstrip().startswith("#")) <= 120
-        command = become_by(monkeypatch, "launch", *map(str, argv))
+    def run(folder, *options):
+        text = dry_run("docker", folder, *options).stdout
+        command = become_by(monkeypatch, "launch", "docker", *map(str, (folder, *options)))
         assert command == ["bash", "-c", text, "launch"]
         subprocess.run(command, check=True)
         args: list[str] = docker.calls[-1]["args"]
@@ -77,8 +72,9 @@ def environment(args):
     return dict(value.partition("=")[::2] for value in values(args, "--env"))
 
 
-def test_the_container_has_all_that_the_server_needs(launched, repository, checkpoint, tmp_path):
-    args = launched("docker", repository, "--exit-timeout", "60", "--", "--log-verbose", "1")
+def test_the_container_has_all_that_the_server_needs(launched, repository, tmp_path):
+    checkpoint = repository.parent / "R1"
+    args = launched(repository, "--exit-timeout", "60", "--", "--log-verbose", "1")
     assert args[-4:] == [IMAGE, f"{repository}/start.sh", "--log-verbose", "1"]
     cache = tmp_path / "cache/deepseek-triton/kernels/nvcr.io_nvidia_tritonserver_26.07-trtllm-python-py3-h200"
     assert mounts(args) == {
@@ -126,45 +122,46 @@ def test_options(launched, repository):
         ("--ready-within 0 --max-restarts 0", ["READY_WITHIN=0", "MAX_RESTARTS=0"], []),
     ]
     for options, present, absent in cases:
-        line = " ".join(launched("docker", repository, *options.split()))
+        line = " ".join(launched(repository, *options.split()))
         assert ([text for text in present if text not in line], options) == ([], options)
         assert ([text for text in absent if text in line], options) == ([], options)
 
 
-def test_a_name_of_the_hub_is_looked_for_in_the_cache(launched, tmp_path, monkeypatch):
+def test_a_name_of_the_hub_is_looked_for_in_the_cache(launched, launchable, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
-    folder = str(tmp_path / "hub-r1")
-    assert main(["build", "deepseek-r1", "--gpu", "h200", "--output", folder]) == 0
-    args = launched("docker", folder)
+    args = launched(launchable / "r1")
     assert mounts(args)[str(tmp_path / "hub")] == (str(tmp_path / "hub"), False)
     assert environment(args)["HF_HUB_CACHE"] == str(tmp_path / "hub")
     assert "HF_TOKEN" in values(args, "--env")
     assert "secret" not in " ".join(args)
 
 
-def test_paths_with_special_characters_work(launched, tmp_path):
-    folder, kept = tmp_path / AWKWARD / "tiny", tmp_path / AWKWARD / "kept"
-    folder.parent.mkdir()
-    assert main(["build", "tiny", "--output", str(folder)]) == 0
-    ready = tmp_path / AWKWARD / "ready"
+@pytest.fixture
+def awkward(tmp_path, launchable):
+    """A repository, the path of which has every special character."""
+    shutil.copytree(launchable / "tiny", tmp_path / AWKWARD / "tiny")
+    return tmp_path / AWKWARD / "tiny"
+
+
+def test_paths_with_special_characters_work(launched, awkward):
+    kept, ready = awkward.parent / "kept", awkward.parent / "ready"
     more = ["--image", "mine", "--cache-dir", kept, "--ready-file", ready, "--env", f"ODD={AWKWARD}"]
-    args = launched("docker", folder, *more, "--", "--log-info=a b")
-    assert args[-2:] == [f"{folder}/start.sh", "--log-info=a b"]
-    assert mounts(args)[str(folder)] == (str(folder), True)
+    args = launched(awkward, *more, "--", "--log-info=a b")
+    assert args[-2:] == [f"{awkward}/start.sh", "--log-info=a b"]
+    assert mounts(args)[str(awkward)] == (str(awkward), True)
     assert mounts(args)[containers.KERNELS_MOUNT] == (f"{kept}/mine-cpu", False)
     assert mounts(args)[str(ready.parent)] == (str(ready.parent), False)
     assert environment(args)["ODD"] == AWKWARD
     assert "--gpus" not in args
-    args = launched("docker", folder, "--image", "mine", "--gpus", "GPU-1a2b-3c")
+    args = launched(awkward, "--image", "mine", "--gpus", "GPU-1a2b-3c")
     assert values(args, "--gpus") == ['"device=GPU-1a2b-3c"']  # one of several by its UUID
 
 
 @pytest.mark.slow
-def test_what_docker_or_the_engine_would_refuse_is_refused(launched, repository, tmp_path, capsys):
+def test_what_docker_or_the_engine_would_refuse_is_refused(launched, repository, launchable, tmp_path):
     blank = tmp_path / "with blank"
     shutil.copytree(repository, blank)
-    assert launched("docker", blank)[-1] == f"{blank}/start.sh"
-    assert main(["build", "tiny", "--output", str(tmp_path / "tiny")]) == 0
+    assert launched(blank)[-1] == f"{blank}/start.sh"
     cases = [
         (repository, ["--gpus", "some"], "--gpus: expected all, none, a number or devices"),
         (repository, ["--gpus", "4"], "takes 8 GPUs of each node, got 4"),
@@ -173,60 +170,42 @@ def test_what_docker_or_the_engine_would_refuse_is_refused(launched, repository,
         (repository, ["--name", "a"], "two of them at least, got a"),
         (repository, ["--ipc-host", "--shm-size", "1G"], "--ipc-host uses the machine's /dev/shm"),
         (blank, ["--", "--log-file", "a b"], "trtllm-llmapi-launch splits words"),
-        (tmp_path / "tiny", [], "was planned for no container: name with --image one"),
+        (launchable / "tiny", [], "was planned for no container: name with --image one"),
     ]
     for folder, options, expected in cases:
-        capsys.readouterr()
-        assert main(["launch", "docker", str(folder), "--dry-run", *options]) == 2
-        [line] = capsys.readouterr().err.splitlines()
-        assert expected in line
+        refused = dry_run("docker", folder, *options)
+        [line] = refused.stderr.splitlines()
+        assert (refused.returncode, expected in line) == (2, True), line
 
 
-def test_a_checkpoint_that_is_not_here_is_printed_but_not_run(tmp_path, monkeypatch, capsys):
+def test_a_checkpoint_that_is_not_here_is_printed_but_not_run(launchable, tmp_path, monkeypatch):
     recorded = recording(tmp_path / "bin", "docker")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    repository, checkpoint = str(tmp_path / "repository"), tmp_path / "gone"
-    assert main(["build", "deepseek-r1", "--gpu", "h200", "--model", str(checkpoint), "--output", repository]) == 0
-    capsys.readouterr()
-    assert main(["launch", "docker", repository]) == 1
-    assert f"the checkpoint {checkpoint} is not on this machine" in capsys.readouterr().err
+    refused = run_command("launch", "docker", str(launchable / "one"))
+    assert (refused.returncode, "the checkpoint /models/R1 is not on" in refused.stderr) == (1, True)
     assert recorded.calls == []
-    assert main(["launch", "docker", repository, "--dry-run"]) == 0
-    captured = capsys.readouterr()
-    assert captured.err.startswith("note: the checkpoint ")
-    assert "exec" in captured.out
+    shown = dry_run("docker", launchable / "one")
+    assert (shown.returncode, shown.stderr[:21], "exec" in shown.stdout) == (0, "note: the checkpoint ", True)
 
 
 @pytest.mark.skipif(shutil.which("docker") is None, reason="docker is not installed")
-def test_docker_itself_takes_the_command(tmp_path, capsys):
+def test_docker_itself_takes_the_command(awkward, tmp_path):
     """There is no daemon. docker parses the whole command before it looks for one."""
-    folder = tmp_path / AWKWARD / "tiny"
-    folder.parent.mkdir()
-    assert main(["build", "tiny", "--output", str(folder)]) == 0
-    capsys.readouterr()
-    options = ["--image", "mine:1", "--gpus", "0,3", "--restart", "on-failure:3", "--network", "bridge"]
-    assert main(["launch", "docker", str(folder), "--dry-run", *options]) == 0
-    text = capsys.readouterr().out
+    text = dry_run("docker", awkward, "--image", "mine:1", "--gpus", "0,3", "--restart", "on-failure:3").stdout
     nowhere = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/nobody", "DOCKER_CONFIG": str(tmp_path)}
     done = subprocess.run(["bash", "-c", text], env=nowhere, capture_output=True, text=True)
-    assert "nobody" in done.stderr, done.stderr
-    assert "invalid" not in done.stderr
+    assert ("nobody" in done.stderr, "invalid" in done.stderr) == (True, False), done.stderr
 
 
 @pytest.mark.slow
-def test_local_runs_start_sh_with_its_variables(tmp_path, monkeypatch, capfd):
-    folder = tmp_path / AWKWARD / "tiny"
-    folder.parent.mkdir()
-    assert main(["build", "tiny", "--output", str(folder)]) == 0
+def test_local_runs_start_sh_with_its_variables(awkward, tmp_path, monkeypatch):
     server = recording(tmp_path / "bin", "tritonserver", after="sys.exit(7)")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     ports = free_ports(3)
-    argv = ["launch", "local", str(folder), *port_options(ports), "--env", "ODD=a b", "--", "--log-info=a b"]
-    capfd.readouterr()
-    assert main([*argv[:3], "--dry-run", *argv[3:]]) == 0
-    text = capfd.readouterr().out
+    options = [*port_options(ports), "--env", "ODD=a b", "--", "--log-info=a b"]
+    text = dry_run("local", awkward, *options).stdout
     assert "#     tritonserver \\\n" in text
-    command = become_by(monkeypatch, *argv)
+    command = become_by(monkeypatch, "launch", "local", str(awkward), *options)
     assert command == ["bash", "-c", text, "launch"]
     done = subprocess.run(command, capture_output=True)
     assert done.returncode == 7, done.stderr
@@ -239,13 +218,9 @@ def test_local_runs_start_sh_with_its_variables(tmp_path, monkeypatch, capfd):
     assert (call["args"][-1], call["env"]["ODD"]) == ("--log-info=a b", "a b")
 
 
-@pytest.mark.slow
-def test_local_takes_the_wheels_server_where_there_is_no_other(tmp_path, monkeypatch, capsys):
+def test_local_takes_the_wheels_server_where_there_is_no_other(launchable, monkeypatch):
     pytest.importorskip("pytriton", reason="the nvidia-pytriton wheel is not installed")
     folders = os.environ["PATH"].split(os.pathsep)
     monkeypatch.setenv("PATH", os.pathsep.join(f for f in folders if not os.path.exists(f"{f}/tritonserver")))
-    assert main(["build", "tiny", "--output", str(tmp_path / "tiny")]) == 0
-    capsys.readouterr()
-    assert main(["launch", "local", str(tmp_path / "tiny"), "--dry-run"]) == 0
-    *_, last = capsys.readouterr().out.splitlines()
-    assert last.startswith(f"exec {tmp_path}/tiny/start.sh --backend-directory=")
+    *_, last = dry_run("local", launchable / "tiny").stdout.splitlines()
+    assert last.startswith(f"exec {launchable}/tiny/start.sh --backend-directory=")

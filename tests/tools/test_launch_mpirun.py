@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.launching import mpirun
+from support.commands import run_command
 from support.recording import become_by, recording
 from support.supervising import free_ports, port_options
 from support.waiting import wait_for
@@ -19,13 +19,10 @@ def tmp_path(plain_path):
     return plain_path
 
 
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory):
+@pytest.fixture
+def repository(launchable):
     """R1 for two nodes with eight GPUs each."""
-    folder = tmp_path_factory.mktemp("repository") / "r1x2"
-    build = ["build", "deepseek-r1", "--gpu", "h100", "--gpus", "16", "--model", "/models/R1", "--output", str(folder)]
-    assert main(build) == 0
-    return folder
+    return launchable / "two"
 
 
 @pytest.fixture
@@ -39,11 +36,11 @@ def programs(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def printed(repository, capsys):
+def printed(repository):
     def run(*argv, form="mpirun", code=0):
-        capsys.readouterr()
-        assert main(["launch", form, str(repository), *argv]) == code
-        return capsys.readouterr()
+        done = run_command("launch", form, str(repository), *argv)
+        assert done.returncode == code, done.stderr
+        return done
 
     return run
 
@@ -56,7 +53,7 @@ def follows(args, *words):
 def test_what_is_printed_is_what_is_run(printed, programs, repository, monkeypatch):
     ports = port_options(free_ports(3))
     options = ["--hosts", "localhost,node2", "--ssh-port", "2233", "--ssh-args", "-i /k", "--interface", "lo", *ports]
-    text = printed(*options).out
+    text = printed(*options).stdout
     command = become_by(monkeypatch, "launch", "mpirun", str(repository), *options, "--submit")
     done = subprocess.run(command, capture_output=True)
     assert command == ["bash", "-c", text, "launch"]
@@ -71,29 +68,21 @@ def test_what_is_printed_is_what_is_run(printed, programs, repository, monkeypat
 
 
 def test_invalid_hosts_are_refused(printed, tmp_path):
+    (tmp_path / "hosts").write_text("a slots=4\nb c\nd;e\n")
     cases = {
-        "a": "takes 2 nodes, got 1: a",
-        "a,b,c": "takes 2 nodes, got 3: a, b, c",
-        "a,a": "hosts are named twice: a",
-        "a,$(x)": "$(x) can't be a host",
-        "a,::1": "::1 can't be a host: expected a name or an IPv4 address",
-        "a,-oProxyCommand=x": "-oProxyCommand=x can't be a host",
+        "--hosts a": ["takes 2 nodes, got 1: a"],
+        "--hosts a,b,c": ["takes 2 nodes, got 3: a, b, c"],
+        "--hosts a,a": ["hosts are named twice: a"],
+        "--hosts a,$(x)": ["$(x) can't be a host"],
+        "--hosts a,::1": ["::1 can't be a host"],
+        "--hosts a,-oProxyCommand=x": ["-oProxyCommand=x can't be a host"],
+        "--hosts a,b --ssh-args='/my,key'": ["--ssh-args: mpirun splits them at blanks"],
+        f"--host-file {tmp_path}/nowhere": ["--host-file"],
+        f"--host-file {tmp_path}/hosts": ["hosts:1: the plan has 8", "hosts:2: expected a", "hosts:3: expected a"],
     }
-    for hosts, expected in cases.items():
-        [line] = printed("--hosts", hosts, code=2).err.splitlines()
-        assert expected in line
-    [line] = printed("--hosts", "a,b", "--ssh-args", "-i '/my key'", code=2).err.splitlines()
-    assert "--ssh-args: mpirun splits them at blanks and knows no quotes" in line
-    hosts = tmp_path / "hosts"
-    assert "--host-file" in printed("--host-file", str(hosts), code=2).err
-    hosts.write_text("a slots=4\nb c\nd;e\n")
-    [line] = printed("--host-file", str(hosts), code=2).err.splitlines()
-    wrong = [
-        "hosts:1: the plan has 8 ranks a node, got a slots=4",
-        "hosts:2: expected a host",
-        "hosts:3: expected a host",
-    ]
-    assert [part for part in wrong if part not in line] == []
+    for words, expected in cases.items():
+        [line] = printed(*words.split(), code=2).stderr.splitlines()
+        assert [part for part in expected if part not in line] == [], line
 
 
 def test_what_start_sh_would_take_from_the_environment_is_said(printed, monkeypatch):
@@ -101,9 +90,9 @@ def test_what_start_sh_would_take_from_the_environment_is_said(printed, monkeypa
     said |= {"HTTP_ADDRESS": "10.0.0.7", "GRPC_ADDRESS": "10.0.0.8", "READY_FILE": "/run/ready"}
     for name, value in said.items():
         monkeypatch.setenv(name, value)
-    lines = printed().out.splitlines()
+    lines = printed().stdout.splitlines()
     assert {f"export {name}={value}" for name, value in said.items()} < set(lines)
-    assert "export HOSTS=localhost,other" in printed("--hosts", "localhost,other").out
+    assert "export HOSTS=localhost,other" in printed("--hosts", "localhost,other").stdout
 
 
 def test_host_files_are_as_mpiruns(tmp_path):
@@ -120,15 +109,15 @@ def test_host_files_are_as_mpiruns(tmp_path):
 
 @pytest.mark.slow
 def test_what_is_noted(printed, programs, monkeypatch, tmp_path):
-    assert "note: 192.0.2.1 is not this machine" in printed("--hosts", "192.0.2.1,localhost").err
-    assert printed("--hosts", "localhost,192.0.2.1").err == ""
-    err = printed("--hosts", "localhost,b", "--env", "NCCL_DEBUG=INFO", "--env", "MINE=1").err
+    assert "note: 192.0.2.1 is not this machine" in printed("--hosts", "192.0.2.1,localhost").stderr
+    assert printed("--hosts", "localhost,192.0.2.1").stderr == ""
+    err = printed("--hosts", "localhost,b", "--env", "NCCL_DEBUG=INFO", "--env", "MINE=1").stderr
     assert err.startswith("note: --env MINE: start.sh hands only the variables of the engine")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     hosts = ["--hosts", "localhost,b"]
-    assert "trtllm-llmapi-launch, tritonserver; run it in nvcr.io/" in printed(*hosts).err
-    assert "on the first node (launch ssh-setup starts that container on each node)" in printed(*hosts).err
-    assert printed(*hosts, form="ssh-setup").err == ""
+    assert "trtllm-llmapi-launch, tritonserver; run it in nvcr.io/" in printed(*hosts).stderr
+    assert "on the first node (launch ssh-setup starts that container on each node)" in printed(*hosts).stderr
+    assert printed(*hosts, form="ssh-setup").stderr == ""
 
 
 @pytest.fixture
@@ -136,7 +125,7 @@ def setup(printed, tmp_path, programs):
     """Runs single steps of the script, without a container."""
     script = tmp_path / "setup.sh"
     [port] = free_ports(1)
-    script.write_text(printed("--hosts", "localhost,127.0.0.1", "--ssh-port", str(port), form="ssh-setup").out)
+    script.write_text(printed("--hosts", "localhost,127.0.0.1", "--ssh-port", str(port), form="ssh-setup").stdout)
     environment = {**os.environ, "KEYS": str(tmp_path / "keys"), "CONTAINER": ""}
 
     def run(*step, code=0, **more):
@@ -180,11 +169,11 @@ def test_keys_stay(setup, tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh is not installed")
-@pytest.mark.parametrize(("port", "name"), [("22", "localhost"), ("2233", "[localhost]:2233")])
-def test_ssh_finds_the_hosts_key(setup, tmp_path, port, name):
-    setup("keys", PORT=port)
-    found = subprocess.run(["ssh-keygen", "-F", name, "-f", str(tmp_path / "keys/known_hosts")], capture_output=True)
-    assert found.returncode == 0
+def test_ssh_finds_the_hosts_key(setup, tmp_path):
+    for port, name in (("22", "localhost"), ("2233", "[localhost]:2233")):
+        setup("keys", PORT=port)
+        find = ["ssh-keygen", "-F", name, "-f", str(tmp_path / "keys/known_hosts")]
+        assert subprocess.run(find, capture_output=True).returncode == 0, port
 
 
 @pytest.mark.slow
@@ -220,42 +209,28 @@ def end_sshd(port):
             os.kill(int(pid), 15)
 
 
-def containers_of(tmp_path, script, **environment):
-    """docker's arguments when the script makes the containers."""
-    docker = recording(tmp_path / "bin", "docker", after="sys.exit('inspect' in sys.argv)")
-    environment = {**os.environ, "KEYS": "/keys", **environment}
-    subprocess.run(["bash", "-c", script, "setup", "container"], env=environment, check=True)
-    return docker.calls[-1]["args"]
-
-
-def test_the_containers_are_those_of_docker(printed, tmp_path, programs):
-    script = printed("--hosts", "localhost,b", "--gpus", "8", "--name", "r1", form="ssh-setup").out
-    args = containers_of(tmp_path, script, HOME=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
-    assert args[:3] == ["run", "--name", "r1"]
-    assert args[-2:] == ["sleep", "infinity"]
-    assert {"--detach", "--rm"} & set(args) == {"--detach"}
-    assert follows(args, "--gpus", "8")
-    assert "type=bind,source=/keys,target=/keys,readonly" in args
-
-
-def test_what_the_containers_mount_is_made(tmp_path, programs, monkeypatch, capsys):
+def test_the_containers_are_those_of_docker(printed, launchable, tmp_path, programs, monkeypatch):
     """docker refuses to mount a folder that does not exist."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert main(["build", "deepseek-r1", "--gpu", "gb200", "--gpus", "8", "--output", str(tmp_path / "r1")]) == 0
-    capsys.readouterr()
-    argv = ["--hosts", "localhost,b", "--ready-file", str(tmp_path / "run/ready")]
-    assert main(["launch", "ssh-setup", str(tmp_path / "r1"), *argv]) == 0
-    args = containers_of(tmp_path, capsys.readouterr().out)
+    docker = recording(tmp_path / "bin", "docker", after="sys.exit('inspect' in sys.argv)")
+    options = ["--hosts", "localhost,b", "--gpus", "8", "--name", "r1", "--ready-file", str(tmp_path / "run/ready")]
+    script = run_command("launch", "ssh-setup", str(launchable / "r1x2"), *options).stdout
+    subprocess.run(["bash", "-c", script, "setup", "container"], env={**os.environ, "KEYS": "/keys"}, check=True)
+    args = docker.calls[-1]["args"]
+    assert (args[:3], args[-2:]) == (["run", "--name", "r1"], ["sleep", "infinity"])
+    assert {"--detach", "--rm"} & set(args) == {"--detach"}
+    assert follows(args, "--gpus", "8")
+    assert "type=bind,source=/keys,target=/keys,readonly" in args
     sources = [word.split("source=")[1].split(",")[0] for word in args if "source=" in word]
     assert {str(tmp_path / "hub"), str(tmp_path / "run")} < set(sources)
     assert [source for source in sources if source != "/keys" and not os.path.isdir(source)] == []
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed")
-def test_mpirun_itself_takes_the_line(printed, tmp_path, monkeypatch):
+def test_mpirun_itself_takes_the_line(printed):
     """The whole line runs, except that each rank is only an echo. The two hosts are two names of this machine."""
-    text = printed("--hosts", "localhost,127.0.0.1", "--interface", "lo", form="ssh-setup").out
+    text = printed("--hosts", "localhost,127.0.0.1", "--interface", "lo", form="ssh-setup").stdout
     [line] = [line for line in text.splitlines() if line.startswith("  inside env ")]
     command = line.removeprefix("  inside ").partition(" python3 -c ")[0] + " echo rank"
     done = subprocess.run(["bash", "-c", f"ssh_args=-x; {command}"], capture_output=True, text=True)
