@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_build import PlanRequest, make_plan, repository_files, write_repository
@@ -64,6 +64,7 @@ def refused(source, ask=find_checkpoints):
 
 def test_a_folder_is_a_checkpoint(tmp_path):
     folder = write_weights(tmp_path / "r1")
+    (folder / "snapshots").mkdir()
     checkpoint = only(folder)
     assert (checkpoint.source, checkpoint.folder, checkpoint.found_by) == (str(folder), folder, "a folder")
     sizes = {name: (folder / name).stat().st_size for name in (FIRST, SECOND)}
@@ -72,18 +73,20 @@ def test_a_folder_is_a_checkpoint(tmp_path):
     assert checkpoint.size == sum(sizes.values())
     write_checkpoint(tmp_path / "x")  # the bench's
     assert (damage_of(tmp_path / "x"), len(only(tmp_path / "x").files)) == ([], 4)
-
-
-def test_a_file_cut_off_or_missing_is_a_finding_and_the_others_are_taken(tmp_path):
-    folder = write_weights(tmp_path / "r1")
+    (tmp_path / "y").mkdir()
+    (tmp_path / "y/model-00001-of-99999999999.safetensors").write_bytes(shard("a"))  # is no number of shards
+    assert damage_of(tmp_path / "y") == []
+    # A file that is cut off or missing is a finding, and the others are taken.
     os.truncate(folder / SECOND, (folder / SECOND).stat().st_size - 1)
     [finding] = damage_of(folder)
-    assert Path(finding.file) == folder / SECOND
-    assert "truncated: it ends at byte" in finding.message
+    assert (Path(finding.file), "truncated: it ends at byte" in finding.message) == (folder / SECOND, True)
     assert names(only(folder)) == [FIRST, SECOND]
     (folder / SECOND).unlink()
     assert SECOND in damage_of(folder)[0].message
     assert names(only(folder)) == [FIRST]
+    (folder / ".cache/huggingface/download").mkdir(parents=True)
+    (folder / ".cache/huggingface/download/x.incomplete").touch()
+    assert "its download is not finished" in damage_of(folder)[0].message
 
 
 def test_a_source_that_is_no_folder_of_weights_is_refused(tmp_path, monkeypatch):
@@ -138,7 +141,7 @@ def download(cache, commit=COMMIT, ref="main"):
     return snapshot
 
 
-def test_a_name_is_its_main_snapshot(cache):
+def test_a_name_is_its_main_snapshot_and_others_have_a_revision(cache):
     snapshot = download(cache)
     download(cache, OTHER, ref=None)
     checkpoint = only(NAME)
@@ -147,16 +150,12 @@ def test_a_name_is_its_main_snapshot(cache):
     assert [file.path for file in checkpoint.files] == [snapshot / FIRST, snapshot / SECOND]
     (snapshot.parent.parent / "blobs" / "0.incomplete").touch()  # a leftover is no fault of a whole checkpoint
     assert damage_of(NAME) == []
-    write_weights(Path(NAME))  # a folder of that name goes before the cache
-    assert only(NAME).folder == Path(NAME)
-
-
-def test_another_revision_by_commit_branch_or_pull_request(cache):
-    download(cache)
     for number, revision in enumerate(["v2", "refs/pr/1", "c" * 40]):
         commit = revision if len(revision) == 40 else str(number) * 40
         snapshot = download(cache, commit, ref=None if revision == commit else revision)
         assert only(f"{NAME}@{revision}").folder == snapshot
+    write_weights(Path(NAME))  # a folder of that name goes before the cache
+    assert only(NAME).folder == Path(NAME)
 
 
 def test_the_first_variable_in_the_hubs_order_decides(cache, tmp_path, monkeypatch):
@@ -168,15 +167,6 @@ def test_the_first_variable_in_the_hubs_order_decides(cache, tmp_path, monkeypat
     for number, variable in enumerate(CACHE_VARIABLES, start=1):
         assert only(NAME).folder.name == str(number) * 40
         monkeypatch.delenv(variable)
-
-
-@pytest.mark.slow
-def test_where_the_hub_itself_has_its_cache(cache, monkeypatch):
-    """Compared with huggingface_hub, where that is installed."""
-    hub = pytest.importorskip("huggingface_hub")
-    snapshot = download(cache)
-    found = hub.snapshot_download(NAME, cache_dir=cache, local_files_only=True)
-    assert only(NAME).folder == Path(found) == snapshot
 
 
 def test_what_is_not_in_the_cache_is_refused_with_what_is_there(cache):
@@ -211,20 +201,18 @@ def test_a_download_that_is_not_finished_says_so_with_what_is_missing(cache):
     assert "its download is not finished: 1 *.incomplete" in refused(NAME)
 
 
-def test_a_download_into_a_folder_that_is_not_finished(tmp_path):
-    folder = write_weights(tmp_path / "r1")
-    (folder / SECOND).unlink()
-    (folder / ".cache/huggingface/download").mkdir(parents=True)
-    (folder / ".cache/huggingface/download/x.incomplete").touch()
-    assert "its download is not finished" in damage_of(folder)[0].message
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory):
+    """R1 for 8 x H200 as generated; its model is the hub's name."""
+    folder = tmp_path_factory.mktemp("generated") / "repository"
+    plan = make_plan(PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8))
+    write_repository(repository_files(plan, version="1.0"), folder)
+    return folder
 
 
 @pytest.fixture
-def repository(tmp_path, cache):
-    """R1 for 8 x H200 as generated; its model is the hub's name."""
-    plan = make_plan(PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8))
-    write_repository(repository_files(plan, version="1.0"), tmp_path / "repository")
-    return tmp_path / "repository"
+def repository(generated, tmp_path, cache):
+    return shutil.copytree(generated, tmp_path / "repository")
 
 
 def edit(repository, old, new):
@@ -256,18 +244,15 @@ def test_a_repository_a_model_a_version_or_a_model_yaml(repository, tmp_path):
 
 def test_a_served_name_and_revision_are_looked_up_in_the_cache(repository, cache):
     assert model_line(repository).split()[1] == NAME
+    message = refused(repository)
+    assert str(repository / "tensorrt_llm/1" / NAME) in message
+    assert str(cache / "models--deepseek-ai--DeepSeek-R1") in message
     snapshot, other = download(cache), download(cache, OTHER, ref=None)
     checkpoint = only(repository)
     assert checkpoint.folder == snapshot
     assert checkpoint.found_by.endswith(f"model.yaml, in the Hugging Face cache, revision {COMMIT}")
     edit(repository, model_line(repository), f"{model_line(repository)}\nrevision: {OTHER}")
     assert only(repository).folder == other
-
-
-def test_a_served_checkpoint_that_is_not_here_names_all_places(repository, cache):
-    message = refused(repository)
-    assert str(repository / "tensorrt_llm/1" / NAME) in message
-    assert str(cache / "models--deepseek-ai--DeepSeek-R1") in message
     set_model(repository, "/models/gone")
     assert "/models/gone is not there" in refused(repository)
     edit(repository, "engine: tensorrt_llm", "engine: simulated")
@@ -344,7 +329,7 @@ def files_of(sizes):
     return [WeightFile(path=Path(f"{number:05}"), size=size) for number, size in enumerate(sizes)]
 
 
-@pytest.mark.slow
+@settings(max_examples=30)
 @given(sizes=SIZES, count=st.integers(1, 12), order=st.randoms())
 def test_shares_are_a_partition_in_order_and_equal_in_every_process(sizes, count, order):
     files = files_of(sizes)
@@ -355,20 +340,9 @@ def test_shares_are_a_partition_in_order_and_equal_in_every_process(sizes, count
     assert all(list(share) == sorted(share, key=lambda file: file.path) for share in shares)
     for index, share in enumerate(shares, start=1):
         assert set(files_of_share(shuffled, Share(index, count))) == set(share)
-
-
-@pytest.mark.slow
-@given(sizes=SIZES, count=st.integers(1, 12))
-def test_no_share_has_more_than_another_by_more_than_its_last_file(sizes, count):
-    shares = [files_of_share(files_of(sizes), Share(index, count)) for index in range(1, count + 1)]
+    # None has more than another by more than its last file.
     loads = [[file.size for file in share] for share in shares]
     assert all(sum(load) - min(load, default=0) <= min(map(sum, loads)) for load in loads)
-
-
-def test_what_a_folder_may_have_besides(tmp_path):
-    (tmp_path / "model-00001-of-99999999999.safetensors").write_bytes(shard("a"))  # is no number of shards
-    (tmp_path / "snapshots").mkdir()
-    assert (damage_of(tmp_path), only(tmp_path).found_by) == ([], "a folder")
 
 
 CONTENTS = {FIRST: shard("a"), SECOND: shard("b")}
@@ -423,12 +397,10 @@ def test_a_blob_of_the_cache_is_called_by_its_hash(tmp_path):
         assert hashed(path, checksum) == checksum.digest == hashes[path.name]
     (blobs / hashes[SECOND]).write_bytes(CONTENTS[SECOND][:-1] + b"x")
     assert hashed(snapshot / SECOND, found[snapshot / SECOND]) != hashes[SECOND]
-
-
-def test_a_file_with_a_name_like_a_hash_has_no_checksum_outside_of_a_cache(folder):
-    (folder / FIRST).rename(folder / DIGESTS[FIRST])
-    (folder / FIRST).symlink_to(DIGESTS[FIRST])
-    assert checksums(folder) == {}
+    (tmp_path / "plain").mkdir()  # outside of a cache such a name tells nothing
+    (tmp_path / "plain" / DIGESTS[FIRST]).write_bytes(CONTENTS[FIRST])
+    (tmp_path / "plain" / FIRST).symlink_to(DIGESTS[FIRST])
+    assert checksums(tmp_path / "plain") == {}
 
 
 def test_the_metadata_of_a_download_into_a_folder_has_checksums(folder):
@@ -439,14 +411,12 @@ def test_the_metadata_of_a_download_into_a_folder_has_checksums(folder):
     found = checksums(folder)
     assert (found[folder / FIRST].digest, found[folder / FIRST].source) == (DIGESTS[FIRST], str(first))
     assert hashed(folder / SECOND, found[folder / SECOND]) == git
-
-
-def test_an_etag_that_is_no_hash_is_no_checksum(folder):
-    assert checksums(folder) == {}
-    for etag in ("", 'W/"abc"', "a" * 63, "g" * 64, "A" * 64):
-        path = write_metadata(folder, FIRST, etag)
+    for name in ("SHA256SUMS", f"{METADATA}/{SECOND}.metadata"):
+        (folder / name).unlink()
+    for etag in ("", 'W/"abc"', "a" * 63, "g" * 64, "A" * 64):  # is no hash
+        write_metadata(folder, FIRST, etag)
         assert checksums(folder) == {}, etag
-    path.write_text("a" * 40)  # cut short
+    first.write_text("a" * 40)  # cut short
     assert checksums(folder) == {}
 
 
@@ -467,12 +437,11 @@ def test_the_output_of_sha256sum_is_read(folder):
     assert digests(folder) == {name: DIGESTS[FIRST]}
 
 
-def test_a_file_for_one_file_may_hold_the_digest_alone(folder):
-    (folder / f"{SECOND}.sha256").write_text(f"{DIGESTS[SECOND].upper()}\n")
+def test_other_forms_of_checksums(folder):
+    sums = folder / f"{SECOND}.sha256"
+    sums.write_text(f"{DIGESTS[SECOND].upper()}\n")  # for one file the digest alone
     assert digests(folder) == {SECOND: DIGESTS[SECOND]}
-
-
-def test_other_files_comments_and_signatures_are_passed_over(folder):
+    sums.unlink()
     other = [
         "-----BEGIN PGP SIGNED MESSAGE-----",
         "# weights",
@@ -482,6 +451,10 @@ def test_other_files_comments_and_signatures_are_passed_over(folder):
     ]
     (folder / "SHA256SUMS").write_text("\r\n".join([*other, f"{DIGESTS[FIRST]} *{FIRST}"]) + "\r\n")
     assert digests(folder) == {FIRST: DIGESTS[FIRST]}
+    (folder / "SHA256SUMS").unlink()
+    records = {name: FileRecord(len(content), DIGESTS[name]) for name, content in CONTENTS.items()}
+    write_manifest(folder, CheckpointManifest("org/name", "", records))  # our own
+    assert digests(folder) == {path.name: hashed(path, each) for path, each in checksums(folder).items()} == DIGESTS
 
 
 def test_a_file_of_checksums_that_is_none_is_reported(folder):
@@ -507,9 +480,3 @@ def test_sources_that_disagree_are_reported_all_of_them(folder):
     for name, number, line in ((FIRST, "1", 1), (SECOND, "2", 2)):
         assert f"{folder / name}: its sha256 is {DIGESTS[name]} by {folder / METADATA / name}.metadata" in message
         assert f"{number * 64} by {folder / 'SHA256SUMS'}:{line}" in message
-
-
-def test_our_manifest_has_them(folder):
-    records = {name: FileRecord(len(content), DIGESTS[name]) for name, content in CONTENTS.items()}
-    write_manifest(folder, CheckpointManifest("org/name", "", records))
-    assert digests(folder) == {path.name: hashed(path, each) for path, each in checksums(folder).items()} == DIGESTS

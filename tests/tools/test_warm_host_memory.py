@@ -5,13 +5,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from deepseek_triton_tools.host.host_memory import CgroupMemory, read_host_memory
 from deepseek_triton_tools.warming.pagecache.residency import evict
+from support.waiting import wait_for
 
 GIB = 2**30
 MIB = 2**20
@@ -167,51 +167,36 @@ def test_this_machine_and_one_without_cgroups(tmp_path):
 LIMIT = 64 * MIB
 IN_IT = """
 import json, os, sys
-from pathlib import Path
 from deepseek_triton_tools.host.host_memory import read_host_memory
-
-def tell():
-    memory = read_host_memory()
-    own = memory.tightest
-    print(json.dumps([memory.headroom, own and [own.path, own.limit, own.usage, own.file_cache]]), flush=True)
-
-tell()
 with open(sys.argv[1], "rb", buffering=0) as file, open(os.devnull, "wb") as nowhere:
-    while os.sendfile(nowhere.fileno(), file.fileno(), None, 2**21):
-        pass
-for line in sys.stdin:
-    tell()
+    for line in sys.stdin:
+        memory = read_host_memory()
+        own = memory.tightest
+        print(json.dumps([memory.headroom, own.path, own.limit, own.usage, own.file_cache]), flush=True)
+        while os.sendfile(nowhere.fileno(), file.fileno(), None, 2**21):
+            pass
 """
 
 
 @pytest.fixture
 def real_cgroup():
     """A new memory cgroup with a limit of LIMIT bytes, empty."""
-    name = f"warm-test-{os.getpid()}"
-    places = {"/sys/fs/cgroup/memory": "memory.limit_in_bytes", "/sys/fs/cgroup": "memory.max"}
-    for place, limit in places.items():
-        folder = Path(place, name)
-        try:
-            folder.mkdir()
-        except OSError:
-            continue
-        try:
-            if (folder / limit).exists():
-                (folder / limit).write_text(str(LIMIT))
-                yield folder
-                return
-        finally:
-            remove(folder)
-    pytest.skip("no memory cgroup can be made here")
+    for limit in ("memory/{}/memory.limit_in_bytes", "{}/memory.max"):
+        path = Path("/sys/fs/cgroup", limit.format(f"warm-test-{os.getpid()}"))
+        with contextlib.suppress(OSError):
+            path.parent.mkdir()
+            path.write_text(str(LIMIT))
+            break
+    else:
+        pytest.skip("no memory cgroup can be made here")
+    yield path.parent
+    wait_for(lambda: removed(path.parent))
 
 
-def remove(folder):
-    for _ in range(100):
-        with contextlib.suppress(OSError):  # busy for a moment after its last process
-            folder.rmdir()
-            return
-        time.sleep(0.05)
-    folder.rmdir()
+def removed(folder):
+    with contextlib.suppress(OSError):  # busy for a moment after its last process
+        folder.rmdir()
+    return not folder.exists()
 
 
 @pytest.mark.slow
@@ -220,24 +205,20 @@ def test_a_process_in_a_real_cgroup_reads_its_headroom_which_file_pages_do_not_l
     weights.write_bytes(bytes(2 * LIMIT))
     if evict(weights):
         pytest.skip("nothing can be evicted here: its pages belong to another cgroup")
-    command = ["sh", "-c", f'echo $$ > "{real_cgroup}/cgroup.procs" && exec "$@"', "sh"]
-    child = subprocess.Popen(
-        [*command, sys.executable, "-c", IN_IT, weights], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with child:
-        before, (path, limit, usage, _) = json.loads(child.stdout.readline())
-        after, file_cache = before, 0
-        for _ in range(50):  # the kernel gathers memory.stat about every two seconds
+    command = ["sh", "-c", f'echo $$ > "{real_cgroup}/cgroup.procs" && exec "$@"', "sh", sys.executable, "-c", IN_IT]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, weights], **pipes) as child:
+
+        def tell():
             child.stdin.write("\n")
             child.stdin.flush()
-            after, (_, _, _, file_cache) = json.loads(child.stdout.readline())
-            if file_cache > LIMIT // 2:
-                break
-            time.sleep(0.1)
+            return json.loads(child.stdout.readline())
+
+        before, path, limit, usage, _ = tell()
+        # The kernel gathers memory.stat about every two seconds.
+        after = wait_for(lambda: told[0] if (told := tell())[-1] > LIMIT // 2 else None)
         child.stdin.close()
-    assert child.returncode == 0
-    assert (path, limit) == (str(real_cgroup), LIMIT)
+    assert (child.returncode, path, limit) == (0, str(real_cgroup), LIMIT)
     assert 0 < usage < LIMIT
     assert 0 < before <= LIMIT
-    assert file_cache > LIMIT // 2
     assert after > before - 8 * MIB
