@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.launching import containers, slurm
 from deepseek_triton_tools.launching.stop_times import StopTimes
+from support.commands import run_command
 from support.recording import recording
 from support.supervising import free_ports, port_options
 from support.waiting import PATIENCE_S, wait_for
@@ -23,28 +23,14 @@ def tmp_path(plain_path):
     return plain_path
 
 
-@pytest.fixture(scope="module")
-def built(plain_folder):
-    builds = {
-        "r1": "deepseek-r1 --gpu h200 --model /models/R1",
-        "r1x2": "deepseek-r1 --gpu h100 --gpus 16 --model /models/R1",
-        "hub": "deepseek-r1 --gpu h200",
-        "tiny": "tiny",
-    }
-    for name, options in builds.items():
-        assert main(["build", *options.split(), "--output", str(plain_folder / "built" / name)]) == 0
-    return plain_folder / "built"
-
-
 @pytest.fixture
-def script(built, capfd):
+def script(launchable):
     def render(name, *options):
-        capfd.readouterr()
-        assert main(["launch", "slurm", str(built / name), *options]) == 0
-        text = capfd.readouterr().out
-        assert "@@" not in text
-        assert max(len(line) for line in text.splitlines() if line.startswith("# ")) <= 120
-        return text
+        done = run_command("launch", "slurm", str(launchable / name), *options)
+        assert done.returncode == 0, done.stderr
+        assert "@@" not in done.stdout
+        assert max(len(line) for line in done.stdout.splitlines() if line.startswith("# ")) <= 120
+        return done.stdout
 
     return render
 
@@ -77,11 +63,11 @@ def split(words):
 
 
 @pytest.mark.slow
-def test_the_supervisor_is_in_front_of_srun(script, run, built):
-    text = script("r1x2", "--no-container", "--time", "7-0", "--partition", "gpu", "--", "--log-verbose", "1")
+def test_the_supervisor_is_in_front_of_srun(script, run, launchable):
+    text = script("two", "--no-container", "--time", "7-0", "--partition", "gpu", "--", "--log-verbose", "1")
     sruns, [supervisor] = run(text)
     supervise, ranks = split(supervisor["args"])
-    folder = built / "r1x2"
+    folder = launchable / "two"
     assert sruns == []
     assert supervise == [
         f"{folder}/tensorrt_llm/1/supervise.py",
@@ -104,7 +90,7 @@ def test_the_supervisor_takes_what_it_is_given(script, tmp_path):
     """This runs the real supervisor, with another command than srun."""
     ports = port_options(free_ports(3))
     options = ["--ready-file", str(tmp_path / "ready"), "--max-restarts", "1", "--address", "127.0.0.1"]
-    text = script("r1x2", "--no-container", "--python", sys.executable, *ports, *options)
+    text = script("two", "--no-container", "--python", sys.executable, *ports, *options)
     command = text[text.index("exec ") :].partition("-- srun")[0] + "-- sh -c 'exit 5'"
     done = subprocess.run(["bash", "-c", f"hosts=a,b; {command}"], capture_output=True, text=True)
     assert done.returncode == 5, done.stderr
@@ -112,12 +98,12 @@ def test_the_supervisor_takes_what_it_is_given(script, tmp_path):
 
 
 @pytest.mark.slow
-def test_in_containers_what_is_needed_is_mounted(script, run, built, tmp_path):
+def test_in_containers_what_is_needed_is_mounted(script, run, launchable, tmp_path):
     kept, ready = tmp_path / "kept", tmp_path / "ready" / "file"
     options = ["--cache-dir", str(kept), "--ready-file", str(ready), "--image", "registry.example:5000/triton:1"]
-    [prepared], [supervisor] = run(script("r1", *options))
+    [prepared], [supervisor] = run(script("one", *options))
     _, ranks = split(supervisor["args"])
-    folder, cache = built / "r1", f"{kept}/registry.example_5000_triton_1-h200"
+    folder, cache = launchable / "one", f"{kept}/registry.example_5000_triton_1-h200"
     once = ["--nodes=1", "--ntasks-per-node=1", "--ntasks=1"]
     assert prepared["args"] == [*once, "mkdir", "-p", "--", cache, str(ready.parent)]
     assert "--container-image=registry.example:5000#triton:1" in ranks
@@ -138,20 +124,20 @@ def test_variables_that_are_passed_on(script, run, monkeypatch):
     unless --container-env names the variable (its README)."""
     monkeypatch.setenv("HTTP_ADDRESS", "10.0.0.7")
     monkeypatch.setenv("HF_HUB_CACHE", "/shared/hub")
-    _, [supervisor] = run(script("r1x2", "--no-container"))
+    _, [supervisor] = run(script("two", "--no-container"))
     assert supervisor["env"]["HTTP_ADDRESS"] == "10.0.0.7"
     assert supervisor["args"][supervisor["args"].index("--http-address") + 1] == "10.0.0.7"
-    _, [_, supervisor] = run(script("r1", "--env", "NCCL_DEBUG=INFO", "--env", "OTHER=1"))
+    _, [_, supervisor] = run(script("one", "--env", "NCCL_DEBUG=INFO", "--env", "OTHER=1"))
     assert "--container-env=NCCL_DEBUG,OTHER" in supervisor["args"]
-    text = script("hub")
+    text = script("r1")
     assert "/shared/hub:/shared/hub," in text
     assert "export HF_HUB_CACHE=/shared/hub\n" in text
 
 
-def test_one_rank_has_a_supervisor_of_its_own(script, run, built):
+def test_one_rank_has_a_supervisor_of_its_own(script, run, launchable):
     sruns, pythons = run(script("tiny", "--image", "mine", "--env", "ODD=a 'b' $c"))
     assert pythons == []
-    assert sruns[-1]["args"][-1] == f"{built}/tiny/start.sh"
+    assert sruns[-1]["args"][-1] == f"{launchable}/tiny/start.sh"
     assert sruns[-1]["env"]["ODD"] == "a 'b' $c"
 
 
@@ -177,7 +163,7 @@ exec {python} {folder}/tensorrt_llm/1/supervise.py run --exit-timeout 30 {ports}
 _SERVER = """\
 import pathlib, signal, sys, time
 pathlib.Path('/proc/self/comm').write_text('tritonserver')
-signal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), print('drained', flush=True), sys.exit()))
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), print('drained', flush=True), sys.exit()))
 print('serving', flush=True)
 signal.pause()
 """
@@ -185,15 +171,14 @@ signal.pause()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runs", [True, False], ids=["while it serves", "before the container runs"])
-def test_one_rank_in_a_container_drains_when_the_job_is_told_to_end(script, built, tmp_path, runs):
-    """start.sh is replaced: its supervisor is the real one, its server needs two seconds to drain."""
+def test_one_rank_in_a_container_drains_when_the_job_is_told_to_end(script, launchable, tmp_path, runs):
+    """start.sh is replaced: its supervisor is the real one, its server needs a second to drain."""
     folder = tmp_path / "tiny"
-    shutil.copytree(built / "tiny", folder)
-    text = script("tiny", "--image", "mine", "--python", sys.executable).replace(str(built / "tiny"), str(folder))
+    shutil.copytree(launchable / "tiny", folder)
+    text = script("tiny", "--image", "mine", "--python", sys.executable).replace(str(launchable / "tiny"), str(folder))
     ports = " ".join(port_options(free_ports(3)))
-    (folder / "start.sh").write_text(
-        _START.format(folder=folder, python=shlex.quote(sys.executable), ports=ports, server=_SERVER)
-    )
+    start = _START.format(folder=folder, python=shlex.quote(sys.executable), ports=ports, server=_SERVER)
+    (folder / "start.sh").write_text(start)
     srun = recording(tmp_path / "bin", "srun", after=_SRUN)
     recording(tmp_path / "bin", "scontrol", after="print('node1')")
     environment = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node1"}
@@ -205,8 +190,7 @@ def test_one_rank_in_a_container_drains_when_the_job_is_told_to_end(script, buil
         (folder / "goes").touch()
         wait_for(lambda: "serving" in log.read_text(), log.read_text)
     job.send_signal(signal.SIGTERM)
-    assert (job.wait(PATIENCE_S) == 0) == runs, log.read_text()
-    assert ("drained" in log.read_text()) == runs
+    assert (job.wait(PATIENCE_S) == 0, "drained" in log.read_text()) == (runs, runs), log.read_text()
     assert "forcing" not in log.read_text()
     assert srun.calls[-1]["env"]["XDG_RUNTIME_DIR"] == "/dev/shm"
 
@@ -214,7 +198,7 @@ def test_one_rank_in_a_container_drains_when_the_job_is_told_to_end(script, buil
 def test_directives(script):
     end = f"B:TERM@{StopTimes(exit_timeout_s=90).docker_stop_timeout_s}"
     plain = {"nodes": "2", "ntasks-per-node": "8", "gpus-per-node": "8", "exclusive": "", "mem": "0"}
-    plain |= {"job-name": "r1x2", "output": "r1x2-%j.log", "open-mode": "append", "requeue": ""}
+    plain |= {"job-name": "two", "output": "two-%j.log", "open-mode": "append", "requeue": ""}
     cases = {
         "": plain,
         "--exit-timeout 90": {"signal": end},
@@ -223,30 +207,28 @@ def test_directives(script):
         "--gpus 9 --sbatch=--qos=high": {"gpus-per-node": "9", "qos": "high"},
     }
     for options, expected in cases.items():
-        assert expected.items() <= directives(script("r1x2", *options.split())).items()
+        assert expected.items() <= directives(script("two", *options.split())).items()
     # Without GPUs a node is shared.
-    assert not {"gpus-per-node", "exclusive", "mem"} & set(directives(script("r1", "--gpus", "none")))
+    assert not {"gpus-per-node", "exclusive", "mem"} & set(directives(script("one", "--gpus", "none")))
 
 
-def test_invalid_options_are_refused(built, capsys):
-    cache = "/a,b/nvcr.io_nvidia_tritonserver_26.07-trtllm-python-py3-h200: pyxis mounts no path"
+def test_invalid_options_are_refused(launchable):
     cases = [
-        ("r1", ["--partition", "a b"], "--partition: a line of #SBATCH takes no blanks"),
-        ("r1", ["--log", "it's"], "--log: a line of #SBATCH takes no blanks"),
-        ("r1", ["--sbatch", "qos"], "--sbatch: expected an option of sbatch"),
-        ("r1", ["--gpus", "all"], "--gpus: expected a number for each node, or none"),
-        ("r1", ["--gpus", "4"], "takes 8 GPUs of each node, got 4"),
-        ("r1", ["--ready-file", "/a b/ready"], "/a b: pyxis mounts no path"),
-        ("r1", ["--cache-dir", "/a,b"], cache),
-        ("r1", ["--no-container", "--image", "mine"], "are for a container, and --no-container uses none"),
+        ("one", ["--partition", "a b"], "--partition: a line of #SBATCH takes no blanks"),
+        ("one", ["--log", "it's"], "--log: a line of #SBATCH takes no blanks"),
+        ("one", ["--sbatch", "qos"], "--sbatch: expected an option of sbatch"),
+        ("one", ["--gpus", "all"], "--gpus: expected a number for each node, or none"),
+        ("one", ["--gpus", "4"], "takes 8 GPUs of each node, got 4"),
+        ("one", ["--ready-file", "/a b/ready"], "/a b: pyxis mounts no path"),
+        ("one", ["--cache-dir", "/a,b"], "/a,b/nvcr.io_nvidia_tritonserver_26.07-trtllm-python-py3-h200: pyxis mounts"),
+        ("one", ["--no-container", "--image", "mine"], "are for a container, and --no-container uses none"),
         ("tiny", [], "was planned for no container: name with --image one"),
-        ("r1", ["--no-container", "--", "--http-port=1"], "expected HTTP_PORT to be set"),
+        ("one", ["--no-container", "--", "--http-port=1"], "expected HTTP_PORT to be set"),
     ]
     for name, options, expected in cases:
-        capsys.readouterr()
-        assert main(["launch", "slurm", str(built / name), *options]) == 2
-        [line] = capsys.readouterr().err.splitlines()
-        assert expected in line
+        refused = run_command("launch", "slurm", str(launchable / name), *options)
+        [line] = refused.stderr.splitlines()
+        assert (refused.returncode, expected in line) == (2, True), line
 
 
 def test_images_are_named_as_enroot_does():
@@ -259,15 +241,13 @@ def test_images_are_named_as_enroot_does():
     assert {image: slurm.enroot_image(image) for image in images} == images
 
 
-def test_submit_hands_the_script_to_sbatch(script, built, tmp_path, monkeypatch, capfd):
-    sbatch = recording(tmp_path / "bin", "sbatch", reads=True, after="print(4711); sys.exit(os.path.exists('fails'))")
+def test_submit_hands_the_script_to_sbatch(script, launchable, tmp_path, monkeypatch):
+    sbatch = recording(tmp_path / "bin", "sbatch", reads=True, after="sys.exit(os.path.exists('fails'))")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
-    text = script("r1x2", "--time", "1-0")
-    argv = ["launch", "slurm", str(built / "r1x2"), "--time", "1-0", "--submit"]
-    assert main(argv) == 0
-    assert capfd.readouterr().out == "4711\n"
+    submit = ["launch", "slurm", str(launchable / "two"), "--time", "1-0", "--submit"]
+    assert run_command(*submit).returncode == 0
     [call] = sbatch.calls
-    assert (call["args"], call["stdin"]) == (["--parsable"], text)
+    assert (call["args"], call["stdin"]) == (["--parsable"], script("two", "--time", "1-0"))
     (tmp_path / "fails").touch()
-    assert main(argv) == 1
+    assert run_command(*submit).returncode == 1

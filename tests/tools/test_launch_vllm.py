@@ -6,12 +6,11 @@ import shlex
 import socket
 import subprocess
 
-import kubernetes_validate
 import pytest
-import yaml
 
 from deepseek_triton_build import format_files, write_repository
-from deepseek_triton_tools.cli.main import main
+from support import manifests
+from support.commands import run_command
 from support.supervising import free_ports
 from support.vllm_plans import planned, two_nodes
 
@@ -29,16 +28,15 @@ def built(plain_folder):
 
 
 @pytest.fixture
-def launch(built, capsys):
+def launch(built):
     """Returns a function that prints a form of a repository, or the refusal, without the path of the repository."""
 
     def run(form, name, *options, code=0):
-        capsys.readouterr()
-        words = [*form.split(), str(built / name), *options]
-        assert main(["launch", *words, *(["--dry-run"] if form in ("docker", "local") else [])]) == code
-        shown = capsys.readouterr()
-        assert "@@" not in shown.out
-        return (shown.err if code else shown.out).replace(str(built / name), name)
+        dry = ["--dry-run"] if form in ("docker", "local") else []
+        done = run_command("launch", *form.split(), str(built / name), *dry, *options)
+        assert done.returncode == code, done.stderr
+        assert "@@" not in done.stdout
+        return (done.stderr if code else done.stdout).replace(str(built / name), name)
 
     return run
 
@@ -52,7 +50,6 @@ def test_every_form_on_one_node(launch):
     script = launch("docker", "one", *WITH_IMAGE)
     lines = {line.strip() for line in script.splitlines()}
     assert {"--gpus all", f"--shm-size {9 * 2**30}", "--network host", IMAGE} <= lines
-    assert "NCCL and vLLM's message queues" in " ".join(script.replace("#", "").split())
     assert "mpirun" not in script
     assert "VLLM_CACHE_ROOT=" in script
     script = launch("local", "one")
@@ -62,16 +59,14 @@ def test_every_form_on_one_node(launch):
     parts = ("#SBATCH --ntasks-per-node=1", "#SBATCH --gpus-per-node=8", "exec one/start.sh")
     assert [part for part in parts if part not in script] == []
     assert "MASTER_ADDR" not in script
-    [container] = pods(launch("kubernetes", "one", *WITH_IMAGE))["Deployment"]["containers"]
+    [container] = pods(launch("kubernetes", "one", *WITH_IMAGE))["server"]["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
 
 
 def test_without_a_container_they_say_how_to_make_one(launch):
-    said = "no Triton container has vLLM 0.33.0: build an image of two lines, FROM nvcr.io/nvidia/tritonserver:"
-    said += "26.07-vllm-python-py3 and RUN pip install vllm==0.33.0, and name it with --image"
     for form in ("docker", "slurm", "kubernetes"):
-        assert said in launch(form, "newest", code=2)
-    assert "a recipe is for TensorRT-LLM; vLLM is built in a con" in launch("recipe image", "one", code=2)
+        assert "FROM nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3" in launch(form, "newest", code=2)
+    assert "a recipe is for TensorRT-LLM" in launch("recipe image", "one", code=2)
 
 
 def test_a_form_for_one_node_says_what_to_run_on_each(launch):
@@ -101,25 +96,20 @@ def test_slurm_starts_one_process_a_node_below_one_supervisor(launch):
 
 
 def pods(text):
-    """Return kind -> spec of the pod; of a LeaderWorkerSet leader and worker."""
-    specs = {}
-    for document in yaml.load_all(text, Loader=yaml.CSafeLoader):
-        if document["kind"] == "Deployment":
-            specs["Deployment"] = document["spec"]["template"]["spec"]
-        elif document["kind"] == "LeaderWorkerSet":
-            group = document["spec"]["leaderWorkerTemplate"]
-            specs |= {name: group[f"{name}Template"]["spec"] for name in ("leader", "worker")}
-    return specs
+    """Return the specs of the pods: of the server, or of leader and worker."""
+    found = {kind: document.get("spec") for (kind, _), document in manifests.objects(text).items()}
+    if "Deployment" in found:
+        return {"server": found["Deployment"]["template"]["spec"]}
+    specs = (template["spec"] for template in manifests.templates(found["LeaderWorkerSet"]))
+    return dict(zip(("leader", "worker"), specs, strict=True))
 
 
-def test_the_pods_of_a_group_start_alike_and_need_no_ssh(launch, built, tmp_path):
+def test_the_pods_of_a_group_start_alike_and_need_no_ssh(launch):
     text = launch("kubernetes", "two", *WITH_IMAGE, "--interface", "eth0")
     specs = pods(text)
     assert "secret:" not in text
-    assert "kind: Secret" not in text
+    manifests.validate(manifests.objects(text))
     for spec in specs.values():
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec}
-        kubernetes_validate.validate(pod, "1.37", strict=True)
         [container] = spec["containers"]
         assert "ssh" not in str(spec)
         assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
@@ -141,7 +131,7 @@ def test_the_script_of_a_pod_starts_its_node(launch, built):
 
 
 @pytest.mark.slow
-def test_a_worker_pod_stays_while_the_leader_listens(launch, tmp_path):
+def test_a_worker_pod_stays_while_the_leader_listens(launch):
     """The preStop script ends at once where nothing listens on the leader's port."""
     [port] = free_ports(1)
     spec = pods(launch("kubernetes", "two", *WITH_IMAGE, "--http-port", str(port)))["worker"]
@@ -149,8 +139,8 @@ def test_a_worker_pod_stays_while_the_leader_listens(launch, tmp_path):
     environment = {"PATH": os.environ["PATH"], "LWS_LEADER_ADDRESS": "127.0.0.1"}
     assert re.search(rf"/dev/tcp/\$LWS_LEADER_ADDRESS/{port}\b", command[2])
     subprocess.run(command, env=environment, check=True, timeout=30)
-    with socket.create_server(("127.0.0.1", port)):
+    with socket.create_server(("127.0.0.1", port)) as server:
         waiting = subprocess.Popen(command, env=environment)
-        with pytest.raises(subprocess.TimeoutExpired):
-            waiting.wait(2)
+        for _ in range(2):  # it asks again
+            server.accept()[0].close()
     assert waiting.wait(30) == 0
