@@ -25,6 +25,7 @@ from support.servers import build, change_yaml, dying_repository, see_it_die, st
 from support.vllm_arguments import filler_arguments, gpu_arguments, reference_arguments
 from support.vllm_repository import vllm_repository
 from support.waiting import wait_for
+from support.web import web
 
 SCHEMES = ("http", "grpc")
 ONE_PLACE_STEP_S = 0.006
@@ -39,6 +40,7 @@ SERVERS = (
     "trtllm_server",
     "simulated_server",
     "small_server",
+    "explicit_server",
     "dead_server",
 )
 """One of each for the whole session: its tests are a group, which one worker has."""
@@ -197,6 +199,24 @@ def small_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_server(small_repository: Path) -> Iterator[ServerProcess]:
     with serving(small_repository) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def explicit_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The twin on a server that loads and unloads it on demand."""
+    repository = build(tmp_path_factory.mktemp("explicit") / "repository", "tiny", "--engine", "simulated")
+    explicit = ("--model-control-mode=explicit", "--load-model=tensorrt_llm")
+    with ServerProcess.serving(repository, server_args=explicit) as server:
+        yield server
+    assert server.returncode == 0
+
+
+@pytest.fixture
+def loaded_server(explicit_server: ServerProcess) -> ServerProcess:
+    """`explicit_server` with its model loaded; the test may unload it."""
+    address = f"{explicit_server.http_url}/v2/repository/models/tensorrt_llm/load"
+    web.post(address).raise_for_status()
+    return explicit_server
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from deepseek_triton_tools.host.tritonserver import find_tritonserver
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.servers import build
 from support.supervising import free_ports
+from support.web import web
 
 Addresses = tuple[str, str, int]
 """HTTP and gRPC, and the process above the server."""
@@ -87,7 +88,7 @@ REGION: dict[str, Any] = {"key": "/anything", "offset": 0, "byte_size": 64}
     ],
 )
 def test_side_doors_are_closed_over_http(addresses: Addresses, method: str, path: str, body: Any) -> None:
-    answer = httpx.request(method, addresses[0] + path, json=body)
+    answer = web.request(method, addresses[0] + path, json=body)
     assert answer.status_code == 403
     assert "restricted" in answer.text
 
@@ -108,16 +109,16 @@ def test_side_doors_are_closed_over_grpc(addresses: Addresses, call: str) -> Non
 @pytest.mark.parametrize("what", ["load", "unload"])
 def test_no_client_loads_or_unloads_a_model(addresses: Addresses, what: str) -> None:
     body = {"parameters": {"config": json.dumps({"backend": "python"}), "file:1/model.py": "aW1wb3J0IG9z"}}
-    answer = httpx.post(f"{addresses[0]}/v2/repository/models/tensorrt_llm/{what}", json=body if what == "load" else {})
+    answer = web.post(f"{addresses[0]}/v2/repository/models/tensorrt_llm/{what}", json=body if what == "load" else {})
     assert answer.status_code >= 400
     assert "not allowed" in answer.text
-    assert httpx.get(f"{addresses[0]}/v2/models/tensorrt_llm/ready").status_code == 200
+    assert web.get(f"{addresses[0]}/v2/models/tensorrt_llm/ready").status_code == 200
 
 
 def chat(address: str, text: str) -> httpx.Response:
     messages = json.dumps([{"role": "user", "content": text}])
     body = {"messages": messages, "max_tokens": 2}
-    return httpx.post(f"{address}/v2/models/tensorrt_llm/generate", json=body, timeout=300)
+    return web.post(f"{address}/v2/models/tensorrt_llm/generate", json=body)
 
 
 def test_a_checkpoints_template_without_an_end_harms_one_request(addresses: Addresses) -> None:

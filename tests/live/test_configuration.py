@@ -2,51 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-import yaml
 
 from deepseek_triton_build import model_repository
 from deepseek_triton_tools.server.server_process import ServerProcess
 from deepseek_triton_tools.tool_errors import ServerFailedError
-from support.servers import url
+from support.servers import change_yaml, url
+from support.web import web
 from support.wire import MODEL, generated
-
-
-@pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of model_repository/, to be changed; the logs of failures stay beside it."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    ignore = shutil.ignore_patterns("__pycache__")
-    return Path(shutil.copytree(model_repository(), tmp_path / "repository", ignore=ignore))
-
-
-def change_yaml(repository: Path, **ours: object) -> None:
-    path = repository / MODEL / "1/model.yaml"
-    document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    document["triton_config"] |= ours
-    path.write_text(yaml.safe_dump(document), encoding="utf-8")
-
-
-def change_pbtxt(repository: Path, old: str, new: str) -> None:
-    path = repository / MODEL / "config.pbtxt"
-    text = path.read_text(encoding="utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new), encoding="utf-8")
-
-
-def failure(repository: Path) -> str:
-    with pytest.raises(ServerFailedError) as caught:
-        ServerProcess.serving(repository)
-    message, _, log = str(caught.value).removesuffix(")").rpartition(" (the server's log: ")
-    assert message.removeprefix("model 'tensorrt_llm' failed to load: ") in Path(log).read_text(encoding="utf-8")
-    return message
 
 
 def test_auto_complete_makes_no_difference(tiny_server: ServerProcess, random_repository: Path) -> None:
@@ -58,94 +29,84 @@ def test_auto_complete_makes_no_difference(tiny_server: ServerProcess, random_re
 
 def _described(server: ServerProcess) -> list[Mapping[str, Any]]:
     address = f"{url(server, 'http')}/v2/models/{MODEL}"
-    return [httpx.get(f"{address}{part}", timeout=20).raise_for_status().json() for part in ("", "/config")]
+    return [web.get(f"{address}{part}").raise_for_status().json() for part in ("", "/config")]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        (
-            "decoupled: true",
-            "decoupled: false",
+REFUSED: dict[str, tuple[dict[str, str], dict[str, object], list[str]]] = {
+    "two files that disagree": (
+        {"decoupled: true": "decoupled: false", "max_batch_size: 0": "max_batch_size: 8"},
+        {},
+        [
             "decoupled: config.pbtxt says False, model.yaml says True; set both alike",
-        ),
-        (
-            "max_batch_size: 0",
-            "max_batch_size: 8",
             "max_batch_size: config.pbtxt says 8, model.yaml says 0; set both alike",
-        ),
-    ],
-    ids=["decoupled", "max_batch_size"],
-)
-def test_a_config_pbtxt_that_disagrees_is_refused(repository: Path, old: str, new: str, expected: str) -> None:
-    change_pbtxt(repository, old, new)
-
-    assert failure(repository) == f"model 'tensorrt_llm' failed to load: {expected}"
-
-
-@pytest.mark.parametrize(
-    ("ours", "expected"),
-    [
-        ({"decoupled": False}, "decoupled: config.pbtxt says True, model.yaml says False; set both alike"),
-        ({"max_batch_size": 8}, "max_batch_size: expected 0: the engine batches, Triton does not, got 8"),
-    ],
-    ids=["decoupled", "max_batch_size"],
-)
-def test_a_model_yaml_that_disagrees_is_refused(repository: Path, ours: dict[str, object], expected: str) -> None:
-    change_yaml(repository, **ours)
-
-    assert expected in failure(repository)
-
-
-def test_both_disagreements_are_said_at_once(repository: Path) -> None:
-    change_pbtxt(repository, "decoupled: true", "decoupled: false")
-    change_pbtxt(repository, "max_batch_size: 0", "max_batch_size: 8")
-
-    message = failure(repository)
-
-    assert "decoupled: config.pbtxt says False" in message
-    assert "max_batch_size: config.pbtxt says 8" in message
-
-
-def test_all_bad_keys_are_reported_at_once(repository: Path) -> None:
-    change_yaml(
-        repository,
-        engine="sglang",
-        default_max_tokenz=9,
-        stream_mode="both",
-        default_timeout_ms=0,
-        max_inflight="many",
-        default_sampling={"top_p": 2, "top_q": 1},
-        on_fatal="panic",
-    )
-
-    message = failure(repository)
-
-    for expected in (
-        "triton_config.engine: expected one of tensorrt_llm, vllm, reference, simulated, got 'sglang'",
-        "triton_config.default_max_tokenz: unknown key, did you mean default_max_tokens?; known: ",
-        "triton_config.stream_mode: expected one of delta, cumulative, got 'both'",
-        "triton_config.default_timeout_ms: expected a whole number of milliseconds from 1, or null, got 0",
-        "triton_config.max_inflight: expected a whole number from 1, or null, got 'many'",
-        "triton_config.default_sampling.top_p: expected a number >= 0 and <= 1, got 2",
-        "triton_config.default_sampling.top_q: no such sampling field",
-        "triton_config.on_fatal: expected one of exit, unready, got 'panic'",
-    ):
-        assert expected in message
+        ],
+    ),
+    "bad keys": (
+        {},
+        {
+            "engine": "sglang",
+            "default_max_tokenz": 9,
+            "stream_mode": "both",
+            "default_timeout_ms": 0,
+            "max_inflight": "many",
+            "max_batch_size": 8,
+            "default_sampling": {"top_p": 2, "top_q": 1},
+            "on_fatal": "panic",
+        },
+        [
+            "triton_config.engine: expected one of tensorrt_llm, vllm, reference, simulated, got 'sglang'",
+            "triton_config.default_max_tokenz: unknown key, did you mean default_max_tokens?; known: ",
+            "triton_config.stream_mode: expected one of delta, cumulative, got 'both'",
+            "triton_config.default_timeout_ms: expected a whole number of milliseconds from 1, or null, got 0",
+            "triton_config.max_inflight: expected a whole number from 1, or null, got 'many'",
+            "max_batch_size: expected 0: the engine batches, Triton does not, got 8",
+            "triton_config.default_sampling.top_p: expected a number >= 0 and <= 1, got 2",
+            "triton_config.default_sampling.top_q: no such sampling field",
+            "triton_config.on_fatal: expected one of exit, unready, got 'panic'",
+        ],
+    ),
+    "a default that the engine does not do": (
+        {},
+        {"engine": "simulated", "engine_options": {}, "default_sampling": {"repetition_penalty": 1.1}},
+        ["triton_config.default_sampling.repetition_penalty: the simulated engine has no logits to apply it to"],
+    ),
+    "bad engine options": (
+        {},
+        {"engine_options": {"num_thread": 1, "max_num_seqs": 0}},
+        [
+            "triton_config.engine_options.num_thread: unknown option; known: ",
+            "triton_config.engine_options.max_num_seqs: expected a whole number from 1, got 0",
+        ],
+    ),
+}
+"""What is wrong -> (lines of config.pbtxt that are replaced, keys of model.yaml, all that is said of it)."""
 
 
-def test_a_default_that_the_engine_does_not_do_is_refused(repository: Path) -> None:
-    change_yaml(repository, engine="simulated", engine_options={}, default_sampling={"repetition_penalty": 1.1})
+def test_all_that_is_wrong_is_said_at_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the logs of failures stay beside the repositories
+    with ThreadPoolExecutor() as pool:
+        messages = pool.map(_failure, [_changed(tmp_path / name, *REFUSED[name][:2]) for name in REFUSED])
+        for (name, (*_, expected)), message in zip(REFUSED.items(), messages, strict=True):
+            with subtests.test(name):
+                assert message.startswith("model 'tensorrt_llm' failed to load: ")
+                assert [said for said in expected if said not in message] == []
 
-    assert failure(repository).endswith(
-        "triton_config.default_sampling.repetition_penalty: the simulated engine has no logits to apply it to"
-    )
+
+def _changed(repository: Path, pbtxt: Mapping[str, str], yaml: Mapping[str, object]) -> Path:
+    """A copy of model_repository/ with these changes."""
+    shutil.copytree(model_repository(), repository, ignore=shutil.ignore_patterns("__pycache__"))
+    config = repository / MODEL / "config.pbtxt"
+    lines = config.read_text(encoding="utf-8")
+    config.write_text(re.sub("|".join(pbtxt) or "$^", lambda found: pbtxt[found[0]], lines), encoding="utf-8")
+    change_yaml(repository / MODEL / "1/model.yaml", **yaml)
+    return repository
 
 
-def test_bad_engine_options_are_reported_at_once(repository: Path) -> None:
-    change_yaml(repository, engine_options={"num_thread": 1, "max_num_seqs": 0})
-
-    message = failure(repository)
-
-    assert "triton_config.engine_options.num_thread: unknown option; known: " in message
-    assert "triton_config.engine_options.max_num_seqs: expected a whole number from 1, got 0" in message
+def _failure(repository: Path) -> str:
+    with pytest.raises(ServerFailedError) as caught:
+        ServerProcess.serving(repository)
+    message, _, log = str(caught.value).removesuffix(")").rpartition(" (the server's log: ")
+    assert message.removeprefix("model 'tensorrt_llm' failed to load: ") in Path(log).read_text(encoding="utf-8")
+    return message

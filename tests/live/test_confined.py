@@ -19,6 +19,7 @@ from support.mounting import NOBODY
 from support.servers import build
 from support.supervising import free_ports, port_options
 from support.waiting import wait_for
+from support.web import web
 
 CLI = (sys.executable, "-B", "-m", "deepseek_triton_tools.cli.main")
 USERS: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -97,6 +98,6 @@ def test_the_gateway_needs_no_rights_and_writes_to_tmp_only(folder: Path, tmp_pa
 
 def answers(url: str) -> bool:
     try:
-        return httpx.get(url).status_code == 200
+        return web.get(url).status_code == 200
     except httpx.TransportError:
         return False

@@ -3,13 +3,13 @@
 Then the server ends, with a code that makes a supervisor start it again, or stays and is not ready, as on_fatal says.
 """
 
-import httpx
 import pytest
 
 from deepseek_triton_client import Retries, ServerUnavailable
 from deepseek_triton_tools.server.server_process import ServerProcess
 from deepseek_triton_tools.tool_errors import ServerFailedError
 from support.servers import dying_repository, see_it_die
+from support.web import web
 
 FATAL_EXIT_CODE = 137
 
@@ -25,7 +25,7 @@ def test_later_requests_are_refused_with_the_code(client_kind, dead_server):
 def test_plain_http_has_the_code_in_the_message(dead_server):
     """Not in the status: this tritonserver answers 400 where newer ones may answer 503."""
     address = f"{dead_server.http_url}/v2/models/tensorrt_llm/generate"
-    answer = httpx.post(address, json={"text_input": "too late"}, timeout=60)
+    answer = web.post(address, json={"text_input": "too late"})
 
     assert answer.status_code in (400, 503)
     assert answer.json()["error"].startswith("[E_UNAVAILABLE] ")

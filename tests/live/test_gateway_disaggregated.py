@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 
 from conformance.running import gateway
@@ -19,6 +18,7 @@ from support.restarted_server import RestartedServer, fleet, fleet_of, up
 from support.scraping import MODEL, settled, value
 from support.servers import build, change_yaml, shared_repository
 from support.waiting import wait_for
+from support.web import web
 
 pytestmark = pytest.mark.slow
 
@@ -98,7 +98,7 @@ def test_one_of_each_is_killed_under_load(pairs: Pairs, tmp_path: Path, capsys: 
     options = (*pairs.options, "--access-log", str(access_log))
     with gateway(*generation, options=options, log=log) as address, ThreadPoolExecutor(1) as pool:
         wait_for(lambda: up(address) == pairs.urls, lambda: fleet_of(address))
-        [model] = httpx.get(f"{address}/v1/models").json()["data"]
+        [model] = web.get(f"{address}/v1/models").json()["data"]
         outcomes = Outcomes()
 
         def has_ended(share: float) -> bool:
@@ -140,11 +140,11 @@ def test_a_context_server_whose_kv_caches_nobody_fetches_is_found(tmp_path: Path
         options = ("--context-server", context.line.strip())
         address = stack.enter_context(gateway(generation.line.strip(), options=options, log=tmp_path / "log"))
         pool = stack.enter_context(ThreadPoolExecutor(1))
-        [model] = httpx.get(f"{address}/v1/models").json()["data"]
+        [model] = web.get(f"{address}/v1/models").json()["data"]
 
         def ask() -> int:
             body = {"model": model["id"], "prompt": "Why is the sky blue?", "max_tokens": 2}
-            return httpx.post(f"{address}/v1/completions", json=body, timeout=300).status_code
+            return web.post(f"{address}/v1/completions", json=body).status_code
 
         def seen(key: str) -> object:
             return fleet_of(address)[context.process.http_url][key]
@@ -167,6 +167,6 @@ def test_a_context_server_whose_kv_caches_nobody_fetches_is_found(tmp_path: Path
 def _generated(server: RestartedServer, **inputs: object) -> object:
     """What a server hands on, if it does, after it has had a prompt and a token that fit into one block."""
     body = {"text_input": ".", "max_tokens": 1, **inputs}
-    response = httpx.post(f"{server.process.http_url}/v2/models/tensorrt_llm/generate", json=body)
+    response = web.post(f"{server.process.http_url}/v2/models/tensorrt_llm/generate", json=body)
     assert response.status_code == 200, response.text
     return response.json().get("context_phase_params")

@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from conformance.running import gateway
@@ -22,6 +21,7 @@ from support.documents import Command, commands
 from support.scraping import scrape
 from support.servers import build, change_yaml, url
 from support.waiting import wait_for
+from support.web import web
 from tiny_checkpoint.special_tokens import CALL, CALLS, END_CALL, END_CALLS, SEPARATOR
 
 pytestmark = pytest.mark.slow
@@ -183,7 +183,7 @@ def test_the_dashboard_shows_the_server_and_what_it_was_asked(browser: Browser, 
     question = {"stream": True, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
     with browser.page(f"{address}/dashboard") as page:
         page.wait("document.querySelector(\"output[aria-label='Requests/s']\").textContent !== '–'")
-        assert httpx.post(f"{address}/v1/chat/completions", json=question, timeout=60).status_code == 200
+        assert web.post(f"{address}/v1/chat/completions", json=question).status_code == 200
         page.wait("document.querySelector(\"output[aria-label='First token after']\").textContent !== '–'")
         assert page.text("section h2") == "tiny"
         assert page.text("output[aria-label='Servers up']") == "1 of 1"
@@ -202,4 +202,4 @@ def test_what_the_page_asks_is_answered(address: str, command: Command) -> None:
 
 
 def test_the_page_is_where_its_document_says(address: str) -> None:
-    assert httpx.get(address).text.startswith("<!doctype html>")
+    assert web.get(address).text.startswith("<!doctype html>")

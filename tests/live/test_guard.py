@@ -5,46 +5,16 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import httpx
 import pytest
 
 import deepseek_backend
-from deepseek_backend.process.process_guard import NAME
 from deepseek_triton_client import Client
-from deepseek_triton_tools.host.process_sessions import session_members
 from deepseek_triton_tools.server.server_process import ServerProcess
+from support.server_processes import assert_gone, children_of
 from support.servers import MODEL_KILLED, build, url
-from support.waiting import PATIENCE_S
-
-
-def name(pid):
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
-
-
-def running(pid):
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-
-
-def children_of(server_pid):
-    """(stub, guard)"""
-    by_name = {name(pid): pid for pid in session_members(server_pid)}
-    return by_name["triton_python_b"], by_name[NAME]
-
-
-def gone(*pids):
-    deadline = time.monotonic() + PATIENCE_S
-    while any(map(running, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not any(map(running, pids))
+from support.web import web
 
 
 @pytest.fixture
@@ -58,7 +28,7 @@ def test_a_model_process_that_dies_ends_the_server(server):
     os.kill(stub, signal.SIGKILL)
 
     assert server.wait() - 128 in MODEL_KILLED
-    assert gone(stub, guard)
+    assert_gone(stub, guard)
     if server.wait() == 128 + signal.SIGKILL:
         assert "the model's process has died" in str(server.failure())
     else:
@@ -69,7 +39,7 @@ def test_a_server_that_dies_leaves_nothing_behind(server):
     stub, guard = children_of(server.pid)
     os.kill(server.pid, signal.SIGKILL)
 
-    assert gone(stub, guard)
+    assert_gone(stub, guard)
 
 
 def test_a_server_whose_log_nobody_reads_any_more_leaves_nothing_behind(tmp_path):
@@ -85,7 +55,7 @@ def test_a_server_whose_log_nobody_reads_any_more_leaves_nothing_behind(tmp_path
         stub, guard = children_of(server)
         process.kill()
 
-    assert gone(server, stub, guard)
+    assert_gone(server, stub, guard)
 
 
 GUARDED = """\
@@ -115,7 +85,7 @@ def test_a_guard_guards_in_narrow_surroundings_too(before, options):
             with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as stub:
                 assert stub.stdout.readline() == b"armed\n"
                 stub.kill()
-            assert gone(guarded.pid)
+            assert_gone(guarded.pid)
         finally:
             guarded.kill()
 
@@ -147,7 +117,7 @@ def test_the_processes_of_an_engine_end_with_the_model_process(killed):
             os.kill(int(stub), signal.SIGKILL)
         else:
             os.killpg(server.pid, signal.SIGKILL)
-        assert gone(int(stub), int(core), int(worker))
+        assert_gone(int(stub), int(core), int(worker))
 
 
 def test_a_guard_that_is_killed_hurts_nobody(server):
@@ -160,12 +130,9 @@ def test_a_guard_that_is_killed_hurts_nobody(server):
     assert server.returncode == 0
 
 
-def test_an_unloaded_model_takes_its_guard_along_and_not_the_server(tmp_path):
-    repository = build(tmp_path / "repository", "tiny", "--engine", "simulated")
-    explicit = ("--model-control-mode=explicit", "--load-model=tensorrt_llm")
-    with ServerProcess.serving(repository, server_args=explicit) as server:
-        stub, guard = children_of(server.pid)
-        httpx.post(f"{server.http_url}/v2/repository/models/tensorrt_llm/unload").raise_for_status()
+def test_an_unloaded_model_takes_its_guard_along_and_not_the_server(loaded_server):
+    stub, guard = children_of(loaded_server.pid)
+    web.post(f"{loaded_server.http_url}/v2/repository/models/tensorrt_llm/unload").raise_for_status()
 
-        assert gone(stub, guard)
-        assert httpx.get(f"{server.http_url}/v2/health/live").status_code == 200
+    assert_gone(stub, guard)
+    assert web.get(f"{loaded_server.http_url}/v2/health/live").status_code == 200

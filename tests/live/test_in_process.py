@@ -5,15 +5,12 @@ import re
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
-from deepseek_backend.process.process_guard import NAME
-from deepseek_triton_tools.host.process_sessions import session_members
 from support.in_process import in_process
+from support.server_processes import assert_gone, children_of
 from support.servers import MODEL_KILLED, build, change_yaml
-from support.waiting import wait_for
 
 PRESET = "h200x8-r1-fp8-max-throughput"
 LONG_ANSWER = 4000  # about 25 s of the twin's pace
@@ -28,26 +25,13 @@ def serving(folder, before=(), **ours):
     return in_process(repository, folder / "log", before)
 
 
-def runs(pid):
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
-
-
-def children_of(process):
-    """(stub, guard)"""
-    by_name = {Path(f"/proc/{pid}/comm").read_text().strip(): pid for pid in session_members(process.pid)}
-    return by_name["triton_python_b"], by_name[NAME]
-
-
 def test_a_model_process_that_dies_ends_the_program(tmp_path):
     with serving(tmp_path) as server:
-        stub, guard = children_of(server.process)
+        stub, guard = children_of(server.process.pid)
         os.kill(stub, signal.SIGKILL)
 
         assert -server.wait() in MODEL_KILLED
-        wait_for(lambda: not any(map(runs, (stub, guard))))
+        assert_gone(stub, guard)
         assert re.search("the model's process has died|lock_exception", server.log())
 
 
@@ -58,17 +42,17 @@ def test_a_model_process_that_dies_ends_process_1_of_a_container_though_it_waits
     with serving(tmp_path, AS_INIT) as server:
         server.ask(text_input="nobody goes on with it", max_tokens=LONG_ANSWER, streaming=True)
         assert not server.answer()["final"]
-        os.kill(children_of(server.process)[0], signal.SIGKILL)
+        os.kill(children_of(server.process.pid)[0], signal.SIGKILL)
 
         assert server.wait() != 0
 
 
 def test_a_program_that_dies_leaves_nothing_behind(tmp_path):
     with serving(tmp_path) as server:
-        stub, guard = children_of(server.process)
+        stub, guard = children_of(server.process.pid)
         server.process.kill()
 
-        wait_for(lambda: not any(map(runs, (stub, guard))))
+        assert_gone(stub, guard)
 
 
 def test_a_dead_engine_ends_the_program(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -16,6 +15,7 @@ from deepseek_triton_tools.server.server_process import ServerProcess
 from support.scraping import LAST, published, settled, value
 from support.servers import build
 from support.waiting import wait_for
+from support.web import web
 
 
 @pytest.fixture(params=["tiny_server", "simulated_server"])
@@ -122,7 +122,7 @@ def test_routers_read_what_the_c_plus_plus_backend_would_say(server: ServerProce
     texts: list[str] = []
 
     def in_use() -> bool:
-        texts.append(httpx.get(server.metrics_url).text)
+        texts.append(web.get(server.metrics_url).text)
         return sum(picked(texts[-1], PICKER["kv_usage"])) > 0
 
     with (
@@ -162,20 +162,21 @@ def test_a_server_without_metrics_serves(tmp_path: Path) -> None:
     assert server.returncode == 0
 
 
-def test_a_model_that_is_loaded_over_itself_keeps_its_metrics(tmp_path: Path) -> None:
+def test_a_model_that_is_loaded_over_itself_keeps_its_metrics(loaded_server: ServerProcess) -> None:
     """Both instances live at once for a moment. With series of the same labels each, Triton's heap is corrupted."""
-    repository = build(tmp_path / "repository", "tiny", "--engine", "simulated")
-    arguments = ("--model-control-mode=explicit", "--load-model=tensorrt_llm")
-    with ServerProcess.serving(repository, server_args=arguments) as server, Client(server.http_url) as client:
+    server = loaded_server
+    with Client(server.http_url) as client:
+        before = published(server, lambda series: "info" in {name for name, _ in series})
         client.generate("Hello", max_tokens=4)
-        published(server, lambda series: value(series, "requests_accepted_total") == 1)
-        with (repository / "tensorrt_llm/1/model.py").open("a") as file:
+        accepted = value(before, "requests_accepted_total") + 1
+        published(server, lambda series: value(series, "requests_accepted_total") == accepted)
+        unloaded = sum("successfully unloaded" in line for line in server.log_tail)
+        with (server.options.repository / "tensorrt_llm/1/model.py").open("a") as file:
             file.write("# changed: Triton loads it again\n")
-        httpx.post(f"{server.http_url}/v2/repository/models/tensorrt_llm/load", timeout=60).raise_for_status()
+        web.post(f"{server.http_url}/v2/repository/models/tensorrt_llm/load").raise_for_status()
 
-        wait_for(lambda: any("successfully unloaded" in line for line in server.log_tail))
+        wait_for(lambda: sum("successfully unloaded" in line for line in server.log_tail) > unloaded)
         series = published(server, lambda series: True)
         assert value(series, "requests_accepted_total") == 0
         client.generate("Hello", max_tokens=4)
         published(server, lambda series: value(series, "requests_accepted_total") == 1)
-    assert server.returncode == 0

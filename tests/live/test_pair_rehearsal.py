@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import httpx
 import pytest
 from live.conftest import serving
 
@@ -13,6 +12,7 @@ from deepseek_triton_tools.server.server_process import ServerProcess
 from support.restarted_server import fleet_of, up
 from support.servers import build
 from support.waiting import wait_for
+from support.web import web
 
 
 def line(server: ServerProcess) -> str:
@@ -28,13 +28,13 @@ def test_a_built_pair_shares_a_chat(variant: str, tmp_path: Path) -> None:
         options = ("--context-server", line(context), "--access-log", str(access_log))
         with gateway(line(generation), options=options, log=tmp_path / "log") as address:
             wait_for(lambda: up(address) == {context.http_url, generation.http_url}, lambda: fleet_of(address))
-            [model] = httpx.get(f"{address}/v1/models").json()["data"]
+            [model] = web.get(f"{address}/v1/models").json()["data"]
             chat = {
                 "model": model["id"],
                 "messages": [{"role": "user", "content": "Why is the sky blue?"}],
                 "max_tokens": 8,
             }
-            answer = httpx.post(f"{address}/v1/chat/completions", json=chat, timeout=60).raise_for_status().json()
+            answer = web.post(f"{address}/v1/chat/completions", json=chat).raise_for_status().json()
 
             assert answer["usage"]["completion_tokens"] == 8
             wait_for(lambda: f'"context_server":"{context.http_url}' in access_log.read_text(), access_log.read_text)

@@ -17,6 +17,8 @@ import tritonclient.grpc as triton
 from deepseek_triton_build import model_repository
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.servers import url
+from support.supervising import runs
+from support.web import web
 
 CONFIG = """\
 name: "endless"
@@ -69,14 +71,6 @@ class TritonPythonModel:
         self.watch.close()
         print("finalized", flush=True)
 """
-
-
-def runs(pid):
-    """A process that has ended stays in /proc until its parent asks for its exit code."""
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
 
 
 @pytest.fixture
@@ -162,7 +156,7 @@ def test_open_requests_can_be_ended_before_the_server_cuts_them_off(server):
 def test_a_server_at_work_is_not_taken_for_one_that_exits(server):
     with OpenStreams(server) as streams:
         for _ in range(30):
-            assert httpx.get(server.metrics_url, trust_env=False).is_success
+            assert web.get(server.metrics_url).is_success
             time.sleep(0.1)
         assert set(streams.grpc) == {"more"}
         assert [Path(name).is_file() for name in printed(server, "regions")] == [True]
@@ -182,7 +176,7 @@ def test_a_sigterm_to_the_stub_is_noticed_and_does_not_end_it(server):
 def test_the_server_is_ended_after_its_clients_have_their_errors(server):
     with OpenStreams(server) as streams:
         address = f"{url(server, 'http')}/v2/models/endless/generate"
-        answer = httpx.post(address, json={"text_input": "a", "fatal": True}, timeout=20, trust_env=False)
+        answer = web.post(address, json={"text_input": "a", "fatal": True})
 
     assert server.wait() == 128 + signal.SIGKILL
     assert "the engine is dead" in answer.text

@@ -9,14 +9,14 @@ import subprocess
 import sys
 import threading
 
-import httpx
 import pytest
 
 from deepseek_triton_client import Client, ModelNotReady, Retries
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.commands import run_command
-from support.servers import build, url
+from support.servers import url
 from support.waiting import wait_for
+from support.web import web
 
 
 def probe(*argv):
@@ -81,21 +81,19 @@ def test_a_server_without_the_model(tiny_server, scheme):
         assert line.count("\n") == 1
 
 
-def test_a_model_that_is_not_loaded(tmp_path):
-    repository = build(tmp_path / "repository", "tiny", "--engine", "simulated")
-    explicit = ("--model-control-mode=explicit", "--load-model=tensorrt_llm")
-    with ServerProcess.serving(repository, server_args=explicit) as server:
-        wait_for(lambda: probe("ready", url(server, "http"))[0] == 0)
-        httpx.post(f"{server.http_url}/v2/repository/models/tensorrt_llm/unload").raise_for_status()
-        wait_for(lambda: probe("ready", url(server, "http"))[0] == 1)
-        for address in (url(server, "http"), url(server, "grpc")):
-            for question in ("ready", "generate"):
-                code, line = probe(question, address)
-                assert (code, line.startswith(f"{address}: not ready: ")) == (1, True), line
-            with Client(address, retries=Retries(attempts=1)) as client, pytest.raises(ModelNotReady) as caught:
-                client.generate("hello")
-            assert caught.value.unprocessed
-            assert caught.value.message.endswith("has no available versions")
+def test_a_model_that_is_not_loaded(loaded_server):
+    server = loaded_server
+    wait_for(lambda: probe("ready", url(server, "http"))[0] == 0)
+    web.post(f"{server.http_url}/v2/repository/models/tensorrt_llm/unload").raise_for_status()
+    wait_for(lambda: probe("ready", url(server, "http"))[0] == 1)
+    for address in (url(server, "http"), url(server, "grpc")):
+        for question in ("ready", "generate"):
+            code, line = probe(question, address)
+            assert (code, line.startswith(f"{address}: not ready: ")) == (1, True), line
+        with Client(address, retries=Retries(attempts=1)) as client, pytest.raises(ModelNotReady) as caught:
+            client.generate("hello")
+        assert caught.value.unprocessed
+        assert caught.value.message.endswith("has no available versions")
 
 
 def test_nobody_there(scheme):

@@ -17,6 +17,7 @@ from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSetting
 from support.servers import build
 from support.supervising import free_ports
 from support.waiting import wait_for
+from support.web import web
 
 MARK = "s3cretMARK"
 CLI = [sys.executable, "-m", "deepseek_triton_tools.cli.main"]
@@ -62,10 +63,10 @@ def test_a_gateway_tells_no_secret(tmp_path: Path) -> None:
             for secret in (key, f"{MARK}-key"):
                 headers = {"Authorization": f"Bearer {secret}"}
                 for path in ("/v1/models", "/fleet", "/metrics", "/v1/nothing", "/v1/chat/completions"):
-                    told.append(httpx.get(address + path, headers=headers).text)
+                    told.append(web.get(address + path, headers=headers).text)
                 body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
-                told.append(httpx.post(f"{address}/v1/chat/completions", json=body, headers=headers).text)
-                told.append(httpx.post(f"{address}/v1/completions", content=b"{", headers=headers).text)
+                told.append(web.post(f"{address}/v1/chat/completions", json=body, headers=headers).text)
+                told.append(web.post(f"{address}/v1/completions", content=b"{", headers=headers).text)
             told.append(Path(f"/proc/{gateway.pid}/cmdline").read_text())
         finally:
             gateway.terminate()
@@ -79,7 +80,7 @@ def test_a_gateway_tells_no_secret(tmp_path: Path) -> None:
 
 def _is_up(address: str) -> bool:
     try:
-        return httpx.get(f"{address}/health").status_code == 200
+        return web.get(f"{address}/health").status_code == 200
     except httpx.TransportError:
         return False
 

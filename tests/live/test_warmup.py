@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from live.conftest import serving
 
@@ -14,6 +13,7 @@ from deepseek_triton_tools.server.server_process import ServerProcess
 from deepseek_triton_tools.tool_errors import ServerFailedError
 from support.scraping import published, value
 from support.servers import build, change_yaml
+from support.web import web
 
 TOO_LONG = 1_000_000
 MAX_S = 2
@@ -47,7 +47,7 @@ def test_the_server_is_ready_after_it_and_no_counter_has_seen_it(warmed: ServerP
         if key[0].endswith(("_total", "_count", "_sum", "_bucket", "inflight_sequences", "inflight_tokens"))
     }
 
-    assert httpx.get(f"{warmed.http_url}/v2/models/tensorrt_llm/ready").status_code == 200
+    assert web.get(f"{warmed.http_url}/v2/models/tensorrt_llm/ready").status_code == 200
     assert value(series, "load_duration_seconds", phase="warmup") >= MAX_S
     assert value(series, "ready") == 1
     assert len(counted) > 20

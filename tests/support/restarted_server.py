@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
+from support.web import web
 
 
 class RestartedServer:
@@ -56,7 +55,7 @@ def fleet(repositories: Iterable[Path]) -> Iterator[list[RestartedServer]]:
 
 def fleet_of(address: str) -> dict[str, dict[str, Any]]:
     """Each server as the gateway sees it, by its URL."""
-    [model] = httpx.get(f"{address}/fleet").json()["models"]
+    [model] = web.get(f"{address}/fleet").json()["models"]
     return {server["url"]: server for server in model["servers"]}
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-import httpx
-
 from deepseek_backend.metrics.backend_metrics import FAMILIES, LAST_TOKEN_AGE, PREFIX
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.waiting import wait_for
+from support.web import web
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -22,7 +21,7 @@ LAST = f"{FAMILIES[-1].name.removeprefix(PREFIX)}_count"
 
 def scrape(server: ServerProcess) -> Series:
     """Every series of ours: (name without prefix, labels) -> number."""
-    text = httpx.get(server.metrics_url).text
+    text = web.get(server.metrics_url).text
     lines = re.findall(rf"^{PREFIX}(\w+)\{{(.*)\}} (\S+)$", text, re.MULTILINE)
     return {
         (name, frozenset(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', labels))): float(value)
