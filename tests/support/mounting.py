@@ -39,19 +39,6 @@ def overlay(folder: Path) -> Iterator[tuple[Path, Path]]:
         yield folder / "lower", merged
 
 
-@contextlib.contextmanager
-def loop_image(image: Path, on: Path, *, make: str, size: int = 2**25) -> Iterator[Path]:
-    """Make a new file system in the file `image` with the program `make`, and mount it."""
-    with image.open("wb") as file:
-        file.truncate(size)
-    try:
-        subprocess.run([make, "-q", str(image)], check=True, capture_output=True)
-    except (FileNotFoundError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"{make}: {error}")
-    with mounted("-o", "loop", image, on=on) as folder:
-        yield folder
-
-
 def as_nobody(ask: Callable[[], Any], *, prepare: Callable[[], None] | None = None) -> Any:
     """Call `ask` in a child process of a user who owns nothing, and return its result after a trip through JSON."""
     if os.geteuid():

@@ -28,8 +28,8 @@ def system_of(folder, name, *, read_ahead_kb=None):
     mounts = parse_mountinfo(STORAGE.replace("/models/", f"{folder}/"))
     sysfs = folder / "sysfs"
     if read_ahead_kb is not None:
-        for mount in mounts:
-            write(sysfs / f"class/bdi/{mount.device}/read_ahead_kb", read_ahead_kb)
+        device = mount_at(folder / name, mounts).device
+        write(sysfs / f"class/bdi/{device}/read_ahead_kb", read_ahead_kb)
     return file_system_of(folder / name, mounts, sysfs=sysfs)
 
 
