@@ -7,15 +7,29 @@ from hypothesis import strategies as st
 
 from deepseek_triton_build import PlanRequest, make_plan
 from deepseek_triton_build.catalog import profiles, variants
-from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.terminal import tables
+from support.commands import run_command
 
-R1 = ["plan", "deepseek-r1", "--gpu", "h200", "--gpus", "8"]
+R1 = ["deepseek-r1", "--gpu", "h200", "--gpus", "8"]
 
 
-def document(capsys, *argv):
-    assert main(["plan", *argv, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+def planned(*argv):
+    """What is printed."""
+    done = run_command("plan", *argv)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def document(*argv):
+    return json.loads(planned(*argv, "--json"))
+
+
+def refused(*argv):
+    """The exit code, and the one line on stderr."""
+    done = run_command("plan", *argv)
+    [line] = done.stderr.splitlines()
+    assert (done.stdout, line[:22]) == ("", "deepseek-triton plan: ")
+    return done.returncode, line
 
 
 def checkpoint(folder, *, class_name="DeepseekV3ForCausalLM", quant=None, layers=61):
@@ -88,40 +102,31 @@ FOR_VLLM_REFUSED = [
     (["--image", "26.05"], "Triton's container 26.05 has it"),
     (["--image", "24.01"], "unknown Triton container '24.01'"),
 ]
-REFUSED += [([*R1[1:], option, value], code, expected) for option, value, code, expected in OPTIONS_REFUSED]
-REFUSED += [([*R1[1:], "--engine", "vllm", *options], 2, expected) for options, expected in FOR_VLLM_REFUSED]
+REFUSED += [([*R1, option, value], code, expected) for option, value, code, expected in OPTIONS_REFUSED]
+REFUSED += [([*R1, "--engine", "vllm", *options], 2, expected) for options, expected in FOR_VLLM_REFUSED]
 
 
 @pytest.mark.slow
-def test_what_cant_be_planned_is_one_line(capsys, subtests):
+def test_what_cant_be_planned_is_one_line(subtests):
     for argv, code, expected in REFUSED:
         with subtests.test(ascii(argv[-2:])):
-            assert main(["plan", *argv]) == code
-            captured = capsys.readouterr()
-            assert captured.out == ""
-            (line,) = captured.err.splitlines()
-            assert line.startswith("deepseek-triton plan: ")
-            assert expected in line
+            found, line = refused(*argv)
+            assert (found, expected in line) == (code, True), line
 
 
-def test_what_the_parser_refuses(capsys):
-    wrong = [["--trtllm", "1.2.1", "--image", "26.07"], ["--isl", "0"], ["--mtp", "-1"], ["--concurrency", "many"]]
-    for options in [*wrong, ["--kv-cache-dtype", "fp4"], ["--brief", "--json"], ["--diff", ".", "--json"]]:
-        with pytest.raises(SystemExit) as caught:
-            main([*R1, *options])
-        assert (caught.value.code, "argument" in capsys.readouterr().err) == (2, True), options
+def test_what_the_parser_refuses():
+    wrong = ["--trtllm 1.2.1 --image 26.07", "--isl 0", "--mtp -1", "--concurrency many", "--kv-cache-dtype fp4"]
+    for options in [*wrong, "--brief --json", "--diff . --json"]:
+        done = run_command("plan", *R1, *options.split())
+        assert (done.returncode, "argument" in done.stderr) == (2, True), options
 
 
-def test_a_plan_for_people_says_what_and_why(capsys):
-    assert main(R1) == 0
-
-    printed = capsys.readouterr().out
+def test_a_plan_for_people_says_what_and_why():
+    printed = planned(*R1)
     plan = make_plan(PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8))
-    for setting in plan.settings:
-        assert setting.key in printed
-        assert setting.reason in printed
-    for words in ("8 x NVIDIA H200", "26.07-trtllm", "35,136 bytes a token", "one node, 8 MPI ranks", "765 GB"):
-        assert words in printed
+    words = ["8 x NVIDIA H200", "26.07-trtllm", "35,136 bytes a token", "one node, 8 MPI ranks", "765 GB"]
+    words += [text for setting in plan.settings for text in (setting.key, setting.reason)]
+    assert [each for each in words if each not in printed] == []
     assert "\x1b" not in printed
 
     budget = plan.budget
@@ -130,8 +135,8 @@ def test_a_plan_for_people_says_what_and_why(capsys):
     workspace = budget.workspace - budget.cuda_graphs
     sizes = {"#": budget.weights, "=": budget.kv_cache, "+": budget.cuda_graphs, "-": workspace, ".": budget.free}
     assert list(dict.fromkeys(bar)) == list(sizes)
-    for mark, size in sizes.items():
-        assert bar.count(mark) == pytest.approx(len(bar) * size / budget.memory, abs=1)
+    expected = {mark: len(bar) * size / budget.memory for mark, size in sizes.items()}
+    assert {mark: bar.count(mark) for mark in sizes} == pytest.approx(expected, abs=1)
 
 
 @given(sizes=st.lists(st.integers(-1, 10**12), max_size=6), length=st.integers(1, 200))
@@ -146,76 +151,69 @@ def test_a_bar_shows_every_part_and_has_its_length(sizes, length):
         assert all(abs(bar.count(mark) - length * size / sum(shown.values())) <= 1 for mark, size in shown.items())
 
 
-def test_a_brief_plan_is_without_settings(capsys):
-    argv = ["plan", "deepseek-r1", "--gpu", "b200", "--profile", "throughput"]
-    assert main([*argv, "--brief"]) == 0
-    brief = capsys.readouterr().out
-    assert main(argv) == 0
-    whole = capsys.readouterr().out
-
+def test_a_brief_plan_is_without_settings():
+    argv = ["deepseek-r1", "--gpu", "b200", "--profile", "throughput"]
+    brief, whole = planned(*argv, "--brief"), planned(*argv)
     assert set(brief.splitlines()) < set(whole.splitlines())
-    for words in ("Memory of one GPU", "Requests at once", "start.sh", "Warnings and notes"):
-        assert words in brief
-    assert "enable_attention_dp" not in brief
-    assert len(brief.splitlines()) < 35
+    titles = ("Memory of one GPU", "Requests at once", "start.sh", "Warnings and notes", "enable_attention_dp")
+    assert [title for title in titles if title not in brief] == ["enable_attention_dp"]
 
 
-@pytest.mark.parametrize("profile", profiles())
-def test_a_source_is_named_once_and_shapes_by_their_range(profile, capsys):
-    options = ["deepseek-r1", "--gpu", "gb200-nvl72", "--gpus", "32", "--profile", profile]
-    request = PlanRequest(variant="deepseek-r1", gpu="gb200-nvl72", num_gpus=32, profile=profile)
-    if profile == "rehearsal":
-        options = ["tiny", "--engine", "tensorrt_llm", "--gpu", "gb200-nvl72"]
-        request = PlanRequest(variant="tiny", gpu="gb200-nvl72", engine="tensorrt_llm")
-    assert main(["plan", *options]) == 0
-    body = capsys.readouterr().out.partition("Model and parallelism")[2].partition("\nSources\n")
-
-    plan = make_plan(request)
-    for source in {line.source for line in (*plan.settings, *plan.environment) if line.source}:
-        assert body[0].count(f"({source})") + body[2].count(f"] {source}\n") == 1, source
-    assert "[[1, " not in body[0]
-    assert ("shapes: 1 to " in body[0]) == any(line.reason.startswith("pairs of") for line in plan.settings)
+@pytest.mark.slow
+def test_a_source_is_named_once_and_shapes_by_their_range(subtests):
+    for profile in profiles():
+        options = ["deepseek-r1", "--gpu", "gb200-nvl72", "--gpus", "32", "--profile", profile]
+        request = PlanRequest(variant="deepseek-r1", gpu="gb200-nvl72", num_gpus=32, profile=profile)
+        if profile == "rehearsal":
+            options = ["tiny", "--engine", "tensorrt_llm", "--gpu", "gb200-nvl72"]
+            request = PlanRequest(variant="tiny", gpu="gb200-nvl72", engine="tensorrt_llm")
+        with subtests.test(profile):
+            body, _, sources = planned(*options).partition("Model and parallelism")[2].partition("\nSources\n")
+            plan = make_plan(request)
+            for source in {line.source for line in (*plan.settings, *plan.environment) if line.source}:
+                assert body.count(f"({source})") + sources.count(f"] {source}\n") == 1, source
+            assert "[[1, " not in body
+            assert ("shapes: 1 to " in body) == any(line.reason.startswith("pairs of") for line in plan.settings)
 
 
 @pytest.fixture
-def built(tmp_path, capsys):
-    """Build R1 with these options, and return what `plan --diff` then says with others."""
+def built(tmp_path):
+    """Build R1 with these options, and return the lines of `plan --diff` with others."""
 
     def diff(*options, there=(), change=lambda folder: None):
         folder = tmp_path / "r1"
-        assert main(["build", *R1[1:], "--output", str(folder), *there]) == 0
+        assert run_command("build", *R1, "--output", str(folder), *there).returncode == 0
         change(folder)
         before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-        capsys.readouterr()
-        code = main([*R1, *options, "--diff", str(folder)])
+        lines = planned(*R1, *options, "--diff", str(folder)).splitlines()
         assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-        captured = capsys.readouterr()
-        return code, captured.out.splitlines() or captured.err.splitlines()
+        return lines
 
     return diff
 
 
-def test_other_options_would_change_these_settings(built):
-    code, lines = built("--mtp", "1", "--set", "kv_cache_config.free_gpu_memory_fraction=0.7")
-
-    assert code == 0
+@pytest.mark.slow
+def test_other_options_would_change_these_settings(built, tmp_path):
+    lines = built("--mtp", "1", "--set", "kv_cache_config.free_gpu_memory_fraction=0.7")
     at = lines.index("tensorrt_llm/1/model.yaml")
     assert "  - options: deepseek-r1 --gpu h200 --gpus 8" in lines[:at]
     assert lines.index("  - kv_cache_config.free_gpu_memory_fraction: 0.8") > at
     assert lines.index("  + kv_cache_config.free_gpu_memory_fraction: 0.7") > at
     assert any(line.startswith("  + speculative_config.") for line in lines[at:])
     assert not [line for line in lines if "#" in line or "sha" in line or "plan:" in line]
+    assert built() == [f"{tmp_path}/r1: nothing would change"]
 
 
 def test_the_folders_own_format_is_compared(built):
-    code, lines = built("--concurrency", "16", there=["--format", "trtllm-serve"])
-
-    assert code == 0
+    lines = built("--concurrency", "16", there=["--format", "trtllm-serve"])
     assert "serve.sh" in lines
     assert not [line for line in lines if "format" in line.split(":")[0] or "removed" in line]
 
 
+@pytest.mark.slow
 def test_the_owners_changes_would_be_lost(built):
+    """YAML that is none is compared as it stands."""
+
     def change(folder):
         yaml = folder / "tensorrt_llm/1/model.yaml"
         yaml.write_text(yaml.read_text().replace("max_batch_size: 128", "max_batch_size: 96", 1) + "# mine\n")
@@ -223,50 +221,35 @@ def test_the_owners_changes_would_be_lost(built):
         (folder / "tensorrt_llm/1/model.py").unlink()
         (folder / "tensorrt_llm/1/supervise.py").write_bytes(b"\xff")
 
-    code, lines = built(change=change)
-    assert code == 0
+    lines = built(change=change)
     assert {"  - max_batch_size: 96", "  + max_batch_size: 128", "  - exec \\x1b[2J"} <= set(lines)
     assert {"added: tensorrt_llm/1/model.py", "changed: tensorrt_llm/1/supervise.py"} <= set(lines)
     assert "mine" not in "".join(lines)
-
-
-def test_yaml_that_is_none_is_compared_as_it_stands(built, tmp_path):
-    code, lines = built(change=lambda folder: (folder / "tensorrt_llm/1/model.yaml").write_text("a: [1\n"))
-
-    assert code == 0
+    lines = built(there=["--force"], change=lambda folder: (folder / "tensorrt_llm/1/model.yaml").write_text("a: [1\n"))
     assert {"  - a: [1", "  + max_batch_size: 128"} <= set(lines)
 
 
-def test_the_same_options_would_change_nothing(built, tmp_path):
-    assert built() == (0, [f"{tmp_path}/r1: nothing would change"])
-
-
-def test_a_folder_that_build_did_not_write_has_no_difference(tmp_path, capsys):
+def test_a_folder_that_build_did_not_write_has_no_difference(tmp_path):
     for stamp in (None, "{", "[" * 100_000):
         if stamp is not None:
             (tmp_path / "deepseek-triton.json").write_text(stamp)
-        assert main([*R1, "--diff", str(tmp_path)]) == 2
-        captured = capsys.readouterr()
-        assert (captured.out, captured.err.count("\n")) == ("", 1)
-        assert "deepseek-triton.json" in captured.err
+        code, line = refused(*R1, "--diff", str(tmp_path))
+        assert (code, "deepseek-triton.json" in line) == (2, True)
 
 
-@pytest.mark.parametrize("columns", [60, 100, 160])
-def test_on_a_terminal_a_plan_fits_the_width(columns, capsys, monkeypatch):
+def test_on_a_terminal_a_plan_fits_the_width(monkeypatch):
     monkeypatch.setattr(tables, "is_terminal", lambda: True)
-    monkeypatch.setenv("COLUMNS", str(columns))
-    assert main(["plan", "deepseek-r1", "--gpu", "b200", "--gpus", "8", "--profile", "throughput"]) == 0
+    for columns in (60, 160):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        printed = planned("deepseek-r1", "--gpu", "b200", "--gpus", "8", "--profile", "throughput")
+        assert "kv_cache_config.free_gpu_memory_fraction" in printed
+        assert "…" not in printed
+        without_styles = re.sub(r"\x1b\[[0-9;]*m", "", printed)
+        assert [line for line in without_styles.splitlines() if len(line) > columns and len(line.split()) > 2] == []
 
-    printed = capsys.readouterr().out
-    assert "kv_cache_config.free_gpu_memory_fraction" in printed
-    assert "…" not in printed
-    without_styles = re.sub(r"\x1b\[[0-9;]*m", "", printed)
-    assert [line for line in without_styles.splitlines() if len(line) > columns and len(line.split()) > 2] == []
 
-
-def test_json_holds_the_whole_plan(capsys):
-    got = document(capsys, "deepseek-r1", "--gpu", "h200", "--gpus", "8")
-
+def test_json_holds_the_whole_plan():
+    got = document(*R1)
     assert got["schema"] == "deepseek-triton/plan/1"
     assert (got["variant"], got["precision"], got["gpu"], got["gpus"]) == ("deepseek-r1", "fp8", "h200", 8)
     assert got["model"] == "deepseek-ai/DeepSeek-R1"
@@ -280,88 +263,69 @@ def test_json_holds_the_whole_plan(capsys):
     assert all(line["reason"] for line in got["settings"])
 
 
-def test_concurrency_is_shown_for_the_lengths_asked_for(capsys):
+def test_concurrency_is_shown_for_the_lengths_asked_for():
     """Without lengths, for several that the plan serves."""
-    got = document(capsys, "deepseek-r1", "--gpu", "h200", "--isl", "8192", "--osl", "1024")
+    got = document("deepseek-r1", "--gpu", "h200", "--isl", "8192", "--osl", "1024")
     (row,) = got["concurrency"]
     assert (row["isl"], row["osl"]) == (8192, 1024)
     assert row["kv_cache_holds"] == got["memory"]["kv_tokens"] // 9216
     assert row["runs"] == min(row["kv_cache_holds"], got["max_concurrency"])
 
-    got = document(capsys, "deepseek-r1", "--gpu", "h200")
+    got = document("deepseek-r1", "--gpu", "h200")
     assert len(got["concurrency"]) > 2
     longest = next(line["value"] for line in got["settings"] if line["key"] == "max_seq_len")
     assert all(row["isl"] + row["osl"] <= longest for row in got["concurrency"])
 
 
-def test_a_hugging_face_name_is_variant_precision_and_model(capsys):
-    for name, variant, precision in (
-        ("deepseek-ai/DeepSeek-R1", "deepseek-r1", "fp8"),
-        (FP4, "deepseek-r1", "fp4"),
-        ("nvidia/DeepSeek-R1-NVFP4-v2", "deepseek-r1", "fp4"),
-        ("deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-v3.2-exp", "fp8"),
-    ):
-        got = document(capsys, name, "--gpu", "b200")
-        assert (got["variant"], got["precision"], got["model"]) == (variant, precision, name)
-
-
+@pytest.mark.slow
 def test_every_published_checkpoint_can_be_named():
+    """Its name is variant, precision and model."""
     for variant in variants().values():
-        for checkpoint_ in () if variant.model else variant.checkpoints.values():
-            gpu = "b200" if checkpoint_.precision == "fp4" else "h200"
-            engine = "vllm" if checkpoint_.precision == "w4a16" else "tensorrt_llm"
-            assert main(["plan", checkpoint_.model, "--gpu", gpu, "--engine", engine, "--json"]) == 0
+        for published in () if variant.model else variant.checkpoints.values():
+            gpu = "b200" if published.precision == "fp4" else "h200"
+            engine = "vllm" if published.precision == "w4a16" else "tensorrt_llm"
+            got = document(published.model, "--gpu", gpu, "--engine", engine)
+            found = (got["variant"], got["precision"], got["model"])
+            assert found == (variant.name, published.precision, published.model)
+    got = document("nvidia/DeepSeek-R1-NVFP4-v2", "--gpu", "b200")
+    assert (got["variant"], got["precision"]) == ("deepseek-r1", "fp4")
 
 
-def test_a_model_that_is_not_here_is_noted_and_planned(capsys):
+def test_a_model_that_is_not_here_is_noted_and_planned():
     for model, note in (("/models/DeepSeek-R1", "not on this machine"), ("me/my-r1", "a Hugging Face name")):
-        assert main([*R1, "--model", model, "--json"]) == 0
-        captured = capsys.readouterr()
-        assert note in captured.err
-        assert json.loads(captured.out)["model"] == model
+        done = run_command("plan", *R1, "--model", model, "--json")
+        assert (done.returncode, note in done.stderr, json.loads(done.stdout)["model"]) == (0, True, model)
 
 
-def test_a_folder_here_says_its_precision(capsys, tmp_path):
-    got = document(capsys, "deepseek-r1", "--gpu", "b200", "--model", checkpoint(tmp_path / "fp8"))
-    assert got["precision"] == "fp8"
-
-    got = document(capsys, "deepseek-r1", "--gpu", "b200", "--model", checkpoint(tmp_path / "fp4", quant="NVFP4"))
-    assert got["precision"] == "fp4"
-
-
-def test_a_folder_of_another_architecture_is_refused(capsys, tmp_path):
-    """As the variant, it is told what it can be."""
-    folder = checkpoint(tmp_path / "v32", class_name="DeepseekV32ForCausalLM")
-
-    assert main([*R1, "--model", folder]) == 2
-    assert "expected a DeepseekV3ForCausalLM for deepseek-r1" in capsys.readouterr().err
-    assert main(["plan", folder, "--gpu", "h200"]) == 2
-    assert capsys.readouterr().err.endswith(f"give it as --model: deepseek-v3.2-exp --model {folder}\n")
+def test_a_folder_here_says_what_it_is(tmp_path):
+    for precision, quant in {"fp8": None, "fp4": "NVFP4"}.items():
+        folder = checkpoint(tmp_path / precision, quant=quant)
+        assert document("deepseek-r1", "--gpu", "b200", "--model", folder)["precision"] == precision
+    other = checkpoint(tmp_path / "v32", class_name="DeepseekV32ForCausalLM")
+    wide = checkpoint(tmp_path / "bf16")
+    (tmp_path / "bf16/config.json").write_text(json.dumps({"architectures": ["DeepseekV3ForCausalLM"]}))
+    for argv, expected in (
+        ([*R1, "--model", other], "expected a DeepseekV3ForCausalLM for deepseek-r1"),
+        ([other, "--gpu", "h200"], f"give it as --model: deepseek-v3.2-exp --model {other}"),
+        ([*R1, "--model", wide], "deepseek-triton checkpoint quantize"),
+    ):
+        code, line = refused(*argv)
+        assert (code, expected in line) == (2, True), line
 
 
-def test_a_folder_of_16_bit_weights_is_refused_with_what_makes_them_fp8(capsys, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["DeepseekV3ForCausalLM"]}))
-
-    assert main([*R1, "--model", str(tmp_path)]) == 2
-    assert "deepseek-triton checkpoint quantize" in capsys.readouterr().err
-
-
-def test_a_cut_checkpoint_is_planned_with_a_note(capsys, tmp_path):
+def test_a_cut_checkpoint_is_planned_with_a_note(tmp_path):
     folder = checkpoint(tmp_path / "cut", layers=5)
     index = {"weight_map": {"model.layers.4.mlp.experts.0.up_proj.weight": "model-00001-of-000001.safetensors"}}
     (tmp_path / "cut/model.safetensors.index.json").write_text(json.dumps(index))
-
-    assert main(["plan", "deepseek-r1", "--gpu", "h200", "--model", folder, "--brief"]) == 0
-    out, err = capsys.readouterr()
-    assert "5 of 61 layers" in err
-    assert "1 x NVIDIA H200" in out
+    done = run_command("plan", "deepseek-r1", "--gpu", "h200", "--model", folder, "--brief")
+    assert (done.returncode, "5 of 61 layers" in done.stderr, "1 x NVIDIA H200" in done.stdout) == (0, True, True)
 
 
-def test_options_reach_the_plan(capsys):
+def test_options_reach_the_plan():
     options = ["--mtp", "2", "--relaxed-acceptance", "--kv-cache-dtype", "auto", "--concurrency", "16"]
     options += ["--set", "kv_cache_config={free_gpu_memory_fraction: 0.7}", "--set", "stream_interval=4"]
     image = "nvcr.io/nvidia/tritonserver:26.01-trtllm-python-py3"
-    got = document(capsys, *R1[1:], *options, "--image", image)
+    got = document(*R1, *options, "--image", image)
 
     assert got["release"] == "1.1.0"
     assert {line["key"]: line["value"] for line in got["settings"]}.items() >= {
@@ -374,87 +338,63 @@ def test_options_reach_the_plan(capsys):
     }.items()
 
 
-def test_several_nodes_say_what_starts_them(capsys):
-    assert main(["plan", "deepseek-v3", "--gpu", "h100", "--gpus", "16"]) == 0
-    printed = capsys.readouterr().out
+def test_several_nodes_say_what_starts_them():
+    printed = planned("deepseek-v3", "--gpu", "h100", "--gpus", "16")
     assert "2 nodes of 8 GPUs, 16 MPI ranks: HOSTS=node1,node2 start.sh" in printed
     assert "srun --mpi=pmix --nodes 2 --ntasks-per-node 8" in printed
 
-    launch = document(capsys, "deepseek-r1", "--engine", "vllm", "--gpu", "h100")["launch"]
+    launch = document("deepseek-r1", "--engine", "vllm", "--gpu", "h100")["launch"]
     assert (launch["nodes"], launch["gpus_per_node"]) == (2, 8)
     assert launch["command"] == "NODE_RANK=0 MASTER_ADDR=node1 start.sh"
     assert "--ntasks-per-node 1" in launch["where"]
 
 
-def test_a_plan_without_tensorrt_llm(capsys):
-    got = document(capsys, "tiny", "--engine", "simulated", "--preset", "h200x8-r1-fp8-max-throughput")
-
+def test_a_plan_without_tensorrt_llm():
+    got = document("tiny", "--engine", "simulated", "--preset", "h200x8-r1-fp8-max-throughput")
     assert (got["engine"], got["memory"], got["gpus"], got["concurrency"]) == ("simulated", None, None, [])
-    assert main(["plan", "tiny"]) == 0
-    assert "deepseek-triton serve DIR" in capsys.readouterr().out
+    assert "deepseek-triton serve DIR" in planned("tiny")
 
 
-def test_warnings_have_code_and_fix(capsys):
-    larger_than_its_graphs = [*R1[1:], "--set", "max_batch_size=1024"]
-    got = document(capsys, *larger_than_its_graphs)
-
-    assert got["warnings"]
-    assert all(row["code"] and row["fix"] and row["source"] for row in got["warnings"])
-    assert main(["plan", *larger_than_its_graphs]) == 0
-    printed = capsys.readouterr().out
-    for row in got["warnings"]:
+def test_warnings_and_what_is_left_out_are_shown():
+    larger_than_its_graphs = [*R1, "--set", "max_batch_size=1024"]
+    rows, printed = document(*larger_than_its_graphs)["warnings"], planned(*larger_than_its_graphs)
+    assert rows
+    for row in rows:
+        assert all((row["code"], row["fix"], row["source"]))
         assert f"{row['severity']} {row['code']}: {row['message']}" in printed
         assert f"fix: {row['fix']}" in printed
 
-
-def test_what_is_left_out_is_said(capsys):
     with_mtp = ["deepseek-r1", "--gpu", "h200", "--trtllm", "1.0.0", "--mtp", "1"]
-    got = document(capsys, *with_mtp)
-
-    assert any(row["key"] == "triton_config.default_sampling.temperature" for row in got["omissions"])
-    assert main(["plan", *with_mtp]) == 0
-    assert "Left out\n" in capsys.readouterr().out
+    omitted = [row["key"] for row in document(*with_mtp)["omissions"]]
+    assert "triton_config.default_sampling.temperature" in omitted
+    assert "Left out\n" in planned(*with_mtp)
 
 
-def test_settings_that_lie_in_a_file_of_their_own_are_shown(capsys):
+def test_settings_that_lie_in_a_file_of_their_own_are_shown():
     wide = ["deepseek-r1", "--gpu", "gb200-nvl72", "--profile", "wide-ep", "--trtllm", "1.0.0"]
-    [file] = document(capsys, *wide)["files"]
-    assert main(["plan", *wide]) == 0
-    shown = capsys.readouterr().out
-
+    [file] = document(*wide)["files"]
     assert (file["name"], [row["value"] for row in file["settings"]]) == ("moe-load-balancer.yaml", [288, 1])
-    assert "moe_config.load_balancer.num_slots" in shown
-    assert "moe-load-balancer.yaml" in shown
+    shown = planned(*wide)
+    assert ("moe_config.load_balancer.num_slots" in shown, "moe-load-balancer.yaml" in shown) == (True, True)
 
 
-# vLLM
-
-VLLM = ["plan", "deepseek-r1", "--engine", "vllm", "--gpu", "h200", "--gpus", "8"]
+VLLM = ["deepseek-r1", "--engine", "vllm", "--gpu", "h200", "--gpus", "8"]
 
 
-def test_the_image_chooses_the_vllm_version(capsys):
+def test_the_image_chooses_the_vllm_version():
     for image in ("26.07", "nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3"):
-        got = document(capsys, *VLLM[1:], "--image", image)
+        got = document(*VLLM, "--image", image)
         assert (got["vllm"], got["release"], got["launch"]["mpi_ranks"]) == ("0.24.0", None, 0)
         assert got["image"] == "nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3"
         assert (got["containers"], got["formats"]) == (["26.07"], ["triton", "vllm-serve"])
+    printed = planned(*VLLM, "--vllm", "0.25.1", "--parallel", "dp")
+    shown = ("pip install vllm==0.25.1", "data_parallel_size", "VLLM_ALL2ALL_BACKEND", "max_num_seqs allows 1,024")
+    assert [text for text in shown if text not in printed] == []
 
 
-def test_a_plan_for_vllm_is_shown_whole(capsys):
-    assert main([*VLLM, "--vllm", "0.25.1", "--parallel", "dp"]) == 0
-    printed = capsys.readouterr().out
-    settings = ("data_parallel_size", "VLLM_ALL2ALL_BACKEND", "max_num_seqs allows 1,024")
-    for text in ("vLLM 0.25.1: no Triton container has it; pip install vllm==0.25.1", *settings):
-        assert text in printed
-
-
-def test_the_difference_to_a_folder_for_vllm(tmp_path, capsys):
-    assert main(["build", *VLLM[1:], "--output", str(tmp_path / "r")]) == 0
-    assert "vLLM 0.24.0: nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3" in capsys.readouterr().out
-    assert main([*VLLM, "--diff", str(tmp_path / "r")]) == 0
-    assert "nothing would change" in capsys.readouterr().out
-    assert main([*VLLM, "--set", "enable_prefix_caching=false", "--diff", str(tmp_path / "r")]) == 0
-
-    printed = capsys.readouterr().out
-    assert "- enable_prefix_caching: true" in printed
-    assert "+ enable_prefix_caching: false" in printed
+def test_the_difference_to_a_folder_for_vllm(tmp_path):
+    built = run_command("build", *VLLM, "--output", str(tmp_path / "r"))
+    assert "vLLM 0.24.0: nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3" in built.stdout
+    assert "nothing would change" in planned(*VLLM, "--diff", str(tmp_path / "r"))
+    lines = planned(*VLLM, "--set", "enable_prefix_caching=false", "--diff", str(tmp_path / "r")).splitlines()
+    assert {"  - enable_prefix_caching: true", "  + enable_prefix_caching: false"} <= set(lines)
