@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import yaml
 
 from deepseek_backend.metrics import backend_metrics
 from deepseek_triton_tools.host.process_sessions import session_members
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
-from support.servers import STANDIN, build
+from support.servers import STANDIN, build, change_yaml
 
 _EXIT_TICK_S = 0.005
 _METRICS_TICK_S = 0.02
@@ -33,10 +32,7 @@ def repository(folder: Path, engine: str, **triton_config: Any) -> Path:
         shutil.copytree(STANDIN, made / "tensorrt_llm/1/tensorrt_llm", ignore=ignore)
     else:
         made = build(folder, "tiny", "--engine", engine)
-    path = made / "tensorrt_llm/1/model.yaml"
-    document = yaml.safe_load(path.read_text())
-    document["triton_config"].update(triton_config)
-    path.write_text(yaml.safe_dump(document))
+    change_yaml(made / "tensorrt_llm/1/model.yaml", **triton_config)
     return made
 
 

@@ -1,1 +1,1 @@
-"""The parts of tests/bench/client.py: cases -> serving -> driving (contenders) -> measures."""
+"""The parts of tests/bench/client.py (cases -> contenders -> runs) and of abandon.py (leaving -> stayed)."""
