@@ -246,7 +246,7 @@ def test_the_answer_is_put_together(world):
     server = FakeServer()
     calls = world.calls(server)
 
-    completion = world.generate(calls)
+    completion = world.generate(calls, timeouts={"first_token": 30.0, "between_tokens": 30.0, "total": 30.0})
 
     assert (completion.text, completion.finish_reason, completion.request_id) == ("Hello", "stop", "r1")
     assert (completion.num_input_tokens, completion.num_output_tokens) == (3, 2)
@@ -269,25 +269,21 @@ def test_what_was_refused_before_anything_was_generated_is_sent_again(world, ref
     assert [stream.is_closed for stream in server.streams] == [True] * 4
 
 
-def test_waits_grow_at_random_and_are_bounded(world):
+def test_attempts_are_bounded_and_the_last_error_comes_out(world):
     """The delays have full jitter: they lie between nothing and a bound that doubles."""
-    world.fails(world.calls(FakeServer([FULL]), retries=Retries(attempts=8, initial_s=0.5, max_s=4)), Overloaded)
+    for attempts in (1, 8):
+        server = FakeServer([FULL])
+        calls = world.calls(server, retries=Retries(attempts=attempts, initial_s=0.5, max_s=4))
 
+        error = world.fails(calls, Overloaded)
+
+        assert len(server.requests) == attempts
+        assert (str(error), error.request_id, error.url) == ("[E_OVERLOADED] full", "r1", "http://s0:8000")
+        assert error.unprocessed
     bounds = [0.5, 1, 2, 4, 4, 4, 4]
     assert len(world.sleeps) == len(bounds)
     assert all(0 <= slept <= bound for slept, bound in zip(world.sleeps, bounds, strict=True))
     assert len(set(world.sleeps)) > 1
-
-
-@pytest.mark.parametrize("attempts", [1, 3])
-def test_attempts_are_bounded_and_the_last_error_comes_out(world, attempts):
-    server = FakeServer([FULL])
-
-    error = world.fails(world.calls(server, retries=Retries(attempts=attempts)), Overloaded)
-
-    assert len(server.requests) == attempts
-    assert str(error) == "[E_OVERLOADED] full"
-    assert (error.request_id, error.url, error.unprocessed) == ("r1", "http://s0:8000", True)
 
 
 def test_other_errors_are_not_tried_again(world):
@@ -302,12 +298,14 @@ def test_other_errors_are_not_tried_again(world):
 
 @pytest.mark.parametrize("attempts", [1, 3])
 def test_another_server_is_tried_at_once(world, attempts):
-    servers = FakeServer([NOBODY]), FakeServer([FULL]), FakeServer()
+    servers = FakeServer([NOBODY]), FakeServer([FULL], ANSWER), FakeServer()
 
-    assert world.urls(world.calls(*servers, retries=Retries(attempts=attempts))) == ["http://s2:8000"]
+    calls = world.calls(*servers, retries=Retries(attempts=attempts))
+    assert world.urls(calls) == ["http://s2:8000"]
 
     assert [len(server.requests) for server in servers] == [1, 1, 1]
     assert world.sleeps == []
+    assert world.urls(calls) == ["http://s1:8000"]  # the one that was full is asked before the one that was away
 
 
 def test_a_server_that_could_not_be_reached_is_tried_last_for_a_while(world, monkeypatch):
@@ -340,12 +338,6 @@ def test_a_refusal_is_not_lost_behind_a_server_that_is_gone(world):
 
     assert (error.message, error.code) == ("connection refused", None)
     assert getattr(error.__cause__, "code", None) == "E_UNAVAILABLE"
-
-
-def test_an_overloaded_server_is_asked_first_again(world):
-    calls = world.calls(FakeServer([FULL], ANSWER), FakeServer())
-
-    assert world.urls(calls, 2) == ["http://s1:8000", "http://s0:8000"]
 
 
 def test_round_robin_takes_each_server_in_turn(world):
@@ -487,12 +479,6 @@ def test_limits(world, limit, script):
     assert server.streams[0].is_closed
 
 
-def test_limits_that_hold_are_not_noticed(world):
-    limits = {"first_token": 30.0, "between_tokens": 30.0, "total": 30.0}
-
-    assert world.generate(world.calls(FakeServer()), timeouts=limits).text == "Hello"
-
-
 def test_a_complete_answer_is_not_spoilt_by_what_follows(world):
     """The connection may break, or stall, between the last response and the end of the stream."""
     for after in (LOST, "wait"):
@@ -603,17 +589,13 @@ def test_readiness_is_told_step_by_step(world):
         told.append(readiness)
         server.states = [False] if len(told) == 1 else [True]
 
-    world.run(world.calls(server).wait_until_ready(None, progress))
+    world.run(world.calls(server, timeouts=Timeouts(connect=0.5)).wait_until_ready(None, progress))
 
     assert [each.state for each in told] == ["unreachable", "starting", "ready"]
     assert "connection refused" in str(told[0])
     assert len(world.sleeps) == 2
-
-
-def test_waiting_for_readiness_ends_in_time(world):
-    server = FakeServer()
+    assert set(server.ready_limits) == {0.5}
     server.states = [False]
-
     with pytest.raises(DeadlineExceeded, match="not ready after 0 s: http://s0:8000 is starting"):
         world.run(world.calls(server).wait_until_ready(0, None))
 
@@ -634,15 +616,7 @@ def test_waiting_for_readiness_shares_its_time_among_the_servers(world):
     assert all(0 < limit <= 8.0 for limit in servers[1].ready_limits)
 
 
-def test_waiting_for_readiness_keeps_to_the_limit_for_connecting(world):
-    server = FakeServer()
-
-    world.run(world.calls(server, timeouts=Timeouts(connect=0.5)).wait_until_ready(None, None))
-
-    assert server.ready_limits == [0.5, 0.5]
-
-
-def test_one_ready_server_is_enough(world):
+def test_one_ready_server_is_enough_and_metrics_are_the_first_ones(world):
     away, there = FakeServer(), FakeServer()
     away.states = away.metadata_steps = [NOBODY]
     calls = world.calls(away, there)
@@ -652,9 +626,6 @@ def test_one_ready_server_is_enough(world):
     assert world.run(calls.metadata()) == OURS
     there.states = [NOBODY]
     assert world.run(calls.ready()) is False
-
-
-def test_metrics_come_from_tritons_own_port_unless_said_otherwise(world):
-    assert world.run(world.calls(FakeServer()).metrics()).value("asked", url="http://s0:8002/metrics") == 1
-    elsewhere = world.calls(FakeServer(), metrics_url="http://gateway:9000/m")
+    assert world.run(calls.metrics()).value("asked", url="http://s0:8002/metrics") == 1
+    elsewhere = world.calls(away, metrics_url="http://gateway:9000/m")
     assert world.run(elsewhere.metrics()).value("asked", url="http://gateway:9000/m") == 1

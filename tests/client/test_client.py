@@ -2,8 +2,7 @@
 
 import pytest
 
-from deepseek_triton_client import AsyncClient, Client, DeadlineExceeded, InvalidRequest, SamplingParams, Timeouts
-from deepseek_triton_client._core import calls as calls_module
+from deepseek_triton_client import AsyncClient, Client, InvalidRequest, SamplingParams, Timeouts
 from deepseek_triton_client._core.checked_request import chat_request, prompt_request
 
 VERBS = ("generate", "stream", "chat", "stream_chat")
@@ -73,9 +72,14 @@ def test_a_closed_client_says_so(client_kind, nowhere):
 
 
 def test_a_stream_is_entered_first(client_kind, nowhere):
-    """Every request has an id of its own."""
-    with client_kind.client(nowhere) as client:
+    """Every request has an id of its own. Neither token nor headers are shown, and what can't be sent is not quoted."""
+    settings = {"token": lambda: f"{SECRET}\n", "headers": {"x-api-key": SECRET}}
+    with client_kind.client(nowhere, **settings) as client:
         assert (client.url, client.model_name) == (nowhere, "tensorrt_llm")
+        assert nowhere in repr(client)
+        with pytest.raises(InvalidRequest, match="token") as caught:
+            client.generate("hi")
+        assert SECRET not in repr(client) + str(caught.value)
         for open_stream in (client.stream, client.stream_chat):
             assert len({open_stream("hi").request_id for _ in range(3)}) == 3
             stream = open_stream("hi", request_id="job-1")
@@ -106,10 +110,18 @@ def test_a_batch_that_is_wrong_is_refused_at_the_call(client_kind, nowhere, retu
                 client.generate_many(requests, return_errors=return_errors, **fields)
 
 
-def test_the_blocking_client_takes_no_asynchronous_requests():
+def test_what_is_wrong_in_general():
+    """Settings are checked for both wires, and the blocking client takes no asynchronous requests."""
+
     async def questions():
         yield "hi"
 
+    for kind in (Client, AsyncClient):
+        for url in ("http://host", "grpc://host"):
+            with pytest.raises(InvalidRequest, match=r"retries: .*model_name: .*balance: .*headers: .*token: "):
+                kind(url, model_name="", balance="random", headers=[], token="", retries=0)
+            with pytest.raises(InvalidRequest, match=r"^context_urls: expected http://host:port"):
+                kind(url, context_urls="ftp://b")
     with Client("http://127.0.0.1:1") as client, pytest.raises(InvalidRequest, match="requests: expected"):
         client.generate_many(questions())
 
@@ -135,63 +147,3 @@ def test_a_whole_answer_has_no_limits_of_tokens(nowhere):
             assert made.timeouts == (limits if each else whole)
             made = other._request(chat_request, "hi", None, {}, limits, None, streaming=each)
             assert made.timeouts == (limits if each else whole)
-
-
-@pytest.mark.parametrize("kind", [Client, AsyncClient])
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"model_name": ""},
-        {"model_name": "\ud800"},
-        {"balance": "random"},
-        {"stream_mode": "both"},
-        {"headers": {"a b": "c"}},
-        {"headers": []},
-        {"token": "a\n"},
-        {"token": ""},
-        {"timeouts": 0},
-        {"retries": 0},
-        {"tls": False},
-        {"connection": {}},
-        {"metrics_url": ""},
-    ],
-    ids=lambda wrong: next(iter(wrong)),
-)
-def test_settings_that_are_wrong(kind, wrong):
-    for url in ("http://host", "grpc://host"):
-        with pytest.raises(InvalidRequest, match=next(iter(wrong))):
-            kind(url, **wrong)
-
-
-def test_a_token_is_asked_for_each_time(client_kind, nowhere):
-    """A token that can't be sent is refused without being quoted; neither token nor headers are shown."""
-    asked = []
-
-    def token():
-        asked.append(1)
-        return f"{SECRET}\n"
-
-    settings = {"token": token, "headers": {"x-api-key": SECRET}, "timeouts": Timeouts(connect=1)}
-    with client_kind.client(nowhere, **settings) as client:
-        for number in (1, 2):
-            with pytest.raises(InvalidRequest, match="token") as caught:
-                client.generate("hi")
-            assert len(asked) == number
-            assert SECRET not in str(caught.value)
-        assert nowhere in repr(client)
-        assert SECRET not in repr(client)
-
-
-@pytest.mark.slow
-def test_waiting_asks_again_until_it_is_ready(client_kind, nowhere, monkeypatch):
-    monkeypatch.setattr(calls_module, "_POLL_INTERVAL_S", 0.01)
-    told = []
-    with (
-        client_kind.client(nowhere) as client,
-        pytest.raises(DeadlineExceeded, match=r"not ready after 1 s: .* is unreachable"),
-    ):
-        client.wait_until_ready(1, told.append)
-
-    assert len(told) > 1
-    assert {readiness.url for readiness in told} == {nowhere}
-    assert {readiness.state for readiness in told} == {"unreachable"}

@@ -21,22 +21,12 @@ def named(make, *args, **fields):
     return caught.value.message.partition(": ")[0]
 
 
-@pytest.mark.parametrize("field", ["connect", "first_token", "between_tokens", "total"])
-def test_a_limit_is_a_length_of_time(field):
-    for limit in (0, -1, math.nan, math.inf, 1e10, "1", True):
-        assert named(Timeouts, **{field: limit}) == f"timeouts.{field}", limit
-    for limit in (None, 1, 0.001, 2_000_000):
-        assert getattr(Timeouts(**{field: limit}), field) == limit
-
-
-def test_a_whole_answer_has_no_limits_of_tokens():
-    timeouts = Timeouts(connect=1, first_token=2, between_tokens=3, total=4)
-    assert timeouts.for_whole_answers() == Timeouts(connect=1, total=4)
-
-
-def test_all_problems_are_told_at_once():
-    with pytest.raises(InvalidRequest, match=r"timeouts\.connect.*timeouts\.total"):
-        Timeouts(connect=0, total=0)
+def test_a_limit_is_a_length_of_time():
+    for field in ("connect", "first_token", "between_tokens", "total"):
+        for limit in (0, -1, math.nan, math.inf, 1e10, "1", True):
+            assert named(Timeouts, **{field: limit}) == f"timeouts.{field}", limit
+        for limit in (None, 1, 0.001, 2_000_000):
+            assert getattr(Timeouts(**{field: limit}), field) == limit
 
 
 def test_fields_that_are_wrong(tmp_path):
@@ -63,23 +53,24 @@ def test_delays_grow_up_to_the_limit():
         assert 0 <= min(delays) < most / 2 < max(delays) <= most
 
 
-@pytest.mark.parametrize(
-    ("url", "endpoint", "text"),
-    [
-        ("localhost", Endpoint("http", "localhost", 8000), "http://localhost:8000"),
-        ("gpu1:9000", Endpoint("http", "gpu1", 9000), "http://gpu1:9000"),
-        ("grpc://gpu1", Endpoint("grpc", "gpu1", 8001), "grpc://gpu1:8001"),
-        ("grpcs://gpu1", Endpoint("grpcs", "gpu1", 443), "grpcs://gpu1:443"),
-        ("https://gpu1/triton/", Endpoint("https", "gpu1", 443, "/triton"), "https://gpu1:443/triton"),
-        ("grpc://[::1]:7", Endpoint("grpc", "::1", 7), "grpc://[::1]:7"),
-        ("[fe80::1%eth0]", Endpoint("http", "fe80::1%eth0", 8000), "http://[fe80::1%eth0]:8000"),
-        ("münchen.example", Endpoint("http", "münchen.example", 8000), "http://münchen.example:8000"),
-        ("gpu_1", Endpoint("http", "gpu_1", 8000), "http://gpu_1:8000"),
-    ],
-)
-def test_endpoints(url, endpoint, text):
-    assert Endpoint.parse(url) == endpoint
-    assert str(endpoint) == text
+ENDPOINTS = {
+    "localhost": (Endpoint("http", "localhost", 8000), "http://localhost:8000"),
+    "gpu1:9000": (Endpoint("http", "gpu1", 9000), "http://gpu1:9000"),
+    "grpc://gpu1": (Endpoint("grpc", "gpu1", 8001), "grpc://gpu1:8001"),
+    "grpcs://gpu1": (Endpoint("grpcs", "gpu1", 443), "grpcs://gpu1:443"),
+    "https://gpu1/triton/": (Endpoint("https", "gpu1", 443, "/triton"), "https://gpu1:443/triton"),
+    "grpc://[::1]:7": (Endpoint("grpc", "::1", 7), "grpc://[::1]:7"),
+    "[fe80::1%eth0]": (Endpoint("http", "fe80::1%eth0", 8000), "http://[fe80::1%eth0]:8000"),
+    "münchen.example": (Endpoint("http", "münchen.example", 8000), "http://münchen.example:8000"),
+    "gpu_1": (Endpoint("http", "gpu_1", 8000), "http://gpu_1:8000"),
+}
+
+
+def test_endpoints():
+    assert {url: (found := Endpoint.parse(url), str(found)) for url in ENDPOINTS} == ENDPOINTS
+    one, two = Endpoint("http", "a", 8000), Endpoint("grpc", "b", 8001)
+    assert Endpoint.parse_all("a") == (one,)
+    assert Endpoint.parse_all(["a", "grpc://b"]) == Endpoint.parse_all(iter(("a", "grpc://b"))) == (one, two)
 
 
 def test_urls_that_are_none():
@@ -100,45 +91,28 @@ def test_urls_that_are_none():
         assert named(Endpoint.parse_all, urls) == "url", urls
 
 
-@pytest.mark.parametrize("refusal", [Endpoint.parse, lambda url: settings(metrics_url=url)], ids=["server", "metrics"])
-def test_a_password_in_a_url_is_refused_and_not_repeated(refusal):
+def test_a_password_in_a_url_is_refused_and_not_repeated():
     """The secret is not shown in the cause of the error either."""
     for url in (
         *("http://me:secret@gpu1", "me:secret@gpu1:8000", "http://me:secret@gpu1:x", "http://me:secr/et@gpu1"),
         *("http://me:80/secr@gpu1", "http://me:se@cr#et@gpu1", "http://me:secr?et@[gpu1", b"http://me:secret@gpu1"),
     ):
-        with pytest.raises(InvalidRequest, match="url: expected") as caught:
-            refusal(url)
-        assert "secr" not in str(caught.value)
-        assert caught.value.__cause__ is caught.value.__context__ is None
-
-
-def test_several_urls():
-    one, two = Endpoint("http", "a", 8000), Endpoint("grpc", "b", 8001)
-    assert Endpoint.parse_all("a") == (one,)
-    assert Endpoint.parse_all(["a", "grpc://b"]) == Endpoint.parse_all(iter(("a", "grpc://b"))) == (one, two)
+        for refusal in (Endpoint.parse, lambda url: settings(metrics_url=url)):
+            with pytest.raises(InvalidRequest, match="url: expected") as caught:
+                refusal(url)
+            assert "secr" not in str(caught.value)
+            assert caught.value.__cause__ is caught.value.__context__ is None
 
 
 def test_settings_tell_all_their_problems():
+    wrong = {"endpoints": (), "model_name": "", "model_version": 1, "timeouts": 5, "retries": 3, "tls": True}
+    wrong |= {"connection": "keep-alive", "metrics_url": "nonsense", "balance": "x", "stream_mode": "y"}
     with pytest.raises(InvalidRequest) as caught:
-        Settings(
-            endpoints=(),
-            model_name="",
-            model_version=1,
-            timeouts=5,
-            retries=3,
-            tls=True,
-            connection="keep-alive",
-            metrics_url="nonsense",
-            balance="x",
-            stream_mode="y",
-            headers={"a b": "1", "x": " 1"},
-            token="a\nb",
-        )
-    names = ("url", "model_name", "model_version", "balance", "stream_mode", "headers", "headers['x']", "token")
-    names += ("timeouts", "retries", "tls", "connection", "metrics_url")
+        Settings(**wrong, headers={"a b": "1", "x": " 1"}, token="a\nb")
     problems = [problem.partition(": ")[0] for problem in caught.value.message.split("; ")]
-    assert sorted(problems) == sorted(names)
+    assert sorted(problems) == sorted(["url", *wrong.keys() - {"endpoints"}, "headers", "headers['x']", "token"])
+    with pytest.raises(InvalidRequest, match=r"timeouts\.connect.*timeouts\.total"):
+        Timeouts(connect=0, total=0)
 
 
 def test_settings_that_are_wrong():
@@ -158,6 +132,7 @@ def test_settings_that_are_wrong():
 
 def test_the_headers_of_a_request():
     """Headers that the caller changes later stay as they were; a token is asked for each time."""
+    assert "secret" not in repr(settings(token="secret", headers={"x": "secret"}))
     tokens, headers = iter("ab"), {"X-Team": "red"}
     made = settings(token=lambda: next(tokens), headers=headers)
     headers["x-evil"] = "a\r\nb"
@@ -165,7 +140,3 @@ def test_the_headers_of_a_request():
     assert made.request_headers() == [("x-team", "red"), ("authorization", "Bearer b")]
     for token in (None, "", "a\nb", b"x"):
         assert "token" in named(settings(token=lambda token=token: token).request_headers)
-
-
-def test_secrets_are_not_shown():
-    assert "secret" not in repr(settings(token="secret", headers={"x": "secret"}))

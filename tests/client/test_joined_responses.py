@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_client import (
-    AsyncClient,
     Client,
     DeadlineExceeded,
     DeepseekTritonError,
@@ -436,9 +435,3 @@ def test_the_server_s_own_time_limit_counts_once(client, context, generation):
 
     assert context.requests[0].params.timeout_ms == 100_000
     assert generation.requests[0].params.timeout_ms <= 100_000 - 200
-
-
-def test_a_wrong_context_url_is_named():
-    for make in (Client, AsyncClient):
-        with pytest.raises(InvalidRequest, match=r"^context_urls: expected http://host:port"):
-            make("http://a", context_urls="ftp://b")

@@ -1,6 +1,5 @@
 """The fake server that users test their programs with, asked by both clients over HTTP."""
 
-import asyncio
 import json
 import threading
 import urllib.error
@@ -10,7 +9,6 @@ import pytest
 
 from deepseek_triton_client import (
     AccessDenied,
-    AsyncClient,
     Cancelled,
     Client,
     DeadlineExceeded,
@@ -24,7 +22,7 @@ from deepseek_triton_client import (
     ServerUnavailable,
     Timeouts,
 )
-from deepseek_triton_client.testing import FakeServer, Pause, _metadata
+from deepseek_triton_client.testing import FakeServer, Pause
 from support.client_kinds import STYLES, ClientKind
 from support.contract_metadata import METADATA
 from support.waiting import wait_for
@@ -70,17 +68,6 @@ def test_tasks_are_scripted_by_their_outputs(client, server):
         client.detokenize("Hi")
 
 
-def test_a_server_without_tasks_is_named(client_kind, server, monkeypatch):
-    older = {**_metadata("tensorrt_llm")}
-    older["inputs"] = [each for each in older["inputs"] if each["name"] != "task"]
-    monkeypatch.setattr("deepseek_triton_client.testing._metadata", lambda name: older)
-    with (
-        client_kind.client(server.url, retries=ONCE) as client,
-        pytest.raises(InvalidRequest, match=r"has no input for task: leave that out, or update the server"),
-    ):
-        client.tokenize("Hi")
-
-
 def test_each_text_is_a_chunk(server, client):
     """All answers of a request for several are the same."""
     server.script(["A short", Pause(0.01), " story."], ["a", "b"])
@@ -101,17 +88,20 @@ def test_a_mapping_is_a_response_in_full(server, client):
         assert (completion.finish_reason, completion.num_output_tokens) == ("length", 9)
 
 
-def test_a_function_makes_the_answer_of_each_request(server, client):
-    server.answer = lambda request: [f"{request.prompt} at most {request.params.max_tokens}"]
-    assert client.generate("five", max_tokens=5).text == "five at most 5"
-
-
-def test_scripted_answers_come_first_and_retries_use_them_up(server, client_kind):
-    server.answer = "always"
+def test_a_function_makes_each_answer_and_scripted_ones_come_first(server, client_kind):
+    """A retry uses one up. `most_at_once` counts requests that are answered at the same time."""
+    server.answer = lambda request: [Pause(0.01), f"{request.prompt} at most {request.params.max_tokens}"]
     server.script(Overloaded("full"), "once")
     with client_kind.client(server.url, retries=Retries(initial_s=0.01)) as client:
-        assert [client.generate("a").text for _ in range(3)] == ["once", "always", "always"]
-    assert len(server.requests) == 4
+        assert [client.generate("a", max_tokens=5).text for _ in range(2)] == ["once", "a at most 5"]
+        assert len(server.requests) == 3
+        server.answer = lambda request: [Pause(), str(request.prompt)]
+        answers = client.generate_many(["a", "b", "c"], concurrency=2)
+        thread = threading.Thread(target=lambda: (wait_for(lambda: server.most_at_once == 2), server.release.set()))
+        thread.start()
+        assert [answer.text for answer in answers] == ["a", "b", "c"]
+        thread.join()
+    assert server.most_at_once == 2
 
 
 def test_requests_are_recorded(server, client_kind):
@@ -149,19 +139,16 @@ def test_errors_are_raised_as_they_are_scripted(server, client, before):
     server.script([*before, ConnectionResetError()])
     with pytest.raises(ServerUnavailable):
         client.generate("x")
-    assert client.generate("again").text == "again"
-    assert not server.client_left.is_set()
-
-
-def test_errors_of_triton_are_raised_as_they_are_scripted(server, client):
-    for error in (AccessDenied("who?"), ModelNotFound("no such model"), ModelNotReady("x")):
+    for error in (AccessDenied("who?"), ModelNotFound("no such model"), ModelNotReady("x")) if not before else ():
         server.script(error)
         with pytest.raises(type(error), match=error.message):
             client.generate("x")
     for error in (DeadlineExceeded("too slow"), ProtocolError("nonsense")):  # no server sends these
-        server.script(error)
+        server.script([*before, error])
         with pytest.raises(ServerError, match=r"expected an error that a server can send.*Pause"):
             client.generate("x")
+    assert client.generate("again").text == "again"
+    assert not server.client_left.is_set()
 
 
 def test_a_function_may_raise_its_error_and_a_broken_one_is_the_servers_fault(server, client):
@@ -215,36 +202,6 @@ def test_cancelling_a_request_ends_it(server, client):
     assert len(server.requests) == 1
 
 
-def test_cancelling_a_task_is_seen(server):
-    server.script(Pause())
-
-    async def main():
-        async with AsyncClient(server.url) as client:
-            task = asyncio.create_task(client.generate("x"))
-            await asyncio.to_thread(server.waiting.wait, 30)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-    asyncio.run(main())
-    assert server.client_left.wait(30)
-
-
-def test_a_batch_is_answered_at_the_same_time(server, client):
-    server.answer = lambda request: [Pause(), str(request.prompt)]
-    answers = client.generate_many(["a", "b", "c"], concurrency=2)
-
-    def release():
-        wait_for(lambda: server.most_at_once == 2)
-        server.release.set()
-
-    thread = threading.Thread(target=release)
-    thread.start()
-    assert [answer.text for answer in answers] == ["a", "b", "c"]
-    thread.join()
-    assert server.most_at_once == 2
-
-
 def test_a_model_that_loads(server, client):
     server.ready = False
     assert not client.ready()
@@ -256,22 +213,19 @@ def test_a_model_that_loads(server, client):
     assert client.generate("x").text == "x"
 
 
-def test_another_model(client_kind):
+def test_what_it_says_of_itself(client_kind):
     with FakeServer("hi", model_name="my model") as server:
-        with client_kind.client(server.url, model_name="my model", model_version="2") as client:
-            assert client.metadata().name == "my model"
+        server.metrics_text = 'nv_inference_count{model="x"} 3\n'
+        named = {"model_name": "my model", "model_version": "2", "metrics_url": f"{server.url}/metrics"}
+        with client_kind.client(server.url, **named) as client:
+            metadata = client.metadata()
+            assert metadata.name == "my model"
+            assert set(metadata.inputs) <= set(METADATA.inputs)
+            assert set(metadata.outputs) <= set(METADATA.outputs)
+            assert client.metrics().value("nv_inference_count") == 3
             assert client.generate("x").text == "hi"
         with client_kind.client(server.url) as client, pytest.raises(ModelNotFound):
             client.generate("x")
-
-
-def test_what_it_says_of_itself(client_kind, client, server):
-    metadata = client.metadata()
-    assert set(metadata.inputs) <= set(METADATA.inputs)
-    assert set(metadata.outputs) <= set(METADATA.outputs)
-    server.metrics_text = 'nv_inference_count{model="x"} 3\n'
-    with client_kind.client(server.url, metrics_url=f"{server.url}/metrics") as other:
-        assert other.metrics().value("nv_inference_count") == 3
 
 
 def post(server, body):

@@ -118,25 +118,16 @@ async def test_time_between_waits_is_the_callers_own(driver):
 
 
 @both
-async def test_the_end_counts_also_between_waits(driver):
-    watchdog = driver.watchdog(between_tokens_s=LONG_S, end=0.02)
+async def test_the_end_counts_also_between_waits_and_it_interrupts_once(driver):
+    watchdog = driver.watchdog(between_tokens_s=0.02, end=0.02)
     watchdog.expect(first=False)
     watchdog.relax()
     await driver.interrupted()
     assert watchdog.expired == "total"
-    watchdog.stop()
-
-
-@both
-async def test_it_interrupts_once(driver):
-    watchdog = driver.watchdog(first_token=0.01, between_tokens_s=0.01)
-    watchdog.expect(first=True)
-    await driver.interrupted()
-    watchdog.relax()
     watchdog.expect(first=False)
-    await driver.sleep(0.03)
+    await driver.sleep(0.05)
     watchdog.stop()
-    assert (watchdog.expired, driver.num_interrupts) == ("first_token", 1)
+    assert (watchdog.expired, driver.num_interrupts) == ("total", 1)
 
 
 @both
@@ -229,29 +220,21 @@ def test_no_interrupt_after_stop_wherever_the_limit_runs_out():
     assert not any(late)
 
 
-def test_one_thread_watches_over_all_requests():
-    driver = Driver()
-    first = driver.watchdog(first_token=0)
+def test_one_thread_watches_over_all_requests_and_the_nearest_limit_interrupts():
+    drivers = [Driver() for _ in range(102)]
+    first = drivers[0].watchdog(first_token=0)
     first.expect(first=True)
-    asyncio.run(driver.interrupted())
+    asyncio.run(drivers[0].interrupted())
     num_threads = _thread._count()
-    watchdogs = [driver.watchdog(end=LONG_S) for _ in range(100)]
+    ends = (0.05, *[LONG_S] * 99, 1e300)
+    watchdogs = [driver.watchdog(end=end) for driver, end in zip(drivers[1:], ends, strict=True)]
     for watchdog in watchdogs:
         watchdog.expect(first=True)
     assert _thread._count() <= num_threads
+    asyncio.run(drivers[1].interrupted())
     for watchdog in [first, *watchdogs]:
         watchdog.stop()
-
-
-def test_the_nearest_of_many_limits_interrupts():
-    drivers = [Driver() for _ in range(3)]
-    watchdogs = [driver.watchdog(end=end) for driver, end in zip(drivers, (LONG_S, 0.05, 1e300), strict=True)]
-    for watchdog in watchdogs:
-        watchdog.expect(first=True)
-    asyncio.run(drivers[1].interrupted())
-    for watchdog in watchdogs:
-        watchdog.stop()
-    assert [driver.num_interrupts for driver in drivers] == [0, 1, 0]
+    assert [driver.num_interrupts for driver in drivers] == [1, 1, *[0] * 100]
 
 
 def test_a_watchdog_nobody_holds_is_gone():
