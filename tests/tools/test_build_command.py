@@ -4,9 +4,23 @@ import shlex
 import pytest
 
 from deepseek_triton_build import FORMATS
-from deepseek_triton_tools.cli.main import main
+from support.commands import run_command
 
-R1 = ["build", "deepseek-r1", "--gpu", "h200", "--gpus", "8"]
+R1 = ["deepseek-r1", "--gpu", "h200", "--gpus", "8"]
+
+
+def built(folder, *argv):
+    """What is printed."""
+    done = run_command("build", *argv, "--output", str(folder))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refused(folder, *argv, code=1):
+    """The lines on stderr."""
+    done = run_command("build", *argv, "--output", str(folder))
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    return done.stderr.splitlines()
 
 
 def checkpoint(folder):
@@ -20,67 +34,49 @@ def contents(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_it_says_what_it_wrote_and_how_to_run_it(capsys, tmp_path):
-    """A folder that was there is said to be replaced."""
+def test_it_says_what_it_wrote_and_how_to_run_it(tmp_path):
+    """A folder that was there is said to be replaced. A long load is announced where the container downloads it."""
     output = tmp_path / "it's r 1"
     for said in ("wrote", "replaced"):
-        assert main([*R1, "--set", "max_batch_size=1024", "--output", str(output)]) == 0
-        printed = capsys.readouterr().out
+        printed = built(output, *R1, "--set", "max_batch_size=1024")
         assert printed.startswith(f"{said} {output}: ")
-        for words in ("KV cache", "26.07-trtllm", "requests at once", "\nWarnings and notes\n"):
-            assert words in printed
+        words = ("KV cache", "26.07-trtllm", "requests at once", "\nWarnings and notes\n", "689 GB for the container")
+        assert [each for each in words if each not in printed] == []
         assert f"run it there: {shlex.quote(f'{output}/start.sh')}\n" in printed
     assert (output / "tensorrt_llm/1/release.yaml").is_file()
-
-    assert main(["build", "deepseek-v3", "--gpu", "h100", "--gpus", "16", "--output", str(tmp_path / "v3")]) == 0
-    assert f"run it on 2 nodes: {shlex.quote(f'{tmp_path}/v3/start.sh')} on the first" in capsys.readouterr().out
-    assert main(["build", "tiny", "--output", str(tmp_path / "a tiny")]) == 0
-    assert f"run it here: deepseek-triton serve {shlex.quote(f'{tmp_path}/a tiny')}\n" in capsys.readouterr().out
+    printed = built(tmp_path / "v3", "deepseek-v3", "--gpu", "h100", "--gpus", "16")
+    assert f"run it on 2 nodes: {tmp_path}/v3/start.sh on the first" in printed
+    assert f"run it here: deepseek-triton serve '{tmp_path}/a tiny'\n" in built(tmp_path / "a tiny", "tiny")
 
 
-def test_the_hugging_face_name_of_the_default_checkpoint_is_the_same_plan(tmp_path, capsys):
-    assert main([*R1, "--output", str(tmp_path / "a"), "--precision", "fp8"]) == 0
-    named = ["build", "deepseek-ai/DeepSeek-R1", "--gpu", "h200", "--gpus", "8"]
-    assert main([*named, "--output", str(tmp_path / "b")]) == 0
-
-    a, b = (
-        json.loads((tmp_path / name / "tensorrt_llm/deepseek-triton.json").read_text())["plan"] for name in ("a", "b")
-    )
-    assert a == b
-    assert "689 GB for the container to download" in capsys.readouterr().out
-
-
-def test_every_format(tmp_path, capsys):
-    for name in FORMATS:
+def test_every_format(tmp_path):
+    help_text = run_command("build", "--help").stdout
+    for name, format in FORMATS.items():
         engine = ["--engine", "vllm"] if name == "vllm-serve" else []
-        assert main([*R1, *engine, "--format", name, "--output", str(tmp_path / name)]) == 0
-        assert f"{tmp_path / name}/{FORMATS[name].start}" in capsys.readouterr().out
-        assert (tmp_path / name / FORMATS[name].start).is_file()
-    with pytest.raises(SystemExit):
-        main(["build", "--help"])
-    printed = capsys.readouterr().out
-    assert [name for name in FORMATS if name not in printed] == []
+        assert f"{tmp_path / name}/{format.start}" in built(tmp_path / name, *R1, *engine, "--format", name)
+        assert (tmp_path / name / format.start).is_file()
+        assert name in help_text
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        R1,
-        [*R1, "--no-decoupled"],
-        [*R1, "--set", "triton_config.decoupled=false"],
-        ["build", "tiny", "--engine", "simulated", "--no-decoupled"],
-    ],
-)
-def test_both_files_say_whether_the_model_is_decoupled(argv, tmp_path):
-    assert main([*argv, "--output", str(tmp_path / "out")]) == 0
-    folder, expected = tmp_path / "out" / "tensorrt_llm", "true" if argv == R1 else "false"
+@pytest.mark.slow
+def test_both_files_say_whether_the_model_is_decoupled(tmp_path):
+    for number, argv in enumerate(
+        (
+            R1,
+            [*R1, "--no-decoupled"],
+            [*R1, "--set", "triton_config.decoupled=false"],
+            ["tiny", "--engine", "simulated", "--no-decoupled"],
+        )
+    ):
+        folder, expected = tmp_path / str(number), "true" if argv == R1 else "false"
+        built(folder, *argv)
+        config = (folder / "tensorrt_llm/config.pbtxt").read_text()
+        assert f"model_transaction_policy {{ decoupled: {expected} }}" in config
+        assert f"  decoupled: {expected}\n" in (folder / "tensorrt_llm/1/model.yaml").read_text()
+        assert run_command("check", str(folder)).returncode == 0
 
-    assert f"model_transaction_policy {{ decoupled: {expected} }}" in (folder / "config.pbtxt").read_text()
-    assert f"  decoupled: {expected}\n" in (folder / "1/model.yaml").read_text()
-    assert main(["check", str(tmp_path / "out")]) == 0
 
-
-def test_what_cant_be_built_is_one_line_and_leaves_nothing(tmp_path, capsys):
+def test_what_cant_be_built_is_one_line_and_leaves_nothing(tmp_path):
     for argv, code, expected in (
         (["--no-decoupled", "--format", "trtllm-serve"], 1, "only Triton has a use for it"),
         (["--profile", "ctx", "--format", "quickstart"], 1, "--format trtllm-serve"),
@@ -89,89 +85,63 @@ def test_what_cant_be_built_is_one_line_and_leaves_nothing(tmp_path, capsys):
         (["--gpus", "4"], 1, "--gpus 8"),
         (["--write-quant-config"], 2, "expected --model with its folder"),
         (["--set", "nonsense=1"], 1, "nonsense is not an LLM argument"),
-        (["--output", "/proc/r1"], 1, "/proc/r1: can't be written"),  # where nobody may write, root included
     ):
-        assert main([*R1, "--output", str(tmp_path / "out"), *argv]) == code
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        (line,) = captured.err.splitlines()
+        [line] = refused(tmp_path / "out", *R1, *argv, code=code)
         assert line.startswith("deepseek-triton build: ")
         assert expected in line
         assert list(tmp_path.iterdir()) == []
+    [line] = refused("/proc/r1", *R1)  # where nobody may write, root included
+    assert "/proc/r1: can't be written" in line
 
 
-def test_hand_edits_are_shown_and_kept_until_forced(tmp_path, capsys):
+def test_hand_edits_and_another_deployment_are_shown_and_kept_until_forced(tmp_path):
     output = tmp_path / "r1"
-    assert main([*R1, "--output", str(output)]) == 0
+    here = [*R1, "--model", "/models/DeepSeek R1"]
+    built(output, *here)
     path = output / "tensorrt_llm/1/model.yaml"
-    edited = path.read_text().replace("max_num_tokens: 8192", "max_num_tokens: 4096")
-    path.write_text(edited)
-    capsys.readouterr()
-
-    assert main([*R1, "--output", str(output)]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    *diff, line = captured.err.splitlines()
-    assert "-max_num_tokens: 4096" in diff
-    assert "+max_num_tokens: 8192" in diff
-    assert "--force replaces all of it" in line
-    assert path.read_text() == edited
-
-    assert main([*R1, "--output", str(output), "--force"]) == 0
-    assert "max_num_tokens: 8192" in path.read_text()
-
-
-def test_another_deployment_is_shown_and_kept_until_forced(tmp_path, capsys):
-    output = tmp_path / "r1"
-    assert main([*R1, "--model", "/models/DeepSeek R1", "--output", str(output)]) == 0
+    path.write_text(path.read_text().replace("max_num_tokens: 8192", "max_num_tokens: 4096"))
     before = contents(output)
-    capsys.readouterr()
+    *diff, line = refused(output, *here)
+    assert {"-max_num_tokens: 4096", "+max_num_tokens: 8192"} <= set(diff)
+    assert "--force replaces all of it" in line
+    assert contents(output) == before
 
-    wanted = ["build", "deepseek-r1", "--gpu", "h100", "--gpus", "16", "--output", str(output)]
-    assert main(wanted) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    *diff, line = captured.err.splitlines()
+    built(output, *here, "--force")
+    assert "max_num_tokens: 8192" in path.read_text()
+    before, other = contents(output), ["deepseek-r1", "--gpu", "h100", "--gpus", "16"]
+    *diff, line = refused(output, *other)
     assert "-options: deepseek-r1 --gpu h200 --gpus 8 --model '/models/DeepSeek R1'" in diff
     assert "+options: deepseek-r1 --gpu h100 --gpus 16" in diff
     assert "holds another deployment; --force replaces all of it" in line
     assert contents(output) == before
-
-    assert main([*wanted, "--force"]) == 0
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["deepseek-r1", "--gpu", "h200"],
-        ["deepseek-r1-0528", "--gpu", "b200", "--precision", "fp4", "--profile", "latency", "--mtp", "1"],
-        ["nvidia/DeepSeek-R1-FP4", "--gpu", "b200", "--image", "26.02", "--format", "trtllm-bench"],
-        ["deepseek-r1", "--gpu", "h200", "--model", "/a folder/it's", "--isl", "1024", "--osl", "64"],
-        [*R1[1:], "--set", "kv_cache_config={enable_block_reuse: false}", "--set", "stream_interval=4"],
-        ["deepseek-r1", "--gpu", "b200", "--gpus", "4", "--precision", "fp8", "--allow-unpublished"],
-        ["deepseek-r1", "--gpu", "h200", "--mtp", "1", "--relaxed-acceptance", "--kv-cache-dtype", "auto"],
-        ["tiny", "--engine", "simulated"],
-    ],
-    ids=["default", "latency", "checkpoint", "path", "set", "unpublished", "relaxed", "tiny"],
-)
-def test_the_stamps_options_typed_again_write_the_same_bytes(options, tmp_path, capsys):
-    assert main(["build", *options, "--output", str(tmp_path / "a")]) == 0
-    [stamp] = (tmp_path / "a").rglob("deepseek-triton.json")
-    again = shlex.split(json.loads(stamp.read_text())["options"])
-    assert main(["build", *again, "--output", str(tmp_path / "b")]) == 0
-
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    built(output, *other, "--force")
 
 
-def test_json_says_what_was_written_and_whether_something_was_there(tmp_path, capsys):
-    folder = checkpoint(tmp_path / "R1")
-    argv = [*R1, "--model", str(folder), "--write-quant-config", "--output", str(tmp_path / "r1"), "--json"]
-    documents = []
-    for _ in range(2):
-        assert main(argv) == 0
-        documents.append(json.loads(capsys.readouterr().out))
+TYPED = [
+    "deepseek-r1 --gpu h200",
+    "deepseek-r1-0528 --gpu b200 --precision fp4 --profile latency --mtp 1",
+    "nvidia/DeepSeek-R1-FP4 --gpu b200 --image 26.02 --format trtllm-bench",
+    'deepseek-r1 --gpu h200 --model "/a folder/it\'s" --isl 1024 --osl 64',
+    "deepseek-r1 --gpu h200 --gpus 8 --set 'kv_cache_config={enable_block_reuse: false}' --set stream_interval=4",
+    "deepseek-r1 --gpu b200 --gpus 4 --precision fp8 --allow-unpublished",
+    "deepseek-r1 --gpu h200 --mtp 1 --relaxed-acceptance --kv-cache-dtype auto",
+    "tiny --engine simulated",
+]
 
-    first, second = documents
+
+@pytest.mark.slow
+def test_the_stamps_options_typed_again_write_the_same_bytes(tmp_path, subtests):
+    for number, options in enumerate(TYPED):
+        with subtests.test(options):
+            built(tmp_path / f"a{number}", *shlex.split(options))
+            [stamp] = (tmp_path / f"a{number}").rglob("deepseek-triton.json")
+            built(tmp_path / f"b{number}", *shlex.split(json.loads(stamp.read_text())["options"]))
+            assert contents(tmp_path / f"a{number}") == contents(tmp_path / f"b{number}")
+
+
+def test_json_says_what_was_written_and_whether_something_was_there(tmp_path):
+    argv = [*R1, "--model", str(checkpoint(tmp_path / "R1")), "--write-quant-config", "--json"]
+    first, second = (json.loads(built(tmp_path / "r1", *argv)) for _ in range(2))
     assert (first["schema"], first["output"]) == ("deepseek-triton/build/1", str(tmp_path / "r1"))
     assert (first["format"], first["start"]) == ("triton", "start.sh")
     assert set(first["files"]) == {path.as_posix() for path in contents(tmp_path / "r1")}
@@ -180,44 +150,33 @@ def test_json_says_what_was_written_and_whether_something_was_there(tmp_path, ca
     assert (first["replaced"], second["replaced"]) == (False, True)
 
 
-def test_write_quant_config(tmp_path, capsys):
+def test_write_quant_config(tmp_path):
+    """A checkpoint that takes no change leaves no repository, and a refused build does not change it."""
     folder = checkpoint(tmp_path / "R1")
-    build = [*R1, "--model", str(folder), "--write-quant-config"]
-    assert main([*build, "--output", str(tmp_path / "a")]) == 0
-
-    written = json.loads((folder / "hf_quant_config.json").read_text())
+    build, config = [*R1, "--model", str(folder), "--write-quant-config"], folder / "hf_quant_config.json"
+    refused("/proc/r1", *build)
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+    assert "hf_quant_config.json: written" in built(tmp_path / "a", *build)
+    written = json.loads(config.read_text())
     assert written["quantization"] == {"quant_algo": "FP8_BLOCK_SCALES", "kv_cache_quant_algo": "FP8"}
-    assert "hf_quant_config.json: written" in capsys.readouterr().out
 
     without = {"quantization": written["quantization"] | {"kv_cache_quant_algo": None}}
-    (folder / "hf_quant_config.json").write_text(json.dumps(without))
-    assert main([*build, "--output", str(tmp_path / "b")]) == 0
-    assert json.loads((folder / "hf_quant_config.json").read_text()) == written
-    assert f"as it was: {folder}/hf_quant_config.json.bak" in capsys.readouterr().out
+    config.write_text(json.dumps(without))
+    assert f"as it was: {config}.bak" in built(tmp_path / "b", *build)
+    assert json.loads(config.read_text()) == written
+
+    config.write_text('{"quantization": {}, "more": 1e999}')
+    [line] = refused(tmp_path / "c", *build)
+    assert "holds a number that JSON can't express" in line
+    assert not (tmp_path / "c").exists()
 
 
-def test_a_checkpoint_that_takes_no_change_leaves_no_repository(tmp_path, capsys):
-    """Nor does a refused build change the checkpoint."""
-    folder = checkpoint(tmp_path / "R1")
-    build = [*R1, "--model", str(folder), "--write-quant-config", "--output"]
-    assert main([*build, "/proc/r1"]) == 1
-    assert [path.name for path in folder.iterdir()] == ["config.json"]
-
-    (folder / "hf_quant_config.json").write_text('{"quantization": {}, "more": 1e999}')
-    assert main([*build, str(tmp_path / "out")]) == 1
-    assert "holds a number that JSON can't express" in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["R1"]
-
-
-def test_plan_and_build_give_the_same_parts_of_the_memory(tmp_path, capsys):
-    assert main(["plan", *R1[1:]]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert main([*R1, "--output", str(tmp_path / "r1")]) == 0
-    built = capsys.readouterr().out
-
+def test_plan_and_build_give_the_same_parts_of_the_memory(tmp_path):
+    lines = run_command("plan", *R1).stdout.splitlines()
+    summary = built(tmp_path / "r1", *R1)
     for part in ("weights", "CUDA graphs", "workspace"):
         [size] = [line.split(part)[1].split()[0] for line in lines if line[5:].startswith(f"{part} ")]
-        assert f"{size} {part}" in built
+        assert f"{size} {part}" in summary
 
 
 INT4 = {"weights": {"num_bits": 4, "type": "int", "group_size": 128}, "input_activations": None}
@@ -231,47 +190,40 @@ def compressed(group):
     return quantized({"quant_method": "compressed-tensors", "config_groups": {"group_0": group}})
 
 
-def test_a_folder_that_is_no_such_checkpoint_is_refused(tmp_path, capsys):
+@pytest.mark.slow
+def test_a_folder_that_is_no_such_checkpoint_is_refused(tmp_path):
     folder = tmp_path / "ck"
     folder.mkdir()
     float8 = {"num_bits": 8, "type": "float"}
-    wrong = {inputs: compressed({"weights": float8, "input_activations": inputs and float8}) for inputs in (None, True)}
+    wrong = [compressed({"weights": float8, "input_activations": inputs}) for inputs in (None, float8)]
     for config, expected in (
         (None, "config.json: "),
         ('{"architectures": ["Qwen2ForCausalLM"]}', "config.json says 'Qwen2ForCausalLM'"),
         ("{bad", "config.json: "),
         (quantized({"quant_method": "torchao"}), "found 'torchao'"),
-        (wrong[None], "found 'compressed-tensors'"),
-        (wrong[True], "found 'compressed-tensors'"),
+        *((each, "found 'compressed-tensors'") for each in wrong),
     ):
         if config is not None:
             (folder / "config.json").write_text(config)
         for engine in ("tensorrt_llm", "vllm"):
-            argv = [*R1, "--engine", engine, "--model", str(folder), "--output", str(tmp_path / "out")]
-            assert main(argv) == 2
-            (line,) = capsys.readouterr().err.splitlines()
-            assert f"--model {folder}" in line
-            assert expected in line
+            [line] = refused(tmp_path / "out", *R1, "--engine", engine, "--model", str(folder), code=2)
+            assert (f"--model {folder}" in line, expected in line) == (True, True), line
             assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_with_w4a16_weights_is_for_vllm(tmp_path, capsys):
-    for number, config in enumerate(
-        (*(quantized({"quant_method": method, "bits": 4}) for method in ("awq", "gptq")), compressed(INT4))
-    ):
+@pytest.mark.slow
+def test_a_folder_with_w4a16_weights_is_for_vllm(tmp_path):
+    configs = [*(quantized({"quant_method": method, "bits": 4}) for method in ("awq", "gptq")), compressed(INT4)]
+    for number, config in enumerate(configs):
         (tmp_path / "config.json").write_text(config)
-        out = tmp_path / f"out{number}"
-
-        assert main([*R1, "--model", str(tmp_path), "--output", str(out)]) == 1
-        assert "H007" in capsys.readouterr().err
-        assert main([*R1, "--engine", "vllm", "--model", str(tmp_path), "--output", str(out)]) == 0
-        assert "w4a16, profile balanced" in capsys.readouterr().out
+        argv = [*R1, "--model", str(tmp_path)]
+        assert "H007" in " ".join(refused(tmp_path / f"out{number}", *argv))
+        assert "w4a16, profile balanced" in built(tmp_path / f"out{number}", *argv, "--engine", "vllm")
 
 
-def test_a_relative_folder_is_a_folder_in_every_format(tmp_path, capsys, monkeypatch):
+def test_a_relative_folder_is_a_folder_in_every_format(tmp_path, monkeypatch):
     (tmp_path / "models").mkdir()
     checkpoint(tmp_path / "models/r1")
     monkeypatch.chdir(tmp_path)
-    assert main([*R1, "--model", "models/r1", "--format", "trtllm-bench", "--output", "out"]) == 0
-
+    built("out", *R1, "--model", "models/r1", "--format", "trtllm-bench")
     assert "--model deepseek-ai/DeepSeek-R1 --model_path ./models/r1" in (tmp_path / "out/bench.sh").read_text()
