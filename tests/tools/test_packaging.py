@@ -1,5 +1,6 @@
 """The wheel is whole: built, installed into a fresh environment, and a repository generated from it."""
 
+import json
 import subprocess
 import sys
 import venv
@@ -103,9 +104,9 @@ class Environment:
         command = [self.bin / "python", "-I", "-m", "deepseek_triton_tools.cli.main", *argv]
         return subprocess.run(command, capture_output=True, text=True, env={"PATH": ""}, **options)
 
-    def python(self, program):
+    def python(self, program, **options):
         command = [self.bin / "python", "-I", "-c", program]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(command, capture_output=True, text=True, check=True, **options).stdout
 
 
 def _needed(requirements, extras):
@@ -128,33 +129,46 @@ def test_a_base_install_has_both_clients_and_both_verbs(base, model_server):
     assert base.distributions == {"certifi", "h11"}
     program = "from deepseek_triton_client import AsyncClient, Client; print(Client('localhost'), AsyncClient.__name__)"
     assert base.python(program) == "Client('http://localhost:8000', model_name='tensorrt_llm') AsyncClient\n"
-
-    for verb in ("generate", "chat"):
-        assert base.run(verb, "--help").stdout.startswith(f"usage: deepseek-triton {verb} ")
     assert base.run("generate", "hi", "--url", model_server.url).stdout == "HI\n"
     assert base.run("chat", "--url", model_server.url, input="hi\n").stdout == "HI\n"
     many = base.run("generate", "--input", "-", "--output", "-", "--url", model_server.url, input='"hi"\n')
     assert '"text": "HI"' in many.stdout
 
 
-def test_a_base_install_says_what_other_verbs_need(base, tmp_path, subtests):
+EACH = """
+import contextlib, io, json, sys
+from deepseek_triton_tools.cli.main import main
+found = []
+for argv in json.loads(sys.stdin.read()):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main(argv)
+        except SystemExit as ended:
+            code = ended.code or 0
+    found.append([code, out.getvalue(), err.getvalue()])
+print(json.dumps(found))
+"""
+"""Runs each command line in one process, and prints the exit code and what was written to stdout and stderr."""
+
+
+def test_a_base_install_says_what_other_verbs_need(base):
     plain = [["demo"], ["variants"], ["plan", "deepseek-r1"], ["build", "tiny", "--output", "x"], ["check", "."]]
-    for argv in [*plain, ["warm", "files", "."], ["launch", "local", "."], ["completion", "bash"]]:
-        done, helped = base.run(*argv, cwd=tmp_path), base.run(argv[0], "--help")
-        with subtests.test(argv[0]):
-            (line,) = done.stderr.splitlines()
-            assert (done.returncode, done.stdout) == (1, "")
-            assert line.startswith(f"deepseek-triton {argv[0]}: ")
-            assert line.endswith(f"; {install_extra('tools')}")
-            assert (helped.returncode, helped.stderr) == (0, "")
-            assert "examples:" in helped.stdout
-    done = base.run("generate", "hi", "--url", "grpc://localhost")
-    (line,) = done.stderr.splitlines()
-    assert done.returncode == 1
-    assert "pip install 'tritonclient[grpc]'" in line
-    folder = Path(base.run("--help").stdout.partition("such as docs/rules.md, are in ")[2].strip())
-    assert "site-packages" in str(folder)
-    assert (folder / "rules.md").is_file()
+    plain += [["warm", "files", "."], ["launch", "local", "."], ["completion", "bash"]]
+    helps = [[argv[0], "--help"] for argv in plain] + [["generate", "--help"], ["chat", "--help"]]
+    asked = [*plain, ["generate", "hi", "--url", "grpc://localhost"], ["--help"], *helps]
+    found = json.loads(base.python(EACH, input=json.dumps(asked)))
+    for argv, (code, out, err) in zip(plain, found, strict=False):
+        assert (code, out) == (1, ""), argv
+        [line] = err.splitlines()
+        assert line.startswith(f"deepseek-triton {argv[0]}: ")
+        assert line.endswith(f"; {install_extra('tools')}")
+    (code, _, err), (_, page, _), *helped = found[len(plain) :]
+    assert (code, len(err.splitlines()), "pip install 'tritonclient[grpc]'" in err) == (1, 1, True)
+    folder = Path(page.partition("such as docs/rules.md, are in ")[2].strip())
+    assert ("site-packages" in str(folder), (folder / "rules.md").is_file()) == (True, True)
+    for argv, (code, out, err) in zip(helps, helped, strict=True):
+        assert (code, err, "examples:" in out) == (0, "", True), argv
 
 
 def test_a_fresh_environment_generates_a_repository_from_the_wheel(wheel, tmp_path):

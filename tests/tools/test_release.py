@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -32,34 +31,48 @@ def git(folder, *words):
     subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
 
 
-@pytest.fixture(scope="module")
-def clone(tmp_path_factory):
-    """What this checkout has now, committed."""
-    folder = tmp_path_factory.mktemp("release") / "clone"
-    folder.mkdir()
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-    )
-    for name in filter(None, listed.stdout.decode().split("\0")):
-        if (ROOT / name).is_file() and not (ROOT / name).is_symlink():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
-    git(folder, "init")
-    git(folder, "add", "--all")
-    git(folder, "commit", "--message", "first")
+def commit(folder, *names):
+    """Copy these files of this checkout, and commit them."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
     changelog, version = folder / "CHANGELOG.md", make_release.version_of(folder)
     text = changelog.read_text("utf-8")
     if not re.search(rf"^## \[?{re.escape(version)}", text, re.MULTILINE):
         changelog.write_text(text.replace("## Unreleased", f"## {version}", 1), "utf-8")
-        git(folder, "commit", "--all", "--message", "a release")
+    git(folder, "init")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--message", "first")
     return folder
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """What this checkout has now, without the tests."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout.decode().split("\0")
+    kept = [name for name in listed if (ROOT / name).is_file() and not name.startswith("tests/")]
+    return commit(tmp_path_factory.mktemp("release"), *(name for name in kept if not (ROOT / name).is_symlink()))
+
+
+@pytest.fixture
+def small(tmp_path):
+    """The files that a release reads, but for what is built."""
+    return commit(tmp_path / "small", make_release.VERSION_FILE, "CHANGELOG.md", REQUIREMENTS)
 
 
 def names(folder):
     return {path.name for path in folder.iterdir()}
+
+
+def check_files(folder, released):
+    version = make_release.version_of(folder)
+    built = (f"deepseek_triton-{version}-py3-none-any.whl", f"deepseek_triton-{version}.tar.gz")
+    others = (f"deepseek_triton-{version}.cdx.json", f"deepseek_triton-{version}-requirements.txt", "SHA256SUMS")
+    assert set(released) == {*built, *others} == names(folder / "dist")
+    for line in released["SHA256SUMS"].decode().splitlines():
+        digest, name = line.split("  ")
+        assert hashlib.sha256(released[name]).hexdigest() == digest
 
 
 @pytest.fixture(scope="module")
@@ -67,24 +80,9 @@ def released(clone):
     return {path.name: path.read_bytes() for path in make_release.make_release(clone)}
 
 
-@pytest.mark.slow
-def test_a_release_has_its_files_and_their_checksums(clone, released):
-    version = make_release.version_of(clone)
-    assert set(released) == {
-        f"deepseek_triton-{version}-py3-none-any.whl",
-        f"deepseek_triton-{version}.tar.gz",
-        f"deepseek_triton-{version}.cdx.json",
-        f"deepseek_triton-{version}-requirements.txt",
-        "SHA256SUMS",
-    }
-    assert names(clone / "dist") == set(released)
-    for line in released["SHA256SUMS"].decode().splitlines():
-        digest, name = line.split("  ")
-        assert hashlib.sha256(released[name]).hexdigest() == digest
-
-
 @pytest.mark.nightly
 def test_two_clones_give_the_same_bytes(clone, released, tmp_path):
+    check_files(clone, released)
     other = tmp_path / "a clone"
     git(tmp_path, "clone", str(clone), str(other))
     (other / "README.md").touch()
@@ -98,29 +96,43 @@ def test_a_release_works_in_bare_environments(clone, released, capsys):
     assert capsys.readouterr().out.count(" works\n") == 2
 
 
-@pytest.mark.slow
-def test_all_that_is_wrong_is_said_and_nothing_is_written(clone, tmp_path):
-    other = tmp_path / "clone"
-    git(tmp_path, "clone", str(clone), str(other))
-    (other / "new").touch()
-    (other / "dist").mkdir()
-    (other / "dist/old").write_text("kept")
-    changelog = other / "CHANGELOG.md"
+@pytest.mark.parametrize("second", ["the same", "another"])
+def test_a_release_has_its_files_and_their_checksums_if_two_builds_agree(small, monkeypatch, second):
+    """What is built stands here as one word; test_two_clones_give_the_same_bytes builds it."""
+    words = iter(["the same", second])
+
+    def built(root, folder, umask, epoch):
+        version = make_release.version_of(root)
+        folder.mkdir()
+        (folder / f"deepseek_triton-{version}-py3-none-any.whl").write_text(f"{next(words)}, {epoch}")
+        (folder / f"deepseek_triton-{version}.tar.gz").write_text("sources")
+        return folder
+
+    monkeypatch.setattr(make_release, "_built", built)
+    (small / "dist").mkdir()
+    (small / "dist/old").write_text("of an earlier one")
+    git(small, "add", "--all")
+    git(small, "commit", "--message", "second")
+    if second == "another":
+        with pytest.raises(ReleaseError, match=r"these differ: deepseek_triton-.*\.whl$"):
+            make_release.make_release(small)
+        assert names(small / "dist") == {"old"}
+    else:
+        check_files(small, {path.name: path.read_bytes() for path in make_release.make_release(small)})
+
+
+def test_all_that_is_wrong_is_said_and_nothing_is_written(small, capsys):
+    (small / "new").touch()
+    changelog = small / "CHANGELOG.md"
     changelog.write_text(changelog.read_text("utf-8").replace("# Changelog", "# Changelog\n\n## 9.9.9", 1), "utf-8")
 
-    with pytest.raises(ReleaseError) as caught:
-        make_release.make_release(other)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert message.startswith("expected a clean tree, and these differ from the commit: CHANGELOG.md, new; commit")
-    assert "CHANGELOG.md's newest version" in message
-    assert "got 9.9.9" in message
-    assert names(other / "dist") == {"old"}
-    done = subprocess.run(
-        [sys.executable, "-m", "releasing.make_release", str(other)], cwd=ROOT / "tools", capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert len(done.stderr.splitlines()) == 1
+    assert make_release.main([str(small)]) == 1
+    out, err = capsys.readouterr()
+    [line] = err.splitlines()
+    assert (out, (small / "dist").exists()) == ("", False)
+    assert line.startswith("release: expected a clean tree, and these differ from the commit: CHANGELOG.md, new; ")
+    assert "CHANGELOG.md's newest version" in line
+    assert "got 9.9.9" in line
 
 
 def test_the_sbom_has_every_pin_and_depends_on_nothing_else():
