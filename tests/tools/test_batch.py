@@ -347,16 +347,6 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(model_server, folder):
     assert texts() == ["A", "B", "C"]
 
 
-@pytest.mark.slow
-def test_a_terminal_shows_the_progress(model_server, folder):
-    write(LINES)
-    with Terminal("generate", "--url", model_server.url, "--input", "in.jsonl", "--output", "out.jsonl") as terminal:
-        terminal.read_until("0/6 done, 0 failed, 0 tokens/s")
-        assert terminal.exit_code() == 0
-    assert terminal.seen.endswith("tokens/s\r\n")
-    assert "\r\x1b[K6 of 6 rows done; 12 tokens in " in terminal.seen
-
-
 def test_without_a_terminal_the_progress_is_a_line_now_and_then(run, monkeypatch):
     monkeypatch.setattr(batch_progress, "StatusLine", partial(StatusLine, 0.0))
     lines = run(LINES)[2].splitlines()

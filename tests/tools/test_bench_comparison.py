@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
@@ -74,6 +74,7 @@ def test_intervals_are_those_of_students_distribution():
 _RUNS = st.lists(st.floats(0.001, 1e6), min_size=2, max_size=8)
 
 
+@settings(max_examples=30)
 @given(_RUNS, _RUNS)
 def test_there_is_an_interval_for_all_runs(a, b):
     forth, back = difference(a, b), difference(b, a)
@@ -81,13 +82,6 @@ def test_there_is_an_interval_for_all_runs(a, b):
     assert forth.half_width == pytest.approx(back.half_width)
     assert math.isfinite(forth.half_width)
     assert forth.half_width >= 0
-
-
-@pytest.mark.slow
-def test_the_interval_holds_the_true_difference_as_often_as_it_says():
-    random = np.random.default_rng(5)
-    trials = [difference(random.normal(10, 1, 4).tolist(), random.normal(12, 3, 6).tolist()) for _ in range(2000)]
-    assert 0.94 <= sum(abs(trial.mean - 2) <= trial.half_width for trial in trials) / len(trials) <= 0.98
 
 
 # --- Our own tables ---

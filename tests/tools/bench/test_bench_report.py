@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import plotly.graph_objects as go
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
@@ -88,6 +88,7 @@ def read_page(results):
 # --- Points ---
 
 
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9))))
 def test_the_front_has_every_point_that_none_beats(points):
     front = pareto_front(points)

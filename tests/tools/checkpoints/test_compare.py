@@ -135,8 +135,9 @@ def test_fp8_clips_what_is_half_a_step_beyond_its_largest(tmp_path):
 # --- The mixture of experts ---
 
 
-@pytest.mark.parametrize("layer", [1, 2])
-def test_the_experts_are_those_of_the_reference_engine(layer):
+@pytest.mark.slow
+def test_the_experts_are_those_of_the_reference_engine():
+    layer = 2
     tensors, config = open_checkpoint(TINY), read_config(TINY)
     norm = weight_of(tensors, f"model.layers.{layer}.post_attention_layernorm.weight").read()
     tokens = random_tokens(norm, 50, seed=1)

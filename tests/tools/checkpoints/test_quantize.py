@@ -122,6 +122,7 @@ def test_what_was_made_is_verified_and_known_without_being_told(w4afp8, checkpoi
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_w4afp8_says_what_it_is_as_tensorrt_llm_reads_it(w4afp8):
     layers = document(w4afp8, "quant_cfg.json")["quantized_layers"]
 
