@@ -5,13 +5,14 @@ import pytest
 
 from deepseek_triton_build import PlanRequest, make_plan
 from deepseek_triton_build.catalog import PRECISIONS, RELEASES, VLLM_VERSIONS, gpus, profiles, variants
-from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.terminal import tables
+from support.commands import run_command
 
 
-def printed_by(capsys, *argv):
-    assert main(["variants", *argv]) == 0
-    return capsys.readouterr().out
+def printed_by(*argv):
+    done = run_command("variants", *argv)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 VLLM_TABLE = "With --engine vllm"
@@ -21,79 +22,53 @@ def rows_of(printed):
     return {tuple(row[:2]): row[2:] for line in printed.splitlines() if (row := line.split())[2:]}
 
 
-def test_everything_that_can_be_typed_is_in_it(capsys):
-    printed = printed_by(capsys)
-
+def test_everything_that_can_be_typed_is_in_it():
+    """Weights that nobody publishes are marked."""
+    printed = printed_by()
     served = [name for name, variant in variants().items() if variant.checkpoints]
-    for name in (*served, *gpus(), *profiles(), *RELEASES, *VLLM_VERSIONS, *PRECISIONS, "26.07", "25.08"):
-        assert name in printed
+    names = (*served, *gpus(), *profiles(), *RELEASES, *VLLM_VERSIONS, *PRECISIONS, "26.07", "25.08")
+    assert [name for name in names if name not in printed] == []
     assert "\x1b" not in printed
-
-
-@pytest.mark.slow
-def test_the_counts_are_the_published_ones(capsys):
-    """Hardware requirements of TensorRT-LLM examples/models/core/deepseek_v3/README.md."""
-    rows = rows_of(printed_by(capsys).partition(VLLM_TABLE)[0])
-
-    names = rows["variant", "precision"]
-    counts = dict(zip(names, rows["deepseek-r1", "fp8"], strict=True))
-    assert counts == {
-        "h100": "16",
-        "h200": "8",
-        "h20-96": "8",
-        "h20-141": "8",
-        "b200": "8",
-        "gb200": "8",
-        "gb200-nvl72": "8",
-        "a100": "-",
-        "since": "0.21.0",
-    }
-    assert dict(zip(names, rows["deepseek-r1", "fp4"], strict=True)) | {"since": ""} == {
-        **dict.fromkeys(("h100", "h200", "h20-96", "h20-141", "a100"), "-"),
-        **dict.fromkeys(("b200", "gb200", "gb200-nvl72"), "4(8)"),
-        "since": "",
-    }
-
-
-def test_the_counts_with_vllm_are_those_of_its_plans(capsys):
-    rows = rows_of(printed_by(capsys).partition(VLLM_TABLE)[2])
-
-    names = rows["variant", "precision"]
-    assert dict(zip(names, rows["deepseek-r1", "w4a16"], strict=True)) == {
-        "h100": "8",
-        "h200": "4",
-        "h20-96": "8",
-        "h20-141": "4",
-        "a100": "-",
-        **dict.fromkeys(("b200", "gb200", "gb200-nvl72"), "4"),
-    }
-    fp8 = dict(zip(names, rows["deepseek-r1", "fp8"], strict=True))
-    assert fp8.pop("a100") == "-"
-    wanted = PlanRequest(variant="deepseek-r1", precision="fp8", engine="vllm")
-    assert fp8 == {gpu: str(make_plan(replace(wanted, gpu=gpu)).world_size) for gpu in fp8}
-
-
-def test_weights_that_nobody_publishes_are_marked(capsys):
-    rows = [row for line in printed_by(capsys).splitlines() if (row := line.split())[1:]]
+    rows = [row for line in printed.splitlines() if (row := line.split())[1:]]
     assert {tuple(row[:2]) for row in rows if row[1].endswith("*")} == {
         ("deepseek-v3", "fp4*"),
         ("deepseek-v3", "w4a8*"),
         ("deepseek-v3.1", "w4a8*"),
         ("deepseek-v3.2-exp", "fp4*"),
     }
-
-
-def test_one_gpu_narrows_it(capsys):
-    printed = printed_by(capsys, "--gpu", "H200")
-    assert "h200" in printed
-    assert "b200" not in printed
-    assert main(["variants", "--gpu", "h300"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    one = printed_by("--gpu", "H200")
+    assert ("h200" in one, "b200" in one) == (True, False)
+    refused = run_command("variants", "--gpu", "h300")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
 
 
 @pytest.mark.slow
-def test_json_has_reasons_and_what_fits_by_arithmetic(capsys):
-    got = json.loads(printed_by(capsys, "--json"))
+def test_the_counts_are_the_published_ones_and_those_of_vllm_s_plans():
+    """Hardware requirements of TensorRT-LLM examples/models/core/deepseek_v3/README.md."""
+
+    def counts(rows, precision):
+        return dict(zip(rows["variant", "precision"], rows["deepseek-r1", precision], strict=True))
+
+    published, _, with_vllm = printed_by().partition(VLLM_TABLE)
+    rows = rows_of(published)
+    eight = dict.fromkeys(("h200", "h20-96", "h20-141", "b200", "gb200", "gb200-nvl72"), "8")
+    assert counts(rows, "fp8") == {"h100": "16", **eight, "a100": "-", "since": "0.21.0"}
+    none = dict.fromkeys(("h100", "h200", "h20-96", "h20-141", "a100"), "-")
+    blackwell = ("b200", "gb200", "gb200-nvl72")
+    assert counts(rows, "fp4") | {"since": ""} == {**none, **dict.fromkeys(blackwell, "4(8)"), "since": ""}
+
+    rows = rows_of(with_vllm)
+    four = dict.fromkeys(("h200", "h20-141", *blackwell), "4")
+    assert counts(rows, "w4a16") == {"h100": "8", "h20-96": "8", "a100": "-", **four}
+    fp8 = counts(rows, "fp8")
+    assert fp8.pop("a100") == "-"
+    wanted = PlanRequest(variant="deepseek-r1", precision="fp8", engine="vllm")
+    assert fp8 == {gpu: str(make_plan(replace(wanted, gpu=gpu)).world_size) for gpu in fp8}
+
+
+@pytest.mark.slow
+def test_json_has_reasons_and_what_fits_by_arithmetic():
+    got = json.loads(printed_by("--json"))
 
     assert got["schema"] == "deepseek-triton/variants/1"
     (r1,) = [row for row in got["variants"] if (row["variant"], row["precision"]) == ("deepseek-r1", "fp8")]
@@ -109,11 +84,11 @@ def test_json_has_reasons_and_what_fits_by_arithmetic(capsys):
 
 
 @pytest.mark.slow
-def test_on_a_terminal_no_name_is_broken(capsys, monkeypatch):
+def test_on_a_terminal_no_name_is_broken(monkeypatch):
     monkeypatch.setattr(tables, "is_terminal", lambda: True)
     for columns in ("80", "140"):
         monkeypatch.setenv("COLUMNS", columns)
-        printed = printed_by(capsys)
+        printed = printed_by()
         for name in ("deepseek-v3.2-exp", "gb200-nvl72", "h20-141", "0.21.0", "precision", "26.07, 26.06"):
             assert name in printed
         assert "…" not in printed
