@@ -122,9 +122,6 @@ def test_a_gateway_with_keys_is_shown_to_whoever_may_see_it(page, gateway):
     page.write("#key", "sk-1")
     page.wait("document.querySelector('td')")
     assert not page.run("document.querySelector('#locked').checkVisibility()")
-
-
-def test_a_key_that_may_not_see_the_servers_can_be_changed(page, gateway):
     gateway.refusal = 403
     page.wait("document.querySelector('#state').innerText === 'Not this key.'")
     assert page.run("document.querySelector('#locked').checkVisibility()")

@@ -19,6 +19,7 @@ URLS = A, B, C = [f"http://server-{number}:8000" for number in range(3)]
 METRICS_OF_A = "http://server-0:8002"
 REFUSED = UpstreamError("connection refused", unprocessed=True)
 LOST = UpstreamError("the connection was lost", unprocessed=True)
+DIED = UpstreamError("[E_UNAVAILABLE] CUDA error", code="E_UNAVAILABLE", unprocessed=True, died=True)
 OVERLOADED = UpstreamError("[E_OVERLOADED] full", code="E_OVERLOADED", unprocessed=True, retry_after_s=7)
 STOPPING = UpstreamError("[E_UNAVAILABLE] the model is being stopped", code="E_UNAVAILABLE", unprocessed=True)
 INVALID = UpstreamError("[E_INVALID_ARGUMENT] top_p", code="E_INVALID_ARGUMENT")
@@ -186,14 +187,15 @@ async def test_a_wrong_request_is_asked_once(servers):
     assert sum(len(server.asked) for server in servers.values()) == 4
 
 
-async def test_each_server_is_asked_once_and_three_at_most(servers):
+async def test_each_server_is_asked_once_and_three_at_most_or_two_that_die_of_it(servers):
     urls = [f"http://server-{number}:8000" for number in range(6)]
-    async with fleet_of(servers, urls) as fleet:
-        for url in urls:
-            servers[url].answers = [[OVERLOADED]] * 9
-        error = await error_of(answer(fleet, asked := call()))
-        assert len(set(asked.tried)) == len(asked.tried) == 3
-        assert (error.code, error.retry_after_s) == ("E_OVERLOADED", 7)
+    for refused, most in ((OVERLOADED, 3), (STOPPING, 3), (DIED, 2)):
+        async with fleet_of(servers, urls) as fleet:
+            for url in urls:
+                servers[url].answers = [[refused]] * 9
+            error = await error_of(answer(fleet, asked := call()))
+            assert len(set(asked.tried)) == len(asked.tried) == most
+            assert (error.code, bool(error.retry_after_s)) == (refused.code, True)
 
 
 async def test_one_that_is_full_is_a_better_answer_than_one_that_is_away(servers):

@@ -43,20 +43,5 @@ def test_an_expression_has_labels_that_exist():
             is_rate = family.kind != "gauge" and not expression.startswith("label_values")
             assert ("rate(" in expression) is is_rate, expression
             assert "histogram_quantile" not in expression or name.endswith("_bucket"), expression
-
-
-def test_a_legend_has_labels_of_the_result():
     for target in TARGETS:
         assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= grouped(target["expr"])
-
-
-def test_the_panels_have_ids_of_their_own_and_do_not_overlap():
-    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
-    cells = [
-        (x, y)
-        for grid in (panel["gridPos"] for panel in DASHBOARD["panels"])
-        for x in range(grid["x"], grid["x"] + grid["w"])
-        for y in range(grid["y"], grid["y"] + grid["h"])
-    ]
-    assert len(set(cells)) == len(cells)
-    assert all(x < 24 for x, _ in cells)
