@@ -37,9 +37,11 @@ class Run(NamedTuple):
 def script_runner(tmp_path: Path, folder: str = "with a space") -> Callable[..., Run]:
     """Return a function that writes a plan in a format below `folder` and runs its script, or the one named `script`.
 
+    A plan that is there already is not written again, and none of the program's many modules is.
     The container's folder /app is `tmp_path`/app, which is empty at first.
     """
     commands, record = tmp_path / "bin", tmp_path / "record"
+    there: dict[str, Plan] = {}
     commands.mkdir()
     for program in PROGRAMS:
         path = commands / program
@@ -48,7 +50,10 @@ def script_runner(tmp_path: Path, folder: str = "with a space") -> Callable[...,
 
     def run(plan: Plan, format: str, *arguments: str, script: str = "", **variables: str) -> Run:
         place = tmp_path / folder / format
-        write_repository(format_files(format, plan, version="1.0"), place, force=True)
+        if there.get(format) is not plan:
+            files = format_files(format, plan, version="1.0")
+            write_repository([file for file in files if "/deepseek_" not in str(file.path)], place, force=True)
+            there[format] = plan
         environment = {"PATH": f"{commands}:{os.environ['PATH']}", "RECORD": str(record), **variables}
         record.unlink(missing_ok=True)
         path = place / (script or FORMATS[format].start)
