@@ -193,12 +193,12 @@ def test_through_a_command(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("bare")
-def test_hosts_of_which_one_is_here_and_one_is_not(tmp_path, on_path, capsys):
+def test_hosts_of_which_one_is_here_and_one_is_not(tmp_path, on_path, monkeypatch, capsys):
     """An ssh that runs the command here, in another's place, for one host and refuses the other."""
     refused = "echo 'ssh: connect to host b port 22: Connection refused' >&2; exit 255"
     script = f'for last; do :; done\necho "$*" >> {tmp_path}/asked\ncase "$*" in *192.0.2.7*) {refused};; esac'
-    on_path("ssh", f'{script}\nPATH=/nowhere\nexec /bin/sh -c "$last"')
+    on_path("ssh", f'{script}\nexec /bin/sh -c "$last"')
+    monkeypatch.setenv("PATH", str(tmp_path))  # no other program is looked at
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost slots=8\n192.0.2.6 slots=8  # documentation's addresses (RFC 5737)\n192.0.2.7\n")
     options = ["--host-file", str(hosts), "--ssh-port", "2233", "--ssh-args", "-i key", "--python", sys.executable]
@@ -211,7 +211,7 @@ def test_hosts_of_which_one_is_here_and_one_is_not(tmp_path, on_path, capsys):
     reached = {found["host"]: found["level"] for found in said["findings"] if found["check"] == "reached"}
     assert reached == {"192.0.2.6": "ok", "192.0.2.7": "error"}
     assert set(said["facts"]) == {"localhost", "192.0.2.6"}
-    assert by_check(said)["same-python"]["level"] == "ok"
+    assert [by_check(said)[check]["level"] for check in ("clock", "same-python")] == ["ok", "ok"]
     assert not by_capability(said)["launch-mpirun"]
 
 

@@ -1,31 +1,16 @@
-"""Several hosts: they are reached (by a real sshd on this machine, if there is one) and compared; hosts that can't be
-reached get a finding with a fix."""
-
-import os
-import shutil
-import socket
-import subprocess
-import sys
-from dataclasses import replace
-from pathlib import Path
-
-import pytest
+"""Several hosts are compared, and those that can't be reached get a finding with a fix. test_doctor_command.py has a
+made-up ssh, tests/live/test_doctor_exchange.py a real one."""
 
 from deepseek_triton_tools.doctor.comparing import clock, compare
 from deepseek_triton_tools.doctor.hosts import (
-    Ssh,
-    bootstrap_command,
     examine_by_command,
-    examine_hosts,
     is_here,
     parse_host_file,
 )
 from deepseek_triton_tools.doctor.machine.examine import HostReport
 from deepseek_triton_tools.doctor.machine.expected import Expected
 from support.faked_machine import FakedMachine
-from support.waiting import wait_for
 
-SSHD = shutil.which("sshd") or ("/usr/sbin/sshd" if os.path.exists("/usr/sbin/sshd") else None)
 R1 = Expected(engine="tensorrt_llm", repository="/r1")
 FACTS = {"Python": "3.12.3", "TensorRT-LLM": "1.2.1", "GPUs": "8 x NVIDIA H200, 143771 MiB", "repository": "aa"}
 
@@ -89,7 +74,7 @@ def test_names_of_hosts():
 
 def test_a_host_that_is_not_reached():
     fixes = {
-        "user@b: Permission denied (publickey,password).": "ssh-copy-id",
+        "user@b: Permission denied (publickey,password).": "launch ssh-setup",
         "Host key verification failed.": "ssh-keyscan",
         "ssh: Could not resolve hostname b: Name or service not known": "/etc/hosts",
         "ssh: connect to host b port 22: Connection refused": "--ssh-port",
@@ -107,63 +92,3 @@ def test_a_host_that_is_not_reached():
         assert found.finding.blocks
     result = examine_by_command(["sh", "-c", "cat >/dev/null; echo 'deepseek-triton diagnosis {}'"], R1, host="b")
     assert "its report can't be read" in result.findings[0].finding.result
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory):
-    """An sshd of this user, on the loopback interface, with its own keys."""
-    if SSHD is None or shutil.which("ssh") is None:
-        pytest.skip("no ssh and sshd here")
-    folder = tmp_path_factory.mktemp("sshd")
-    folder.chmod(0o700)
-    for name in ("host", "user"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
-    shutil.copy(folder / "user.pub", folder / "authorized")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    settings = f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
-    settings += "PidFile none\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
-    (folder / "config").write_text(settings)
-    Path("/run/sshd").mkdir(exist_ok=True) if os.getuid() == 0 else None
-    server = subprocess.Popen([SSHD, "-D", "-f", folder / "config", "-E", folder / "log"])
-
-    def answers():
-        if server.poll() is not None:
-            pytest.skip(f"sshd does not run here: {(folder / 'log').read_text()}")
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
-
-    try:
-        wait_for(answers)
-        options = f"-i {folder}/user -o IdentitiesOnly=yes -o StrictHostKeyChecking=accept-new "
-        options += f"-o UserKnownHostsFile={folder}/known -o IdentityAgent=none -F none"
-        yield Ssh(port=port, args=tuple(options.split()))
-    finally:
-        server.terminate()
-        server.wait()
-
-
-@pytest.mark.slow
-def test_a_key_that_is_refused(sshd, tmp_path):
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
-    ssh = replace(sshd, args=("-i", str(tmp_path / "other"), *sshd.args[2:]))
-    result = examine_by_command(ssh.command("127.0.0.1", bootstrap_command("python3")), R1, host="node2")
-    assert "Permission denied" in result.findings[0].finding.result
-    assert "launch ssh-setup" in result.findings[0].finding.fix
-
-
-@pytest.mark.slow
-def test_several_hosts_at_once(sshd):
-    """This machine is examined without ssh. Its loopback address would be taken for this machine too, so the machine is
-    a made-up one, for which 127.0.0.1 is elsewhere."""
-    elsewhere = FakedMachine(names_of_hosts={"127.0.0.1": ("10.9.9.9",)})
-    results = examine_hosts(["node1", "127.0.0.1"], elsewhere, R1, ssh=sshd, python=None)
-    assert [result.host for result in results] == ["node1", "127.0.0.1"]
-    assert [result.report is not None for result in results] == [True, True]
-    assert results[0].findings == ()
-    assert [(found.check, found.finding.level) for found in results[1].findings] == [("reached", "ok"), ("clock", "ok")]
-    assert {found.host for found in (*results[1].findings, *results[1].report.findings)} == {"127.0.0.1"}
-    assert results[1].report.facts["Python"] == ".".join(map(str, sys.version_info[:3]))
-    reports = [result.report for result in results if result.report]
-    differing = [each.check for each in compare(reports, R1) if each.finding.level != "ok"]
-    assert "same-gpus" in differing
