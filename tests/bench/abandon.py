@@ -36,6 +36,7 @@ from support.servers import url
 CORNERS = {f"{scheme} {face}": (scheme, face) for scheme in ("grpc", "http") for face in ("async", "sync")}
 TOKENS_PER_S = 100
 """Of each request: the simulator's pace without a preset."""
+INTERRUPTS = 200
 SETTLE_S = 30.0
 PATIENCE_S = 3600.0
 
@@ -60,9 +61,6 @@ def settled(server: ServerProcess) -> Backend:
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=10_000, metavar="N", help="of each corner (default: 10,000)")
-    parser.add_argument(
-        "--interrupts", type=int, default=200, metavar="N", help="by a signal, http sync (default: 200)"
-    )
     parser.add_argument("--corner", action="append", choices=CORNERS, metavar="NAME", help=f"of {', '.join(CORNERS)}")
     parser.add_argument("--concurrency", type=int, default=64, metavar="N", help="requests at a time (default: 64)")
     parser.add_argument("--seed", type=int, default=1, help="decides every request (default: 1)")
@@ -81,7 +79,7 @@ def _run_corner(name: str, server: ServerProcess, arguments: argparse.Namespace)
         num_streams=arguments.streams,
         concurrency=arguments.concurrency,
         seed=arguments.seed,
-        num_interrupts=num_interrupts(scheme, face, arguments.interrupts),
+        num_interrupts=num_interrupts(scheme, face, INTERRUPTS),
         metrics_url=server.metrics_url,
         traced=True,
     )

@@ -21,7 +21,6 @@ import sys
 import tempfile
 import threading
 import time
-from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,17 +85,6 @@ def size_mb(folder: Path) -> float:
     return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir()) / 1e6
 
 
-def packages(venv: Path) -> list[tuple[float, str]]:
-    """Megabytes and name of each installed package, the largest first."""
-    found = []
-    for distribution in metadata.distributions(path=[str(site) for site in venv.glob("lib/python*/site-packages")]):
-        paths = [Path(str(distribution.locate_file(file))) for file in distribution.files or []]
-        found.append(
-            (sum(path.stat().st_size for path in paths if path.is_file()) / 1e6, distribution.metadata["Name"])
-        )
-    return sorted(found, reverse=True)
-
-
 def measure(folder: Path, revision: str, target: str, mbit_per_s: float | None) -> dict[str, object]:
     clone, home = folder / "clone", folder / "home"
     home.mkdir()
@@ -114,7 +102,6 @@ def measure(folder: Path, revision: str, target: str, mbit_per_s: float | None) 
         took_s = time.monotonic() - started_s
         proxy.shutdown()
     stamps = [path.stat().st_mtime for path in (clone / ".venv/.demo", clone / ".venv/.installed") if path.exists()]
-    installed = packages(clone / ".venv")
     return {
         "exit_status": done.returncode,
         "install_s": round(max(stamps) - started, 1) if stamps else None,
@@ -122,8 +109,6 @@ def measure(folder: Path, revision: str, target: str, mbit_per_s: float | None) 
         "line_mb": round(line.num_bytes / 1e6, 1),
         "venv_mb": round(size_mb(clone / ".venv"), 1),
         "home_mb": round(size_mb(home), 1),
-        "packages": len(installed),
-        "largest_mb": {name: round(size, 1) for size, name in installed[:12]},
     }
 
 

@@ -1,16 +1,13 @@
 """What the measurements make of bytes, samples and medians; the programs themselves are started by hand."""
 
 import json
-import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from bench._harness import Target, all_met, medians, turned, verdicts
 from bench.client_load import runs as client_measures
 from bench.client_load.cases import CASES as CLIENT_CASES
-from bench.client_load.cases import PAIRS
-from bench.client_load.contenders import CONTENDERS, _has_text
+from bench.client_load.contenders import CONTENDERS
 from bench.client_load.leaving import Findings
 from bench.client_load.leaving import Sample as Left
 from bench.client_load.stayed import Limits, problems
@@ -193,8 +190,7 @@ def test_measures_of_all_clients_together(tmp_path):
         save(tmp_path / "1.npz", 100_000, [130_000, 200_000, 1_000_000], [1, 1, 98], 1, more_stamps_us=[900_000]),
     ]
     case = Case(name="x", num_streams=2, num_tokens=100, systems=(), rate=200, open_s=0.3)
-    memory = {f"{who}_{part}_mib": 20.0 for who in ("stub", "server") for part in ("rss", "anon")}
-    found = measure(case, samples, {"stub": 0.2, "server": 0.4, "client": 0.6}, memory)
+    found = measure(case, samples, {"stub": 0.2, "server": 0.4, "client": 0.6})
     assert found.keys() == MEASURES
     expected = {
         "total_s": 1.0,
@@ -215,24 +211,6 @@ def test_measures_of_all_clients_together(tmp_path):
 SAMPLE = client_measures.Sample(
     num_requests=50, num_chunks=10_000, wall_s=4.0, cpu_s=2.0, num_threads=1, others_cpu_s=1.0
 )
-
-
-def test_measures_of_a_client():
-    measured = client_measures.measure(SAMPLE)
-    assert list(measured.values()) == [12.5, 200, 40, 200, 0.5, 0.25]
-    assert math.isnan(client_measures.measure(replace(SAMPLE, num_chunks=0))["cpu_ms_per_1000_chunks"])
-    # Ours is shown beside its library by chunk in streams, and by request otherwise.
-    ours, raw = PAIRS[0]
-    pair = {ours: client_measures.measure(replace(SAMPLE, cpu_s=4.0, num_chunks=5_000)), raw: measured}
-    for case in (CLIENT_CASES["stream-64"], CLIENT_CASES["generate-64"]):
-        shown = client_measures.beside_raw(case, pair)
-        assert shown[ours]["cpu_over_raw"] == (4 if case.verb == "stream" else 2)
-        assert math.isnan(shown[raw]["cpu_over_raw"])
-        assert client_measures.TABLE.row("ours", shown[raw]).endswith("-")
-    for text, has in (('data: {"text_output": "a"}', True), ('data: {"text_output": ""}', False), ("", False)):
-        assert _has_text(text) is has
-    with pytest.raises(RuntimeError, match="full"):
-        _has_text('data: {"error": "full"}')
 
 
 # Medians, orders, the table and targets

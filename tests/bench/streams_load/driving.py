@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from bench._harness import children, cpu_s, receive, send
-from bench._served import memory_mib, serving_repository, stub_pid
+from bench._served import serving_repository, stub_pid
 from bench.streams_load.cases import ENGINE, Case
 from bench.streams_load.client import Share, client_process
 from bench.streams_load.measures import measure
@@ -24,7 +21,6 @@ _AGREED_S = 0.3
 _START_UP_S = 120.0
 _PATIENCE_S = 120.0
 """On top of three times the ideal."""
-_MEMORY_TICK_S = 0.05
 
 
 def run(system: str, case: Case, folder: Path, *, num_clients: int, peer: Path | None) -> dict[str, float]:
@@ -45,7 +41,7 @@ def _drive(system: str, case: Case, server: ServerProcess, folder: Path, num_cli
     shares = [_share(system, case, server, folder, first, step) for first in range(step)]
     assert server.pid is not None
     pids = {"stub": stub_pid(server), "server": server.pid}
-    with children(client_process, shares) as pipes, _watching(pids) as peak_mib:
+    with children(client_process, shares) as pipes:
         receive(pipes, _START_UP_S)
         before = _used(pids)
         send(pipes, time.monotonic_ns() + int(_AGREED_S * 1e9))
@@ -53,7 +49,7 @@ def _drive(system: str, case: Case, server: ServerProcess, folder: Path, num_cli
         used = {name: after - before[name] for name, after in _used(pids).items()}
         send(pipes, "all have ended")
         receive(pipes, _START_UP_S)
-    return measure(case, [share.samples for share in shares], {**used, "client": client_cpu_s}, peak_mib)
+    return measure(case, [share.samples for share in shares], {**used, "client": client_cpu_s})
 
 
 def _used(pids: Mapping[str, int]) -> dict[str, float]:
@@ -81,30 +77,3 @@ def _share(system: str, case: Case, server: ServerProcess, folder: Path, first: 
         patience_s=3 * (case.ideal_s or 0.0) + _PATIENCE_S,
         samples=folder / f"{first}.npz",
     )
-
-
-@contextmanager
-def _watching(pids: Mapping[str, int]) -> Iterator[dict[str, float]]:
-    """Their memory is looked at again and again, in a thread: the most of each, as measures name it."""
-    stop = threading.Event()
-    peak: dict[str, float] = {}
-
-    def watch() -> None:
-        while True:
-            stopped = stop.wait(_MEMORY_TICK_S)
-            # Gone: whoever asks for its CPU time says so.
-            with contextlib.suppress(OSError, KeyError):
-                for name, pid in pids.items():
-                    for part, mib in memory_mib(pid).items():
-                        key = f"{name}_{part}_mib"
-                        peak[key] = max(peak.get(key, 0.0), mib)
-            if stopped:
-                return
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield peak
-    finally:
-        stop.set()
-        thread.join()

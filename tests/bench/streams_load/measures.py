@@ -31,28 +31,20 @@ TABLE = Table(
         ("stub us", "stub_cpu", ",.1f"),
         ("server", "server_cpu", ",.1f"),
         ("clients", "client_cpu", ",.1f"),
-        ("stub MiB", "stub_rss_mib", ",.0f"),
-        ("anon", "stub_anon_mib", ",.0f"),
-        ("server MiB", "server_rss_mib", ",.0f"),
-        ("anon", "server_anon_mib", ",.0f"),
         ("undelivered", "undelivered", ",.0f"),
     ),
     name_width=17,
 )
 LEGEND = (
     "lag: from a token's making to its arrival; chunks: responses with text of a stream, and the least of them; live: "
-    "those that came before its last token was made; stub us, server, clients: CPU time a token; MiB: most resident "
-    "memory, and what of it is neither file nor shared; undelivered: streams that were lost, refused, short or wrong"
+    "those that came before its last token was made; stub us, server, clients: CPU time a token; undelivered: streams "
+    "that were lost, refused, short or wrong"
 )
 MEASURES = frozenset(measure for _, measure, _ in TABLE.columns)
 
 
-def measure(
-    case: Case, samples: Sequence[Path], cpu_s: Mapping[str, float], mib: Mapping[str, float]
-) -> dict[str, float]:
-    """:param cpu_s: of stub, server and client.
-    :param mib: the most, as measures name them.
-    """
+def measure(case: Case, samples: Sequence[Path], cpu_s: Mapping[str, float]) -> dict[str, float]:
+    """:param cpu_s: of stub, server and client."""
     arrays = _load(samples)
     num_tokens = int(arrays["chunk_tokens"].sum())
     per_token = 1e6 / num_tokens if num_tokens else math.nan
@@ -73,7 +65,6 @@ def measure(
         "chunks_median": float(np.median(arrays["num_chunks"])),
         "live": float(np.median(_live_chunks(arrays))),
         **{f"{process}_cpu": seconds * per_token for process, seconds in cpu_s.items()},
-        **mib,
         "undelivered": float((arrays["outcome"] != OUTCOMES.index(OK)).sum()),
     }
 
