@@ -1,12 +1,7 @@
-from __future__ import annotations
-
 import contextlib
-import itertools
 import json
 import shutil
 import threading
-import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,86 +11,27 @@ from tokenizers import Tokenizer
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import SAMPLING_FIELDS, ErrorCode
 from deepseek_backend.engines import create_engine
-from deepseek_backend.engines.base import PerfMetrics, Step
-from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.prompting import bos_token
 from deepseek_backend.engines.reference import ReferenceEngine, token_logprobs
 from deepseek_backend.engines.reference.model_runner import ModelRunner
 from deepseek_backend.engines.reference.token_logprobs import log_softmax
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
 from support.demo_decoding import DEMO_MAX_TOKENS, DEMO_PROMPTS
+from support.engine_driver import EngineDriver
 from support.random_checkpoint import BOS, EOS
+from support.waiting import PATIENCE_S, wait_for
 
-TIMEOUT_S = 120
 PROMPT = DEMO_PROMPTS[0]
 
 
-@dataclass
-class Answer:
-    """The steps of one request."""
-
-    steps: list[Step] = field(default_factory=list)
-    started: threading.Event = field(default_factory=threading.Event)
-    done: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def text(self):
-        return "".join(step.text for step in self.steps)
-
-    @property
-    def token_ids(self):
-        return [token_id for step in self.steps for token_id in step.token_ids]
-
-    @property
-    def last(self):
-        assert self.done.wait(TIMEOUT_S), "no last step"
-        return self.steps[-1]
+def submit(engine, prompt=PROMPT, max_tokens=8, **fields):
+    """Submit a request; a prompt may be token ids."""
+    given = {} if isinstance(prompt, str) else {"prompt_token_ids": tuple(prompt)}
+    return engine.submit(prompt if isinstance(prompt, str) else "", max_tokens=max_tokens, **given, **fields)
 
 
-class Collector:
-    """A sink that holds the engine to the protocol: one call at a time, one last step, nothing after it."""
-
-    def __init__(self):
-        self.answers = {}
-        self.call_sizes = []
-        self._busy = threading.Lock()
-
-    def on_steps(self, steps):
-        assert self._busy.acquire(blocking=False), "two calls at once"
-        self.call_sizes.append(len(steps))
-        for request, step in steps:
-            answer = self.answers[request.request_id]
-            assert not answer.done.is_set(), "a step after the last one"
-            assert (step.finish_reason is None) or (step.error is None)
-            answer.steps.append(step)
-            answer.started.set()
-            if step.finish_reason is not None or step.error is not None:
-                answer.done.set()
-        self._busy.release()
-
-
-_ids = itertools.count()
-
-
-def submit(engine, collector, prompt=PROMPT, max_tokens=8, priority=0, **sampling):
-    request_id = str(next(_ids))
-    request = GenerateRequest(
-        request_id=request_id,
-        prompt=prompt if isinstance(prompt, str) else "",
-        prompt_token_ids=None if isinstance(prompt, str) else tuple(prompt),
-        sampling=SamplingParams(**sampling),
-        max_tokens=max_tokens,
-        priority=priority,
-    )
-    answer = collector.answers[request_id] = Answer()
-    engine.submit(request, collector)
-    return request_id, answer
-
-
-def generate(engine, prompt=PROMPT, max_tokens=8, **sampling):
-    _, answer = submit(engine, Collector(), prompt, max_tokens, **sampling)
-    assert answer.last
-    return answer
+def generate(engine, *prompt, **fields):
+    return engine.result(submit(engine, *prompt, **fields))
 
 
 def config(model, version_dir=Path(), **options):
@@ -119,7 +55,7 @@ def running(configuration):
     engine = create_engine(configuration)
     engine.start()
     try:
-        yield engine
+        yield EngineDriver(engine)
     finally:
         engine.stop()
 
@@ -140,17 +76,16 @@ def own_engine(folder):
 
 def plain_logits(engine, token_ids):
     """Return the logits [len(token_ids), vocab_size] of one forward pass over a whole sequence, without a batch."""
-    assert engine._checkpoint
-    runner = ModelRunner(engine._checkpoint.model, 1)
+    runner = ModelRunner(engine.engine._checkpoint.model, 1)
     return runner.logits(runner.prefill(token_ids))
 
 
 @pytest.mark.slow
 def test_concurrent_requests_give_the_same_text_as_alone_and_as_plain_passes(engine, tokenizer):
-    collector = Collector()
+    num_calls = len(engine.sink.calls)
     jobs = [(prompt, max_tokens) for max_tokens in (3, 17, 33, DEMO_MAX_TOKENS) for prompt in DEMO_PROMPTS]
-    answers = {job: submit(engine, collector, *job)[1] for job in jobs}
-    assert all(answer.last for answer in answers.values())
+    requests = {job: submit(engine, *job) for job in jobs}
+    answers = {job: engine.result(request) for job, request in requests.items()}
     for prompt in DEMO_PROMPTS:
         prompt_ids, expected = tokenizer.encode(prompt).ids, answers[prompt, DEMO_MAX_TOKENS].token_ids
         logits = plain_logits(engine, prompt_ids + expected[:-1])
@@ -162,27 +97,18 @@ def test_concurrent_requests_give_the_same_text_as_alone_and_as_plain_passes(eng
             assert answer.text == tokenizer.decode(expected[:max_tokens])
             alone = generate(engine, prompt, max_tokens)
             assert (alone.text, alone.token_ids) == (answer.text, answer.token_ids)
-    assert max(collector.call_sizes) >= 5, "never ran as one batch"
+    assert max(map(len, engine.sink.calls[num_calls:])) >= 5, "never ran as one batch"
 
 
 @pytest.mark.slow
-def test_prompts_are_counted_with_bos_and_used_unchanged_in_token_ids(engine, tokenizer):
-    num_tokens = len(tokenizer.encode(PROMPT).ids)
-    assert {step.num_input_tokens for step in generate(engine).steps} == {num_tokens}
-    assert generate(engine, add_special_tokens=False).last.num_input_tokens == num_tokens - 1
+def test_token_ids_are_used_unchanged_and_a_long_prompt_by_its_end(engine, tokenizer):
     token_ids = tokenizer.encode(PROMPT).ids
-    answer = generate(engine, token_ids)
-    assert answer.token_ids == generate(engine).token_ids
-    assert answer.last.num_input_tokens == len(token_ids)
-    assert generate(engine, token_ids[1:]).last.num_input_tokens == len(token_ids) - 1
-    token_ids = tokenizer.encode(PROMPT).ids
-    expected = generate(engine, token_ids[-3:])
+    assert generate(engine, token_ids).token_ids == generate(engine).token_ids
+    expected = generate(engine, token_ids[-3:]).token_ids
     for prompt in (PROMPT, token_ids):
-        answer = generate(engine, prompt, truncate_prompt_tokens=3)
-        assert (answer.token_ids, answer.last.num_input_tokens) == (expected.token_ids, 3)
-    assert engine.capabilities.bos_token == BOS
-    document = json.loads(tokenizer.to_str())
-    document["post_processor"] = None
+        assert generate(engine, prompt, truncate_prompt_tokens=3).token_ids == expected
+    assert engine.engine.capabilities.bos_token == BOS
+    document = json.loads(tokenizer.to_str()) | {"post_processor": None}
     without = Tokenizer.from_str(json.dumps(document))
     encode = lambda text, special: without.encode(text, add_special_tokens=special).ids  # noqa: E731
     assert bos_token(encode, without.decode) == ""
@@ -191,28 +117,18 @@ def test_prompts_are_counted_with_bos_and_used_unchanged_in_token_ids(engine, to
 @pytest.mark.slow
 def test_a_seed_repeats_whatever_runs_beside_it(engine):
     alone = generate(engine, max_tokens=30, temperature=0.8, seed=11)
-    collector = Collector()
-    others = [submit(engine, collector, prompt, 20)[1] for prompt in DEMO_PROMPTS[1:]]
-    _, again = submit(engine, collector, max_tokens=30, temperature=0.8, seed=11)
-    _, different = submit(engine, collector, max_tokens=30, temperature=0.8, seed=12)
-    assert all(answer.last for answer in (again, different, *others))
-    assert again.text == alone.text != different.text
+    for prompt in DEMO_PROMPTS[1:]:
+        submit(engine, prompt, 20)
+    again, other = (submit(engine, max_tokens=30, temperature=0.8, seed=seed) for seed in (11, 12))
+    assert engine.result(again).text == alone.text != engine.result(other).text
 
 
 @pytest.mark.slow
-def test_stop_tokens_end_the_text_and_are_counted_not_shown(engine, tokenizer):
-    free = generate(engine, max_tokens=10)
-    stop_id = free.token_ids[6]
-    end = free.token_ids.index(stop_id) + 1
-    stopped = generate(engine, max_tokens=10, stop_token_ids=(stop_id, 10**6))
-    assert (stopped.last.finish_reason, stopped.last.stop_reason) == ("stop", stop_id)
-    assert stopped.token_ids == free.token_ids[:end]
-    assert stopped.text == tokenizer.decode(free.token_ids[: end - 1])
-    said = generate(engine, max_tokens=10, stop_token_ids=(stop_id,), include_stop_str_in_output=True)
-    assert said.text == tokenizer.decode(free.token_ids[:end])
-    first = generate(engine, max_tokens=1).token_ids[0]
-    answer = generate(engine, max_tokens=6, min_tokens=4, stop_token_ids=(first,))
-    assert first not in answer.token_ids[:4]
+def test_min_tokens_delay_a_stop_token_which_is_counted(engine):
+    free = generate(engine, max_tokens=10).token_ids
+    assert generate(engine, max_tokens=10, stop_token_ids=(free[6],)).token_ids == free[: free.index(free[6]) + 1]
+    answer = generate(engine, max_tokens=6, min_tokens=4, stop_token_ids=(free[0],))
+    assert free[0] not in answer.token_ids[:4]
     assert len(answer.token_ids) >= 5
 
 
@@ -232,30 +148,24 @@ def test_end_tokens_of_the_generation_config_end_the_text(engine, folder, tmp_pa
         assert (ignored.text, ignored.last.finish_reason) == (free.text, "length")
 
 
-def test_token_ids_outside_the_vocabulary_are_refused(engine, folder):
-    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
-    for name, token_id, fields in [
-        ("input_ids", -1, {"prompt": [5, -1], "repetition_penalty": 1.2}),
-        ("input_ids", vocab_size, {"prompt": [5, vocab_size], "repetition_penalty": 1.2}),
-        ("logit_bias", vocab_size, {"logit_bias": {5: 1.0, vocab_size: 1.0}}),
-    ]:
-        error = generate(engine, **fields).last.error
-        assert isinstance(error, RequestError)
-        assert str(error) == f"{name}: expected token ids from 0 to {vocab_size - 1}, got {token_id}"
-    assert generate(engine, [vocab_size - 1]).last.finish_reason == "length"
+def test_token_ids_outside_the_vocabulary_are_refused_wherever_they_stand(engine, folder):
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    for name, fields in ("input_ids", {"prompt": [5, size]}), ("logit_bias", {"logit_bias": {5: 1.0, size: 1.0}}):
+        error = generate(engine, **fields, repetition_penalty=1.2).last.error
+        assert str(error) == f"{name}: expected token ids from 0 to {size - 1}, got {size}"
 
 
 CHAT = [{"role": "user", "content": "Hello"}]
 
 
 def test_chat_is_rendered_by_the_checkpoints_template(engine, tokenizer):
-    assert engine.render_chat(CHAT, {}) == f"{BOS}<｜User｜>Hello<｜Assistant｜></think>"
-    prompt = engine.render_chat([*CHAT, {"role": "assistant", "content": "Hi"}, *CHAT], {"thinking": True})
+    assert engine.engine.render_chat(CHAT, {}) == f"{BOS}<｜User｜>Hello<｜Assistant｜></think>"
+    prompt = engine.engine.render_chat([*CHAT, {"role": "assistant", "content": "Hi"}, *CHAT], {"thinking": True})
     assert prompt == f"{BOS}<｜User｜>Hello<｜Assistant｜></think>Hi{EOS}<｜User｜>Hello<｜Assistant｜><think>"
     num_tokens = len(tokenizer.encode(prompt, add_special_tokens=False).ids)
     assert generate(engine, prompt, add_special_tokens=False).last.num_input_tokens == num_tokens
     with pytest.raises(RequestError, match=r"messages: the chat template refuses them: .* got wizard$") as caught:
-        engine.render_chat([{"role": "wizard", "content": "a"}], {})
+        engine.engine.render_chat([{"role": "wizard", "content": "a"}], {})
     assert caught.value.code is ErrorCode.INVALID_ARGUMENT
 
 
@@ -284,22 +194,22 @@ SAMPLINGS = [
 @pytest.mark.parametrize(("number", "sampling"), SAMPLINGS, ids=["greedy", "sampled", "steered", "biased"])
 def test_logprobs_are_those_of_the_plain_model_before_sampling(engine, tokenizer, number, sampling):
     """Other requests of the batch want no logprobs, or another number of them."""
-    collector = Collector()
-    _, quiet = submit(engine, collector, max_tokens=20)
-    _, answer = submit(engine, collector, max_tokens=20, logprobs=number, prompt_logprobs=number, **sampling)
-    _, other = submit(engine, collector, max_tokens=10, logprobs=20)
-    assert all(one.last.finish_reason == "length" for one in (quiet, answer, other))
+    asked = {"logprobs": number, "prompt_logprobs": number, **sampling}
+    requests = [
+        submit(engine, max_tokens=20),
+        submit(engine, max_tokens=20, **asked),
+        submit(engine, max_tokens=10, logprobs=20),
+    ]
+    quiet, answer, other = map(engine.result, requests)
     prompt_ids = tokenizer.encode(PROMPT).ids
     logits = plain_logits(engine, prompt_ids + answer.token_ids)
-    entries = [entry for step in answer.steps for entry in step.logprobs]
-    check_logprobs(entries, answer.token_ids, logits[len(prompt_ids) - 1 : -1], number, tokenizer)
-    first, *of_prompt = answer.steps[0].prompt_logprobs
+    check_logprobs(answer.logprobs, answer.token_ids, logits[len(prompt_ids) - 1 : -1], number, tokenizer)
+    first, *of_prompt = answer[0].prompt_logprobs
     assert first is None
-    known = [entry for entry in of_prompt if entry is not None]
-    check_logprobs(known, prompt_ids[1:], logits[: len(prompt_ids) - 1], number, tokenizer)
-    assert [len(step.prompt_logprobs) for step in answer.steps[1:]] == [0] * 19
-    assert [len(step.logprobs[0]) for step in other.steps] == [20] * 10
-    assert {len(step.logprobs) + len(step.prompt_logprobs) for step in quiet.steps} == {0}
+    check_logprobs(of_prompt, prompt_ids[1:], logits[: len(prompt_ids) - 1], number, tokenizer)
+    assert not any(step.prompt_logprobs for step in answer[1:])
+    assert [len(step.logprobs[0]) for step in other] == [20] * 10
+    assert not any(step.logprobs or step.prompt_logprobs for step in quiet)
 
 
 def test_a_long_prompts_logits_never_exist_all_at_once(own_engine, monkeypatch):
@@ -312,17 +222,15 @@ def test_a_long_prompts_logits_never_exist_all_at_once(own_engine, monkeypatch):
 
     monkeypatch.setattr(ModelRunner, "logits", counted)
     prompt = " the river is wide" * 3
-    (at_once, *_) = generate(own_engine, prompt, max_tokens=1, prompt_logprobs=2).steps
+    (at_once,) = generate(own_engine, prompt, max_tokens=1, prompt_logprobs=2)
     assert sizes == [at_once.num_input_tokens - 1, 1]
     sizes.clear()
     monkeypatch.setattr(token_logprobs, "_ROWS_AT_ONCE", 5)
-    (in_pieces, *_) = generate(own_engine, prompt, max_tokens=1, prompt_logprobs=2).steps
+    (in_pieces,) = generate(own_engine, prompt, max_tokens=1, prompt_logprobs=2)
     assert max(sizes) == 5
     assert in_pieces.token_ids == at_once.token_ids
     assert len(in_pieces.prompt_logprobs) == len(at_once.prompt_logprobs)
     for piece, whole in zip(in_pieces.prompt_logprobs[1:], at_once.prompt_logprobs[1:], strict=True):
-        assert piece
-        assert whole
         assert [entry._replace(logprob=0) for entry in piece] == [entry._replace(logprob=0) for entry in whole]
         assert [entry.logprob for entry in piece] == pytest.approx([entry.logprob for entry in whole], abs=1e-4)
 
@@ -353,207 +261,109 @@ def test_a_bias_forces_a_token_and_bad_strings_are_not_generated(engine):
     assert generate(engine, max_tokens=30, bad=("not to be met",)).text == free.text
 
 
-def test_performance_metrics_come_with_the_last_step(engine):
-    before = time.monotonic_ns()
-    answer = generate(engine, max_tokens=5, return_perf_metrics=True)
-    metrics = answer.last.perf_metrics
-    assert metrics is not None
-    times = (
-        metrics.arrival_time_ns,
-        metrics.first_scheduled_time_ns,
-        metrics.first_token_time_ns,
-        metrics.last_token_time_ns,
-    )
-    assert before < times[0] < times[1] < times[2] < times[3] < time.monotonic_ns()
-    num_input_tokens = answer.last.num_input_tokens
-    assert metrics.kv_cache_missed_block == num_input_tokens
-    assert metrics.kv_cache_alloc_new_blocks == metrics.kv_cache_alloc_total_blocks == num_input_tokens + 4
+def test_performance_metrics_count_tokens(engine):
+    last = generate(engine, max_tokens=5, return_perf_metrics=True).last
+    metrics = last.perf_metrics
+    assert metrics.arrival_time_ns < metrics.first_scheduled_time_ns < metrics.first_token_time_ns
+    assert metrics.first_token_time_ns < metrics.last_token_time_ns
+    assert metrics.kv_cache_missed_block == last.num_input_tokens
+    assert metrics.kv_cache_alloc_new_blocks == metrics.kv_cache_alloc_total_blocks == last.num_input_tokens + 4
     assert (metrics.kv_cache_reused_block, metrics.kv_cache_hit_rate, metrics.total_draft_tokens) == (0, 0.0, 0)
-    assert [step.perf_metrics for step in answer.steps[:-1]] == [None] * 4
-    assert generate(engine).last.perf_metrics is None
 
 
-class SlowCollector(Collector):
-    """A sink that holds the engine's thread in its first delivery until it is released."""
-
-    def __init__(self):
-        super().__init__()
-        self.delivering, self.go_on = threading.Event(), threading.Event()
-
-    def on_steps(self, steps):
-        self.delivering.set()
-        assert self.go_on.wait(TIMEOUT_S)
-        super().on_steps(steps)
+@contextlib.contextmanager
+def held(engine):
+    """Hold the engine's thread in its first delivery within the block."""
+    delivering, go_on = threading.Event(), threading.Event()
+    engine.sink.then = lambda: delivering.set() or go_on.wait(PATIENCE_S)
+    submit(engine, max_tokens=4000)
+    assert delivering.wait(PATIENCE_S)
+    try:
+        yield
+    finally:
+        go_on.set()
 
 
 def test_higher_priority_goes_first_and_equals_in_order(own_engine):
-    collector = SlowCollector()
-    submit(own_engine, collector, max_tokens=1)
-    assert collector.delivering.wait(TIMEOUT_S)
-    scheduled = []
-    for priority in (0, -1, 7, 0, 7, 2):
-        _, answer = submit(own_engine, collector, max_tokens=3, priority=priority, return_perf_metrics=True)
-        scheduled.append((priority, answer))
-    collector.go_on.set()
-
-    def scheduled_ns(answer):
-        assert answer.last.perf_metrics is not None
-        return answer.last.perf_metrics.first_scheduled_time_ns
-
-    by_time = sorted(range(6), key=lambda i: scheduled_ns(scheduled[i][1]))
-    assert by_time == [2, 4, 5, 0, 3, 1]
-    assert own_engine.capabilities.priority
+    with held(own_engine):
+        requests = [
+            submit(own_engine, max_tokens=3, priority=priority, return_perf_metrics=True)
+            for priority in (0, -1, 7, 0, 7, 2)
+        ]
+        own_engine.engine.abort("r1")
+    starts = [own_engine.result(request).last.perf_metrics.first_scheduled_time_ns for request in requests]
+    assert sorted(range(6), key=lambda number: starts[number]) == [2, 4, 5, 0, 3, 1]
+    assert own_engine.engine.capabilities.priority
 
 
-def test_a_request_cancelled_before_it_ran_has_cached_nothing(own_engine):
-    collector = SlowCollector()
-    submit(own_engine, collector)
-    assert collector.delivering.wait(TIMEOUT_S)
-    request_id, answer = submit(own_engine, collector, return_perf_metrics=True)
-    own_engine.abort(request_id)
-    collector.go_on.set()
-    metrics = answer.last.perf_metrics
-    assert metrics is not None
-    assert metrics == PerfMetrics(arrival_time_ns=metrics.arrival_time_ns)
-
-
-def test_every_field_of_the_contract_is_served_or_refused_with_a_reason(engine):
-    """The service applies best_of, where the engine has logprobs to choose by."""
-    capabilities = engine.capabilities
+def test_why_a_guide_is_refused(engine):
     guided = {field.name for field in SAMPLING_FIELDS if field.guided}
-    assert capabilities.unsupported.keys() == guided
-    assert all("guided_decoding_backend" in reason for reason in capabilities.unsupported.values())
-    assert capabilities.sampling_fields == {field.name for field in SAMPLING_FIELDS} - guided - {"best_of"}
-
-
-def test_prompt_and_answer_share_the_room(folder):
-    with running(config(folder, max_seq_len=10)) as short:
-        answer = generate(short, max_tokens=1000)
-        assert answer.last.finish_reason == "length"
-        assert len(answer.token_ids) == 10 - answer.last.num_input_tokens
-        assert short.capabilities.max_seq_len == 10
-        answer = generate(short, " the" * 8, max_tokens=5)
-        assert (answer.last.num_input_tokens, len(answer.token_ids)) == (9, 1)
-        error = generate(short, " the" * 9).last.error
-        assert error.code is ErrorCode.PROMPT_TOO_LONG
-        assert "10 tokens and at most 9 fit" in str(error)
-        answer = generate(short, " the" * 100, truncate_prompt_tokens=9)
-        assert (answer.last.finish_reason, answer.last.num_input_tokens) == ("length", 9)
-        assert generate(short, " the" * 100, truncate_prompt_tokens=10).last.error is not None
-        assert isinstance(generate(short, "", add_special_tokens=False).last.error, RequestError)
+    assert engine.engine.capabilities.unsupported.keys() == guided
+    assert all("guided_decoding_backend" in reason for reason in engine.engine.capabilities.unsupported.values())
 
 
 @pytest.mark.slow
 def test_context_may_outgrow_the_first_cache(engine):
     """Beyond 256 tokens the cache doubles, and a short request beside it goes on unchanged."""
     expected = generate(engine, max_tokens=DEMO_MAX_TOKENS).text
-    collector = Collector()
-    _, long = submit(engine, collector, " time" * 240, max_tokens=40)
-    _, short = submit(engine, collector, max_tokens=DEMO_MAX_TOKENS)
-    assert long.last.finish_reason == "length"
-    assert short.last
-    assert short.text == expected
-
-
-def test_abort_ends_running_and_waiting_requests(own_engine):
-    collector = Collector()
-    running = [submit(own_engine, collector, max_tokens=4000) for _ in range(2)]
-    for _, answer in running:
-        assert answer.started.wait(TIMEOUT_S)
-    waiting_id, waiting = submit(own_engine, collector, max_tokens=4000)
-    own_engine.abort(waiting_id)
-    assert waiting.last.finish_reason == "cancelled"
-    assert waiting.token_ids == []
-    running_id, answer = running[0]
-    own_engine.abort(running_id)
-    assert answer.last.finish_reason == "cancelled"
-    assert len(answer.token_ids) < 4000
-    assert not running[1][1].done.is_set()
-    own_engine.abort(running_id)
-    own_engine.abort("nobody")
-    assert generate(own_engine).last.finish_reason == "length"
+    long, short = submit(engine, " time" * 240, max_tokens=40), submit(engine, max_tokens=DEMO_MAX_TOKENS)
+    assert engine.result(long).last.finish_reason == "length"
+    assert engine.result(short).text == expected
 
 
 def test_stats_count_running_and_waiting(own_engine):
-    collector = Collector()
-    answers = [submit(own_engine, collector, max_tokens=4000)[1] for _ in range(3)]
-    for answer in answers[:2]:
-        assert answer.started.wait(TIMEOUT_S)
-    stats = own_engine.stats()
+    requests = [submit(own_engine, max_tokens=4000) for _ in range(3)]
+    own_engine.sink.wait_for(lambda: all(own_engine.steps_of(request) for request in requests[:2]))
+    stats = own_engine.engine.stats()
     assert (stats.num_running, stats.num_waiting) == (2, 1)
     assert 0 < stats.kv_blocks_used < stats.kv_blocks_total == 2 * 4096
 
 
-def test_stop_cancels_open_requests_and_refuses_further_ones(own_engine):
-    collector = Collector()
-    answers = [submit(own_engine, collector, max_tokens=4000)[1] for _ in range(4)]
-    assert answers[0].started.wait(TIMEOUT_S)
-    own_engine.stop()
-    own_engine.stop()
-    assert {answer.last.finish_reason for answer in answers} == {"cancelled"}
-    assert not own_engine.health().alive
-    _, late = submit(own_engine, collector)
-    assert isinstance(late.last.error, UnavailableError)
-    assert own_engine.stats().num_running == 0
-
-
 def test_stop_cancels_requests_that_the_thread_has_not_seen(own_engine):
     """They are submitted while the engine delivers, and it is stopped before it looks for new ones."""
-    collector = SlowCollector()
-    submit(own_engine, collector, max_tokens=4000)
-    assert collector.delivering.wait(TIMEOUT_S)
-    _, unseen = submit(own_engine, collector)
-    stopper = threading.Thread(target=own_engine.stop)
-    stopper.start()
-    while own_engine.health().alive:
-        time.sleep(0.001)
-    collector.go_on.set()
+    with held(own_engine):
+        unseen = submit(own_engine)
+        stopper = threading.Thread(target=own_engine.engine.stop)
+        stopper.start()
+        wait_for(lambda: not own_engine.engine.health().alive)
     stopper.join()
-    assert unseen.last.finish_reason == "cancelled"
+    assert own_engine.ended(unseen) == ["cancelled"]
 
 
 def test_a_request_that_makes_the_tokenizer_fail_is_answered(own_engine):
     error = generate(own_engine, "\ud800").last.error
     assert isinstance(error, EngineError)
     assert "can't be read: TypeError" in str(error)
-    assert own_engine.health().alive
-    assert list(own_engine.load_seconds) == ["checkpoint", "tokenizer", "weights"]
-    assert all(0 <= seconds < TIMEOUT_S for seconds in own_engine.load_seconds.values())
-    own_engine.stop()
-    own_engine.abort("a")
-    assert not own_engine._aborts
+    engine = own_engine.engine
+    assert engine.health().alive
+    assert list(engine.load_seconds) == ["checkpoint", "tokenizer", "weights"]
+    engine.stop()
+    engine.abort("a")
+    assert not engine._aborts
 
 
 def test_a_request_without_room_in_memory_is_answered_and_the_others_go_on(own_engine, monkeypatch):
-    assert own_engine._checkpoint
-    vocab_size, make_zeros = own_engine._checkpoint.vocab_size, np.zeros
+    vocab_size, make_zeros = own_engine.engine._checkpoint.vocab_size, np.zeros
 
     def no_room_for_a_vocabulary(shape, *arguments, **options):
         if shape == vocab_size:
             raise MemoryError("Unable to allocate 4 GiB: out of memory")
         return make_zeros(shape, *arguments, **options)
 
-    collector = Collector()
-    _, other = submit(own_engine, collector, max_tokens=4000)
-    assert other.started.wait(TIMEOUT_S)
+    other = own_engine.begun(max_tokens=4000)
     monkeypatch.setattr(np, "zeros", no_room_for_a_vocabulary)
-    _, answer = submit(own_engine, collector, repetition_penalty=1.2)
-    assert isinstance(answer.last.error, EngineError)
-    assert "out of memory" in str(answer.last.error)
-    _, plain = submit(own_engine, collector)
-    assert plain.last.finish_reason == "length"
-    assert not other.done.is_set()
-    assert own_engine.health().alive
+    error = generate(own_engine, repetition_penalty=1.2).last.error
+    assert isinstance(error, EngineError)
+    assert "out of memory" in str(error)
+    assert generate(own_engine).last.finish_reason == "length"
+    assert not own_engine.sink.is_done(other.request_id)
+    assert own_engine.engine.health().alive
 
 
 def test_before_start_no_request_is_served(folder):
     engine = ReferenceEngine(config(folder))
-    assert engine.load_seconds == {}
-    assert not engine.health().alive
-    assert isinstance(generate(engine).last.error, UnavailableError)
     with pytest.raises(UnavailableError, match="not been started"):
         engine.render_chat(CHAT, {})
-    engine.stop()
     with pytest.raises(RuntimeError, match="start"):
         _ = engine.capabilities
 
@@ -563,19 +373,15 @@ def test_a_failing_forward_pass_fails_every_request_and_the_engine(own_engine, m
     def fail(*_, **__):
         raise RuntimeError("out of\nmemory")
 
-    collector = Collector()
-    answers = [submit(own_engine, collector, max_tokens=4000)[1] for _ in range(2)]
-    assert all(answer.started.wait(TIMEOUT_S) for answer in answers)
-    answers += [submit(own_engine, collector, max_tokens=4000)[1] for _ in range(2)]
+    running = [submit(own_engine, max_tokens=4000) for _ in range(2)]
+    own_engine.sink.wait_for(lambda: all(own_engine.steps_of(request) for request in running))
+    waiting = [submit(own_engine, max_tokens=4000) for _ in range(2)]
     monkeypatch.setattr(ModelRunner, forward, fail)
-    own_engine.abort(next(iter(collector.answers)))  # makes room for a prefill
-    errors = [answer.last.error for answer in answers[1:]]
-    assert all(isinstance(error, EngineError) for error in errors)
-    assert answers[0].last.finish_reason == "cancelled" or isinstance(answers[0].last.error, EngineError)
-    health = own_engine.health()
-    assert not health.alive
-    assert health.reason == "the engine has failed: RuntimeError: out of memory"
-    assert isinstance(generate(own_engine).last.error, UnavailableError)
+    own_engine.engine.abort(running[0].request_id)  # makes room for a prefill
+    ends = [own_engine.ended(request)[0] for request in (*running, *waiting)]
+    assert all(isinstance(end, EngineError) for end in ends[1:])
+    assert ends[0] == "cancelled" or isinstance(ends[0], EngineError)
+    assert own_engine.engine.health().reason == "the engine has failed: RuntimeError: out of memory"
 
 
 BAD_OPTIONS = [
@@ -611,15 +417,13 @@ def test_what_can_not_be_loaded_is_refused(tmp_path, folder):
 
 def test_model_may_be_relative_to_the_version_folder(folder):
     with running(config(folder.name, folder.parent)) as engine:
-        assert engine.capabilities.max_seq_len == 4096
-        assert engine.health().alive
+        assert engine.engine.capabilities.max_seq_len == 4096
 
 
 @pytest.mark.slow
 def test_logits_of_a_changing_batch_are_those_of_plain_passes(engine):
     """Rows of mixed lengths join and leave, and the logits of every row are compared at every step."""
-    assert engine._checkpoint
-    runner = ModelRunner(engine._checkpoint.model, max_num_seqs=3)
+    runner = ModelRunner(engine.engine._checkpoint.model, max_num_seqs=3)
     rows = []
 
     def check(logits, rows):

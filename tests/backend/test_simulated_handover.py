@@ -20,7 +20,7 @@ from deepseek_backend.engines.generate_request import GenerateRequest, SamplingP
 from deepseek_backend.engines.simulated.deployment_model import H200, DeploymentModel
 from deepseek_backend.engines.simulated.kv_transfer import GONE, GREETING, read_ticket
 from deepseek_backend.engines.simulated.simulated_engine import SimulatedEngine
-from support.recording_sink import RecordingSink
+from support.engine_driver import StepLog
 from support.waiting import wait_for
 
 ENDLESS = 100_000
@@ -44,7 +44,7 @@ def request(prompt="Why is the sky blue?", *, max_tokens=20, request_type="conte
 
 
 def submit(engine, one):
-    sink = RecordingSink()
+    sink = StepLog()
     engine.submit(one, sink)
     return sink
 
@@ -52,10 +52,9 @@ def submit(engine, one):
 def ended(sink):
     """Wait for the end of the only request; return text, token ids, reasons and prompt length, and its last step."""
     wait_for(lambda: sink.calls)
-    ((name, *_), *_) = sink.calls
+    (name,) = sink.steps
     last = sink.last(name)
-    assert len(sink.last_steps(name)) == 1
-    return (sink.text(name), sink.ids(name), last.finish_reason, last.stop_reason, last.num_input_tokens), last
+    return (sink.text(name), sink.token_ids(name), last.finish_reason, last.stop_reason, last.num_input_tokens), last
 
 
 def answer(engine, one):
@@ -156,9 +155,9 @@ def test_transfers_hold_nobody_up_and_no_first_token(start):
     one, two = start(), start(pace="real", kv_transfer_gbps=SLOW)
     one_text = answer(one, request())[0]
     sink = submit(two, leg := generation(context(one)))
-    sink.wait(lambda: sink.steps[leg.request_id])
+    sink.wait_for(lambda: sink.steps[leg.request_id])
     assert one_text.startswith(sink.text(leg.request_id))
-    assert len(sink.ids(leg.request_id)) == 1
+    assert len(sink.token_ids(leg.request_id)) == 1
     wait_for(lambda: two.stats().num_running == 1)
     assert two.stats().kv_blocks_used == 1
     assert two.stats().extra["iterations"] == 0
@@ -176,7 +175,7 @@ def test_a_request_that_waits_for_a_place_has_its_first_token(start):
     submit(two, running)
     wait_for(lambda: two.stats().num_running)
     sink = submit(two, leg := generation(context(one)))
-    sink.wait(lambda: sink.steps[leg.request_id])
+    sink.wait_for(lambda: sink.steps[leg.request_id])
     assert (two.stats().num_waiting, one.stats().extra["held_contexts"]) == (1, 1)
     two.abort(running.request_id)
     assert ended(sink)[0] == answer(one, request())
@@ -202,7 +201,7 @@ def test_the_time_of_a_transfer():
 def test_an_abort_frees_both_sides(start):
     one, two = start(), start(pace="real", kv_transfer_gbps=0.05)
     sink = submit(two, leg := generation(context(one)))
-    sink.wait(lambda: sink.steps[leg.request_id])
+    sink.wait_for(lambda: sink.steps[leg.request_id])
     two.abort(leg.request_id)
     assert ended(sink)[1].finish_reason == "cancelled"
     assert_free(one, two)
@@ -288,7 +287,7 @@ def test_a_generation_engine_that_stops_frees_the_context(start, max_batch_size)
     submit(two, request(max_tokens=ENDLESS))
     wait_for(lambda: two.stats().num_running)
     sink = submit(two, leg := generation(context(one)))
-    sink.wait(lambda: sink.steps[leg.request_id])
+    sink.wait_for(lambda: sink.steps[leg.request_id])
     two.stop()
     assert ended(sink)[1].finish_reason == "cancelled"
     assert_free(one)
@@ -440,7 +439,7 @@ def test_whatever_is_aborted_nothing_is_held(requests, pace):
 
     def go_on():
         """Send the generations of all contexts that have ended, from the engine's thread."""
-        for leg in [leg for leg in legs if leg.request_id in second and contexts.last_steps(leg.request_id)]:
+        for leg in [leg for leg in legs if leg.request_id in second and contexts.is_done(leg.request_id)]:
             aborted = second.pop(leg.request_id)
             if (handover := contexts.last(leg.request_id).handover) is not None:
                 follower = generation(handover, leg.prompt, max_tokens=leg.max_tokens)
@@ -448,7 +447,7 @@ def test_whatever_is_aborted_nothing_is_held(requests, pace):
                 if aborted:
                     two.abort(follower.request_id)
 
-    contexts = RecordingSink(go_on)
+    contexts = StepLog(then=go_on)
     for engine in (one, two):
         engine.start()
     try:
@@ -458,10 +457,9 @@ def test_whatever_is_aborted_nothing_is_held(requests, pace):
                 one.abort(leg.request_id)
         wait_for(lambda: not second)
         assert_free(one, two)
-        assert all(len(contexts.last_steps(leg.request_id)) == 1 for leg in legs)
+        contexts.wait(*(leg.request_id for leg in legs))
         for sink, name in generations:
             assert sink.last(name).error is None
-            assert len(sink.last_steps(name)) == 1
     finally:
         for engine in (one, two):
             engine.stop()

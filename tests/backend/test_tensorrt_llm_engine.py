@@ -5,7 +5,6 @@ import json
 import math
 import os
 import threading
-import time
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -28,7 +27,8 @@ from deepseek_backend.errors import ConfigError, EngineError, RequestError, Unav
 from deepseek_backend.release import read_release
 from deepseek_triton_build.catalog import RELEASES
 from deepseek_triton_build.data.releases.spelling import spell
-from standin.harness import WAIT_S, Sink, guided_llm_args
+from standin.harness import WAIT_S, guided_llm_args
+from support.engine_driver import StepLog
 from support.waiting import wait_for
 
 MTP = {"decoding_type": "MTP", "num_nextn_predict_layers": 2}
@@ -55,9 +55,7 @@ def test_a_stream_adds_up_to_the_whole_answer(make_engine, monkeypatch):
     whole = make_engine(stream_interval=10_000).run()
     assert len(whole) == 1
     assert len(streamed) > 1
-    assert "".join(step.text for step in streamed) == whole[0].text
-    assert [t for step in streamed for t in step.token_ids] == list(whole[0].token_ids)
-    assert {step.num_input_tokens for step in streamed} == {len("Why?") + 1}
+    assert (streamed.text, streamed.token_ids) == (whole.text, whole.token_ids)
     assert [step.finish_reason for step in streamed if step.finish_reason] == ["stop"]
 
 
@@ -66,7 +64,7 @@ def test_characters_of_several_tokens_come_whole(make_engine, monkeypatch):
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "500")
     steps = make_engine().run(max_tokens=200, ignore_eos=True)
     assert any(step.token_ids and not step.text for step in steps), "the answer must have characters of several tokens"
-    assert INCOMPLETE not in "".join(step.text for step in steps[:-1])
+    assert INCOMPLETE not in steps.text[:-1]
     harness = make_engine()
     texts = [harness.text(max_tokens=length, ignore_eos=True) for length in range(1, 30)]
     assert any(text.endswith(INCOMPLETE) for text in texts)
@@ -84,34 +82,21 @@ def test_increments_of_a_growing_text_join_to_it(text, cuts):
     assert sent + complete_text(text, len(sent), final=True) == text
 
 
-@pytest.mark.slow
-def test_prompt_and_answer_share_the_room(make_engine):
-    harness = make_engine(max_seq_len=20)
-    for prompt, max_tokens, expected in ("Why?", 7, 7), ("0123456789", 1000, 20 - 11):
-        steps = harness.run(prompt, max_tokens=max_tokens)
-        assert sum(len(step.token_ids) for step in steps) == expected
-        assert steps[-1].finish_reason == "length"
-    for llm_args, limit in ({"max_seq_len": 20}, "19"), ({"enable_chunked_prefill": False, "max_num_tokens": 12}, "12"):
-        harness = make_engine(**llm_args)
-        (step,) = harness.run("x" * 1234)
-        assert step.error.code is ErrorCode.PROMPT_TOO_LONG
-        assert "1,235" in str(step.error)
-        assert limit in str(step.error)
-        assert harness.run("short", max_tokens=2)[-1].finish_reason == "length"
-    (step,) = make_engine().run("", add_special_tokens=False)
-    assert isinstance(step.error, RequestError)
+def test_a_prompt_that_can_not_be_chunked_has_less_room(make_engine):
+    harness = make_engine(enable_chunked_prefill=False, max_num_tokens=12)
+    error = harness.refused("x" * 1234)
+    assert error.code is ErrorCode.PROMPT_TOO_LONG
+    assert "1,235 tokens and at most 12 fit" in str(error)
 
 
 def test_special_and_stop_tokens(make_engine):
     harness = make_engine()
-    assert harness.run(add_special_tokens=False)[0].num_input_tokens == harness.run()[0].num_input_tokens - 1
-    assert harness.text(skip_special_tokens=False) == harness.text() + "<｜end▁of▁sentence｜>"
-    token = [t for step in harness.run() for t in step.token_ids][5]
-    steps = harness.run(stop_token_ids=(token,))
-    assert (steps[-1].finish_reason, steps[-1].stop_reason) == ("stop", token)
-    assert token not in [t for step in steps for t in step.token_ids]
+    answer = harness.run()
+    assert harness.text(skip_special_tokens=False) == answer.text + "<｜end▁of▁sentence｜>"
+    stop = answer.token_ids[5]
+    assert stop not in harness.run(stop_token_ids=(stop,)).token_ids
     assert "stop" in harness.engine.capabilities.sampling_fields
-    assert harness.text(stop=("a",)) == harness.text()
+    assert harness.text(stop=("a",)) == answer.text
 
 
 @pytest.mark.slow
@@ -184,7 +169,6 @@ def test_every_claimed_field_is_applied_by_the_sampler(make_engine, release, llm
     capabilities = harness.engine.capabilities
     named = capabilities.sampling_fields | capabilities.unsupported.keys() | {"best_of"}
     assert named == SAMPLING_BY_NAME.keys() | {"priority", "request_type"}
-    assert not capabilities.sampling_fields & capabilities.unsupported.keys()
     claimed = {name: value for name, value in VALUES.items() if name in capabilities.sampling_fields}
     assert harness.run(max_tokens=5, **claimed)[-1].finish_reason == "length"
     for name, value in VALUES.items() - claimed.items() - {("seed", 7)}:  # a seed is not even sent without sampling
@@ -204,20 +188,7 @@ def test_a_refusal_says_why(make_engine):
 def test_mtp_gives_several_tokens_an_iteration(make_engine, monkeypatch, llm_args, num_tokens):
     steps = run_with_one_iteration_first(make_engine(**llm_args), monkeypatch, max_tokens=29, ignore_eos=True)
     assert len(steps[0].token_ids) == num_tokens
-    assert sum(len(step.token_ids) for step in steps) == 29
-
-
-def test_an_aborted_request_ends_as_cancelled_with_what_it_had(make_engine, monkeypatch):
-    monkeypatch.setenv("STANDIN_TOKENS_PER_S", "200")
-    harness = make_engine()
-    request = harness.submit(max_tokens=3000, ignore_eos=True)
-    harness.sink.wait_for(lambda: len(harness.sink.steps_of(request)) >= 3)
-    harness.engine.abort(request.request_id)
-    harness.engine.abort("nobody's")
-    steps = harness.sink.result(request)
-    assert steps[-1].finish_reason == "cancelled"
-    assert sum(len(step.token_ids) for step in steps) < 3000
-    assert harness.engine.stats().num_running == 0
+    assert len(steps.token_ids) == 29
 
 
 def test_the_time_between_tokens_is_known_or_said_to_be_unknown():
@@ -234,9 +205,11 @@ def test_an_answer_that_wants_no_steps_comes_whole_and_is_the_same(make_engine):
     for sampling in ({}, {"logprobs": 1}, {"max_tokens": 7, "ignore_eos": True}):
         streamed = harness.run(**sampling)
         (step,) = harness.run(**sampling, wants_steps=False)
-        assert step.text == "".join(each.text for each in streamed)
-        assert step.token_ids == [token_id for each in streamed for token_id in each.token_ids]
-        assert list(step.logprobs) == [entry for each in streamed for entry in each.logprobs]
+        assert (step.text, step.token_ids, list(step.logprobs)) == (
+            streamed.text,
+            streamed.token_ids,
+            streamed.logprobs,
+        )
         assert (step.finish_reason, step.stop_reason) == (streamed[-1].finish_reason, streamed[-1].stop_reason)
         assert step.num_input_tokens == streamed[-1].num_input_tokens
         assert step.generation_s >= 0
@@ -254,7 +227,7 @@ def test_a_whole_answer_that_is_aborted_brings_what_it_had(make_engine, monkeypa
     request = harness.submit(max_tokens=3000, ignore_eos=True, wants_steps=False)
     wait_for(lambda: harness.engine.health().worked_at_s > 0)
     harness.engine.abort(request.request_id)
-    (step,) = harness.sink.result(request)
+    (step,) = harness.result(request)
     assert step.finish_reason == "cancelled"
     assert 0 < len(step.token_ids) < 3000
     assert step.text
@@ -265,15 +238,14 @@ def test_a_whole_answer_aborted_in_tensorrt_llms_queue_is_not_waited_for(make_en
     monkeypatch.setattr(engine_module, "ABORT_TIMEOUT_S", 10 * WAIT_S)
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "50")
     harness = make_engine(enable_iter_perf_stats=True, max_batch_size=1)
-    running = harness.submit(max_tokens=3000, ignore_eos=True)
-    harness.sink.wait_for(lambda: bool(harness.sink.steps_of(running)))
+    running = harness.begun(max_tokens=3000, ignore_eos=True)
     waiting = harness.submit(wants_steps=False)
     wait_for(lambda: getattr(harness.engine._open.get(waiting.request_id), "output", None) is not None)
     harness.engine.abort(waiting.request_id)
-    (step,) = harness.sink.result(waiting)
+    (step,) = harness.result(waiting)
     assert (step.finish_reason, step.text) == ("cancelled", "")
     harness.engine.abort(running.request_id)
-    harness.sink.result(running)
+    harness.result(running)
 
 
 @pytest.mark.slow
@@ -288,71 +260,37 @@ def test_a_request_aborted_before_its_prompt_is_tokenised_never_reaches_the_engi
     request = harness.submit("x" * (engine_module.MAX_SHORT_PROMPT + 1))
     harness.engine.abort(request.request_id)
     harness.engine._loop.call(tokenised.set)  # after the abort, on the same thread
-    (step,) = harness.sink.result(request)
+    (step,) = harness.result(request)
     assert step.finish_reason == "cancelled"
 
 
-def test_stop_ends_every_request_and_refuses_new_ones(make_engine, monkeypatch):
-    monkeypatch.setenv("STANDIN_TOKENS_PER_S", "50")
-    harness = make_engine()
-    requests = [harness.submit(max_tokens=3000, ignore_eos=True) for _ in range(3)]
-    harness.sink.wait_for(lambda: all(harness.sink.steps_of(request) for request in requests))
-    llm = harness.engine._llm
-    harness.engine.stop()
-    harness.engine.stop()
-    for request in requests:
-        last = [step for step in harness.sink.steps_of(request) if step.finish_reason or step.error]
-        assert [step.finish_reason for step in last] == ["cancelled"]
-    assert llm._executor is None
-    (step,) = harness.run()
-    assert isinstance(step.error, UnavailableError)
-    assert not harness.engine.health().alive
-    own = [thread for thread in threading.enumerate() if thread.name.startswith(("tensorrt_llm", "tokenizer"))]
-    for thread in own:
-        thread.join(WAIT_S)
-    assert not [thread for thread in own if thread.is_alive()]
-
-
-def test_stop_before_start_does_nothing(tmp_path):
-    engine = TensorRTLLMEngine(parse_config({"model": "m"}, version_dir=tmp_path))
-    engine.stop()
-    assert not engine.health().alive
-    with pytest.raises(RuntimeError, match="before start"):
-        engine.submit(GenerateRequest(request_id="r", prompt="p", sampling=SamplingParams(), max_tokens=1), Sink())
-
-
-def test_a_dying_engine_answers_every_request(make_engine, monkeypatch):
+def test_the_reason_of_a_death_and_the_end_of_a_stop(make_engine, monkeypatch):
     monkeypatch.setenv("STANDIN_FAIL_AFTER", "100")
     harness = make_engine()
-    assert harness.engine.health().alive
-    requests = [harness.submit(max_tokens=3000, ignore_eos=True) for _ in range(4)]
-    for request in requests:
-        assert isinstance(harness.sink.result(request)[-1].error, UnavailableError)
-    health = harness.engine.health()
-    assert not health.alive
-    assert "shut down" in health.reason
-    assert isinstance(harness.run()[-1].error, UnavailableError)
+    harness.result(harness.submit(max_tokens=3000, ignore_eos=True))
+    assert "shut down" in harness.engine.health().reason
+    llm = harness.engine._llm
+    harness.engine.stop()
+    assert llm._executor is None
 
 
 def test_a_silent_death_is_found_by_the_health_check(make_engine, monkeypatch):
     harness = make_engine()
     monkeypatch.setattr(harness.engine._llm._executor, "submit", lambda sequence: None)
     request = harness.submit()
-    while harness.engine.stats().num_running == 0:
-        time.sleep(0.01)
+    wait_for(lambda: harness.engine.stats().num_running)
     monkeypatch.setattr(harness.engine._llm._executor, "is_shutdown", lambda: True)
     assert not harness.engine.health().alive
-    assert isinstance(harness.sink.result(request)[-1].error, UnavailableError)
+    assert isinstance(harness.result(request)[-1].error, UnavailableError)
 
 
 def test_a_receiver_that_fails_does_not_end_the_others(make_engine):
     harness = make_engine()
-    broken = Sink()
-    broken.fail = True
+    broken = StepLog(fails=True)
     lost = GenerateRequest(request_id="lost", prompt="p", sampling=SamplingParams(), max_tokens=5)
     harness.engine.submit(lost, broken)
-    assert harness.run()[-1].finish_reason == "stop"
-    assert broken.result(lost)
+    assert harness.run().last.finish_reason == "stop"
+    assert broken.last("lost")
 
 
 STOPS_THE_LOAD = [
@@ -380,9 +318,6 @@ def test_a_configuration_that_can_not_be_served_is_refused(make_engine, tmp_path
     engine = TensorRTLLMEngine(parse_config({"model": "m", "max_seq_len": 10}, version_dir=tmp_path))
     with pytest.raises(ConfigError, match=r"release\.yaml.*deepseek-triton build"):
         engine.start()
-    document = {"model": "m", "triton_config": {"engine_options": {"allow_mismatch": True}}}
-    with pytest.raises(ConfigError, match=r"allow_mismatch.*allow_version_mismatch"):
-        TensorRTLLMEngine(parse_config(document, version_dir=tmp_path))
     with pytest.raises(ConfigError, match="max_seq_len"):
         make_engine(max_seq_len=None)
     assert make_engine("0.21.0").engine._llm._llm_args["backend"] == "pytorch"

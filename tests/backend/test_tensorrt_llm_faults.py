@@ -6,13 +6,14 @@ import time
 import pytest
 
 from deepseek_backend.contract import ErrorCode
-from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.prompt_tokenizer import PromptTokenizer
 from deepseek_backend.engines.tensorrt_llm import tensorrt_llm_engine as engine_module
 from deepseek_backend.engines.tensorrt_llm.faults import MAX_FAULTS_IN_A_ROW, Faults
 from deepseek_backend.engines.tensorrt_llm.translation import INCOMPLETE, whole_text
 from deepseek_backend.errors import EngineError, RequestError, UnavailableError
-from standin.harness import WAIT_S, Sink, engines
+from standin.harness import WAIT_S, engines
+from support.engine_driver import EngineDriver
+from support.waiting import wait_for
 
 ENDLESS = {"max_tokens": 3000, "ignore_eos": True}
 
@@ -27,12 +28,8 @@ def slow_engine(make_engine, monkeypatch):
 
 def running(harness, count=1, **sampling):
     requests = [harness.submit(**ENDLESS, **sampling) for _ in range(count)]
-    harness.sink.wait_for(lambda: all(harness.sink.steps_of(request) for request in requests))
+    harness.sink.wait_for(lambda: all(harness.steps_of(request) for request in requests))
     return requests
-
-
-def last_steps(harness, request):
-    return [step for step in harness.sink.steps_of(request) if step.finish_reason or step.error]
 
 
 def threads():
@@ -45,25 +42,11 @@ def test_a_request_aborted_in_the_engines_queue_has_its_end(slow_engine):
     harness = slow_engine(max_batch_size=1)
     (first,) = running(harness)
     waiting = harness.submit(**ENDLESS)
-    while len(harness.engine._llm._executor._waiting) == 0:
-        time.sleep(0.01)
+    wait_for(lambda: harness.engine._llm._executor._waiting)
     harness.engine.abort(waiting.request_id)
-    (step,) = harness.sink.result(waiting)
-    assert step.finish_reason == "cancelled"
-    assert not last_steps(harness, first)
+    assert harness.ended(waiting) == ["cancelled"]
     assert list(harness.engine._open) == [first.request_id]
-    while len(harness.engine._tasks) > 1:
-        time.sleep(0.01)
-
-
-@pytest.mark.slow
-def test_an_abort_that_is_answered_ends_once(slow_engine):
-    harness = slow_engine()
-    (request,) = running(harness)
-    harness.engine.abort(request.request_id)
-    harness.sink.result(request)
-    time.sleep(2 * engine_module.ABORT_TIMEOUT_S)
-    assert [step.finish_reason for step in last_steps(harness, request)] == ["cancelled"]
+    wait_for(lambda: len(harness.engine._tasks) == 1)
 
 
 @pytest.mark.slow
@@ -76,11 +59,9 @@ def test_a_failing_abort_holds_neither_a_request_nor_the_gpus(slow_engine, monke
 
     monkeypatch.setattr("tensorrt_llm.llmapi.result.GenerationResult.abort", abort)
     harness.engine.abort(requests[0].request_id)
-    assert harness.sink.result(requests[0])[-1].finish_reason == "cancelled"
+    assert harness.ended(requests[0]) == ["cancelled"]
     harness.engine.stop()
-    assert [[step.finish_reason for step in last_steps(harness, request)] for request in requests] == [
-        ["cancelled"]
-    ] * 3
+    assert [harness.ended(request) for request in requests] == [["cancelled"]] * 3
     assert not threads()
 
 
@@ -89,7 +70,7 @@ def test_an_engines_fault_is_not_the_clients(slow_engine):
     requests = running(harness, 5)
     harness.engine._llm._executor.fault = "an assertion failed"
     for request in requests:
-        error = harness.sink.result(request)[-1].error
+        error = harness.result(request)[-1].error
         assert isinstance(error, EngineError)
         assert error.code is ErrorCode.INTERNAL
     assert harness.engine.health().alive, "five requests, one fault"
@@ -115,7 +96,7 @@ def test_a_gpu_that_has_failed_is_not_tried_again(slow_engine):
     requests = running(harness, 3)
     harness.engine._llm._executor.fault = "CUDA error: an illegal memory access was encountered"
     for request in requests:
-        assert isinstance(harness.sink.result(request)[-1].error, EngineError | UnavailableError)
+        assert isinstance(harness.result(request)[-1].error, EngineError | UnavailableError)
     health = harness.engine.health()
     assert not health.alive
     assert "illegal memory access" in health.reason
@@ -127,7 +108,7 @@ def test_faults_with_tokens_between_do_not_end_the_engine(slow_engine):
     for _ in range(2 * MAX_FAULTS_IN_A_ROW):
         (request,) = running(harness)
         harness.engine._llm._executor.fault = "an assertion failed"
-        assert isinstance(harness.sink.result(request)[-1].error, EngineError)
+        assert isinstance(harness.result(request)[-1].error, EngineError)
         harness.engine._llm._executor.fault = ""
         assert harness.engine.health().alive
 
@@ -136,11 +117,11 @@ def test_a_request_that_goes_on_after_a_fault_can_count_the_next(slow_engine):
     harness = slow_engine()
     survivor, victim = running(harness, 2)
     harness.engine._open[victim.request_id].output._sequence.fail("an assertion failed")
-    harness.sink.result(victim)
-    num_steps = len(harness.sink.steps_of(survivor))
-    harness.sink.wait_for(lambda: len(harness.sink.steps_of(survivor)) > num_steps)
+    harness.result(victim)
+    num_steps = len(harness.steps_of(survivor))
+    harness.sink.wait_for(lambda: len(harness.steps_of(survivor)) > num_steps)
     harness.engine._llm._executor.fault = "an assertion failed"
-    harness.sink.result(survivor)
+    harness.result(survivor)
     for _ in range(MAX_FAULTS_IN_A_ROW - 1):
         assert harness.engine.health().alive
         harness.run()
@@ -158,13 +139,11 @@ def test_a_failure_that_can_not_be_judged_ends_its_request_only(slow_engine, mon
         monkeypatch.setattr(entry.increments, "take", lambda **_: 1 / 0)
     else:
         monkeypatch.setattr(entry.output._detokenizer, "add", lambda *_, **__: 1 / 0)
-    error = harness.sink.result(request)[-1].error
+    error = harness.result(request)[-1].error
     assert isinstance(error, EngineError)
     assert "ZeroDivisionError" in str(error)
-    num_steps = {other.request_id: len(harness.sink.steps_of(other)) for other in others}
-    harness.sink.wait_for(
-        lambda: all(len(harness.sink.steps_of(other)) > num_steps[other.request_id] for other in others)
-    )
+    num_steps = {other.request_id: len(harness.steps_of(other)) for other in others}
+    harness.sink.wait_for(lambda: all(len(harness.steps_of(other)) > num_steps[other.request_id] for other in others))
     assert entry.output.aborted()
 
 
@@ -204,7 +183,7 @@ def test_a_guide_is_no_excuse_after_the_first_token(slow_engine):
     harness = slow_engine(guided_decoding_backend="xgrammar")
     (request,) = running(harness, guided_regex="a+")
     harness.engine._llm._executor.fault = "CUDA error: an illegal memory access was encountered"
-    harness.sink.result(request)
+    harness.result(request)
     assert not harness.engine.health().alive
 
 
@@ -231,30 +210,25 @@ def test_a_detokenizer_that_fails_ends_its_request_only(slow_engine, monkeypatch
     for _ in range(2 * MAX_FAULTS_IN_A_ROW):
         request = harness.submit(**ENDLESS)
         with monkeypatch.context() as patch:
-            while request.request_id not in harness.engine._open or not (
-                output := harness.engine._open[request.request_id].output
-            ):
-                time.sleep(0.001)
+            output = wait_for(
+                lambda request=request: getattr(harness.engine._open.get(request.request_id), "output", None)
+            )
             patch.setattr(output._detokenizer, "add", add.__get__(output), raising=True)
-            assert isinstance(harness.sink.result(request)[-1].error, EngineError)
-            while not output.aborted():
-                time.sleep(0.01)
+            assert isinstance(harness.result(request).last.error, EngineError)
+            wait_for(output.aborted)
     assert harness.engine.health().alive
     assert not sequence.aborted.is_set()
-    assert not last_steps(harness, healthy)
+    assert not harness.sink.is_done(healthy.request_id)
 
 
 @pytest.mark.parametrize("backend", ["HF", "TRTLLM"])
 def test_no_detokenizer_loses_the_end(make_engine, monkeypatch, backend):
     monkeypatch.setenv("TLLM_INCREMENTAL_DETOKENIZATION_BACKEND", backend)
     harness = make_engine()
-    texts = []
-    for length in range(1, 30):
-        steps = harness.run(max_tokens=length, ignore_eos=True)
-        texts.append("".join(step.text for step in steps))
-        ids = [token_id for step in steps for token_id in step.token_ids]
-        assert texts[-1] == harness.engine._llm.tokenizer.decode(ids)
-    assert any(text.endswith(INCOMPLETE) for text in texts)
+    answers = [harness.run(max_tokens=length, ignore_eos=True) for length in range(1, 30)]
+    for answer in answers:
+        assert answer.text == harness.engine._llm.tokenizer.decode(answer.token_ids)
+    assert any(answer.text.endswith(INCOMPLETE) for answer in answers)
 
 
 def test_text_that_is_not_the_ids_own_is_left_alone():
@@ -275,37 +249,27 @@ def test_a_start_that_fails_after_the_load_leaves_no_engine(tmp_path, monkeypatc
 def test_every_request_has_one_end_when_submits_race_the_stop(make_engine):
     for _ in range(5):
         harness = make_engine()
-        requests = []
+        drivers = [EngineDriver(harness.engine) for _ in range(3)]
         done = threading.Event()
-        lock = threading.Lock()
 
-        def hammer(harness=harness, done=done, lock=lock, requests=requests):
+        def hammer(driver, done=done):
             while not done.is_set():
-                with lock:
-                    harness._count += 1
-                    request_id = f"x{harness._count}"
-                    request = GenerateRequest(
-                        request_id=request_id, prompt="a", sampling=SamplingParams(), max_tokens=3
-                    )
-                    requests.append(request)
-                harness.engine.submit(request, harness.sink)
+                driver.submit("a", max_tokens=3)
                 time.sleep(0.0002)
 
-        workers = [threading.Thread(target=hammer) for _ in range(3)]
+        workers = [threading.Thread(target=hammer, args=(driver,)) for driver in drivers]
+        for number, driver in enumerate(drivers):
+            driver._count = 1_000_000 * number  # the ids of one engine's requests differ
         for worker in workers:
             worker.start()
-        time.sleep(0.05)
+        wait_for(lambda drivers=drivers: all(driver.sink.calls for driver in drivers))
         harness.engine.stop()
-        time.sleep(0.02)
+        submitted = [driver._count for driver in drivers]
+        wait_for(lambda drivers=drivers, submitted=submitted: [driver._count for driver in drivers] > submitted)
         done.set()
-        for worker in workers:
+        for number, (worker, driver) in enumerate(zip(workers, drivers, strict=True)):
             worker.join(WAIT_S)
-        ends = [request.request_id for call in harness.sink.calls for request, step in call if ended(step)]
-        assert sorted(ends) == sorted(request.request_id for request in requests)
-
-
-def ended(step):
-    return step.error is not None or step.finish_reason is not None
+            driver.sink.wait(*(f"r{count}" for count in range(1_000_000 * number + 1, driver._count + 1)))
 
 
 @pytest.mark.slow
@@ -333,33 +297,17 @@ def test_stop_goes_on_when_the_open_requests_can_not_be_ended(slow_engine, monke
     assert not threads()
 
 
-class OverlapSink(Sink):
-    """A sink that notices a call during another one."""
-
-    def __init__(self):
-        super().__init__()
-        self.overlaps = 0
-        self._busy = threading.Lock()
-
-    def on_steps(self, steps):
-        if not self._busy.acquire(blocking=False):
-            self.overlaps += 1
-            return
-        time.sleep(0.01)
-        self._busy.release()
-        super().on_steps(steps)
-
-
 def test_refusals_after_the_stop_come_one_at_a_time(make_engine):
     harness = make_engine()
     harness.engine.stop()
-    harness.sink = OverlapSink()
+    add = harness.sink._add
+    harness.sink._add = lambda steps: time.sleep(0.01) or add(steps)
     submitters = [threading.Thread(target=harness.submit) for _ in range(8)]
     for submitter in submitters:
         submitter.start()
     for submitter in submitters:
         submitter.join(WAIT_S)
-    assert harness.sink.overlaps == 0
+    assert harness.sink.broken_rules == []
     assert len(harness.sink.calls) == 8
 
 

@@ -1,7 +1,5 @@
 """TensorRT-LLM's responses become steps: one step for all waiting ones, in order, with one end."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -28,17 +26,11 @@ def slow(make_engine, monkeypatch):
 @pytest.fixture
 def reference(make_engine):
     """Return the first tokens of the answer to every ENDLESS request."""
-    return tokens(make_engine().run(max_tokens=500, ignore_eos=True))
-
-
-def tokens(steps):
-    return [token_id for step in steps for token_id in step.token_ids]
+    return make_engine().run(max_tokens=500, ignore_eos=True).token_ids
 
 
 def begun(harness, **sampling):
-    request = harness.submit(**{**ENDLESS, **sampling})
-    harness.sink.wait_for(lambda: bool(harness.sink.steps_of(request)))
-    return request
+    return harness.begun(**{**ENDLESS, **sampling})
 
 
 def await_waiting(harness, request, count):
@@ -55,9 +47,9 @@ def test_waiting_responses_become_one_step(reference, slow):
     request = begun(slow)
     with slow.held_loop():
         await_waiting(slow, request, 4)
-    slow.sink.wait_for(lambda: any(len(step.token_ids) >= 4 for step in slow.sink.steps_of(request)))
-    steps = slow.sink.steps_of(request)
-    assert tokens(steps) == reference[: len(tokens(steps))]
+    slow.sink.wait_for(lambda: any(len(step.token_ids) >= 4 for step in slow.steps_of(request)))
+    steps = slow.steps_of(request)
+    assert steps.token_ids == reference[: len(steps.token_ids)]
 
 
 @pytest.mark.slow
@@ -66,47 +58,47 @@ def test_the_last_step_contains_the_responses_before_it(reference, slow):
     with slow.held_loop():
         await_last(slow, request, lambda response: response.finish_reason is not None)
         num_waiting = len(slow.waiting(request))
-    steps = slow.sink.result(request)
+    steps = slow.result(request)
     assert len(steps[-1].token_ids) >= num_waiting
-    assert tokens(steps) == reference[:30]
-    assert [step.finish_reason for step in steps if step.finish_reason] == ["length"]
+    assert steps.token_ids == reference[:30]
+    assert slow.ended(request) == ["length"]
 
 
 def test_logprobs_belong_to_their_tokens_when_several_waited(slow):
     request = begun(slow, logprobs=1)
     with slow.held_loop():
         await_waiting(slow, request, 4)
-    slow.sink.wait_for(lambda: any(len(step.token_ids) >= 4 for step in slow.sink.steps_of(request)))
-    for step in slow.sink.steps_of(request):
+    slow.sink.wait_for(lambda: any(len(step.token_ids) >= 4 for step in slow.steps_of(request)))
+    for step in slow.steps_of(request):
         assert [entry[0].token_id for entry in step.logprobs] == list(step.token_ids)
 
 
 @pytest.mark.slow
 def test_an_abort_loses_no_waiting_response(reference, slow):
     request = begun(slow)
-    num_tokens = len(tokens(slow.sink.steps_of(request)))
+    num_tokens = len(slow.steps_of(request).token_ids)
     with slow.held_loop():
         await_waiting(slow, request, 4)
         slow.engine.abort(request.request_id)
-    steps = slow.sink.result(request)
-    assert len(tokens(steps)) >= num_tokens + 4
-    assert tokens(steps) == reference[: len(tokens(steps))]
-    assert [step.finish_reason for step in steps if step.finish_reason or step.error] == ["cancelled"]
+    steps = slow.result(request)
+    assert len(steps.token_ids) >= num_tokens + 4
+    assert steps.token_ids == reference[: len(steps.token_ids)]
+    assert slow.ended(request) == ["cancelled"]
 
 
 @pytest.mark.slow
 def test_responses_before_a_fault_are_delivered_before_it(reference, slow):
     request = begun(slow)
     with slow.held_loop():
-        num_tokens = len(tokens(slow.sink.steps_of(request)))
+        num_tokens = len(slow.steps_of(request).token_ids)
         await_waiting(slow, request, 4)
         slow.engine._llm._executor.fault = "an assertion failed"
         await_last(slow, request, lambda response: response.error is not None)
-    steps = slow.sink.result(request)
-    assert [bool(step.error) for step in steps] == [False] * (len(steps) - 1) + [True]
-    assert not steps[-1].token_ids
-    assert len(tokens(steps)) >= num_tokens + 4
-    assert tokens(steps) == reference[: len(tokens(steps))]
+    steps = slow.result(request)
+    assert steps.last.error
+    assert not steps.last.token_ids
+    assert len(steps.token_ids) >= num_tokens + 4
+    assert steps.token_ids == reference[: len(steps.token_ids)]
 
 
 def test_no_step_comes_after_the_end(slow):
@@ -119,31 +111,30 @@ def test_no_step_comes_after_the_end(slow):
         slow.engine._note_output(entry)
 
     slow.engine._loop.call(end_and_read_on)
-    slow.sink.result(request)
+    slow.result(request)
     with slow.held_loop():  # the flush has run by now
-        steps = slow.sink.steps_of(request)
-    assert [bool(step.error) for step in steps] == [False] * (len(steps) - 1) + [True]
+        assert str(slow.ended(request)[0]) == "it died"
 
 
 @pytest.mark.slow
 def test_steps_of_several_requests_leave_in_one_call(slow, monkeypatch):
     monkeypatch.setattr(engine_module, "MAX_TURN_S", 60.0)  # a slow machine needs more than the usual 5 ms to read them
     requests = [slow.submit(**ENDLESS) for _ in range(8)]
-    slow.sink.wait_for(lambda: all(slow.sink.steps_of(request) for request in requests))
+    slow.sink.wait_for(lambda: all(slow.steps_of(request) for request in requests))
     with slow.held_loop():
         num_calls = len(slow.sink.calls)
         for request in requests:
             await_waiting(slow, request, 2)  # the loop has been told of the whole first iteration
     everyone = {request.request_id for request in requests}
     slow.sink.wait_for(lambda: len(slow.sink.calls) > num_calls + 1)
-    together = [{request.request_id for request, _ in call} for call in slow.sink.calls[num_calls:][:2]]
+    together = [{name for name, _ in call} for call in slow.sink.calls[num_calls:][:2]]
     assert everyone in together, "what was read before the loop stood still may have left first"
 
 
 def test_a_long_turn_delivers_before_its_end(slow, monkeypatch):
     monkeypatch.setattr(engine_module, "MAX_TURN_S", -1.0)
     requests = [slow.submit(**ENDLESS) for _ in range(4)]
-    slow.sink.wait_for(lambda: all(len(slow.sink.steps_of(request)) > 1 for request in requests))
+    slow.sink.wait_for(lambda: all(len(slow.steps_of(request)) > 1 for request in requests))
     assert {len(call) for call in slow.sink.calls} == {1}
 
 
@@ -200,7 +191,7 @@ def test_an_abort_between_a_token_and_its_logprob_is_no_fault(slow, monkeypatch)
         slow.engine._note_output(entry)
 
     slow.engine._loop.call(read_a_token_and_abort)
-    steps = slow.sink.result(request)
+    steps = slow.result(request)
     assert [step.error for step in steps] == [None] * len(steps)
     assert steps[-1].finish_reason == "cancelled"
 
@@ -215,7 +206,7 @@ def test_a_death_between_a_token_and_its_logprob_is_reported(slow):
         slow.engine._fail("it died")
 
     slow.engine._loop.call(read_a_token_and_die)
-    assert str(slow.sink.result(request)[-1].error) == "it died"
+    assert str(slow.result(request)[-1].error) == "it died"
 
 
 def test_a_request_with_a_reading_fault_is_not_read_further(slow):
@@ -230,7 +221,7 @@ def test_a_request_with_a_reading_fault_is_not_read_further(slow):
         open_then.extend(slow.engine._open)
 
     slow.engine._loop.call(read_a_token_alone)
-    assert "do not belong" in str(slow.sink.result(request)[-1].error)
+    assert "do not belong" in str(slow.result(request)[-1].error)
     assert open_then == []
     with slow.held_loop():  # a turn after it was cancelled
         assert entry.task.cancelled()

@@ -1,7 +1,5 @@
 """A context and a generation engine on the strict stand-in, which share requests."""
 
-from __future__ import annotations
-
 import json
 from typing import NamedTuple
 
@@ -63,10 +61,8 @@ def pair(make_pair):
 
 def answer(steps):
     assert [step.error for step in steps] == [None] * len(steps)
-    text = "".join(step.text for step in steps)
-    ids = [token_id for step in steps for token_id in step.token_ids]
-    last = steps[-1]
-    return text, ids, last.finish_reason, last.stop_reason, last.num_input_tokens
+    last = steps.last
+    return steps.text, steps.token_ids, last.finish_reason, last.stop_reason, last.num_input_tokens
 
 
 REQUESTS = [
@@ -91,14 +87,14 @@ def test_two_engines_give_the_answer_of_one(make_pair, subtests, release):
             whole = answer(pair.generation.run(**fields))
             handover = pair.hand_over(**fields)
             rest = {name: value for name, value in fields.items() if name not in ("prompt", "prompt_token_ids")}
-            assert answer(pair.generation.sink.result(pair.go_on(handover, **rest))) == whole
+            assert answer(pair.generation.result(pair.go_on(handover, **rest))) == whole
             pair.assert_nothing_is_held()
 
 
 def test_several_tokens_an_iteration(make_pair):
     pair = make_pair(speculative_config={"decoding_type": "MTP", "num_nextn_predict_layers": 2})
     whole = answer(pair.generation.run(max_tokens=20))
-    assert answer(pair.generation.sink.result(pair.go_on(pair.hand_over(), max_tokens=20))) == whole
+    assert answer(pair.generation.result(pair.go_on(pair.hand_over(), max_tokens=20))) == whole
 
 
 def test_the_context_side_tells_what_is_certain_and_keeps_the_cache(pair):
@@ -117,7 +113,7 @@ def test_the_context_side_tells_what_is_certain_and_keeps_the_cache(pair):
 def test_the_prompt_tokens_from_the_cache_are_those_of_the_context_side(pair):
     prompt = "word " * 20  # four blocks, of which the stand-in finds all but the last
     handover = pair.hand_over(prompt)
-    steps = pair.generation.sink.result(pair.go_on(handover))
+    steps = pair.generation.result(pair.go_on(handover))
     assert {step.num_cached_tokens for step in steps} == {handover.num_cached_tokens} == {96}
 
 
@@ -126,11 +122,10 @@ def test_the_first_token_does_not_wait_for_the_kv_cache(pair):
     handover = pair.hand_over("abc")
     pair.context.kv_sender.may_send.clear()
     request = pair.go_on(handover)
-    sink = pair.generation.sink
-    sink.wait_for(lambda: bool(sink.steps_of(request)))
-    assert [list(step.token_ids) for step in sink.steps_of(request)] == [whole[1][:1]]
+    pair.generation.sink.wait_for(lambda: pair.generation.steps_of(request))
+    assert pair.generation.steps_of(request).token_ids == whole[1][:1]
     pair.context.kv_sender.may_send.set()
-    assert answer(sink.result(request)) == whole
+    assert answer(pair.generation.result(request)) == whole
 
 
 def test_a_stop_token_that_comes_first_ends_the_answer_and_the_cache_is_fetched(pair):
@@ -142,7 +137,7 @@ def test_a_stop_token_that_comes_first_ends_the_answer_and_the_cache_is_fetched(
         handover = pair.hand_over(**fields)
         assert handover.ended
         assert handover.opaque_state
-        assert answer(pair.generation.sink.result(pair.go_on(handover, **fields))) == whole
+        assert answer(pair.generation.result(pair.go_on(handover, **fields))) == whole
         pair.assert_nothing_is_held()
 
 
@@ -154,7 +149,7 @@ def test_an_end_token_that_comes_first_leaves_nothing_to_fetch(pair, monkeypatch
     handover = pair.hand_over()
     assert (handover.ended, handover.first_gen_tokens, handover.opaque_state) == (True, (EOS,), b"")
     assert pair.context.kv_sender.num_blocks == 0
-    assert answer(pair.generation.sink.result(pair.go_on(handover))) == whole == ("", [EOS], "stop", None, 5)
+    assert answer(pair.generation.result(pair.go_on(handover))) == whole == ("", [EOS], "stop", None, 5)
 
 
 @pytest.mark.slow
@@ -169,14 +164,14 @@ def test_the_first_token_comes_once_however_the_release_does_it(make_engine, mon
     monkeypatch.setattr(harness_module, "load_release", lambda _: Changed(yaml.safe_dump(document)))
     pair = Pair(make_engine(**CONTEXT), make_engine(**TRANSCEIVER))
     whole = answer(pair.generation.run(max_tokens=20))
-    assert answer(pair.generation.sink.result(pair.go_on(pair.hand_over(), max_tokens=20))) == whole
+    assert answer(pair.generation.result(pair.go_on(pair.hand_over(), max_tokens=20))) == whole
     pair.assert_nothing_is_held()
 
 
 def test_without_the_kv_cache_the_prompt_and_the_first_token_are_computed_again(pair):
     handover = pair.hand_over(max_tokens=20)
     text, ids, reason, _, num_input_tokens = answer(
-        pair.generation.sink.result(pair.go_on(handover, again=True, max_tokens=20))
+        pair.generation.result(pair.go_on(handover, again=True, max_tokens=20))
     )
     assert (ids[0], len(ids), reason) == (handover.first_gen_tokens[0], 20, "length")
     assert num_input_tokens == len(handover.prompt_token_ids)
@@ -189,10 +184,9 @@ def test_an_abort_fetches_the_kv_cache(pair):
     handover = pair.hand_over()
     pair.context.kv_sender.may_send.clear()
     request = pair.go_on(handover)
-    sink = pair.generation.sink
-    sink.wait_for(lambda: bool(sink.steps_of(request)))
+    pair.generation.sink.wait_for(lambda: pair.generation.steps_of(request))
     pair.generation.engine.abort(request.request_id)
-    assert sink.result(request)[-1].finish_reason == "cancelled"
+    assert pair.generation.ended(request) == ["cancelled"]
     assert pair.context.kv_sender.num_blocks == 1
     pair.context.kv_sender.may_send.set()
     pair.assert_nothing_is_held()
@@ -201,7 +195,7 @@ def test_an_abort_fetches_the_kv_cache(pair):
     with pair.generation.held_loop():
         request = pair.go_on(handover)
         pair.generation.engine.abort(request.request_id)
-    assert pair.generation.sink.result(request)[-1].finish_reason == "cancelled"
+    assert pair.generation.ended(request) == ["cancelled"]
     pair.assert_nothing_is_held()
 
 
@@ -209,7 +203,7 @@ def test_stop_waits_for_the_kv_cache(pair):
     requests = [pair.go_on(pair.hand_over(f"prompt {number}")) for number in range(8)]
     pair.generation.engine.stop()
     for request in requests:
-        assert pair.generation.sink.result(request)[-1].finish_reason in ("cancelled", "stop")
+        assert pair.generation.result(request)[-1].finish_reason in ("cancelled", "stop")
     pair.assert_nothing_is_held()
 
 
@@ -219,7 +213,7 @@ def test_a_fetch_that_never_ends_is_left(pair, monkeypatch):
     handover = pair.hand_over()
     pair.context.kv_sender.may_send.clear()
     request = pair.go_on(handover, max_tokens=1)
-    assert pair.generation.sink.result(request)[-1].finish_reason == "length"
+    assert pair.generation.result(request)[-1].finish_reason == "length"
     wait_for(lambda: not pair.generation.engine._tasks)
     pair.context.kv_sender.may_send.set()
 
@@ -231,10 +225,10 @@ def test_a_request_that_is_refused_leaves_the_kv_cache_to_another(pair, monkeypa
         patch.setattr(pair.generation.engine._llm, "_refuse", _refuse)
         refused = pair.go_on(handover)
         for request in (conflict, refused):
-            (step,) = pair.generation.sink.result(request)
+            (step,) = pair.generation.result(request)
             assert step.error is not None
             assert step.error.code in (ErrorCode.INVALID_ARGUMENT, ErrorCode.UNSUPPORTED)
-    assert answer(pair.generation.sink.result(pair.go_on(handover)))
+    assert answer(pair.generation.result(pair.go_on(handover)))
     pair.assert_nothing_is_held()
 
 
@@ -244,10 +238,9 @@ def _refuse(params):
 
 def test_a_kv_cache_that_is_gone_is_told_and_no_engine_dies_of_it(pair):
     handover = pair.hand_over()
-    pair.generation.sink.result(pair.go_on(handover))
+    pair.generation.result(pair.go_on(handover))
     for _ in range(5):
-        error = pair.generation.sink.result(pair.go_on(handover))[-1].error
-        assert error is not None
+        error = pair.generation.result(pair.go_on(handover))[-1].error
         assert error.code is ErrorCode.CONTEXT_LOST
     assert pair.generation.engine.health().alive
 
@@ -266,19 +259,17 @@ def test_an_engine_that_shares_nothing_says_why(make_engine):
 
 def test_what_a_generation_server_can_not_do_is_refused(pair):
     error = pair.generation.run(request_type="context_only")[-1].error
-    assert error is not None
     assert error.code is ErrorCode.UNSUPPORTED
     assert "disable_overlap_scheduler" in str(error)
     document = json.loads(pair.hand_over().to_json())
     for change, expected in ({"first_gen_tokens": [3, 4]}, "one token"), ({"opaque_state": ""}, "opaque_state"):
         handover = read_handover(json.dumps(document | change))
-        assert expected in str(pair.generation.sink.result(pair.go_on(handover))[-1].error)
+        assert expected in str(pair.generation.result(pair.go_on(handover))[-1].error)
 
 
 def test_a_guide_is_refused_by_name(make_pair):
     pair = make_pair(**guided_llm_args("1.2.1"))
     error = pair.context.run(request_type="context_only", guided_regex="a")[-1].error
-    assert error is not None
     assert error.code is ErrorCode.UNSUPPORTED
     assert "guided_regex: not established for a request that two servers share" in str(error)
 

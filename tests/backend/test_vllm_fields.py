@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,8 +24,9 @@ from deepseek_backend.engines.vllm.request_fields import (
 from deepseek_backend.engines.vllm.vllm_release import VllmRelease
 from deepseek_backend.errors import RequestError
 from deepseek_backend.request.supported_fields import supported_fields
-from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
-from support.fake_vllm import MAX_MODEL_LEN, TOKENIZER, VLLMValidationError, faked_engine
+from deepseek_triton_build.data.vllm import VLLM_VERSIONS
+from support.engine_driver import Answer
+from support.fake_vllm import MAX_MODEL_LEN, TOKENIZER, VLLMValidationError, faked_engine, recorded_vllm
 from support.random_checkpoint import EOS
 
 WAYS = pytest.mark.parametrize("public", [False, True], ids=["core", "generate"])
@@ -43,7 +43,7 @@ def make(tmp_path, monkeypatch):
 
 
 def release(version="0.24.0"):
-    return VllmRelease(yaml.safe_load(load_vllm(version).text))
+    return VllmRelease(recorded_vllm(version))
 
 
 def request(*, wants_steps=True, **sampling):
@@ -198,47 +198,30 @@ def test_the_largest_priority_is_vllms_smallest(make, public):
 
 
 @WAYS
-def test_a_prompt_reaches_vllm_in_token_ids(make, public):
+def test_a_prompt_reaches_vllm_in_token_ids_and_max_tokens_gets_the_rest(make, public):
     faked = make(public=public)
-    plain = TOKENIZER.encode("Why? " * 9, add_special_tokens=False).ids
     whole = TOKENIZER.encode("Why? " * 9).ids
     for form, expected in [
         ({"prompt": "Why? " * 9}, whole),
-        ({"prompt": "Why? " * 9, "add_special_tokens": False}, plain),
         ({"prompt": "Why? " * 9, "truncate_prompt_tokens": 3}, whole[-3:]),
-        ({"prompt_token_ids": (5, 6, 7)}, [5, 6, 7]),
         ({"prompt_token_ids": (5, 6, 7), "truncate_prompt_tokens": 2}, [6, 7]),
-        ({"prompt": "Why? " * 9, "guided_regex": "a"}, whole),
+        ({"prompt": "Why? " * 9, "guided_json": '{"type": "object"}'}, whole),
     ]:
-        assert list(faked.core.prompts[faked.accepted(**form).request_id]) == expected
-
-
-@pytest.mark.slow
-def test_a_prompt_leaves_room_for_a_token_and_max_tokens_gets_the_rest(make):
-    faked = make()
+        request = faked.accepted(**form)
+        assert list(faked.core.prompts[request.request_id]) == expected
+    assert faked.core.params[request.request_id].structured_outputs.json == '{"type": "object"}'
     request = faked.accepted(prompt_token_ids=(5,) * (MAX_MODEL_LEN - 1), max_tokens=50)
     assert faked.core.params[request.request_id].max_tokens == 1
-    error = faked.refused(prompt_token_ids=(5,) * MAX_MODEL_LEN)
-    assert error.code is ErrorCode.PROMPT_TOO_LONG
-    assert f"{MAX_MODEL_LEN} tokens and at most {MAX_MODEL_LEN - 1} fit" in str(error)
-    assert "expected token ids from 0 to" in str(faked.refused(prompt_token_ids=(10**9,)))
-    assert "no tokens" in str(faked.refused(prompt="", add_special_tokens=False))
-    assert supported_fields(make().engine.capabilities)["best_of"] == ""
-    request = faked.accepted(guided_json='{"type": "object"}')
-    assert faked.core.params[request.request_id].structured_outputs.json == '{"type": "object"}'
+    assert supported_fields(faked.engine.capabilities)["best_of"] == ""
 
 
 def grown(answer, parts, reason="length", stop=None):
     steps = [answer.advance(part, 1.0 + number) for number, part in enumerate(parts[:-1])]
-    return [*(step for step in steps if step is not None), answer.end(reason, stop, parts[-1], 9.0)]
+    return Answer([*(step for step in steps if step is not None), answer.end(reason, stop, parts[-1], 9.0)])
 
 
 def answer_to(**given):
     return GrowingAnswer(request(**given), TOKENIZER, 4, 0.5)
-
-
-def text(steps):
-    return "".join(step.text for step in steps)
 
 
 TOKENS = st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), min_size=1, max_size=30)
@@ -256,8 +239,8 @@ def test_text_is_the_same_however_the_tokens_come(token_ids, cuts, skip):
     expected = TOKENIZER.decode(token_ids, skip_special_tokens=skip)
     streamed = grown(answer_to(skip_special_tokens=skip), parts)
     (whole,) = grown(answer_to(skip_special_tokens=skip, wants_steps=False), parts)
-    assert text(streamed) == whole.text == expected
-    assert [token_id for step in streamed for token_id in step.token_ids] == list(whole.token_ids) == token_ids
+    assert streamed.text == whole.text == expected
+    assert streamed.token_ids == list(whole.token_ids) == token_ids
 
 
 KEEPS = {"include_stop_str_in_output": True}
@@ -278,8 +261,7 @@ LAST_TOKENS = [  # the request, its last token, vLLM's reason and stop reason, t
 def test_the_token_that_ends_an_answer_is_counted_and_shown_on_request_only(wants_steps):
     for sampling, last, reason, stop, expected_text, expected_stop in LAST_TOKENS:
         steps = grown(answer_to(wants_steps=wants_steps, **sampling), [HELLO, [last]], reason, stop)
-        assert text(steps) == expected_text
-        assert [token_id for step in steps for token_id in step.token_ids] == [*HELLO, last]
+        assert (steps.text, steps.token_ids) == (expected_text, [*HELLO, last])
         assert (steps[-1].finish_reason, steps[-1].stop_reason) == (reason, expected_stop)
 
 
@@ -296,24 +278,20 @@ def test_logprobs_come_with_the_token_first_and_then_the_likeliest(make, public,
     faked = make(public=public)
     a, b, c = HELLO[0], HELLO[1], HELLO[0] + 1
     request = faked.accepted(logprobs=2, prompt_logprobs=1, wants_steps=wants_steps)
-    faked.core.emit(
-        {
-            "request_id": request.request_id,
-            "new_token_ids": [a],
-            "new_logprobs": arrays([(a, -3.0), (b, -0.5), (c, -1.0)], ranks=[7]),
-            "new_prompt_logprobs_tensors": arrays([(c, -2.0), (a, -0.25)], [(a, -0.5), (a, -0.5)], ranks=[4, 1]),
-            "prefill_stats": SimpleNamespace(num_cached_tokens=3),
-        }
+    faked.emit(
+        request,
+        [a],
+        new_logprobs=arrays([(a, -3.0), (b, -0.5), (c, -1.0)], ranks=[7]),
+        new_prompt_logprobs_tensors=arrays([(c, -2.0), (a, -0.25)], [(a, -0.5), (a, -0.5)], ranks=[4, 1]),
+        prefill_stats=SimpleNamespace(num_cached_tokens=3),
     )
     last = arrays([(b, -0.5), (b, -0.5), (c, -1.0)], ranks=[1])
-    faked.core.emit(
-        {"request_id": request.request_id, "new_token_ids": [b], "new_logprobs": last, "finish_reason": "length"}
-    )
-    steps = faked.sink.result(request)
+    faked.emit(request, [b], "length", new_logprobs=last)
+    steps = faked.result(request)
     assert len(steps) == (2 if wants_steps else 1)
-    found = [[entry[:3] for entry in position] for step in steps for position in step.logprobs]
+    found = [[entry[:3] for entry in position] for position in steps.logprobs]
     assert found == [[(a, -3.0, 7), (b, -0.5, 1), (c, -1.0, 2)], [(b, -0.5, 1), (c, -1.0, 2)]]
-    assert {entry.text for step in steps for position in step.logprobs for entry in position} == {
+    assert {entry.text for position in steps.logprobs for entry in position} == {
         TOKENIZER.decode([token_id], skip_special_tokens=False) for token_id in (a, b, c)
     }
     prompt = [position and [entry[:3] for entry in position] for step in steps for position in step.prompt_logprobs]
@@ -327,10 +305,8 @@ def test_a_row_that_is_wide_for_another_request_is_cut(make):
     a, b, c = HELLO[0], HELLO[1], HELLO[0] + 1
     request = faked.accepted(logprobs=1)
     wide = arrays([(a, -3.0), (b, -0.5), (c, -1.0)], ranks=[7])
-    faked.core.emit(
-        {"request_id": request.request_id, "new_token_ids": [a], "new_logprobs": wide, "finish_reason": "length"}
-    )
-    (step,) = faked.sink.result(request)
+    faked.emit(request, [a], "length", new_logprobs=wide)
+    (step,) = faked.result(request)
     assert [[entry[:3] for entry in position] for position in step.logprobs] == [[(a, -3.0, 7), (b, -0.5, 1)]]
 
 
@@ -359,9 +335,9 @@ def test_the_time_of_scheduling_comes_with_the_first_output(make):
     request = faked.accepted(return_perf_metrics=True)
     kinds = (("QUEUED", 1.0), ("SCHEDULED", 2.0), ("PREEMPTED", 3.0), ("SCHEDULED", 4.0))
     events = [SimpleNamespace(type=SimpleNamespace(name=name), timestamp=at_s) for name, at_s in kinds]
-    faked.core.emit({"request_id": request.request_id, "new_token_ids": HELLO[:1], "events": events})
-    faked.core.emit({"request_id": request.request_id, "new_token_ids": HELLO[1:], "finish_reason": "length"})
-    metrics = faked.sink.result(request)[-1].perf_metrics
+    faked.emit(request, HELLO[:1], events=events)
+    faked.emit(request, HELLO[1:], "length")
+    metrics = faked.result(request)[-1].perf_metrics
     assert metrics is not None
     assert metrics.first_scheduled_time_ns == 2_000_000_000
     assert metrics.arrival_time_ns < metrics.first_token_time_ns <= metrics.last_token_time_ns

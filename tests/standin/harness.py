@@ -1,71 +1,22 @@
-"""A TensorRT-LLM engine on the stand-in, with a sink that keeps what it delivers."""
+"""A TensorRT-LLM engine on the stand-in."""
 
 import threading
 from contextlib import ExitStack, contextmanager
 
 from deepseek_backend.config import parse_config
-from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
 from deepseek_triton_build.catalog import load_release
 from standin.loading import standin
+from support.engine_driver import EngineDriver
 
 WAIT_S = 60.0
 """Time limit of a wait; only a failing test reaches it."""
 
 
-OWN_FIELDS = {"prompt_token_ids", "wants_steps", "request_type", "handover"}
+class Harness(EngineDriver):
+    """An engine on the stand-in, and its requests."""
 
-
-class Sink:
-    """A sink that keeps the steps, call by call."""
-
-    def __init__(self):
-        self.calls = []
-        self.fail = False
-        self._changed = threading.Condition()
-
-    def on_steps(self, steps):
-        with self._changed:
-            self.calls.append(list(steps))
-            self._changed.notify_all()
-        if self.fail:
-            raise RuntimeError("the receiver broke")
-
-    def steps_of(self, request):
-        return [step for call in list(self.calls) for owner, step in call if owner is request]
-
-    def wait_for(self, condition):
-        with self._changed:
-            assert self._changed.wait_for(condition, WAIT_S), "the expected steps did not come"
-
-    def result(self, request):
-        """Wait for the request's last step, and return all its steps."""
-        self.wait_for(lambda: any(step.finish_reason or step.error for step in self.steps_of(request)))
-        return self.steps_of(request)
-
-
-class Harness:
-    """An engine and its requests."""
-
-    def __init__(self, engine):
-        self.engine = engine
-        self.sink = Sink()
-        self._count = 0
-
-    def submit(self, prompt="Why?", *, max_tokens=1000, **sampling):
-        """Submit a request: fields that are no sampling field are the request's own."""
-        self._count += 1
-        own = {name: sampling.pop(name) for name in OWN_FIELDS & sampling.keys()}
-        prompt = "" if own.get("prompt_token_ids") is not None else prompt
-        params = SamplingParams(**sampling)
-        request = GenerateRequest(
-            request_id=f"r{self._count}", prompt=prompt, max_tokens=max_tokens, sampling=params, **own
-        )
-        self.engine.submit(request, self.sink)
-        return request
-
-    def run(self, prompt="Why?", **kwargs):
-        return self.sink.result(self.submit(prompt, **kwargs))
+    max_tokens = 1000
 
     @contextmanager
     def held_loop(self):
@@ -86,9 +37,6 @@ class Harness:
     def waiting(self, request):
         """Return the responses to `request` that were not read yet."""
         return self.engine._open[request.request_id].output._sequence.responses
-
-    def text(self, prompt="Why?", **kwargs):
-        return "".join(step.text for step in self.run(prompt, **kwargs))
 
 
 def guided_llm_args(release):

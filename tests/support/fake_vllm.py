@@ -7,6 +7,7 @@ would find in that vLLM. tests/with_vllm runs the engine on vLLM itself.
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import inspect
 import json
 import sys
@@ -18,14 +19,14 @@ import yaml
 from tokenizers import Tokenizer
 
 from deepseek_backend.config import parse_config
-from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.vllm import VllmEngine
 from deepseek_triton_build.data.vllm import load_vllm
-from standin.harness import Sink
+from support.engine_driver import EngineDriver
 from support.random_checkpoint import build_tokenizer
 from support.waiting import wait_for
 
 MAX_MODEL_LEN = 100
+"""Where no argument says it."""
 NUM_BLOCKS = 500
 TOKENS_PER_BLOCK = 64
 TOKENIZER = Tokenizer.from_str(json.dumps(build_tokenizer()))
@@ -84,6 +85,8 @@ class FakeCore:
         self.ranks = {}
         self.aborted = []
         self.is_dead = False
+        self.token_s = None
+        """Seconds between two tokens of an answer that comes by itself; None for none."""
         self.refuse = None
         """The error with which the next requests are refused."""
         self._queues = {}
@@ -128,6 +131,23 @@ class FakeCore:
             raise self.refuse
         self.prompts[request_id], self.params[request_id] = prompt["prompt_token_ids"], params
         self.priorities[request_id], self.ranks[request_id] = priority, rank
+        if self.token_s is not None:
+            self._later(request_id, params, 1)
+
+    def _later(self, request_id, params, number):
+        self.loop.call_later(self.token_s, self._generate, request_id, params, number)
+
+    def _generate(self, request_id, params, number):
+        """Give the next token of an answer, which is the same every time."""
+        if self.is_dead or request_id in self.aborted:
+            return
+        token_id = 40 + number % 20
+        stop = token_id if token_id in (params.stop_token_ids or ()) else None
+        reason = "length" if number == params.max_tokens else "stop" if stop else None
+        row = {"request_id": request_id, "new_token_ids": [token_id], "finish_reason": reason, "stop_reason": stop}
+        self.emit_now(row)
+        if reason is None:
+            self._later(request_id, params, number + 1)
 
     # What CoreConnection calls.
 
@@ -185,7 +205,7 @@ class FakeAsyncLLM:
         self.input_processor = FakeInputProcessor()
         self.num_shutdowns = 0
         self.vllm_config = SimpleNamespace(
-            model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN),
+            model_config=SimpleNamespace(max_model_len=args.max_model_len or MAX_MODEL_LEN),
             cache_config=SimpleNamespace(num_gpu_blocks=NUM_BLOCKS, block_size=TOKENS_PER_BLOCK),
             parallel_config=SimpleNamespace(
                 data_parallel_size=args.data_parallel_size or 1,
@@ -257,9 +277,14 @@ def _mapped(arrays):
     ]
 
 
+@functools.cache
+def recorded_vllm(version):
+    return yaml.load(load_vllm(version).text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
 def install(monkeypatch, version, *, installed=None):
     """Make `import vllm` find a vLLM like the record of `version`; its own version is `installed`."""
-    record = yaml.safe_load(load_vllm(version).text)
+    record = recorded_vllm(version)
     names = {"vllm", "vllm.exceptions", "vllm.engine.arg_utils", "vllm.v1.engine.async_llm"}
     names |= {name.partition(":")[0] for name in record["interfaces"]}
     modules = {name: ModuleType(name) for name in names}
@@ -320,43 +345,28 @@ def _strict(name, fields):
     return type(name, (), {**dict.fromkeys(fields), "__init__": init})
 
 
-class FakedEngine:
-    """An engine on the fake vLLM, its sink, and its requests."""
-
-    def __init__(self, engine):
-        self.engine = engine
-        self.sink = Sink()
-        self._count = 0
+class FakedEngine(EngineDriver):
+    """An engine on the fake vLLM, and its requests."""
 
     @property
     def core(self):
         return self.engine._llm.engine_core
 
-    def submit(self, prompt="Why?", *, max_tokens=20, priority=0, wants_steps=True, prompt_token_ids=None, **sampling):
-        self._count += 1
-        request = GenerateRequest(
-            request_id=f"r{self._count}",
-            prompt=prompt if prompt_token_ids is None else "",
-            prompt_token_ids=prompt_token_ids,
-            sampling=SamplingParams(max_tokens=max_tokens, **sampling),
-            max_tokens=max_tokens,
-            priority=priority,
-            wants_steps=wants_steps,
-        )
-        self.engine.submit(request, self.sink)
-        return request
-
     def accepted(self, **request):
         """Submit a request, and wait until the core has it."""
         submitted = self.submit(**request)
-        wait_for(lambda: submitted.request_id in self.core.prompts, lambda: self.sink.steps_of(submitted))
+        wait_for(lambda: submitted.request_id in self.core.prompts, lambda: self.steps_of(submitted))
         return submitted
 
-    def refused(self, **request):
-        """Submit a request that gets one step with an error; return that."""
-        (step,) = self.sink.result(self.submit(**request))
-        assert step.error is not None
-        return step.error
+    def emit(self, request, token_ids, finish_reason=None, **output):
+        """Send an output of the core to this request alone."""
+        self.core.emit(out(request, token_ids, finish_reason, **output))
+
+
+def out(request, token_ids=(), finish_reason=None, **output):
+    """Return the fields of an EngineCoreOutput."""
+    tokens = {"new_token_ids": list(token_ids), "finish_reason": finish_reason}
+    return {"request_id": request.request_id, **tokens, **output}
 
 
 @contextlib.contextmanager
