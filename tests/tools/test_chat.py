@@ -1,8 +1,8 @@
 """`deepseek-triton chat`: at a real terminal, in a pipe, and the conversation by itself."""
 
+import io
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,10 +11,9 @@ import pytest
 from deepseek_triton_client import Overloaded, SamplingParams, ServerError
 from deepseek_triton_tools.generating.conversation import Conversation
 from deepseek_triton_tools.tool_errors import ToolError
+from support.commands import run_command
 from support.model_server import END, WAIT, echo
 from support.terminal_session import CTRL_C, CTRL_D, Terminal
-
-pytestmark = pytest.mark.slow
 
 PROMPT = "> "
 
@@ -35,14 +34,14 @@ def chat(model_server, tmp_path):
 
 
 @pytest.fixture
-def pipe(model_server):
+def pipe(model_server, monkeypatch):
     """Chat in a pipe with these lines; returns exit code, stdout, stderr."""
 
     def run(*lines, argv=()):
-        command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "chat", "--url", model_server.url, *argv]
         text = "".join(f"{line}\n" for line in lines)
-        done = subprocess.run(command, input=text.encode(), capture_output=True)
-        return done.returncode, done.stdout.decode(), done.stderr.decode()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        done = run_command("chat", "--url", model_server.url, *argv)
+        return done.returncode, done.stdout, done.stderr
 
     return run
 
@@ -61,101 +60,76 @@ def conversation_of(body):
 # --- at a terminal ---
 
 
+@pytest.mark.slow
 def test_a_conversation_goes_on_with_what_was_said(chat, model_server):
+    """Reasoning is dimmed, and not sent back. Several lines are one turn when pasted or continued."""
     terminal = chat("--system", "Be brief.", "--temperature", "0.5")
-
     assert "HELLO" in say(terminal, "hello")
-    assert "[2 tokens, " in say(terminal, "again")
-    terminal.type(CTRL_D)
-    assert terminal.exit_code() == 0
-
-    assert conversation_of(model_server.bodies[1]) == [
-        ("system", "Be brief."), ("user", "hello"), ("assistant", "HELLO"), ("user", "again"),
-    ]  # fmt: skip
-    assert model_server.bodies[1]["sampling_param_temperature"] == 0.5
-
-
-def test_reasoning_is_dimmed_and_not_sent_back(chat, model_server):
-    terminal = chat()
     model_server.answer = lambda _: iter([
         {"text_output": "", "reasoning_output": "hm \x1b[2J"},
         {"text_output": "\n\nyes \x9b2J", "reasoning_output": "", **END, "num_output_tokens": 3},
     ])  # fmt: skip
     shown = say(terminal, "why?")
     assert "\x1b[2mhm \\x1b[2J\x1b[0m\r\n\r\nyes \\x9b2J\r\n" in shown
-    model_server.answer = echo
-    say(terminal, "so?")
-
-    assert conversation_of(model_server.bodies[1])[1] == ("assistant", "\n\nyes \x9b2J")
-
-
-def test_an_answer_that_is_cut_off_says_by_what(chat, model_server):
-    terminal = chat()
+    assert "[3 tokens, " in shown
     model_server.answer = lambda _: iter([{"text_output": "half", **END, "finish_reason": "length"}])
     assert "cut off by max_tokens (/params) or a full context]" in say(terminal, "a long story")
     assert "thinking: on\x1b" in say(terminal, "/thinking on")
-
-
-def half_and_wait(_):
-    yield {"text_output": "half"}
-    yield WAIT
-
-
-def test_ctrl_c_stops_the_answer_on_the_server_and_keeps_what_came(chat, model_server, tmp_path):
-    model_server.answer = half_and_wait
-    terminal = chat()
-    terminal.type("go on\r")
-    terminal.read_until("half")
-    terminal.press(CTRL_C, until="[stopped]")
-    terminal.read_until(PROMPT)
-    assert model_server.gone.wait(30)
-
+    say(terminal, "/clear")
     model_server.answer = echo
-    say(terminal, "more")
-    say(terminal, f"/save {tmp_path}/talk.json")
-    sent = json.loads(model_server.bodies[1]["messages"])
-    assert sent[1] == {"role": "assistant", "content": "half"}
-    saved = json.loads((tmp_path / "talk.json").read_text())["messages"]
-    assert saved[1] == {"role": "assistant", "content": "half", "interrupted": True}
-    assert "interrupted" not in saved[3]
-
-
-def test_ctrl_c_before_the_first_word_leaves_the_conversation_as_it_was(chat, model_server):
-    model_server.answer = lambda _: iter([WAIT])
-    terminal = chat()
-    terminal.type("slow\r")
-    assert model_server.waiting.wait(30)
-    terminal.press(CTRL_C, until="[stopped]")
-    terminal.read_until(PROMPT)
-    assert model_server.gone.wait(30)
-
-    model_server.answer = echo
-    assert "SLOW" in say(terminal, "/retry")
-    assert conversation_of(model_server.bodies[1]) == [("user", "slow")]
-
-
-def test_ctrl_c_at_the_prompt_drops_the_line(chat, model_server):
-    terminal = chat()
-    terminal.type("not this")
-    terminal.read_until("not this")  # its echo: readline is waiting, and not on its way there
-    terminal.press(CTRL_C, until=f"\n\x1b[?2004h{PROMPT}")
-    say(terminal, "this")
-
-    assert conversation_of(model_server.bodies[0]) == [("user", "this")]
-
-
-def test_several_lines_are_one_turn_when_pasted_or_continued(chat, model_server):
-    terminal = chat()
     terminal.type("\x1b[200~one\ntwo\x1b[201~\r")
     terminal.read_until("TWO")
     terminal.read_until(PROMPT)
     terminal.type("three\\\rfour\r")
     terminal.read_until("FOUR")
+    terminal.read_until(PROMPT)
+    terminal.type(CTRL_D)
+    assert terminal.exit_code() == 0
 
-    assert conversation_of(model_server.bodies[0]) == [("user", "one\ntwo")]
-    assert conversation_of(model_server.bodies[1])[-1] == ("user", "three\nfour")
+    assert conversation_of(model_server.bodies[2]) == [
+        ("system", "Be brief."), ("user", "hello"), ("assistant", "HELLO"), ("user", "why?"),
+        ("assistant", "\n\nyes \x9b2J"), ("user", "a long story"),
+    ]  # fmt: skip
+    assert model_server.bodies[1]["sampling_param_temperature"] == 0.5
+    assert conversation_of(model_server.bodies[4])[1:] == [
+        ("user", "one\ntwo"), ("assistant", "ONE\nTWO"), ("user", "three\nfour"),
+    ]  # fmt: skip
 
 
+@pytest.mark.slow
+def test_ctrl_c_stops_the_answer_on_the_server_and_keeps_what_came(chat, model_server, tmp_path):
+    """Before the first word it leaves the conversation as it was; at the prompt it drops the line."""
+
+    def stop(typed, shown, answer):
+        model_server.answer = answer
+        model_server.waiting.clear()
+        model_server.gone.clear()
+        terminal.type(f"{typed}\r")
+        terminal.read_until(shown)
+        assert model_server.waiting.wait(30)
+        terminal.press(CTRL_C, until="[stopped]")
+        terminal.read_until(PROMPT)
+        assert model_server.gone.wait(30)
+        model_server.answer = echo
+
+    terminal = chat()
+    stop("slow", "slow", lambda _: iter([WAIT]))
+    assert "SLOW" in say(terminal, "/retry")
+    stop("go on", "half", lambda _: iter([{"text_output": "half"}, WAIT]))
+    terminal.type("not this")
+    terminal.read_until("not this")  # its echo: readline is waiting, and not on its way there
+    terminal.press(CTRL_C, until=f"\n\x1b[?2004h{PROMPT}")
+    say(terminal, "more")
+    say(terminal, f"/save {tmp_path}/talk.json")
+
+    assert conversation_of(model_server.bodies[1]) == [("user", "slow")]
+    before = [("user", "slow"), ("assistant", "SLOW"), ("user", "go on"), ("assistant", "half"), ("user", "more")]
+    assert conversation_of(model_server.bodies[3]) == before
+    saved = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    assert [message.get("interrupted", False) for message in saved] == [False, False, False, True, False, False]
+
+
+@pytest.mark.slow
 def test_an_error_is_one_line_and_the_chat_goes_on(chat, model_server):
     def full(_):
         raise Overloaded("later")
@@ -177,12 +151,12 @@ def test_an_error_is_one_line_and_the_chat_goes_on(chat, model_server):
     model_server.answer = breaks
     seen = " ".join(say(terminal, "third").split())
     assert " half deepseek-triton chat: POST http://127" in seen
-    assert seen.endswith("the server closed it before the end of its response")
     model_server.answer = echo
     say(terminal, "fourth")
     assert [content for _, content in conversation_of(model_server.bodies[4])] == [*before, "SECOND", "fourth"]
 
 
+@pytest.mark.slow
 def test_the_history_is_there_the_next_time_and_private(chat, tmp_path):
     """A terminal is left as it was."""
     terminal = chat()
@@ -203,22 +177,18 @@ def test_the_history_is_there_the_next_time_and_private(chat, tmp_path):
 
 
 def test_commands_change_what_is_sent(pipe, model_server):
+    """/thinking leaves the template's other arguments."""
     lines = ["/system Be brief.", "/params temperature=0.5", "/params stop=x", "/thinking on", "hi", "/params stop="]
-    assert pipe(*lines, "/system -", "/thinking off", "there") == (0, "HI\nTHERE\n", "")
+    argv = ["--chat-template-kwargs", '{"tools": []}']
+    assert pipe(*lines, "/system -", "/thinking off", "there", argv=argv) == (0, "HI\nTHERE\n", "")
 
     first, second = model_server.bodies
     assert conversation_of(first) == [("system", "Be brief."), ("user", "hi")]
     assert (first["sampling_param_temperature"], first["sampling_param_stop"]) == (0.5, "x")
-    assert json.loads(first["chat_template_kwargs"]) == {"thinking": True}
+    assert json.loads(first["chat_template_kwargs"]) == {"tools": [], "thinking": True}
     assert conversation_of(second) == [("user", "hi"), ("assistant", "HI"), ("user", "there")]
     assert "sampling_param_stop" not in second
-    assert json.loads(second["chat_template_kwargs"]) == {"thinking": False}
-
-
-def test_thinking_leaves_the_templates_other_arguments(pipe, model_server):
-    pipe("/thinking on", "hi", argv=["--chat-template-kwargs", '{"tools": []}'])
-
-    assert json.loads(model_server.bodies[0]["chat_template_kwargs"]) == {"tools": [], "thinking": True}
+    assert json.loads(second["chat_template_kwargs"]) == {"tools": [], "thinking": False}
 
 
 def test_turns_can_be_taken_back_and_asked_again(pipe, model_server):
@@ -278,7 +248,6 @@ def test_a_conversation_that_was_saved_is_replaced(tmp_path):
     for answer in ("one", "two"):
         conversation.add_answer("hi", 0, answer)
         conversation.save(tmp_path / "talk.json", model="m")
-
     assert Conversation.loaded(tmp_path / "talk.json").messages[-1]["content"] == "two"
 
 

@@ -150,7 +150,7 @@ for argv in ([], *([verb] for verb in VERBS)):
 @pytest.mark.slow
 def test_help_imports_only_the_verb_and_nothing_that_an_extra_brings():
     done = subprocess.run([sys.executable, "-c", HELP_OF_EACH], capture_output=True, text=True, check=True)
-    names = {verb: " deepseek_triton_build" for verb in ("plan", "build")}  # the names of the catalogue
+    names = dict.fromkeys(("plan", "build"), " deepseek_triton_build")  # the names of the catalogue
     assert done.stdout.splitlines() == ["uses", *(f"{verb} uses{names.get(verb, '')}" for verb in VERBS)]
 
 
