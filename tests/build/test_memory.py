@@ -14,30 +14,26 @@ from deepseek_triton_build.arithmetic.gpu_memory import (
     weight_bytes_per_gpu,
     weights,
 )
-from deepseek_triton_build.catalog import RELEASES, find_gpu, find_variant, gpus, load_release, variants
+from deepseek_triton_build.catalog import RELEASES, find_gpu, find_variant, load_release, variants
 from deepseek_triton_build.data.releases import Feature
 from deepseek_triton_build.rules.rule import Deployment
 
 R1 = find_variant("deepseek-r1")
 V32 = find_variant("deepseek-v3.2-exp")
 TP8 = Layout(tensor_parallel_size=8, expert_parallel_size=8)
-ALL_CHECKPOINTS = [
-    pytest.param(variant, checkpoint, id=name)
-    for variant in variants().values()
-    for weights_of in (*variant.checkpoints.values(), *variant.own_checkpoints.values())
-    for name, checkpoint in weights_of.under_each_name().items()
-]
 
 
 def test_the_shapes_of_the_fp8_checkpoint_give_its_bytes_to_the_byte():
     assert weights(R1.architecture, R1.checkpoints["fp8"]).total == 688_574_839_360
 
 
-@pytest.mark.parametrize(("variant", "checkpoint"), ALL_CHECKPOINTS)
-def test_the_shapes_give_the_bytes_of_every_checkpoint(variant, checkpoint):
-    parts = weights(variant.architecture, checkpoint)
-    left_out = parts.mtp + parts.mtp_experts if checkpoint.precision == "w4a16" else 0
-    assert parts.total - left_out == pytest.approx(checkpoint.weight_bytes, rel=0.01)
+def test_the_shapes_give_the_bytes_of_every_checkpoint():
+    for variant in variants().values():
+        for weights_of in (*variant.checkpoints.values(), *variant.own_checkpoints.values()):
+            for name, checkpoint in weights_of.under_each_name().items():
+                parts = weights(variant.architecture, checkpoint)
+                left_out = parts.mtp + parts.mtp_experts if checkpoint.precision == "w4a16" else 0
+                assert parts.total - left_out == pytest.approx(checkpoint.weight_bytes, rel=0.01), name
 
 
 def test_weights_per_gpu_are_close_to_the_measured_figure():
@@ -47,19 +43,22 @@ def test_weights_per_gpu_are_close_to_the_measured_figure():
     assert held / GIB == pytest.approx(79.59, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "kv_dtype", "mtp_layers", "expected"),
-    [
-        pytest.param(R1.architecture, "bf16", 0, 70_272, id="16 bit"),
-        pytest.param(R1.architecture, "fp8", 0, 35_136, id="FP8"),
-        pytest.param(R1.architecture, "bf16", 1, 71_424, id="16 bit with MTP's one layer"),
-        pytest.param(R1.architecture, "fp8", 1, 35_712, id="FP8 with MTP's one layer"),
-        pytest.param(R1.architecture, "fp8", 3, 35_136 + 3 * 576, id="FP8 with a layer for each of three drafts"),
-        pytest.param(V32.architecture, "bf16", 0, 70_272 + 8_052, id="with the indexer's keys"),
-    ],
-)
-def test_kv_cache_of_a_token(architecture, kv_dtype, mtp_layers, expected):
-    assert kv_bytes_per_token(architecture, kv_dtype, mtp_layers=mtp_layers) == expected
+KV_BYTES = [
+    (R1.architecture, "bf16", 0, 70_272),
+    (R1.architecture, "fp8", 0, 35_136),
+    (R1.architecture, "bf16", 1, 71_424),
+    (R1.architecture, "fp8", 1, 35_712),
+    (R1.architecture, "fp8", 3, 35_136 + 3 * 576),  # a layer for each of three drafts
+    (V32.architecture, "bf16", 0, 70_272 + 8_052),  # with the indexer's keys
+]
+
+
+def test_kv_cache_of_a_token():
+    found = [
+        (model, dtype, layers, kv_bytes_per_token(model, dtype, mtp_layers=layers))
+        for model, dtype, layers, _ in KV_BYTES
+    ]
+    assert found == KV_BYTES
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -123,18 +122,11 @@ def test_more_slots_than_experts_cost_their_share():
     assert balanced - plain == pytest.approx(routed * 32 / 256, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("max_batch_size", "expected"),
-    [
-        pytest.param(1, (1,), id="1"),
-        pytest.param(4, (1, 2, 4), id="4"),
-        pytest.param(128, (1, 2, 4, *range(8, 129, 8)), id="128"),
-        pytest.param(384, (1, 2, 4, *range(8, 129, 8), 256, 384), id="384"),
-        pytest.param(1024, (1, 2, 4, *range(8, 129, 8), 256, 512, 1024), id="1024"),
-    ],
-)
-def test_the_batch_sizes_that_are_captured(max_batch_size, expected):
-    assert cuda_graph_batch_sizes(max_batch_size) == expected
+def test_the_batch_sizes_that_are_captured():
+    eights = range(8, 129, 8)
+    sizes = {1: (1,), 4: (1, 2, 4), 128: (1, 2, 4, *eights), 384: (1, 2, 4, *eights, 256, 384)}
+    sizes[1024] = (1, 2, 4, *eights, 256, 512, 1024)
+    assert {most: cuda_graph_batch_sizes(most) for most in sizes} == sizes
 
 
 PUBLISHED_RUNS = [
@@ -178,9 +170,14 @@ HARDWARE_TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("gpu", "precision", "published"), HARDWARE_TABLE)
-def test_the_hardware_table_follows_from_the_arithmetic(gpu, precision, published):
-    assert minimum_gpus(find_gpu(gpu), R1.architecture, R1.checkpoints[precision]) == published
+def test_the_hardware_table_follows_from_the_arithmetic_and_is_in_the_catalogue():
+    found = [
+        (gpu, precision, minimum_gpus(find_gpu(gpu), R1.architecture, R1.checkpoints[precision]))
+        for gpu, precision, _ in HARDWARE_TABLE
+    ]
+    assert found == HARDWARE_TABLE
+    recorded = [(gpu, precision, find_gpu(gpu).published_min_gpus[precision]) for gpu, precision, _ in HARDWARE_TABLE]
+    assert recorded == HARDWARE_TABLE
 
 
 @pytest.mark.parametrize("gpu", ["b200", "gb200"])
@@ -189,19 +186,9 @@ def test_fp8_fits_four_blackwell_gpus_by_arithmetic_though_eight_are_published(g
     assert find_gpu(gpu).published_min_gpus["fp8"] == 8
 
 
-def test_the_catalogue_publishes_what_the_table_says():
-    published = {(gpu, precision): count for gpu, precision, count in HARDWARE_TABLE}
-    recorded = {
-        (gpu.name, precision): count
-        for gpu in gpus().values()
-        for precision, count in gpu.published_min_gpus.items()
-        if (gpu.name, precision) in published
-    }
-    assert recorded == published
-
-
-@pytest.mark.parametrize("variant", ["deepseek-v3", "deepseek-r1-0528", "deepseek-v3.1", "deepseek-v3.2-exp"])
-@pytest.mark.parametrize(("gpu", "expected"), [("h100", 16), ("h200", 8), ("h20-96", 8), ("h20-141", 8)])
-def test_the_other_variants_need_as_many(variant, gpu, expected):
-    entry = find_variant(variant)
-    assert minimum_gpus(find_gpu(gpu), entry.architecture, entry.checkpoints["fp8"]) == expected
+def test_the_other_variants_need_as_many():
+    expected = {"h100": 16, "h200": 8, "h20-96": 8, "h20-141": 8}
+    for variant in ("deepseek-v3", "deepseek-r1-0528", "deepseek-v3.1", "deepseek-v3.2-exp"):
+        entry = find_variant(variant)
+        found = {gpu: minimum_gpus(find_gpu(gpu), entry.architecture, entry.checkpoints["fp8"]) for gpu in expected}
+        assert found == expected

@@ -14,79 +14,45 @@ TABLE = load_yaml("deepseek_triton_build.data.releases", "spelling.yaml")
 OURS = load_release("1.2.1")
 NEST = "pytorch_backend_config."
 
+GRAPHS = {"cuda_graph_config.max_batch_size": 128, "cuda_graph_config.enable_padding": True}
+FLAT_GRAPHS = {"use_cuda_graph": True, "cuda_graph_max_batch_size": 128, "cuda_graph_padding_enabled": True}
+CPP, MIXED_SAMPLER, AUTO = ({"sampler_type": name} for name in ("TRTLLMSampler", "TorchSampler", "auto"))
+OVERLAP, FP8 = {"disable_overlap_scheduler": False}, {"kv_cache_config.dtype": "fp8"}
+MOE = {"moe_config.backend": "TRTLLM"}
+
+
+def below(settings):
+    return {f"{NEST}{key}": value for key, value in settings.items()}
+
+
+def switched(value):
+    return {"use_cuda_graph": value}
+
+
 # What we call it, and what 0.19.0, 0.21.0 and 1.0.0 do.
 SPELLINGS = [
-    (
-        {"kv_cache_config.dtype": "fp8"},
-        {f"{NEST}kv_cache_dtype": "fp8"},
-        {"kv_cache_dtype": "fp8"},
-        {"kv_cache_config.dtype": "fp8"},
-    ),
-    (
-        {"cuda_graph_config.max_batch_size": 128, "cuda_graph_config.enable_padding": True},
-        {
-            f"{NEST}use_cuda_graph": True,
-            f"{NEST}cuda_graph_max_batch_size": 128,
-            f"{NEST}cuda_graph_padding_enabled": True,
-        },
-        {"use_cuda_graph": True, "cuda_graph_max_batch_size": 128, "cuda_graph_padding_enabled": True},
-        {"cuda_graph_config.max_batch_size": 128, "cuda_graph_config.enable_padding": True},
-    ),
-    (
-        {"cuda_graph_config": None},
-        {f"{NEST}use_cuda_graph": False},
-        {"use_cuda_graph": False},
-        {"cuda_graph_config": None},
-    ),
-    ({"cuda_graph_config": {}}, {f"{NEST}use_cuda_graph": True}, {"use_cuda_graph": True}, {"cuda_graph_config": {}}),
-    (
-        {"disable_overlap_scheduler": False},
-        {f"{NEST}enable_overlap_scheduler": True},
-        {"disable_overlap_scheduler": False},
-        {"disable_overlap_scheduler": False},
-    ),
-    (
-        {"moe_config.backend": "TRTLLM"},
-        {f"{NEST}moe_backend": "TRTLLM"},
-        {"moe_backend": "TRTLLM"},
-        {"moe_config.backend": "TRTLLM"},
-    ),
-    (
-        {"sampler_type": "TRTLLMSampler"},
-        {"sampler_type": "TRTLLMSampler"},
-        {"enable_trtllm_sampler": True},
-        {"enable_trtllm_sampler": True},
-    ),
-    (
-        {"sampler_type": "TorchSampler"},
-        {"sampler_type": "TorchSampler"},
-        {"mixed_sampler": True},
-        {"enable_mixed_sampler": True},
-    ),
-    (
-        {"sampler_type": "auto"},
-        {"sampler_type": "auto"},
-        {"enable_trtllm_sampler": False},
-        {"enable_trtllm_sampler": False},
-    ),
-    (
-        {"enable_autotuner": False},
-        {"enable_autotuner": False},
-        {"autotuner_enabled": False},
-        {"enable_autotuner": False},
-    ),
+    (FP8, below({"kv_cache_dtype": "fp8"}), {"kv_cache_dtype": "fp8"}, FP8),
+    (GRAPHS, below(FLAT_GRAPHS), FLAT_GRAPHS, GRAPHS),
+    ({"cuda_graph_config": None}, below(switched(False)), switched(False), {"cuda_graph_config": None}),
+    ({"cuda_graph_config": {}}, below(switched(True)), switched(True), {"cuda_graph_config": {}}),
+    (OVERLAP, below({"enable_overlap_scheduler": True}), OVERLAP, OVERLAP),
+    (MOE, below({"moe_backend": "TRTLLM"}), {"moe_backend": "TRTLLM"}, MOE),
+    (CPP, CPP, {"enable_trtllm_sampler": True}, {"enable_trtllm_sampler": True}),
+    (MIXED_SAMPLER, MIXED_SAMPLER, {"mixed_sampler": True}, {"enable_mixed_sampler": True}),
+    (AUTO, AUTO, {"enable_trtllm_sampler": False}, {"enable_trtllm_sampler": False}),
+    ({"enable_autotuner": False},) * 2 + ({"autotuner_enabled": False}, {"enable_autotuner": False}),
     ({"tensor_parallel_size": 8},) * 4,
     ({"no_such_key": 8},) * 4,
 ]
 
 
-@pytest.mark.parametrize(("ours", "in_0_19", "in_0_21", "in_1_0"), SPELLINGS, ids=lambda row: next(iter(row)))
-def test_each_release_has_its_own_names(ours, in_0_19, in_0_21, in_1_0):
-    theirs = {"0.19.0": in_0_19, "0.21.0": in_0_21, "1.0.0": in_1_0, "1.2.1": ours}
-    for release, settings in theirs.items():
-        assert spell(ours, release) == settings
-        assert canonical(settings, release) == ours
-        assert canonical(settings, MIXED) == ours
+def test_each_release_has_its_own_names(subtests):
+    for ours, *others in SPELLINGS:
+        for release, settings in zip(("1.2.1", "0.19.0", "0.21.0", "1.0.0"), (ours, *others), strict=True):
+            with subtests.test(f"{ours} in {release}"):
+                assert spell(ours, release) == settings
+                assert canonical(settings, release) == ours
+                assert canonical(settings, MIXED) == ours
 
 
 def test_an_era_stands_for_its_releases():
@@ -117,21 +83,19 @@ def test_a_file_of_several_eras_is_understood():
     }
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"kv_cache_dtype": "auto", "kv_cache_config.dtype": "fp8"}, {"kv_cache_config.dtype": "fp8"}),
-        ({"use_cuda_graph": True, "cuda_graph_batch_sizes": [1]}, {"cuda_graph_config.batch_sizes": [1]}),
-        ({"use_cuda_graph": False, "cuda_graph_batch_sizes": [1]}, {"cuda_graph_config": None}),
-        ({"use_cuda_graph": True, "cuda_graph_config": None}, {"cuda_graph_config": None}),
-        ({"mixed_sampler": True, "enable_trtllm_sampler": True}, {"sampler_type": "TRTLLMSampler"}),
-        ({"mixed_sampler": True, "enable_trtllm_sampler": False}, {"sampler_type": "TorchSampler"}),
-        ({"mixed_sampler": False}, {"sampler_type": "auto"}),
-    ],
-    ids=str,
-)
-def test_contradicting_keys_have_one_meaning(settings, expected):
-    assert canonical(settings, MIXED) == expected
+CONTRADICTING = [
+    ({"kv_cache_dtype": "auto", "kv_cache_config.dtype": "fp8"}, {"kv_cache_config.dtype": "fp8"}),
+    ({"use_cuda_graph": True, "cuda_graph_batch_sizes": [1]}, {"cuda_graph_config.batch_sizes": [1]}),
+    ({"use_cuda_graph": False, "cuda_graph_batch_sizes": [1]}, {"cuda_graph_config": None}),
+    ({"use_cuda_graph": True, "cuda_graph_config": None}, {"cuda_graph_config": None}),
+    ({"mixed_sampler": True, "enable_trtllm_sampler": True}, {"sampler_type": "TRTLLMSampler"}),
+    ({"mixed_sampler": True, "enable_trtllm_sampler": False}, {"sampler_type": "TorchSampler"}),
+    ({"mixed_sampler": False}, {"sampler_type": "auto"}),
+]
+
+
+def test_contradicting_keys_have_one_meaning():
+    assert [(settings, canonical(settings, MIXED)) for settings, _ in CONTRADICTING] == CONTRADICTING
 
 
 VALUES = {
@@ -175,37 +139,36 @@ def test_every_name_in_the_table_is_one_of_the_release(release):
     assert not [alias for alias in TABLE["aliases"] if record.find_key(alias)]
 
 
-@pytest.mark.parametrize(
-    ("key", "release", "expected"),
-    [
-        ("pytorch_backend_config.use_cuda_graph", "1.2.1", "cuda_graph_config"),
-        ("pytorch_backend_config.moe_max_num_tokens", "1.2.1", "moe_config.max_num_tokens"),
-        ("pytorch_backend_config.enable_overlap_scheduler", "1.0.0", "disable_overlap_scheduler"),
-        ("use_cuda_graph", "1.2.1", "cuda_graph_config"),
-        ("kv_cache_dtype", "1.2.1", "kv_cache_config.dtype"),
-        ("moe_backend", "1.0.0", "moe_config.backend"),
-        ("mixed_sampler", "1.2.1", "sampler_type"),
-        ("mixed_sampler", "1.0.0", "enable_mixed_sampler"),
-        ("enable_trtllm_sampler", "1.1.0", "sampler_type"),
-        ("autotuner_enabled", "1.2.1", "enable_autotuner"),
-        ("enable_chunked_context", "1.2.1", "enable_chunked_prefill"),
-        ("build_config.max_batch_size", "1.2.1", "max_batch_size"),
-        ("kv_cache_free_gpu_memory_fraction", "1.2.1", "kv_cache_config.free_gpu_memory_fraction"),
-        ("tp_size", "1.2.1", "tensor_parallel_size"),
-        ("cuda_graph_config", "0.21.0", "use_cuda_graph"),
-        ("cuda_graph_config.batch_sizes", "0.21.0", "cuda_graph_batch_sizes"),
-        ("kv_cache_config.dtype", "0.21.0", "kv_cache_dtype"),
-        ("moe_config.backend", "0.19.0", "pytorch_backend_config.moe_backend"),
-        ("sampler_type", "1.0.0", "enable_trtllm_sampler"),
-        ("enable_mixed_sampler", "0.21.0", "mixed_sampler"),
-        ("stream_interval", "0.21.0", None),
-        ("sampler_type", "0.19.0", None),
-        ("kv_cache_config.dtype", "1.2.1", None),
-        ("nonsense", "1.2.1", None),
-    ],
-)
-def test_a_renamed_key_is_found(key, release, expected):
-    assert moved(key, release) == expected
+MOVED = [  # a key, a release, and its name there
+    ("pytorch_backend_config.use_cuda_graph", "1.2.1", "cuda_graph_config"),
+    ("pytorch_backend_config.moe_max_num_tokens", "1.2.1", "moe_config.max_num_tokens"),
+    ("pytorch_backend_config.enable_overlap_scheduler", "1.0.0", "disable_overlap_scheduler"),
+    ("use_cuda_graph", "1.2.1", "cuda_graph_config"),
+    ("kv_cache_dtype", "1.2.1", "kv_cache_config.dtype"),
+    ("moe_backend", "1.0.0", "moe_config.backend"),
+    ("mixed_sampler", "1.2.1", "sampler_type"),
+    ("mixed_sampler", "1.0.0", "enable_mixed_sampler"),
+    ("enable_trtllm_sampler", "1.1.0", "sampler_type"),
+    ("autotuner_enabled", "1.2.1", "enable_autotuner"),
+    ("enable_chunked_context", "1.2.1", "enable_chunked_prefill"),
+    ("build_config.max_batch_size", "1.2.1", "max_batch_size"),
+    ("kv_cache_free_gpu_memory_fraction", "1.2.1", "kv_cache_config.free_gpu_memory_fraction"),
+    ("tp_size", "1.2.1", "tensor_parallel_size"),
+    ("cuda_graph_config", "0.21.0", "use_cuda_graph"),
+    ("cuda_graph_config.batch_sizes", "0.21.0", "cuda_graph_batch_sizes"),
+    ("kv_cache_config.dtype", "0.21.0", "kv_cache_dtype"),
+    ("moe_config.backend", "0.19.0", "pytorch_backend_config.moe_backend"),
+    ("sampler_type", "1.0.0", "enable_trtllm_sampler"),
+    ("enable_mixed_sampler", "0.21.0", "mixed_sampler"),
+    ("stream_interval", "0.21.0", None),
+    ("sampler_type", "0.19.0", None),
+    ("kv_cache_config.dtype", "1.2.1", None),
+    ("nonsense", "1.2.1", None),
+]
+
+
+def test_a_renamed_key_is_found():
+    assert [(key, release, moved(key, release)) for key, release, _ in MOVED] == MOVED
 
 
 def test_flags_are_settings_too():
