@@ -3,7 +3,7 @@
     python tests/bench/abandon.py [--streams N] [--corner NAME ...] [--output FOLDER]
 
 Each corner (AsyncClient and Client, over gRPC and HTTP) is a process of its own, and they come one after the other on
-one real tritonserver. Requests are left before their first chunk, after some, by break, by an exception, by a
+one real tritonserver. Requests are left before their first chunk, after some, by an exception, by a
 cancellation or an interrupt at any moment, by a time limit, by forgetting the stream; some are read to their end. Those
 that are left would run for minutes.
 

@@ -179,16 +179,6 @@ async def _leave_early(client: AsyncClient, chance: random.Random) -> str:
     return "left"
 
 
-async def _break_out(client: AsyncClient, chance: random.Random) -> str:
-    num_chunks = chance.randrange(1, _MOST_CHUNKS)
-    async with client.stream(PROMPT, max_tokens=ENDLESS) as stream:
-        async for _ in stream:
-            num_chunks -= 1
-            if not num_chunks:
-                break
-    return "left"
-
-
 async def _raise_inside(client: AsyncClient, chance: random.Random) -> str:
     exc = chance.choice((_OwnError, Interrupt))
     with contextlib.suppress(_OwnError, Interrupt):
@@ -264,7 +254,6 @@ async def _finish(client: AsyncClient, chance: random.Random) -> str:
 
 ASYNC_WAYS: tuple[tuple[str, Callable[[AsyncClient, random.Random], Awaitable[str]]], ...] = (
     ("leave early", _leave_early),
-    ("break out", _break_out),
     ("raise inside", _raise_inside),
     ("cancel opening", _cancel_opening),
     ("cancel reading", _cancel_reading),
@@ -319,23 +308,13 @@ def _work_sync(client: Client, numbers: Iterator[int], chance: random.Random, ta
 
 
 def _take_sync(stream: Any, num_chunks: int) -> None:
-    for _ in range(num_chunks):
-        next(stream)
+    for _ in itertools.islice(stream, num_chunks):
+        pass
 
 
 def _leave_early_sync(client: Client, chance: random.Random) -> str:
     with client.stream(PROMPT, max_tokens=ENDLESS) as stream:
         _take_sync(stream, chance.randrange(_MOST_CHUNKS))
-    return "left"
-
-
-def _break_out_sync(client: Client, chance: random.Random) -> str:
-    num_chunks = chance.randrange(1, _MOST_CHUNKS)
-    with client.stream(PROMPT, max_tokens=ENDLESS) as stream:
-        for _ in stream:
-            num_chunks -= 1
-            if not num_chunks:
-                break
     return "left"
 
 
@@ -389,7 +368,6 @@ def _finish_sync(client: Client, chance: random.Random) -> str:
 
 SYNC_WAYS: tuple[tuple[str, Callable[[Client, random.Random], str]], ...] = (
     ("leave early", _leave_early_sync),
-    ("break out", _break_out_sync),
     ("raise inside", _raise_inside_sync),
     ("drop", _drop_sync),
     ("leave many", _leave_many_sync),
