@@ -154,15 +154,9 @@ def test_the_limit_on_open_files_is_raised_as_far_as_the_hard_one(monkeypatch):
     assert found == cases
 
 
-@pytest.mark.slow
-def test_a_server_that_never_gets_steady_has_max_rounds(model_server, run, tmp_path):
-    times = iter((1.2, 0.0) * 3)
-
-    def uneven(body):
-        time.sleep(next(times))
-        yield from tokens()
-
-    model_server.answer = uneven
+def test_a_server_that_never_gets_steady_has_max_rounds(model_server, run, tmp_path, monkeypatch):
+    monkeypatch.setattr(rounds, "is_steady", lambda done: False)
+    model_server.answer = warm
     done = run(max_rounds=4, ready_file=tmp_path / "ready")
     assert outcome(done) == (3, ["not steady"])
     assert len(done.document["shapes"][0]["rounds"]) == 4
@@ -252,19 +246,11 @@ def test_a_shape_that_is_too_long_is_left_out_with_a_line(model_server, run, cap
     assert "2 x 1,600: left out: [E_PROMPT_TOO_LONG]" in out
 
 
-def test_a_server_that_takes_no_shape_at_all_is_not_warm(model_server, run, tmp_path):
-    model_server.answer = refusing(InvalidRequest("no"))
-    with pytest.raises(ToolError, match=r"none of the shapes; 1 x 8 prompt tokens: .E_INVALID_ARGUMENT. no"):
-        run(ready_file=tmp_path / "ready")
-    assert not (tmp_path / "ready").exists()
-
-
 @pytest.fixture
 def short_pauses(monkeypatch):
     monkeypatch.setattr(rounds, "_FIRST_PAUSE_S", 0.01)
 
 
-@pytest.mark.slow
 def test_a_full_server_gets_fewer_requests_for_later_shapes_too(model_server, run, short_pauses):
     room = threading.Semaphore(2)
     refused = threading.Event()
@@ -314,11 +300,15 @@ def test_a_server_that_fails_is_a_failure_and_nobody_is_told_ready(model_server,
         yield {"text_output": "a"}
         yield {"text_output": "", **END, "finish_reason": "cancelled", "num_output_tokens": 1}
 
-    ready = tmp_path / "ready"
+    class Gone(AsyncClient):
+        async def ready(self):
+            return False
 
-    def fails(match, **others):
+    ready, log = tmp_path / "ready", tmp_path / "log"
+
+    def fails(match, error=ServerFailedError, **others):
         ready.write_text("of an earlier run")
-        with pytest.raises(ServerFailedError, match=match):
+        with pytest.raises(error, match=match):
             run(ready_file=ready, **others)
         assert not ready.exists()
 
@@ -330,8 +320,13 @@ def test_a_server_that_fails_is_a_failure_and_nobody_is_told_ready(model_server,
         fails(match, input_lengths=(8, 16, 32), max_rounds=3)
     model_server.answer = ended
     fails("it is stopping")
+    model_server.answer = lambda body: iter([{"text_output": "a"}])  # torn, and the server is not ready any more
+    fails(r"the server failed at 1 x 8 .*finish_reason", client=functools.partial(Gone, model_server.url))
+    model_server.answer = refusing(InvalidRequest("no"))
+    fails(r"none of the shapes; 1 x 8 prompt tokens: .E_INVALID_ARGUMENT. no", ToolError)
+    log.write_text('I1121 12:42:07.749106 49 model_lifecycle.cc:472] "loading: tensorrt_llm:1"\n')
     with unanswered() as url:
-        fails(r"is not ready after 0.3 s: .* is unreachable", url=url, wait_s=0.3)
+        fails(r"is not ready after 0.3 s: .*; its log says last: loading: tensorrt_llm:1", url=url, wait_s=0.3, log=log)
 
 
 @contextlib.contextmanager
@@ -340,18 +335,6 @@ def unanswered():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
-
-
-@pytest.mark.slow
-def test_a_log_that_says_why_it_fails_ends_the_wait(run, tmp_path):
-    log = tmp_path / "log"
-    log.write_text('I1121 12:42:07.749106 49 model_lifecycle.cc:472] "loading: tensorrt_llm:1"\n')
-    writer = threading.Timer(0.5, lambda: log.write_text(log.read_text() + FAILED))
-    with unanswered() as url:
-        writer.start()
-        with pytest.raises(ServerFailedError, match="can't become ready: model 'tensorrt_llm' failed to load: no GPU"):
-            run(url=url, log=log)  # two hours
-        writer.join()
 
 
 def test_an_unexpected_error_is_raised_and_ends_the_others(model_server):
@@ -380,16 +363,6 @@ def test_a_torn_stream_leaves_its_shape_out_and_the_rest_goes_on(model_server, r
     assert outcome(done) == (0, ["left out", "steady"])
     assert "without a finish_reason" in done.document["shapes"][0]["reason"]
     assert sum(length(body) == 16 for body in model_server.bodies) == 3  # another way of asking is no cure
-
-
-def test_a_torn_stream_of_a_server_that_is_no_longer_ready_is_a_failure(model_server):
-    class Gone(AsyncClient):
-        async def ready(self):
-            return False
-
-    model_server.answer = lambda body: iter([{"text_output": "a"}])
-    with pytest.raises(ServerFailedError, match=r"the server failed at 1 x 8 prompt tokens: .*finish_reason"):
-        warm_server(options(None, client=functools.partial(Gone, model_server.url)))
 
 
 class Front(LoopbackServer):
@@ -456,16 +429,6 @@ def test_a_model_that_the_server_does_not_have_is_not_waited_for(run, monkeypatc
         with pytest.raises(ServerFailedError, match=r"is not ready after 0.2 s"):
             run(url=server.url, wait_s=0.2)
         assert INDEX not in server.asked
-
-
-def test_an_impossible_ready_file_is_refused_before_anything_is_sent(model_server, run, tmp_path):
-    with pytest.raises(ToolError, match="expected a folder that can be written to") as caught:
-        run(ready_file=tmp_path / "none" / "ready")
-    assert caught.value.exit_code == 2
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(ToolError, match="can't be removed"):
-        run(ready_file=tmp_path / "folder")
-    assert model_server.bodies == []
 
 
 @pytest.mark.slow
@@ -613,6 +576,9 @@ def test_a_wait_is_shown_in_phases(tmp_path, capsys):
     first, second = capsys.readouterr().err.splitlines()
     assert f"0:00:00: unreachable (there is no log {path})" in first
     assert "0:01:15: loading weights  Loading weights: 100%" in second
+    path.write_text(path.read_text() + FAILED)
+    with pytest.raises(ServerFailedError, match="can't become ready: model 'tensorrt_llm' failed to load: no GPU"):
+        waiting.see(Readiness("http://a:1", "unreachable", 90.0))
     waiting = Waiting("tensorrt_llm", StatusLine(1000.0))
     waiting.see(Readiness("http://a:1", "ready", 0.0))  # at once: it was waited for in no phase
     assert waiting.seconds == {}
