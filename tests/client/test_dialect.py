@@ -162,11 +162,6 @@ def test_everything_that_a_model_has_no_input_for_is_named_at_once():
         sent(dialect(DEEPSEEK), asked(min_p=0.5))
 
 
-def test_what_asks_for_nothing_needs_no_input():
-    fields = {"n": 1, "min_p": 0, "return_logprobs": False, "skip_special_tokens": True, "priority": 0}
-    assert sent(dialect(LLMAPI), asked(**fields)) == sent(dialect(LLMAPI), asked())
-
-
 def test_llmapi_is_asked_for_the_outcome_and_not_for_the_prompt():
     values = sent(dialect(LLMAPI), asked(temperature=0.5, stop=["a", "b"]))
     assert values == {
@@ -180,9 +175,10 @@ def test_llmapi_is_asked_for_the_outcome_and_not_for_the_prompt():
     }
     values = sent(dialect(LLMAPI), asked(exclude_input_from_output=False))
     assert values["sampling_param_exclude_input_from_output"] is False
-
-
-def test_others_may_refuse_streams_so_a_whole_answer_is_not_streamed():
+    # What asks for nothing needs no input.
+    fields = {"n": 1, "min_p": 0, "return_logprobs": False, "skip_special_tokens": True, "priority": 0}
+    assert sent(dialect(LLMAPI), asked(**fields)) == sent(dialect(LLMAPI), asked())
+    # Others may refuse streams, so that a whole answer is not streamed.
     for inputs in (LLMAPI, ENSEMBLE):
         values = sent(dialect(inputs), asked(streaming=False), streamed=True)
         assert values.get("streaming", values.get("stream")) is False
@@ -199,10 +195,7 @@ def test_vllm_takes_one_json_object():
     assert values == {"text_input": "hi", "stream": True, "exclude_input_in_output": True} | {
         f"return_{flag}": True for flag in flags
     }
-
-
-def test_vllm_has_to_compute_what_it_returns():
-    for flag in ("return_logprobs", "return_cumulative_logprob"):
+    for flag in ("return_logprobs", "return_cumulative_logprob"):  # it has to compute what it returns
         values = sent(dialect(VLLM), asked(**{flag: True}))
         assert values[flag] is True
         assert json.loads(values["sampling_parameters"]) == {"logprobs": 0}
@@ -293,9 +286,5 @@ def test_streams_become_increments():
     assert chunks(dialect(LLMAPI, stream_mode="delta"), asked(), *SO_FAR[:2]) == [Chunk("a"), Chunk("ab")]
     with pytest.raises(ProtocolError, match='stream_mode="delta"'):
         chunks(dialect(LLMAPI, stream_mode="cumulative"), asked(), *NEW)
-
-
-def test_only_ours_has_to_say_how_an_answer_ended():
-    assert chunks(dialect(ENSEMBLE), asked(), {"text_output": "a"}) == [Chunk("a")]
-    with pytest.raises(ProtocolError, match="finish_reason"):
-        chunks(dialect(DEEPSEEK), asked(), {"text_output": "a"})
+    with pytest.raises(ProtocolError, match="finish_reason"):  # only ours has to say how an answer ended
+        chunks(dialect(DEEPSEEK), asked(), NEW[0])
