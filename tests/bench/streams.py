@@ -65,25 +65,12 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--peer", type=Path, metavar="MODEL", help="folder of the peer's model")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="a new one (default: one in ~/.cache)")
     arguments = parser.parse_args()
-    if problem := _problem(arguments):
-        parser.error(problem)
+    idle = [case.name for case in _cases(arguments) if not _systems(case, arguments)]
+    if idle:
+        parser.error(f"no --system given is one of the systems of: {', '.join(idle)}; those of peers take --peer")
     arguments.output = arguments.output or default_folder("streams")
     arguments.output.mkdir(parents=True)
     return arguments
-
-
-def _problem(arguments: argparse.Namespace) -> str:
-    """Why this can't be run; empty where it can."""
-    for name in ("rounds", "clients"):
-        if getattr(arguments, name) < 1:
-            return f"--{name} is to be at least 1"
-    for file in ("config.pbtxt", "1/model.py"):
-        if arguments.peer and not (arguments.peer / file).is_file():
-            return f"--peer {arguments.peer} has no {file}"
-    if not arguments.peer and (peers := [system for system in arguments.system or () if system in PEERS]):
-        return f"--system {peers[0]} takes --peer"
-    idle = [case.name for case in _cases(arguments) if not _systems(case, arguments)]
-    return f"no --system given is one of the systems of: {', '.join(idle)}" if idle else ""
 
 
 def _cases(arguments: argparse.Namespace) -> list[Case]:

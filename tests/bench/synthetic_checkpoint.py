@@ -1,24 +1,19 @@
 """A checkpoint in DeepSeek-V3's layout, of any size, for what reads checkpoints, whatever the values.
 
-    python tests/bench/synthetic_checkpoint.py FOLDER --size 5GB [--shards N] [--sparse] [--seed N]
-
 The tensors have DeepSeek-V3's names, data types and order, and lie in 163 shards as its 91,991 do; their widths are
-scaled so that all take about --size (`full`: 688,574,839,360 bytes, as published). Below 1 GB there are 4 layers of 8
-experts, in 4 shards. The content is noise, another in each shard, of finite numbers; with --sparse there is none, and a
-file system that knows holes stores the headers alone. Needs Python and nothing else.
+scaled so that all take about the size that is asked for. Below 1 GB there are 4 layers of 8 experts, in 4 shards. The
+content is noise, another in each shard, of finite numbers; a sparse one has none, and a file system that knows holes
+stores the headers alone.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
 import random
-import re
 import shutil
 import struct
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -254,47 +249,3 @@ def _fill(file: BinaryIO, size: int, noise: bytes) -> None:
     written = file.write(memoryview(noise)[begin : begin + size])
     while written < size:
         written += file.write(memoryview(noise)[: size - written])
-
-
-def _size(text: str) -> int | None:
-    if text == "full":
-        return None
-    units = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?I?B?)", text.upper())
-    if match is None or match[2] not in units:
-        raise argparse.ArgumentTypeError(f"expected a size like 5GB or 512MiB, or full, got {text!r}")
-    return int(float(match[1]) * units[match[2]])
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Write a checkpoint in DeepSeek-V3's layout.", allow_abbrev=False)
-    parser.add_argument("folder", type=Path, help="made if need be; has to be empty")
-    parser.add_argument(
-        "--size", type=_size, default=_size("5GB"), help="of the tensors together, or full (%(default)s)"
-    )
-    parser.add_argument("--shards", type=int, metavar="N", help="files (163; below 1 GB: 4)")
-    parser.add_argument("--sparse", action="store_true", help="holes in place of content")
-    parser.add_argument("--seed", type=int, default=0, help="of the content (%(default)s)")
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    options = _parser().parse_args(argv)
-    try:
-        total = make_checkpoint(
-            options.folder,
-            size=options.size,
-            num_shards=options.shards,
-            sparse=options.sparse,
-            seed=options.seed,
-        )
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    num_shards = len(list(options.folder.glob("*.safetensors")))
-    print(f"{options.folder}: {total:,} bytes of tensors in {num_shards} shards")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

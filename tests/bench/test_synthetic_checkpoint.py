@@ -1,14 +1,12 @@
 """The checkpoint that the benches read: DeepSeek-V3's layout, whole by our checks and by the safetensors library's."""
 
 import json
-import shutil
 import zlib
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 from bench import synthetic_checkpoint
-from bench.synthetic_checkpoint import CONFIG, deal, main, make_checkpoint, tensors_of
+from bench.synthetic_checkpoint import CONFIG, config_of, deal, make_checkpoint, tensors_of
 
 from deepseek_triton_build.check import INDEX, check_weights, read_facts
 
@@ -67,12 +65,11 @@ def test_our_checks_find_nothing_and_the_safetensors_library_reads_all_of_it(fol
 
 
 @pytest.mark.slow
-def test_the_seed_decides_the_bytes_and_holes_take_no_room(tmp_path, capsys, monkeypatch):
+def test_the_seed_decides_the_bytes_and_holes_take_no_room(tmp_path, monkeypatch):
     monkeypatch.setattr(synthetic_checkpoint, "NOISE_BYTES", 2**16)
-    options = {"a": (), "b": ("--seed", "0"), "c": ("--seed", "2"), "holes": ("--sparse",)}
+    options = {"a": {}, "b": {"seed": 0}, "c": {"seed": 2}, "holes": {"sparse": True}}
     for name, more in options.items():
-        assert main([str(tmp_path / name), "--size", "2MB", "--shards", "3", *more]) == 0
-        assert "in 3 shards" in capsys.readouterr().out
+        make_checkpoint(tmp_path / name, size=2 * 10**6, num_shards=3, **more)
     contents = {name: [path.read_bytes() for path in shards(tmp_path / name)] for name in options}
     assert contents["a"] == contents["b"]
     assert all(one != other for one, other in zip(contents["a"], contents["c"], strict=True))
@@ -82,19 +79,7 @@ def test_the_seed_decides_the_bytes_and_holes_take_no_room(tmp_path, capsys, mon
     assert list(check_weights(tmp_path / "holes", "holes")) == []
 
 
-def test_what_can_not_be_is_said_and_nothing_is_written(tmp_path, capsys, monkeypatch):
-    def refused(folder, *options):
-        assert main([str(tmp_path / folder), *options]) == 1
-        return capsys.readouterr().err
-
-    for size in ("1KB", "900GB"):
-        assert "expected a size from" in refused("x", "--size", size)
-    assert "expected at most" in refused("x", "--size", "2MB", "--shards", "5000")
-    assert not (tmp_path / "x").exists()
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/config.json").write_text("mine")
-    assert "is not empty" in refused("mine", "--size", "2MB")
-    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["config.json"]
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000_000))
-    assert "that are free there" in refused("x", "--size", "2MB")
-    assert list((tmp_path / "x").iterdir()) == []
+def test_what_can_not_be_is_said():
+    for size in (10**3, 9 * 10**11):
+        with pytest.raises(ValueError, match="expected a size from"):
+            config_of(size)
