@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from deepseek_triton_client import Completion, DeadlineExceeded, InvalidRequest, Timeouts
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.server.server_process import ServerProcess
-from support.client_kinds import ClientKind
+from support.client_kinds import SCHEMES, STYLES, ClientKind, Loop
 from support.scraping import scrape, settled, value
 from support.servers import build, change_yaml
 from support.waiting import wait_for
@@ -22,10 +23,8 @@ from support.waiting import wait_for
 PRESET = "h200x8-r1-fp8-max-throughput"
 
 REQUESTS: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0},
     "seeded": {"temperature": 0.7, "seed": 11},
-    "ids": {"return_output_ids": True},
-    "counts": {"return_num_output_tokens": True, "return_num_input_tokens": True},
+    "ids and counts": {"return_output_ids": True, "return_num_output_tokens": True, "return_num_input_tokens": True},
     "one token": {"max_tokens": 1},
     "stopped": {"stop": ["e "]},
     "echo": {"exclude_input_from_output": False},
@@ -66,6 +65,10 @@ def client(client_kind: ClientKind, context_server: ServerProcess, generation_se
         yield client
 
 
+def all_kinds(loop: Loop) -> list[ClientKind]:
+    return [ClientKind(scheme, style, loop) for scheme in SCHEMES for style in STYLES]
+
+
 def untimed(completion: Completion) -> Completion:
     return replace(completion, time_to_first_token_s=None, total_s=0)
 
@@ -76,12 +79,12 @@ def assert_nothing_is_kept(server: ServerProcess) -> None:
 
 @pytest.mark.parametrize("fields", REQUESTS.values(), ids=REQUESTS)
 def test_the_answer_is_that_of_one_server(
-    client: Any,
-    client_kind: ClientKind,
-    context_server: ServerProcess,
-    generation_server: ServerProcess,
+    client,
+    client_kind,
+    context_server,
+    generation_server,
     fields: dict[str, Any],
-) -> None:
+):
     fields = {"max_tokens": 20, "request_id": "same", "temperature": 0.0, **fields}
     with client_kind.client(generation_server) as alone:
         whole = untimed(alone.generate("Why is the sky blue?", **fields))
@@ -97,9 +100,7 @@ def test_the_answer_is_that_of_one_server(
     assert_nothing_is_kept(context_server)
 
 
-def test_nothing_is_kept_for_a_caller_who_left(
-    client_kind: ClientKind, context_server: ServerProcess, generation_server: ServerProcess
-) -> None:
+def test_nothing_is_kept_for_a_caller_who_left(client_kind, context_server, generation_server):
     with client_kind.client(generation_server, context_urls=client_kind.url(context_server)) as client:
         for timeout_s in (0.005, 0.02, 0.05, 0.1):
             with pytest.raises(DeadlineExceeded):
@@ -113,23 +114,20 @@ def test_nothing_is_kept_for_a_caller_who_left(
         assert_nothing_is_kept(server)
 
 
-def test_nothing_is_kept_for_a_request_that_the_generation_server_refuses(
-    client_kind: ClientKind, context_server: ServerProcess, brief_server: ServerProcess
-) -> None:
-    with (
-        client_kind.client(brief_server, context_urls=client_kind.url(context_server)) as client,
-        pytest.raises(InvalidRequest, match="min_tokens: expected at most max_tokens, which is 8") as caught,
-    ):
-        client.generate("Why is the sky blue?", min_tokens=9)
+def test_nothing_is_kept_for_a_request_that_the_generation_server_refuses(client_loop, context_server, brief_server):
+    for kind in all_kinds(client_loop):
+        with (
+            kind.client(brief_server, context_urls=kind.url(context_server)) as client,
+            pytest.raises(InvalidRequest, match="min_tokens: expected at most max_tokens, which is 8") as caught,
+        ):
+            client.generate("Why is the sky blue?", min_tokens=9)
+        assert caught.value.url == kind.url(brief_server)
 
-    assert caught.value.url == client_kind.url(brief_server)
     for server in (context_server, brief_server):
         assert value(settled(server), "kv_cache_used_blocks") == 0
 
 
-def test_bench_counts_the_tokens_of_a_pair_once(
-    context_server: ServerProcess, generation_server: ServerProcess, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_counts_the_tokens_of_a_pair_once(context_server, generation_server, capsys: pytest.CaptureFixture[str]):
     servers = (generation_server.http_url, "--context-url", context_server.http_url, "--metrics-url", "none")
     assert main(["bench", *servers, "--json", "--concurrency", "2", "--rounds", "2", "--isl", "40", "--osl", "9"]) == 0
 
@@ -140,16 +138,17 @@ def test_bench_counts_the_tokens_of_a_pair_once(
     assert (figures["completed"], figures["total_input_tokens"], figures["total_output_tokens"]) == (4, 160, 36)
 
 
-def test_a_pair_answers_though_its_context_server_is_killed(
-    client_kind: ClientKind, repository: Path, generation_server: ServerProcess
-) -> None:
-    with (
-        ServerProcess.serving(repository) as killed,
-        client_kind.client(generation_server, context_urls=client_kind.url(killed)) as client,
-    ):
-        before = client.generate("Why?", max_tokens=5, temperature=0)
+def test_a_pair_answers_though_its_context_server_is_killed(client_loop, repository, generation_server):
+    def ask(client: Any) -> tuple[str, str]:
+        answer = client.generate("Why?", max_tokens=5, temperature=0)
+        return answer.text, answer.url
+
+    with ServerProcess.serving(repository) as killed, ExitStack() as stack:
+        clients = [
+            stack.enter_context(kind.client(generation_server, context_urls=kind.url(killed)))
+            for kind in all_kinds(client_loop)
+        ]
+        before = [ask(client) for client in clients]
         killed.request_stop(signal.SIGKILL)
         killed.wait()
-        after = client.generate("Why?", max_tokens=5, temperature=0)
-
-    assert (before.text, before.url) == (after.text, after.url)
+        assert [ask(client) for client in clients] == before
