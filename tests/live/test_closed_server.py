@@ -74,44 +74,41 @@ def started_by_script(repository: Path, folder: Path) -> Iterator[Addresses]:
 REGION: dict[str, Any] = {"key": "/anything", "offset": 0, "byte_size": 64}
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
-        ("POST", "/v2/systemsharedmemory/region/x/register", REGION),
-        ("GET", "/v2/systemsharedmemory/status", None),
-        ("POST", "/v2/cudasharedmemory/region/x/register", {"raw_handle": {"b64": "AA=="}, "byte_size": 1}),
-        ("POST", "/v2/trace/setting", {"trace_file": "/tmp/written-by-a-client", "trace_level": ["TIMESTAMPS"]}),
-        ("POST", "/v2/models/tensorrt_llm/trace/setting", {"trace_file": "/tmp/written-by-a-client"}),
-        ("GET", "/v2/trace/setting", None),
-        ("POST", "/v2/logging", {"log_verbose_level": 9}),
-        ("GET", "/v2/logging", None),
-    ],
-)
-def test_side_doors_are_closed_over_http(addresses: Addresses, method: str, path: str, body: Any) -> None:
-    answer = web.request(method, addresses[0] + path, json=body)
-    assert answer.status_code == 403
-    assert "restricted" in answer.text
+SIDE_DOORS = [
+    ("POST", "/v2/systemsharedmemory/region/x/register", REGION),
+    ("GET", "/v2/systemsharedmemory/status", None),
+    ("POST", "/v2/cudasharedmemory/region/x/register", {"raw_handle": {"b64": "AA=="}, "byte_size": 1}),
+    ("POST", "/v2/trace/setting", {"trace_file": "/tmp/written-by-a-client", "trace_level": ["TIMESTAMPS"]}),
+    ("POST", "/v2/models/tensorrt_llm/trace/setting", {"trace_file": "/tmp/written-by-a-client"}),
+    ("GET", "/v2/trace/setting", None),
+    ("POST", "/v2/logging", {"log_verbose_level": 9}),
+    ("GET", "/v2/logging", None),
+]
 
 
-@pytest.mark.parametrize("call", ["register", "trace", "logging"])
-def test_side_doors_are_closed_over_grpc(addresses: Addresses, call: str) -> None:
+def test_side_doors_are_closed(addresses: Addresses, subtests: pytest.Subtests) -> None:
+    for method, path, body in SIDE_DOORS:
+        with subtests.test(f"{method} {path}"):
+            answer = web.request(method, addresses[0] + path, json=body)
+            assert answer.status_code == 403
+            assert "restricted" in answer.text
     client: Any = InferenceServerClient(addresses[1])
-    calls = {
-        "register": lambda: client.register_system_shared_memory("x", "/anything", 64),
-        "trace": lambda: client.update_trace_settings(settings={"trace_file": "/tmp/written-by-a-client"}),
-        "logging": lambda: client.update_log_settings({"log_verbose_level": 9}),
-    }
-    with pytest.raises(InferenceServerException, match="restricted"):
-        calls[call]()
+    for call in (
+        lambda: client.register_system_shared_memory("x", "/anything", 64),
+        lambda: client.update_trace_settings(settings={"trace_file": "/tmp/written-by-a-client"}),
+        lambda: client.update_log_settings({"log_verbose_level": 9}),
+    ):
+        with pytest.raises(InferenceServerException, match="restricted"):
+            call()
     client.close()
 
 
-@pytest.mark.parametrize("what", ["load", "unload"])
-def test_no_client_loads_or_unloads_a_model(addresses: Addresses, what: str) -> None:
-    body = {"parameters": {"config": json.dumps({"backend": "python"}), "file:1/model.py": "aW1wb3J0IG9z"}}
-    answer = web.post(f"{addresses[0]}/v2/repository/models/tensorrt_llm/{what}", json=body if what == "load" else {})
-    assert answer.status_code >= 400
-    assert "not allowed" in answer.text
+def test_no_client_loads_or_unloads_a_model(addresses: Addresses) -> None:
+    model = {"parameters": {"config": json.dumps({"backend": "python"}), "file:1/model.py": "aW1wb3J0IG9z"}}
+    for what, body in {"load": model, "unload": {}}.items():
+        answer = web.post(f"{addresses[0]}/v2/repository/models/tensorrt_llm/{what}", json=body)
+        assert answer.status_code >= 400
+        assert "not allowed" in answer.text
     assert web.get(f"{addresses[0]}/v2/models/tensorrt_llm/ready").status_code == 200
 
 
@@ -121,6 +118,7 @@ def chat(address: str, text: str) -> httpx.Response:
     return web.post(f"{address}/v2/models/tensorrt_llm/generate", json=body)
 
 
+@pytest.mark.parametrize("addresses", ["serve"], indirect=True, scope="module")
 def test_a_checkpoints_template_without_an_end_harms_one_request(addresses: Addresses) -> None:
     refused = chat(addresses[0], TRIGGER)
     assert refused.status_code >= 400
@@ -128,6 +126,7 @@ def test_a_checkpoints_template_without_an_end_harms_one_request(addresses: Addr
     assert chat(addresses[0], "Hello").status_code == 200
 
 
+@pytest.mark.parametrize("addresses", ["serve"], indirect=True, scope="module")
 def test_the_server_outlives_the_process_of_its_templates(addresses: Addresses) -> None:
     """A write to it raises SIGPIPE, which would end a process that doesn't ignore the signal."""
     assert chat(addresses[0], "Hello").status_code == 200

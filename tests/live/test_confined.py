@@ -63,7 +63,9 @@ def asked(url: str) -> None:
         assert client.chat([{"role": "user", "content": "Hi"}], max_tokens=3).num_output_tokens == 3
 
 
-@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize(
+    "user", ["nobody", pytest.param("root without rights", marks=pytest.mark.nightly), "root as on GPUs"]
+)
 def test_start_sh_needs_no_rights_and_writes_to_tmp_only(folder: Path, tmp_path: Path, user: str) -> None:
     number, kept = USERS[user]
     http, grpc, metrics = map(str, free_ports(3))
@@ -87,7 +89,7 @@ def test_serve_needs_no_rights_and_writes_to_tmp_only(folder: Path, tmp_path: Pa
         asked(f"http://127.0.0.1:{ports[0]}")
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.nightly), "2"])
 def test_the_gateway_needs_no_rights_and_writes_to_tmp_only(folder: Path, tmp_path: Path, workers: str) -> None:
     (port,) = free_ports(1)
     server = "http://127.0.0.1:9"  # it need not be there

@@ -19,7 +19,7 @@ def line(server: ServerProcess) -> str:
     return f"{server.http_url}#metrics={server.metrics_port}"
 
 
-@pytest.mark.parametrize("variant", ["tiny", "tiny-r1"])
+@pytest.mark.parametrize("variant", ["tiny", pytest.param("tiny-r1", marks=pytest.mark.nightly)])
 def test_a_built_pair_shares_a_chat(variant: str, tmp_path: Path) -> None:
     pair = build(tmp_path / "pair", variant, "--engine", "simulated", "--profile", "disagg")
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not SOURCE.is_dir(), reason=f"{SOURCE} is not in
 PLAN = ("--engine", "tensorrt_llm", "--gpu", "h200", "--gpus")
 
 
-@pytest.mark.parametrize(("variant", "gpus"), [("tiny", 1), ("tiny-r1", 8)])
+@pytest.mark.parametrize(("variant", "gpus"), [pytest.param("tiny", 1, marks=pytest.mark.nightly), ("tiny-r1", 8)])
 def test_it_is_served_from_the_checkpoint_inside(tmp_path, variant, gpus):
     repository = build(tmp_path / "repository", variant, *PLAN, str(gpus))
     shutil.copytree(STANDIN, repository / "tensorrt_llm/1/tensorrt_llm", ignore=shutil.ignore_patterns("__pycache__"))
