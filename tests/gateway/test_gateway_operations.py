@@ -14,10 +14,12 @@ import trustme
 
 from deepseek_triton_tools.gateway.app.access_log import AccessLog
 from deepseek_triton_tools.gateway.app.handled_request import HandledRequest
+from deepseek_triton_tools.gateway.guard import rate_table
 from deepseek_triton_tools.gateway.guard.api_keys import new_key
 from gateway.asking import BODIES, CHAT, error_of
+from support.leaving_client import leaving
 from support.raw_triton import RawTriton, answer, event, gateway_before
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, wait_for
 
 PARIS = event(text_output="Paris", finish_reason="stop", num_input_tokens=7, num_output_tokens=3)
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -57,29 +59,35 @@ def chat(client, headers=None, **fields):
 
 
 @pytest.mark.slow
-def test_only_who_has_a_key_may_ask_but_probes_may(gateway, triton, authorized):
-    keys, headers = authorized("")
-    with gateway(keys_file=keys, metrics_need_key=True) as client:
-        for path in ("/v1/models", "/metrics"):
-            refused = client.get(path)
-            error_of(refused, 401)
-            assert refused.headers["www-authenticate"] == "Bearer"
-            assert client.get(path, headers=headers).status_code == 200
-        assert error_of(chat(client, {"Authorization": "Bearer sk-other"}), 401)["code"] == "invalid_api_key"
+def test_only_who_has_a_key_may_ask_for_what_it_is_for(gateway, triton, authorized):
+    """Probes need none. Who serves whom is for admins, and limits count what was used."""
+    words = ("admin=yes", "requests_per_minute=2 tokens_per_minute=100000", "models=other")
+    keys, owner, user, elsewhere = authorized(*words)
+    # The last is a proxy's.
+    strangers = ({}, {"Authorization": "Bearer sk-other"}, {"Authorization": "Basic YTpi"})
+    with gateway(keys_file=keys) as client:
         for path in ("/health", "/ready", "/v2/health/live", "/v2/health/ready", "/v2/models/x/ready"):
             assert client.get(path).status_code == 200
-    assert triton.asked == []
+        refused = client.get("/v1/models")
+        error_of(refused, 401)
+        assert refused.headers["www-authenticate"] == "Bearer"
+        assert error_of(chat(client, strangers[1]), 401)["code"] == "invalid_api_key"
 
+        assert error_of(chat(client, elsewhere), 403)["code"] == "model_not_found"
+        assert error_of(client.get("/v1/models/tiny", headers=elsewhere), 403)["code"] == "model_not_found"
+        assert client.get("/v1/models", headers=elsewhere).json()["data"] == []
+        assert "tiny" not in client.get("/v1/models/no-such-model", headers=elsewhere).text
+        assert triton.asked == []
 
-@pytest.mark.slow
-def test_who_serves_whom_is_for_admins(gateway, authorized):
-    keys, owner, user = authorized("admin=yes", "")
-    with gateway(keys_file=keys) as client:
-        assert chat(client, user).status_code == 200
         assert error_of(client.get("/fleet", headers=user), 403)["code"] == "not_an_admin"
-        # The last is a proxy's.
-        strangers = (user, {}, {"Authorization": "Bearer sk-other"}, {"Authorization": "Basic YTpi"})
-        told = [client.get("/metrics", headers=headers) for headers in strangers]
+        first, second, third = (chat(client, user) for _ in range(3))
+        assert (first.status_code, second.status_code, len(triton.asked)) == (200, 200, 2)
+        assert first.headers["x-ratelimit-remaining-requests"] == "1"
+        assert int(second.headers["x-ratelimit-remaining-tokens"]) > 100_000 - 10 - 60  # 10 used, and a guess
+        assert error_of(third, 429)["code"] == "rate_limit_exceeded"
+        assert 1 <= int(third.headers["retry-after"]) <= 30
+
+        told = [client.get("/metrics", headers=headers) for headers in (user, *strangers)]
         fleet, metrics = client.get("/fleet", headers=owner), client.get("/metrics", headers=owner)
     for response in told:
         assert response.status_code == 200
@@ -88,33 +96,9 @@ def test_who_serves_whom_is_for_admins(gateway, authorized):
         assert 'key="' not in response.text
     [model] = fleet.json()["models"]
     assert f'server="{model["servers"][0]["url"]}"' in metrics.text
-    assert 'key_requests_total{key="key-1"} 2.0' in metrics.text
-
-
-@pytest.mark.slow
-def test_a_key_is_for_some_models_only(gateway, triton, authorized):
-    keys, headers = authorized("models=other")
-    with gateway(keys_file=keys) as client:
-        assert error_of(chat(client, headers), 403)["code"] == "model_not_found"
-        assert error_of(client.get("/v1/models/tiny", headers=headers), 403)["code"] == "model_not_found"
-        assert client.get("/v1/models", headers=headers).json()["data"] == []
-        unknown = client.get("/v1/models/no-such-model", headers=headers)
-    assert unknown.status_code == 404
-    assert "tiny" not in unknown.text
-    assert triton.asked == []
-
-
-@pytest.mark.slow
-def test_limits_count_what_was_used(gateway, triton, authorized):
-    keys, headers = authorized("requests_per_minute=2 tokens_per_minute=100000")
-    with gateway(keys_file=keys) as client:
-        first, second, third = (chat(client, headers) for _ in range(3))
-    assert (first.status_code, second.status_code) == (200, 200)
-    assert first.headers["x-ratelimit-remaining-requests"] == "1"
-    assert int(second.headers["x-ratelimit-remaining-tokens"]) > 100_000 - 10 - 60  # 10 used, and a guess
-    assert error_of(third, 429)["code"] == "rate_limit_exceeded"
-    assert 1 <= int(third.headers["retry-after"]) <= 30
-    assert len(triton.asked) == 2
+    assert re.search(r'key_requests_total\{key="key-1"\} [\d.]+', metrics.text)
+    with gateway(keys_file=keys, metrics_need_key=True) as client:
+        assert [client.get("/metrics", headers=headers).status_code for headers in ({}, owner)] == [401, 200]
 
 
 @pytest.mark.slow
@@ -145,7 +129,7 @@ def test_ids_and_headers_go_through(gateway, triton, tmp_path, collector):
 
 @pytest.mark.slow
 def test_a_full_disk_costs_lines_of_the_access_log_and_no_answer(gateway, caplog):
-    """Found by filling a disk under load: each request wrote a traceback to the gateway's own log."""
+    """Each request wrote a traceback to the gateway's own log."""
     with gateway(access_log="/dev/full") as client:
         assert [chat(client).status_code for _ in range(3)] == [200] * 3
     [told] = [record.getMessage() for record in caplog.records if "access log" in record.getMessage()]
@@ -266,3 +250,109 @@ def test_a_body_that_is_refused_before_its_end_is_not_waited_for(gateway, author
                 assert document["error"]["message"]
         for path in ("/v1/models", "/v1/nothing"):  # without a body the connection is kept
             assert "connection" not in client.get(path).headers
+
+
+# --- What the limits of a key count ---
+
+LIMIT = 60_000
+PROMPT = "word " * 16_000
+"""20,000 tokens by its bytes."""
+
+
+@pytest.fixture
+def limited(triton, tmp_path, monkeypatch):
+    """Of a key whose budget is not refilled in any time that a test may take."""
+    monkeypatch.setattr(rate_table, "_MINUTE_S", 1e9)
+    key, line = new_key("ann")
+    (tmp_path / "keys").write_text(f"{line} tokens_per_minute={LIMIT}")
+    with (
+        gateway_before(triton, keys_file=tmp_path / "keys") as address,
+        httpx.Client(base_url=address, headers={"Authorization": f"Bearer {key}"}, timeout=60) as client,
+    ):
+        yield client
+
+
+def leave(limited, triton, path, body, until):
+    """Ask, and close the connection when these bytes have come. Returns how many tokens the key has lost by it."""
+    headers = {"Authorization": limited.headers["authorization"]}
+    with leaving(f"{limited.base_url}".rstrip("/") + path, body, until=until, headers=headers):
+        wait_for(lambda: triton.asked)
+    wait_for(lambda: re.search(r"clients_left_total\{.*\} 1.0", limited.get("/metrics").text))
+    return used(limited, triton)
+
+
+def used(limited, triton):
+    triton.script = answer(event(output_ids=[1]))
+    asked = limited.post("/tokenize", json={"prompt": "Hi"})
+    return LIMIT - int(asked.headers["x-ratelimit-remaining-tokens"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}]}),
+        ("/v1/completions", {"prompt": PROMPT}),
+        ("/v1/responses", {"input": PROMPT}),
+    ],
+)
+def test_a_stream_that_is_left_is_charged_as_far_as_it_came(limited, triton, path, prompt):
+    def long_answer(wire):
+        wire.head()
+        counts = {name: 20_000 for name in ("num_output_tokens",) if triton.asked[0].get(f"return_{name}")}
+        wire.chunk(event(text_output="Hello", **counts))
+        wire.wait_for_stop()
+        wire.chunk(b"")
+
+    triton.script = long_answer
+    lost = leave(limited, triton, path, {**prompt, "stream": True}, b"Hello")
+    assert 40_000 <= lost < 40_200
+
+
+@pytest.mark.slow
+def test_an_answer_that_nobody_waits_for_is_charged_with_its_prompt(limited, triton):
+    def silent(wire):
+        wire.wait_for_stop()
+        answer(event(error="[E_CANCELLED] the client had gone"))(wire)
+
+    triton.script = silent
+    lost = leave(limited, triton, "/v1/completions", {"prompt": PROMPT, "max_tokens": 9000}, b"")
+    assert 20_000 <= lost < 20_200
+
+
+@pytest.mark.slow
+def test_a_request_that_the_server_refuses_is_free(limited, triton):
+    triton.script = answer(event(error="[E_OVERLOADED] the queue is full"))
+    assert limited.post("/v1/completions", json={"prompt": PROMPT}).status_code == 429
+    assert used(limited, triton) < 100
+
+
+@pytest.mark.slow
+def test_prompts_that_ran_beside_one_that_is_refused_are_charged(limited, triton):
+    def bad_one_last(wire):
+        if next(asked for asked in triton.asked if asked["id"] == wire.request_id)["text_input"] == "bad":
+            wait_for(lambda: len(triton.asked) == 3)
+            answer(event(error="[E_INVALID_ARGUMENT] text_input: bad"))(wire)
+        else:
+            wire.wait_for_stop()
+            answer(event(error="[E_CANCELLED] stopped"))(wire)
+
+    triton.script = bad_one_last
+    asked = limited.post("/v1/completions", json={"prompt": [PROMPT, PROMPT, "bad"], "max_tokens": 1000})
+    assert asked.status_code == 400
+    assert 40_000 <= used(limited, triton) < 40_200
+
+
+@pytest.mark.slow
+def test_answers_that_lost_against_the_best_are_charged(limited, triton):
+    triton.script = answer(event(text_output="x", finish_reason="stop", num_input_tokens=3, num_output_tokens=1000))
+    asked = limited.post("/v1/completions", json={"prompt": "Hi", "best_of": 40, "n": 1})
+    assert asked.json()["usage"]["completion_tokens"] == 1000
+    assert 40_000 <= used(limited, triton) < 40_200
+
+
+@pytest.mark.slow
+def test_every_answer_of_several_is_reserved(limited, triton):
+    triton.script = answer(*(event(sequence_index=number, finish_reason="stop") for number in range(3)))
+    asked = limited.post("/v1/completions", json={"prompt": "Hi", "n": 3, "max_tokens": 10_000})
+    assert LIMIT - int(asked.headers["x-ratelimit-remaining-tokens"]) > 30_000

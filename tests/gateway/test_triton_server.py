@@ -127,19 +127,24 @@ async def test_failures_are_told(triton, subtests):
                 assert text(await parts(server)) == "Héllo"
 
 
-async def test_a_task_with_a_strange_answer_is_an_upstream_error(triton):
+async def test_a_task_and_its_outputs(triton):
     async with server_of(triton) as server:
+        triton.script = answer(event(output_ids=[1, 2], num_input_tokens=2))
+        assert await server.ask(call(task="tokenize")) == {"output_ids": [1, 2], "num_input_tokens": 2}
+        assert json.loads(str((await server.ask(call(task="describe")))["model_info"]))["name"] == "tiny"
         for body in (b"data: nonsense\n\n", b"", b"data: 5\n\n"):
             triton.script = answer(body)
             assert "not the model's" in str(await error_of(server.ask(call(task="tokenize"))))
 
 
-async def test_the_text_before_an_error_comes_first(triton):
+async def test_the_text_before_an_error_comes_first_and_an_event_may_have_many_megabytes(triton):
     async with server_of(triton) as server:
         triton.script = answer(HELLO[0] + event(error="[E_INTERNAL] broken"))
         async with aclosing(server.generate(call())) as found:
             assert text(await anext(found)) == "Hé"
             assert str(await error_of(anext(found))) == "broken"
+        triton.script = answer(event(text_output="é" * 5_000_000), cuts=65_536)
+        assert len(text(await parts(server))) == 5_000_000
 
 
 async def test_a_connection_with_an_answer_left_in_it_is_not_used_again(triton):
@@ -154,7 +159,12 @@ async def test_a_connection_with_an_answer_left_in_it_is_not_used_again(triton):
     connection.close()
 
 
-async def test_a_server_without_tls_is_asked_by_https():
+async def test_a_server_that_cant_be_reached():
+    for address in (f"http://{'a' * 64}:1", "http://a..b:1", "http://127.0.0.1:9"):
+        error = await error_of(parts(TritonServer(address, "m")))
+        assert "can't connect" in str(error)
+        assert (error.unprocessed, error.died) == (True, False)
+
     async def close(reader, writer):
         await reader.read(1 << 16)
         writer.close()
@@ -165,20 +175,16 @@ async def test_a_server_without_tls_is_asked_by_https():
             await connect(f"https://127.0.0.1:{port}", ssl.create_default_context())
 
 
-async def test_a_name_that_no_host_can_have_and_a_port_where_nobody_listens():
-    for address in (f"http://{'a' * 64}:1", "http://a..b:1", "http://127.0.0.1:9"):
-        error = await error_of(parts(TritonServer(address, "m")))
-        assert "can't connect" in str(error)
-        assert (error.unprocessed, error.died) == (True, False)
-
-
 async def test_requests_one_after_another_share_a_connection(triton):
+    """And an answer that has ended was heard once."""
     async with server_of(triton) as server:
         for script in (answer(*HELLO), refusal(400, "[E_UNSUPPORTED] n"), answer(*HELLO, cuts=1)):
             triton.script = script
             with suppress(UpstreamError):
                 await parts(server)
+        assert [server.heard(), server.heard()] == [True, False]
         assert await server.get("/v2/health/ready") == (200, b"")
+        assert not server.heard()
         await server.ask(call(task="describe"))
         assert triton.connections == 1
 
@@ -228,14 +234,6 @@ async def test_a_request_that_is_abandoned_on_a_used_connection_is_not_sent_agai
         assert (len(triton.asked), triton.connections) == (2, 1)
 
 
-async def test_an_answer_that_has_ended_was_heard_once(triton):
-    async with server_of(triton) as server:
-        await parts(server)
-        assert [server.heard(), server.heard()] == [True, False]
-        await server.get("/v2/health/ready")
-        assert not server.heard()
-
-
 @pytest.mark.parametrize("loop_class", [asyncio.SelectorEventLoop, uvloop.Loop])
 def test_a_connection_that_closes_as_soon_as_it_is_made(triton, loop_class):
     class LosingLoop(loop_class):
@@ -255,36 +253,25 @@ def test_a_connection_that_closes_as_soon_as_it_is_made(triton, loop_class):
     assert (raised.value.unprocessed, raised.value.died) == (True, False)
 
 
-def closed_unseen(wire):
-    """End the answer, and close the connection when the next request comes on it."""
-    answer(*HELLO)(wire)
-    wire._connection.recv(1)
-    wire.reset()
+@pytest.mark.parametrize("dies", [False, True])
+async def test_a_connection_that_closes_under_a_request_is_replaced(triton, dies):
+    """Whether it was closed for its age or by the server's death is told by the next one."""
 
-
-async def test_a_server_that_takes_a_request_and_is_gone_then_has_died(triton):
-    """Whether the used connection was closed for its age or by the server's death is told by the next one."""
-
-    def dies_at_the_second(wire):
+    def closed_unseen(wire):
         answer(*HELLO)(wire)
-        wire._connection.recv(1)
-        triton.die()
+        wire._connection.recv(1)  # of the next request
+        (triton.die if dies else wire.reset)()
 
-    async with server_of(triton) as server:
-        triton.script = dies_at_the_second
-        assert text(await parts(server)) == "Héllo"
-        with pytest.raises(UpstreamError, match="can't connect") as raised:
-            await parts(server)
-        assert raised.value.died
-
-
-async def test_a_connection_that_closes_under_a_request_is_replaced(triton):
     async with server_of(triton) as server:
         triton.script = closed_unseen
         assert text(await parts(server)) == "Héllo"
-        triton.script = answer(*HELLO)
-        assert text(await parts(server)) == "Héllo"
-        assert triton.connections == 2
+        if dies:
+            error = await error_of(parts(server))
+            assert ("can't connect" in str(error), error.died) == (True, True)
+        else:
+            triton.script = answer(*HELLO)
+            assert text(await parts(server)) == "Héllo"
+            assert triton.connections == 2
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -339,20 +326,6 @@ async def test_an_answer_that_is_left_is_stopped_and_its_connection_used_again(t
         assert triton.connections == 2  # one for the answer, one for the stop
 
 
-async def test_a_request_without_an_answer_yet_is_stopped(triton):
-    async with server_of(triton) as server:
-        triton.script = silent_until_stopped
-        task = asyncio.create_task(parts(server, call("silent")))
-        await until(lambda: triton.asked)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await stopped(triton, "silent")
-        await server.close()
-        triton.script = answer(*HELLO)
-        assert text(await parts(server)) == "Héllo"
-
-
 @pytest.mark.parametrize(
     ("late", "handover", "code"),
     [
@@ -403,16 +376,3 @@ async def test_a_server_that_ignores_the_stop_loses_the_connection(triton, monke
                 break
         await server.close()
         assert not server._stopping
-
-
-async def test_one_event_of_many_megabytes(triton):
-    async with server_of(triton) as server:
-        triton.script = answer(event(text_output="é" * 5_000_000), cuts=65_536)
-        assert len(text(await parts(server))) == 5_000_000
-
-
-async def test_outputs_of_a_task(triton):
-    async with server_of(triton) as server:
-        triton.script = answer(event(output_ids=[1, 2], num_input_tokens=2))
-        assert await server.ask(call(task="tokenize")) == {"output_ids": [1, 2], "num_input_tokens": 2}
-        assert json.loads(str((await server.ask(call(task="describe")))["model_info"]))["name"] == "tiny"
