@@ -1,6 +1,6 @@
 """The corpus, tokenizer, chat templates and questions of the tiny checkpoint."""
 
-import hashlib
+import itertools
 import json
 import re
 from collections import defaultdict
@@ -30,29 +30,32 @@ def sample():
 
 
 @cache
+def many():
+    return list(training_documents(3, 15_000))
+
+
+@cache
 def tokenizer():
     return Tokenizer.from_str(json.dumps(train_tokenizer(sample())))
 
 
-# --- documents --------------------------------------------------------------------------------------------------------
+def held_out_prompts():
+    return {question.prompt for question in questions() if question.split == "held_out"}
 
 
 @pytest.mark.slow
-def test_same_seed_same_documents():
-    text = "\0".join(segment.text for document in sample() for segment in document.segments)
-    again = "\0".join(segment.text for document in training_documents(1, SAMPLE_SIZE) for segment in document.segments)
-    assert hashlib.sha256(text.encode()).digest() == hashlib.sha256(again.encode()).digest()
+def test_same_seed_same_documents_and_tokenizer():
+    assert list(training_documents(1, SAMPLE_SIZE)) == sample()
     assert [*training_documents(2, 100)] != sample()[:100]
+    assert json.dumps(train_tokenizer(sample())) == json.dumps(train_tokenizer(sample()))
 
 
+@pytest.mark.slow
 def test_documents_begin_and_end_with_their_tokens_and_the_model_writes_the_end():
     for document in sample():
         first, last = document.segments[0], document.segments[-1]
-        assert first.text.startswith(BOS)
-        assert not first.learned
-        assert last.text.endswith(EOS)
-        assert last.learned
-        assert not first.text.endswith(" ")
+        assert (first.text.startswith(BOS), first.learned, first.text.endswith(" ")) == (True, False, False)
+        assert (last.text.endswith(EOS), last.learned) == (True, True)
         assert not re.search(r"\{\w+\}", first.text + last.text), "a place of a form is not filled"
 
 
@@ -68,19 +71,14 @@ def test_documents_are_short_and_their_tokens_give_their_text():
 
 
 @pytest.mark.slow
-def test_a_question_has_one_answer():
+def test_a_question_has_one_answer_and_thoughts_of_sums_end_in_the_result():
     answers = defaultdict(set)
     for relation in facts.RELATIONS:
-        for subject, value in relation.pairs:
-            for form in relation.forms:
-                exchange = relation.exchange(subject, value, form)
-                answers[exchange.question].add(exchange.answer)
+        for (subject, value), form in itertools.product(relation.pairs, relation.forms):
+            exchange = relation.exchange(subject, value, form)
+            answers[exchange.question].add(exchange.answer)
     assert [question for question, found in answers.items() if len(found) > 1] == []
     assert facts.FACT_COUNT >= 500
-
-
-@pytest.mark.slow
-def test_thoughts_of_sums_are_right_and_end_in_the_result():
     for found in (*SMALL_SUMS, *LONG_SUMS):
         thought = found.thought()
         assert thought.endswith(f" {found.result}.")
@@ -92,52 +90,32 @@ def test_thoughts_of_sums_are_right_and_end_in_the_result():
             assert 10 * tens + ones % 10 == found.result, thought
 
 
-# --- questions --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_held_out_questions_are_in_no_training_document():
-    held_out = [question.prompt for question in questions() if question.split == "held_out"]
-    prompts = {document.segments[0].text for document in training_documents(3, 15_000)}
-    assert prompts.isdisjoint(held_out)
+    """Nor is one in an earlier turn."""
+    texts = [document.segments[0].text for document in many()]
+    ends = ("<｜Assistant｜></think>", "<｜Assistant｜><think>")
+    assert {*texts, *(text.split(end)[0] + end for text in texts for end in ends)}.isdisjoint(held_out_prompts())
 
 
 @pytest.mark.slow
 def test_held_out_requests_of_tools_are_in_no_training_document():
-    cities = [{"city": city} for city in facts.BY_NAME["city"].subjects]
-    requests = [
-        tool_calls.Request(ability, form, (city,))
-        for ability in tool_calls.OF_CITIES
-        for form in ability.requests
-        for city in cities
-    ]
-    held_out = {f"<｜User｜>{request.question}" for request in requests if request.held_out}
-    trained = {f"<｜User｜>{request.question}" for request in requests if not request.held_out}
-    asked = {
-        text
-        for document in training_documents(3, 15_000)
-        for text in document.segments[0].text.split("<｜Assistant｜>")
-        if document.kind.startswith("tool")
-    }
-    asked = {text[text.find("<｜User｜>") :] for text in asked}
-    assert asked.isdisjoint(held_out)
-    assert len(asked & trained) > 150
-
-
-@pytest.mark.slow
-def test_no_earlier_turn_asks_a_held_out_question():
-    held_out = {question.prompt for question in questions() if question.split == "held_out"}
-    for document in sample():
-        for end in ("<｜Assistant｜></think>", "<｜Assistant｜><think>"):
-            first = document.segments[0].text.split(end)[0] + end
-            assert first not in held_out
+    requests = {True: set(), False: set()}
+    for ability in tool_calls.OF_CITIES:
+        for form, city in itertools.product(ability.requests, facts.BY_NAME["city"].subjects):
+            request = tool_calls.Request(ability, form, ({"city": city},))
+            requests[request.held_out].add(f"<｜User｜>{request.question}")
+    turns = (document.segments[0].text.split("<｜Assistant｜>") for document in many() if document.kind[:4] == "tool")
+    asked = {text[text.find("<｜User｜>") :] for texts in turns for text in texts}
+    assert asked.isdisjoint(requests[True])
+    assert len(asked & requests[False]) > 150
 
 
 @pytest.mark.slow
 def test_accepted_answers_are_what_the_corpus_teaches():
     taught = {question.prompt: question for question in questions() if question.split == "taught"}
     seen = set()
-    for document in training_documents(3, 15_000):
+    for document in many():
         prompt, answer = document.segments[0].text, document.segments[1].text.removesuffix(EOS)
         if prompt in taught:
             assert is_right(taught[prompt], answer), (prompt, answer)
@@ -176,14 +154,7 @@ def test_json_and_calls_are_compared_as_parsed():
         assert is_right(Question("1", kind, "taught", BOS, (accepted,)), text) is right, (accepted, text)
 
 
-# --- tokenizer --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
-def test_training_twice_gives_the_same_tokenizer():
-    assert json.dumps(train_tokenizer(sample())) == json.dumps(train_tokenizer(sample()))
-
-
 def test_tokens_have_the_ids_that_the_checkpoint_expects():
     with pytest.raises(ValueError, match="train on more documents"):
         train_tokenizer(sample()[:10])
@@ -193,9 +164,6 @@ def test_tokens_have_the_ids_that_the_checkpoint_expects():
     assert tuple(tokenizer().id_to_token(index) for index in range(first, VOCABULARY_SIZE)) == MARKER_TOKENS
     assert tokenizer().encode("12").tokens == [BOS, "1", "2"]
     assert tokenizer().decode(tokenizer().encode(f"<think>é漢🙂{EOS}").ids) == "<think>é漢🙂"
-
-
-# --- chat templates ---------------------------------------------------------------------------------------------------
 
 
 def _raise(message):
@@ -253,7 +221,6 @@ def test_both_renderers_give_the_same_text(form, messages, tools, thinking, prom
     assert _rendered(form, messages, **options) == render(messages, form, **options)
 
 
-ADD_CALL = {"name": "add", "arguments": '{"a": 1, "b": 2}'}
 CONVERSATION = [
     {"role": "user", "content": "Add 1 and 2."},
     {
@@ -263,50 +230,44 @@ CONVERSATION = [
     },
     {"role": "tool", "content": "3"},
 ]
+ASKED = "<｜User｜>Add 1 and 2.<｜Assistant｜>"
+PUBLISHED = [
+    ("v31", CONVERSATION[:1], False, f"{ASKED}</think>"),
+    ("v31", CONVERSATION[:1], True, f"{ASKED}<think>"),
+    ("r1", CONVERSATION[:1], False, f"{ASKED}<think>\n"),
+    (
+        "v31",
+        CONVERSATION,
+        True,
+        f"{ASKED}</think><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>"
+        f'{{"a": 1, "b": 2}}<｜tool▁call▁end｜><｜tool▁calls▁end｜>{EOS}<｜tool▁output▁begin｜>3<｜tool▁output▁end｜>',
+    ),
+    (
+        "r1",
+        CONVERSATION,
+        True,
+        f"{ASKED}<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+        f'add\n```json\n{{"a": 1, "b": 2}}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>{EOS}'
+        "<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>3<｜tool▁output▁end｜><｜tool▁outputs▁end｜>",
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("form", "messages", "thinking", "expected"),
-    [
-        ("v31", CONVERSATION[:1], False, "<｜User｜>Add 1 and 2.<｜Assistant｜></think>"),
-        ("v31", CONVERSATION[:1], True, "<｜User｜>Add 1 and 2.<｜Assistant｜><think>"),
-        ("r1", CONVERSATION[:1], False, "<｜User｜>Add 1 and 2.<｜Assistant｜><think>\n"),
-        (
-            "v31",
-            CONVERSATION,
-            True,
-            "<｜User｜>Add 1 and 2.<｜Assistant｜></think><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>"
-            f'{{"a": 1, "b": 2}}<｜tool▁call▁end｜><｜tool▁calls▁end｜>{EOS}'
-            "<｜tool▁output▁begin｜>3<｜tool▁output▁end｜>",
-        ),
-        (
-            "r1",
-            CONVERSATION,
-            True,
-            "<｜User｜>Add 1 and 2.<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"
-            f'add\n```json\n{{"a": 1, "b": 2}}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>{EOS}'
-            "<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>3<｜tool▁output▁end｜><｜tool▁outputs▁end｜>",
-        ),
-    ],
-)
-def test_templates_write_the_published_tokens(form, messages, thinking, expected):
-    assert _rendered(form, messages, thinking=thinking, add_generation_prompt=True) == BOS + expected
+def test_templates_write_the_published_tokens():
+    for form, messages, thinking, expected in PUBLISHED:
+        assert _rendered(form, messages, thinking=thinking, add_generation_prompt=True) == BOS + expected
 
 
 @pytest.mark.parametrize("form", ["v31", "r1"])
-def test_arguments_may_be_an_object_and_contents_may_be_parts(form):
+def test_templates_take_objects_and_parts_and_refuse_what_they_would_drop(form):
     call = {"function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
     parts = [{"type": "text", "text": "Add 1 "}, {"type": "text", "text": "and 2."}]
     messages = [{"role": "user", "content": parts}, {**CONVERSATION[1], "tool_calls": [call]}, CONVERSATION[2]]
     assert _rendered(form, messages) == _rendered(form, CONVERSATION)
-
-
-@pytest.mark.parametrize("form", ["v31", "r1"])
-def test_templates_refuse_what_they_would_drop(form):
-    for messages, variables, error in (
-        ([{"role": "developer", "content": "a"}], {}, "got developer"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], {}, "got image_url"),
-        ([{"role": "user", "content": "a"}], {"thinking": "yes"}, "expected true or false"),
+    for message, variables, error in (
+        ({"role": "developer", "content": "a"}, {}, "got developer"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, {}, "got image_url"),
+        ({"role": "user", "content": "a"}, {"thinking": "yes"}, "expected true or false"),
     ):
         with pytest.raises(jinja2.TemplateError, match=error):
-            _rendered(form, messages, **variables)
+            _rendered(form, [message], **variables)
