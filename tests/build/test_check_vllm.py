@@ -51,41 +51,40 @@ def test_a_right_repository_has_only_the_note_about_its_checkpoint(tmp_path):
     assert (model.variant, model.precision, model.gpu, model.num_gpus) == ("deepseek-r1", "fp8", "h200", 8)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "code", "line", "words"),
-    [
-        ("max_num_seqs:", "max_num_seq:", "S011", 6, "did you mean max_num_seqs?"),
-        ("max_num_seqs: 256", "max_num_seqs: '256'", "S014", 6, "without quotes"),
-        ("max_num_seqs: 256", "max_num_seqs: true", "S014", 6, "whole number"),
-        ("max_num_seqs: 256", "max_num_seqs: 0", "S016", 6, "from 1"),
-        ("max_num_seqs: 256", "max_num_batched_tokens: -1\nmax_num_seqs: 256", "S016", 6, "from 1"),
-        ("max_num_seqs: 256", "block_size: 0\nmax_num_seqs: 256", "S016", 6, "from 1"),
-        ("max_num_seqs: 256", "max_batch_size: 256", "S013", 6, "write max_num_seqs: 256"),
-        ("  method: mtp", "  decoding_type: MTP", "S013", 9, "under speculative_config: write method: mtp"),
-        ("max_num_seqs: 256", "compilation_config:\n  level: 3", "S013", 7, "under compilation_config: write mode: 3"),
-        ("  method: mtp", "  methods: mtp", "S011", 9, "did you mean method, under speculative_config?"),
-        ("max_num_seqs: 256", "attention_backend: flashmla\nmax_num_seqs: 256", "", 0, ""),
-        ("max_num_seqs: 256", "attention_backend: FLASH_MLA", "S015", 6, "did you mean FLASHMLA?"),
-        ("max_num_seqs: 256", "kv_cache_config:\n  dtype: fp8", "S013", 7, "write kv_cache_dtype: fp8"),
-        ("max_num_seqs: 256", "kv_cache_config:\n  sink: 1", "S011", 6, "is not an argument of vLLM"),
-        ("max_num_seqs: 256", "max_inflight: 256", "S011", 6, "indent it"),
-        ("  decoupled: true", "  decoupled: true\n  max_num_seqs: 1", "T001", 14, "move it to the top level"),
-        ("  engine: vllm", "  engine: vlm", "T002", 12, "tensorrt_llm, vllm, reference"),
-        ("max_num_seqs: 256", "pipeline_parallel_size: 2", "T013", 0, "8 GPUs for 16 ranks"),
-        ("max_num_seqs: 256", "data_parallel_size: 2", "T013", 0, "8 GPUs for 16 ranks"),
-        ("tensor_parallel_size: 8", "tensor_parallel_size: 4", "T014", 0, "8 GPUs for 4 ranks"),
-        ("model: deepseek-ai/DeepSeek-R1", "model:", "S020", 1, "no model is named"),
-    ],
-)
-def test_an_edit_is_found(tmp_path, old, new, code, line, words):
-    report = check_repository(repository(tmp_path, edited(MODEL_YAML, old, new)), OPTIONS)
+SEQS, METHOD = "max_num_seqs: 256", "  method: mtp"
+EDITS = [  # what is replaced, by what, the code of the finding, its line and words of it
+    ("max_num_seqs:", "max_num_seq:", "S011", 6, "did you mean max_num_seqs?"),
+    (SEQS, "max_num_seqs: '256'", "S014", 6, "without quotes"),
+    (SEQS, "max_num_seqs: true", "S014", 6, "whole number"),
+    (SEQS, "max_num_seqs: 0", "S016", 6, "from 1"),
+    (SEQS, f"max_num_batched_tokens: -1\n{SEQS}", "S016", 6, "from 1"),
+    (SEQS, f"block_size: 0\n{SEQS}", "S016", 6, "from 1"),
+    (SEQS, "max_batch_size: 256", "S013", 6, "write max_num_seqs: 256"),
+    (METHOD, "  decoding_type: MTP", "S013", 9, "under speculative_config: write method: mtp"),
+    (SEQS, "compilation_config:\n  level: 3", "S013", 7, "under compilation_config: write mode: 3"),
+    (METHOD, "  methods: mtp", "S011", 9, "did you mean method, under speculative_config?"),
+    (SEQS, f"attention_backend: FLASH_MLA\n{SEQS}", "S015", 6, "did you mean FLASHMLA?"),
+    (SEQS, "kv_cache_config:\n  dtype: fp8", "S013", 7, "write kv_cache_dtype: fp8"),
+    (SEQS, "kv_cache_config:\n  sink: 1", "S011", 6, "is not an argument of vLLM"),
+    (SEQS, "max_inflight: 256", "S011", 6, "indent it"),
+    ("  decoupled: true", "  decoupled: true\n  max_num_seqs: 1", "T001", 14, "move it to the top level"),
+    ("  engine: vllm", "  engine: vlm", "T002", 12, "tensorrt_llm, vllm, reference"),
+    (SEQS, "pipeline_parallel_size: 2", "T013", 0, "8 GPUs for 16 ranks"),
+    (SEQS, "data_parallel_size: 2", "T013", 0, "8 GPUs for 16 ranks"),
+    ("tensor_parallel_size: 8", "tensor_parallel_size: 4", "T014", 0, "8 GPUs for 4 ranks"),
+    ("model: deepseek-ai/DeepSeek-R1", "model:", "S020", 1, "no model is named"),
+]
 
-    if not code:
-        assert serious(report) == []
-        return
-    finding = only(report, code)
-    assert words in f"{finding.message}; {finding.fix}"
-    assert line in (0, finding.line)
+
+def test_an_edit_is_found(tmp_path, subtests):
+    for number, (old, new, code, line, words) in enumerate(EDITS):
+        report = check_repository(repository(tmp_path / str(number), edited(MODEL_YAML, old, new)), OPTIONS)
+        with subtests.test(f"{new}: {code}"):
+            finding = only(report, code)
+            assert words in f"{finding.message}; {finding.fix}"
+            assert line in (0, finding.line)
+    in_small_letters = edited(MODEL_YAML, SEQS, f"attention_backend: flashmla\n{SEQS}")
+    assert serious(check_repository(repository(tmp_path / "right", in_small_letters), OPTIONS)) == []
 
 
 PLANS = [
@@ -204,27 +203,26 @@ _W4A8 = {**_INT4, "input_activations": {"num_bits": 8}}
 _INT8 = {"weights": {"num_bits": 8, "type": "int"}}
 
 
-@pytest.mark.parametrize(
-    ("quantization", "precision"),
-    [
-        ({"quant_method": "awq", "bits": 4}, "w4a16"),
-        ({"quant_method": "gptq", "bits": 4}, "w4a16"),
-        ({"quant_method": "gptq", "bits": 8}, None),
-        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": _INT4}}, "w4a16"),
-        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": _INT4, "group_1": _INT8}}, None),
-        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": _W4A8}}, None),
-        ({"quant_method": "compressed-tensors", "config_groups": {}}, None),
-        ({"quant_method": "compressed-tensors", "config_groups": [4]}, None),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
-    ],
-)  # fmt: skip
-def test_weights_of_4_bits_are_known_by_what_made_them(tmp_path, quantization, precision):
-    text = json.dumps({"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": quantization})
-    (tmp_path / "config.json").write_text(text)
+PRECISIONS = [
+    ({"quant_method": "awq", "bits": 4}, "w4a16"),
+    ({"quant_method": "gptq", "bits": 4}, "w4a16"),
+    ({"quant_method": "gptq", "bits": 8}, None),
+    ({"quant_method": "compressed-tensors", "config_groups": {"group_0": _INT4}}, "w4a16"),
+    ({"quant_method": "compressed-tensors", "config_groups": {"group_0": _INT4, "group_1": _INT8}}, None),
+    ({"quant_method": "compressed-tensors", "config_groups": {"group_0": _W4A8}}, None),
+    ({"quant_method": "compressed-tensors", "config_groups": {}}, None),
+    ({"quant_method": "compressed-tensors", "config_groups": [4]}, None),
+    ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+]
 
-    facts, _ = read_facts(tmp_path, "weights", for_vllm=True)
 
-    assert facts.precision == precision
+def test_weights_of_4_bits_are_known_by_what_made_them(tmp_path):
+    found = []
+    for quantization, _ in PRECISIONS:
+        text = json.dumps({"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": quantization})
+        (tmp_path / "config.json").write_text(text)
+        found.append((quantization, read_facts(tmp_path, "weights", for_vllm=True)[0].precision))
+    assert found == PRECISIONS
 
 
 # Triton's own vLLM backend
@@ -273,29 +271,29 @@ def settings_of(command, version="0.24.0"):
     return given.settings
 
 
-@pytest.mark.parametrize(
-    ("flags", "settings"),
-    [
-        ("-tp 8 -dp=2", {"tensor_parallel_size": 8, "data_parallel_size": 2}),
-        ("--tensor_parallel_size=8", {"tensor_parallel_size": 8}),
-        ("--max-num-batched-tokens 32k --block-size 64", {"max_num_batched_tokens": 32000, "block_size": 64}),
-        ("--max-num-batched-tokens 32K", {"max_num_batched_tokens": 32768}),
-        ("--max-model-len auto", {}),
-        ("--no-enable-prefix-caching --enable-dbo", {"enable_prefix_caching": False, "enable_dbo": True}),
-        ("--cudagraph-capture-sizes 1 2 4", {"cudagraph_capture_sizes": [1, 2, 4]}),
-        ("--compilation-config.cudagraph_mode FULL -O3", {"compilation_config.cudagraph_mode": "FULL"}),
-        ("-cc.mode 3", {"compilation_config.mode": 3}),
-        ("--max-model-len -1 --max-logprobs -1", {"max_model_len": -1, "max_logprobs": -1}),
-        (
-            "--speculative-config '{\"method\": \"mtp\", \"num_speculative_tokens\": 2}'",
-            {"speculative_config.method": "mtp", "speculative_config.num_speculative_tokens": 2},
-        ),
-        ("--host 0.0.0.0 --port 8000 --tool-call-parser deepseek_v3 --api-key x", {}),
-        ('--moe-backend "${MOE:-deep_gemm}" --kv-cache-dtype "$KV"', {"moe_backend": "deep_gemm"}),
-    ],
-)  # fmt: skip
-def test_flags_count_as_vllm_serve_takes_them(flags, settings):
-    assert settings_of(f"vllm serve deepseek-ai/DeepSeek-R1 {flags}") == settings
+MTP = '\'{"method": "mtp", "num_speculative_tokens": 2}\''
+FLAGS = {
+    "-tp 8 -dp=2": {"tensor_parallel_size": 8, "data_parallel_size": 2},
+    "--tensor_parallel_size=8": {"tensor_parallel_size": 8},
+    "--max-num-batched-tokens 32k --block-size 64": {"max_num_batched_tokens": 32000, "block_size": 64},
+    "--max-num-batched-tokens 32K": {"max_num_batched_tokens": 32768},
+    "--max-model-len auto": {},
+    "--no-enable-prefix-caching --enable-dbo": {"enable_prefix_caching": False, "enable_dbo": True},
+    "--cudagraph-capture-sizes 1 2 4": {"cudagraph_capture_sizes": [1, 2, 4]},
+    "--compilation-config.cudagraph_mode FULL -O3": {"compilation_config.cudagraph_mode": "FULL"},
+    "-cc.mode 3": {"compilation_config.mode": 3},
+    "--max-model-len -1 --max-logprobs -1": {"max_model_len": -1, "max_logprobs": -1},
+    f"--speculative-config {MTP}": {
+        "speculative_config.method": "mtp",
+        "speculative_config.num_speculative_tokens": 2,
+    },
+    "--host 0.0.0.0 --port 8000 --tool-call-parser deepseek_v3 --api-key x": {},
+    '--moe-backend "${MOE:-deep_gemm}" --kv-cache-dtype "$KV"': {"moe_backend": "deep_gemm"},
+}
+
+
+def test_flags_count_as_vllm_serve_takes_them():
+    assert {flags: settings_of(f"vllm serve deepseek-ai/DeepSeek-R1 {flags}") for flags in FLAGS} == FLAGS
 
 
 def test_a_flag_without_its_value_is_said_to_have_none():

@@ -83,51 +83,36 @@ def expected(size):
     return "W010", f"{message}{num_cut}, the first {name}, {at}"
 
 
-@pytest.mark.parametrize("has_index", [True, False])
-def test_a_file_cut_at_any_byte_is_one_finding_with_the_byte(tmp_path, has_index):
-    if has_index:
-        write_index(tmp_path, dict.fromkeys(SIZES, SHARD))
-    for size in [*range(len(CONTENT)), len(CONTENT) + 1]:
-        (tmp_path / SHARD).write_bytes((CONTENT + b"x")[:size])
+def test_a_file_cut_at_any_byte_is_one_finding_with_the_byte(tmp_path):
+    for has_index in (False, True):
+        if has_index:
+            write_index(tmp_path, dict.fromkeys(SIZES, SHARD))
+        for size in [*range(len(CONTENT)), len(CONTENT) + 1]:
+            (tmp_path / SHARD).write_bytes((CONTENT + b"x")[:size])
+            finding = only(look(tmp_path))
+            code, message = expected(size)
+            assert (finding.code, finding.message, finding.file) == (code, message, str(tmp_path / SHARD))
 
-        finding = only(look(tmp_path))
-
-        code, message = expected(size)
-        assert (finding.code, finding.message, finding.file) == (code, message, str(tmp_path / SHARD))
-
-
-def test_a_complete_file_has_no_findings(tmp_path):
     (tmp_path / SHARD).write_bytes(CONTENT)
-    write_index(tmp_path, dict.fromkeys(SIZES, SHARD))
-
     assert look(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"<!DOCTYPE html>", "byte 0 says that the header has 5,789,751,444,030,890,300 bytes"),
-        (struct.pack("<Q", 100_000_001), "byte 0 says that the header has 100,000,001 bytes"),
-        (struct.pack("<Q", 5) + b"{'a':", "the header is not JSON at byte 9"),
-        (bytes(100), "byte 0 says that the header has 0 bytes: nothing was written there"),
-    ],
-)
-def test_a_broken_header_is_reported_with_its_byte(tmp_path, content, words):
-    (tmp_path / SHARD).write_bytes(content)
-
-    finding = only(look(tmp_path))
-
-    assert finding.code == "W009"
-    assert words in finding.message
+BROKEN = {
+    b"<!DOCTYPE html>": "byte 0 says that the header has 5,789,751,444,030,890,300 bytes",
+    struct.pack("<Q", 100_000_001): "byte 0 says that the header has 100,000,001 bytes",
+    struct.pack("<Q", 5) + b"{'a':": "the header is not JSON at byte 9",
+    bytes(100): "byte 0 says that the header has 0 bytes: nothing was written there",
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n": "Git LFS pointer",
+}
 
 
-def test_the_fix_for_a_git_lfs_pointer_is_to_fetch_the_file(tmp_path):
-    (tmp_path / SHARD).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n")
-
-    finding = only(look(tmp_path))
-
-    assert "Git LFS pointer" in finding.message
-    assert "git lfs pull" in finding.fix
+def test_a_broken_header_is_reported_with_its_byte(tmp_path):
+    for content, words in BROKEN.items():
+        (tmp_path / SHARD).write_bytes(content)
+        finding = only(look(tmp_path))
+        assert finding.code == "W009"
+        assert words in finding.message
+        assert ("git lfs pull" in finding.fix) == content.startswith(b"version")
 
 
 # The index and the headers
@@ -141,33 +126,25 @@ def pair(tmp_path):
     """Two shards, and an index that is right."""
     (tmp_path / FIRST).write_bytes(shard({"a": 8, "b": 8}))
     (tmp_path / SECOND).write_bytes(shard({"c": 8, "d": 8}))
-    write_index(tmp_path, {"a": FIRST, "b": FIRST, "c": SECOND, "d": SECOND})
+    write_index(tmp_path, WHOLE)
     return tmp_path
 
 
-def test_a_tensor_that_a_shard_lacks(pair):
-    write_index(pair, {"a": FIRST, "b": FIRST, "x": FIRST, "c": SECOND, "d": SECOND})
-
-    finding = only(look(pair))
-
-    assert (finding.code, finding.severity, finding.file) == ("W011", "error", str(pair / FIRST))
-    assert finding.message == "1 of the 3 tensors that the index lists for it are missing: x"
+WHOLE = {"a": FIRST, "b": FIRST, "c": SECOND, "d": SECOND}
+MAPS = [  # what the index says, and the code, severity, file and message of what is found
+    (WHOLE | {"x": FIRST}, ("W011", "error", FIRST, "1 of the 3 tensors that the index lists for it are missing: x")),
+    ({"a": FIRST, "c": SECOND, "d": SECOND}, ("W013", "warning", FIRST, "1 of its 2 tensors are not in the index: b")),
+]
 
 
-def test_a_tensor_that_the_index_lacks(pair):
-    write_index(pair, {"a": FIRST, "c": SECOND, "d": SECOND})
+def test_an_index_that_is_not_what_the_shards_hold(pair):
+    for weight_map, found in MAPS:
+        write_index(pair, weight_map)
+        one = only(look(pair))
+        assert (one.code, one.severity, one.file.removeprefix(f"{pair}/"), one.message) == found
 
-    finding = only(look(pair))
-
-    assert (finding.code, finding.severity, finding.file) == ("W013", "warning", str(pair / FIRST))
-    assert finding.message == "1 of its 2 tensors are not in the index: b"
-
-
-def test_a_tensor_in_another_shard_than_the_index_says(pair):
-    write_index(pair, {"a": FIRST, "b": SECOND, "c": SECOND, "d": SECOND})
-
+    write_index(pair, WHOLE | {"b": SECOND})
     by_code = {finding.code: finding for finding in look(pair)}
-
     assert (by_code["W013"].file, by_code["W011"].file) == (str(pair / FIRST), str(pair / SECOND))
     assert by_code["W013"].message == "1 of its 2 tensors are in another shard by the index: b"
 
@@ -181,34 +158,25 @@ def test_a_file_that_the_index_names_and_that_is_missing(pair):
     assert SECOND in finding.message
 
 
-def test_a_file_that_the_index_does_not_name_is_reported_with_its_size(pair):
-    (pair / "extra.safetensors").write_bytes(content := shard({"e": 8}))
-
+def test_a_file_that_the_index_does_not_name_is_reported_with_its_size_and_checked_because_it_is_read(pair):
+    content = shard({"e": 8})
+    (pair / "extra.safetensors").write_bytes(content)
     finding = only(look(pair))
-
     assert finding.code == "W012"
     assert f"TensorRT-LLM reads its {len(content)} bytes all the same" in finding.message
     assert files_read(pair) == ["extra.safetensors", FIRST, SECOND]
 
-
-def test_a_file_that_the_index_does_not_name_is_checked_because_it_is_read(pair):
-    (pair / "extra.safetensors").write_bytes(shard({"e": 8})[:-1])
-
+    (pair / "extra.safetensors").write_bytes(content[:-1])
     assert {finding.code for finding in look(pair)} == {"W012", "W010"}
 
 
-def test_an_engine_that_goes_by_the_index_does_not_read_the_others(pair):
+def test_an_engine_that_goes_by_the_index_does_not_read_the_others_but_a_single_file_first(pair):
     (pair / "extra.safetensors").write_bytes(b"")
-
     assert look(pair, only_indexed=True) == []
     assert files_read(pair, only_indexed=True) == [FIRST, SECOND]
 
-
-def test_an_engine_that_goes_by_the_index_takes_a_single_file_first(pair):
     (pair / "model.safetensors").write_bytes(shard({"e": 8}))
-
     (pair / FIRST).write_bytes(b"")
-
     assert look(pair, only_indexed=True) == []
     assert files_read(pair, only_indexed=True) == ["model.safetensors"]
 
@@ -224,7 +192,7 @@ def test_consolidated_files_are_not_read(pair):
 def test_a_file_in_a_folder_below_is_checked_but_tensorrt_llm_does_not_read_it(pair):
     (pair / "sub").mkdir()
     (pair / "sub" / "x.safetensors").write_bytes(b"")
-    write_index(pair, {"a": FIRST, "b": FIRST, "c": SECOND, "d": SECOND, "x": "sub/x.safetensors"})
+    write_index(pair, WHOLE | {"x": "sub/x.safetensors"})
 
     assert only(look(pair)).file == str(pair / "sub/x.safetensors")
     assert files_read(pair) == [FIRST, SECOND]
@@ -239,11 +207,10 @@ def test_the_files_are_checked_even_if_the_index_is_broken(pair):
     assert files_read(pair, only_indexed=True) == [FIRST, SECOND]
 
 
-@pytest.mark.parametrize("name", ["x\0.safetensors", "\ud800", "x" * 300], ids=["NUL", "surrogate", "too long"])
-def test_a_name_that_no_file_can_have_is_a_finding(pair, name):
-    write_index(pair, {"a": FIRST, "b": FIRST, "c": SECOND, "d": SECOND, "x": name})
-
-    assert only(look(pair)).severity == "error"
+def test_a_name_that_no_file_can_have_is_a_finding(pair):
+    for name in ("x\0.safetensors", "\ud800", "x" * 300):
+        write_index(pair, WHOLE | {"x": name})
+        assert only(look(pair)).severity == "error"
 
 
 # Out of reach
