@@ -118,6 +118,16 @@ def test_real_mounts_over_under_and_beside_each_other(tmp_path):
         check_against_kernel([*places, outer / "c"])
         assert (file_system_of(outer / "c").mount.source, file_system_of(outer / "c").reading.jobs) == ("three", 0)
         assert file_system_of(bound).mount.source == "two"
+        lower, merged = stack.enter_context(overlay(outer))
+        (lower / "weights").touch()
+        (tmp_path / "empty").mkdir()
+        layers = f"lowerdir={merged}:{tmp_path / 'empty'}"
+        over_it = stack.enter_context(mounted("-t", "overlay", "second", "-o", layers, on=tmp_path / "second"))
+        systems = [file_system_of(folder / "weights") for folder in (merged, over_it)]
+        assert [(each.mount.source, each.reading.kind, each.reading.jobs) for each in systems] == [
+            ("overlay", "memory", 0),
+            ("second", "memory", 0),
+        ]
 
 
 def check_against_kernel(places):
@@ -232,15 +242,3 @@ def test_how_the_kernel_writes_the_layers(tmp_path, monkeypatch):
     (tmp_path / "other/deep").mkdir(parents=True)
     (tmp_path / "other/deep/weights").touch()  # a folder of the overlay, mounted by itself
     assert "an overlay over ext4" in over(f"lowerdir={tmp_path}/other", tmp_path, root="/deep").reason
-
-
-def test_a_real_overlay_over_memory_and_one_over_it(tmp_path):
-    with mounted("-t", "tmpfs", "memory", on=tmp_path / "memory") as memory, overlay(memory) as (lower, merged):
-        (lower / "weights").touch()
-        system = file_system_of(merged / "weights")
-        assert (system.mount.type, system.reading.kind, system.reading.jobs) == ("overlay", "memory", 0)
-        (tmp_path / "empty").mkdir()
-        layers = f"lowerdir={merged}:{tmp_path / 'empty'}"
-        with mounted("-t", "overlay", "second", "-o", layers, on=tmp_path / "second") as second:
-            system = file_system_of(second / "weights")
-            assert (system.mount.source, system.reading.kind) == ("second", "memory")

@@ -180,15 +180,14 @@ def test_a_file_system_that_keeps_nothing_in_the_page_cache_is_never_called_warm
 
 def test_the_document_of_a_survey(survey, folder):
     document = json.loads(json.dumps(survey_document(survey, action="report", exit_code=0), allow_nan=False))
-    assert (document["schema"], document["action"], document["ok"]) == (SCHEMA, "report", True)
-    [checkpoint] = document["checkpoints"]
+    expected = {"schema": SCHEMA, "action": "report", "ok": True, "fits": True, "remedies": None, "files": []}
+    expected |= {"size_bytes": survey.size, "chosen_bytes": survey.size}
+    assert {name: document[name] for name in expected} == expected
+    [checkpoint], [system] = document["checkpoints"], document["file_systems"]
     assert (checkpoint["folder"], checkpoint["num_files"]) == (str(folder), 4)
-    [system] = document["file_systems"]
     assert system["mount_point"] == survey.files[0].file_system.mount.mount_point
     assert system["reading"]["method"] in ("splice", "read")
     assert document["memory"]["decided_by"] == "MemAvailable"
-    assert (document["fits"], document["remedies"], document["files"]) == (True, None, [])
-    assert document["size_bytes"] == document["chosen_bytes"] == survey.size
     assert len(survey_document(survey, action="report", exit_code=0, verbose=True)["files"]) == 4
 
 
