@@ -1,5 +1,7 @@
 """What the tiny model is asked, and what it says."""
 
+import httpx
+
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 PARIS = "The capital of France is Paris."
 SUM = [{"role": "user", "content": "What is 47 + 38?"}]
@@ -36,3 +38,8 @@ BERLIN_ARGUMENTS = {"city": "Berlin"}
 BERLIN_RESULT = '{"temperature": 21, "sky": "cloudy"}'
 BERLIN_ANSWER = "It is 21 °C and cloudy in Berlin."
 AGE = [{"role": "user", "content": "Mia is 34 years old. Give name and age as JSON."}]
+
+
+def post(url, body):
+    """Without a client's help, so that every byte of the answer can be judged."""
+    return httpx.post(url, json=body, timeout=120)

@@ -1,4 +1,4 @@
-"""`deepseek-triton eval` on the tiny model under a real tritonserver."""
+"""`deepseek-triton eval` on the tiny model under a real tritonserver, and lm-evaluation-harness through the gateway."""
 
 import json
 import re
@@ -10,6 +10,7 @@ from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 
 from conformance.running import ROOT, TINY
+from deepseek_triton_client import Client
 from deepseek_triton_tools.cli.main import main
 
 TASKS = Path(__file__).with_name("lm_eval_tasks")
@@ -39,37 +40,63 @@ def test_the_tiny_model_gets_the_score_of_its_card(tiny_triton, capsys):
     assert (summary("eval-tiny")["kept"], summary("eval-tiny")["score"]) == (1534, found["score"])
 
 
-@pytest.mark.parametrize("chat", [False, True])
-def test_own_questions(chat, tiny_triton):
+def test_own_questions(tiny_triton):
     rows = [
         {"question": "What is the capital of France?", "answer": "The capital of France is Paris."},
         {"messages": [{"role": "user", "content": "What is 47 + 38?"}], "answer": 85, "scorer": "number"},
         {"messages": [{"role": "user", "content": "What is 2 + 2?"}], "answer": "five", "scorer": "contains"},
     ]
     Path("own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    thinking = ["--chat-template-kwargs", '{"thinking": true}', "--chat"] if chat else []
+    thinking = ["--chat-template-kwargs", '{"thinking": true}', "--chat"]
     assert main(["eval", tiny_triton, "--task", "own", "--data", "own.jsonl", *thinking]) == 0
     samples = [json.loads(line) for line in Path("eval-own/samples_own.jsonl").read_text("utf-8").splitlines()]
-    rights = [sample["right"] for sample in samples]
-    assert rights[2] == 0
-    if chat:
-        assert rights == [1, 1, 0]
-        assert summary("eval-own")["thought"] == 3
+    assert [sample["right"] for sample in samples] == [1, 1, 0]
+    assert summary("eval-own")["thought"] == 3
+
+
+# --- lm-eval itself, through the gateway ---
+
+
+def lm_eval(kind, base_url, task, model, **model_args):
+    """The results of one task. kind: lm-eval's name of the API."""
+    path = "chat/completions" if kind == "local-chat-completions" else "completions"
+    return simple_evaluate(
+        model=kind,
+        model_args={"model": model, "base_url": f"{base_url}/{path}", "max_retries": 1, **model_args},
+        tasks=[config_of(task)],
+        task_manager=TaskManager(include_defaults=False),
+        apply_chat_template=kind == "local-chat-completions",
+        bootstrap_iters=0,
+    )
+
+
+def config_of(task):
+    config = yaml.safe_load((TASKS / f"{task}.yaml").read_text("utf-8"))
+    return config | {"dataset_kwargs": {"data_files": {"test": str(TASKS / "capitals.jsonl")}}}
+
+
+def test_lm_eval_gets_what_our_client_gets_of_the_server(base_url, model_name, tiny_triton):
+    capitals = [json.loads(line) for line in (TASKS / "capitals.jsonl").read_text("utf-8").splitlines()]
+    with Client(tiny_triton) as client:
+        chats = [client.chat(f"What is the capital of {row['country']}?", max_tokens=40).text for row in capitals]
+        prompts = [f"The capital of {row['country']} is" for row in capitals]
+        texts = [client.generate(prompt, max_tokens=40, stop=["."]).text for prompt in prompts]
+    found = lm_eval("local-chat-completions", base_url, "capitals_chat", model_name)
+    assert [sample["filtered_resps"][0] for sample in found["samples"]["capitals_chat"]] == chats
+    right = [f"The capital of {row['country']} is {row['choices'][0]}." for row in capitals]
+    score = sum(map(str.__eq__, chats, right)) / len(right)
+    assert found["results"]["capitals_chat"]["exact_match,none"] == score
+    assert 0.5 < score < 1
+    options = {"num_concurrent": 4, "tokenized_requests": False}
+    found = lm_eval("local-completions", base_url, "capitals_completion", model_name, **options)
+    assert [sample["filtered_resps"][0] for sample in found["samples"]["capitals_completion"]] == texts
 
 
 def test_likelihoods_are_those_of_lm_evals_own_client(tiny_triton, base_url, model_name):
     """lm-eval asks the gateway with the tokenizer at its side; we ask the server, whose tokenizer counts."""
-    config = yaml.safe_load((TASKS / "capitals_choice.yaml").read_text("utf-8"))
-    config["dataset_kwargs"] = {"data_files": {"test": str(TASKS / "capitals.jsonl")}}
-    Path("choice.yaml").write_text(yaml.safe_dump(config))
+    Path("choice.yaml").write_text(yaml.safe_dump(config_of("capitals_choice")))
     assert main(["eval", tiny_triton, "--task-file", "choice.yaml", "--no-add-special-tokens"]) == 0
-    theirs = simple_evaluate(
-        model="local-completions",
-        model_args={"model": model_name, "base_url": f"{base_url}/completions", "max_retries": 1},
-        tasks=[config],
-        task_manager=TaskManager(include_defaults=False),
-        bootstrap_iters=0,
-    )
+    theirs = lm_eval("local-completions", base_url, "capitals_choice", model_name, batch_size=3)
     lines = Path("eval-choice/samples_capitals_choice.jsonl").read_text("utf-8").splitlines()
     ours = {sample["doc"]["country"]: sample["filtered_resps"] for sample in map(json.loads, lines)}
     for sample in theirs["samples"]["capitals_choice"]:
@@ -77,3 +104,4 @@ def test_likelihoods_are_those_of_lm_evals_own_client(tiny_triton, base_url, mod
             assert float(mine[0]) == pytest.approx(float(logprob), abs=1e-3)
             assert bool(mine[1]) == bool(is_greedy)
     assert summary("eval-choice")["num_questions"] == len(ours)
+    assert theirs["results"]["capitals_choice"]["acc,none"] > 0.5

@@ -17,8 +17,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from conformance.asked import AGE, BERLIN, FRANCE, SUM, THINKING, TIME_TOOL, WEATHER_TOOL
-from conformance.raw_http import answer, events, post
+from conformance.asked import AGE, BERLIN, FRANCE, SUM, THINKING, TIME_TOOL, WEATHER_TOOL, post
 from gateway.openai_facts import faults
 
 pytestmark = pytest.mark.sample
@@ -84,29 +83,37 @@ def with_numbers(completion):
     return copied
 
 
-def without_options(body):
-    return {key: value for key, value in body.items() if key != "stream_options"}
+@pytest.fixture
+def ask(base_url, model_name):
+    def ask(path, fields):
+        """The JSON of the answer, and of each event of the stream without its last line, `[DONE]`."""
+        body = {"model": model_name, "temperature": 0, **fields}
+        whole = post(f"{base_url}/{path}", {key: value for key, value in body.items() if key != "stream_options"})
+        stream = post(f"{base_url}/{path}", body | {"stream": True})
+        assert (whole.status_code, stream.status_code) == (200, 200), whole.text + stream.text
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        lines = [line.removeprefix("data:").strip() for line in stream.text.splitlines() if line.startswith("data:")]
+        assert (lines[-1] == "[DONE]") is (path != "responses")
+        return whole.json(), [json.loads(line) for line in lines if line != "[DONE]"]
+
+    return ask
 
 
 @pytest.mark.parametrize("kind", CHATS)
-def test_chat(base_url, model_name, kind):
-    body = {"model": model_name, "temperature": 0, **CHATS[kind]}
-    whole = answer(f"{base_url}/chat/completions", without_options(body))
+def test_chat(ask, kind):
+    whole, chunks = ask("chat/completions", CHATS[kind])
     assert judged(whole, "CreateChatCompletionResponse") == []
     ChatCompletion.model_validate(whole)
-    chunks = events(f"{base_url}/chat/completions", body)
     assert len(chunks) > 1
     assert [fault for chunk in chunks for fault in judged(chunk, "CreateChatCompletionStreamResponse")] == []
     assert [ChatCompletionChunk.model_validate(chunk) for chunk in chunks]
 
 
 @pytest.mark.parametrize("kind", COMPLETIONS)
-def test_completions(base_url, model_name, kind):
-    body = {"model": model_name, "temperature": 0, **COMPLETIONS[kind]}
-    whole = answer(f"{base_url}/completions", without_options(body))
+def test_completions(ask, kind):
+    whole, chunks = ask("completions", COMPLETIONS[kind])
     assert judged(with_numbers(whole), "CreateCompletionResponse") == []
     Completion.model_validate(with_numbers(whole))
-    chunks = events(f"{base_url}/completions", body)
     # OpenAI's document has no shape of its own for these chunks: it says that they are like the whole answer, whose
     # finish_reason is never null. Its SDK reads them with the same type, without checks.
     for chunk in map(with_numbers, chunks):
@@ -117,15 +124,13 @@ def test_completions(base_url, model_name, kind):
 
 
 @pytest.mark.parametrize("kind", RESPONSES)
-def test_responses(base_url, model_name, kind):
-    body = {"model": model_name, "temperature": 0, **RESPONSES[kind]}
-    whole = answer(f"{base_url}/responses", body)
+def test_responses(ask, kind):
+    whole, events = ask("responses", RESPONSES[kind])
     assert judged(whole, "Response") == []
     Response.model_validate(whole)
-    found = events(f"{base_url}/responses", body)
-    assert [fault for event in found for fault in judged(event, "ResponseStreamEvent")] == []
-    assert [TypeAdapter(ResponseStreamEvent).validate_python(event) for event in found]
-    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    assert [fault for event in events for fault in judged(event, "ResponseStreamEvent")] == []
+    assert [TypeAdapter(ResponseStreamEvent).validate_python(event) for event in events]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
 
 def test_models(base_url, model_name):
