@@ -7,11 +7,8 @@ from contextlib import suppress
 import pytest
 
 from deepseek_triton_tools.gateway.fleet.server_sources import (
-    DnsSource,
-    FileSource,
     ServerAddress,
     SourceError,
-    UrlSource,
     parse_address,
     parse_source,
 )
@@ -42,11 +39,6 @@ def test_what_is_no_source():
         with pytest.raises(SourceError, match="expected") as caught:
             parse_source(text)
         assert "secret" not in str(caught.value)
-
-
-def test_each_kind_of_source(tmp_path):
-    kinds = [type(parse_source(text)) for text in ("http://a", "dns+http://a:8000", f"file:{tmp_path}")]
-    assert kinds == [UrlSource, DnsSource, FileSource]
 
 
 # --- Names ---
@@ -97,29 +89,20 @@ def test_a_new_list_counts_when_it_has_been_seen_twice(path, source):
     assert read(source) == ["http://a:8000", "http://c:8000"]
 
 
-@pytest.mark.parametrize("content", [b"", b"# nobody\n", b"http://a:8000\nnonsense\n", b"\xff\xfe"])
-def test_a_bad_file_is_said_and_the_next_good_one_is_taken(path, source, content):
-    read(source)
-    path.write_bytes(content)
-    with suppress(SourceError):
-        read(source)
-    with pytest.raises(SourceError) as caught:
-        read(source)
-    assert str(path) in str(caught.value)
-    path.write_text("http://c:8000\n")
-    assert [read(source) for _ in range(2)][1] == ["http://c:8000"]
-
-
-def test_the_wrong_line_is_named(path):
-    path.write_text("http://a:8000\nnonsense\nhttp://b:8000?x\n")
-    with pytest.raises(SourceError, match=r"line 2: .*'nonsense'.*line 3: .*b:8000\?x"):
-        read(parse_source(f"file:{path}"))
-
-
-def test_a_file_that_is_not_there_yet(path):
+def test_a_bad_file_is_said_and_the_next_good_one_is_taken(path, source):
     path.unlink()
-    source = parse_source(f"file:{path}")
     with pytest.raises(SourceError, match="can't be read"):
         read(source)
     path.write_text(GOOD)
     assert read(source) == ["http://a:8000", "http://b:8000"]
+    wrong = b"http://a:8000\nnonsense\nhttp://b:8000?x\n"
+    lines = r"line 2: .*'nonsense'.*line 3: .*b:8000\?x"
+    for content, words in ((b"", None), (b"# nobody\n", None), (b"\xff\xfe", None), (wrong, lines)):
+        path.write_bytes(content)
+        with suppress(SourceError):
+            read(source)
+        with pytest.raises(SourceError, match=words) as caught:
+            read(source)
+        assert str(path) in str(caught.value)
+        path.write_text("http://c:8000\n")
+        assert [read(source) for _ in range(2)][1] == ["http://c:8000"]

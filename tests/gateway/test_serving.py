@@ -147,49 +147,28 @@ def test_a_stop_lets_requests_finish_takes_no_new_ones_and_leaves_no_file(start,
 
 
 @pytest.mark.slow
-def test_a_stop_does_not_wait_longer_than_it_is_told(start):
-    gateway = start(1, drain_s=1)
-    gateway.ask()
-    with httpx.stream("GET", f"{gateway.url}?never") as response:
-        chunks = response.iter_text()
-        next(chunks)
-        gateway.process.send_signal(signal.SIGTERM)
-        assert "".join(chunks) == "stopped"
-    assert gateway.process.wait() == 0
-
-
-@pytest.mark.slow
-def test_a_second_ctrl_c_stops_at_once_and_writes_no_files(start):
+@pytest.mark.parametrize("awaited", ["never", "stuck"])
+def test_a_second_ctrl_c_stops_at_once_and_a_third_drops_what_does_not_end(start, awaited):
     gateway = start(1, drain_s=600)
     assert gateway.ask()[1] == "None"
     assert list(gateway.folder.iterdir()) == []
-    with httpx.stream("GET", f"{gateway.url}?never") as response:
+
+    with httpx.stream("GET", f"{gateway.url}?{awaited}") as response:
         chunks = response.iter_text()
         next(chunks)
         gateway.process.send_signal(signal.SIGINT)
-        notice = gateway.process.stderr.readline().decode()
+        assert "Ctrl-C again ends them at once" in gateway.process.stderr.readline().decode()
         gateway.process.send_signal(signal.SIGINT)
-        assert "".join(chunks) == "stopped"
-    assert "Ctrl-C again ends them at once" in notice
-    assert (gateway.process.stderr.read(), gateway.process.wait()) == (b"", 0)
+        if awaited == "never":
+            assert "".join(chunks) == "stopped"
+        else:
+            assert next(chunks) == "stuck"
+            gateway.process.send_signal(signal.SIGINT)
+            with pytest.raises(httpx.RemoteProtocolError):
+                next(chunks)
 
-
-@pytest.mark.slow
-def test_a_third_ctrl_c_drops_what_does_not_end(start):
-    gateway = start(1, drain_s=600)
-    gateway.ask()
-
-    with httpx.stream("GET", f"{gateway.url}?stuck") as response:
-        chunks = response.iter_text()
-        next(chunks)
-        gateway.process.send_signal(signal.SIGINT)
-        gateway.process.stderr.readline()
-        gateway.process.send_signal(signal.SIGINT)
-        assert next(chunks) == "stuck"
-        gateway.process.send_signal(signal.SIGINT)
-        with pytest.raises(httpx.RemoteProtocolError):
-            next(chunks)
-
+    if awaited == "never":
+        assert gateway.process.stderr.read() == b""
     assert gateway.process.wait() == 0
 
 
