@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +18,7 @@ from deepseek_triton_tools.warming.hold import check_hold, hold
 from deepseek_triton_tools.warming.pagecache.locking import LockedFiles, allow_locking
 from deepseek_triton_tools.warming.pagecache.residency import evict
 from support.cached_checkpoint import write_checkpoint
-from support.page_cache import resident_bytes
+from support.page_cache import on_uncached, resident_bytes
 
 PATIENCE_S = 60
 PERIOD_S = 0.02
@@ -87,7 +86,7 @@ def may_lock(survey):
 def test_locked_files_cannot_be_dropped_until_they_are_unlocked(survey):
     if not may_lock(survey):
         pytest.skip("nothing may be locked here: neither RLIMIT_MEMLOCK nor CAP_IPC_LOCK allows it")
-    check_hold(unknown(survey), "auto")  # files that can be locked need no known residency
+    check_hold(on_uncached(survey), "auto")  # files that can be locked need no known residency
     with Holding(survey, "lock") as holding:
         held = holding.wait_for(lambda held: True)
         assert (held.mode, held.resident, held.problem) == ("lock", survey.size, None)
@@ -177,17 +176,6 @@ def test_files_that_are_dropped_again_and_again_are_left_alone(survey):
     assert last.resident < survey.size / 2
 
 
-def unknown(survey):
-    """The survey as if the kernel did not say what of its files is resident."""
-
-    def on_own_cache(each):
-        reading = replace(each.file_system.reading, is_cached=False)
-        system = replace(each.file_system, reading=reading)
-        return replace(each, file_system=system, resident=None, residency_method=None)
-
-    return replace(survey, files=tuple(map(on_own_cache, survey.files)))
-
-
 def refuse_to_lock(size):
     raise LockError("not allowed")
 
@@ -196,9 +184,9 @@ def refuse_to_lock(size):
 def test_files_of_unknown_residency_cannot_be_watched(survey, mode, monkeypatch):
     monkeypatch.setattr("deepseek_triton_tools.warming.hold.allow_locking", refuse_to_lock)
     with pytest.raises(LockError, match="the kernel does not say"):
-        check_hold(unknown(survey), mode)
+        check_hold(on_uncached(survey), mode)
     check_hold(survey, mode)
-    with Holding(unknown(survey), mode) as holding:
+    with Holding(on_uncached(survey), mode) as holding:
         holding._thread.join(PATIENCE_S)
     assert "the kernel does not say" in str(holding.error)
     assert ("not allowed" in str(holding.error)) == (mode == "auto")
@@ -214,34 +202,25 @@ def test_more_than_fits_is_not_held(survey):
             check_hold(large, mode)
 
 
-@pytest.fixture(params=["at once", "late"])
-def unheld(request, monkeypatch):
-    """A hold that fails, as where nothing can be locked or watched; its `late`, and the commands that were run."""
-    hold = "deepseek_triton_tools.warming.hold.allow_locking"
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_command_is_run_without_a_hold_that_is_impossible_and_not_demanded(
+    survey, is_late, monkeypatch, capsys, tmp_path
+):
     cli = "deepseek_triton_tools.cli.warm_files"
-    monkeypatch.setattr(hold, refuse_to_lock)
-    monkeypatch.setattr(f"{cli}.take_survey", lambda *args: unknown(take_survey(*args)))
-    if request.param == "late":  # of a user namespace only the attempt tells that locking is not allowed
+    monkeypatch.setattr("deepseek_triton_tools.warming.hold.allow_locking", refuse_to_lock)
+    monkeypatch.setattr(f"{cli}.take_survey", lambda *args: on_uncached(take_survey(*args)))
+    if is_late:  # of a user namespace only the attempt tells that locking is not allowed
         monkeypatch.setattr(f"{cli}.check_hold", lambda *_: None)
     ran = []
     monkeypatch.setattr(f"{cli}.run_instead", ran.append)
-    return SimpleNamespace(late=request.param == "late", ran=ran)
-
-
-def test_a_command_is_run_without_a_hold_where_none_is_possible(survey, unheld, capsys, tmp_path):
-    ready, folder = str(tmp_path / "ready"), str(survey.checkpoints[0].folder)
-    assert main(["warm", "files", folder, "--hold", "--ready-file", ready, "--then", "true", "x"]) == 0
-    assert unheld.ran == [["true", "x"]]
-    assert (tmp_path / "ready").exists()
+    ready = tmp_path / "ready"
+    argv = ["warm", "files", str(survey.checkpoints[0].folder), "--ready-file", str(ready)]
+    assert main([*argv, "--hold", "--then", "true", "x"]) == 0
+    assert (ran, ready.exists()) == ([["true", "x"]], True)
     assert "neither watched nor locked" in capsys.readouterr().err
-
-
-def test_a_hold_that_is_demanded_and_impossible_is_one_line_and_1(survey, unheld, capsys, tmp_path):
-    folder = str(survey.checkpoints[0].folder)
-    for argv in (["--hold"], ["--hold=lock", "--then", "true"], ["--hold=watch", "--then", "true"]):
-        assert main(["warm", "files", folder, "--ready-file", str(tmp_path / "ready"), *argv]) == 1
-        assert unheld.ran == []
-        assert not (tmp_path / "ready").exists()
+    for demanded in (["--hold"], ["--hold=lock", "--then", "true"], ["--hold=watch", "--then", "true"]):
+        assert main([*argv, *demanded]) == 1
+        assert (len(ran), ready.exists()) == (1, False)
         shown = capsys.readouterr()
         assert shown.err.splitlines()[-1].startswith("deepseek-triton warm: --hold: ")
-        assert bool(shown.out) == unheld.late
+        assert bool(shown.out) == is_late

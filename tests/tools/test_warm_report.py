@@ -20,6 +20,7 @@ from deepseek_triton_tools.warming.report.progress_view import ProgressView, pro
 from deepseek_triton_tools.warming.transfer import Problem
 from deepseek_triton_tools.warming.warm_progress import WarmProgress
 from support.cached_checkpoint import write_checkpoint
+from support.page_cache import on_uncached
 
 GIB = 2**30
 
@@ -154,16 +155,6 @@ def test_a_budget_above_what_fits_is_warned_of(survey, folder):
     assert ("--hold" in usual, "--hold" in line, "--budget 1.0 TiB is more" in line) == (True, False, True)
 
 
-def on_uncached(survey):
-    """The survey as if its files lay where nothing stays in the page cache."""
-
-    def there(each):
-        system = replace(each.file_system, reading=replace(each.file_system.reading, is_cached=False))
-        return replace(each, file_system=system, resident=None, residency_method=None)
-
-    return replace(survey, files=tuple(map(there, survey.files)))
-
-
 def test_a_file_system_that_keeps_nothing_in_the_page_cache_is_never_called_warm(folder, survey):
     place = survey.files[0].file_system.mount
     device = on_uncached(survey)
@@ -171,11 +162,7 @@ def test_a_file_system_that_keeps_nothing_in_the_page_cache_is_never_called_warm
     assert missing(parts, text(device)) == []
     result = warm(on_uncached(take_survey([str(folder)])))
     assert report.summary(result).startswith(f"read, but not warm: the page cache keeps nothing of {place}: ")
-
-    def in_device(each):
-        return replace(each, file_system=replace(each.file_system, reading=replace(each.file_system.reading, jobs=0)))
-
-    assert not report.uncached(replace(device, files=tuple(map(in_device, device.files))))  # it is warm already
+    assert not report.uncached(on_uncached(survey, jobs=0))  # in memory it is warm already
 
 
 def test_the_document_of_a_survey(survey, folder):
