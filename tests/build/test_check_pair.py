@@ -52,14 +52,6 @@ def codes(report):
     return {finding.code for finding in report.findings if finding.severity in WEIGHTY}
 
 
-@pytest.mark.parametrize("format", ["triton", "trtllm-serve"])
-def test_a_pair_as_it_was_written_is_right(format, tmp_path):
-    report = check_repository(written(tmp_path / "pair", format))
-
-    assert codes(report) == set()
-    assert [model.file.partition("/")[0] for model in report.models] == ["context", "generation"]
-
-
 LENGTHS = st.one_of(st.none(), st.integers(64, 60_000))
 
 
@@ -103,27 +95,33 @@ def test_check_takes_what_build_writes(variant, gpu, release, format, workload, 
         assert codes(report) == set()
 
 
-@pytest.mark.parametrize(
-    ("side", "edit", "code"),
-    [
-        ("generation", lambda file: file.pop("cache_transceiver_config"), "G002"),
-        ("context", lambda file: file.pop("disable_overlap_scheduler"), "G003"),
-        ("context", lambda file: file.pop("cuda_graph_config"), "G004"),
-        ("generation", lambda file: file["kv_cache_config"].update(dtype="fp8"), "G006"),
-        ("context", lambda file: file["cache_transceiver_config"].update(max_tokens_in_buffer=64), "G009"),
-        ("context", lambda file: file["kv_cache_config"].update(enable_block_reuse=True), "G010"),
-        ("generation", lambda file: file.update(max_beam_width=4), "G008"),
-        ("generation", lambda file: file["cache_transceiver_config"].update(backend="NIXL"), "G013"),
-    ],
-)
-@pytest.mark.parametrize("format", ["triton", "trtllm-serve"])
-def test_an_edit_of_one_side_is_found(side, edit, code, format, tmp_path):
-    pair = written(tmp_path / "pair", format)
-    name = "tensorrt_llm/1/model.yaml" if format == "triton" else "extra-llm-api-config.yml"
-    edited(pair / side / name, edit)
+EDITS = [
+    ("generation", lambda file: file.pop("cache_transceiver_config"), "G002"),
+    ("context", lambda file: file.pop("disable_overlap_scheduler"), "G003"),
+    ("context", lambda file: file.pop("cuda_graph_config"), "G004"),
+    ("generation", lambda file: file["kv_cache_config"].update(dtype="fp8"), "G006"),
+    ("context", lambda file: file["cache_transceiver_config"].update(max_tokens_in_buffer=64), "G009"),
+    ("context", lambda file: file["kv_cache_config"].update(enable_block_reuse=True), "G010"),
+    ("generation", lambda file: file.update(max_beam_width=4), "G008"),
+    ("generation", lambda file: file["cache_transceiver_config"].update(backend="NIXL"), "G013"),
+]
 
-    [finding] = [finding for finding in check_repository(pair).findings if finding.code == code]
-    assert finding.file == f"{side}/{name}"
+
+@pytest.mark.parametrize("format", ["triton", "trtllm-serve"])
+def test_a_pair_as_it_was_written_is_right_and_an_edit_of_one_side_is_found(format, tmp_path, subtests):
+    pair = written(tmp_path / "pair", format)
+    report = check_repository(pair)
+    assert codes(report) == set()
+    assert [model.file.partition("/")[0] for model in report.models] == ["context", "generation"]
+
+    name = "tensorrt_llm/1/model.yaml" if format == "triton" else "extra-llm-api-config.yml"
+    for side, edit, code in EDITS:
+        before = (pair / side / name).read_text()
+        edited(pair / side / name, edit)
+        with subtests.test(code):
+            [finding] = [finding for finding in check_repository(pair).findings if finding.code == code]
+            assert finding.file == f"{side}/{name}"
+        (pair / side / name).write_text(before)
 
 
 def test_a_side_alone_is_checked_as_before(repositories):
@@ -132,43 +130,45 @@ def test_a_side_alone_is_checked_as_before(repositories):
     assert codes(check_repository(repositories / "context")) == set()
 
 
-@pytest.mark.parametrize(
-    ("edit", "code"),
-    [
-        (lambda file: file["context_servers"].update(urls=["http://ctx:8001"]), "G020"),
-        (lambda file: file["generation_servers"].update(urls=["[::1]:8002", "localhost:8003"]), "G020"),
-        (lambda file: file["generation_servers"].update(num_instances=3), "G021"),
-        (lambda file: file.update(conditional_disagg_config={"max_local_prefill_length": 9}), "G022"),
-        (lambda file: file["context_servers"].update(router={"type": "fastest"}), "G023"),
-        (lambda file: file.update(disagg_cluster={"cluster_uri": "x", "inactive_interval_sec": 5}), "G026"),
-        (lambda file: file["context_servers"].update(backend="trt"), "G028"),
-    ],
-)
-@pytest.mark.parametrize("alone", [False, True], ids=["folder", "file"])
-def test_an_edit_of_disagg_config_is_found(edit, code, alone, served):
-    edited(served / "disagg_config.yaml", edit)
-
-    report = check_repository(served / "disagg_config.yaml" if alone else served)
-    assert codes(report) == {code}
-    assert {finding.file for finding in report.findings if finding.code == code} == {"disagg_config.yaml"}
+CONFIG_EDITS = [
+    (lambda file: file["context_servers"].update(urls=["http://ctx:8001"]), "G020"),
+    (lambda file: file["generation_servers"].update(urls=["[::1]:8002", "localhost:8003"]), "G020"),
+    (lambda file: file["generation_servers"].update(num_instances=3), "G021"),
+    (lambda file: file.update(conditional_disagg_config={"max_local_prefill_length": 9}), "G022"),
+    (lambda file: file["context_servers"].update(router={"type": "fastest"}), "G023"),
+    (lambda file: file.update(disagg_cluster={"cluster_uri": "x", "inactive_interval_sec": 5}), "G026"),
+    (lambda file: file["context_servers"].update(backend="trt"), "G028"),
+]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        ('-t "${START_TIMEOUT:-5280}"', "-t 180", {"G029"}),
-        ('-t "${START_TIMEOUT:-5280}"', "--server_start_timeout=7200", set()),
-        ('  -t "${START_TIMEOUT:-5280}" \\\n  -r "${REQUEST_TIMEOUT:-1200}" \\\n', "", {"G029", "G030"}),
-        ('-r "${REQUEST_TIMEOUT:-1200}"', "-r 60", {"G030"}),
-    ],
-)
-def test_the_timeouts_of_the_orchestrators_script_are_read(old, new, expected, served):
+def test_an_edit_of_disagg_config_is_found_in_the_folder_and_in_the_file_alone(served, subtests):
+    path = served / "disagg_config.yaml"
+    before = path.read_text()
+    for edit, code in CONFIG_EDITS:
+        path.write_text(before)
+        edited(path, edit)
+        for place in (served, path):
+            with subtests.test(f"{code} in {place.name}"):
+                report = check_repository(place)
+                assert codes(report) == {code}
+                assert {finding.file for finding in report.findings if finding.code == code} == {path.name}
+
+
+START, REQUEST = '-t "${START_TIMEOUT:-5280}"', '-r "${REQUEST_TIMEOUT:-1200}"'
+
+
+def test_the_timeouts_of_the_orchestrators_script_are_read(served):
     script = served / "orchestrator.sh"
     text = script.read_text()
-    assert old in text
-    script.write_text(text.replace(old, new))
-
-    assert codes(check_repository(served)) == expected
+    for old, new, expected in (
+        (START, "-t 180", {"G029"}),
+        (START, "--server_start_timeout=7200", set()),
+        (f"  {START} \\\n  {REQUEST} \\\n", "", {"G029", "G030"}),
+        (REQUEST, "-r 60", {"G030"}),
+    ):
+        assert old in text
+        script.write_text(text.replace(old, new))
+        assert codes(check_repository(served)) == expected
 
 
 def test_a_metadata_server_beside_a_cluster_is_found(served):
@@ -199,9 +199,9 @@ def test_a_changed_script_of_the_pair_is_named(served):
     ]
 
 
-@pytest.mark.parametrize("side", ["context", "generation"])
-def test_a_pair_without_one_side_is_named(side, repositories):
-    shutil.rmtree(repositories / side)
-
-    with pytest.raises(NothingToCheckError, match=f"expected a pair's two sides.* found no folder {side};"):
-        check_repository(repositories)
+def test_a_pair_without_one_side_is_named(repositories):
+    for side in ("generation", "context"):
+        shutil.rmtree(repositories / side)
+        with pytest.raises(NothingToCheckError, match=f"expected a pair's two sides.* found no folder {side};"):
+            check_repository(repositories)
+        (repositories / side).mkdir()

@@ -10,15 +10,7 @@ from deepseek_triton_build.render.hf_quant_config import NAME
 
 V3 = {"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": {"quant_method": "fp8"}}
 V32 = V3 | {"architectures": ["DeepseekV32ForCausalLM"]}
-NVFP4 = {
-    "producer": {"name": "modelopt"},
-    "quantization": {
-        "quant_algo": "NVFP4",
-        "kv_cache_quant_algo": "FP8",
-        "group_size": 16,
-        "exclude_modules": ["lm_head"],
-    },
-}
+NVFP4 = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head"]}
 
 
 @pytest.fixture
@@ -38,16 +30,23 @@ def files(folder):
 
 @pytest.mark.parametrize("config", [V3, V32], ids=["v3", "v3.2"])
 @pytest.mark.parametrize("kv_cache", ["FP8", None])
-def test_a_checkpoint_without_the_file_gets_one(checkpoint, config, kv_cache):
+def test_a_checkpoint_without_the_file_gets_one_once(checkpoint, config, kv_cache):
     folder = checkpoint(config)
     change = quant_config_change(folder, kv_cache)
 
     assert files(folder) == {}  # nothing is written before it is applied
     assert write_quant_config(change) is None
     expected = {"quantization": {"quant_algo": "FP8_BLOCK_SCALES", "kv_cache_quant_algo": kv_cache}}
-    assert json.loads(files(folder)[NAME]) == expected
-    assert list(files(folder)) == [NAME]
+    before = files(folder)
+    assert list(before) == [NAME]
+    assert json.loads(before[NAME]) == expected
     assert stat.S_IMODE((folder / NAME).stat().st_mode) == 0o644
+
+    again = quant_config_change(folder, kv_cache)
+    assert not again.is_needed
+    assert "needs no change" in again.summary
+    assert write_quant_config(again) is None
+    assert files(folder) == before
 
 
 def test_other_keys_stay_and_the_file_as_it_was_is_kept(checkpoint):
@@ -66,18 +65,6 @@ def test_other_keys_stay_and_the_file_as_it_was_is_kept(checkpoint):
     assert stat.S_IMODE(backup.stat().st_mode) == 0o640
 
 
-def test_a_second_run_changes_nothing_and_keeps_nothing(checkpoint):
-    folder = checkpoint()
-    write_quant_config(quant_config_change(folder, "FP8"))
-    before = files(folder)
-    again = quant_config_change(folder, "FP8")
-
-    assert not again.is_needed
-    assert "needs no change" in again.summary
-    assert write_quant_config(again) is None
-    assert files(folder) == before
-
-
 def test_an_older_backup_is_never_replaced(checkpoint):
     folder = checkpoint(V3, {"quantization": {"kv_cache_quant_algo": "first"}})
     kept = []
@@ -93,15 +80,13 @@ def test_an_older_backup_is_never_replaced(checkpoint):
 
 @pytest.mark.parametrize("algo", ["NVFP4", "W4A8_AWQ", "MIXED_PRECISION"])
 def test_only_the_kv_cache_changes_in_a_checkpoint_quantized_otherwise(checkpoint, algo):
-    quant = {**NVFP4, "quantization": NVFP4["quantization"] | {"quant_algo": algo}}
+    section = NVFP4 | {"quant_algo": algo}
+    quant = {"producer": {"name": "modelopt"}, "quantization": section}
     folder = checkpoint({"architectures": ["DeepseekV3ForCausalLM"]}, quant)
 
     assert not quant_config_change(folder, "FP8").is_needed
     write_quant_config(quant_config_change(folder, None))
-    assert json.loads((folder / NAME).read_text()) == {
-        **quant,
-        "quantization": quant["quantization"] | {"kv_cache_quant_algo": None},
-    }
+    assert json.loads((folder / NAME).read_text()) == quant | {"quantization": section | {"kv_cache_quant_algo": None}}
 
 
 def test_a_link_into_a_cache_is_replaced_but_its_target_is_not_changed(checkpoint, tmp_path_factory):
@@ -115,32 +100,32 @@ def test_a_link_into_a_cache_is_replaced_but_its_target_is_not_changed(checkpoin
     assert "kv_cache" not in blob.read_text()
 
 
-@pytest.mark.parametrize(
-    ("config", "quant", "expected"),
-    [
-        pytest.param({"architectures": ["LlamaForCausalLM"]}, None, "found ['LlamaForCausalLM']", id="llama"),
-        pytest.param({}, None, "found []", id="no-architecture"),
-        pytest.param({"architectures": "DeepseekV3ForCausalLM"}, None, "found 'Deep", id="architecture-no-list"),
-        pytest.param("{", None, "config.json: expected JSON", id="config-cut"),
-        pytest.param("[]", None, "expected a JSON object, found list", id="config-list"),
-        pytest.param({"architectures": V3["architectures"]}, None, "expected quant_method fp8", id="not-fp8"),
-        pytest.param(V3 | {"quantization_config": {"quant_method": "awq"}}, None, "found 'awq'", id="awq"),
-        pytest.param(V3, "{", "hf_quant_config.json: expected JSON", id="quant-cut"),
-        pytest.param(V3, {"quantization": 3}, "expected an object under 'quantization'", id="quant-number"),
-        pytest.param(V3, {"quantization": {"quant_algo": 5}}, "FP8_BLOCK_SCALES, MIXED_PRECISION", id="algo-number"),
-        pytest.param(V3, {"quantization": {"quant_algo": ["NVFP4"]}}, "found ['NVFP4']", id="algo-list"),
-        pytest.param(V3, {"quantization": {"quant_algo": "AWQ"}}, "found 'AWQ'", id="algo-unknown"),
-    ],
-)
-def test_other_checkpoints_and_broken_files_are_refused_in_one_line(checkpoint, config, quant, expected):
-    folder = checkpoint(config, quant)
-    before = files(folder)
+REFUSED = [  # config.json, hf_quant_config.json, and what is said
+    ({"architectures": ["LlamaForCausalLM"]}, None, "found ['LlamaForCausalLM']"),
+    ({}, None, "found []"),
+    ({"architectures": "DeepseekV3ForCausalLM"}, None, "found 'Deep"),
+    ("{", None, "config.json: expected JSON"),
+    ("[]", None, "expected a JSON object, found list"),
+    ({"architectures": V3["architectures"]}, None, "expected quant_method fp8"),
+    (V3 | {"quantization_config": {"quant_method": "awq"}}, None, "found 'awq'"),
+    (V3, "{", "hf_quant_config.json: expected JSON"),
+    (V3, {"quantization": 3}, "expected an object under 'quantization'"),
+    (V3, {"quantization": {"quant_algo": 5}}, "FP8_BLOCK_SCALES, MIXED_PRECISION"),
+    (V3, {"quantization": {"quant_algo": ["NVFP4"]}}, "found ['NVFP4']"),
+    (V3, {"quantization": {"quant_algo": "AWQ"}}, "found 'AWQ'"),
+]
 
-    with pytest.raises(UnusableCheckpointError) as caught:
-        quant_config_change(folder, "FP8")
-    assert expected in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert files(folder) == before
+
+def test_other_checkpoints_and_broken_files_are_refused_in_one_line(checkpoint, subtests):
+    for config, quant, expected in REFUSED:
+        with subtests.test(expected):
+            folder = checkpoint(config, quant)
+            before = files(folder)
+            with pytest.raises(UnusableCheckpointError) as caught:
+                quant_config_change(folder, "FP8")
+            assert expected in str(caught.value)
+            assert "\n" not in str(caught.value)
+            assert files(folder) == before
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):

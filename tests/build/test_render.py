@@ -68,34 +68,20 @@ def test_a_backends_name_is_for_triton_only():
         format_files("trtllm-serve", make_plan(replace(R1, backend_name="vllm")), version="0")
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        pytest.param(TINY, id="tiny"),
-        pytest.param(R1, id="r1"),
-        pytest.param(PlanRequest(variant="deepseek-r1", gpu="h200", release="0.21.0"), id="flat-keys"),
-        pytest.param(PlanRequest(variant="deepseek-r1-0528", gpu="b200", profile="throughput"), id="batch-sizes"),
-    ],
-)
-def test_model_yaml_reads_back_as_the_plan(request_):
-    plan = make_plan(request_)
-    document = yaml.safe_load(model_yaml(plan, stamp=STAMP))
-
-    for setting in plan.settings:
-        value = document
-        for part in setting.key.split("."):
-            value = value[part]
-        assert value == (list(setting.value) if isinstance(setting.value, tuple) else setting.value)
-        assert isinstance(value, bool) == isinstance(setting.value, bool)
-
-
-def test_llm_arguments_stand_at_the_top_and_ours_below():
+def test_model_yaml_reads_back_as_the_plan_with_our_settings_below():
     """Upstream's model.py takes everything but triton_config for LLM arguments."""
-    plan = make_plan(R1)
-    document = yaml.safe_load(model_yaml(plan, stamp=STAMP))
-
-    assert list(document)[-1] == "triton_config"
-    assert {"model", "tensor_parallel_size", "kv_cache_config"} <= document.keys()
+    flat_keys = PlanRequest(variant="deepseek-r1", gpu="h200", release="0.21.0")
+    batch_sizes = PlanRequest(variant="deepseek-r1-0528", gpu="b200", profile="throughput")
+    for request in (TINY, R1, flat_keys, batch_sizes):
+        plan = make_plan(request)
+        document = yaml.safe_load(model_yaml(plan, stamp=STAMP))
+        for setting in plan.settings:
+            value = document
+            for part in setting.key.split("."):
+                value = value[part]
+            assert value == (list(setting.value) if isinstance(setting.value, tuple) else setting.value)
+            assert isinstance(value, bool) == isinstance(setting.value, bool)
+        assert list(document)[-1] == "triton_config"
 
 
 def test_every_reason_stands_above_its_line():
@@ -109,45 +95,33 @@ def test_every_reason_stands_above_its_line():
     assert max(map(len, text.splitlines())) <= 120
 
 
-def test_a_source_of_several_reasons_is_named_once_at_the_top():
-    lines = model_yaml(
-        tiny_with(
-            Setting(key="a", value=1, reason="because", source="a document"),
-            Setting(key="s.b", value=2, reason="since", source="a document"),
-            Setting(key="s.c", value=3, reason="as", source="another"),
-            Setting(key="d", value=4, reason="for", source="a document"),
-        ),
-        stamp=STAMP,
-    ).splitlines()
+def row(key, reason, source=""):
+    return Setting(key=key, value=1, reason=reason, source=source)
 
-    assert lines[2:] == [
-        *("# [1] a document", "# because [1]", "a: 1", "s:", "  # since [1]", "  b: 2", "  # as (another)", "  c: 3"),
-        *("# for [1]", "d: 4"),
+
+def lines_of(*settings):
+    return model_yaml(tiny_with(*settings), stamp=STAMP).splitlines()[2:]
+
+
+def test_a_source_of_several_reasons_is_named_once_and_a_shared_reason_given_once():
+    book = "a document"
+    several = (row("a", "because", book), row("s.b", "since", book), row("s.c", "as", "another"), row("d", "for", book))
+    assert lines_of(*several) == [
+        *("# [1] a document", "# because [1]", "a: 1", "s:", "  # since [1]", "  b: 1", "  # as (another)", "  c: 1"),
+        *("# for [1]", "d: 1"),
     ]
+    shared = lines_of(row("a", "because", book), row("b", "because", book), row("c", "because"))
+    assert shared == ["# because (a document)", "a: 1", "b: 1", "# because", "c: 1"]
 
 
-@pytest.mark.parametrize("profile", [name for name, profile in profiles().items() if "triton" in profile.formats])
-def test_no_source_is_repeated_in_a_file(profile):
-    full_size = PlanRequest(variant="deepseek-r1", gpu="gb200-nvl72", num_gpus=32, profile=profile)
-    small = PlanRequest(variant="tiny", gpu="gb200-nvl72", engine="tensorrt_llm")
-    plan = make_plan(small if profile == "rehearsal" else full_size)
-    text = model_yaml(plan, stamp=STAMP)
-    comments = " ".join(line.strip("# ") for line in text.splitlines() if line.strip().startswith("#"))
-
-    assert {s.source for s in plan.settings if s.source and comments.count(f"({s.source})") > 1} == set()
-
-
-def test_a_source_is_named_and_a_shared_reason_is_given_once():
-    lines = model_yaml(
-        tiny_with(
-            Setting(key="a", value=1, reason="because", source="a document"),
-            Setting(key="b", value=2, reason="because", source="a document"),
-            Setting(key="c", value=3, reason="because"),
-        ),
-        stamp=STAMP,
-    ).splitlines()
-
-    assert lines[2:] == ["# because (a document)", "a: 1", "b: 2", "# because", "c: 3"]
+def test_no_source_is_repeated_in_a_file():
+    for profile in (name for name, profile in profiles().items() if "triton" in profile.formats):
+        full_size = PlanRequest(variant="deepseek-r1", gpu="gb200-nvl72", num_gpus=32, profile=profile)
+        small = PlanRequest(variant="tiny", gpu="gb200-nvl72", engine="tensorrt_llm")
+        plan = make_plan(small if profile == "rehearsal" else full_size)
+        text = model_yaml(plan, stamp=STAMP)
+        comments = " ".join(line.strip("# ") for line in text.splitlines() if line.strip().startswith("#"))
+        assert {s.source for s in plan.settings if s.source and comments.count(f"({s.source})") > 1} == set(), profile
 
 
 def test_a_section_is_opened_once_though_its_keys_lie_apart():
@@ -158,27 +132,22 @@ def test_a_section_is_opened_once_though_its_keys_lie_apart():
     assert text.count("s:") == 1
 
 
-@pytest.mark.parametrize(
-    ("value", "line"),
-    [
-        pytest.param(None, "k: null", id="none"),
-        pytest.param([1, 2, 4], "k: [1, 2, 4]", id="list"),
-        pytest.param((1, 2), "k: [1, 2]", id="tuple"),
-        pytest.param([], "k: []", id="no-items"),
-        pytest.param({"num_slots": 288, "a": 1}, "k: {num_slots: 288, a: 1}", id="mapping-in-its-order"),
-        pytest.param("no", "k: 'no'", id="a-word-yaml-takes-for-false"),
-        pytest.param("1.0", "k: '1.0'", id="a-text-that-looks-a-number"),
-        pytest.param(0.93, "k: 0.93", id="fraction"),
-    ],
-)
-def test_a_value_is_one_line(value, line):
-    assert model_yaml(tiny_with(Setting(key="k", value=value, reason="r")), stamp=STAMP).splitlines()[-1] == line
+LINES = [
+    (None, "k: null"),
+    ([1, 2, 4], "k: [1, 2, 4]"),
+    ((1, 2), "k: [1, 2]"),
+    ([], "k: []"),
+    ({"num_slots": 288, "a": 1}, "k: {num_slots: 288, a: 1}"),  # in its order
+    ("no", "k: 'no'"),
+    ("1.0", "k: '1.0'"),
+    (0.93, "k: 0.93"),
+]
 
 
-def test_a_long_list_is_a_block():
+def test_a_value_is_one_line_and_a_long_list_a_block():
+    assert [(value, lines_of(Setting(key="k", value=value, reason="r"))[-1]) for value, _ in LINES] == LINES
     sizes = list(range(1000, 1060))
     text = model_yaml(tiny_with(Setting(key="s.k", value=sizes, reason="r")), stamp=STAMP)
-
     assert yaml.safe_load(text) == {"s": {"k": sizes}}
     assert max(map(len, text.splitlines())) < 120
 
@@ -197,16 +166,10 @@ def test_any_value_reads_back_as_itself(value):
     assert yaml.safe_load(text) == {"s": {"k": value}}
 
 
-@pytest.mark.parametrize("text", ["a\nb: 1", "a\x85b: 1", "a\u2028b: 1", "\x1b[0m", "# x", "x" * 500])
-def test_a_reason_never_leaves_its_comment(text):
-    document = model_yaml(tiny_with(Setting(key="k", value=1, reason=text)), stamp=STAMP)
-
-    assert yaml.safe_load(document) == {"k": 1}
-
-
-def test_the_same_plan_gives_the_same_text():
-    assert model_yaml(make_plan(R1), stamp=STAMP) == model_yaml(make_plan(R1), stamp=STAMP)
-    assert start_sh(make_plan(R1), stamp=STAMP) == start_sh(make_plan(R1), stamp=STAMP)
+def test_a_reason_never_leaves_its_comment():
+    for text in ("a\nb: 1", "a\x85b: 1", "a\u2028b: 1", "\x1b[0m", "# x", "x" * 500):
+        document = model_yaml(tiny_with(Setting(key="k", value=1, reason=text)), stamp=STAMP)
+        assert yaml.safe_load(document) == {"k": 1}
 
 
 def test_start_sh_uses_the_launcher_only_for_tensorrt_llm():
