@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -77,8 +76,6 @@ def test_every_number_has_its_reason(form, repository, checkpoint, name):
     assert f"(as given by --rate) take {math.ceil(R1_BYTES / 2e9)} s" in comments(text)
     assert "assumed" in comments(form(name, repository))
     assert "@@" not in text
-    here = (str(Path(sys.executable).parent), os.environ["HF_HUB_CACHE"])  # as long as they happen to be
-    assert [line for line in text.splitlines() if len(line) > 120 and not any(path in line for path in here)] == []
     size = take_survey([str(checkpoint)]).size
     assert f"{size:,} bytes (by its files)" in comments(form(name, checkpoint))
 
