@@ -9,7 +9,7 @@ import pytest
 from deepseek_triton_tools.gateway.app.model_front import TEXTS_AT_ONCE, ModelFront
 from deepseek_triton_tools.gateway.settings import ModelSettings
 from deepseek_triton_tools.gateway.triton.call import UpstreamError
-from gateway.asking import HELLO, LAST, MESSAGES, RESPONSE, ask, error_of, events_of
+from gateway.asking import LAST, MESSAGES, RESPONSE, ask, error_of, events_of
 from gateway.openai_facts import faults
 from support.raw_triton import answer, event, refusal
 from support.waiting import PATIENCE_S
@@ -66,17 +66,15 @@ def test_a_chat_streams(triton, client):
     assert (usage["choices"], usage["usage"]) == ([], USAGE)
 
 
-@pytest.mark.parametrize("fields", [{"temperature": 0}, {"top_k": 1}], ids=str)
-def test_greedy_choices_are_one_answer_told_several_times(triton, client, fields):
-    triton.script = answer(HELLO, LAST)
-    document = ask(client, n=3, **fields).json()
-    assert [choice["index"] for choice in document["choices"]] == [0, 1, 2]
-    assert {choice["message"]["content"] for choice in document["choices"]} == {"Hello"}
-    assert document["usage"]["completion_tokens"] == 3  # they were generated once
-    assert sampling(triton)["n"] == 1
-
-
-def test_several_choices_are_sampled_unless_a_temperature_says_otherwise(triton, client):
+def test_several_choices_are_sampled_unless_they_are_greedy(triton, client):
+    """Greedy ones are one answer told several times."""
+    for fields in ({"temperature": 0}, {"top_k": 1}):
+        triton.clear()
+        document = ask(client, n=3, **fields).json()
+        told = [(choice["index"], choice["message"]["content"]) for choice in document["choices"]]
+        assert told == [(0, "Hello"), (1, "Hello"), (2, "Hello")]
+        assert (document["usage"]["completion_tokens"], sampling(triton)["n"]) == (3, 1)
+    triton.clear()
     both = {"finish_reason": ["stop", "stop"], "num_input_tokens": [5, 5], "num_output_tokens": [3, 3]}
     triton.script = answer(event(sequence_index=[0, 1], text_output=["a", "b"], **both))
     document = ask(client, n=2).json()
@@ -141,10 +139,7 @@ def test_a_response_that_fails_after_its_first_event_ends_with_it(triton, client
     assert (streamed.status_code, last["type"]) == (200, "response.failed")
     assert last["response"]["error"] == {"code": "server_error", "message": "max_output_tokens: the engine forgot it"}
     assert last["response"]["output"][0]["status"] == "incomplete"
-
-
-def test_a_response_without_its_end_has_failed(triton, client):
-    triton.script = answer(event(text_output="Hel"))
+    triton.script = answer(event(text_output="Hel"))  # and no end
     assert ask(client, RESPONSE).status_code == 502
     assert events_of(ask(client, RESPONSE, stream=True).text)[-1]["type"] == "response.failed"
 
@@ -211,23 +206,18 @@ class Tokenizer:
             answer(event(text_output=" ".join(map(str, asked["input_ids"]))))(wire)
 
 
-def test_each_token_is_asked_for_once(triton, client):
+def test_a_prompt_and_a_conversation_are_tokenized_and_each_token_is_asked_for_once(triton, client):
     Tokenizer(triton)
     document = client.post("/tokenize", json={"prompt": "Hi", "return_token_strs": True}).json()
     assert document == {"count": 3, "max_model_len": 4096, "tokens": [7, 8, 7], "token_strs": ["7", "8", "7"]}
     assert sorted(asked["input_ids"] for asked in triton.asked[1:]) == [[7], [8]]
-
-
-def test_there_are_no_texts_of_very_many_tokens(triton, client):
-    Tokenizer(triton, [*range(1025), 1])
+    triton.clear()
+    Tokenizer(triton, [*range(1025), 1])  # too many texts
     error = error_of(client.post("/tokenize", json={"prompt": "Hi", "return_token_strs": True}), 400)
     assert error["message"] == "return_token_strs: expected a prompt of at most 1024 different tokens, got 1025."
     assert len(triton.asked) == 1
     assert client.post("/tokenize", json={"prompt": "Hi"}).json()["count"] == 1026
-
-
-def test_a_conversation_is_tokenized_as_it_would_be_asked(triton, client):
-    Tokenizer(triton)
+    triton.clear()
     begun = {"role": "assistant", "content": "Hel"}
     body = {"messages": [*MESSAGES, begun], "add_generation_prompt": False, "continue_final_message": True}
     assert client.post("/tokenize", json=body).status_code == 200
@@ -250,9 +240,6 @@ def test_what_cannot_be_tokenized_is_refused_by_name(triton, client):
     named = [error_of(client.post("/tokenize", json=fields), 400)["param"] for fields, _ in table]
     assert named == [param for _, param in table]
     assert not triton.asked
-
-
-def test_a_token_that_there_is_not_is_refused_by_its_field(triton, client):
     triton.script = refusal(400, "[E_INVALID_ARGUMENT] input_ids: expected token ids from 0 to 1279, got 99999")
     error = error_of(client.post("/detokenize", json={"tokens": [99999]}), 400)
     assert (error["param"], error["message"]) == ("tokens", "tokens: expected token ids from 0 to 1279, got 99999")

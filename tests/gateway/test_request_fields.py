@@ -86,18 +86,19 @@ def test_a_sampling_field_arrives():
             assert sampling(read(**{name: given}).inputs) == {SAMPLING[name][0]: expected, **more}, name
 
 
+def test_an_input_arrives_and_a_field_without_effect_or_null_is_as_absent():
+    assert {name: chat(**{name: 5}).inputs[name] for name in INPUTS} == dict.fromkeys(INPUTS, 5)
+    assert refusals(chat, [({name: 2**31}, name, "") for name in INPUTS]) == []
+    names = {*SAMPLING, *INPUTS, *REFUSED, "tools", "tool_choice", "stream_options", "response_format", "thinking"}
+    assert chat(**dict.fromkeys(WITHOUT_EFFECT, "anything")) == chat(**dict.fromkeys(names)) == chat()
+    for fields in ({"max_tokens": 9}, {"max_completion_tokens": 9}, {"max_tokens": 1, "max_completion_tokens": 9}):
+        asked = chat(**fields)
+        assert (asked.most_tokens, sampling(asked.inputs)) == (9, {"max_tokens": 9})
+
+
 def test_a_value_of_the_wrong_type_is_refused_by_name():
     table = [({name: {"a": 1}}, name, f'^{name}: expected .*got {{"a":1}}') for name in (*SAMPLING, *INPUTS)]
     assert refusals(chat, table) + refusals(completion, table) == []
-
-
-def test_an_input_arrives():
-    assert {name: chat(**{name: 5}).inputs[name] for name in INPUTS} == dict.fromkeys(INPUTS, 5)
-    assert refusals(chat, [({name: 2**31}, name, "") for name in INPUTS]) == []
-
-
-def test_a_field_without_effect_is_accepted():
-    assert chat(**dict.fromkeys(WITHOUT_EFFECT, "anything")) == chat()
 
 
 def test_a_field_is_refused_with_the_reason():
@@ -116,11 +117,6 @@ def test_every_field_has_one_place():
     assert set(REFUSED) & (CHAT_FIELDS | COMPLETION_FIELDS) == {"echo", "suffix", "best_of"}
 
 
-def test_a_null_is_as_absent():
-    names = {*SAMPLING, *INPUTS, *REFUSED, "tools", "tool_choice", "stream_options", "response_format", "thinking"}
-    assert chat(**dict.fromkeys(names)) == chat()
-
-
 def test_an_unknown_field_is_refused_with_the_nearest_name():
     table = [
         (chat, "temprature", "temperature"),
@@ -136,12 +132,6 @@ def test_an_unknown_field_is_refused_with_the_nearest_name():
         assert (error.param, error.code) == (name[:80], "unknown_parameter")
         assert error.message.endswith(f"Did you mean {near}?" if near else ".")
         assert len(error.message) < 150
-
-
-def test_what_is_no_chat():
-    for document in (None, [], "text", 5, {}, {"messages": []}, {"messages": None}, {"messages": "a"}):
-        with pytest.raises(OpenAIError, match="expected"):
-            read_chat_request(document)
 
 
 BAD_CHAT = [
@@ -177,14 +167,13 @@ BAD_CHAT = [
 ]
 
 
-def test_a_wrong_chat_is_refused():
-    assert refusals(chat, BAD_CHAT) == []
-
-
-def test_max_tokens_has_two_names_and_the_newer_one_wins():
-    for fields in ({"max_tokens": 9}, {"max_completion_tokens": 9}, {"max_tokens": 1, "max_completion_tokens": 9}):
-        asked = chat(**fields)
-        assert (asked.most_tokens, sampling(asked.inputs)) == (9, {"max_tokens": 9})
+def test_a_wrong_request_is_refused():
+    """An error does not quote a whole request."""
+    assert refusals(chat, BAD_CHAT) + refusals(completion, BAD_COMPLETIONS) == []
+    for document in (None, [], "text", 5, {}, {"messages": []}, {"messages": None}, {"messages": "a"}):
+        with pytest.raises(OpenAIError, match="expected"):
+            read_chat_request(document)
+    assert len(refusal(chat, response_format={"type": "a" * 100_000}).message) == 4003
 
 
 def test_thinking_has_four_switches():
@@ -227,11 +216,17 @@ def test_tools():
     assert chat(messages=CALLED).has_tools
 
 
-def test_logprobs_of_chat():
+def test_log_probabilities_and_holes():
     assert chat().top_logprobs is None
     asked = chat(logprobs=True, top_logprobs=3)
     assert (asked.top_logprobs, asked.inputs["return_logprobs"]) == (3, True)
     assert sampling(asked.inputs) == {"logprobs": 3}
+    asked = completion(echo=True, logprobs=1, max_tokens=0)
+    assert asked.only_echo
+    assert sampling(asked.inputs) == {"max_tokens": 1, "logprobs": 1, "prompt_logprobs": 1}
+    assert asked.inputs["return_logprobs"] is True
+    (prompt,) = completion(prompt="def f(", suffix="return 1").prompts
+    assert prompt == "<｜fim▁begin｜>def f(<｜fim▁hole｜>return 1<｜fim▁end｜>"
 
 
 def test_counts_are_asked_for_where_the_last_response_may_not_come():
@@ -283,22 +278,6 @@ BAD_COMPLETIONS = [
 ]
 
 
-def test_a_wrong_completion_is_refused():
-    assert refusals(completion, BAD_COMPLETIONS) == []
-
-
-def test_a_hole_is_filled():
-    (prompt,) = completion(prompt="def f(", suffix="return 1").prompts
-    assert prompt == "<｜fim▁begin｜>def f(<｜fim▁hole｜>return 1<｜fim▁end｜>"
-
-
-def test_logprobs_of_an_echo():
-    asked = completion(echo=True, logprobs=1, max_tokens=0)
-    assert asked.only_echo
-    assert sampling(asked.inputs) == {"max_tokens": 1, "logprobs": 1, "prompt_logprobs": 1}
-    assert asked.inputs["return_logprobs"] is True
-
-
 @pytest.mark.slow
 def test_lists_are_read_up_to_their_limits():
     makers = {
@@ -312,7 +291,3 @@ def test_lists_are_read_up_to_their_limits():
     assert len(completion(prompt=[7] * MOST_TOKEN_IDS).prompts[0]) == MOST_TOKEN_IDS
     too_many = {"prompt": [7] * (MOST_TOKEN_IDS + 1)}
     assert refusals(completion, [(too_many, "prompt", "at most 1,048,576 .*got 1048577")]) == []
-
-
-def test_an_error_does_not_quote_a_whole_request():
-    assert len(refusal(chat, response_format={"type": "a" * 100_000}).message) == 4003

@@ -94,7 +94,7 @@ def test_the_events_come_in_openais_order_and_joined_are_the_items():
     assert {item["status"] for item in (reasoning, message, first, second)} == {"completed"}
 
 
-def test_a_response_that_is_cut_or_fails_ends_so():
+def test_a_response_that_is_cut_or_fails_ends_so_and_log_probabilities_are_in_deltas_and_text():
     ends = {
         "incomplete": ({"reason": "max_output_tokens"}, "incomplete_details", {"reason": "max_output_tokens"}),
         "failed": ({"error": {"code": "server_error"}}, "error", {"code": "server_error"}),
@@ -107,21 +107,12 @@ def test_a_response_that_is_cut_or_fails_ends_so():
         assert last["type"] == f"response.{status}"
         assert (last["response"][name], last["response"]["completed_at"]) == (told, None)
         assert last["response"]["output"][0]["status"] == "incomplete"
-
-
-def test_logprobs_are_in_the_deltas_and_in_the_text():
     writer = ResponseWriter("m", {})
     writer.begin()
     events = events_of(writer.text("a", [LOGPROB]) + writer.text("b", [LOGPROB]) + writer.end("completed"))
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
     assert [delta["logprobs"] for delta in deltas] == [[LOGPROB], [LOGPROB]]
     assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == [LOGPROB, LOGPROB]
-
-
-def test_ids_are_openais_and_never_the_same():
-    first, second = (str(ResponseWriter("m", {}).document["id"]) for _ in range(2))
-    assert first != second
-    assert first.startswith("resp_")
 
 
 # --- Parts of a server's answer ---
@@ -165,9 +156,8 @@ def test_parts_become_items_in_their_order():
     one_call = answered([Part(text=TWO_CALLS), Part(text="more"), LAST], parallel_tool_calls=False, **TOOLS)
     assert [kind for kind, *_ in shape(one_call)] == ["message", "function_call"]
     assert one_call["status"] == "completed"
-
-
-def test_usage_has_the_details():
+    assert one_call["id"] != response["id"]
+    assert one_call["id"].startswith("resp_")
     assert answered([Part(text="a", num_output_tokens=2), LAST])["usage"] == {
         "input_tokens": 5,
         "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
