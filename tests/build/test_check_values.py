@@ -20,17 +20,6 @@ from support.checked import CONFIG, write
 VALUES = [None, True, False, 0, 1, -1, 0.05, 1.5, 300, 10**12, 2**70, "", "x", "5", [], ["a"], [1], {}]
 CHOICES = ["exit", "unready", "error", "warn", "ignore", "delta", "cumulative"]
 CHOICES += ["tensorrt_llm", "reference", "simulated"]
-    "exit",
-    "unready",
-    "error",
-    "warn",
-    "ignore",
-    "delta",
-    "cumulative",
-    "tensorrt_llm",
-    "reference",
-    "simulated",
-]
 
 
 def backend_takes(settings):

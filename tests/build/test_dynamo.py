@@ -132,37 +132,39 @@ def test_every_form_is_valid(request_):
         assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize(
-    ("api", "path", "value"),
-    [
-        ("v1beta1", ["spec", "components", 1, "sharedMemory"], {"size": "8Gi"}),
-        ("v1beta1", ["spec", "components", 1, "multinode"], {"nodeCount": 1}),
-        ("v1beta1", ["spec", "components", 1, "podTemplate", "spec", "containers", 0, "name"], "worker"),
-        ("v1beta1", ["spec", "components", 1, "podTemplate", "spec", "containers", 0, "startupProb"], {}),
-        ("v1alpha1", ["spec", "components"], []),
-        ("v1alpha1", ["spec", "services", "Worker", "componentType"], "decode"),
-    ],
-)
-def test_the_validator_sees_a_wrong_field(api, path, value):
-    documents = documents_of(R1 if api == "v1beta1" else replace(R1, dynamo=ALPHA))
-    place = graph_of(documents)
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
+POD = ["podTemplate", "spec", "containers", 0]
+WRONG = [  # of the API version, below spec
+    ("v1beta1", ["components", 1, "sharedMemory"], {"size": "8Gi"}),
+    ("v1beta1", ["components", 1, "multinode"], {"nodeCount": 1}),
+    ("v1beta1", ["components", 1, *POD, "name"], "worker"),
+    ("v1beta1", ["components", 1, *POD, "startupProb"], {}),
+    ("v1alpha1", ["components"], []),
+    ("v1alpha1", ["services", "Worker", "componentType"], "decode"),
+]
 
-    with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
-        validate(documents)
+
+def test_the_validator_sees_a_wrong_field():
+    for api, path, value in WRONG:
+        documents = documents_of(R1 if api == "v1beta1" else replace(R1, dynamo=ALPHA))
+        place = graph_of(documents)["spec"]
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+        with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
+            validate(documents)
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_the_engine_file_has_the_plans_arguments(name):
-    plan = planned(REQUESTS[name])
-    [engine] = engines_of(documents_of(REQUESTS[name])).values()
+def test_the_engine_file_has_the_plans_arguments_and_time_to_load(name):
+    plan, documents = planned(REQUESTS[name]), documents_of(REQUESTS[name])
+    [engine] = engines_of(documents).values()
 
     said = flat(engine)
     said.pop("kv_cache_config.event_buffer_max_size", None)
     ours = {row.key: row.value for row in plan.settings if not row.key.startswith("triton_config.")}
     assert said == {key: value for key, value in ours.items() if key != "model"}
+    probe = parts_of(graph_of(documents))["Worker"]["main"]["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= max(7200, ready_within_s(plan.checkpoint.weight_bytes))
 
 
 def test_a_file_that_a_setting_names_lies_beside_the_engine_file():
@@ -243,14 +245,6 @@ def test_the_router_is_told_of_the_blocks_of_those_that_read_prompts():
     assert "event_buffer_max_size" not in engine_of(parts["decode"], documents)["kv_cache_config"]
 
 
-@pytest.mark.parametrize("name", REQUESTS)
-def test_a_worker_may_load_for_as_long_as_a_load_may_take(name):
-    plan = planned(REQUESTS[name])
-    probe = parts_of(graph_of(documents_of(REQUESTS[name])))["Worker"]["main"]["startupProbe"]
-
-    assert probe["periodSeconds"] * probe["failureThreshold"] >= max(7200, ready_within_s(plan.checkpoint.weight_bytes))
-
-
 @pytest.mark.parametrize("version", dynamo_releases())
 def test_every_release_is_rendered_with_the_keys_nearest_to_its_build(version):
     dynamo, plan = find_dynamo(version), planned(replace(R1, dynamo=version))
@@ -271,47 +265,30 @@ def test_a_key_of_only_one_of_the_releases_around_a_candidate_is_unproven():
     assert "unproven: moe_config.use_low_precision_moe_combine" in dynamo_mismatch(planned(request))
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"model": "./DeepSeek-R1"}, r"--model \./DeepSeek-R1: expected an absolute path"),
-        ({"model": "DeepSeek-R1"}, r"--model DeepSeek-R1: .*or a Hugging Face name \(owner/name\); give one"),
-        ({"kv_routing": True, "dynamo": "0.7.0"}, r"Dynamo 0\.7\.0 publishes no KV events \(ai-dynamo/dynamo#5015\)"),
-        (
-            {"kv_routing": True, "overrides": (("kv_cache_config.enable_block_reuse", False),)},
-            r"add --set kv_cache_config\.enable_block_reuse=true",
-        ),
-        ({"overrides": (("moe_config.backend", "DEEPGEMM"),)}, "DEEPGEMM"),
-        ({"container": "26.07"}, r"--image 26\.07: a Triton container"),
-        ({"decoupled": False}, "--no-decoupled: only Triton has a use for it"),
-    ],
-)
-def test_what_is_known_to_fail_is_refused(changes, said):
-    with pytest.raises(RefusedPlanError, match=said):
-        text_of(replace(R1, **changes))
+PAIR = PAIRS["pair"]
+TINY = DisaggregatedRequest(both=PlanRequest(variant="tiny", engine="simulated", profile=DISAGGREGATED))
+NO_REUSE = (("kv_cache_config.enable_block_reuse", False),)
+REFUSED = [
+    (replace(R1, model="./DeepSeek-R1"), r"--model \./DeepSeek-R1: expected an absolute path"),
+    (replace(R1, model="DeepSeek-R1"), r"--model DeepSeek-R1: .*or a Hugging Face name \(owner/name\); give one"),
+    (replace(R1, kv_routing=True, dynamo="0.7.0"), r"Dynamo 0\.7\.0 publishes no KV events \(ai-dynamo/dynamo#5015\)"),
+    (replace(R1, kv_routing=True, overrides=NO_REUSE), r"add --set kv_cache_config\.enable_block_reuse=true"),
+    (replace(R1, overrides=(("moe_config.backend", "DEEPGEMM"),)), "DEEPGEMM"),
+    (replace(R1, container="26.07"), r"--image 26\.07: a Triton container"),
+    (replace(R1, decoupled=False), "--no-decoupled: only Triton has a use for it"),
+    (replace(R1, profile="ctx"), "profile ctx can't be written as dynamo"),
+    (replace(PAIR, both=replace(R1, kv_routing=True)), "the context server has block reuse off"),
+    (TINY, "is for TensorRT-LLM, not for the simulated engine"),
+]
 
 
-def test_a_pair_that_can_not_be_deployed_is_refused():
-    routed = replace(PAIRS["pair"], both=replace(R1, kv_routing=True))
-    with pytest.raises(RefusedPlanError, match="the context server has block reuse off"):
-        text_of(routed)
-    tiny = DisaggregatedRequest(both=PlanRequest(variant="tiny", engine="simulated", profile=DISAGGREGATED))
-    with pytest.raises(RefusedPlanError, match="is for TensorRT-LLM, not for the simulated engine"):
-        text_of(tiny)
-
-
-@pytest.mark.parametrize("format", ["triton", "trtllm-serve"])
-def test_options_for_dynamo_are_refused_for_another_format(format):
-    with pytest.raises(RefusedPlanError, match="--dynamo and --kv-routing: only for --format dynamo"):
-        format_files(format, make_plan(replace(R1, dynamo="1.5.0", kv_routing=True)), version="1.0")
-
-
-def test_one_side_of_a_pair_alone_is_refused():
-    with pytest.raises(RefusedPlanError, match="profile ctx can't be written as dynamo"):
-        text_of(replace(R1, profile="ctx"))
-
-
-def test_an_unknown_release_is_refused_with_the_nearest():
+def test_what_is_known_to_fail_is_refused(subtests):
+    for request, said in REFUSED:
+        with subtests.test(said), pytest.raises(RefusedPlanError, match=said):
+            text_of(request)
+    for format in ("triton", "trtllm-serve"):
+        with pytest.raises(RefusedPlanError, match="--dynamo and --kv-routing: only for --format dynamo"):
+            format_files(format, make_plan(replace(R1, dynamo="1.5.0", kv_routing=True)), version="1.0")
     with pytest.raises(UnknownNameError, match=r"did you mean .1\.5\.0.\?"):
         text_of(replace(R1, dynamo="1.5"))
 

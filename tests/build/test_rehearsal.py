@@ -18,7 +18,7 @@ from deepseek_triton_build import (
     write_repository,
 )
 from deepseek_triton_build.arithmetic.gpu_memory import weights
-from deepseek_triton_build.catalog import Variant, find_variant, gpus
+from deepseek_triton_build.catalog import find_variant, gpus
 from deepseek_triton_build.check import CheckOptions, check_repository
 from deepseek_triton_build.render import carried_checkpoint
 from deepseek_triton_build.render.carried_checkpoint import CHECKSUMS, carried_files
@@ -34,11 +34,6 @@ with_checkpoint = pytest.mark.skipif(not SOURCE.is_dir(), reason=f"{SOURCE} is n
 
 def rehearsal(**changes):
     return PlanRequest(**{"variant": "tiny", "gpu": "h200", "engine": "tensorrt_llm", **changes})
-
-
-def architecture_of(variant):
-    assert variant.architecture is not None
-    return variant.architecture
 
 
 # The plan
@@ -58,51 +53,39 @@ def test_how_it_is_divided(variant, num_gpus, expert_parallel, attention_dp):
     assert [warning.rule.code for warning in plan.warnings] == []
 
 
-@pytest.mark.parametrize("gpu", [name for name, gpu in gpus().items() if gpu.architecture != "ampere"])
-@pytest.mark.parametrize("num_gpus", [1, 8])
-def test_every_gpu_with_fp8_has_a_plan(gpu, num_gpus):
-    assert make_plan(rehearsal(gpu=gpu, num_gpus=num_gpus)).precision == "fp8"
+def test_every_gpu_with_fp8_has_a_plan():
+    for name, gpu in gpus().items():
+        if gpu.architecture != "ampere":
+            assert {make_plan(rehearsal(gpu=name, num_gpus=number)).precision for number in (1, 8)} == {"fp8"}
 
 
-@pytest.mark.parametrize(
-    ("changes", "words", "suggestion"),
-    [
-        pytest.param({"num_gpus": 3}, "3 GPUs can't share 8 attention heads and 8 experts", {"num_gpus": 4}, id="3"),
-        pytest.param({"num_gpus": 5}, "5 GPUs can't share 8 attention heads", {"num_gpus": 8}, id="5"),
-        pytest.param({"num_gpus": 6}, "6 GPUs can't share 8 attention heads", {"num_gpus": 8}, id="6"),
-        pytest.param({"num_gpus": 7}, "7 GPUs can't share 8 attention heads", {"num_gpus": 8}, id="7"),
-        pytest.param({"num_gpus": 32}, "32 GPUs can't share 8 attention heads", {"num_gpus": 16}, id="32"),
-        pytest.param({"gpu": "a100"}, "A100 80 GB SXM is Ampere", {"gpu": "h200"}, id="no FP8"),
-        pytest.param({"precision": "fp4"}, "stored as fp8 only", {"precision": "fp8"}, id="precision"),
-        pytest.param({"profile": "throughput"}, "one profile, rehearsal", {"profile": "rehearsal"}, id="profile"),
-        pytest.param(
-            {"num_gpus": 4, "pipeline_parallel_size": 4},
-            "3 layers can't fill 4",
-            {"pipeline_parallel_size": 1},
-            id="pp",
-        ),
-        pytest.param(
-            {"num_gpus": 8, "overrides": (("enable_attention_dp", False),)},
-            "leaves a rank 1 x 192 of q_b_proj, which are no whole FP8 blocks",
-            {"overrides": ()},
-            id="attention DP",
-        ),
-    ],
-)
-def test_what_cant_work_names_what_does(changes, words, suggestion):
-    with pytest.raises(RefusedPlanError) as refused:
-        make_plan(rehearsal(**changes))
-
-    assert words in str(refused.value)
-    assert refused.value.suggestion == suggestion
+HEADS, NO_DP = "GPUs can't share 8 attention heads", (("enable_attention_dp", False),)
+REFUSED = [  # what is asked for, what is said, and what works
+    ({"num_gpus": 3}, f"3 {HEADS} and 8 experts", {"num_gpus": 4}),
+    ({"num_gpus": 5}, f"5 {HEADS}", {"num_gpus": 8}),
+    ({"num_gpus": 6}, f"6 {HEADS}", {"num_gpus": 8}),
+    ({"num_gpus": 7}, f"7 {HEADS}", {"num_gpus": 8}),
+    ({"num_gpus": 32}, f"32 {HEADS}", {"num_gpus": 16}),
+    ({"gpu": "a100"}, "A100 80 GB SXM is Ampere", {"gpu": "h200"}),
+    ({"precision": "fp4"}, "stored as fp8 only", {"precision": "fp8"}),
+    ({"profile": "throughput"}, "one profile, rehearsal", {"profile": "rehearsal"}),
+    ({"num_gpus": 4, "pipeline_parallel_size": 4}, "3 layers can't fill 4", {"pipeline_parallel_size": 1}),
+    ({"num_gpus": 8, "overrides": NO_DP}, "a rank 1 x 192 of q_b_proj, which are no whole FP8", {"overrides": ()}),
+]
 
 
-def test_its_profile_is_for_nothing_else():
+def test_what_cant_work_names_what_does(subtests):
+    for changes, words, suggestion in REFUSED:
+        with subtests.test(f"{changes}"):
+            with pytest.raises(RefusedPlanError) as refused:
+                make_plan(rehearsal(**changes))
+            assert words in str(refused.value)
+            assert refused.value.suggestion == suggestion
+
+
+def test_its_profile_is_for_nothing_else_and_bf16_for_no_gpu():
     with pytest.raises(RefusedPlanError, match="profile rehearsal is for tiny and tiny-r1 only"):
         make_plan(PlanRequest(variant="deepseek-r1", gpu="h200", profile="rehearsal"))
-
-
-def test_bf16_is_refused_with_the_reason():
     with pytest.raises(BuildError, match="no MLA kernels for DeepSeek there"):
         make_plan(rehearsal(precision="bf16"))
 
@@ -118,25 +101,19 @@ def test_the_settings_are_those_of_the_golden_file(num_gpus):
 # The shares that the loader makes
 
 
-@pytest.mark.parametrize(
-    ("variant", "tensor_parallel_size", "attention_dp"),
-    [
-        *((TINY, size, False) for size in (1, 2, 4)),
-        *((TINY, size, True) for size in (2, 4, 8)),
-        *((R1, size, False) for size in (8, 16, 32)),
-        (R1, 8, True),
-    ],
-    ids=lambda value: value.name if isinstance(value, Variant) else str(value),
-)
-def test_every_rank_gets_whole_blocks(variant, tensor_parallel_size, attention_dp):
-    a = architecture_of(variant)
-    found = problems(published_tensors(a), a, tensor_parallel_size=tensor_parallel_size, attention_dp=attention_dp)
-
-    assert found == []
+def test_every_rank_gets_whole_blocks():
+    for variant, sizes in (
+        (TINY, [(1, False), (2, False), (4, False), (2, True), (4, True), (8, True)]),
+        (R1, [(8, False), (16, False), (32, False), (8, True)]),
+    ):
+        a = variant.architecture
+        published = published_tensors(a)
+        for size, attention_dp in sizes:
+            assert problems(published, a, tensor_parallel_size=size, attention_dp=attention_dp) == []
 
 
 def test_eight_ranks_would_cut_the_blocks_of_tiny():
-    a = architecture_of(TINY)
+    a = TINY.architecture
 
     assert problems(published_tensors(a), a, tensor_parallel_size=8, attention_dp=False) == [
         f"model.layers.{layer}.self_attn.q_b_proj: 1536 values and 12 scales on 8 ranks" for layer in range(4)
@@ -148,7 +125,7 @@ _BYTES = {"BF16": 2, "F32": 4, "F8_E4M3": 1}
 
 @pytest.mark.parametrize("variant", [TINY, R1], ids=["tiny", "r1"])
 def test_the_arithmetic_counts_the_published_tensors(variant):
-    a, checkpoint = architecture_of(variant), variant.checkpoints["fp8"]
+    a, checkpoint = variant.architecture, variant.checkpoints["fp8"]
     sizes = []
     for dtype, shape in published_tensors(a).values():
         count = _BYTES[dtype]
@@ -164,7 +141,7 @@ def test_the_checkpoint_is_what_the_loader_reads():
     tensors = tensors_in(SOURCE / "model.safetensors")
     config = json.loads((SOURCE / "config.json").read_text("utf-8"))
 
-    assert tensors == published_tensors(architecture_of(TINY))
+    assert tensors == published_tensors(TINY.architecture)
     assert config["quantization_config"]["weight_block_size"] == [BLOCK, BLOCK]
     assert config["num_key_value_heads"] == config["num_attention_heads"]
 
@@ -208,39 +185,31 @@ def test_each_variant_carries_its_own_chat_template_and_true_checksums(source, v
     }
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        pytest.param({"model": "/models/tiny"}, id="another folder"),
-        pytest.param({"engine": "simulated", "gpu": None}, id="no weights are read"),
-        pytest.param({"variant": "deepseek-r1"}, id="full size"),
-    ],
-)
-def test_nothing_travels_where_nothing_is_read(source, changes):
-    assert carried_files(make_plan(rehearsal(**changes))) == {}
+def test_nothing_travels_where_nothing_is_read(source):
+    others = ({"model": "/models/tiny"}, {"engine": "simulated", "gpu": None}, {"variant": "deepseek-r1"})
+    assert [carried_files(make_plan(rehearsal(**changes))) for changes in others] == [{}] * 3
 
 
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        pytest.param(lambda folder: shutil.rmtree(folder), "checksums.sha256: can't be read", id="no folder"),
-        pytest.param(
-            lambda folder: (folder / "config.json").unlink(), "config.json: can't be read", id="a file is gone"
-        ),
-        pytest.param(lambda folder: (folder / "config.json").write_text("{"), "another or a cut one", id="cut"),
-        pytest.param(
-            lambda folder: (shutil.rmtree(folder / "r1"), write_checksums(folder)), "files in r1/", id="no r1"
-        ),
-    ],
-)
-def test_a_damaged_source_is_one_line_with_the_fix(source, damage, words):
-    damage(source)
-    with pytest.raises(UnusableCheckpointError) as raised:
-        carried_files(make_plan(rehearsal(variant="tiny-r1")))
+def gone(name):
+    return lambda folder: (folder / name).unlink()
 
-    assert words in str(raised.value)
-    assert "restore the folder" in str(raised.value)
-    assert "\n" not in str(raised.value)
+
+DAMAGES = [  # the later ones of a folder that has no r1/
+    (lambda folder: (folder / "config.json").write_text("{"), "another or a cut one"),
+    (gone("config.json"), "config.json: can't be read"),
+    (lambda folder: (shutil.rmtree(folder / "r1"), write_checksums(folder)), "files in r1/"),
+    (shutil.rmtree, "checksums.sha256: can't be read"),
+]
+
+
+def test_a_damaged_source_is_one_line_with_the_fix(source):
+    for damage, words in DAMAGES:
+        damage(source)
+        with pytest.raises(UnusableCheckpointError) as raised:
+            carried_files(make_plan(rehearsal(variant="tiny-r1")))
+        assert words in str(raised.value)
+        assert "restore the folder" in str(raised.value)
+        assert "\n" not in str(raised.value)
 
 
 def changed_config(folder):
@@ -260,27 +229,27 @@ def swapped(folder):
     path.write_bytes(content)
 
 
+CHANGED = "model.safetensors was changed since it was generated"
+
+
 @with_checkpoint
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        pytest.param(lambda folder: None, None, id="whole"),
-        pytest.param(cut, "model.safetensors was changed since it was generated", id="cut"),
-        pytest.param(swapped, "model.safetensors was changed since it was generated", id="swapped"),
-        pytest.param(changed_config, "num_attention_heads 16, not 8", id="config"),
-        pytest.param(lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json", id="no tokenizer"),
-        pytest.param(shutil.rmtree, "are gone since the folder was generated", id="gone"),
-    ],
-)
-def test_check_looks_at_the_checkpoint_inside(tmp_path, damage, words):
-    write_repository(repository_files(make_plan(rehearsal(num_gpus=8)), version="0"), tmp_path / "r")
-    damage(tmp_path / "r/tensorrt_llm/1/tiny")
-
-    report = check_repository(tmp_path / "r", CheckOptions())
-
-    messages = [finding.message for finding in report.findings]
-    assert messages == [] if words is None else any(words in message for message in messages), messages
-    assert any(finding.severity == "error" for finding in report.findings) == (words is not None)
+def test_check_looks_at_the_checkpoint_inside(tmp_path, subtests):
+    files = repository_files(make_plan(rehearsal(num_gpus=8)), version="0")
+    for damage, words in (
+        (lambda folder: None, None),
+        (cut, CHANGED),
+        (swapped, CHANGED),
+        (changed_config, "num_attention_heads 16, not 8"),
+        (gone("tokenizer.json"), "tokenizer.json"),
+        (shutil.rmtree, "are gone since the folder was generated"),
+    ):
+        write_repository(files, tmp_path / "r", force=True)
+        damage(tmp_path / "r/tensorrt_llm/1/tiny")
+        findings = check_repository(tmp_path / "r", CheckOptions()).findings
+        messages = [finding.message for finding in findings]
+        with subtests.test(str(words)):
+            assert messages == [] if words is None else any(words in message for message in messages), messages
+            assert any(finding.severity == "error" for finding in findings) == (words is not None)
 
 
 @with_checkpoint
