@@ -132,7 +132,6 @@ def test_the_repository_of_the_demo(bare, capsys):
 
 REHEARSALS = [
     ("deepseek-r1 --gpu h200", "tensorrt_llm --gpu h200 --gpus 8 --trtllm 1.2.1 --output rehearsal"),
-    ("deepseek-r1 --gpu gb200-nvl72 --profile wide-ep", "tensorrt_llm --gpu gb200-nvl72 --gpus 16 --trtllm 1.2.1"),
     ("tiny --engine simulated", None),
     ("deepseek-r1 --engine vllm --gpu h200 --gpus 8", "vllm --gpu h200 --gpus 8 --vllm 0.24.0"),
 ]
