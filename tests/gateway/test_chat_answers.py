@@ -201,15 +201,12 @@ def test_an_answer_has_the_fields_that_openai_requires():
     assert one(Part(prompt_logprobs="[null]"), Part(finish_reason="stop"))["prompt_logprobs"] == [None]
 
 
-def test_usage_in_each_chunk():
+def test_usage_in_each_chunk_at_the_end_or_not_at_all():
     options = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
     request = read_chat_request({"messages": MESSAGES, **options})
     parts = [Part(text=text, num_input_tokens=5, num_output_tokens=1) for text in "ab"]
     chunks = streamed(request, [*([part] for part in parts), [Part(finish_reason="stop", num_input_tokens=5)]])
     assert [chunk["usage"] and chunk["usage"]["completion_tokens"] for chunk in chunks] == [None, 1, 2, 2, 2]
-
-
-def test_a_stream_has_the_usage_that_was_asked_for():
     for usage in (True, False):
         fields = {"stream": True, "stream_options": {"include_usage": usage}}
         chunks = streamed(read_chat_request({"messages": MESSAGES, **fields}), [[Part(text="a", finish_reason="stop")]])

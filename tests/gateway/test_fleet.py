@@ -176,17 +176,6 @@ async def test_an_answer_that_has_begun_is_not_begun_again(servers):
     assert sum(len(server.asked) for server in servers.values()) == len(errors)
 
 
-async def test_a_wrong_request_is_asked_once(servers):
-    async with fleet_of(servers) as fleet:
-        for error in (INVALID, TRITONS):
-            for url in URLS:
-                servers[url].answers = [[error]] * 3
-            assert await error_of(answer(fleet)) is error
-            assert await error_of(fleet.ask(call())) is error
-        assert set(states(fleet).values()) == {"up"}
-    assert sum(len(server.asked) for server in servers.values()) == 4
-
-
 async def test_each_server_is_asked_once_and_three_at_most_or_two_that_die_of_it(servers):
     urls = [f"http://server-{number}:8000" for number in range(6)]
     for refused, most in ((OVERLOADED, 3), (STOPPING, 3), (DIED, 2)):
@@ -198,11 +187,25 @@ async def test_each_server_is_asked_once_and_three_at_most_or_two_that_die_of_it
             assert (error.code, bool(error.retry_after_s)) == (refused.code, True)
 
 
-async def test_one_that_is_full_is_a_better_answer_than_one_that_is_away(servers):
+async def test_which_error_comes_out(servers):
+    """A wrong request is asked once. One server that is full is a better answer than one that is away."""
     async with fleet_of(servers) as fleet:
+        for error in (INVALID, TRITONS):
+            for url in URLS:
+                servers[url].answers = [[error]] * 2
+            assert await error_of(answer(fleet)) is error
+            assert await error_of(fleet.ask(call())) is error
+        assert set(states(fleet).values()) == {"up"}
+        assert sum(len(server.asked) for server in servers.values()) == 4
         servers[A].answers, servers[B].answers, servers[C].answers = [[OVERLOADED]], [[REFUSED]], [[REFUSED]]
         error = await error_of(answer(fleet))
         assert (error.code, error.retry_after_s) == ("E_OVERLOADED", 7)
+        for url in URLS:
+            servers[url].ready = False
+        await until(lambda: set(states(fleet).values()) == {"down"})
+        error = await error_of(answer(fleet))
+        assert ("0 of 3 are up" in str(error), error.code) == (True, "E_UNAVAILABLE")
+        assert error.retry_after_s >= 1
 
 
 async def test_a_full_server_is_avoided_but_asked_when_all_are_full(servers):
@@ -289,17 +292,6 @@ async def test_a_failed_request_takes_its_server_out_at_once(servers, monkeypatc
         assert states(fleet) == {A: "down", B: "up", C: "up"}
 
 
-async def test_nobody_is_up(servers):
-    for url in URLS:
-        servers[url].ready = False
-    async with fleet_of(servers) as fleet:
-        assert set(states(fleet).values()) == {"down"}
-        error = await error_of(answer(fleet))
-        assert "0 of 3 are up" in str(error)
-        assert error.code == "E_UNAVAILABLE"
-        assert error.retry_after_s >= 1
-
-
 async def test_a_server_with_another_model_is_left_out(servers):
     async with fleet_of(servers) as fleet:
         servers[C].ready = False
@@ -327,6 +319,15 @@ async def test_a_fleet_whose_servers_all_went_may_come_back_with_another_model(s
         assert "deepseek-v3" in fleet.model_info
 
 
+async def test_the_only_server_may_come_back_with_another_model_at_once(servers):
+    async with fleet_of(servers, [A]) as fleet:
+        servers[A].ready = False
+        await until_state(fleet, A, "down")
+        servers[A].ready, servers[A].model = True, "deepseek-v3"
+        await until_state(fleet, A, "up")
+        assert "deepseek-v3" in fleet.model_info
+
+
 async def test_a_server_with_another_model_does_not_take_over_in_a_bad_moment(servers):
     async with fleet_of(servers, [A, B]) as fleet:
         servers[B].ready = False
@@ -337,15 +338,6 @@ async def test_a_server_with_another_model_does_not_take_over_in_a_bad_moment(se
         await until_state(fleet, B, "left out")
         servers[A].ready = True
         await until(lambda: states(fleet) == {A: "up", B: "left out"})
-
-
-async def test_the_only_server_may_come_back_with_another_model(servers):
-    async with fleet_of(servers, [A]) as fleet:
-        servers[A].ready = False
-        await until_state(fleet, A, "down")
-        servers[A].ready, servers[A].model = True, "deepseek-v3"
-        await until_state(fleet, A, "up")
-        assert "deepseek-v3" in fleet.model_info
 
 
 async def test_a_lost_connection_is_followed_by_a_check(servers, monkeypatch):

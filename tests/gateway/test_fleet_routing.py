@@ -46,12 +46,9 @@ SYSTEM = message("system", "Be brief.")
 FIRST = message("user", "Why is the sky blue?")
 
 
-def test_every_turn_of_a_conversation_has_one_key():
+def test_every_turn_of_a_conversation_has_one_key_and_other_conversations_have_others():
     later = [SYSTEM, FIRST, message("assistant", "Because.", tool_calls=None), message("user", "And the sea?")]
     assert affinity_key([SYSTEM, FIRST]) == affinity_key(later) == affinity_key([*later, later[-1]])
-
-
-def test_other_conversations_have_other_keys():
     others = [
         [FIRST],
         [SYSTEM, message("user", "Why is the sky dark?")],
@@ -79,8 +76,10 @@ def nearest(servers, number):
     return choose(servers, call(str(number).encode()), random.Random(0)).url
 
 
-def test_keys_are_spread_and_stay_where_they_are_when_a_server_goes():
+def test_keys_are_spread_and_stay_where_they_are_when_a_server_goes_or_the_order_changes():
     servers = fleet(0, 0, 0, 0)
+    numbers = range(50)
+    assert [nearest(servers, each) for each in numbers] == [nearest(servers[::-1], each) for each in numbers]
     before = {number: nearest(servers, number) for number in range(2000)}
     assert min(Counter(before.values()).values()) > 400
 
@@ -88,13 +87,6 @@ def test_keys_are_spread_and_stay_where_they_are_when_a_server_goes():
     after = {number: nearest(servers, number) for number in range(2000)}
     assert all(after[number] == url for number, url in before.items() if url != gone)
     assert len({url for number, url in after.items() if before[number] == gone}) == 3
-
-
-def test_the_order_of_the_list_does_not_matter():
-    servers = fleet(0, 0, 0)
-    assert [nearest(servers, number) for number in range(50)] == [
-        nearest(servers[::-1], number) for number in range(50)
-    ]
 
 
 def test_a_server_with_too_much_to_do_passes_its_requests_on():

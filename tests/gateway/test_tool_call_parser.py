@@ -211,43 +211,48 @@ def test_answers():
         }
 
 
-def test_a_name_comes_as_soon_as_it_is_whole_and_arguments_as_they_come():
-    parser = ToolCallParser()
-    assert parser.feed("Hm.") == [TextPiece("Hm.")]
-    assert parser.feed(f"{CALLS}{CALL}get_weather") == []
-    assert parser.feed("<｜tool▁sep｜>") == [CallBegins(0, "get_weather")]
-    assert parser.feed('{"ci') == [ArgumentsPiece(0, '{"ci')]
-    assert parser.feed('ty": "<') == [ArgumentsPiece(0, 'ty": "<')]
-    assert parser.feed('"}') == [ArgumentsPiece(0, '"}')]
-    assert parser.feed(CALL_END) == [CallEnds(0, cut=False)]
-    assert parser.feed(CALLS_END) + parser.end() == []
+STREAMS = {
+    "a name comes as soon as it is whole, and arguments as they come": [
+        ("Hm.", [TextPiece("Hm.")]),
+        (f"{CALLS}{CALL}get_weather", []),
+        ("<｜tool▁sep｜>", [CallBegins(0, "get_weather")]),
+        ('{"ci', [ArgumentsPiece(0, '{"ci')]),
+        ('ty": "<', [ArgumentsPiece(0, 'ty": "<')]),
+        ('"}', [ArgumentsPiece(0, '"}')]),
+        (CALL_END, [CallEnds(0, cut=False)]),
+        (CALLS_END, []),
+    ],
+    "a fenced name comes with its newline": [
+        (f"{CALL}function<｜tool▁sep｜>get_", []),
+        ("weather\n", [CallBegins(0, "get_weather")]),
+        ("```json", []),
+        ("\n", []),
+        ("{", [ArgumentsPiece(0, "{")]),
+    ],
+    "dsml arguments come as JSON": [
+        ('\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="a">', [CallBegins(0, "a")]),
+        ('\n<｜DSML｜parameter name="x" string="true">', [ArgumentsPiece(0, '{"x": "')]),
+        ('a "b"\n', [ArgumentsPiece(0, 'a \\"b\\"\\n')]),
+        ("c</｜DSML｜parameter>", [ArgumentsPiece(0, "c")]),
+        ("\n</｜DSML｜invoke>", [ArgumentsPiece(0, '"}'), CallEnds(0, cut=False)]),
+    ],
+    "only what may be a tag is held back": [
+        ("a <", [TextPiece("a ")]),
+        ("b>", [TextPiece("<b>")]),
+        ("line\n", [TextPiece("line")]),
+        ("next", [TextPiece("\nnext")]),
+        ("<｜tool▁c", []),
+        ("x", [TextPiece("<｜tool▁cx")]),
+    ],
+}
 
 
-def test_a_fenced_name_comes_with_its_newline():
-    parser = ToolCallParser()
-    assert parser.feed(f"{CALL}function<｜tool▁sep｜>get_") == []
-    assert parser.feed("weather\n") == [CallBegins(0, "get_weather")]
-    assert parser.feed("```json") + parser.feed("\n") == []
-    assert parser.feed("{") == [ArgumentsPiece(0, "{")]
+def test_pieces_come_as_soon_as_they_can():
+    def fed(steps):
+        parser = ToolCallParser()
+        return [(text, parser.feed(text)) for text, _ in steps]
 
-
-def test_dsml_arguments_come_as_json_while_they_stream():
-    parser = ToolCallParser()
-    assert parser.feed('\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="a">') == [CallBegins(0, "a")]
-    assert parser.feed('\n<｜DSML｜parameter name="x" string="true">') == [ArgumentsPiece(0, '{"x": "')]
-    assert parser.feed('a "b"\n') == [ArgumentsPiece(0, 'a \\"b\\"\\n')]
-    assert parser.feed("c</｜DSML｜parameter>") == [ArgumentsPiece(0, "c")]
-    assert parser.feed("\n</｜DSML｜invoke>") == [ArgumentsPiece(0, '"}'), CallEnds(0, cut=False)]
-
-
-def test_only_what_may_be_a_tag_is_held_back():
-    parser = ToolCallParser()
-    assert parser.feed("a <") == [TextPiece("a ")]
-    assert parser.feed("b>") == [TextPiece("<b>")]
-    assert parser.feed("line\n") == [TextPiece("line")]
-    assert parser.feed("next") == [TextPiece("\nnext")]
-    assert parser.feed("<｜tool▁c") == []
-    assert parser.feed("x") == [TextPiece("<｜tool▁cx")]
+    assert {name: fed(steps) for name, steps in STREAMS.items()} == STREAMS
 
 
 # Properties
