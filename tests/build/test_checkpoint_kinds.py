@@ -1,6 +1,7 @@
 """`check` and the planner know a checkpoint by its files: mixed precision, 16 bits, an FP8 KV cache, or a cut one."""
 
 import json
+import shutil
 import struct
 
 import pytest
@@ -60,6 +61,7 @@ WHOLE = experts((3, 0), (60, 255), (61, 255))
 
 
 def checked(weights, *, stamped=False):
+    shutil.rmtree(weights.parent / "repository", ignore_errors=True)
     root = write(weights.parent / "repository", model_yaml=edited(MODEL_YAML, "deepseek-ai/DeepSeek-R1", str(weights)))
     if stamped:
         stamp = {"variant": "deepseek-r1", "gpu": "h200", "gpus": 8, "precision": "fp8", "release": "1.2.1"}
@@ -83,25 +85,21 @@ def test_mixed_precision_needs_the_file_that_names_the_layers(tmp_path):
     assert "quant_cfg.json" in only(checked(weights), "W018").message
 
 
-@pytest.mark.parametrize(("quant", "layers"), [(MIXED, LAYERS | {"kv_cache_quant_algo": "FP8"}), (None, None)])
-def test_an_fp8_cache_is_read_from_either_file(tmp_path, quant, layers):
+def test_an_fp8_cache_is_read_from_either_file(tmp_path):
     fp8 = {"quant_algo": "FP8_BLOCK_SCALES", "kv_cache_quant_algo": "FP8"}
-    weights = checkpoint(tmp_path / "w", WHOLE, quant=quant or fp8, layers=layers)
+    for name, quant, layers in (("w", MIXED, LAYERS | {"kv_cache_quant_algo": "FP8"}), ("v", fp8, None)):
+        weights = checkpoint(tmp_path / name, WHOLE, quant=quant, layers=layers)
+        assert read_facts(weights, "w")[0].kv_cache_quant_algo == "FP8"
 
-    assert read_facts(weights, "w")[0].kv_cache_quant_algo == "FP8"
 
-
-def test_16_bit_weights_are_named(tmp_path):
-    report = checked(checkpoint(tmp_path / "w", WHOLE, **UNQUANTIZED))
-
+def test_16_bit_weights_are_named_and_in_the_place_of_fp8_an_error_that_names_the_conversion(tmp_path):
+    weights = checkpoint(tmp_path / "w", WHOLE, **UNQUANTIZED)
+    report = checked(weights)
     assert serious(report) == []
     assert report.models[0].precision == "bf16"
     assert any("not quantized" in line for line in report.models[0].unchecked)
 
-
-def test_16_bit_weights_in_the_place_of_fp8_are_an_error_that_names_the_conversion(tmp_path):
-    finding = only(checked(checkpoint(tmp_path / "w", WHOLE, **UNQUANTIZED), stamped=True), "W006")
-
+    finding = only(checked(weights, stamped=True), "W006")
     assert "16-bit" in finding.message
     assert "checkpoint quantize" in finding.fix
 
@@ -109,15 +107,20 @@ def test_16_bit_weights_in_the_place_of_fp8_are_an_error_that_names_the_conversi
 CUT = {"num_hidden_layers": 5, "n_routed_experts": 32, "num_nextn_predict_layers": 0}
 
 
-@pytest.mark.parametrize("stamped", [False, True])
-def test_a_cut_checkpoint_is_a_warning_that_says_what_is_left(tmp_path, stamped):
-    report = checked(checkpoint(tmp_path / "w", experts((3, 0), (4, 31)), **CUT), stamped=stamped)
+def test_a_cut_checkpoint_is_a_warning_that_says_what_is_left(tmp_path):
+    weights = checkpoint(tmp_path / "w", experts((3, 0), (4, 31)), **CUT)
+    for stamped, variant in ((False, None), (True, "deepseek-r1")):
+        report = checked(weights, stamped=stamped)
+        [finding] = serious(report)
+        assert (finding.code, finding.severity) == ("W021", "warning")
+        assert "5 of 61 layers, 32 of 256 routed experts" in finding.message
+        assert report.models[0].variant == variant
 
-    [finding] = serious(report)
-
-    assert (finding.code, finding.severity) == ("W021", "warning")
-    assert "5 of 61 layers, 32 of 256 routed experts" in finding.message
-    assert report.models[0].variant == ("deepseek-r1" if stamped else None)
+    target = resolve_target(PlanRequest(variant="deepseek-r1", gpu="h200", model=str(weights)))
+    assert target.num_gpus == 1
+    assert (target.architecture.num_layers, target.architecture.num_routed_experts) == (5, 32)
+    # Attention and dense layers as in R1, 2 x 32 of the experts, and both embeddings: 3.7 GB of embeddings alone.
+    assert 5e9 < target.checkpoint.weight_bytes < 10e9
 
 
 @pytest.mark.parametrize("more", [(5, 0), (4, 32)], ids=["a layer", "an expert"])
@@ -133,17 +136,6 @@ def test_another_model_with_fewer_layers_is_not_cut(tmp_path):
     assert "hidden_size" in only(checked(weights, stamped=True), "W016").message
     with pytest.raises(RefusedPlanError, match="does not fit"):
         resolve_target(PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=1, model=str(weights)))
-
-
-def test_a_cut_checkpoint_is_planned_with_its_own_size(tmp_path):
-    weights = checkpoint(tmp_path / "w", experts((3, 0), (4, 31)), **CUT)
-
-    target = resolve_target(PlanRequest(variant="deepseek-r1", gpu="h200", model=str(weights)))
-
-    assert target.num_gpus == 1
-    assert (target.architecture.num_layers, target.architecture.num_routed_experts) == (5, 32)
-    # Attention and dense layers as in R1, 2 x 32 of the experts, and both embeddings: 3.7 GB of embeddings alone.
-    assert 5e9 < target.checkpoint.weight_bytes < 10e9
 
 
 @pytest.mark.parametrize(("num_mtp", "num_draft_tokens"), [(0, 0), (1, 3)])

@@ -13,9 +13,9 @@ from support.scripts import script_runner
 from support.vllm_plans import MODEL, SETTINGS, planned, two_nodes
 
 
-@pytest.fixture
-def run(tmp_path):
-    return script_runner(tmp_path)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return script_runner(tmp_path_factory.mktemp("vllm"))
 
 
 def words_of(comments):
@@ -65,18 +65,10 @@ def test_serve_and_its_benchmark_take_another_address_and_another_workload(run):
     )
 
 
-@pytest.mark.parametrize(
-    ("workload", "words"),
-    [
-        (Workload(), "--random-input-len 8000 --random-output-len 1000 --request-rate 10000 --num-prompts 16"),
-        (
-            Workload(isl=1000, osl=1000, concurrency=64),
-            "--random-input-len 1000 --random-output-len 1000 --request-rate 10000 --num-prompts 64",
-        ),
-    ],
-)
-def test_the_benchmark_has_the_plans_workload_or_the_guides(run, workload, words):
-    assert words in shlex.join(run(asking_for(workload), "vllm-serve", script="bench.sh").argv)
+def test_the_benchmark_has_the_plans_workload_or_the_guides(run):
+    for workload, isl, number in ((Workload(), 8000, 16), (Workload(isl=1000, osl=1000, concurrency=64), 1000, 64)):
+        words = f"--random-input-len {isl} --random-output-len 1000 --request-rate 10000 --num-prompts {number}"
+        assert words in shlex.join(run(asking_for(workload), "vllm-serve", script="bench.sh").argv)
 
 
 @pytest.mark.parametrize("version", VLLM_VERSIONS)
@@ -177,22 +169,19 @@ def test_serve_on_several_nodes(run):
     assert first[-4:] == ["--node-rank", "0", "--master-addr", "10.0.0.1"]
 
 
-@pytest.mark.parametrize("format", ["triton", "vllm-serve"])
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({"NODE_RANK": "2", **ADDRESS}, "expected 0 to 1 as NODE_RANK, the number of this node; got '2'"),
-        ({"NODE_RANK": "08", **ADDRESS}, "expected 0 to 1 as NODE_RANK, the number of this node; got '08'"),
-        (ADDRESS, "expected 0 to 1 as NODE_RANK, the number of this node; got ''"),
-        (
-            {"NODE_RANK": "0", "MASTER_ADDR": "localhost"},
-            "expected as MASTER_ADDR where the other nodes reach node 0, such as 10.0.0.1; got '",
-        ),
-        ({"NODE_RANK": "1"}, "expected as MASTER_ADDR where the other nodes reach node 0, such as 10.0.0.1; got ''"),
-    ],
-)
-def test_a_node_without_number_or_address_is_refused(run, format, variables, expected):
-    result = run(two_nodes(), format, **variables)
+NUMBER = "expected 0 to 1 as NODE_RANK, the number of this node; got"
+REACHED = "expected as MASTER_ADDR where the other nodes reach node 0, such as 10.0.0.1; got '"
 
-    assert (result.code, result.argv) == (2, [])
-    assert expected in result.error
+
+@pytest.mark.parametrize("format", ["triton", "vllm-serve"])
+def test_a_node_without_number_or_address_is_refused(run, format):
+    for variables, expected in (
+        ({"NODE_RANK": "2", **ADDRESS}, f"{NUMBER} '2'"),
+        ({"NODE_RANK": "08", **ADDRESS}, f"{NUMBER} '08'"),
+        (ADDRESS, f"{NUMBER} ''"),
+        ({"NODE_RANK": "0", "MASTER_ADDR": "localhost"}, REACHED),
+        ({"NODE_RANK": "1"}, f"{REACHED}'"),
+    ):
+        result = run(two_nodes(), format, **variables)
+        assert (result.code, result.argv) == (2, [])
+        assert expected in result.error
