@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
+import httpx
 import pytest
 
 from conformance.running import gateway
@@ -42,6 +44,13 @@ def metrics(server: ServerProcess) -> tuple[str, str]:
     return "--metrics-url", server.metrics_url
 
 
+def only_run(*words: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The result and the figures of its one run."""
+    document = json.loads(bench(*words, "--json").stdout)
+    (run,) = document["points"][0]["runs"]
+    return document, run["figures"]
+
+
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
 def test_a_sweep_counts_every_token_and_writes_every_file(server, scheme, tmp_path):
     folder = tmp_path / "result"
@@ -72,49 +81,35 @@ def test_a_sweep_counts_every_token_and_writes_every_file(server, scheme, tmp_pa
 
 
 def test_later_turns_hold_the_answers_before(server):
-    done = bench(
-        *(server.http_url, "--json", "--concurrency", "2", "--num-prompts", "4", "--turns", "3"),
-        *("--isl", "50", "--later-isl", "10", "--osl", "8", *metrics(server)),
-    )
-    (run,) = json.loads(done.stdout)["points"][0]["runs"]
-    assert run["figures"]["completed"] == 12
+    load = ("--concurrency", "2", "--num-prompts", "4", "--turns", "3", "--isl", "50", "--later-isl", "10")
+    _, figures = only_run(server.http_url, *load, "--osl", "8", *metrics(server))
     # 50, then 50 + 8 + 10, then 50 + 8 + 10 + 8 + 10 tokens in each of four conversations.
-    assert run["figures"]["total_input_tokens"] == 4 * (50 + 68 + 86)
+    assert (figures["completed"], figures["total_input_tokens"]) == (12, 4 * (50 + 68 + 86))
 
 
 def test_an_openai_endpoint_gives_the_same_counts(server, tmp_path):
+    load = ("--rate", "50", "--num-prompts", "12", "--isl", "40", "--osl", "9", "--burstiness", "0.5")
     with gateway(server.http_url, log=tmp_path / "log") as address:
-        done = bench(
-            *(f"{address}/v1", "--json", "--rate", "50", "--num-prompts", "12", "--isl", "40", "--osl", "9"),
-            *("--burstiness", "0.5"),
-        )
+        document, figures = only_run(f"{address}/v1", *load)
         assert f"expected {address}/v1" in bench(address, code=2).stderr
-    document = json.loads(done.stdout)
-    (run,) = document["points"][0]["runs"]
     assert document["endpoint"] == "openai"
     assert document["server"]["vocab_size"] > 0
-    assert run["figures"]["completed"] == run["figures"]["lag_ms"]["count"] == 12
-    assert (run["figures"]["total_input_tokens"], run["figures"]["total_output_tokens"]) == (480, 108)
+    assert figures["completed"] == figures["lag_ms"]["count"] == 12
+    assert (figures["total_input_tokens"], figures["total_output_tokens"]) == (480, 108)
 
 
 def test_texts_of_a_file_as_chats(server, tmp_path):
     texts = tmp_path / "texts.jsonl"
     texts.write_text("".join(json.dumps({"prompt": f"Question {number}?"}) + "\n" for number in range(5)))
-    done = bench(
-        *(server.http_url, "--json", "--dataset", str(texts), "--chat", "--osl", "6", "--set", "temperature=0.5"),
-        *("--set", "ignore_eos=true", "--warmup", "2", *metrics(server)),
-    )
-    (run,) = json.loads(done.stdout)["points"][0]["runs"]
-    assert run["figures"]["completed"] == 3
-    assert run["figures"]["total_output_tokens"] == 18
+    more = ("--set", "temperature=0.5", "--set", "ignore_eos=true", "--warmup", "2", *metrics(server))
+    _, figures = only_run(server.http_url, "--dataset", str(texts), "--chat", "--osl", "6", *more)
+    assert (figures["completed"], figures["total_output_tokens"]) == (3, 18)
 
 
-@pytest.mark.parametrize("table", ["vllm", "trtllm-bench"])
-def test_tables_of_other_tools(server, table):
-    words = {"vllm": "Serving Benchmark Result", "trtllm-bench": "PERFORMANCE OVERVIEW"}
+def test_tables_of_other_tools(server):
     load = ("--concurrency", "2", "--num-prompts", "2", "--osl", "4")
-    done = bench(server.http_url, *load, "--table", table, *metrics(server))
-    assert words[table] in done.stdout
+    for table, expected in {"vllm": "Serving Benchmark Result", "trtllm-bench": "PERFORMANCE OVERVIEW"}.items():
+        assert expected in bench(server.http_url, *load, "--table", table, *metrics(server)).stdout
 
 
 def test_what_was_measured_is_shown_when_a_later_run_fails(server, tmp_path):
@@ -155,8 +150,6 @@ def test_ctrl_c_keeps_what_was_measured(server, tmp_path):
 
 
 def _open_requests(server: ServerProcess) -> bool:
-    import httpx
-
     text = httpx.get(server.metrics_url, headers={"Connection": "close"}, trust_env=False).text
     lines = [line for line in text.splitlines() if line.startswith("deepseek_triton_requests_accepted_total")]
     return any(float(line.split()[-1]) > 500 for line in lines)
@@ -202,8 +195,6 @@ def test_a_wrong_command_is_one_line(server, subtests, tmp_path):
             assert expected in done.stderr
             assert not (folder / "bench.json").exists()
 
-
-def test_a_result_is_not_written_over(server, tmp_path):
     (tmp_path / "bench.json").write_text("{}")
     done = bench(server.http_url, "--output", str(tmp_path), code=2)
     assert "has a result already" in done.stderr

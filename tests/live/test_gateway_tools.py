@@ -98,67 +98,50 @@ def dictate(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": f"Say <answer>{text}</answer>"}]
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("calls", [RAW, FENCED, DSML], ids=["raw", "fenced", "dsml"])
-def test_calls_in_every_form(dictated: str, calls: str, stream: bool) -> None:
-    choice = chat(dictated, dictate(f"I look.{calls}"), stream=stream, tools=TOOLS)
-
-    assert calls_of(choice["message"]) == [("get_weather", ARGUMENTS), ("get_time", {})]
-    assert choice["message"]["content"] == "I look."
-    assert choice["finish_reason"] == "tool_calls"
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_a_call_ends_the_reasoning(dictated: str, stream: bool) -> None:
-    choice = chat(dictated, dictate(f"<think>Hm.{RAW}"), stream=stream, tools=TOOLS)
-
-    assert choice["message"]["reasoning_content"] == "Hm."
-    assert [name for name, _ in calls_of(choice["message"])] == ["get_weather", "get_time"]
+def test_calls_in_every_form(dictated, subtests):
+    for form, calls in {"raw": RAW, "fenced": FENCED, "dsml": DSML}.items():
+        for stream in (False, True):
+            with subtests.test(form, stream=stream):
+                choice = chat(dictated, dictate(f"I look.{calls}"), stream=stream, tools=TOOLS)
+                assert calls_of(choice["message"]) == [("get_weather", ARGUMENTS), ("get_time", {})]
+                assert choice["message"]["content"] == "I look."
+                assert choice["finish_reason"] == "tool_calls"
 
 
-def test_one_call_at_a_time(dictated: str) -> None:
-    choice = chat(dictated, dictate(RAW), stream=True, tools=TOOLS, parallel_tool_calls=False)
+def test_a_call_ends_the_reasoning_and_some_are_left_out(dictated):
+    for stream in (False, True):
+        message = chat(dictated, dictate(f"<think>Hm.{RAW}"), stream=stream, tools=TOOLS)["message"]
+        assert message["reasoning_content"] == "Hm."
+        assert [name for name, _ in calls_of(message)] == ["get_weather", "get_time"]
 
-    assert calls_of(choice["message"]) == [("get_weather", ARGUMENTS)]
-    assert choice["finish_reason"] == "tool_calls"
-
-
-def test_calls_that_nobody_wants_are_left_out(dictated: str) -> None:
-    choice = chat(dictated, dictate(f"I look.{RAW}"), stream=False, tools=TOOLS, tool_choice="none")
-
-    assert (choice["message"]["content"], choice["finish_reason"]) == ("I look.", "stop")
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize(
-    "tool_choice",
-    ["auto", "required", {"type": "function", "function": {"name": "get_weather"}}],
-    ids=["auto", "required", "named"],
-)
-def test_the_tiny_model_calls_a_tool(tiny: str, tool_choice: object, stream: bool) -> None:
-    choice = chat(tiny, BERLIN, stream=stream, tools=TOOLS[:1], tool_choice=tool_choice)
-
-    assert calls_of(choice["message"]) == [("get_weather", BERLIN_ARGUMENTS)]
-    assert choice["finish_reason"] == "tool_calls"
+    one = chat(dictated, dictate(RAW), stream=True, tools=TOOLS, parallel_tool_calls=False)
+    assert (calls_of(one["message"]), one["finish_reason"]) == ([("get_weather", ARGUMENTS)], "tool_calls")
+    none = chat(dictated, dictate(f"I look.{RAW}"), stream=False, tools=TOOLS, tool_choice="none")
+    assert (none["message"]["content"], none["finish_reason"]) == ("I look.", "stop")
 
 
-def test_the_tiny_model_uses_the_result(tiny: str) -> None:
-    called = chat(tiny, BERLIN, stream=False, tools=TOOLS[:1])["message"]
+def test_the_tiny_model_calls_a_tool_and_uses_the_result(tiny):
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    for tool_choice, stream in (("auto", True), ("required", True), (named, True), (named, False), ("auto", False)):
+        choice = chat(tiny, BERLIN, stream=stream, tools=TOOLS[:1], tool_choice=tool_choice)
+        assert calls_of(choice["message"]) == [("get_weather", BERLIN_ARGUMENTS)]
+        assert choice["finish_reason"] == "tool_calls"
+
+    called = choice["message"]
     result = {"role": "tool", "tool_call_id": called["tool_calls"][0]["id"], "content": BERLIN_RESULT}
-    choice = chat(tiny, [*BERLIN, called, result], stream=True, tools=TOOLS[:1])
-
-    assert choice["message"]["content"] == BERLIN_ANSWER
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_the_tiny_model_thinks(tiny: str, stream: bool) -> None:
-    message = chat(tiny, SUM, stream=stream, **THINKING)["message"]
-
-    assert message["reasoning_content"].strip().endswith(THOUGHT)
-    assert message["content"] == SUM_ANSWER
+    answer = chat(tiny, [*BERLIN, called, result], stream=True, tools=TOOLS[:1])
+    assert answer["message"]["content"] == BERLIN_ANSWER
 
 
-def test_items_of_a_response_go_back_as_they_came(tiny: str) -> None:
+def test_the_tiny_model_thinks(tiny):
+    for stream in (False, True):
+        message = chat(tiny, SUM, stream=stream, **THINKING)["message"]
+
+        assert message["reasoning_content"].strip().endswith(THOUGHT)
+        assert message["content"] == SUM_ANSWER
+
+
+def test_items_of_a_response_go_back_as_they_came(tiny):
     tool = {"type": "function", **TOOLS[0]["function"]}
     body: dict[str, Any] = {"input": BERLIN, "tools": [tool], "temperature": 0}
     first = httpx.post(f"{tiny}/v1/responses", json=body, timeout=60).json()
@@ -170,7 +153,7 @@ def test_items_of_a_response_go_back_as_they_came(tiny: str) -> None:
     assert second["output"][0]["content"][0]["text"] == BERLIN_ANSWER
 
 
-def test_a_guide_is_refused_with_the_reason(tiny: str) -> None:
+def test_a_guide_is_refused_with_the_reason(tiny):
     body = {"messages": BERLIN, "response_format": {"type": "json_object"}}
     answer = httpx.post(f"{tiny}/v1/chat/completions", json=body, timeout=60)
 

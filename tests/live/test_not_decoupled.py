@@ -24,7 +24,6 @@ import tritonclient.grpc as triton
 from deepseek_backend.answer.active_request import LARGE_BYTES
 from deepseek_triton_client import InvalidRequest
 from deepseek_triton_tools.server.server_process import ServerProcess
-from support.client_kinds import ClientKind
 from support.scraping import scrape
 from support.servers import STANDIN, build, change_yaml
 from support.waiting import wait_for
@@ -33,7 +32,6 @@ from support.wire import (
     MODEL,
     PROMPT,
     Array,
-    answered,
     events,
     exchange,
     first,
@@ -48,7 +46,7 @@ from support.wire import (
 
 CROWD = "crowd"
 """A model beside MODEL: the simulated engine at the pace of a deployment that takes many requests at once."""
-TRTLLM = "trtllm"
+TRTLLM = "production"
 """Another one: the production path on the strict stand-in for TensorRT-LLM."""
 SMALL_SHM = "5m"
 """Room for the stub and a request, and not for sixteen times its text."""
@@ -82,10 +80,14 @@ UPSTREAM = {"Streaming": False}
 
 
 @BOTH
-def test_infer_answers_as_generate_does(server: ServerProcess, scheme: str) -> None:
-    result = infer(server, scheme, tensors(), request_id="1", parameters=UPSTREAM)
+@pytest.mark.parametrize("model", [MODEL, TRTLLM])
+def test_infer_answers_as_generate_does(server, scheme, model):
+    greedy = tensors() | {"sampling_param_temperature": np.array([0], dtype=np.float32)}
 
-    expected = answered(server)
+    result = infer(server, scheme, greedy, model=model, request_id="1", parameters=UPSTREAM)
+
+    body = {"text_input": PROMPT, "max_tokens": 16, "temperature": 0}
+    expected = post(server, "generate", body, model=model).json()
     assert first(result, "text_output") == expected["text_output"]
     assert first(result, "finish_reason") == expected["finish_reason"] == "length"
     assert result.as_numpy("num_output_tokens").tolist() == [16]
@@ -93,34 +95,17 @@ def test_infer_answers_as_generate_does(server: ServerProcess, scheme: str) -> N
 
 
 @BOTH
-def test_infer_on_the_production_path(server: ServerProcess, scheme: str) -> None:
-    greedy = tensors() | {"sampling_param_temperature": np.array([0], dtype=np.float32)}
-
-    result = infer(server, scheme, greedy, model=TRTLLM, request_id="1", parameters=UPSTREAM)
-
-    body = {"text_input": PROMPT, "max_tokens": 16, "temperature": 0}
-    expected = post(server, "generate", body, model=TRTLLM).json()
-    assert first(result, "text_output") == expected["text_output"]
-    assert result.as_numpy("num_output_tokens").tolist() == [expected["num_output_tokens"]]
-
-
-@BOTH
-@pytest.mark.parametrize(
-    "prompt",
-    [
+def test_infer_takes_every_form_of_prompt(server, scheme):
+    for prompt in (
         {"messages": strings(json.dumps([{"role": "user", "content": "hi"}]))},
         {"input_ids": np.array([5, 6, 7], dtype=np.int32)},
         {"text_input": strings("a", "b")},
-    ],
-    ids=lambda prompt: next(iter(prompt)),
-)
-def test_infer_takes_every_form_of_prompt(server: ServerProcess, scheme: str, prompt: dict[str, Array]) -> None:
-    result = infer(server, scheme, prompt | {"sampling_param_max_tokens": np.array([4], dtype=np.int32)})
-
-    assert result.as_numpy("num_output_tokens").tolist() == [4] * len(result.as_numpy("text_output"))
+    ):
+        result = infer(server, scheme, prompt | {"sampling_param_max_tokens": np.array([4], dtype=np.int32)})
+        assert result.as_numpy("num_output_tokens").tolist() == [4] * len(result.as_numpy("text_output"))
 
 
-def test_generate_and_a_grpc_stream_carry_one_response_too(server: ServerProcess) -> None:
+def test_generate_and_a_grpc_stream_carry_one_response_too(server):
     body = {"text_input": PROMPT, "max_tokens": 16, "temperature": 0}
     streamed = list(events(post(server, "generate_stream", body)))
     results = exchange(server, sent(body), empty_final=True).all()
@@ -130,27 +115,22 @@ def test_generate_and_a_grpc_stream_carry_one_response_too(server: ServerProcess
 
 
 @BOTH
-@pytest.mark.parametrize("name", ["streaming", "stream"])
-def test_a_stream_is_refused_with_the_way_out(server: ServerProcess, scheme: str, name: str) -> None:
-    """It must be: a second response ends tritonserver 2.51."""
-    with pytest.raises(Exception, match=r"\[E_UNSUPPORTED\] streaming: .*Ask without streaming.*--no-decoupled"):
-        infer(server, scheme, tensors() | {name: flag(True)})
-    refusal = post(server, "generate_stream", {"text_input": PROMPT, name: True})
-
-    assert "[E_UNSUPPORTED] streaming: " in refusal.text
+def test_streams_and_bad_input_are_refused_with_the_field(server, scheme):
+    """A stream must be: a second response ends tritonserver 2.51."""
+    for name in ("streaming", "stream"):
+        with pytest.raises(Exception, match=r"\[E_UNSUPPORTED\] streaming: .*Ask without streaming.*--no-decoupled"):
+            infer(server, scheme, tensors() | {name: flag(True)})
+        refusal = post(server, "generate_stream", {"text_input": PROMPT, name: True})
+        assert "[E_UNSUPPORTED] streaming: " in refusal.text
     assert generated(server)
 
-
-@BOTH
-def test_errors_have_their_code_and_name_the_field(server: ServerProcess, scheme: str) -> None:
     with pytest.raises(triton.InferenceServerException, match="max_tokens: expected a number >= 1") as caught:
         infer(server, scheme, tensors(max_tokens=0))
-
     assert caught.value.status() == ("StatusCode.INVALID_ARGUMENT" if scheme == "grpc" else "400")
 
 
 @BOTH
-def test_a_large_response_comes_whole(server: ServerProcess, scheme: str) -> None:
+def test_a_large_response_comes_whole(server, scheme):
     """It is sent in two steps, of which the second has no response."""
     prompt = "a b " * (LARGE_BYTES // 4)
     fields = {
@@ -164,7 +144,7 @@ def test_a_large_response_comes_whole(server: ServerProcess, scheme: str) -> Non
 
 
 @BOTH
-def test_at_the_deadline_the_text_so_far_is_the_answer(server: ServerProcess, scheme: str) -> None:
+def test_at_the_deadline_the_text_so_far_is_the_answer(server, scheme):
     timeout = {"timeout_ms": np.array([3000], dtype=np.int32)}
 
     result = infer(server, scheme, tensors(max_tokens=LONG_ANSWER) | timeout, model=CROWD)
@@ -182,7 +162,7 @@ def tokens_so_far(server: ServerProcess) -> float:
 
 
 @pytest.mark.parametrize(("model", "gauge"), [(CROWD, "engine_running_requests"), (TRTLLM, "inflight_sequences")])
-def test_many_at_once_are_one_batch_of_the_engine(server: ServerProcess, model: str, gauge: str) -> None:
+def test_many_at_once_are_one_batch_of_the_engine(server, model, gauge):
     """None waits for another: requests of both protocols are generated together."""
     schemes = ["grpc"] * 32 + ["http"] * 8
     long = tensors(max_tokens=LONG_ANSWER) | {"sampling_param_ignore_eos": flag(True)}
@@ -196,34 +176,27 @@ def test_many_at_once_are_one_batch_of_the_engine(server: ServerProcess, model: 
 
 
 @BOTH
-def test_a_stop_request_is_answered_with_cancelled(server: ServerProcess, scheme: str) -> None:
-    """The steps of TensorRT-LLM's own test: for an id that never was, and for one whose request is done."""
+def test_a_stop_request_for_nothing_is_answered_with_cancelled(server, scheme):
+    """As TensorRT-LLM's own test has it."""
     stop = {"text_input": np.empty([1], dtype=np.bytes_), "stop": flag(True)}
-    texts = []
-    for _ in range(2):
-        with pytest.raises(triton.InferenceServerException, match="cancelled by client") as caught:
-            infer(server, scheme, stop, request_id="1", parameters=UPSTREAM)
-        # tritonserver 2.51 answers every error of a model with 400 over HTTP.
-        assert caught.value.status() == ("StatusCode.CANCELLED" if scheme == "grpc" else "400")
-        texts.append(first(infer(server, scheme, tensors(), request_id="1", parameters=UPSTREAM), "text_output"))
-
-    assert texts == [generated(server)] * 2
+    with pytest.raises(triton.InferenceServerException, match="cancelled by client") as caught:
+        infer(server, scheme, stop, request_id="1", parameters=UPSTREAM)
+    # tritonserver 2.51 answers every error of a model with 400 over HTTP.
+    assert caught.value.status() == ("StatusCode.CANCELLED" if scheme == "grpc" else "400")
 
 
-def test_a_running_request_is_stopped_by_id(server: ServerProcess) -> None:
-    """As llmapi_client.py does with --stop-after-ms: two calls of one client, one callback for both answers."""
+def test_a_running_request_is_stopped_by_its_id_or_cancelled(server):
+    """As llmapi_client.py does with --stop-after-ms, by two calls of one client and one callback for both answers, and
+    with --stop-via-request-cancel."""
     answers: queue.Queue[Any] = queue.Queue()
     stop = {"text_input": np.empty([1], dtype=np.bytes_), "stop": flag(True)}
     with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
 
-        def send(inputs: dict[str, Array]) -> None:
-            client.async_infer(
-                CROWD,
-                grpc_inputs(inputs),
-                lambda result, error: answers.put(error or result),
-                request_id="1",
-                parameters=UPSTREAM,
-            )
+        def send(inputs: dict[str, Array]) -> Any:
+            def answer(result: Any, error: Any) -> None:
+                answers.put(error or result)
+
+            return client.async_infer(CROWD, grpc_inputs(inputs), answer, request_id="1", parameters=UPSTREAM)
 
         before = tokens_so_far(server)
         send(tensors(max_tokens=LONG_ANSWER))
@@ -232,43 +205,20 @@ def test_a_running_request_is_stopped_by_id(server: ServerProcess) -> None:
         send(stop)
         received = [answers.get(timeout=60) for _ in range(2)]
 
-    (error,) = [each for each in received if isinstance(each, triton.InferenceServerException)]
-    (result,) = [each for each in received if each is not error]
-    assert error.status() == "StatusCode.CANCELLED"
-    assert first(result, "finish_reason") == "cancelled"
-    assert first(result, "text_output")
-
-
-def test_our_client_ends_a_request_by_its_id(client_kind: ClientKind, server: ServerProcess) -> None:
-    with client_kind.client(server, model_name=CROWD) as client, ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(client.generate, PROMPT, max_tokens=LONG_ANSWER, request_id="job")
-        wait_for(lambda: running(server) == 1)
-        client.cancel("job")
-        assert answer.result().finish_reason == "cancelled"
-        with pytest.raises(InvalidRequest, match="no running request has the id 'job'"):
-            client.cancel("job")
-
-
-def test_a_client_that_cancels_frees_its_place(server: ServerProcess) -> None:
-    """As llmapi_client.py does with --stop-via-request-cancel."""
-    answers: queue.Queue[Any] = queue.Queue()
-    with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
-        call = client.async_infer(
-            CROWD,
-            grpc_inputs(tensors(max_tokens=LONG_ANSWER)),
-            lambda result, error: answers.put(error or result),
-            request_id="1",
-            parameters=UPSTREAM,
-        )
+        call = send(tensors(max_tokens=LONG_ANSWER))
         wait_for(lambda: running(server) == 1)
         call.cancel()
-        error = answers.get(timeout=60)
+        cancelled = answers.get(timeout=60)
 
-    assert error.status() == "StatusCode.CANCELLED"
+    (error,) = [each for each in received if isinstance(each, triton.InferenceServerException)]
+    (result,) = [each for each in received if each is not error]
+    assert error.status() == cancelled.status() == "StatusCode.CANCELLED"
+    assert first(result, "finish_reason") == "cancelled"
+    assert first(result, "text_output")
     wait_for(lambda: running(server) == 0)
 
 
-def test_our_client_asks_for_no_stream(client_kind: ClientKind, server: ServerProcess) -> None:
+def test_our_client_asks_for_no_stream_and_ends_a_request_by_its_id(client_kind, server):
     """Over HTTP it would, to be seen when it leaves; and a stream is one chunk with the whole answer."""
     with client_kind.client(server) as client:
         fields = {"max_tokens": 16, "temperature": 0}
@@ -278,9 +228,14 @@ def test_our_client_asks_for_no_stream(client_kind: ClientKind, server: ServerPr
         assert client.chat("hi", **fields).num_output_tokens == 16
         with pytest.raises(InvalidRequest, match=r"stream_interval: .* without --no-decoupled"):
             client.generate(PROMPT, stream_interval=2)
+    with client_kind.client(server, model_name=CROWD) as client, ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(client.generate, PROMPT, max_tokens=LONG_ANSWER, request_id="job")
+        wait_for(lambda: running(server) == 1)
+        client.cancel("job")
+        assert answer.result().finish_reason == "cancelled"
 
 
-def test_a_response_that_cannot_be_sent_is_answered(random_checkpoint: Path, tmp_path: Path) -> None:
+def test_a_response_that_cannot_be_sent_is_answered(random_checkpoint, tmp_path):
     """/dev/shm is too small for it. Such a model's sender takes no second response, so no error either."""
     repository = build(tmp_path / "repository", "tiny", "--model", str(random_checkpoint), "--no-decoupled")
     script = tmp_path / "full.py"

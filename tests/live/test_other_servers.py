@@ -11,7 +11,6 @@ import pytest
 
 from deepseek_triton_client import InvalidRequest, Logprob, ModelNotFound, PerfMetrics, ServerError
 from deepseek_triton_tools.server.server_process import ServerProcess
-from support.client_kinds import ClientKind
 
 MODELS = Path(__file__).resolve().parents[1] / "other_models"
 PROMPT = "一二 three 四五😀 six"
@@ -45,13 +44,16 @@ def both(client: Any, prompt: str, **fields: Any) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("model", ["llmapi", "vllm"])
-def test_an_answer_is_the_same_whole_and_streamed(client_kind: ClientKind, server: ServerProcess, model: str) -> None:
+def test_an_answer_is_the_same_whole_and_streamed(client_kind, server, model):
+    """And whoever leaves a stream leaves the server usable."""
     with client_kind.client(server, model_name=model) as client:
+        with client.stream(LONG, max_tokens=90_000) as stream:
+            assert next(iter(stream)).text
         assert both(client, PROMPT, max_tokens=50) == (PROMPT, PROMPT)
         assert both(client, "ha ha ha", max_tokens=50) == ("ha ha ha", "ha ha ha")
 
 
-def test_llmapi_streams_in_increments_with_an_outcome(client_kind: ClientKind, server: ServerProcess) -> None:
+def test_llmapi_streams_in_increments_with_an_outcome(client_kind, server):
     with client_kind.client(server, model_name="llmapi") as client:
         with client.stream(PROMPT) as stream:
             chunks = [chunk.text for chunk in stream]
@@ -67,7 +69,7 @@ def test_llmapi_streams_in_increments_with_an_outcome(client_kind: ClientKind, s
         assert client.generate(PROMPT, max_tokens=2).finish_reason == "length"
 
 
-def test_what_comes_is_what_the_caller_says(client_kind: ClientKind, server: ServerProcess) -> None:
+def test_what_comes_is_what_the_caller_says(client_kind, server):
     """Told that they are increments, the client joins texts that hold all so far."""
     with (
         client_kind.client(server, model_name="llmapi", stream_mode="delta") as client,
@@ -76,23 +78,21 @@ def test_what_comes_is_what_the_caller_says(client_kind: ClientKind, server: Ser
         assert stream.completion().text == "ab" + "abcd" + "abcdef"
 
 
-def test_the_prompt_is_put_before_the_text_where_that_is_asked_for(
-    client_kind: ClientKind, server: ServerProcess
-) -> None:
+def test_the_prompt_is_put_before_the_text_where_that_is_asked_for(client_kind, server):
     with client_kind.client(server, model_name="llmapi") as client:
         assert both(client, "天天", exclude_input_from_output=False) == ("天天天天", "天天天天")
     with client_kind.client(server, model_name="vllm") as client:
         assert client.generate("天", exclude_input_from_output=False).text == "天天"
 
 
-def test_llmapi_as_upstream_configures_it_has_no_streams(client_kind: ClientKind, server: ServerProcess) -> None:
+def test_llmapi_as_upstream_configures_it_has_no_streams(client_kind, server):
     with client_kind.client(server, model_name="not_decoupled") as client:
         assert client.generate("hello").text == "hello"
         with pytest.raises(REFUSED, match="only supported in decoupled mode"), client.stream("hello"):
             pass
 
 
-def test_vllm_counts_tokens_and_takes_its_own_parameters(client_kind: ClientKind, server: ServerProcess) -> None:
+def test_vllm_counts_tokens_and_takes_its_own_parameters(client_kind, server):
     with client_kind.client(server, model_name="vllm") as client:
         completion = client.generate("abcb", bad="b", max_tokens=5, top_k=0, logprobs=1)
         assert (completion.text, completion.finish_reason) == ("ac", "stop")
@@ -107,7 +107,7 @@ def test_vllm_counts_tokens_and_takes_its_own_parameters(client_kind: ClientKind
         assert client.generate("a", guided_regex="[0-9]+").text == "[0-9]+"
 
 
-def test_vllm_gives_several_whole_answers(client_kind: ClientKind, server: ServerProcess) -> None:
+def test_vllm_gives_several_whole_answers(client_kind, server):
     with client_kind.client(server, model_name="vllm") as client:
         completion = client.generate("ab", n=3)
         assert [answer.text for answer in completion.answers] == ["ab"] * 3
@@ -116,25 +116,20 @@ def test_vllm_gives_several_whole_answers(client_kind: ClientKind, server: Serve
             pass
 
 
-def test_what_a_model_has_no_input_for_is_refused_by_name(client_kind: ClientKind, server: ServerProcess) -> None:
+def test_what_a_model_has_no_input_for_is_refused_by_name(client_kind, server):
     with client_kind.client(server, model_name="llmapi") as client:
         with pytest.raises(InvalidRequest, match=r"model 'llmapi' \(llmapi\) has no input for min_p, logprobs: "):
             client.generate("a", min_p=0.5, logprobs=1)
         with pytest.raises(InvalidRequest, match="no input for messages"):
             client.chat("a")
-    with (
-        client_kind.client(server, model_name="vllm") as client,
-        pytest.raises(InvalidRequest, match="input_ids, best_of"),
-    ):
-        client.generate([1, 2], best_of=2)
+    with client_kind.client(server, model_name="vllm") as client:
+        with pytest.raises(InvalidRequest, match="input_ids, best_of"):
+            client.generate([1, 2], best_of=2)
+        with pytest.raises(REFUSED, match="ignore_eos"):  # by the model itself
+            client.generate("a", ignore_eos=True)
 
 
-def test_what_the_model_itself_refuses_is_its_error(client_kind: ClientKind, server: ServerProcess) -> None:
-    with client_kind.client(server, model_name="vllm") as client, pytest.raises(REFUSED, match="ignore_eos"):
-        client.generate("a", ignore_eos=True)
-
-
-def test_versions_of_a_model_with_a_batch_dimension(client_kind: ClientKind, server: ServerProcess) -> None:
+def test_versions_of_a_model_with_a_batch_dimension(client_kind, server):
     for version, said in (("", "v3"), ("1", "v1"), ("3", "v3")):
         with client_kind.client(server, model_name="plain", model_version=version) as client:
             assert both(client, "one two three", max_tokens=3) == (f"{said} one two ", f"{said} one two ")
@@ -149,21 +144,13 @@ def test_versions_of_a_model_with_a_batch_dimension(client_kind: ClientKind, ser
         client.generate("one")
 
 
-def test_a_model_without_streams_answers_a_stream_in_one_chunk(client_kind: ClientKind, server: ServerProcess) -> None:
+def test_a_model_without_streams_answers_a_stream_in_one_chunk(client_kind, server):
     with client_kind.client(server, model_name="whole") as client:
         text = "一二 max_tokens=3 temperature=0.25"
         assert both(client, "一二", max_tokens=3, temperature=0.25) == (text, text)
 
 
-@pytest.mark.parametrize("model", ["llmapi", "vllm"])
-def test_leaving_a_stream_leaves_the_server_usable(client_kind: ClientKind, server: ServerProcess, model: str) -> None:
-    with client_kind.client(server, model_name=model) as client:
-        with client.stream(LONG, max_tokens=90_000) as stream:
-            assert next(iter(stream)).text
-        assert client.generate("done").text == "done"
-
-
-def test_a_running_request_is_ended_by_its_id(client_kind: ClientKind, server: ServerProcess) -> None:
+def test_a_running_request_is_ended_by_its_id(client_kind, server):
     llmapi = client_kind.client(server, model_name="llmapi")
     with llmapi, llmapi.stream(LONG, max_tokens=90_000, request_id="to be ended") as stream:
         next(iter(stream))
