@@ -71,7 +71,6 @@ def test_lengths_without_spread_are_exact():
         assert [request.output_tokens for request in conversation] == [2048] * 3
 
 
-@pytest.mark.slow
 @given(mean=st.integers(1, 3000), stdev=st.integers(0, 900), num=st.integers(1, 40), seed=st.integers(0, 2**32 - 1))
 def test_normal_lengths_are_those_of_prepare_dataset(mean, stdev, num, seed):
     np.random.seed(seed)

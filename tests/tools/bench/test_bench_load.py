@@ -51,7 +51,6 @@ def run(processes, target, point, conversations, on_progress=lambda _: None):
     return processes.run(target, point, conversations, seed=1, on_progress=on_progress)
 
 
-@pytest.mark.slow
 def test_closed_loop_counts_every_token(processes, server):
     """Chunks hold three tokens, but for the last one of eight."""
     for endpoint in BOTH:
@@ -68,14 +67,12 @@ def test_closed_loop_counts_every_token(processes, server):
         assert found.delays_ms
 
 
-@pytest.mark.slow
 def test_a_closed_loop_never_has_more_under_way(processes, server):
     found = run(processes, target_of(server), LoadPoint(num_requests=30, concurrency=3), plain(30)).records
     moments = sorted([(record.sent_s, 1) for record in found] + [(record.ended_s, -1) for record in found])
     assert max(itertools.accumulate(change for _, change in moments)) <= 3
 
 
-@pytest.mark.slow
 def test_chats_and_texts(processes, server):
     for endpoint, chat in itertools.product(BOTH, (False, True)):
         target = target_of(server, endpoint, chat=chat)
@@ -83,7 +80,6 @@ def test_chats_and_texts(processes, server):
         assert {record.outcome for record in found.records} == {"completed"}, found.records
 
 
-@pytest.mark.slow
 def test_an_open_loop_sends_when_it_is_due(processes, server):
     point, conversations = LoadPoint(num_requests=40, rate=200.0), plain(40)
     found = run(processes, target_of(server), point, conversations).records
@@ -95,7 +91,6 @@ def test_an_open_loop_sends_when_it_is_due(processes, server):
     assert [record.due_s for record in found] == [at / 100 for at in range(6)]
 
 
-@pytest.mark.slow
 def test_a_limit_makes_requests_due_later(processes, server):
     """All are due at once, but two at a time are allowed: the waiting is not this client's lag."""
     point = LoadPoint(num_requests=10, rate=math.inf, concurrency=2)
@@ -149,7 +144,6 @@ def test_users_who_leave_are_cancelled_requests_and_a_time_limit_fails_them(proc
             assert all(record.error for record in found)
 
 
-@pytest.mark.slow
 def test_turns_follow_the_text_so_far(processes, server):
     """The paced server counts a prompt's ids. Its answers have no ids, which a real server's would add."""
     conversation = (BenchRequest(prompt=(1, 2), output_tokens=4, wait_s=0.01),) * 3

@@ -135,7 +135,6 @@ def test_fp8_clips_what_is_half_a_step_beyond_its_largest(tmp_path):
 # --- The mixture of experts ---
 
 
-@pytest.mark.slow
 def test_the_experts_are_those_of_the_reference_engine():
     layer = 2
     tensors, config = open_checkpoint(TINY), read_config(TINY)

@@ -104,7 +104,6 @@ def same(found, name, source, origin=None):
     return left.tobytes() == whole[: len(left)].tobytes()
 
 
-@pytest.mark.slow
 def test_a_cut_tiny_checkpoint_loads_in_the_reference_engine_and_generates(two_layers):
     checkpoint = load_checkpoint("cut", version_dir=two_layers.parent)
     runner = ModelRunner(checkpoint.model, 1)
@@ -136,7 +135,6 @@ def test_checksums_of_other_weights_are_left_out(w4afp8):
     assert [path.name for path in companion_files(w4afp8)] == ["tokenizer.json"]
 
 
-@pytest.mark.slow
 def test_the_mtp_layer_becomes_the_layer_after_the_last(tmp_path):
     found, source = cut(TINY, LAYERS, 2, "--mtp", OUTPUT, tmp_path / "cut"), open_checkpoint(TINY)
     mtp = [name for name in source if name.startswith("model.layers.3.")]
@@ -256,7 +254,6 @@ def test_strange_names_and_shapes_are_copied(tmp_path):
     assert found["model.layers.0.z"].shape == (2**62, 0)
 
 
-@pytest.mark.slow
 def test_the_folder_where_it_runs_and_one_that_holds_something_are_not_replaced(tmp_path, refused, monkeypatch):
     (tmp_path / "here").mkdir()
     (tmp_path / "full").mkdir()
@@ -304,7 +301,6 @@ def test_a_large_tensor_is_never_in_memory_as_a_whole(tmp_path):
     assert peak < 2**26 * 0.6
 
 
-@pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     shapes=st.lists(st.lists(st.integers(0, 5), min_size=0, max_size=3), min_size=4, max_size=7),

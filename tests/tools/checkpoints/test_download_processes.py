@@ -104,7 +104,6 @@ def test_a_full_disk_or_ctrl_c_says_how_it_goes_on_and_what_came_is_kept(hub, fo
 # In this process
 
 
-@pytest.mark.slow
 def test_a_variants_name_stands_for_its_checkpoint(hub, folder, checkpoint, monkeypatch):
     # huggingface_hub reads HF_ENDPOINT only when it is imported.
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url.rstrip("/"))

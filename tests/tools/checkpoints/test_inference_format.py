@@ -109,7 +109,6 @@ def test_a_name_is_the_one_on_hugging_face():
     assert [place_of(short).name for short in NAMES.values()] == list(NAMES)
 
 
-@pytest.mark.slow
 def test_every_tensor_comes_back(tiny, folders):
     for number in SIZES:
         found = open_checkpoint(folders[number])

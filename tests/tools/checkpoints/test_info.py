@@ -67,7 +67,6 @@ def test_every_tensor_of_r1_has_a_part_and_the_catalogue_says_what_serves_it(tmp
     assert "1.2.1" in entry["trtllm_releases"]
 
 
-@pytest.mark.slow
 def test_a_repository_is_described_by_the_checkpoint_that_it_serves(tmp_path, capsys, info):
     root = tmp_path / "repository"
     assert main(["build", "tiny", "--output", str(root)]) == 0

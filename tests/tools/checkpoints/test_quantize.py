@@ -111,7 +111,6 @@ def test_w4afp8_has_int4_experts_and_everything_else_as_it_was(source, w4afp8, t
         assert (np.abs(weight(after, name) - wanted) <= steps * 0.5001).all()
 
 
-@pytest.mark.slow
 def test_what_was_made_is_verified_and_known_without_being_told(w4afp8, checkpoint):
     checkpoint("verify", w4afp8)
     assert json.loads(checkpoint("info", w4afp8, "--json").out)["checkpoints"][0]["precision"] == "w4a8"
@@ -122,7 +121,6 @@ def test_what_was_made_is_verified_and_known_without_being_told(w4afp8, checkpoi
     path.write_bytes(content)
 
 
-@pytest.mark.slow
 def test_w4afp8_says_what_it_is_as_tensorrt_llm_reads_it(w4afp8):
     layers = document(w4afp8, "quant_cfg.json")["quantized_layers"]
 

@@ -53,7 +53,6 @@ def test_what_is_refused(capsys, subtests):
             assert expected in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_gateway_is_told_from_a_triton_server():
     with RawTriton().serving() as triton, gateway_before(triton) as address:
         for path in ("", "/v1"):
@@ -63,7 +62,6 @@ def test_a_gateway_is_told_from_a_triton_server():
         asyncio.run(_describe(partial(AsyncClient, server.url, model_name="other")))
 
 
-@pytest.mark.slow
 def test_the_bundled_questions_are_those_of_the_model_card(tmp_path):
     tiny_questions.write(tmp_path / "questions.jsonl")
     assert (tmp_path / "questions.jsonl").read_bytes() == QUESTIONS.read_bytes()
