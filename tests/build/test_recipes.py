@@ -34,12 +34,6 @@ NOT_LLM_ARGUMENTS = {"--host", "--port", "--warmup", "--num_requests", "--stream
 NOT_IN_YAML = ("launch", "workload", "environment")
 """Prefixes of published() that are no LLM arguments."""
 
-CASES_AND_RELEASES = [
-    pytest.param(name, release, id=f"{name}-{release}")
-    for name in CASES
-    for release in (CASES[name]["release"], *(known for known in RELEASES if known != CASES[name]["release"]))
-]
-
 
 def flatten(tree, prefix=""):
     """Return dotted path -> value; an empty mapping counts as a value."""
@@ -69,20 +63,6 @@ def published(case):
         said["workload.concurrency"] = said.pop("--concurrency")
     said |= {f"launch.{key}": case["launch"][key] for key in ("ranks", "nodes") if "launch" in case}
     return said | {f"environment.{name}": str(value) for name, value in case.get("environment", {}).items()}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "release"), CASES_AND_RELEASES)
-def test_every_published_variable_is_set_or_has_a_reason_why_not(name, release):
-    plan = plan_or_none(CASES[name], release)
-    if plan is None:
-        return
-    said = [*plan.environment, *plan.unset_environment]
-
-    assert len({variable.name for variable in said}) == len(said)
-    renamed = {"PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_ALLOC_CONF"}  # by PyTorch
-    for published_name in CASES[name].get("environment", {}):
-        assert {published_name, renamed.get(published_name)} & {variable.name for variable in said}
 
 
 def request_of(case, release):
@@ -115,33 +95,40 @@ def rows(case, field, release):
     return {row["key"]: row for row in case.get(field, []) if release in row.get("releases", RELEASES)}
 
 
-def plan_or_none(case, release):
-    """Return the plan; None, after asserting the refusal, for a release that can't serve the case."""
-    if release not in case.get("refused", {}):
-        return make_plan(request_of(case, release))
-    with pytest.raises(RefusedPlanError, match=case["refused"][release]):
-        make_plan(request_of(case, release))
-    return None
+def plans_of(case):
+    """Yield each release that can serve the case, and its plan; the others have to refuse it."""
+    for release in RELEASES:
+        if release not in case.get("refused", {}):
+            yield release, make_plan(request_of(case, release))
+        else:
+            with pytest.raises(RefusedPlanError, match=case["refused"][release]):
+                make_plan(request_of(case, release))
 
 
-@pytest.mark.parametrize(("name", "release"), CASES_AND_RELEASES)
-def test_the_plan_says_what_the_document_says_but_for_the_listed_differences(name, release):
+RENAMED = {"PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_ALLOC_CONF"}
+"""By PyTorch."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_plan_says_what_the_document_says_but_for_the_listed_differences(name):
     case = CASES[name]
-    plan = plan_or_none(case, release)
-    if plan is None:
-        return
-    said, ours = published(case), planned(plan)
-    omitted = {omission.key for omission in plan.omissions}
+    said = published(case)
+    for release, plan in plans_of(case):
+        ours, omitted = planned(plan), {omission.key for omission in plan.omissions}
+        found = {key: (value, value_of(ours, key, value)) for key, value in said.items()}
+        # A release without the key can't say it, and the plan says so.
+        found = {
+            key: (value, mine)
+            for key, (value, mine) in found.items()
+            if mine != value and (release == case["release"] or key not in omitted)
+        }
+        listed = {key: (row["published"], row["planned"]) for key, row in rows(case, "differences", release).items()}
+        assert found == listed, release
+        assert plan.recipe.id == case["recipe"]
 
-    found = {
-        key: (value, value_of(ours, key, value)) for key, value in said.items() if value_of(ours, key, value) != value
-    }
-    # A release without the key can't say it, and the plan says so.
-    found = {key: values for key, values in found.items() if release == case["release"] or key not in omitted}
-
-    listed = {key: (row["published"], row["planned"]) for key, row in rows(case, "differences", release).items()}
-    assert found == listed
-    assert plan.recipe.id == case["recipe"]
+        variables = [variable.name for variable in (*plan.environment, *plan.unset_environment)]
+        assert len(set(variables)) == len(variables)
+        assert all({one, RENAMED.get(one)} & {*variables} for one in case.get("environment", {}))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -167,20 +154,14 @@ def shared_row(case, key, value):
     return (table, key) if row and row.get("value", value) == value else None
 
 
-@pytest.mark.parametrize(("name", "release"), CASES_AND_RELEASES)
-def test_the_names_of_a_release_lead_back_to_the_same_settings(name, release):
+@pytest.mark.parametrize("name", CASES)
+def test_the_names_of_a_release_are_its_own_and_lead_back_to_the_same_settings(name):
     case = CASES[name]
     said = canonical(flatten(case.get("yaml", {})), case["era"])
+    assert [canonical(spell(said, release), release) for release in RELEASES] == [said] * len(RELEASES)
 
-    assert canonical(spell(said, release), release) == said
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_every_published_key_is_one_of_the_release_it_is_translated_for(name):
-    case = CASES[name]
     release = load_release(case["release"])
     arguments = {key: value for key, value in published(case).items() if key.partition(".")[0] not in NOT_IN_YAML}
-
     assert [key for key in spell(arguments, release.version) if release.find_key(key) is None] == []
 
 
@@ -200,11 +181,19 @@ def test_check_finds_no_error_in_what_was_published_for_a_release_that_is_only_c
     assert [finding for finding in found if finding.severity == "error"] == []
 
 
-@pytest.mark.parametrize("field", ["differences", "added"])
-def test_every_listed_row_has_a_reason(field):
-    reasons = {(name, row["key"]): row.get("reason") for name, case in CASES.items() for row in case.get(field, [])}
-
+def test_every_row_has_a_reason_and_every_case_and_recipe_is_listed():
+    reasons = {
+        (name, row["key"]): row.get("reason")
+        for name, case in CASES.items()
+        for row in (*case.get("differences", []), *case.get("added", []))
+    }
     assert [row for row, reason in reasons.items() if not reason] == []
+
+    recipes = [recipe for profile in profiles().values() for recipe in profile.recipes]
+    printed = {recipe.id for recipe in recipes if not recipe.source.startswith("derived from")}
+    assert printed - {case["recipe"] for case in CASES.values()} == set()
+    listed = (GOLDEN / "README.md").read_text("utf-8")
+    assert [name for name in CASES if f"`{name}`" not in listed] == []
 
 
 def test_every_row_of_the_shared_table_is_needed():
@@ -215,16 +204,3 @@ def test_every_row_of_the_shared_table_is_needed():
         used |= {shared_row(case, key, value) for key, value in plan.items() if key not in said}
 
     assert used - {None} == {(table, key) for table, entries in SHARED_TABLES.items() for key in entries}
-
-
-def test_every_published_recipe_has_a_case():
-    recipes = [recipe for profile in profiles().values() for recipe in profile.recipes]
-    printed = {recipe.id for recipe in recipes if not recipe.source.startswith("derived from")}
-
-    assert printed - {case["recipe"] for case in CASES.values()} == set()
-
-
-def test_the_list_of_blocks_names_every_case():
-    listed = (GOLDEN / "README.md").read_text("utf-8")
-
-    assert [name for name in CASES if f"`{name}`" not in listed] == []

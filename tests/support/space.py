@@ -1,20 +1,15 @@
-"""The whole space of requests to the generator: tests/build/test_space.py walks it, tests/bench times it.
+"""The whole space of requests to the generator, which tests/build/test_space.py walks.
 
-python tests/support/space.py check 2           # builds and checks every distinct plan in every format, in 2 processes
-python tests/support/space.py build 0/2         # the same for every second plan; the problems as JSON
-python tests/support/space.py build 0/2 FILE    # the same for the plans that `save_plans` wrote to FILE
+python tests/support/space.py check 2     # builds and checks every distinct plan in every format, in 2 processes
 """
 
 import itertools
-import json
-import pickle
+import multiprocessing
 import random
-import subprocess
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from deepseek_triton_build import (
     FORMATS,
@@ -73,9 +68,6 @@ def distinct_plans(plans):
     return list(found.values())
 
 
-T = TypeVar("T")
-
-
 def pairwise(candidates, axes):
     """Return a sample that has each pair of values of any two axes that occurs in `candidates`."""
     seen = set()
@@ -99,24 +91,13 @@ def some_requests():
 
 
 def plan_axes(plan):
-    assert plan.gpu is not None
-    assert plan.profile is not None
-    assert plan.release is not None
-    return (
-        plan.variant.name,
-        plan.gpu.name,
-        plan.world_size,
-        plan.precision,
-        plan.profile.name,
-        plan.release.version,
-        plan.layout.attention_dp,
-        plan.layout.expert_parallel_size,
-    )
+    layout = plan.layout
+    names = plan.variant.name, plan.gpu.name, plan.precision, plan.profile.name, plan.release.version
+    return *names, plan.world_size, layout.attention_dp, layout.expert_parallel_size
 
 
 def build_and_check(plan, output):
     """Write `plan` into folders below `output`, in every format, check them, and return the problems in words."""
-    assert plan.profile is not None
     problems = []
     for name in plan.profile.formats:
         write_repository(format_files(name, plan, version="0"), output / name, force=True)
@@ -130,50 +111,23 @@ def build_and_check(plan, output):
 
 def render_every_format(plan):
     """Return the bytes of all formats that the plan makes sense in."""
-    usable = plan.profile.formats if plan.profile is not None else ("triton",)
-    rendered = (format_files(name, plan, version="0") for name in usable if name in FORMATS)
+    rendered = (format_files(name, plan, version="0") for name in plan.profile.formats if name in FORMATS)
     return sum(len(file.content) for files in rendered for file in files)
 
 
-def save_plans(plans, path):
-    path.write_bytes(pickle.dumps(distinct_plans(plans)))
-
-
-def _plans(saved):
-    if saved:
-        return pickle.loads(Path(saved[0]).read_bytes())
-    return distinct_plans(plan for plan in map(plan_or_refusal, all_requests()) if isinstance(plan, Plan))
-
-
-def check_all(processes, saved):
-    """Build and check every distinct plan in every format, in several processes, and print what is wrong."""
-    with tempfile.TemporaryDirectory() as scratch:
-        file = Path(saved[0]) if saved else Path(scratch, "plans")
-        if not saved:
-            save_plans((plan for plan in map(plan_or_refusal, all_requests()) if isinstance(plan, Plan)), file)
-        shares = [
-            subprocess.Popen([sys.executable, __file__, "build", f"{n}/{processes}", file], stdout=subprocess.PIPE)
-            for n in range(processes)
-        ]
-        results = [json.loads(share.communicate()[0]) for share in shares]
-    wrong = [line for result in results for line in result["wrong"]]
-    print("\n".join(wrong[:50]))
-    plans, folders = (sum(result[what] for result in results) for what in ("plans", "folders"))
-    print(f"{plans} plans, {folders} folders, {len(wrong)} errors")
-    sys.exit(bool(wrong))
+def check_in_scratch(plan):
+    memory = Path("/dev/shm")  # some 150,000 small files are written; a disk is no part of the question
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as scratch:
+        return build_and_check(plan, Path(scratch))
 
 
 def main():
-    if sys.argv[1] == "check":
-        check_all(int(sys.argv[2]) if len(sys.argv) > 2 else 2, sys.argv[3:])
-    number, _, of = sys.argv[2].partition("/")
-    memory = Path("/dev/shm")  # some 150,000 small files are written; a disk is no part of the question
-    mine = _plans(sys.argv[3:])[int(number) :: int(of)]
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as scratch:
-        folders = {profile: Path(scratch, profile) for profile in profiles()}
-        wrong = [line for plan in mine if plan.profile for line in build_and_check(plan, folders[plan.profile.name])]
-    count = sum(len(plan.profile.formats) for plan in mine if plan.profile)
-    print(json.dumps({"plans": len(mine), "folders": count, "wrong": wrong}))
+    plans = distinct_plans(plan for plan in map(plan_or_refusal, all_requests()) if isinstance(plan, Plan))
+    with multiprocessing.get_context("fork").Pool(int(sys.argv[2]) if len(sys.argv) > 2 else 2) as pool:
+        wrong = [line for lines in pool.imap(check_in_scratch, plans, chunksize=20) for line in lines]
+    print("\n".join(wrong[:50]))
+    print(f"{len(plans)} plans, {sum(len(plan.profile.formats) for plan in plans)} folders, {len(wrong)} errors")
+    sys.exit(bool(wrong))
 
 
 if __name__ == "__main__":
