@@ -1,10 +1,11 @@
 """Delivery: steps are taken once and in order, which request is served next, what leaves together, what waits."""
 
 import itertools
-import math
 import threading
 import time
 import weakref
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -49,13 +50,7 @@ class Line:
         reply = NotingReply(name, self.served)
         active = ActiveRequest(reply, client_id=name)
         parsed = ParsedRequest(prompts=(Prompt(text="p"),) * prompts, streaming=True, **parsed)
-        active.begin(
-            parsed,
-            [
-                GenerateRequest(request_id=f"{name}-{number}", prompt="p", sampling=parsed.sampling, max_tokens=9)
-                for number in range(prompts)
-            ],
-        )
+        active.begin(parsed, [requested(f"{name}-{number}", parsed) for number in range(prompts)])
         self.delivery.put_request(active)
         if started:
             self.give(active, "0")
@@ -72,6 +67,10 @@ class Line:
             pass
 
 
+def requested(name, parsed):
+    return GenerateRequest(request_id=name, prompt="p", sampling=parsed.sampling, max_tokens=9)
+
+
 class NotingReply(ListReply):
     def __init__(self, name, served):
         super().__init__()
@@ -86,6 +85,13 @@ class NotingReply(ListReply):
 @pytest.fixture
 def line():
     return Line()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    return clock
 
 
 def names(line):
@@ -187,9 +193,7 @@ def test_a_stream_that_is_over_is_not_kept_for_as_long_as_it_might_have_waited(l
     assert gone() is None
 
 
-def test_text_waits_no_longer_than_it_may(line, monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(time, "monotonic", clock)
+def test_text_waits_no_longer_than_it_may(line, clock):
     active = line.open("patient", stream_interval_ms=200)
     for text in "abcd":
         line.give(active, text)
@@ -201,14 +205,12 @@ def test_text_waits_no_longer_than_it_may(line, monkeypatch):
     assert [text for _, text in line.served] == ["a", "bcd"]
 
 
-def test_of_two_bounds_the_first_that_is_reached_counts(line, monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(time, "monotonic", clock)
+def test_of_two_bounds_the_first_that_is_reached_counts(line, clock):
     active = line.open("both", stream_interval=2, stream_interval_ms=200)
-    for text in "abcd":
+    for text, seconds in zip("abcd", (0, 0, 0, 0.3), strict=True):
         line.give(active, text)
         line.serve_all()
-    clock.now += 0.3
+        clock.now += seconds
     line.serve_all()
     assert [text for _, text in line.served] == ["a", "bc", "d"]
 
@@ -269,27 +271,22 @@ def test_many_threads_keep_the_order_of_every_stream(line):
     assert NUM_THREADS > 1
 
 
-class Clock:
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
-def test_without_a_bound_nothing_is_due(line):
-    assert QueueEntry(line.open("any")).due_s == math.inf
-
-
 def opened(step_queue, name="r", *, begun=True, **sampling):
     """A stream; `begun`: its first step has been taken."""
     active = ActiveRequest(None, client_id=name)
     parsed = ParsedRequest(prompts=(Prompt(text="p"),), streaming=True, sampling=SamplingParams(**sampling))
-    active.begin(parsed, [GenerateRequest(request_id=name, prompt="p", sampling=parsed.sampling, max_tokens=9)])
+    active.begin(parsed, [requested(name, parsed)])
     entry = QueueEntry(active)
     step_queue.expect(entry)
     entry.pending[0].taken_s, entry.has_tokens = float(begun), begun
     return entry, active.requests[0]
+
+
+class Taken(NamedTuple):
+    name: str
+    text: str
+    num_tokens: int
+    at_s: float
 
 
 def recording():
@@ -297,16 +294,14 @@ def recording():
     taken = []
 
     def take(entry, pending, step, at_s):
-        taken.append((entry.active.client_id, pending.index, step.text, len(step.token_ids)))
+        taken.append(Taken(entry.active.client_id, step.text, len(step.token_ids), at_s))
         return True
 
     return StepQueue(take, fail=None), taken
 
 
-def timed():
-    """A step queue, and the text and time of each step it gives."""
-    times = []
-    return StepQueue(lambda entry, pending, step, at_s: times.append((step.text, at_s)) or True, fail=None), times
+def texts(taken):
+    return [each.text for each in taken]
 
 
 def token(text, **kwargs):
@@ -322,26 +317,25 @@ def test_the_iterations_of_a_sequence_are_taken_as_one_step():
     assert taken == []
     step_queue.catch_up(one)
     step_queue.catch_up(two)
-    assert taken == [("one", 0, "abc", 3), ("two", 0, "ABC", 3)]
+    assert [each[:3] for each in taken] == [("one", "abc", 3), ("two", "ABC", 3)]
     assert not step_queue.has_uncollected
     assert step_queue.collect() == []
 
 
 def test_the_first_step_stays_by_itself_for_its_time_is_measured():
-    step_queue, times = timed()
+    step_queue, taken = recording()
     _, request = opened(step_queue, begun=False)
     for text in "abc":
         step_queue.put([(request, token(text))])
     step_queue.collect()
     step_queue.put([(request, token("d", finish_reason="length"))])
     step_queue.collect()
-    assert [text for text, _ in times] == ["a", "bc", "d"]
-    assert times == sorted(times, key=lambda entry: entry[1])
-    assert times[0][1] < times[1][1]
+    assert texts(taken) == ["a", "bc", "d"]
+    assert taken[0].at_s < taken[1].at_s <= taken[2].at_s
 
 
 def test_steps_that_are_looked_at_together_share_the_time_between_them():
-    step_queue, times = timed()
+    step_queue, taken = recording()
     entry, request = opened(step_queue, begun=False, stop=("END",))
     for text in "abcde":
         step_queue.put([(request, token(text))])
@@ -349,7 +343,13 @@ def test_steps_that_are_looked_at_together_share_the_time_between_them():
     step_queue._sort_in()
     pending.first_s, pending.last_s = 10.0, 12.0
     step_queue.catch_up(entry)
-    assert times == [("a", 10.0), ("b", 10.5), ("c", 11.0), ("d", 11.5), ("e", 12.0)]
+    assert [(each.text, each.at_s) for each in taken] == [
+        ("a", 10.0),
+        ("b", 10.5),
+        ("c", 11.0),
+        ("d", 11.5),
+        ("e", 12.0),
+    ]
 
 
 def test_some_steps_are_taken_by_themselves():
@@ -358,7 +358,7 @@ def test_some_steps_are_taken_by_themselves():
     for text in "abc":
         step_queue.put([(request, token(text))])
     step_queue.collect()
-    assert [text for _, _, text, _ in taken] == ["a", "b", "c"]
+    assert texts(taken) == ["a", "b", "c"]
     error = EngineError("dead")
     steps = joined([token("a"), token("b"), Step(error=error)])
     assert [(step.text, step.error) for step in steps] == [("ab", None), ("", error)]
@@ -384,31 +384,6 @@ def test_it_says_when_an_engine_is_too_far_ahead():
         assert not step_queue.is_full
     step_queue.put([(request, token("a"))])
     assert step_queue.is_full
-
-
-def test_however_many_threads_take_them_steps_stay_in_order():
-    step_queue, taken = recording()
-    entries, requests = zip(*[opened(step_queue, str(number)) for number in range(8)], strict=True)
-    made = threading.Event()
-
-    def collect():
-        while not made.is_set() or step_queue.has_uncollected:
-            step_queue.collect()
-            for entry in entries:
-                step_queue.catch_up(entry)
-
-    collectors = [threading.Thread(target=collect) for _ in range(3)]
-    for thread in collectors:
-        thread.start()
-    for number in range(500):
-        step_queue.put([(request, token(f"{number},")) for request in requests])
-    made.set()
-    for thread in collectors:
-        thread.join()
-
-    for request in requests:
-        text = "".join(text for name, _, text, _ in taken if name == request.request_id)
-        assert text == "".join(f"{number}," for number in range(500))
 
 
 def test_a_step_that_comes_while_others_are_taken_is_looked_at():
@@ -437,7 +412,7 @@ def test_an_idle_stream_is_found_once_and_a_waiting_one_left_alone():
     step_queue.catch_up(entry)
     step_queue.put([(request, token("c"))])
     assert step_queue.collect() == [entry]
-    assert [text for _, _, text, _ in taken] == ["ab"]
+    assert texts(taken) == ["ab"]
     step_queue, taken = recording()
     entry, request = opened(step_queue)
     entry.queue_state = QueueState.RUNNING
@@ -451,7 +426,7 @@ def test_an_idle_stream_is_found_once_and_a_waiting_one_left_alone():
     assert step_queue.collect() == []
     step_queue.put([(request, token("d", finish_reason="length"))])
     assert step_queue.collect() == [entry]
-    assert [text for _, _, text, _ in taken] == ["ab", "cd"]
+    assert texts(taken) == ["ab", "cd"]
     step_queue.catch_up(entry)
     assert len(taken) == 2
 
@@ -464,7 +439,7 @@ def test_what_waits_is_bounded_and_what_is_over_dropped():
         assert taken == []
         step_queue.put([(request, token("a"))])
         step_queue.collect()
-    assert [text for _, _, text, _ in taken] == ["a" * MAX_STEPS]
+    assert texts(taken) == ["a" * MAX_STEPS]
     step_queue, taken = recording()
     entry, request = opened(step_queue)
     step_queue.put([(request, token("a"))])

@@ -135,10 +135,10 @@ def expanded(*prompts, **sampling):
 
 
 def test_each_answer_is_a_request_and_those_to_one_prompt_share_its_token_ids():
-    requests = expanded(Prompt(text="a"), Prompt(token_ids=(7, 8)), n=2, temperature=1.0, seed=3)
+    requests = expanded(Prompt(text="a"), Prompt(token_ids=(7, 8)), n=2, temperature=1.0, seed=2**53)
     assert [request.request_id for request in requests] == ["1", "2", "3", "4"]
     assert [(request.prompt, request.prompt_token_ids) for request in requests[1:3]] == [("a", None), ("", (7, 8))]
-    assert [request.sampling.seed for request in requests] == [3, 4, 3, 4]
+    assert [request.sampling.seed for request in requests] == [2**53, 2**53 + 1] * 2
     first, second, other, _ = (
         request.shared_token_ids for request in expanded(Prompt(text="a"), Prompt(text="b"), n=2)
     )

@@ -38,20 +38,14 @@ CLOSED = [  # text, its reasoning, its answer
     ("Hello.", "", "Hello."),
     ("<think>Hm.</think>Hello.", "Hm.", "Hello."),
     ("\n <think>\nHm.\n</think>\n\nHello.\n", "Hm.\n", "Hello.\n"),
-    ("<think>\n\n</think>\n\nHello.", "\n", "Hello."),
-    ("<think></think>Hello.", "", "Hello."),
     ("<think>Hm.</think> \r\n\t", "Hm.", ""),
     ("<think>Hm.</think>\u3000Hello.", "Hm.", "\u3000Hello."),
-    ("  Hello.", "", "  Hello."),
     ("<thin", "", "<thin"),
     (" \n", "", " \n"),
     ("<thinking>Hm.</thinking>", "", "<thinking>Hm.</thinking>"),
-    ("Use <think>, then </think>.", "", "Use <think>, then </think>."),
     ("Hm.</think>Hello.", "", "Hm.</think>Hello."),
-    ("</think>Hello.", "", "</think>Hello."),
     ("<think>Hm.</think>a<think>b</think>c", "Hm.", "a<think>b</think>c"),
     ("<think>a <think> b</think>c", "a <think> b", "c"),
-    ("<think>Hm", "Hm", ""),
     ("<think>Hm.</thin", "Hm.</thin", ""),
     ("<think>a < b </ c <</think>d", "a < b </ c <", "d"),
     ("<think>", "", ""),
@@ -65,17 +59,11 @@ CLOSED = [  # text, its reasoning, its answer
 OPENED = [  # by the prompt, which leaves the closing to the output
     ("", "", ""),
     ("Hm.</think>\n\nHello.", "Hm.", "Hello."),
-    ("\nHm.\n</think>\n\nHello.", "Hm.\n", "Hello."),
-    ("</think>Hello.", "", "Hello."),
     ("\n</think>Hello.", "", "Hello."),
     (" Hm.</think>Hello.", " Hm.", "Hello."),
     ("<think>\nHm.</think>Hello.", "Hm.", "Hello."),
     ("\n<think>Hm.</think>Hello.", "Hm.", "Hello."),
-    ("<think>", "", ""),
-    ("<thin", "<thin", ""),
-    ("\n", "", ""),
     ("Hm. <think> is a tag.</think>Hello.", "Hm. <think> is a tag.", "Hello."),
-    ("Hm.", "Hm.", ""),
     ("Hm.</thi", "Hm.</thi", ""),
     ("Hm.</think>a</think>b", "Hm.", "a</think>b"),
 ]
@@ -107,13 +95,6 @@ def test_cutting_the_text_makes_no_difference(pieces, opened):
     assert split(pieces, opened=opened) == expected(text, opened=opened)
     assert split(list(text), opened=opened) == expected(text, opened=opened)
     assert split([text], opened=opened) == expected(text, opened=opened)
-
-
-@given(PIECES, st.booleans())
-def test_nothing_is_lost_but_tags_and_white_space(pieces, opened):
-    text = "".join(pieces)
-    reasoning, answer = split(pieces, opened=opened)
-    assert re.fullmatch(rf"\s*(<think>)?\n?{re.escape(reasoning)}(</think>\s*)?{re.escape(answer)}", text)
 
 
 @pytest.mark.slow
