@@ -1,5 +1,7 @@
 """Merges of hand edits with what is generated now: by lines and by settings."""
 
+from functools import cache
+
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -13,64 +15,54 @@ from deepseek_triton_tools.plans.plan_diff import changed_lines
 SCRIPT = "set -e\n# ports\nport=8000\nrun \\\n  --port 8000\nexit\n"
 
 
+def changed(*pairs, text=SCRIPT):
+    for old, new in pairs:
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
 def by_lines(yours, now, keep="yours"):
     return merge_by_lines(SCRIPT, yours, now, keep)
 
 
+STRICT, PORTS = ("set -e", "set -eu"), ("# ports", "# all ports")
+NO_CONFLICTS = [  # one side, the other, and both
+    (changed(STRICT), changed(("exit", "exit 0")), changed(STRICT, ("exit", "exit 0"))),
+    (changed(("8000", "9000")), changed(("8000", "9000")), changed(("8000", "9000"))),  # the same is one
+    (changed(("port=8000", "port=1")), changed(PORTS), changed(("port=8000", "port=1"), PORTS)),
+    (f"{SCRIPT}mine", changed(STRICT), f"{changed(STRICT)}mine\n"),  # a last line without an end gets one
+]
+
+
 def test_changes_of_other_lines_are_both_made():
-    merged = by_lines(SCRIPT.replace("set -e", "set -eu"), SCRIPT.replace("exit", "exit 0"))
-
-    assert merged.text == SCRIPT.replace("set -e", "set -eu").replace("exit", "exit 0")
-    assert merged.conflicts == ()
-
-
-def test_the_same_change_on_both_sides_is_one():
-    changed = SCRIPT.replace("8000", "9000")
-
-    assert (by_lines(changed, changed).text, by_lines(changed, changed).conflicts) == (changed, ())
+    for yours, now, text in NO_CONFLICTS:
+        merged = by_lines(yours, now)
+        assert (merged.text, merged.conflicts) == (text, ())
 
 
-@pytest.mark.parametrize("keep", ["yours", "generated"])
-def test_another_change_of_the_same_line_is_a_conflict(keep):
-    merged = by_lines(SCRIPT.replace("port=8000", "port=1"), SCRIPT.replace("port=8000", "port=2"), keep)
-
-    [conflict] = merged.conflicts
-    assert (conflict.where, conflict.yours, conflict.before, conflict.now) == (
-        "line 3",
-        "port=1\n",
-        "port=8000\n",
-        "port=2\n",
-    )
-    assert f"port={1 if keep == 'yours' else 2}\n" in merged.text
+def told(merged):
+    return [(conflict.where, conflict.yours, conflict.before, conflict.now) for conflict in merged.conflicts]
 
 
-def test_lines_of_one_command_are_not_put_together_from_both():
-    """A comment beside a changed line is another thing."""
-    merged = by_lines(SCRIPT.replace("run \\", "run --fast \\"), SCRIPT.replace("--port 8000", "--port 1"))
+def test_changes_of_the_same_line_command_or_place_are_a_conflict():
+    for keep, port in ("yours", 1), ("generated", 2):
+        merged = by_lines(changed(("port=8000", "port=1")), changed(("port=8000", "port=2")), keep)
+        assert told(merged) == [("line 3", "port=1\n", "port=8000\n", "port=2\n")]
+        assert f"port={port}\n" in merged.text
+
+    merged = by_lines(changed(("run \\", "run --fast \\")), changed(("--port 8000", "--port 1")))
     assert [conflict.where for conflict in merged.conflicts] == ["lines 4 to 5"]
-
-    merged = by_lines(SCRIPT.replace("port=8000", "port=1"), SCRIPT.replace("# ports", "# all ports"))
-    assert (merged.text.splitlines()[1:3], merged.conflicts) == (["# all ports", "port=1"], ())
-
-
-@pytest.mark.parametrize("line", ["#!/bin/sh", "#SBATCH --nodes=2"])
-def test_lines_that_programs_read_are_no_comments(line):
-    script = f"{line}\nset -e\n"
-    merged = merge_by_lines(script, f"{line}x\nset -e\n", f"{line}\nset -eu\n", "yours")
-
-    assert [conflict.where for conflict in merged.conflicts] == ["lines 1 to 2"]
-    assert changed_lines("job.slurm", script.encode(), f"{line}x\nset -e\n".encode()) == [f"-{line}", f"+{line}x"]
+    [(_, *inserted)] = told(by_lines(changed(("exit\n", "a\nexit\n")), changed(("exit\n", "b\nexit\n"))))
+    assert inserted == ["a\n", None, "b\n"]
 
 
-def test_two_insertions_in_one_place_are_a_conflict():
-    merged = by_lines(SCRIPT.replace("exit\n", "a\nexit\n"), SCRIPT.replace("exit\n", "b\nexit\n"))
-
-    [conflict] = merged.conflicts
-    assert (conflict.yours, conflict.before, conflict.now) == ("a\n", None, "b\n")
-
-
-def test_a_last_line_without_an_end_gets_one():
-    assert by_lines(SCRIPT + "mine", SCRIPT.replace("set -e", "set -eu")).text.endswith("exit\nmine\n")
+def test_lines_that_programs_read_are_no_comments():
+    for line in ("#!/bin/sh", "#SBATCH --nodes=2"):
+        script = f"{line}\nset -e\n"
+        merged = merge_by_lines(script, f"{line}x\nset -e\n", f"{line}\nset -eu\n", "yours")
+        assert [conflict.where for conflict in merged.conflicts] == ["lines 1 to 2"]
+        assert changed_lines("job.slurm", script.encode(), f"{line}x\nset -e\n".encode()) == [f"-{line}", f"+{line}x"]
 
 
 BASE = """\
@@ -92,130 +84,101 @@ def by_keys(yours, now, keep="yours"):
     return merge_by_keys(BASE, yours, now, keep)
 
 
-def test_settings_that_both_sides_add_stand_side_by_side():
-    merged = by_keys(BASE + "mine: 1\n", BASE + "# why new\nnew: 2\n")
+def of_base(*pairs):
+    return changed(*pairs, text=BASE)
 
-    assert merged.text == BASE + "mine: 1\n# why new\nnew: 2\n"
-    assert merged.conflicts == ()
+
+A2, C4, B7 = ("a: 1", "a: 2"), ("c: 3", "c: 4"), ("b: 2", "b: 7  # mine")
+MOVED = of_base(("# why b\nb: 2\n", "")) + "# now better\nb: 2\n"
+REASONS = ("# why b", "# a better reason\n# because of incident 42")
+ALIAS = of_base(("b: 2", "b: &b 2")) + "mine: *b\n"
+MERGED = [  # one side, the other, and both
+    (BASE + "mine: 1\n", BASE + "# why new\nnew: 2\n", BASE + "mine: 1\n# why new\nnew: 2\n"),
+    (of_base(B7), MOVED, changed(B7, text=MOVED)),  # an edit goes where its setting goes
+    (of_base(("# why b", "# because of incident 42")), of_base(("# why b", "# a better reason")), of_base(REASONS)),
+    (ALIAS, of_base(A2), changed(A2, text=ALIAS)),
+]
+
+
+def test_settings_of_both_sides_stand_side_by_side():
+    for yours, now, text in MERGED:
+        merged = by_keys(yours, now)
+        assert (merged.text, merged.conflicts) == (text, ())
+
+    head, _, section = BASE.partition("section:\n")  # another indentation is no edit
+    wide = "".join(f"  {line}" if line.startswith(" ") else line for line in section.splitlines(keepends=True))
+    merged = by_keys(f"{head}section:\n{changed(C4, text=wide)}", of_base(A2))
+    assert merged.text.replace(" ", "") == of_base(A2, C4).replace(" ", "")
+    assert (yaml.safe_load(merged.text)["section"]["c"], merged.conflicts) == (4, ())
 
 
 def test_a_setting_that_both_sides_add_stands_there_once():
     merged = by_keys("new: 1\n" + BASE, BASE + "new: 2\n")
 
-    [conflict] = merged.conflicts
-    assert (conflict.where, conflict.yours, conflict.before, conflict.now) == ("new", "new: 1", None, "new: 2")
+    assert told(merged) == [("new", "new: 1", None, "new: 2")]
     assert yaml.safe_load(merged.text)["new"] == 1
     assert merged.text.count("new:") == 1
 
 
-def test_an_edit_goes_where_its_setting_goes():
-    moved = BASE.replace("# why b\nb: 2\n", "") + "# now better\nb: 2\n"
-
-    assert by_keys(BASE.replace("b: 2", "b: 7  # mine"), moved).text == moved.replace("b: 2", "b: 7  # mine")
-
-
-@pytest.mark.parametrize(
-    ("yours", "now", "where"),
-    [
-        pytest.param(BASE.replace("c: 3", "c: 4"), BASE.replace("c: 3", "c: 5"), "section.c", id="both changed"),
-        pytest.param(BASE.replace("c: 3", "c: 4"), BASE.replace("  c: 3\n", ""), "section.c", id="now gone"),
-        pytest.param(BASE.replace("b: 2\n", ""), BASE.replace("b: 2", "b: 3"), "b", id="removed by hand"),
-        pytest.param(
-            BASE.replace("b: 2", "# never raise it\nb: 2"), BASE.replace("b: 2\n", ""), "b", id="comment of a gone one"
-        ),
-        pytest.param(BASE.replace("[3, 4]", "[5, 6]"), BASE.replace("[3, 4]", "[7, 8]"), "section.shapes", id="lines"),
-        pytest.param(
-            BASE[: BASE.index("section")] + "section: null\nlast: true\n",
-            BASE.replace("c: 3", "c: 5"),
-            "section",
-            id="section emptied",
-        ),
-    ],
-)
-def test_a_conflict_names_the_setting(yours, now, where):
-    mine, new = by_keys(yours, now), by_keys(yours, now, "generated")
-
-    assert [conflict.where for conflict in mine.conflicts] == [conflict.where for conflict in new.conflicts] == [where]
-    assert yaml.safe_load(mine.text) == yaml.safe_load(yours)
-    assert yaml.safe_load(new.text) == yaml.safe_load(now)
+EMPTIED = BASE[: BASE.index("section")] + "section: null\nlast: true\n"
+CONFLICTS = [
+    (of_base(C4), of_base(("c: 3", "c: 5")), "section.c"),
+    (of_base(C4), of_base(("  c: 3\n", "")), "section.c"),
+    (of_base(("b: 2\n", "")), of_base(("b: 2", "b: 3")), "b"),
+    (of_base(("b: 2", "# never raise it\nb: 2")), of_base(("b: 2\n", "")), "b"),
+    (of_base(("[3, 4]", "[5, 6]")), of_base(("[3, 4]", "[7, 8]")), "section.shapes"),
+    (EMPTIED, of_base(("c: 3", "c: 5")), "section"),
+]
 
 
-def test_comments_of_both_sides_stay():
-    merged = by_keys(BASE.replace("# why b", "# because of incident 42"), BASE.replace("# why b", "# a better reason"))
-
-    assert "# a better reason\n# because of incident 42\nb: 2\n" in merged.text
-    assert merged.conflicts == ()
-
-
-def test_another_indentation_is_no_edit():
-    head, _, section = BASE.partition("section:\n")
-    wide = "".join(f"  {line}" if line.startswith(" ") else line for line in section.splitlines(keepends=True))
-    merged = by_keys(f"{head}section:\n{wide.replace('c: 3', 'c: 4')}", BASE.replace("a: 1", "a: 2"))
-
-    assert merged.text.replace(" ", "") == BASE.replace("a: 1", "a: 2").replace("c: 3", "c: 4").replace(" ", "")
-    assert (yaml.safe_load(merged.text)["section"]["c"], merged.conflicts) == (4, ())
+def test_a_conflict_names_the_setting():
+    for yours, now, where in CONFLICTS:
+        mine, new = by_keys(yours, now), by_keys(yours, now, "generated")
+        assert [[conflict.where for conflict in one.conflicts] for one in (mine, new)] == [[where]] * 2
+        assert yaml.safe_load(mine.text) == yaml.safe_load(yours)
+        assert yaml.safe_load(new.text) == yaml.safe_load(now)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["a: 1\na: 2\n", "- a\n", "a: {\n", "{a: 1}\n", "a: 1\n---\nb: 2\n", "? [a]\n: 1\n", ""],
-    ids=["twice", "list", "broken", "flow", "two documents", "list as key", "empty"],
-)
-def test_other_yaml_is_not_taken_apart(text):
-    with pytest.raises(NoSettingsError):
-        merge_by_keys(BASE, text, BASE.replace("a: 1", "a: 2"), "yours")
+def test_other_yaml_is_not_taken_apart():
+    """Keys twice, a list, broken, in flow style, two documents, a list as a key, nothing, or no value of YAML's."""
+    others = ["a: 1\na: 2\n", "- a\n", "a: {\n", "{a: 1}\n", "a: 1\n---\nb: 2\n", "? [a]\n: 1\n", ""]
+    others += [f"{BASE}mine: {value}\n" for value in ("!env FOO", "2024-13-45", "=")]
+    for text in others:
+        with pytest.raises(NoSettingsError):
+            merge_by_keys(BASE, text, of_base(A2), "yours")
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        pytest.param("  d: 4\n", "  # d: 4\n", id="setting"),
-        pytest.param("  d: 4\n", "  d: 4\n\n  # e: 5\n", id="comment"),
-        pytest.param("  - y\n", "  # - y\n", id="item"),
-        pytest.param("last: true\n", "last: true\n  # more\n", id="end"),
-    ],
-)
-def test_what_is_commented_out_at_the_end_of_a_section_stays_in_it(old, new):
+def test_what_is_commented_out_at_the_end_of_a_section_stays_in_it():
     """The generator puts other settings behind the section."""
     base = "section:\n  c: 3\n  d: 4\nitems:\n  - x\n  - y\nlast: true\n"
+    others = (("items:", "one: 1\nitems:"), ("last:", "two: 2\nlast:"))
+    for edit in (
+        ("  d: 4\n", "  # d: 4\n"),
+        ("  d: 4\n", "  d: 4\n\n  # e: 5\n"),
+        ("  - y\n", "  # - y\n"),
+        ("last: true\n", "last: true\n  # more\n"),
+    ):
+        merged = merge_by_keys(base, changed(edit, text=base), changed(*others, text=base), "yours")
+        assert (merged.text, merged.conflicts) == (changed(edit, *others, text=base), ())
 
-    def with_others(text):
-        return text.replace("items:", "one: 1\nitems:").replace("last:", "two: 2\nlast:")
 
-    merged = merge_by_keys(base, base.replace(old, new), with_others(base), "yours")
-    assert (merged.text, merged.conflicts) == (with_others(base.replace(old, new)), ())
-
-
-@pytest.mark.parametrize("end", ["two  \n", "two\n  # three\n"])
-def test_all_of_a_text_in_yaml_counts(end):
+def test_all_of_a_text_in_yaml_counts():
     base = "a: 1\ntext: |\n  one\n  two\nlast: 1\n"
-    yours = base.replace("two\n", end)
-
-    assert merge_by_keys(base, yours, base.replace("a: 1", "a: 2"), "yours").text == yours.replace("a: 1", "a: 2")
-
-
-def test_aliases_that_end_are_merged():
-    yours = BASE.replace("b: 2", "b: &b 2") + "mine: *b\n"
-
-    assert by_keys(yours, BASE.replace("a: 1", "a: 2")).text == yours.replace("a: 1", "a: 2")
-
-
-@pytest.mark.parametrize("value", ["!env FOO", "2024-13-45", "="])
-def test_values_that_no_parser_reads_are_not_merged(value):
-    with pytest.raises(NoSettingsError):
-        merge_by_keys(BASE, BASE + f"mine: {value}\n", BASE.replace("a: 1", "a: 2"), "yours")
+    for end in ("two  \n", "two\n  # three\n"):
+        yours = base.replace("two\n", end)
+        assert merge_by_keys(base, yours, changed(A2, text=base), "yours").text == changed(A2, text=yours)
 
 
 # Random edits of what build writes, and an upgrade to another release
 
 
+@cache
 def written(release):
     plan = make_plan(PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8, profile="latency", release=release))
     return {file.path.name: file.content.decode() for file in format_files("trtllm-serve", plan, version="1.0")}
 
 
-OLD = written("1.0.0")
-NEW = {release: written(release) for release in ("0.21.0", "1.2.1")}
+NEW = ("0.21.0", "1.2.1")
 YAML_NAME, SCRIPT_NAME = "extra-llm-api-config.yml", "serve.sh"
 EDITS = st.lists(
     st.tuples(
@@ -263,9 +226,9 @@ def is_told(path, conflicts):
 
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
-@given(EDITS, st.sampled_from(sorted(NEW)), st.sampled_from(["yours", "generated"]))
+@given(EDITS, st.sampled_from(NEW), st.sampled_from(["yours", "generated"]))
 def test_no_edit_of_settings_is_lost_silently(edits, release, keep):
-    base, now = OLD[YAML_NAME], NEW[release][YAML_NAME]
+    base, now = (written(one)[YAML_NAME] for one in ("1.0.0", release))
     yours = edited(base, edits)
     merged = merge_by_keys(base, yours, now, keep)
     was, mine, new, result = (leaves_of(yaml.safe_load(text)) for text in (base, yours, now, merged.text))
@@ -286,18 +249,18 @@ def test_no_edit_of_settings_is_lost_silently(edits, release, keep):
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(0, 10**6)), max_size=6),
-    st.sampled_from(sorted(NEW)),
+    st.sampled_from(NEW),
     st.sampled_from(["yours", "generated"]),
 )
 def test_no_edit_of_a_script_is_lost_silently(edits, release, keep):
-    base, now = OLD[SCRIPT_NAME], NEW[release][SCRIPT_NAME]
+    base, now = (written(one)[SCRIPT_NAME] for one in ("1.0.0", release))
     lines = base.splitlines()
     for number, (replaces, which) in enumerate(edits):
         at = which % len(lines)
         lines[at : at + replaces] = [f"echo mine-{number}"]
     merged = merge_by_lines(base, "\n".join(lines) + "\n", now, keep)
 
-    told = "".join(conflict.yours or "" for conflict in merged.conflicts).splitlines()
+    given = "".join(conflict.yours or "" for conflict in merged.conflicts).splitlines()
     for line in lines:
-        assert not line.startswith("echo mine-") or line in merged.text.splitlines() or line in told
+        assert not line.startswith("echo mine-") or line in merged.text.splitlines() or line in given
     assert edits or merged.text == now
