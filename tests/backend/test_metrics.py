@@ -175,6 +175,10 @@ def test_every_method_ends_in_a_number(metrics, triton, publisher):
           extra={"iterations": 5.0})  # fmt: skip
     publisher.publish()
 
+    declared = {name: set(family.labels) for family in FAMILIES for name in (family.name, *family.series_names)}
+    for name, series in triton.made:
+        bucket = {"le"} if name.endswith("_bucket") else set()
+        assert set(series.labels) == declared[name] | bucket
     assert triton["requests_accepted_total"] == 1
     assert triton["sequences_accepted_total"] == 4
     assert triton.at("requests_refused_total", code="E_OVERLOADED") == 1
@@ -209,16 +213,6 @@ def test_routers_find_the_numbers_under_the_names_of_the_cpp_backend(metrics, tr
     assert found(ROUTED_BLOCKS) == (blocks if has_numbers else dict.fromkeys(blocks, 0))
 
 
-@pytest.mark.slow
-def test_every_series_has_its_familys_labels(triton, metrics):
-    metrics.refused(ErrorCode.UNSUPPORTED)
-    Publisher(metrics, triton, observe_state=lambda: state(metrics), period_s=3600).publish()
-    declared = {name: set(family.labels) for family in FAMILIES for name in (family.name, *family.series_names)}
-    for name, series in triton.made:
-        bucket = {"le"} if name.endswith("_bucket") else set()
-        assert set(series.labels) == declared[name] | bucket
-
-
 def test_what_can_be_counted_is_there_from_the_start(triton, publisher):
     """A counter that begins at 1 has no increase that rate() could see."""
     publisher.publish()
@@ -244,15 +238,11 @@ def test_only_differences_are_written(metrics, triton, publisher):
 
 
 def test_gauges_go_down_and_counters_never_do(metrics, triton, publisher):
-    state(metrics, num_draft_tokens=10)
-    publisher.publish()
-    state(metrics, ready=False, num_draft_tokens=4, num_running=0)
-    publisher.publish()
-    assert (triton["ready"], triton["engine_running_requests"]) == (0, 0)
-    assert triton["draft_tokens_proposed_total"] == 10
-    state(metrics, num_draft_tokens=11)
-    publisher.publish()
-    assert triton["draft_tokens_proposed_total"] == 11
+    for ready, running, drafts, counted in (True, 2, 10, 10), (False, 0, 4, 10), (True, 1, 11, 11):
+        state(metrics, ready=ready, num_running=running, num_draft_tokens=drafts)
+        publisher.publish()
+        assert (triton["ready"], triton["engine_running_requests"]) == (ready, running)
+        assert triton["draft_tokens_proposed_total"] == counted
 
 
 def test_buckets_are_the_same_with_and_without_histograms(metrics, triton, publisher):
@@ -268,23 +258,19 @@ def test_buckets_are_the_same_with_and_without_histograms(metrics, triton, publi
     assert triton.sum("time_to_first_token_seconds") == pytest.approx(0.01 + 0.0100001 + 0.7 + 299 + 1e4 + 0.7)
 
 
-def test_tokens_that_came_together_share_the_time(metrics, triton, publisher):
+def test_tokens_that_came_together_share_the_time_and_are_never_a_message_each(metrics, triton, publisher):
     metrics.tokens(3, None)
     metrics.tokens(4, 0.02)
     publisher.publish()
     buckets = triton.buckets("inter_token_latency_seconds")
     assert (buckets["0.004"], buckets["0.006"], buckets["+Inf"]) == (0, 4, 4)
     assert triton.sum("inter_token_latency_seconds") == pytest.approx(0.02)
-    assert triton["generated_tokens_total"] == 7
-
-
-def test_tokens_are_never_a_message_each(metrics, triton, publisher):
-    publisher.publish()
     for _ in range(50_000):
         metrics.tokens(1, 0.02)
     before = triton.writes
     publisher.publish()
-    assert triton.all("inter_token_latency_seconds_count")[0].value == 50_000
+    assert triton["generated_tokens_total"] == 50_007
+    assert triton.all("inter_token_latency_seconds_count")[0].value == 50_004
     assert triton.writes - before <= len(INTER_TOKEN.buckets) + 4
 
 
@@ -338,27 +324,20 @@ def test_stop_publishes_once_more(metrics, triton, publisher, started):
 
 
 def test_nothing_is_lost_while_the_instance_before_still_has_the_series(metrics, triton, publisher):
-    triton.free = False
-    metrics.accepted(1)
-    publisher.publish()
-    assert triton.made == []
-    triton.free = True
-    metrics.accepted(1)
-    publisher.publish()
-    assert triton["requests_accepted_total"] == 2
+    for free, expected in ((False, None), (True, 2)):
+        triton.free = free
+        metrics.accepted(1)
+        publisher.publish()
+        assert (triton["requests_accepted_total"] if triton.made else None) == expected
 
 
 def test_one_process_at_a_time_has_the_turn():
     labels = {"model": str(uuid.uuid4()), "version": "1"}
     old, new, other = MetricsLease(labels), MetricsLease(labels), MetricsLease({**labels, "version": "2"})
     try:
-        assert old.take()
-        assert old.take()
-        assert not new.take()
-        assert other.take()
+        assert [lease.take() for lease in (old, old, new, other)] == [True, True, False, True]
         old.give_back()
-        assert new.take()
-        assert not old.take()
+        assert [lease.take() for lease in (new, old)] == [True, False]
     finally:
         for turn in (old, new, other):
             turn.give_back()

@@ -113,28 +113,32 @@ def sent(engine):
     return [request for batch in engine.batches for request in batch]
 
 
+ROUNDS = [  # seconds of each round, how many are sent of at most five, and whether the last two are alike
+    ((3.0, 0.5, 0.46), 3, True),
+    ((1.0, 0.91), 2, True),
+    ((1.0, 0.89, 0.5, 1.0, 2.0), 5, False),
+    ((0.89, 1.0, 2.0, 1.0, 2.0), 5, False),
+    ((5.0, 1.0, 1.0), 3, True),
+    ((0.001, 0.004), 2, True),  # a few milliseconds are chance
+]
+
+
 def test_a_shapes_requests_are_sent_at_once_and_again_until_two_rounds_are_alike(clock, log):
-    engine = SteppingEngine(clock, 3.0, 0.5, 0.46)
-    warm(engine, (3, 20))
-    assert sizes(engine) == [[20, 20, 20]] * 3
+    for seconds, num_rounds, steady in ROUNDS:
+        log.clear()
+        engine = SteppingEngine(clock, *seconds)
+        assert warm(engine, (3, 20)) == pytest.approx(sum(seconds[:num_rounds]))
+        assert sizes(engine) == [[20, 20, 20]] * num_rounds
+        assert ("not steady" not in log.text) == steady, seconds
+    log.clear()
+    warm(SteppingEngine(clock, 3.0, 0.5, 0.46), (3, 20))
     assert "first 3.000 s, steady 0.460 s after 3 rounds; the first user is spared 2.540 s" in log.text
     assert "warm-up: 1 of 1 shapes in 4.0 s, of which first users are spared 2.5 s" in log.messages
-
-
-ROUNDS = {(1.0,): False, (1.0, 0.91): True, (1.0, 0.89): False, (0.89, 1.0): False, (5.0, 1.0, 1.0): True}
-
-
-def test_a_tenth_of_a_round_or_a_few_milliseconds_are_chance(clock, log):
-    for rounds, steady in (ROUNDS | {(0.001, 0.004): True}).items():
-        log.clear()
-        warm(SteppingEngine(clock, *rounds), (1, 5), max_rounds=len(rounds))
-        assert ("not steady" not in log.text) == steady, rounds
 
 
 def test_a_shape_that_never_becomes_steady_is_left_after_max_rounds(clock, log):
     engine = SteppingEngine(clock, 1.0, 2.0, 4.0, 8.0)
     assert warm(engine, (1, 5), max_rounds=4) == 15.0
-    assert len(engine.batches) == 4
     assert "not steady, 8.000 s after 4 rounds; the first user is spared 0.000 s" in log.text
 
 
@@ -235,12 +239,13 @@ def test_an_engine_that_raises_fails_the_shape_alone(clock, log):
 
 
 def test_an_engine_that_dies_is_an_error_with_the_cause(clock):
-    class Dying(SteppingEngine):
-        def fault(self, request):
-            self.died = "a worker has ended"
-            return UnavailableError(self.died)
+    engine = SteppingEngine(clock)
 
-    engine = Dying(clock)
+    def die(request):
+        engine.died = "a worker has ended"
+        return UnavailableError(engine.died)
+
+    engine.fault = die
     with pytest.raises(EngineError, match="died while it was warmed up: a worker has ended"):
         warm(engine, (1, 5), (1, 6))
     assert sizes(engine) == [[5]]
@@ -258,7 +263,7 @@ class DeafEngine(ScriptedEngine):
         return super().health()
 
 
-def test_an_engine_that_dies_without_a_word_is_noticed(clock):
+def test_an_engine_that_dies_without_a_word_or_hangs_is_an_error(clock, log):
     class Silent(DeafEngine):
         def health(self):
             super().health()
@@ -266,9 +271,6 @@ def test_an_engine_that_dies_without_a_word_is_noticed(clock):
 
     with pytest.raises(EngineError, match="gone"):
         warm(Silent(clock), (1, 5))
-
-
-def test_an_engine_that_hangs_is_an_error(clock, log):
     engine = DeafEngine(clock)
     with pytest.raises(EngineError, match="the engine hangs: 1 request of 5 tokens had no answer in 60 s"):
         warm(engine, (2, 5), (1, 6), max_s=10)
@@ -352,23 +354,17 @@ def loaded(config, engine=None, **kwargs):
 def test_every_engine_can_be_warmed_with_nothing_left_of_it(engine, options, random_checkpoint, log):
     metrics = BackendMetrics()
     with loaded(configured(engine, options, str(random_checkpoint)), metrics=metrics) as service:
-        counters = {sample.name: sample.value for sample in metrics.samples() if sample.kind is Kind.COUNTER}
         stats = service._engine.stats()
-        assert set(counters.values()) == {0}
+        assert {sample.value for sample in metrics.samples() if sample.kind is Kind.COUNTER} == {0}
         assert all(sum(histogram.counts) == 0 for histogram in metrics.histograms())
-        assert (service.num_open, service.inflight) == (0, (0, 0))
-        assert (stats.num_running, stats.num_waiting) == (0, 0)
+        assert (service.num_open, service.inflight, stats.num_running, stats.num_waiting) == (0, (0, 0), 0, 0)
         assert service.is_ready()
     assert "warm-up: 2 of 2 shapes" in log.text
 
 
 def test_the_stand_in_for_tensorrt_llm_is_warmed_too(make_engine, log):
-    harness = make_engine()
-    warm_config = WarmupConfig(shapes=((1, 8), (5, 300)))
-    sampling = {"temperature": 0.6}
-    engine_warmup.warm_up(harness.engine, warm_config, default_sampling=sampling, is_exiting=lambda: False, hang_s=60)
+    warm(make_engine().engine, (1, 8), (5, 300), default_sampling={"temperature": 0.6})
     assert "warm-up: 2 of 2 shapes" in log.text
-    assert harness.engine.stats().num_running == 0
 
 
 def phases(metrics):
