@@ -16,7 +16,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from support.asgi_server import serving_app
@@ -42,8 +42,7 @@ class Fault:
     """Send other bytes of the same number."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HubRequest:
+class HubRequest(NamedTuple):
     name: str
     """The file's name; "" for the list."""
     begin: int

@@ -1,6 +1,5 @@
 """The checks on the real machine, and the same checks sent to a bare Python."""
 
-import ast
 import os
 import resource
 import signal
@@ -21,7 +20,7 @@ from deepseek_triton_tools.doctor.machine.examine import examine, report_from_js
 from deepseek_triton_tools.doctor.machine.expected import Expected, KnownContainer, expected_from_json, expected_to_json
 from deepseek_triton_tools.doctor.machine.machine import NOT_FOUND, Machine
 from deepseek_triton_tools.doctor.machine.remote import EXPECTED_FILE, REPORT_PREFIX
-from deepseek_triton_tools.doctor.packing import BOOTSTRAP, pack, sent_files
+from deepseek_triton_tools.doctor.packing import BOOTSTRAP, pack
 from support.faked_machine import FakedMachine
 from support.waiting import wait_for
 
@@ -79,31 +78,6 @@ def test_the_zip_needs_no_zlib_and_holds_no_installed_package():
         names = packed.namelist()
     assert EXPECTED_FILE in names
     assert not [name for name in names if name.startswith("deepseek_triton_build")]
-
-
-def test_the_files_that_are_sent_import_each_other_and_the_standard_library_only():
-    sent = {name: ast.parse(path.read_text()) for name, path in sent_files()}
-    modules = {f"deepseek_triton_tools/{name}".removesuffix(".py").removesuffix("/__init__") for name in sent}
-    wrong = [
-        f"{name} imports {imported}"
-        for name, tree in sent.items()
-        for imported in imported_modules(tree)
-        if imported.replace(".", "/") not in modules and imported.partition(".")[0] not in sys.stdlib_module_names
-    ]
-    assert "deepseek_triton_tools/doctor/machine/checks/gpu" in modules
-    assert wrong == []
-
-
-def imported_modules(tree):
-    """Every module that the code imports, also those imported inside functions."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert (node.level, bool(node.module)) == (0, True)
-            yield node.module
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (name for name in names if (TOOLS / f"{name.replace('.', '/')}.py").exists())
 
 
 @pytest.mark.slow

@@ -125,6 +125,9 @@ def test_the_image_is_to_be_replaced_by_one_that_is_made_as_the_comment_says(for
         assert "REPLACE" in comments(text)
         assert f"FROM {base}" in lines
         assert f"COPY deepseek_triton-{__version__}-py3-none-any.whl /tmp/" in lines  # as hatchling names it
+    assert warm["args"] == [str(checkpoint).replace("$", "$$"), "--then", "true"]
+    assert warm["volumeMounts"][0]["mountPath"] == str(checkpoint)
+    assert "nvidia.com/gpu" not in yaml.safe_load(text)["containers"][0]["resources"]["limits"]
 
 
 def is_readable_in_a_pod(pod, folder):
@@ -173,21 +176,6 @@ def test_the_pod_has_the_gpus_of_one_node(form, tmp_path):
         assert limits["nvidia.com/gpu"] == of_node
         assert f"for each of {of_node} ranks" in comments(text)
         assert (f"{gpus // of_node} nodes of {of_node}" in comments(text)) == (gpus > of_node)
-
-
-@pytest.mark.slow
-def test_the_command_of_the_init_container_warms(form, checkpoint):
-    pod = yaml.safe_load(form("init-container", checkpoint))
-    [warm] = pod["initContainers"]
-    assert warm["args"] == [str(checkpoint).replace("$", "$$"), "--then", "true"]
-    assert warm["volumeMounts"][0]["mountPath"] == str(checkpoint)
-    assert "nvidia.com/gpu" not in pod["containers"][0]["resources"]["limits"]
-    evict_all(checkpoint)
-    environment = {**os.environ, "PATH": f"{Path(forms._program()).parent}:{os.environ['PATH']}"}
-    words = [*warm["command"], *(text.replace("$$", "$") for text in warm["args"])]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert is_warm(checkpoint)
 
 
 def evict_all(folder):
@@ -274,11 +262,12 @@ def test_the_prolog_warms_and_says_so_in_its_log(prolog, checkpoint):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["log", "lock"])
-def test_a_prolog_that_cannot_write_its_log_or_lock_ends_well(prolog, checkpoint, tmp_path, where):
-    done, log = prolog(checkpoint, **{f"DEEPSEEK_TRITON_WARM_{where.upper()}": str(tmp_path / "no folder" / "file")})
-    assert (done.returncode, done.stdout) == (0, "")
-    assert ("warm" in done.stderr) if where == "log" else ("can't be locked: not warmed" in log)
+def test_a_prolog_that_cannot_write_its_log_or_lock_ends_well(prolog, checkpoint, tmp_path):
+    nowhere = str(tmp_path / "no folder" / "file")
+    done, _ = prolog(checkpoint, DEEPSEEK_TRITON_WARM_LOG=nowhere)
+    assert (done.returncode, done.stdout, "warm" in done.stderr) == (0, "", True)
+    done, log = prolog(checkpoint, DEEPSEEK_TRITON_WARM_LOCK=nowhere)
+    assert (done.returncode, done.stdout, "can't be locked: not warmed" in log) == (0, "", True)
 
 
 @pytest.mark.slow
