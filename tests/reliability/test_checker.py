@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reliability.checker import check_history
+from reliability.checker import Verdict, check_history
 from reliability.history import NO_END, Record, read_records
 from reliability.jobs import CONTEXT, GRPC, HTTP, REFUSALS, Asked, make_job
 
 ENGINES = ["simulated", "trtllm"]
 NUM_JOBS = 400
+
+
+@pytest.fixture(scope="module", autouse=True)
+def made_once() -> Iterator[None]:
+    """Making the jobs takes longer than checking them."""
+    with mock.patch("reliability.checker.make_job", cache(make_job)):
+        yield
 
 
 def right_record(job: int, part: int, asked: Asked, engine: str) -> Record:
@@ -207,14 +215,18 @@ WRONGS = {
 }
 
 
+def checked(pairs: list[tuple[Asked, Record]], *tolerated: str) -> Verdict:
+    """Of seed 5. Each request may end as tolerated, too."""
+    records = [record for _, record in pairs]
+    return check_history(records, 5, "simulated", range(NUM_JOBS), tolerated=lambda asked, record: tolerated)
+
+
 def test_wrong_histories_are_found(subtests: pytest.Subtests) -> None:
     for wrong, (change, message) in WRONGS.items():
         with subtests.test(wrong):
             pairs = right_history(5, "simulated")
             change(pairs)
-
-            verdict = check_history([record for _, record in pairs], 5, "simulated", range(NUM_JOBS))
-
+            verdict = checked(pairs)
             assert 1 <= verdict.num_violations <= 3
             assert message in verdict.violations[0]
 
@@ -223,35 +235,23 @@ def test_wrong_histories_are_found(subtests: pytest.Subtests) -> None:
 def test_an_outcome_that_a_fault_explains_is_tolerated_and_its_text_is_still_checked(outcome: str) -> None:
     pairs = right_history(5, "simulated")
     record = first(pairs, plain)
-    record.reasons.clear()
+    for part in (record.reasons, record.texts, record.tokens, record.prompt_tokens):
+        part.clear()
     record.responses = 0
-    record.texts.clear()
-    record.tokens.clear()
-    record.prompt_tokens.clear()
     record.errors = ["[E_UNAVAILABLE] the engine died"] if outcome == "E_UNAVAILABLE" else []
-    records = [record for _, record in pairs]
-
-    def tolerated(asked: Asked, record: Record) -> tuple[str, ...]:
-        return (outcome,)
-
-    assert check_history(records, 5, "simulated", range(NUM_JOBS)).num_violations == 1
-    assert check_history(records, 5, "simulated", range(NUM_JOBS), tolerated=tolerated).violations == []
+    assert checked(pairs).num_violations == 1
+    assert checked(pairs, outcome).violations == []
     record.texts[0] = "another's"
-    assert check_history(records, 5, "simulated", range(NUM_JOBS), tolerated=tolerated).num_violations == 1
+    assert checked(pairs, outcome).num_violations == 1
 
 
 def test_an_error_ends_a_request_of_which_some_sequences_had_ended() -> None:
     pairs = right_history(5, "simulated")
     record = next(record for asked, record in pairs if len(asked.words) > 2 and not asked.path and not record.errors)
     record.errors = ["[E_UNAVAILABLE] the engine died"]
-    records = [record for _, record in pairs]
-
-    def tolerated(asked: Asked, record: Record) -> tuple[str, ...]:
-        return ("E_UNAVAILABLE",)
-
-    assert check_history(records, 5, "simulated", range(NUM_JOBS), tolerated=tolerated).num_violations == 1
+    assert checked(pairs, "E_UNAVAILABLE").num_violations == 1
     del record.reasons[0]
-    assert check_history(records, 5, "simulated", range(NUM_JOBS), tolerated=tolerated).violations == []
+    assert checked(pairs, "E_UNAVAILABLE").violations == []
 
 
 @pytest.mark.parametrize("lost", ["", "no end in 180 s"])
@@ -260,32 +260,29 @@ def test_a_stream_that_triton_has_torn_is_counted_apart(lost: str) -> None:
     record = first(pairs, lambda asked, record: plain(asked, record) and asked.protocol == HTTP and asked.streaming)
     record.reasons.clear()
     record.texts[0], record.lost, record.closed = record.texts[0][:-9], lost, not lost
-    records = [record for _, record in pairs]
-    verdict = check_history(records, 5, "simulated", range(NUM_JOBS))
-
+    verdict = checked(pairs)
     assert (verdict.num_torn, verdict.violations) == (1, [])
     record.texts[0] = "another's"
-    assert check_history(records, 5, "simulated", range(NUM_JOBS)).num_violations == 1
+    assert checked(pairs).num_violations == 1
     record.texts[0], record.lost = "", "ServerDisconnectedError: reset"
     record.closed = False
-    assert check_history(records, 5, "simulated", range(NUM_JOBS)).num_torn == 0
+    assert checked(pairs).num_torn == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "purpose"), [("deadline", "timeout"), ("stopped by id", "cancelled")])
-def test_a_kind_that_never_ends_as_it_is_there_for_is_told(kind: str, purpose: str) -> None:
-    numbers = [number for number in range(9_000) if purpose in make_job(5, number, "simulated").asked[0].outcomes]
-    pairs = right_history(5, "simulated", tuple(numbers))
+def test_a_kind_that_never_ends_as_it_is_there_for_is_told() -> None:
+    purposes = {"deadline": "timeout", "stopped by id": "cancelled"}
+    jobs = ((number, make_job(5, number, "simulated").asked[0].outcomes) for number in range(9_000))
+    numbers = tuple(number for number, outcomes in jobs if outcomes & set(purposes.values()))
+    pairs = right_history(5, "simulated", numbers)
 
     def violations() -> list[str]:
         return check_history([record for _, record in pairs], 5, "simulated", numbers).violations
 
-    assert [text for text in violations() if text.startswith(kind)] == [
-        f"{kind}: 0 of {len(numbers)} ended as {purpose}, which is hardly any"
-    ]
+    assert {text.partition(":")[0] for text in violations() if "ended as" in text} >= purposes.keys()
     for asked, record in pairs:
-        if asked.kind == kind:
-            record.reasons = {0: [purpose]}
+        if asked.kind in purposes:
+            record.reasons = {0: [purposes[asked.kind]]}
     assert violations() == []
 
 
