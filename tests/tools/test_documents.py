@@ -61,12 +61,6 @@ def test_the_links_of_a_page_lead_somewhere():
     assert wrong == []
 
 
-def test_no_section_is_empty():
-    """A heading stands above text, or above a heading of the next level."""
-    pages = {page: re.findall(r"^(#+) .*\n+\1 .*$", read(page), re.MULTILINE) for page in PAGES}
-    assert {page: headings for page, headings in pages.items() if headings} == {}
-
-
 SHIPPED = [
     path
     for folder in ("build", "client", "tools", "model_repository")
@@ -75,30 +69,24 @@ SHIPPED = [
 ]
 
 
-def test_every_page_that_a_program_names_is_there():
-    """The wheel holds these pages, too: tests/tools/test_packaging.py."""
-    named = {
-        (path, page) for path in SHIPPED for page in re.findall(r"(?<![\w/-])docs/[\w-]+\.md", path.read_text("utf-8"))
-    }
-    assert len({page for _, page in named}) > 5
-    assert {(path, page) for path, page in named if page not in PAGES and page != "docs/llmapi.md"} == set()
+def named(pattern):
+    """What the pattern finds in what is shipped."""
+    return {found for path in SHIPPED for found in re.findall(pattern, path.read_text("utf-8"))}
 
 
-def test_every_json_document_has_a_page():
-    """`--json` names the page in its help."""
-    schemas = {
-        name for path in SHIPPED for name in re.findall(r'"(deepseek-triton/[\w-]+/\d+)"', path.read_text("utf-8"))
-    }
+def test_what_programs_name_is_there():
+    """Pages, which the wheel holds too (tests/tools/test_packaging.py), schemas of JSON documents, and extras."""
+    pages = named(r"(?<![\w/-])docs/[\w-]+\.md")
+    assert len(pages) > 5
+    assert pages - {*PAGES, "docs/llmapi.md"} == set()
+    schemas, text = named(r'"(deepseek-triton/[\w-]+/\d+)"'), "".join(map(read, PAGES))
     assert len(schemas) > 5
-    assert {name for name in schemas if not any(name in read(page) for page in PAGES)} == set()
-
-
-def test_no_program_looks_for_this_project_on_an_index():
-    """No public one has it."""
-    texts = {path: path.read_text("utf-8") for path in SHIPPED} | {ROOT / page: read(page) for page in PAGES}
-    assert {path for path, text in texts.items() if re.search(r"pip install '?deepseek-triton", text)} == set()
-    for extra in {extra for text in texts.values() for extra in re.findall(r"install_extra\([\"'](\w+)", text)}:
-        assert f"\n{extra} = [" in read("pyproject.toml")
+    assert {name for name in schemas if name not in text} == set()
+    project = read("pyproject.toml")
+    assert {extra for extra in named(r"install_extra\([\"'](\w+)") if f"\n{extra} = [" not in project} == set()
+    # No public index has this project.
+    assert re.search(r"pip install '?deepseek-triton", text) is None
+    assert named(r"pip install '?deepseek-triton") == set()
 
 
 @pytest.fixture(scope="module")
@@ -117,18 +105,9 @@ def site(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_site_loads_nothing_from_the_network(site):
-    loaded = re.compile(
-        r"""<(?:script|img|iframe)[^>]*\ssrc=["']?(https?:[^"' >]+)|<link[^>]*\shref=["']?(https?:[^"' >]+)"""
-    )
+    loaded = re.compile(r"""<(?:(?:script|img|iframe)[^>]*\ssrc|link[^>]*\shref)=["']?(https?:[^"' >]+)""")
     assert (site / "index.html").is_file()
-    found = {
-        address
-        for page in site.rglob("*.html")
-        for match in loaded.finditer(page.read_text("utf-8"))
-        for address in match.groups()
-        if address
-    }
-    assert found == set()
+    assert {address for page in site.rglob("*.html") for address in loaded.findall(page.read_text("utf-8"))} == set()
 
 
 LANGUAGES = {"sh", "python", "yaml", "json", "toml", "ini", "promql", "text"}
@@ -195,20 +174,24 @@ def test_the_rows_of_a_batch_are_those_of_its_page(tmp_path):
     assert [list(json.loads(row)) for row in shown] == [list(json.loads(row)) for row in real]
 
 
-@pytest.mark.parametrize("name", ["survey", "pytest"])
-def test_the_python_of_a_page_runs(name, tmp_path):
-    """tests/live/test_examples.py has those that need a server."""
-    [snippet] = [snippet for snippet in snippets("python") if name in snippet.text]
-    write_weights(tmp_path / "models/DeepSeek-R1")
-    program = tmp_path / "test_snippet.py"
-    summarize = """\n
+SUMMARIZE = """
+
 def summarize(client, text):
     try:
         return client.generate(text, max_tokens=200).text
     except Exception:
         return None
 """
-    program.write_text(snippet.text.replace("/models/", f"{tmp_path}/models/") + summarize)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["survey", "pytest"])
+def test_the_python_of_a_page_runs(name, tmp_path):
+    """tests/live/test_examples.py has those that need a server."""
+    [snippet] = [snippet for snippet in snippets("python") if name in snippet.text]
+    write_weights(tmp_path / "models/DeepSeek-R1")
+    program = tmp_path / "test_snippet.py"
+    program.write_text(snippet.text.replace("/models/", f"{tmp_path}/models/") + SUMMARIZE)
     run = ["-m", "pytest", "-q", "-p", "no:cacheprovider"] if name == "pytest" else []
     done = subprocess.run([sys.executable, *run, program], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -244,7 +227,7 @@ def test_the_commands_of_a_page_work_in_their_order(page, tmp_path, monkeypatch,
             assert missing == set(), f"{command.statement}: not built before"
         assert command.program in PROGRAMS or Path(argv[0]).suffix == ".sh", command.statement
         capsys.readouterr()
-        PROGRAMS.get(command.program, _script)(argv)
+        PROGRAMS.get(command.program, _bash)(argv)
         if command.output:
             Path(command.output).write_text(capsys.readouterr().out)
 
@@ -292,12 +275,8 @@ def _python(argv):
         launcher_parser().parse_args(argv[2:])
 
 
-def _script(argv):
-    subprocess.run(["bash", "-n", argv[0]], check=True)
-
-
 def _bash(argv):
-    _script(argv[1:])
+    subprocess.run(["bash", "-n", argv[argv[0] == "bash"]], check=True)
 
 
 def _really(argv):
@@ -342,17 +321,13 @@ def _slurm(argv):
         _ours(said.split())
 
 
-def _of_a_server(argv):
-    """tests/live/test_examples.py runs it."""
-
-
-def _of_others(argv):
-    """tests/conformance/test_aiperf_plugin.py runs AIPerf. The others are in Triton's container only."""
+def _elsewhere(argv):
+    """tests/live/test_examples.py asks servers, tests/conformance/test_aiperf_plugin.py runs AIPerf. The others are in
+    Triton's container only."""
 
 
 PROGRAMS = {
     "deepseek-triton": _ours, "make": _make, "pip": _pip, "python3": _python, "bash": _bash, "mkdir": _really,
     "ssh-keygen": _really, "cp": _cp, "docker": _docker, "kubectl": _kubectl, "srun": _slurm, "scancel": _slurm,
-    "curl": _of_a_server, "cat": _of_a_server, "sbatch": _slurm,
-    "aiperf": _of_others, "perf_analyzer": _of_others, "genai-perf": _of_others,
+    "sbatch": _slurm, **dict.fromkeys(["curl", "cat", "aiperf", "perf_analyzer", "genai-perf"], _elsewhere),
 }  # fmt: skip
