@@ -6,56 +6,40 @@ import pytest
 from deepseek_triton_build import UnusableCheckpointError
 from deepseek_triton_build.planning.checkpoint_defaults import sampling_defaults
 
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        pytest.param(
-            {"do_sample": True, "temperature": 0.6, "top_p": 0.95}, {"temperature": 0.6, "top_p": 0.95}, id="r1"
-        ),
-        pytest.param(
-            {"temperature": 1, "top_k": 40, "min_p": 0.1, "repetition_penalty": 1.1, "eos_token_id": 1},
-            {"temperature": 1, "top_k": 40, "min_p": 0.1, "repetition_penalty": 1.1},
-            id="all",
-        ),
-        pytest.param({"do_sample": False, "temperature": 0.6}, {"temperature": 0.0}, id="greedy"),
-        pytest.param({"temperature": None, "top_p": 0.9}, {"top_p": 0.9}, id="null"),
-        pytest.param({"bos_token_id": 0}, None, id="says-nothing-of-it"),
-    ],
-)
-def test_the_checkpoints_own_sampling(tmp_path, config, expected):
-    (tmp_path / "generation_config.json").write_text(json.dumps(config))
-
-    assert sampling_defaults(tmp_path) == expected
-
-
-def test_no_generation_config_is_no_advice(tmp_path):
-    assert sampling_defaults(tmp_path) is None
-    assert sampling_defaults(tmp_path / "gone") is None
+R1, ALL = {"temperature": 0.6, "top_p": 0.95}, {"temperature": 1, "top_k": 40, "min_p": 0.1, "repetition_penalty": 1.1}
+DEFAULTS = [
+    (R1 | {"do_sample": True}, R1),
+    (ALL | {"eos_token_id": 1}, ALL),
+    ({"do_sample": False, "temperature": 0.6}, {"temperature": 0.0}),
+    ({"temperature": None, "top_p": 0.9}, {"top_p": 0.9}),
+    ({"bos_token_id": 0}, None),
+]
+UNUSABLE = {
+    "{": "expected JSON",
+    "3": "expected a JSON object, found int",
+    "[" * 100_000: "expected JSON",
+    '{"temperature": "hot", "top_p": true}': "temperature: expected a number",
+    '{"temperature": 1, "top_p": true}': "top_p: expected a number",
+    '{"temperature": NaN}': "temperature: expected a number",
+    '{"temperature": -5}': "temperature: expected a number",
+    '{"top_k": 2.5}': "top_k: expected a whole number",
+    '{"top_p": 7}': "top_p: expected a number from 0 to 1, found 7",
+    '{"repetition_penalty": -1}': "repetition_penalty: expected a number",
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("{", "expected JSON"),
-        ("3", "expected a JSON object, found int"),
-        ("[" * 100_000, "expected JSON"),
-        ('{"temperature": "hot", "top_p": true}', "temperature: expected a number"),
-        ('{"temperature": 1, "top_p": true}', "top_p: expected a number"),
-        ('{"temperature": NaN}', "temperature: expected a number"),
-        ('{"temperature": -5}', "temperature: expected a number"),
-        ('{"top_k": 2.5}', "top_k: expected a whole number"),
-        ('{"top_p": 7}', "top_p: expected a number from 0 to 1, found 7"),
-        ('{"repetition_penalty": -1}', "repetition_penalty: expected a number"),
-    ],
-)
-def test_an_unusable_generation_config_is_named_in_one_line(tmp_path, text, expected):
-    (tmp_path / "generation_config.json").write_text(text)
-
-    with pytest.raises(UnusableCheckpointError) as caught:
-        sampling_defaults(tmp_path)
-    assert f"generation_config.json: {expected}" in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_the_checkpoints_own_sampling(tmp_path):
+    assert sampling_defaults(tmp_path) is sampling_defaults(tmp_path / "gone") is None
+    path = tmp_path / "generation_config.json"
+    for config, expected in DEFAULTS:
+        path.write_text(json.dumps(config))
+        assert sampling_defaults(tmp_path) == expected
+    for text, expected in UNUSABLE.items():
+        path.write_text(text)
+        with pytest.raises(UnusableCheckpointError) as caught:
+            sampling_defaults(tmp_path)
+        assert f"generation_config.json: {expected}" in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 def test_every_problem_is_reported_at_once(tmp_path):

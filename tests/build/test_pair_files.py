@@ -77,16 +77,12 @@ def test_a_pair_of_which_one_server_runs_is_not_replaced(tmp_path):
             write_repository(files, tmp_path / "pair", force=True)
 
 
-@pytest.mark.parametrize(
-    ("format", "error", "said"),
-    [
-        ("trtllm-bench", RefusedPlanError, "profile disagg can't be written as trtllm-bench; use --format triton"),
-        ("tritn", UnknownNameError, r"did you mean .triton.\?"),
-    ],
-)
-def test_a_format_of_one_server_is_refused(format, error, said):
-    with pytest.raises(error, match=said):
-        pair_files(make_disaggregated_plan(TINY), version="1.0", format=format)
+def test_a_format_of_one_server_is_refused():
+    plan = make_disaggregated_plan(TINY)
+    with pytest.raises(RefusedPlanError, match="disagg can't be written as trtllm-bench; use --format triton"):
+        pair_files(plan, version="1.0", format="trtllm-bench")
+    with pytest.raises(UnknownNameError, match=r"did you mean .triton.\?"):
+        pair_files(plan, version="1.0", format="tritn")
 
 
 def written(tmp_path, **changes):
@@ -138,10 +134,10 @@ def test_servers_that_register_themselves_are_not_listed(tmp_path):
     assert "context_servers" not in config
 
 
-@pytest.mark.parametrize("own", [("port", 99999), ("port.x", 1), ("context_servers", 7), ("disagg_cluster", True)])
-def test_a_wrong_setting_of_the_orchestrator_is_refused(own):
-    with pytest.raises(RefusedPlanError, match=f"{own[0].partition('.')[0]}: expected .* found .*G031"):
-        make_disaggregated_plan(replace(V3, orchestrator=(own,)))
+def test_a_wrong_setting_of_the_orchestrator_is_refused():
+    for own in (("port", 99999), ("port.x", 1), ("context_servers", 7), ("disagg_cluster", True)):
+        with pytest.raises(RefusedPlanError, match=f"{own[0].partition('.')[0]}: expected .* found .*G031"):
+            make_disaggregated_plan(replace(V3, orchestrator=(own,)))
 
 
 def test_settings_of_the_orchestrator_need_its_format():
