@@ -29,7 +29,6 @@ from support.wire import (
     Reply,
     Way,
     ask,
-    chunk_of,
     exchange,
     generated,
     reply,
@@ -143,23 +142,6 @@ def test_n_answers_to_each_of_several_prompts_come_prompt_by_prompt(tiny_server,
     assert [_own_ids(answer.logprobs) for answer in answers] == [answer.token_ids for answer in answers]
 
 
-@not_streamed
-def test_best_of_returns_the_likeliest_answers_of_the_same_seeds(tiny_server, way):
-    body: Fields = {**SAMPLED, "max_tokens": 8, "return_cumulative_logprob": True}
-
-    best = ask(tiny_server, way, {**body, "n": 2, "best_of": 5}).answers()
-
-    candidates = [ask(tiny_server, way, {**body, "seed": seed}).answer() for seed in range(7, 12)]
-    candidates.sort(key=_cumulative_logprob, reverse=True)
-    assert [answer.text for answer in best] == [answer.text for answer in candidates[:2]]
-    assert [answer.cumulative_logprob for answer in best] == pytest.approx(
-        [answer.cumulative_logprob for answer in candidates[:2]], rel=1e-3
-    )
-    (alone,) = ask(tiny_server, way, {**SAMPLED, "max_tokens": 8, "best_of": 3}).chunks
-    assert len(alone["text_output"]) == 1
-    assert not {"logprobs", "cumulative_logprob", "sequence_index"} & alone.keys()
-
-
 # --- Token ids ---
 
 
@@ -224,7 +206,7 @@ def test_every_token_has_its_logprobs_in_the_chunk_that_it_came_with(tiny_server
             assert _own_ids(json.loads(chunk["logprobs"][0])) == chunk["output_ids"]
         answer = response.answer()
         entries = [list(position.values()) for position in answer.logprobs]
-        assert _cumulative_logprob(answer) == pytest.approx(sum(own["logprob"] for own, *_ in entries), rel=1e-4)
+        assert answer.cumulative_logprob == pytest.approx(sum(own["logprob"] for own, *_ in entries), rel=1e-4)
         for position in entries:
             assert [entry["rank"] for entry in position] == list(range(1, max(many, 1) + 1))  # greedy: its own is first
             assert all(one["logprob"] >= next_one["logprob"] for one, next_one in pairwise(position))
@@ -241,11 +223,6 @@ def test_prompt_logprobs_come_once_with_the_first_chunk(tiny_server, way):
     assert len(others) == answer.num_input_tokens - 1
     assert "".join(next(iter(position.values()))["decoded_token"] for position in others if position) == PROMPT
     assert all(math.isfinite(entry["logprob"]) for position in others if position for entry in position.values())
-
-
-def _cumulative_logprob(answer: Answer) -> float:
-    assert answer.cumulative_logprob is not None
-    return answer.cumulative_logprob
 
 
 # --- Where the text ends ---
@@ -281,16 +258,6 @@ def test_a_stop_token_ends_the_text_before_itself(server, way):
     assert text_of(server).startswith(answer.text.rstrip("\N{REPLACEMENT CHARACTER}"))
     assert (answer.finish_reason, answer.stop_reason) == ("stop", str(stop))
     assert [token_id for token_id in answer.token_ids if token_id != stop] == ids[: ids.index(stop)]
-
-
-@every_way
-def test_min_tokens_keeps_a_stop_token_off(tiny_server, way):
-    """The model says something else instead."""
-    ids = ask(tiny_server, way, greedy(return_output_ids=True)).answer().token_ids
-
-    answer = ask(tiny_server, way, greedy(sampling_param_stop_token_ids=[ids[2]], min_tokens=10)).answer()
-
-    assert answer.num_output_tokens >= 10
 
 
 @every_way
@@ -345,16 +312,6 @@ def test_a_guide_reaches_the_engine_that_has_it(trtllm_server, way):
         name: {"guided": name.removeprefix("guided_")} for name in GUIDES
     }
     assert {answer.finish_reason for answer in answers.values()} == {"stop"}
-
-
-def test_the_higher_priority_goes_first(simulated_server):
-    """The twin has one place, and something longer in it when the other two come."""
-    bodies = [greedy(id="first", max_tokens=40), greedy(id="low", priority=-1), greedy(id="high", priority=1)]
-
-    results = exchange(simulated_server, *map(sent, bodies)).all()
-
-    order = [result.get_response().id for result in results]
-    assert order.index("high") < order.index("low")
 
 
 # --- Streams ---
@@ -517,22 +474,6 @@ def test_a_stop_ends_the_request_with_its_id_and_both_are_answered(server, way):
     assert answer.num_output_tokens < LONG_ANSWER
 
 
-def test_a_stop_ends_all_that_have_its_id(simulated_server):
-    """One of the two runs, the other waits for its place; all three go in order on one stream."""
-    long = sent(_long(id="twins", streaming=True))
-    other = sent(greedy(id="other", streaming=True))
-
-    stop = sent({"id": "twins", "stop": True, "return_finish_reason": True})
-    results = exchange(simulated_server, long, long, other, stop).all()
-
-    reasons = [
-        (result.get_response().id, chunk["finish_reason"][0])
-        for result in results
-        if "finish_reason" in (chunk := chunk_of(result))
-    ]
-    assert sorted(reasons) == [("other", "length"), *[("twins", "cancelled")] * 2, ("twins", "stop")]
-
-
 @every_way
 def test_a_stop_for_nothing_is_answered_as_any_other(tiny_server, way):
     stop: Fields = {"id": "job-2", "stop": True}
@@ -558,6 +499,6 @@ def _check_cut_short(server: ServerProcess, answer: Answer, finish_reason: str) 
 def _stop(server: ServerProcess, way: Way, request_id: str, running: Future[Reply]) -> Reply:
     """Sent again while there is nothing to stop: the request may be on its way yet."""
     while True:
-        stopped = ask(server, way, {"id": request_id, "stop": True, "return_finish_reason": True})
+        stopped = ask(server, way, {"text_input": "", "id": request_id, "stop": True, "return_finish_reason": True})
         if not any("no running request" in error for error in stopped.errors) or running.done():
             return stopped

@@ -20,12 +20,10 @@ import tritonclient.grpc as triton
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.servers import url
 from support.wire import (
-    LONG_ANSWER,
     MODEL,
     PROMPT,
     Array,
     Fields,
-    Outcome,
     Sent,
     Tensors,
     answered,
@@ -34,7 +32,6 @@ from support.wire import (
     first,
     flag,
     generated,
-    grpc_inputs,
     infer,
     joined,
     post,
@@ -87,7 +84,7 @@ def test_llmapi_streams(llmapi_server):
     expected = generated(llmapi_server, max_tokens=40)
     tensors = llmapi_tensors(max_tokens=40)
     for sent in (
-        Sent(tensors=tensors | {"streaming": flag(True)}, request_id="0", outputs=["text_output"]),
+        Sent(tensors=tensors | {"streaming": flag(True), "stop": flag(False)}, request_id="0", outputs=["text_output"]),
         Sent(tensors=tensors, parameters={"streaming": True}, request_id="0", outputs=["text_output"]),
     ):
         results = exchange(llmapi_server, sent).all()
@@ -122,54 +119,6 @@ def test_a_client_that_fills_in_what_the_config_requires_sends_the_prompt(llmapi
     results = exchange(llmapi_server, Sent(tensors={"text_input": strings(PROMPT)}), empty_final=True).all()
 
     assert first(results[0], "text_output")
-
-
-def test_llmapi_every_sampling_tensor(tiny_server):
-    tensors = llmapi_tensors() | {
-        "sampling_param_best_of": np.array([1], dtype=np.int32),
-        "sampling_param_temperature": np.array([0.8], dtype=np.float32),
-        "sampling_param_top_k": np.array([40], dtype=np.int32),
-        "sampling_param_top_p": np.array([0.95], dtype=np.float32),
-        "sampling_param_frequency_penalty": np.array([0.1], dtype=np.float32),
-        "sampling_param_presence_penalty": np.array([0.1], dtype=np.float32),
-        "sampling_param_seed": np.array([7], dtype=np.uint64),
-        "sampling_param_stop": strings("never said", "nor this"),
-        "sampling_param_exclude_input_from_output": flag(False),
-        "sampling_param_return_perf_metrics": flag(False),
-        "return_finish_reason": flag(True),
-        "return_cumulative_logprob": flag(True),
-        "streaming": flag(False),
-        "stop": flag(False),
-    }
-
-    (result,) = exchange(tiny_server, Sent(tensors=tensors)).all()
-
-    assert first(result, "text_output").startswith(PROMPT)
-    assert first(result, "finish_reason") == "length"
-    assert result.as_numpy("cumulative_logprob")[0] < 0
-
-
-def test_llmapi_stop_request_ends_the_one_with_its_id(simulated_server):
-    """The stop request has an empty text_input, and a stream of its own."""
-    received: list[Any] = []
-    stopped: list[Outcome] = []
-    stop = Sent(tensors={"text_input": np.array([b""], dtype=np.bytes_), "stop": flag(True)}, request_id="42")
-
-    def receive(result: Any, error: triton.InferenceServerException | None) -> None:
-        assert error is None
-        received.append(result)
-        if len(received) == 1:
-            stopped.append(exchange(simulated_server, stop))
-
-    with triton.InferenceServerClient(f"127.0.0.1:{simulated_server.grpc_port}") as client:
-        client.start_stream(receive, stream_timeout=120)
-        tensors = llmapi_tensors(max_tokens=LONG_ANSWER) | {"streaming": flag(True)}
-        client.async_stream_infer(MODEL, grpc_inputs(tensors), request_id="42")
-        client.stop_stream()
-
-    assert len(received) < LONG_ANSWER // 2
-    assert first(received[-1], "finish_reason") == "cancelled"
-    assert stopped[0].only_error().startswith("[E_CANCELLED] request cancelled by client")
 
 
 def test_llmapi_request_id_header_is_no_request_id(tiny_server):
@@ -330,8 +279,6 @@ class FrontEndAnswer:
 COMPLETION = {"frequency_penalty": 0, "ignore_eos": False, "n": 1, "presence_penalty": 0, "temperature": 0, "top_p": 1}
 """A completion's sampling fields where the user gave a temperature of 0: the front end writes out its defaults."""
 
-CHAT = COMPLETION | {"temperature": 0.7, "seed": 7}
-
 
 def front_end_tensors(
     server: ServerProcess, sampling: Fields, *, stream: bool, echo: bool = False, logprobs: int = 0
@@ -426,15 +373,6 @@ def test_front_end_completion(llmapi_server):
     assert whole.tokens == streamed.tokens == []
     assert whole.num_texts == 1
     assert streamed.num_texts > 4
-
-
-def test_front_end_chat_is_the_same_streamed_and_not(tiny_server):
-    whole, streamed = (
-        front_end(tiny_server, front_end_tensors(tiny_server, CHAT | {"max_tokens": 24}, stream=stream))
-        for stream in (False, True)
-    )
-
-    assert (whole.text, whole.usage) == (streamed.text, streamed.usage)
 
 
 def test_front_end_stop_strings(tiny_server):

@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from deepseek_triton_tools.tool_errors import ServerFailedError
 from support.documents import ROOT, snippets
 from support.servers import build, url
 from support.wire import STREAMS, WAYS, WHOLE, Answer, Way, ask
-from tiny_checkpoint.corpus.words import made_up
 from tiny_checkpoint.special_tokens import CALL, CALLS, END_CALL, END_CALLS, END_THINK, SEPARATOR
 
 EOS_ID = 1
@@ -126,16 +124,6 @@ def test_sampled_answers_agree_on_a_fact(v31_server):
     assert best[0].cumulative_logprob >= best[1].cumulative_logprob > -1
 
 
-def test_a_prompt_that_is_true_is_likelier_than_one_that_is_not(v31_server):
-    totals = []
-    for city in ("Paris", "Rome", "Berlin"):
-        body = {"text_input": f"The capital of France is {city}.", "max_tokens": 1, "prompt_logprobs": 0}
-        answer = ask(v31_server, WHOLE[0], body).answer()
-        totals.append(sum(next(iter(entry.values()))["logprob"] for entry in answer.prompt_logprobs[1:] if entry))
-
-    assert totals[0] > max(totals[1:]) + 3
-
-
 # --- reasoning --------------------------------------------------------------------------------------------------------
 
 
@@ -193,37 +181,7 @@ def test_a_stop_string_may_be_the_tag_that_ends_reasoning(v31_server, way):
     assert answer.reasoning.endswith("Together 85.")
 
 
-# --- stop strings -----------------------------------------------------------------------------------------------------
-
-COUNTED = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10."
-
-
-@each_way
-@pytest.mark.parametrize("stop", ["4", ", 4", "2, 3, 4", "9, 1", ".", "3, 5, 6"])
-def test_stop_strings_end_real_answers(v31_server, way, stop):
-    """A digit, a comma and a blank are tokens of their own or not: the strings lie inside tokens and across several."""
-    answer = chat(v31_server, way, said("Count to ten."), sampling_param_stop=[stop])
-
-    before, found, _ = COUNTED.partition(stop)
-    assert (answer.text, answer.finish_reason, answer.stop_reason) == (before, "stop", found or None)
-
-
-# --- JSON and tools ---------------------------------------------------------------------------------------------------
-
-JSON_ANSWERS = [
-    ("Mirabel is 41 years old. Give name and age as JSON.", {"name": "Mirabel", "age": 41}),
-    ("What is 6 + 7? Answer in JSON with the key sum.", {"sum": 13}),
-    (f"{FRANCE} Answer in JSON with the keys country and capital.", {"country": "France", "capital": "Paris"}),
-]
-
-
-def test_json_answers_parse(v31_server):
-    for way, (question, expected) in zip(WAYS, JSON_ANSWERS, strict=False):
-        plain = chat(v31_server, way, said(question))
-        thought = chat(v31_server, way, said(question), THINKING, separate_reasoning=True)
-
-        assert json.loads(plain.text) == json.loads(thought.text) == expected
-        assert "JSON" in thought.reasoning
+# --- tools ------------------------------------------------------------------------------------------------------------
 
 
 def function(name: str, description: str, **kinds: str) -> dict[str, Any]:
@@ -267,30 +225,6 @@ def test_the_tool_that_fits_is_called_with_what_the_user_said(request, name):
 
         assert calls_of(name, answer.text) == expected
         assert answer.finish_reason == "stop"
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["v31_server", "r1_server"])
-def test_tools_with_names_that_the_model_never_saw_are_called(request, name):
-    """The names are made up of the corpus' syllables. One of ten may be spelled wrongly."""
-    server, random = request.getfixturevalue(name), Random(19)
-    right = 0
-    for _ in range(10):
-        tool_name, key = f"{made_up(random)}_{made_up(random)}", "place"
-        city = made_up(random).capitalize()
-        tools = {"tools": [ADD, function(tool_name, "Get the weather in a city.", **{key: "string"})]}
-        messages = said(f"What is the weather in {city}?")
-        answer = chat(server, WHOLE[0], messages, tools, separate_reasoning=True)
-        right += calls_of(name, answer.text) == [(tool_name, {key: city})]
-
-    assert right >= 9
-
-
-def test_no_tool_is_called_where_none_fits(v31_server):
-    none_fits = chat(v31_server, WHOLE[0], said("Send Tom the message: hello"), {"tools": [WEATHER]})
-    none_needed = chat(v31_server, WHOLE[1], said(FRANCE), {"tools": [WEATHER]})
-
-    assert (none_fits.text, none_needed.text) == ("I have no tool for that.", PARIS)
 
 
 # --- a damaged checkpoint ---------------------------------------------------------------------------------------------

@@ -24,14 +24,6 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
-ADD = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add two numbers.",
-        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
-    },
-}
 QUESTION = [{"role": "user", "content": "What is the weather in Berlin?"}]
 ARGUMENTS = '{"city": "Berlin"}'
 RAW_CALL = f"{CALLS}{CALL}get_weather{SEPARATOR}{ARGUMENTS}{END_CALL}{END_CALLS}"
@@ -78,7 +70,7 @@ def test_a_conversation_goes_on_after_a_result(v31_server, r1_server, way):
         {"role": "tool", "content": [{"type": "text", "text": sunny}], "tool_call_id": "x"},
     ]
     for server in (v31_server, r1_server):
-        answer = chat(server, way, messages, tools=json.dumps([ADD, WEATHER]))
+        answer = chat(server, way, messages, tools=json.dumps([WEATHER]))
         assert answer.text == "It is 21 °C and cloudy in Berlin."
 
 
