@@ -45,9 +45,9 @@ def v1(limit, usage=0, *, active=0, inactive=0):
     return {"memory.limit_in_bytes": limit, "memory.usage_in_bytes": usage, "memory.stat": stat}
 
 
-def test_v2_own_cgroup_and_all_above_it(tmp_path):
+def test_own_cgroup_and_all_above_it(tmp_path):
     memory = machine(
-        tmp_path,
+        tmp_path / "v2",
         cgroup="0::/machine.slice/serving.service/main",
         mountinfo=V2_MOUNT,
         groups={
@@ -65,11 +65,8 @@ def test_v2_own_cgroup_and_all_above_it(tmp_path):
     )
     assert [cgroup.headroom // GIB for cgroup in memory.cgroups] == [790, 650]
     assert (memory.headroom, memory.tightest) == (650 * GIB, memory.cgroups[1])
-
-
-def test_v1_with_totals_of_the_groups_within(tmp_path):
-    memory = machine(
-        tmp_path,
+    memory = machine(  # version 1 has totals of the groups within
+        tmp_path / "v1",
         cgroup="12:pids:/a/b\n4:memory:/a/b\n1:name=systemd:/c",
         mountinfo=f"28 1 0:28 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n{V1_MOUNT}",
         groups={
@@ -79,45 +76,31 @@ def test_v1_with_totals_of_the_groups_within(tmp_path):
             "memory/a/b": v1(NO_LIMIT_V1, 300 * GIB),
         },
     )
-    [cgroup] = memory.cgroups
-    assert cgroup == CgroupMemory(
-        path="/sys/fs/cgroup/memory/a", version=1, limit=500 * GIB, usage=400 * GIB, file_cache=300 * GIB
-    )
-    assert memory.headroom == 400 * GIB
+    path = "/sys/fs/cgroup/memory/a"
+    expected = CgroupMemory(path=path, version=1, limit=500 * GIB, usage=400 * GIB, file_cache=300 * GIB)
+    assert (memory.cgroups, memory.headroom) == ((expected,), 400 * GIB)
 
 
 UNIFIED = "32 30 0:32 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw"
 DOCKER_V1 = "31 30 0:31 /docker/c0ffee /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory"
 IN_DOCKER = {"memory": 64, "memory/inner": 1}
 ELSEWHERE = "29 1 0:26 /other /sys/fs/cgroup/elsewhere rw - cgroup2 cgroup2 rw"
+BOTH = "31 30 0:31 / /sys/fs/cgroup/cm rw - cgroup cgroup rw,cpuset,memory"
+HYBRID, ON_V1 = f"{V1_MOUNT}\n{UNIFIED}", {"memory/a": 7, "unified/b": {"cgroup.procs": ""}}
+STRANGE = {"memory.max": "?", "memory.current": "1"}
 LAYOUTS = {  # the cgroup and the mounts, the limits that are there in GiB, and those that count
     "max below high": ("0::/a", V2_MOUNT, {"a": v2(4 * GIB, high=5 * GIB)}, {"a": 4}),
     "high below max": ("0::/a", V2_MOUNT, {"a": v2(9 * GIB, high=5 * GIB)}, {"a": 5}),
     "high alone": ("0::/a", V2_MOUNT, {"a": v2("max", high=5 * GIB)}, {"a": 5}),
     "not controlled": ("0::/a/b", V2_MOUNT, {"a": 6, "a/b": {"cgroup.procs": "1"}}, {"a": 6}),
-    "v1 with another controller": (
-        "4:cpuset,memory:/a",
-        "31 30 0:31 / /sys/fs/cgroup/cm rw - cgroup cgroup rw,cpuset,memory",
-        {"cm/a": v1(7 * GIB)},
-        {"cm/a": 7},
-    ),
-    "hybrid with memory on v1": (
-        "4:memory:/a\n1:name=systemd:/b\n0::/b",
-        f"{V1_MOUNT}\n{UNIFIED}",
-        {"memory/a": v1(7 * GIB), "unified/b": {"cgroup.procs": ""}},
-        {"memory/a": 7},
-    ),
+    "v1 with another controller": ("4:cpuset,memory:/a", BOTH, {"cm/a": 7}, {"cm/a": 7}),
+    "hybrid with memory on v1": ("4:memory:/a\n1:name=systemd:/b\n0::/b", HYBRID, ON_V1, {"memory/a": 7}),
     "hybrid with memory on v2": ("1:name=systemd:/b\n0::/b", UNIFIED, {"unified/b": 8}, {"unified/b": 8}),
     "docker on v1 sees the path of the host": ("4:memory:/docker/c0ffee", DOCKER_V1, IN_DOCKER, {"memory": 64}),
     "deeper within": ("4:memory:/docker/c0ffee/inner", DOCKER_V1, IN_DOCKER, {"memory/inner": 1, "memory": 64}),
     "the mount that has the cgroup": ("0::/a", f"{ELSEWHERE}\n{V2_MOUNT}", {"elsewhere": 1, "a": 2}, {"a": 2}),
     "as much as the machine has": ("0::/a", V2_MOUNT, {"a": 1000}, {}),
-    "strange files": (
-        "0::/a/b",
-        V2_MOUNT,
-        {"a": {"memory.max": "?", "memory.current": "1"}, "a/b": {"memory.max": 5 * GIB}},
-        {},
-    ),
+    "strange files": ("0::/a/b", V2_MOUNT, {"a": STRANGE, "a/b": {"memory.max": 5 * GIB}}, {}),
 }
 # A cgroup namespace, and paths that do not exist beneath the mount.
 for path in ("/", "/kubepods/burstable/pod1/c0ffee", "/../../pod2/c0ffee", "/.."):
@@ -127,7 +110,7 @@ for path in ("/", "/kubepods/burstable/pod1/c0ffee", "/../../pod2/c0ffee", "/.."
 def test_the_limits_that_count(tmp_path):
     found = {}
     for number, (name, (cgroup, mountinfo, groups, _)) in enumerate(LAYOUTS.items()):
-        of_version = v1 if "4:" in cgroup else v2
+        of_version = v1 if cgroup.startswith("4:") else v2
         files = {path: of_version(group * GIB) if isinstance(group, int) else group for path, group in groups.items()}
         memory = machine(tmp_path / str(number), cgroup=cgroup, mountinfo=mountinfo, groups=files)
         found[name] = {each.path: each.limit for each in memory.cgroups}
