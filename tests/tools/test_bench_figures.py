@@ -5,7 +5,7 @@ from array import array
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_tools.bench.measuring.figures import Distribution, Figures, Slo
@@ -165,6 +165,7 @@ def test_a_run_without_requests_has_zeros():
 
 
 @pytest.mark.slow
+@settings(max_examples=40)
 @given(st.lists(_records(), max_size=8), st.randoms(use_true_random=False))
 def test_the_order_of_records_changes_nothing(records, shuffler):
     slo = Slo(ttft_ms=2000, itl_ms=3000)
@@ -178,6 +179,7 @@ def test_the_order_of_records_changes_nothing(records, shuffler):
 
 
 @pytest.mark.slow
+@settings(max_examples=40)
 @given(st.lists(st.lists(st.tuples(_SECONDS, st.integers(1, 40)), max_size=8), min_size=1, max_size=5))
 def test_itl_is_that_of_a_list_with_every_token(answers):
     """The same percentiles as numpy's over one number for each token."""
@@ -210,6 +212,7 @@ def test_a_timeline_has_every_request_once():
 
 
 @pytest.mark.slow
+@settings(max_examples=40)
 @given(st.lists(_records(), min_size=1, max_size=8), st.integers(1, 30))
 def test_a_timeline_adds_up(records, bins):
     timeline = run_timeline(records, bins)

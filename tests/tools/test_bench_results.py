@@ -8,7 +8,7 @@ from array import array
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_tools.bench.load.load_settings import LoadPoint
@@ -87,6 +87,7 @@ _RESULTS = st.builds(
 
 
 @pytest.mark.slow
+@settings(max_examples=40)
 @given(_RESULTS)
 def test_a_result_is_read_as_it_was_written(tmp_path_factory, result):
     folder = tmp_path_factory.getbasetemp()
@@ -356,6 +357,7 @@ _SAMPLES = st.builds(
 
 
 @pytest.mark.slow
+@settings(max_examples=40)
 @given(st.lists(_SAMPLES), st.sampled_from(["requests.jsonl", "requests.jsonl.gz"]))
 def test_samples_are_read_as_they_were_written(tmp_path_factory, records, name):
     path = tmp_path_factory.getbasetemp() / name

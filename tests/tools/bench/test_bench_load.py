@@ -8,7 +8,7 @@ import signal
 import socket
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_tools.bench.load.arrivals import conversations_needed, due_times
@@ -206,6 +206,7 @@ def test_arrivals():
 
 
 @pytest.mark.slow
+@settings(max_examples=40)
 @given(
     chunks=st.lists(st.tuples(st.floats(0, 100), st.integers(0, 9)), max_size=20).map(sorted), total=st.integers(0, 100)
 )

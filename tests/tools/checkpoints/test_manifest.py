@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_build.check import is_inside
@@ -30,6 +30,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.slow
+@settings(max_examples=40)
 @given(st.builds(CheckpointManifest, texts, texts, st.dictionaries(names, records)))
 def test_what_is_written_is_read(folder, manifest):
     write_manifest(folder, manifest)
