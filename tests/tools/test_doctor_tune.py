@@ -91,17 +91,13 @@ THROTTLE = "clocks_throttle_reasons__clocks_throttle_reason_applications_clocks_
 BY_APPLICATIONS = {f"{EVENT}applications_clocks_setting": None, THROTTLE: "Active", "only": 0}
 OLD_LIMITS = {"gpu_power_readings__current_power_limit": None, "gpu_power_readings__max_power_limit": None}
 OLD_LIMITS |= {"power_readings__enforced_power_limit": "350.00 W", "power_readings__max_power_limit": "400.00 W"}
+HELD_DOWN = f"{AT_REST}, held down by applications clocks (GPU 0), {AT_REST} (GPU 1)"
 OF_GPUS = [  # the setting, what nvidia-smi says, what is found, and the commands: without any it is as advised
     ("persistence", {"persistence_mode": "Disabled"}, "Disabled", ["-pm 1"]),
     ("persistence", {"persistence_mode": "Disabled", "only": 1}, "Enabled (GPU 0), Disabled (GPU 1)", ["-i 1 -pm 1"]),
     ("clocks", {f"{EVENT}hw_thermal_slowdown": "Active"}, f"{AT_REST}, held down by heat (hardware)", ["-rgc", "-rac"]),
     ("clocks", {THROTTLE: "Active"}, AT_REST, []),  # the newer name says that it is not active
-    (
-        "clocks",
-        BY_APPLICATIONS,
-        f"{AT_REST}, held down by applications clocks (GPU 0), {AT_REST} (GPU 1)",
-        ["-i 0 -rgc", "-i 0 -rac"],
-    ),
+    ("clocks", BY_APPLICATIONS, HELD_DOWN, ["-i 0 -rgc", "-i 0 -rac"]),
     ("power", {"gpu_power_readings__current_power_limit": "500.00 W"}, "500 W of 700 W", ["-pl 700"]),
     ("power", OLD_LIMITS, "350 W of 400 W", ["-pl 400"]),
     ("ecc", {"ecc_mode__current_ecc": "Disabled"}, "Disabled", ["-e 1", "-r"]),

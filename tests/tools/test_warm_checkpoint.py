@@ -25,7 +25,8 @@ INDEX = "model.safetensors.index.json"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 COMMIT, OTHER = "a" * 40, "b" * 40
 NAME = "deepseek-ai/DeepSeek-R1"
-CACHE_VARIABLES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
+CACHES = {"HF_HUB_CACHE": "", "HUGGINGFACE_HUB_CACHE": "", "HF_HOME": "hub", "XDG_CACHE_HOME": "huggingface/hub"}
+"""Variables in the hub's order, and what is below them."""
 
 
 def shard(tensor, size=8):
@@ -115,7 +116,7 @@ def test_a_folder_out_of_reach_is_not_called_missing(tmp_path):
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """An empty cache in its default place, and an empty working folder."""
-    for variable in CACHE_VARIABLES:
+    for variable in CACHES:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "work").mkdir()
@@ -159,12 +160,10 @@ def test_a_name_is_its_main_snapshot_and_others_have_a_revision(cache):
 
 
 def test_the_first_variable_in_the_hubs_order_decides(cache, tmp_path, monkeypatch):
-    for number, (variable, below) in enumerate(
-        zip(CACHE_VARIABLES, ("", "", "hub", "huggingface/hub"), strict=True), start=1
-    ):
+    for number, (variable, below) in enumerate(CACHES.items(), start=1):
         monkeypatch.setenv(variable, str(tmp_path / variable))
         download(tmp_path / variable / below, str(number) * 40)
-    for number, variable in enumerate(CACHE_VARIABLES, start=1):
+    for number, variable in enumerate(CACHES, start=1):
         assert only(NAME).folder.name == str(number) * 40
         monkeypatch.delenv(variable)
 
@@ -442,13 +441,8 @@ def test_other_forms_of_checksums(folder):
     sums.write_text(f"{DIGESTS[SECOND].upper()}\n")  # for one file the digest alone
     assert digests(folder) == {SECOND: DIGESTS[SECOND]}
     sums.unlink()
-    other = [
-        "-----BEGIN PGP SIGNED MESSAGE-----",
-        "# weights",
-        "",
-        f"{'0' * 64}  config.json",
-        f"{'0' * 64}  ../{FIRST}",
-    ]
+    zeros = "0" * 64
+    other = ["-----BEGIN PGP SIGNED MESSAGE-----", "# weights", "", f"{zeros}  config.json", f"{zeros}  ../{FIRST}"]
     (folder / "SHA256SUMS").write_text("\r\n".join([*other, f"{DIGESTS[FIRST]} *{FIRST}"]) + "\r\n")
     assert digests(folder) == {FIRST: DIGESTS[FIRST]}
     (folder / "SHA256SUMS").unlink()

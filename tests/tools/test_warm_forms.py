@@ -81,12 +81,9 @@ def test_every_number_has_its_reason(form, repository, checkpoint, name):
 
 
 def test_a_checkpoint_of_unknown_size_or_without_weights_is_refused(tmp_path, capsys):
-    for number, (text, said) in enumerate(
-        [
-            ("model: /nowhere/Mine\n", "/nowhere/Mine is neither on this machine nor known by name"),
-            ("model: tiny\ntriton_config:\n  engine: simulated\n", "nothing to warm"),
-        ]
-    ):
+    cases = {"model: /nowhere/Mine\n": "/nowhere/Mine is neither on this machine nor known by name"}
+    cases["model: tiny\ntriton_config:\n  engine: simulated\n"] = "nothing to warm"
+    for number, (text, said) in enumerate(cases.items()):
         path = tmp_path / str(number) / "model/1/model.yaml"
         path.parent.mkdir(parents=True)
         path.write_text(text)

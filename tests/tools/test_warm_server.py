@@ -420,10 +420,7 @@ def test_whether_a_model_may_still_come(words, index, said):
 def test_a_model_that_the_server_does_not_have_is_not_waited_for(run, monkeypatch):
     monkeypatch.setattr(waiting, "_MISSING_PERIOD_S", 0.05)
     for words, said in ((NOT_FOUND, "has no such model"), (None, "does not answer as Triton: ")):
-        with (
-            contextlib.closing(Front(words, [OTHER])) as server,
-            pytest.raises(ServerFailedError, match=said),
-        ):
+        with contextlib.closing(Front(words, [OTHER])) as server, pytest.raises(ServerFailedError, match=said):
             run(url=server.url)  # two hours
     with contextlib.closing(Front(NOT_FOUND, [], ready=400)) as server:  # it may come
         with pytest.raises(ServerFailedError, match=r"is not ready after 0.2 s"):
