@@ -3,8 +3,6 @@
 import secrets
 from pathlib import Path
 
-import pytest
-
 from deepseek_launcher.launch_tag import remove_shared_memory, shared_memory
 from deepseek_launcher.repository_link import with_plain_path
 from support.supervising import rank_of
@@ -15,24 +13,20 @@ SHOW = 'readlink -f "$2"; ls "$2"'
 
 
 def test_the_command_names_the_link(tmp_path):
-    for folder in ODD:
-        for form in ("--model-repository {}", "--model-repository={}", "--model-store={}"):
-            launch, repository = secrets.token_hex(4), tmp_path / folder
-            option, blank, _ = form.partition(" ")
-            words = [option, str(repository)] if blank else [form.format(repository)]
-            command = ["tritonserver", *words, "--log-info", "a b", f"{repository}/file"]
-            link = str(shared_memory(launch, "repository"))
-
-            found = with_plain_path(command, launch, make=False)
-
+    launch = secrets.token_hex(4)
+    link = str(shared_memory(launch, "repository"))
+    for folder in (tmp_path / name for name in ODD):
+        for words, linked in (
+            (["--model-repository", f"{folder}"], ["--model-repository", link]),
+            ([f"--model-repository={folder}"], [f"--model-repository={link}"]),
+            ([f"--model-store={folder}"], [f"--model-store={link}"]),
+        ):
+            others = ["--log-info", "a b", f"{folder}/file"]
+            found = with_plain_path(["tritonserver", *words, *others], launch, make=False)
+            assert found == ["tritonserver", *linked, *others]
             assert not Path(link).is_symlink()
-            assert found[1:-3] == ([option, link] if blank else [form.format(link)])
-            assert [found[0], *found[-3:]] == [command[0], *command[-3:]]
-
-
-def test_another_command_stays():
     for command in (["tritonserver"], ["tritonserver", "--model-repository", "/models/r1_v-2.0"]):
-        assert with_plain_path(command, secrets.token_hex(4), make=True) == command
+        assert with_plain_path(command, launch, make=True) == command
 
 
 def test_the_link_leads_to_the_repository_and_ends_with_the_launch(tmp_path):
@@ -45,15 +39,14 @@ def test_the_link_leads_to_the_repository_and_ends_with_the_launch(tmp_path):
     assert not Path(link).is_symlink()
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
-def test_only_the_server_s_rank_makes_it(supervise, tmp_path, rank):
+def test_only_the_server_s_rank_makes_it(supervise, tmp_path):
     """The other ranks may be on other nodes, where nobody would remove it."""
     repository = tmp_path / "a b"
     repository.mkdir()
     (repository / "model").touch()
     command = rank_of("bash", "-c", SHOW, "server", "--model-repository", str(repository))
-    running = supervise(*command, environment={"OMPI_COMM_WORLD_RANK": rank})
-    running.wait()
-
-    assert (f"{repository}\nmodel\n" in running.out) == (rank == "0")
-    assert not shared_memory(running.launch, "repository").is_symlink()
+    for rank in ("0", "1"):
+        running = supervise(*command, environment={"OMPI_COMM_WORLD_RANK": rank})
+        running.wait()
+        assert (f"{repository}\nmodel\n" in running.out) == (rank == "0")
+        assert not shared_memory(running.launch, "repository").is_symlink()

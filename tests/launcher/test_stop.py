@@ -5,18 +5,8 @@ import os
 import secrets
 import subprocess
 
-import pytest
-
 from support.supervising import PYTHON, SUPERVISE, rank_of, runs
 from support.waiting import wait_for
-
-
-@pytest.fixture
-def bystander():
-    """A process of this user that carries no launch tag."""
-    with subprocess.Popen(["sleep", "1000"]) as process:
-        yield process
-        process.kill()
 
 
 def ask(folder, *arguments):
@@ -28,7 +18,7 @@ def ask(folder, *arguments):
 def write_record(folder, **facts):
     launch = secrets.token_hex(4)
     path = folder / f"deepseek-triton-{os.getuid()}/launches/{launch}.json"
-    path.parent.mkdir(mode=0o700, parents=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.parent.parent.chmod(0o700)
     record = {
         "id": launch, "pid": 1, "started": 1, "namespace": os.readlink("/proc/self/ns/pid"), "state": "ready",
@@ -44,35 +34,32 @@ def test_a_stop_without_a_launch_succeeds(tmp_path):
         assert (stopped.returncode, "nothing runs" in stopped.stdout) == (0, True)
 
 
-def test_another_process_with_the_recorded_number_gets_no_signal(tmp_path, bystander):
-    launch, path = write_record(tmp_path, pid=bystander.pid, started=1)
-    assert ask(tmp_path, "stop", launch, "--now").stdout == f"{launch}: stopped\n"
-    assert runs(bystander.pid)
-    assert not path.exists()
-
-
-def test_a_record_of_another_container_is_left_alone(tmp_path, bystander):
-    launch, path = write_record(tmp_path, pid=bystander.pid, namespace="pid:[1]")
-    assert "nothing runs" in ask(tmp_path, "stop", launch).stdout
-    assert path.exists()
+def test_a_process_that_is_not_the_recorded_one_gets_no_signal(tmp_path):
+    """It has the number of one that has ended, or of one in another container."""
+    with subprocess.Popen(["sleep", "1000"]) as bystander:
+        launch, path = write_record(tmp_path, pid=bystander.pid, namespace="pid:[1]")
+        assert "nothing runs" in ask(tmp_path, "stop", launch).stdout
+        assert path.exists()
+        launch, path = write_record(tmp_path, pid=bystander.pid, started=1)
+        assert ask(tmp_path, "stop", launch, "--now").stdout == f"{launch}: stopped\n"
+        assert runs(bystander.pid)
+        assert not path.exists()
+        bystander.kill()
 
 
 def test_a_folder_that_is_not_this_users_alone_is_refused(tmp_path):
     """Others can write it, or it is a link, which another user can make in /tmp first."""
-
-    def refused(*arguments):
-        done = ask(tmp_path, *arguments)
-        return done.returncode == 1 and "is not a folder that only this user can write" in done.stderr
-
     _, path = write_record(tmp_path)
-    path.parent.chmod(0o777)
-    assert refused("list")
-    path.parent.chmod(0o700)
     place, elsewhere = path.parent.parent, tmp_path / "elsewhere"
+    path.parent.chmod(0o777)
+    refused = [ask(tmp_path, "list")]
+    path.parent.chmod(0o700)
     place.rename(elsewhere)
     place.symlink_to(elsewhere)
-    assert refused("stop", "--all")
+    refused.append(ask(tmp_path, "stop", "--all"))
     assert path.exists()
+    for done in refused:
+        assert (done.returncode, "is not a folder that only this user can write" in done.stderr) == (1, True)
 
 
 def test_a_broken_record_is_skipped(tmp_path):
@@ -82,13 +69,12 @@ def test_a_broken_record_is_skipped(tmp_path):
         {"id": 5}, {"pid": "self"}, {"started": None}, {"ports": [1]}, {"repository": 5}, {"restarts": "x"},
         {"exit_timeout_s": "x"}, {"exit_timeout_s": float("inf")}, {"state": 7}, {"unknown": 1},
     ]  # fmt: skip
-    for number, facts in enumerate(broken):
-        path.with_name(f"{number:08x}.json").write_text(json.dumps({**sound, "id": f"{number:08x}", **facts}))
-    for number, text in enumerate(("{", "", "[]", "null", "[" * 100_000)):
+    texts = [json.dumps({**sound, "id": f"{number:08x}", **facts}) for number, facts in enumerate(broken)]
+    for number, text in enumerate([*texts, "{", "", "[]", "null", "[" * 100_000]):
         path.with_name(f"{number:08x}.json").write_text(text)
     shown = {one["id"] for one in json.loads(ask(tmp_path, "list", "--json").stdout)}
     assert launch in shown
-    assert not [name for name in shown if name in (5, *(f"{number:08x}" for number in range(len(broken))))]
+    assert not shown & {5, *(f"{number:08x}" for number in range(len(broken)))}
 
 
 def test_a_launch_without_a_record_runs_all_the_same(supervise, tmp_path):
@@ -124,21 +110,18 @@ def test_an_older_python_is_refused_in_one_line():
     assert refused.stderr == "supervise.py: expected Python 3.10 or newer, got 3.9\n"
 
 
-def test_processes_left_by_a_killed_supervisor_and_its_guard_are_stopped(supervise):
-    """A further node is in the same state: the launch has ranks there and no supervisor."""
-    running = supervise("true")
-    running.wait()
-    left = subprocess.Popen(["sleep", "1000"], env={**os.environ, "DEEPSEEK_TRITON_LAUNCH": running.launch})
-    assert f"{running.launch}  no supervisor" in running.ask("list").stdout
-    running.ask("stop", running.launch)
+def test_what_a_killed_supervisor_leaves_is_stopped_and_removed(supervise, tmp_path):
+    """A further node is in the same state as one without a guard: the launch has ranks there and no supervisor."""
+    ended, killed = supervise("true"), supervise("sleep", "1000")
+    ended.wait()
+    left = subprocess.Popen(["sleep", "1000"], env={**os.environ, "DEEPSEEK_TRITON_LAUNCH": ended.launch})
+    assert f"{ended.launch}  no supervisor" in ended.ask("list").stdout
+    ended.ask("stop", ended.launch)
     assert left.wait(60) != 0
 
-
-def test_a_killed_supervisors_record_and_shared_memory_go_too(supervise, tmp_path):
-    running = supervise("sleep", "1000")
-    record = tmp_path / f"deepseek-triton-{os.getuid()}/launches/{running.launch}.json"
+    record = tmp_path / f"deepseek-triton-{os.getuid()}/launches/{killed.launch}.json"
     wait_for(record.exists)
-    region = f"/dev/shm/deepseek_triton_{running.launch}_test"
+    region = f"/dev/shm/deepseek_triton_{killed.launch}_test"
     with open(region, "w"):
-        running.process.kill()
+        killed.process.kill()
     wait_for(lambda: not record.exists() and not os.path.exists(region))
