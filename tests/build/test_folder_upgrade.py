@@ -8,8 +8,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -33,9 +31,11 @@ from deepseek_triton_build import (
 )
 from deepseek_triton_build.render.folder_upgrade import _merge
 from deepseek_triton_build.render.stamp import unpacked_text
+from support.interrupted import call, error_of
 from support.rights import without_rights
 
 R1 = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8, release="1.0.0")
+FEWER = ("max_num_tokens: 8192", "max_num_tokens: 4096")
 CONFIG, MODEL_PY = "tensorrt_llm/1/model.yaml", "tensorrt_llm/1/model.py"
 
 
@@ -93,14 +93,11 @@ def apply(folder, now=None, keep="yours"):
 
 
 def test_the_manifest_has_each_settings_file_as_it_was_generated(folder):
+    """A damaged text counts as absent."""
     record = json.loads((folder / "tensorrt_llm/deepseek-triton.json").read_text())
-
     assert set(record["generated"]) == {"start.sh", "tensorrt_llm/config.pbtxt", CONFIG}
     assert unpacked_text(record, CONFIG) == (folder / CONFIG).read_bytes()
 
-
-def test_a_damaged_text_counts_as_absent(folder):
-    record = json.loads((folder / "tensorrt_llm/deepseek-triton.json").read_text())
     for packed in ("", "!", "QlpoOTFBWSZTWQ==", 3, None, "QlpoOTFBWSZTWQAAAAA="):
         assert unpacked_text(record | {"generated": {CONFIG: packed}}, CONFIG) is None
         assert unpacked_text(record | {"generated": packed, "files": packed}, CONFIG) is None
@@ -140,13 +137,13 @@ def test_edits_are_kept_and_what_the_generator_changes_comes(folder):
 
 
 def test_edits_are_still_known_as_such_in_the_next_upgrade(folder):
-    edit(folder / CONFIG, "max_num_tokens: 8192", "max_num_tokens: 4096")
+    edit(folder / CONFIG, *FEWER)
     apply(folder)
     backup = apply(folder, generated())
 
-    assert "max_num_tokens: 4096" in (folder / CONFIG).read_text()
+    assert FEWER[1] in (folder / CONFIG).read_text()
     assert backup.name == "r1.before-upgrade-2"
-    edit(folder / CONFIG, "max_num_tokens: 4096", "max_num_tokens: 8192")
+    edit(folder / CONFIG, *reversed(FEWER))
     apply(folder)
     assert tree(folder) == contents(new())
 
@@ -167,20 +164,14 @@ def test_a_conflict_is_settled_by_the_side_that_is_named(folder, keep):
 @pytest.mark.parametrize("keep", ["yours", "generated"])
 def test_an_edited_file_of_the_program_is_a_conflict_if_the_program_changed(folder, keep):
     (folder / MODEL_PY).write_text("mine")
-    now = [replace(file, content=b"new") if file.path.as_posix() == MODEL_PY else file for file in new()]
+    assert (fates(plan(folder))[MODEL_PY], plan(folder).conflicts) == ("kept", [])
 
+    now = [replace(file, content=b"new") if file.path.as_posix() == MODEL_PY else file for file in new()]
     [(path, conflict)] = plan(folder, now).conflicts
     assert path == MODEL_PY
     assert "the program has changed too" in conflict.why
     apply(folder, now, keep)
     assert (folder / MODEL_PY).read_text() == ("mine" if keep == "yours" else "new")
-
-
-def test_an_edited_file_of_the_program_stays_if_the_program_is_the_same(folder):
-    (folder / MODEL_PY).write_text("mine")
-
-    assert fates(plan(folder))[MODEL_PY] == "kept"
-    assert plan(folder).conflicts == []
 
 
 def test_a_file_that_is_no_longer_generated_goes_unless_it_was_edited(folder):
@@ -237,12 +228,9 @@ def test_what_the_owner_added_stays(folder):
 
 
 def test_a_later_edit_of_a_file_that_was_kept_leaves_the_backup_as_it_was(folder):
-    edit(folder / CONFIG, "max_num_tokens: 8192", "max_num_tokens: 4096")
-    (folder / MODEL_PY).unlink()
-    same = generated()
-    assert (fates(plan(folder, same))[CONFIG], fates(plan(folder, same))[MODEL_PY]) == ("kept", "restored")
+    edit(folder / CONFIG, *FEWER)
     before = tree(folder)
-    backup = apply(folder, same)
+    backup = apply(folder, generated())
     for name in before:
         with (folder / name).open("a") as file:
             file.write("# later\n")
@@ -321,13 +309,16 @@ def test_a_file_in_the_place_of_a_folder_is_named(folder):
         plan(folder)
 
 
-def test_a_file_of_a_name_that_is_new_now_is_a_conflict(folder):
+def test_a_file_of_a_name_that_is_new_now_is_a_conflict_and_a_script_that_is_no_text(folder):
     (folder / "bench.sh").write_text("mine")
     now = [*new(), File(Path("bench.sh"), b"new", executable=True)]
-
     [(_, conflict)] = plan(folder, now).conflicts
     assert conflict.why == "you added it, and a file of this name is generated now"
     assert fates(plan(folder, [*new(), File(Path("bench.sh"), b"mine")]))["bench.sh"] == "same"
+
+    (folder / "start.sh").write_bytes(b"\xff")
+    [(path, conflict)] = plan(folder).conflicts
+    assert (path, conflict.why) == ("start.sh", "it is no text in UTF-8")
 
 
 BOMB = "".join(f"b{n}: &b{n} [{', '.join([f'*b{n - 1}' if n else '1'] * 9)}]\n" for n in range(30))
@@ -364,18 +355,10 @@ def test_a_key_twice_in_a_file_within_a_file_is_a_conflict_about_the_file(folder
     assert _merge(name, base, "".join(mine), "".join(new), keep="yours") is None
 
 
-def test_a_script_that_is_no_text_is_a_conflict_about_the_file(folder):
-    (folder / "start.sh").write_bytes(b"\xff")
-
-    [(path, conflict)] = plan(folder).conflicts
-    assert (path, conflict.why) == ("start.sh", "it is no text in UTF-8")
-
-
 # Folders of versions that kept no texts
 
 
-@pytest.fixture
-def earlier(folder):
+def without_texts(folder):
     path = folder / "tensorrt_llm/deepseek-triton.json"
     record = json.loads(path.read_text())
     del record["generated"]
@@ -383,24 +366,24 @@ def earlier(folder):
     return folder
 
 
-def test_without_texts_an_unedited_file_is_replaced(earlier):
-    apply(earlier)
+@pytest.fixture
+def earlier(folder):
+    return without_texts(folder)
 
-    assert tree(earlier) == contents(new())
 
+def test_without_texts_an_unedited_file_is_replaced_and_the_recorded_options_may_write_the_old_one_again(earlier):
+    apply(earlier, generated(version="1.5"))
+    assert tree(earlier) == contents(generated(version="1.5"))
 
-def test_without_texts_the_recorded_options_may_write_the_old_text_again(earlier):
-    edit(earlier / CONFIG, "max_num_tokens: 8192", "max_num_tokens: 4096")
-    then = contents(generated())
-    upgrade = plan(earlier, then=lambda: then)
-
+    edit(without_texts(earlier) / CONFIG, *FEWER)
+    upgrade = plan(earlier, then=lambda: contents(generated(version="1.5")))
     assert upgrade.conflicts == []
     assert fates(upgrade)[CONFIG] == "merged"
 
 
 @pytest.mark.parametrize("keep", ["yours", "generated"])
 def test_without_any_old_text_an_edited_file_is_a_conflict(earlier, keep):
-    edit(earlier / CONFIG, "max_num_tokens: 8192", "max_num_tokens: 4096")
+    edit(earlier / CONFIG, *FEWER)
     mine = (earlier / CONFIG).read_bytes()
 
     [(path, conflict)] = plan(earlier, then=lambda: contents(new())).conflicts
@@ -459,16 +442,6 @@ def test_a_side_that_was_upgraded_by_itself_is_known_by_its_own_manifest(tmp_pat
 # The folder is replaced as a whole
 
 
-def test_a_folder_that_a_server_runs_from_is_not_replaced(folder):
-    before = tree(folder)
-    with (folder / "tensorrt_llm/deepseek-triton.json").open("rb") as stamp:
-        fcntl.flock(stamp, fcntl.LOCK_SH)
-        with pytest.raises(OutputError, match="a server runs from this folder"):
-            apply(folder)
-    assert tree(folder) == before
-    assert [path.name for path in folder.parent.iterdir()] == ["r1"]
-
-
 def test_an_edit_while_the_upgrade_is_made_is_not_lost(folder):
     (folder / "notes.txt").write_text("mine")
     for name in (CONFIG, MODEL_PY, "new.txt", "notes.txt"):
@@ -484,67 +457,34 @@ def test_an_edit_while_the_upgrade_is_made_is_not_lost(folder):
         assert [path.name for path in folder.parent.iterdir()] == ["r1"]
 
 
-def test_a_server_that_starts_while_the_upgrade_is_made_stops_it(folder):
+def test_a_folder_that_a_server_runs_from_or_starts_from_is_not_replaced(folder):
     before = tree(folder)
-    stamp = folder / "tensorrt_llm/deepseek-triton.json"
-    with stamp.open("rb") as held, pytest.raises(OutputError, match="a server runs from this folder"):
-        replace_repository(new(), folder, before=lambda: fcntl.flock(held, fcntl.LOCK_SH))
+    with (folder / "tensorrt_llm/deepseek-triton.json").open("rb") as stamp:
+        with pytest.raises(OutputError, match="a server runs from this folder"):
+            replace_repository(new(), folder, before=lambda: fcntl.flock(stamp, fcntl.LOCK_SH))
+        with pytest.raises(OutputError, match="a server runs from this folder"):
+            apply(folder)
     assert tree(folder) == before
     assert [path.name for path in folder.parent.iterdir()] == ["r1"]
 
 
-_REPLACE = """\
-import os, resource, signal, sys
-from pathlib import Path, PurePosixPath
-from deepseek_triton_build import File, OutputError, replace_repository
-
-what, output = sys.argv[1], Path(sys.argv[2])
-kind, _, point = what.partition(":")
-count, rename = 0, os.rename
-
-def interrupted_rename(*args, **options):
-    global count
-    count += 1
-    for at, act in (("before", lambda: None), ("at", lambda: rename(*args, **options))):
-        act()
-        if point == f"{at}-{count}":
-            os.kill(os.getpid(), getattr(signal, kind))
-
-if kind == "full":
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-else:
-    os.rename = interrupted_rename
-try:
-    replace_repository([File(PurePosixPath("new.txt"), b"x" * 4096)], output, kept=["notes.txt"])
-except (OutputError, KeyboardInterrupt) as error:
-    sys.exit(f"{type(error).__name__} {error}")
-"""
-
-
-def replaced_elsewhere(what, output):
-    (output / "notes.txt").write_text("mine")
-    return subprocess.run([sys.executable, "-c", _REPLACE, what, output], capture_output=True, text=True)
+REPLACE = 'replace_repository([File(PurePosixPath("new.txt"), b"x" * 4096)], folder, kept=["notes.txt"])'
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["full", "SIGINT:before-1", "SIGINT:at-1", "SIGINT:before-2", "SIGINT:at-2"])
-def test_a_full_disk_and_an_interrupt_leave_what_was_there(folder, what):
-    done = replaced_elsewhere(what, folder)
-
-    assert done.returncode == 1, done
-    assert tree(folder) == contents(generated()) | {"notes.txt": b"mine"}
+@pytest.mark.parametrize("point", ["before-1", "at-1", "before-2", "at-2", ""])
+def test_a_full_disk_and_an_interrupt_leave_what_was_there_and_a_kill_the_old_folder_whole(folder, point):
+    (folder / "notes.txt").write_text("mine")
+    old = tree(folder)
+    error_of(REPLACE, folder, points=point, max_file_size=10**6 if point else 1000)
+    assert tree(folder) == old
     assert [path.name for path in folder.parent.iterdir()] == ["r1"]
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("point", ["before-1", "at-1", "before-2", "at-2"])
-def test_a_kill_leaves_the_old_folder_whole(folder, point):
-    old = contents(generated()) | {"notes.txt": b"mine"}
-    assert replaced_elsewhere(f"SIGKILL:{point}", folder).returncode == -signal.SIGKILL
-
-    backup = folder.with_name("r1.before-upgrade-1")
-    assert tree(folder if point == "before-1" else backup) == old
-    assert folder.exists() == (point in ("before-1", "at-2"))
+    if point:
+        assert call(REPLACE, folder, points=point, signal="SIGKILL").returncode == -signal.SIGKILL
+        backup = folder.with_name("r1.before-upgrade-1")
+        assert tree(folder if point == "before-1" else backup) == old
+        assert folder.exists() == (point in ("before-1", "at-2"))
 
 
 def test_a_backup_has_a_higher_number_than_all_that_are_there(folder):

@@ -1,12 +1,11 @@
 import json
 import stat
-import subprocess
-import sys
 
 import pytest
 
 from deepseek_triton_build import UnusableCheckpointError, quant_config_change, write_quant_config
 from deepseek_triton_build.render.hf_quant_config import NAME
+from support.interrupted import error_of
 
 V3 = {"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": {"quant_method": "fp8"}}
 V32 = V3 | {"architectures": ["DeepseekV32ForCausalLM"]}
@@ -151,37 +150,18 @@ def test_a_number_that_json_can_not_express_is_refused_in_one_line(checkpoint):
     assert list(files(folder)) == [NAME]
 
 
-_INTERRUPTED = """\
-import os, signal, sys
-from pathlib import Path
-from deepseek_triton_build.render.hf_quant_config import quant_config_change, write_quant_config
-
-name, when = sys.argv[2:]
-call = getattr(os, name)
-
-def interrupted(*args):
-    done = call(*args) if when == "at" else None
-    os.kill(os.getpid(), signal.SIGINT)
-    return done
-
-setattr(os, name, interrupted)
-try:
-    write_quant_config(quant_config_change(Path(sys.argv[1]), "FP8"))
-except KeyboardInterrupt:
-    sys.exit("interrupted")
-"""
+WRITE = 'write_quant_config(quant_config_change(folder, "FP8"))'
 
 
 @pytest.mark.parametrize(
-    ("call", "when", "is_done"),
-    [("fsync", "before", False), ("replace", "before", False), ("replace", "at", True)],
+    ("call", "point", "is_done"),
+    [("fsync", "before-1", False), ("replace", "before-1", False), ("replace", "at-1", True)],
     ids=["writing", "before", "when-done"],
 )
-def test_an_interrupt_leaves_a_complete_file_and_no_scratch_file(checkpoint, call, when, is_done):
+def test_an_interrupt_leaves_a_complete_file_and_no_scratch_file(checkpoint, call, point, is_done):
     own = json.dumps({"quantization": {"quant_algo": "FP8_BLOCK_SCALES"}})
     folder = checkpoint(V3, own)
-    done = subprocess.run([sys.executable, "-c", _INTERRUPTED, folder, call, when], capture_output=True, text=True)
 
-    assert (done.returncode, done.stderr) == (1, "interrupted\n")
+    assert error_of(WRITE, folder, function=call, points=point) == "interrupted"
     assert sorted(files(folder)) == ([NAME, f"{NAME}.bak"] if is_done else [NAME])
     assert files(folder)[f"{NAME}.bak" if is_done else NAME] == own

@@ -3,8 +3,6 @@ import hashlib
 import json
 import os
 import stat
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -22,6 +20,7 @@ from deepseek_triton_build import (
     write_repository,
 )
 from deepseek_triton_build.render.owner_edits import MAX_LINES
+from support.interrupted import error_of
 
 MODEL_YAML = "tensorrt_llm/1/model.yaml"
 
@@ -258,59 +257,16 @@ def test_what_is_in_the_way_is_named_and_stays(tmp_path):
     assert tree(tmp_path) == {"file": b"x"}
 
 
-_WRITE = """\
-import os, resource, signal, sys
-from pathlib import Path, PurePosixPath
-from deepseek_triton_build.build_errors import OutputError
-from deepseek_triton_build.render.folder_writer import write_repository
-from deepseek_triton_build.render.repository_files import File
-
-limit, points = int(sys.argv[2]), sys.argv[3].split(",")
-count, rename = 0, os.rename
-
-def interrupted_rename(*args, **options):
-    global count
-    count += 1
-    for point, act in (("before", lambda: None), ("at", lambda: rename(*args, **options))):
-        act()
-        if f"{point}-{count}" in points:
-            os.kill(os.getpid(), signal.SIGINT)
-
-os.rename = interrupted_rename
-resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-try:
-    write_repository([File(PurePosixPath(f"{n}.txt"), b"x" * 4096) for n in range(2)], Path(sys.argv[1]), force=True)
-except OutputError as error:
-    sys.exit(str(error))
-except KeyboardInterrupt:
-    sys.exit("interrupted")
-"""
+WRITE = 'write_repository([File(PurePosixPath(f"{n}.txt"), b"x" * 4096) for n in range(2)], folder, force=True)'
 
 
-def write_elsewhere(output, max_file_size=10**6, points=""):
-    """Write in a process whose files are limited, or that gets SIGINT before or after its nth rename.
-
-    Return its error line.
-    """
-    command = [sys.executable, "-c", _WRITE, str(output), str(max_file_size), points]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1, done
-    [line] = done.stderr.splitlines()
-    return line
-
-
-def test_a_full_disk_leaves_the_folder_as_it_was(written):
-    """The limit on a file's size stands in for the full disk: a write fails half-way."""
+def test_a_full_disk_leaves_the_folder_as_it_was_and_no_new_one(written, tmp_path):
     before = tree(written)
 
-    assert "can't be written: File too large" in write_elsewhere(written, max_file_size=1000)
+    assert "can't be written: File too large" in error_of(WRITE, written, max_file_size=1000)
     assert tree(written) == before
-    assert [path.name for path in written.parent.iterdir()] == ["repo"]
-
-
-def test_a_full_disk_leaves_no_new_folder(tmp_path):
-    assert "can't be written" in write_elsewhere(tmp_path / "a/b/repo", max_file_size=1000)
-    assert list(tmp_path.iterdir()) == []
+    assert "can't be written" in error_of(WRITE, tmp_path / "a/b/repo", max_file_size=1000)
+    assert list(tmp_path.iterdir()) == [written]
 
 
 def test_a_read_only_parent_is_named():
@@ -327,14 +283,14 @@ def test_a_read_only_parent_is_named():
 def test_an_interrupt_leaves_what_was_there(written, point):
     before = tree(written)
 
-    assert write_elsewhere(written, points=point) == "interrupted"
+    assert error_of(WRITE, written, points=point) == "interrupted"
     assert tree(written) == before
     assert [path.name for path in written.parent.iterdir()] == ["repo"]
 
 
 @pytest.mark.parametrize("point", ["before-1", "at-1"])
 def test_an_interrupt_leaves_no_new_folder(tmp_path, point):
-    assert write_elsewhere(tmp_path / "a/repo", points=point) == "interrupted"
+    assert error_of(WRITE, tmp_path / "a/repo", points=point) == "interrupted"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -342,7 +298,7 @@ def test_an_interrupt_leaves_no_new_folder(tmp_path, point):
 def test_after_a_second_interrupt_the_error_says_where_the_old_folder_is(written):
     before = tree(written)
 
-    message = write_elsewhere(written, points="at-1,before-2")
+    message = error_of(WRITE, written, points="at-1,before-2")
     [scratch] = [path for path in written.parent.iterdir() if path != written]
     assert f"it is whole in {scratch}/replaced" in message
     assert tree(scratch / "replaced") == before
