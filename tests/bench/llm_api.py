@@ -15,7 +15,6 @@ import importlib
 import multiprocessing
 import os
 import platform
-import statistics
 import sys
 import tempfile
 import threading
@@ -43,39 +42,21 @@ class Load:
     stream_interval: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    num_tokens: int
-    num_steps: int
-    seconds: float
-    cpu_s: float
-    first_s: float
-    """Median, from the first submit."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.num_tokens / self.seconds:9,.0f} tokens/s  "
-            f"{self.cpu_s / self.num_tokens * 1e6:5.1f} us CPU a token  "
-            f"{self.num_tokens / self.num_steps:5.1f} tokens a step  first after {self.first_s * 1000:5.0f} ms"
-        )
+def figures(num_tokens: int, seconds: float, cpu_s: float) -> str:
+    return f"{num_tokens / seconds:9,.0f} tokens/s  {cpu_s / num_tokens * 1e6:5.1f} us CPU a token"
 
 
 class CountingSink:
     def __init__(self, num_requests: int) -> None:
         self.num_tokens = 0
-        self.num_steps = 0
-        self.firsts: dict[str, float] = {}
         self.error: BackendError | None = None
         """The last one, of a request that failed."""
         self.done = threading.Event()
         self._open = num_requests
 
     def on_steps(self, steps: Sequence[tuple[GenerateRequest, Step]]) -> None:
-        now = time.perf_counter()
-        for request, step in steps:
+        for _, step in steps:
             self.num_tokens += len(step.token_ids)
-            self.num_steps += 1
-            self.firsts.setdefault(request.request_id, now)
             self.error = step.error or self.error
             if step.finish_reason is not None or step.error is not None:
                 self._open -= 1
@@ -83,56 +64,41 @@ class CountingSink:
             self.done.set()
 
 
-def run_engine(load: Load, folder: Path) -> Run:
+def run_engine(load: Load, folder: Path) -> str:
     with engines(folder) as make:
         engine = make(stream_interval=load.stream_interval).engine
         sink = CountingSink(load.num_requests)
-        begun, cpu = time.perf_counter(), time.process_time()
+        sampling = SamplingParams(max_tokens=load.max_tokens, ignore_eos=True)
+        begun, cpu_s = time.perf_counter(), time.process_time()
         for number in range(load.num_requests):
-            sampling = SamplingParams(max_tokens=load.max_tokens, ignore_eos=True)
-            engine.submit(
-                GenerateRequest(request_id=str(number), prompt=PROMPT, sampling=sampling, max_tokens=load.max_tokens),
-                sink,
+            request = GenerateRequest(
+                request_id=str(number), prompt=PROMPT, sampling=sampling, max_tokens=load.max_tokens
             )
+            engine.submit(request, sink)
         sink.done.wait()
         if sink.error is not None:
             raise sink.error
-        return Run(
-            num_tokens=sink.num_tokens,
-            num_steps=sink.num_steps,
-            seconds=time.perf_counter() - begun,
-            cpu_s=time.process_time() - cpu,
-            first_s=statistics.median(sink.firsts.values()) - begun,
-        )
+        return figures(sink.num_tokens, time.perf_counter() - begun, time.process_time() - cpu_s)
 
 
-def run_reader(load: Load, folder: Path) -> Run:
+def run_reader(load: Load, folder: Path) -> str:
     with engines(folder) as make:
-        llm, llmapi = (
-            make(stream_interval=load.stream_interval).engine._llm,
-            importlib.import_module("tensorrt_llm.llmapi"),
-        )
-        return asyncio.run(_read_all(llm, llmapi, load))
+        llm = make(stream_interval=load.stream_interval).engine._llm
+        return asyncio.run(_read_all(llm, importlib.import_module("tensorrt_llm.llmapi"), load))
 
 
-async def _read_all(llm: Any, llmapi: Any, load: Load) -> Run:
-    firsts: list[float] = []
-    num_steps = num_tokens = 0
+async def _read_all(llm: Any, llmapi: Any, load: Load) -> str:
+    num_tokens = 0
 
     async def read(output: Any) -> None:
-        nonlocal num_steps, num_tokens
-        num_sent = 0
+        nonlocal num_tokens
         async for _ in output:
             completion = output.outputs[0]
-            if not num_sent:
-                firsts.append(time.perf_counter())
             step = Step(text=completion.text_diff, token_ids=completion.token_ids_diff)
-            num_sent += len(step.token_ids)
-            num_steps += 1
-        num_tokens += num_sent
+            num_tokens += len(step.token_ids)
 
     params = {"max_tokens": load.max_tokens, "ignore_eos": True}
-    begun, cpu = time.perf_counter(), time.process_time()
+    begun, cpu_s = time.perf_counter(), time.process_time()
     prompt_token_ids = llm.tokenizer.encode(PROMPT)
     readers = []
     for _ in range(load.num_requests):
@@ -141,21 +107,15 @@ async def _read_all(llm: Any, llmapi: Any, load: Load) -> Run:
         )
         readers.append(asyncio.create_task(read(output)))
     await asyncio.gather(*readers)
-    return Run(
-        num_tokens=num_tokens,
-        num_steps=num_steps,
-        seconds=time.perf_counter() - begun,
-        cpu_s=time.process_time() - cpu,
-        first_s=statistics.median(firsts) - begun,
-    )
+    return figures(num_tokens, time.perf_counter() - begun, time.process_time() - cpu_s)
 
 
 SWITCH_INTERVAL_S = 0.001
 """As model.py has it."""
-READERS: dict[str, Callable[[Load, Path], Run]] = {"reader": run_reader, "engine": run_engine}
+READERS: dict[str, Callable[[Load, Path], str]] = {"reader": run_reader, "engine": run_engine}
 
 
-def _in_a_folder(run: Callable[[Load, Path], Run], load: Load) -> Run:
+def _in_a_folder(run: Callable[[Load, Path], str], load: Load) -> str:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with tempfile.TemporaryDirectory(prefix="deepseek-triton-bench-") as folder:
         return run(load, Path(folder))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bench.synthetic_checkpoint import CONFIG as PUBLISHED
 
 from deepseek_triton_tools.checkpoints.activation_scales import read_activation_scales
 from deepseek_triton_tools.checkpoints.calibration import Calibration
@@ -17,24 +18,7 @@ from support.small_checkpoint import FP8, write_checkpoint
 
 EXPORT = Path(__file__).parent / "torch_archives/export"
 R1_BYTES = 688_574_839_360
-CONFIG = {
-    "model_type": "deepseek_v3",
-    "vocab_size": 129280,
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "num_hidden_layers": 61,
-    "first_k_dense_replace": 3,
-    "num_attention_heads": 128,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "n_group": 8,
-    "topk_group": 4,
-    "q_lora_rank": 1536,
-    "kv_lora_rank": 512,
-    "quantization_config": FP8,
-}
+CONFIG = {**PUBLISHED, "n_group": 8, "topk_group": 4, "quantization_config": FP8}
 _GPU = "{index}, NVIDIA H200, {mib}, 0, 9.0, 550.90.07, Enabled, Disabled"
 
 

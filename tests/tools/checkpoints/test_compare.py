@@ -29,6 +29,7 @@ from deepseek_triton_tools.checkpoints.moe_forward import moe_output, moe_weight
 from deepseek_triton_tools.checkpoints.number_formats import GROUP, pack_int4, quantize_blocks
 from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint, read_config
 from deepseek_triton_tools.cli.main import main
+from deepseek_triton_tools.host.process_sessions import is_running
 from support.small_checkpoint import TINY, write_act_scales, write_checkpoint
 from support.waiting import wait_for
 
@@ -359,13 +360,6 @@ def processes(pattern, parent):
         if int(fields[1]) == parent and pattern in command:
             found.append(int(path.parent.name))
     return found
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.slow
