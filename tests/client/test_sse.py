@@ -1,7 +1,7 @@
 """The SSE decoder: its result does not depend on how the bytes were cut."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_client._core.exceptions import ProtocolError
@@ -69,6 +69,7 @@ bodies = st.lists(st.tuples(lines, line_ends).map(b"".join)).map(b"".join)
 
 
 @pytest.mark.slow
+@settings(max_examples=50)
 @given(bodies, st.lists(st.integers(0, 200)))
 def test_any_cut_gives_the_same_events(body, cuts):
     ends = sorted({min(cut, len(body)) for cut in cuts} | {len(body)})
@@ -81,6 +82,7 @@ def test_any_cut_gives_the_same_events(body, cuts):
 
 
 @pytest.mark.slow
+@settings(max_examples=50)
 @given(st.lists(st.lists(st.text("ab 你🙂:\u2028\x0b\x85"), min_size=1)), line_ends)
 def test_what_was_put_into_events_comes_out(events, end):
     body = b"".join(b"".join(b"data: " + line.encode() + end for line in event) + end for event in events)

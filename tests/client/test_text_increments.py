@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_client import ProtocolError
@@ -36,6 +36,7 @@ def in_pieces(draw):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Cumulative, Unknown])
+@settings(max_examples=60)
 @given(so_far(), st.booleans())
 def test_all_so_far_becomes_increments(kind, stream, says_end):
     text, pieces = stream
@@ -49,6 +50,7 @@ def test_increments_stay_what_they_are(stream, says_end):
 
 
 @pytest.mark.slow
+@settings(max_examples=60)
 @given(in_pieces(), st.booleans())
 def test_increments_are_recognised(stream, says_end):
     """Increments are detected when the first different text does not begin with the first text that has a whole

@@ -137,7 +137,7 @@ def streamed(request, some):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(
     made=answers(),
     cuts=st.lists(st.integers(0, 10_000), max_size=12),
@@ -221,7 +221,7 @@ def tokens(*texts):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(
     prompts=st.lists(st.sampled_from(["Hi é", "one two"]), min_size=1, max_size=3),
     num_choices=st.integers(1, 2),

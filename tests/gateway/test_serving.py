@@ -173,7 +173,7 @@ def test_a_second_ctrl_c_stops_at_once_and_a_third_drops_what_does_not_end(start
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_a_stream_that_outlasts_the_drain_is_stopped_counted_and_logged(tmp_path, workers):
     """What it used is counted before the table of limits is closed, its server is told, and its client too."""
 

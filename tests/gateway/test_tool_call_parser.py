@@ -301,7 +301,7 @@ def check_calls(calls, text, before, data):
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(CALL_LISTS, st.booleans(), st.sampled_from([None, 2]), st.text(alphabet="ab\n <", max_size=5), st.data())
 def test_calls_written_as_json_come_out_as_they_went_in(calls, in_fences, indent, before, data):
     write, between = (fenced, "\n") if in_fences else (raw, "")
@@ -310,14 +310,14 @@ def test_calls_written_as_json_come_out_as_they_went_in(calls, in_fences, indent
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(NAMES, DSML_OBJECTS), min_size=1, max_size=3), st.sampled_from(["", " "]), st.data())
 def test_calls_written_as_dsml_come_out_as_they_went_in(calls, space, data):
     check_calls(calls, dsml_block("\n".join(dsml(name, each, space) for name, each in calls)), "", data)
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(cut_text(JUNK))
 @example(('<｜DSML｜invoke name="a">x <b> \n y', ['<｜DSML｜invoke name="a">x', " <b> ", "\n", " y"]))
 def test_any_cut_of_any_text_gives_the_uncut_result(cut):
@@ -332,7 +332,7 @@ def test_text_without_a_call_is_given_as_it_is(text):
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(JUNK)
 def test_only_tags_names_and_white_space_are_dropped(text):
     """Each character of a text that is no part of a tag comes out, as text, as a name or in arguments."""
