@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deepseek_triton_client import DeadlineExceeded, ModelMetadata, Readiness, Retries
+from deepseek_triton_client import DeadlineExceeded, ModelMetadata, Readiness, Retries, ServerUnavailable
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
 from support.client_kinds import SCHEMES, STYLES, ClientKind, Loop
 from support.servers import build, change_yaml
@@ -90,6 +90,11 @@ def test_metadata_and_metrics_are_the_servers(client_kind, tiny_server):
         assert metadata == reference.metadata()
     assert {"text_input", "sampling_param_max_tokens"} <= {tensor.name for tensor in metadata.inputs}
     assert metrics.value("deepseek_triton_ready", model="tensorrt_llm") == 1
+    with (
+        client_kind.client(tiny_server, metrics_url="http://127.0.0.1:1/metrics") as client,
+        pytest.raises(ServerUnavailable),
+    ):
+        client.metrics()
 
 
 # --- Waiting ---

@@ -143,16 +143,6 @@ def test_a_large_response_comes_whole(server, scheme):
     assert first(result, "text_output").startswith(prompt)
 
 
-@BOTH
-def test_at_the_deadline_the_text_so_far_is_the_answer(server, scheme):
-    timeout = {"timeout_ms": np.array([3000], dtype=np.int32)}
-
-    result = infer(server, scheme, tensors(max_tokens=LONG_ANSWER) | timeout, model=CROWD)
-
-    assert first(result, "finish_reason") == "timeout"
-    assert 0 < result.as_numpy("num_output_tokens")[0] < LONG_ANSWER
-
-
 def running(server: ServerProcess, model: str = CROWD, name: str = "engine_running_requests") -> float:
     return scrape(server)[name, frozenset({"model": model, "version": "1"}.items())]
 
