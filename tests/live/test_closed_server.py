@@ -118,6 +118,7 @@ def chat(address: str, text: str) -> httpx.Response:
     return web.post(f"{address}/v2/models/tensorrt_llm/generate", json=body)
 
 
+@pytest.mark.nightly  # ten seconds of the processor; tests/backend/test_chat_template.py has one
 @pytest.mark.parametrize("addresses", ["serve"], indirect=True, scope="module")
 def test_a_checkpoints_template_without_an_end_harms_one_request(addresses: Addresses) -> None:
     refused = chat(addresses[0], TRIGGER)
