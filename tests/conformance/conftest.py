@@ -73,12 +73,12 @@ def model_name(base_url: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def obedient_url(tiny_triton: str, logs: Path) -> Iterator[str]:
+def obedient_url(logs: Path) -> Iterator[str]:
     """The base URL of a gateway in front of a model that calls any tool and follows any schema."""
-    from conformance.obedient_triton import obedient_triton
+    from conformance.obedient_triton import ObedientTriton
     from conformance.running import NAMES, gateway
 
-    with obedient_triton(tiny_triton) as server:
-        names = tuple(word for name in NAMES for word in ("--model", f"{name}={server}"))
+    with ObedientTriton() as server:
+        names = tuple(word for name in NAMES for word in ("--model", f"{name}={server.url}"))
         with gateway(log=logs / "obedient_gateway.log", options=names) as url:
             yield f"{url}/v1"

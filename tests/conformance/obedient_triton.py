@@ -1,133 +1,48 @@
-"""A server between gateway and tritonserver whose model does what it is told: it calls the tools that a text asks for.
+"""A server whose model does what it is told: it calls the tools that a text asks for, and follows JSON schemas.
 
-The tiny model knows five tools. The tests of others bring their own, and JSON schemas that the reference engine can't
-follow. Requests with tools or with a guide are answered here, in the wire contract's words (docs/contract.md) and in
-V3.1's form of calls; all others go on to the real server. A text that begins with OVERLOADED is refused the first time.
+The tiny model knows five tools, and its engine no schemas; the tests of others bring their own. The answers are in the
+wire contract's words (docs/contract.md) and in V3.1's form of calls. A text that begins with OVERLOADED is refused the
+first time.
 """
 
-import http.client
 import json
 import re
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
-from urllib.parse import urlsplit
+
+from deepseek_triton_client import Overloaded
+from deepseek_triton_client.testing import FakeServer
 
 CALLS, END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, END_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 OVERLOADED = "Overloaded:"
+INFO = {"name": "obedient", "checkpoint": "/obedient", "max_seq_len": 4096, "thinking_switch": True}
+INFO |= {"fields": {"guided_json": "", "guided_json_object": ""}}
 _PIECE = 5
 """Characters in each event of a stream."""
 
 
-@contextmanager
-def obedient_triton(real_url):
-    """The server's URL. real_url: the tritonserver behind it."""
+class ObedientTriton(FakeServer):
+    def __init__(self):
+        super().__init__()
+        self.answer = self._answered
+        self._refused = set()
 
-    class Handler(_Handler):
-        real = urlsplit(real_url).netloc
-        refused: ClassVar[set[str]] = set()
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    real: str
-    refused: ClassVar[set[str]]
-
-    def do_GET(self):
-        self._relay(b"")
-
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        try:
-            inputs = json.loads(body)
-        except ValueError:
-            inputs = {}
-        asked = _asked(inputs)
-        if asked.startswith(OVERLOADED) and asked not in self.refused:
-            self.refused.add(asked)
-            self._refuse()
-            return
-        text = _told(inputs)
+    def _answered(self, request):
+        inputs = request.body
         if inputs.get("task") == "describe":
-            self._describe(body)
-        elif text is None or inputs.get("task", "generate") != "generate":
-            self._relay(body)
-        else:
-            self._say(text)
-
-    def _say(self, text):
-        """Answer a generate_stream request with a text, cut into pieces."""
-        pieces = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
-        self._begin(200, {"Content-Type": "text/event-stream; charset=utf-8"})
-        for number, piece in enumerate(pieces):
-            outputs = {"model_name": "tensorrt_llm", "model_version": "1", "text_output": piece}
-            if number == len(pieces) - 1:
-                outputs |= {"finish_reason": "stop", "num_input_tokens": 10, "num_output_tokens": len(pieces)}
-            self._chunk(f"data: {json.dumps(outputs)}\n\n".encode())
-        self._chunk(b"")
-
-    def _describe(self, body):
-        """What the real server says of its model, which follows schemas too."""
-        connection = http.client.HTTPConnection(self.real, timeout=120)
-        connection.request("POST", self.path.replace("generate_stream", "generate"), body)
-        outputs = json.loads(connection.getresponse().read())
-        connection.close()
-        info = json.loads(outputs["model_info"])
-        info["fields"] |= {"guided_json": "", "guided_json_object": ""}
-        outputs["model_info"] = json.dumps(info)
-        streams = self.path.endswith("generate_stream")
-        self._begin(200, {"Content-Type": "text/event-stream" if streams else "application/json"})
-        self._chunk((f"data: {json.dumps(outputs)}\n\n" if streams else json.dumps(outputs)).encode())
-        self._chunk(b"")
-
-    def _refuse(self):
-        self._begin(503, {"Content-Type": "application/json"})
-        self._chunk(b'{"error":"[E_OVERLOADED] too many requests are in flight"}')
-        self._chunk(b"")
-
-    def _relay(self, body):
-        """Pass the request on to the real server, and its answer back as it comes."""
-        connection = http.client.HTTPConnection(self.real, timeout=120)
-        try:
-            kept = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection")}
-            connection.request(self.command, self.path, body or None, kept)
-            answer = connection.getresponse()
-            self._begin(answer.status, {"Content-Type": answer.headers.get("Content-Type", "application/json")})
-            while part := answer.read1():
-                self._chunk(part)
-            self._chunk(b"")
-        except BrokenPipeError:
-            self.close_connection = True
-        finally:
-            connection.close()
-
-    def _begin(self, status, headers):
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-
-    def _chunk(self, part):
-        self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part))
-
-    def log_message(self, format, *arguments):
-        """Requests are not worth a line."""
-
-
-# --- what an obedient model says --------------------------------------------------------------------------------------
+            yield {"model_info": json.dumps(INFO), "finish_reason": "stop"}
+            return
+        asked = _asked(inputs)
+        if asked.startswith(OVERLOADED) and asked not in self._refused:
+            self._refused.add(asked)
+            raise Overloaded("too many requests are in flight")
+        thinks = json.loads(inputs.get("chat_template_kwargs") or "{}").get("thinking") is True
+        if thinks:
+            yield {"text_output": "", "reasoning_output": "Hm.", "num_output_tokens": 1}
+        text = _told(inputs) or "I do what I am told."
+        for at in range(0, len(text), _PIECE):
+            yield {"text_output": text[at : at + _PIECE], "num_output_tokens": 1}
+        counts = {"num_input_tokens": 10, "num_cached_tokens": 4, "num_reasoning_tokens": int(thinks)}
+        yield {"text_output": "", "finish_reason": "stop", **counts}
 
 
 def _told(inputs):

@@ -1,7 +1,7 @@
 """LangChain's own standard tests of chat models, with ChatOpenAI on the gateway.
 
-The model behind it is the tiny one, but for requests with tools or a schema: obedient_triton.py answers these. What
-ChatOpenAI or the model can't do by its nature is left out by the tests' own properties: images, audio and PDF.
+obedient_triton.py answers them. What ChatOpenAI or the model can't do by its nature is left out by the tests' own
+properties: images, audio and PDF.
 """
 
 from functools import reduce
