@@ -1,12 +1,9 @@
 """A fleet over real sockets whose servers die, each of its own or of a request."""
 
 import itertools
-import multiprocessing
-import os
-import signal
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from threading import Barrier
+from contextlib import ExitStack
+from threading import Barrier, Event
 
 import httpx
 import pytest
@@ -97,93 +94,86 @@ def test_generation_servers_do_all_of_a_request_while_no_context_server_is_up(tr
 # --- Servers that freeze ---
 
 
-def serve_until_told(pipe):
-    """A server whose answers begin where the prompt says so, and never end. Tells its URL, and each request."""
+class FreezingTriton(RawTriton):
+    """Its answers begin where the prompt says so, and never end. Frozen, it answers nothing at all."""
 
-    def begin(wire):
-        if "begin" in str(triton.asked[-1]):
+    def __init__(self):
+        super().__init__()
+        self.got, self.ended = Event(), Event()
+        self.is_frozen = False
+        self.script = self._begin
+
+    def _begin(self, wire):
+        if "begin" in str(self.asked[-1]):
             wire.head()
             wire.chunk(event(text_output="Hel"))
-        pipe.send("asked")
-        wire.wait_for_stop()
+        self.got.set()
+        self.ended.wait(PATIENCE_S)
 
-    with RawTriton().serving() as triton:
-        triton.script = begin
-        pipe.send(triton.url)
-        pipe.recv()
-
-
-class FrozenTriton(RawTriton):
-    """In a process of its own, which `freeze` stops. From then on checks wait for a short time only."""
-
-    def __init__(self, monkeypatch):
-        super().__init__()
-        self.monkeypatch = monkeypatch
-
-    @contextmanager
-    def running(self):
-        self.pipe, theirs = multiprocessing.get_context("spawn").Pipe()
-        self.process = multiprocessing.get_context("spawn").Process(target=serve_until_told, args=(theirs,))
-        self.process.start()
-        self.url = self.pipe.recv()
-        try:
-            yield self
-        finally:
-            self.process.kill()
-            self.process.join()
-
-    def freeze(self):
-        """With the request that it has got."""
-        assert self.pipe.recv() == "asked"
-        assert self.process.pid is not None
-        os.kill(self.process.pid, signal.SIGSTOP)
-        self.monkeypatch.setattr(fleet_member, "_ANSWER_S", 0.5)
+    def respond(self, connection, head, body):
+        if self.is_frozen:
+            self.ended.wait(PATIENCE_S)
+            return False
+        return super().respond(connection, head, body)
 
 
 @pytest.fixture
 def frozen(monkeypatch):
     monkeypatch.setattr(fleet_member, "CHECK_PERIOD_S", 0.1)
-    with FrozenTriton(monkeypatch).running() as frozen:
-        yield frozen
+    with FreezingTriton().serving() as triton:
+        yield triton
+        triton.ended.set()
+
+
+@pytest.fixture
+def freeze(frozen, monkeypatch):
+    """With the request that it has got. From then on checks wait for a short time only."""
+
+    def freeze():
+        assert frozen.got.wait(PATIENCE_S)
+        frozen.is_frozen = True
+        monkeypatch.setattr(fleet_member, "_ANSWER_S", 0.2)
+
+    return freeze
 
 
 @pytest.mark.slow
-def test_a_request_that_a_frozen_server_has_not_begun_goes_to_another(frozen, tritons):
+def test_a_request_that_a_frozen_server_has_not_begun_goes_to_another(frozen, freeze, tritons):
     with gateway_before(frozen, tritons[0]) as address, ThreadPoolExecutor(1) as pool:
         wait_for(lambda: num_up(address) == 2)
         for number in itertools.count():
             asking = pool.submit(ask, address, f"question {number}")
-            wait_for(lambda asking=asking: asking.done() or frozen.pipe.poll())
+            wait_for(lambda asking=asking: asking.done() or frozen.got.is_set())
             if not asking.done():
                 break
-        frozen.freeze()
+        freeze()
         assert asking.result().json()["choices"][0]["text"] == "Hello"
         assert f"question {number}" in str(tritons[0].asked[-1])
 
 
 @pytest.mark.slow
-def test_a_stream_that_a_frozen_server_has_begun_ends_with_one_error(frozen):
+def test_a_stream_that_a_frozen_server_has_begun_ends_with_one_error(frozen, freeze):
     with gateway_before(frozen) as address:
         body = {"prompt": "begin", "stream": True}
         with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as response:
             lines = filter(None, response.iter_lines())
             assert '"Hel"' in next(lines)
-            frozen.freeze()
+            freeze()
             [error] = lines
         assert '"code":"bad_gateway"' in error
 
 
 @pytest.mark.slow
-def test_a_frozen_server_that_has_left_the_list_is_watched_too(frozen, tritons, tmp_path):
+def test_a_frozen_server_that_has_left_the_list_is_watched_too(frozen, freeze, tritons, tmp_path):
     listed = tmp_path / "servers"
     listed.write_text(frozen.url)
     with gateway_before(urls=(f"file:{listed}",)) as address, ThreadPoolExecutor(1) as pool:
         asking = pool.submit(ask, address)
-        assert frozen.pipe.poll(PATIENCE_S)
+        assert frozen.got.wait(PATIENCE_S)
         listed.write_text(tritons[0].url)
         wait_for(lambda: (tritons[0].url, "up") in [(server["url"], server["state"]) for server in servers(address)])
         assert [server["url"] for server in servers(address) if server["leaving"]] == [frozen.url]
-        frozen.freeze()
+        freeze()
         assert asking.result().json()["choices"][0]["text"] == "Hello"
 
 
