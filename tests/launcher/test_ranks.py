@@ -88,14 +88,18 @@ def test_what_ranks_write_at_the_same_time_stays_whole(supervise):
     assert running.out.count("\n") == 3 * 120
 
 
-def test_a_rank_killed_from_outside_is_noticed(supervise):
-    running = supervise(*by_hand("sleep", "1000"), options=["--ranks", "3"], environment={"RANKS": "0 1 2"})
-    wait_for(lambda: running.out.count('"started"') == 3)
-    os.kill(running.ranks()[0], signal.SIGKILL)
-
-    assert running.wait() != 0
-    assert f"on {HOST} ended by signal 9" in running.said
-    assert not running.others()
+def test_a_rank_that_is_killed_or_told_to_stop_ends_them_all(supervise):
+    killed, stopped = (
+        supervise(*by_hand("sleep", "1000"), options=["--ranks", "3"], environment={"RANKS": "0 1 2"}) for _ in range(2)
+    )
+    for running in (killed, stopped):
+        wait_for(lambda: running.out.count('"started"') == 3)  # noqa: B023
+    os.kill(killed.ranks()[0], signal.SIGKILL)
+    stopped.process.terminate()
+    assert killed.wait() != 0
+    assert stopped.wait() == 0
+    assert f"on {HOST} ended by signal 9" in killed.said
+    assert not [*killed.others(), *stopped.others()]
 
 
 def test_over_the_deadline_ranks_are_named_with_host_and_phase(supervise):
@@ -134,12 +138,3 @@ def test_nodes_with_different_files_are_stopped_at_once(supervise, tmp_path):
     assert running.wait() == 1
     assert f"the model repository on {HOST} is not that of rank 0" in running.said
     assert "sleep" not in running.said
-
-
-def test_a_stop_while_ranks_load_ends_them_all(supervise):
-    running = supervise(*by_hand("sleep", "1000"), options=["--ranks", "3"], environment={"RANKS": "0 1 2"})
-    wait_for(lambda: running.out.count('"started"') == 3)
-    running.process.terminate()
-
-    assert running.wait() == 0
-    assert not running.others()

@@ -178,26 +178,24 @@ def test_a_server_that_is_not_ready_for_a_while_is_reported_and_left_alone(serve
     assert "()" not in running.said
 
 
-def test_a_taken_port_is_named_with_its_holder(supervise):
+def test_what_another_process_has_is_refused(supervise):
+    """A port, with its holder; another launch's ports; and the launch itself, which has one supervisor."""
+    ports = free_ports(3)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        running = supervise("true", ports=[port, *free_ports(2)])
-        assert running.wait() == 2
-    assert f"port {port} for HTTP is taken by process {os.getpid()}" in running.said
-    assert running.said.count("\n") == 1
-
-
-def test_what_another_launch_has_is_refused(supervise):
-    """Its ports, and the launch itself: it has one supervisor."""
-    ports = free_ports(3)
-    first = supervise("sleep", "1000", ports=ports)
+        launches = [supervise("true", ports=[port, *free_ports(2)]), supervise("sleep", "1000", ports=ports)]
+        assert launches[0].wait() == 2
+    first = launches[1]
     wait_for(lambda: listed(first) and "sleep" in map(name_of, first.others()))
-    second = supervise("true", ports=ports)
-    assert second.wait() == 2
-    assert "is reserved" in second.said
-    third = supervise("true", environment={"DEEPSEEK_TRITON_LAUNCH": first.launch})
-    assert third.wait() == 2
-    assert f"launch {first.launch} is supervised already" in third.said
+    launches[1:] = [
+        supervise("true", ports=ports),
+        supervise("true", environment={"DEEPSEEK_TRITON_LAUNCH": first.launch}),
+    ]
+    assert [refused.wait() for refused in launches] == [2, 2, 2]
+    holder = f"port {port} for HTTP is taken by process {os.getpid()}"
+    for refused, said in zip(launches, (holder, "is reserved", "is supervised already"), strict=True):
+        assert said in refused.said
+    assert launches[0].said.count("\n") == 1
     assert runs(first.named("sleep"))
 
 
@@ -226,45 +224,34 @@ def test_a_wrong_command_line_is_refused_in_words(tmp_path):
         assert (refused.returncode, message in said) == (2, True), (arguments, said)
 
 
-def test_as_process_1_it_reaps_stops_and_leaves_nothing(serve):
-    probe = subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], capture_output=True, check=False)
+def test_as_process_1_it_reaps_stops_and_leaves_other_processes_of_the_container_alone(serve):
+    """Orphans of `docker exec` become children of process 1, too."""
+    inside = ["unshare", "--pid", "--fork", "--mount-proc"]
+    probe = subprocess.run([*inside, "true"], capture_output=True, check=False)
     if probe.returncode:
         pytest.skip(f"no namespace of process numbers here: {probe.stderr.decode().strip()}")
     orphans = "for i in 1 2 3; do (sleep 0.1 &) ; done; "
     running = serve(
-        before=["unshare", "--pid", "--fork", "--mount-proc"],
+        before=inside,
+        options=["--max-restarts", "1"],
         wrap=lambda *command: rank_of("bash", "-c", f'{orphans} "$@"', "-", *command),
     )
     wait_for(lambda: is_ready(running))
-    supervisor = next(pid for pid, line in running.others().items() if "supervise.py run" in line)
+    supervisor = running.pid_of("supervise.py run")
     assert not [path for path in Path("/proc").glob("[0-9]*/stat") if is_zombie_of(path, supervisor)]
-    os.kill(supervisor, signal.SIGTERM)
-
-    assert running.wait() == 0
-    assert "draining" in running.out
-    assert not running.others()
-
-
-def test_as_process_1_it_leaves_other_processes_of_the_container_alone(serve):
-    """Orphans of `docker exec` become children of process 1, too."""
-    inside = ["unshare", "--pid", "--fork", "--mount-proc"]
-    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no namespace of process numbers here")
-    running = serve(before=inside, options=["--max-restarts", "1"])
-    wait_for(lambda: is_ready(running))
-    supervisor = next(pid for pid, line in running.others().items() if "supervise.py run" in line)
-    into = ["nsenter", "--target", str(supervisor), "--pid", "--mount"]
-    shell = subprocess.run(
-        [*into, "bash", "-c", "sleep 1000 > /dev/null 2>&1 & exec readlink /proc/self/ns/pid"],
-        env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    into = ["nsenter", "--target", str(supervisor), "--pid", "--mount", "bash", "-c"]
+    other = [*into, "sleep 1000 > /dev/null 2>&1 & exec readlink /proc/self/ns/pid"]
+    shell = subprocess.run(other, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=True)
     wait_for(lambda: "sleep" in map(name_of, children_of(supervisor)))  # bash becomes it
     orphan = next(pid for pid in children_of(supervisor) if name_of(pid) == "sleep")
     os.kill(running.named("tritonserver"), signal.SIGKILL)
     wait_for(lambda: "restart 1 of 1" in running.said and is_ready(running))
-
     assert shell.stdout.startswith("pid:")
     assert runs(orphan)
+    os.kill(supervisor, signal.SIGTERM)
+    assert running.wait() == 0
+    assert "draining" in running.out
+    assert not running.others()
 
 
 def children_of(pid):

@@ -276,6 +276,12 @@ def test_a_node_that_would_serve_other_files_is_named():
     assert world.disagreement() is None
 
 
+def test_a_null_in_a_line_is_no_number():
+    world = World(1, launch=LAUNCH)
+    world.take(rank_events.line(0, "alive", LAUNCH, read_bytes=None))
+    assert "starting" in world.progress()
+
+
 def test_the_hashes_that_nodes_compare(tmp_path):
     checkpoint = tmp_path / "checkpoint"
     version = tmp_path / "repository/model/1"
