@@ -46,6 +46,15 @@ def text_of(engine, **fields):
     return generate(engine, request(**fields)).text("a")
 
 
+def endless(engine, *names, wait_for=1, **fields):
+    """Start requests that outlast any test; wait until the first has so many tokens."""
+    sink = StepLog()
+    for name in names:
+        engine.submit(request(name, max_tokens=ENDLESS, **fields), sink)
+    sink.wait_for(lambda: len(sink.token_ids(names[0])) >= wait_for)
+    return sink
+
+
 ENDLESS = 100_000
 """Number of tokens, far more than a test waits for."""
 
@@ -318,17 +327,6 @@ def test_one_call_of_the_sink_for_each_iteration(start):
     assert [sorted(name for name, _ in call) for call in sink.calls[1:]] == [sorted(map(str, range(8)))] * 50
 
 
-def test_each_sink_gets_its_own_steps(start):
-    engine = start()
-    left, right = StepLog(), StepLog()
-    for number in range(6):
-        engine.submit(request(str(number)), left if number % 2 else right)
-    for number in range(6):
-        (left if number % 2 else right).last(str(number))
-    assert set(left.steps) == {"1", "3", "5"}
-    assert set(right.steps) == {"0", "2", "4"}
-
-
 def test_waiting_requests_start_by_priority_then_by_arrival(start):
     arrivals = [("a", 0), ("b", 5), ("c", 0), ("d", -1), ("e", 5), ("f", 7)]
 
@@ -430,10 +428,7 @@ def text_alone(one):
 def test_stats_and_what_is_kept(start):
     engine = start(pace="real", max_batch_size=1)
     engine.abort("nobody")
-    sink = StepLog()
-    for name in ("running", "waiting"):
-        engine.submit(request(name, max_tokens=ENDLESS, return_perf_metrics=True), sink)
-    sink.wait_for(lambda: len(sink.steps["running"]) > 1)
+    sink = endless(engine, "running", "waiting", wait_for=2, return_perf_metrics=True)
     stats = engine.stats()
     assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (1, 1, -(-(7 + ENDLESS) // 32))
     engine.abort("running")
@@ -479,9 +474,7 @@ def test_fail_after_ends_every_open_request(start):
 
 def test_a_fault_in_a_sink_fails_the_engine_and_answers_the_others(start):
     engine = start(pace="real")
-    healthy = StepLog()
-    engine.submit(request("healthy", max_tokens=ENDLESS), healthy)
-    healthy.wait_for(lambda: healthy.steps["healthy"])
+    healthy = endless(engine, "healthy")
 
     class BrokenSink:
         def on_steps(self, steps):
@@ -495,9 +488,7 @@ def test_a_fault_in_a_sink_fails_the_engine_and_answers_the_others(start):
 
 def test_a_hung_engine_says_it_is_alive_and_answers_no_request(start):
     engine = start(hang_after=30)
-    sink = StepLog()
-    engine.submit(request(max_tokens=ENDLESS), sink)
-    sink.wait_for(lambda: len(sink.token_ids("a")) == 30)
+    sink = endless(engine, "a", wait_for=30)
     engine.abort("a")
     engine.submit(request("late"), sink)
     time.sleep(0.05)
@@ -511,8 +502,7 @@ def test_a_hung_engine_says_it_is_alive_and_answers_no_request(start):
 
 def test_a_crashed_engine_is_dead_and_answers_no_request_until_stop(start):
     engine = start(crash_after=30)
-    sink = StepLog()
-    engine.submit(request(max_tokens=ENDLESS), sink)
+    sink = endless(engine, "a", wait_for=30)
     engine._thread.join(PATIENCE_S)
     assert not engine.health().alive
     assert "crash_after" in engine.health().reason
@@ -560,8 +550,7 @@ def test_faults_end_an_engine_once(start):
     assert "fail_after" in str(generate(engine, request(max_tokens=ENDLESS)).last("a").error)
     assert engine._thread.is_alive()
     engine = start(crash_after=30)
-    sink = StepLog()
-    engine.submit(request(max_tokens=ENDLESS), sink)
+    sink = endless(engine, "a", wait_for=30)
     engine._thread.join(PATIENCE_S)
     engine.abort("a")
     engine.stop()
@@ -607,17 +596,14 @@ def test_a_late_wake_up_shortens_the_next_sleep(start, clock):
     assert engine.stats().extra["late_s"] == 0
 
 
-def test_speed_divides_every_duration_and_idle_time_is_not_caught_up(start, clock):
+def test_speed_divides_every_duration_and_of_a_long_stall_one_second_is_caught_up(start, clock):
     engine = start(pace="real", speed=4.0)
     clock.attach(engine)
     for _ in range(2):
         generate(engine, request(max_tokens=2))
-        clock.now += 50
+        clock.now += 50  # idle time is not caught up
     assert clock.slept == pytest.approx([0.0025] * 4)
-
-
-def test_one_second_of_a_long_stall_is_caught_up(start, clock):
-    engine = start(pace="real")
+    engine, clock.now = start(pace="real"), 1000.0
     clock.attach(engine)
     clock.stalls = (30.0,)
     generate(engine, request(max_tokens=200))

@@ -24,7 +24,6 @@ from support.engine_driver import StepLog
 from support.waiting import wait_for
 
 ENDLESS = 100_000
-"""Number of tokens, far more than a test waits for."""
 SLOW = 1e-6
 """Gigabits a second at which a transfer outlasts any test."""
 
@@ -61,11 +60,22 @@ def answer(engine, one):
     return ended(submit(engine, one))[0]
 
 
-def context(engine, *prompt, **fields):
-    """Run the context phase; return its handover as the generation server reads it."""
-    step = ended(submit(engine, request(*prompt, request_type="context_only", **fields)))[1]
+def handed_over(engine, one):
+    """Run a context phase; return its handover as the generation server reads it."""
+    step = ended(submit(engine, one))[1]
     assert step.error is None
     return read_handover(step.handover.to_json().decode())
+
+
+def context(engine, *prompt, **fields):
+    return handed_over(engine, request(*prompt, request_type="context_only", **fields))
+
+
+def fetching(one, two):
+    """Go on from a context of `one` on `two`; return sink and request when the first token is there."""
+    sink = submit(two, leg := generation(context(one)))
+    sink.wait_for(lambda: sink.steps[leg.request_id])
+    return sink, leg
 
 
 def generation(handover, *prompt, **fields):
@@ -85,14 +95,10 @@ def assert_free(*engines):
 
 
 PACELESS = {"pace": "none"}
-REQUESTS = [  # engine options, and fields of the request
+REQUESTS = [  # engine options, and fields of the request; test_shared_features has each field of the contract
     ({}, {}),
-    ({}, {"temperature": 0.6, "seed": 7}),
     ({}, {"prompt": "Why?<think>\n", "max_tokens": 30}),
-    ({}, {"prompt": "", "prompt_token_ids": (0, 9, 128_000)}),
-    ({}, {"truncate_prompt_tokens": 3}),
     ({}, {"prompt": "", "prompt_token_ids": (7, 8, 9), "truncate_prompt_tokens": 2}),
-    ({}, {"max_tokens": 1}),
     ({"eos_after": 1}, {}),
     ({"eos_after": 1}, {"skip_special_tokens": False}),
     ({"eos_after": 2}, {}),
@@ -154,8 +160,7 @@ def test_a_prompt_waits_for_blocks_that_are_held(start):
 def test_transfers_hold_nobody_up_and_no_first_token(start):
     one, two = start(), start(pace="real", kv_transfer_gbps=SLOW)
     one_text = answer(one, request())[0]
-    sink = submit(two, leg := generation(context(one)))
-    sink.wait_for(lambda: sink.steps[leg.request_id])
+    sink, leg = fetching(one, two)
     assert one_text.startswith(sink.text(leg.request_id))
     assert len(sink.token_ids(leg.request_id)) == 1
     wait_for(lambda: two.stats().num_running == 1)
@@ -174,8 +179,7 @@ def test_a_request_that_waits_for_a_place_has_its_first_token(start):
     running = request(max_tokens=ENDLESS)
     submit(two, running)
     wait_for(lambda: two.stats().num_running)
-    sink = submit(two, leg := generation(context(one)))
-    sink.wait_for(lambda: sink.steps[leg.request_id])
+    sink, _ = fetching(one, two)
     assert (two.stats().num_waiting, one.stats().extra["held_contexts"]) == (1, 1)
     two.abort(running.request_id)
     assert ended(sink)[0] == answer(one, request())
@@ -200,8 +204,7 @@ def test_the_time_of_a_transfer():
 
 def test_an_abort_frees_both_sides(start):
     one, two = start(), start(pace="real", kv_transfer_gbps=0.05)
-    sink = submit(two, leg := generation(context(one)))
-    sink.wait_for(lambda: sink.steps[leg.request_id])
+    sink, leg = fetching(one, two)
     two.abort(leg.request_id)
     assert ended(sink)[1].finish_reason == "cancelled"
     assert_free(one, two)
@@ -226,7 +229,7 @@ def test_a_kv_cache_that_has_gone_leaves_no_timer(start, is_fetched):
     before = num_timers()
     for _ in range(5):
         first = request(request_type="context_only")
-        handover = read_handover(ended(submit(one, first))[1].handover.to_json().decode())
+        handover = handed_over(one, first)
         if is_fetched:
             answer(two, generation(handover))
         else:
@@ -235,21 +238,15 @@ def test_a_kv_cache_that_has_gone_leaves_no_timer(start, is_fetched):
     wait_for(lambda: num_timers() <= before, num_timers)
 
 
-def test_an_aborted_or_dropped_context_phase_holds_nothing(start):
+@pytest.mark.parametrize("end", [SimulatedEngine.abort, SimulatedEngine.drop])
+def test_an_aborted_or_dropped_context_phase_holds_nothing(start, end):
     engine = start(pace="real", max_batch_size=1)
     submit(engine, running := request(max_tokens=ENDLESS))
     sink = submit(engine, one := request(request_type="context_only"))
-    engine.abort(one.request_id)
-    engine.abort(running.request_id)
+    end(engine, one.request_id)
     step = ended(sink)[1]
     assert (step.finish_reason, step.handover) == ("cancelled", None)
-    assert_free(engine)
-    engine = start(pace="real", max_batch_size=1)
-    submit(engine, running := request(max_tokens=ENDLESS))
-    sink = submit(engine, one := request(request_type="context_only"))
-    engine.drop(one.request_id)
-    assert ended(sink)[1].finish_reason == "cancelled"
-    engine.drop(running.request_id)
+    end(engine, running.request_id)
     assert_free(engine)
 
 
@@ -257,13 +254,13 @@ def test_a_handover_that_nobody_gets_is_dropped(start):
     engine, other = start(), start()
     whole = answer(other, request())
     first, second = request(request_type="context_only"), request(request_type="context_only")
-    step = ended(submit(engine, first))[1]
+    handover = handed_over(engine, first)
     engine.drop(first.request_id)
     assert_free(engine)
-    lost(submit(other, generation(read_handover(step.handover.to_json().decode()))))
-    step = ended(submit(engine, second))[1]
+    lost(submit(other, generation(handover)))
+    handover = handed_over(engine, second)
     engine.drop(first.request_id)
-    assert answer(other, generation(read_handover(step.handover.to_json().decode()))) == whole
+    assert answer(other, generation(handover)) == whole
     engine.drop(second.request_id)
     assert_free(engine, other)
 
@@ -273,8 +270,7 @@ def test_a_drop_leaves_a_transfer_alone(start):
     one, two = start(), start(pace="real", kv_transfer_gbps=0.05)
     whole = answer(one, request())
     first = request(request_type="context_only")
-    handover = read_handover(ended(submit(one, first))[1].handover.to_json().decode())
-    sink = submit(two, generation(handover))
+    sink = submit(two, generation(handed_over(one, first)))
     wait_for(lambda: one._transfers._sending)
     one.drop(first.request_id)
     assert ended(sink)[0] == whole
@@ -286,8 +282,7 @@ def test_a_generation_engine_that_stops_frees_the_context(start, max_batch_size)
     one, two = start(), start(max_batch_size=max_batch_size, pace="real", kv_transfer_gbps=SLOW)
     submit(two, request(max_tokens=ENDLESS))
     wait_for(lambda: two.stats().num_running)
-    sink = submit(two, leg := generation(context(one)))
-    sink.wait_for(lambda: sink.steps[leg.request_id])
+    sink, _ = fetching(one, two)
     two.stop()
     assert ended(sink)[1].finish_reason == "cancelled"
     assert_free(one)

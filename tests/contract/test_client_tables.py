@@ -1,8 +1,11 @@
-"""The client is a leaf and may not import the contract, so its own tables are held to it here."""
+"""Tables that two parts have each for itself, because neither may import the other."""
 
 from dataclasses import fields
 
-from deepseek_backend import contract
+from deepseek_backend import contract, engine_warmup
+from deepseek_backend.config import ENGINE_NAMES
+from deepseek_backend.engines import ENGINES
+from deepseek_triton_build.planning import plan
 from deepseek_triton_client import InvalidRequest, Overloaded, PerfMetrics, SamplingParams, ServerUnavailable, Timeouts
 from deepseek_triton_client._core.checked_request import chat_request, prompt_request
 from deepseek_triton_client._core.dialect import Dialect
@@ -10,6 +13,7 @@ from deepseek_triton_client._core.exceptions import BY_CODE
 from deepseek_triton_client._core.response_reader import OUTPUT_NAMES
 from deepseek_triton_client._core.sampling_params import LEFT_OUT, SAMPLING_FIELDS
 from deepseek_triton_client._http.http_errors import status_error
+from deepseek_triton_tools.warming.server import rounds
 from support.contract_metadata import METADATA, on_the_wire
 
 BY_TENSOR = {field.tensor_name: field for field in SAMPLING_FIELDS}
@@ -71,3 +75,12 @@ def test_code_and_status_agree():
         assert by_code is (Overloaded if code is contract.ErrorCode.OVERLOADED else by_status)
         assert (by_status is InvalidRequest) == (triton == "INVALID_ARG")
         assert (by_status is ServerUnavailable) == (triton == "UNAVAILABLE")
+
+
+def test_configuration_backend_and_generator_know_the_same_engines():
+    assert set(ENGINE_NAMES) == set(ENGINES) == set(plan.ENGINES)
+
+
+def test_the_backends_warm_up_and_that_of_the_command_send_the_same_and_mean_the_same_by_steady():
+    ours = engine_warmup._MANY_IDS, engine_warmup._FEW_IDS, engine_warmup.STEADY
+    assert ours == (rounds._MANY_IDS, rounds._FEW_IDS, rounds._STEADY)

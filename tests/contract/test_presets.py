@@ -15,16 +15,12 @@ from deepseek_triton_tools.bench.presets import published_runs
 from deepseek_triton_tools.bench.presets.published_table import compared_figures
 from deepseek_triton_tools.bench.results.bench_result import BenchPoint, BenchResult, BenchRun
 
-
-def test_the_catalogue_knows_the_simulated_engines_presets():
-    assert set(variants()["tiny"].presets) == set(PRESETS)
-
-
 QUICKEST = "r1-h200-max-throughput"
 SIMULATED = [name for name, preset in published_runs.PRESETS.items() if preset.simulated]
 
 
-def test_each_simulated_deployment_has_its_published_run():
+def test_each_simulated_deployment_is_in_the_catalogue_and_has_its_published_run():
+    assert set(variants()["tiny"].presets) == set(PRESETS)
     assert sorted(published_runs.PRESETS[name].simulated for name in SIMULATED) == sorted(PRESETS)
 
 
@@ -74,16 +70,9 @@ def test_the_shortened_run_of_a_simulated_deployment_gives_the_published_figures
     preset = published_runs.PRESETS[name]
     (load,) = preset.loads(short=True)
     figures = run_figures(closed_loop(preset, load), gpus=preset.gpus, concurrency=load.concurrency)
-    result = BenchResult(
-        date="",
-        urls=(),
-        endpoint="triton-http",
-        model="",
-        gpus=preset.gpus,
-        dataset="",
-        slo=Slo(),
-        points=(BenchPoint(load=load, runs=(BenchRun(figures=figures),)),),
-    )
+    nothing = {"date": "", "urls": (), "model": "", "dataset": ""}
+    points = (BenchPoint(load=load, runs=(BenchRun(figures=figures),)),)
+    result = BenchResult(endpoint="triton-http", gpus=preset.gpus, slo=Slo(), points=points, **nothing)
     deviations = {figure.name: figure.deviation for figure in compared_figures(preset, result)}
     assert len(deviations) >= 5
     assert {name: deviation for name, deviation in deviations.items() if abs(deviation) > 0.1} == {}

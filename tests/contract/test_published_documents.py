@@ -6,8 +6,6 @@ more is a difference too. A row with `none` says why no command of ours answers.
 configurations, key by key.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
