@@ -146,12 +146,10 @@ def test_a_cancelled_task_is_a_cancelled_request(client_kind, small_server, verb
 async def _ask(client: Any, verb: str) -> None:
     if verb == "generate_many":
         async with contextlib.aclosing(client.generate_many([{"prompt": "x", **LONG}])) as answers:
-            async for _ in answers:
-                pass
+            await anext(answers)
     elif verb == "stream":
         async with client.stream("x", **LONG) as stream:
-            async for _ in stream:
-                pass
+            await stream.completion()
     else:
         await client.generate("x", **LONG)
 
@@ -176,35 +174,26 @@ from deepseek_triton_client import AsyncClient, Client
 url, style = sys.argv[1:]
 asked = dict(prompt="x", max_tokens=4000, ignore_eos=True)
 
-def generate(client):
-    client.generate(**asked)
+def run(client, verb):
+    if verb == "stream":
+        with client.stream(**asked) as stream:
+            return list(stream)
+    return list(client.generate_many([asked])) if verb == "generate_many" else client.generate(**asked)
 
-def stream(client):
-    with client.stream(**asked) as stream:
-        for chunk in stream:
-            pass
-
-def many(client):
-    list(client.generate_many([asked]))
-
-async def generate_async():
-    await AsyncClient(url, model_version="1").generate(**asked)
-
-async def stream_async():
-    async with AsyncClient(url, model_version="1").stream(**asked) as stream:
-        async for chunk in stream:
-            pass
-
-async def many_async():
-    async for answer in AsyncClient(url, model_version="1").generate_many([asked]):
-        pass
+async def run_async(verb):
+    client = AsyncClient(url, model_version="1")
+    if verb == "stream":
+        async with client.stream(**asked) as stream:
+            return [chunk async for chunk in stream]
+    if verb == "generate_many":
+        return [answer async for answer in client.generate_many([asked])]
+    return await client.generate(**asked)
 
 client = Client(url, model_version="1")
-ways = (generate, stream, many) if style == "sync" else (generate_async, stream_async, many_async)
-for way in ways:
+for verb in ("generate", "stream", "generate_many"):
     sys.stdin.readline()
     try:
-        way(client) if style == "sync" else asyncio.run(way())
+        run(client, verb) if style == "sync" else asyncio.run(run_async(verb))
         print("not interrupted", flush=True)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
