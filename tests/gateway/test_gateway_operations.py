@@ -254,7 +254,7 @@ def test_a_body_that_is_refused_before_its_end_is_not_waited_for(gateway, author
 
 # --- What the limits of a key count ---
 
-LIMIT = 60_000
+LIMIT = 600_000
 PROMPT = "word " * 16_000
 """20,000 tokens by its bytes."""
 
@@ -272,31 +272,46 @@ def limited(triton, tmp_path, monkeypatch):
         yield client
 
 
-def leave(limited, triton, path, body, until):
-    """Ask, and close the connection when these bytes have come. Returns how many tokens the key has lost by it."""
-    headers = {"Authorization": limited.headers["authorization"]}
-    with leaving(f"{limited.base_url}".rstrip("/") + path, body, until=until, headers=headers):
-        wait_for(lambda: triton.asked)
-    wait_for(lambda: re.search(r"clients_left_total\{.*\} 1.0", limited.get("/metrics").text))
-    return used(limited, triton)
+@pytest.fixture
+def charged(limited, triton):
+    """How many tokens the key loses by a request of this script, made by `ask`."""
+
+    def used():
+        triton.script = answer(event(output_ids=[1]))
+        asked = limited.post("/tokenize", json={"prompt": "Hi"})
+        return LIMIT - int(asked.headers["x-ratelimit-remaining-tokens"])
+
+    def measure(script, ask):
+        before = used()
+        triton.clear()
+        triton.script = script
+        ask()
+        return used() - before
+
+    return measure
 
 
-def used(limited, triton):
-    triton.script = answer(event(output_ids=[1]))
-    asked = limited.post("/tokenize", json={"prompt": "Hi"})
-    return LIMIT - int(asked.headers["x-ratelimit-remaining-tokens"])
+@pytest.fixture
+def leave(limited, triton):
+    def leave(path, body, until):
+        """Ask, and close the connection when these bytes have come."""
+
+        def num_left():
+            return sum(map(float, re.findall(r"clients_left_total\{.*\} (\S+)", limited.get("/metrics").text)))
+
+        before = num_left()
+        headers = {"Authorization": limited.headers["authorization"]}
+        with leaving(f"{limited.base_url}".rstrip("/") + path, body, until=until, headers=headers):
+            wait_for(lambda: triton.asked)
+        wait_for(lambda: num_left() > before)
+
+    return leave
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("path", "prompt"),
-    [
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}]}),
-        ("/v1/completions", {"prompt": PROMPT}),
-        ("/v1/responses", {"input": PROMPT}),
-    ],
-)
-def test_a_stream_that_is_left_is_charged_as_far_as_it_came(limited, triton, path, prompt):
+def test_answers_that_are_left_are_charged_as_far_as_they_came(charged, leave, triton):
+    """And one that nobody has waited for with its prompt."""
+
     def long_answer(wire):
         wire.head()
         counts = {name: 20_000 for name in ("num_output_tokens",) if triton.asked[0].get(f"return_{name}")}
@@ -304,31 +319,25 @@ def test_a_stream_that_is_left_is_charged_as_far_as_it_came(limited, triton, pat
         wire.wait_for_stop()
         wire.chunk(b"")
 
-    triton.script = long_answer
-    lost = leave(limited, triton, path, {**prompt, "stream": True}, b"Hello")
-    assert 40_000 <= lost < 40_200
-
-
-@pytest.mark.slow
-def test_an_answer_that_nobody_waits_for_is_charged_with_its_prompt(limited, triton):
     def silent(wire):
         wire.wait_for_stop()
         answer(event(error="[E_CANCELLED] the client had gone"))(wire)
 
-    triton.script = silent
-    lost = leave(limited, triton, "/v1/completions", {"prompt": PROMPT, "max_tokens": 9000}, b"")
-    assert 20_000 <= lost < 20_200
+    messages = [{"role": "user", "content": PROMPT}]
+    for path, prompt in zip(BODIES, ({"messages": messages}, {"prompt": PROMPT}, {"input": PROMPT}), strict=True):
+        body = {**prompt, "stream": True}
+        assert 40_000 <= charged(long_answer, lambda: leave(path, body, b"Hello")) < 40_200  # noqa: B023
+    body = {"prompt": PROMPT, "max_tokens": 9000}
+    assert 20_000 <= charged(silent, lambda: leave("/v1/completions", body, b"")) < 20_200
 
 
 @pytest.mark.slow
-def test_a_request_that_the_server_refuses_is_free(limited, triton):
-    triton.script = answer(event(error="[E_OVERLOADED] the queue is full"))
-    assert limited.post("/v1/completions", json={"prompt": PROMPT}).status_code == 429
-    assert used(limited, triton) < 100
+def test_what_was_generated_is_charged_and_a_refusal_is_free(limited, charged, triton):
+    """Prompts that ran beside one that is refused, and answers that lost against the best, were generated too."""
 
+    def ask(status, **body):
+        assert limited.post("/v1/completions", json=body).status_code == status
 
-@pytest.mark.slow
-def test_prompts_that_ran_beside_one_that_is_refused_are_charged(limited, triton):
     def bad_one_last(wire):
         if next(asked for asked in triton.asked if asked["id"] == wire.request_id)["text_input"] == "bad":
             wait_for(lambda: len(triton.asked) == 3)
@@ -337,22 +346,14 @@ def test_prompts_that_ran_beside_one_that_is_refused_are_charged(limited, triton
             wire.wait_for_stop()
             answer(event(error="[E_CANCELLED] stopped"))(wire)
 
-    triton.script = bad_one_last
-    asked = limited.post("/v1/completions", json={"prompt": [PROMPT, PROMPT, "bad"], "max_tokens": 1000})
-    assert asked.status_code == 400
-    assert 40_000 <= used(limited, triton) < 40_200
-
-
-@pytest.mark.slow
-def test_answers_that_lost_against_the_best_are_charged(limited, triton):
-    triton.script = answer(event(text_output="x", finish_reason="stop", num_input_tokens=3, num_output_tokens=1000))
-    asked = limited.post("/v1/completions", json={"prompt": "Hi", "best_of": 40, "n": 1})
-    assert asked.json()["usage"]["completion_tokens"] == 1000
-    assert 40_000 <= used(limited, triton) < 40_200
-
-
-@pytest.mark.slow
-def test_every_answer_of_several_is_reserved(limited, triton):
+    full = answer(event(error="[E_OVERLOADED] the queue is full"))
+    assert charged(full, lambda: ask(429, prompt=PROMPT)) < 100
+    several = [PROMPT, PROMPT, "bad"]
+    assert 40_000 <= charged(bad_one_last, lambda: ask(400, prompt=several, max_tokens=1000)) < 40_200
+    best = answer(event(text_output="x", finish_reason="stop", num_input_tokens=3, num_output_tokens=1000))
+    assert 40_000 <= charged(best, lambda: ask(200, prompt="Hi", best_of=40, n=1)) < 40_200
+    before = int(limited.post("/tokenize", json={"prompt": "Hi"}).headers["x-ratelimit-remaining-tokens"])
     triton.script = answer(*(event(sequence_index=number, finish_reason="stop") for number in range(3)))
     asked = limited.post("/v1/completions", json={"prompt": "Hi", "n": 3, "max_tokens": 10_000})
-    assert LIMIT - int(asked.headers["x-ratelimit-remaining-tokens"]) > 30_000
+    reserved = before - int(asked.headers["x-ratelimit-remaining-tokens"])
+    assert reserved > 30_000  # for every answer of several
