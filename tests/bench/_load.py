@@ -56,3 +56,13 @@ def _add_tensor(message: Any, name: str, values: list[Any]) -> None:
 def _set_parameter(parameter: Any, value: bool | int | float | str) -> None:
     kinds = ((bool, "bool_param"), (int, "int64_param"), (float, "double_param"), (str, "string_param"))
     setattr(parameter, next(name for kind, name in kinds if isinstance(value, kind)), value)
+
+
+def strings(raw: bytes) -> list[bytes]:
+    """The values of a BYTES tensor: each has its length before it."""
+    values, at = [], 0
+    while at < len(raw):
+        size = int.from_bytes(raw[at : at + 4], "little")
+        values.append(raw[at + 4 : at + 4 + size])
+        at += 4 + size
+    return values

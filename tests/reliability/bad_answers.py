@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench._load import strings
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
@@ -188,20 +189,11 @@ def _outputs(response: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         if output.name in ("text_output", "finish_reason"):
-            found[output.name] = _texts(raw)
+            found[output.name] = [value.decode(errors="replace") for value in strings(raw)]
         elif output.name == "sequence_index":
             found[output.name] = [int.from_bytes(raw[at : at + 4], "little") for at in range(0, len(raw), 4)]
         else:
             found[output.name] = []
-    return found
-
-
-def _texts(raw: bytes) -> list[str]:
-    found, at = [], 0
-    while at < len(raw):  # each has its length before it
-        size = int.from_bytes(raw[at : at + 4], "little")
-        found.append(raw[at + 4 : at + 4 + size].decode(errors="replace"))
-        at += 4 + size
     return found
 
 

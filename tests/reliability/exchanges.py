@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import grpc  # type: ignore[import-untyped]
 import numpy as np
-from bench._load import infer_message, why_lost
+from bench._load import infer_message, strings, why_lost
 from tritonclient.grpc import service_pb2_grpc
 
 from reliability.history import NO_END, Record
@@ -176,14 +176,9 @@ def _take_message(record: Record, message: Any, asked: Asked) -> None:
 
 
 def _values(datatype: str, raw: bytes) -> list[Any]:
-    if datatype != "BYTES":
-        return np.frombuffer(raw, np.dtype({"FP32": "f4"}.get(datatype, datatype.lower()))).tolist()
-    values, at = [], 0
-    while at < len(raw):  # each has its length before it
-        size = int.from_bytes(raw[at : at + 4], "little")
-        values.append(raw[at + 4 : at + 4 + size].decode())
-        at += 4 + size
-    return values
+    if datatype == "BYTES":
+        return [value.decode() for value in strings(raw)]
+    return np.frombuffer(raw, np.dtype({"FP32": "f4"}.get(datatype, datatype.lower()))).tolist()
 
 
 def _take_outputs(record: Record, outputs: Mapping[str, Any], asked: Asked) -> None:

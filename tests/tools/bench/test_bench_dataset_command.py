@@ -166,16 +166,6 @@ def test_sharegpt_is_converted_with_a_tokenizer_or_a_length(made, refused, share
     assert made(f"convert {sharegpt} --tokenizer {TINY} --num-requests 1") == [first]
 
 
-def test_a_trace_is_converted_with_its_times(made, tmp_path):
-    trace = tmp_path / "trace.jsonl"
-    rows = [{"timestamp": 1000 + 500 * n, "input_length": 600, "output_length": 4, "hash_ids": [1, n]} for n in (0, 1)]
-    trace.write_text("\n".join(map(json.dumps, rows)))
-    first, second = made(f"convert {trace}")
-    assert (first["timestamp"], second["timestamp"]) == (0, 500)
-    assert first["input_ids"][:512] == second["input_ids"][:512]
-    assert first["input_ids"][512:] != second["input_ids"][512:]
-
-
 def test_a_file_is_replaced_only_by_a_whole_one(tmp_path, refused):
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "a", "output_tokens": 5}\n"b"\n')
