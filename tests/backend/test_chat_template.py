@@ -3,9 +3,9 @@
 import json
 import os
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -183,18 +183,17 @@ def test_a_template_that_wants_gigabytes_or_recurses_is_refused(process, subtest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", [ENDLESS, "{{ 10 ** (10 ** 8) }}"], ids=["loop", "compile"])
-def test_a_template_without_an_end_is_ended(process, source):
-    with pytest.raises(TemplateFailure, match=r"^it took more than 1 s of the processor$"):
-        process.render(source, {"n": 10})
-    assert after(process) == "well"
+def test_a_template_without_an_end_is_ended(process):
+    for source in (ENDLESS, "{{ 10 ** (10 ** 8) }}"):
+        with pytest.raises(TemplateFailure, match=r"^it took more than 1 s of the processor$"):
+            process.render(source, {"n": 10})
+        assert after(process) == "well"
 
 
 @pytest.mark.slow
 def test_the_process_is_started_again_and_gets_no_secret(process, monkeypatch):
     after(process)
     child = process._process
-    assert child is not None
     child.kill()
     child.wait()
     assert after(process) == "well"
@@ -202,7 +201,6 @@ def test_the_process_is_started_again_and_gets_no_secret(process, monkeypatch):
     fresh = TemplateProcess()
     after(fresh)
     child = fresh._process
-    assert child is not None
     with open(f"/proc/{child.pid}/environ", "rb") as stream:
         assert b"hf_secret" not in stream.read()
     fresh.close()
@@ -241,17 +239,9 @@ def test_texts_of_any_kind_and_length_come_back_as_they_went(process):
 
 
 def test_many_threads_may_render_at_once(process):
-    got = {}
-
-    def render(number):
-        got[number] = process.render("{{ n }}", {"n": number})
-
-    threads = [threading.Thread(target=render, args=(number,)) for number in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert got == {number: str(number) for number in range(20)}
+    with ThreadPoolExecutor(20) as threads:
+        rendered = list(threads.map(lambda number: process.render("{{ n }}", {"n": number}), range(20)))
+    assert rendered == list(map(str, range(20)))
 
 
 class OfTransformers:
@@ -267,23 +257,13 @@ class OfTransformers:
 def test_templates_of_transformers_are_bounded_too(monkeypatch):
     utilities = ModuleType("transformers.utils.chat_template_utils")
     compiled_here = []
-
-    class Compiled:
-        def render(self, **values):
-            return "in this process"
-
-    def compile_template(source):
-        compiled_here.append(source)
-        return Compiled()
-
-    utilities._compile_jinja_template = compile_template
+    own = SimpleNamespace(render=lambda **_: "in this process")
+    utilities._compile_jinja_template = lambda source: compiled_here.append(source) or own
     monkeypatch.setitem(sys.modules, utilities.__name__, utilities)
-
     chat = [{"role": "user", "content": "Hi"}]
     assert render_chat(OfTransformers(utilities, "{{ messages[0].content }}"), chat, {}) == "Hi"
-    with pytest.raises(
-        RequestError, match=r"^messages: the chat template refuses them: it needs more than 2048 MiB of memory"
-    ):
+    refusal = r"^messages: the chat template refuses them: it needs more than 2048 MiB of memory"
+    with pytest.raises(RequestError, match=refusal):
         render_chat(OfTransformers(utilities, "{{ 'a' * 9000000000 }}"), chat, {})
     with transformers_bounded():
         pass

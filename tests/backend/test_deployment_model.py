@@ -1,6 +1,8 @@
 """The scheduler and the deployment model together, on a virtual clock: no test sleeps."""
 
 import copy
+import functools
+import operator
 from dataclasses import replace
 
 import pytest
@@ -38,20 +40,20 @@ def output_tokens_per_second(preset, concurrency, waves):
     return num_requests * 2048 * deployment.num_ranks / seconds
 
 
-PUBLISHED = [  # preset, concurrency, output tokens a second
-    ("b200x8-r1-fp4-min-latency", 1, 274.4168),
-    ("b200x8-r1-0528-fp4-fp8kv-max-throughput", 7168, 43146.2042),
-    ("b200x8-r1-fp4-max-throughput", 3072, 36384.0838),
-    ("h200x8-r1-fp8-min-latency", 1, 158.0669),
-    ("h200x8-r1-fp8-max-throughput", 1024, 11489.2671),
-]
+PUBLISHED = {  # preset and concurrency -> output tokens a second
+    ("b200x8-r1-fp4-min-latency", 1): 274.4168,
+    ("b200x8-r1-0528-fp4-fp8kv-max-throughput", 7168): 43146.2042,
+    ("b200x8-r1-fp4-max-throughput", 3072): 36384.0838,
+    ("h200x8-r1-fp8-min-latency", 1): 158.0669,
+    ("h200x8-r1-fp8-max-throughput", 1024): 11489.2671,
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "concurrency", "published"), PUBLISHED)
-def test_total_output_throughput_is_the_published_one(name, concurrency, published):
+def test_total_output_throughput_is_the_published_one():
     """The source is "How to get best performance on DeepSeek-R1 in TensorRT LLM"; three waves in place of up to 16."""
-    assert output_tokens_per_second(PRESETS[name], concurrency, waves=3) == pytest.approx(published, rel=0.05)
+    found = {case: output_tokens_per_second(PRESETS[case[0]], case[1], waves=3) for case in PUBLISHED}
+    assert found == pytest.approx(PUBLISHED, rel=0.05)
 
 
 def test_a_figure_that_was_not_used_for_the_fit():
@@ -132,11 +134,6 @@ def test_the_queue_is_kept():
     running, head, small = added(scheduler, row(8, 4), row(12, 4), row(1, 1))
     assert scheduler.step().moved == [running]
     assert list(scheduler.waiting) == [head, small]
-    scheduler = Scheduler(limits(max_batch_size=1))
-    (running,) = added(scheduler, row(4, 2))
-    assert scheduler.step().admitted == [running]
-    (urgent,) = added(scheduler, ScheduledRow(num_input_tokens=4, max_tokens=1, length=1, priority=9))
-    assert [scheduler.step().moved for _ in range(2)] == [[running], [urgent]]
 
 
 @given(st.lists(st.tuples(st.integers(-2, 2), st.booleans()), max_size=30))
@@ -164,11 +161,11 @@ def test_a_prompt_longer_than_the_budget_runs_in_chunks():
 def test_blocks_are_reserved_for_prompt_and_max_tokens_and_freed_at_the_end():
     scheduler = Scheduler(limits())
     added(scheduler, row(5, 4))
-    scheduler.step()
-    assert scheduler.num_blocks_used == 3
+    used = []
     while not scheduler.idle:
         scheduler.step()
-    assert scheduler.num_blocks_used == 0
+        used.append(scheduler.num_blocks_used)
+    assert used == [3, 3, 3, 0]
 
 
 def test_requests_go_to_the_rank_with_the_fewest_rows():
@@ -288,11 +285,8 @@ def test_a_step_takes_what_the_table_says():
 
 def test_the_engine_takes_a_document_as_its_preset():
     options = parse_options({"preset": DOCUMENT})
-    assert options.preset == "a deployment"
-    assert options.deployment.num_ranks == 2
-    assert options.limits.max_batch_size == 64
-    assert options.max_seq_len == 16384
-    assert options.paced
+    assert (options.preset, options.deployment.num_ranks, options.paced) == ("a deployment", 2, True)
+    assert (options.limits.max_batch_size, options.max_seq_len) == (64, 16384)
 
 
 DAMAGES = [  # the place, the value put there, and what is said
@@ -309,9 +303,7 @@ DAMAGES = [  # the place, the value put there, and what is said
 def test_a_damaged_document_is_refused_by_what_is_wrong(subtests):
     for (*path, last), value, said in DAMAGES:
         document = copy.deepcopy(DOCUMENT)
-        place = document
-        for name in path:
-            place = place[name]
+        place = functools.reduce(operator.getitem, path, document)
         place[last] = value
         if value is None:
             del place[last]

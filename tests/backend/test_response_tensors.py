@@ -45,24 +45,14 @@ def response(*chunks, parsed=None, several=None):
     return {name: [value.decode() if isinstance(value, bytes) else value for value in a.tolist()] for name, a in arrays}
 
 
-def test_a_chunk_has_its_text_and_what_was_asked_for():
+def test_a_chunk_has_its_text_and_the_last_one_the_outcome_and_the_usage():
     assert response(SequenceChunk(index=0, text="He", num_output_tokens=1)) == {"text_output": ["He"]}
     assert response(SequenceChunk(index=2, text="a"), several=True) == {"text_output": ["a"], "sequence_index": [2]}
-    chunk = SequenceChunk(index=0, text="深", reasoning="想")
-    assert response(chunk, parsed=ParsedRequest(separate_reasoning=True)) == {
-        "text_output": ["深"],
-        "reasoning_output": ["想"],
-    }
-
-
-def test_the_last_chunk_has_the_outcome_and_the_usage():
-    assert response(ended(text="llo", num_cached_tokens=1)) == {
-        "text_output": ["llo"],
-        "finish_reason": ["length"],
-        "num_input_tokens": [3],
-        "num_output_tokens": [2],
-        "num_cached_tokens": [1],
-    }
+    sent = response(SequenceChunk(index=0, text="深", reasoning="想"), parsed=ParsedRequest(separate_reasoning=True))
+    assert sent == {"text_output": ["深"], "reasoning_output": ["想"]}
+    usage = {"num_input_tokens": [3], "num_output_tokens": [2], "num_cached_tokens": [1]}
+    outcome = {"text_output": ["llo"], "finish_reason": ["length"]}
+    assert response(ended(text="llo", num_cached_tokens=1)) == outcome | usage
 
 
 def test_everything_asked_for_has_the_type_that_the_contract_declares():

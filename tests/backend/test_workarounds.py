@@ -74,16 +74,6 @@ def test_a_newer_package_is_left_alone(fake_openai):
     assert workarounds.apply_quirks(load_release("1.1.0").record) == [], "a release without quirks"
 
 
-def test_a_pydantic_base_makes_a_real_model(fake_openai):
-    """openai's BaseModel is pydantic's."""
-    pytest.importorskip("pydantic")
-    fake_openai(OLD)
-    vars(importlib.import_module("openai"))["BaseModel"] = importlib.import_module("pydantic").BaseModel
-    workarounds.apply_quirks(RECORD)
-    part = name_of_openai()(text="hm", type="reasoning_text")
-    assert part.model_dump() == {"text": "hm", "type": "reasoning_text"}
-
-
 @pytest.fixture
 def container(tmp_path):
     """Make a container's state: a generated version folder, an old openai, a tensorrt_llm that needs a newer one."""

@@ -6,8 +6,12 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from deepseek_triton_client._blocking_runtime import run
 from deepseek_triton_client._core.client_settings import Endpoint, Settings
+from deepseek_triton_client._core.exceptions import DeepseekTritonError
+from deepseek_triton_client._core.transport import Input
 from deepseek_triton_client._grpc import grpc_transport
 from deepseek_triton_client._http.asyncio_socket import AsyncioSocket
 from deepseek_triton_client._http.blocking_socket import BlockingSocket
@@ -15,6 +19,28 @@ from deepseek_triton_client._http.http_transport import HttpTransport
 
 _PATIENCE_S = 60
 """Seconds, more than anything here takes, after which a test that hangs fails."""
+
+INPUTS = [Input("text_input", "BYTES", ["hi"])]
+
+
+def opened(transport, inputs=INPUTS, *, connect_s=10.0):
+    return transport.open("r1", inputs, connect_s=connect_s)
+
+
+async def read_all(stream):
+    """The responses. An error has those before it as `responses`."""
+    responses = []
+    try:
+        while (outputs := await stream.receive()) is not None:
+            responses.append(outputs)
+        assert await stream.receive() is None
+    except DeepseekTritonError as exc:
+        exc.responses = responses
+        raise
+    finally:
+        await stream.close()
+        await stream.close()
+    return responses
 
 
 class BlockingDriver:
@@ -44,6 +70,14 @@ class BlockingDriver:
 
     def start(self, coroutine):
         return self._threads.submit(run, coroutine)
+
+    def ask(self, transport, **options):
+        return self.run(read_all(opened(transport, **options)))
+
+    def fails(self, transport, kind=DeepseekTritonError, *, match=None, **options):
+        with pytest.raises(kind, match=match) as caught:
+            self.ask(transport, **options)
+        return caught.value
 
     def soon(self, callback):
         """Call it on a thread where a watchdog would."""
