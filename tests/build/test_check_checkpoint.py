@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from deepseek_triton_build import UnusableCheckpointError
 from deepseek_triton_build.check import INDEX, CheckOptions, check_repository, check_weights
 from deepseek_triton_build.check.safetensors import HeaderError, read_header
-from support.checked import MODEL_YAML, OPTIONS, edited, only, serious, write
+from support.checked import MODEL_YAML, OPTIONS, check_alone, edited, only, safetensors, serious, write
 
 SHARDS = {
     "model-00001-of-000003.safetensors": {"embed": 64, "layers.0.q": 128},
@@ -28,17 +28,6 @@ TOKENIZER = {
     "tokenizer_config.json": {"bos_token": {"content": "<bos>"}, "eos_token": None},
 }
 STAMP = {"variant": "deepseek-r1", "gpu": "h200", "gpus": 8, "precision": "fp8", "release": "1.2.1"}
-
-
-def safetensors(tensors, metadata=None):
-    """Return a file with tensors of the given sizes in bytes."""
-    header = {"__metadata__": metadata} if metadata else {}
-    end = 0
-    for name, size in tensors.items():
-        header[name] = {"dtype": "U8", "shape": [size], "data_offsets": [end, end + size]}
-        end += size
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + bytes(end)
 
 
 def write_checkpoint(folder):
@@ -199,24 +188,18 @@ def test_a_checkpoint_in_one_file_needs_no_index_but_weights(weights):
 # What it is
 
 
-def test_an_unknown_architecture_is_a_warning(weights):
-    rewrite(weights, "config.json", lambda config: config.update(architectures=["LlamaForCausalLM"]))
-
-    finding = only(checked(weights, stamp={}), "W005")
-
-    assert finding.severity == "warning"
-    assert "LlamaForCausalLM" in finding.message
-
-
-def test_the_architecture_alone_is_enough_for_the_rules(weights):
-    """An NVFP4 checkpoint on Hopper is recognised by its files alone."""
+def test_the_files_alone_say_what_it_is(weights):
+    """An NVFP4 checkpoint on Hopper is recognised by them; an unknown architecture is a warning."""
     quant = {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}
     (weights / "hf_quant_config.json").write_text(json.dumps(quant))
-
     on_hopper = checked(weights, stamp={}, release="1.2.1", gpu="h200")
-
     assert [finding.code[0] for finding in on_hopper.findings if finding.severity == "error"] == ["H"]
     assert on_hopper.models[0].precision == "fp4"
+
+    rewrite(weights, "config.json", lambda config: config.update(architectures=["LlamaForCausalLM"]))
+    finding = only(checked(weights, stamp={}), "W005")
+    assert finding.severity == "warning"
+    assert "LlamaForCausalLM" in finding.message
 
 
 def test_a_folder_named_like_a_checkpoint_is_taken_for_it(tmp_path):
@@ -233,10 +216,6 @@ def moved(root, model, **options):
     return check_repository(root, CheckOptions(release="1.2.1", **options))
 
 
-def test_a_hugging_face_name_is_a_note(tmp_path):
-    assert only(moved(tmp_path, "deepseek-ai/DeepSeek-R1"), "W003").severity == "note"
-
-
 def test_a_missing_folder_is_an_error_only_in_a_strict_check(tmp_path):
     for number, model in enumerate(["/models/gone", "./gone", "a/b/c"]):
         for strict, code in ((False, "W001"), (True, "W002")):
@@ -244,6 +223,7 @@ def test_a_missing_folder_is_an_error_only_in_a_strict_check(tmp_path):
             assert only(report, code).line == 1
             assert report.has_errors == strict
     assert only(moved(tmp_path / "fix", "/models/gone"), "W001").fix.endswith(" with --model")
+    assert only(moved(tmp_path / "hub", "deepseek-ai/DeepSeek-R1"), "W003").severity == "note"
 
 
 def test_a_relative_path_counts_from_model_yaml(tmp_path):
@@ -268,29 +248,15 @@ def test_model_root_may_be_any_folder_above_the_checkpoint(tmp_path):
         assert only(report, "W010").file == str(weights / SECOND)
 
 
-def test_model_root_counts_more_than_the_folder_in_model_yaml(weights):
+def test_model_root_counts_more_than_the_folder_in_model_yaml_and_for_a_yaml_file_too(weights):
     other = write_checkpoint(weights.parent / "other")
     cut(other / SECOND, -1)
-
     assert only(checked(weights, model_root=other), "W010").file == str(other / SECOND)
+    assert only(check_alone("max_batch_size: 8\n", release="1.2.1", model_root=other), "W010").line is None
 
-
-def test_model_root_without_a_checkpoint_is_not_ignored(tmp_path):
-    (tmp_path / "empty").mkdir()
-
-    report = moved(tmp_path / "repository", "deepseek-ai/DeepSeek-R1", model_root=tmp_path / "empty")
-
+    (weights.parent / "empty").mkdir()
+    report = checked(weights, model_root=weights.parent / "empty")
     assert {finding.code for finding in serious(report)} >= {"S001", "W007"}
-
-
-def test_model_root_is_used_for_a_yaml_file_too(weights):
-    cut(weights / SECOND, -1)
-    path = weights.parent / "extra.yaml"
-    path.write_text("max_batch_size: 8\n")
-
-    report = check_repository(path, CheckOptions(release="1.2.1", model_root=weights))
-
-    assert only(report, "W010").line is None
 
 
 def test_model_root_has_to_be_there(tmp_path):

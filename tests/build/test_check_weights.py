@@ -10,19 +10,11 @@ from pathlib import Path
 import pytest
 
 from deepseek_triton_build.check import INDEX, check_weights, files_read
+from support.checked import safetensors
 
 NOBODY = 65534
 SIZES = {"b": 40, "a": 24, "empty": 0, "c": 8}
 SHARD = "model-00001-of-00001.safetensors"
-
-
-def shard(sizes):
-    header, end = {}, 0
-    for name, size in sizes.items():
-        header[name] = {"dtype": "U8", "shape": [size], "data_offsets": [end, end + size]}
-        end += size
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + bytes(range(end))
 
 
 def write_index(folder, weight_map):
@@ -60,7 +52,7 @@ def open_folder():
 # Cut off
 
 
-CONTENT = shard(SIZES)
+CONTENT = safetensors(SIZES)
 HEADER_END = 8 + int.from_bytes(CONTENT[:8], "little")
 SPANS = {"b": (0, 40), "a": (40, 64), "c": (64, 72)}
 
@@ -124,8 +116,8 @@ FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
 @pytest.fixture
 def pair(tmp_path):
     """Two shards, and an index that is right."""
-    (tmp_path / FIRST).write_bytes(shard({"a": 8, "b": 8}))
-    (tmp_path / SECOND).write_bytes(shard({"c": 8, "d": 8}))
+    (tmp_path / FIRST).write_bytes(safetensors({"a": 8, "b": 8}))
+    (tmp_path / SECOND).write_bytes(safetensors({"c": 8, "d": 8}))
     write_index(tmp_path, WHOLE)
     return tmp_path
 
@@ -159,7 +151,7 @@ def test_a_file_that_the_index_names_and_that_is_missing(pair):
 
 
 def test_a_file_that_the_index_does_not_name_is_reported_with_its_size_and_checked_because_it_is_read(pair):
-    content = shard({"e": 8})
+    content = safetensors({"e": 8})
     (pair / "extra.safetensors").write_bytes(content)
     finding = only(look(pair))
     assert finding.code == "W012"
@@ -175,14 +167,14 @@ def test_an_engine_that_goes_by_the_index_does_not_read_the_others_but_a_single_
     assert look(pair, only_indexed=True) == []
     assert files_read(pair, only_indexed=True) == [FIRST, SECOND]
 
-    (pair / "model.safetensors").write_bytes(shard({"e": 8}))
+    (pair / "model.safetensors").write_bytes(safetensors({"e": 8}))
     (pair / FIRST).write_bytes(b"")
     assert look(pair, only_indexed=True) == []
     assert files_read(pair, only_indexed=True) == ["model.safetensors"]
 
 
 def test_consolidated_files_are_not_read(pair):
-    (pair / "consolidated.safetensors").write_bytes(shard({"e": 8}))
+    (pair / "consolidated.safetensors").write_bytes(safetensors({"e": 8}))
     (pair / "consolidated-00001-of-2.safetensors").write_bytes(b"")
 
     assert look(pair) == []
@@ -218,7 +210,7 @@ def test_a_name_that_no_file_can_have_is_a_finding(pair):
 
 def test_an_unreadable_file_is_reported_and_the_others_are_checked(open_folder):
     for name in (FIRST, SECOND):
-        (open_folder / name).write_bytes(shard({name: 8}))
+        (open_folder / name).write_bytes(safetensors({name: 8}))
     (open_folder / FIRST).chmod(0o600)
     with as_nobody():
         findings = look(open_folder)
@@ -231,7 +223,7 @@ def test_an_unreadable_file_is_reported_and_the_others_are_checked(open_folder):
 @pytest.mark.parametrize("mode", [0o700, 0o744, 0o711], ids=["nothing", "listed alone", "opened alone"])
 def test_an_unreadable_folder_is_one_finding_and_no_file_counts_as_missing(open_folder, mode):
     for name in (FIRST, SECOND):
-        (open_folder / name).write_bytes(shard({name: 8}))
+        (open_folder / name).write_bytes(safetensors({name: 8}))
     write_index(open_folder, {name: name for name in (FIRST, SECOND)})
     open_folder.chmod(mode)
     with as_nobody():
@@ -245,7 +237,7 @@ def test_an_unreadable_folder_is_one_finding_and_no_file_counts_as_missing(open_
 def test_a_link_to_an_unreadable_file_does_not_count_as_missing(open_folder):
     """This happens in a cache whose blobs belong to another user."""
     (open_folder / "blobs").mkdir()
-    (open_folder / "blobs" / "x").write_bytes(shard({"a": 8}))
+    (open_folder / "blobs" / "x").write_bytes(safetensors({"a": 8}))
     (open_folder / "snapshot").mkdir()
     (open_folder / "snapshot" / SHARD).symlink_to("../blobs/x")
     write_index(open_folder / "snapshot", {"a": SHARD})

@@ -2,13 +2,12 @@
 
 import json
 import shutil
-import struct
 
 import pytest
 
 from deepseek_triton_build import PlanRequest, RefusedPlanError, make_plan, resolve_target
 from deepseek_triton_build.check import CheckOptions, check_repository, read_facts
-from support.checked import MODEL_YAML, edited, only, serious, write
+from support.checked import MODEL_YAML, edited, only, safetensors, serious, write
 
 R1 = {
     "architectures": ["DeepseekV3ForCausalLM"],
@@ -36,9 +35,7 @@ def checkpoint(folder, tensors, *, quant=None, layers=None, **config):
     folder.mkdir()
     files = {"model-00001-of-000001.safetensors": tensors[:-1], "input_scales.safetensors": tensors[-1:]}
     for file, names in files.items():
-        header = {name: {"dtype": "U8", "shape": [1], "data_offsets": [i, i + 1]} for i, name in enumerate(names)}
-        text = json.dumps(header).encode()
-        (folder / file).write_bytes(struct.pack("<Q", len(text)) + text + bytes(len(names)))
+        (folder / file).write_bytes(safetensors(dict.fromkeys(names, 1)))
     documents = {
         "model.safetensors.index.json": {"weight_map": {name: file for file, names in files.items() for name in names}},
         "config.json": R1 | config,

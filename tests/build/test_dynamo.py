@@ -24,6 +24,7 @@ from deepseek_triton_build.arithmetic.load_time import ready_within_s
 from deepseek_triton_build.data.dynamo_releases import dynamo_releases, find_dynamo
 from deepseek_triton_tools.cli.main import main
 from support.dynamo_forms import ALPHA, PAIRS, R1, REQUESTS, planned, planned_pair, text_of
+from support.flags import flat
 
 GOLDEN = Path(__file__).with_name("golden_dynamo")
 FIELDS = yaml.safe_load((GOLDEN / "_fields.yaml").read_text("utf-8"))
@@ -94,13 +95,6 @@ def engines_of(documents):
 def engine_of(part, documents):
     name = next(volume["configMap"]["name"] for volume in part["pod"]["volumes"] if "configMap" in volume)
     return engines_of(documents)[name]
-
-
-def flat(tree, prefix=""):
-    rows = {}
-    for key, value in tree.items():
-        rows |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
-    return rows
 
 
 def validate(documents):

@@ -20,7 +20,7 @@ from deepseek_triton_build import (
 )
 from deepseek_triton_build.data.releases.spelling import canonical
 from deepseek_triton_build.text import is_path
-from support.flags import from_flags
+from support.flags import flat, from_flags
 from support.scripts import forwarded_by, parameters_of, script_runner
 
 R1 = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8)
@@ -69,14 +69,6 @@ def put(path):
 
 def files_of(plan, format):
     return {file.path.as_posix(): file.content.decode() for file in format_files(format, plan, version="1.0")}
-
-
-def flat(document, prefix=""):
-    """Return the values of a YAML document by their dotted paths."""
-    settings = {}
-    for key, value in document.items():
-        settings |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
-    return settings
 
 
 def flags_of(argv):

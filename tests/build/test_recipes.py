@@ -14,7 +14,7 @@ from deepseek_triton_build.catalog import RELEASES, load_release, profiles
 from deepseek_triton_build.check import CheckOptions, check_repository
 from deepseek_triton_build.data.releases.spelling import canonical, spell
 from deepseek_triton_build.render.yaml_text import yaml_lines
-from support.flags import from_flags
+from support.flags import flat, from_flags
 
 GOLDEN = Path(__file__).with_name("golden")
 
@@ -35,14 +35,6 @@ NOT_IN_YAML = ("launch", "workload", "environment")
 """Prefixes of published() that are no LLM arguments."""
 
 
-def flatten(tree, prefix=""):
-    """Return dotted path -> value; an empty mapping counts as a value."""
-    flat = {}
-    for key, value in tree.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
-    return flat
-
-
 def arguments_of(program, flags):
     if program not in SCRIPT_FLAGS:
         return from_flags(program, flags)
@@ -55,7 +47,7 @@ def arguments_of(program, flags):
 
 def published(case):
     """Return the block's settings under canonical keys; those that are no LLM arguments have a prefix of their own."""
-    arguments = flatten(case.get("yaml", {}))
+    arguments = flat(case.get("yaml", {}))
     for program, flags in case.get("flags", {}).items():
         arguments |= arguments_of(program, flags)
     said = {key: value for key, value in canonical(arguments, case["era"]).items() if key not in NOT_LLM_ARGUMENTS}
@@ -157,7 +149,7 @@ def shared_row(case, key, value):
 @pytest.mark.parametrize("name", CASES)
 def test_the_names_of_a_release_are_its_own_and_lead_back_to_the_same_settings(name):
     case = CASES[name]
-    said = canonical(flatten(case.get("yaml", {})), case["era"])
+    said = canonical(flat(case.get("yaml", {})), case["era"])
     assert [canonical(spell(said, release), release) for release in RELEASES] == [said] * len(RELEASES)
 
     release = load_release(case["release"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import struct
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import yaml
 
 from deepseek_triton_build import PlanRequest, format_files, make_plan, write_repository
 from deepseek_triton_build.check import CheckOptions, check_repository
+from support.checked import safetensors
 
 RECIPES_FILE = Path(__file__).with_name("check_recipes.yaml")
 MODEL_YAML = "repository/tensorrt_llm/1/model.yaml"
@@ -180,8 +180,7 @@ def write_weights(folder, *, is_fp4=False):
     """Write a checkpoint of R1 with two small tensors."""
     folder.mkdir(parents=True)
     for name, tensor in SHARDS.items():
-        header = json.dumps({tensor: {"dtype": "U8", "shape": [64], "data_offsets": [0, 64]}}).encode()
-        (folder / name).write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
+        (folder / name).write_bytes(safetensors({tensor: 64}))
     tokenizer = {"added_tokens": [{"id": number, "content": name} for name, number in TOKENS.items()], "model": {}}
     bos, eos = list(TOKENS)[:2]
     files = {

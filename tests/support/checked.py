@@ -1,5 +1,7 @@
 """A correct repository for the tests of `check`, and helpers that spoil it and read reports."""
 
+import json
+import struct
 import tempfile
 from pathlib import Path
 
@@ -66,3 +68,13 @@ def only(report, code):
 
 def serious(report):
     return [finding for finding in report.findings if finding.severity != "note"]
+
+
+def safetensors(sizes, metadata=None):
+    """Return a file of weights with tensors of the given sizes in bytes."""
+    header, end = {"__metadata__": metadata} if metadata else {}, 0
+    for name, size in sizes.items():
+        header[name] = {"dtype": "U8", "shape": [size], "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(end)
