@@ -13,7 +13,6 @@ from tritonclient.grpc import service_pb2 as pb
 from deepseek_triton_client._core.client_settings import Connection, Endpoint, Settings, Timeouts
 from deepseek_triton_client._core.exceptions import (
     AccessDenied,
-    DeepseekTritonError,
     InvalidRequest,
     ModelNotFound,
     Overloaded,
@@ -26,6 +25,7 @@ from deepseek_triton_client._core.transport import Input
 from deepseek_triton_client._grpc import asyncio_channel, blocking_channel
 from deepseek_triton_client._grpc.grpc_errors import BY_STATUS_CODE
 from deepseek_triton_client._grpc.grpc_transport import asyncio_transport
+from support.drivers import opened
 from support.grpc_server import Proxy, RawServer
 
 INPUTS = [
@@ -44,33 +44,12 @@ def transport(driver, grpc_server):
     return driver.transport(grpc_server.url)
 
 
-def opened(transport, connect_s=10.0):
-    return transport.open("r1", INPUTS, connect_s=connect_s)
-
-
-async def everything(transport, connect_s=10.0):
-    stream = opened(transport, connect_s)
-    found = []
-    try:
-        while (outputs := await stream.receive()) is not None:
-            found.append(outputs)
-    finally:
-        await stream.close()
-    return found
-
-
-def failing(driver, transport, connect_s=10.0):
-    with pytest.raises(DeepseekTritonError) as caught:
-        driver.run(everything(transport, connect_s))
-    return caught.value
-
-
 # --- Requests and responses ---
 
 
 def test_what_is_sent(grpc_server, driver):
     grpc_server.script(grpc_server.replies(FIRST))
-    driver.run(everything(driver.transport(grpc_server.url, model_version="2")))
+    driver.ask(driver.transport(grpc_server.url, model_version="2"), inputs=INPUTS)
     (sent,) = grpc_server.requests
     assert (sent.model_name, sent.model_version, sent.id) == ("tensorrt_llm", "2", "r1")
     assert sent.parameters["triton_enable_empty_final_response"].bool_param
@@ -122,7 +101,7 @@ def test_a_status_becomes_an_error_of_this_package(grpc_server, driver, transpor
             context.abort(status, details)
 
         grpc_server.script(answer)
-        error = failing(driver, transport)
+        error = driver.fails(transport)
         with subtests.test(f"{status.name} {details}"):
             assert (type(error), str(error)) == (kind, text)
             refused = status is code.RESOURCE_EXHAUSTED or details.startswith("[E_OVERLOADED]")
@@ -137,7 +116,7 @@ def test_responses_that_can_not_be_read(grpc_server, driver):
     transport = driver.transport(grpc_server.url, connection=Connection(max_message_bytes=1000))
     for response, said in ((broken, "raw contents"), (large, "connection.max_message_bytes")):
         grpc_server.script(grpc_server.responses(response))
-        error = failing(driver, transport)
+        error = driver.fails(transport)
         assert (type(error), said in str(error), error.unprocessed) == (ProtocolError, True, False)
 
     handler = grpc.stream_stream_rpc_method_handler(lambda requests, context: iter([b"\xff\xff"]))
@@ -147,7 +126,7 @@ def test_responses_that_can_not_be_read(grpc_server, driver):
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        error = failing(driver, driver.transport(f"grpc://127.0.0.1:{port}"))
+        error = driver.fails(driver.transport(f"grpc://127.0.0.1:{port}"))
     finally:
         server.stop(None).wait()
     assert type(error) is ProtocolError
@@ -168,11 +147,11 @@ def test_a_server_that_comes_back_is_found(grpc_server, driver):
     grpc_server.script(*[grpc_server.replies(FIRST)] * 10)  # of some the answer is lost, where it is cut late
     with Proxy(grpc_server.port) as proxy:
         transport = driver.transport(f"grpc://127.0.0.1:{proxy.port}")
-        driver.run(everything(transport))
+        driver.ask(transport)
         proxy.cut()
         while True:
             try:
-                assert driver.run(everything(transport)) == [FIRST]
+                assert driver.ask(transport) == [FIRST]
                 break
             except ServerUnavailable:
                 pass
@@ -181,17 +160,17 @@ def test_a_server_that_comes_back_is_found(grpc_server, driver):
 @pytest.mark.slow
 def test_connecting_is_limited_where_something_listens_and_by_grpc_itself_without_a_limit(driver, full_queue):
     with RawServer(lambda connection: connection.recv(1 << 16)) as server:
-        error = failing(driver, driver.transport(f"grpc://127.0.0.1:{server.port}"), 0.2)
+        error = driver.fails(driver.transport(f"grpc://127.0.0.1:{server.port}"), connect_s=0.2)
         assert str(error) == "no connection within 0.2 s"
         assert (type(error), error.unprocessed) == (ServerUnavailable, True)
     transport = driver.transport(f"grpc://127.0.0.1:{full_queue}", timeouts=Timeouts(connect=0.1))
-    error = failing(driver, transport, None)
+    error = driver.fails(transport, connect_s=None)
     assert (type(error), error.unprocessed) == (ServerUnavailable, True)
 
 
 def test_another_service(http_server, driver):
     """The client takes the HTTP port for the gRPC port."""
-    error = failing(driver, driver.transport(http_server.url.replace("http://", "grpc://")))
+    error = driver.fails(driver.transport(http_server.url.replace("http://", "grpc://")))
     assert (type(error), error.unprocessed) == (ServerUnavailable, True)
 
 
@@ -238,7 +217,7 @@ def test_only_a_request_that_surely_was_not_worked_on_is_unprocessed(driver):
         (sends(RESET_STREAM, and_waits=True), Overloaded, False),
     ):
         with RawServer(behave) as server:
-            error = failing(driver, driver.transport(f"grpc://127.0.0.1:{server.port}"), None)
+            error = driver.fails(driver.transport(f"grpc://127.0.0.1:{server.port}"), connect_s=None)
         assert [type(error), error.unprocessed] == expected
 
 
@@ -282,10 +261,10 @@ def test_an_end_that_is_announced_and_does_not_come(grpc_server, driver, transpo
     assert left.result(WAIT_S)
     for responses in ((final,), (final, grpc_server.response(text_output="b"))):
         left = until_gone(grpc_server, *responses)
-        assert driver.run(everything(transport)) == [FIRST]
+        assert driver.ask(transport) == [FIRST]
         assert left.result(WAIT_S)
     left = until_gone(grpc_server, error)
-    assert type(failing(driver, transport)) is ServerError
+    assert type(driver.fails(transport)) is ServerError
     assert left.result(WAIT_S)
 
 
@@ -381,11 +360,11 @@ def test_a_server_is_asked_whether_it_lives_until_it_has_answered_once_or_refuse
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "no")
 
     grpc_server.answers["ServerLive"] = lives
-    assert driver.run(everything(driver.transport(grpc_server.url))) == [FIRST]
+    assert driver.ask(driver.transport(grpc_server.url)) == [FIRST]
     assert len(asked) == 1
     transport = driver.transport(grpc_server.url)
     driver.run(transport.metadata(10.0))
-    assert driver.run(everything(transport)) == [FIRST]
+    assert driver.ask(transport) == [FIRST]
     assert len(asked) == 1
 
 
@@ -398,4 +377,4 @@ def test_proxies_of_the_environment_are_not_used(grpc_server, driver, monkeypatc
     with socket.create_server(("127.0.0.1", 0)) as listener:
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{listener.getsockname()[1]}")
     grpc_server.script(grpc_server.replies(FIRST))
-    assert driver.run(everything(driver.transport(grpc_server.url))) == [FIRST]
+    assert driver.ask(driver.transport(grpc_server.url)) == [FIRST]

@@ -32,10 +32,10 @@ from deepseek_triton_client._http.connection_pool import Pool
 from deepseek_triton_client._http.http11 import MOST_INFORMATIONAL
 from deepseek_triton_client._http.http_errors import EXCHANGE_ERRORS, exchange_error
 from deepseek_triton_client._http.http_transport import HttpTransport
+from support.drivers import opened, read_all
 
 FIRST = {"id": "r1", "model_name": "tensorrt_llm", "text_output": "你🙂"}
 LAST = {"text_output": "好", "finish_reason": "stop", "num_output_tokens": 2}
-INPUTS = [Input("text_input", "BYTES", ["hi"]), Input("sampling_param_stop", "BYTES", ["a", "b"])]
 SECRET = "hf-very-secret"
 WAIT_S = 30
 
@@ -43,33 +43,6 @@ WAIT_S = 30
 @pytest.fixture
 def transport(driver, http_server):
     return driver.transport(http_server.url)
-
-
-def opened(transport):
-    return transport.open("r1", INPUTS, connect_s=10)
-
-
-async def ask(transport):
-    return await read_all(opened(transport))
-
-
-async def read_all(stream):
-    responses = []
-    try:
-        while (outputs := await stream.receive()) is not None:
-            responses.append(outputs)
-    except DeepseekTritonError as exc:
-        exc.responses = responses
-        raise
-    finally:
-        await stream.close()
-    return responses
-
-
-def fails(driver, transport, kind, match=None):
-    with pytest.raises(kind, match=match) as caught:
-        driver.run(ask(transport))
-    return caught.value
 
 
 def event(payload):
@@ -81,7 +54,8 @@ def event(payload):
 
 def test_what_is_sent(http_server, driver, transport):
     http_server.script(*[http_server.events(FIRST, LAST)] * 2)
-    assert driver.run(ask(transport)) == [FIRST, LAST]
+    inputs = [Input("text_input", "BYTES", ["hi"]), Input("sampling_param_stop", "BYTES", ["a", "b"])]
+    assert driver.ask(transport, inputs=inputs) == [FIRST, LAST]
     body = {"id": "r1", "text_input": "hi", "sampling_param_stop": ["a", "b"]}
     assert http_server.requests == [("POST", "/v2/models/tensorrt_llm/generate_stream", body)]
     (headers,) = http_server.headers
@@ -94,7 +68,7 @@ def test_what_is_sent(http_server, driver, transport):
         "accept-encoding": "identity",
     }
     other = {"model_name": "a/b c", "model_version": "2", "headers": {"Host": "models.example", "User-Agent": "mine"}}
-    driver.run(ask(driver.transport(http_server.url + "/through a/proxy/", **other)))
+    driver.ask(driver.transport(http_server.url + "/through a/proxy/", **other))
     assert http_server.requests[1][1] == "/through%20a/proxy/v2/models/a%2Fb%20c/versions/2/generate_stream"
     assert (http_server.headers[1]["host"], http_server.headers[1]["user-agent"]) == ("models.example", "mine")
 
@@ -117,8 +91,8 @@ def test_bytes_cut_anywhere_give_the_same_responses(http_server, driver, transpo
     many = [{"n": n} for n in range(1000)]
     http_server.script(http_server.pieces(*(body[place : place + 1] for place in range(len(body)))))
     http_server.script(http_server.pieces(b"".join(map(event, many))))
-    assert driver.run(ask(transport)) == [FIRST, {"text_output": "日本語"}, LAST]
-    assert driver.run(ask(transport)) == many
+    assert driver.ask(transport) == [FIRST, {"text_output": "日本語"}, LAST]
+    assert driver.ask(transport) == many
 
 
 @pytest.mark.slow
@@ -174,12 +148,12 @@ def test_error_statuses(http_server, driver, transport, subtests):
             http_server.body(status, json.dumps(payload).encode()),
         ):
             http_server.script(script)
-            error = fails(driver, transport, DeepseekTritonError)
+            error = driver.fails(transport, DeepseekTritonError)
             with subtests.test(f"{status} {message}"):
                 assert [type(error), error.code, error.unprocessed] == expected
                 assert str(error) == message
     http_server.script(http_server.raw(b"HTTP/1.1 204 No Content\r\n\r\n"))
-    fails(driver, transport, ProtocolError)
+    driver.fails(transport, ProtocolError)
 
 
 def test_an_error_page_of_something_in_between(http_server, driver, transport):
@@ -191,19 +165,19 @@ def test_an_error_page_of_something_in_between(http_server, driver, transport):
         http_server.silence(handler)
 
     http_server.script(http_server.body(502, b"<html>Bad Gateway " + b"x" * 10**6, "text/html"))
-    error = fails(driver, transport, ServerUnavailable, r"^HTTP 502: '<html>Bad Gateway x+'$")
+    error = driver.fails(transport, ServerUnavailable, match=r"^HTTP 502: '<html>Bad Gateway x+'$")
     assert len(str(error)) < 300
     http_server.script(http_server.raw(b"HTTP/1.1 503 Busy\r\nContent-Length: 100\r\n\r\nsorry"))
-    assert fails(driver, transport, ServerUnavailable, "503: 'sorry'").unprocessed
+    assert driver.fails(transport, ServerUnavailable, match="503: 'sorry'").unprocessed
     http_server.script(endless)
-    fails(driver, transport, ServerUnavailable, "HTTP 502: 'xxx")
+    driver.fails(transport, ServerUnavailable, match="HTTP 502: 'xxx")
     assert http_server.gone.wait(WAIT_S)
 
 
 def test_redirects_are_not_followed_and_show_the_host_at_most(http_server, driver, transport):
     for location in (f"https://login.example/?token={SECRET}", "/elsewhere", "http://[broken"):
         http_server.script(http_server.body(302, b"", Location=location))
-        error = fails(driver, transport, ProtocolError, "HTTP 302")
+        error = driver.fails(transport, ProtocolError, match="HTTP 302")
         assert ("login.example" in str(error)) is ("login" in location)
         assert SECRET not in str(error)
 
@@ -248,12 +222,12 @@ def test_answers_that_are_broken(http_server, driver, subtests):
     for make, responses, kind, match in BROKEN:
         http_server.script(make(http_server))
         transport = driver.transport(http_server.url, connection=Connection(max_message_bytes=1000))
-        error = fails(driver, transport, DeepseekTritonError, match)
+        error = driver.fails(transport, DeepseekTritonError, match=match)
         with subtests.test(match):
             assert (error.responses, type(error), error.unprocessed) == (responses, kind, False)
     for head in (INFORMATIONAL * MOST_INFORMATIONAL + ANSWER, LONG_HEAD + ANSWER[ANSWER.index(b"\r\n") :]):
         http_server.script(http_server.raw(head))
-        assert driver.run(ask(driver.transport(http_server.url))) == []
+        assert driver.ask(driver.transport(http_server.url)) == []
 
 
 def test_an_early_answer_to_a_request_that_is_not_read(driver):
@@ -369,9 +343,9 @@ def test_tls(secure, http_server, driver, pem):
     """A certificate has the server's name, verifying can be turned off, and a request is interrupted behind it too."""
     server = secure("http")
     other_name = driver.transport(server.url.replace("127.0.0.1", "localhost"), tls=Tls(ca=pem["ca"]))
-    assert fails(driver, other_name, ServerUnavailable, r"localhost.*certificate can't be trusted").unprocessed
+    assert driver.fails(other_name, ServerUnavailable, match=r"localhost.*certificate can't be trusted").unprocessed
     server.script(server.events(LAST), server.endless(FIRST))
-    assert driver.run(ask(driver.transport(server.url, tls=Tls(verify=False)))) == [LAST]
+    assert driver.ask(driver.transport(server.url, tls=Tls(verify=False))) == [LAST]
     stream = opened(driver.transport(server.url, tls=Tls(ca=pem["ca"])))
     assert driver.run(stream.receive()) == FIRST
     reading = driver.start(stream.receive())
@@ -380,7 +354,7 @@ def test_tls(secure, http_server, driver, pem):
         reading.result(WAIT_S)
     driver.run(stream.close())
     transport = driver.transport(http_server.url.replace("http:", "https:"))
-    assert fails(driver, transport, ServerUnavailable, "TLS handshake failed").unprocessed
+    assert driver.fails(transport, ServerUnavailable, match="TLS handshake failed").unprocessed
 
 
 # --- Which connections are kept ---
@@ -405,9 +379,9 @@ def test_one_connection_serves_one_request_after_the_other(http_server, driver, 
     statuses = (http_server.body(200, b""), http_server.body(400, b"{}"))
     http_server.script(*[http_server.events(LAST)] * 3, *statuses, http_server.events(LAST))
     for _ in range(3):
-        assert driver.run(ask(transport)) == [LAST]
+        assert driver.ask(transport) == [LAST]
     assert [driver.run(transport.server_ready(10)) for _ in range(2)] == [True, False]
-    assert driver.run(ask(transport)) == [LAST]
+    assert driver.ask(transport) == [LAST]
     assert http_server.num_connections == 1
 
 
@@ -416,7 +390,7 @@ def test_a_response_that_is_not_read_to_its_end_costs_the_connection(http_server
     stream = opened(transport)
     assert driver.run(stream.receive()) == LAST
     driver.run(stream.close())
-    assert driver.run(ask(transport)) == [LAST]
+    assert driver.ask(transport) == [LAST]
     assert http_server.num_connections == 2
 
 
@@ -427,7 +401,7 @@ def test_a_connection_interrupted_at_its_end_serves_no_other_request(http_server
     assert driver.run(stream.receive()) is None
     stream.interrupt()
     driver.run(stream.close())
-    assert driver.run(ask(transport)) == [LAST]
+    assert driver.ask(transport) == [LAST]
     assert http_server.num_connections == 2
 
 
@@ -438,10 +412,10 @@ def test_a_server_that_says_it_will_close_or_has_closed_is_believed(http_server,
 
     http_server.script(http_server.body(200, b"", Connection="close"), answer_and_leave, http_server.events(LAST))
     driver.run(transport.server_ready(10))
-    assert driver.run(ask(transport)) == [LAST]
+    assert driver.ask(transport) == [LAST]
     assert http_server.num_connections == 2
     http_server.await_closed(2)
-    assert driver.run(ask(transport)) == [LAST]
+    assert driver.ask(transport) == [LAST]
     assert http_server.num_connections == 3
 
 
@@ -455,10 +429,10 @@ def test_a_connection_on_which_something_came_unasked_is_not_used_again(http_ser
         http_server.gone.set()
 
     http_server.script(answer_and_farewell, http_server.events(LAST))
-    assert driver.run(ask(transport)) == [LAST]
+    assert driver.ask(transport) == [LAST]
     http_server.release.set()
     assert http_server.gone.wait(WAIT_S)
-    assert driver.run(ask(transport)) == [LAST]
+    assert driver.ask(transport) == [LAST]
     assert http_server.num_connections == 2
 
 
@@ -466,11 +440,11 @@ def test_an_idle_connection_that_is_dead_costs_a_question_nothing_and_no_generat
     http_server, driver, transport
 ):
     http_server.script(http_server.events(LAST), http_server.raw(b""), http_server.body(200, b""))
-    driver.run(ask(transport))
+    driver.ask(transport)
     assert driver.run(transport.server_ready(10)) is True
     assert http_server.num_connections == 2
     http_server.script(http_server.raw(b""), http_server.events(LAST))
-    fails(driver, transport, ServerUnavailable, "closed it before the end")
+    driver.fails(transport, ServerUnavailable, match="closed it before the end")
     assert len(http_server.requests) == 4
 
 
@@ -483,22 +457,22 @@ def test_the_last_one_used_is_used_next_and_the_others_grow_old(http_server, dri
         http_server.events(LAST)(handler)
 
     http_server.script(*[all_at_once] * 8, *[http_server.events(LAST)] * 5)
-    waiting = [driver.start(ask(transport)) for _ in range(8)]
+    waiting = [driver.start(read_all(opened(transport))) for _ in range(8)]
     assert [each.result(WAIT_S) for each in waiting] == [[LAST]] * 8
     for _ in range(4):
         clock[0] += 10
-        driver.run(ask(transport))
+        driver.ask(transport)
     http_server.await_closed(7)
     assert http_server.num_connections == 8
     clock[0] += 31
-    driver.run(ask(transport))
+    driver.ask(transport)
     http_server.await_closed(8)
     assert http_server.num_connections == 9
 
 
 def test_closing_closes_what_idles_and_what_comes_back_later(http_server, driver, transport):
     http_server.script(http_server.events(LAST), http_server.events(LAST))
-    driver.run(ask(transport))
+    driver.ask(transport)
     stream = opened(transport)
     driver.run(stream.receive())
     assert driver.run(stream.receive()) is None
@@ -513,7 +487,7 @@ def test_a_second_event_loop_makes_connections_of_its_own(http_server):
     transport = HttpTransport(endpoint, Settings(endpoints=(endpoint,), model_name="tensorrt_llm"), AsyncioSocket)
     loops = [asyncio.new_event_loop() for _ in range(2)]
     for loop in loops:
-        assert loop.run_until_complete(ask(transport)) == [LAST]
+        assert loop.run_until_complete(read_all(opened(transport))) == [LAST]
     loops[1].run_until_complete(transport.close())
     for loop in loops:
         loop.run_until_complete(asyncio.sleep(0))

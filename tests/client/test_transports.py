@@ -24,40 +24,14 @@ from deepseek_triton_client._core.exceptions import (
     ServerUnavailable,
 )
 from deepseek_triton_client._core.transport import Input
+from support.drivers import INPUTS, opened, read_all
 from support.grpc_server import Proxy
 from support.waiting import wait_for
 
 FIRST = {"text_output": "你🙂"}
 LAST = {"text_output": "好", "finish_reason": "stop", "num_output_tokens": 2}
-INPUTS = [Input("text_input", "BYTES", ["hi"])]
 SECRET = "hf-very-secret"
 WAIT_S = 30
-
-
-def opened(transport, connect_s=10.0):
-    return transport.open("r1", INPUTS, connect_s=connect_s)
-
-
-async def read_all(stream):
-    responses = []
-    try:
-        while (outputs := await stream.receive()) is not None:
-            responses.append(outputs)
-        assert await stream.receive() is None
-    finally:
-        await stream.close()
-        await stream.close()
-    return responses
-
-
-def ask(driver, transport):
-    return driver.run(read_all(opened(transport)))
-
-
-def fails(driver, transport, kind, *, match=None, connect_s=10.0):
-    with pytest.raises(kind, match=match) as caught:
-        driver.run(read_all(opened(transport, connect_s)))
-    return caught.value
 
 
 # --- What is sent, and what comes of it ---
@@ -65,7 +39,7 @@ def fails(driver, transport, kind, *, match=None, connect_s=10.0):
 
 def test_responses(server, driver, transport):
     server.script(server.replies(FIRST, LAST))
-    assert ask(driver, transport) == [FIRST, LAST]
+    assert driver.ask(transport) == [FIRST, LAST]
 
 
 def test_the_users_headers_and_a_token_that_changes(server, driver, caplog):
@@ -148,7 +122,7 @@ def test_nobody_listens(server, driver, transport):
     """Or the name is not known."""
     server.stop()
     for each in (transport, driver.transport(f"{server.wire}://no-such-host.invalid")):
-        assert fails(driver, each, ServerUnavailable).unprocessed
+        assert driver.fails(each, ServerUnavailable).unprocessed
     for method in ("server_ready", "model_ready", "metadata"):
         with pytest.raises(ServerUnavailable) as caught:
             driver.run(getattr(transport, method)(10.0))
@@ -158,10 +132,10 @@ def test_nobody_listens(server, driver, transport):
 @pytest.mark.parametrize("wire", ["http", "grpc"])
 def test_connecting_is_limited_and_interrupted(driver, full_queue, wire):
     transport = driver.transport(f"{wire}://127.0.0.1:{full_queue}")
-    assert fails(
-        driver, transport, ServerUnavailable, match=r"no connection within 0\.05 s", connect_s=0.05
-    ).unprocessed
-    stream = opened(transport, 0.2 if wire == "http" else 600.0)  # a blocking socket can't be woken while it connects
+    error = driver.fails(transport, ServerUnavailable, match=r"no connection within 0\.05 s", connect_s=0.05)
+    assert error.unprocessed
+    # A blocking socket can't be woken while it connects.
+    stream = opened(transport, connect_s=0.2 if wire == "http" else 600.0)
     reading = driver.start(read_all(stream))
     wait_for(lambda: (stream._exchange if wire == "http" else stream._call) is not None)
     driver.soon(stream.interrupt)
@@ -213,7 +187,7 @@ def test_an_interrupt(server, driver, transport, before):
     driver.run(stream.close())
     driver.soon(stream.interrupt)
     assert server.gone.wait(WAIT_S)
-    assert ask(driver, transport) == [LAST]
+    assert driver.ask(transport) == [LAST]
 
 
 def test_closing_before_the_end_is_seen_by_the_server(server, driver, transport):
@@ -247,7 +221,7 @@ def test_closing_the_transport_ends_what_is_under_way(server, driver, transport)
         reading.result(WAIT_S)
     assert server.gone.wait(WAIT_S)
     if server.wire == "grpc":
-        fails(driver, transport, Cancelled, match="closed")
+        driver.fails(transport, Cancelled, match="closed")
 
 
 @pytest.mark.parametrize("driver", ["asyncio"], indirect=True)
@@ -283,11 +257,11 @@ def test_tls(secure, driver, pem, wire):
     ):
         server.script(server.replies(FIRST, LAST), server.replies(LAST))
         transport = driver.transport(server.url, tls=tls)
-        assert [ask(driver, transport) for _ in range(2)] == [[FIRST, LAST], [LAST]]
+        assert [driver.ask(transport) for _ in range(2)] == [[FIRST, LAST], [LAST]]
     for server, tls in ((plain, Tls()), (plain, Tls(ca=pem["other_ca"])), (mutual, known)):
         before = len(server.requests)
         # Over HTTP in asyncio the write that fails may come before the alert that says why.
-        error = fails(driver, driver.transport(server.url, tls=tls), (AccessDenied, ServerUnavailable))
+        error = driver.fails(driver.transport(server.url, tls=tls), (AccessDenied, ServerUnavailable))
         assert len(server.requests) == before
         if server is plain or wire == "grpc":
             assert (type(error), error.unprocessed) == (ServerUnavailable, True)
@@ -305,4 +279,4 @@ def test_files_that_are_not_what_they_should_be(driver, pem, wire):
     ):
         tls = Tls(**{name: pem[file] for name, file in given.items()})
         with pytest.raises(InvalidRequest, match=named):
-            ask(driver, driver.transport(f"{wire}://127.0.0.1:1", tls=tls))
+            driver.ask(driver.transport(f"{wire}://127.0.0.1:1", tls=tls))
