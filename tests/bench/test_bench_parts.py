@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from bench._harness import Target, all_met, medians, turned, verdicts
+from bench._harness import Target, all_met, verdicts
 from bench.client_load import runs as client_measures
 from bench.client_load.cases import CASES as CLIENT_CASES
 from bench.client_load.contenders import CONTENDERS
@@ -13,7 +13,7 @@ from bench.client_load.leaving import Sample as Left
 from bench.client_load.stayed import Limits, problems
 from bench.client_load.stayed import table as left_table
 from bench.streams_load.cases import CASES, Case
-from bench.streams_load.measures import MEASURES, TABLE, measure
+from bench.streams_load.measures import MEASURES, measure
 from bench.streams_load.reading import (
     LOST,
     OK,
@@ -24,7 +24,6 @@ from bench.streams_load.reading import (
     GrpcDecoder,
     HttpDecoder,
     Record,
-    is_cumulative,
     read_stamps,
     sample_of,
 )
@@ -94,11 +93,6 @@ def test_errors_and_grpc_responses():
     assert decoder.feed(grpc_message("é")) == [Chunk("é")]
     assert decoder.feed(grpc_message(error="no room")) == [Chunk(error="no room")]
     assert decoder.feed(ModelStreamInferResponse().SerializeToString()) == [Chunk()]
-
-
-def test_whether_texts_are_cumulative():
-    cases = {("a", "ab", "abc"): True, (" 1", " 2", " 3"): False, ("abc",): False, (): False}
-    assert {texts: is_cumulative(texts) for texts in cases} == cases
 
 
 # Streams
@@ -214,14 +208,6 @@ SAMPLE = client_measures.Sample(
 
 
 # Medians, orders, the table and targets
-
-
-def test_medians_and_orders():
-    runs = [{"speed": speed, "undelivered": lost} for speed, lost in ((3, 0), (1, 3), (2, 0))]
-    assert medians(runs, most=["undelivered"]) == {"speed": 2, "undelivered": 3}
-    assert [turned("abc", number) for number in (0, 1, 5)] == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]]
-    for measures in ({}, {"tokens_per_s": 123_456, "lag_ms": 1.5, "undelivered": 3}):
-        assert len(TABLE.row("ours", measures)) == len(TABLE.head())
 
 
 def test_targets_with_their_verdicts():

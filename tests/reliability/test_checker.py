@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -14,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reliability.checker import Verdict, check_history
+from reliability.front_end_queues import LONG_BYTES
 from reliability.history import NO_END, Record, read_records
-from reliability.jobs import CONTEXT, GRPC, HTTP, REFUSALS, Asked, make_job
+from reliability.jobs import CONTEXT, GRPC, HTTP, REFUSALS, SERVER, Asked, make_job
+from reliability.run_verdict import add_torn
 
 ENGINES = ["simulated", "trtllm"]
 NUM_JOBS = 400
@@ -306,3 +309,16 @@ def test_records_come_back_as_they_were_written(tmp_path: Path) -> None:
 
     assert list(read_records(tmp_path)) == written
     assert all(json.loads(record.as_line())["job"] == record.job for record in written)
+
+
+def test_a_torn_stream_is_a_violation_where_queues_are_long() -> None:
+    short = 212_992
+    table = {
+        (LONG_BYTES, 10**6, 0): 0, (LONG_BYTES, 10**6, 1): 1,
+        (short, 600, 1): 0, (short, 600, 2): 1,
+        (short, 10**6, 10): 0, (short, 10**6, 11): 1,
+    }  # fmt: skip
+    for (num_bytes, num_requests, num_torn), expected in table.items():
+        verdict = Verdict(num_requests=num_requests, torn=Counter({SERVER: num_torn}))
+        add_torn(verdict, num_bytes)
+        assert verdict.num_violations == expected, (num_bytes, num_requests, num_torn)
