@@ -287,13 +287,18 @@ def test_attempts_are_bounded_and_the_last_error_comes_out(world):
 
 
 def test_other_errors_are_not_tried_again(world):
+    """Nor is a model that is not there. An empty stream is no answer."""
     bug = ServerError("bug", code="E_INTERNAL")
-    for error in (LOST, WRONG, bug, ProtocolError("?"), AccessDenied("no"), Cancelled("c")):
-        server = FakeServer([error], ANSWER)
-        caught = world.fails(world.calls(server), type(error))
+    for error in (LOST, WRONG, bug, ProtocolError("?"), AccessDenied("no"), Cancelled("c"), None):
+        server = FakeServer([error] if error else [], ANSWER)
+        caught = world.fails(world.calls(server), type(error) if error else ProtocolError)
         assert len(server.requests) == 1
         assert (caught.request_id, caught.url) == ("r1", "http://s0:8000")
         assert server.streams[0].is_closed
+    server = FakeServer()
+    server.metadata_steps = [ModelNotFound("Request for unknown model")]
+    error = world.fails(world.calls(server), ModelNotFound)
+    assert (error.request_id, error.url, server.num_metadata) == ("r1", "http://s0:8000", 1)
 
 
 @pytest.mark.parametrize("attempts", [1, 3])
@@ -316,6 +321,22 @@ def test_a_server_that_could_not_be_reached_is_tried_last_for_a_while(world, mon
     assert len(servers[0].requests) == 1
     monkeypatch.setattr(server_group, "_COOL_DOWN_S", 0.0)
     assert world.urls(calls) == ["http://s0:8000"]
+    assert servers[0].num_metadata == 2  # it is asked again what its model is
+
+
+def test_round_robin_takes_each_server_in_turn(world):
+    servers = FakeServer(), FakeServer(), FakeServer()
+
+    world.urls(world.calls(*servers, balance="round_robin"), 6)
+
+    assert [len(server.requests) for server in servers] == [2, 2, 2]
+
+
+def test_a_refusal_is_not_lost_behind_a_server_that_is_gone(world):
+    error = world.fails(world.calls(FakeServer([GOING], [NOBODY])), ServerUnavailable)
+
+    assert (error.message, error.code) == ("connection refused", None)
+    assert getattr(error.__cause__, "code", None) == "E_UNAVAILABLE"
 
 
 @pytest.mark.parametrize(
@@ -333,21 +354,6 @@ def test_a_server_lost_in_mid_answer_is_tried_last_for_a_while(world, script, er
     assert world.urls(calls) == [next_url]
 
 
-def test_a_refusal_is_not_lost_behind_a_server_that_is_gone(world):
-    error = world.fails(world.calls(FakeServer([GOING], [NOBODY])), ServerUnavailable)
-
-    assert (error.message, error.code) == ("connection refused", None)
-    assert getattr(error.__cause__, "code", None) == "E_UNAVAILABLE"
-
-
-def test_round_robin_takes_each_server_in_turn(world):
-    servers = FakeServer(), FakeServer(), FakeServer()
-
-    world.urls(world.calls(*servers, balance="round_robin"), 6)
-
-    assert [len(server.requests) for server in servers] == [2, 2, 2]
-
-
 def test_metadata_that_could_not_be_read_is_tried_again_too(world):
     """With one attempt, by the next caller."""
     for attempts in (3, 1):
@@ -357,16 +363,6 @@ def test_metadata_that_could_not_be_read_is_tried_again_too(world):
         if attempts == 1:
             world.fails(calls, ServerUnavailable)
         assert world.generate(calls).text == "Hello"
-
-
-def test_a_model_that_is_not_there_is_said_at_once(world):
-    server = FakeServer()
-    server.metadata_steps = [ModelNotFound("Request for unknown model")]
-
-    error = world.fails(world.calls(server), ModelNotFound)
-
-    assert (error.request_id, error.url) == ("r1", "http://s0:8000")
-    assert server.num_metadata == 1
 
 
 def test_who_waits_for_metadata_shares_its_failure(world):
@@ -457,14 +453,6 @@ def test_a_server_that_fails_meanwhile_still_gives_its_dialect(world):
     assert world.run(server.dialect(lambda: 1.0)) is not None
 
 
-def test_a_server_that_was_away_is_asked_again_what_its_model_is(world):
-    server = FakeServer(ANSWER, [NOBODY], ANSWER)
-
-    world.urls(world.calls(server), 2)
-
-    assert server.num_metadata == 2
-
-
 @pytest.mark.parametrize(
     ("limit", "script"),
     [("first_token", ["wait"]), ("total", ["wait"]), ("total", [FIRST, "wait"]), ("between_tokens", [FIRST, "wait"])],
@@ -486,16 +474,11 @@ def test_a_complete_answer_is_not_spoilt_by_what_follows(world):
         assert world.generate(calls, timeouts={"total": 0.2}).text == "Hello"
 
 
-def test_connecting_is_limited_by_whichever_limit_comes_first(world):
-    server = FakeServer()
-
-    world.generate(world.calls(server), timeouts={"connect": 50.0, "total": 3.0})
-
-    assert all(0 < limit <= 3 for limit in server.connect_limits)
-
-
 def test_no_wait_goes_beyond_the_limit(world):
-    """The client does not wait for an answer that would come too late."""
+    """The client does not wait for an answer that would come too late, and connects within what is left."""
+    server = FakeServer()
+    world.generate(world.calls(server), timeouts={"connect": 50.0, "total": 3.0})
+    assert all(0 < limit <= 3 for limit in server.connect_limits)
     calls = world.calls(FakeServer([FULL]), retries=Retries(attempts=50, initial_s=1000, max_s=1000))
 
     world.fails(calls, Overloaded, timeouts={"total": 0.5})
@@ -563,10 +546,6 @@ def test_an_interrupt_while_the_request_begins_ends_it(world, monkeypatch):
     world.run(opened())
 
     assert server.streams[0].is_closed
-
-
-def test_an_empty_stream_is_no_answer(world):
-    assert world.fails(world.calls(FakeServer([])), ProtocolError).request_id == "r1"
 
 
 def test_cancel_asks_one_server_after_the_other(world):
