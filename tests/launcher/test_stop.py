@@ -116,6 +116,13 @@ def test_what_a_killed_supervisor_leaves_is_stopped_and_removed(supervise, tmp_p
     ended.wait()
     left = subprocess.Popen(["sleep", "1000"], env={**os.environ, "DEEPSEEK_TRITON_LAUNCH": ended.launch})
     assert f"{ended.launch}  no supervisor" in ended.ask("list").stdout
+    [listed] = [one for one in json.loads(ended.ask("list", "--json").stdout) if one["id"] == ended.launch]
+    assert (listed["state"], listed["processes"]) == ("no supervisor", 1)
+    reader, writer = os.pipe()
+    os.close(reader)  # a reader may leave
+    unread = subprocess.run([*PYTHON, str(SUPERVISE), "list"], stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (unread.returncode, unread.stderr) == (0, b"")
     ended.ask("stop", ended.launch)
     assert left.wait(60) != 0
 

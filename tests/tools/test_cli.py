@@ -52,22 +52,6 @@ def test_a_verb_reads_and_imports_what_it_needs(tmp_path, subtests):
             assert {"rich", "numpy", "importlib.resources", *unneeded} & set(used) == set()
 
 
-@pytest.mark.slow
-def test_what_goes_wrong_is_one_line_on_stderr(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for argv, code, expected in (
-        (["build", *R1, "--gpus", "4", "--output", "x"], 1, "what works: --gpus 8"),
-        (["serve", "nowhere"], 1, "nowhere"),
-        (["probe", "http://a"], 2, "got 'http://a'; as in deepseek-triton probe ready URL"),
-        (["generate", "hi", "--url", "http://127.0.0.1:9"], 1, "127.0.0.1:9"),
-    ):
-        done = run_command(*argv)
-        (line,) = done.stderr.splitlines()
-        assert (done.returncode, done.stdout, expected in line) == (code, "", True)
-        assert line.startswith(f"deepseek-triton {argv[0]}: ")
-        assert list(tmp_path.iterdir()) == []
-
-
 WRONG_OPTIONS = [
     (["generate", "hi", "--temprature", "1"], "did you mean --temperature?"),
     (["serve", ".", "--http-prot=1"], "did you mean --http-port?"),
