@@ -35,11 +35,11 @@ sys.path.extend(
     for each in ("model_repository/tensorrt_llm/1", "client", "build", "tools", "tests")
 )
 
+from bench.synthetic_checkpoint import CONFIG
 from gpu.engine_alone import EngineAlone
 from gpu.measuring import Measure, alone, line, record, through
 from gpu.served_engines import (
     OURS,
-    ROOT,
     gpu_memory_mib,
     machine,
     server_of,
@@ -54,8 +54,6 @@ from deepseek_triton_tools.cli.main import main as program
 SHAPES = ("7902/1000",)
 """Tokens of the prompt and of the answer; the vLLM recipes' guide measured 7,902 / 1,000."""
 BATCHES = (1, 16, 32, 64, 128, 256)
-FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
-"""As in deepseek-ai/DeepSeek-R1."""
 W4A16 = {
     "quant_method": "compressed-tensors",
     "format": "pack-quantized",
@@ -82,6 +80,7 @@ W4A16 = {
     },
 }
 """In groups of 128; attention and the output layer keep 16 bits."""
+FP8 = {**CONFIG["quantization_config"], "activation_scheme": "dynamic"}
 QUANTIZATION = {"fp8": FP8, "w4a16": W4A16}
 FREE_MIB = 4000
 """By which the GPUs' memory in use may differ from before, when the next engine loads."""
@@ -96,34 +95,9 @@ def checkpoint(folder: Path, precision: str = "fp8", num_layers: int | None = No
 
     Every id below the vocabulary's size has a text, so that text is made of the tokens as with the real tokenizer.
     """
-    catalog = ROOT / "build/deepseek_triton_build/data/catalog/architectures.yaml"
-    shape = yaml.safe_load(catalog.read_text(encoding="utf-8"))["deepseek-v3"]
     config = {
-        "architectures": [shape["class_name"]],
-        "model_type": shape["model_type"],
-        "num_hidden_layers": num_layers or shape["num_layers"],
-        "first_k_dense_replace": shape["num_dense_layers"],
-        "num_nextn_predict_layers": shape["num_mtp_layers"],
-        "n_routed_experts": shape["num_routed_experts"],
-        "n_shared_experts": shape["num_shared_experts"],
-        "num_experts_per_tok": shape["num_experts_per_token"],
-        "num_attention_heads": shape["num_heads"],
-        "num_key_value_heads": shape["num_heads"],
-        **{
-            name: shape[name]
-            for name in (
-                "hidden_size",
-                "intermediate_size",
-                "moe_intermediate_size",
-                "q_lora_rank",
-                "kv_lora_rank",
-                "qk_nope_head_dim",
-                "qk_rope_head_dim",
-                "v_head_dim",
-                "vocab_size",
-                "max_position_embeddings",
-            )
-        },
+        **CONFIG,
+        "num_hidden_layers": num_layers or CONFIG["num_hidden_layers"],
         "bos_token_id": 0,
         "eos_token_id": 1,
         "hidden_act": "silu",
@@ -155,7 +129,7 @@ def checkpoint(folder: Path, precision: str = "fp8", num_layers: int | None = No
     }
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    _tokenizer(shape["vocab_size"]).save(str(folder / "tokenizer.json"))
+    _tokenizer(CONFIG["vocab_size"]).save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
@@ -312,8 +286,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--batches", nargs="+", type=int, default=BATCHES, metavar="N", help="default: 1 16 32 64 128 256"
     )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as that of build")
-    parser.add_argument("--phases", default="alone,triton,alone", help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=1, help="of each phase (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=1300, help="of the whole run (default: %(default)s)")
     return parser.parse_args(argv)
@@ -341,7 +313,6 @@ def prepare(arguments: argparse.Namespace, vllm: str) -> tuple[Path, dict[str, A
     }
     repository = arguments.output / "repository"
     words = [word for name, value in options.items() for word in (name, str(value))]
-    words += [word for setting in arguments.set for word in ("--set", setting)]
     return repository, build(repository, model, words, vllm)
 
 
@@ -365,7 +336,7 @@ def main() -> int:
             end_s=end_s,
             runs=runs,
         )
-        for phase, system in enumerate(arguments.phases.split(","), start=1):
+        for phase, system in enumerate(("alone", "triton", "alone"), start=1):
             wait_for(lambda: idle is None or (gpu_memory_mib() or 0) <= idle + FREE_MIB, GONE_WITHIN_S)
             if time.monotonic() + longest > end_s:
                 print(f"no time is left for phase {phase}, {system}", flush=True)

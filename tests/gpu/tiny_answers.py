@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 BOS = "<｜begin▁of▁sentence｜>"
 USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
@@ -63,18 +63,6 @@ class Generated:
     """One for each token, if asked for."""
 
 
-class Engine(Protocol):
-    @property
-    def packages(self) -> tuple[str, ...]:
-        """Return the packages whose versions matter."""
-
-    def generate(self, prompts: Sequence[list[int]], *, with_choices: bool) -> list[Generated]:
-        """Continue all prompts greedily, in batches, until EOS or MAX_NEW_TOKENS."""
-
-    def drafted(self) -> tuple[int, int]:
-        """Return how many tokens the MTP layer has proposed since the start, and how many of them were accepted."""
-
-
 class VllmEngine:
     packages = ("vllm", "torch", "transformers")
 
@@ -99,6 +87,7 @@ class VllmEngine:
         )
 
     def generate(self, prompts: Sequence[list[int]], *, with_choices: bool) -> list[Generated]:
+        """Continue all prompts greedily, in batches, until EOS or MAX_NEW_TOKENS."""
         from vllm import SamplingParams
 
         sampling = SamplingParams(
@@ -108,6 +97,7 @@ class VllmEngine:
         return [_from_vllm(output.outputs[0]) for output in outputs]
 
     def drafted(self) -> tuple[int, int]:
+        """Return how many tokens the MTP layer has proposed since the start, and how many of them were accepted."""
         counts = {metric.name: getattr(metric, "value", 0) for metric in self._llm.get_metrics()}
         names = ("vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens")
         proposed, accepted = (int(counts.get(name, 0)) for name in names)
@@ -216,7 +206,7 @@ def read_questions(path: Path) -> list[Question]:
     return [Question(row["id"], row["split"], row["prompt"]) for row in rows]
 
 
-def demo(engine: Engine, tokens: Tokens) -> list[dict[str, Any]]:
+def demo(engine: VllmEngine | TransformersEngine, tokens: Tokens) -> list[dict[str, Any]]:
     """Continue each demo prompt by itself, with the runner-up of each token."""
     found = []
     for prompt in DEMO_PROMPTS:
@@ -227,7 +217,7 @@ def demo(engine: Engine, tokens: Tokens) -> list[dict[str, Any]]:
 
 
 def answer(
-    engine: Engine, tokens: Tokens, questions: Sequence[Question]
+    engine: VllmEngine | TransformersEngine, tokens: Tokens, questions: Sequence[Question]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Answer all questions at once; return the answers, and how many tokens that took and how long."""
     prompts = [tokens.encode(question.prompt) for question in questions]
@@ -287,7 +277,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     checkpoint: Path = arguments.checkpoint
     tokens, questions = Tokens(checkpoint), read_questions(arguments.questions)
     start = time.perf_counter()
-    engine: Engine
+    engine: VllmEngine | TransformersEngine
     if arguments.engine == "transformers":
         engine = TransformersEngine(checkpoint)
     else:
