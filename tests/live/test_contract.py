@@ -173,16 +173,6 @@ def test_input_ids_are_the_prompt_on_the_production_path_too(trtllm_server, way)
     assert ask(trtllm_server, way, greedy("x" * 70)).answer().num_cached_tokens == 64
 
 
-@every_way
-@servers("tiny", "trtllm")
-def test_a_prompt_is_cut_to_its_last_tokens(server, way):
-    cut = [ask(server, way, greedy(prompt + PROMPT, truncate_prompt_tokens=3)).answer() for prompt in "ab"]
-
-    assert cut[0].num_input_tokens == 3
-    assert cut[0].text == cut[1].text
-    assert ask(server, way, greedy(truncate_prompt_tokens=1000)).answer() == ask(server, way, greedy()).answer()
-
-
 BOS_ID = 0
 """Of the demo's checkpoint; what a prompt begins with."""
 
@@ -245,32 +235,6 @@ def test_stop_strings_end_the_text_where_it_has_all_of_one(server, way):
     assert answer.num_output_tokens < 60
     answer = ask(server, way, greedy(max_tokens=60, sampling_param_stop=[unfinished])).answer()
     assert (answer.text, answer.finish_reason, answer.stop_reason) == (whole, "length", None)
-
-
-@every_way
-@servers("tiny", "trtllm")
-def test_a_stop_token_ends_the_text_before_itself(server, way):
-    ids = ask(server, way, greedy(return_output_ids=True)).answer().token_ids
-    stop = next(token_id for place, token_id in enumerate(ids) if place > 3 and token_id not in ids[:place])
-
-    answer = ask(server, way, greedy(sampling_param_stop_token_ids=[stop, 1], return_output_ids=True)).answer()
-
-    assert text_of(server).startswith(answer.text.rstrip("\N{REPLACEMENT CHARACTER}"))
-    assert (answer.finish_reason, answer.stop_reason) == ("stop", str(stop))
-    assert [token_id for token_id in answer.token_ids if token_id != stop] == ids[: ids.index(stop)]
-
-
-@every_way
-def test_the_end_token_is_not_the_end_on_demand(trtllm_server, way):
-    """The stand-in says it once, after 40 to 79 tokens."""
-    plain = ask(trtllm_server, way, greedy(max_tokens=120)).answer()
-
-    assert (plain.finish_reason, plain.stop_reason) == ("stop", None)
-    assert plain.num_output_tokens < 120
-    for fields in ({"ignore_eos": True}, {"min_tokens": 120}):
-        longer = ask(trtllm_server, way, greedy(max_tokens=120, **fields)).answer()
-        assert (longer.finish_reason, longer.num_output_tokens) == ("length", 120)
-        assert longer.text.startswith(plain.text.rstrip("\N{REPLACEMENT CHARACTER}"))
 
 
 # --- What an engine can't do is refused by its name ---

@@ -18,7 +18,7 @@ import yaml
 from conformance.running import gateway
 from deepseek_triton_client import Client
 from deepseek_triton_tools.server.server_process import ServerProcess
-from support.documents import PAGES, Command, Snippet, commands, snippets
+from support.documents import PAGES, Command, commands, snippets
 from support.servers import url
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -35,19 +35,19 @@ def run(program: str, *argv: object) -> str:
     return done.stdout
 
 
-def test_every_example_is_listed_and_run() -> None:
+def test_every_example_is_listed_and_run():
     programs = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh")}
     readme, tests = (EXAMPLES / "README.md").read_text(), Path(__file__).read_text()
     assert {name for name in programs if f"[{name}]({name})" not in readme or f'"{name}"' not in tests} == set()
 
 
-def test_curl(simulated_server: ServerProcess) -> None:
+def test_curl(simulated_server):
     output = run("curl.sh", url(simulated_server, "http"))
     assert output.count('"text_output"') >= 5
     assert '"error"' not in output.partition("--- start a long request")[0]
 
 
-def test_the_gateway(simulated_server: ServerProcess, tmp_path: Path) -> None:
+def test_the_gateway(simulated_server, tmp_path):
     with gateway(url(simulated_server, "http"), log=tmp_path / "log") as address:
         output = run("gateway.sh", address)
     assert output.count('"object":"chat.completion"') == 3
@@ -59,11 +59,11 @@ def test_the_gateway(simulated_server: ServerProcess, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "last"), [("client_sync.py", "refused: "), ("client_async.py", "left after 3 chunks")]
 )
-def test_clients(simulated_server: ServerProcess, program: str, last: str, scheme: str) -> None:
+def test_clients(simulated_server, program, last, scheme):
     assert run(program, url(simulated_server, scheme)).splitlines()[-1].startswith(last)
 
 
-def test_a_batch_is_answered_and_resumed(simulated_server: ServerProcess, tmp_path: Path) -> None:
+def test_a_batch_is_answered_and_resumed(simulated_server, tmp_path):
     answers = tmp_path / "answers.jsonl"
     run("batch.sh", url(simulated_server, "http"), answers)
     first = answers.read_text()
@@ -72,13 +72,13 @@ def test_a_batch_is_answered_and_resumed(simulated_server: ServerProcess, tmp_pa
     assert answers.read_text() == first
 
 
-def test_kubernetes_manifests(tmp_path: Path) -> None:
+def test_kubernetes_manifests(tmp_path):
     run("kubernetes.sh", tmp_path)
     documents = list(yaml.safe_load_all((tmp_path / "r1.yaml").read_text()))
     assert "Deployment" in {document["kind"] for document in documents}
 
 
-def test_a_slurm_job(tmp_path: Path) -> None:
+def test_a_slurm_job(tmp_path):
     run("slurm.sh", tmp_path)
     script = tmp_path / "r1x2.sbatch"
     assert "#SBATCH --nodes=2" in script.read_text()
@@ -116,8 +116,9 @@ def shell(server: ServerProcess, folder: Path, statement: str) -> subprocess.Com
 ELSEWHERE = {"docs/gateway.md", "docs/disaggregated.md"}
 
 
+@pytest.mark.documents
 @pytest.mark.parametrize("page", [page for page in PAGES if asking(page) and page not in ELSEWHERE])
-def test_what_a_page_asks_a_server_is_answered(simulated_server: ServerProcess, tmp_path: Path, page: str) -> None:
+def test_what_a_page_asks_a_server_is_answered(simulated_server, tmp_path, page):
     (tmp_path / "report.txt").write_text("A report.")
     (tmp_path / "talk.json").write_text('[{"role": "user", "content": "Why?"}]')
     (tmp_path / "prompts.jsonl").write_text('"Why?"\n')
@@ -127,9 +128,8 @@ def test_what_a_page_asks_a_server_is_answered(simulated_server: ServerProcess, 
         assert command.program != "curl" or '"text_output"' in done.stdout, done.stdout
 
 
-def test_the_stream_of_the_page_still_runs_when_its_stop_is_typed(
-    simulated_server: ServerProcess, tmp_path: Path
-) -> None:
+@pytest.mark.documents
+def test_the_stream_of_the_page_still_runs_when_its_stop_is_typed(simulated_server, tmp_path):
     """A reader needs some seconds to type it in a second terminal."""
     stream, stop = (command for command in commands("docs/requests.md") if "job-7" in command.statement)
     request = json.loads(stream.argv[-1])
@@ -156,10 +156,9 @@ PYTHON = [
 ]
 
 
+@pytest.mark.documents
 @pytest.mark.parametrize("snippet", PYTHON, ids=str)
-def test_the_python_of_a_page_runs(
-    simulated_server: ServerProcess, snippet: Snippet, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_python_of_a_page_runs(simulated_server, snippet, capsys):
     code = compile(at(simulated_server, snippet.text), str(snippet), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     result = eval(code, {})
     if inspect.iscoroutine(result):

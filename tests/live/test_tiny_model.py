@@ -104,14 +104,6 @@ def test_what_was_said_before_and_the_system_text_count(v31_server):
     ]
 
 
-@each_way
-def test_a_story_comes_to_its_end_without_max_tokens(v31_server, way):
-    answer = ask(v31_server, way, {"messages": json.dumps(said("Tell me a story."))}).answer()
-
-    assert answer.text.startswith("Once upon a time")
-    assert (answer.text[-1], answer.finish_reason) == (".", "stop")
-
-
 def test_sampled_answers_agree_on_a_fact(v31_server):
     """A right answer is likely, and so are the best of several."""
     body = chat_body(said(FRANCE), temperature=0.5, seed=7, return_cumulative_logprob=True)
@@ -172,15 +164,6 @@ def test_a_tag_that_comes_in_two_chunks_parts_reasoning_all_the_same(request, na
     assert cuts_seen  # not all: a busy machine sends several texts in one chunk
 
 
-@each_way
-def test_a_stop_string_may_be_the_tag_that_ends_reasoning(v31_server, way):
-    fields = {"sampling_param_stop": [END_THINK], "separate_reasoning": True}
-    answer = chat(v31_server, way, said(SUM), THINKING, **fields)
-
-    assert (answer.text, answer.stop_reason) == ("", END_THINK)
-    assert answer.reasoning.endswith("Together 85.")
-
-
 # --- tools ------------------------------------------------------------------------------------------------------------
 
 
@@ -230,7 +213,7 @@ def test_the_tool_that_fits_is_called_with_what_the_user_said(request, name):
 # --- a damaged checkpoint ---------------------------------------------------------------------------------------------
 
 
-def test_a_server_does_not_load_a_cut_checkpoint_and_names_the_file(tmp_path: Path) -> None:
+def test_a_server_does_not_load_a_cut_checkpoint_and_names_the_file(tmp_path):
     repository = build(tmp_path / "repository", "tiny")
     weights = repository / "tensorrt_llm/1/tiny/model.safetensors"
     with weights.open("r+b") as file:
@@ -257,8 +240,9 @@ def output_of(argv: list[str], folder: Path) -> str:
 BY_TRANSFORMERS = next(name for name, (asked, _) in ANSWERED.items() if "from transformers" in asked.text)
 
 
+@pytest.mark.documents
 @pytest.mark.parametrize("name", sorted(ANSWERED.keys() - {BY_TRANSFORMERS}))
-def test_the_page_shows_what_the_model_says(v31_server: ServerProcess, tmp_path: Path, name: str) -> None:
+def test_the_page_shows_what_the_model_says(v31_server, tmp_path, name):
     (snippet, shown), address = ANSWERED[name], url(v31_server, "http")
     if snippet.language == "sh":
         found = output_of(["bash", "-c", f"{snippet.text.strip()} --url {address}"], tmp_path)
@@ -268,7 +252,8 @@ def test_the_page_shows_what_the_model_says(v31_server: ServerProcess, tmp_path:
     assert found == shown
 
 
-def test_transformers_answers_as_the_page_shows(tmp_path: Path) -> None:
+@pytest.mark.documents
+def test_transformers_answers_as_the_page_shows(tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     program, shown = ANSWERED[BY_TRANSFORMERS]
