@@ -3,8 +3,6 @@
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from deepseek_triton_client._core.exceptions import ProtocolError
 from deepseek_triton_client._core.prometheus_text import Metrics, Sample
@@ -71,16 +69,3 @@ def test_what_is_none():
     for line in (*numbers, '1a{b="c"} 1', 'a{b="c" 1', "a{b=c} 1", 'a{b="c"d="e"} 1', "a{,} 1"):
         with pytest.raises(ProtocolError, match="line 2"):
             Metrics.parse(f"ok 1\n{line}\n")
-
-
-names = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]*", fullmatch=True)
-
-
-@pytest.mark.slow
-@given(st.dictionaries(names, st.text()), st.floats(allow_nan=False))
-def test_any_labels_come_back(labels, value):
-    def escaped(text):
-        return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
-
-    written = ",".join(f'{name}="{escaped(text)}"' for name, text in labels.items())
-    assert Metrics.parse(f"m{{{written}}} {value!r}").samples == (Sample("m", labels, value),)

@@ -81,14 +81,6 @@ def test_any_cut_gives_the_same_events(body, cuts):
     assert not decoder.pending
 
 
-@pytest.mark.slow
-@settings(max_examples=50)
-@given(st.lists(st.lists(st.text("ab 你🙂:\u2028\x0b\x85"), min_size=1)), line_ends)
-def test_what_was_put_into_events_comes_out(events, end):
-    body = b"".join(b"".join(b"data: " + line.encode() + end for line in event) + end for event in events)
-    assert decoded(body) == ["\n".join(event).encode() for event in events]
-
-
 def test_what_is_pending():
     pending = {
         b"": False,

@@ -57,10 +57,7 @@ class Outcomes:
         return sum(count for (_, name), count in self.counts.items() if name == outcome)
 
     def table(self) -> str:
-        names = sorted({name for _, name in self.counts})
-        kinds = sorted({kind for kind, _ in self.counts})
-        rows = [["", *names]] + [[kind, *(str(self.counts[kind, name]) for name in names)] for kind in kinds]
-        return "\n".join("  ".join(f"{cell:>18}" for cell in row) for row in rows)
+        return "\n".join(f"{kind}: {count} {name}" for (kind, name), count in sorted(self.counts.items()))
 
 
 def mixed(number: int, model: str) -> Asked:
