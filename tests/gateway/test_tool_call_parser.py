@@ -326,12 +326,6 @@ def test_any_cut_of_any_text_gives_the_uncut_result(cut):
 
 
 @pytest.mark.slow
-@given(JUNK.filter(lambda text: not any(opening in text for opening in OPENINGS)))
-def test_text_without_a_call_is_given_as_it_is(text):
-    assert parse(list(text)) == Answer(text, ())
-
-
-@pytest.mark.slow
 @settings(max_examples=150)
 @given(JUNK)
 def test_only_tags_names_and_white_space_are_dropped(text):
