@@ -1,5 +1,3 @@
-import pytest
-
 from deepseek_backend.answer.sequence_buffer import SequenceBuffer
 from deepseek_backend.engines.base import Logprob, PerfMetrics, Step
 from deepseek_backend.engines.call_tags import CALLS_BEGIN
@@ -162,17 +160,21 @@ def test_what_is_not_taken_adds_up_and_counts_are_of_the_tokens_since():
     assert sequence.num_output_tokens == 4
 
 
-@pytest.mark.parametrize("name", ["output_ids", "logprobs", "prompt_logprobs", "cumulative_logprob"])
-def test_of_tokens_only_what_was_asked_for_is_kept(name):
-    sequence = buffer(returned=frozenset({name}))
+def test_of_tokens_only_what_was_asked_for_is_kept():
     sampled, other = Logprob(7, -0.5, rank=1), Logprob(8, -1.0, rank=2)
-    sequence.add(token(logprobs=[[sampled, other]], prompt_logprobs=[None, [other]]))
-    sequence.add(token(logprobs=[[sampled]]))
-    chunk = sequence.take(counted=True)
-    assert chunk.token_ids == ([7, 7] if name == "output_ids" else [])
-    assert chunk.logprobs == ([[sampled, other], [sampled]] if name == "logprobs" else [])
-    assert chunk.prompt_logprobs == ([None, [other]] if name == "prompt_logprobs" else [])
-    assert chunk.cumulative_logprob == -1.0
+    kept = {
+        "output_ids": [7, 7],
+        "logprobs": [[sampled, other], [sampled]],
+        "prompt_logprobs": [None, [other]],
+        "cumulative_logprob": -1.0,
+    }
+    for name in kept:
+        sequence = buffer(returned=frozenset({name}))
+        sequence.add(token(logprobs=[[sampled, other]], prompt_logprobs=[None, [other]]))
+        sequence.add(token(logprobs=[[sampled]]))
+        chunk = sequence.take(counted=True)
+        found = (chunk.token_ids, chunk.logprobs, chunk.prompt_logprobs, chunk.cumulative_logprob)
+        assert found == tuple(kept[key] if key in (name, "cumulative_logprob") else [] for key in kept)
 
 
 def test_the_last_chunk_has_what_the_engine_knows_at_the_end():

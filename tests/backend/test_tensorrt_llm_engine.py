@@ -99,23 +99,21 @@ def test_special_and_stop_tokens(make_engine):
     assert harness.text(stop=("a",)) == answer.text
 
 
+SAMPLES = [  # releases, and what makes a temperature alone sample
+    ("1.2.1", {}),
+    ("1.2.0", {"speculative_config": MTP_SAMPLING}),
+    ("1.1.0", {}),
+    *((release, {"enable_trtllm_sampler": True}) for release in ("1.0.0", "0.21.0")),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("release", "llm_args"),
-    [
-        pytest.param("1.2.1", {}, id="1.2.1"),
-        pytest.param("1.2.0", {"speculative_config": MTP_SAMPLING}, id="1.2.0 MTP"),
-        pytest.param("1.1.0", {}, id="1.1.0"),
-        pytest.param("1.0.0", {"enable_trtllm_sampler": True}, id="1.0.0"),
-        pytest.param("0.21.0", {"enable_trtllm_sampler": True}, id="0.21.0"),
-    ],
-)
+@pytest.mark.parametrize(("release", "llm_args"), SAMPLES)
 def test_a_temperature_alone_samples(make_engine, release, llm_args):
     """Up to 1.1 TensorRT-LLM decodes greedily unless top_k or top_p is given as well."""
     harness = make_engine(release, **llm_args)
     greedy = harness.text()
-    assert harness.text(temperature=0.0) == greedy
-    assert harness.text(temperature=0.0, top_p=0.9) == greedy
+    assert harness.text(temperature=0.0) == harness.text(temperature=0.0, top_p=0.9) == greedy
     assert harness.text(temperature=0.6) != greedy
 
 
@@ -145,7 +143,7 @@ CONFIGURATIONS = [
     ]
 ]
 
-VALUES = {
+VALUES = {  # of the fields that depend on the sampler
     "temperature": 0.6,
     "top_k": 20,
     "top_p": 0.9,
@@ -158,7 +156,6 @@ VALUES = {
     "bad": ("naïve",),
     "guided_regex": "[a-z]+",
 }
-"""The fields that depend on the sampler."""
 
 
 @pytest.mark.slow
@@ -184,11 +181,10 @@ def test_a_refusal_says_why(make_engine):
     assert "allow_advanced" in make_engine(speculative_config=MTP).engine.capabilities.unsupported["temperature"]
 
 
-@pytest.mark.parametrize(("llm_args", "num_tokens"), [({}, 1), ({"speculative_config": MTP}, 3)], ids=["no", "MTP"])
-def test_mtp_gives_several_tokens_an_iteration(make_engine, monkeypatch, llm_args, num_tokens):
-    steps = run_with_one_iteration_first(make_engine(**llm_args), monkeypatch, max_tokens=29, ignore_eos=True)
-    assert len(steps[0].token_ids) == num_tokens
-    assert len(steps.token_ids) == 29
+def test_mtp_gives_several_tokens_an_iteration(make_engine, monkeypatch):
+    for llm_args, num_tokens in ({}, 1), ({"speculative_config": MTP}, 3):
+        steps = run_with_one_iteration_first(make_engine(**llm_args), monkeypatch, max_tokens=29, ignore_eos=True)
+        assert (len(steps[0].token_ids), len(steps.token_ids)) == (num_tokens, 29)
 
 
 def test_the_time_between_tokens_is_known_or_said_to_be_unknown():

@@ -145,15 +145,11 @@ def test_a_logprob_that_might_be_missing_is_not_promised(make_engine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("release", ["1.1.0", "1.0.0", "0.21.0"])
-def test_up_to_1_1_there_is_one_logprob(make_engine, release):
+@pytest.mark.parametrize("release", CPP_SAMPLER)
+def test_up_to_1_1_there_is_one_logprob_and_the_cpp_samplers_is_of_the_sampled_token_only(make_engine, release):
     harness = make_engine(release)
     assert harness.run(max_tokens=3, logprobs=1)[-1].finish_reason == "length"
     assert "expected at most 1, got 5" in str(refusal(harness, logprobs=5))
-
-
-@pytest.mark.parametrize("release", CPP_SAMPLER)
-def test_the_cpp_sampler_has_the_logprob_of_the_sampled_token_only(make_engine, release):
     harness = make_engine(release, **CPP_SAMPLER[release])
     rows = harness.run(max_tokens=9, logprobs=0, temperature=1.0, top_p=0.9).logprobs
     assert {(len(row), row[0].rank) for row in rows} == {(1, 1)}, "1 is the lowest rank it can have"
@@ -266,19 +262,19 @@ def test_performance_metrics_and_statistics_where_there_are_some(make_engine):
 def test_every_metric_is_read_from_its_own_field():
     names = [tensor.name for tensor in PERF_OUTPUTS]
     assert names == [field.name for field in fields(PerfMetrics)]
-    values = iter(range(1, 100))
-    timing = {name: timedelta(microseconds=next(values)) for name in
-              ("arrival_time", "first_scheduled_time", "first_token_time", "last_token_time")}  # fmt: skip
-    cache = {name: next(values) for name in (
-        "num_reused_blocks", "num_missed_blocks", "num_new_allocated_blocks", "num_total_allocated_blocks",
-        "kv_cache_hit_rate")}  # fmt: skip
-    drafts = {name: next(values) for name in
-              ("acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens")}  # fmt: skip
+    timing = ("arrival_time", "first_scheduled_time", "first_token_time", "last_token_time")
+    cache = ("num_reused_blocks", "num_missed_blocks", "num_new_allocated_blocks", "num_total_allocated_blocks")
+    drafts = ("acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens")
+
+    def values(names, first):
+        return SimpleNamespace(**dict(zip(names, range(first, 100), strict=False)))
+
+    times = {name: timedelta(microseconds=number) for number, name in enumerate(timing, start=1)}
     metrics = perf_metrics(
         SimpleNamespace(
-            timing_metrics=SimpleNamespace(**timing),
-            kv_cache_metrics=SimpleNamespace(**cache),
-            speculative_decoding=SimpleNamespace(**drafts),
+            timing_metrics=SimpleNamespace(**times),
+            kv_cache_metrics=values((*cache, "kv_cache_hit_rate"), 5),
+            speculative_decoding=values(drafts, 10),
         )
     )
     times = [1000, 2000, 3000, 4000]

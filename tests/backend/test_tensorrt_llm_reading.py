@@ -1,8 +1,6 @@
 """TensorRT-LLM's responses become steps: one step for all waiting ones, in order, with one end."""
 
-from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -138,25 +136,13 @@ def test_a_long_turn_delivers_before_its_end(slow, monkeypatch):
     assert {len(call) for call in slow.sink.calls} == {1}
 
 
-@dataclass
-class Output:
-    """The part of a RequestOutput and its single CompletionOutput that the engine reads."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[dict[int, Any]] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: int | None = None
-
-    @property
-    def outputs(self):
-        return [self]
-
-
 def with_two_tokens_and_one_logprob(finish_reason):
+    """The part of a RequestOutput and its single CompletionOutput that the engine reads, and what reads it."""
     tokenizer = PromptTokenizer(SimpleNamespace(decode=lambda token_ids, **_: "".join(map(chr, token_ids))))
     request = GenerateRequest(request_id="r", prompt="p", sampling=SamplingParams(logprobs=0), max_tokens=9)
-    output = Output("ab", [97, 98], [{97: SimpleNamespace(logprob=-1.0, rank=1)}], finish_reason)
+    output = SimpleNamespace(text="ab", token_ids=[97, 98], finish_reason=finish_reason, stop_reason=None)
+    output.logprobs = [{97: SimpleNamespace(logprob=-1.0, rank=1)}]
+    output.outputs = [output]
     return output, OutputIncrements(request, output, tokenizer)
 
 

@@ -63,8 +63,6 @@ def arguments(*, max_tokens=20, max_temperature=2.0, **sampling):
 
 ALWAYS = {"detokenize": False, "skip_clone": True, "max_tokens": 20}
 GREEDY = {**ALWAYS, "temperature": 0.0}
-
-
 PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": -1.0, "frequency_penalty": 0.5}
 TRANSLATED = [
     ({}, GREEDY),
