@@ -144,15 +144,21 @@ def test_flags_and_yaml_together_are_the_plan_with_nothing_twice(run, place, nam
         assert "triton_config" not in document
 
 
-def test_the_common_limits_are_flags(run):
+def test_serve_has_the_common_limits_as_flags_and_the_users_words_last(run):
     argv = run(make_plan(R1), "trtllm-serve").argv
-
-    assert argv[:2] == ["trtllm-serve", "deepseek-ai/DeepSeek-R1"]
     flags = flags_of(argv)
+    assert argv[:2] == ["trtllm-serve", "deepseek-ai/DeepSeek-R1"]
     assert (flags["--host"], flags["--port"], flags["--backend"]) == ("localhost", 8000, "pytorch")
     assert (flags["--tp_size"], flags["--ep_size"], flags["--pp_size"]) == (8, 8, 1)
     assert {"--max_batch_size", "--max_num_tokens", "--max_seq_len"} <= flags.keys()
     assert "--trust_remote_code" not in flags
+
+    trusting = make_plan(replace(R1, overrides=(("trust_remote_code", True),)))
+    argv = run(trusting, "trtllm-serve", "--log_level", "debug", HOST="0.0.0.0", PORT="9000").argv
+    flags = flags_of(argv)
+    assert argv[-2:] == ["--log_level", "debug"]
+    assert (flags["--host"], flags["--port"], flags["--trust_remote_code"]) == ("0.0.0.0", 9000, True)
+    assert flags_of(run(trusting, "trtllm-eval", "mmlu").argv)["--trust_remote_code"] is True
 
 
 def test_a_section_in_the_yaml_holds_all_its_keys(run):
@@ -176,29 +182,13 @@ def test_a_section_that_flags_can_set_completely_stays_a_flag(run):
     assert "kv_cache_config" not in yaml.safe_load(files_of(plan, "trtllm-serve")["extra-llm-api-config.yml"])
 
 
-def test_trust_remote_code_is_a_switch(run):
-    plan = make_plan(replace(R1, overrides=(("trust_remote_code", True),)))
-
-    assert flags_of(run(plan, "trtllm-serve").argv)["--trust_remote_code"] is True
-    assert flags_of(run(plan, "trtllm-eval", "mmlu").argv)["--trust_remote_code"] is True
-
-
-@pytest.mark.parametrize("format", ["trtllm-serve", "trtllm-bench", "trtllm-eval"])
-def test_a_plan_of_flags_alone_leaves_a_yaml_that_is_a_mapping(format):
+def test_a_plan_of_flags_alone_leaves_a_yaml_that_is_a_mapping():
     """The programs read an empty document as None and fail."""
     plan = make_plan(R1)
-    plan = replace(
-        plan, settings=tuple(row for row in plan.settings if row.key in ("model", "backend", "max_batch_size"))
-    )
-
-    assert yaml.safe_load(files_of(plan, format)["extra-llm-api-config.yml"]) == {}
-
-
-def test_host_port_and_further_arguments_are_the_users(run):
-    argv = run(make_plan(R1), "trtllm-serve", "--log_level", "debug", HOST="0.0.0.0", PORT="9000").argv
-
-    assert argv[-2:] == ["--log_level", "debug"]
-    assert (flags_of(argv)["--host"], flags_of(argv)["--port"]) == ("0.0.0.0", 9000)
+    kept = tuple(row for row in plan.settings if row.key in ("model", "backend", "max_batch_size"))
+    for format in ("trtllm-serve", "trtllm-bench", "trtllm-eval"):
+        files = files_of(replace(plan, settings=kept), format)
+        assert yaml.safe_load(files["extra-llm-api-config.yml"]) == {}
 
 
 def test_only_models_that_always_reason_get_the_reasoning_parser(run):
@@ -352,11 +342,6 @@ def test_settings_that_the_quickstart_has_no_flag_for_are_named(run):
         assert "stream_interval" not in " ".join(run(plan, "quickstart").argv)
 
 
-def test_the_quickstarts_path_can_be_set(run, tmp_path):
-    script = str(put(tmp_path / "my script.py"))
-    assert run(make_plan(R1), "quickstart", QUICKSTART=script).argv[1] == script
-
-
 @pytest.mark.parametrize("root", ["app/tensorrt_llm", "app"], ids=["trtllm-container", "triton-container"])
 @pytest.mark.parametrize("folder", ["llm-api", "pytorch"])
 def test_the_quickstart_is_found_in_either_container(tmp_path, root, folder):
@@ -368,8 +353,11 @@ def test_the_quickstart_is_found_in_either_container(tmp_path, root, folder):
         assert result.error == f"quickstart.sh: runs {script}\n"
 
 
-def test_the_quickstart_that_is_nowhere_is_refused_and_an_image_named(tmp_path):
+def test_the_quickstarts_path_can_be_set_and_is_refused_with_an_image_where_it_is_none(tmp_path):
     run = script_runner(tmp_path)
+    script = str(put(tmp_path / "my script.py"))
+    assert run(make_plan(R1), "quickstart", QUICKSTART=script).argv[1] == script
+
     for given, found in ({}, "none at either"), ({"QUICKSTART": "/no/such.py"}, "none at /no/such.py"):
         result = run(make_plan(R1), "quickstart", **given)
         assert (result.code, result.argv) == (2, [])
@@ -457,36 +445,28 @@ def test_hosts_are_two_different_ones(run):
         assert argv[argv.index("-H") + 1] == "node1:8,node2:8"
 
 
-def test_variables_that_tune_the_network_are_forwarded_to_every_node(run):
+def test_variables_that_tune_the_network_are_forwarded_and_an_interface_is_for_mpi_nccl_and_gloo(run):
     plan = replace(make_plan(TWO_NODES), environment=(variable("NCCL_OWN", "1"),))
-    argv = run(plan, "trtllm-serve", HOSTS="a,b", NCCL_SOCKET_IFNAME="eth0", UCX_TLS="rc", OTHER="x").argv
-
-    forwarded = forwarded_by(argv)
+    given = {"NCCL_SOCKET_IFNAME": "eth0", "UCX_TLS": "rc", "OTHER": "x"}
+    forwarded = forwarded_by(run(plan, "trtllm-serve", HOSTS="a,b", **given).argv)
     assert {"NCCL_SOCKET_IFNAME", "UCX_TLS", "NCCL_OWN"} <= set(forwarded)
     assert len(forwarded) == len(set(forwarded))
     assert "OTHER" not in forwarded
 
-
-def test_the_network_interface_is_set_for_mpi_nccl_and_gloo(run):
     result = run(make_plan(TWO_NODES), "trtllm-serve", HOSTS="a,b", INTERFACE="eth1", SSH_ARGS="-i /keys/id")
-
     interfaces = dict.fromkeys(("btl_tcp_if_include", "oob_tcp_if_include"), "eth1")
     assert parameters_of(result.argv) == interfaces | {"plm_rsh_args": "-i /keys/id"}
     assert {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"} <= set(forwarded_by(result.argv))
     assert result.environment["GLOO_SOCKET_IFNAME"] == "eth1"
 
 
-def test_under_slurm_every_rank_runs_the_script(run):
+def test_under_slurm_every_rank_runs_the_script_and_trays_of_four_have_four_each(run):
     argv = run(make_plan(TWO_NODES), "trtllm-serve", SLURM_STEP_NUM_TASKS="16").argv
-
     assert argv[:2] == ["trtllm-llmapi-launch", "trtllm-serve"]
 
-
-def test_trays_of_four_have_four_ranks_each(run):
     plan = make_plan(REQUESTS["r1-wide-ep"])
     hosts = [f"tray{number}" for number in range(plan.num_nodes)]
     argv = run(plan, "trtllm-serve", HOSTS=",".join(hosts)).argv
-
     assert argv[argv.index("-H") + 1] == ",".join(f"{host}:4" for host in hosts)
     assert argv[argv.index("-n") + 1] == str(4 * len(hosts))
 
