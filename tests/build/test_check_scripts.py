@@ -89,6 +89,7 @@ def test_a_script_that_bash_cant_read_has_the_line_and_without_bash_it_is_not_ju
     _, [finding] = read_script(tmp_path / "start.sh", "start.sh")
     assert (finding.code, finding.line) == ("S010", 4)
 
+    (tmp_path / "start.sh").write_text("if\n")
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert read_script(tmp_path / "start.sh", "start.sh")[1] == []
 
