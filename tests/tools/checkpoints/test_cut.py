@@ -104,6 +104,18 @@ def same(found, name, source, origin=None):
     return left.tobytes() == whole[: len(left)].tobytes()
 
 
+def test_the_tensors_that_are_left_have_their_bytes(two_layers):
+    found, source = open_checkpoint(two_layers), open_checkpoint(TINY)
+    assert set(found) == {name for name in source if not name.startswith(("model.layers.2.", "model.layers.3."))}
+    assert all(same(found, name, source) for name in found)
+    assert read(two_layers, "config.json")["num_hidden_layers"] == 2
+    assert read(two_layers, "config.json")["num_nextn_predict_layers"] == 0
+    assert (two_layers / "tokenizer.json").read_bytes() == (TINY / "tokenizer.json").read_bytes()
+    # It can be verified.
+    assert main(["checkpoint", "verify", str(two_layers)]) == 0
+    assert "README.md" not in read(two_layers, "checkpoint.sha256.json")["files"]
+
+
 def test_a_cut_tiny_checkpoint_loads_in_the_reference_engine_and_generates(two_layers):
     checkpoint = load_checkpoint("cut", version_dir=two_layers.parent)
     runner = ModelRunner(checkpoint.model, 1)
@@ -115,18 +127,6 @@ def test_a_cut_tiny_checkpoint_loads_in_the_reference_engine_and_generates(two_l
 
     assert all(0 <= token < checkpoint.vocab_size for token in chosen)
     assert np.isfinite(hidden).all()
-
-
-def test_the_tensors_that_are_left_have_their_bytes(two_layers):
-    found, source = open_checkpoint(two_layers), open_checkpoint(TINY)
-    assert set(found) == {name for name in source if not name.startswith(("model.layers.2.", "model.layers.3."))}
-    assert all(same(found, name, source) for name in found)
-    assert read(two_layers, "config.json")["num_hidden_layers"] == 2
-    assert read(two_layers, "config.json")["num_nextn_predict_layers"] == 0
-    assert (two_layers / "tokenizer.json").read_bytes() == (TINY / "tokenizer.json").read_bytes()
-    # It can be verified.
-    assert main(["checkpoint", "verify", str(two_layers)]) == 0
-    assert "README.md" not in read(two_layers, "checkpoint.sha256.json")["files"]
 
 
 def test_checksums_of_other_weights_are_left_out(w4afp8):
