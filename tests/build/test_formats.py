@@ -469,11 +469,3 @@ def test_under_slurm_every_rank_runs_the_script_and_trays_of_four_have_four_each
     argv = run(plan, "trtllm-serve", HOSTS=",".join(hosts)).argv
     assert argv[argv.index("-H") + 1] == ",".join(f"{host}:4" for host in hosts)
     assert argv[argv.index("-n") + 1] == str(4 * len(hosts))
-
-
-def test_an_override_is_in_every_format(run):
-    plan = make_plan(replace(R1, overrides=(("max_batch_size", 77), ("stream_interval", 3))))
-
-    assert flags_of(run(plan, "trtllm-serve").argv)["--max_batch_size"] == 77
-    assert yaml.safe_load(files_of(plan, "trtllm-serve")["extra-llm-api-config.yml"])["stream_interval"] == 3
-    assert "max_batch_size: 77" in files_of(plan, "triton")["tensorrt_llm/1/model.yaml"]

@@ -39,18 +39,18 @@ def rehearsal(**changes):
 # The plan
 
 
-@pytest.mark.parametrize("variant", ["tiny", "tiny-r1"])
-@pytest.mark.parametrize(
-    ("num_gpus", "expert_parallel", "attention_dp"),
-    [(None, 1, False), (1, 1, False), (2, 2, False), (4, 4, False), (8, 8, True), (16, 8, True)],
-)
-def test_how_it_is_divided(variant, num_gpus, expert_parallel, attention_dp):
-    plan = make_plan(rehearsal(variant=variant, num_gpus=num_gpus))
+LAYOUTS = [(None, 1, False), (1, 1, False), (2, 2, False), (4, 4, False), (8, 8, True), (16, 8, True)]
+"""GPUs, expert parallelism, and whether attention DP is on."""
 
-    assert plan.world_size == (num_gpus or 1)
-    assert (plan.layout.expert_parallel_size, plan.layout.attention_dp) == (expert_parallel, attention_dp)
-    assert plan.canonical["speculative_config.num_nextn_predict_layers"] == 1
-    assert [warning.rule.code for warning in plan.warnings] == []
+
+@pytest.mark.parametrize("variant", ["tiny", "tiny-r1"])
+def test_how_it_is_divided(variant):
+    for num_gpus, expert_parallel, attention_dp in LAYOUTS:
+        plan = make_plan(rehearsal(variant=variant, num_gpus=num_gpus))
+        assert plan.world_size == (num_gpus or 1)
+        assert (plan.layout.expert_parallel_size, plan.layout.attention_dp) == (expert_parallel, attention_dp)
+        assert plan.canonical["speculative_config.num_nextn_predict_layers"] == 1
+        assert [warning.rule.code for warning in plan.warnings] == []
 
 
 def test_every_gpu_with_fp8_has_a_plan():

@@ -13,7 +13,6 @@ from deepseek_triton_build.data.model_source import contract
 from deepseek_triton_build.planning.plan_request import BACKEND_NAMES
 from deepseek_triton_build.render.config_pbtxt import config_pbtxt
 from deepseek_triton_build.render.model_yaml import model_yaml
-from deepseek_triton_build.render.start_sh import start_sh
 
 TINY = PlanRequest(variant="tiny")
 R1 = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8)
@@ -170,8 +169,3 @@ def test_a_reason_never_leaves_its_comment():
     for text in ("a\nb: 1", "a\x85b: 1", "a\u2028b: 1", "\x1b[0m", "# x", "x" * 500):
         document = model_yaml(tiny_with(Setting(key="k", value=1, reason=text)), stamp=STAMP)
         assert yaml.safe_load(document) == {"k": 1}
-
-
-def test_start_sh_uses_the_launcher_only_for_tensorrt_llm():
-    assert "trtllm-llmapi-launch" in start_sh(make_plan(R1), stamp=STAMP)
-    assert "trtllm-llmapi-launch" not in start_sh(make_plan(TINY), stamp=STAMP)

@@ -284,14 +284,6 @@ def test_two_nodes(run):
     assert line == "start.sh: expected 2 different nodes, as in HOSTS=node1,node2; got a"
 
 
-def test_how_to_start_it_on_several_nodes_is_in_the_script():
-    text = " ".join(line.removeprefix("# ") for line in script_of(TWO_NODES).splitlines())
-
-    assert "16 GPUs are 2 nodes of 8. HOSTS names the nodes" in text
-    assert "srun --mpi=pmix --nodes 2 --ntasks-per-node 8 ./start.sh" in text
-    assert "srun --mpi=pmix --ntasks 8 ./start.sh" in " ".join(script_of(R1).split("\n# "))
-
-
 # Slurm
 
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from deepseek_triton_build import (
-    FORMATS,
     Plan,
     PlanRequest,
     RefusedPlanError,
@@ -107,12 +106,6 @@ def build_and_check(plan, output):
         if [model.variant for model in report.models] != [plan.variant.name]:
             problems.append(f"{name}: {plan.request}: not checked as {plan.variant.name}")
     return problems
-
-
-def render_every_format(plan):
-    """Return the bytes of all formats that the plan makes sense in."""
-    rendered = (format_files(name, plan, version="0") for name in plan.profile.formats if name in FORMATS)
-    return sum(len(file.content) for files in rendered for file in files)
 
 
 def check_in_scratch(plan):
