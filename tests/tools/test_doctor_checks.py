@@ -43,6 +43,7 @@ HUB_SMALL = replace(HUB, checkpoint_bytes=100)
 VAST = {"/root/.cache": Disk(total=2000 * GIB, free=1000 * GIB)}
 NVCC = replace(R1, uses_nvcc=True)
 CONTAINER = "NVIDIA_TRITON_SERVER_VERSION"
+SEND_BUFFER = "/proc/sys/net/core/wmem_default"
 USE_NVCC = "TRTLLM_DG_JIT_USE_NVCC"
 
 
@@ -114,11 +115,6 @@ def may_lock(owners):
     return with_files(files, limits={"memlock": (8 * MIB, 8 * MIB)})
 
 
-def sending_from(size):
-    """A machine whose sockets have this many bytes to send from."""
-    return with_files({"/proc/sys/net/core/wmem_default": f"{size}\n"})
-
-
 def cuda(release):
     """The answer of NVCC of that CUDA."""
     return Done(code=0, out=f"nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release {release}, V1\n")
@@ -147,20 +143,12 @@ def launched(*processes):
     return [replace(process, launch=LAUNCH) for process in processes]
 
 
-def of_python(**changes):
-    return machine(python=replace(PYTHON, **changes))
-
-
 def gpus_with(old, new):
     return gpus(basic=BASIC.replace(old, new))
 
 
 def checkpoint_with(name, content):
     return with_files({f"/models/R1/{name}": content})
-
-
-def named(*addresses):
-    return machine(names_of_hosts={"node1": addresses})
 
 
 def with_cuda(nvcc, **environ):
@@ -251,17 +239,17 @@ GOOD |= {"leftovers": "nothing left", "docker": "docker", "slurm": "debug* up 2 
 
 # check, machine, what is expected of it, level, words in the finding
 CASES = [
-    ("python", of_python(version="3.9.2"), NOTHING, "error", "3.10 or newer"),
-    ("python", of_python(version="3.13.0"), NOTHING, "ok", "3.13.0"),
+    ("python", machine(python=replace(PYTHON, version="3.9.2")), NOTHING, "error", "3.10 or newer"),
+    ("python", machine(python=replace(PYTHON, version="3.13.0")), NOTHING, "ok", "3.13.0"),
     ("python", of_wheel(version="3.13.0"), NOTHING, "error", "3.12 at most"),
     ("libpython", of_wheel(), NOTHING, "ok", "libpython3.12.so.1.0"),
     ("libpython", of_wheel(libpython=None), NOTHING, "error", "apt install libpython3.12"),
-    ("libpython", of_python(libpython=None), NOTHING, "skipped", "wheel's server"),
+    ("libpython", machine(python=replace(PYTHON, libpython=None)), NOTHING, "skipped", "wheel's server"),
     ("glibc", of_wheel(), NOTHING, "ok", "2.39"),
     ("glibc", of_wheel(glibc="2.34"), NOTHING, "error", "glibc 2.35"),
     ("glibc", of_wheel(glibc=None), NOTHING, "error", "not glibc"),
-    ("glibc", of_python(glibc=None), NOTHING, "note", "not glibc"),
-    ("glibc", of_python(glibc="2.31"), NOTHING, "ok", "2.31"),
+    ("glibc", machine(python=replace(PYTHON, glibc=None)), NOTHING, "note", "not glibc"),
+    ("glibc", machine(python=replace(PYTHON, glibc="2.31")), NOTHING, "ok", "2.31"),
     ("numpy", of_wheel(), NOTHING, "ok", "1.26.4"),
     ("numpy", of_wheel(packages={"numpy": "2.1.0"}), NOTHING, "error", "other values than were sent"),
     ("numpy", having(numpy="2.1.0"), NOTHING, "ok", "2.1.0"),
@@ -422,8 +410,8 @@ CASES = [
     ("memlock", may_lock("0 1000 1\n 1 100000 65536"), TWO_NODES, "error", "memlock=-1"),  # a rootless container
     ("nofile", machine(limits={"nofile": (20000, 20000)}), R1, "ok", "20000"),
     ("nofile", machine(limits={"nofile": (1024, 4096)}), NOTHING, "warning", "1024, at most 4096"),
-    ("send-buffer", sending_from("16777216"), NOTHING, "ok", "16777216 bytes, which take 21846 responses"),
-    ("send-buffer", sending_from("212992"), R1, "note", "sysctl -w net.core.wmem_default=16777216"),
+    ("send-buffer", with_files({SEND_BUFFER: "16777216"}), NOTHING, "ok", "16777216 bytes, which take 21846 responses"),
+    ("send-buffer", with_files({SEND_BUFFER: "212992"}), R1, "note", "sysctl -w net.core.wmem_default=16777216"),
     ("stack", machine(limits={"stack": (8 * MIB, None)}), R1, "ok", "8.0 MiB"),
     ("stack", machine(limits={"stack": (MIB, None)}), R1, "warning", "1.0 MiB"),
     ("container", with_files({"/.dockerenv": "", "/dev/nvidiactl": ""}), R1, "ok", "Docker"),
@@ -479,10 +467,10 @@ CASES = [
     ("hostname", machine(), TWO_NODES, "ok", "node1 is 10.0.0.1"),
     ("hostname", machine(names_of_hosts={}), R1, "warning", "node1 has no address"),
     ("hostname", machine(names_of_hosts={}), TWO_NODES, "error", "/etc/hosts"),
-    ("hostname", named("127.0.1.1"), R1, "ok", "enough for one machine"),
-    ("hostname", named("127.0.1.1"), TWO_NODES, "warning", "connect to themselves"),
-    ("hostname", named("10.9.9.9"), TWO_NODES, "error", "no address of this machine"),
-    ("hostname", named("10.9.9.9"), R1, "warning", "10.9.9.9"),
+    ("hostname", machine(names_of_hosts={"node1": ["127.0.1.1"]}), R1, "ok", "enough for one machine"),
+    ("hostname", machine(names_of_hosts={"node1": ["127.0.1.1"]}), TWO_NODES, "warning", "connect to themselves"),
+    ("hostname", machine(names_of_hosts={"node1": ["10.9.9.9"]}), TWO_NODES, "error", "no address of this machine"),
+    ("hostname", machine(names_of_hosts={"node1": ["10.9.9.9"]}), R1, "warning", "10.9.9.9"),
     ("ssh", without("ssh"), R1, "note", "openssh-client"),
     ("ssh", without("ssh"), TWO_NODES, "error", "openssh-client"),
     ("leftovers", running(SERVER, A_STUB, FORKED), R1, "ok", "nothing left"),
