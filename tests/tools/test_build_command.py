@@ -190,7 +190,6 @@ def compressed(group):
     return quantized({"quant_method": "compressed-tensors", "config_groups": {"group_0": group}})
 
 
-@pytest.mark.slow
 def test_a_folder_that_is_no_such_checkpoint_is_refused(tmp_path):
     folder = tmp_path / "ck"
     folder.mkdir()
@@ -211,7 +210,6 @@ def test_a_folder_that_is_no_such_checkpoint_is_refused(tmp_path):
             assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 def test_a_folder_with_w4a16_weights_is_for_vllm(tmp_path):
     configs = [*(quantized({"quant_method": method, "bits": 4}) for method in ("awq", "gptq")), compressed(INT4)]
     for number, config in enumerate(configs):

@@ -176,7 +176,6 @@ def test_a_program_that_is_not_here_is_named(monkeypatch, tmp_path):
     assert "not on PATH: mpirun, trtllm-llmapi-launch, tritonserver; run it in nvcr.io/nvidia/tritonserver:" in line
 
 
-@pytest.mark.slow
 def test_shared_memory_holds_the_copy_of_all_experts_that_the_load_balancer_keeps(tmp_path):
     for release in ("1.2.1", "1.0.0"):
         wide = ["deepseek-r1", "--gpu", "gb200-nvl72", "--profile", "wide-ep", "--trtllm", release]
@@ -315,7 +314,6 @@ def server_variables(form, text):
     return dict(setting.split("=", 1) for setting in settings if "=" in setting)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_hands_them_on(launched, form):
     text, said = launched(form)

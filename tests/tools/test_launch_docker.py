@@ -218,6 +218,7 @@ def test_local_runs_start_sh_with_its_variables(awkward, tmp_path, monkeypatch):
     assert (call["args"][-1], call["env"]["ODD"]) == ("--log-info=a b", "a b")
 
 
+@pytest.mark.slow
 def test_local_takes_the_wheels_server_where_there_is_no_other(launchable, monkeypatch):
     pytest.importorskip("pytriton", reason="the nvidia-pytriton wheel is not installed")
     folders = os.environ["PATH"].split(os.pathsep)

@@ -107,7 +107,6 @@ def test_host_files_are_as_mpiruns(tmp_path):
         assert mpirun.read_host_file(tmp_path / "hosts", 8) == expected
 
 
-@pytest.mark.slow
 def test_what_is_noted(printed, programs, monkeypatch, tmp_path):
     assert "note: 192.0.2.1 is not this machine" in printed("--hosts", "192.0.2.1,localhost").stderr
     assert printed("--hosts", "localhost,192.0.2.1").stderr == ""

@@ -62,7 +62,6 @@ def split(words):
     return words[:at], words[at + 1 :]
 
 
-@pytest.mark.slow
 def test_the_supervisor_is_in_front_of_srun(script, run, launchable):
     text = script("two", "--no-container", "--time", "7-0", "--partition", "gpu", "--", "--log-verbose", "1")
     sruns, [supervisor] = run(text)
@@ -97,7 +96,6 @@ def test_the_supervisor_takes_what_it_is_given(script, tmp_path):
     assert "--http-address 127.0.0.1" in command
 
 
-@pytest.mark.slow
 def test_in_containers_what_is_needed_is_mounted(script, run, launchable, tmp_path):
     kept, ready = tmp_path / "kept", tmp_path / "ready" / "file"
     options = ["--cache-dir", str(kept), "--ready-file", str(ready), "--image", "registry.example:5000/triton:1"]

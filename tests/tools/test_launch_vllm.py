@@ -45,7 +45,6 @@ def one_line(script):
     return " ".join(script.replace("\\\n", " ").split())
 
 
-@pytest.mark.slow
 def test_every_form_on_one_node(launch):
     script = launch("docker", "one", *WITH_IMAGE)
     lines = {line.strip() for line in script.splitlines()}

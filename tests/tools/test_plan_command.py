@@ -159,7 +159,6 @@ def test_a_brief_plan_is_without_settings():
     assert [title for title in titles if title not in brief] == ["enable_attention_dp"]
 
 
-@pytest.mark.slow
 def test_a_source_is_named_once_and_shapes_by_their_range(subtests):
     for profile in profiles():
         options = ["deepseek-r1", "--gpu", "gb200-nvl72", "--gpus", "32", "--profile", profile]
@@ -192,7 +191,6 @@ def built(tmp_path):
     return diff
 
 
-@pytest.mark.slow
 def test_other_options_would_change_these_settings(built, tmp_path):
     lines = built("--mtp", "1", "--set", "kv_cache_config.free_gpu_memory_fraction=0.7")
     at = lines.index("tensorrt_llm/1/model.yaml")
@@ -210,7 +208,6 @@ def test_the_folders_own_format_is_compared(built):
     assert not [line for line in lines if "format" in line.split(":")[0] or "removed" in line]
 
 
-@pytest.mark.slow
 def test_the_owners_changes_would_be_lost(built):
     """YAML that is none is compared as it stands."""
 
@@ -277,7 +274,6 @@ def test_concurrency_is_shown_for_the_lengths_asked_for():
     assert all(row["isl"] + row["osl"] <= longest for row in got["concurrency"])
 
 
-@pytest.mark.slow
 def test_every_published_checkpoint_can_be_named():
     """Its name is variant, precision and model."""
     for variant in variants().values():
