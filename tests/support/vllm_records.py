@@ -15,10 +15,9 @@ import hashlib
 import json
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import deepseek_triton_build
 
@@ -67,7 +66,7 @@ INTERFACES = (
 parameters of its own __init__. The engine compares these lists with what dataclasses, msgspec and inspect say of the
 installed vLLM (`vllm_release.py`)."""
 
-SECTIONS: Mapping[str, str] = {
+SECTIONS = {
     "attention_config": "vllm.config.attention:AttentionConfig",
     "compilation_config": "vllm.config.compilation:CompilationConfig",
     "eplb_config": "vllm.config.parallel:EPLBConfig",
@@ -77,7 +76,7 @@ SECTIONS: Mapping[str, str] = {
 }
 """Arguments that are mappings, whose keys are recorded too -> the class of them."""
 
-_BOUNDED: Mapping[str, str] = {
+_BOUNDED = {
     "block_size": "vllm.config.cache:CacheConfig",
     "max_num_batched_tokens": "vllm.config.scheduler:SchedulerConfig",
     "max_num_seqs": "vllm.config.scheduler:SchedulerConfig",
@@ -105,23 +104,23 @@ class Place:
 class VllmSource:
     """The Python source of a wheel (`*.whl`), of an installed `vllm` folder, or of the folder around it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
         self._wheel = zipfile.ZipFile(path) if path.is_file() else None
         self._root = path.parent if path.name == "vllm" else path
-        self._modules: dict[str, ast.Module] = {}
+        self._modules = {}
 
     @property
-    def version(self) -> str:
+    def version(self):
         found = re.search(r"^__version__ = version = '([^']+)'", self._text("vllm/_version.py") or "", re.MULTILINE)
         if found is None:
             raise MissingSourceError(f"{self.path}: vllm/_version.py does not give a version")
         return found[1]
 
-    def has(self, module: str) -> bool:
+    def has(self, module):
         return self._module_text(module) is not None
 
-    def module(self, name: str) -> ast.Module:
+    def module(self, name):
         if name not in self._modules:
             text = self._module_text(name)
             if text is None:
@@ -129,7 +128,7 @@ class VllmSource:
             self._modules[name] = ast.parse(text)
         return self._modules[name]
 
-    def find(self, module: str, name: str) -> Place | None:
+    def find(self, module, name):
         """Return where `name`, as `module` knows it, is defined; None for what vLLM does not define itself."""
         for node in _statements(self.module(module)):
             if isinstance(node, ast.ImportFrom):
@@ -140,7 +139,7 @@ class VllmSource:
                 return Place(module, node)
         return None
 
-    def require(self, reference: str) -> Place:
+    def require(self, reference):
         """Return the class or function of `module:Name` or `module:Class.method`, an inherited method too."""
         module, _, path = reference.partition(":")
         name, _, method = path.partition(".")
@@ -149,14 +148,14 @@ class VllmSource:
             raise MissingSourceError(f"{self.path}: no {name} in {module}")
         return self._method(place, method) if method else place
 
-    def _method(self, place: Place, method: str) -> Place:
+    def _method(self, place, method):
         for owner in self.lineage(place):
             for node in _body(owner.node):
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == method:
                     return Place(owner.module, node)
         raise MissingSourceError(f"{self.path}: no {method} in {place.module}")
 
-    def lineage(self, place: Place) -> Iterator[Place]:
+    def lineage(self, place):
         """Yield a class, and after it those of its bases that vLLM defines."""
         yield place
         for base in getattr(place.node, "bases", ()):
@@ -164,7 +163,7 @@ class VllmSource:
             if found is not None:
                 yield from self.lineage(found)
 
-    def _imported(self, module: str, node: ast.ImportFrom, name: str) -> Place | None:
+    def _imported(self, module, node, name):
         if node.level:
             package = module.split(".") if self._is_package(module) else module.split(".")[:-1]
             origin = ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
@@ -175,15 +174,15 @@ class VllmSource:
         except MissingSourceError:
             return None  # a module that is made when vLLM is built
 
-    def _is_package(self, module: str) -> bool:
+    def _is_package(self, module):
         return self._text(f"{module.replace('.', '/')}/__init__.py") is not None
 
-    def _module_text(self, name: str) -> str | None:
+    def _module_text(self, name):
         path = name.replace(".", "/")
         text = self._text(f"{path}.py")
         return self._text(f"{path}/__init__.py") if text is None else text
 
-    def _text(self, file: str) -> str | None:
+    def _text(self, file):
         try:
             if self._wheel:
                 return self._wheel.read(file).decode()
@@ -192,7 +191,7 @@ class VllmSource:
             return None
 
 
-def record(source: VllmSource) -> dict[str, Any]:
+def record(source):
     """Return everything that a record takes from the source, in the record's order."""
     arguments, flags = _arguments(source), list(_flags(source))
     its_flags = {_flag(name): name for name in arguments}
@@ -211,13 +210,13 @@ def record(source: VllmSource) -> dict[str, Any]:
     }
 
 
-def interface(source: VllmSource, reference: str) -> list[str]:
+def interface(source, reference):
     """Return the parameters of a function, or a class's fields or members, in order."""
     place = source.require(reference)
     node = place.node
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return _parameters(node)
-    if isinstance(node, ast.ClassDef) and _is_enum(node):
+    if _is_enum(node):
         return _members(node)
     for method in _body(node):
         if isinstance(method, ast.FunctionDef) and method.name == "__init__":
@@ -226,14 +225,14 @@ def interface(source: VllmSource, reference: str) -> list[str]:
     return list(dict.fromkeys(ast.unparse(each.target) for owner in owners for each in _annotated(owner.node)))
 
 
-def _wheel(path: Path) -> dict[str, str]:
+def _wheel(path):
     if not path.is_file():
         return {}
     with path.open("rb") as file:
         return {"wheel": path.name, "wheel_sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def _arguments(source: VllmSource) -> dict[str, dict[str, Any]]:
+def _arguments(source):
     engine = source.require(f"{_ARGUMENTS}:EngineArgs")
     own = source.require(f"{_ARGUMENTS}:AsyncEngineArgs")
     rows = _section(source, engine) | _section(source, own)
@@ -247,7 +246,7 @@ def _arguments(source: VllmSource) -> dict[str, dict[str, Any]]:
     return dict(sorted(rows.items()))
 
 
-def _section(source: VllmSource, place: Place) -> dict[str, dict[str, Any]]:
+def _section(source, place):
     """Return name -> type and default of each field of a dataclass that can be given."""
     reader = _Reader(source)
     rows = {}
@@ -261,18 +260,18 @@ def _section(source: VllmSource, place: Place) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def _with_none(spelled: str, default: Any) -> str:
+def _with_none(spelled, default):
     """Add None to a type whose default it is: `max_model_len: int` has it so."""
     return f"{spelled} | None" if default is None and "None" not in spelled.split(" | ") else spelled
 
 
-def _typed(spelled: str, limits: Mapping[str, float]) -> str:
+def _typed(spelled, limits):
     """Write bounds into a type as type_strings reads them. Of a float, it can't say that a bound is excluded.
 
     vLLM takes the names of its enumerations, which are all in capitals, in any case.
     """
 
-    def bound(part: str) -> str:
+    def bound(part):
         if part not in ("int", "float"):
             return part
         step = 1 if part == "int" else 0
@@ -292,10 +291,10 @@ _NO_INIT = "init=False"
 class _Reader:
     """Reads types and defaults, and follows names from module to module."""
 
-    def __init__(self, source: VllmSource) -> None:
+    def __init__(self, source):
         self.source = source
 
-    def spell(self, node: ast.expr, module: str) -> str:
+    def spell(self, node, module):
         """Return an annotation as data/type_strings.py spells types, with every alias written out."""
         match node:
             case ast.Constant(value=str(text)):
@@ -319,20 +318,19 @@ class _Reader:
                 return f"{outer}[{self.spell(inner, module)}]"
         return ast.unparse(node)
 
-    def spell_name(self, name: str, module: str) -> str:
+    def spell_name(self, name, module):
         place = self.source.find(module, name)
         match place and place.node:
             case ast.Assign(value=value) | ast.AnnAssign(value=ast.expr() as value):
-                assert place is not None
                 return self.spell(value, place.module)
             case ast.ClassDef() as found if _is_enum(found):
                 return f"Literal[{', '.join(_members(found) + _numbers(found))}]"
         return name
 
-    def literals(self, node: ast.expr, module: str) -> list[str]:
+    def literals(self, node, module):
         """Return the values in Literal[...], which may be aliases of other Literals."""
         parts = node.elts if isinstance(node, ast.Tuple) else [node]
-        values: list[str] = []
+        values = []
         for part in parts:
             if isinstance(part, ast.Constant):
                 values.append(str(part.value))
@@ -340,7 +338,7 @@ class _Reader:
                 values += _choices(self.spell(part, module))
         return list(dict.fromkeys(values))
 
-    def default(self, node: ast.expr | None, module: str) -> tuple[Any, Mapping[str, float]]:
+    def default(self, node, module):
         """Return a field's default, and the bounds that its Field() gives."""
         match node:
             case None:
@@ -365,7 +363,7 @@ class _Reader:
         except ValueError:
             return ast.unparse(node), {}
 
-    def field_default(self, given: Mapping[str, ast.expr], module: str) -> Any:
+    def field_default(self, given, module):
         match given.get("init"):
             case ast.Constant(value=False):
                 return _NO_INIT
@@ -379,7 +377,7 @@ class _Reader:
             case factory:
                 return f"{ast.unparse(factory)}()"
 
-    def attribute(self, owner: str, name: str, module: str) -> tuple[Any, Mapping[str, float]]:
+    def attribute(self, owner, name, module):
         place = self.source.find(module, owner)
         if place is None or not isinstance(place.node, ast.ClassDef):
             return f"{owner}.{name}", {}
@@ -393,22 +391,15 @@ class _Reader:
         raise MissingSourceError(f"{self.source.path}: {owner} has no field {name}")
 
 
-def _limits(given: Mapping[str, ast.expr]) -> dict[str, float]:
-    return {
-        name: value.value
-        for name, value in given.items()
-        if name in ("ge", "gt", "le", "lt") and isinstance(value, ast.Constant) and isinstance(value.value, int | float)
-    } | {
-        name: -value.operand.value
-        for name, value in given.items()
-        if name in ("ge", "gt")
-        and isinstance(value, ast.UnaryOp)
-        and isinstance(value.operand, ast.Constant)
-        and isinstance(value.operand.value, int | float)
-    }
+def _limits(given):
+    found = {}
+    for name in ("ge", "gt", "le", "lt"):
+        with suppress(KeyError, ValueError):  # not given, or no number
+            found[name] = ast.literal_eval(given[name])
+    return found
 
 
-def _union(parts: Iterable[str]) -> str:
+def _union(parts):
     """Join types, each once. In a union with other text, choices choose nothing."""
     names = list(dict.fromkeys(name for part in parts for name in _parts(part)))
     if "str" in names:
@@ -416,16 +407,16 @@ def _union(parts: Iterable[str]) -> str:
     return " | ".join(names)
 
 
-def _parts(spelled: str) -> list[str]:
+def _parts(spelled):
     """Split a type at the bars outside of brackets."""
     return re.split(r" \| (?![^\[]*\])", spelled)
 
 
-def _choices(spelled: str) -> list[str]:
+def _choices(spelled):
     return [choice for part in re.findall(r"Literal\[([^]]*)\]", spelled) for choice in part.split(", ")]
 
 
-def _flags(source: VllmSource) -> Iterator[tuple[str, ...]]:
+def _flags(source):
     """Yield the names of each flag of `vllm serve`: those in add_argument, and those made of FrontendArgs' fields."""
     frontend = next(name for name in _FLAGS if source.has(name))
     for module in (_ARGUMENTS, frontend):
@@ -438,17 +429,17 @@ def _flags(source: VllmSource) -> Iterator[tuple[str, ...]]:
             yield (_flag(ast.unparse(field.target)),)
 
 
-def _short_names(flags: Iterable[tuple[str, ...]]) -> list[tuple[str, str]]:
+def _short_names(flags):
     """Return each long flag with its short name."""
     pairs = [(long, short) for names in flags for long in names for short in names]
     return sorted({pair for pair in pairs if pair[0].startswith("--") and not pair[1].startswith("--")})
 
 
-def _flag(name: str) -> str:
+def _flag(name):
     return f"--{name.replace('_', '-')}"
 
 
-def _environment(source: VllmSource) -> Iterator[str]:
+def _environment(source):
     place = source.require("vllm.envs:environment_variables")
     if not isinstance(place.node, ast.AnnAssign) or not isinstance(place.node.value, ast.Dict):
         raise MissingSourceError(f"{source.path}: environment_variables is not an annotated dictionary")
@@ -457,11 +448,11 @@ def _environment(source: VllmSource) -> Iterator[str]:
             yield str(key.value)
 
 
-def _public_fields(source: VllmSource, reference: str) -> list[str]:
+def _public_fields(source, reference):
     return [name for name in interface(source, reference) if not name.startswith("_")]
 
 
-def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+def _parameters(node):
     """Return the names of the parameters without self, in the order of inspect.signature."""
     given = node.args
     rest = [given.vararg] if given.vararg else []
@@ -470,52 +461,38 @@ def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     return [name for name in names if name not in ("self", "cls")]
 
 
-def _attributes(node: ast.AST) -> set[str]:
+def _attributes(node):
     """Return what a class assigns to self, and its properties."""
-    stored = {
-        each.attr
-        for each in ast.walk(node)
-        if isinstance(each, ast.Attribute)
-        and isinstance(each.ctx, ast.Store)
-        and isinstance(each.value, ast.Name)
-        and each.value.id == "self"
-    }
-    properties = {
-        each.name
-        for each in _body(node)
-        if isinstance(each, ast.FunctionDef)
-        and any(isinstance(mark, ast.Name) and mark.id == "property" for mark in each.decorator_list)
-    }
+    attributes = [each for each in ast.walk(node) if isinstance(each, ast.Attribute)]
+    stored = {each.attr for each in attributes if isinstance(each.ctx, ast.Store) and ast.unparse(each.value) == "self"}
+    functions = [each for each in _body(node) if isinstance(each, ast.FunctionDef)]
+    properties = {each.name for each in functions if "property" in map(ast.unparse, each.decorator_list)}
     return {name for name in stored | properties if not name.startswith("_")}
 
 
-def _annotated(node: ast.AST) -> Iterator[ast.AnnAssign]:
+def _annotated(node):
     return (each for each in _body(node) if isinstance(each, ast.AnnAssign))
 
 
-def _body(node: ast.AST) -> Sequence[ast.stmt]:
+def _body(node):
     return node.body if isinstance(node, ast.ClassDef) else ()
 
 
-def _is_enum(node: ast.ClassDef) -> bool:
+def _is_enum(node):
     return any("Enum" in ast.unparse(base) for base in node.bases)
 
 
-def _numbers(node: ast.ClassDef) -> list[str]:
+def _numbers(node):
     """Return the values of an enumeration of whole numbers, which may be given instead of its names."""
     values = [each.value for each in node.body if isinstance(each, ast.Assign)]
     return [str(each.value) for each in values if isinstance(each, ast.Constant) and isinstance(each.value, int)]
 
 
-def _members(node: ast.ClassDef) -> list[str]:
-    return [
-        each.targets[0].id
-        for each in node.body
-        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name)
-    ]
+def _members(node):
+    return [each.targets[0].id for each in node.body if isinstance(each, ast.Assign)]
 
 
-def _statements(module: ast.Module) -> Iterator[ast.stmt]:
+def _statements(module):
     """Yield the module's statements, and those below `if TYPE_CHECKING:`."""
     for node in module.body:
         yield node
@@ -523,7 +500,7 @@ def _statements(module: ast.Module) -> Iterator[ast.stmt]:
             yield from node.body
 
 
-def _defines(node: ast.stmt, name: str) -> bool:
+def _defines(node, name):
     match node:
         case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
             return node.name == name
@@ -532,7 +509,7 @@ def _defines(node: ast.stmt, name: str) -> bool:
     return False
 
 
-def written(source: VllmSource) -> str:
+def written(source):
     """Return the text of a record down to what is written by hand."""
     found = record(source)
     lines = [
@@ -545,7 +522,7 @@ def written(source: VllmSource) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _block(name: str, value: Any) -> list[str]:
+def _block(name, value):
     if isinstance(value, list):
         return ["", f"{name}:", *_wrapped(value)]
     lines = ["", f"{name}:"]
@@ -557,7 +534,7 @@ def _block(name: str, value: Any) -> list[str]:
     return lines
 
 
-def _inline(value: Any) -> str:
+def _inline(value):
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_inline(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, tuple | list):
@@ -570,7 +547,7 @@ def _inline(value: Any) -> str:
 _YAML_WORDS = ("true", "false", "null", "yes", "no", "on", "off")
 
 
-def _wrapped(names: Sequence[str]) -> list[str]:
+def _wrapped(names):
     """Return a list of names as YAML, in lines of at most 120 columns."""
     lines, line = [], "  ["
     for number, name in enumerate(names):
@@ -582,13 +559,13 @@ def _wrapped(names: Sequence[str]) -> list[str]:
     return [*lines, line]
 
 
-def by_hand(path: Path) -> str:
+def by_hand(path):
     """Return the part of a record that is written by hand, its first line included."""
     text = path.read_text("utf-8") if path.exists() else ""
     return "".join(text.partition(_BY_HAND)[1:])
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="a wheel of vLLM, or the folder of an installed one")
     parser.add_argument("--write", action="store_true", help="write the record instead of printing it")
