@@ -3,14 +3,10 @@
 import json
 import re
 import socket
-import ssl
-import subprocess
-import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import httpx
 import pytest
-import trustme
 
 from deepseek_triton_tools.gateway.app.access_log import AccessLog
 from deepseek_triton_tools.gateway.app.handled_request import HandledRequest
@@ -161,48 +157,6 @@ def test_a_gateway_without_servers_is_not_ready(gateway):
         assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny"]
         metrics = client.get("/metrics").text
     assert re.search(r'deepseek_triton_gateway_server_up\{server="http://127.0.0.1:\d+"\} 1.0', metrics)
-
-
-@pytest.mark.slow
-def test_the_verb_serves_https_over_two_workers_and_stops(triton, authorized, tmp_path):
-    keys, headers = authorized("requests_per_minute=3 admin=yes")
-    authority, context = trustme.CA(), ssl.create_default_context()
-    authority.configure_trust(context)
-    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "pem")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    (tmp_path / "gateway.yaml").write_text(
-        f"server: {triton.url}\nport: {port}\nworkers: 2\nkeys: {keys}\ntls-certificate: {tmp_path / 'pem'}\n"
-        "metrics-port: none\naccess-log: '-'\n"
-    )
-    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "gateway", "--config"]
-    # Without idle connections, because uvicorn waits at a stop until their owners have said goodbye in TLS. And a new
-    # connection for each request lets both workers get some.
-    limits = httpx.Limits(max_keepalive_connections=0)
-    with (
-        httpx.Client(base_url=f"https://localhost:{port}", verify=context, limits=limits) as client,
-        subprocess.Popen([*command, str(tmp_path / "gateway.yaml")], stdout=subprocess.PIPE, text=True) as process,
-    ):
-        try:
-            while True:
-                with suppress(httpx.TransportError):
-                    client.get("/health")
-                    break
-                assert process.poll() is None
-            statuses = [chat(client, headers).status_code for _ in range(8)]
-            counted = client.get("/metrics").text
-            num_workers = client.get("/fleet", headers=headers).json()["workers"]
-        finally:
-            process.terminate()
-            printed, _ = process.communicate()
-
-    assert (process.returncode, num_workers) == (0, 2)
-    assert sorted(statuses) == [200] * 3 + [429] * 5
-    # Each of the two workers has counted its own, and any of them tells the sum.
-    assert re.search(r'gateway_requests_total\{.*status="200"\} 3.0', counted)
-    assert re.search(r'gateway_requests_total\{.*status="429"\} 5.0', counted)
-    assert f"https://127.0.0.1:{port}/v1 (2 workers)" in printed
-    assert printed.count('"error":"rate_limit_exceeded"') == 5
 
 
 def until_closed(client, request):

@@ -1,8 +1,10 @@
 """The gateway's processes: a worker that dies loses its own requests only, and a stop lets requests finish."""
 
 import os
+import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -11,9 +13,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+import trustme
 
 from deepseek_triton_tools.gateway.guard.api_keys import new_key
-from support.raw_triton import RawTriton, event
+from gateway.asking import COMPLETION
+from support.raw_triton import RawTriton, answer, event
 from support.waiting import wait_for
 
 PROGRAM = '''
@@ -172,31 +176,40 @@ def test_a_second_ctrl_c_stops_at_once_and_a_third_drops_what_does_not_end(start
     assert gateway.process.wait() == 0
 
 
+def until_stopped(wire):
+    wire.head()
+    wire.chunk(event(text_output="Hello", num_input_tokens=3, num_output_tokens=2))
+    wire.wait_for_stop()
+    wire.chunk(event(finish_reason="cancelled"))
+    wire.chunk(b"")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
-def test_a_stream_that_outlasts_the_drain_is_stopped_counted_and_logged(tmp_path, workers):
-    """What it used is counted before the table of limits is closed, its server is told, and its client too."""
-
-    def until_stopped(wire):
-        wire.head()
-        wire.chunk(event(text_output="Hello", num_input_tokens=3, num_output_tokens=2))
-        wire.wait_for_stop()
-        wire.chunk(event(finish_reason="cancelled"))
-        wire.chunk(b"")
-
-    key, line = new_key("ann")
-    (tmp_path / "keys").write_text(f"{line} tokens_per_minute=1000")
+def test_the_verb_serves_https_and_stops(tmp_path, workers):
+    """A stream that outlasts the drain is stopped: what it used is counted before the table of limits is closed, its
+    server is told, and its client too."""
+    authority, context = trustme.CA(), ssl.create_default_context()
+    authority.configure_trust(context)
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "pem")
+    (ann, of_ann), (bob, of_bob) = new_key("ann"), new_key("bob")
+    (tmp_path / "keys").write_text(f"{of_ann} requests_per_minute=3 admin=yes\n{of_bob} tokens_per_minute=1000\n")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "gateway", "--config", str(tmp_path / "yaml")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    # Without idle connections, because uvicorn waits at a stop until their owners have said goodbye in TLS. And a new
+    # connection for each request lets all workers get some.
+    limits = httpx.Limits(max_keepalive_connections=0)
     with RawTriton().serving() as triton:
-        triton.script = until_stopped
-        command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "gateway", "--server", triton.url]
-        command += ["--port", str(port), "--workers", str(workers), "--keys", str(tmp_path / "keys")]
-        command += ["--drain-seconds", "1", "--access-log", "-", "--metrics-port", "none"]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        triton.script = answer(event(text_output="Paris", finish_reason="stop"))
+        (tmp_path / "yaml").write_text(
+            f"server: {triton.url}\nport: {port}\nworkers: {workers}\nkeys: {tmp_path / 'keys'}\naccess-log: '-'\n"
+            f"tls-certificate: {tmp_path / 'pem'}\nmetrics-port: none\ndrain-seconds: 1\n"
+        )
         with (
             subprocess.Popen(command, text=True, **pipes) as process,
-            httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {key}"}) as client,
+            httpx.Client(base_url=f"https://localhost:{port}", verify=context, limits=limits, timeout=60) as client,
         ):
 
             def is_ready():
@@ -206,18 +219,29 @@ def test_a_stream_that_outlasts_the_drain_is_stopped_counted_and_logged(tmp_path
                 return False
 
             wait_for(is_ready)
-            body = {"prompt": "Hi", "stream": True, "max_tokens": 500}
-            with client.stream("POST", "/v1/completions", json=body) as response:
+            headers = [{"Authorization": f"Bearer {key}"} for key in (ann, bob)]
+            asked = {"prompt": "Hi", "max_tokens": 500}
+            statuses = [client.post(COMPLETION, json=asked, headers=headers[0]).status_code for _ in range(8)]
+            counted = client.get("/metrics").text
+            num_workers = client.get("/fleet", headers=headers[0]).json()["workers"]
+            triton.clear()
+            triton.script = until_stopped
+            with client.stream("POST", COMPLETION, json={**asked, "stream": True}, headers=headers[1]) as response:
                 lines = response.iter_lines()
                 assert "Hello" in next(lines)
                 process.terminate()
                 [*_, error] = filter(None, lines)
             printed, complaints = process.communicate()
 
-    assert (process.returncode, "Traceback" in complaints) == (0, False), complaints
+    assert (process.returncode, "Traceback" in complaints, num_workers) == (0, False, workers), complaints
+    assert sorted(statuses) == [200] * 3 + [429] * 5
+    # Each of the workers has counted its own, and any of them tells the sum.
+    assert re.search(r'gateway_requests_total\{.*status="200"\} 3.0', counted)
+    assert re.search(r'gateway_requests_total\{.*status="429"\} 5.0', counted)
+    assert printed.count('"error":"rate_limit_exceeded"') == 5
     assert "the gateway is being stopped" in error
-    [upstream_id] = [asked["id"] for asked in triton.asked]
+    [upstream_id] = [request["id"] for request in triton.asked]
     assert triton.stopped == [upstream_id]
-    [logged] = [line for line in printed.splitlines() if '"route":"/v1/completions"' in line]
+    [logged] = [line for line in printed.splitlines() if '"key":"bob"' in line]
     assert '"prompt_tokens":3' in logged
     assert '"error":"unavailable"' in logged
