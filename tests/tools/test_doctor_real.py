@@ -8,7 +8,6 @@ import subprocess
 import sys
 import zipfile
 from io import BytesIO
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,6 @@ from deepseek_triton_tools.doctor.packing import BOOTSTRAP, pack
 from support.faked_machine import FakedMachine
 from support.waiting import wait_for
 
-TOOLS = Path(__file__).parents[2] / "tools"
 BARE = [sys.executable, "-I", "-S", "-c", BOOTSTRAP]
 """A Python without site-packages: no package is installed for it, not even this project."""
 EVERYTHING = Expected(

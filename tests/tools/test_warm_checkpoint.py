@@ -321,17 +321,10 @@ def test_a_model_yaml_without_a_checkpoint_is_refused(tmp_path):
         assert words in refused(tmp_path / str(number)), text
 
 
-SIZES = st.lists(st.integers(0, 2**42), max_size=40)
-
-
-def files_of(sizes):
-    return [WeightFile(path=Path(f"{number:05}"), size=size) for number, size in enumerate(sizes)]
-
-
 @settings(max_examples=30)
-@given(sizes=SIZES, count=st.integers(1, 12), order=st.randoms())
+@given(sizes=st.lists(st.integers(0, 2**42), max_size=40), count=st.integers(1, 12), order=st.randoms())
 def test_shares_are_a_partition_in_order_and_equal_in_every_process(sizes, count, order):
-    files = files_of(sizes)
+    files = [WeightFile(path=Path(f"{number:05}"), size=size) for number, size in enumerate(sizes)]
     shares = [files_of_share(files, Share(index, count)) for index in range(1, count + 1)]
     shuffled = files.copy()
     order.shuffle(shuffled)

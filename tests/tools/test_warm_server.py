@@ -325,16 +325,10 @@ def test_a_server_that_fails_is_a_failure_and_nobody_is_told_ready(model_server,
     model_server.answer = refusing(InvalidRequest("no"))
     fails(r"none of the shapes; 1 x 8 prompt tokens: .E_INVALID_ARGUMENT. no", ToolError)
     log.write_text('I1121 12:42:07.749106 49 model_lifecycle.cc:472] "loading: tensorrt_llm:1"\n')
-    with unanswered() as url:
-        fails(r"is not ready after 0.3 s: .*; its log says last: loading: tensorrt_llm:1", url=url, wait_s=0.3, log=log)
-
-
-@contextlib.contextmanager
-def unanswered():
-    """The address of a port that is taken and does not listen."""
-    with socket.socket() as taken:
+    match = r"is not ready after 0.3 s: .*; its log says last: loading: tensorrt_llm:1"
+    with socket.socket() as taken:  # a port that is taken and does not listen
         taken.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+        fails(match, url=f"http://127.0.0.1:{taken.getsockname()[1]}", wait_s=0.3, log=log)
 
 
 def test_an_unexpected_error_is_raised_and_ends_the_others(model_server):
