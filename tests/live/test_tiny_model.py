@@ -119,16 +119,16 @@ def test_sampled_answers_agree_on_a_fact(v31_server):
 # --- reasoning --------------------------------------------------------------------------------------------------------
 
 
-@each_way
-def test_thinking_is_on_where_it_is_turned_on(v31_server, way):
-    off = chat(v31_server, way, said(SUM), {"thinking": False}, separate_reasoning=True)
-    on = chat(v31_server, way, said(SUM), THINKING, separate_reasoning=True)
-    joined = chat(v31_server, way, said(SUM), THINKING)
+def test_thinking_is_on_where_it_is_turned_on(v31_server):
+    off = chat(v31_server, WAYS[0], said(SUM), {"thinking": False}, separate_reasoning=True)
+    on = [chat(v31_server, way, said(SUM), THINKING, separate_reasoning=True) for way in WAYS[1:3]]
+    joined = chat(v31_server, WAYS[3], said(SUM), THINKING)
 
     assert (off.reasoning, END_THINK in off.text) == ("", False)
-    assert on.reasoning.endswith("Together 85.")
-    assert (on.text, on.finish_reason) == ("47 + 38 = 85.", "stop")
-    assert joined.text == on.reasoning + END_THINK + on.text
+    assert on[0] == on[1]
+    assert on[0].reasoning.endswith("Together 85.")
+    assert (on[0].text, on[0].finish_reason) == ("47 + 38 = 85.", "stop")
+    assert joined.text == on[0].reasoning + END_THINK + on[0].text
     assert joined.reasoning == ""
 
 
@@ -153,7 +153,7 @@ def test_a_tag_that_comes_in_two_chunks_parts_reasoning_all_the_same(request, na
     template = THINKING if name == "v31_server" else None
     uncut = chat(server, way, said(SUM), template, separate_reasoning=True)
     cuts_seen = 0
-    for cut in (1, 4, 7):
+    for cut in (2, 6):
         stop = {"sampling_param_stop": [f"{END_THINK[cut:]} and never this"]}
         parted = chat(server, way, said(SUM), template, separate_reasoning=True, **stop)
         chunks = ask(server, way, chat_body(said(SUM), template, **stop)).chunks
@@ -161,7 +161,7 @@ def test_a_tag_that_comes_in_two_chunks_parts_reasoning_all_the_same(request, na
         assert (parted.reasoning, parted.text) == (uncut.reasoning, uncut.text), END_THINK[cut:]
         cuts_seen += any(chunk["text_output"][0].endswith(END_THINK[:cut]) for chunk in chunks)
 
-    assert cuts_seen  # not all: a busy machine sends several texts in one chunk
+    assert cuts_seen  # not 2: a busy machine sends several texts in one chunk
 
 
 # --- tools ------------------------------------------------------------------------------------------------------------

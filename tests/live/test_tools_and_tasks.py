@@ -13,7 +13,7 @@ import pytest
 from deepseek_triton_client import InvalidRequest
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support import wire
-from support.wire import WAYS, WHOLE, Answer, Way, ask
+from support.wire import STREAMS, WAYS, WHOLE, Answer, Way, ask
 from tiny_checkpoint.special_tokens import CALL, CALLS, END_CALL, END_CALLS, SEPARATOR
 
 WEATHER = {
@@ -28,8 +28,6 @@ QUESTION = [{"role": "user", "content": "What is the weather in Berlin?"}]
 ARGUMENTS = '{"city": "Berlin"}'
 RAW_CALL = f"{CALLS}{CALL}get_weather{SEPARATOR}{ARGUMENTS}{END_CALL}{END_CALLS}"
 FENCED_CALL = f"{CALLS}{CALL}function{SEPARATOR}get_weather\n```json\n{ARGUMENTS}\n```{END_CALL}{END_CALLS}"
-
-each_way = pytest.mark.parametrize("way", WAYS, ids=str)
 
 
 def chat(server: ServerProcess, way: Way, messages: list[dict[str, Any]], **fields: Any) -> Answer:
@@ -60,8 +58,7 @@ def test_no_tool_is_seen_with_the_choice_none_and_a_prefix_is_continued(v31_serv
     assert chat(v31_server, WHOLE[1], begun).text == " France is Paris."
 
 
-@each_way
-def test_a_conversation_goes_on_after_a_result(v31_server, r1_server, way):
+def test_a_conversation_goes_on_after_a_result(v31_server, r1_server):
     call = {"id": "x", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Berlin"}}}
     sunny = json.dumps({"temperature": 21, "sky": "cloudy"})
     messages = [
@@ -69,13 +66,12 @@ def test_a_conversation_goes_on_after_a_result(v31_server, r1_server, way):
         {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "Hm."},
         {"role": "tool", "content": [{"type": "text", "text": sunny}], "tool_call_id": "x"},
     ]
-    for server in (v31_server, r1_server):
+    for server, way in zip((v31_server, r1_server, r1_server, v31_server), WAYS, strict=True):
         answer = chat(server, way, messages, tools=json.dumps([WEATHER]))
         assert answer.text == "It is 21 °C and cloudy in Berlin."
 
 
-@each_way
-def test_tokens_of_the_reasoning_are_counted(v31_server, way):
+def test_tokens_of_the_reasoning_are_counted(v31_server):
     body = {
         "messages": json.dumps([{"role": "user", "content": "What is 47 + 38?"}]),
         "max_tokens": 200,
@@ -83,12 +79,13 @@ def test_tokens_of_the_reasoning_are_counted(v31_server, way):
         "chat_template_kwargs": '{"thinking": true}',
         "return_output_ids": True,
     }
-    reply = ask(v31_server, way, body)
-    ids = reply.answer().token_ids
     closing = post(v31_server, task="tokenize", text_input="</think>", add_special_tokens=False)["output_ids"]
+    for way in (WHOLE[0], STREAMS[1]):
+        reply = ask(v31_server, way, body)
+        ids = reply.answer().token_ids
 
-    counts = [response["num_reasoning_tokens"] for response in reply.chunks if "num_reasoning_tokens" in response]
-    assert counts == [[ids.index(closing) + 1]]
+        counts = [response["num_reasoning_tokens"] for response in reply.chunks if "num_reasoning_tokens" in response]
+        assert counts == [[ids.index(closing) + 1]]
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
