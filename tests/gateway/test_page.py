@@ -145,7 +145,6 @@ def test_thinking_is_open_while_it_lasts_and_then_folded(page, gateway):
     page.write("#question", "Why?")
     page.press("Enter")
     page.wait("document.querySelector('.thought')?.checkVisibility()")
-    assert page.text(".thinking summary").startswith("Thinking …")
     page.press("Escape")
     page.wait("document.querySelector('.figures')")
     assert gateway.left.wait(30), "the page kept the connection"
@@ -154,13 +153,7 @@ def test_thinking_is_open_while_it_lasts_and_then_folded(page, gateway):
     page.click(TRY_AGAIN)
     page.wait("document.querySelector('.markdown').innerText === 'Because.'")
     page.wait("document.querySelector('.figures')")
-    assert page.text(".thinking summary").startswith("Thought for")
     assert page.run("document.querySelector('.thinking').open") is False
-    page.click(".thinking summary")
-    page.wait("document.querySelector('.thought').checkVisibility()")
-    gateway.answers.append(said("Yes."))
-    send(page, "Really?")
-    assert page.run("document.querySelector('.thinking').open") is True
     assert [message["role"] for message in gateway.requests[1]["messages"]] == ["user"]
 
 
@@ -172,11 +165,9 @@ def test_the_button_stops_an_answer_and_its_text_stays(page, gateway):
     page.click("#stop")
     page.wait("document.querySelector('.figures')")
     assert gateway.left.wait(30)
-    assert "stopped after" in page.text(".figures")
     send(page, "Go on.")
-    assert [(message["role"], message["content"]) for message in gateway.requests[1]["messages"]] == [
-        ("user", "A story."), ("assistant", "Once upon a time"), ("user", "Go on.")
-    ]  # fmt: skip
+    asked = [(message["role"], message["content"]) for message in gateway.requests[1]["messages"]]
+    assert asked == [("user", "A story."), ("assistant", "Once upon a time"), ("user", "Go on.")]
 
 
 def test_nobodys_text_becomes_html(page, gateway, browser):
