@@ -29,10 +29,7 @@ def turned(names: Sequence[str], number: int) -> list[str]:
 
 def medians(runs: Sequence[Measures], *, most: Sequence[str] = ()) -> dict[str, float]:
     """Measure by measure; of those in `most` the largest, where a good round makes up for no bad one."""
-    return {
-        name: (max if name in most else statistics.median)([run[name] for run in runs])  # type: ignore[operator]
-        for name in runs[0]
-    }
+    return {name: (max if name in most else statistics.median)([run[name] for run in runs]) for name in runs[0]}
 
 
 def cpu_s(pid: int) -> float:
@@ -155,7 +152,6 @@ def receive(pipes: Sequence[Connection], within_s: float) -> list[Any]:
         if not ready:
             raise ChildFailed(f"a child process said nothing for {within_s:.0f} s")
         for pipe in ready:
-            assert isinstance(pipe, Connection)
             try:
                 words[pipe] = pipe.recv()
             except (EOFError, ConnectionResetError):

@@ -123,7 +123,6 @@ def metrics_client() -> httpx.Client:
 
 def stub_pid(server: ServerProcess) -> int:
     """The process that runs the model's Python."""
-    assert server.pid is not None
     (pid,) = [pid for pid in session_members(server.pid) if _name(pid) == _STUB_NAME]
     return pid
 

@@ -62,14 +62,12 @@ class EngineAlone:
             "num_tokens": load.output_tokens,
             "text": text,
         }
-        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         samples = self._hear()["samples"]
         return [StreamTimes(began, tuple(arrivals), tokens) for began, arrivals, tokens in samples]
 
     def _hear(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"the engine alone has ended: see {self._log.name}")
@@ -77,7 +75,6 @@ class EngineAlone:
         return found
 
     def stop(self) -> None:
-        assert self._process.stdin is not None
         self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(60)

@@ -17,7 +17,6 @@ Measure = Callable[[Load], tuple[list[StreamTimes], dict[str, float]]]
 
 
 def through(server: ServerProcess, target: Target, clients: Clients, given: Sequence[Prompt]) -> Measure:
-    assert server.pid is not None
     session = server.pid
 
     def measure(load: Load) -> tuple[list[StreamTimes], dict[str, float]]:

@@ -192,7 +192,6 @@ def many_streams(checks: Checks, server: ServerProcess) -> None:
 
 def drain(checks: Checks, server: ServerProcess) -> None:
     """After SIGTERM the open streams end with all their tokens, new ones are refused, and the server ends with 0."""
-    assert server.pid is not None
     processes = [pid for pids in roles(server.pid).values() for pid in pids]
     load = Load(streams=64, requests=1, prompt_tokens=0, output_tokens=1500)
     given = [Prompt(f"Story {number}: once upon a time") for number in range(load.streams)]
@@ -261,7 +260,6 @@ def _open_streams(server: ServerProcess, count: int, ended: list[str]) -> list[t
 
 def killed(checks: Checks, role: str, server: ServerProcess) -> None:
     """The process dies: every stream is answered, the server ends with an error, and nothing is left."""
-    assert server.pid is not None
     found = roles(server.pid)
     ended: list[str] = []
     threads = _open_streams(server, 16, ended)

@@ -29,7 +29,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import grpc  # type: ignore[import-untyped]
+import grpc
 import httpx
 from bench._harness import cpu_s
 from bench._load import infer_message
@@ -393,7 +393,6 @@ def main(argv: list[str] | None = None) -> int:
         gateway_process(log=gateway_log, options=("--model", f"m={server.http_url}")) as (gateway, gateway_pid),
     ):
         wait_for(lambda: httpx.get(f"{gateway}/ready", trust_env=False).status_code == 200)
-        assert server.pid is not None
         stub = stub_pid(server)
         memory = Memory({"server": server.pid, "stub": stub, "gateway": gateway_pid}, history)
         memory.sample()

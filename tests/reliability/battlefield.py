@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-from bench._served import await_backend, stub_pid
+from bench._served import await_backend, exit_code, stub_pid
 
 from conformance.running import PROGRAM, free_port
 from deepseek_backend.process.process_guard import NAME as GUARD_NAME
@@ -66,7 +66,6 @@ class RestartedGateway:
 
     @property
     def pid(self) -> int:
-        assert self.process is not None
         return self.process.pid
 
     @property
@@ -75,7 +74,6 @@ class RestartedGateway:
 
     def end(self, number: int) -> int:
         """Send the signal, and return the exit code."""
-        assert self.process is not None
         self.process.send_signal(number)
         return self.process.wait(PATIENCE_S)
 
@@ -123,7 +121,6 @@ class Battlefield:
 
     @property
     def guard(self) -> int:
-        assert self.victim.pid is not None
         return next(pid for pid in session_members(self.victim.pid) if _comm(pid) == GUARD_NAME)
 
     def start_victim(self, variables: Mapping[str, str] | None = None, *, wait: bool = True) -> None:
@@ -149,7 +146,6 @@ class Battlefield:
 
     def kill_victim(self) -> int:
         """Kill the victim, and return its exit code as a shell has it."""
-        assert self.victim.pid is not None
         if not self.victim_runs:
             return 0
         os.kill(self.victim.pid, signal.SIGKILL)
@@ -157,9 +153,7 @@ class Battlefield:
 
     def await_victim(self) -> int:
         wait_until(lambda: self.victim.returncode is not None, "the server did not end")
-        code = self.victim.returncode
-        assert code is not None
-        return 128 - code if code < 0 else code
+        return exit_code(self.victim)
 
     def see_that_all_run(self) -> None:
         """:raises FieldError: when a server or a gateway has ended."""
@@ -181,7 +175,6 @@ class Battlefield:
         self.proxy.weather = FINE
         self.restore_victim_files()
         wait_until(self._is_whole, lambda: f"it does not come back: {self._lacks}")
-        assert self.victim.pid is not None
         lengthen_queues(self.victim.pid)
 
     def _is_whole(self) -> bool:
@@ -287,7 +280,6 @@ def battlefield(folder: Path, shell_folder: Path) -> Iterator[Battlefield]:
             stack.callback(server.stop)
         for server in running.values():
             server.wait_until_ready()
-            assert server.pid is not None
             lengthen_queues(server.pid)
         victim = running["victim"]
         ports = {f"{each}_port": getattr(victim, f"{each}_port") for each in ("http", "grpc", "metrics")}

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import aiohttp
-import grpc  # type: ignore[import-untyped]
+import grpc
 import numpy as np
 from bench._load import infer_message, strings, why_lost
 from tritonclient.grpc import service_pb2_grpc

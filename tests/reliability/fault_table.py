@@ -239,7 +239,6 @@ def _storm(field: Battlefield, chance: random.Random) -> None:
             storm.append(stack.enter_context(clients))
             stack.callback(clients.kill)
         for clients in storm:
-            assert clients.stdout is not None
             came = int(clients.stdout.readline())
             if came < 0.9 * half:
                 raise FieldError(f"only {came} of {half} clients could connect")
@@ -528,7 +527,6 @@ def _cut(field: Battlefield, chance: random.Random) -> None:
 def _network_down(field: Battlefield, chance: random.Random) -> None:
     """The campaign's loopback device goes down, and comes back."""
     ip = shutil.which("ip")
-    assert ip is not None
     subprocess.run([ip, "link", "set", "lo", "down"], check=True)
     try:
         time.sleep(chance.uniform(0.05, 0.8))

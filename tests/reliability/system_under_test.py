@@ -74,7 +74,6 @@ def running_system(engine: str, folder: Path) -> Iterator[SystemUnderTest]:
             made = repository(folder / "repositories" / target, engine, target)
             server = stack.enter_context(serving_repository(made, folder / f"{target}.log"))
             servers[target] = server
-            assert server.pid is not None
             pids |= {target: server.pid, f"{target}'s model": stub_pid(server)}
             send_buffers.append(lengthen_queues(server.pid))
         # The gateways end first: a connection that they keep holds up a server's exit.

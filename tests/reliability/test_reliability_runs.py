@@ -28,7 +28,6 @@ def may_have_long_queues() -> bool:
     """Tell whether this user may make the queues of its child processes long."""
     program = "import socket; queue = socket.socketpair(); print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         told = lengthen_queues(process.pid)
         process.communicate(b"\n")

@@ -441,7 +441,7 @@ def _is_of_a_request(thing: object) -> bool:
     kind = type(thing)
     if kind.__name__ in _OF_A_REQUEST and kind.__module__.startswith(_PACKAGES):
         return True
-    return kind is _TASK and not thing.done()  # type: ignore[attr-defined]
+    return kind is _TASK and not thing.done()
 
 
 _TASK = asyncio.Task

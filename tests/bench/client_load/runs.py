@@ -122,7 +122,6 @@ def _change(file: Path, old: str, new: str) -> None:
 
 def server_cpu_s(server: ServerProcess) -> float:
     """Of Triton and its stubs so far."""
-    assert server.pid is not None
     return sum(cpu_s(pid) for pid in {server.pid, *session_members(server.pid)})
 
 

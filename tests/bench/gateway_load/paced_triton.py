@@ -31,7 +31,7 @@ class PacedTriton(asyncio.Protocol):
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]
+        self._transport = transport
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)

@@ -46,7 +46,7 @@ class Reader(asyncio.Protocol):
         self._num_stamps = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self._transport: asyncio.Transport = transport
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:

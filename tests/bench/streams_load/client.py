@@ -9,18 +9,16 @@ import asyncio
 import gc
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import grpc  # type: ignore[import-untyped]
+import grpc
 import numpy as np
 from bench._load import Fields, infer_message, why_lost
 from bench.streams_load.reading import (
     OUTCOMES,
-    Decoder,
     GrpcDecoder,
     HttpDecoder,
     Record,
@@ -58,21 +56,6 @@ class Share:
     def fields(self, num_tokens: int) -> Fields:
         """Of one request."""
         return {"text_input": self.prompt, "streaming": self.streaming, "sampling_param_max_tokens": num_tokens}
-
-
-class Connection(Protocol):
-    """One protocol to one server."""
-
-    @property
-    def make_decoder(self) -> Callable[[], Decoder]: ...
-
-    def request(self, num_tokens: int) -> bytes: ...
-
-    async def stream(self, request: bytes, record: Record) -> None:
-        """Returns when the answer has ended."""
-        ...
-
-    async def close(self) -> None: ...
 
 
 def client_process(share: Share, parent: Any) -> None:
@@ -113,7 +96,7 @@ async def _run(share: Share, parent: Any) -> None:
     parent.send("saved")
 
 
-async def _warm_up(connection: Connection) -> bool:
+async def _warm_up(connection: GrpcConnection | HttpConnection) -> bool:
     """One short stream; whether its responses are cumulative."""
     record = Record(connection.make_decoder, cumulative=False)
     await connection.stream(connection.request(_WARM_UP_TOKENS), record)
@@ -124,7 +107,7 @@ async def _warm_up(connection: Connection) -> bool:
     return is_cumulative([chunk.text for chunk in chunks if chunk.text])
 
 
-async def _stream(connection: Connection, request: bytes, record: Record, due_s: float) -> None:
+async def _stream(connection: GrpcConnection | HttpConnection, request: bytes, record: Record, due_s: float) -> None:
     await asyncio.sleep(due_s - time.monotonic())
     record.opened_ns = time.monotonic_ns()
     try:
@@ -193,7 +176,6 @@ class _Answer(asyncio.Protocol):
         self._tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:

@@ -39,7 +39,6 @@ def run(system: str, case: Case, folder: Path, *, num_clients: int, peer: Path |
 def _drive(system: str, case: Case, server: ServerProcess, folder: Path, num_clients: int) -> dict[str, float]:
     step = min(num_clients, case.num_streams)
     shares = [_share(system, case, server, folder, first, step) for first in range(step)]
-    assert server.pid is not None
     pids = {"stub": stub_pid(server), "server": server.pid}
     with children(client_process, shares) as pipes:
         receive(pipes, _START_UP_S)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,14 +25,6 @@ class Chunk(NamedTuple):
 
     text: str = ""
     error: str = ""
-
-
-class Decoder(Protocol):
-    """Of one stream."""
-
-    def feed(self, data: bytes) -> list[Chunk]:
-        """The responses that end in `data`."""
-        ...
 
 
 class GrpcDecoder:
@@ -91,7 +83,7 @@ class Record:
     that would be gigabytes: they are read at once, and what is new is kept.
     """
 
-    def __init__(self, make_decoder: Callable[[], Decoder], *, cumulative: bool) -> None:
+    def __init__(self, make_decoder: Callable[[], GrpcDecoder | HttpDecoder], *, cumulative: bool) -> None:
         self.opened_ns = 0
         self.ended_ns = 0
         self.lost = ""

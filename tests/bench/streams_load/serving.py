@@ -87,7 +87,6 @@ def make_repository(system: str, case: Case, folder: Path, peer: Path | None) ->
         return _minimal(folder, case, "delta" if system == DELTA else "cumulative")
     stream_interval = _STREAM_INTERVALS[system]
     if system in PEERS:
-        assert peer is not None
         return _peer(folder, case, peer, stream_interval)
     made = repository(folder, "trtllm")
     _prepare(made / "tensorrt_llm", case, stream_interval)

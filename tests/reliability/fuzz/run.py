@@ -95,7 +95,7 @@ def _one_of_several(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
 
 
 def _campaign(arguments: argparse.Namespace) -> None:
-    import atheris  # type: ignore[import-untyped]
+    import atheris
 
     with atheris.instrument_imports(include=_INSTRUMENTED):
         from reliability.fuzz.targets import TARGETS, inputs_of
