@@ -5,14 +5,11 @@ import json
 import numpy as np
 import pytest
 from bench._harness import Target, all_met, verdicts
-from bench.client_load import runs as client_measures
-from bench.client_load.cases import CASES as CLIENT_CASES
-from bench.client_load.contenders import CONTENDERS
 from bench.client_load.leaving import Findings
 from bench.client_load.leaving import Sample as Left
 from bench.client_load.stayed import Limits, problems
 from bench.client_load.stayed import table as left_table
-from bench.streams_load.cases import CASES, Case
+from bench.streams_load.cases import Case
 from bench.streams_load.measures import MEASURES, measure
 from bench.streams_load.reading import (
     LOST,
@@ -27,7 +24,6 @@ from bench.streams_load.reading import (
     read_stamps,
     sample_of,
 )
-from bench.streams_load.serving import SYSTEMS
 from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -202,11 +198,6 @@ def test_measures_of_all_clients_together(tmp_path):
     assert {name: found[name] for name in expected} == pytest.approx(expected)
 
 
-SAMPLE = client_measures.Sample(
-    num_requests=50, num_chunks=10_000, wall_s=4.0, cpu_s=2.0, num_threads=1, others_cpu_s=1.0
-)
-
-
 # Medians, orders, the table and targets
 
 
@@ -229,15 +220,6 @@ def test_targets_with_their_verdicts():
     assert [verdicts(alone, {"ours": each})[0][1] for each in ({"ms": 2}, {"ms": 3}, {})] == [True, False, False]
     judged = {(True, None): True, (True, False): False, (None,): False, (): False}
     assert {each: all_met([("", met) for met in each]) for each in judged} == judged
-
-
-def test_cases_name_what_there_is():
-    measures = {True: MEASURES, False: client_measures.measure(SAMPLE).keys()}
-    for case in (*CASES.values(), *CLIENT_CASES.values()):
-        names = set(case.systems if isinstance(case, Case) else case.contenders)
-        assert names <= set(SYSTEMS if isinstance(case, Case) else CONTENDERS)
-        assert {target.who for target in case.targets} | {one.versus for one in case.targets} - {""} <= names
-        assert {target.measure for target in case.targets} <= measures[isinstance(case, Case)]
 
 
 # What stayed behind
