@@ -40,20 +40,6 @@ def test_the_tiny_model_gets_the_score_of_its_card(tiny_triton, capsys):
     assert (summary("eval-tiny")["kept"], summary("eval-tiny")["score"]) == (1534, found["score"])
 
 
-def test_own_questions(tiny_triton):
-    rows = [
-        {"question": "What is the capital of France?", "answer": "The capital of France is Paris."},
-        {"messages": [{"role": "user", "content": "What is 47 + 38?"}], "answer": 85, "scorer": "number"},
-        {"messages": [{"role": "user", "content": "What is 2 + 2?"}], "answer": "five", "scorer": "contains"},
-    ]
-    Path("own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    thinking = ["--chat-template-kwargs", '{"thinking": true}', "--chat"]
-    assert main(["eval", tiny_triton, "--task", "own", "--data", "own.jsonl", *thinking]) == 0
-    samples = [json.loads(line) for line in Path("eval-own/samples_own.jsonl").read_text("utf-8").splitlines()]
-    assert [sample["right"] for sample in samples] == [1, 1, 0]
-    assert summary("eval-own")["thought"] == 3
-
-
 # --- lm-eval itself, through the gateway ---
 
 
