@@ -309,37 +309,33 @@ def test_an_endpoint_that_is_no_url_is_refused_at_once():
             Hub(endpoint)
 
 
-def test_wrong_bytes_are_thrown_away_and_named_where_they_stay_wrong(hub, folder, seen):
-    hub.always |= {SHARD: Fault(wrong=True), CONFIG: Fault(wrong=True)}
-    message = refused(hub, folder, seen)
-    assert f"{SHARD}: came 3 times" in message
-    assert f"{CONFIG}: came 3 times" in message
-    assert there(folder).keys() == SERVED - {SHARD, CONFIG}  # the others come
-    assert read_manifest(folder) is None
+def test_what_stays_wrong_is_named_and_the_others_come(hub, tmp_path, seen, subtests):
+    both = (SHARD, CONFIG)
+    cases = [
+        ({"always": dict.fromkeys(both, Fault(wrong=True))}, "came 3 times", both),
+        ({"always": dict.fromkeys(both, Fault(status=404))}, "the hub answers with status 404", both),
+        ({"listed_sizes": {SHARD: 5000}}, "came 3 times", (SHARD,)),  # longer than listed
+    ]
+    for number, (changes, problem, names) in enumerate(cases):
+        with subtests.test(changes), pytest.MonkeyPatch.context() as patch:
+            for name, value in changes.items():
+                patch.setattr(hub, name, value)
+            folder = tmp_path / str(number)
+            message = refused(hub, folder, seen)
+            assert [name for name in names if f"{name}: {problem}" not in message] == []
+            assert there(folder).keys() == SERVED - {*names}
+            assert read_manifest(folder) is None
 
-    hub.always.clear()
-    seen.lines.clear()
-    hub.faults[SHARD].append(Fault(wrong=True))
-    hub.faults[CONFIG].append(Fault(wrong=True))
+
+def test_wrong_bytes_are_thrown_away(hub, folder, seen):
+    for name in (SHARD, CONFIG):
+        hub.faults[name].append(Fault(wrong=True))
     bring(hub, folder, seen)
     assert there(folder) == {name: FILES[name] for name in SERVED}
     assert sorted(line.partition(";")[0] for line in seen.lines) == [
         f"{CONFIG}: its bytes are wrong by their sha1 or number",
         f"{SHARD}: its bytes are wrong by their sha256 or number",
     ]
-
-
-def test_a_longer_file_than_listed_is_refused(hub, folder, seen):
-    hub.listed_sizes[SHARD] = 5000
-    assert f"{SHARD}: came 3 times" in refused(hub, folder, seen)
-
-
-def test_a_file_that_is_gone_is_named_and_the_others_come(hub, folder, seen):
-    hub.always |= {SHARD: Fault(status=404), CONFIG: Fault(status=404)}
-    message = refused(hub, folder, seen)
-    assert f"{SHARD}: the hub answers with status 404" in message
-    assert f"{CONFIG}: the hub answers with status 404" in message
-    assert there(folder).keys() == SERVED - {SHARD, CONFIG}
 
 
 def test_a_model_or_revision_that_is_not_there(hub, folder, seen):
@@ -452,8 +448,9 @@ def test_a_damaged_file_is_replaced(hub, folder, seen):
 
 def test_pointers_of_a_git_clone_are_replaced(hub, folder, seen):
     folder.mkdir()
-    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize {len(FILES[SHARD])}\n"
-    (folder / SHARD).write_text(pointer)
+    (folder / SHARD).write_text(
+        f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize {len(FILES[SHARD])}\n"
+    )
     bring(hub, folder, seen)
     assert there(folder)[SHARD] == FILES[SHARD]
     assert "the files replace 1 Git LFS pointers" in seen.lines[0]
