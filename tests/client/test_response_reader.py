@@ -20,11 +20,35 @@ def others(num_answers=1, increments=Deltas):
     return ResponseReader(num_answers, increments, says_end=False)
 
 
-def test_a_text_alone_is_a_chunk_and_the_word_none_is_none():
-    reader = ours()
-    assert reader.chunks({"model_name": "m", "model_version": "1", "text_output": "你好"}) == [Chunk("你好")]
-    assert reader.chunks({"text_output": "a", "finish_reason": "None", "stop_reason": "None"}) == [Chunk("a")]
-    assert not reader.finished
+NOTHING_SAID = [
+    {"text_output": ""},
+    {"text_output": "", "finish_reason": "None"},
+    {},
+    {"text_output": [], "finish_reason": []},
+]
+METRICS = PerfMetrics(arrival_time_ns=5, acceptance_rate=0.25)
+READ = [
+    ({"model_name": "m", "model_version": "1", "text_output": "你好"}, Chunk("你好")),
+    ({"text_output": "a", "finish_reason": "None", "stop_reason": "None"}, Chunk("a")),
+    ({"text_output": "", "num_output_tokens": 1}, Chunk("", num_output_tokens=1)),
+    # The JSON of /generate has no brackets around a list of one element.
+    ({"text_output": "a", "output_ids": 7, "num_output_tokens": 1}, Chunk("a", output_ids=(7,), num_output_tokens=1)),
+    ({"text_output": "a", "output_ids": []}, Chunk("a")),
+    ({"text_output": "a", "logprobs": "null"}, Chunk("a")),
+    # Numbers may come as text.
+    ({"text_output": "a", "cumulative_logprob": "-1.5"}, Chunk("a", cumulative_logprob=-1.5)),
+    ({"text_output": "a", "arrival_time_ns": "5", "acceptance_rate": "0.25"}, Chunk("a", perf_metrics=METRICS)),
+    ({"text_output": "a", "cumulative_logprob": "None"}, Chunk("a")),
+]
+
+
+def test_a_response_is_a_chunk_unless_it_says_nothing():
+    readers = [ours() for _ in READ]
+    assert [reader.chunks(outputs) for reader, (outputs, _) in zip(readers, READ, strict=True)] == [
+        [chunk] for _, chunk in READ
+    ]
+    assert not any(reader.finished for reader in readers)
+    assert [ours().chunks(outputs) for outputs in NOTHING_SAID] == [[]] * 4
 
 
 def test_the_last_chunk_has_the_outcome_and_the_usage():
@@ -33,15 +57,6 @@ def test_the_last_chunk_has_the_outcome_and_the_usage():
     assert reader.chunks(outputs) == [Chunk("", finish_reason="stop", stop_reason="END", **COUNTS)]
     assert reader.finished
     assert reader.end() == []
-
-
-def test_a_response_that_says_nothing_is_no_chunk():
-    reader = ours()
-    assert reader.chunks({"text_output": ""}) == []
-    assert reader.chunks({"text_output": "", "finish_reason": "None"}) == []
-    assert reader.chunks({}) == []
-    assert reader.chunks({"text_output": [], "finish_reason": []}) == []
-    assert reader.chunks({"text_output": "", "num_output_tokens": 1}) == [Chunk("", num_output_tokens=1)]
 
 
 def test_several_answers_are_told_apart():
@@ -71,14 +86,9 @@ def test_several_answers_without_an_index_are_in_order():
         Chunk("b", 1, finish_reason="cancelled", num_input_tokens=3),
     ]
     assert reader.finished
-
-
-def test_one_value_where_there_is_a_list():
-    """The JSON of /generate has no brackets around a list of one element."""
-    (chunk,) = ours().chunks({"text_output": "a", "output_ids": 7, "num_output_tokens": 1})
-    assert chunk.output_ids == (7,)
-    (chunk,) = ours().chunks({"text_output": "a", "output_ids": []})
-    assert chunk == Chunk("a")
+    # Performance metrics belong to the answer that was measured.
+    outputs = {"text_output": ["a", "b"], "arrival_time_ns": [0, 5], "acceptance_rate": [0.0, 0.25]}
+    assert [chunk.perf_metrics for chunk in others(2).chunks(outputs)] == [None, METRICS]
 
 
 def test_log_probabilities():
@@ -87,22 +97,6 @@ def test_log_probabilities():
     outputs = {"logprobs": json.dumps([token]), "prompt_logprobs": json.dumps([None, token])}
     (chunk,) = ours().chunks({"text_output": "a", "cumulative_logprob": -0.5, **outputs})
     assert chunk == Chunk("a", logprobs=(read,), prompt_logprobs=(None, read), cumulative_logprob=-0.5)
-    assert ours().chunks({"text_output": "a", "logprobs": "null"}) == [Chunk("a")]
-
-
-def test_performance_metrics_belong_to_the_answer_that_was_measured():
-    outputs = {"text_output": ["a", "b"], "arrival_time_ns": [0, 5], "kv_cache_hit_rate": [0.0, 0.5]}
-    assert [chunk.perf_metrics for chunk in others(2).chunks(outputs)] == [
-        None,
-        PerfMetrics(arrival_time_ns=5, kv_cache_hit_rate=0.5),
-    ]
-
-
-def test_numbers_that_come_as_text():
-    outputs = {"text_output": "a", "cumulative_logprob": "-1.5", "arrival_time_ns": "5", "acceptance_rate": "0.25"}
-    metrics = PerfMetrics(arrival_time_ns=5, acceptance_rate=0.25)
-    assert others().chunks(outputs) == [Chunk("a", cumulative_logprob=-1.5, perf_metrics=metrics)]
-    assert others().chunks({"text_output": "a", "cumulative_logprob": "None"}) == [Chunk("a")]
 
 
 NO_RESPONSES = [
@@ -128,9 +122,6 @@ def test_what_is_no_response():
     for outputs, named in NO_RESPONSES:
         with pytest.raises(ProtocolError, match=named):
             ours().chunks(outputs)
-
-
-def test_ids_that_no_count_tells_apart_are_refused():
     with pytest.raises(ProtocolError, match="output_ids: expected 2, as many as num_output_tokens says, got 3"):
         ours(2).chunks({"text_output": ["a", "b"], "num_output_tokens": [1, 1], "output_ids": [1, 2, 3]})
 
