@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deepseek_triton_build import OutputError, PlanRequest, make_plan, repository_files, write_repository
-from support.supervising import PYTHON, SUPERVISE, free_ports, is_ready, listed, name_of, rank_of, runs
+from support.supervising import PYTHON, SUPERVISE, free_ports, is_ready, listed, name_of, rank_of, runs, until_ready
 from support.waiting import wait_for
 
 
@@ -58,8 +58,7 @@ def test_a_stop_lets_the_server_drain(serve):
     os.close(reading)
     running, closed, nohup = serve("--drains", "0.5"), serve("--says", "lost", stdout=writing), serve(before=["nohup"])
     os.close(writing)
-    for each in (running, closed, nohup):
-        wait_for(lambda: is_ready(each))  # noqa: B023
+    until_ready(running, closed, nohup)
     assert listed(running)["state"] == "ready"
     nohup.process.send_signal(signal.SIGHUP)
     assert listed(nohup)["state"] == "ready"
@@ -78,7 +77,7 @@ def test_a_repository_is_not_replaced_while_a_launch_uses_it(serve, tmp_path):
     files = repository_files(make_plan(PlanRequest(variant="tiny")), version="1.0")
     write_repository(files, repository)
     running = serve()
-    wait_for(lambda: is_ready(running))
+    until_ready(running)
     with pytest.raises(OutputError, match="a server runs from this folder"):
         write_repository(files, repository, force=True)
     running.process.terminate()
@@ -90,8 +89,7 @@ def test_a_repository_is_not_replaced_while_a_launch_uses_it(serve, tmp_path):
 def test_a_second_stop_ends_it_at_once_only_when_it_comes_later(serve):
     """A signal that is repeated at once, as by timeout(1) or by two senders at a time, is ignored."""
     twice, later, now = serve("--drains", "0.5"), serve("--drains", "1000"), serve("--drains", "1000")
-    for running in (twice, later, now):
-        wait_for(lambda: is_ready(running))  # noqa: B023
+    until_ready(twice, later, now)
     twice.process.send_signal(signal.SIGHUP)
     later.process.send_signal(signal.SIGINT)
     wait_for(lambda: "draining" in twice.out)
@@ -147,8 +145,7 @@ def test_a_server_or_stub_that_dies_under_a_command_that_stays_is_noticed(serve)
     once = ["--max-restarts", "0"]
     beside = serve(options=once, wrap=lambda *command: rank_of("bash", "-c", script, "-", *command))
     with_stub, with_control = serve(options=once), serve("--model-control-mode=explicit")
-    for running in (beside, with_stub, with_control):
-        wait_for(lambda: is_ready(running))  # noqa: B023
+    until_ready(beside, with_stub, with_control)
     time.sleep(1)  # the rank looks for its server every half second
     stub = with_stub.named("triton_python_backend_stub")
     os.kill(beside.named("tritonserver"), signal.SIGKILL)
@@ -165,7 +162,7 @@ def test_a_server_or_stub_that_dies_under_a_command_that_stays_is_noticed(serve)
 
 def test_a_server_that_is_not_ready_for_a_while_is_reported_and_left_alone(serve):
     running = serve()
-    wait_for(lambda: is_ready(running))
+    until_ready(running)
     fake = running.named("tritonserver")
     os.kill(fake, signal.SIGUSR1)
     wait_for(lambda: not is_ready(running))
@@ -236,7 +233,7 @@ def test_as_process_1_it_reaps_stops_and_leaves_other_processes_of_the_container
         options=["--max-restarts", "1"],
         wrap=lambda *command: rank_of("bash", "-c", f'{orphans} "$@"', "-", *command),
     )
-    wait_for(lambda: is_ready(running))
+    until_ready(running)
     supervisor = running.pid_of("supervise.py run")
     assert not [path for path in Path("/proc").glob("[0-9]*/stat") if is_zombie_of(path, supervisor)]
     into = ["nsenter", "--target", str(supervisor), "--pid", "--mount", "bash", "-c"]

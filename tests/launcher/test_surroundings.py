@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from deepseek_launcher.output import OutputWriter
-from support.supervising import PYTHON, SUPERVISE, is_ready, listed, name_of, rank_of, runs, tagged
+from support.supervising import PYTHON, SUPERVISE, is_ready, listed, name_of, rank_of, runs, tagged, until_ready
 from support.waiting import wait_for
 
 
@@ -55,8 +55,7 @@ def test_it_serves_and_stops_orderly_all_the_same(serve):
 def test_stop_ends_a_background_job_and_one_that_ctrl_z_has_stopped(serve):
     """A background job ignores SIGINT and SIGQUIT."""
     job, stopped = serve(before=["bash", "-c", '"$@" & wait $!', "-"]), serve()
-    for running in (job, stopped):
-        wait_for(lambda: is_ready(running))  # noqa: B023
+    until_ready(job, stopped)
     job.ask("stop", job.launch, "--now")
     stopped.process.send_signal(signal.SIGSTOP)
     stopped.ask("stop", stopped.launch)
@@ -68,8 +67,7 @@ def test_stop_ends_a_background_job_and_one_that_ctrl_z_has_stopped(serve):
 
 def test_stop_prints_no_traceback_at_ctrl_c_and_works_where_it_cannot_print(serve):
     drains, running = serve("--drains", "1000"), serve()
-    for each in (drains, running):
-        wait_for(lambda: is_ready(each))  # noqa: B023
+    until_ready(drains, running)
     command = ["env", "--default-signal=INT", *PYTHON, str(SUPERVISE), "stop"]
     environment = {name: value for name, value in running.environment.items() if name != "DEEPSEEK_TRITON_LAUNCH"}
     with subprocess.Popen([*command, drains.launch], env=environment, stderr=subprocess.PIPE, text=True) as stop:
@@ -90,7 +88,7 @@ def test_a_ready_file_is_never_older_than_the_server(serve, tmp_path):
     loading, killed = serve("--never-ready", ready_file=left), serve()
     wait_for(lambda: "tritonserver" in map(name_of, loading.others()))
     assert not is_ready(loading)
-    wait_for(lambda: is_ready(killed))
+    until_ready(killed)
     killed.process.kill()
     wait_for(lambda: not is_ready(killed))
 
@@ -98,8 +96,7 @@ def test_a_ready_file_is_never_older_than_the_server(serve, tmp_path):
 def test_a_record_that_somebody_removes_comes_back(serve, tmp_path):
     """The end of the user's last session removes XDG_RUNTIME_DIR. One that can't be removed changes no exit code."""
     running, other = serve(), serve(options=["--health-every", "1000"])
-    for each in (running, other):
-        wait_for(lambda: is_ready(each))  # noqa: B023
+    until_ready(running, other)
     place = tmp_path / f"deepseek-triton-{os.getuid()}"
     shutil.rmtree(place)
     wait_for(lambda: (listed(running) or {}).get("pid") == running.process.pid)
@@ -150,7 +147,7 @@ def test_names_that_are_no_utf8_are_served(supervise, tmp_path):
 
 def test_without_files_to_open_nothing_is_ended_and_a_stop_leaves_nothing(serve):
     running = serve()
-    wait_for(lambda: is_ready(running))
+    until_ready(running)
     server, ranks = running.named("tritonserver"), running.ranks()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     for pid in (running.process.pid, *ranks):

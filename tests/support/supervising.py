@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build import model_repository
 from deepseek_triton_tools.host.free_ports import claim_ports
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, wait_for
 
 SUPERVISE = model_repository() / "tensorrt_llm/1/supervise.py"
 PYTHON = (sys.executable, "-S")
@@ -171,6 +172,11 @@ def name_of(pid: int) -> str:
 def is_ready(running: Supervised) -> bool:
     assert running.ready_file is not None
     return running.ready_file.exists()
+
+
+def until_ready(*launches: Supervised) -> None:
+    for running in launches:
+        wait_for(partial(is_ready, running))
 
 
 def listed(running: Supervised) -> dict[str, Any] | None:
