@@ -1,10 +1,13 @@
 """Fixtures of the engine tests."""
 
+from contextlib import ExitStack
+
 import pytest
 
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines.simulated.simulated_engine import SimulatedEngine
 from standin.harness import engines
+from support.fake_vllm import faked_engine
 
 
 @pytest.fixture
@@ -12,6 +15,24 @@ def make_engine(tmp_path):
     """Starts TensorRT-LLM engines on the stand-in; stops them at the end."""
     with engines(tmp_path) as make:
         yield make
+
+
+@pytest.fixture
+def harness(make_engine):
+    return make_engine()
+
+
+@pytest.fixture
+def make_vllm(tmp_path, monkeypatch):
+    """Starts vLLM engines on the fake vLLM; stops them at the end."""
+    with ExitStack() as stack:
+        yield lambda **given: stack.enter_context(faked_engine(tmp_path, monkeypatch, **given))
+
+
+@pytest.fixture(params=[False, True], ids=["core", "generate"])
+def faked(make_vllm, request):
+    """An engine by either way to vLLM."""
+    return make_vllm(public=request.param)
 
 
 @pytest.fixture

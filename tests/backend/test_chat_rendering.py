@@ -226,10 +226,9 @@ CHECKPOINTS = {
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_rounds_of_calls_are_what_the_model_wrote_and_got(make, name):
+    rounds = RAW_ROUNDS if name in ("V3.1", "tiny") else FENCED_ROUNDS
     renderer = make(CHECKPOINTS[name])
-    for thinking in (True, False):
-        rounds = RAW_ROUNDS if name in ("V3.1", "tiny") else FENCED_ROUNDS
-        assert prompt(renderer, TWO_ROUNDS, thinking=thinking) == rounds
+    assert [prompt(renderer, TWO_ROUNDS, thinking=thinking) for thinking in (True, False)] == [rounds] * 2
 
 
 def test_turns_of_calls_are_as_the_model_was_trained(make):
@@ -268,23 +267,17 @@ def test_what_a_template_does_is_found_out(make):
 CHAT = [{"role": "system", "content": "Be brief."}, user("Hi")]
 
 
-@pytest.mark.parametrize(
-    ("source", "tail"),
-    [(LIKE_V3_0324, "<｜Assistant｜>"), (LIKE_R1, "<｜Assistant｜><think>\n"), (LIKE_V31, "<｜Assistant｜></think>")],
-    ids=["V3-0324", "R1", "V3.1"],
-)
-def test_tools_follow_the_system_text(make, source, tail):
-    renderer = make(source)
-    shown = prompt(renderer, CHAT, TOOLS)
-    assert shown.startswith(f"{BOS}Be brief.\n\n## Tools\n")
+def test_tools_follow_the_system_text_unless_the_template_shows_them(make):
     schema = json.dumps(WEATHER["function"]["parameters"])
-    assert f"\n\n### get_weather\nDescription: The weather.\n\nParameters: {schema}\n\n" in shown
-    assert shown.endswith(f"<｜User｜>Hi{tail}")
-    assert prompt(renderer, CHAT[1:], TOOLS).startswith(f"{BOS}## Tools\n")
-    assert "Tools" not in prompt(renderer, CHAT)
-
-
-def test_a_template_that_shows_tools_gets_them(make):
+    tails = {"V3-0324": "<｜Assistant｜>", "R1": "<｜Assistant｜><think>\n", "V3.1": "<｜Assistant｜></think>"}
+    for name, tail in tails.items():
+        renderer = make(CHECKPOINTS[name])
+        shown = prompt(renderer, CHAT, TOOLS)
+        assert shown.startswith(f"{BOS}Be brief.\n\n## Tools\n")
+        assert f"\n\n### get_weather\nDescription: The weather.\n\nParameters: {schema}\n\n" in shown
+        assert shown.endswith(f"<｜User｜>Hi{tail}")
+        assert prompt(renderer, CHAT[1:], TOOLS).startswith(f"{BOS}## Tools\n")
+        assert "Tools" not in prompt(renderer, CHAT)
     shown = prompt(make(tiny_template(".")), CHAT, TOOLS)
     assert shown.count("get_weather") == 1
     assert "You can call these tools:" in shown

@@ -175,12 +175,9 @@ def test_an_exit_is_noticed_at_the_second_look(proc, watch, wchans, expected):
     assert looks(proc, watch, *wchans) == expected
 
 
-def test_looks_in_quick_succession_count_as_one(proc, watch):
-    assert looks(proc, watch, WAITS, *[SLEEPS] * 5, period_s=0.125) == [False] * 5 + [True]
-
-
-def test_a_server_that_still_loads_is_not_exiting(proc, watch):
+def test_looks_in_quick_succession_count_as_one_and_a_server_that_still_loads_is_not_exiting(proc, watch):
     assert not any(looks(proc, watch, WAITS, SLEEPS, SLEEPS, SLEEPS, caught=CATCHES_NOTHING))
+    assert looks(proc, watch, WAITS, *[SLEEPS] * 5, period_s=0.125) == [False] * 5 + [True]
 
 
 LISTENS, CONNECTED = "0A", "01"
@@ -211,10 +208,7 @@ STATES = [
 @pytest.mark.parametrize("states", STATES)
 def test_a_front_end_that_may_listen_again_is_not_exiting(proc, watch_of_front_end, states):
     assert not any(looks_at_ports(proc, watch_of_front_end, *states))
-
-
-def test_what_the_main_thread_of_a_front_end_waits_for_is_no_sign(proc, watch_of_front_end):
-    proc.sockets(LISTENS)
+    proc.sockets(LISTENS)  # what its main thread waits for is no sign
     assert not any(looks(proc, watch_of_front_end, WAITS, *[SLEEPS] * 9))
 
 

@@ -341,19 +341,19 @@ def test_vllms_whole_dataclass_is_a_guide():
         expected = SamplingParams.of({f"guided_{guide}": json.dumps(value) if isinstance(value, dict) else value})
         whole = WHOLE_DATACLASS | {guide: value}
         for name in ("structured_outputs", "guided_decoding"):
-            assert parse(in_json(**{name: whole})).sampling == expected
-            assert parse(in_json(**{name: json.dumps(whole)})).sampling == expected
-            assert parse(parameters={name: json.dumps(whole)}).sampling == expected
+            text_of_it = {name: json.dumps(whole)}
+            ways = parse(in_json(**{name: whole})), parse(in_json(**text_of_it)), parse(parameters=text_of_it)
+            assert [way.sampling for way in ways] == [expected] * 3
     assert parse(in_json(structured_outputs=WHOLE_DATACLASS)) == parse()
 
 
-@pytest.mark.parametrize("name", ["bad_words", "stop_words"])
-def test_lists_of_words_are_read_and_empty_ones_pass(name):
-    field = name.removesuffix("_words")
-    assert getattr(parse(parameters={name: ""}, default_sampling={field: ["x"]}).sampling, field) == ("x",)
-    for empty in ("", [], None):
-        assert getattr(parse(in_json(**{name: empty}), default_sampling={field: ["x"]}).sampling, field) == ("x",)
-    assert getattr(parse(in_json(**{name: ["a", "b"]})).sampling, field) == ("a", "b")
+def test_lists_of_words_are_read_and_empty_ones_pass():
+    for name in ("bad_words", "stop_words"):
+        field = name.removesuffix("_words")
+        empty = [parse(in_json(**{name: none}), default_sampling={field: ["x"]}) for none in ("", [], None)]
+        empty.append(parse(parameters={name: ""}, default_sampling={field: ["x"]}))
+        assert [getattr(each.sampling, field) for each in empty] == [("x",)] * 4
+        assert getattr(parse(in_json(**{name: ["a", "b"]})).sampling, field) == ("a", "b")
 
 
 def test_a_default_that_contradicts_the_request_gives_way():

@@ -1,5 +1,6 @@
 from dataclasses import replace
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
@@ -100,25 +101,16 @@ def test_prompts_that_can_not_be_served_are_refused():
     assert caught.value.code is ErrorCode.PROMPT_TOO_LONG
 
 
-class Entry:
-    def __init__(self, sink):
-        self.sink = sink
-        self.request = request()
-
-
 class Sink:
     """A sink that equals every other one: sinks are told apart by identity."""
 
     def __eq__(self, other):
         return True
 
-    def on_steps(self, steps):
-        raise NotImplementedError
-
 
 def test_each_sink_gets_its_steps_in_order():
     left, right = Sink(), Sink()
-    entries = [Entry(sink) for sink in (left, left, right, left, right)]
+    entries = [SimpleNamespace(sink=sink, request=request()) for sink in (left, left, right, left, right)]
     steps = [Step(text=str(number)) for number in range(5)]
     calls = group_by_sink(zip(entries, steps, strict=True))
     assert [(sink is left, [step.text for _, step in batch]) for sink, batch in calls] == [

@@ -531,12 +531,14 @@ def test_an_abort_while_a_whole_answer_is_submitted_reaches_the_engine(whole, en
 
 
 def test_an_engine_that_hangs_is_not_ready_and_one_that_idles_is():
+    cases = {(0, 1e6): True, (1, 299): True, (2, 301): False}
     alive = EngineHealth(alive=True)
-    assert readiness(alive, draining=False, num_open=0, idle_s=1e6, hang_s=300).alive
-    assert readiness(alive, draining=False, num_open=1, idle_s=299, hang_s=300).alive
-    hung = readiness(alive, draining=False, num_open=2, idle_s=301, hang_s=300)
-    assert not hung.alive
-    assert "2 requests are open and none had a token for 301 s" in hung.reason
+    found = {
+        (num_open, idle_s): readiness(alive, draining=False, num_open=num_open, idle_s=idle_s, hang_s=300)
+        for num_open, idle_s in cases
+    }
+    assert {case: health.alive for case, health in found.items()} == cases
+    assert "2 requests are open and none had a token for 301 s" in found[2, 301].reason
 
 
 def test_a_change_of_the_readiness_is_a_warning_and_that_of_a_stop_is_not(engine, caplog):

@@ -1,7 +1,5 @@
 """Every feature of the contract in a request that two servers share: the answer of one server, or a refusal by name."""
 
-from __future__ import annotations
-
 import json
 from contextlib import ExitStack
 from pathlib import Path

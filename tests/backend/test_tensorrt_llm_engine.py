@@ -89,8 +89,7 @@ def test_a_prompt_that_can_not_be_chunked_has_less_room(make_engine):
     assert "1,235 tokens and at most 12 fit" in str(error)
 
 
-def test_special_and_stop_tokens(make_engine):
-    harness = make_engine()
+def test_special_and_stop_tokens(harness):
     answer = harness.run()
     assert harness.text(skip_special_tokens=False) == answer.text + "<｜end▁of▁sentence｜>"
     stop = answer.token_ids[5]
@@ -245,8 +244,7 @@ def test_a_whole_answer_aborted_in_tensorrt_llms_queue_is_not_waited_for(make_en
 
 
 @pytest.mark.slow
-def test_a_request_aborted_before_its_prompt_is_tokenised_never_reaches_the_engine(make_engine, monkeypatch):
-    harness = make_engine()
+def test_a_request_aborted_before_its_prompt_is_tokenised_never_reaches_the_engine(harness, monkeypatch):
     tokenised = threading.Event()
     encode = harness.engine._llm.tokenizer.encode
     monkeypatch.setattr(
@@ -270,8 +268,7 @@ def test_the_reason_of_a_death_and_the_end_of_a_stop(make_engine, monkeypatch):
     assert llm._executor is None
 
 
-def test_a_silent_death_is_found_by_the_health_check(make_engine, monkeypatch):
-    harness = make_engine()
+def test_a_silent_death_is_found_by_the_health_check(harness, monkeypatch):
     monkeypatch.setattr(harness.engine._llm._executor, "submit", lambda sequence: None)
     request = harness.submit()
     wait_for(lambda: harness.engine.stats().num_running)
@@ -280,8 +277,7 @@ def test_a_silent_death_is_found_by_the_health_check(make_engine, monkeypatch):
     assert isinstance(harness.result(request)[-1].error, UnavailableError)
 
 
-def test_a_receiver_that_fails_does_not_end_the_others(make_engine):
-    harness = make_engine()
+def test_a_receiver_that_fails_does_not_end_the_others(harness):
     broken = StepLog(fails=True)
     lost = GenerateRequest(request_id="lost", prompt="p", sampling=SamplingParams(), max_tokens=5)
     harness.engine.submit(lost, broken)

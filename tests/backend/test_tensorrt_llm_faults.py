@@ -26,6 +26,11 @@ def slow_engine(make_engine, monkeypatch):
     return make_engine
 
 
+@pytest.fixture
+def slow(slow_engine):
+    return slow_engine()
+
+
 def running(harness, count=1, **sampling):
     requests = [harness.submit(**ENDLESS, **sampling) for _ in range(count)]
     harness.sink.wait_for(lambda: all(harness.steps_of(request) for request in requests))
@@ -50,100 +55,93 @@ def test_a_request_aborted_in_the_engines_queue_has_its_end(slow_engine):
 
 
 @pytest.mark.slow
-def test_a_failing_abort_holds_neither_a_request_nor_the_gpus(slow_engine, monkeypatch):
-    harness = slow_engine()
-    requests = running(harness, 3)
+def test_a_failing_abort_holds_neither_a_request_nor_the_gpus(slow, monkeypatch):
+    requests = running(slow, 3)
 
     def abort(self):
         raise TypeError("'NoneType' object is not callable")
 
     monkeypatch.setattr("tensorrt_llm.llmapi.result.GenerationResult.abort", abort)
-    harness.engine.abort(requests[0].request_id)
-    assert harness.ended(requests[0]) == ["cancelled"]
-    harness.engine.stop()
-    assert [harness.ended(request) for request in requests] == [["cancelled"]] * 3
+    slow.engine.abort(requests[0].request_id)
+    assert slow.ended(requests[0]) == ["cancelled"]
+    slow.engine.stop()
+    assert [slow.ended(request) for request in requests] == [["cancelled"]] * 3
     assert not threads()
 
 
-def test_an_engines_fault_is_not_the_clients(slow_engine):
-    harness = slow_engine()
-    requests = running(harness, 5)
-    harness.engine._llm._executor.fault = "an assertion failed"
+def test_an_engines_fault_is_not_the_clients(slow):
+    requests = running(slow, 5)
+    slow.engine._llm._executor.fault = "an assertion failed"
     for request in requests:
-        error = harness.result(request)[-1].error
+        error = slow.result(request)[-1].error
         assert isinstance(error, EngineError)
         assert error.code is ErrorCode.INTERNAL
-    assert harness.engine.health().alive, "five requests, one fault"
-    harness.engine._llm._executor.fault = ""
-    assert harness.run(max_tokens=2)[-1].finish_reason == "length"
+    assert slow.engine.health().alive, "five requests, one fault"
+    slow.engine._llm._executor.fault = ""
+    assert slow.run(max_tokens=2)[-1].finish_reason == "length"
 
 
-def test_an_engine_that_only_fails_is_dead(slow_engine):
-    harness = slow_engine()
-    harness.engine._llm._executor.fault = "an assertion\nfailed"
+def test_an_engine_that_only_fails_is_dead(slow):
+    slow.engine._llm._executor.fault = "an assertion\nfailed"
     for _ in range(MAX_FAULTS_IN_A_ROW):
-        assert harness.engine.health().alive
-        assert isinstance(harness.run()[-1].error, EngineError)
-    health = harness.engine.health()
+        assert slow.engine.health().alive
+        assert isinstance(slow.run()[-1].error, EngineError)
+    health = slow.engine.health()
     assert not health.alive
     assert "3 times in a row" in health.reason
     assert health.reason.endswith("an assertion failed")
-    assert isinstance(harness.run()[-1].error, UnavailableError)
+    assert isinstance(slow.run()[-1].error, UnavailableError)
 
 
-def test_a_gpu_that_has_failed_is_not_tried_again(slow_engine):
-    harness = slow_engine()
-    requests = running(harness, 3)
-    harness.engine._llm._executor.fault = "CUDA error: an illegal memory access was encountered"
+def test_a_gpu_that_has_failed_is_not_tried_again(slow):
+    requests = running(slow, 3)
+    slow.engine._llm._executor.fault = "CUDA error: an illegal memory access was encountered"
     for request in requests:
-        assert isinstance(harness.result(request)[-1].error, EngineError | UnavailableError)
-    health = harness.engine.health()
+        assert isinstance(slow.result(request)[-1].error, EngineError | UnavailableError)
+    health = slow.engine.health()
     assert not health.alive
     assert "illegal memory access" in health.reason
 
 
 @pytest.mark.slow
-def test_faults_with_tokens_between_do_not_end_the_engine(slow_engine):
-    harness = slow_engine()
+def test_faults_with_tokens_between_do_not_end_the_engine(slow):
     for _ in range(2 * MAX_FAULTS_IN_A_ROW):
-        (request,) = running(harness)
-        harness.engine._llm._executor.fault = "an assertion failed"
-        assert isinstance(harness.result(request)[-1].error, EngineError)
-        harness.engine._llm._executor.fault = ""
-        assert harness.engine.health().alive
+        (request,) = running(slow)
+        slow.engine._llm._executor.fault = "an assertion failed"
+        assert isinstance(slow.result(request)[-1].error, EngineError)
+        slow.engine._llm._executor.fault = ""
+        assert slow.engine.health().alive
 
 
-def test_a_request_that_goes_on_after_a_fault_can_count_the_next(slow_engine):
-    harness = slow_engine()
-    survivor, victim = running(harness, 2)
-    harness.engine._open[victim.request_id].output._sequence.fail("an assertion failed")
-    harness.result(victim)
-    num_steps = len(harness.steps_of(survivor))
-    harness.sink.wait_for(lambda: len(harness.steps_of(survivor)) > num_steps)
-    harness.engine._llm._executor.fault = "an assertion failed"
-    harness.result(survivor)
+def test_a_request_that_goes_on_after_a_fault_can_count_the_next(slow):
+    survivor, victim = running(slow, 2)
+    slow.engine._open[victim.request_id].output._sequence.fail("an assertion failed")
+    slow.result(victim)
+    num_steps = len(slow.steps_of(survivor))
+    slow.sink.wait_for(lambda: len(slow.steps_of(survivor)) > num_steps)
+    slow.engine._llm._executor.fault = "an assertion failed"
+    slow.result(survivor)
     for _ in range(MAX_FAULTS_IN_A_ROW - 1):
-        assert harness.engine.health().alive
-        harness.run()
-    assert not harness.engine.health().alive
+        assert slow.engine.health().alive
+        slow.run()
+    assert not slow.engine.health().alive
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("found_by", ["flush", "reader"])
-def test_a_failure_that_can_not_be_judged_ends_its_request_only(slow_engine, monkeypatch, found_by):
-    harness = slow_engine()
-    request, *others = running(harness, 3)
-    entry = harness.engine._open[request.request_id]
+def test_a_failure_that_can_not_be_judged_ends_its_request_only(slow, monkeypatch, found_by):
+    request, *others = running(slow, 3)
+    entry = slow.engine._open[request.request_id]
     monkeypatch.setattr(engine_module, "cause_of_death", lambda llm: 1 / 0)
     if found_by == "flush":
         monkeypatch.setattr(entry.increments, "take", lambda **_: 1 / 0)
     else:
         monkeypatch.setattr(entry.output._detokenizer, "add", lambda *_, **__: 1 / 0)
-    error = harness.result(request)[-1].error
+    error = slow.result(request)[-1].error
     assert isinstance(error, EngineError)
     assert "ZeroDivisionError" in str(error)
-    num_steps = {other.request_id: len(harness.steps_of(other)) for other in others}
-    harness.sink.wait_for(lambda: all(len(harness.steps_of(other)) > num_steps[other.request_id] for other in others))
+    num_steps = {other.request_id: len(slow.steps_of(other)) for other in others}
+    slow.sink.wait_for(lambda: all(len(slow.steps_of(other)) > num_steps[other.request_id] for other in others))
     assert entry.output.aborted()
 
 
@@ -188,8 +186,7 @@ def test_a_guide_is_no_excuse_after_the_first_token(slow_engine):
 
 
 @pytest.mark.parametrize("broken", ["SamplingParams", "generate_async"])
-def test_an_immediate_refusal_is_the_clients_fault(make_engine, monkeypatch, broken):
-    harness = make_engine()
+def test_an_immediate_refusal_is_the_clients_fault(harness, monkeypatch, broken):
 
     def refuse(**kwargs):
         raise ValueError("not that")
@@ -199,26 +196,25 @@ def test_an_immediate_refusal_is_the_clients_fault(make_engine, monkeypatch, bro
     assert isinstance(harness.run()[-1].error, RequestError)
 
 
-def test_a_detokenizer_that_fails_ends_its_request_only(slow_engine, monkeypatch):
-    harness = slow_engine()
-    (healthy,) = running(harness)
-    sequence = harness.engine._open[healthy.request_id].output._sequence
+def test_a_detokenizer_that_fails_ends_its_request_only(slow, monkeypatch):
+    (healthy,) = running(slow)
+    sequence = slow.engine._open[healthy.request_id].output._sequence
 
     def add(self, token_ids, *, final):
         raise ValueError("Invalid prefix encountered")
 
     for _ in range(2 * MAX_FAULTS_IN_A_ROW):
-        request = harness.submit(**ENDLESS)
+        request = slow.submit(**ENDLESS)
         with monkeypatch.context() as patch:
             output = wait_for(
-                lambda request=request: getattr(harness.engine._open.get(request.request_id), "output", None)
+                lambda request=request: getattr(slow.engine._open.get(request.request_id), "output", None)
             )
             patch.setattr(output._detokenizer, "add", add.__get__(output), raising=True)
-            assert isinstance(harness.result(request).last.error, EngineError)
+            assert isinstance(slow.result(request).last.error, EngineError)
             wait_for(output.aborted)
-    assert harness.engine.health().alive
+    assert slow.engine.health().alive
     assert not sequence.aborted.is_set()
-    assert not harness.sink.is_done(healthy.request_id)
+    assert not slow.sink.is_done(healthy.request_id)
 
 
 @pytest.mark.parametrize("backend", ["HF", "TRTLLM"])
@@ -287,18 +283,16 @@ def test_two_can_stop_at_once(slow_engine):
             assert not threads(), "who returns first has waited for the end as well"
 
 
-def test_stop_goes_on_when_the_open_requests_can_not_be_ended(slow_engine, monkeypatch):
-    harness = slow_engine()
-    running(harness)
-    llm = harness.engine._llm
-    monkeypatch.setattr(harness.engine, "_abort", lambda request_id: 1 / 0)
-    harness.engine.stop()
+def test_stop_goes_on_when_the_open_requests_can_not_be_ended(slow, monkeypatch):
+    running(slow)
+    llm = slow.engine._llm
+    monkeypatch.setattr(slow.engine, "_abort", lambda request_id: 1 / 0)
+    slow.engine.stop()
     assert llm._executor is None
     assert not threads()
 
 
-def test_refusals_after_the_stop_come_one_at_a_time(make_engine):
-    harness = make_engine()
+def test_refusals_after_the_stop_come_one_at_a_time(harness):
     harness.engine.stop()
     add = harness.sink._add
     harness.sink._add = lambda steps: time.sleep(0.01) or add(steps)

@@ -62,8 +62,7 @@ def test_the_tokenizer_serves_the_tasks(make_engine, monkeypatch):
     assert known.bos_token == ""
 
 
-def test_a_conversation_becomes_a_prompt(make_engine):
-    harness = make_engine()
+def test_a_conversation_becomes_a_prompt(harness):
     plain, thinking = (harness.engine.render_chat(CHAT, kwargs) for kwargs in ({}, {"thinking": True}))
     assert plain == "<｜begin▁of▁sentence｜><｜User｜>Why?<｜Assistant｜></think>"
     assert thinking == plain.replace("</think>", "<think>")
@@ -179,8 +178,7 @@ def test_what_an_engine_lacks_is_named(make_engine):
     assert error.code is ErrorCode.UNSUPPORTED
 
 
-def test_a_stop_tokens_logprob_is_left_out_with_the_token(make_engine):
-    harness = make_engine()
+def test_a_stop_tokens_logprob_is_left_out_with_the_token(harness):
     answer = harness.run(stop_token_ids=(harness.run().token_ids[5],), logprobs=0)
     assert answer.last.finish_reason == "stop"
     assert len(answer.logprobs) == len(answer.token_ids)

@@ -35,6 +35,11 @@ def await_waiting(harness, request, count):
     wait_for(lambda: len(harness.waiting(request)) >= count)
 
 
+def await_joined(harness, request):
+    """Wait for a step of several responses."""
+    harness.sink.wait_for(lambda: any(len(step.token_ids) >= 4 for step in harness.steps_of(request)))
+
+
 def await_last(harness, request, is_last):
     await_waiting(harness, request, 1)
     wait_for(lambda: is_last(harness.waiting(request)[-1]))
@@ -45,7 +50,7 @@ def test_waiting_responses_become_one_step(reference, slow):
     request = begun(slow)
     with slow.held_loop():
         await_waiting(slow, request, 4)
-    slow.sink.wait_for(lambda: any(len(step.token_ids) >= 4 for step in slow.steps_of(request)))
+    await_joined(slow, request)
     steps = slow.steps_of(request)
     assert steps.token_ids == reference[: len(steps.token_ids)]
 
@@ -66,7 +71,7 @@ def test_logprobs_belong_to_their_tokens_when_several_waited(slow):
     request = begun(slow, logprobs=1)
     with slow.held_loop():
         await_waiting(slow, request, 4)
-    slow.sink.wait_for(lambda: any(len(step.token_ids) >= 4 for step in slow.steps_of(request)))
+    await_joined(slow, request)
     for step in slow.steps_of(request):
         assert [entry[0].token_id for entry in step.logprobs] == list(step.token_ids)
 

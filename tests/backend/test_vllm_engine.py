@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +19,6 @@ from deepseek_backend.config import parse_config
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines import create_engine
 from deepseek_backend.engines.base import EngineStats
-from deepseek_backend.engines.vllm import VllmEngine
 from deepseek_backend.engines.vllm.core_connection import CoreConnection
 from deepseek_backend.engines.vllm.generate_calls import GenerateCalls
 from deepseek_backend.errors import ASK_ANOTHER, ConfigError, EngineError, UnavailableError
@@ -35,7 +33,6 @@ from support.fake_vllm import (
     GenerationError,
     RetryableRequestError,
     VLLMValidationError,
-    faked_engine,
     out,
 )
 from support.waiting import wait_for
@@ -44,24 +41,18 @@ WAYS = pytest.mark.parametrize("public", [False, True], ids=["core", "generate"]
 HELLO = TOKENIZER.encode("Hello world", add_special_tokens=False).ids
 
 
-@pytest.fixture
-def make(tmp_path, monkeypatch):
-    with ExitStack() as stack:
-        yield lambda **given: stack.enter_context(faked_engine(tmp_path, monkeypatch, **given))
-
-
 @pytest.mark.slow
-def test_a_vllm_like_its_record_is_read_by_the_iteration_and_another_one_called_in_public(make, caplog):
+def test_a_vllm_like_its_record_is_read_by_the_iteration_and_another_one_called_in_public(make_vllm, caplog):
     for version in VLLM_VERSIONS:
-        assert isinstance(make(version=version).engine._connection, CoreConnection)
+        assert isinstance(make_vllm(version=version).engine._connection, CoreConnection)
     caplog.clear()
-    assert isinstance(make(public=True).engine._connection, GenerateCalls)
+    assert isinstance(make_vllm(public=True).engine._connection, GenerateCalls)
     (line,) = caplog.messages
     assert "vllm.v1.engine:EngineCoreOutput has request_id, new_token_ids" in line
 
 
 @pytest.mark.parametrize("lost", ["engine_core", "input_processor"])
-def test_a_vllm_whose_front_end_keeps_its_core_elsewhere_is_called_in_public(make, monkeypatch, caplog, lost):
+def test_a_vllm_whose_front_end_keeps_its_core_elsewhere_is_called_in_public(make_vllm, monkeypatch, caplog, lost):
     def moved(self, args, stat_loggers):
         made(self, args, stat_loggers)
         setattr(self, f"moved_{lost}", self.__dict__.pop(lost))
@@ -69,13 +60,11 @@ def test_a_vllm_whose_front_end_keeps_its_core_elsewhere_is_called_in_public(mak
     made = FakeAsyncLLM.__init__
     monkeypatch.setattr(FakeAsyncLLM, "__init__", moved)
     with caplog.at_level(logging.WARNING):
-        assert isinstance(make().engine._connection, GenerateCalls)
+        assert isinstance(make_vllm().engine._connection, GenerateCalls)
     assert f"AsyncLLM.{lost} is not there" in caplog.text
 
 
-@WAYS
-def test_an_answer_comes_in_steps_with_every_count(make, public):
-    faked = make(public=public)
+def test_an_answer_comes_in_steps_with_every_count(faked):
     request = faked.accepted()
     for token_id in HELLO[:-1]:
         faked.emit(request, [token_id])
@@ -86,19 +75,15 @@ def test_an_answer_comes_in_steps_with_every_count(make, public):
 
 
 @pytest.mark.slow
-@WAYS
-def test_the_steps_of_an_iteration_come_in_one_call(make, public):
-    faked = make(public=public)
+def test_the_steps_of_an_iteration_come_in_one_call(faked):
     requests = [faked.accepted() for _ in range(5)]
     for number in range(1, 4):
-        faked.core.emit(*({"request_id": request.request_id, "new_token_ids": [HELLO[0]]} for request in requests))
+        faked.core.emit(*(out(request, HELLO[:1]) for request in requests))
         wait_for(lambda number=number: sum(map(len, faked.sink.calls)) == 5 * number)
     assert [len(call) for call in faked.sink.calls] == [5, 5, 5]
 
 
-@WAYS
-def test_a_whole_answer_comes_in_its_last_step(make, public):
-    faked = make(public=public)
+def test_a_whole_answer_comes_in_its_last_step(faked):
     request = faked.accepted(wants_steps=False)
     assert faked.engine.health().worked_at_s == 0
     for token_id in HELLO:
@@ -108,19 +93,13 @@ def test_a_whole_answer_comes_in_its_last_step(make, public):
     faked.emit(request, [1], "stop")
     (step,) = faked.result(request)
     assert (step.text, list(step.token_ids), step.finish_reason) == ("Hello world", [*HELLO, 1], "stop")
-    assert step.generation_s is not None
     assert step.generation_s >= 0
 
 
 @pytest.mark.slow
-@WAYS
-def test_an_output_that_can_not_be_read_ends_its_own_request_only(make, public):
-    faked = make(public=public)
+def test_an_output_that_can_not_be_read_ends_its_own_request_only(faked):
     broken, other = faked.accepted(), faked.accepted()
-    faked.core.emit(
-        {"request_id": broken.request_id, "new_token_ids": ["?"]},
-        {"request_id": other.request_id, "new_token_ids": HELLO, "finish_reason": "length"},
-    )
+    faked.core.emit(out(broken, ["?"]), out(other, HELLO, "length"))
     error = faked.result(broken)[-1].error
     assert isinstance(error, EngineError)
     assert str(error).startswith("an output of vLLM can't be read: ")
@@ -129,9 +108,7 @@ def test_an_output_that_can_not_be_read_ends_its_own_request_only(make, public):
     assert faked.engine.health().alive
 
 
-@WAYS
-def test_a_failing_sink_stops_no_other_request(make, public):
-    faked = make(public=public)
+def test_a_failing_sink_stops_no_other_request(faked):
     request = faked.accepted()
     faked.sink.fails = True
     faked.emit(request, HELLO[:1])
@@ -139,39 +116,37 @@ def test_a_failing_sink_stops_no_other_request(make, public):
     assert faked.result(request).text == "Hello world"
 
 
+def ranks(faked, *requests):
+    return [faked.core.ranks[request.request_id] for request in requests]
+
+
 @WAYS
-def test_each_request_goes_to_the_rank_with_the_fewest_open_ones(make, public):
-    faked = make(public=public, data_parallel_size=3)
+def test_each_request_goes_to_the_rank_with_the_fewest_open_ones(make_vllm, public):
+    faked = make_vllm(public=public, data_parallel_size=3)
     requests = [faked.accepted() for _ in range(6)]
-    ranks = [faked.core.ranks[request.request_id] for request in requests]
-    assert ranks == [0, 1, 2, 0, 1, 2]
+    assert ranks(faked, *requests) == [0, 1, 2, 0, 1, 2]
     faked.emit(requests[1], HELLO, "length")
     faked.engine.abort(requests[4].request_id)
     for request in (requests[1], requests[4]):
         faked.result(request)
-    later = [faked.accepted() for _ in range(4)]
-    assert [faked.core.ranks[request.request_id] for request in later] == [1, 1, 2, 0]
+    assert ranks(faked, *(faked.accepted() for _ in range(4))) == [1, 1, 2, 0]
 
 
 @pytest.mark.slow
-def test_which_ranks_are_chosen(make):
-    faked = make(data_parallel_size=2)
+def test_which_ranks_are_chosen(make_vllm):
+    faked = make_vllm(data_parallel_size=2)
     faked.core.refuse = ValueError("no")
     faked.refused()
     faked.core.refuse = None
-    requests = [faked.accepted() for _ in range(4)]
-    assert sorted(str(faked.core.ranks[request.request_id]) for request in requests) == ["0", "0", "1", "1"]
-    faked = make(data_parallel_size=8, data_parallel_size_local=2, data_parallel_hybrid_lb=True)
-    requests = [faked.accepted() for _ in range(4)]
-    assert [faked.core.ranks[request.request_id] for request in requests] == [0, 1, 0, 1]
+    assert sorted(ranks(faked, *(faked.accepted() for _ in range(4)))) == [0, 0, 1, 1]
+    faked = make_vllm(data_parallel_size=8, data_parallel_size_local=2, data_parallel_hybrid_lb=True)
+    assert ranks(faked, *(faked.accepted() for _ in range(4))) == [0, 1, 0, 1]
     for version, size in ("0.33.0", 4), ("0.24.0", 1), ("0.24.0", None):
-        faked = make(version=version, data_parallel_size=size)
-        assert faked.core.ranks[faked.accepted().request_id] is None
+        faked = make_vllm(version=version, data_parallel_size=size)
+        assert ranks(faked, faked.accepted()) == [None]
 
 
-@WAYS
-def test_an_abort_reaches_vllm_and_what_comes_later_is_nobodys(make, public):
-    faked = make(public=public)
+def test_an_abort_reaches_vllm_and_what_comes_later_is_nobodys(faked):
     request, other = faked.accepted(), faked.accepted()
     faked.emit(request, HELLO[:1])
     wait_for(lambda: faked.steps_of(request))
@@ -185,9 +160,7 @@ def test_an_abort_reaches_vllm_and_what_comes_later_is_nobodys(make, public):
     assert faked.core.aborted == [request.request_id]
 
 
-@WAYS
-def test_an_abort_brings_the_text_that_waits_for_the_rest_of_a_character(make, public):
-    faked = make(public=public)
+def test_an_abort_brings_the_text_that_waits_for_the_rest_of_a_character(faked):
     request = faked.accepted()
     (first, *_) = TOKENIZER.encode("💻", add_special_tokens=False).ids
     faked.emit(request, [first])
@@ -196,13 +169,11 @@ def test_an_abort_brings_the_text_that_waits_for_the_rest_of_a_character(make, p
     assert faked.result(request).text == "\ufffd"
 
 
-@WAYS
-def test_an_abort_in_the_turn_of_an_output_loses_none_of_it(make, public):
-    faked = make(public=public)
+def test_an_abort_in_the_turn_of_an_output_loses_none_of_it(faked):
     request = faked.accepted()
 
     def at_once():
-        faked.core.emit_now({"request_id": request.request_id, "new_token_ids": HELLO})
+        faked.core.emit_now(out(request, HELLO))
         faked.core.loop.call_soon(faked.engine._abort, request.request_id)
 
     faked.core.loop.call_soon_threadsafe(at_once)
@@ -210,9 +181,7 @@ def test_an_abort_in_the_turn_of_an_output_loses_none_of_it(make, public):
     assert [step.finish_reason for step in faked.steps_of(request)] == [None, "cancelled"]
 
 
-@WAYS
-def test_an_end_that_is_none_of_an_answer_is_an_error(make, public):
-    faked = make(public=public)
+def test_an_end_that_is_none_of_an_answer_is_an_error(faked):
     for reason, kind in ("error", EngineError), ("abort", UnavailableError), ("novel", EngineError):
         request = faked.accepted()
         faked.emit(request, HELLO, reason)
@@ -223,31 +192,20 @@ def test_an_end_that_is_none_of_an_answer_is_an_error(make, public):
     assert faked.engine.health().alive
 
 
-REFUSALS = [
-    (
-        VLLMValidationError("no rule 'root'"),
-        ErrorCode.INVALID_ARGUMENT,
-        "guided_grammar: vLLM refused it: no rule 'root'",
-    ),
-    (
-        RetryableRequestError("It is paused."),
-        ErrorCode.UNAVAILABLE,
-        f"RetryableRequestError: It is paused{ASK_ANOTHER}",
-    ),
+REFUSALS = [  # vLLM's error, the code, and the end of what is said
+    (VLLMValidationError("no rule"), ErrorCode.INVALID_ARGUMENT, "guided_grammar: vLLM refused it: no rule"),
+    (RetryableRequestError("It rests."), ErrorCode.UNAVAILABLE, f"RetryableRequestError: It rests{ASK_ANOTHER}"),
     (GenerationError("No such block."), ErrorCode.INTERNAL, "GenerationError: No such block."),
 ]
 
 
 @WAYS
-def test_the_client_reads_why_the_core_refused_its_request(make, public):
-    faked = make(version="0.33.0", public=public)
+def test_the_client_reads_why_the_core_refused_its_request(make_vllm, public):
+    faked = make_vllm(version="0.33.0", public=public)
     for error, code, expected in REFUSALS:
         refused, other = faked.accepted(guided_grammar="x ::= y"), faked.accepted()
         why = SimpleNamespace(to_exception=lambda error=error: error)
-        faked.core.emit(
-            {"request_id": refused.request_id, "finish_reason": "error", "error": why},
-            {"request_id": other.request_id, "new_token_ids": HELLO, "finish_reason": "length"},
-        )
+        faked.core.emit(out(refused, [], "error", error=why), out(other, HELLO, "length"))
         (step,) = faked.result(refused)
         assert step.error.code == code
         assert str(step.error).endswith(expected)
@@ -255,14 +213,14 @@ def test_the_client_reads_why_the_core_refused_its_request(make, public):
     assert faked.core.aborted == []
 
 
-@WAYS
-def test_the_death_of_the_core_is_the_reason_and_its_end_drops_every_request(make, public):
-    faked = make(public=public)
+def test_the_death_of_the_core_is_the_reason(faked):
     faked.core.die()
     wait_for(lambda: not faked.engine.health().alive)
     assert faked.engine.health().reason == "vLLM's engine core has died; the server's log has the cause"
     assert "has died" in str(faked.refused())
-    faked = make(public=public)
+
+
+def test_a_stop_drops_every_request_and_shuts_down_once(faked):
     requests = [faked.accepted() for _ in range(3)]
     llm, core = faked.engine._llm, faked.core
     faked.engine.stop()
@@ -278,13 +236,12 @@ def test_the_death_of_the_core_is_the_reason_and_its_end_drops_every_request(mak
     data=st.lists(st.tuples(st.sampled_from(["token", "end", "abort"]), st.integers(0, 3)), max_size=25),
     whole=st.booleans(),
 )
-def test_every_request_gets_exactly_one_last_step(make, public, data, whole):
-    faked = make(public=public)
+def test_every_request_gets_exactly_one_last_step(make_vllm, public, data, whole):
+    faked = make_vllm(public=public)
     requests = [faked.accepted(wants_steps=not whole) for _ in range(4)]
     for event, number in data:
-        request_id = requests[number].request_id
         if event == "abort":
-            faked.engine.abort(request_id)
+            faked.engine.abort(requests[number].request_id)
         else:
             faked.emit(requests[number], HELLO[:1], "length" if event == "end" else None)
     faked.engine.stop()
@@ -292,16 +249,11 @@ def test_every_request_gets_exactly_one_last_step(make, public, data, whole):
         assert len(faked.ended(request)) == 1
 
 
-def engine_of(folder, document):
-    engine = create_engine(parse_config(document, version_dir=folder))
-    assert isinstance(engine, VllmEngine)
-    return engine
+def engine_of(folder):
+    return create_engine(parse_config(DOCUMENT, version_dir=folder))
 
 
-def document(**given):
-    return {"model": "m", **given, "triton_config": {"engine": "vllm"}}
-
-
+DOCUMENT = {"model": "m", "triton_config": {"engine": "vllm"}}
 NO_RECORDS = {None: "can't be read", "release: 1.2.1\n": "not the record", "[": "not YAML", "- 1\n": "not the record"}
 
 
@@ -310,22 +262,22 @@ def test_without_a_record_of_vllm_nothing_starts(tmp_path):
         if record is not None:
             (tmp_path / "release.yaml").write_text(record)
         with pytest.raises(ConfigError, match=rf"release.yaml: {expected}"):
-            engine_of(tmp_path, document()).start()
+            engine_of(tmp_path).start()
     (tmp_path / "release.yaml").write_text(load_vllm("0.24.0").text)
-    assert info(parse_config(document(), version_dir=tmp_path))["release"] == "0.24.0"
+    assert info(parse_config(DOCUMENT, version_dir=tmp_path))["release"] == "0.24.0"
 
 
-def test_another_version_is_refused_unless_it_is_allowed(make, caplog):
+def test_another_version_is_refused_unless_it_is_allowed(make_vllm, caplog):
     with pytest.raises(EngineError, match=r"generated for vLLM 0\.24\.0, but 0\.25\.1 is installed"):
-        make(installed="0.25.1")
-    assert make(installed="0.24.0+cu130").engine.health().alive
-    assert make(installed="0.25.1", options={"allow_version_mismatch": True}).engine.health().alive
+        make_vllm(installed="0.25.1")
+    assert make_vllm(installed="0.24.0+cu130").engine.health().alive
+    assert make_vllm(installed="0.25.1", options={"allow_version_mismatch": True}).engine.health().alive
     assert "vLLM 0.25.1 runs a repository generated for 0.24.0" in caplog.text
 
 
-def test_an_unknown_argument_is_refused(make):
+def test_an_unknown_argument_is_refused(make_vllm):
     with pytest.raises(ConfigError) as caught:
-        make(max_model_length=5, enable_expert_paralel=True)
+        make_vllm(max_model_length=5, enable_expert_paralel=True)
     for problem, name, nearest in zip(caught.value.problems, ("max_model_length", "enable_expert_paralel"),
                                        ("max_model_len", "enable_expert_parallel"), strict=True):  # fmt: skip
         assert problem.startswith(f"{name}: ")
@@ -343,38 +295,38 @@ def test_without_vllm_the_error_says_where_it_is(tmp_path, monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", without)
     with pytest.raises(EngineError) as caught:
-        VllmEngine(parse_config(document(), version_dir=tmp_path)).start()
+        engine_of(tmp_path).start()
     assert "install vllm==0.24.0; it is part of nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3" in str(caught.value)
 
 
 @pytest.mark.parametrize("error", [ValueError("no such quantization"), SystemExit(3)])
-def test_a_load_that_fails_says_why(make, monkeypatch, error):
+def test_a_load_that_fails_says_why(make_vllm, monkeypatch, error):
     monkeypatch.setattr(FakeAsyncLLM, "load_error", error)
     with pytest.raises(EngineError, match="vLLM can't load m: "):
-        make()
+        make_vllm()
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("vllm", "tokenizer"))]
 
 
-def test_what_model_yaml_leaves_open_is_chosen(make, tmp_path, monkeypatch):
+def test_what_model_yaml_leaves_open_is_chosen(make_vllm, tmp_path, monkeypatch):
     (tmp_path / "tiny").mkdir()
     monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD", raising=False)
-    args = make(model="tiny").engine._llm.args
+    args = make_vllm(model="tiny").engine._llm.args
     assert (args.model, args.disable_log_stats, args.shutdown_timeout) == (str(tmp_path / "tiny"), True, 600)
     assert args.structured_outputs_config == {"backend": "xgrammar"}
-    assert make(model="deepseek-ai/DeepSeek-R1", shutdown_timeout=7).engine._llm.args.shutdown_timeout == 7
+    assert make_vllm(model="deepseek-ai/DeepSeek-R1", shutdown_timeout=7).engine._llm.args.shutdown_timeout == 7
 
 
 @pytest.mark.slow
-def test_the_engine_says_what_it_can_do(make):
-    known = make().engine.capabilities
+def test_the_engine_says_what_it_can_do(make_vllm):
+    known = make_vllm().engine.capabilities
     assert known.max_seq_len == MAX_MODEL_LEN
     assert known.max_prompt_bytes == MAX_MODEL_LEN * max(len(token.encode()) for token in TOKENIZER.get_vocab())
     assert known.bos_token == "<｜begin▁of▁sentence｜>"
     assert known.whole_answers
     assert not known.priority
     assert known.unsupported == {"priority": "needs the engine argument scheduling_policy: priority"}
-    assert make().engine.render_chat([{"role": "user", "content": "Why?"}], {}) == "user: Why?\n"
-    engine = make().engine
+    assert make_vllm().engine.render_chat([{"role": "user", "content": "Why?"}], {}) == "user: Why?\n"
+    engine = make_vllm().engine
     ids = engine.tokenizer.encode("the", True)
     assert engine.tokenizer.decode(ids, skip_special_tokens=False) == "<｜begin▁of▁sentence｜>the"
     assert engine.tokenizer.decode(ids, skip_special_tokens=True) == "the"
@@ -388,15 +340,15 @@ def scheduler_stats(**given):
     return SimpleNamespace(**{**empty, "prefix_cache_stats": SimpleNamespace(queries=0, hits=0), **given})
 
 
-def test_the_numbers_are_the_schedulers(make):
-    faked = make()
+def test_the_numbers_are_the_schedulers(make_vllm):
+    faked = make_vllm()
     requests = [faked.accepted() for _ in range(3)]
     drafts, prefix = SimpleNamespace(num_draft_tokens=4, num_accepted_tokens=3), SimpleNamespace(queries=50, hits=32)
     for _ in range(2):
         stats = scheduler_stats(
             num_running_reqs=2, kv_cache_usage=0.5, spec_decoding_stats=drafts, prefix_cache_stats=prefix
         )
-        faked.core.emit({"request_id": requests[0].request_id, "new_token_ids": HELLO[:1]}, scheduler_stats=stats)
+        faked.core.emit(out(requests[0], HELLO[:1]), scheduler_stats=stats)
     wait_for(lambda: len(faked.sink.calls) == 2)
     assert faked.engine.stats() == EngineStats(
         num_running=2,
@@ -415,8 +367,8 @@ def test_the_numbers_are_the_schedulers(make):
     assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (0, 0, 0)
 
 
-def test_the_numbers_of_data_parallel_ranks_are_added(make):
-    faked = make(public=True)
+def test_the_numbers_of_data_parallel_ranks_are_added(make_vllm):
+    faked = make_vllm(public=True)
     for _ in range(5):
         faked.accepted()
     (numbers,) = faked.engine._llm.stat_loggers
@@ -427,15 +379,11 @@ def test_the_numbers_of_data_parallel_ranks_are_added(make):
     assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (3, 2, round(0.3 * NUM_BLOCKS))
 
 
-@WAYS
-def test_statistics_that_can_not_be_read_end_nothing(make, public, caplog):
-    faked = make(public=public)
+def test_statistics_that_can_not_be_read_end_nothing(faked, caplog):
     request = faked.accepted()
     (numbers,) = faked.engine._llm.stat_loggers
     for _ in range(2):
-        faked.core.emit(
-            {"request_id": request.request_id, "new_token_ids": HELLO[:1]}, scheduler_stats=SimpleNamespace()
-        )
+        faked.core.emit(out(request, HELLO[:1]), scheduler_stats=SimpleNamespace())
         # On the loop thread, as vLLM calls it: two threads at once could both log.
         faked.core.loop.call_soon_threadsafe(numbers.record, SimpleNamespace(), None)
     faked.emit(request, [], "length")

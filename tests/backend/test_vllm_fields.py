@@ -1,7 +1,6 @@
 """Fields of requests to the vLLM engine: their translation, what is refused, and what an answer carries."""
 
 import math
-from contextlib import ExitStack
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,7 +25,7 @@ from deepseek_backend.errors import RequestError
 from deepseek_backend.request.supported_fields import supported_fields
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS
 from support.engine_driver import Answer
-from support.fake_vllm import MAX_MODEL_LEN, TOKENIZER, VLLMValidationError, faked_engine, recorded_vllm
+from support.fake_vllm import MAX_MODEL_LEN, TOKENIZER, VLLMValidationError, recorded_vllm
 from support.random_checkpoint import EOS
 
 WAYS = pytest.mark.parametrize("public", [False, True], ids=["core", "generate"])
@@ -34,12 +33,6 @@ VERSIONS = pytest.mark.parametrize("version", VLLM_VERSIONS)
 HELLO = TOKENIZER.encode("Hello world", add_special_tokens=False).ids
 EOS_ID = TOKENIZER.token_to_id(EOS)
 MTP = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}
-
-
-@pytest.fixture
-def make(tmp_path, monkeypatch):
-    with ExitStack() as stack:
-        yield lambda **given: stack.enter_context(faked_engine(tmp_path, monkeypatch, **given))
 
 
 def release(version="0.24.0"):
@@ -161,23 +154,19 @@ def banned(faked, *words):
     return [TOKENIZER.decode(ids) for ids in token_ids]
 
 
-@WAYS
-def test_a_bad_word_is_banned_with_and_without_a_blank_before_it(make, public):
-    faked = make(public=public)
+def test_a_bad_word_is_banned_with_and_without_a_blank_before_it(faked):
     assert banned(faked, " fox", "The") == ["fox", " fox", "The", " The"]
     assert banned(faked, "\n") == ["\n"]
 
 
-def test_bad_words_that_would_end_vllms_worker_are_refused(make):
-    faked = make()
+def test_bad_words_that_would_end_vllms_worker_are_refused(make_vllm):
+    faked = make_vllm()
     assert "at most 64 words" in str(faked.refused(bad=tuple(f"word{number}" for number in range(65))))
     assert "at most 1,024 tokens in all" in str(faked.refused(bad=("zyxwvutsrqponm" * 60,)))
     assert "one without a token" in str(faked.refused(bad=("",)))
 
 
-@WAYS
-def test_a_request_that_vllm_refuses_gets_an_error_and_the_next_one_an_answer(make, public):
-    faked = make(public=public)
+def test_a_request_that_vllm_refuses_gets_an_error_and_the_next_one_an_answer(faked):
     faked.core.refuse = VLLMValidationError("too long", parameter="prompt_logprobs")
     assert str(faked.refused()) == "prompt_logprobs: vLLM refused it: too long"
     faked.core.refuse = RuntimeError("broken")
@@ -188,16 +177,14 @@ def test_a_request_that_vllm_refuses_gets_an_error_and_the_next_one_an_answer(ma
 
 
 @WAYS
-def test_the_largest_priority_is_vllms_smallest(make, public):
-    faked = make(public=public, scheduling_policy="priority")
+def test_the_largest_priority_is_vllms_smallest(make_vllm, public):
+    faked = make_vllm(public=public, scheduling_policy="priority")
     assert faked.engine.capabilities.priority
     requests = [faked.accepted(priority=priority) for priority in (-3, 0, 5)]
     assert [faked.core.priorities[request.request_id] for request in requests] == [3, 0, -5]
 
 
-@WAYS
-def test_a_prompt_reaches_vllm_in_token_ids_and_max_tokens_gets_the_rest(make, public):
-    faked = make(public=public)
+def test_a_prompt_reaches_vllm_in_token_ids_and_max_tokens_gets_the_rest(faked):
     whole = TOKENIZER.encode("Why? " * 9).ids
     for form, expected in [
         ({"prompt": "Why? " * 9}, whole),
@@ -270,10 +257,8 @@ def arrays(*rows, ranks):
     return (token_ids, logprobs, np.array(ranks), None)
 
 
-@WAYS
 @pytest.mark.parametrize("wants_steps", [True, False])
-def test_logprobs_come_with_the_token_first_and_then_the_likeliest(make, public, wants_steps):
-    faked = make(public=public)
+def test_logprobs_come_with_the_token_first_and_then_the_likeliest(faked, wants_steps):
     a, b, c = HELLO[0], HELLO[1], HELLO[0] + 1
     request = faked.accepted(logprobs=2, prompt_logprobs=1, wants_steps=wants_steps)
     faked.emit(
@@ -297,9 +282,9 @@ def test_logprobs_come_with_the_token_first_and_then_the_likeliest(make, public,
     assert steps[-1].num_cached_tokens == 3
 
 
-def test_a_row_that_is_wide_for_another_request_is_cut(make):
+def test_a_row_that_is_wide_for_another_request_is_cut(make_vllm):
     """The rows of an iteration are as wide as its most demanding request needs."""
-    faked = make()
+    faked = make_vllm()
     a, b, c = HELLO[0], HELLO[1], HELLO[0] + 1
     request = faked.accepted(logprobs=1)
     wide = arrays([(a, -3.0), (b, -0.5), (c, -1.0)], ranks=[7])
@@ -328,8 +313,8 @@ def test_metrics_have_the_times_on_the_engines_clock():
 
 
 @pytest.mark.slow
-def test_the_time_of_scheduling_comes_with_the_first_output(make):
-    faked = make()
+def test_the_time_of_scheduling_comes_with_the_first_output(make_vllm):
+    faked = make_vllm()
     request = faked.accepted(return_perf_metrics=True)
     kinds = (("QUEUED", 1.0), ("SCHEDULED", 2.0), ("PREEMPTED", 3.0), ("SCHEDULED", 4.0))
     events = [SimpleNamespace(type=SimpleNamespace(name=name), timestamp=at_s) for name, at_s in kinds]

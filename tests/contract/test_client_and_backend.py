@@ -3,11 +3,10 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
@@ -34,24 +33,17 @@ from deepseek_triton_client._core.tensor_encoding import encode
 from deepseek_triton_client._core.wire import decode_json, decode_tensors, encode_json
 from support.contract_metadata import METADATA
 
-NUMPY = {
-    Dtype.STRING: np.object_,
-    Dtype.BOOL: np.bool_,
-    Dtype.INT32: np.int32,
-    Dtype.UINT64: np.uint64,
-    Dtype.FP32: np.float32,
-}
+NUMPY = {Dtype.STRING: np.object_, Dtype.BOOL: np.bool_, Dtype.INT32: np.int32, Dtype.UINT64: np.uint64}
+NUMPY |= {Dtype.FP32: np.float32}
 DTYPES = {tensor.name: NUMPY[tensor.dtype] for tensor in contract.INPUTS}
 CONFIG = parse_config({"model": "m", "triton_config": {}}, version_dir=Path())
 SUPPORTED = {field.name: "" for field in contract.SAMPLING_FIELDS} | {"priority": ""}
 
 COMMON = {"params": SamplingParams(), "timeouts": Timeouts(), "streaming": False, "request_id": None}
 
-Sent = tuple[dict[str, Any], dict[str, Any]]
-"""(arrays by the name of their input, the request's parameters), as Triton hands them to the model."""
-
 
 def over_json(inputs):
+    """Return arrays by the name of their input, and the request's parameters, as Triton hands them to the model."""
     body = json.loads(encode_json("r1", inputs))
     assert body.pop("id") == "r1"
     arrays = {}
@@ -153,9 +145,9 @@ def test_fields_arrive_as_they_were_given(wire, given_fields):
 
 @pytest.mark.slow
 @WIRES
-@pytest.mark.parametrize("name", AT_ODDS)
-@given(data=st.data())
-def test_fields_at_odds_with_others_arrive_alone(wire, name, data):
+@settings(max_examples=300)
+@given(data=st.data(), name=st.sampled_from(AT_ODDS))
+def test_fields_at_odds_with_others_arrive_alone(wire, data, name):
     given_fields = {name: data.draw(value(contract.SAMPLING_BY_NAME[name])), "temperature": 1.0}
     given_fields["max_tokens"] = 2**31 - 1
     got = parsed(wire, asked(streaming=False, **given_fields), streamed=False)
@@ -163,30 +155,18 @@ def test_fields_at_odds_with_others_arrive_alone(wire, name, data):
 
 
 @WIRES
-@given(prompt=texts, streaming=st.booleans())
-def test_a_prompt_arrives(wire, prompt, streaming):
-    got = parsed(wire, asked(prompt, streaming=streaming), streamed=streaming)
-    assert [each.text for each in got.prompts] == [prompt]
+@given(text=texts, streaming=st.booleans(), ids=st.lists(st.integers(0, 2**31 - 1), min_size=1), kwargs=documents)
+def test_a_prompt_of_each_form_arrives(wire, text, streaming, ids, kwargs):
+    got = parsed(wire, asked(text, streaming=streaming), streamed=streaming)
+    assert [each.text for each in got.prompts] == [text]
     assert (got.streaming, got.cumulative, got.num_sequences_per_prompt) == (streaming, False, 1)
-
-
-@WIRES
-@given(ids=st.lists(st.integers(0, 2**31 - 1), min_size=1))
-def test_token_ids_arrive(wire, ids):
     (prompt,) = parsed(wire, asked(ids), streamed=True).prompts
     assert prompt.token_ids == tuple(ids)
-
-
-@WIRES
-@given(content=texts, kwargs=documents)
-def test_a_conversation_arrives(wire, content, kwargs):
-    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": content}]
-    params = SamplingParams(chat_template_kwargs=kwargs)
-    request = chat_request(messages, params=params, timeouts=Timeouts(), streaming=True, request_id="r1")
-    call = parsed(wire, request, streamed=True)
-    assert [each.messages for each in call.prompts] == [messages]
-    assert call.chat_template_kwargs == kwargs
-    assert call.separate_reasoning
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": text}]
+    chat = {**COMMON, "params": SamplingParams(chat_template_kwargs=kwargs)}
+    got = parsed(wire, chat_request(messages, **chat), streamed=True)
+    assert [each.messages for each in got.prompts] == [messages]
+    assert (got.chat_template_kwargs, got.separate_reasoning) == (kwargs, True)
 
 
 @WIRES
