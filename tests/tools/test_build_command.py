@@ -225,3 +225,50 @@ def test_a_relative_folder_is_a_folder_in_every_format(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     built("out", *R1, "--model", "models/r1", "--format", "trtllm-bench")
     assert "--model deepseek-ai/DeepSeek-R1 --model_path ./models/r1" in (tmp_path / "out/bench.sh").read_text()
+
+
+PAIR = ["deepseek-v3", "--gpu", "h200", "--profile", "disagg"]
+
+
+def test_the_summary_of_a_pair_says_how_both_sides_are_started_and_joined(tmp_path):
+    pair = tmp_path / "pair"
+    printed = " ".join(built(pair, *PAIR, "--generation-servers", "2").split())
+    for words in (
+        f"wrote {pair}: DeepSeek-V3",
+        "1 context server and 2 generation servers, 24 GPUs in all",
+        "Warnings and notes of a context server warning A009",
+        f"run it there: {pair}/context/start.sh",
+        f"{pair}/generation, the same for 2 servers:",
+        "gateway --context-server http://context1:8000 --server http://generation1:8000 "
+        "--server http://generation2:8000",
+    ):
+        assert words in printed
+
+
+def test_the_document_of_a_pair_holds_a_plan_of_each_side(tmp_path):
+    options = [*PAIR, "--context-set", "max_batch_size=16", "--generation-set", "num_gpus=16", "--json"]
+    planned = json.loads(run_command("plan", *options).stdout)
+    assert json.loads(built(tmp_path / "pair", *options))["plan"] == planned
+    assert (planned["schema"], planned["gpus"]) == ("deepseek-triton/pair/1", 24)
+    assert [planned[side]["profile"] for side in ("context", "generation")] == ["ctx", "gen"]
+    assert {row["key"]: row["value"] for row in planned["context"]["settings"]}["max_batch_size"] == 16
+
+
+def test_plan_shows_both_sides_of_a_pair_and_what_would_change(tmp_path):
+    printed = run_command("plan", *PAIR, "--brief").stdout
+    assert printed.index("Context: one server") < printed.index("Generation: one server")
+    tiny = ["tiny", "--engine", "simulated", "--profile", "disagg"]
+    built(tmp_path / "pair", *tiny)
+    assert run_command("plan", *tiny, "--diff", str(tmp_path / "pair")).stdout.count("nothing would change") == 2
+
+
+def test_what_makes_no_pair_is_refused(tmp_path):
+    for options, code, said in (
+        (["deepseek-v3", "--gpu", "h200", "--context-servers", "2"], 2, "--context-servers: only for --profile disagg"),
+        ([*PAIR, "--generation-set", "x"], 2, "--generation-set x: expected KEY=VALUE, as in --generation-set"),
+        ([*PAIR, "--context-set", "num_gpus=none"], 1, "--context-set num_gpus=none: expected a whole number from 1"),
+        ([*PAIR, "--trtllm", "0.21.0"], 1, "no hand-over is proven"),
+        ([*PAIR, "--engine", "vllm"], 1, "leave --engine vllm out"),
+    ):
+        assert said in " ".join(" ".join(refused(tmp_path / "pair", *options, code=code)).split())
+        assert not (tmp_path / "pair").exists()
