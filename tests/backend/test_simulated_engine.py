@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines import create_engine
-from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.simulated.filler_text import (
     BOS,
     CLOSING_ID,
@@ -23,15 +22,12 @@ from deepseek_backend.engines.simulated.presets import PRESETS
 from deepseek_backend.engines.simulated.simulated_engine import NEUTRAL_STEP_S, SimulatedEngine
 from deepseek_backend.engines.simulated.simulated_generation import SimulatedGeneration
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
-from support.engine_driver import StepLog
+from support.engine_driver import StepLog, make_request
 from support.waiting import PATIENCE_S
 
 
-def request(request_id="a", prompt="Why is the sky blue?", max_tokens=20, **sampling):
-    fields = {name: sampling.pop(name) for name in ("prompt_token_ids", "priority") if name in sampling}
-    prompt = "" if "prompt_token_ids" in fields else prompt
-    params = SamplingParams(**sampling)
-    return GenerateRequest(request_id=request_id, prompt=prompt, max_tokens=max_tokens, sampling=params, **fields)
+def request(request_id="a", prompt="Why is the sky blue?", max_tokens=20, **fields):
+    return make_request(request_id, prompt, max_tokens=max_tokens, **fields)
 
 
 def generate(engine, *requests):

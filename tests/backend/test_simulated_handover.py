@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.context_handover import read_handover
-from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.simulated.deployment_model import H200, DeploymentModel
 from deepseek_backend.engines.simulated.kv_transfer import GONE, GREETING, read_ticket
 from deepseek_backend.engines.simulated.simulated_engine import SimulatedEngine
-from support.engine_driver import StepLog
+from support.engine_driver import StepLog, make_request
 from support.waiting import wait_for
 
 ENDLESS = 100_000
@@ -30,16 +29,9 @@ SLOW = 1e-6
 numbers = itertools.count()
 
 
-def request(prompt="Why is the sky blue?", *, max_tokens=20, request_type="context_and_generation", **fields):
-    own = {name: fields.pop(name) for name in ("handover", "prompt_token_ids") if name in fields}
-    return GenerateRequest(
-        request_id=str(next(numbers)),
-        prompt=prompt,
-        sampling=SamplingParams(**fields),
-        max_tokens=max_tokens,
-        request_type=request_type,
-        **own,
-    )
+def request(prompt="Why is the sky blue?", *, max_tokens=20, **fields):
+    """The second request of a client has the prompt in tokens too."""
+    return dataclasses.replace(make_request(str(next(numbers)), max_tokens=max_tokens, **fields), prompt=prompt)
 
 
 def submit(engine, one):
@@ -79,7 +71,6 @@ def fetching(one, two):
 
 
 def generation(handover, *prompt, **fields):
-    """The second request of a client, which has the prompt in tokens too."""
     ids = handover.prompt_token_ids
     return request(*prompt, request_type="generation_only", handover=handover, **{**fields, "prompt_token_ids": ids})
 

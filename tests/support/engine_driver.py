@@ -112,6 +112,18 @@ class StepLog:
         return self.steps[name].token_ids
 
 
+def make_request(name, prompt="", *, max_tokens, **fields):
+    """Return a request with fields of its own and sampling fields. Token ids take the place of the prompt."""
+    own = {key: fields.pop(key) for key in OWN_FIELDS & fields.keys()}
+    return GenerateRequest(
+        request_id=name,
+        prompt="" if own.get("prompt_token_ids") is not None else prompt,
+        sampling=SamplingParams(**fields),
+        max_tokens=max_tokens,
+        **own,
+    )
+
+
 class EngineDriver:
     """An engine, a sink, and requests to the engine."""
 
@@ -123,16 +135,9 @@ class EngineDriver:
         self._count = 0
 
     def submit(self, prompt="Why?", *, max_tokens=None, **fields):
-        """Submit a request, with fields of its own and sampling fields."""
         self._count += 1
-        own = {name: fields.pop(name) for name in OWN_FIELDS & fields.keys()}
-        request = GenerateRequest(
-            request_id=f"r{self._count}",
-            prompt="" if own.get("prompt_token_ids") is not None else prompt,
-            sampling=SamplingParams(**fields),
-            max_tokens=self.max_tokens if max_tokens is None else max_tokens,
-            **own,
-        )
+        max_tokens = self.max_tokens if max_tokens is None else max_tokens
+        request = make_request(f"r{self._count}", prompt, max_tokens=max_tokens, **fields)
         self.engine.submit(request, self.sink)
         return request
 

@@ -3,11 +3,10 @@
 from contextlib import contextmanager
 
 from deepseek_backend.config import parse_config
-from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.vllm import VllmEngine
 from deepseek_triton_build import model_repository
 from deepseek_triton_build.data.vllm import load_vllm
-from support.engine_driver import OWN_FIELDS, StepLog
+from support.engine_driver import StepLog, make_request
 from support.vllm_arguments import COMMON_ARGUMENTS, installed_version, reference_arguments
 
 TIMEOUT_S = 120
@@ -15,14 +14,7 @@ TINY = model_repository() / "tensorrt_llm/1/tiny"
 
 
 def a_request(name, prompt="The capital of France is", max_tokens=40, **fields):
-    given = {key: fields.pop(key) for key in OWN_FIELDS & fields.keys()}
-    return GenerateRequest(
-        request_id=name,
-        prompt="" if "prompt_token_ids" in given else prompt,
-        sampling=SamplingParams(max_tokens=max_tokens, **fields),
-        max_tokens=max_tokens,
-        **given,
-    )
+    return make_request(name, prompt, max_tokens=max_tokens, **fields)
 
 
 def answered(engine, *requests):
