@@ -211,6 +211,7 @@ def test_a_prompt_and_a_conversation_are_tokenized_and_each_token_is_asked_for_o
     document = client.post("/tokenize", json={"prompt": "Hi", "return_token_strs": True}).json()
     assert document == {"count": 3, "max_model_len": 4096, "tokens": [7, 8, 7], "token_strs": ["7", "8", "7"]}
     assert sorted(asked["input_ids"] for asked in triton.asked[1:]) == [[7], [8]]
+    assert client.post("/detokenize", json={"tokens": [7, 8]}).json() == {"prompt": "7 8"}
     triton.clear()
     Tokenizer(triton, [*range(1025), 1])  # too many texts
     error = error_of(client.post("/tokenize", json={"prompt": "Hi", "return_token_strs": True}), 400)

@@ -183,8 +183,10 @@ def test_finish_reasons():
         ("cancelled", ""): ("stop", "cancelled"),
     }
     for (reason, stop_reason), told in table.items():
-        choice = one(Part(text="a", finish_reason=reason, stop_reason=stop_reason))
-        assert (choice["finish_reason"], choice.get("stop_reason")) == told
+        part = Part(text="a", finish_reason=reason, stop_reason=stop_reason)
+        [last] = streamed(read_chat_request({"messages": MESSAGES, "stream": True}), [[part]])[-1]["choices"]
+        for choice in (one(part), last):
+            assert (choice["finish_reason"], choice.get("stop_reason")) == told
     table = [("stop", True, "tool_calls", 2), ("length", True, "length", 2), ("length", False, "tool_calls", 1)]
     for reason, parallel, finish, calls in table:
         choice = one(Part(text=CALLS, finish_reason=reason), tools=[TOOL], parallel_tool_calls=parallel)
