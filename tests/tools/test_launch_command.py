@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from deepseek_launcher.server_processes import DEFAULT_EXIT_TIMEOUT_S, PATIENCE_S
+from deepseek_triton_tools.cli import launch
 from deepseek_triton_tools.cli.main import program_parser
 from deepseek_triton_tools.cli.parsing import forms_of
 from deepseek_triton_tools.launching.containers import KERNELS_MOUNT
@@ -108,6 +109,53 @@ def test_what_a_form_does_not_take_is_refused():
     for words, expected in cases:
         done = run_command("launch", *words)
         assert (done.returncode, expected in done.stderr) == (2, True), words
+
+
+EVERY_OPTION = {
+    "docker --http-port 1 --grpc-port 2 --metrics-port 3 --exit-timeout 4 --ready-within 5 --max-restarts 6 "
+    "--ready-file /f --interface i --env A=b --address ::1 --image m --name n --cache-dir /c --gpus 2 --shm-size 1KiB "
+    "--ipc-host --network w --restart p --detach": LaunchOptions(
+        http_port=1, grpc_port=2, metrics_port=3, exit_timeout=4, ready_within=5, max_restarts=6,
+        ready_file=Path("/f"), interface="i", environment=(("A", "b"),), address="::1", image="m", name="n",
+        cache_dir=Path("/c"), gpus="2", shm_size=1024, ipc_host=True, network="w", restart="p", detach=True,
+    ),
+    "mpirun --hosts a,b --ssh-port 7 --ssh-args=-v": LaunchOptions(hosts=("a", "b"), ssh_port=7, ssh_args="-v"),
+    "slurm --partition p --account a --time 1 --job-name n --log l --slurm-mpi m --no-container --no-requeue "
+    "--python y --sbatch=--q --sbatch=--r --gpus 1 --context-servers 2 --generation-servers 3": LaunchOptions(
+        partition="p", account="a", time="1", name="n", log="l", slurm_mpi="m", container=False, requeue=False,
+        python="y", sbatch=("--q", "--r"), gpus="1", context_servers=2, generation_servers=3,
+    ),
+    "kubernetes --claim c --checkpoint-on-nodes --rate 2KiB --measured /m --repository-claim r --cache-claim h "
+    "--namespace n --replicas 2 --max-replicas 3 --target 4 --host-network --rdma a/b=8 --ssh-port 5 --scrape "
+    "--node-selector d=e --node-selector f=g --pull-secret s --gateway-image i --gateway-replicas 6 --gateway-keys k "
+    "--routing epp --route-parent o/p --picker-image q --autoscale keda --shm-size 1KiB -- --x": LaunchOptions(
+        claim="c", checkpoint_on_nodes=True, rate=2048, measured=Path("/m"), repository_claim="r", cache_claim="h",
+        namespace="n", replicas=2, max_replicas=3, target=4, host_network=True, rdma=("a/b", 8), ssh_port=5,
+        scrape=True, node_selector=(("d", "e"), ("f", "g")), pull_secret="s", gateway_image="i", gateway_replicas=6,
+        gateway_keys="k", routing="epp", route_parent=("o", "p"), picker_image="q", autoscale="keda", shm_size=1024,
+        server_args=("--x",),
+    ),
+}  # fmt: skip
+
+
+def test_every_option_reaches_the_form():
+    parser = program_parser(["launch"])
+    for words, options in EVERY_OPTION.items():
+        form, *rest = words.split()
+        assert launch._options(parser.parse_args(["launch", form, "r1", *rest])) == options
+
+
+def test_the_form_comes_first():
+    cases = [
+        (["r1", "--with", "docker", "--dry-run"], "launch docker r1 --dry-run"),
+        (["--with=slurm", "a b", "--", "--log-verbose", "1"], "launch slurm 'a b' -- --log-verbose 1"),
+        (["r1x2", "--with", "mpirun", "--hosts", "a,b", "--ssh-setup"], "launch ssh-setup r1x2 --hosts a,b"),
+        (["r1", "--recipe", "image"], "launch recipe image r1"),
+        (["r1"], "launch docker DIR; launch --help lists the forms"),
+        (["--dry-run"], "launch docker DIR; launch --help lists the forms"),
+    ]
+    for argv, expected in cases:
+        assert refusal(*argv).endswith(f"deepseek-triton {expected}")
 
 
 @pytest.mark.slow
