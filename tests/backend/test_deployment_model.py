@@ -6,7 +6,7 @@ import operator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_backend.engines.simulated.deployment_model import LATENT, NUM_LAYERS
@@ -136,6 +136,7 @@ def test_the_queue_is_kept():
     assert list(scheduler.waiting) == [head, small]
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(-2, 2), st.booleans()), max_size=30))
 def test_the_queue_is_in_order_of_priority_and_of_arrival_among_equals(arrivals):
     """An arrival is a priority, and whether the row at the head leaves the queue after it."""

@@ -59,7 +59,7 @@ DISTRIBUTIONS = [
 
 
 def test_draws_follow_the_reference_distribution(subtests):
-    count = 4000
+    count = 2000
     for params in DISTRIBUTIONS:
         with subtests.test(str(params)):
             expected, seen = reference(**params), Counter(draws(count, seed=1, **params))

@@ -9,7 +9,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_backend.config import parse_config
@@ -71,6 +71,7 @@ def test_characters_of_several_tokens_come_whole(make_engine, monkeypatch):
     assert not any(INCOMPLETE in text[:-1] for text in texts)
 
 
+@settings(max_examples=40)
 @given(text=st.text(), cuts=st.lists(st.integers(0, 400), max_size=20))
 def test_increments_of_a_growing_text_join_to_it(text, cuts):
     data = text.encode()

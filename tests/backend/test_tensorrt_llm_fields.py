@@ -7,7 +7,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_backend.contract import PERF_OUTPUTS, ErrorCode
@@ -200,6 +200,7 @@ def test_logprobs_of_other_tokens_end_the_request_and_its_work(make_engine, monk
     assert harness.engine.health().alive
 
 
+@settings(max_examples=40)
 @given(token=st.integers(0, 30), ranked=st.permutations(range(31)), most=st.integers(0, 20), asked=st.integers(1, 31))
 def test_every_entry_begins_with_its_token_and_goes_on_in_order(token, ranked, most, asked):
     likeliest = {t: SimpleNamespace(logprob=-rank, rank=rank) for rank, t in enumerate(ranked[:asked], start=1)}

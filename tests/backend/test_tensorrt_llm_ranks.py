@@ -4,7 +4,7 @@ import importlib
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_backend.config import parse_config
@@ -130,6 +130,7 @@ def test_each_instance_has_gpus_of_its_own_and_a_lone_one_has_all(subtests):
             instance_environment(config, "tensorrt_llm_0_0")
 
 
+@settings(max_examples=40)
 @given(sizes=st.lists(st.integers(1, 8), min_size=2, max_size=6))
 def test_no_gpu_is_lost_or_shared(sizes):
     gpus = iter(range(sum(sizes)))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_backend.contract import ErrorCode
@@ -292,6 +292,7 @@ class ByteTokenizer:
         return bytes(token_ids).decode(errors="replace")
 
 
+@settings(max_examples=40)
 @given(text=st.text(), pieces=st.lists(st.integers(1, 5)))
 def test_growing_text_joins_to_the_whole_and_never_splits_a_character(text, pieces):
     ids = list(text.encode())

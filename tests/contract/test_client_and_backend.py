@@ -155,6 +155,7 @@ def test_fields_at_odds_with_others_arrive_alone(wire, data, name):
 
 
 @WIRES
+@settings(max_examples=40)
 @given(text=texts, streaming=st.booleans(), ids=st.lists(st.integers(0, 2**31 - 1), min_size=1), kwargs=documents)
 def test_a_prompt_of_each_form_arrives(wire, text, streaming, ids, kwargs):
     got = parsed(wire, asked(text, streaming=streaming), streamed=streaming)
