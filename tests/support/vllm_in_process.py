@@ -9,7 +9,6 @@ from deepseek_triton_build.data.vllm import load_vllm
 from support.engine_driver import StepLog, make_request
 from support.vllm_arguments import COMMON_ARGUMENTS, installed_version, reference_arguments
 
-TIMEOUT_S = 120
 TINY = model_repository() / "tensorrt_llm/1/tiny"
 
 
