@@ -402,22 +402,17 @@ def test_bad_options_are_refused_by_name(subtests):
 
 def test_what_can_not_be_loaded_is_refused(tmp_path, folder):
     (tmp_path / "empty").mkdir()
-    for name, problem in [
-        ("nowhere", "/nowhere, where .* downloads nothing$"),
-        ("empty", "config.json: can't be read"),
+    for configured, problem in [
+        (config("nowhere", tmp_path), "/nowhere, where .* downloads nothing$"),
+        (config("empty", tmp_path), "config.json: can't be read"),
+        (config(folder, max_seq_len=5000), r"max_seq_len is 5000, .* 4096"),
     ]:
-        engine = ReferenceEngine(config(name, tmp_path))
+        engine = ReferenceEngine(configured)
         with pytest.raises(EngineError, match=problem):
             engine.start()
         assert not engine.health().alive
-    engine = ReferenceEngine(config(folder, max_seq_len=5000))
-    with pytest.raises(EngineError, match=r"max_seq_len is 5000, .* 4096"):
-        engine.start()
-
-
-def test_model_may_be_relative_to_the_version_folder(folder):
-    with running(config(folder.name, folder.parent)) as engine:
-        assert engine.engine.capabilities.max_seq_len == 4096
+    with running(config(folder.name, folder.parent)) as relative:
+        assert relative.engine.capabilities.max_seq_len == 4096
 
 
 @pytest.mark.slow

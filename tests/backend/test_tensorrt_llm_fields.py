@@ -70,8 +70,8 @@ def test_a_conversation_becomes_a_prompt(harness):
     assert "</think>" not in harness.text("Why?")
 
 
-def test_what_can_not_be_rendered_is_the_callers_fault(make_engine):
-    engine = make_engine().engine
+def test_what_can_not_be_rendered_is_the_callers_fault(harness):
+    engine = harness.engine
     for messages, kwargs, said in [
         ([{"role": "judge", "content": "x"}], {}, "the chat template refuses them"),
         (CHAT, {"unknown": 1}, "the chat template refuses them"),

@@ -211,7 +211,7 @@ def test_an_engine_that_fails_at_the_shortest_request_too_is_an_error(clock):
 
 
 def test_after_an_error_no_more_of_the_shape_is_sent(clock):
-    class Prompt(SteppingEngine):
+    class Prompt(ScriptedEngine):
         """Answers in submit()."""
 
         def submit(self, request, sink):
@@ -219,7 +219,7 @@ def test_after_an_error_no_more_of_the_shape_is_sent(clock):
             error = EngineError("out of memory") if len(request.prompt_token_ids) == 9 else None
             sink.on_steps([(request, Step(error=error) if error else Step(finish_reason="length"))])
 
-    engine = Prompt(clock)
+    engine = Prompt()
     warm(engine, (50, 9), (1, 5), max_rounds=1)
     assert [len(request.prompt_token_ids) for request in engine.requests] == [9, 5, 5]
 
