@@ -285,6 +285,7 @@ def test_what_was_asked_for_is_there(rendered):
         volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
         assert volumes["kernels"]["hostPath"]["path"] == "/var/cache/kernels/registry.example.com_r1_2-h100"
         assert volumes["hub"]["hostPath"]["path"].endswith("/hub")
+        assert "TRITON_CACHE_DIR" in environment(template)
     assert server["metadata"]["annotations"]["prometheus.io/port"] == "8002"
     assert environment(server)["INTERFACE"] == "eth0"
     assert [expanded(word) for word in container(server)["args"][1:]] == ["launch", *EVERYTHING.server_args]
@@ -641,6 +642,7 @@ def test_the_rights_of_a_server(rendered):
     [small], [large] = templates(rendered("twin", LaunchOptions(image="i"))), templates(rendered("r1"))
     [asked] = templates(rendered("r1", LaunchOptions(repository_claim="r", environment=(("HOME", "/kernels"),))))
     assert environment(asked)["HOME"] == "/kernels"
+    assert "TRITON_CACHE_DIR" not in environment(asked)
     kept = ["IPC_LOCK", "DAC_OVERRIDE"]
     common = {"allowPrivilegeEscalation": False, "seccompProfile": {"type": "RuntimeDefault"}}
     closed = {**common, "readOnlyRootFilesystem": True}
