@@ -294,7 +294,7 @@ def test_only_the_headers_are_read(tmp_path):
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(content=st.binary(max_size=80), prefix=st.sampled_from([b"", struct.pack("<Q", 2), struct.pack("<Q", 30)]))
 def test_no_bytes_end_in_another_exception(tmp_path_factory, content, prefix):
     path = tmp_path_factory.mktemp("header") / "x"
@@ -311,7 +311,7 @@ JSON = st.recursive(
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(config=JSON, quant=JSON, index=JSON, header=JSON)
 def test_no_json_ends_in_an_exception(tmp_path_factory, config, quant, index, header):
     """Any JSON may stand in the places that are read."""

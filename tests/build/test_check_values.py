@@ -141,7 +141,7 @@ def nested(settings):
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     values=st.dictionaries(st.sampled_from(KEYS), SCALARS, max_size=12),
     release=st.sampled_from(READABLE_RELEASES),
@@ -160,7 +160,7 @@ def test_no_value_at_any_key_ends_in_an_exception(tmp_path_factory, values, rele
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(model_yaml=st.binary(max_size=200) | st.text(max_size=200).map(str.encode), config=st.binary(max_size=100))
 def test_no_bytes_end_in_an_exception(tmp_path_factory, model_yaml, config):
     root = write(tmp_path_factory.mktemp("bytes"), model_yaml=model_yaml, config=CONFIG.encode()[:300] + config)

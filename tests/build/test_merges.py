@@ -225,7 +225,7 @@ def is_told(path, conflicts):
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(EDITS, st.sampled_from(NEW), st.sampled_from(["yours", "generated"]))
 def test_no_edit_of_settings_is_lost_silently(edits, release, keep):
     base, now = (written(one)[YAML_NAME] for one in ("1.0.0", release))
@@ -246,7 +246,7 @@ def test_no_edit_of_settings_is_lost_silently(edits, release, keep):
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(0, 10**6)), max_size=6),
     st.sampled_from(NEW),
