@@ -166,7 +166,8 @@ def test_where_the_deadline_comes_from(facts, rendered):
     at = seconds(rendered("r1", LaunchOptions(repository_claim="r", ready_within=0)))  # the probe's is left
     assert at["ready_within"] == 0
     assert at["window"] >= R1_BYTES / 200e6 + ENGINE_START_S
-    assert StopTimes().grace_period_s - PRE_STOP_S == StopTimes().docker_stop_timeout_s
+    stop = StopTimes()
+    assert stop.worker_grace_period_s > stop.grace_period_s == PRE_STOP_S + stop.docker_stop_timeout_s
 
 
 WARM = {"read_bytes": 10**12, "done_bytes": 10**12, "read_bytes_per_s": 10**9}
