@@ -269,19 +269,3 @@ def test_templates_of_transformers_are_bounded_too(monkeypatch):
         pass
     assert utilities._compile_jinja_template("x").render() == "in this process"  # whoever else uses transformers
     assert compiled_here == ["x"]
-
-
-def test_the_real_transformers_is_bounded(tmp_path):
-    pytest.importorskip("transformers.utils.chat_template_utils")
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast  # type: ignore[import-not-found]
-
-    Tokenizer(models.BPE()).save(str(tmp_path / "tokenizer.json"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
-    tokenizer.chat_template = "{% generation %}{{ messages[0].content }}{% endgeneration %}{{ tools | tojson }}"
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    chat = [{"role": "user", "content": "Hi"}]
-    assert render_chat(tokenizer, chat, {"tools": tools}) == "Hi" + json.dumps(tools)
-    tokenizer.chat_template = "{{ 'a' * 9000000000 }}"
-    with pytest.raises(RequestError, match=r"it needs more than 2048 MiB of memory"):
-        render_chat(tokenizer, chat, {})

@@ -12,7 +12,7 @@ from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import SAMPLING_FIELDS, ErrorCode
 from deepseek_backend.engines import create_engine
 from deepseek_backend.engines.prompting import bos_token
-from deepseek_backend.engines.reference import ReferenceEngine, token_logprobs
+from deepseek_backend.engines.reference import ReferenceEngine
 from deepseek_backend.engines.reference.model_runner import ModelRunner
 from deepseek_backend.engines.reference.token_logprobs import log_softmax
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
@@ -115,15 +115,6 @@ def test_token_ids_are_used_unchanged_and_a_long_prompt_by_its_end(engine, token
 
 
 @pytest.mark.slow
-def test_a_seed_repeats_whatever_runs_beside_it(engine):
-    alone = generate(engine, max_tokens=30, temperature=0.8, seed=11)
-    for prompt in DEMO_PROMPTS[1:]:
-        submit(engine, prompt, 20)
-    again, other = (submit(engine, max_tokens=30, temperature=0.8, seed=seed) for seed in (11, 12))
-    assert engine.result(again).text == alone.text != engine.result(other).text
-
-
-@pytest.mark.slow
 def test_min_tokens_delay_a_stop_token_which_is_counted(engine):
     free = generate(engine, max_tokens=10).token_ids
     assert generate(engine, max_tokens=10, stop_token_ids=(free[6],)).token_ids == free[: free.index(free[6]) + 1]
@@ -210,29 +201,6 @@ def test_logprobs_are_those_of_the_plain_model_before_sampling(engine, tokenizer
     assert not any(step.prompt_logprobs for step in answer[1:])
     assert [len(step.logprobs[0]) for step in other] == [20] * 10
     assert not any(step.logprobs or step.prompt_logprobs for step in quiet)
-
-
-def test_a_long_prompts_logits_never_exist_all_at_once(own_engine, monkeypatch):
-    sizes = []
-    make_logits = ModelRunner.logits
-
-    def counted(runner, hidden):
-        sizes.append(len(hidden))
-        return make_logits(runner, hidden)
-
-    monkeypatch.setattr(ModelRunner, "logits", counted)
-    prompt = " the river is wide" * 3
-    (at_once,) = generate(own_engine, prompt, max_tokens=1, prompt_logprobs=2)
-    assert sizes == [at_once.num_input_tokens - 1, 1]
-    sizes.clear()
-    monkeypatch.setattr(token_logprobs, "_ROWS_AT_ONCE", 5)
-    (in_pieces,) = generate(own_engine, prompt, max_tokens=1, prompt_logprobs=2)
-    assert max(sizes) == 5
-    assert in_pieces.token_ids == at_once.token_ids
-    assert len(in_pieces.prompt_logprobs) == len(at_once.prompt_logprobs)
-    for piece, whole in zip(in_pieces.prompt_logprobs[1:], at_once.prompt_logprobs[1:], strict=True):
-        assert [entry._replace(logprob=0) for entry in piece] == [entry._replace(logprob=0) for entry in whole]
-        assert [entry.logprob for entry in piece] == pytest.approx([entry.logprob for entry in whole], abs=1e-4)
 
 
 @pytest.mark.slow
@@ -413,42 +381,3 @@ def test_what_can_not_be_loaded_is_refused(tmp_path, folder):
         assert not engine.health().alive
     with running(config(folder.name, folder.parent)) as relative:
         assert relative.engine.capabilities.max_seq_len == 4096
-
-
-@pytest.mark.slow
-def test_logits_of_a_changing_batch_are_those_of_plain_passes(engine):
-    """Rows of mixed lengths join and leave, and the logits of every row are compared at every step."""
-    runner = ModelRunner(engine.engine._checkpoint.model, max_num_seqs=3)
-    rows = []
-
-    def check(logits, rows):
-        assert len(logits) == len(rows)
-        for got, row in zip(logits, rows, strict=True):
-            np.testing.assert_allclose(got, plain_logits(engine, row)[-1], rtol=0, atol=1e-4)
-
-    def join(prompt):
-        logits = runner.logits(runner.prefill(prompt)[-1:])
-        check(logits, [prompt])
-        rows.append([*prompt, int(logits.argmax())])
-
-    def decode(num_steps):
-        for _ in range(num_steps):
-            logits = runner.logits(runner.decode([row[-1] for row in rows]))
-            check(logits, rows)
-            for row, token_id in zip(rows, logits.argmax(-1).tolist(), strict=True):
-                row.append(token_id)
-            assert list(runner.lengths) == [len(row) - 1 for row in rows]
-
-    join(list(range(5, 25)))
-    decode(2)
-    join([7])
-    join(list(range(100, 350)))
-    decode(8)  # across the first growth of the cache
-    runner.remove(0)
-    rows[0] = rows.pop()
-    decode(2)
-    join(list(range(40, 43)))
-    decode(2)
-    runner.remove(2)
-    rows.pop()
-    decode(2)

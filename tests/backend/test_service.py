@@ -291,15 +291,6 @@ def test_stopping_lets_go_of_what_is_open(engine):
     assert not service.is_ready()
 
 
-def test_each_prompt_is_a_request_of_its_own_and_all_are_answered_together(service, engine):
-    reply = send(service, "one", "two", max_tokens=4)
-    assert [request.prompt for request in engine.requests] == ["one", "two"]
-    finish(engine, engine.requests[1], "2")
-    finish(engine, engine.requests[0], "1")
-    assert wait(reply).last["text_output"] == ["1", "2"]
-    assert settled(service)
-
-
 def test_a_failed_sequence_ends_its_siblings(service, engine):
     reply = send(service, "one", "two")
     engine.step([(engine.requests[0], Step(error=EngineError("boom")))])
