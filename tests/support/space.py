@@ -95,10 +95,10 @@ def plan_axes(plan):
     return *names, plan.world_size, layout.attention_dp, layout.expert_parallel_size
 
 
-def build_and_check(plan, output):
-    """Write `plan` into folders below `output`, in every format, check them, and return the problems in words."""
+def build_and_check(plan, output, formats=()):
+    """Write `plan` below `output` in the formats, or in all, check the folders, and return the problems in words."""
     problems = []
-    for name in plan.profile.formats:
+    for name in formats or plan.profile.formats:
         write_repository(format_files(name, plan, version="0"), output / name, force=True)
         report = check_repository(output / name, CheckOptions())
         wrong = [finding for finding in report.findings if finding.severity == "error"]
