@@ -15,7 +15,7 @@ from deepseek_backend.engines.prompting import render_chat
 from deepseek_backend.engines.reference.chat_template import ChatTemplate
 from deepseek_backend.engines.simulated import chat_form
 from deepseek_backend.errors import EngineError, RequestError
-from support.random_checkpoint import BOS, CHAT_TEMPLATE, EOS
+from support.random_checkpoint import BOS, EOS
 
 CHAT = [{"role": "user", "content": "Hi <b>"}]
 TOOLS = [{"type": "function", "function": {"name": "f", "description": 'größer "als" <3'}}]
@@ -93,16 +93,6 @@ def test_what_a_template_raises_is_the_requests_error(tmp_path):
 CALLS = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
 
 
-@pytest.fixture(params=["simulated", "checkpoint"])
-def render(request, tmp_path):
-    if request.param == "simulated":
-        return chat_form.render
-    tokens = {"bos_token": BOS, "eos_token": EOS, "chat_template": CHAT_TEMPLATE}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokens))
-    template = ChatTemplate(tmp_path)
-    return lambda messages, template_kwargs: render_chat(template, messages, template_kwargs)
-
-
 def says(role, content, **more):
     return {"role": role, "content": content, **more}
 
@@ -129,20 +119,21 @@ CONVERSATIONS = [
 ]
 
 
-def test_both_write_a_conversation_as_deepseek_does(render):
+def test_the_simulated_engine_writes_a_conversation_as_deepseek_does():
     for messages, template_kwargs, expected in CONVERSATIONS:
-        assert render(messages, template_kwargs) == BOS + expected
+        assert chat_form.render(messages, template_kwargs) == BOS + expected
 
 
-def test_both_refuse_what_has_no_form(render):
+def test_the_simulated_engine_refuses_what_has_no_form():
     refused = [
         *(([says("assistant", content, tool_calls=CALLS)], {}, "tool_calls") for content in (None, "", "Let me see.")),
         *(([], {"thinking": value}, "thinking: expected true or false") for value in ("false", "true", 1, None)),
-        ([says("tool", "4")], {}, r"system, user(,| or) assistant, got '?tool"),
+        ([says("tool", "4")], {}, r"messages\[1\].role: expected one of system, user, assistant, got 'tool'"),
+        ([], {"thinking": True, "tools": []}, "chat_template_kwargs: .* no 'tools'"),
     ]
     for messages, template_kwargs, said in refused:
         with pytest.raises(RequestError, match=said):
-            render([says("user", "Hi"), *messages], template_kwargs)
+            chat_form.render([says("user", "Hi"), *messages], template_kwargs)
 
 
 LOOP = "{% for a in range(99999) %}"

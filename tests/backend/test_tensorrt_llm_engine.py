@@ -59,18 +59,6 @@ def test_a_stream_adds_up_to_the_whole_answer(make_engine, monkeypatch):
     assert [step.finish_reason for step in streamed if step.finish_reason] == ["stop"]
 
 
-@pytest.mark.slow
-def test_characters_of_several_tokens_come_whole(make_engine, monkeypatch):
-    monkeypatch.setenv("STANDIN_TOKENS_PER_S", "500")
-    steps = make_engine().run(max_tokens=200, ignore_eos=True)
-    assert any(step.token_ids and not step.text for step in steps), "the answer must have characters of several tokens"
-    assert INCOMPLETE not in steps.text[:-1]
-    harness = make_engine()
-    texts = [harness.text(max_tokens=length, ignore_eos=True) for length in range(1, 30)]
-    assert any(text.endswith(INCOMPLETE) for text in texts)
-    assert not any(INCOMPLETE in text[:-1] for text in texts)
-
-
 @settings(max_examples=40)
 @given(text=st.text(), cuts=st.lists(st.integers(0, 400), max_size=20))
 def test_increments_of_a_growing_text_join_to_it(text, cuts):
