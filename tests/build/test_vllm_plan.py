@@ -177,6 +177,20 @@ def test_the_limits_and_the_share_of_the_memory():
         assert plan.budget.free > beside * GIB
 
 
+BLACKWELL = {"VLLM_ATTENTION_BACKEND": "CUTLASS_MLA"}
+VARIABLES = [  # of the published recipes, which the plan leaves
+    ({}, {"VLLM_USE_DEEP_GEMM": "1"}),
+    ({"precision": "w4a16"}, {}),
+    ({"gpu": "b200"}, BLACKWELL | {"VLLM_USE_FLASHINFER_MOE_FP4": "1"}),
+    ({"gpu": "b200", "precision": "fp8"}, BLACKWELL | {"VLLM_USE_FLASHINFER_MOE_FP8": "1"}),
+]
+
+
+def test_variables_of_the_recipes_are_left_out():
+    found = [(changes, make_plan(wanted(**changes)).unset_environment) for changes, _ in VARIABLES]
+    assert [(changes, {one.name: one.value for one in unset}) for changes, unset in found] == VARIABLES
+
+
 def test_what_does_not_fit_is_made_smaller_and_the_reasons_say_so():
     plan = make_plan(wanted(gpu="b200", num_gpus=4, precision="fp8", profile="long-64k"))
     reasons = {setting.key: setting.reason for setting in plan.settings}

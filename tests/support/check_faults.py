@@ -666,6 +666,7 @@ TABLE = {
         ("a context too long", replace(S, "65536", "200000"), "X014", "163,840"),
         ("half of the ranks", replace(S, "--tensor-parallel-size 8", "-tp 4"), "T014", "8 GPUs for 4 ranks"),
         ("the recipe's attention", export(S, "VLLM_ATTENTION_BACKEND=CUTLASS_MLA"), "S028", "attention-backend"),
+        ("the script edited", export(S, "MINE=1"), "S005", "changed"),
     ],
     "vllm backend": [
         # Triton's own vLLM backend: names and values of engine arguments, those of other versions, and config.pbtxt
@@ -732,6 +733,12 @@ TABLE = {
         ("hidden GPUs", export(S, "CUDA_VISIBLE_DEVICES=0,1,2,3"), "T013", "shows 4 GPUs to 8 ranks"),
         ("four GPUs", nothing, "T013", "4 GPUs for 8 ranks", {"num_gpus": 4}),
         ("no quote", replace(S, "1}'", "1}"), "S010", "bash can't read it"),
+        (
+            "a key's flag misspelled",
+            replace(S, "enable-expert", "speculative-config.methods mtp --enable-expert"),
+            "S022",
+            "method",
+        ),
     ],
     "recipe curated-deepgemm": [
         # Published files on other machines and for other releases
