@@ -1,6 +1,4 @@
-import contextlib
 import json
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -8,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_backend.config import BackendConfig, parse_config
+from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import REQUEST_TYPES
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.context_handover import ContextHandover, RequestType, read_handover
 from deepseek_backend.engines.simulated.simulated_engine import SimulatedEngine
-from deepseek_backend.service import Service
-from support.fakes import ListReply, ScriptedEngine
-from support.waiting import PATIENCE_S, wait_for
+from support import fakes
+from support.fakes import ListReply, ScriptedEngine, array, serving, wait
+from support.waiting import wait_for
 
 ids = st.integers(0, 2**31 - 1)
 handovers = st.builds(
@@ -36,16 +34,6 @@ class SharingEngine(ScriptedEngine):
     HANDOVER_FORM = HANDOVER.form
 
 
-@contextlib.contextmanager
-def serving(engine, **ours):
-    service = Service(parse_config({"model": "m", "triton_config": ours}, version_dir=Path()), engine)
-    service.start()
-    try:
-        yield service
-    finally:
-        service.stop()
-
-
 @pytest.fixture
 def engine():
     return SharingEngine()
@@ -57,26 +45,13 @@ def service(engine):
         yield service
 
 
-def tensor(value):
-    return np.array([value], dtype=np.object_)
-
-
-def send(service, prompt=b"hi", *, handover=None, reply=None, **parameters):
-    reply = reply or ListReply()
-    inputs = {"text_input": tensor(prompt)}
-    if handover is not None:
-        inputs["context_phase_params"] = tensor(handover)
-    service.accept(inputs, json.dumps(parameters), reply)
-    return reply
-
-
-def ended(reply):
-    assert reply.done.wait(PATIENCE_S)
-    return reply
+def send(service, *, handover=None, **fields):
+    inputs = {"text_input": array("hi")} | ({} if handover is None else {"context_phase_params": array(handover)})
+    return fakes.send(service, inputs=inputs, **fields)
 
 
 def error_of(reply):
-    return str(ended(reply).errors[0])
+    return str(wait(reply).errors[0])
 
 
 def test_the_request_types_are_the_contract_s():
@@ -111,7 +86,7 @@ def test_a_context_server_answers_with_the_handover_and_with_text_that_is_certai
     reply = send(service, request_type="context_only", sampling_param_stop="XYZ")
     (request,) = engine.requests
     engine.step([(request, Step("aXY", (9,), "length", None, 3, handover=HANDOVER))])
-    last = ended(reply).last
+    last = wait(reply).last
     assert (request.request_type, request.handover, request.wants_steps) == ("context_only", None, True)
     assert (last["text_output"], last["finish_reason"], last["num_output_tokens"]) == ("a", "length", 1)
     assert read_handover(last["context_phase_params"]) == HANDOVER
@@ -121,26 +96,26 @@ def test_a_generation_server_goes_on_from_the_handover(engine, service):
     reply = send(service, handover=HANDOVER.to_json(), request_type="generation_only")
     (request,) = engine.requests
     engine.step([(request, Step("aXY", (9,), None, None, 3)), (request, Step("b", (1,), "stop", None, 3))])
-    assert ended(reply).text == "aXYb"
+    assert wait(reply).text == "aXYb"
     assert (request.handover, request.prompt_token_ids, request.prompt) == (HANDOVER, (5, 6, 7), "hi")
 
 
 def stop(service, client_id):
-    service.accept({"text_input": tensor(b""), "stop": np.array([True])}, "{}", ListReply(), client_id=client_id)
+    service.accept({"text_input": array(""), "stop": np.array([True])}, "{}", ListReply(), client_id=client_id)
 
 
 @pytest.mark.parametrize("was_done", [False, True])
 def test_a_stopped_context_server_hands_over_what_it_had_done(engine, service, was_done):
     """The stop may cross the end. A client that is told "cancelled" would leave the KV cache there."""
     reply = ListReply()
-    service.accept({"text_input": tensor(b"hi")}, '{"request_type": "context_only"}', reply, client_id="id")
+    service.accept({"text_input": array("hi")}, '{"request_type": "context_only"}', reply, client_id="id")
     (request,) = engine.requests
     stop(service, "id")
     assert engine.aborted == [request.request_id]
     assert not reply.finals
     last = Step("a", (9,), "length", None, 3, handover=HANDOVER) if was_done else Step(finish_reason="cancelled")
     engine.step([(request, last)])
-    assert ("context_phase_params" in ended(reply).last) == was_done
+    assert ("context_phase_params" in wait(reply).last) == was_done
     assert reply.last["finish_reason"] == ("length" if was_done else "cancelled")
 
 
@@ -153,7 +128,7 @@ def hand_over(engine):
 def test_a_handover_that_was_sent_is_the_client_s(engine, service):
     reply = send(service, request_type="context_only")
     hand_over(engine)
-    assert ended(reply).last["finish_reason"] == "length"
+    assert wait(reply).last["finish_reason"] == "length"
     wait_for(lambda: not service.num_open)
     assert engine.dropped == []
 
@@ -167,11 +142,11 @@ def test_a_handover_that_cant_be_sent_is_dropped(engine, service, trouble):
 
 @pytest.mark.parametrize("is_noticed", [True, False])
 def test_a_handover_for_a_client_who_has_gone_is_dropped(engine, is_noticed):
-    with serving(engine, cancellation_check_period_ms=5 if is_noticed else 60_000) as service:
+    with serving(engine, {"cancellation_check_period_ms": 5 if is_noticed else 60_000}) as service:
         reply = send(service, request_type="context_only")
         reply.cancelled = True
         if is_noticed:
-            ended(reply)
+            wait(reply)
         request_id = hand_over(engine)
         assert "the client has gone" in error_of(reply)
         assert reply.sent == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import re
@@ -12,7 +11,6 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from deepseek_backend.config import parse_config
@@ -32,8 +30,7 @@ from deepseek_backend.metrics.backend_metrics import (
 )
 from deepseek_backend.metrics.publishing import MetricsLease, Publisher
 from deepseek_backend.service import Service
-from support.fakes import ListReply, ScriptedEngine
-from support.waiting import PATIENCE_S
+from support.fakes import ScriptedEngine, send, wait
 
 
 @dataclass
@@ -391,8 +388,8 @@ def publishing(metrics, triton, engine):
 
 def test_a_request_through_the_service_is_counted(metrics, triton, engine):
     with publishing(metrics, triton, engine) as (service, publisher):
-        served, refused = _send(service, max_tokens=5), _send(service, max_tokens=-1)
-        _send(service, stop=True)  # answered by an error, but nothing that was refused
+        served, refused = send(service, max_tokens=5), send(service, max_tokens=-1)
+        send(service, stop=True)  # answered by an error, but nothing that was refused
         (request,) = engine.requests
         publisher.publish()
         assert triton["inflight_sequences"] == 1
@@ -400,7 +397,7 @@ def test_a_request_through_the_service_is_counted(metrics, triton, engine):
         last = {"num_input_tokens": 4, "num_cached_tokens": 2, "finish_reason": "length"}
         engine.step([(request, Step(token_ids=[2, 3], **last))])
         for reply in (served, refused):
-            assert reply.done.wait(PATIENCE_S)
+            wait(reply)
     assert triton["requests_accepted_total"] == 1
     assert triton.at("requests_finished_total", outcome="length") == 1
     assert triton.at("requests_refused_total", code="E_INVALID_ARGUMENT") == 1
@@ -417,18 +414,12 @@ def test_the_times_of_an_answer_that_comes_whole_are_the_engines(
     metrics, triton, engine, generation_s, num_first, num_between
 ):
     with publishing(metrics, triton, engine) as (service, _):
-        reply = _send(service, max_tokens=3)
+        reply = send(service, max_tokens=3)
         step = Step(token_ids=[1, 2, 3], finish_reason="length", generation_s=generation_s)
         engine.step([(engine.requests[0], step)])
-        assert reply.done.wait(PATIENCE_S)
+        wait(reply)
     assert triton["generated_tokens_total"] == 3
     assert triton.buckets("time_to_first_token_seconds")["+Inf"] == num_first
     between = triton.buckets("inter_token_latency_seconds")
     assert between["+Inf"] == num_between
     assert between["1"] == (0 if generation_s else 2) * bool(num_between)
-
-
-def _send(service, **parameters):
-    reply = ListReply()
-    service.accept({"text_input": np.array([b"hello"], dtype=np.object_)}, json.dumps(parameters), reply)
-    return reply

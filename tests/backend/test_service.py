@@ -25,28 +25,13 @@ from deepseek_backend.process.readiness import readiness
 from deepseek_backend.process.watcher import ServerAbove, drain_seconds
 from deepseek_backend.request.model_info import is_v32, served_name
 from deepseek_backend.service import Service
-from support.fakes import ListReply, ScriptedEngine
-from support.waiting import PATIENCE_S, wait_for
+from support.fakes import ListReply, ScriptedEngine, array, configured, send, serving, wait
+from support.waiting import wait_for
 
 
 @pytest.fixture
 def engine():
     return ScriptedEngine()
-
-
-def configured(**ours):
-    ours = {"cancellation_check_period_ms": 5, **ours}
-    return parse_config({"model": "m", "triton_config": ours}, version_dir=Path())
-
-
-@contextlib.contextmanager
-def serving(engine, ours=None, **kwargs):
-    served = Service(configured(**(ours or {})), engine, **kwargs)
-    served.start()
-    try:
-        yield served
-    finally:
-        served.stop()
 
 
 @contextlib.contextmanager
@@ -63,24 +48,8 @@ def service(engine):
         yield served
 
 
-def array(*values):
-    return np.array([value.encode() for value in values], dtype=np.object_)
-
-
-def send(service, *prompts, client_id="", inputs=None, timeout_us=0, **parameters):
-    reply = ListReply()
-    inputs = {"text_input": array(*(prompts or ["hello"]))} if inputs is None else inputs
-    service.accept(inputs, json.dumps(parameters), reply, client_id=client_id, timeout_us=timeout_us)
-    return reply
-
-
 def finish(engine, request, text="", reason="stop"):
     engine.step([(request, Step(text=text, token_ids=[1], finish_reason=reason, num_input_tokens=2))])
-
-
-def wait(reply):
-    assert reply.done.wait(PATIENCE_S), "no final response"
-    return reply
 
 
 def settled(service):

@@ -1,7 +1,6 @@
 """The backend loads generated repositories: for every release, on the strict stand-in for TensorRT-LLM."""
 
 import itertools
-import json
 import re
 import subprocess
 import sys
@@ -9,7 +8,6 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from deepseek_backend import engines
@@ -19,8 +17,7 @@ from deepseek_backend.service import Service
 from deepseek_triton_build import PlanRequest, make_plan, repository_files, write_repository
 from deepseek_triton_build.catalog import RELEASES
 from standin.loading import standin
-from support.fakes import ListReply
-from support.waiting import PATIENCE_S
+from support.fakes import send, wait
 
 pytestmark = pytest.mark.slow
 
@@ -104,14 +101,11 @@ def test_the_repository_loads_and_answers(release, name, tmp_path):
     config = load_config(version_dir / "model.yaml")
     warmup = replace(config.warmup, shapes=config.warmup.shapes[:2])  # all of them take the stand-in a minute
     config = replace(config, warmup=warmup)
-    reply = ListReply()
 
     with standin(version_dir / "release.yaml"):
         service = Service(config, create_engine(config))
         service.start()
-        inputs = {"text_input": np.array([b"Hello"], dtype=np.object_)}
-        service.accept(inputs, json.dumps({"max_tokens": 5, "ignore_eos": True}), reply)
-        assert reply.done.wait(PATIENCE_S)
+        reply = wait(send(service, max_tokens=5, ignore_eos=True))
         service.stop()
 
     assert reply.errors == []

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from deepseek_backend.config import parse_config
 from deepseek_backend.contract import SAMPLING_FIELDS
 from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStats
 from deepseek_backend.engines.simulated.filler_text import FillerTokenizer
 from deepseek_backend.errors import BackendError
+from deepseek_backend.service import Service
+from support.waiting import PATIENCE_S
 
 
 @dataclass
@@ -148,3 +156,35 @@ class ScriptedEngine:
 
     def stop(self):
         self.stopped = True
+
+
+def configured(**ours):
+    ours = {"cancellation_check_period_ms": 5, **ours}
+    return parse_config({"model": "m", "triton_config": ours}, version_dir=Path())
+
+
+@contextlib.contextmanager
+def serving(engine, ours=None, **kwargs):
+    served = Service(configured(**(ours or {})), engine, **kwargs)
+    served.start()
+    try:
+        yield served
+    finally:
+        served.stop()
+
+
+def array(*values):
+    return np.array([value.encode() if isinstance(value, str) else value for value in values], dtype=np.object_)
+
+
+def send(service, *prompts, client_id="", inputs=None, timeout_us=0, reply=None, **parameters):
+    """Send a request; return the reply to it."""
+    reply = reply or ListReply()
+    inputs = {"text_input": array(*(prompts or ["hello"]))} if inputs is None else inputs
+    service.accept(inputs, json.dumps(parameters), reply, client_id=client_id, timeout_us=timeout_us)
+    return reply
+
+
+def wait(reply):
+    assert reply.done.wait(PATIENCE_S), "no final response"
+    return reply
