@@ -7,12 +7,13 @@ import pytest
 
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import Step, group_by_sink
-from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams, SharedTokenIds
+from deepseek_backend.engines.generate_request import SamplingParams, SharedTokenIds
 from deepseek_backend.engines.prompting import check_prompt_length, prompt_token_ids, render_chat
 from deepseek_backend.errors import RequestError
 from deepseek_backend.request.chat_rendering import ChatFacts, ChatRenderer
 from deepseek_backend.request.expansion import expand
 from deepseek_backend.request.parsed_request import ParsedRequest, Prompt
+from support.engine_driver import make_request
 from support.fakes import ScriptedEngine
 
 CHAT = [{"role": "user", "content": "Hi"}]
@@ -43,9 +44,7 @@ def test_reserved_arguments_are_found_in_both_tokenizers():
 
 
 def request(prompt="", token_ids=None, **sampling):
-    return GenerateRequest(
-        request_id="r", prompt=prompt, prompt_token_ids=token_ids, sampling=SamplingParams(**sampling), max_tokens=1
-    )
+    return make_request("r", prompt, prompt_token_ids=token_ids, max_tokens=1, **sampling)
 
 
 def encode(text, add_special_tokens):

@@ -17,8 +17,8 @@ from deepseek_backend.service import Service
 from deepseek_triton_build.catalog import load_release
 from standin.harness import guided_llm_args
 from standin.loading import standin
-from support.fakes import ListReply
-from support.waiting import PATIENCE_S
+from support import fakes
+from support.fakes import wait
 
 RELEASE = "1.2.1"
 TRANSCEIVER = {"cache_transceiver_config": {"backend": "UCX"}}
@@ -123,17 +123,12 @@ def send(service, **request):
     """Send a request and wait for its end."""
     request = {"text_input": "Why is the sky blue?", "max_tokens": 20, **request}
     inputs = {name: _tensor(request.pop(name)) for name in (*TENSORS, "context_phase_params") if name in request}
-    reply = ListReply()
-    service.accept(inputs, json.dumps(request), reply)
-    assert reply.done.wait(PATIENCE_S)
-    return reply
+    return wait(fakes.send(service, inputs=inputs, **request))
 
 
 def _tensor(value):
     values = value if isinstance(value, list) else [value]
-    if isinstance(values[0], int):
-        return np.array(values, dtype=np.int32)
-    return np.array([each if isinstance(each, bytes) else each.encode() for each in values], dtype=np.object_)
+    return np.array(values, dtype=np.int32) if isinstance(values[0], int) else fakes.array(*values)
 
 
 def answer(service, **request):

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from deepseek_backend.config import parse_config
 from deepseek_backend.contract import SAMPLING_BY_NAME, ErrorCode
-from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
 from deepseek_backend.engines.tensorrt_llm import tensorrt_llm_engine as engine_module
 from deepseek_backend.engines.tensorrt_llm.translation import (
@@ -28,7 +27,7 @@ from deepseek_backend.release import read_release
 from deepseek_triton_build.catalog import RELEASES
 from deepseek_triton_build.data.releases.spelling import spell
 from standin.harness import WAIT_S, guided_llm_args
-from support.engine_driver import StepLog
+from support.engine_driver import StepLog, make_request
 from support.waiting import wait_for
 
 MTP = {"decoding_type": "MTP", "num_nextn_predict_layers": 2}
@@ -106,7 +105,7 @@ def test_a_temperature_alone_samples(make_engine, release, llm_args):
 
 
 def params_of(**sampling):
-    request = GenerateRequest(request_id="r", prompt="p", sampling=SamplingParams(**sampling), max_tokens=5)
+    request = make_request("r", "p", max_tokens=5, **sampling)
     return [sampling_params(request, seeded=seeded) for seeded in (True, True, False)]
 
 
@@ -268,8 +267,7 @@ def test_a_silent_death_is_found_by_the_health_check(harness, monkeypatch):
 
 def test_a_receiver_that_fails_does_not_end_the_others(harness):
     broken = StepLog(fails=True)
-    lost = GenerateRequest(request_id="lost", prompt="p", sampling=SamplingParams(), max_tokens=5)
-    harness.engine.submit(lost, broken)
+    harness.engine.submit(make_request("lost", "p", max_tokens=5), broken)
     assert harness.run().last.finish_reason == "stop"
     assert broken.last("lost")
 

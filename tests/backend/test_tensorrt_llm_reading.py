@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.prompt_tokenizer import PromptTokenizer
 from deepseek_backend.engines.tensorrt_llm import tensorrt_llm_engine as engine_module
 from deepseek_backend.engines.tensorrt_llm.output_increments import OutputIncrements
 from deepseek_backend.errors import EngineError
+from support.engine_driver import make_request
 from support.waiting import wait_for
 
 ENDLESS = {"max_tokens": 3000, "ignore_eos": True}
@@ -144,7 +144,7 @@ def test_a_long_turn_delivers_before_its_end(slow, monkeypatch):
 def with_two_tokens_and_one_logprob(finish_reason):
     """The part of a RequestOutput and its single CompletionOutput that the engine reads, and what reads it."""
     tokenizer = PromptTokenizer(SimpleNamespace(decode=lambda token_ids, **_: "".join(map(chr, token_ids))))
-    request = GenerateRequest(request_id="r", prompt="p", sampling=SamplingParams(logprobs=0), max_tokens=9)
+    request = make_request("r", "p", max_tokens=9, logprobs=0)
     output = SimpleNamespace(text="ab", token_ids=[97, 98], finish_reason=finish_reason, stop_reason=None)
     output.logprobs = [{97: SimpleNamespace(logprob=-1.0, rank=1)}]
     output.outputs = [output]

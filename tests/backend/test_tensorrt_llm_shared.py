@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.context_handover import ContextHandover, read_handover
-from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
+from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.engines.prompt_tokenizer import PromptTokenizer
 from deepseek_backend.engines.tensorrt_llm.shared_requests import GrowingText, part_arguments
 from deepseek_triton_build.catalog import load_release
 from standin import harness as harness_module
 from standin.harness import Harness, guided_llm_args
+from support.engine_driver import make_request
 from support.waiting import wait_for
 
 RELEASES = ("1.0.0", "1.1.0", "1.2.0", "1.2.1")
@@ -276,8 +277,7 @@ def test_drafts_are_handed_on():
 
     ids = {"prompt_token_ids": (5,), "first_gen_tokens": (6,), "draft_tokens": (7, 8)}
     handover = ContextHandover(form="", opaque_state=b"s", ctx_request_id=9, **ids)
-    part = {"request_type": "generation_only", "handover": handover}
-    request = GenerateRequest(request_id="r", prompt="", sampling=SamplingParams(), max_tokens=3, **part)
+    request = make_request("r", max_tokens=3, request_type="generation_only", handover=handover)
     sent = {"request_type": "generation_only", "first_gen_tokens": [6], "ctx_request_id": 9, "opaque_state": b"s"}
     assert part_arguments(request, {"max_tokens": 3}, [5], Llmapi) == {
         "inputs": [5],

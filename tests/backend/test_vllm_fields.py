@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from deepseek_backend.contract import SAMPLING_BY_NAME, SAMPLING_FIELDS, ErrorCode
 from deepseek_backend.engines.base import PerfMetrics
-from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
+from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.engines.vllm.growing_answer import GrowingAnswer
 from deepseek_backend.engines.vllm.request_fields import (
     APPLIED_HERE,
@@ -24,7 +24,7 @@ from deepseek_backend.engines.vllm.vllm_release import VllmRelease
 from deepseek_backend.errors import RequestError
 from deepseek_backend.request.supported_fields import supported_fields
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS
-from support.engine_driver import Answer
+from support.engine_driver import Answer, make_request
 from support.fake_vllm import MAX_MODEL_LEN, TOKENIZER, VLLMValidationError, recorded_vllm
 from support.random_checkpoint import EOS
 
@@ -39,10 +39,8 @@ def release(version="0.24.0"):
     return VllmRelease(recorded_vllm(version))
 
 
-def request(*, wants_steps=True, **sampling):
-    return GenerateRequest(
-        request_id="r", prompt="p", sampling=SamplingParams(**sampling), max_tokens=20, wants_steps=wants_steps
-    )
+def request(**fields):
+    return make_request("r", "p", max_tokens=20, **fields)
 
 
 def arguments(*, max_tokens=20, max_temperature=2.0, **sampling):
