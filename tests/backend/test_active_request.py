@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from deepseek_backend.answer.active_request import ActiveRequest, StepEffect
 from deepseek_backend.answer.states import RequestState
 from deepseek_backend.engines.base import Logprob, PerfMetrics, Step
-from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
+from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.errors import CancelledError, EngineError
 from deepseek_backend.request.parsed_request import ParsedRequest, Prompt
+from support.engine_driver import make_request
 from support.fakes import ListReply
 
 
@@ -18,8 +19,7 @@ def begun(streaming=True, prompts=("p",), **fields):
     opened = ActiveRequest(reply)
     asked = ParsedRequest(prompts=tuple(Prompt(text=text) for text in prompts), streaming=streaming, **fields)
     every = [text for text in prompts for _ in range(asked.num_sequences_per_prompt)]
-    given = {"sampling": asked.sampling, "max_tokens": 9}
-    opened.begin(asked, [GenerateRequest(request_id=str(i), prompt=text, **given) for i, text in enumerate(every)])
+    opened.begin(asked, [make_request(str(number), text, max_tokens=9) for number, text in enumerate(every)])
     return opened, reply
 
 

@@ -20,10 +20,11 @@ from deepseek_backend.delivery.queue_entry import MAX_STEPS, QueueEntry, QueueSt
 from deepseek_backend.delivery.send_queue import URGENT_IN_A_ROW
 from deepseek_backend.delivery.step_queue import MAX_ITERATIONS, StepQueue
 from deepseek_backend.engines.base import Logprob, PerfMetrics, Step
-from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
+from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.errors import EngineError
 from deepseek_backend.metrics.backend_metrics import BackendMetrics
 from deepseek_backend.request.parsed_request import ParsedRequest, Prompt
+from support.engine_driver import make_request
 from support.fakes import ListReply
 
 
@@ -50,7 +51,7 @@ class Line:
         reply = NotingReply(name, self.served)
         active = ActiveRequest(reply, client_id=name)
         parsed = ParsedRequest(prompts=(Prompt(text="p"),) * prompts, streaming=True, **parsed)
-        active.begin(parsed, [requested(f"{name}-{number}", parsed) for number in range(prompts)])
+        active.begin(parsed, [make_request(f"{name}-{number}", max_tokens=9) for number in range(prompts)])
         self.delivery.put_request(active)
         if started:
             self.give(active, "0")
@@ -65,10 +66,6 @@ class Line:
     def serve_all(self):
         while self.delivery.serve_next():
             pass
-
-
-def requested(name, parsed):
-    return GenerateRequest(request_id=name, prompt="p", sampling=parsed.sampling, max_tokens=9)
 
 
 class NotingReply(ListReply):
@@ -275,7 +272,7 @@ def opened(step_queue, name="r", *, begun=True, **sampling):
     """A stream; `begun`: its first step has been taken."""
     active = ActiveRequest(None, client_id=name)
     parsed = ParsedRequest(prompts=(Prompt(text="p"),), streaming=True, sampling=SamplingParams(**sampling))
-    active.begin(parsed, [requested(name, parsed)])
+    active.begin(parsed, [make_request(name, max_tokens=9)])
     entry = QueueEntry(active)
     step_queue.expect(entry)
     entry.pending[0].taken_s, entry.has_tokens = float(begun), begun

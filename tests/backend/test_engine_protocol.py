@@ -9,7 +9,7 @@ import pytest
 from deepseek_backend.config import BackendConfig, parse_config
 from deepseek_backend.contract import SAMPLING_BY_NAME, ErrorCode
 from deepseek_backend.engines import ENGINES, create_engine
-from deepseek_backend.engines.base import PerfMetrics
+from deepseek_backend.engines.base import EngineStats, PerfMetrics
 from deepseek_backend.engines.reference.model_runner import ModelRunner
 from deepseek_backend.engines.tensorrt_llm import tensorrt_llm_engine
 from deepseek_backend.errors import ConfigError, RequestError, UnavailableError
@@ -214,6 +214,8 @@ def test_before_the_start_there_is_nothing_and_options_are_checked(name, tmp_pat
     engine.abort("nobody")
     assert not engine.health().alive
     assert engine.load_seconds == {}
+    if name != "simulated":  # which has its blocks from the beginning
+        assert engine.stats() == EngineStats(num_running=0, num_waiting=0, extra=engine.stats().extra)
     driver = EngineDriver(engine)
     if name == "reference":
         assert isinstance(driver.refused(), UnavailableError)

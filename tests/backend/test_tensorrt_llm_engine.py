@@ -260,9 +260,11 @@ def test_a_silent_death_is_found_by_the_health_check(harness, monkeypatch):
     monkeypatch.setattr(harness.engine._llm._executor, "submit", lambda sequence: None)
     request = harness.submit()
     wait_for(lambda: harness.engine.stats().num_running)
+    entry = harness.engine._open[request.request_id]
     monkeypatch.setattr(harness.engine._llm._executor, "is_shutdown", lambda: True)
     assert not harness.engine.health().alive
     assert isinstance(harness.result(request)[-1].error, UnavailableError)
+    wait_for(entry.task.cancelled)
 
 
 def test_a_receiver_that_fails_does_not_end_the_others(harness):
