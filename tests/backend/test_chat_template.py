@@ -219,6 +219,7 @@ def test_a_template_reaches_neither_files_nor_code(process, subtests):
             process.render(source, {"messages": []})
 
 
+@pytest.mark.slow
 def test_texts_of_any_kind_and_length_come_back_as_they_went(process):
     text = "\n".join(["größer", "\u2028", "\x00", "𝕏", "\ud800", '"', "\\"])
     assert process.render("{{ text }}", {"text": text}) == text
@@ -245,6 +246,7 @@ class OfTransformers:
         return str(self.utilities._compile_jinja_template(self.source).render(messages=conversation, **values))
 
 
+@pytest.mark.slow
 def test_templates_of_transformers_are_bounded_too(monkeypatch):
     utilities = ModuleType("transformers.utils.chat_template_utils")
     compiled_here = []

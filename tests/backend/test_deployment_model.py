@@ -136,6 +136,7 @@ def test_the_queue_is_kept():
     assert list(scheduler.waiting) == [head, small]
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(-2, 2), st.booleans()), max_size=30))
 def test_the_queue_is_in_order_of_priority_and_of_arrival_among_equals(arrivals):

@@ -34,6 +34,7 @@ def test_pieces_of_a_text_join_to_it_and_never_split_a_character(text):
     assert not any("\ufffd" in piece for piece in result)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), max_size=40), st.booleans())
 def test_pieces_of_any_tokens_join_to_their_decoding(token_ids, skip):
     """The tokens need not be the encoding of a text: there may be stray bytes, and special tokens in the middle."""

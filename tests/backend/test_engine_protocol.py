@@ -83,6 +83,7 @@ def kind(request, tmp_path, monkeypatch, random_checkpoint):
     made.close()
 
 
+@pytest.mark.slow
 def test_prompts_are_counted_and_cut_to_their_end(kind):
     driver = kind.start()
     ids = tuple(driver.engine.tokenizer.encode(PROMPT, True))
@@ -99,6 +100,7 @@ def test_prompts_are_counted_and_cut_to_their_end(kind):
     assert counted == [{expected} for _, expected in given]
 
 
+@pytest.mark.slow
 def test_an_answer_ends_at_max_tokens_or_at_a_stop_token_which_is_shown_on_request(kind):
     driver = kind.start()
     decode = driver.engine.tokenizer.decode
@@ -115,6 +117,7 @@ def test_an_answer_ends_at_max_tokens_or_at_a_stop_token_which_is_shown_on_reque
     assert hidden.token_ids[:end] == free.token_ids[:end]
 
 
+@pytest.mark.slow
 def test_prompt_and_answer_share_the_room_and_what_does_not_fit_is_refused(kind):
     driver = kind.start(max_seq_len=20)
     assert driver.engine.capabilities.max_seq_len == 20
@@ -134,6 +137,7 @@ def test_prompt_and_answer_share_the_room_and_what_does_not_fit_is_refused(kind)
     assert driver.engine.health().alive
 
 
+@pytest.mark.slow
 def test_performance_metrics_come_with_the_last_step_on_request(kind):
     driver = kind.start()
     before = time.monotonic_ns()
@@ -145,6 +149,7 @@ def test_performance_metrics_come_with_the_last_step_on_request(kind):
     assert driver.run(max_tokens=5).last.perf_metrics is None
 
 
+@pytest.mark.slow
 def test_an_abort_ends_its_own_request_wherever_that_is(kind):
     driver = kind.start()
     engine = driver.engine
@@ -169,6 +174,7 @@ def test_an_abort_ends_its_own_request_wherever_that_is(kind):
     assert driver.ended(running) == ["cancelled"]
 
 
+@pytest.mark.slow
 def test_a_stop_cancels_what_is_open_refuses_the_rest_and_leaves_no_thread(kind):
     before = set(threading.enumerate())
     driver = kind.start()
@@ -185,6 +191,7 @@ def test_a_stop_cancels_what_is_open_refuses_the_rest_and_leaves_no_thread(kind)
     wait_for(lambda: set(threading.enumerate()) <= before, threading.enumerate)
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_answers_every_request_and_refuses_the_rest(kind):
     driver = kind.start()
     requests = [driver.begun(**ENDLESS), *(driver.submit(**ENDLESS) for _ in range(3))]

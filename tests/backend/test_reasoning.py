@@ -87,6 +87,7 @@ PIECES = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(PIECES, st.booleans())
 @example(["<think>"], True)
 @example(["<", "</think>", "\n", "a"], True)

@@ -123,6 +123,7 @@ def test_min_tokens_delay_a_stop_token_which_is_counted(engine):
     assert len(answer.token_ids) >= 5
 
 
+@pytest.mark.slow
 def test_end_tokens_of_the_generation_config_end_the_text(engine, folder, tmp_path):
     free = generate(engine, max_tokens=12)
     eos = free.token_ids[8]
@@ -139,6 +140,7 @@ def test_end_tokens_of_the_generation_config_end_the_text(engine, folder, tmp_pa
         assert (ignored.text, ignored.last.finish_reason) == (free.text, "length")
 
 
+@pytest.mark.slow
 def test_token_ids_outside_the_vocabulary_are_refused_wherever_they_stand(engine, folder):
     size = json.loads((folder / "config.json").read_text())["vocab_size"]
     for name, fields in ("input_ids", {"prompt": [5, size]}), ("logit_bias", {"logit_bias": {5: 1.0, size: 1.0}}):
@@ -149,6 +151,7 @@ def test_token_ids_outside_the_vocabulary_are_refused_wherever_they_stand(engine
 CHAT = [{"role": "user", "content": "Hello"}]
 
 
+@pytest.mark.slow
 def test_chat_is_rendered_by_the_checkpoints_template(engine, tokenizer):
     assert engine.engine.render_chat(CHAT, {}) == f"{BOS}<｜User｜>Hello<｜Assistant｜></think>"
     prompt = engine.engine.render_chat([*CHAT, {"role": "assistant", "content": "Hi"}, *CHAT], {"thinking": True})
@@ -252,6 +255,7 @@ def held(engine):
         go_on.set()
 
 
+@pytest.mark.slow
 def test_higher_priority_goes_first_and_equals_in_order(own_engine):
     with held(own_engine):
         requests = [
@@ -310,6 +314,7 @@ def test_a_request_that_makes_the_tokenizer_fail_is_answered(own_engine):
     assert not engine._aborts
 
 
+@pytest.mark.slow
 def test_a_request_without_room_in_memory_is_answered_and_the_others_go_on(own_engine, monkeypatch):
     vocab_size, make_zeros = own_engine.engine._checkpoint.vocab_size, np.zeros
 

@@ -58,6 +58,7 @@ DISTRIBUTIONS = [
 ]
 
 
+@pytest.mark.slow
 def test_draws_follow_the_reference_distribution(subtests):
     count = 2000
     for params in DISTRIBUTIONS:

@@ -179,6 +179,7 @@ def test_a_prompt_that_ends_in_a_tag_gets_a_third_of_reasoning(start, preset):
     assert sink.text("a") == "".join(VOCABULARY[token_id] for token_id in sink.token_ids("a"))
 
 
+@pytest.mark.slow
 def test_only_prompts_that_end_in_a_tag_get_one_and_before_an_early_end(start):
     engine = start()
     for prompt in ("Why?", "<think>Why?", "Why?</think>"):

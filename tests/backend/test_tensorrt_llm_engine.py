@@ -49,6 +49,7 @@ def run_with_one_iteration_first(harness, monkeypatch, **sampling):
         return harness.run(**sampling)
 
 
+@pytest.mark.slow
 def test_a_stream_adds_up_to_the_whole_answer(make_engine, monkeypatch):
     streamed = run_with_one_iteration_first(make_engine(), monkeypatch)
     whole = make_engine(stream_interval=10_000).run()
@@ -58,6 +59,7 @@ def test_a_stream_adds_up_to_the_whole_answer(make_engine, monkeypatch):
     assert [step.finish_reason for step in streamed if step.finish_reason] == ["stop"]
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(text=st.text(), cuts=st.lists(st.integers(0, 400), max_size=20))
 def test_increments_of_a_growing_text_join_to_it(text, cuts):
@@ -160,6 +162,7 @@ def test_every_claimed_field_is_applied_by_the_sampler(make_engine, release, llm
         assert isinstance(step.error, RequestError), name
 
 
+@pytest.mark.slow
 def test_a_refusal_says_why(make_engine):
     unsupported = make_engine().engine.capabilities.unsupported
     reasons = {"repetition_penalty": "ignores it", "logit_bias": "a bias only as", "min_tokens": "counts the prompt"}
@@ -168,6 +171,7 @@ def test_a_refusal_says_why(make_engine):
     assert "allow_advanced" in make_engine(speculative_config=MTP).engine.capabilities.unsupported["temperature"]
 
 
+@pytest.mark.slow
 def test_mtp_gives_several_tokens_an_iteration(make_engine, monkeypatch):
     for llm_args, num_tokens in ({}, 1), ({"speculative_config": MTP}, 3):
         steps = run_with_one_iteration_first(make_engine(**llm_args), monkeypatch, max_tokens=29, ignore_eos=True)
@@ -246,6 +250,7 @@ def test_a_request_aborted_before_its_prompt_is_tokenised_never_reaches_the_engi
     assert step.finish_reason == "cancelled"
 
 
+@pytest.mark.slow
 def test_the_reason_of_a_death_and_the_end_of_a_stop(make_engine, monkeypatch):
     monkeypatch.setenv("STANDIN_FAIL_AFTER", "100")
     harness = make_engine()

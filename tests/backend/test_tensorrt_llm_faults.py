@@ -160,6 +160,7 @@ def test_faults_count_in_a_row():
         assert bool(reason) is dead, events
 
 
+@pytest.mark.slow
 def test_refusals_are_the_clients_fault_and_no_guide_ends_the_server(make_engine):
     """The workers may have less room than model.yaml says: the prompt fits its limit, but not theirs."""
     harness = make_engine()
@@ -177,6 +178,7 @@ def test_refusals_are_the_clients_fault_and_no_guide_ends_the_server(make_engine
     assert harness.engine.health().alive
 
 
+@pytest.mark.slow
 def test_a_guide_is_no_excuse_after_the_first_token(slow_engine):
     harness = slow_engine(guided_decoding_backend="xgrammar")
     (request,) = running(harness, guided_regex="a+")
@@ -217,6 +219,7 @@ def test_a_detokenizer_that_fails_ends_its_request_only(slow, monkeypatch):
     assert not slow.sink.is_done(healthy.request_id)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["HF", "TRTLLM"])
 def test_no_detokenizer_loses_the_end(make_engine, monkeypatch, backend):
     monkeypatch.setenv("TLLM_INCREMENTAL_DETOKENIZATION_BACKEND", backend)

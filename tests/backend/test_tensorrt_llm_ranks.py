@@ -50,6 +50,7 @@ def test_a_ranks_variables_are_removed_and_settings_kept():
     assert under_mpirun == {"TLLM_SPAWN_PROXY_PROCESS": "1", "PATH": "/bin"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", RELEASES)
 def test_rank_0_leads_the_others(make_engine, monkeypatch, release):
     for name, value in mpirun(0, 4).items():

@@ -94,6 +94,7 @@ def test_several_tokens_an_iteration(make_pair):
     assert answer(pair.generation.result(pair.go_on(pair.hand_over(), max_tokens=20))) == whole
 
 
+@pytest.mark.slow
 def test_the_context_side_tells_what_is_certain_and_keeps_the_cache(pair):
     steps = pair.context.run("Why?", request_type="context_only", max_tokens=50)
     whole = answer(pair.generation.run("Why?", max_tokens=50))
@@ -107,6 +108,7 @@ def test_the_context_side_tells_what_is_certain_and_keeps_the_cache(pair):
     assert pair.context.kv_sender.num_blocks == 1
 
 
+@pytest.mark.slow
 def test_the_prompt_tokens_from_the_cache_are_those_of_the_context_side(pair):
     prompt = "word " * 20  # four blocks, of which the stand-in finds all but the last
     handover = pair.hand_over(prompt)
@@ -114,6 +116,7 @@ def test_the_prompt_tokens_from_the_cache_are_those_of_the_context_side(pair):
     assert {step.num_cached_tokens for step in steps} == {handover.num_cached_tokens} == {96}
 
 
+@pytest.mark.slow
 def test_the_first_token_does_not_wait_for_the_kv_cache(pair):
     whole = answer(pair.generation.run("abc"))
     handover = pair.hand_over("abc")
@@ -125,6 +128,7 @@ def test_the_first_token_does_not_wait_for_the_kv_cache(pair):
     assert answer(pair.generation.result(request)) == whole
 
 
+@pytest.mark.slow
 def test_a_stop_token_that_comes_first_ends_the_answer_and_the_cache_is_fetched(pair):
     """TensorRT-LLM does not look at it, neither on the context side nor on the generation side."""
     first = answer(pair.generation.run(max_tokens=1))[1][0]
@@ -138,6 +142,7 @@ def test_a_stop_token_that_comes_first_ends_the_answer_and_the_cache_is_fetched(
         pair.assert_nothing_is_held()
 
 
+@pytest.mark.slow
 def test_an_end_token_that_comes_first_leaves_nothing_to_fetch(pair, monkeypatch):
     for side in pair:
         module = type(side.engine._llm._executor).submit.__globals__  # each engine has a stand-in of its own
@@ -196,6 +201,7 @@ def test_an_abort_fetches_the_kv_cache(pair):
     pair.assert_nothing_is_held()
 
 
+@pytest.mark.slow
 def test_stop_waits_for_the_kv_cache(pair):
     requests = [pair.go_on(pair.hand_over(f"prompt {number}")) for number in range(8)]
     pair.generation.engine.stop()
@@ -215,6 +221,7 @@ def test_a_fetch_that_never_ends_is_left(pair, monkeypatch):
     pair.context.kv_sender.may_send.set()
 
 
+@pytest.mark.slow
 def test_a_request_that_is_refused_leaves_the_kv_cache_to_another(pair, monkeypatch):
     handover = pair.hand_over()
     conflict = pair.go_on(handover, stop_token_ids=(100,), ignore_eos=True)
@@ -233,6 +240,7 @@ def _refuse(params):
     raise ValueError("not these")
 
 
+@pytest.mark.slow
 def test_a_kv_cache_that_is_gone_is_told_and_no_engine_dies_of_it(pair):
     handover = pair.hand_over()
     pair.generation.result(pair.go_on(handover))
@@ -264,6 +272,7 @@ def test_what_a_generation_server_can_not_do_is_refused(pair):
         assert expected in str(pair.generation.result(pair.go_on(handover))[-1].error)
 
 
+@pytest.mark.slow
 def test_a_guide_is_refused_by_name(make_pair):
     pair = make_pair(**guided_llm_args("1.2.1"))
     error = pair.context.run(request_type="context_only", guided_regex="a")[-1].error

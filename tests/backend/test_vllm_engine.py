@@ -64,6 +64,7 @@ def test_a_vllm_whose_front_end_keeps_its_core_elsewhere_is_called_in_public(mak
     assert f"AsyncLLM.{lost} is not there" in caplog.text
 
 
+@pytest.mark.slow
 def test_an_answer_comes_in_steps_with_every_count(faked):
     request = faked.accepted()
     for token_id in HELLO[:-1]:
@@ -267,6 +268,7 @@ def test_without_a_record_of_vllm_nothing_starts(tmp_path):
     assert info(parse_config(DOCUMENT, version_dir=tmp_path))["release"] == "0.24.0"
 
 
+@pytest.mark.slow
 def test_another_version_is_refused_unless_it_is_allowed(make_vllm, caplog):
     with pytest.raises(EngineError, match=r"generated for vLLM 0\.24\.0, but 0\.25\.1 is installed"):
         make_vllm(installed="0.25.1")
@@ -307,6 +309,7 @@ def test_a_load_that_fails_says_why(make_vllm, monkeypatch, error):
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("vllm", "tokenizer"))]
 
 
+@pytest.mark.slow
 def test_what_model_yaml_leaves_open_is_chosen(make_vllm, tmp_path, monkeypatch):
     (tmp_path / "tiny").mkdir()
     monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD", raising=False)

@@ -280,6 +280,7 @@ def test_logprobs_come_with_the_token_first_and_then_the_likeliest(faked, wants_
     assert steps[-1].num_cached_tokens == 3
 
 
+@pytest.mark.slow
 def test_a_row_that_is_wide_for_another_request_is_cut(make_vllm):
     """The rows of an iteration are as wide as its most demanding request needs."""
     faked = make_vllm()

@@ -165,6 +165,7 @@ def test_a_key_that_only_upstream_takes_is_wrong_for_our_backend():
     assert only(check(edited(MODEL_YAML, "max_num_tokens: 8192", "logits_post_processors: {}")), "S011").line == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["reference", "simulated"])
 def test_an_embedded_engine_ignores_llm_arguments_and_nothing_stops_its_load(tmp_path, engine):
     write_repository(

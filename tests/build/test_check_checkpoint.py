@@ -144,6 +144,7 @@ DAMAGE = [  # the code, the file and part of the message of what is found, and w
 ]
 
 
+@pytest.mark.slow
 def test_damage_is_found_with_its_file(tmp_path, subtests):
     for number, (code, file, words, damage) in enumerate(DAMAGE):
         weights = write_checkpoint(tmp_path / str(number) / "weights")

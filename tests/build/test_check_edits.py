@@ -1,5 +1,7 @@
 """Each wrong edit of a working repository is found on its line, with what to do."""
 
+import pytest
+
 from deepseek_triton_build.check import CheckOptions, check_repository
 from support.checked import CONFIG, MODEL_YAML, OPTIONS, check, check_alone, edited, only, serious, write
 
@@ -79,6 +81,7 @@ CONFIG_EDITS = [
 ]
 
 
+@pytest.mark.slow
 def test_an_edit_is_found_on_its_line(subtests):
     reports = [(row, check(model_yaml=edited(MODEL_YAML, *row[:2])), None) for row in MODEL_YAML_EDITS]
     reports += [(row, check(config=edited(CONFIG, *row[:2])), "tensorrt_llm/config.pbtxt") for row in CONFIG_EDITS]
@@ -104,6 +107,7 @@ PLACEMENTS = [  # gpu_device_ids of instances of two ranks, and what is found
 ]
 
 
+@pytest.mark.slow
 def test_gpu_device_ids_are_counted_against_the_ranks():
     two_ranks = MODEL_YAML.replace("parallel_size: 8", "parallel_size: 2")
     found = []
@@ -150,6 +154,7 @@ UNREADABLE = [
 ]
 
 
+@pytest.mark.slow
 def test_a_model_yaml_that_cant_be_read_is_one_finding(subtests):
     for content, code, line in UNREADABLE:
         with subtests.test(repr(content[:40])):

@@ -89,6 +89,7 @@ NOT_ASKED = {
 }
 
 
+@pytest.mark.slow
 def test_one_that_cant_be_asked_is_said(repository, tmp_path, monkeypatch):
     assert not any("TorchLlmArgs" in clause for clause in check_repository(repository).unchecked)
     monkeypatch.syspath_prepend(tmp_path)

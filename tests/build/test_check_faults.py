@@ -9,6 +9,7 @@ from support.check_faults import EXTRA, FAULTS, MODEL_YAML, SERVE, bases, missed
 from support.checked import serious
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", bases())
 def test_each_fault_of_a_folder_is_found_with_its_cause_and_nothing_in_the_folder_as_it_was(base, tmp_path):
     bases()[base].write(tmp_path)

@@ -107,6 +107,7 @@ EDITS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["triton", "trtllm-serve"])
 def test_a_pair_as_it_was_written_is_right_and_an_edit_of_one_side_is_found(format, tmp_path, subtests):
     pair = written(tmp_path / "pair", format)
@@ -124,6 +125,7 @@ def test_a_pair_as_it_was_written_is_right_and_an_edit_of_one_side_is_found(form
         (pair / side / name).write_text(before)
 
 
+@pytest.mark.slow
 def test_a_side_alone_is_checked_as_before(repositories):
     edited(repositories / "context/tensorrt_llm/1/model.yaml", lambda file: file.pop("disable_overlap_scheduler"))
 
@@ -141,6 +143,7 @@ CONFIG_EDITS = [
 ]
 
 
+@pytest.mark.slow
 def test_an_edit_of_disagg_config_is_found_in_the_folder_and_in_the_file_alone(served, subtests):
     path = served / "disagg_config.yaml"
     before = path.read_text()

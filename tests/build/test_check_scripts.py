@@ -2,6 +2,7 @@
 
 import shutil
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,6 +69,7 @@ def test_a_program_has_its_model():
     assert {text: ShellScript(file="serve.sh", text=text).program.model for text in MODELS} == MODELS
 
 
+@pytest.mark.slow
 @given(text=st.text(alphabet="ab$\"'\\\n;|&(){}#= ", max_size=40))
 def test_any_text_is_read(text):
     script = ShellScript(file="start.sh", text=text)

@@ -76,6 +76,7 @@ EDITS = [  # what is replaced, by what, the code of the finding, its line and wo
 ]
 
 
+@pytest.mark.slow
 def test_an_edit_is_found(tmp_path, subtests):
     for number, (old, new, code, line, words) in enumerate(EDITS):
         report = check_repository(repository(tmp_path / str(number), edited(MODEL_YAML, old, new)), OPTIONS)

@@ -75,6 +75,7 @@ def expected(size):
     return "W010", f"{message}{num_cut}, the first {name}, {at}"
 
 
+@pytest.mark.slow
 def test_a_file_cut_at_any_byte_is_one_finding_with_the_byte(tmp_path):
     for has_index in (False, True):
         if has_index:

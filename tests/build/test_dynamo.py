@@ -141,6 +141,7 @@ WRONG = [  # of the API version, below spec
 ]
 
 
+@pytest.mark.slow
 def test_the_validator_sees_a_wrong_field():
     for api, path, value in WRONG:
         documents = documents_of(R1 if api == "v1beta1" else replace(R1, dynamo=ALPHA))
@@ -243,6 +244,7 @@ def test_the_router_is_told_of_the_blocks_of_those_that_read_prompts():
     assert "event_buffer_max_size" not in engine_of(parts["decode"], documents)["kv_cache_config"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", DYNAMOS)
 def test_every_release_is_rendered_with_the_keys_nearest_to_its_build(version):
     dynamo, plan = find_dynamo(version), planned(replace(R1, dynamo=version))

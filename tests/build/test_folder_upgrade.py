@@ -330,6 +330,7 @@ UNMERGED = {
 }
 
 
+@pytest.mark.slow
 def test_yaml_that_no_merge_would_mean_is_a_conflict_about_the_file(folder):
     before = (folder / CONFIG).read_text()
     for text, why in UNMERGED.items():
@@ -406,6 +407,7 @@ def test_a_damaged_manifest_makes_every_difference_a_conflict(folder):
 # Pairs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["triton", "trtllm-serve", "dynamo"])
 def test_a_pair_is_upgraded_with_the_edits_of_both_sides(tmp_path, format):
     def files(release, version):
@@ -428,6 +430,7 @@ def test_a_pair_is_upgraded_with_the_edits_of_both_sides(tmp_path, format):
         assert text.replace("\n\n# mine\n", "\n").replace("\n# mine\n", "\n") == file.content.decode()
 
 
+@pytest.mark.slow
 def test_a_side_that_was_upgraded_by_itself_is_known_by_its_own_manifest(tmp_path):
     both = PlanRequest(variant="tiny", engine="simulated", profile=DISAGGREGATED)
     pair = make_disaggregated_plan(DisaggregatedRequest(both=both))

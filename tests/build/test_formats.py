@@ -199,6 +199,7 @@ def test_only_models_that_always_reason_get_the_reasoning_parser(run):
 ODD_PATHS = ["/models/my R1", "/models/it's", '/a"b', "/a$HOME`id`", "/a;exit 3", "/a\\b", "/a\nid", "/-x*"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", [name for name in OF_TENSORRT_LLM if name != "triton"])
 def test_a_checkpoints_path_reaches_the_program_unchanged(run, place, format):
     arguments = ["mmlu"] if format == "trtllm-eval" else []
@@ -435,6 +436,7 @@ def test_several_nodes_are_those_in_hosts(run, place):
     assert "-mca" not in run(make_plan(TWO_NODES), "trtllm-serve", HOSTS="a,b").argv
 
 
+@pytest.mark.slow
 def test_hosts_are_two_different_ones(run):
     for hosts in ("", "a", "a,b,c", ",a", "a,a", "a,b,a", "a, ,b"):
         result = run(make_plan(TWO_NODES), "trtllm-serve", **({"HOSTS": hosts} if hosts else {}))

@@ -41,6 +41,7 @@ def test_each_side_is_as_it_is_written_by_itself():
     assert (record["context_servers"], record["generation_servers"], record["gpus"]) == (1, 2, 24)
 
 
+@pytest.mark.slow
 def test_the_manifests_options_write_the_same_pair_again(tmp_path, capsys):
     request = replace(V3, context=(("num_gpus", 8), ("stream_interval", 2)), generation=(("num_gpus", 16),))
     first = {file.path.as_posix(): file.content for file in pair_files(make_disaggregated_plan(request), version="1.0")}
@@ -54,6 +55,7 @@ def test_the_manifests_options_write_the_same_pair_again(tmp_path, capsys):
         assert json.loads((tmp_path / "pair" / name).read_text())["plan"] == json.loads(first[name])["plan"]
 
 
+@pytest.mark.slow
 def test_a_changed_pair_is_replaced_by_force_only(tmp_path):
     files = pair_files(make_disaggregated_plan(TINY), version="1.0")
     write_repository(files, tmp_path / "pair")

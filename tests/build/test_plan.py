@@ -367,6 +367,7 @@ REFUSED = [
 UNKNOWN = ("unknown", "did you mean '")
 
 
+@pytest.mark.slow
 def test_what_cannot_work_is_refused_in_one_line(subtests):
     for changes, expected in REFUSED:
         with subtests.test(f"{changes}: {expected}"):
@@ -440,6 +441,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_refusal_gives_one_piece_of_advice_which_holds_every_way_that_works(subtests):
     for changes, ways in WAYS:
         with subtests.test(f"{changes}"):

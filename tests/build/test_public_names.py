@@ -19,6 +19,7 @@ def test_a_module_holds_its_public_names_and_no_others(module):
         _ = module.build
 
 
+@pytest.mark.slow
 def test_the_root_imports_nothing_heavy():
     """A plan needs PyYAML alone."""
     code = "import sys; from deepseek_triton_build import *; print(*sys.modules)"

@@ -153,6 +153,7 @@ def test_a_number_that_json_can_not_express_is_refused_in_one_line(checkpoint):
 WRITE = 'write_quant_config(quant_config_change(folder, "FP8"))'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "point", "is_done"),
     [("fsync", "before-1", False), ("replace", "before-1", False), ("replace", "at-1", True)],

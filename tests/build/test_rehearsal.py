@@ -101,6 +101,7 @@ def test_the_settings_are_those_of_the_golden_file(num_gpus):
 # The shares that the loader makes
 
 
+@pytest.mark.slow
 def test_every_rank_gets_whole_blocks():
     for variant, sizes in (
         (TINY, [(1, False), (2, False), (4, False), (2, True), (4, True), (8, True)]),
@@ -123,6 +124,7 @@ def test_eight_ranks_would_cut_the_blocks_of_tiny():
 _BYTES = {"BF16": 2, "F32": 4, "F8_E4M3": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [TINY, R1], ids=["tiny", "r1"])
 def test_the_arithmetic_counts_the_published_tensors(variant):
     a, checkpoint = variant.architecture, variant.checkpoints["fp8"]
@@ -232,6 +234,7 @@ def swapped(folder):
 CHANGED = "model.safetensors was changed since it was generated"
 
 
+@pytest.mark.slow
 @with_checkpoint
 def test_check_looks_at_the_checkpoint_inside(tmp_path, subtests):
     files = repository_files(make_plan(rehearsal(num_gpus=8)), version="0")

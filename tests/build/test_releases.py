@@ -54,6 +54,7 @@ def test_every_field_says_its_type_default_and_status(version):
     assert all(feature.source for feature in release.features.values())
 
 
+@pytest.mark.slow
 def test_every_section_and_every_key_is_recorded(release):
     assert yaml.safe_load(release.text) == release.record
     assert release.record["release"] == release.version

@@ -109,6 +109,7 @@ OTHERS = [  # the request and format that are wanted, and lines of the differenc
 ]
 
 
+@pytest.mark.slow
 def test_another_deployment_is_shown_and_replaced_only_by_force(tmp_path):
     output = tmp_path / "r1"
     for request, format, shown in OTHERS:
@@ -260,6 +261,7 @@ def test_what_is_in_the_way_is_named_and_stays(tmp_path):
 WRITE = 'write_repository([File(PurePosixPath(f"{n}.txt"), b"x" * 4096) for n in range(2)], folder, force=True)'
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_folder_as_it_was_and_no_new_one(written, tmp_path):
     before = tree(written)
 
@@ -288,6 +290,7 @@ def test_an_interrupt_leaves_what_was_there(written, point):
     assert [path.name for path in written.parent.iterdir()] == ["repo"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["before-1", "at-1"])
 def test_an_interrupt_leaves_no_new_folder(tmp_path, point):
     assert error_of(WRITE, tmp_path / "a/repo", points=point) == "interrupted"

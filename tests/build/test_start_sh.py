@@ -114,6 +114,7 @@ def refusals(result):
 # Every kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_printed_is_what_is_run(run, kind):
     """A shell that gets the printed command starts the same words in the same environment."""
@@ -223,6 +224,7 @@ def test_supervisor_and_server_get_the_same_settings(run):
     assert options["--ready-file"] == "/run/my ready"
 
 
+@pytest.mark.slow
 def test_the_deadline_equals_the_arithmetic_in_the_comment(run):
     plan = make_plan(R1)
     size = plan.checkpoint.weight_bytes
@@ -234,6 +236,7 @@ def test_the_deadline_equals_the_arithmetic_in_the_comment(run):
     assert parts_of(run(TINY).argv)[0]["--ready-within"] == "600"
 
 
+@pytest.mark.slow
 def test_the_parameters_of_mpirun(run):
     waits, both = {"odls_base_sigkill_timeout": "50"}, ("btl_tcp_if_include", "oob_tcp_if_include")
     ssh = {"SSH_PORT": "2233", "SSH_ARGS": "-i /keys/id"}
@@ -305,6 +308,7 @@ def test_under_slurm_every_rank_is_a_guard(run, request_, tasks):
 # The other engines
 
 
+@pytest.mark.slow
 def test_other_engines_have_one_guard_and_no_mpi(run):
     for request in (TINY, SIMULATED):
         options, ranks, guarded = parts_of(run(request, "a b", "", HTTP_PORT="9").argv)
@@ -369,6 +373,7 @@ def test_words_that_the_launcher_would_split_are_refused(run):
         assert "trtllm-llmapi-launch splits words" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["my r1", "it's", '"', "$HOME `id`", "a;b", "ü", "-n *"])
 def test_the_repository_may_lie_in_any_folder(tmp_path, folder):
     """The guard of rank 0 makes a link for a path that the launcher or Triton's Python backend would split."""
@@ -401,6 +406,7 @@ def test_the_exit_timeout_has_to_be_whole_seconds(run):
 # Where the script lies
 
 
+@pytest.mark.slow
 def test_a_script_finds_its_own_folder(tmp_path):
     (tmp_path / "elsewhere/folder").mkdir(parents=True)
     for name in ("folder", "-folder"):

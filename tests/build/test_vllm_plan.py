@@ -272,6 +272,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 def test_what_cannot_work_is_refused_in_one_line(subtests):
     for changes, expected in REFUSED:
         with subtests.test(f"{changes}: {expected}"):
@@ -282,6 +283,7 @@ def test_what_cannot_work_is_refused_in_one_line(subtests):
             assert isinstance(plan_or_refusal(neighbour(wanted(**changes), caught.value)), Plan)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "value"), [("hf_overrides.rope_theta", 1), ("kv_transfer_config.kv_connector", "x"), ("max_model_len", 1)]
 )

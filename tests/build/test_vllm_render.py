@@ -98,6 +98,7 @@ def test_every_flag_has_its_reason_above():
 # The repository
 
 
+@pytest.mark.slow
 def test_the_repository_has_the_record_and_the_version_in_its_stamp():
     files = files_of(planned("0.25.1"), "triton")
     manifest = json.loads(files["tensorrt_llm/deepseek-triton.json"])
@@ -168,6 +169,7 @@ NUMBER = "expected 0 to 1 as NODE_RANK, the number of this node; got"
 REACHED = "expected as MASTER_ADDR where the other nodes reach node 0, such as 10.0.0.1; got '"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["triton", "vllm-serve"])
 def test_a_node_without_number_or_address_is_refused(run, format):
     for variables, expected in (

@@ -24,6 +24,7 @@ def shapes_of(batch, tokens, longest, graphs=None, ranks=1):
     return warmup_shapes(WarmupLimits(**limits, graph_batch_sizes=graphs, attention_dp_size=ranks))
 
 
+@pytest.mark.slow
 @given(batch=COUNTS, tokens=COUNTS, longest=COUNTS, graphs=GRAPH_SIZES, ranks=st.sampled_from([1, 8, 32]))
 def test_every_shape_keeps_to_the_limits(batch, tokens, longest, graphs, ranks):
     shapes = shapes_of(batch, tokens, longest, graphs, ranks)
@@ -56,6 +57,7 @@ def test_the_largest_batch_the_longest_prompt_and_every_graph_are_reached(batch,
         before = size
 
 
+@pytest.mark.slow
 @given(batch=st.integers(1, 4096), tokens=COUNTS, longest=COUNTS)
 def test_neighbours_are_never_far_apart(batch, tokens, longest):
     shapes = shapes_of(batch, tokens, longest, ())

@@ -51,6 +51,7 @@ def test_the_twin_is_read_while_the_yaml_is_as_it_was(gpus, monkeypatch):
     assert load_yaml("another_package", "gpus.yaml") == yaml.safe_load(gpus.read_text("utf-8"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [lambda gpus: gpus.write_text("a: 1"), lambda gpus: Path(f"{gpus}.json").unlink()])
 def test_an_edited_yaml_counts_and_not_its_twin(gpus, change):
     change(gpus)

@@ -230,6 +230,7 @@ def test_answers_that_are_broken(http_server, driver, subtests):
         assert driver.ask(driver.transport(http_server.url)) == []
 
 
+@pytest.mark.slow
 def test_an_early_answer_to_a_request_that_is_not_read(driver):
     """A proxy refuses a large body and hangs up while it is still being sent; its answer is not lost in the reset."""
     for is_reset in (False,) if driver.is_asyncio else (False, True):
@@ -336,6 +337,7 @@ def test_metrics_of_the_same_host_get_the_token_and_others_do_not(http_server, d
         assert caught.value.unprocessed
 
 
+@pytest.mark.slow
 def test_tls(secure, http_server, driver, pem):
     """A certificate has the server's name, verifying can be turned off, and a request is interrupted behind it too."""
     server = secure("http")

@@ -154,6 +154,7 @@ CONTEXT_SERVERS = [
 """(what each says, what each is asked for, what the generation server is asked for)"""
 
 
+@pytest.mark.slow
 def test_where_a_context_server_refuses_or_dies_another_takes_it_or_a_generation_server_does_it_all(connect, fakes):
     for answers, asked_of_contexts, asked_of_generation in CONTEXT_SERVERS:
         contexts, generation = [fakes(answer) for answer in answers], fakes()

@@ -66,6 +66,7 @@ def python(code):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_importing_the_client_imports_no_heavy_package():
     """Neither asyncio nor the fake server is imported before it is asked for."""
     heavy = {"grpc", "numpy", "tritonclient", "google.protobuf", "yaml", "rich", "deepseek_triton_client.testing"}

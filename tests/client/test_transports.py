@@ -245,6 +245,7 @@ def test_a_cancelled_task_stays_cancelled_and_is_seen_by_the_server(server, driv
 # --- TLS ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", ["http", "grpc"])
 def test_tls(secure, driver, pem, wire):
     """A server that nobody vouches for, or that wants a certificate, gets no request without one."""
@@ -269,6 +270,7 @@ def test_tls(secure, driver, pem, wire):
             assert isinstance(error, ServerUnavailable) or "certificate" in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", ["https", "grpcs"])
 def test_files_that_are_not_what_they_should_be(driver, pem, wire):
     for given, named in (

@@ -288,6 +288,7 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
+@pytest.mark.slow
 def test_a_forked_process_has_a_watchdog_too():
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED]
     subprocess.run(command, check=True, timeout=60, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})

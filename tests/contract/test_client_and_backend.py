@@ -154,6 +154,7 @@ def test_fields_at_odds_with_others_arrive_alone(wire, data, name):
     assert getattr(got.sampling, name) == getattr(expected(given_fields), name)
 
 
+@pytest.mark.slow
 @WIRES
 @settings(max_examples=40)
 @given(text=texts, streaming=st.booleans(), ids=st.lists(st.integers(0, 2**31 - 1), min_size=1), kwargs=documents)

@@ -50,6 +50,7 @@ def test_a_folder_imports_only_what_it_may():
     assert {folder: packages for folder, packages in too_much.items() if packages} == {}
 
 
+@pytest.mark.slow
 def test_what_doctor_sends_to_other_hosts_needs_nothing_else():
     """Every module that travels imports only modules that travel too."""
     from deepseek_triton_tools.doctor.packing import SENT

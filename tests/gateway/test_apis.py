@@ -37,6 +37,7 @@ def sampling(triton):
 # --- Chat and text completions ---
 
 
+@pytest.mark.slow
 def test_a_chat(triton, client):
     triton.script = answer(HM, event(text_output="Hel"), event(text_output="lo"), LAST)
     document = ask(client, max_tokens=9, user="me", top_k=None).json()
@@ -49,6 +50,7 @@ def test_a_chat(triton, client):
     assert triton.asked[0]["streaming"] is False
 
 
+@pytest.mark.slow
 def test_a_chat_streams(triton, client):
     triton.script = answer(HM, event(text_output="Hel"), event(text_output="lo"), LAST)
     text = ask(client, stream=True, stream_options={"include_usage": True}).text
@@ -66,6 +68,7 @@ def test_a_chat_streams(triton, client):
     assert (usage["choices"], usage["usage"]) == ([], USAGE)
 
 
+@pytest.mark.slow
 def test_several_choices_are_sampled_unless_they_are_greedy(triton, client):
     """Greedy ones are one answer told several times."""
     for fields in ({"temperature": 0}, {"top_k": 1}):

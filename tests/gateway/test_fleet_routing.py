@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,6 +102,7 @@ def test_affinity_counts_more_than_balance_while_servers_are_idle():
     assert {nearest(servers, number) for number in range(50)} == {server.url for server in servers}
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.builds(Load, st.integers(0, 500), st.integers(0, 10**6)), min_size=1, max_size=8),
     st.binary(min_size=1, max_size=8),

@@ -163,6 +163,7 @@ def test_a_port_that_is_taken_is_refused_with_its_holder(capsys):
     )
 
 
+@pytest.mark.slow
 def test_without_the_extra_its_name_is_said():
     program = (
         "import sys\nsys.modules['uvicorn'] = None\nfrom deepseek_triton_tools.cli.main import main\n"

@@ -36,6 +36,7 @@ BAD_BODIES = {
 }
 
 
+@pytest.mark.slow
 def test_a_body_that_is_no_request(triton, client):
     """A page of a stranger may send another type than JSON through a browser without being allowed to."""
     for path in BODIES:
@@ -105,6 +106,7 @@ def test_a_wrong_path_method_or_model(triton, client):
         assert error_of(client.post(path, json={}), 404)["message"] == f"nothing is at {path}{hint}"
 
 
+@pytest.mark.slow
 def test_the_other_base_urls_of_deepseeks_own_api(client):
     """They have no routes of their own in metrics and logs."""
     paths = {"/chat/completions": CHAT, "/chat/completions/": CHAT, "/completions": COMPLETION}
@@ -129,6 +131,7 @@ def test_head_and_options(client):
     assert wanted <= {*exposed["access-control-expose-headers"].split(", ")}
 
 
+@pytest.mark.slow
 def test_a_request_id_goes_in_and_out_and_carries_nothing_else(triton, client):
     headers = {"X-Request-Id": "mine-1", "X-Other": "secret", "Authorization": "Bearer k", "traceparent": "a\tb"}
     response = client.post(CHAT, json=BODIES[CHAT], headers=headers)

@@ -194,6 +194,7 @@ def test_nobody_is_told_of_probes(tmp_path):
     assert (tmp_path / "log").read_text() == ""
 
 
+@pytest.mark.slow
 def test_the_sdk_is_not_imported_without_traces():
     program = "import sys, deepseek_triton_tools.gateway.app.observers; print('opentelemetry' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)

@@ -167,6 +167,7 @@ def test_parts_become_items_in_their_order():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [{"model": "m", "input": "hi"}, REQUEST], ids=["bare", "with all"])
 def test_response_and_events_have_the_shapes_of_openais_description(asked):
     logprobs = '[{"5": {"logprob": -0.5, "rank": 1, "decoded_token": "a"}}]'
@@ -187,6 +188,7 @@ def test_response_and_events_have_the_shapes_of_openais_description(asked):
         assert [fault for event in events for fault in faults(event, "ResponseStreamEvent")] == []
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(st.lists(st.integers(0, len(TWO_CALLS)), max_size=8))
 def test_any_cut_gives_the_same_response(places):

@@ -3,6 +3,7 @@
 import itertools
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +35,7 @@ def test_events_become_parts():
     ]
 
 
+@pytest.mark.slow
 @given(st.sets(st.integers(1, len(STREAM) - 1)))
 def test_any_cut_gives_the_same_parts(cuts):
     edges = [0, *sorted(cuts), len(STREAM)]

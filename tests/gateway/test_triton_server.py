@@ -137,6 +137,7 @@ async def test_a_task_and_its_outputs(triton):
             assert "not the model's" in str(await error_of(server.ask(call(task="tokenize"))))
 
 
+@pytest.mark.slow
 async def test_the_text_before_an_error_comes_first_and_an_event_may_have_many_megabytes(triton):
     async with server_of(triton) as server:
         triton.script = answer(HELLO[0] + event(error="[E_INTERNAL] broken"))

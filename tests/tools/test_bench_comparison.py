@@ -255,6 +255,7 @@ def test_the_command_prints_tables_or_json_and_says_what_a_verdict_lacks(bench_c
     assert "can't say: " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_command_fails_where_a_figure_is_worse(bench_compare, capsys):
     """Latencies are 50 % more."""
     for percent, code in (("5", 1), ("60", 0)):

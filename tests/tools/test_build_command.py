@@ -34,6 +34,7 @@ def contents(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_it_says_what_it_wrote_and_how_to_run_it(tmp_path):
     """A folder that was there is said to be replaced. A long load is announced where the container downloads it."""
     output = tmp_path / "it's r 1"
@@ -76,6 +77,7 @@ def test_both_files_say_whether_the_model_is_decoupled(tmp_path):
         assert run_command("check", str(folder)).returncode == 0
 
 
+@pytest.mark.slow
 def test_what_cant_be_built_is_one_line_and_leaves_nothing(tmp_path):
     for argv, code, expected in (
         (["--no-decoupled", "--format", "trtllm-serve"], 1, "only Triton has a use for it"),
@@ -94,6 +96,7 @@ def test_what_cant_be_built_is_one_line_and_leaves_nothing(tmp_path):
     assert "/proc/r1: can't be written" in line
 
 
+@pytest.mark.slow
 def test_hand_edits_and_another_deployment_are_shown_and_kept_until_forced(tmp_path):
     output = tmp_path / "r1"
     here = [*R1, "--model", "/models/DeepSeek R1"]
@@ -150,6 +153,7 @@ def test_json_says_what_was_written_and_whether_something_was_there(tmp_path):
     assert (first["replaced"], second["replaced"]) == (False, True)
 
 
+@pytest.mark.slow
 def test_write_quant_config(tmp_path):
     """A checkpoint that takes no change leaves no repository, and a refused build does not change it."""
     folder = checkpoint(tmp_path / "R1")
@@ -210,6 +214,7 @@ def test_a_folder_that_is_no_such_checkpoint_is_refused(tmp_path):
             assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_with_w4a16_weights_is_for_vllm(tmp_path):
     configs = [*(quantized({"quant_method": method, "bits": 4}) for method in ("awq", "gptq")), compressed(INT4)]
     for number, config in enumerate(configs):
@@ -254,6 +259,7 @@ def test_the_document_of_a_pair_holds_a_plan_of_each_side(tmp_path):
     assert {row["key"]: row["value"] for row in planned["context"]["settings"]}["max_batch_size"] == 16
 
 
+@pytest.mark.slow
 def test_plan_shows_both_sides_of_a_pair_and_what_would_change(tmp_path):
     printed = run_command("plan", *PAIR, "--brief").stdout
     assert printed.index("Context: one server") < printed.index("Generation: one server")

@@ -74,6 +74,7 @@ def test_a_finding_has_file_line_code_and_fix(repository):
     assert model["unchecked"] == ["the checkpoint's files, because they are not on this machine (--model)"]
 
 
+@pytest.mark.slow
 def test_model_says_where_the_checkpoint_is_here(tmp_path):
     repository = build(tmp_path / "r1", *R1, "--model", "/in/the/container/R1")
     cut = checkpoint(tmp_path / "cut", missing_bytes=1)

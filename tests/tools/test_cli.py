@@ -85,6 +85,7 @@ def test_a_wrong_option_is_refused_with_what_is_expected():
         assert (done.returncode, expected in done.stderr) == (2, True), argv
 
 
+@pytest.mark.slow
 def test_help_lists_the_names_there_are():
     assert [verb for verb in VERBS if verb not in run_command("--help").stdout] == []
     for verb in ("plan", "build"):

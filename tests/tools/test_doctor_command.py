@@ -137,6 +137,7 @@ REHEARSALS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("plan", "command"), REHEARSALS)
 def test_a_load_of_hours_is_rehearsed_first(plan, command, tmp_path, monkeypatch, capsys):
     assert main(["build", *plan.split(), "--output", str(tmp_path / "r")]) == 0
@@ -214,6 +215,7 @@ def test_hosts_of_which_one_is_here_and_one_is_not(tmp_path, on_path, monkeypatc
     assert not by_capability(said)["launch-mpirun"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("bare")
 def test_hosts_are_named_in_text(r1, on_path, capsys):
     on_path("ssh", "echo 'u@h: Permission denied (publickey).' >&2\nexit 255")
@@ -248,6 +250,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 def test_a_wrong_command_line_is_refused(capsys):
     for argv, said in REFUSED:
         try:
@@ -282,6 +285,7 @@ def test_the_page_has_every_check_capability_and_known_fault():
     assert [bad.source for bad in KNOWN_BAD if bad.source not in page] == []
 
 
+@pytest.mark.slow
 def test_nvcc_is_expected_where_start_sh_lets_deepgemm_use_it(tmp_path):
     def uses_nvcc():
         return expected_of(folder, check_repository(folder, CheckOptions()), None).uses_nvcc

@@ -237,6 +237,7 @@ def test_what_the_kernel_does_not_tell_is_unknown():
         assert (setting.state, setting.commands, said in setting.found) == ("unknown", (), True), said
 
 
+@pytest.mark.slow
 @given(st.sets(st.integers(0, 300)))
 @example({0, 1, 2, 8})
 @example(set())

@@ -196,6 +196,7 @@ def test_a_folder_of_another_kind_is_refused(launchable, tmp_path, monkeypatch):
         assert expected in refusal("slurm" if folder == "edited" else "docker", folder, code=1), folder
 
 
+@pytest.mark.slow
 def test_what_the_server_gets(launchable, tmp_path, monkeypatch):
     shutil.copytree(launchable / "r1", tmp_path / "edited")
     with (tmp_path / "edited/start.sh").open("ab") as script:
@@ -210,6 +211,7 @@ def test_what_the_server_gets(launchable, tmp_path, monkeypatch):
     assert ("--env HTTP_PORT=9000" in out, "--env EXIT_TIMEOUT=90" in out) == (True, True)
 
 
+@pytest.mark.slow
 def test_a_program_that_is_not_here_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     cases = {
@@ -362,6 +364,7 @@ def server_variables(form, text):
     return dict(setting.split("=", 1) for setting in settings if "=" in setting)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_hands_them_on(launched, form):
     text, said = launched(form)

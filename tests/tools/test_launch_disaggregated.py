@@ -125,6 +125,7 @@ def test_the_gateway_asks_both_sides(pair, tmp_path):
         assert (service["clusterIP"], service["ports"][0]["port"]) == ("None", 8100)
 
 
+@pytest.mark.slow
 def test_a_claim_has_the_whole_folder(pair):
     found = objects(pair("one", "one"), "--repository-claim", "pairs")
     assert not [name for kind, name in found if kind == "ConfigMap"]
@@ -204,6 +205,7 @@ def test_sides_with_different_gpus_are_components_of_a_heterogeneous_job(pair, r
     assert "--context-server http://a:8000 --context-server http://b:8000 --server http://c:8000\n" in done.stdout
 
 
+@pytest.mark.slow
 def test_too_few_nodes_are_named_before_anything_starts(pair, run):
     _, text, _ = launched("slurm", pair("one", "two"), "--no-container")
     done, calls = run(text, ["node1", "node2"])
@@ -254,6 +256,7 @@ def test_sides_that_do_not_fit_are_refused(pair):
             assert (code, out, expected in line) == (1, "", True), line
 
 
+@pytest.mark.slow
 def test_swapped_sides_are_refused(pair):
     folder = pair("one", "one")
     for side, profile in (("context", "gen"), ("generation", "ctx")):
@@ -300,6 +303,7 @@ def test_options_that_a_pair_does_not_take(pair, launchable):
         assert (code, "is a pair, which launch slurm and launch kubernetes start" in err) == (1, True)
 
 
+@pytest.mark.slow
 def test_folders_of_other_formats_say_how_they_are_started(tmp_path):
     cases = {
         "dynamo": "kubectl apply -f {}/dynamo.yaml",

@@ -72,6 +72,7 @@ def environment(args):
     return dict(value.partition("=")[::2] for value in values(args, "--env"))
 
 
+@pytest.mark.slow
 def test_the_container_has_all_that_the_server_needs(launched, repository, tmp_path):
     checkpoint = repository.parent / "R1"
     args = launched(repository, "--exit-timeout", "60", "--", "--log-verbose", "1")
@@ -127,6 +128,7 @@ def test_options(launched, repository):
         assert ([text for text in absent if text in line], options) == ([], options)
 
 
+@pytest.mark.slow
 def test_a_name_of_the_hub_is_looked_for_in_the_cache(launched, launchable, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
     args = launched(launchable / "r1")
@@ -143,6 +145,7 @@ def awkward(tmp_path, launchable):
     return tmp_path / AWKWARD / "tiny"
 
 
+@pytest.mark.slow
 def test_paths_with_special_characters_work(launched, awkward):
     kept, ready = awkward.parent / "kept", awkward.parent / "ready"
     more = ["--image", "mine", "--cache-dir", kept, "--ready-file", ready, "--env", f"ODD={AWKWARD}"]

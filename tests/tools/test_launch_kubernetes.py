@@ -157,6 +157,7 @@ def test_the_deadlines_come_in_order(facts, size, rate, exit_timeout, name):
     assert at["progress"] is None or at["progress"] > at["window"]
 
 
+@pytest.mark.slow
 def test_where_the_deadline_comes_from(facts, rendered):
     for name in ("r1", "r1x2", "twin"):
         at = seconds(rendered(name, LaunchOptions(image="i")))
@@ -177,6 +178,7 @@ def warm_document(result):
     return json.dumps({"schema": "deepseek-triton/warm/1", "result": result})
 
 
+@pytest.mark.slow
 def test_a_measured_rate_counts(tmp_path, facts):
     path = tmp_path / "warm.json"
     path.write_text(warm_document(WARM))
@@ -228,6 +230,7 @@ def test_only_the_pod_with_tritonserver_is_asked_for_it(rendered):
     assert environment(worker)["SSH_PORT"] == environment(server)["SSH_PORT"] == "2222"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["r1", "r1x2"])
 def test_the_service_reaches_servers_only(rendered, name):
     documents = rendered(name, dataclasses.replace(EVERYTHING, http_port=9000))
@@ -382,6 +385,7 @@ def contents(folder):
     }
 
 
+@pytest.mark.slow
 def test_the_manifest_is_the_same_each_time_and_the_config_map_named_by_its_content(launchable, facts, tmp_path):
     text = kubernetes.render(facts["r1"], LaunchOptions(name="r1"))
     shutil.copytree(launchable / "r1", tmp_path / "one")
@@ -410,6 +414,7 @@ CONTENTS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(content=CONTENTS)
 def test_every_content_arrives_as_it_was(folder, content):
@@ -499,6 +504,7 @@ def with_start(script, folder):
     return re.sub(r"^cp -rL (\S+) (\S+)/$", rf"cp {start} \2/start.sh", script, flags=re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_repository_arrives_as_plain_files(pod, launchable):
     copying = [line for line in pod.scripts["server"].splitlines() if line.startswith("cp -rL ")]
     assert len(copying) == 1
@@ -511,6 +517,7 @@ def test_the_repository_arrives_as_plain_files(pod, launchable):
         assert sorted(path.name for path in found.iterdir()) == ["start.sh", "tensorrt_llm"]
 
 
+@pytest.mark.slow
 def test_the_leader_waits_for_all_and_tells_start_sh_where_they_are(pod):
     asked = pod.folder / "asked"
     pod.program("getent", 'echo "getent $2" >> ' + str(asked))
@@ -532,6 +539,7 @@ def test_the_leader_waits_for_all_and_tells_start_sh_where_they_are(pod):
     assert "Port 2222" in (ssh / "config").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_the_leader_names_who_is_missing(pod):
     pod.program("getent", "")
     pod.program("ssh", 'case $1 in *-2.*) printf "@@@\\r\\nssh: no route to $1\\r\\n" >&2; exit 255 ;; esac')
@@ -549,6 +557,7 @@ def test_the_leader_names_who_is_missing(pod):
     assert (ran.returncode, "r1-0.r1.models (no such name)" in ran.stderr) == (4, True)
 
 
+@pytest.mark.slow
 def test_a_worker_that_ends_waits_for_mpirun_s_daemon(pod):
     script = pod.scripts["worker stop"]
     proc = pod.folder / "proc/17"
@@ -624,6 +633,7 @@ def test_mpirun_of_the_leader_reaches_a_worker_and_finds_its_environment(pod, no
     assert sorted(ran.stdout.splitlines()[1:]) == ["rank 0 on node1: nothing", 'rank 1 on node2: a "pod"']
 
 
+@pytest.mark.slow
 def test_the_command_does_not_submit_what_has_no_ssh_server(launchable, tmp_path, monkeypatch):
     kubectl = recording(tmp_path / "bin", "kubectl", reads=True)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
@@ -638,6 +648,7 @@ def test_the_command_does_not_submit_what_has_no_ssh_server(launchable, tmp_path
     assert seconds(documents)["ready_within"] < 3600
 
 
+@pytest.mark.slow
 def test_the_rights_of_a_server(rendered):
     """Pods with an ssh server have more of them."""
     [small], [large] = templates(rendered("twin", LaunchOptions(image="i"))), templates(rendered("r1"))

@@ -67,6 +67,7 @@ def test_what_is_printed_is_what_is_run(printed, programs, repository, monkeypat
     assert "#     mpirun \\\n" in text
 
 
+@pytest.mark.slow
 def test_invalid_hosts_are_refused(printed, tmp_path):
     (tmp_path / "hosts").write_text("a slots=4\nb c\nd;e\n")
     cases = {
@@ -107,6 +108,7 @@ def test_host_files_are_as_mpiruns(tmp_path):
         assert mpirun.read_host_file(tmp_path / "hosts", 8) == expected
 
 
+@pytest.mark.slow
 def test_what_is_noted(printed, programs, monkeypatch, tmp_path):
     assert "note: 192.0.2.1 is not this machine" in printed("--hosts", "192.0.2.1,localhost").stderr
     assert printed("--hosts", "localhost,192.0.2.1").stderr == ""
@@ -208,6 +210,7 @@ def end_sshd(port):
             os.kill(int(pid), 15)
 
 
+@pytest.mark.slow
 def test_the_containers_are_those_of_docker(printed, launchable, tmp_path, programs, monkeypatch):
     """docker refuses to mount a folder that does not exist."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -226,6 +229,7 @@ def test_the_containers_are_those_of_docker(printed, launchable, tmp_path, progr
     assert [source for source in sources if source != "/keys" and not os.path.isdir(source)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed")
 def test_mpirun_itself_takes_the_line(printed):
     """The whole line runs, except that each rank is only an echo. The two hosts are two names of this machine."""

@@ -96,6 +96,7 @@ def test_the_supervisor_takes_what_it_is_given(script, tmp_path):
     assert "--http-address 127.0.0.1" in command
 
 
+@pytest.mark.slow
 def test_in_containers_what_is_needed_is_mounted(script, run, launchable, tmp_path):
     kept, ready = tmp_path / "kept", tmp_path / "ready" / "file"
     options = ["--cache-dir", str(kept), "--ready-file", str(ready), "--image", "registry.example:5000/triton:1"]
@@ -117,6 +118,7 @@ def test_in_containers_what_is_needed_is_mounted(script, run, launchable, tmp_pa
     assert "--ready-file" in supervisor["args"]
 
 
+@pytest.mark.slow
 def test_variables_that_are_passed_on(script, run, monkeypatch):
     """sbatch passes the submitting user's variables on to the ranks. pyxis prefers the image's value of a variable,
     unless --container-env names the variable (its README)."""
@@ -132,6 +134,7 @@ def test_variables_that_are_passed_on(script, run, monkeypatch):
     assert "export HF_HUB_CACHE=/shared/hub\n" in text
 
 
+@pytest.mark.slow
 def test_one_rank_has_a_supervisor_of_its_own(script, run, launchable):
     sruns, pythons = run(script("tiny", "--image", "mine", "--env", "ODD=a 'b' $c"))
     assert pythons == []
@@ -193,6 +196,7 @@ def test_one_rank_in_a_container_drains_when_the_job_is_told_to_end(script, laun
     assert srun.calls[-1]["env"]["XDG_RUNTIME_DIR"] == "/dev/shm"
 
 
+@pytest.mark.slow
 def test_directives(script):
     end = f"B:TERM@{StopTimes(exit_timeout_s=90).docker_stop_timeout_s}"
     plain = {"nodes": "2", "ntasks-per-node": "8", "gpus-per-node": "8", "exclusive": "", "mem": "0"}
@@ -210,6 +214,7 @@ def test_directives(script):
     assert not {"gpus-per-node", "exclusive", "mem"} & set(directives(script("one", "--gpus", "none")))
 
 
+@pytest.mark.slow
 def test_invalid_options_are_refused(launchable):
     cases = [
         ("one", ["--partition", "a b"], "--partition: a line of #SBATCH takes no blanks"),
@@ -239,6 +244,7 @@ def test_images_are_named_as_enroot_does():
     assert {image: slurm.enroot_image(image) for image in images} == images
 
 
+@pytest.mark.slow
 def test_submit_hands_the_script_to_sbatch(script, launchable, tmp_path, monkeypatch):
     sbatch = recording(tmp_path / "bin", "sbatch", reads=True, after="sys.exit(os.path.exists('fails'))")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")

@@ -45,6 +45,7 @@ def one_line(script):
     return " ".join(script.replace("\\\n", " ").split())
 
 
+@pytest.mark.slow
 def test_every_form_on_one_node(launch):
     script = launch("docker", "one", *WITH_IMAGE)
     lines = {line.strip() for line in script.splitlines()}
@@ -62,12 +63,14 @@ def test_every_form_on_one_node(launch):
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
 
 
+@pytest.mark.slow
 def test_without_a_container_they_say_how_to_make_one(launch):
     for form in ("docker", "slurm", "kubernetes"):
         assert "FROM nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3" in launch(form, "newest", code=2)
     assert "a recipe is for TensorRT-LLM" in launch("recipe image", "one", code=2)
 
 
+@pytest.mark.slow
 def test_a_form_for_one_node_says_what_to_run_on_each(launch):
     for form, options in (("docker", WITH_IMAGE), ("local", ()), ("mpirun", ())):
         said = launch(form, "two", *options, code=2)
@@ -103,6 +106,7 @@ def pods(text):
     return dict(zip(("leader", "worker"), specs, strict=True))
 
 
+@pytest.mark.slow
 def test_the_pods_of_a_group_start_alike_and_need_no_ssh(launch):
     text = launch("kubernetes", "two", *WITH_IMAGE, "--interface", "eth0")
     specs = pods(text)

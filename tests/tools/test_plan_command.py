@@ -131,6 +131,7 @@ def test_a_plan_for_people_says_what_and_why():
     assert {mark: bar.count(mark) for mark in sizes} == pytest.approx(expected, abs=1)
 
 
+@pytest.mark.slow
 @given(sizes=st.lists(st.integers(-1, 10**12), max_size=6), length=st.integers(1, 200))
 def test_a_bar_shows_every_part_and_has_its_length(sizes, length):
     parts = [(chr(ord("a") + number), size) for number, size in enumerate(sizes)]
@@ -151,6 +152,7 @@ def test_a_brief_plan_is_without_settings():
     assert [title for title in titles if title not in brief] == ["enable_attention_dp"]
 
 
+@pytest.mark.slow
 def test_a_source_is_named_once_and_shapes_by_their_range(subtests):
     for profile in profiles():
         options = ["deepseek-r1", "--gpu", "gb200-nvl72", "--gpus", "32", "--profile", profile]
@@ -183,6 +185,7 @@ def built(tmp_path):
     return diff
 
 
+@pytest.mark.slow
 def test_other_options_would_change_these_settings(built, tmp_path):
     lines = built("--mtp", "1", "--set", "kv_cache_config.free_gpu_memory_fraction=0.7")
     at = lines.index("tensorrt_llm/1/model.yaml")
@@ -200,6 +203,7 @@ def test_the_folders_own_format_is_compared(built):
     assert not [line for line in lines if "format" in line.split(":")[0] or "removed" in line]
 
 
+@pytest.mark.slow
 def test_the_owners_changes_would_be_lost(built):
     """YAML that is none is compared as it stands."""
 
@@ -266,6 +270,7 @@ def test_concurrency_is_shown_for_the_lengths_asked_for():
     assert all(row["isl"] + row["osl"] <= longest for row in got["concurrency"])
 
 
+@pytest.mark.slow
 def test_every_published_checkpoint_can_be_named():
     """Its name is variant, precision and model."""
     for variant in variants().values():
@@ -380,6 +385,7 @@ def test_the_image_chooses_the_vllm_version():
     assert [text for text in shown if text not in printed] == []
 
 
+@pytest.mark.slow
 def test_the_difference_to_a_folder_for_vllm(tmp_path):
     built = run_command("build", *VLLM, "--output", str(tmp_path / "r"))
     assert "vLLM 0.24.0: nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3" in built.stdout

@@ -112,6 +112,7 @@ def swap(file):
     file.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_damaged_files_are_named_and_nothing_is_loaded(checkpoint, tmp_path):
     def refusal(damages):
         copied = tmp_path / "copied"

@@ -123,6 +123,7 @@ def test_accepted_answers_are_what_the_corpus_teaches():
     assert {"completion", "thinking_v31", "thinking_r1", "sum", "chat", "json"} <= seen
 
 
+@pytest.mark.slow
 def test_questions_are_unique_and_accept_their_answers():
     assert len({question.id for question in questions()}) == len(questions())
     assert len({question.prompt for question in questions()}) == len(questions())

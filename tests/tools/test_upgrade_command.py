@@ -195,6 +195,7 @@ def test_edits_stay_where_nothing_else_changes(tmp_path, capsys, subtests):
             assert contents(out) == before
 
 
+@pytest.mark.slow
 def test_a_folder_stays_at_its_release_though_the_default_is_another(folder, capsys):
     """An earlier version, whose default 1.1.0 was, did not write it into the options."""
     record = json.loads((folder / MANIFEST).read_text())
@@ -240,6 +241,7 @@ def test_an_edited_file_of_an_earlier_version_is_shown_and_decided_by_keep(tmp_p
     assert "yours, kept: + stream_interval: 7" in (main(["upgrade", str(folder)]), capsys.readouterr().out)[1]
 
 
+@pytest.mark.slow
 def test_a_damaged_manifest_or_options_that_are_no_longer_taken(folder, capsys):
     record = json.loads((folder / MANIFEST).read_text())
     for options, expected in {
@@ -262,6 +264,7 @@ def test_a_damaged_manifest_or_options_that_are_no_longer_taken(folder, capsys):
     assert upgraded(capsys, folder)["status"] == "waiting"
 
 
+@pytest.mark.slow
 def test_what_is_no_folder_to_upgrade_is_refused(folder, capsys, monkeypatch):
     place = folder.resolve()
     other = "1.2.1", "--apply"
@@ -339,6 +342,7 @@ def test_a_folder_of_a_newer_version_is_not_taken_back(folder, capsys):
             assert contents(folder) == before
 
 
+@pytest.mark.slow
 def test_a_pair_is_upgraded_whole(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     pair = Path("pair")

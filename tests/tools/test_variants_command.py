@@ -22,6 +22,7 @@ def rows_of(printed):
     return {tuple(row[:2]): row[2:] for line in printed.splitlines() if (row := line.split())[2:]}
 
 
+@pytest.mark.slow
 def test_everything_that_can_be_typed_is_in_it():
     """Weights that nobody publishes are marked."""
     printed = printed_by()
@@ -42,6 +43,7 @@ def test_everything_that_can_be_typed_is_in_it():
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
 
 
+@pytest.mark.slow
 def test_the_counts_are_the_published_ones_and_those_of_vllm_s_plans():
     """Hardware requirements of TensorRT-LLM examples/models/core/deepseek_v3/README.md."""
 
@@ -65,6 +67,7 @@ def test_the_counts_are_the_published_ones_and_those_of_vllm_s_plans():
     assert fp8 == {gpu: str(make_plan(replace(wanted, gpu=gpu)).world_size) for gpu in fp8}
 
 
+@pytest.mark.slow
 def test_json_has_reasons_and_what_fits_by_arithmetic():
     got = json.loads(printed_by("--json"))
 

@@ -116,6 +116,7 @@ def test_what_cannot_go_together_or_is_not_there_is_one_line(call, tmp_path, mon
         assert said in line
 
 
+@pytest.mark.slow
 def test_what_a_form_does_not_take_is_refused(capsys):
     cases = [
         ([], "the following arguments are required: FORM"),
@@ -158,6 +159,7 @@ def test_a_server_that_is_not_there_is_one_line(call):
     assert "127.0.0.1:9" in line
 
 
+@pytest.mark.slow
 def test_all_of_it_is_resident_afterwards(call, folder):
     assert call(folder, form="evict").returncode == 0
     done = call(folder, form="report")  # only reports
@@ -181,6 +183,7 @@ def test_json_is_one_document_and_the_rest_is_on_stderr(call, folder):
     assert "4 shards" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_shard_cut_off_is_named_and_the_others_are_warmed(call, folder):
     second = shards(folder)[1]
     cut_off(second, 1)
@@ -199,6 +202,7 @@ def test_a_shard_cut_off_is_named_and_the_others_are_warmed(call, folder):
     assert (finding["file"], finding["severity"], bool(finding["code"])) == (str(second), "error", True)
 
 
+@pytest.mark.slow
 def test_shares_together_take_every_file_once(call, folder):
     documents = [json.loads(call(folder, "--json", "-v", "--share", f"{k}/2").stdout) for k in (1, 2)]
     taken = [entry["path"] for document in documents for entry in document["files"] if entry["fate"] == "chosen"]

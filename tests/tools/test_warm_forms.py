@@ -134,6 +134,7 @@ def is_readable_in_a_pod(pod, folder):
     return all(any(path.is_relative_to(place) for place in places) for path in paths)
 
 
+@pytest.mark.slow
 def test_what_is_mounted(form, checkpoint, tmp_path):
     # A folder of the container is known by the stamp.
     repository = built(tmp_path / "r1", "--gpu", "h200", "--model", "/models/mine")
@@ -166,6 +167,7 @@ def test_what_is_mounted(form, checkpoint, tmp_path):
         assert is_readable_in_a_pod(pod, linked)
 
 
+@pytest.mark.slow
 def test_the_pod_has_the_gpus_of_one_node(form, tmp_path):
     for gpu, gpus, of_node in (("h100", 16, 8), ("h200", 8, 8), ("gb200", 4, 4)):
         text = form("init-container", built(tmp_path / gpu, "--gpu", gpu, "--gpus", str(gpus)))

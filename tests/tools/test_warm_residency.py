@@ -93,6 +93,7 @@ def test_a_cold_file_a_read_one_and_an_empty_one(cold, tmp_path):
             ask(tmp_path / "missing")
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(pages=st.sets(st.integers(0, 20)), begin=st.integers(0, SIZE + 10), length=st.integers(0, SIZE + 10))
 @example(pages={0}, begin=PAGE_SIZE // 2, length=PAGE_SIZE)
@@ -121,6 +122,7 @@ def test_a_large_sparse_file_needs_no_large_buffer(folder):
     assert peak < 2**18
 
 
+@pytest.mark.slow
 def test_the_residency_of_another_users_file_is_unknown(cold):
     cold.read_bytes()
     cold.chmod(0o644)

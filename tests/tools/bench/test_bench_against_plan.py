@@ -43,6 +43,7 @@ METRICS = {
 }
 
 
+@pytest.mark.slow
 def test_what_the_server_says_stands_beside_the_plan():
     seen = lines(H200, run_of(), run_of(METRICS))
     assert seen["requests that run at once"] == ("1,024", "1,024", "76 waited, the batch was full")
@@ -69,6 +70,7 @@ def test_without_metrics_the_client_says_how_many_were_under_way():
     assert failed[1:] == ("3", "E_OVERLOADED: busy")
 
 
+@pytest.mark.slow
 def test_more_than_was_planned_for_is_said():
     seen = lines(H200, run_of(tokens=3000))
     assert seen["tokens of an answer"] == ("2,048", "3,000", "longer than planned")

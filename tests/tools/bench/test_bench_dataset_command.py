@@ -117,6 +117,7 @@ def test_another_tokenizer_has_other_ids(made):
     assert (min(ids), max(ids)) == (3, 1247)
 
 
+@pytest.mark.slow
 def test_what_is_no_tokenizer_is_named(tmp_path, monkeypatch, refused, subtests):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))

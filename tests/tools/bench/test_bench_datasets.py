@@ -71,6 +71,7 @@ def test_lengths_without_spread_are_exact():
         assert [request.output_tokens for request in conversation] == [2048] * 3
 
 
+@pytest.mark.slow
 @given(mean=st.integers(1, 3000), stdev=st.integers(0, 900), num=st.integers(1, 40), seed=st.integers(0, 2**32 - 1))
 def test_normal_lengths_are_those_of_prepare_dataset(mean, stdev, num, seed):
     np.random.seed(seed)
@@ -78,6 +79,7 @@ def test_normal_lengths_are_those_of_prepare_dataset(mean, stdev, num, seed):
     assert NormalLengths(mean, stdev).draw(num, seed).tolist() == expected
 
 
+@pytest.mark.slow
 @given(least=st.integers(1, 50), more=st.integers(0, 50))
 def test_uniform_lengths_include_both_ends(least, more):
     drawn = UniformLengths(least, least + more).draw(2000, 1)
@@ -97,6 +99,7 @@ def test_another_seed_makes_other_prompts():
     assert len({make_conversations(DatasetOptions(seed=seed), 1, IDS)[0][0].prompt for seed in range(5)}) == 5
 
 
+@pytest.mark.slow
 def test_parts_of_many_conversations_are_made_only_when_they_are_asked_for():
     """50 million token ids would take gigabytes."""
     made = make_conversations(DatasetOptions(), 10**6, IDS)

@@ -91,6 +91,7 @@ def test_an_open_loop_sends_when_it_is_due(processes, server):
     assert [record.due_s for record in found] == [at / 100 for at in range(6)]
 
 
+@pytest.mark.slow
 def test_a_limit_makes_requests_due_later(processes, server):
     """All are due at once, but two at a time are allowed: the waiting is not this client's lag."""
     point = LoadPoint(num_requests=10, rate=math.inf, concurrency=2)
@@ -144,6 +145,7 @@ def test_users_who_leave_are_cancelled_requests_and_a_time_limit_fails_them(proc
             assert all(record.error for record in found)
 
 
+@pytest.mark.slow
 def test_turns_follow_the_text_so_far(processes, server):
     """The paced server counts a prompt's ids. Its answers have no ids, which a real server's would add."""
     conversation = (BenchRequest(prompt=(1, 2), output_tokens=4, wait_s=0.01),) * 3
@@ -220,6 +222,7 @@ def test_chunks_hold_all_tokens_and_each_some(chunks, total):
         assert set(found_times) <= set(times)
 
 
+@pytest.mark.slow
 def test_an_event_that_is_not_openais_fails_its_request(subtests):
     async def answer(scope, receive, send):
         if scope["type"] == "http":

@@ -162,6 +162,7 @@ def test_options_that_are_given_go_before_what_was_measured(measured, capsys):
     assert document["workload"]["concurrency"] == 1
 
 
+@pytest.mark.slow
 def test_a_benchmark_of_another_model_or_engine_is_said(tmp_path, capsys):
     cases = {
         (): None,
@@ -190,6 +191,7 @@ def test_vllm_takes_them_too(measured, capsys):
     assert settings["triton_config.max_inflight"]["reason"].startswith("measured: ")
 
 
+@pytest.mark.slow
 def test_the_stamp_makes_the_same_repository_without_the_benchmark(measured, tmp_path, capsys):
     options = ("deepseek-r1", "--gpu", "h200", "--gpus", "8", "--from-bench", str(measured))
     assert main(["build", *options, "--output", str(tmp_path / "r1")]) == 0

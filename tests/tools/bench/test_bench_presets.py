@@ -38,6 +38,7 @@ def cells(table):
     return {(row[0], row[1]): tuple(row[2:]) for row in table.rows}
 
 
+@pytest.mark.slow
 def test_each_preset(subtests):
     page = read("docs/bench-presets.md").splitlines()
     for name, chosen in PRESETS.items():

@@ -3,6 +3,7 @@
 import re
 import sys
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ def of(*points, **more):
     return NamedResult(name="x", result=made_up_result(points, **more))
 
 
+@pytest.mark.slow
 def test_every_load_is_marked_and_named_in_every_picture():
     pareto, *latencies, names = drawn(ONE)
     assert [picture.split(",")[0].strip() for picture in latencies] == ["TTFT p99", "TPOT p99", "E2EL p99"]
@@ -39,6 +41,7 @@ def test_every_load_is_marked_and_named_in_every_picture():
         assert max(map(len, lines)) <= columns
 
 
+@pytest.mark.slow
 def test_colours_only_where_asked_for():
     assert "\x1b" not in "".join(drawn(ONE))
     colored = drawn(ONE, is_colored=True)[0]
@@ -65,6 +68,7 @@ def test_what_was_not_measured_has_no_picture():
     assert not any("TTFT" in picture for picture in without)
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_its_width_and_colours_and_a_pipe_80_columns_without(monkeypatch, capsys):
     def shown():
         show_pictures([ONE])
@@ -83,6 +87,7 @@ def test_a_terminal_gets_its_width_and_colours_and_a_pipe_80_columns_without(mon
     assert (is_colored, 55 < width <= 60) == (False, True)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(1e-6, 1e9), min_size=1), st.booleans())
 def test_a_scale_holds_its_values_and_has_round_ticks(values, may_be_log):
     scale = TextScale.holding(values, may_be_log=may_be_log)

@@ -259,6 +259,7 @@ def test_experts_that_overflow_are_told(capfd, tmp_path):
     assert "Warning" not in err
 
 
+@pytest.mark.slow
 def test_refusals(refused, tmp_path, subtests):
     weight = np.ones((128, 128), np.float32)
     values, scales = quantize_blocks(weight)

@@ -104,6 +104,7 @@ def same(found, name, source, origin=None):
     return left.tobytes() == whole[: len(left)].tobytes()
 
 
+@pytest.mark.slow
 def test_the_tensors_that_are_left_have_their_bytes(two_layers):
     found, source = open_checkpoint(two_layers), open_checkpoint(TINY)
     assert set(found) == {name for name in source if not name.startswith(("model.layers.2.", "model.layers.3."))}
@@ -116,6 +117,7 @@ def test_the_tensors_that_are_left_have_their_bytes(two_layers):
     assert "README.md" not in read(two_layers, "checkpoint.sha256.json")["files"]
 
 
+@pytest.mark.slow
 def test_a_cut_tiny_checkpoint_loads_in_the_reference_engine_and_generates(two_layers):
     checkpoint = load_checkpoint("cut", version_dir=two_layers.parent)
     runner = ModelRunner(checkpoint.model, 1)
@@ -301,6 +303,7 @@ def test_a_large_tensor_is_never_in_memory_as_a_whole(tmp_path):
     assert peak < 2**26 * 0.6
 
 
+@pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     shapes=st.lists(st.lists(st.integers(0, 5), min_size=0, max_size=3), min_size=4, max_size=7),

@@ -156,6 +156,7 @@ def test_a_cache_that_is_not_whole_is_not_found_by_its_branch(hub, seen, cache):
         hf_hub_download(MODEL, CONFIG, cache_dir=cache, local_files_only=True)
 
 
+@pytest.mark.slow
 def test_equal_files_come_once_into_the_cache(hub, seen, cache):
     same = {f"{name}/__init__.py": b"" for name in "abcd"} | {f"{name}.json": bytes(200_000) for name in "abcd"}
     hub.files |= same

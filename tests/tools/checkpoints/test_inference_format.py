@@ -109,6 +109,7 @@ def test_a_name_is_the_one_on_hugging_face():
     assert [place_of(short).name for short in NAMES.values()] == list(NAMES)
 
 
+@pytest.mark.slow
 def test_every_tensor_comes_back(tiny, folders):
     for number in SIZES:
         found = open_checkpoint(folders[number])
@@ -148,6 +149,7 @@ def refused(folder):
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_missing_file_is_named_and_many_take_no_memory(damaged, tmp_path):
     (damaged / "model1-mp2.safetensors").unlink()
     assert "1 of 2 files are missing: model1-mp2.safetensors" in refused(damaged)
@@ -160,6 +162,7 @@ def test_a_missing_file_is_named_and_many_take_no_memory(damaged, tmp_path):
     assert open_checkpoint(none).num_parts == 0  # no such number of GPUs is one: it is some other file
 
 
+@pytest.mark.slow
 def test_files_of_two_conversions_are_told_apart(damaged, folders):
     shutil.copy(folders[4] / "model3-mp4.safetensors", damaged)
     assert "model0-mp2.safetensors" in refused(damaged)

@@ -80,6 +80,7 @@ def test_anything_else_is_refused(tmp_path, subtests):
             assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=200))
 def test_no_bytes_are_a_crash(folder, content):
     (folder / MANIFEST_NAME).write_bytes(content)

@@ -111,6 +111,7 @@ def test_w4afp8_has_int4_experts_and_everything_else_as_it_was(source, w4afp8, t
         assert (np.abs(weight(after, name) - wanted) <= steps * 0.5001).all()
 
 
+@pytest.mark.slow
 def test_what_was_made_is_verified_and_known_without_being_told(w4afp8, checkpoint):
     checkpoint("verify", w4afp8)
     assert json.loads(checkpoint("info", w4afp8, "--json").out)["checkpoints"][0]["precision"] == "w4a8"
@@ -121,6 +122,7 @@ def test_what_was_made_is_verified_and_known_without_being_told(w4afp8, checkpoi
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_w4afp8_says_what_it_is_as_tensorrt_llm_reads_it(w4afp8):
     layers = document(w4afp8, "quant_cfg.json")["quantized_layers"]
 
@@ -386,6 +388,7 @@ def test_what_cant_be_is_refused_in_one_line_and_nothing_is_written(tmp_path, re
             assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_w4afp8_takes_no_fp8_kv_cache(source, w4afp8, to_w4afp8, tmp_path, refused):
     before = digests(w4afp8)
     for words in ((source, *to_w4afp8, "--output", tmp_path / "out"), (w4afp8,)):

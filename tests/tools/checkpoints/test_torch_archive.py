@@ -175,6 +175,7 @@ def test_a_damaged_archive_is_refused_or_read(scratch, data):
     assert all(isinstance(values, np.ndarray) for values in found.values())
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_as_a_pickle(scratch, content):
     archive(scratch, b"\x80\x02" + content)

@@ -62,6 +62,7 @@ def test_a_gateway_is_told_from_a_triton_server():
         asyncio.run(_describe(partial(AsyncClient, server.url, model_name="other")))
 
 
+@pytest.mark.slow
 def test_the_bundled_questions_are_those_of_the_model_card(tmp_path):
     tiny_questions.write(tmp_path / "questions.jsonl")
     assert (tmp_path / "questions.jsonl").read_bytes() == QUESTIONS.read_bytes()

@@ -6,6 +6,7 @@ from deepseek_triton_tools.cli.eval import TASKS
 from deepseek_triton_tools.evaluation.pass_bands import bands_of, pass_bands, verdicts
 
 
+@pytest.mark.slow
 def test_a_whole_run_passes_from_the_published_limit():
     limits = {
         ("gsm8k", "deepseek-r1", False): 92.21,

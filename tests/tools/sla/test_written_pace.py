@@ -63,6 +63,7 @@ def test_one_server_takes_the_folder_or_a_file(build, paces):
     assert one.transfer_seconds(4000) == pytest.approx(0.00281, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_pair_takes_the_pace_of_each_side(build, paces):
     built = build(paces, "--profile", "disagg")
     assert [options_of(built / side).preset for side in ("context", "generation")] == ["context", "generation"]
