@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 # More than the cores that it takes, because tests wait.
-WORKERS ?= 4
+WORKERS ?= 6
 VENV := .venv
 BIN := $(VENV)/bin
 # Stamps: what the demo needs is in .venv; what the tests need, too.
@@ -61,9 +61,9 @@ demo: $(DEMO)  ## see it work: a tiny DeepSeek on a real tritonserver, without a
 	@$(BIN)/deepseek-triton demo
 
 unit: $(INSTALLED)  ## run the quick tests, without a server: what you run while you work
-	@$(PYTEST) -m "not (slow or nightly or documents)" $(UNIT)
+	@$(PYTEST) --numprocesses 3 -m "not (slow or nightly or documents)" $(UNIT)
 
-test: $(INSTALLED)  ## run the tests that a change must pass, WORKERS=4 at a time
+test: $(INSTALLED)  ## run the tests that a change must pass, WORKERS=6 at a time
 	@$(PYTEST) -m "not (nightly or documents)"
 
 nightly: $(INSTALLED)  ## run what takes long by nature: campaigns, several hosts, whole lanes, the release

@@ -37,7 +37,7 @@ def may_have_long_queues() -> bool:
 @pytest.mark.parametrize(
     ("engine", "jobs"),
     [
-        ("simulated", 150),
+        ("simulated", 100),
         pytest.param("simulated", 3000, marks=pytest.mark.nightly),
         pytest.param("trtllm", 3000, marks=pytest.mark.nightly),
     ],

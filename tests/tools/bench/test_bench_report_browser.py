@@ -45,6 +45,7 @@ def opened(tmp_path_factory):
         yield open_it
 
 
+@pytest.mark.nightly
 def test_every_picture_is_drawn_within_the_page(opened, subtests):
     for width, dark in ((400, False), (400, True), (1400, False), (1400, True)):
         with subtests.test(width=width, dark=dark), opened(width=width, dark=dark) as page:
