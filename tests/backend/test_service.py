@@ -334,11 +334,15 @@ def test_tokens_in_flight_are_prompts_and_max_tokens(engine):
 
 
 @pytest.mark.parametrize(
-    "given", [{"timeout_ms": 20}, {"timeout_us": 20_000}, {"timeout_ms": 60_000, "timeout_us": 9000}]
+    "given",
+    [{"timeout_ms": 600_000}, {"timeout_us": 600_000_000}, {"timeout_ms": 3_600_000, "timeout_us": 600_000_000}],
 )
 def test_at_the_sooner_deadline_the_text_so_far_is_the_answer(service, engine, given):
     reply = send(service, **given)
     engine.step([(engine.requests[0], Step(text="so far", token_ids=[1]))])
+    service.watcher.look(time.monotonic() + 500)
+    assert not engine.aborted
+    service.watcher.look(time.monotonic() + 700)
     assert (wait(reply).text, reply.last["finish_reason"]) == ("so far", "timeout")
     assert engine.aborted == [engine.requests[0].request_id]
 
