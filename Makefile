@@ -74,7 +74,7 @@ mutants: $(INSTALLED)  ## see how many of 400 small faults in the product `make 
 	@PYTHONPATH=tests $(BIN)/python -m mutants.run
 
 test-vllm: $(VLLM_INSTALLED)  ## run vLLM itself without a GPU, in an environment of its own (2 GB)
-	@$(VLLM_BIN)/python -m pytest $(XDIST) \
+	@$(VLLM_BIN)/python -m pytest $(XDIST) --numprocesses 3 \
 	--override-ini filterwarnings=default -p no:unraisableexception --engine vllm $(if $(ONLY),-m "$(ONLY) and not nightly") \
 	tests/with_vllm tests/live tests/build/test_vllm_records.py
 
