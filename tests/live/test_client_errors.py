@@ -27,6 +27,7 @@ from support.wire import LONG_ANSWER, WHOLE, ask
 
 VERBS = ("generate", "stream", "chat", "stream_chat")
 ONCE = Retries(attempts=1)
+PATIENT = Retries(attempts=1000, initial_s=0.05, max_s=0.05)
 
 
 def call(client: Any, verb: str, content: Any = "x", **fields: Any) -> Any:
@@ -100,9 +101,9 @@ def test_a_model_that_is_not_there(client_kind, tiny_server, settings):
 
 @pytest.fixture
 def taken(small_server: ServerProcess) -> Iterator[Any]:
-    """A stream that has the place until it is closed."""
+    """A stream that has the place until it is closed. The one before leaves it a moment after its client has gone."""
     with (
-        Client(small_server.http_url, model_version="1") as client,
+        Client(small_server.http_url, model_version="1", retries=PATIENT) as client,
         client.stream("first", max_tokens=LONG_ANSWER, ignore_eos=True) as stream,
     ):
         next(stream)
@@ -126,8 +127,7 @@ def test_what_was_refused_gets_in_when_there_is_room(client_kind, small_server, 
         return value(series, "requests_refused_total", code="E_OVERLOADED")
 
     before = refused(settled(small_server))
-    patient = Retries(attempts=1000, initial_s=0.05, max_s=0.05)
-    with ThreadPoolExecutor(1) as pool, client_kind.client(small_server, retries=patient, model_version="1") as client:
+    with ThreadPoolExecutor(1) as pool, client_kind.client(small_server, retries=PATIENT, model_version="1") as client:
         answer = pool.submit(call, client, verb, "second", max_tokens=4)
         published(small_server, lambda series: refused(series) >= before + 2)
         assert not answer.done()
