@@ -107,7 +107,8 @@ def test_a_server_that_is_taken_off_the_list_finishes_its_requests(
             lines = response.iter_lines()
             assert next(lines).startswith("data: ")
             listed.write_text(servers[1].line)
-            wait_for(lambda: fleet_of(address).get(urls[0], {}).get("leaving"))
+            left = wait_for(lambda: (one := fleet_of(address).get(urls[0], {})).get("leaving") and one)
+            assert left["own"][0] == 1
             wait_for(lambda: up(address) == {urls[1]})
             answer = client.post("/v1/completions", json={"model": model["id"], "prompt": "y", "max_tokens": 4})
             assert answer.status_code == 200

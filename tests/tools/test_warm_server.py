@@ -136,10 +136,19 @@ def test_never_more_are_open_than_a_shape_has_and_no_prompt_comes_twice(model_se
     assert outcome(done) == (0, ["steady", "steady", "left out"] * 2)
     assert "over HTTP" in done.document["shapes"][2]["reason"]
     assert allowed == [5 + 64]
-    assert model_server.most_at_once <= 4
     assert {length(body) for body in model_server.bodies} == {8, 33}
     prompts = [tuple(body["input_ids"]) for body in model_server.bodies]
     assert len(set(prompts)) == len(prompts) >= 20
+
+    together = threading.Barrier(4)
+
+    def four_together(body):
+        together.wait(PATIENCE_S)
+        yield from tokens()
+
+    model_server.answer = four_together
+    run(batch_sizes=(4,), max_tokens=5)
+    assert model_server.most_at_once == 4
     sent = {"sampling_param_max_tokens": 5, "sampling_param_ignore_eos": True, "stream_interval": 1}
     assert all(sent.items() <= body.items() for body in model_server.bodies)
 
