@@ -2,7 +2,7 @@
 
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import pytest
 
@@ -14,7 +14,7 @@ from deepseek_backend.engines.reference.model_runner import ModelRunner
 from deepseek_backend.engines.tensorrt_llm import tensorrt_llm_engine
 from deepseek_backend.errors import ConfigError, RequestError, UnavailableError
 from standin.harness import engines
-from support.engine_driver import EngineDriver
+from support.engine_driver import EngineDriver, driven
 from support.fake_vllm import faked_engine
 from support.waiting import wait_for
 
@@ -22,16 +22,6 @@ PROMPT = "Why is the sky blue?"
 ENDLESS = {"max_tokens": 4000, "ignore_eos": True}
 ONE_AT_A_TIME = {"simulated", "reference", "tensorrt_llm"}
 """Engines that are started here with room for one running request."""
-
-
-@contextmanager
-def driven(config):
-    engine = create_engine(config)
-    engine.start()
-    try:
-        yield EngineDriver(engine)
-    finally:
-        engine.stop()
 
 
 class Kind:

@@ -10,14 +10,13 @@ from tokenizers import Tokenizer
 
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import SAMPLING_FIELDS, ErrorCode
-from deepseek_backend.engines import create_engine
 from deepseek_backend.engines.prompting import bos_token
 from deepseek_backend.engines.reference import ReferenceEngine
 from deepseek_backend.engines.reference.model_runner import ModelRunner
 from deepseek_backend.engines.reference.token_logprobs import log_softmax
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
 from support.demo_decoding import DEMO_MAX_TOKENS, DEMO_PROMPTS
-from support.engine_driver import EngineDriver
+from support.engine_driver import driven
 from support.random_checkpoint import BOS, EOS
 from support.waiting import PATIENCE_S, wait_for
 
@@ -50,27 +49,17 @@ def tokenizer(folder):
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
-@contextlib.contextmanager
-def running(configuration):
-    engine = create_engine(configuration)
-    engine.start()
-    try:
-        yield EngineDriver(engine)
-    finally:
-        engine.stop()
-
-
 @pytest.fixture(scope="module")
 def engine(folder):
     """Make an engine with fewer slots than the largest test has requests, so that rows wait, join and leave."""
-    with running(config(folder, max_num_seqs=5)) as engine:
+    with driven(config(folder, max_num_seqs=5)) as engine:
         yield engine
 
 
 @pytest.fixture
 def own_engine(folder):
     """Make an engine for a single test, which may stop or break it."""
-    with running(config(folder, max_num_seqs=2)) as engine:
+    with driven(config(folder, max_num_seqs=2)) as engine:
         yield engine
 
 
@@ -131,7 +120,7 @@ def test_end_tokens_of_the_generation_config_end_the_text(engine, folder, tmp_pa
     copy = shutil.copytree(folder, tmp_path / "checkpoint")
     generation_config = json.loads((copy / "generation_config.json").read_text()) | {"eos_token_id": [1, eos]}
     (copy / "generation_config.json").write_text(json.dumps(generation_config))
-    with running(config(copy)) as other:
+    with driven(config(copy)) as other:
         answer = generate(other, max_tokens=12)
         assert (answer.last.finish_reason, answer.last.stop_reason) == ("stop", None)
         assert answer.token_ids == free.token_ids[:end]
@@ -384,5 +373,5 @@ def test_what_can_not_be_loaded_is_refused(tmp_path, folder):
         with pytest.raises(EngineError, match=problem):
             engine.start()
         assert not engine.health().alive
-    with running(config(folder.name, folder.parent)) as relative:
+    with driven(config(folder.name, folder.parent)) as relative:
         assert relative.engine.capabilities.max_seq_len == 4096

@@ -3,8 +3,10 @@
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from deepseek_backend.engines import create_engine
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from support.waiting import PATIENCE_S
@@ -171,3 +173,14 @@ class EngineDriver:
 
     def text(self, prompt="Why?", **fields):
         return self.run(prompt, **fields).text
+
+
+@contextmanager
+def driven(config):
+    """Start the engine of a BackendConfig, and stop it in the end."""
+    engine = create_engine(config)
+    engine.start()
+    try:
+        yield EngineDriver(engine)
+    finally:
+        engine.stop()
