@@ -51,6 +51,8 @@ class StepLog:
     steps: dict[str, Answer] = field(default_factory=lambda: defaultdict(Answer))
     on_first_step: Callable[[str], object] | None = None
     then: Callable[[], object] = lambda: None
+    one_step_a_call: bool = False
+    """A call has no two steps of one request, as vLLM's core promises and other engines do not."""
     fails: bool = False
     """Every call raises, when the steps have been kept."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -70,8 +72,9 @@ class StepLog:
             raise RuntimeError("the receiver broke")
 
     def _add(self, steps):
-        if not steps:
-            self.broken_rules.append("a call without steps")
+        names = [request.request_id for request, _ in steps]
+        if not steps or (self.one_step_a_call and len(set(names)) < len(names)):
+            self.broken_rules.append(f"a call with {names}")
         begun = []
         with self._changed:
             self.calls.append([(request.request_id, step) for request, step in steps])

@@ -1,15 +1,20 @@
 """A VllmEngine in this process, and a sink that holds it to the rules of the engine protocol."""
 
 from contextlib import contextmanager
+from functools import partial
 
 from deepseek_backend.config import parse_config
 from deepseek_backend.engines.vllm import VllmEngine
 from deepseek_triton_build import model_repository
 from deepseek_triton_build.data.vllm import load_vllm
-from support.engine_driver import StepLog, make_request
+from support.engine_driver import StepLog as AnyStepLog
+from support.engine_driver import make_request
 from support.vllm_arguments import COMMON_ARGUMENTS, installed_version, reference_arguments
 
 TINY = model_repository() / "tensorrt_llm/1/tiny"
+
+
+StepLog = partial(AnyStepLog, one_step_a_call=True)
 
 
 def a_request(name, prompt="The capital of France is", max_tokens=40, **fields):
