@@ -213,9 +213,10 @@ def explicit_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
 
 @pytest.fixture
 def loaded_server(explicit_server: ServerProcess) -> ServerProcess:
-    """`explicit_server` with its model loaded; the test may unload it."""
-    address = f"{explicit_server.http_url}/v2/repository/models/tensorrt_llm/load"
-    web.post(address).raise_for_status()
+    """`explicit_server` with its model loaded and nothing left of an earlier one; the test may unload it."""
+    address = f"{explicit_server.http_url}/v2/repository"
+    wait_for(lambda: web.post(f"{address}/index").json()[0].get("state") != "UNLOADING")
+    web.post(f"{address}/models/tensorrt_llm/load").raise_for_status()
     return explicit_server
 
 

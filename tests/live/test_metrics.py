@@ -123,7 +123,8 @@ def test_routers_read_what_the_c_plus_plus_backend_would_say(server: ServerProce
 
     def in_use() -> bool:
         texts.append(web.get(server.metrics_url).text)
-        return sum(picked(texts[-1], PICKER["kv_usage"])) > 0
+        usage, running = (picked(texts[-1], PICKER[name]) for name in ("kv_usage", "running"))
+        return sum(usage) > 0 and running == [1]
 
     with (
         Client(server.http_url) as client,
