@@ -56,6 +56,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (place[_group(item)], _group(item)))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse to run scattered: a version of pytest made pytest-xdist lose its groups in silence, and each worker then
+    started each server."""
+    lost = [item.nodeid for item in session.items if "@" not in item.nodeid]
+    if lost and session.config.getoption("loadgroup", False):
+        raise pytest.UsageError(f"expected pytest-xdist to put each test into its group, but {lost[0]} is in none")
+
+
 def _group(item: pytest.Item) -> str:
     mark = item.get_closest_marker("xdist_group")
     assert mark is not None
