@@ -66,15 +66,13 @@ def _cell(number: float, form: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What the median of one contender must keep to: itself, or over another's, or less another's."""
+    """What the median of one contender must keep to: itself, or over another's."""
 
     who: str
     measure: str
     versus: str = ""
     at_least: float | None = None
     at_most: float | None = None
-    at_most_more: float | None = None
-    """Than the other's."""
 
 
 Verdict = tuple[str, bool | None]
@@ -92,17 +90,16 @@ def all_met(found: Sequence[Verdict]) -> bool:
 
 
 def _verdict(target: Target, measured: Mapping[str, Measures]) -> Verdict:
-    is_more = target.at_most_more is not None
     what = f"{target.who}: {target.measure}"
     if target.versus:
-        what += f" {'-' if is_more else '/'} {target.versus}'s"
-    (limit,) = (each for each in (target.at_least, target.at_most, target.at_most_more) if each is not None)
+        what += f" / {target.versus}'s"
+    (limit,) = (each for each in (target.at_least, target.at_most) if each is not None)
     wanted = f"target at {'most' if target.at_least is None else 'least'} {limit:,g}"
     if any(name not in measured for name in (target.who, target.versus) if name):
         return f"{what}, {wanted}: not measured", None
     number, other = measured[target.who].get(target.measure, math.nan), measured.get(target.versus, {})
     if target.versus:
-        number = number - other[target.measure] if is_more else number / other[target.measure]
+        number /= other[target.measure]
     line = f"{what} is {number:,.4g}, {wanted}"
     if other.get("undelivered", 0) > 0:
         return f"{line}: NOT MET, for {target.versus} did not deliver all", False

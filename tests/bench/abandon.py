@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench._harness import children, receive
 from bench._served import Backend, await_backend, default_folder, serving
-from bench.client_load.leaving import Findings, Plan, leaving_process
-from bench.client_load.stayed import Limits, problems, table
+from bench.abandon_load.leaving import Findings, Plan, leaving_process
+from bench.abandon_load.stayed import Limits, problems, table
 
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.servers import url

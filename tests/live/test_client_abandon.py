@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 from bench import _served
 from bench.abandon import CORNERS, leave, num_interrupts, settled
-from bench.client_load.leaving import Plan
-from bench.client_load.stayed import Limits, problems, table
+from bench.abandon_load.leaving import Plan
+from bench.abandon_load.stayed import Limits, problems, table
 
 from support.servers import url
 

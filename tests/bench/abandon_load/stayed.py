@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.client_load.leaving import Findings, Sample
+from bench.abandon_load.leaving import Findings, Sample
 
 _COLUMNS = (
     ("descriptors", "descriptors", "d"),
