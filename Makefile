@@ -10,7 +10,8 @@ BIN := $(VENV)/bin
 DEMO := $(VENV)/.demo
 INSTALLED := $(VENV)/.installed
 XDIST = --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
-PYTEST = $(BIN)/python -m pytest $(XDIST)
+# Workers that each compute with all cores wait for one another.
+PYTEST = OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest $(XDIST)
 # A test starts hundreds of Pythons, each of which would compile numpy anew.
 unexport PYTHONDONTWRITEBYTECODE
 HOST := tools/deepseek_triton_tools/host
