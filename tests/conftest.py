@@ -33,6 +33,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse to run scattered: pytest-xdist writes a test's group into this attribute. With a pytest that has it no
+    more, each worker starts each server, and nothing says so."""
+    if config.getoption("dist", "no") == "loadgroup" and not hasattr(pytest.Item, "_nodeid"):
+        raise pytest.UsageError(f"expected a pytest below 9.2, which keeps a group together, got {pytest.__version__}")
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist, which reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let a worker have a whole group: what its tests share is made once. A group is a file, unless a mark names one.
@@ -54,14 +61,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     turns = itertools.chain(enumerate(with_server.most_common()), enumerate(without.most_common()))
     place = {group: number for number, (group, _) in turns}
     items.sort(key=lambda item: (place[_group(item)], _group(item)))
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Refuse to run scattered: a version of pytest made pytest-xdist lose its groups in silence, and each worker then
-    started each server."""
-    lost = [item.nodeid for item in session.items if "@" not in item.nodeid]
-    if lost and session.config.getoption("loadgroup", False):
-        raise pytest.UsageError(f"expected pytest-xdist to put each test into its group, but {lost[0]} is in none")
 
 
 def _group(item: pytest.Item) -> str:
