@@ -23,7 +23,7 @@ from deepseek_backend.engines.simulated.simulated_engine import NEUTRAL_STEP_S, 
 from deepseek_backend.engines.simulated.simulated_generation import SimulatedGeneration
 from deepseek_backend.errors import ConfigError, EngineError, UnavailableError
 from support.engine_driver import StepLog, make_request
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, wait_for
 
 
 def request(request_id="a", prompt="Why is the sky blue?", max_tokens=20, **fields):
@@ -42,12 +42,12 @@ def text_of(engine, **fields):
     return generate(engine, request(**fields)).text("a")
 
 
-def endless(engine, *names, wait_for=1, **fields):
+def endless(engine, *names, num_tokens=1, **fields):
     """Start requests that outlast any test; wait until the first has so many tokens."""
     sink = StepLog()
     for name in names:
         engine.submit(request(name, max_tokens=ENDLESS, **fields), sink)
-    sink.wait_for(lambda: len(sink.token_ids(names[0])) >= wait_for)
+    sink.wait_for(lambda: len(sink.token_ids(names[0])) >= num_tokens)
     return sink
 
 
@@ -401,6 +401,26 @@ def test_every_request_ends_once_with_the_text_it_has_alone(requests, pauses, pr
         assert text == whole or (abort is not None and reason == "cancelled" and whole.startswith(text))
 
 
+def test_a_stop_between_two_looks_at_the_inbox_is_seen():
+    engine = SimulatedEngine(BackendConfig(engine_options={"max_seq_len": 4}))
+    stopper = threading.Thread(target=engine.stop)
+
+    class Stops:
+        def on_steps(self, _):
+            stopper.start()
+            wait_for(lambda: not engine._inbox.empty())  # the engine looks again before it goes on
+
+    class SubmitsAnother:
+        def on_steps(self, _):
+            engine.submit(request("stops"), Stops())
+
+    engine.start()
+    engine.submit(request("too long"), SubmitsAnother())
+    wait_for(lambda: stopper.ident)
+    stopper.join(PATIENCE_S)
+    assert not stopper.is_alive()
+
+
 def text_alone(one):
     engine = SimulatedEngine(BackendConfig(engine_options={"max_seq_len": 96}))
     engine.start()
@@ -412,7 +432,7 @@ def text_alone(one):
 def test_stats_and_what_is_kept(start):
     engine = start(pace="real", max_batch_size=1)
     engine.abort("nobody")
-    sink = endless(engine, "running", "waiting", wait_for=2, return_perf_metrics=True)
+    sink = endless(engine, "running", "waiting", num_tokens=2, return_perf_metrics=True)
     stats = engine.stats()
     assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (1, 1, -(-(7 + ENDLESS) // 32))
     engine.abort("running")
@@ -472,7 +492,7 @@ def test_a_fault_in_a_sink_fails_the_engine_and_answers_the_others(start):
 
 def test_a_hung_engine_says_it_is_alive_and_answers_no_request(start):
     engine = start(hang_after=30)
-    sink = endless(engine, "a", wait_for=30)
+    sink = endless(engine, "a", num_tokens=30)
     engine.abort("a")
     engine.submit(request("late"), sink)
     time.sleep(0.05)
@@ -486,7 +506,7 @@ def test_a_hung_engine_says_it_is_alive_and_answers_no_request(start):
 
 def test_a_crashed_engine_is_dead_and_answers_no_request_until_stop(start):
     engine = start(crash_after=30)
-    sink = endless(engine, "a", wait_for=30)
+    sink = endless(engine, "a", num_tokens=30)
     engine._thread.join(PATIENCE_S)
     assert not engine.health().alive
     assert "crash_after" in engine.health().reason
@@ -534,7 +554,7 @@ def test_faults_end_an_engine_once(start):
     assert "fail_after" in str(generate(engine, request(max_tokens=ENDLESS)).last("a").error)
     assert engine._thread.is_alive()
     engine = start(crash_after=30)
-    sink = endless(engine, "a", wait_for=30)
+    sink = endless(engine, "a", num_tokens=30)
     engine._thread.join(PATIENCE_S)
     engine.abort("a")
     engine.stop()

@@ -226,7 +226,8 @@ class SimulatedEngine:
         self._run_inbox()
         if not self._iterate():
             self._due_s = None
-            self._inbox.get()()
+            if not self._stopping.is_set():  # otherwise `_run_inbox` may have taken what `stop` put there to wake this
+                self._inbox.get()()
 
     def _run_inbox(self) -> None:
         while not self._inbox.empty():
