@@ -10,6 +10,7 @@ import pytest
 from deepseek_triton_client import Client
 from deepseek_triton_client._background_batch import _background_loop
 from deepseek_triton_client.testing import FakeServer
+from support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_leaving_does_not_wait_for_an_iterable_that_blocks(client):
 
     prompts.put(None)
     for thread in threads("deepseek-triton-requests"):
-        thread.join(30)
+        thread.join(PATIENCE_S)
     assert threads("deepseek-triton-requests") == []
 
 
@@ -68,7 +69,7 @@ def test_the_collector_may_end_a_batch_on_the_batches_own_thread(client):
     try:
         del answers, ring
         _background_loop().call_soon_threadsafe(collect)
-        assert collected.wait(30)
+        assert collected.wait(PATIENCE_S)
     finally:
         gc.enable()
 

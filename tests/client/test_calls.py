@@ -30,6 +30,7 @@ from deepseek_triton_client._core.calls import Calls
 from deepseek_triton_client._core.checked_request import prompt_request
 from deepseek_triton_client._core.client_settings import Endpoint, Settings
 from deepseek_triton_client._core.watchdog import NO_WATCHDOG
+from support.waiting import PATIENCE_S
 
 INPUTS = {
     "text_input": "BYTES",
@@ -227,7 +228,7 @@ class World:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(PATIENCE_S)
         return outcomes
 
 

@@ -29,6 +29,7 @@ from deepseek_triton_client import (
 from support.contract_metadata import METADATA
 from support.grpc_server import GrpcServer
 from support.http_server import HttpServer
+from support.waiting import PATIENCE_S
 
 VERBS = ("generate", "stream", "chat", "stream_chat")
 FIRST = {"text_output": "你🙂"}
@@ -146,7 +147,7 @@ def test_a_server_that_says_nothing(client_kind, scripted, verb, limit, before):
 
     check_own(caught.value, scripted.url)
     assert f"timeouts.{limit} of 0.3 s" in caught.value.message
-    assert scripted.gone.wait(30)
+    assert scripted.gone.wait(PATIENCE_S)
 
 
 def test_nobody_listens(client_kind):

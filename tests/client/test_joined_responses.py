@@ -21,7 +21,7 @@ from deepseek_triton_client import (
 )
 from deepseek_triton_client.testing import FakeServer, Pause
 from support.client_kinds import STYLES, ClientKind
-from support.waiting import wait_for
+from support.waiting import PATIENCE_S, wait_for
 
 NOBODY = "http://127.0.0.1:1"
 QUICK = Retries(attempts=2, initial_s=0.001)
@@ -93,7 +93,7 @@ def test_the_first_text_comes_at_once_and_only_once(client, context, generation)
 
     with client.stream("Tell") as stream:
         assert str(next(stream)) == "Once"
-        assert generation.waiting.wait(10)
+        assert generation.waiting.wait(PATIENCE_S)
         assert stream.url == generation.url
         generation.release.set()
         assert [str(chunk) for chunk in stream] == [" upon", " a time", ""]
@@ -309,7 +309,7 @@ class TestReleasing:
         generation.answer = takes_only_the_release
         with pytest.raises(InvalidRequest):
             client.generate("Tell", request_id="r1")
-        assert generation.waiting.wait(10)
+        assert generation.waiting.wait(PATIENCE_S)
         generation.release.set()
 
     def test_a_server_that_does_not_want_even_that_is_left_alone(self, connect, fakes, generation):
@@ -333,8 +333,10 @@ class TestReleasing:
 def test_a_prompt_that_is_cancelled_needs_no_generation_server(connect, context, generation):
     context.answer = [Pause(), *ANSWER]
     with connect() as client, Client(context.url) as other:
-        threading.Thread(target=lambda: context.waiting.wait(10) and other.cancel("r1")).start()
+        leaving = threading.Thread(target=lambda: context.waiting.wait() and other.cancel("r1"))
+        leaving.start()
         assert client.generate("Tell", request_id="r1").finish_reason == "cancelled"
+        leaving.join()  # the answer may be there before that of the cancel
 
     assert generation.requests == []
 
@@ -356,7 +358,7 @@ class TestLeaving:
             assert str(next(stream)) == "Once"
 
         assert asked(generation) == ["generation_only"]
-        assert generation.client_left.wait(10)  # once the KV cache has been fetched
+        assert generation.client_left.wait(PATIENCE_S)  # once the KV cache has been fetched
 
     def test_before_the_context_server_has_answered_ends_the_prompt(self, connect, context, generation):
         context.answer = [Pause(), *ANSWER]

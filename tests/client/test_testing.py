@@ -25,7 +25,7 @@ from deepseek_triton_client import (
 from deepseek_triton_client.testing import FakeServer, Pause
 from support.client_kinds import STYLES, ClientKind
 from support.contract_metadata import METADATA
-from support.waiting import wait_for
+from support.waiting import PATIENCE_S, wait_for
 
 ONCE = Retries(attempts=1)
 
@@ -170,7 +170,7 @@ def test_a_pause_makes_a_time_limit_run_out(server, client):
     server.script([Pause(), "late"], ["early", Pause(60)])
     with pytest.raises(DeadlineExceeded, match=r"timeouts\.total"):
         client.generate("x", timeouts=Timeouts(total=0.2))
-    assert server.client_left.wait(30)
+    assert server.client_left.wait(PATIENCE_S)
     with client.stream("x", timeouts=Timeouts(between_tokens=0.2)) as stream:
         assert next(iter(stream)).text == "early"
         with pytest.raises(DeadlineExceeded, match=r"timeouts\.between_tokens"):
@@ -181,13 +181,13 @@ def test_release_ends_a_pause_and_leaving_a_stream_is_seen(server, client):
     server.script(["half", Pause(), " done"], ["half", Pause()])
     with client.stream("x") as stream:
         assert next(iter(stream)).text == "half"
-        assert server.waiting.wait(30)
+        assert server.waiting.wait(PATIENCE_S)
         server.release.set()
         assert stream.completion().text == "half done"
     server.release.clear()
     with client.stream("x") as stream:
         next(iter(stream))
-    assert server.client_left.wait(30)
+    assert server.client_left.wait(PATIENCE_S)
 
 
 def test_cancelling_a_request_ends_it(server, client):
@@ -254,7 +254,7 @@ def test_closing_it_ends_what_waits(server):
         opened = client.stream("x")
 
         def close():
-            assert server.waiting.wait(30)
+            assert server.waiting.wait(PATIENCE_S)
             server.close()
 
         thread = threading.Thread(target=close)

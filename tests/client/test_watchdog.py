@@ -271,12 +271,13 @@ FORKED = """
 import os, threading, time
 from deepseek_triton_client._core.runtime import Deadlines
 from deepseek_triton_client._core.watchdog import ThreadWatchdog
+from support.waiting import PATIENCE_S
 
 def bites():
     bitten = threading.Event()
     watchdog = ThreadWatchdog(Deadlines(time.monotonic(), None, None), bitten.set)
     watchdog.expect(first=True)
-    done = bitten.wait(20)
+    done = bitten.wait(PATIENCE_S)
     watchdog.stop()
     return done
 

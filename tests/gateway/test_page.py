@@ -16,6 +16,7 @@ from starlette.routing import Route
 from deepseek_triton_tools.gateway.app.page import page_routes
 from support.asgi_server import serving_app
 from support.browser import CHROMIUM, Browser
+from support.waiting import PATIENCE_S
 
 pytestmark = [
     pytest.mark.slow,
@@ -147,7 +148,7 @@ def test_thinking_is_open_while_it_lasts_and_then_folded(page, gateway):
     page.wait("document.querySelector('.thought')?.checkVisibility()")
     page.press("Escape")
     page.wait("document.querySelector('.figures')")
-    assert gateway.left.wait(30), "the page kept the connection"
+    assert gateway.left.wait(PATIENCE_S), "the page kept the connection"
 
     gateway.answers.append([chunk(reasoning_content="Let me think."), *said("Because.")])
     page.click(TRY_AGAIN)
@@ -164,7 +165,7 @@ def test_the_button_stops_an_answer_and_its_text_stays(page, gateway):
     page.wait("document.querySelector('.markdown').innerText === 'Once upon a time'")
     page.click("#stop")
     page.wait("document.querySelector('.figures')")
-    assert gateway.left.wait(30)
+    assert gateway.left.wait(PATIENCE_S)
     send(page, "Go on.")
     asked = [(message["role"], message["content"]) for message in gateway.requests[1]["messages"]]
     assert asked == [("user", "A story."), ("assistant", "Once upon a time"), ("user", "Go on.")]

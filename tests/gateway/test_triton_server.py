@@ -16,6 +16,7 @@ from deepseek_triton_tools.gateway.triton.call import Call, UpstreamError
 from deepseek_triton_tools.gateway.triton.triton_connection import ConnectionFailed, connect, request_head
 from deepseek_triton_tools.gateway.triton.triton_server import TritonServer
 from support.raw_triton import RawTriton, Wire, answer, event, refusal
+from support.waiting import PATIENCE_S
 
 EXITING = "the server is exiting; send the request to another one"
 HELLO = (event(text_output="Hé"), event(text_output="llo"), event(finish_reason="stop", num_output_tokens=2))
@@ -283,7 +284,7 @@ async def test_what_nobody_asked_for_is_not_the_next_answer(triton, apart):
         wire.head()
         wire.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(HELLO[2]), HELLO[2]) + (b"" if apart else stray))
         if apart:
-            released.wait(5)
+            released.wait(PATIENCE_S)
             wire.send(stray)
 
     released = threading.Event()

@@ -6,7 +6,7 @@ import secrets
 import subprocess
 
 from support.supervising import PYTHON, SUPERVISE, rank_of, runs
-from support.waiting import wait_for
+from support.waiting import PATIENCE_S, wait_for
 
 
 def ask(folder, *arguments):
@@ -124,7 +124,7 @@ def test_what_a_killed_supervisor_leaves_is_stopped_and_removed(supervise, tmp_p
     os.close(writer)
     assert (unread.returncode, unread.stderr) == (0, b"")
     ended.ask("stop", ended.launch)
-    assert left.wait(60) != 0
+    assert left.wait(PATIENCE_S) != 0
 
     record = tmp_path / f"deepseek-triton-{os.getuid()}/launches/{killed.launch}.json"
     wait_for(record.exists)

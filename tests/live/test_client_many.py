@@ -21,6 +21,7 @@ from deepseek_triton_client import (
 )
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.client_kinds import ClientKind
+from support.waiting import PATIENCE_S
 from support.wire import PROMPT, generated
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 6}
@@ -130,7 +131,7 @@ def _threads() -> list[str]:
     ours = [thread for thread in threading.enumerate() if thread.name.startswith("deepseek-triton")]
     for thread in ours:
         if thread.name == "deepseek-triton-requests":
-            thread.join(10)
+            thread.join(PATIENCE_S)
     return [thread.name for thread in ours if thread.is_alive() and thread.name != "deepseek-triton-batches"]
 
 

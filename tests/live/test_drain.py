@@ -7,6 +7,7 @@ import pytest
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.client_kinds import SCHEMES, STYLES, ClientKind
 from support.servers import build, change_yaml
+from support.waiting import PATIENCE_S
 
 LONG_ANSWER = 4000  # about 25 s of the twin's pace
 
@@ -42,7 +43,7 @@ class Answers:
 
     def __exit__(self, *_):
         for thread in self._threads:
-            thread.join(60)
+            thread.join(PATIENCE_S)
 
     def _ask(self, client_kind, server, streamed):
         with client_kind.client(server) as client:

@@ -18,6 +18,7 @@ from deepseek_triton_build import model_repository
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.servers import url
 from support.supervising import runs
+from support.waiting import PATIENCE_S
 from support.web import web
 
 CONFIG = """\
@@ -101,7 +102,7 @@ class OpenStreams:
 
     def __exit__(self, *_):
         for thread in self._threads:
-            thread.join(30)
+            thread.join(PATIENCE_S)
 
     def _read_http(self, server):
         address = f"{url(server, 'http')}/v2/models/endless/generate_stream"
@@ -128,7 +129,7 @@ class OpenStreams:
             text.set_data_from_numpy(np.array([b"a"], dtype=np.object_))
             client.start_stream(take)
             client.async_stream_infer("endless", [text])
-            ended.wait(20)
+            ended.wait(PATIENCE_S)
             # Not cancelled: a cancel in the moment of the last response keeps this server from unloading the model.
             client.stop_stream()
 

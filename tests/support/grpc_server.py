@@ -15,6 +15,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from support.contract_metadata import METADATA
+from support.waiting import PATIENCE_S
 
 OPTIONS = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 8 * 2**20)]
 
@@ -74,7 +75,7 @@ class GrpcServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         def answer(request: Any, context: Any) -> Any:
             yield from (self.response(**each) for each in outputs)
             left = threading.Event()  # the server's own `gone` may belong to a call before
-            assert not context.add_callback(left.set) or left.wait(30)
+            assert not context.add_callback(left.set) or left.wait(PATIENCE_S)
 
         return answer
 

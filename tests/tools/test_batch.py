@@ -15,6 +15,7 @@ from deepseek_triton_tools.generating import batch_progress
 from deepseek_triton_tools.terminal.status_line import StatusLine
 from support.model_server import WAIT, echo
 from support.terminal_session import CTRL_C, Terminal
+from support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -310,7 +311,7 @@ def test_answers_are_on_disk_when_the_process_is_killed(model_server, folder, ru
     write(LINES)
     model_server.answer = stopping_at("d")
     with subprocess.Popen(start(model_server, "--concurrency", "1"), stderr=subprocess.PIPE) as process:
-        assert model_server.waiting.wait(30)
+        assert model_server.waiting.wait(PATIENCE_S)
         process.kill()
         process.wait()
     assert texts() == ["A", "B", "C"]
@@ -324,10 +325,10 @@ def test_two_runs_do_not_write_one_output(model_server, folder, run):
     write(LINES)
     model_server.answer = stopping_at("d")
     with subprocess.Popen(start(model_server)) as process:
-        assert model_server.waiting.wait(30)
+        assert model_server.waiting.wait(PATIENCE_S)
         said = run(LINES, "--resume", "--timeout", "5")[2]
         model_server.release.set()
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert "out.jsonl is being written by another run" in said
     assert texts() == list("ABCDEF")
 
@@ -338,12 +339,12 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(model_server, folder):
     model_server.answer = stopping_at("d")
     files = ["--input", "in.jsonl", "--output", "out.jsonl", "--concurrency", "1"]
     with Terminal("generate", "--url", model_server.url, *files) as terminal:
-        assert model_server.waiting.wait(30)
+        assert model_server.waiting.wait(PATIENCE_S)
         terminal.type(CTRL_C)
         terminal.read_until("stopped: 3 of 6 rows done")
         terminal.read_until("--resume goes on in out.jsonl")
         assert terminal.exit_code() == 130
-    assert model_server.gone.wait(30)
+    assert model_server.gone.wait(PATIENCE_S)
     assert texts() == ["A", "B", "C"]
 
 

@@ -14,6 +14,7 @@ from deepseek_triton_tools.tool_errors import ToolError
 from support.commands import run_command
 from support.model_server import END, WAIT, echo
 from support.terminal_session import CTRL_C, CTRL_D, Terminal
+from support.waiting import PATIENCE_S
 
 PROMPT = "> "
 
@@ -106,10 +107,10 @@ def test_ctrl_c_stops_the_answer_on_the_server_and_keeps_what_came(chat, model_s
         model_server.gone.clear()
         terminal.type(f"{typed}\r")
         terminal.read_until(shown)
-        assert model_server.waiting.wait(30)
+        assert model_server.waiting.wait(PATIENCE_S)
         terminal.press(CTRL_C, until="[stopped]")
         terminal.read_until(PROMPT)
-        assert model_server.gone.wait(30)
+        assert model_server.gone.wait(PATIENCE_S)
         model_server.answer = echo
 
     terminal = chat()

@@ -21,6 +21,7 @@ from deepseek_triton_tools.tool_errors import ToolError
 from support.commands import run_command
 from support.model_server import END, WAIT, saying
 from support.terminal_session import Terminal
+from support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -249,7 +250,7 @@ def test_ctrl_c_cancels_on_the_server_and_keeps_the_text(model_server):
     with Terminal("generate", "hi", "--url", model_server.url) as terminal:
         terminal.read_until("half")
         assert terminal.interrupt() == 130
-    assert model_server.gone.wait(30)
+    assert model_server.gone.wait(PATIENCE_S)
     assert terminal.seen.replace("^C", "") == "half\r\n"
 
 
@@ -257,9 +258,9 @@ def test_ctrl_c_cancels_on_the_server_and_keeps_the_text(model_server):
 def test_ctrl_c_before_the_first_token_cancels_too(model_server):
     model_server.answer = lambda _: iter([WAIT])
     with Terminal("generate", "hi", "--url", model_server.url, "--json") as terminal:
-        assert model_server.waiting.wait(30)
+        assert model_server.waiting.wait(PATIENCE_S)
         assert terminal.interrupt() == 130
-    assert model_server.gone.wait(30)
+    assert model_server.gone.wait(PATIENCE_S)
 
 
 @pytest.mark.slow
@@ -268,7 +269,7 @@ def test_a_reader_that_leaves_cancels(model_server):
 
     def goes_on(_):
         yield {"text_output": "half"}
-        many.wait(30)
+        many.wait(PATIENCE_S)
         yield {"text_output": "more"}
         yield {"text_output": "more"}
         yield WAIT
@@ -278,8 +279,8 @@ def test_a_reader_that_leaves_cancels(model_server):
         assert os.read(process.stdout.fileno(), 100) == b"half"
         process.stdout.close()
         many.set()
-        assert (process.wait(30), process.stderr.read()) == (0, b"")
-    assert model_server.gone.wait(30)
+        assert (process.wait(PATIENCE_S), process.stderr.read()) == (0, b"")
+    assert model_server.gone.wait(PATIENCE_S)
 
 
 # --- options ---

@@ -13,6 +13,7 @@ from support import manifests
 from support.commands import run_command
 from support.supervising import free_ports
 from support.vllm_plans import planned, two_nodes
+from support.waiting import PATIENCE_S
 
 IMAGE = "registry.example.com/tritonserver:vllm"
 WITH_IMAGE = ("--image", IMAGE)
@@ -146,4 +147,4 @@ def test_a_worker_pod_stays_while_the_leader_listens(launch):
         waiting = subprocess.Popen(command, env=environment)
         for _ in range(2):  # it asks again
             server.accept()[0].close()
-    assert waiting.wait(30) == 0
+    assert waiting.wait(PATIENCE_S) == 0

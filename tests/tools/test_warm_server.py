@@ -270,13 +270,13 @@ def test_a_full_server_gets_fewer_requests_for_later_shapes_too(model_server, ru
     def two_at_once(body):
         is_first = next(first_round, False)
         if is_first:
-            asked_at_first.wait(30)
+            asked_at_first.wait(PATIENCE_S)
         if not room.acquire(blocking=False):
             refused.set()
             raise Overloaded("max_inflight is 2")
         try:
             if is_first:  # so that two are refused, however slow the machine is
-                refused.wait(30)
+                refused.wait(PATIENCE_S)
                 time.sleep(0.2)
             yield from tokens()
         finally:
@@ -449,7 +449,7 @@ def test_a_signal_cancels_what_is_open_and_what_was_finished_is_reported(model_s
     argv = [model_server.url, "--batch-sizes", "1", "--input-lengths", "8,16", "--ready-file", str(ready), "--json"]
     command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "warm", "server", *argv]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert model_server.waiting.wait(60)
+        assert model_server.waiting.wait(PATIENCE_S)
         assert not ready.exists()
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)

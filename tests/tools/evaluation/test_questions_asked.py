@@ -10,6 +10,7 @@ from deepseek_triton_client import AsyncClient, InvalidRequest, Overloaded, Retr
 from deepseek_triton_client.testing import FakeServer, Pause
 from deepseek_triton_tools.evaluation.kept_answers import open_answers
 from deepseek_triton_tools.evaluation.questions_asked import Generation, Likelihood, ask_all, failures_by_message
+from support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ def test_leaving_early_cancels_what_is_under_way(server, kept):
             await task
 
     asyncio.run(leave())
-    assert server.client_left.wait(10)
+    assert server.client_left.wait(PATIENCE_S)
 
 
 class OneTokenPerLetter(FakeServer):
