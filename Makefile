@@ -69,7 +69,7 @@ test: $(INSTALLED)  ## run the tests that a change must pass, WORKERS=6 at a tim
 
 nightly: $(INSTALLED)  ## run what takes long by nature: campaigns, several hosts, whole lanes, the release
 	@$(PYTEST) -m nightly
-	@$(MAKE) --no-print-directory test-vllm test-gateway test-sla release
+	@$(MAKE) --no-print-directory test-vllm test-gateway test-sla
 
 mutants: $(INSTALLED)  ## see how many of 400 small faults in the product `make test` finds
 	@PYTHONPATH=tests $(BIN)/python -m mutants.run
