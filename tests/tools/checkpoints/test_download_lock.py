@@ -41,6 +41,19 @@ def test_it_is_gone_afterwards_unless_others_took_it_over(lock):
     assert lock.read_text() == "theirs"
 
 
+def test_one_that_is_released_between_two_looks_is_taken(lock, monkeypatch):
+    lock.write_text("theirs")
+    look = module._state
+
+    def too_late(path):
+        path.unlink(missing_ok=True)
+        return look(path)
+
+    monkeypatch.setattr(module, "_state", too_late)
+    with download_lock(lock, nobody):
+        assert lock.read_text() != "theirs"
+
+
 def test_many_threads_hold_it_one_by_one(lock):
     holders, most = [], []
 
