@@ -11,6 +11,11 @@ ToolError
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+_ALIKE = 0.7
+"""The dashes alone make any two options somewhat alike."""
+
 
 class ToolError(Exception):
     """Base of all of them. `exit_code` is what the command line returns."""
@@ -42,3 +47,11 @@ class PortError(ToolError):
 
 class ServerFailedError(ToolError):
     """tritonserver ended, or can't become ready. `exit_code` is tritonserver's own, where it ended."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Ask at the end of a message whether one of `names` was meant: "; did you mean X?". Empty where none is alike."""
+    import difflib  # here, because only mistakes need it
+
+    alike = difflib.get_close_matches(name, list(names), n=1, cutoff=_ALIKE)
+    return f"; did you mean {alike[0]}?" if alike else ""

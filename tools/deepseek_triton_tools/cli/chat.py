@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import sys
 from collections.abc import Callable
@@ -11,14 +10,14 @@ from pathlib import Path
 
 from deepseek_triton_client import Client, Completion, DeepseekTritonError, SamplingParams, Stream
 from deepseek_triton_tools.cli.client_options import add_client_options, client_of
-from deepseek_triton_tools.cli.parsing import VerbParser, path
+from deepseek_triton_tools.cli.parsing import VerbParser, option, path
 from deepseek_triton_tools.cli.sampling_options import add_sampling_options, assigned, sampling_fields
 from deepseek_triton_tools.generating.completion_records import as_json, tokens_per_s
 from deepseek_triton_tools.generating.conversation import Conversation
 from deepseek_triton_tools.terminal.model_text import AnswerPrinter, dimmed, visible
 from deepseek_triton_tools.terminal.output_streams import columns, complain, wrapped
 from deepseek_triton_tools.terminal.typed_lines import edited, is_interactive, piped, turns
-from deepseek_triton_tools.tool_errors import ToolError
+from deepseek_triton_tools.tool_errors import ToolError, nearest
 
 _COMMANDS = """\
 /system TEXT       what the model is told first; /system - takes it back, /system alone shows it
@@ -40,9 +39,9 @@ def add_options(verb: VerbParser) -> None:
         'deepseek-triton chat --system "Answer in French." --load talk.json',
     )
     verb.usage = "%(prog)s [options]"
-    verb.add_argument("--system", metavar="TEXT", help="system message, what the model is told first")
-    verb.add_argument("--load", type=path, metavar="FILE", help="continue a conversation that /save wrote")
-    verb.add_argument("--hide-reasoning", action="store_true", help="show the answers without the reasoning")
+    option(verb, "--system TEXT", "system message, what the model is told first")
+    option(verb, "--load FILE", "continue a conversation that /save wrote", path)
+    option(verb, "--hide-reasoning", "show the answers without the reasoning")
     add_client_options(verb)
     add_sampling_options(verb)
 
@@ -113,8 +112,8 @@ class Chat:
         elif text.startswith("/"):
             name, _, argument = text[1:].partition(" ")
             if name not in self._commands:
-                nearest = difflib.get_close_matches(name, self._commands, n=1)
-                raise ToolError(f"no command /{name}; {f'did you mean /{nearest[0]}?' if nearest else 'see /help'}")
+                hint = nearest(f"/{name}", [f"/{command}" for command in self._commands])
+                raise ToolError(f"no command /{name}{hint or '; see /help'}")
             self._commands[name](argument.strip())
         elif text.strip():
             self._ask(text, len(self._conversation.messages))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepseek_triton_tools.cli.parsing import VerbParser, duration, number, path
+from deepseek_triton_tools.cli.parsing import VerbParser, duration, number, option, path
 from deepseek_triton_tools.tool_errors import ToolError
 
 if TYPE_CHECKING:  # `warm --help` needs the options only
@@ -23,29 +23,28 @@ _TOKEN_VARIABLE = "DEEPSEEK_TRITON_TOKEN"
 def add_client_options(verb: VerbParser) -> None:
     """Add the options that `client_of` reads."""
     server = verb.add_argument_group("server")
-    help_text = f"{URL_HELP} (default: {_DEFAULT_URL}); may be repeated: the first server that answers is used"
-    server.add_argument("--url", action="append", metavar="URL", help=help_text)
-    help_text = "context server, which computes the prompt; --url generates the answer then; may be repeated"
-    server.add_argument("--context-url", action="append", default=[], metavar="URL", help=help_text)
+    text = f"{URL_HELP} (default: {_DEFAULT_URL}); may be repeated: the first server that answers is used"
+    option(server, "--url URL", text, action="append")
+    text = "context server, which computes the prompt; --url generates the answer then; may be repeated"
+    option(server, "--context-url URL", text, action="append", default=[])
     add_server_options(server)
-    help_text = "ask again N times if it is full or unreachable (default: 3); not after the first token"
-    server.add_argument("--retries", type=number, metavar="N", help=help_text)
+    text = "ask again N times if it is full or unreachable (default: 3); not after the first token"
+    option(server, "--retries N", text, number)
     limits = verb.add_argument_group("time limits, in seconds")
-    limits.add_argument("--timeout", type=duration, metavar="S", help="for the whole answer (default: none)")
-    limits.add_argument("--first-token-timeout", type=duration, metavar="S", help="for the first token (default: none)")
-    limits.add_argument("--token-timeout", type=duration, metavar="S", help="for each later token (default: none)")
-    limits.add_argument("--connect-timeout", type=duration, metavar="S", help="for connecting (default: 10)")
+    option(limits, "--timeout S", "for the whole answer (default: none)", duration)
+    option(limits, "--first-token-timeout S", "for the first token (default: none)", duration)
+    option(limits, "--token-timeout S", "for each later token (default: none)", duration)
+    option(limits, "--connect-timeout S", "for connecting (default: 10)", duration)
 
 
 def add_server_options(server: argparse._ArgumentGroup) -> None:
     """Add the options that `client_settings` reads."""
-    server.add_argument("--model", default=DEFAULT_MODEL, metavar="NAME", help="model to ask (default: %(default)s)")
-    server.add_argument("--model-version", default="", metavar="V", help="version of it (default: the server's choice)")
-    help_text = f"file with the bearer token (default: the variable {_TOKEN_VARIABLE})"
-    server.add_argument("--token-file", type=path, metavar="FILE", help=help_text)
-    server.add_argument("--ca", type=path, metavar="FILE", help="certificates to trust for the server, as PEM")
-    server.add_argument("--cert", type=path, metavar="FILE", help="this client's own certificate, as PEM")
-    server.add_argument("--key", type=path, metavar="FILE", help="the key of --cert, if it is in another file")
+    option(server, "--model NAME", "model to ask (default: %(default)s)", default=DEFAULT_MODEL)
+    option(server, "--model-version V", "version of it (default: the server's choice)", default="")
+    option(server, "--token-file FILE", f"file with the bearer token (default: the variable {_TOKEN_VARIABLE})", path)
+    option(server, "--ca FILE", "certificates to trust for the server, as PEM", path)
+    option(server, "--cert FILE", "this client's own certificate, as PEM", path)
+    option(server, "--key FILE", "the key of --cert, if it is in another file", path)
 
 
 def client_of(args: argparse.Namespace) -> Client:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from deepseek_triton_tools.cli.parsing import VerbParser
+from deepseek_triton_tools.cli.parsing import VerbParser, option
 from deepseek_triton_tools.terminal.output_streams import to_reader
 
 
@@ -14,7 +14,7 @@ def add_options(verb: VerbParser) -> None:
         "deepseek-triton completion bash > ~/.local/share/bash-completion/completions/deepseek-triton",
         "deepseek-triton completion zsh > ~/.zfunc/_deepseek-triton",
     )
-    verb.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell that the script is for")
+    option(verb, "shell", "the shell that the script is for", choices=("bash", "zsh", "tcsh"))
 
 
 def _completion(args: argparse.Namespace) -> int:

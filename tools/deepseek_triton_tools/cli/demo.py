@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from deepseek_triton_tools.cli.parsing import VerbParser, add_tritonserver, positive
+from deepseek_triton_tools.cli.parsing import VerbParser, add_tritonserver, option, positive
 
 
 def add_options(verb: VerbParser) -> None:
@@ -14,12 +14,11 @@ def add_options(verb: VerbParser) -> None:
         "deepseek-triton demo --engine simulated --preset h200x8-r1-fp8-min-latency",
     )
     engines = ("reference", "simulated")
-    help_text = "reference computes the answers, simulated sends filler text (default: %(default)s)"
-    verb.add_argument("--engine", choices=engines, default=engines[0], help=help_text)
-    help_text = "the deployment whose speed the simulated engine imitates; an unknown name lists all"
-    verb.add_argument("--preset", metavar="NAME", help=help_text)
-    help_text = "the most tokens of an answer (default: 200; of the simulated engine, which always takes all, 32)"
-    verb.add_argument("--max-tokens", type=positive, metavar="N", help=help_text)
+    text = "reference computes the answers, simulated sends filler text (default: %(default)s)"
+    option(verb, "--engine", text, choices=engines, default=engines[0])
+    option(verb, "--preset NAME", "the deployment whose speed the simulated engine imitates; an unknown name lists all")
+    most = "default: 200; of the simulated engine, which always takes all, 32"
+    option(verb, "--max-tokens N", f"the most tokens of an answer ({most})", positive)
     add_tritonserver(verb)
 
 

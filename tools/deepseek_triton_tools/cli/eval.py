@@ -6,9 +6,9 @@ import argparse
 from typing import Any
 
 from deepseek_triton_tools.cli.client_options import URL_HELP, add_server_options, client_settings
-from deepseek_triton_tools.cli.parsing import VerbParser, add_json, nearest, number, path, positive, words
+from deepseek_triton_tools.cli.parsing import VerbParser, add_json, number, path, positive, words
 from deepseek_triton_tools.cli.sampling_options import add_sampling_options, sampling_fields
-from deepseek_triton_tools.tool_errors import ToolError
+from deepseek_triton_tools.tool_errors import ToolError, nearest
 
 TASKS = {
     "tiny": "the 1,534 questions of the tiny model's own card; nothing else is needed for it",

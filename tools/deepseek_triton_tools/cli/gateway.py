@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from deepseek_triton_tools.cli.parsing import (
     VerbParser,
     duration,
-    nearest,
     path,
     port,
     positive,
@@ -23,7 +22,7 @@ from deepseek_triton_tools.cli.parsing import (
 )
 from deepseek_triton_tools.pages import install_extra
 from deepseek_triton_tools.terminal.output_streams import complain
-from deepseek_triton_tools.tool_errors import InstallationError, PortError, ToolError
+from deepseek_triton_tools.tool_errors import InstallationError, PortError, ToolError, nearest
 
 if TYPE_CHECKING:
     from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from deepseek_triton_client import Client, Completion, SamplingParams, Stream
 from deepseek_triton_tools.cli.client_options import add_client_options, client_of
-from deepseek_triton_tools.cli.parsing import VerbParser, path, positive
+from deepseek_triton_tools.cli.parsing import VerbParser, option, path, positive
 from deepseek_triton_tools.cli.sampling_options import add_sampling_options, sampling_fields
 from deepseek_triton_tools.generating.completion_records import as_json, completion_record, usage_line
 from deepseek_triton_tools.generating.prompt_sources import Request, as_asked, read_messages, read_text
@@ -34,34 +34,30 @@ def add_options(verb: VerbParser) -> None:
         "deepseek-triton generate --input prompts.jsonl --output answers.jsonl --concurrency 32 --max-tokens 256",
     )
     verb.usage = "%(prog)s [PROMPT] [options]"
-    verb.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt; - or nothing: read standard input")
-    verb.add_argument("--file", type=path, metavar="FILE", help="read the prompt from a file instead")
-    verb.add_argument("--messages", type=path, metavar="FILE", help="a conversation: JSON list of {role, content}")
-    verb.add_argument("--chat", action="store_true", help="send the prompt as a message, by the model's chat template")
-    verb.add_argument("--system", metavar="TEXT", help="system message, what the model is told first; implies --chat")
-    verb.add_argument("--no-stream", action="store_true", help="wait for the whole text")
-    verb.add_argument("--hide-reasoning", action="store_true", help="show the answer without the reasoning")
-    verb.add_argument("-v", "--usage", action="store_true", help="print tokens and times on standard error")
-    verb.add_argument("--json", action="store_true", help="print one JSON object with text, usage, times and details")
-    _add_batch_options(verb)
-    add_client_options(verb)
-    add_sampling_options(verb)
-
-
-def _add_batch_options(verb: VerbParser) -> None:
+    option(verb, "prompt PROMPT", "the prompt; - or nothing: read standard input", nargs="?")
+    option(verb, "--file FILE", "read the prompt from a file instead", path)
+    option(verb, "--messages FILE", "a conversation: JSON list of {role, content}", path)
+    option(verb, "--chat", "send the prompt as a message, by the model's chat template")
+    option(verb, "--system TEXT", "system message, what the model is told first; implies --chat")
+    option(verb, "--no-stream", "wait for the whole text")
+    option(verb, "--hide-reasoning", "show the answer without the reasoning")
+    option(verb, "-v --usage", "print tokens and times on standard error")
+    option(verb, "--json", "print one JSON object with text, usage, times and details")
     batch = verb.add_argument_group(
         "many prompts, as JSON Lines",
         'A line of the input is a JSON string, or an object with "prompt" or "messages" and, where wanted,\n'
         '"id", "request_id" and sampling fields. A line of the output is an object with the id and the text, or\n'
         'an "error".',
     )
-    batch.add_argument("--input", type=path, metavar="FILE", help="prompts; - is standard input")
-    batch.add_argument("--output", type=path, metavar="FILE", help="answers, in the same order; - is standard output")
-    batch.add_argument("--concurrency", type=positive, metavar="N", help="requests at once (default: 16)")
+    option(batch, "--input FILE", "prompts; - is standard input", path)
+    option(batch, "--output FILE", "answers, in the same order; - is standard output", path)
+    option(batch, "--concurrency N", "requests at once (default: 16)", positive)
     existing = batch.add_mutually_exclusive_group()
-    existing.add_argument("--resume", action="store_true", help="continue where --output ends")
-    existing.add_argument("--overwrite", action="store_true", help="replace --output if it exists")
-    batch.add_argument("--max-failures", type=positive, metavar="N", help="stop when N have failed (default: never)")
+    option(existing, "--resume", "continue where --output ends")
+    option(existing, "--overwrite", "replace --output if it exists")
+    option(batch, "--max-failures N", "stop when N have failed (default: never)", positive)
+    add_client_options(verb)
+    add_sampling_options(verb)
 
 
 def _generate(args: argparse.Namespace) -> int:

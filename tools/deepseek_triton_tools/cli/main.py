@@ -17,10 +17,10 @@ from collections.abc import Collection, Sequence
 from importlib import import_module
 
 from deepseek_triton_tools._version import __version__
-from deepseek_triton_tools.cli.parsing import Handler, HelpFormatter, VerbParser, about_option, add_verb, nearest
+from deepseek_triton_tools.cli.parsing import Handler, HelpFormatter, VerbParser, about_option, add_verb
 from deepseek_triton_tools.pages import install_extra, pages_folder
 from deepseek_triton_tools.terminal import output_streams
-from deepseek_triton_tools.tool_errors import ToolError
+from deepseek_triton_tools.tool_errors import ToolError, nearest
 
 VERBS = {
     "demo": "see it work: serve a tiny DeepSeek on a real tritonserver, complete texts, chat, call a tool",

@@ -7,13 +7,13 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from deepseek_triton_tools.terminal.output_streams import columns
-from deepseek_triton_tools.tool_errors import ToolError
+from deepseek_triton_tools.tool_errors import ToolError, nearest
 
 Handler = Callable[[argparse.Namespace], int]
 """Runs a verb and returns its exit code."""
@@ -122,6 +122,27 @@ def forms_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentP
     return dict(found[0]) if found else {}
 
 
+def option(
+    options: argparse._ActionsContainer,
+    words: str,
+    help: str,
+    type: Callable[[str], Any] | None = None,
+    **settings: Any,
+) -> argparse.Action:
+    """Add one option, mostly in one line: `option(group, "--file FILE", "read the prompt from a file instead", path)`.
+    `words` are the option's names and the name of its value; without the latter, as in "-q --quiet", it is a switch.
+
+    A positional argument has its attribute first: "url URL". `settings` are those of add_argument, such as `default`.
+    """
+    names = [word for word in words.split() if word.startswith("-")] or words.split()[:1]
+    metavar = words.split()[len(names) :]
+    if metavar:
+        settings |= {"metavar": metavar[0], "type": type}
+    elif names[0].startswith("-") and "choices" not in settings:
+        settings.setdefault("action", "store_true")
+    return options.add_argument(*names, help=help, **settings)
+
+
 def about_option(given: str, parser: argparse.ArgumentParser, program: argparse.ArgumentParser) -> str:
     """Say which verbs have the option that this one lacks, or which option is meant."""
     name = given.partition("=")[0]
@@ -133,18 +154,6 @@ def about_option(given: str, parser: argparse.ArgumentParser, program: argparse.
     return nearest(name, _options(parser)) + (
         "; tritonserver's own arguments come after --" if getattr(parser, "rest", None) else ""
     )
-
-
-_ALIKE = 0.7
-"""The dashes alone make any two options somewhat alike."""
-
-
-def nearest(given: str, names: Iterable[str]) -> str:
-    """Ask whether one of `names` was meant; empty where none is alike."""
-    import difflib
-
-    found = difflib.get_close_matches(given, list(names), n=1, cutoff=_ALIKE)
-    return f"; did you mean {found[0]}?" if found else ""
 
 
 def _leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -170,12 +179,12 @@ def require_tools() -> None:
 
 
 def add_json(verb: argparse._ActionsContainer, page: str = "docs/generator.md") -> None:
-    verb.add_argument("--json", action="store_true", help=f"print one JSON document instead ({page})")
+    option(verb, "--json", f"print one JSON document instead ({page})")
 
 
 def add_tritonserver(verb: VerbParser) -> None:
-    help_text = "the server binary (default: from PATH, then NVIDIA's container, then the nvidia-pytriton wheel)"
-    verb.add_argument("--tritonserver", type=path, metavar="PATH", help=help_text)
+    places = "from PATH, then NVIDIA's container, then the nvidia-pytriton wheel"
+    option(verb, "--tritonserver PATH", f"the server binary (default: {places})", path)
 
 
 # --- Types of values ---

@@ -23,7 +23,7 @@ from deepseek_triton_client import (
     Timeouts,
 )
 from deepseek_triton_tools.cli.client_options import URL_HELP, add_server_options, client_settings
-from deepseek_triton_tools.cli.parsing import VerbParser, add_json, add_verb, duration
+from deepseek_triton_tools.cli.parsing import VerbParser, add_json, add_verb, duration, option
 from deepseek_triton_tools.terminal.output_streams import complain, to_reader
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -64,16 +64,16 @@ def add_options(verb: VerbParser) -> None:
         question.usage = "%(prog)s URL [options]"
         deadline_s = _DEADLINE_S[name]
         question.set_defaults(question=name, metrics_url=None)
-        question.add_argument("url", metavar="URL", help=URL_HELP)
-        help_text = f"seconds for the whole probe (default: {deadline_s:g})"
-        question.add_argument("--deadline", type=duration, default=deadline_s, metavar="S", help=help_text)
+        option(question, "url URL", URL_HELP)
+        text = f"seconds for the whole probe (default: {deadline_s:g})"
+        option(question, "--deadline S", text, duration, default=deadline_s)
         printed = question.add_mutually_exclusive_group()
-        printed.add_argument("-q", "--quiet", action="store_true", help="print nothing: the exit code is the answer")
+        option(printed, "-q --quiet", "print nothing: the exit code is the answer")
         add_json(printed, "docs/command-line.md")
         server = question.add_argument_group("server")
         add_server_options(server)
         if name == "generate":
-            server.add_argument("--metrics-url", metavar="URL", help="its metrics (default: port 8002 of URL's host)")
+            option(server, "--metrics-url URL", "its metrics (default: port 8002 of URL's host)")
 
 
 @dataclass(frozen=True)
