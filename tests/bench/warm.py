@@ -42,7 +42,7 @@ from bench._harness import turned
 from bench.synthetic_checkpoint import make_checkpoint
 
 from deepseek_triton_tools.cli.parsing import positive, size
-from deepseek_triton_tools.warming.pagecache.residency import evict
+from deepseek_triton_tools.warming.page_cache import evict
 from support.page_cache import resident_bytes
 
 GIB = 2**30

@@ -31,8 +31,7 @@ def imported_by(folder):
 
 ALLOWED = {
     "deepseek_launcher": set(),  # it runs in a stock container
-    "deepseek_triton_tools.host": {"deepseek_triton_tools"},  # doctor sends it to other hosts
-    "deepseek_triton_tools.doctor.machine": {"deepseek_triton_tools"},  # and its checks too
+    "deepseek_triton_tools.host": {"deepseek_triton_tools"},  # doctor sends it to other hosts, with its checks
     "deepseek_triton_client._core": {"certifi", "deepseek_triton_client"},
     "deepseek_triton_client": {"certifi", "google", "grpc", "h11", "tritonclient"},
     # check asks the installed TensorRT-LLM for its opinion, in a process of its own.
@@ -53,7 +52,7 @@ def test_a_folder_imports_only_what_it_may():
 @pytest.mark.slow
 def test_what_doctor_sends_to_other_hosts_needs_nothing_else():
     """Every module that travels imports only modules that travel too."""
-    from deepseek_triton_tools.doctor.packing import SENT
+    from deepseek_triton_tools.doctor.hosts import SENT
 
     package = "deepseek_triton_tools"
     names = [name.removesuffix(".py").removesuffix("__init__").strip("/").replace("/", ".") for name in SENT]

@@ -19,9 +19,9 @@ import json
 import sys
 from dataclasses import asdict
 
-from deepseek_triton_tools.doctor.machine.expected import Expected
-from deepseek_triton_tools.doctor.machine.machine import Machine
-from deepseek_triton_tools.doctor.machine.tuning.read_settings import read_settings
+from deepseek_triton_tools.doctor.findings import Expected
+from deepseek_triton_tools.doctor.machine import Machine
+from deepseek_triton_tools.doctor.tuning import read_settings
 
 settings = read_settings(Machine(), Expected(release="1.2.1", tune=True))
 for setting in settings:

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from deepseek_triton_tools.doctor.findings import Expected, MachineFinding
 from deepseek_triton_tools.doctor.hosts import bootstrap_command, examine_by_command
-from deepseek_triton_tools.doctor.machine.checks.software import STUB
-from deepseek_triton_tools.doctor.machine.expected import Expected
-from deepseek_triton_tools.doctor.machine.machine import HostProcess, Machine
-from deepseek_triton_tools.doctor.machine.machine_finding import MachineFinding
+from deepseek_triton_tools.doctor.machine import HostProcess, Machine
+from deepseek_triton_tools.doctor.software import STUB
 from deepseek_triton_tools.host.tritonserver import find_tritonserver
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.servers import build

@@ -16,7 +16,7 @@ from live.conftest import serving
 from deepseek_triton_client import AsyncClient, Client
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
 from deepseek_triton_tools.tool_errors import ServerFailedError
-from deepseek_triton_tools.warming.server.warm_server import ServerWarmOptions, warm_server
+from deepseek_triton_tools.warming.server import ServerWarmOptions, warm_server
 from support.servers import dying_repository, url
 
 DONE = (0, 3)

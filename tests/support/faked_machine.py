@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from deepseek_triton_tools.doctor.machine.machine import NOT_FOUND, Disk, Done, HostProcess, Interface, Limit, Python
+from deepseek_triton_tools.doctor.machine import NOT_FOUND, Disk, Done, HostProcess, Interface, Limit, Python
 from deepseek_triton_tools.host.host_memory import HostMemory
 
 GIB = 2**30

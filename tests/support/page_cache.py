@@ -6,8 +6,8 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-from deepseek_triton_tools.warming.checkpoint.survey import Survey
-from deepseek_triton_tools.warming.pagecache.residency import ResidentFile
+from deepseek_triton_tools.warming.page_cache import ResidentFile
+from deepseek_triton_tools.warming.survey import Survey
 
 
 def resident_bytes(path: Path) -> int | None:

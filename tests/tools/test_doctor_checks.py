@@ -5,12 +5,10 @@ import json
 import struct
 from dataclasses import replace
 
-from deepseek_triton_tools.doctor.machine.capabilities import assess_capabilities
-from deepseek_triton_tools.doctor.machine.check_table import CHECKS
-from deepseek_triton_tools.doctor.machine.checks.software import ENTRY_POINT
-from deepseek_triton_tools.doctor.machine.examine import examine
-from deepseek_triton_tools.doctor.machine.expected import Expected, KnownContainer
-from deepseek_triton_tools.doctor.machine.machine import Disk, Done, HostProcess, Interface
+from deepseek_triton_tools.doctor.examine import CHECKS, examine
+from deepseek_triton_tools.doctor.findings import Expected, KnownContainer, assess_capabilities
+from deepseek_triton_tools.doctor.machine import Disk, Done, HostProcess, Interface
+from deepseek_triton_tools.doctor.software import ENTRY_POINT
 from deepseek_triton_tools.host.host_memory import CgroupMemory, HostMemory
 from support.faked_machine import BASIC, GOOD_PROGRAMS, GOOD_RUNS, LDD, PYTHON, STUB, FakedMachine, nvidia_smi, topology
 

@@ -13,11 +13,11 @@ import pytest
 from deepseek_triton_build.check import CheckOptions, check_repository
 from deepseek_triton_tools.cli import doctor as verb
 from deepseek_triton_tools.cli.main import main
+from deepseek_triton_tools.doctor.examine import CHECKS
 from deepseek_triton_tools.doctor.expected_of_repository import expected_of
-from deepseek_triton_tools.doctor.machine.capabilities import CAPABILITIES
-from deepseek_triton_tools.doctor.machine.check_table import CHECKS
-from deepseek_triton_tools.doctor.machine.known_bad import KNOWN_BAD
-from deepseek_triton_tools.doctor.machine.machine import NOT_FOUND, Done, Machine, Python
+from deepseek_triton_tools.doctor.findings import CAPABILITIES
+from deepseek_triton_tools.doctor.machine import NOT_FOUND, Done, Machine, Python
+from deepseek_triton_tools.doctor.versions import KNOWN_BAD
 from support.faked_machine import FakedMachine
 
 ROOT = Path(__file__).parents[2]

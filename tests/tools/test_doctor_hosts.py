@@ -5,12 +5,19 @@ test_doctor_command.py has a made-up ssh, tests/live/test_doctor_exchange.py a r
 
 import json
 
-from deepseek_triton_tools.doctor.comparing import clock, compare
+from deepseek_triton_tools.doctor.examine import HostReport
 from deepseek_triton_tools.doctor.exchanging_rank import STEP_PREFIX
-from deepseek_triton_tools.doctor.hosts import HostResult, Ssh, examine_by_command, is_here, parse_host_file
-from deepseek_triton_tools.doctor.machine.examine import HostReport
-from deepseek_triton_tools.doctor.machine.expected import Expected
-from deepseek_triton_tools.doctor.machine.machine import Done
+from deepseek_triton_tools.doctor.findings import Expected
+from deepseek_triton_tools.doctor.hosts import (
+    HostResult,
+    Ssh,
+    clock,
+    compare,
+    examine_by_command,
+    is_here,
+    parse_host_file,
+)
+from deepseek_triton_tools.doctor.machine import Done
 from deepseek_triton_tools.doctor.mpi_exchange import Mpirun, exchange_findings
 from support.faked_machine import GOOD_RUNS, MPIRUN, FakedMachine
 

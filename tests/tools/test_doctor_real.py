@@ -11,15 +11,19 @@ from io import BytesIO
 
 import pytest
 
-from deepseek_triton_tools.doctor.hosts import bootstrap_command, examine_by_command
-from deepseek_triton_tools.doctor.machine import machine as machine_module
-from deepseek_triton_tools.doctor.machine.check_table import CHECKS
-from deepseek_triton_tools.doctor.machine.checks.storage import repository_digest
-from deepseek_triton_tools.doctor.machine.examine import examine, report_from_json, report_to_json
-from deepseek_triton_tools.doctor.machine.expected import Expected, KnownContainer, expected_from_json, expected_to_json
-from deepseek_triton_tools.doctor.machine.machine import NOT_FOUND, Machine
-from deepseek_triton_tools.doctor.machine.remote import EXPECTED_FILE, REPORT_PREFIX
-from deepseek_triton_tools.doctor.packing import BOOTSTRAP, pack
+from deepseek_triton_tools.doctor import machine as machine_module
+from deepseek_triton_tools.doctor.examine import (
+    CHECKS,
+    EXPECTED_FILE,
+    REPORT_PREFIX,
+    examine,
+    report_from_json,
+    report_to_json,
+)
+from deepseek_triton_tools.doctor.findings import Expected, KnownContainer, expected_from_json, expected_to_json
+from deepseek_triton_tools.doctor.hosts import BOOTSTRAP, bootstrap_command, examine_by_command, pack
+from deepseek_triton_tools.doctor.machine import NOT_FOUND, Machine
+from deepseek_triton_tools.doctor.storage import repository_digest
 from support.faked_machine import FakedMachine
 from support.waiting import wait_for
 

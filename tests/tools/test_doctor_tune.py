@@ -14,15 +14,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deepseek_triton_tools.cli.main import main
-from deepseek_triton_tools.doctor.hosts import examine_by_command
-from deepseek_triton_tools.doctor.machine.examine import examine, report_from_json, report_to_json
-from deepseek_triton_tools.doctor.machine.expected import Expected
-from deepseek_triton_tools.doctor.machine.machine import Done, HostProcess, Machine
-from deepseek_triton_tools.doctor.machine.tuning.gpu_advice import GPU_ADVICE
-from deepseek_triton_tools.doctor.machine.tuning.host_advice import HOST_ADVICE
-from deepseek_triton_tools.doctor.machine.tuning.read_settings import read_settings
-from deepseek_triton_tools.doctor.machine.tuning.setting import numbers_in, ranges
-from deepseek_triton_tools.doctor.packing import BOOTSTRAP
+from deepseek_triton_tools.doctor.examine import examine, report_from_json, report_to_json
+from deepseek_triton_tools.doctor.findings import Expected
+from deepseek_triton_tools.doctor.hosts import BOOTSTRAP, examine_by_command
+from deepseek_triton_tools.doctor.machine import Done, HostProcess, Machine
+from deepseek_triton_tools.doctor.tuning import GPU_ADVICE, HOST_ADVICE, numbers_in, ranges, read_settings
 from support.faked_machine import GOOD_RUNS, PYTHON, FakedMachine
 from support.nvidia_smi_xml import HEAD, smi_xml
 

@@ -16,9 +16,8 @@ from deepseek_triton_build import PlanRequest, make_plan, repository_files, writ
 from deepseek_triton_tools.repository.checkpoint_files import WeightFile, find_checkpoints, find_damage
 from deepseek_triton_tools.repository.checkpoint_manifest import CheckpointManifest, FileRecord, write_manifest
 from deepseek_triton_tools.tool_errors import CheckpointError
-from deepseek_triton_tools.warming.checkpoint.checksums import expected_checksums
-from deepseek_triton_tools.warming.checkpoint.survey import files_of_share
-from deepseek_triton_tools.warming.checkpoint.warm_options import Share
+from deepseek_triton_tools.warming.checksums import expected_checksums
+from deepseek_triton_tools.warming.survey import Share, files_of_share
 from support.cached_checkpoint import write_checkpoint
 
 INDEX = "model.safetensors.index.json"

@@ -17,9 +17,9 @@ import pytest
 from deepseek_triton_tools.host.host_memory import read_host_memory
 from deepseek_triton_tools.tool_errors import ToolError
 from deepseek_triton_tools.warming import Share, WarmOptions, examine, take_survey, warm
-from deepseek_triton_tools.warming.evicting import evict_all
-from deepseek_triton_tools.warming.pagecache.reading import BUFFER, STEP
-from deepseek_triton_tools.warming.pagecache.residency import evict
+from deepseek_triton_tools.warming.hold import evict_all
+from deepseek_triton_tools.warming.page_cache import evict
+from deepseek_triton_tools.warming.reading import BUFFER, STEP
 from deepseek_triton_tools.warming.transfer import Pace, Transfer
 from support.mounting import mounted
 from support.page_cache import resident_bytes
@@ -103,7 +103,7 @@ def test_what_is_resident_is_found_and_not_read_again(checkpoint, monkeypatch):
     assert result.progress.found == pytest.approx(there, abs=4 * HEADERS)
     assert result.resident == 4 * SIZE
     memory = replace(read_host_memory(), available=SIZE)  # as where the pages are locked: they need no room
-    monkeypatch.setattr("deepseek_triton_tools.warming.checkpoint.survey.read_host_memory", lambda: memory)
+    monkeypatch.setattr("deepseek_triton_tools.warming.survey.read_host_memory", lambda: memory)
     survey = survey_of(checkpoint)
     assert (survey.lacking, len(survey.chosen)) == (0, 4)
     link = checkpoint.parent / "link"

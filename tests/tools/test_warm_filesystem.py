@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_tools.host.mounts import Mount, mount_at, parse_mountinfo
-from deepseek_triton_tools.warming.pagecache.filesystem import (
+from deepseek_triton_tools.warming.filesystem import (
     ENOUGH_READ_AHEAD_KB,
     MOST_JOBS,
     READ_AHEAD,

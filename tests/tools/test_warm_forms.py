@@ -17,7 +17,7 @@ from deepseek_triton_build.arithmetic import ENGINE_START_S
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.warming import forms, take_survey
-from deepseek_triton_tools.warming.pagecache.residency import evict
+from deepseek_triton_tools.warming.page_cache import evict
 from support.cached_checkpoint import write_checkpoint
 from support.waiting import PATIENCE_S, wait_for
 

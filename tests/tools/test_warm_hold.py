@@ -14,9 +14,8 @@ from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.host.host_memory import HostMemory
 from deepseek_triton_tools.tool_errors import LockError
 from deepseek_triton_tools.warming import WarmOptions, take_survey, warm
-from deepseek_triton_tools.warming.hold import check_hold, hold
-from deepseek_triton_tools.warming.pagecache.locking import LockedFiles, allow_locking
-from deepseek_triton_tools.warming.pagecache.residency import evict
+from deepseek_triton_tools.warming.hold import LockedFiles, allow_locking, check_hold, hold
+from deepseek_triton_tools.warming.page_cache import evict
 from support.cached_checkpoint import write_checkpoint
 from support.page_cache import on_uncached, resident_bytes
 

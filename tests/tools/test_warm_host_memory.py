@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deepseek_triton_tools.host.host_memory import CgroupMemory, read_host_memory
-from deepseek_triton_tools.warming.pagecache.residency import evict
+from deepseek_triton_tools.warming.page_cache import evict
 from support.waiting import wait_for
 
 GIB = 2**30

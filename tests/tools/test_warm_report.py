@@ -12,13 +12,12 @@ from deepseek_triton_tools.cli import parsing
 from deepseek_triton_tools.host.host_memory import BUDGET_SHARE, CgroupMemory, HostMemory
 from deepseek_triton_tools.host.units import about, part_of, sized
 from deepseek_triton_tools.terminal.tables import plain_lines
-from deepseek_triton_tools.warming import Stall, WarmOptions, take_survey, warm
-from deepseek_triton_tools.warming.pagecache.residency import evict
-from deepseek_triton_tools.warming.report import report
-from deepseek_triton_tools.warming.report.document import SCHEMA, result_document, survey_document
-from deepseek_triton_tools.warming.report.progress_view import ProgressView, progress_line, stall_line
+from deepseek_triton_tools.warming import Stall, WarmOptions, report, take_survey, warm
+from deepseek_triton_tools.warming.document import SCHEMA, result_document, survey_document
+from deepseek_triton_tools.warming.page_cache import evict
+from deepseek_triton_tools.warming.report import ProgressView, progress_line, stall_line
 from deepseek_triton_tools.warming.transfer import Problem
-from deepseek_triton_tools.warming.warm_progress import WarmProgress
+from deepseek_triton_tools.warming.warm_up import WarmProgress
 from support.cached_checkpoint import write_checkpoint
 from support.page_cache import on_uncached
 

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.warming.pagecache import linux
-from deepseek_triton_tools.warming.pagecache.linux import PAGE_SIZE
-from deepseek_triton_tools.warming.pagecache.residency import WINDOW, ResidentFile, evict
+from deepseek_triton_tools.warming import page_cache
+from deepseek_triton_tools.warming.page_cache import PAGE_SIZE, WINDOW, ResidentFile, evict
 from support.mounting import NOBODY, as_nobody, mounted, overlay
 from support.page_cache import resident_bytes
 
@@ -78,9 +77,9 @@ def test_a_cold_file_a_read_one_and_an_empty_one(cold, tmp_path):
         assert [file.resident(), file.resident(0, SIZE)] == [PAGE_SIZE + 7] * 2
         assert file.resident(2 * PAGE_SIZE, PAGE_SIZE) == 0
     with cold.open("rb") as file:  # pages beyond the end can be mapped, and are not there
-        address = linux.map_file(file.fileno(), 2**30, PAGE_SIZE)
-    assert linux.count_core_pages(address, PAGE_SIZE) == 0
-    linux.unmap(address, PAGE_SIZE)
+        address = page_cache.map_file(file.fileno(), 2**30, PAGE_SIZE)
+    assert page_cache.count_core_pages(address, PAGE_SIZE) == 0
+    page_cache.unmap(address, PAGE_SIZE)
     cold.write_bytes(os.urandom(SIZE))  # just written
     assert resident_bytes(cold) == SIZE
     assert (evict(cold), resident_bytes(cold)) == (0, 0)
@@ -142,7 +141,7 @@ def linux_tells_every_user(path):
     def ask():
         with path.open("rb") as file:
             try:
-                return linux.count_cached_pages(file.fileno(), 0, 1) > 0
+                return page_cache.count_cached_pages(file.fileno(), 0, 1) > 0
             except OSError:
                 return False
 
@@ -155,9 +154,9 @@ def test_mincore_is_not_believed_about_another_users_file(cold, monkeypatch):
 
     def ask():
         fd = os.open(cold, os.O_RDONLY)
-        address = linux.map_file(fd, 0, PAGE_SIZE)
+        address = page_cache.map_file(fd, 0, PAGE_SIZE)
         with closing(ResidentFile(cold)) as file:
-            return [linux.count_core_pages(address, PAGE_SIZE), file.method, file.resident()]
+            return [page_cache.count_core_pages(address, PAGE_SIZE), file.method, file.resident()]
 
     assert as_nobody(ask) == [1, None, None]  # 1: the kernel's lie
 
@@ -198,7 +197,7 @@ def without_cachestat(monkeypatch, code=errno.ENOSYS):
     def refuse(fd, offset, length):
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(linux, "count_cached_pages", refuse)
+    monkeypatch.setattr(page_cache, "count_cached_pages", refuse)
 
 
 def test_mincore_where_the_kernel_or_a_filter_refuses_cachestat(cold, monkeypatch):
@@ -220,10 +219,10 @@ def test_evicting_through_an_overlay_drops_the_pages_of_the_file_beneath(tmp_pat
 def test_locked_pages_stay(cold):
     cold.read_bytes()
     with cold.open("rb") as file:
-        address = linux.map_file(file.fileno(), PAGE_SIZE, 4 * PAGE_SIZE)
-    linux.lock(address, 4 * PAGE_SIZE)
+        address = page_cache.map_file(file.fileno(), PAGE_SIZE, 4 * PAGE_SIZE)
+    page_cache.lock(address, 4 * PAGE_SIZE)
     locked_left = evict(cold)
-    linux.unmap(address, 4 * PAGE_SIZE)
+    page_cache.unmap(address, 4 * PAGE_SIZE)
     assert locked_left == 4 * PAGE_SIZE
     assert evict(cold) == 0
 
@@ -240,11 +239,11 @@ def test_evicting_where_nothing_is_ever_written(tmp_path):
 
 def test_a_refused_system_call_is_an_error_with_its_number():
     calls = [
-        (lambda: linux.count_core_pages(0, PAGE_SIZE), errno.ENOMEM),
-        (lambda: linux.map_file(-1, 0, PAGE_SIZE), errno.EBADF),
-        (lambda: linux.unmap(1, PAGE_SIZE), errno.EINVAL),
-        (lambda: linux.lock(0, PAGE_SIZE), errno.ENOMEM),
-        (lambda: linux.file_system_magic(-1), errno.EBADF),
+        (lambda: page_cache.count_core_pages(0, PAGE_SIZE), errno.ENOMEM),
+        (lambda: page_cache.map_file(-1, 0, PAGE_SIZE), errno.EBADF),
+        (lambda: page_cache.unmap(1, PAGE_SIZE), errno.EINVAL),
+        (lambda: page_cache.lock(0, PAGE_SIZE), errno.ENOMEM),
+        (lambda: page_cache.file_system_magic(-1), errno.EBADF),
     ]
     for call, code in calls:
         with pytest.raises(OSError, match=re.escape(f"[Errno {code}]")):

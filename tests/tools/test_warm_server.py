@@ -38,11 +38,16 @@ from deepseek_triton_tools.server.loadable_models import missing_model
 from deepseek_triton_tools.server.waiting import LogFollower, Waiting
 from deepseek_triton_tools.terminal.status_line import StatusLine
 from deepseek_triton_tools.tool_errors import RepositoryError, ServerFailedError, ToolError
-from deepseek_triton_tools.warming.server import rounds, shapes
-from deepseek_triton_tools.warming.server.rounds import Round, ShapeResult, is_steady, request_styles
-from deepseek_triton_tools.warming.server.server_warm_result import ServerWarmResult, duration, summary
-from deepseek_triton_tools.warming.server.shapes import Shape, planned_shapes
-from deepseek_triton_tools.warming.server.warm_server import ServerWarmOptions, warm_server
+from deepseek_triton_tools.warming import server_rounds
+from deepseek_triton_tools.warming.server import ServerWarmOptions, ServerWarmResult, duration, summary, warm_server
+from deepseek_triton_tools.warming.server_rounds import (
+    Round,
+    Shape,
+    ShapeResult,
+    is_steady,
+    planned_shapes,
+    request_styles,
+)
 from support.contract_metadata import METADATA
 from support.model_server import END, WAIT
 from support.waiting import PATIENCE_S
@@ -61,8 +66,8 @@ def options(url, **others):
 def run(model_server, capsys, monkeypatch):
     """Warm the scripted server; gives the exit code, the JSON document and stderr. Rounds that differ by less than a
     busy machine makes them differ count as equal."""
-    monkeypatch.setattr(rounds, "_UNNOTICED_S", 0.4)
-    monkeypatch.setattr(rounds, "_UNNOTICED_STEP_S", 0.4)
+    monkeypatch.setattr(server_rounds, "_UNNOTICED_S", 0.4)
+    monkeypatch.setattr(server_rounds, "_UNNOTICED_STEP_S", 0.4)
 
     def warm(*, url=model_server.url, **others):
         code = warm_server(options(url, as_json=True, **others))
@@ -129,8 +134,8 @@ def test_rounds_go_on_until_a_cold_server_is_steady(model_server, run, tmp_path)
 
 def test_never_more_are_open_than_a_shape_has_and_no_prompt_comes_twice(model_server, run, monkeypatch):
     allowed = []
-    monkeypatch.setattr(rounds, "MOST_OVER_HTTP", 4)
-    monkeypatch.setattr("deepseek_triton_tools.warming.server.warm_server.allow_open_files", allowed.append)
+    monkeypatch.setattr(server_rounds, "MOST_OVER_HTTP", 4)
+    monkeypatch.setattr("deepseek_triton_tools.warming.server.allow_open_files", allowed.append)
     model_server.answer = warm
     done = run(batch_sizes=(1, 4, 5), input_lengths=(8, 33), max_tokens=5)
     assert outcome(done) == (0, ["steady", "steady", "left out"] * 2)
@@ -165,7 +170,7 @@ def test_the_limit_on_open_files_is_raised_as_far_as_the_hard_one(monkeypatch):
 
 
 def test_a_server_that_never_gets_steady_has_max_rounds(model_server, run, tmp_path, monkeypatch):
-    monkeypatch.setattr(rounds, "is_steady", lambda done: False)
+    monkeypatch.setattr(server_rounds, "is_steady", lambda done: False)
     model_server.answer = warm
     done = run(max_rounds=4, ready_file=tmp_path / "ready")
     assert outcome(done) == (3, ["not steady"])
@@ -258,7 +263,7 @@ def test_a_shape_that_is_too_long_is_left_out_with_a_line(model_server, run, cap
 
 @pytest.fixture
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(rounds, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(server_rounds, "_FIRST_PAUSE_S", 0.01)
 
 
 def test_a_full_server_gets_fewer_requests_for_later_shapes_too(model_server, run, short_pauses):
@@ -300,7 +305,7 @@ def test_a_shape_that_the_server_stays_full_for_is_left_out(model_server, run, s
     assert outcome(done) == (0, ["left out", "steady"])
     assert "max_inflight_tokens is 20" in done.document["shapes"][0]["reason"]
     # Three in the first round, and then one at a time.
-    assert sum(length(body) == 16 for body in model_server.bodies) == 3 + rounds._FULL_ROUNDS - 1
+    assert sum(length(body) == 16 for body in model_server.bodies) == 3 + server_rounds._FULL_ROUNDS - 1
     done = run(batch_sizes=(1, 2), input_lengths=(32,))  # full all the time, but it has not failed
     assert outcome(done) == (3, ["left out", "left out"])
 
@@ -489,7 +494,7 @@ def test_the_shapes_of_a_repository_and_without_one(tmp_path):
     other = write_yaml(tmp_path / "other", {"model": "tiny", "triton_config": {"engine": "simulated"}})
     for folder in (other, None):  # modest ones
         most = max(pairs(planned_shapes("tensorrt_llm", repository=folder)))
-        assert most == (max(shapes.MODEST_BATCH_SIZES), max(shapes.MODEST_INPUT_LENGTHS))
+        assert most == (max(server_rounds.MODEST_BATCH_SIZES), max(server_rounds.MODEST_INPUT_LENGTHS))
 
 
 def test_an_invalid_model_yaml_is_refused(tmp_path):

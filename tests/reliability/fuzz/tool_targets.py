@@ -20,15 +20,14 @@ from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions
 from deepseek_triton_tools.checkpoints.download_lock import _parsed as parsed_lock
 from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint, read_config, read_tensors
 from deepseek_triton_tools.checkpoints.torch_archive import read_torch_archive
-from deepseek_triton_tools.doctor.comparing import compare
-from deepseek_triton_tools.doctor.machine import nvidia_smi
-from deepseek_triton_tools.doctor.machine.checks import gpu as gpu_checks
-from deepseek_triton_tools.doctor.machine.checks import storage
-from deepseek_triton_tools.doctor.machine.examine import report_from_json
-from deepseek_triton_tools.doctor.machine.expected import Expected
-from deepseek_triton_tools.doctor.machine.machine import Done, Machine
-from deepseek_triton_tools.doctor.machine.tuning.gpu_advice import read_gpus
+from deepseek_triton_tools.doctor import gpu as gpu_checks
+from deepseek_triton_tools.doctor import storage
+from deepseek_triton_tools.doctor.examine import report_from_json
+from deepseek_triton_tools.doctor.findings import Expected
+from deepseek_triton_tools.doctor.hosts import compare
+from deepseek_triton_tools.doctor.machine import Done, Machine
 from deepseek_triton_tools.doctor.mpi_exchange import _steps
+from deepseek_triton_tools.doctor.tuning import read_gpus
 from deepseek_triton_tools.evaluation.kept_answers import open_answers
 from deepseek_triton_tools.evaluation.task_data import read_rows
 from deepseek_triton_tools.generating.batch_input import BatchRows, open_input
@@ -44,7 +43,7 @@ from deepseek_triton_tools.repository.hub_cache import parse_hub_name
 from deepseek_triton_tools.server.server_log import dead_engine, failure_cause, parse_log_line
 from deepseek_triton_tools.sla.written_pace import check_pace
 from deepseek_triton_tools.tool_errors import ToolError
-from deepseek_triton_tools.warming.checkpoint.checksums import _checksums_in
+from deepseek_triton_tools.warming.checksums import _checksums_in
 from reliability.fuzz.refusals import check_message, may_refuse
 from support.faked_machine import FakedMachine
 from support.faked_machine import nvidia_smi as nvidia_smi_runs
@@ -185,13 +184,13 @@ def gpu_tables(data: bytes) -> None:
         runs[start] = Done(code=0, out=text)
     machine: Any = FakedMachine(runs=runs)
     expected = Expected()
-    with may_refuse(nvidia_smi.NoGpusError):
-        nvidia_smi.gpus(machine)
-        nvidia_smi.health(machine)
-    nvidia_smi.gpu_processes(machine)
-    nvidia_smi.links(machine)
+    with may_refuse(gpu_checks.NoGpusError):
+        gpu_checks.gpus(machine)
+        gpu_checks.health(machine)
+    gpu_checks.gpu_processes(machine)
+    gpu_checks.links(machine)
     for check in (gpu_checks.check_gpus, gpu_checks.check_memory, gpu_checks.check_health, gpu_checks.check_links):
-        with may_refuse(nvidia_smi.NoGpusError):
+        with may_refuse(gpu_checks.NoGpusError):
             check(machine, expected)
 
 

@@ -31,7 +31,7 @@ from deepseek_triton_tools.repository.checkpoint_manifest import (
 )
 from deepseek_triton_tools.repository.hub_cache import HubName, unfinished_downloads
 from deepseek_triton_tools.tool_errors import CheckpointError
-from deepseek_triton_tools.warming.checkpoint.checksums import expected_checksums
+from deepseek_triton_tools.warming.checksums import expected_checksums
 from support.hub_server import COMMIT, MODEL, Fault, hub_server, one_tensor
 
 SHARD, CONFIG = "model.safetensors", "config.json"

@@ -17,8 +17,8 @@ from deepseek_triton_build.text import for_comment
 from deepseek_triton_tools import text_templates
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint, read_config
-from deepseek_triton_tools.doctor.machine.machine import Machine
-from deepseek_triton_tools.doctor.machine.nvidia_smi import NoGpusError, gpus
+from deepseek_triton_tools.doctor.gpu import NoGpusError, gpus
+from deepseek_triton_tools.doctor.machine import Machine
 from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.tool_errors import CheckpointError
 

@@ -30,7 +30,7 @@ from deepseek_triton_build.check import is_inside
 from deepseek_triton_build.text import first_names, printable_line, safe_name
 from deepseek_triton_tools.repository.hub_cache import HubName
 from deepseek_triton_tools.tool_errors import CheckpointError
-from deepseek_triton_tools.warming.checkpoint.checksums import Checksum
+from deepseek_triton_tools.warming.checksums import Checksum
 
 _HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 """The base of all errors of the library for HTTP, httpx.HTTPError or httpx2.HTTPError."""

@@ -16,7 +16,7 @@ from deepseek_triton_tools.checkpoints.local_files import add_file, is_pointer, 
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, WeightFile, find_damage
 from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, read_manifest
 from deepseek_triton_tools.tool_errors import CheckpointError
-from deepseek_triton_tools.warming.checkpoint.checksums import Checksum, expected_checksums
+from deepseek_triton_tools.warming.checksums import Checksum, expected_checksums
 
 SCHEMA = "deepseek-triton/checkpoint-verify/1"
 _TICK_S = 0.1

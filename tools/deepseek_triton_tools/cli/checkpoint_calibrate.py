@@ -30,7 +30,7 @@ def _calibrate(args: argparse.Namespace) -> int:
     if find_spec("ml_dtypes") is None:
         raise InstallationError(f"checkpoint calibrate needs ml-dtypes and numpy: {install_extra('checkpoint')}")
     from deepseek_triton_tools.checkpoints.calibration import lacking, plan_calibration, render_calibration
-    from deepseek_triton_tools.doctor.machine.machine import Machine
+    from deepseek_triton_tools.doctor.machine import Machine
     from deepseek_triton_tools.host.then_command import run_instead
     from deepseek_triton_tools.terminal.output_streams import to_reader
 

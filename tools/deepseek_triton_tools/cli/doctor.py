@@ -12,20 +12,29 @@ from typing import Any
 
 from deepseek_triton_tools.cli.parsing import VerbParser, add_json, path, port, words
 from deepseek_triton_tools.cli.start_variables import take_start_variables
-from deepseek_triton_tools.doctor.comparing import compare
+from deepseek_triton_tools.doctor.findings import (
+    LEVELS,
+    MPIRUN,
+    SERVE,
+    Capability,
+    Expected,
+    Level,
+    Reported,
+    assess_capabilities,
+    error,
+    note,
+)
 from deepseek_triton_tools.doctor.hosts import (
     HostResult,
     Ssh,
+    compare,
     examine_here,
     examine_hosts,
     examine_through,
     is_here,
     parse_host_file,
 )
-from deepseek_triton_tools.doctor.machine.capabilities import MPIRUN, SERVE, Capability, assess_capabilities
-from deepseek_triton_tools.doctor.machine.expected import Expected
-from deepseek_triton_tools.doctor.machine.machine import Machine
-from deepseek_triton_tools.doctor.machine.machine_finding import LEVELS, Level, Reported, error, note
+from deepseek_triton_tools.doctor.machine import Machine
 from deepseek_triton_tools.doctor.mpi_exchange import exchange_findings
 from deepseek_triton_tools.doctor.tuning_report import show_tuning, tuning_document, tuning_exit_code
 from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader

@@ -207,7 +207,7 @@ def _warm_server(args: argparse.Namespace) -> int:
     from functools import partial
 
     from deepseek_triton_client import AsyncClient
-    from deepseek_triton_tools.warming.server.warm_server import ServerWarmOptions, warm_server
+    from deepseek_triton_tools.warming.server import ServerWarmOptions, warm_server
 
     given = {"max_tokens": args.max_tokens, "wait_s": args.wait, "limit_s": args.limit}
     options = ServerWarmOptions(

@@ -13,13 +13,11 @@ from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader
 from deepseek_triton_tools.terminal.tables import show
 from deepseek_triton_tools.tool_errors import LockError, ToolError
-from deepseek_triton_tools.warming import Share, Survey, WarmOptions, WarmResult, examine, take_survey, warm
-from deepseek_triton_tools.warming.evicting import evict_all
-from deepseek_triton_tools.warming.hold import Held, check_hold, hold
-from deepseek_triton_tools.warming.report import report
-from deepseek_triton_tools.warming.report.document import evict_document, result_document, survey_document
-from deepseek_triton_tools.warming.report.progress_view import ProgressView, progress_line
-from deepseek_triton_tools.warming.warm_progress import WarmProgress
+from deepseek_triton_tools.warming import Share, Survey, WarmOptions, WarmResult, examine, report, take_survey, warm
+from deepseek_triton_tools.warming.document import evict_document, result_document, survey_document
+from deepseek_triton_tools.warming.hold import Held, check_hold, evict_all, hold
+from deepseek_triton_tools.warming.report import ProgressView, progress_line
+from deepseek_triton_tools.warming.warm_up import WarmProgress
 
 _SWITCH_INTERVAL_S = 0.0005
 """Seconds for which the thread that reads headers may hold Python's lock, while threads that read weights wait for it.

@@ -2,7 +2,6 @@
 
     report = examine(Machine(), Expected())
 
-This folder holds the local side: it reaches other hosts, packs the checks for them and compares their reports.
-`machine/` holds the checks themselves. It is also sent to other hosts and into containers, where a bare `python3` runs
-it; so it imports the standard library and `host/` only (`packing.SENT` is the list, a test holds it).
+The checks are also sent to other hosts and into containers, where a bare `python3` runs them: the modules in
+`hosts.SENT` import the standard library and `host/` only (a test holds that).
 """

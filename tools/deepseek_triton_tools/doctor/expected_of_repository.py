@@ -10,9 +10,15 @@ from pathlib import Path
 
 from deepseek_triton_build.catalog import containers, gpus
 from deepseek_triton_build.check import MODEL_GONE, MODEL_NOT_HERE, CheckedModel, Report, read_stamp, read_yaml
-from deepseek_triton_tools.doctor.machine.capabilities import NEED_REPOSITORY
-from deepseek_triton_tools.doctor.machine.expected import TENSORRT_LLM, VLLM, Expected, KnownContainer
-from deepseek_triton_tools.doctor.machine.machine_finding import MachineFinding, Reported
+from deepseek_triton_tools.doctor.findings import (
+    NEED_REPOSITORY,
+    TENSORRT_LLM,
+    VLLM,
+    Expected,
+    KnownContainer,
+    MachineFinding,
+    Reported,
+)
 from deepseek_triton_tools.repository.launch_facts import START_SCRIPT
 from deepseek_triton_tools.repository.serving_facts import serving_of
 from deepseek_triton_tools.tool_errors import CheckpointError

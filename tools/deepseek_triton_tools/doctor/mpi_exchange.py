@@ -9,19 +9,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_tools.doctor import exchanging_rank
-from deepseek_triton_tools.doctor.hosts import HostResult, Ssh
-from deepseek_triton_tools.doctor.machine.capabilities import MPIRUN, SERVE
-from deepseek_triton_tools.doctor.machine.checks import mpi_setup
-from deepseek_triton_tools.doctor.machine.expected import Expected
-from deepseek_triton_tools.doctor.machine.machine import Done, Machine
-from deepseek_triton_tools.doctor.machine.machine_finding import (
+from deepseek_triton_tools.doctor import exchanging_rank, mpi
+from deepseek_triton_tools.doctor.findings import (
+    MPIRUN,
+    SERVE,
+    Expected,
     MachineFinding,
     Reported,
     error_or_note,
     ok,
     skipped,
 )
+from deepseek_triton_tools.doctor.hosts import HostResult, Ssh
+from deepseek_triton_tools.doctor.machine import Done, Machine
 
 PATIENCE_S = 10
 """For the exchange itself. A rank ends after twice as long, mpirun after three times."""
@@ -88,7 +88,7 @@ def exchange_findings(
 def _why_not(visits: Sequence[HostResult], machine: Machine, ssh: Ssh) -> MachineFinding | None:
     if unreached := [visit.host for visit in visits if visit.report is None]:
         return skipped(f"no report from {', '.join(unreached)}")
-    found = mpi_setup.mpi_version(machine)
+    found = mpi.mpi_version(machine)
     if found is None:
         return skipped("there is no mpirun on this machine; run doctor in the container, which has it")
     if found[0] != "Open MPI":
@@ -120,7 +120,7 @@ class Mpirun:
         return words[:-1]
 
     def exchange(self, hosts: Sequence[str]) -> RankExchange:
-        done = self.machine.run(*self.command(hosts), timeout_s=3 * self.patience_s, environ=mpi_setup.AS_ROOT)
+        done = self.machine.run(*self.command(hosts), timeout_s=3 * self.patience_s, environ=mpi.AS_ROOT)
         return RankExchange(hosts, done, {step["host"]: step for step in _steps(done.out)})
 
 
@@ -144,9 +144,9 @@ def _finding(mpirun: Mpirun, hosts: Sequence[str]) -> MachineFinding:
         cause = "the ranks have found each other, but their data connection does not work"
         return error_or_note(expected, result, cause, _NETWORK)
     why = next((step["why"] for step in exchange.steps.values() if step["step"] == "failed"), "")
-    failure = mpi_setup.explain(replace(exchange.done, err=f"{exchange.done.err}\n{why}"))
-    result = f"{_where(exchange)}; {why or mpi_setup.failed('mpirun', exchange.done)}{_alone(mpirun, hosts)}"
-    if failure in mpi_setup.KNOWN_FAILURES:
+    failure = mpi.explain(replace(exchange.done, err=f"{exchange.done.err}\n{why}"))
+    result = f"{_where(exchange)}; {why or mpi.failed('mpirun', exchange.done)}{_alone(mpirun, hosts)}"
+    if failure in mpi.KNOWN_FAILURES:
         return error_or_note(expected, result, failure.cause, failure.fix)
     if exchange.without_rank():
         cause = "mpirun could not start its daemon there, or the daemon can't connect back to mpirun"

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from deepseek_triton_tools.doctor.hosts import HostResult
-from deepseek_triton_tools.doctor.machine.tuning.setting import MachineSetting, SettingState
+from deepseek_triton_tools.doctor.tuning import MachineSetting, SettingState
 from deepseek_triton_tools.terminal.tables import paragraph, styled
 
 SCHEMA = "deepseek-triton/tune/1"

@@ -9,7 +9,7 @@ from pathlib import Path
 from deepseek_triton_build.catalog import is_for_every_rank
 from deepseek_triton_build.text import safe_name
 from deepseek_triton_tools.doctor.hosts import is_here
-from deepseek_triton_tools.doctor.machine.machine import Machine
+from deepseek_triton_tools.doctor.machine import Machine
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.start_script import missing_programs, run_script, server_environment
 from deepseek_triton_tools.launching.vllm_nodes import nodes_by_hand

@@ -6,12 +6,9 @@
 The verbs are `deepseek-triton warm files`, `report` and `evict`; docs/warm.md explains them.
 """
 
-from deepseek_triton_tools.warming.checkpoint.survey import Survey, take_survey
-from deepseek_triton_tools.warming.checkpoint.warm_options import Share, WarmOptions
-from deepseek_triton_tools.warming.damage_check import examine
+from deepseek_triton_tools.warming.survey import Share, Survey, WarmOptions, take_survey
 from deepseek_triton_tools.warming.transfer import Problem
-from deepseek_triton_tools.warming.warm_files import WarmResult, warm
-from deepseek_triton_tools.warming.warm_progress import Stall, WarmProgress
+from deepseek_triton_tools.warming.warm_up import Stall, WarmProgress, WarmResult, examine, warm
 
 __all__ = [
     "Problem",

@@ -1,20 +1,107 @@
-"""Keeping warmed files in the page cache: by locking them, or by watching them and reading again what was evicted."""
+"""What is done with warmed files: locked in the page cache, watched and read again, or evicted from it."""
 
 from __future__ import annotations
 
+import os
+import resource
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.tool_errors import LockError
-from deepseek_triton_tools.warming.checkpoint.survey import Survey, SurveyedFile
-from deepseek_triton_tools.warming.pagecache.locking import LockedFiles, allow_locking
-from deepseek_triton_tools.warming.warm_files import warm
-from deepseek_triton_tools.warming.warm_progress import STAYED_SHARE
+from deepseek_triton_tools.warming import page_cache
+from deepseek_triton_tools.warming.page_cache import evict
+from deepseek_triton_tools.warming.survey import Survey, SurveyedFile
+from deepseek_triton_tools.warming.warm_up import STAYED_SHARE, warm
+
+WINDOW = 2**26
+"""Bytes of one call: 64 MiB. A call reads what is not resident yet, and no signal interrupts it."""
+_CAP_IPC_LOCK = 14
+"""Number of the capability's bit in CapEff of /proc/self/status (linux/capability.h)."""
+_FIX = (
+    "allow it with ulimit -l unlimited in a shell, LimitMEMLOCK=infinity in a systemd unit, --cap-add IPC_LOCK for a "
+    "container, or hold by --hold=watch"
+)
+
+
+class LockedFiles:
+    """Files that are mapped and locked until `close`. Their page tables take 2 MiB for each GiB."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        """Bytes that are locked."""
+        self._mappings: list[tuple[int, int]] = []
+        """(address, length) of each mapping."""
+
+    def lock(self, paths: Iterable[Path], stop: threading.Event) -> None:
+        """Lock the files, one after the other, until all are locked or `stop` is set.
+
+        :raises LockError: when this process may not lock that much, or a file can't be mapped.
+        """
+        for path in paths:
+            try:
+                address, size = self._map(path)
+            except OSError as error:
+                raise LockError(f"{path}: can't be mapped, which is needed to lock it: {error.strerror}") from error
+            for offset in range(0, size, WINDOW):
+                if stop.is_set():
+                    return
+                self._lock_window(path, address + offset, min(WINDOW, size - offset))
+
+    def _map(self, path: Path) -> tuple[int, int]:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe in its place must not block
+        try:
+            size = os.fstat(fd).st_size
+            if not size:
+                return 0, 0
+            address = page_cache.map_file(fd, 0, size)
+        finally:
+            os.close(fd)  # the mapping stays
+        self._mappings.append((address, size))
+        return address, size
+
+    def _lock_window(self, path: Path, address: int, length: int) -> None:
+        try:
+            page_cache.lock(address, length)
+        except OSError as error:
+            locked = f"{sized(self.size)} were locked, then {path.name} could not be: {error.strerror}"
+            raise LockError(f"{locked}; {_limits()}; {_FIX}") from error
+        self.size += length
+
+    def close(self) -> None:
+        for address, size in self._mappings:
+            page_cache.unmap(address, size)
+        self._mappings.clear()
+
+
+def allow_locking(size: int) -> None:
+    """Raise the soft limit on locked memory to the hard one.
+
+    :raises LockError: when `size` bytes are more than the hard limit allows.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
+    if hard != resource.RLIM_INFINITY and hard < size and not _may_lock_all():
+        raise LockError(f"locking {sized(size)} needs a higher limit: {_limits()}; {_FIX}")
+
+
+def _limits() -> str:
+    _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    limit = "unlimited" if hard == resource.RLIM_INFINITY else sized(hard)
+    return f"RLIMIT_MEMLOCK is {limit}, CAP_IPC_LOCK is {'there' if _may_lock_all() else 'not there'}"
+
+
+def _may_lock_all() -> bool:
+    """Whether no limit holds. In a user namespace the kernel lists CAP_IPC_LOCK but does not honour it."""
+    status = Path("/proc/self/status").read_text()
+    [effective] = [line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")]
+    return bool(int(effective, 16) >> _CAP_IPC_LOCK & 1)
+
 
 HoldMode = Literal["auto", "lock", "watch"]
 
@@ -168,3 +255,67 @@ class _Watch:
     def _notify(self, evicted: dict[SurveyedFile, int]) -> None:
         resident = self._survey.chosen_size - sum(evicted.values())
         self._observe(Held(mode="watch", resident=resident, rewarmed=self._rewarmed, problem=self._problem))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evicted:
+    """One file after the attempt to evict it."""
+
+    path: Path
+    left: int | None
+    """Bytes that are still in the page cache; None: unknown."""
+    reason: str = ""
+    """The reason why some of them stayed, for people."""
+
+
+def evict_all(survey: Survey) -> tuple[Evicted, ...]:
+    """Drop every file of the survey, whatever its share or selection."""
+    done = {each.file.path: _evict(each) for each in survey.files}
+    stayed = [path for path, evicted in done.items() if evicted.left and not evicted.reason]
+    users = _users(stayed) if stayed else {}
+    return tuple(_explained(evicted, users.get(evicted.path, [])) for evicted in done.values())
+
+
+def _evict(each: SurveyedFile) -> Evicted:
+    path = each.file.path
+    if not each.file_system.reading.jobs:
+        reason = f"it lies in memory itself, on {each.file_system.mount.type}"
+        return Evicted(path=path, left=each.file.size, reason=reason)
+    try:
+        return Evicted(path=path, left=evict(path))
+    except OSError as error:
+        return Evicted(path=path, left=None, reason=f"can't be opened: {error.strerror}")
+
+
+def _explained(evicted: Evicted, users: list[str]) -> Evicted:
+    if evicted.reason or not evicted.left:
+        return evicted
+    by = f"mapped by {', '.join(users)}" if users else "mapped or locked by a process, or not written back yet"
+    return Evicted(path=evicted.path, left=evicted.left, reason=f"{sized(evicted.left)} stayed: {by}")
+
+
+def _users(paths: list[Path]) -> Mapping[Path, list[str]]:
+    """The processes that have one of the files mapped, as far as this user may see them."""
+    by_name = {str(path.resolve()): path for path in paths}
+    users: dict[Path, list[str]] = {}
+    for pid, name, maps in _processes():
+        for path in {by_name[mapped] for mapped in _mapped_files(maps) if mapped in by_name}:
+            users.setdefault(path, []).append(f"{name} ({pid})")
+    return users
+
+
+def _processes() -> Iterator[tuple[str, str, str]]:
+    """(pid, name, content of /proc/<pid>/maps) of each process."""
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            yield pid, Path("/proc", pid, "comm").read_text().strip(), Path("/proc", pid, "maps").read_text()
+        except OSError:  # it has ended, or belongs to another user
+            continue
+
+
+def _mapped_files(maps: str) -> Iterator[str]:
+    """The file names in /proc/<pid>/maps, which are its sixth column (proc(5))."""
+    for line in maps.splitlines():
+        columns = line.split(maxsplit=5)
+        if len(columns) == 6:
+            yield columns[5]

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deepseek_triton_tools.tool_errors import ToolError
-from deepseek_triton_tools.warming.checkpoint.checksums import Checksum
-from deepseek_triton_tools.warming.checkpoint.survey import SurveyedFile
-from deepseek_triton_tools.warming.pagecache.reading import STEP, FileReader, Sink
-from deepseek_triton_tools.warming.pagecache.residency import ResidentFile
+from deepseek_triton_tools.warming.checksums import Checksum
+from deepseek_triton_tools.warming.page_cache import ResidentFile
+from deepseek_triton_tools.warming.reading import STEP, FileReader, Sink
+from deepseek_triton_tools.warming.survey import SurveyedFile
 
 SEGMENT = 2**28
 """Bytes of a file that one thread takes at a time: 256 MiB."""

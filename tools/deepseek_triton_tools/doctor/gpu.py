@@ -1,16 +1,15 @@
-"""GPUs, by nvidia-smi: which there are, whether they are healthy, and who holds their memory."""
+"""GPUs, by nvidia-smi: which there are, how they are linked, whether they are healthy, and who holds their memory."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from deepseek_triton_tools.doctor.machine import nvidia_smi
-from deepseek_triton_tools.doctor.machine.checks.software import container_tag
-from deepseek_triton_tools.doctor.machine.expected import VLLM, Expected
-from deepseek_triton_tools.doctor.machine.machine import Machine
-from deepseek_triton_tools.doctor.machine.machine_finding import (
+from deepseek_triton_tools.doctor.findings import (
+    VLLM,
+    Expected,
     MachineFinding,
     error,
     error_or_note,
@@ -20,7 +19,172 @@ from deepseek_triton_tools.doctor.machine.machine_finding import (
     warning,
     warning_or_note,
 )
-from deepseek_triton_tools.doctor.machine.versions import is_before
+from deepseek_triton_tools.doctor.machine import NOT_FOUND, Done, Machine
+from deepseek_triton_tools.doctor.software import container_tag
+from deepseek_triton_tools.doctor.versions import is_before
+
+_FORMAT = "--format=csv,noheader,nounits"
+_BASIC = (
+    "index",
+    "name",
+    "memory.total",
+    "memory.used",
+    "compute_cap",
+    "driver_version",
+    "persistence_mode",
+    "mig.mode.current",
+)
+_HEALTH = (
+    "ecc.errors.uncorrected.volatile.total",
+    "remapped_rows.pending",
+    "remapped_rows.failure",
+    "fabric.state",
+    "fabric.status",
+)
+"""Drivers before R535 don't know all of these fields. One unknown field makes nvidia-smi refuse the whole query."""
+_UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
+_LOST_WORDS = ("[GPU is lost]", "[GPU requires reset]")
+"""Any field of a GPU may hold one of these when the GPU no longer answers."""
+_ERROR_WORDS = re.compile("lost|mismatch|rror|ailed|[Uu]nable")
+_MAX_MESSAGE = 160
+"""Characters of a message of nvidia-smi that are shown."""
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+NO_ANSWER = "no answer before its deadline"
+
+
+class NoGpusError(Exception):
+    """nvidia-smi is missing, or it names no GPU. The text is what it said."""
+
+    def __init__(self, message: str, *, is_missing: bool) -> None:
+        super().__init__(message)
+        self.is_missing = is_missing
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstalledGpu:
+    index: int
+    name: str
+    """Such as `NVIDIA H200`."""
+    memory_mib: int
+    used_mib: int
+    compute_capability: str
+    """Such as `9.0`."""
+    driver: str
+    is_persistent: bool | None
+    """None when nvidia-smi doesn't tell."""
+    is_mig: bool
+    lost: str | None = None
+    """`[GPU is lost]` or `[GPU requires reset]` when it no longer answers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuProcess:
+    """A process that holds memory of a GPU."""
+
+    pid: int
+    name: str
+    used_mib: int | None
+
+
+def gpus(machine: Machine) -> Sequence[InstalledGpu]:
+    """:raises NoGpusError: when none is seen."""
+    return [_gpu(row) for row in _query(machine, _BASIC)]
+
+
+def error_line(machine: Machine) -> str | None:
+    """Return what nvidia-smi says, beside the rows of the GPUs it sees, about a GPU that it can't reach."""
+    done = machine.run("nvidia-smi", f"--query-gpu={','.join(_BASIC)}", _FORMAT)
+    return next((line.strip()[:_MAX_MESSAGE] for line in done.out.splitlines() if _ERROR_WORDS.search(line)), None)
+
+
+def health(machine: Machine) -> Sequence[Mapping[str, str]]:
+    """Return one mapping for each GPU: field -> value, without the fields that it doesn't tell.
+
+    :raises NoGpusError: when no GPU is seen, or the driver refuses the query.
+    """
+    fields: tuple[str, ...] = _HEALTH
+    while fields:
+        done = machine.run("nvidia-smi", f"--query-gpu={','.join(('index', *fields))}", _FORMAT)
+        unknown = _UNKNOWN_FIELD.search(done.out + done.err)
+        if done.code == 0 or unknown is None or unknown[1] not in fields:
+            break
+        fields = tuple(field for field in fields if field != unknown[1])
+    rows = _query(machine, ("index", *fields))
+    return [{name: value for name, value in row.items() if not _is_unknown(value)} for row in rows]
+
+
+def gpu_processes(machine: Machine) -> Sequence[GpuProcess]:
+    done = machine.run("nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", _FORMAT)
+    rows = [[cell.strip() for cell in line.split(",")] for line in done.out.splitlines()] if done.code == 0 else []
+    return [
+        GpuProcess(pid=int(pid), name=", ".join(name), used_mib=int(used) if used.isdecimal() else None)
+        for pid, *name, used in (row for row in rows if len(row) >= 3)
+        if pid.isdecimal()
+    ]
+
+
+def links(machine: Machine) -> Mapping[tuple[int, int], str]:
+    """Return how each two GPUs are joined: `NV18`, `PIX`, `PHB`, `SYS` and so on; {} when it doesn't tell."""
+    done = machine.run("nvidia-smi", "topo", "-m")
+    return parse_topology(done.out) if done.code == 0 else {}
+
+
+def parse_topology(text: str) -> Mapping[tuple[int, int], str]:
+    rows = [_ESCAPE.sub("", line).split() for line in text.splitlines()]
+    columns = next(([name for name in row if re.fullmatch(r"GPU\d+", name)] for row in rows if row), [])
+    found = {}
+    for row in rows:
+        if len(row) > len(columns) and row[0] in columns and row[1:] != columns[1:]:
+            first = int(row[0][3:])
+            for name, link in zip(columns, row[1:], strict=False):
+                second = int(name[3:])
+                if first < second:
+                    found[first, second] = link
+    return found
+
+
+def _query(machine: Machine, fields: Sequence[str]) -> Sequence[Mapping[str, str]]:
+    done = machine.run("nvidia-smi", f"--query-gpu={','.join(fields)}", _FORMAT)
+    if done.code != 0:
+        raise NoGpusError(_message(done), is_missing=done.code == NOT_FOUND)
+    rows = [[cell.strip() for cell in line.split(",")] for line in done.out.splitlines() if line.strip()]
+    whole = [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
+    if not whole:
+        raise NoGpusError(_message(done), is_missing=False)
+    return whole
+
+
+def _message(done: Done) -> str:
+    """Return the line that tells most: rows of the GPUs that still answer may come before it."""
+    if done.code is None:
+        return NO_ANSWER
+    lines = [line.strip() for line in f"{done.out}\n{done.err}".splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR_WORDS.search(line)] or lines
+    return errors[0][:_MAX_MESSAGE] if errors else f"it names no GPU, and ended with {done.code}"
+
+
+def _gpu(row: Mapping[str, str]) -> InstalledGpu:
+    persistence = row["persistence_mode"]
+    return InstalledGpu(
+        index=_number(row["index"]),
+        name=row["name"],
+        memory_mib=_number(row["memory.total"]),
+        used_mib=_number(row["memory.used"]),
+        compute_capability=row["compute_cap"],
+        driver=row["driver_version"],
+        is_persistent=None if _is_unknown(persistence) else persistence == "Enabled",
+        is_mig=row["mig.mode.current"] == "Enabled",
+        lost=next((cell for cell in row.values() if cell in _LOST_WORDS), None),
+    )
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+def _is_unknown(value: str) -> bool:
+    return value.strip("[]") in ("N/A", "Not Supported", "Unknown Error", "")
+
 
 _CATALOGUE_NAMES: Sequence[tuple[str, Callable[[int], bool], tuple[str, ...]]] = (
     (r"GB200", lambda mib: True, ("gb200", "gb200-nvl72")),
@@ -61,7 +225,7 @@ _KNOWN_MESSAGES: Mapping[str, tuple[str, str]] = {
     "GPU is lost": _LOST,
     "requires reset": _LOST,
     "Unable to determine the device handle": _LOST,
-    nvidia_smi.NO_ANSWER: (
+    NO_ANSWER: (
         "the driver hangs, usually because a GPU has failed",
         "look for Xid and NVRM in dmesg; restart the machine",
     ),
@@ -72,8 +236,8 @@ _INSTALL_DRIVER = "install NVIDIA's driver"
 
 def check_gpus(machine: Machine, expected: Expected) -> MachineFinding:
     try:
-        found = nvidia_smi.gpus(machine)
-    except nvidia_smi.NoGpusError as problem:
+        found = gpus(machine)
+    except NoGpusError as problem:
         result = "no nvidia-smi" if problem.is_missing else f"nvidia-smi: {problem}"
         return error_or_note(expected, result, *_why_none(machine, problem))
     seen = gpu_models(found)
@@ -85,7 +249,7 @@ def check_gpus(machine: Machine, expected: Expected) -> MachineFinding:
         return error(seen, f"the repository was made for {expected.gpu}", fix)
     if expected.uses_gpus and wanted and len(found) < wanted:
         needed = f"the repository needs {wanted} on each machine"
-        if words := nvidia_smi.error_line(machine):
+        if words := error_line(machine):
             return error(f"{seen}; nvidia-smi: {words}", f"{needed}; {_LOST[0]}", _LOST[1])
         fix = "make all of them visible (docker --gpus all, NVIDIA_VISIBLE_DEVICES), or build again with fewer --gpus"
         return error(seen, needed, fix)
@@ -97,7 +261,7 @@ def check_gpus(machine: Machine, expected: Expected) -> MachineFinding:
     return ok(f"{seen}, compute capability {found[0].compute_capability}")
 
 
-def catalogue_names(gpu: nvidia_smi.InstalledGpu) -> tuple[str, ...]:
+def catalogue_names(gpu: InstalledGpu) -> tuple[str, ...]:
     """Return the names that the catalogue may have for it."""
     for pattern, fits, names in _CATALOGUE_NAMES:
         if re.search(pattern, gpu.name) and fits(gpu.memory_mib):
@@ -106,17 +270,17 @@ def catalogue_names(gpu: nvidia_smi.InstalledGpu) -> tuple[str, ...]:
 
 
 def driver_version(machine: Machine) -> str:
-    """:raises nvidia_smi.NoGpusError: when no GPU is seen."""
-    return nvidia_smi.gpus(machine)[0].driver
+    """:raises NoGpusError: when no GPU is seen."""
+    return gpus(machine)[0].driver
 
 
-def gpu_models(found: Sequence[nvidia_smi.InstalledGpu]) -> str:
+def gpu_models(found: Sequence[InstalledGpu]) -> str:
     """Return such as `8 x NVIDIA H200, 143771 MiB`."""
     models = Counter((gpu.name, gpu.memory_mib) for gpu in found)
     return "; ".join(f"{count} x {name}, {mib} MiB" for (name, mib), count in models.items())
 
 
-def _why_none(machine: Machine, problem: nvidia_smi.NoGpusError) -> tuple[str, str]:
+def _why_none(machine: Machine, problem: NoGpusError) -> tuple[str, str]:
     """Return cause and fix."""
     for words, why in _KNOWN_MESSAGES.items():
         if words in str(problem):
@@ -161,11 +325,11 @@ def check_driver(machine: Machine, expected: Expected) -> MachineFinding:
 
 def check_memory(machine: Machine, expected: Expected) -> MachineFinding:
     """Check that no process holds memory of a GPU."""
-    used = [gpu for gpu in nvidia_smi.gpus(machine) if gpu.used_mib > _IDLE_MIB]
+    used = [gpu for gpu in gpus(machine) if gpu.used_mib > _IDLE_MIB]
     if not used:
         return ok("free")
     result = f"{sum(gpu.used_mib for gpu in used)} MiB of {_listed([gpu.index for gpu in used])} held"
-    cause, fix = _who_holds_memory(machine, nvidia_smi.gpu_processes(machine))
+    cause, fix = _who_holds_memory(machine, gpu_processes(machine))
     if expected.uses_gpus and any(gpu.used_mib > _MUCH * gpu.memory_mib for gpu in used):
         return error(result, cause, fix)
     return warning_or_note(expected, result, cause, fix)
@@ -175,7 +339,7 @@ def _listed(indices: Iterable[int | str]) -> str:
     return "GPU " + ", ".join(map(str, indices))
 
 
-def _who_holds_memory(machine: Machine, processes: Sequence[nvidia_smi.GpuProcess]) -> tuple[str, str]:
+def _who_holds_memory(machine: Machine, processes: Sequence[GpuProcess]) -> tuple[str, str]:
     """Return cause and fix."""
     if not processes:
         return (
@@ -197,10 +361,10 @@ def _who_holds_memory(machine: Machine, processes: Sequence[nvidia_smi.GpuProces
 
 
 def check_health(machine: Machine, expected: Expected) -> MachineFinding:
-    nvidia_smi.gpus(machine)  # without GPUs there is nothing to check
+    gpus(machine)  # without GPUs there is nothing to check
     try:
-        rows = nvidia_smi.health(machine)
-    except nvidia_smi.NoGpusError as problem:
+        rows = health(machine)
+    except NoGpusError as problem:
         return skipped(f"nvidia-smi: {problem}")
     unhealthy: dict[tuple[str, str], list[str]] = {}
     for row in rows:
@@ -234,7 +398,7 @@ def _faults(row: Mapping[str, str]) -> Sequence[tuple[str, str]]:
 
 
 def check_mig(machine: Machine, expected: Expected) -> MachineFinding:
-    split = [gpu.index for gpu in nvidia_smi.gpus(machine) if gpu.is_mig]
+    split = [gpu.index for gpu in gpus(machine) if gpu.is_mig]
     if not split:
         return ok("off")
     cause = "a MIG slice has only a part of the GPU's memory, and no NVLink to other GPUs"
@@ -242,14 +406,14 @@ def check_mig(machine: Machine, expected: Expected) -> MachineFinding:
 
 
 def check_links(machine: Machine, expected: Expected) -> MachineFinding:
-    if len(nvidia_smi.gpus(machine)) < 2:
+    if len(gpus(machine)) < 2:
         return skipped("one GPU")
-    joined = nvidia_smi.links(machine)
+    joined = links(machine)
     if not joined:
         return skipped("nvidia-smi topo -m says nothing")
-    links = Counter(joined.values())
-    result = ", ".join(f"{count} pair{'s' if count > 1 else ''} {link}" for link, count in sorted(links.items()))
-    if all(link.startswith("NV") for link in links):
+    kinds = Counter(joined.values())
+    result = ", ".join(f"{count} pair{'s' if count > 1 else ''} {link}" for link, count in sorted(kinds.items()))
+    if all(link.startswith("NV") for link in kinds):
         return ok(result)
     slower = "the all-reduce of each step goes over PCIe, which is several times slower"
     cause = f"some GPUs are not joined by NVLink: {slower}"
@@ -258,7 +422,7 @@ def check_links(machine: Machine, expected: Expected) -> MachineFinding:
 
 
 def check_persistence(machine: Machine, expected: Expected) -> MachineFinding:
-    off = [gpu.index for gpu in nvidia_smi.gpus(machine) if gpu.is_persistent is False]
+    off = [gpu.index for gpu in gpus(machine) if gpu.is_persistent is False]
     if not off:
         return ok("on")
     cause = "the driver unloads when the last program ends, and loading it again takes seconds for each GPU"

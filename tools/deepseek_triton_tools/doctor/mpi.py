@@ -6,9 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deepseek_triton_tools.doctor.machine.expected import Expected
-from deepseek_triton_tools.doctor.machine.machine import Done, Machine
-from deepseek_triton_tools.doctor.machine.machine_finding import (
+from deepseek_triton_tools.doctor.findings import (
+    Expected,
     MachineFinding,
     error,
     error_or_note,
@@ -17,7 +16,8 @@ from deepseek_triton_tools.doctor.machine.machine_finding import (
     skipped,
     warning,
 )
-from deepseek_triton_tools.doctor.machine.versions import version_numbers
+from deepseek_triton_tools.doctor.machine import Done, Machine
+from deepseek_triton_tools.doctor.versions import version_numbers
 
 _DEADLINE_S = 5
 AS_ROOT = {"OMPI_ALLOW_RUNAS_ROOT": "1", "OMPI_ALLOW_RUNAS_ROOT_CONFIRM": "1"}

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from deepseek_triton_tools.doctor.machine.checks.process_limits import SHM
-from deepseek_triton_tools.doctor.machine.checks.software import STUB
-from deepseek_triton_tools.doctor.machine.expected import Expected
-from deepseek_triton_tools.doctor.machine.machine import Done, HostProcess, Machine
-from deepseek_triton_tools.doctor.machine.machine_finding import MachineFinding, note, ok, warning
+from deepseek_triton_tools.doctor.findings import Expected, MachineFinding, note, ok, warning
+from deepseek_triton_tools.doctor.machine import Done, HostProcess, Machine
+from deepseek_triton_tools.doctor.software import STUB
+from deepseek_triton_tools.doctor.system import SHM
 
 _SUPERVISOR = "supervise.py"
 _REGION_PREFIX = "deepseek_triton_"

@@ -7,9 +7,8 @@ import json
 import os.path
 from collections.abc import Iterator, Mapping, Sequence
 
-from deepseek_triton_tools.doctor.machine.expected import Expected
-from deepseek_triton_tools.doctor.machine.machine import Machine
-from deepseek_triton_tools.doctor.machine.machine_finding import (
+from deepseek_triton_tools.doctor.findings import (
+    Expected,
     MachineFinding,
     error,
     ok,
@@ -17,6 +16,7 @@ from deepseek_triton_tools.doctor.machine.machine_finding import (
     warning,
     warning_or_note,
 )
+from deepseek_triton_tools.doctor.machine import Machine
 from deepseek_triton_tools.host.units import sized
 
 GIB = 2**30

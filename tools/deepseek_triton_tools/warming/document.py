@@ -7,10 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles
-from deepseek_triton_tools.warming.checkpoint.survey import Survey, SurveyedFile
-from deepseek_triton_tools.warming.evicting import Evicted
-from deepseek_triton_tools.warming.pagecache.residency import known_sum
-from deepseek_triton_tools.warming.report.report import (
+from deepseek_triton_tools.warming.hold import Evicted
+from deepseek_triton_tools.warming.page_cache import known_sum
+from deepseek_triton_tools.warming.report import (
     engine_prefetches,
     file_systems,
     files_to_show,
@@ -18,7 +17,8 @@ from deepseek_triton_tools.warming.report.report import (
     lacking,
     remedies,
 )
-from deepseek_triton_tools.warming.warm_files import WarmResult
+from deepseek_triton_tools.warming.survey import Survey, SurveyedFile
+from deepseek_triton_tools.warming.warm_up import WarmResult
 
 SCHEMA = "deepseek-triton/warm/1"
 

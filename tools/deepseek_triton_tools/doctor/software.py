@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-from deepseek_triton_tools.doctor.machine.expected import VLLM, Expected
-from deepseek_triton_tools.doctor.machine.known_bad import CONTAINER, BadCombination, find_bad_combinations
-from deepseek_triton_tools.doctor.machine.machine import Machine
-from deepseek_triton_tools.doctor.machine.machine_finding import (
+from deepseek_triton_tools.doctor.findings import (
+    VLLM,
+    Expected,
     MachineFinding,
     error,
     error_or_note,
@@ -16,7 +15,14 @@ from deepseek_triton_tools.doctor.machine.machine_finding import (
     skipped,
     warning,
 )
-from deepseek_triton_tools.doctor.machine.versions import is_before, version_numbers
+from deepseek_triton_tools.doctor.machine import Machine
+from deepseek_triton_tools.doctor.versions import (
+    CONTAINER,
+    BadCombination,
+    find_bad_combinations,
+    is_before,
+    version_numbers,
+)
 from deepseek_triton_tools.host.preflight import NEWEST_PYTHON, OLDEST_GLIBC, OLDEST_PYTHON
 from deepseek_triton_tools.host.tritonserver import CONTAINER_BINARY
 from deepseek_triton_tools.pages import install_extra

@@ -1,8 +1,8 @@
-"""The survey that a warm-up begins with: the files, their file systems, what is in memory already, and what fits."""
+"""The options of a warm-up."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,9 +12,70 @@ from deepseek_triton_build.check import Finding
 from deepseek_triton_tools.host.host_memory import BUDGET_SHARE, HostMemory, read_host_memory
 from deepseek_triton_tools.host.mounts import read_mounts
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, WeightFile, find_checkpoints
-from deepseek_triton_tools.warming.checkpoint.warm_options import Share, WarmOptions
-from deepseek_triton_tools.warming.pagecache.filesystem import FileSystem, file_system_of
-from deepseek_triton_tools.warming.pagecache.residency import ResidentFile, known_sum
+from deepseek_triton_tools.warming.filesystem import FileSystem, file_system_of
+from deepseek_triton_tools.warming.page_cache import ResidentFile, known_sum
+
+MOST_JOBS = 64
+"""Each job is a thread with an open file. No storage is faster with more of them."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """This process's part of a node's work: share `index` of `count`, counted from 1."""
+
+    index: int = 1
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.index <= self.count:
+            raise ValueError(f"expected a share K/N with K from 1 to N, got {self.index}/{self.count}")
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmOptions:
+    """`jobs`, `budget` and `rate_limit` are for the whole node, whatever its number of shares.
+
+    :raises ValueError: lists everything that is wrong.
+    """
+
+    share: Share = Share()
+    jobs: int | None = None
+    """Windows of files that this node reads at once. None: the number that suits the file system."""
+    budget: int | None = None
+    """Bytes of weights that may lie in this node's page cache. None: what fits the available memory."""
+    rate_limit: int | None = None
+    """Bytes a second that this node may read. None: no limit."""
+    verify: bool = False
+    """Compute the checksums of the files, where the checkpoint has them."""
+    stall_s: float = 30.0
+    """Seconds without a byte of a file after which the file is reported."""
+    give_up_s: float | None = None
+    """Seconds without a byte of any file after which the warm-up ends. None: it waits, as the engine would."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.share, Share):
+            raise ValueError(f"share: expected a Share, got {self.share!r}")
+        problems = [
+            f"{name}: expected {expected}, got {getattr(self, name)}"
+            for name, (is_allowed, expected) in _LIMITS.items()
+            if getattr(self, name) is not None and not is_allowed(getattr(self, name))
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
+
+
+_LIMITS: Mapping[str, tuple[Callable[[float], bool], str]] = {
+    "jobs": (lambda value: 1 <= value <= MOST_JOBS, f"1 to {MOST_JOBS}"),
+    "budget": (lambda value: value >= 0, "a number of bytes from 0"),
+    "rate_limit": (lambda value: value >= 1, "a number of bytes from 1"),
+    "stall_s": (lambda value: value > 0, "a number of seconds above 0"),
+    "give_up_s": (lambda value: value > 0, "a number of seconds above 0"),
+}
+"""Field -> the test that its value has to pass unless it is None, and that test in words."""
+
 
 Selection = Literal["chosen", "too much", "other share", "damaged"]
 """This process warms the file; it does not fit the budget; another process warms it; or it is damaged."""

@@ -15,7 +15,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from deepseek_triton_tools.warming.pagecache.filesystem import FileSystem
+from deepseek_triton_tools.warming.filesystem import FileSystem
 
 STEP = 2**23
 """Bytes of one call, between updates of the progress: 8 MiB. With smaller steps threads wait more for Python's lock."""

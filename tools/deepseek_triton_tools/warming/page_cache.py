@@ -1,23 +1,101 @@
-"""Page cache residency: which bytes of a file are in the page cache.
-
-The kernel is asked by cachestat(2) where it has that call and answers truly, else by mincore(2). cachestat answers
-wrongly for a file on an overlay, whose pages belong to the file beneath; mincore, which asks about a mapping, answers
-rightly. But for a file of another user mincore says that every page is resident (since Linux 5.2), so it is tried first
-on a page that can't be resident. Pages that are still being read count as resident for cachestat, and not for mincore.
-"""
+"""System calls about the page cache that Python does not have. All raise OSError with the kernel's errno."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import mmap
 import os
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from deepseek_triton_tools.warming.pagecache import linux
-from deepseek_triton_tools.warming.pagecache.linux import PAGE_SIZE
+PAGE_SIZE = mmap.PAGESIZE
+"""Bytes of a page: 4096 on x86-64, 65536 on some aarch64 kernels."""
+
+_CACHESTAT = 451
+"""Number of the system call, the same on every architecture; since Linux 6.5."""
+_EVEN_BYTES = bytes(range(0, 256, 2))
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int64,  # off_t; only 64-bit architectures are supported
+)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+_libc.mlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.fstatfs.argtypes = (ctypes.c_int, ctypes.c_char_p)
+
+
+def count_cached_pages(fd: int, offset: int, length: int) -> int:
+    """Pages of the range that are in the page cache, including pages that are still being read, by cachestat(2).
+
+    :param length: bytes, not 0.
+    :raises OSError: ENOSYS before Linux 6.5; EPERM for a file of another user, since about 6.17.
+    """
+    asked = (ctypes.c_uint64 * 2)(offset, length)
+    answer = (ctypes.c_uint64 * 5)()  # cached, dirty, in writeback, evicted, evicted lately
+    flags = ctypes.c_uint(0)
+    _check(_libc.syscall(ctypes.c_long(_CACHESTAT), ctypes.c_uint(fd), asked, answer, flags))
+    return answer[0]
+
+
+def count_core_pages(address: int, length: int) -> int:
+    """Pages of a mapping that are in memory and have been read, by mincore(2).
+
+    When the mapped file belongs to another user, the kernel says that all of them are.
+    """
+    num_pages = -(-length // PAGE_SIZE)
+    answer = ctypes.create_string_buffer(num_pages)
+    _check(_libc.mincore(address, length, answer))
+    return len(answer.raw.translate(None, _EVEN_BYTES))  # the lowest bit of each byte is the answer
+
+
+def map_file(fd: int, offset: int, length: int) -> int:
+    """Map a range of the file, shared and for reading, and return the address. The range may lie beyond the file's end.
+
+    :param offset: a multiple of PAGE_SIZE.
+    """
+    address = _libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, offset)
+    if address == _MAP_FAILED:
+        _check(-1)
+    return int(address)
+
+
+def unmap(address: int, length: int) -> None:
+    _check(_libc.munmap(address, length))
+
+
+def lock(address: int, length: int) -> None:
+    """Bring a mapping into memory and lock it there, by mlock(2).
+
+    :raises OSError: ENOMEM or EPERM where RLIMIT_MEMLOCK or a cgroup does not allow that much.
+    """
+    _check(_libc.mlock(address, length))
+
+
+def file_system_magic(fd: int) -> int:
+    """The magic number of the file system that an open file lies on (linux/magic.h), by fstatfs(2)."""
+    answer = ctypes.create_string_buffer(256)  # struct statfs has 120 bytes and begins with the magic number
+    _check(_libc.fstatfs(fd, answer))
+    return ctypes.c_uint32.from_buffer(answer).value
+
+
+def _check(status: int) -> None:
+    if status == -1:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
 
 WINDOW = 2**26
 """Bytes of a file that mincore is asked about at once: 64 MiB, for which it answers with 16 KiB."""
@@ -68,7 +146,7 @@ class ResidentFile:
 
     def _num_pages(self, begin: int, end: int) -> int:
         if self.method == "cachestat":
-            return linux.count_cached_pages(self.fd, begin, end - begin)
+            return count_cached_pages(self.fd, begin, end - begin)
         windows = ((at, min(WINDOW, end - at)) for at in range(begin, end, WINDOW))
         return sum(_num_core_pages(self.fd, offset, length) for offset, length in windows)
 
@@ -103,7 +181,7 @@ def _write_back(fd: int) -> None:
 
 
 def _method(fd: int) -> Literal["cachestat", "mincore"] | None:
-    magic = linux.file_system_magic(fd)
+    magic = file_system_magic(fd)
     if magic in _OWN_CACHES or not stat.S_ISREG(os.fstat(fd).st_mode):
         return None
     if magic != _OVERLAY and _answers_cachestat(fd):
@@ -113,7 +191,7 @@ def _method(fd: int) -> Literal["cachestat", "mincore"] | None:
 
 def _answers_cachestat(fd: int) -> bool:
     try:
-        linux.count_cached_pages(fd, 0, 1)
+        count_cached_pages(fd, 0, 1)
     except OSError:  # an older kernel, a file of another user, or a filter of system calls
         return False
     return True
@@ -130,13 +208,13 @@ def _answers_mincore(fd: int) -> bool:
 
 def _num_core_pages(fd: int, offset: int, length: int) -> int:
     with _mapped(fd, offset, length) as address:
-        return linux.count_core_pages(address, length)
+        return count_core_pages(address, length)
 
 
 @contextlib.contextmanager
 def _mapped(fd: int, offset: int, length: int) -> Iterator[int]:
-    address = linux.map_file(fd, offset, length)
+    address = map_file(fd, offset, length)
     try:
         yield address
     finally:
-        linux.unmap(address, length)
+        unmap(address, length)

@@ -1,1 +1,0 @@
-"""The checks of one machine. Standard library and `host/` only: `doctor` sends this folder to other hosts."""

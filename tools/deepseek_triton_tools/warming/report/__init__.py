@@ -1,1 +1,0 @@
-"""The output of a survey and a warm-up: for people, for logs and for programs."""

@@ -1,0 +1,408 @@
+"""Bringing the files of a survey into the page cache, and the progress meanwhile.
+
+Indexes and headers are checked while the files are being read. That takes a third of a second for DeepSeek's 92,000
+tensors, and longer where the storage is slow. The warm-up does not wait for it, and reads no more of a file that the
+check has found damaged.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from deepseek_triton_build.check import Finding
+from deepseek_triton_tools.repository.checkpoint_files import find_damage
+from deepseek_triton_tools.warming.checksums import Checksum, expected_checksums
+from deepseek_triton_tools.warming.page_cache import known_sum
+from deepseek_triton_tools.warming.survey import Survey, SurveyedFile, with_findings
+from deepseek_triton_tools.warming.transfer import Problem, Transfer
+
+
+class DamageCheck:
+    """A thread that checks the checkpoints of `survey`, and calls `on_damage` for each damaged file."""
+
+    def __init__(self, survey: Survey, on_damage: Callable[[Problem], None]) -> None:
+        self.problems: list[Problem] = []
+        self.ended = threading.Event()
+        self.error: BaseException | None = None
+        """The error that ended the thread before its time: a bug."""
+        self.path = survey.checkpoints[0].folder if survey.checkpoints else Path()
+        """The file or folder that it reads now."""
+        self.since_s = time.monotonic()
+        """Time when it began with `path`."""
+        self.thread_id = 0
+        """The kernel's number of the thread."""
+        self._survey = survey
+        self._on_damage = on_damage
+        self._findings: dict[Path, list[Finding]] = {}
+        """Folder of a checkpoint -> its findings."""
+
+    def start(self) -> None:
+        # A daemon, like the threads that read: storage that does not answer must not keep the process alive.
+        threading.Thread(target=self._run, name="warm-check", daemon=True).start()
+
+    def examined(self) -> Survey:
+        """The survey with the findings so far."""
+        return with_findings(self._survey, self._findings)
+
+    def _run(self) -> None:
+        self.thread_id = threading.get_native_id()
+        try:
+            for checkpoint in self._survey.checkpoints:
+                for finding in find_damage(checkpoint, self._begin_file):
+                    self._findings.setdefault(checkpoint.folder, []).append(finding)
+                    if finding.severity == "error":
+                        self._report(finding)
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            self.ended.set()
+
+    def _begin_file(self, path: Path) -> None:
+        self.path, self.since_s = path, time.monotonic()
+
+    def _report(self, finding: Finding) -> None:
+        problem = Problem(path=Path(finding.file), message=finding.message, fix=finding.fix)
+        self.problems.append(problem)
+        self._on_damage(problem)
+
+
+def examine(survey: Survey) -> Survey:
+    """`survey` with the findings about its checkpoints; damaged files are no longer chosen."""
+    return with_findings(survey, {each.folder: list(find_damage(each)) for each in survey.checkpoints})
+
+
+_TICK_S = 0.1
+_STOP_PATIENCE_S = 2.0
+"""Seconds that an answer may take once the warm-up is to stop."""
+
+Residency = Mapping[Path, int | None]
+"""File -> bytes of it in the page cache; None: unknown."""
+
+
+class ResidencyQuery:
+    """One query, begun at once in a daemon thread."""
+
+    def __init__(self, files: Sequence[SurveyedFile]) -> None:
+        self.ended = threading.Event()
+        self.answer: Residency = {}
+        """Complete when `ended` is set."""
+        self._files = files
+        threading.Thread(target=self._run, name="warm-residency", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.answer = {each.file.path: each.ask_resident() for each in self._files}
+        finally:
+            self.ended.set()
+
+
+def ask_residency(files: Sequence[SurveyedFile], *, stop: threading.Event, limit_s: float | None) -> Residency:
+    """The residency of each file. All are unknown after `limit_s`, or two seconds after `stop`, without an answer."""
+    query, started = ResidencyQuery(files), time.monotonic()
+    while not query.ended.wait(_TICK_S):
+        limits = [limit for limit in (limit_s, _STOP_PATIENCE_S if stop.is_set() else None) if limit is not None]
+        if limits and time.monotonic() - started > min(limits):
+            return dict.fromkeys(each.file.path for each in files)
+    return query.answer
+
+
+STAYED_SHARE = 0.999
+"""Share of the bytes that has to stay. The kernel drops a page here and there, though the files fit."""
+_RESIDENCY_PERIOD_S = 5.0
+_RATE_OVER_S = 10.0
+_CHEAP_METHODS = ("cachestat", "memory")
+"""Ways of asking what is resident that cost almost nothing: 0.16 ms a GiB, against 17 ms a GiB of mincore."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stall:
+    """A file that has delivered nothing for a while."""
+
+    path: Path
+    offset: int
+    """The byte that a thread waits for."""
+    waited_s: float
+    waits_in: str
+    """The kernel function that the thread waits in, by /proc/<pid>/task/<tid>/wchan; "" where the kernel hides it."""
+    mount: str
+    """The mount, for people: "nfs4 server:/export on /models"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmProgress:
+    """The progress of a warm-up at one moment; made about twice a second."""
+
+    total: int
+    """Bytes to bring in, those that are already in the page cache included."""
+    done: int
+    found: int
+    """Bytes of `done` that were in the page cache already."""
+    again: int
+    """Bytes that the kernel dropped before the end and that were brought in once more."""
+    resident: int | None
+    """Bytes of the chosen files in the page cache, some seconds old. None where asking would take long."""
+    num_files: int
+    num_files_done: int
+    elapsed_s: float
+    rate: float
+    """Bytes a second brought in, over the last ten seconds."""
+    eta_s: float | None
+    """Seconds that are left. None while the rate is unknown."""
+    stalls: tuple[Stall, ...]
+    problems: tuple[Problem, ...]
+    """The files known so far to be missing, damaged or unreadable."""
+
+
+class ProgressWatch:
+    """Watches the passes of a warm-up and its damage check, for the calling thread."""
+
+    def __init__(self, survey: Survey, first_pass: Transfer, check: DamageCheck) -> None:
+        self._chosen = survey.chosen
+        self._options = survey.options
+        self.passes = [first_pass]
+        """The passes so far. The last one is under way."""
+        self.gave_up = False
+        self._check = check
+        self._started_s = time.monotonic()
+        self._read: deque[tuple[float, int]] = deque([(self._started_s, 0)])
+        """(time, bytes read by then), over the last seconds."""
+        self._mounts = _mounts(survey)
+        self._is_asking_cheap = all(file.residency_method in _CHEAP_METHODS for file in self._chosen)
+        self._problems: dict[Problem, None] = {}
+        """The known problems, in the order in which they became known."""
+        self._resident: int | None = None
+        self._query: ResidencyQuery | None = None
+        self._query_began_s = 0.0
+
+    def wait_for_end(self, timeout_s: float) -> bool:
+        """Wait until the current pass and the damage check have ended; False when they have not within `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        has_ended = self.passes[-1].ended.wait(timeout_s)
+        return has_ended and self._check.ended.wait(max(0.0, deadline - time.monotonic()))
+
+    def dropped_files(self, residency: Residency) -> list[SurveyedFile]:
+        """Files that were brought in, and that the kernel has dropped a part of since."""
+        files = [file.surveyed for file in self.passes[0].files if not file.segments_left and not file.problem]
+        parts = [(each, residency.get(each.file.path)) for each in files]
+        return [each for each, part in parts if part is not None and part < STAYED_SHARE * each.file.size]
+
+    def raise_errors(self) -> None:
+        """Raise the error that ended one of the threads: a bug."""
+        for error in (self._check.error, *(each.error for each in self.passes)):
+            if error is not None:
+                raise error
+
+    def progress(self) -> WarmProgress:
+        now = time.monotonic()
+        files = self.passes[0].files
+        done, found = sum(file.done for file in files), sum(file.found for file in files)
+        again = sum(file.done - file.found for each in self.passes[1:] for file in each.files)
+        rate = self._rate(now, done - found + again)
+        to_come = sum(file.surveyed.file.size - file.done for file in self.passes[-1].files if not file.problem)
+        return WarmProgress(
+            total=sum(file.surveyed.file.size for file in files),
+            done=done,
+            found=found,
+            again=again,
+            resident=self._latest_resident(now),
+            num_files=len(files),
+            num_files_done=sum(not file.segments_left for file in files),
+            elapsed_s=now - self._started_s,
+            rate=rate,
+            eta_s=to_come / rate if rate else None,
+            stalls=tuple(self._stalls(now)),
+            problems=self._known_problems(),
+        )
+
+    def should_give_up(self) -> bool:
+        """Whether no thread has received anything for options.give_up_s seconds; `gave_up` remembers it."""
+        since = [since_s for _, _, _, since_s in self._waiting_threads()]
+        limit = self._options.give_up_s
+        self.gave_up = bool(since) and limit is not None and time.monotonic() - max(since) > limit
+        return self.gave_up
+
+    def _known_problems(self) -> tuple[Problem, ...]:
+        """A file's header and its bytes may both show one damage: the problem that was known first is reported."""
+        of_check = list(self._check.problems)
+        of_files = [file.problem for each in self.passes for file in each.files if file.problem]
+        for problems, others in ((of_check, of_files), (of_files, of_check)):
+            reported = {problem.path for problem in others if problem in self._problems}
+            self._problems.update(dict.fromkeys(problem for problem in problems if problem.path not in reported))
+        return tuple(self._problems)
+
+    def _waiting_threads(self) -> list[tuple[Path, int, int, float]]:
+        """(file, byte, thread, time of its last byte) of each thread that waits for storage."""
+        places = [(place.file, place.offset, place.thread_id, place.since_s) for place in self.passes[-1].places]
+        waiting = [(file.path, offset, thread, since_s) for file, offset, thread, since_s in places if file]
+        if not self._check.ended.is_set():
+            waiting.append((self._check.path, 0, self._check.thread_id, self._check.since_s))
+        return waiting
+
+    def _rate(self, now: float, read: int) -> float:
+        self._read.append((now, read))
+        while len(self._read) > 2 and now - self._read[1][0] > _RATE_OVER_S:
+            self._read.popleft()
+        then, read_then = self._read[0]
+        return (read - read_then) / max(now - then, 1e-9)
+
+    def _latest_resident(self, now: float) -> int | None:
+        """The kernel's latest answer. A new query begins every five seconds where asking is cheap."""
+        if self._query and self._query.ended.is_set():
+            self._resident, self._query = known_sum(self._query.answer.values()), None
+        if self._is_asking_cheap and not self._query and now - self._query_began_s > _RESIDENCY_PERIOD_S:
+            self._query_began_s, self._query = now, ResidencyQuery(self._chosen)
+        return self._resident
+
+    def _stalls(self, now: float) -> list[Stall]:
+        return [
+            Stall(
+                path=path,
+                offset=offset,
+                waited_s=now - since_s,
+                waits_in=_waits_in(thread),
+                mount=self._mounts.get(path) or self._mounts.get(path.parent, ""),
+            )
+            for path, offset, thread, since_s in self._waiting_threads()
+            if now - since_s > self._options.stall_s
+        ]
+
+
+def _mounts(survey: Survey) -> dict[Path, str]:
+    """Each file and each folder of files -> its mount, for people."""
+    mounts = {}
+    for each in survey.files:
+        mounts[each.file.path] = mounts[each.file.path.parent] = str(each.file_system.mount)
+    return mounts
+
+
+def _waits_in(thread_id: int) -> str:
+    try:
+        name = Path(f"/proc/self/task/{thread_id}/wchan").read_text()
+    except OSError:  # hidden from ordinary users by some kernels
+        return ""
+    return "" if name == "0" else name
+
+
+PERIOD_S = 0.5
+"""Seconds between two looks at the threads."""
+MORE_PASSES = 2
+"""Passes after the first one, while the kernel has dropped some of the files for the sake of other processes. If it
+still drops them after that, there is no room for them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmResult:
+    survey: Survey
+    """The survey after the damage check: its checkpoints have their findings."""
+    progress: WarmProgress
+    """The progress at the end."""
+    resident: int | None
+    """Bytes of the chosen files in the page cache at the end. None: unknown."""
+    was_stopped: bool
+    """The caller set `stop`."""
+    gave_up: bool
+    """No byte came for options.give_up_s seconds."""
+    num_verified: int
+    """Files whose checksum was compared. 0 without options.verify."""
+    num_unverified: int
+    """Files that have no checksum. 0 without options.verify."""
+
+    @property
+    def is_damaged(self) -> bool:
+        """A file is missing, damaged or can't be read."""
+        return bool(self.progress.problems)
+
+    @property
+    def is_partial(self) -> bool:
+        """Not everything is in the page cache: it does not fit, or did not stay."""
+        has_stayed = self.resident is None or self.resident >= STAYED_SHARE * self.survey.chosen_size
+        return bool(self.survey.left_out) or not has_stayed
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of `deepseek-triton warm files`: 0 everything is in the page cache; 1 a file is missing, damaged or
+        can't be read; 3 only a part fits, or stayed; 4 the storage stalled and the warm-up gave up."""
+        if self.is_damaged:
+            return 1
+        if self.gave_up:
+            return 4
+        return 3 if self.is_partial or self.was_stopped else 0
+
+
+def warm(
+    survey: Survey, *, observe: Callable[[WarmProgress], None] | None = None, stop: threading.Event | None = None
+) -> WarmResult:
+    """Bring the chosen files of `survey` into the page cache, and check meanwhile whether they are whole.
+
+    A file that can't be read becomes a problem of the result, and the other files are read all the same.
+
+    :param observe: called about twice a second in the calling thread, and once at the end.
+    :param stop: when it is set, the warm-up ends within a moment and returns what has been done.
+    :raises CheckpointError: when options.verify is set and the checksums can't be read.
+    """
+    stop = stop or threading.Event()
+    first_pass = _first_pass(survey)
+    check = DamageCheck(survey, on_damage=first_pass.skip_damaged)
+    watch = ProgressWatch(survey, first_pass, check)
+    check.start()
+    _run_pass(watch, observe, stop)
+    residency = _residency_now(survey, watch, stop)
+    for _ in range(0 if survey.exceeds_headroom else MORE_PASSES):
+        dropped = watch.dropped_files(residency)
+        if not dropped or watch.gave_up or stop.is_set():
+            break
+        watch.passes.append(_transfer(survey, dropped, {}))
+        _run_pass(watch, observe, stop)
+        residency = _residency_now(survey, watch, stop)
+    watch.raise_errors()
+    examined = check.examined()
+    resident = known_sum(residency.get(each.file.path) for each in examined.chosen)
+    progress = replace(watch.progress(), resident=resident)
+    if observe:
+        observe(progress)
+    return WarmResult(
+        survey=examined,
+        progress=progress,
+        resident=resident,
+        was_stopped=stop.is_set(),
+        gave_up=watch.gave_up,
+        num_verified=first_pass.num_verified,
+        num_unverified=len(first_pass.files) - first_pass.num_verified if survey.options.verify else 0,
+    )
+
+
+def _residency_now(survey: Survey, watch: ProgressWatch, stop: threading.Event) -> Residency:
+    """Nothing is known after the warm-up gave up: a storage that stalls would not answer this either."""
+    return {} if watch.gave_up else ask_residency(survey.chosen, stop=stop, limit_s=survey.options.give_up_s)
+
+
+def _run_pass(watch: ProgressWatch, observe: Callable[[WarmProgress], None] | None, stop: threading.Event) -> None:
+    """Let the threads of the current pass run until they end, `stop` is set, or the storage has stalled too long."""
+    watch.passes[-1].start()
+    try:
+        while not watch.wait_for_end(PERIOD_S) and not watch.should_give_up() and not stop.is_set():
+            if observe:
+                observe(watch.progress())
+    finally:
+        watch.passes[-1].stop()
+    watch.passes[-1].ended.wait(PERIOD_S)  # for the steps under way; a thread that hangs is left alone
+
+
+def _first_pass(survey: Survey) -> Transfer:
+    checkpoints = survey.checkpoints if survey.options.verify else ()
+    checksums = {path: sum_ for checkpoint in checkpoints for path, sum_ in expected_checksums(checkpoint).items()}
+    # Files in memory (tmpfs) need no reading, unless their checksum is to be compared.
+    files = [file for file in survey.chosen if file.file_system.reading.jobs or file.file.path in checksums]
+    return _transfer(survey, files, checksums)
+
+
+def _transfer(survey: Survey, files: Sequence[SurveyedFile], checksums: Mapping[Path, Checksum]) -> Transfer:
+    limit = survey.options.rate_limit
+    rate_limit = None if limit is None else limit / survey.num_working_shares
+    return Transfer(files, jobs=survey.jobs, rate_limit=rate_limit, checksums=checksums)
