@@ -31,15 +31,16 @@ from deepseek_triton_client._core.exceptions import (
     ServerError,
     ServerUnavailable,
 )
-from deepseek_triton_client._core.prometheus_text import Metrics, Sample
 from deepseek_triton_client._core.results import (
     Answer,
     Chunk,
     Completion,
     Logprob,
+    Metrics,
     ModelMetadata,
     PerfMetrics,
     Readiness,
+    Sample,
     TensorMetadata,
 )
 from deepseek_triton_client._core.sampling_params import SamplingParams

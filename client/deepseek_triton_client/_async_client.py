@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 from typing import Any, Literal, overload
 
 from deepseek_triton_client._asyncio_runtime import AsyncioRuntime
+from deepseek_triton_client._batches import answers_in_order
 from deepseek_triton_client._client import BaseClient, BaseStream, BatchItem
 from deepseek_triton_client._core.checked_request import (
     Messages,
@@ -17,11 +18,9 @@ from deepseek_triton_client._core.checked_request import (
 )
 from deepseek_triton_client._core.client_settings import Timeouts
 from deepseek_triton_client._core.exceptions import DeepseekTritonError
-from deepseek_triton_client._core.ordered_batch import answers_in_order
-from deepseek_triton_client._core.prometheus_text import Metrics
+from deepseek_triton_client._core.interfaces import Runtime
 from deepseek_triton_client._core.response_reader import read_model_info
-from deepseek_triton_client._core.results import Chunk, Completion, ModelMetadata, Readiness
-from deepseek_triton_client._core.runtime import Runtime
+from deepseek_triton_client._core.results import Chunk, Completion, Metrics, ModelMetadata, Readiness
 from deepseek_triton_client._core.sampling_params import SamplingParams
 
 

@@ -32,10 +32,9 @@ from deepseek_triton_client._core.client_settings import (
 )
 from deepseek_triton_client._core.exceptions import DeepseekTritonError, InvalidRequest
 from deepseek_triton_client._core.exchange import Exchange
-from deepseek_triton_client._core.prometheus_text import Metrics
+from deepseek_triton_client._core.interfaces import Runtime
 from deepseek_triton_client._core.response_reader import read_model_info
-from deepseek_triton_client._core.results import Chunk, Completion, ModelMetadata, Readiness
-from deepseek_triton_client._core.runtime import Runtime
+from deepseek_triton_client._core.results import Chunk, Completion, Metrics, ModelMetadata, Readiness
 from deepseek_triton_client._core.sampling_params import SamplingParams
 
 BatchItem = Prompt | Mapping[str, Any]
@@ -339,7 +338,7 @@ class Client(BaseClient["Stream"]):
         with `return_errors` the error stands in place of its answer instead. Leaving the loop cancels the active
         requests.
         """
-        from deepseek_triton_client._background_batch import answers_in_background  # here, because it needs asyncio
+        from deepseek_triton_client._batches import answers_in_background  # here, because it needs asyncio
 
         _ = self._calls  # a closed client raises here, and not with the first answer
         make_request = self._batch(requests, params, fields, timeouts, concurrency)

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from deepseek_triton_client import Client
-from deepseek_triton_client._background_batch import _background_loop
+from deepseek_triton_client._batches import _background_loop
 from deepseek_triton_client.testing import FakeServer
 from support.waiting import PATIENCE_S
 

@@ -29,7 +29,7 @@ from deepseek_triton_client._core import server_group
 from deepseek_triton_client._core.calls import Calls
 from deepseek_triton_client._core.checked_request import prompt_request
 from deepseek_triton_client._core.client_settings import Endpoint, Settings
-from deepseek_triton_client._core.watchdog import NO_WATCHDOG
+from deepseek_triton_client._core.interfaces import NO_WATCHDOG
 from support.waiting import PATIENCE_S
 
 INPUTS = {

@@ -10,6 +10,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from deepseek_triton_client._asyncio_runtime import AsyncioRuntime
 from deepseek_triton_client._core.client_settings import Connection, Endpoint, Settings, Timeouts
 from deepseek_triton_client._core.exceptions import (
     AccessDenied,
@@ -20,11 +21,10 @@ from deepseek_triton_client._core.exceptions import (
     ServerError,
     ServerUnavailable,
 )
+from deepseek_triton_client._core.interfaces import Input
 from deepseek_triton_client._core.results import TensorMetadata
-from deepseek_triton_client._core.transport import Input
-from deepseek_triton_client._grpc import asyncio_channel, blocking_channel
-from deepseek_triton_client._grpc.grpc_errors import BY_STATUS_CODE
-from deepseek_triton_client._grpc.grpc_transport import asyncio_transport
+from deepseek_triton_client._grpc import grpc_channel
+from deepseek_triton_client._grpc.grpc_channel import BY_STATUS_CODE
 from support.drivers import opened
 from support.grpc_server import Proxy, RawServer
 
@@ -244,8 +244,7 @@ def ends(monkeypatch):
     """Says how many seconds an announced end is waited for."""
 
     def last(seconds):
-        for module in (blocking_channel, asyncio_channel):
-            monkeypatch.setattr(module, "END_S", seconds)
+        monkeypatch.setattr(grpc_channel, "END_S", seconds)
 
     return last
 
@@ -308,7 +307,7 @@ def test_tasks_that_are_cancelled_while_they_wait_stay_cancelled(grpc_server, dr
 def test_a_stream_that_is_forgotten_after_its_loop(grpc_server):
     left = until_gone(grpc_server, grpc_server.response(text_output="a"))
     endpoint = Endpoint.parse(grpc_server.url)
-    transport = asyncio_transport(endpoint, Settings(endpoints=(endpoint,), model_name="tensorrt_llm"))
+    transport = AsyncioRuntime().transport(endpoint, Settings(endpoints=(endpoint,), model_name="tensorrt_llm"))
     stream = opened(transport)
     asyncio.run(stream.receive())
     del stream, transport

@@ -11,6 +11,7 @@ from contextlib import suppress
 import h11
 import pytest
 
+from deepseek_triton_client._asyncio_runtime import AsyncioRuntime, _within
 from deepseek_triton_client._blocking_runtime import run
 from deepseek_triton_client._core.client_settings import Connection, Endpoint, Settings, Tls
 from deepseek_triton_client._core.exceptions import (
@@ -24,14 +25,11 @@ from deepseek_triton_client._core.exceptions import (
     ServerError,
     ServerUnavailable,
 )
+from deepseek_triton_client._core.interfaces import Input
 from deepseek_triton_client._core.results import ModelMetadata, TensorMetadata
-from deepseek_triton_client._core.transport import Input
-from deepseek_triton_client._http import connection_pool
-from deepseek_triton_client._http.asyncio_socket import AsyncioSocket, _within
-from deepseek_triton_client._http.connection_pool import Pool
-from deepseek_triton_client._http.http11 import MOST_INFORMATIONAL
+from deepseek_triton_client._http import http_connection
+from deepseek_triton_client._http.http_connection import MOST_INFORMATIONAL, Pool
 from deepseek_triton_client._http.http_errors import EXCHANGE_ERRORS, exchange_error
-from deepseek_triton_client._http.http_transport import HttpTransport
 from support.drivers import opened, read_all
 
 FIRST = {"id": "r1", "model_name": "tensorrt_llm", "text_output": "你🙂"}
@@ -369,7 +367,7 @@ def clock(monkeypatch):
         def monotonic():
             return now[0]
 
-    monkeypatch.setattr(connection_pool, "time", Clock)
+    monkeypatch.setattr(http_connection, "time", Clock)
     return now
 
 
@@ -483,7 +481,7 @@ def test_closing_closes_what_idles_and_what_comes_back_later(http_server, driver
 def test_a_second_event_loop_makes_connections_of_its_own(http_server):
     http_server.script(*[http_server.events(LAST)] * 2)
     endpoint = Endpoint.parse(http_server.url)
-    transport = HttpTransport(endpoint, Settings(endpoints=(endpoint,), model_name="tensorrt_llm"), AsyncioSocket)
+    transport = AsyncioRuntime().transport(endpoint, Settings(endpoints=(endpoint,), model_name="tensorrt_llm"))
     loops = [asyncio.new_event_loop() for _ in range(2)]
     for loop in loops:
         assert loop.run_until_complete(read_all(opened(transport))) == [LAST]

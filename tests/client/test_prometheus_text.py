@@ -5,7 +5,7 @@ import math
 import pytest
 
 from deepseek_triton_client._core.exceptions import ProtocolError
-from deepseek_triton_client._core.prometheus_text import Metrics, Sample
+from deepseek_triton_client._core.results import Metrics, Sample
 
 TRITON = """\
 # HELP nv_inference_request_success Number of successful inference requests, all batch sizes

@@ -5,9 +5,8 @@ import json
 import pytest
 
 from deepseek_triton_client import Chunk, ProtocolError
-from deepseek_triton_client._core.response_reader import ResponseReader
+from deepseek_triton_client._core.response_reader import Cumulative, Deltas, ResponseReader
 from deepseek_triton_client._core.results import Logprob, PerfMetrics
-from deepseek_triton_client._core.text_increments import Cumulative, Deltas
 
 COUNTS = {"num_input_tokens": 3, "num_output_tokens": 2, "num_cached_tokens": 1}
 

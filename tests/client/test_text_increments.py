@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_client import ProtocolError
-from deepseek_triton_client._core.text_increments import Cumulative, Deltas, Unknown
+from deepseek_triton_client._core.response_reader import Cumulative, Deltas, Unknown
 
 texts = st.text(st.sampled_from("ab é天地😀👩‍💻\ufffd\n") | st.characters(exclude_categories=["Cs"]))
 

@@ -23,7 +23,7 @@ from deepseek_triton_client._core.exceptions import (
     ServerError,
     ServerUnavailable,
 )
-from deepseek_triton_client._core.transport import Input
+from deepseek_triton_client._core.interfaces import Input
 from support.drivers import INPUTS, opened, read_all
 from support.grpc_server import Proxy
 from support.waiting import wait_for

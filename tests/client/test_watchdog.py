@@ -13,8 +13,9 @@ import weakref
 
 import pytest
 
-from deepseek_triton_client._core.runtime import Deadlines
-from deepseek_triton_client._core.watchdog import LoopWatchdog, ThreadWatchdog
+from deepseek_triton_client._asyncio_runtime import LoopWatchdog
+from deepseek_triton_client._blocking_runtime import ThreadWatchdog
+from deepseek_triton_client._core.interfaces import Deadlines
 
 LONG_S = 1000.0
 WAIT_S = 30
@@ -269,8 +270,8 @@ def test_an_interrupt_that_fails_takes_nobody_elses_watchdog(monkeypatch):
 
 FORKED = """
 import os, threading, time
-from deepseek_triton_client._core.runtime import Deadlines
-from deepseek_triton_client._core.watchdog import ThreadWatchdog
+from deepseek_triton_client._core.interfaces import Deadlines
+from deepseek_triton_client._blocking_runtime import ThreadWatchdog
 from support.waiting import PATIENCE_S
 
 def bites():

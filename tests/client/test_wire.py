@@ -9,9 +9,8 @@ import pytest
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from deepseek_triton_client import Overloaded, ProtocolError, ServerError
-from deepseek_triton_client._core.tensor_encoding import decode, encode
-from deepseek_triton_client._core.transport import Input
-from deepseek_triton_client._core.wire import decode_json, decode_tensors, encode_json
+from deepseek_triton_client._core.interfaces import Input
+from deepseek_triton_client._core.wire import decode, decode_json, decode_tensors, encode, encode_json
 
 NUMPY = {f"{kind}{bits}": getattr(np, f"{kind.lower()}{bits}") for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)}
 NUMPY |= {"BOOL": np.bool_, "FP16": np.float16, "FP32": np.float32, "FP64": np.float64}

@@ -29,8 +29,7 @@ from deepseek_triton_client._core.checked_request import (
 )
 from deepseek_triton_client._core.dialect import Dialect
 from deepseek_triton_client._core.response_reader import read_model_info
-from deepseek_triton_client._core.tensor_encoding import encode
-from deepseek_triton_client._core.wire import decode_json, decode_tensors, encode_json
+from deepseek_triton_client._core.wire import decode_json, decode_tensors, encode, encode_json
 from support.contract_metadata import METADATA
 
 NUMPY = {Dtype.STRING: np.object_, Dtype.BOOL: np.bool_, Dtype.INT32: np.int32, Dtype.UINT64: np.uint64}

@@ -8,14 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from deepseek_triton_client._blocking_runtime import run
+from deepseek_triton_client._asyncio_runtime import AsyncioRuntime
+from deepseek_triton_client._blocking_runtime import BlockingRuntime, run
 from deepseek_triton_client._core.client_settings import Endpoint, Settings
 from deepseek_triton_client._core.exceptions import DeepseekTritonError
-from deepseek_triton_client._core.transport import Input
-from deepseek_triton_client._grpc import grpc_transport
-from deepseek_triton_client._http.asyncio_socket import AsyncioSocket
-from deepseek_triton_client._http.blocking_socket import BlockingSocket
-from deepseek_triton_client._http.http_transport import HttpTransport
+from deepseek_triton_client._core.interfaces import Input
 
 _PATIENCE_S = 60
 """Seconds, more than anything here takes, after which a test that hangs fails."""
@@ -47,8 +44,7 @@ class BlockingDriver:
     """`run` runs a coroutine to its end; `start` does so in the background."""
 
     is_asyncio = False
-    new_socket = BlockingSocket
-    grpc_transport = staticmethod(grpc_transport.blocking_transport)
+    new_runtime: type[BlockingRuntime | AsyncioRuntime] = BlockingRuntime
 
     def __init__(self):
         self._transports = []
@@ -58,10 +54,7 @@ class BlockingDriver:
         """A transport, which is closed with the driver."""
         endpoint = Endpoint.parse(url)
         given = Settings(endpoints=(endpoint,), model_name=model_name, **settings)
-        if endpoint.scheme.startswith("grpc"):
-            made = self.grpc_transport(endpoint, given)
-        else:
-            made = HttpTransport(endpoint, given, self.new_socket)
+        made = self.new_runtime().transport(endpoint, given)
         self._transports.append(made)
         return made
 
@@ -91,8 +84,7 @@ class BlockingDriver:
 
 class AsyncioDriver(BlockingDriver):
     is_asyncio = True
-    new_socket = AsyncioSocket
-    grpc_transport = staticmethod(grpc_transport.asyncio_transport)
+    new_runtime = AsyncioRuntime
 
     def __init__(self):
         super().__init__()

@@ -22,13 +22,11 @@ from deepseek_triton_client._core.exceptions import (
     ServerUnavailable,
 )
 from deepseek_triton_client._core.exchange import Exchange, end_request
+from deepseek_triton_client._core.interfaces import Deadlines, Runtime
 from deepseek_triton_client._core.joined_responses import JoinedResponses, can_be_shared
-from deepseek_triton_client._core.prometheus_text import Metrics
-from deepseek_triton_client._core.response_reader import ResponseReader
-from deepseek_triton_client._core.results import Completion, ModelMetadata, Readiness
-from deepseek_triton_client._core.runtime import Deadlines, Runtime
+from deepseek_triton_client._core.response_reader import Deltas, ResponseReader
+from deepseek_triton_client._core.results import Completion, Metrics, ModelMetadata, Readiness
 from deepseek_triton_client._core.server_group import ServerGroup, ServerState
-from deepseek_triton_client._core.text_increments import Deltas
 
 _POLL_INTERVAL_S = 1.0
 

@@ -14,7 +14,7 @@ from typing import Any
 from deepseek_triton_client._core.client_settings import Timeouts
 from deepseek_triton_client._core.exceptions import InvalidRequest
 from deepseek_triton_client._core.sampling_params import SamplingParams
-from deepseek_triton_client._core.tensor_encoding import checked, encode
+from deepseek_triton_client._core.wire import checked, encode
 
 Prompt = str | Sequence[int]
 """A text, or a list of token ids."""

@@ -10,10 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import SplitResult, urlsplit
 
 from deepseek_triton_client._core.exceptions import InvalidRequest
+
+if TYPE_CHECKING:
+    import ssl
 
 # Sockets count their time limit in milliseconds, in 32 bits: 24 days.
 _LONGEST_S = 2**31 // 1000 - 1
@@ -125,6 +128,40 @@ class Tls(_Checked):
             yield "tls.key: expected tls.certificate too"
         if not isinstance(self.verify, bool):
             yield f"tls.verify: expected True or False, got {self.verify!r}"
+
+    def context(self) -> ssl.SSLContext:
+        """Return the TLS context of these files.
+
+        :raises InvalidRequest: naming the file that can't be used.
+        """
+        import ssl  # here, because importing it takes longer than all of this package
+
+        if self.ca is not None:
+            try:
+                context = ssl.create_default_context(cafile=self.ca)
+            except OSError as exc:
+                raise InvalidRequest(f"tls.ca: expected certificates in PEM, got {str(self.ca)!r}: {exc}") from exc
+        else:
+            context = ssl.create_default_context()
+            system = ssl.get_default_verify_paths()
+            if system.cafile is None and not (system.capath is not None and os.listdir(system.capath)):
+                import certifi
+
+                context.load_verify_locations(certifi.where())
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if self.certificate is not None:
+            try:
+                # With an empty password, because OpenSSL would otherwise ask for one at the terminal.
+                context.load_cert_chain(self.certificate, self.key, password="")
+            except (OSError, ValueError) as exc:
+                files = repr(str(self.certificate)) + ("" if self.key is None else f" and tls.key {str(self.key)!r}")
+                raise InvalidRequest(
+                    f"tls.certificate: expected a certificate in PEM with its key, not encrypted, got {files}: {exc}"
+                ) from exc
+        context.set_alpn_protocols(["http/1.1"])
+        return context
 
 
 @dataclass(frozen=True, kw_only=True)

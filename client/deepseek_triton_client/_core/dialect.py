@@ -21,11 +21,17 @@ from typing import Any
 from deepseek_triton_client._core.checked_request import Request
 from deepseek_triton_client._core.client_settings import StreamMode
 from deepseek_triton_client._core.exceptions import DeepseekTritonError, InvalidRequest, ProtocolError
-from deepseek_triton_client._core.response_reader import ModelInfoReader, ResponseReader
+from deepseek_triton_client._core.interfaces import Input
+from deepseek_triton_client._core.response_reader import (
+    Cumulative,
+    Deltas,
+    Increments,
+    ModelInfoReader,
+    ResponseReader,
+    Unknown,
+)
 from deepseek_triton_client._core.results import ModelMetadata, TensorMetadata
 from deepseek_triton_client._core.sampling_params import SAMPLING_FIELDS, SamplingField, SamplingParams
-from deepseek_triton_client._core.text_increments import Cumulative, Deltas, Increments, Unknown
-from deepseek_triton_client._core.transport import Input
 
 _KEEPALIVE_INTERVAL_MS = 500
 """Milliseconds between chunks of a stream that the client reads for a caller who wants the whole answer: these chunks

@@ -9,10 +9,9 @@ from typing import Protocol
 
 from deepseek_triton_client._core.checked_request import Request
 from deepseek_triton_client._core.exceptions import Cancelled, DeadlineExceeded, DeepseekTritonError, is_unavailable
+from deepseek_triton_client._core.interfaces import ResponseStream, Watchdog
 from deepseek_triton_client._core.response_reader import ResponseReader
 from deepseek_triton_client._core.results import Answer, Chunk, Completion, PerfMetrics, TokenLogprobs
-from deepseek_triton_client._core.runtime import Watchdog
-from deepseek_triton_client._core.transport import ResponseStream
 
 
 class Answering(Protocol):

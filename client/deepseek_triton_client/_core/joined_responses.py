@@ -27,11 +27,9 @@ from deepseek_triton_client._core.exceptions import (
     ServerUnavailable,
     is_unavailable,
 )
-from deepseek_triton_client._core.runtime import Deadlines, Runtime, Watchdog
+from deepseek_triton_client._core.interfaces import NO_WATCHDOG, Deadlines, Outputs, ResponseStream, Runtime, Watchdog
 from deepseek_triton_client._core.sampling_params import SamplingParams
 from deepseek_triton_client._core.server_group import ServerGroup, ServerState
-from deepseek_triton_client._core.transport import Outputs, ResponseStream
-from deepseek_triton_client._core.watchdog import NO_WATCHDOG
 
 _LEAVING_S = 60.0
 """Seconds after which a job whose caller has left gives up. A generation server's queue can be as long as this."""

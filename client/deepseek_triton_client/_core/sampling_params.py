@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deepseek_triton_client._core.exceptions import InvalidRequest
-from deepseek_triton_client._core.tensor_encoding import checked
+from deepseek_triton_client._core.wire import checked
 
 
 def _field(datatype: str, *, many: bool = False, json: bool = False, neutral: Any = None, plain: bool = False) -> Any:

@@ -13,9 +13,8 @@ from deepseek_triton_client._core.checked_request import Request
 from deepseek_triton_client._core.client_settings import Endpoint, Settings
 from deepseek_triton_client._core.dialect import Dialect
 from deepseek_triton_client._core.exceptions import DeepseekTritonError, ServerUnavailable
+from deepseek_triton_client._core.interfaces import ResponseStream, Runtime, RuntimeEvent, Transport
 from deepseek_triton_client._core.response_reader import ResponseReader
-from deepseek_triton_client._core.runtime import Runtime, RuntimeEvent
-from deepseek_triton_client._core.transport import ResponseStream, Transport
 
 _COOL_DOWN_S = 5.0
 """Seconds for which a server that could not be reached, or said that it stops, is tried only after the others."""

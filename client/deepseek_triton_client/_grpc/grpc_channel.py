@@ -1,17 +1,32 @@
-"""The interface of both kinds of gRPC channel, and their settings."""
+"""gRPC channels of both kinds, their settings, and what the statuses of their calls mean."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import grpc  # type: ignore[import-untyped]
+import grpc.aio  # type: ignore[import-untyped]
 
 from deepseek_triton_client._core.client_settings import Endpoint, Settings, Tls
-from deepseek_triton_client._core.exceptions import InvalidRequest
-from deepseek_triton_client._core.tls import tls_context
+from deepseek_triton_client._core.exceptions import (
+    AccessDenied,
+    Cancelled,
+    DeadlineExceeded,
+    DeepseekTritonError,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    ProtocolError,
+    ServerError,
+    ServerUnavailable,
+    error_from_server,
+)
 
 Metadata = Sequence[tuple[str, str]]
 
@@ -37,9 +52,6 @@ class GrpcCall(Protocol):
 
 class GrpcChannel(Protocol):
     """Calls to one server, over one connection that is made when it is first needed."""
-
-    is_asyncio: bool
-    """Whether its coroutines need an event loop; otherwise they block."""
 
     def call(self, path: str, request: bytes, *, metadata: Metadata, timeout_s: float | None) -> GrpcCall:
         """Send one request. Raises Cancelled if the channel is closed."""
@@ -86,7 +98,7 @@ def options(settings: Settings) -> list[tuple[str, int]]:
 def credentials(tls: Tls) -> Any:
     """Return the credentials for TLS. Raises InvalidRequest for files that can't be used."""
     if tls.ca is not None or tls.certificate is not None:
-        tls_context(tls)  # gRPC accepts a file that it can't use without a word, and then fails at every call
+        tls.context()  # gRPC accepts a file that it can't use without a word, and then fails at every call
     certificate = _contents(tls.certificate)
     key = certificate if tls.key is None else _contents(tls.key)
     return grpc.ssl_channel_credentials(_contents(tls.ca), key, certificate)
@@ -103,3 +115,192 @@ def check_headers(names: Sequence[str]) -> None:
 
 def _contents(path: Any) -> bytes | None:
     return None if path is None else Path(path).read_bytes()
+
+
+BY_STATUS_CODE: dict[grpc.StatusCode, type[DeepseekTritonError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.FAILED_PRECONDITION: InvalidRequest,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
+    grpc.StatusCode.ALREADY_EXISTS: InvalidRequest,
+    grpc.StatusCode.UNAUTHENTICATED: AccessDenied,
+    grpc.StatusCode.PERMISSION_DENIED: AccessDenied,
+    grpc.StatusCode.NOT_FOUND: ModelNotFound,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.UNAVAILABLE: ServerUnavailable,
+    grpc.StatusCode.CANCELLED: Cancelled,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.INTERNAL: ServerError,
+    grpc.StatusCode.UNKNOWN: ServerError,
+    grpc.StatusCode.ABORTED: ServerError,
+    grpc.StatusCode.DATA_LOSS: ServerError,
+    grpc.StatusCode.UNIMPLEMENTED: ProtocolError,
+    grpc.StatusCode.OK: ProtocolError,  # an error although its status is OK
+}
+
+# Only the message tells a connection that could not be made from one that was lost. gRPC sends these messages when it
+# looks for a connection to send a request on, so the request has not been sent; a lost connection gives "Stream removed
+# (...)" or "Socket closed". The first three messages are those of grpcio 1.85, the others those of earlier versions.
+_NOT_CONNECTED = re.compile(
+    r"failed to connect to all addresses|errors resolving |empty address list"
+    r"|DNS resolution failed|Name resolution failure|connections to all backends failing"
+)
+
+# What a port says that speaks HTTP/1.1: Triton's hangs up, other web servers answer in their own protocol.
+_NOT_GRPC = re.compile(r"Socket closed$|Failed parsing HTTP/2")
+
+# An answer in plain HTTP of a proxy before the server: it is full, or has no server to pass the request on to.
+_REFUSED_BY_PROXY = re.compile(r"Received http2 header with status: (429|503)$")
+
+# Both sides use this message; the server, for which the request is too large, puts "SERVER: " before it.
+_TOO_LARGE = re.compile(r"(SERVER: )?(?:Received|Decompressed) message larger than max")
+
+
+def from_rpc_error(error: grpc.RpcError, *, is_query: bool) -> DeepseekTritonError:
+    """Return the error for one of gRPC. `is_query`: the call never generates anything."""
+    status: grpc.StatusCode = error.code()
+    details: str = error.details() or status.name
+    kind = BY_STATUS_CODE[status]
+    too_large = _TOO_LARGE.search(details) if status is grpc.StatusCode.RESOURCE_EXHAUSTED else None
+    if too_large and too_large[1]:
+        return InvalidRequest(f"the request is larger than the server accepts: {details}")
+    if too_large:
+        return ProtocolError(f"a response is larger than connection.max_message_bytes: {details}")
+    if _NOT_CONNECTED.match(details) and _NOT_GRPC.search(details):
+        details += "; it hangs up on gRPC: does this port speak HTTP (http://)?"
+    unprocessed = is_query and kind in (Overloaded, ServerUnavailable, DeadlineExceeded)
+    return error_from_server(details, otherwise=kind, unprocessed=unprocessed or _was_refused(status, details))
+
+
+def _was_refused(status: grpc.StatusCode, details: str) -> bool:
+    """Tell whether the request was surely not processed. In doubt it was."""
+    if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return "RST_STREAM" not in details  # such a stream was cut off, not refused
+    if status is grpc.StatusCode.UNAVAILABLE:
+        return bool(_NOT_CONNECTED.match(details) or _REFUSED_BY_PROXY.search(details))
+    return False
+
+
+class BlockingChannel:
+    """See `GrpcChannel`. Threads may share it."""
+
+    def __init__(self, target: str, *, options: list[tuple[str, int]], credentials: Any) -> None:
+        # Not used: SingleThreadedUnaryStream. A lone thread takes a third less CPU with it, many threads take no less,
+        # and each call that is cancelled in the middle keeps 18 KiB until the channel is closed (grpcio 1.85).
+        if credentials is None:
+            self._channel = grpc.insecure_channel(target, options=options)
+        else:
+            self._channel = grpc.secure_channel(target, credentials, options=options)
+        self._closed = False
+
+    def call(self, path: str, request: bytes, *, metadata: Metadata, timeout_s: float | None) -> BlockingCall:
+        try:
+            return BlockingCall(self._channel.unary_stream(path)(request, timeout=timeout_s, metadata=metadata))
+        except ValueError as exc:
+            if self._closed:
+                raise Cancelled("the client is closed") from exc
+            raise
+
+    async def close(self) -> None:
+        self._closed = True
+        self._channel.close()
+
+
+class BlockingCall:
+    """See `GrpcCall`. Any thread may cancel it."""
+
+    def __init__(self, responses: Any) -> None:
+        self._responses = responses
+
+    async def read(self) -> bytes | None:
+        data: bytes | None = next(self._responses, None)
+        return data
+
+    async def end(self) -> None:
+        try:
+            with suppress(grpc.FutureCancelledError):  # a cancelled call has ended too
+                self._responses.exception(timeout=END_S)
+        except grpc.FutureTimeoutError:
+            self.cancel()
+
+    def cancel(self) -> None:
+        self._responses.cancel()
+
+
+class AsyncioChannel:
+    """See `GrpcChannel`. It belongs to the event loop of its first call."""
+
+    def __init__(self, target: str, *, options: list[tuple[str, int]], credentials: Any) -> None:
+        self._target = target
+        self._options = options
+        self._credentials = credentials
+        self._channel: Any = None
+        self._calls: WeakSet[AsyncioCall] = WeakSet()
+        self._closed = False
+
+    def call(self, path: str, request: bytes, *, metadata: Metadata, timeout_s: float | None) -> AsyncioCall:
+        if self._closed:
+            raise Cancelled("the client is closed")
+        if self._channel is None:  # created here, because grpc.aio takes the event loop that is running
+            self._channel = self._create()
+        responses = self._channel.unary_stream(path)(request, timeout=timeout_s, metadata=metadata)
+        call = AsyncioCall(responses)
+        self._calls.add(call)
+        return call
+
+    async def close(self) -> None:
+        self._closed = True
+        for call in tuple(self._calls):
+            call.cancel()
+        if self._channel is not None:
+            await self._channel.close()
+
+    def _create(self) -> Any:
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(self._target, options=self._options)
+        return grpc.aio.secure_channel(self._target, self._credentials, options=self._options)
+
+
+class AsyncioCall:
+    """See `GrpcCall`. A call that is no longer referenced is cancelled."""
+
+    def __init__(self, responses: Any) -> None:
+        self._responses = responses
+        self._loop = asyncio.get_running_loop()
+        self._cancelled = False
+
+    async def read(self) -> bytes | None:
+        before = _cancellations()
+        try:
+            data = await self._responses.read()
+        except asyncio.CancelledError as exc:
+            # grpc.aio raises the same for a cancelled call and a cancelled task, and cancels the call in both cases.
+            if self._cancelled and _cancellations() == before:
+                raise Cancelled("the request was cancelled") from exc
+            raise
+        if data is grpc.aio.EOF:
+            return None
+        assert isinstance(data, bytes), "no deserializer was given"
+        return data
+
+    async def end(self) -> None:
+        timer = self._loop.call_later(END_S, self.cancel)
+        try:
+            await self._responses.code()
+        finally:
+            timer.cancel()
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._responses.cancel()
+
+    def __del__(self) -> None:
+        # Without this the call would run on, because grpc.aio keeps a callback for its end, which refers to the call.
+        if not self._responses.done():
+            with suppress(RuntimeError):  # the loop is closed, and its connections too
+                self._loop.call_soon_threadsafe(self._responses.cancel)
+
+
+def _cancellations() -> int:
+    """Number of times that the current task was asked to end. Python 3.10 does not count them."""
+    task = asyncio.current_task()
+    return task.cancelling() if task is not None and hasattr(task, "cancelling") else 0

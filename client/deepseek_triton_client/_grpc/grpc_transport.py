@@ -27,10 +27,9 @@ from deepseek_triton_client._core.exceptions import (
     ServerUnavailable,
     error_from_server,
 )
+from deepseek_triton_client._core.interfaces import Input, Outputs, Transport
 from deepseek_triton_client._core.results import ModelMetadata, TensorMetadata
-from deepseek_triton_client._core.tensor_encoding import encode
-from deepseek_triton_client._core.transport import Input, Outputs, Transport
-from deepseek_triton_client._core.wire import decode_tensors
+from deepseek_triton_client._core.wire import decode_tensors, encode
 
 try:
     import grpc  # type: ignore[import-untyped]
@@ -39,24 +38,19 @@ try:
 except (ImportError, RuntimeError) as exc:  # tritonclient without its grpc extra raises RuntimeError
     raise ImportError("grpc:// URLs need one more package: pip install 'tritonclient[grpc]'") from exc
 
-from deepseek_triton_client._grpc.grpc_channel import GrpcCall, GrpcChannel, check_headers, credentials, options, target
-from deepseek_triton_client._grpc.grpc_errors import from_rpc_error
+from deepseek_triton_client._grpc.grpc_channel import (
+    AsyncioChannel,
+    BlockingChannel,
+    GrpcCall,
+    GrpcChannel,
+    check_headers,
+    credentials,
+    from_rpc_error,
+    options,
+    target,
+)
 
 _SERVICE = "/inference.GRPCInferenceService/"
-
-
-def blocking_transport(endpoint: Endpoint, settings: Settings) -> Transport:
-    """Raises InvalidRequest for settings that gRPC can't have."""
-    from deepseek_triton_client._grpc.blocking_channel import BlockingChannel
-
-    return GrpcTransport(BlockingChannel, endpoint, settings)
-
-
-def asyncio_transport(endpoint: Endpoint, settings: Settings) -> Transport:
-    """Raises InvalidRequest for settings that gRPC can't have."""
-    from deepseek_triton_client._grpc.asyncio_channel import AsyncioChannel
-
-    return GrpcTransport(AsyncioChannel, endpoint, settings)
 
 
 class GrpcTransport:
@@ -64,14 +58,27 @@ class GrpcTransport:
 
     always_streams = False
 
-    def __init__(self, new_channel: Callable[..., GrpcChannel], endpoint: Endpoint, settings: Settings) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        settings: Settings,
+        new_transport: Callable[[Endpoint, Settings], Transport],
+        *,
+        is_asyncio: bool,
+    ) -> None:
+        """`new_transport` makes the transport of an endpoint with HTTP, for the metrics.
+
+        :raises InvalidRequest: for settings that gRPC can't have.
+        """
         check_headers(tuple(settings.headers))
-        self._channel = new_channel(
+        new_channel = AsyncioChannel if is_asyncio else BlockingChannel
+        self._channel: GrpcChannel = new_channel(
             target(endpoint),
             options=options(settings),
             credentials=credentials(settings.tls) if endpoint.is_tls else None,
         )
         self._endpoint = endpoint
+        self._new_transport = new_transport
         self._settings = settings
         self._model = {"name": settings.model_name, "version": settings.model_version}
         self.connected = False
@@ -100,14 +107,9 @@ class GrpcTransport:
 
     async def metrics(self, url: str, timeout_s: float | None) -> str:
         """See `Transport`. Triton serves metrics only over HTTP."""
-        # Imported here because most gRPC clients never need it.
-        from deepseek_triton_client._http.asyncio_socket import AsyncioSocket
-        from deepseek_triton_client._http.blocking_socket import BlockingSocket
-        from deepseek_triton_client._http.http_transport import HttpTransport
-
         # The HTTP transport decides by this endpoint whether a host may get the token.
         endpoint = replace(self._endpoint, scheme="https" if self._endpoint.is_tls else "http")
-        http = HttpTransport(endpoint, self._settings, AsyncioSocket if self._channel.is_asyncio else BlockingSocket)
+        http = self._new_transport(endpoint, self._settings)
         try:
             return await http.metrics(url, timeout_s)
         finally:

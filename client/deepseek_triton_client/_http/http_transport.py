@@ -28,13 +28,10 @@ from deepseek_triton_client._core.exceptions import (
     ProtocolError,
     ServerUnavailable,
 )
+from deepseek_triton_client._core.interfaces import Input, Outputs
 from deepseek_triton_client._core.results import ModelMetadata, TensorMetadata
-from deepseek_triton_client._core.tls import tls_context
-from deepseek_triton_client._core.transport import Input, Outputs
 from deepseek_triton_client._core.wire import decode_json, encode_json, json_object
-from deepseek_triton_client._http.connection_pool import Pool
-from deepseek_triton_client._http.http11 import Head, Headers
-from deepseek_triton_client._http.http_connection import HttpConnection, Socket
+from deepseek_triton_client._http.http_connection import Head, Headers, HttpConnection, Pool, Socket
 from deepseek_triton_client._http.http_errors import (
     EVENT_STREAM,
     EXCHANGE_ERRORS,
@@ -194,7 +191,7 @@ class HttpTransport:
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
-        return tls_context(self._settings.tls)
+        return self._settings.tls.context()
 
 
 class HttpResponseStream:

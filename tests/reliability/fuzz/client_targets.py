@@ -9,13 +9,18 @@ from tritonclient.grpc import service_pb2 as pb
 
 from deepseek_triton_client._core.client_settings import Endpoint
 from deepseek_triton_client._core.exceptions import DeepseekTritonError, InvalidRequest, ProtocolError
-from deepseek_triton_client._core.prometheus_text import Metrics
-from deepseek_triton_client._core.response_reader import ModelInfoReader, ResponseReader, read_model_info
-from deepseek_triton_client._core.tensor_encoding import decode
-from deepseek_triton_client._core.text_increments import Cumulative, Deltas, Unknown
-from deepseek_triton_client._core.wire import decode_json, json_object
+from deepseek_triton_client._core.response_reader import (
+    Cumulative,
+    Deltas,
+    ModelInfoReader,
+    ResponseReader,
+    Unknown,
+    read_model_info,
+)
+from deepseek_triton_client._core.results import Metrics
+from deepseek_triton_client._core.wire import decode, decode_json, json_object
 from deepseek_triton_client._grpc.grpc_transport import _is_final, _outputs, _parsed
-from deepseek_triton_client._http.http11 import Http11Protocol
+from deepseek_triton_client._http.http_connection import Http11Protocol
 from deepseek_triton_client._http.http_errors import EXCHANGE_ERRORS, query_error, status_error
 from deepseek_triton_client._http.http_transport import _metadata
 from deepseek_triton_client._http.sse import SseDecoder

@@ -1,0 +1,181 @@
+"""The interfaces under the calls: to the network, and to time.
+
+All methods that may wait are coroutines. Those of the blocking kind only ever wait by blocking, so that
+`_blocking_runtime.run` can run them to their end in one step, and everything above these interfaces is written once.
+
+A transport raises only errors of this package: each translates the errors of its library in one place.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from deepseek_triton_client._core.client_settings import Endpoint, Settings
+from deepseek_triton_client._core.results import ModelMetadata
+
+Outputs = Mapping[str, Any]
+"""One response: output name -> value. A value is an int, float, bool or str; or a list of them, unless it has one
+element. This is the form of /generate's JSON; the tensors of gRPC are converted to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One tensor of a request."""
+
+    name: str
+    datatype: str
+    """Name of the datatype in Triton's protocol: BYTES, BOOL, INT32, UINT64 or FP32."""
+    values: Sequence[Any]
+    batched: bool = False
+    """Whether the model has a batch dimension: the shape of this batch of one is [1, len(values)] then."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (1, len(self.values)) if self.batched else (len(self.values),)
+
+
+class ResponseStream(Protocol):
+    """The responses to one request. Only one thread or task reads and closes it."""
+
+    async def receive(self) -> Outputs | None:
+        """Return the next response; None at the end. Raises the server's error. The first call sends the request."""
+        ...
+
+    def interrupt(self) -> None:
+        """Make a waiting `receive` fail or end soon. Called from any thread, but not after `close`; never raises."""
+        ...
+
+    async def close(self) -> None:
+        """End the use of the network. An unfinished request is cancelled, and the server sees it. May be called again.
+
+        Only from here on, and not from the stream's end, the connection can serve others: no `interrupt` may follow.
+        """
+        ...
+
+
+class Transport(Protocol):
+    """One model on one server. Threads may share a blocking transport, the tasks of one event loop the other kind."""
+
+    always_streams: bool
+    """Whether to stream even whole answers, because only then the server notices that a client left."""
+
+    def open(self, request_id: str, inputs: Sequence[Input], *, connect_s: float | None) -> ResponseStream:
+        """Prepare a request; the first `receive` sends it. `connect_s` limits the time to reach the server."""
+        ...
+
+    # The following methods apply `timeout_s` to each of their steps; None is no limit.
+
+    async def server_ready(self, timeout_s: float | None) -> bool: ...
+
+    async def model_ready(self, timeout_s: float | None) -> bool: ...
+
+    async def metadata(self, timeout_s: float | None) -> ModelMetadata: ...
+
+    async def metrics(self, url: str, timeout_s: float | None) -> str:
+        """Return the text at `url`, which is http:// or https://."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """The time limits of one request as moments of time.monotonic(); None is never."""
+
+    first_token: float | None
+    end: float | None
+    between_tokens_s: float | None
+    """A duration, unlike the other two: it counts from the begin of each wait."""
+
+    @property
+    def any(self) -> bool:
+        return (self.first_token, self.end, self.between_tokens_s) != (None, None, None)
+
+
+Due = tuple[float, str]
+"""A moment of time.monotonic(), and the name of the field of `Timeouts` that runs out then."""
+NEVER: Due = (math.inf, "")
+
+
+class Watchdog(Protocol):
+    """Calls `interrupt` once when a limit runs out. Only the thread or task that reads the stream calls it."""
+
+    expired: str | None
+    """Name of the field of `Timeouts` that ran out."""
+
+    def expect(self, *, first: bool) -> None:
+        """The caller begins to wait for a token; `first` if no token has come yet."""
+
+    def relax(self) -> None:
+        """The token came: until the next wait only the limit of the whole request counts."""
+
+    def stop(self) -> None:
+        """End all limits: no interrupt happens after this returns. May be called again."""
+
+
+class _NoWatchdog:
+    """The watchdog of requests without limits."""
+
+    expired: str | None = None
+
+    def expect(self, *, first: bool) -> None:
+        pass
+
+    def relax(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+NO_WATCHDOG = _NoWatchdog()
+
+
+class Limits:
+    """Computes when the limits of a request run out."""
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._between_s = deadlines.between_tokens_s
+        self.end = NEVER if deadlines.end is None else (deadlines.end, "total")
+        first = NEVER if deadlines.first_token is None else (deadlines.first_token, "first_token")
+        self.first = min(first, self.end)
+
+    def next(self, *, first: bool) -> Due:
+        """Return the limit that ends a wait which begins now."""
+        if first:
+            return self.first
+        if self._between_s is None:
+            return self.end
+        return min((time.monotonic() + self._between_s, "between_tokens"), self.end)
+
+
+class RuntimeEvent(Protocol):
+    """An event that happens once. Threads, or tasks of one event loop, may share it."""
+
+    def set(self) -> None:
+        """Make the event happen. May be called again."""
+
+    async def wait(self, timeout_s: float | None) -> bool:
+        """Wait until the event happens, at most `timeout_s` seconds. Returns whether it has happened."""
+        ...
+
+
+class Runtime(Protocol):
+    """All that a client needs to run blocking, or on an event loop."""
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    def event(self) -> RuntimeEvent:
+        """Return a new event."""
+        ...
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work`, which raises nothing, beside all else."""
+
+    def watchdog(self, deadlines: Deadlines, interrupt: Callable[[], None]) -> Watchdog: ...
+
+    def transport(self, endpoint: Endpoint, settings: Settings) -> Transport: ...
