@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepseek_backend.contract import ErrorCode
-from deepseek_backend.engines.call_tags import (
+from deepseek_backend.engines.prompting import render_chat
+from deepseek_backend.engines.reference.checkpoint_loading import ChatTemplate
+from deepseek_backend.engines.tags import (
     CALL_BEGIN,
     CALL_END,
     CALLS_BEGIN,
@@ -19,8 +21,6 @@ from deepseek_backend.engines.call_tags import (
     RESULTS_END,
     SEPARATOR,
 )
-from deepseek_backend.engines.prompting import render_chat
-from deepseek_backend.engines.reference.chat_template import ChatTemplate
 from deepseek_backend.errors import RequestError
 from deepseek_backend.request.chat_rendering import ChatFacts, ChatRenderer, find_chat_facts
 from deepseek_backend.request.messages import read_messages

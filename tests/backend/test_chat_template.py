@@ -12,8 +12,8 @@ import pytest
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.bounded_template import TemplateFailure, TemplateProcess, transformers_bounded
 from deepseek_backend.engines.prompting import render_chat
-from deepseek_backend.engines.reference.chat_template import ChatTemplate
-from deepseek_backend.engines.simulated import chat_form
+from deepseek_backend.engines.reference.checkpoint_loading import ChatTemplate
+from deepseek_backend.engines.simulated.filler_text import render_chat_form
 from deepseek_backend.errors import EngineError, RequestError
 from support.random_checkpoint import BOS, EOS
 
@@ -121,7 +121,7 @@ CONVERSATIONS = [
 
 def test_the_simulated_engine_writes_a_conversation_as_deepseek_does():
     for messages, template_kwargs, expected in CONVERSATIONS:
-        assert chat_form.render(messages, template_kwargs) == BOS + expected
+        assert render_chat_form(messages, template_kwargs) == BOS + expected
 
 
 def test_the_simulated_engine_refuses_what_has_no_form():
@@ -133,7 +133,7 @@ def test_the_simulated_engine_refuses_what_has_no_form():
     ]
     for messages, template_kwargs, said in refused:
         with pytest.raises(RequestError, match=said):
-            chat_form.render([says("user", "Hi"), *messages], template_kwargs)
+            render_chat_form([says("user", "Hi"), *messages], template_kwargs)
 
 
 LOOP = "{% for a in range(99999) %}"

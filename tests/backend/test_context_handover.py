@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import REQUEST_TYPES
 from deepseek_backend.engines.base import Step
-from deepseek_backend.engines.context_handover import ContextHandover, RequestType, read_handover
+from deepseek_backend.engines.generate_request import ContextHandover, RequestType, read_handover
 from deepseek_backend.engines.simulated.simulated_engine import SimulatedEngine
 from support import fakes
 from support.fakes import ListReply, ScriptedEngine, array, serving, wait

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepseek_backend.engines.simulated.deployment_model import LATENT, NUM_LAYERS
-from deepseek_backend.engines.simulated.presets import PRESETS, find_preset
+from deepseek_backend.engines.simulated.presets import LATENT, NUM_LAYERS, PRESETS, find_preset
 from deepseek_backend.engines.simulated.scheduler import BatchLimits, RankLoad, ScheduledRow, Scheduler
 from deepseek_backend.engines.simulated.simulated_options import parse_options
 from deepseek_backend.errors import ConfigError

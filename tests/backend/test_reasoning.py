@@ -6,8 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deepseek_backend.answer.reasoning import ReasoningSplitter
-from deepseek_backend.engines.call_tags import BEGINNINGS, CALLS_BEGIN, DSML_BEGIN
-from deepseek_backend.engines.reasoning_tags import CLOSING, OPENING, ends_inside
+from deepseek_backend.engines.tags import BEGINNINGS, CALLS_BEGIN, CLOSING, DSML_BEGIN, OPENING, ends_inside
 
 
 def split(pieces, *, opened):

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from deepseek_backend.engines.reference import checkpoint_loading
+from deepseek_backend.engines.reference.checkpoint_files import TensorFiles, read_config
 from deepseek_backend.engines.reference.checkpoint_loading import load_checkpoint
-from deepseek_backend.engines.reference.deepseek_config import read_config
 from deepseek_backend.engines.reference.deepseek_model import DeepseekModel
 from deepseek_backend.engines.reference.model_runner import ModelRunner
-from deepseek_backend.engines.reference.tensor_files import TensorFiles
-from deepseek_backend.engines.reference.token_logprobs import log_softmax
+from deepseek_backend.engines.reference.token_sampling import log_softmax
 from deepseek_backend.errors import EngineError
 from deepseek_triton_build import model_repository
 from support.checkpoint_variants import VARIANTS, write_variant
@@ -73,7 +72,7 @@ def compare_with_recorded(model, name, num_prompt):
 
 def test_every_fp8_number_is_read():
     """The largest is 448, the smallest 2^-9; there is no infinity."""
-    from deepseek_backend.engines.reference.tensor_files import _E4M3
+    from deepseek_backend.engines.reference.checkpoint_files import _E4M3
 
     assert _E4M3[[0x00, 0x01, 0x07, 0x08, 0x38, 0x3C, 0x7E]].tolist() == [0, 2**-9, 7 * 2**-9, 2**-6, 1, 1.5, 448]
     assert np.isnan(_E4M3[[0x7F, 0xFF]]).all()
@@ -207,7 +206,7 @@ def test_the_number_of_threads_is_that_of_the_library():
     code = """
 import ctypes, numpy
 from pathlib import Path
-from deepseek_backend.engines.reference.blas_threads import set_blas_threads
+from deepseek_backend.engines.reference.reference_engine import set_blas_threads
 set_blas_threads(1)
 paths = {line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if "openblas" in line}
 for path in paths:

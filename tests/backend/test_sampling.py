@@ -8,8 +8,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from deepseek_backend.engines.generate_request import SamplingParams
-from deepseek_backend.engines.reference.token_logprobs import prompt_logprobs, token_logprobs
-from deepseek_backend.engines.reference.token_sampling import TokenSampler, sample_tokens, spellings
+from deepseek_backend.engines.reference.token_sampling import (
+    TokenSampler,
+    prompt_logprobs,
+    sample_tokens,
+    spellings,
+    token_logprobs,
+)
 from support.random_checkpoint import build_tokenizer
 
 VOCAB_SIZE = 12

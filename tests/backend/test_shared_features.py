@@ -10,7 +10,7 @@ import pytest
 
 from deepseek_backend.config import parse_config
 from deepseek_backend.contract import REQUEST_FIELDS, REQUEST_INPUTS, SAMPLING_BY_NAME, ErrorCode
-from deepseek_backend.engines.context_handover import read_handover
+from deepseek_backend.engines.generate_request import read_handover
 from deepseek_backend.engines.simulated.simulated_engine import SimulatedEngine
 from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
 from deepseek_backend.service import Service

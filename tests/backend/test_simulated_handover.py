@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import ErrorCode
-from deepseek_backend.engines.context_handover import read_handover
-from deepseek_backend.engines.simulated.deployment_model import H200, DeploymentModel
+from deepseek_backend.engines.generate_request import read_handover
 from deepseek_backend.engines.simulated.kv_transfer import GONE, GREETING, read_ticket
+from deepseek_backend.engines.simulated.presets import H200, DeploymentModel
 from deepseek_backend.engines.simulated.simulated_engine import SimulatedEngine
 from support.engine_driver import StepLog, make_request
 from support.waiting import wait_for

@@ -9,8 +9,12 @@ from hypothesis import strategies as st
 
 from deepseek_backend.config import parse_config
 from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
-from deepseek_backend.engines.tensorrt_llm.placement import instance_environment
-from deepseek_backend.engines.tensorrt_llm.ranks import WorkerRankEnded, forget_launcher, world_size
+from deepseek_backend.engines.tensorrt_llm.loading import (
+    WorkerRankEnded,
+    forget_launcher,
+    instance_environment,
+    world_size,
+)
 from deepseek_backend.errors import ConfigError, EngineError
 from deepseek_triton_build.catalog import RELEASES, load_release
 from standin.harness import WAIT_S

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from deepseek_backend.engines.prompt_tokenizer import PromptTokenizer
+from deepseek_backend.engines.prompting import PromptTokenizer
 from deepseek_backend.engines.tensorrt_llm import tensorrt_llm_engine as engine_module
-from deepseek_backend.engines.tensorrt_llm.output_increments import OutputIncrements
+from deepseek_backend.engines.tensorrt_llm.outputs import OutputIncrements
 from deepseek_backend.errors import EngineError
 from support.engine_driver import make_request
 from support.waiting import wait_for

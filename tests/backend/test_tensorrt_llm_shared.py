@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_backend.contract import ErrorCode
-from deepseek_backend.engines.context_handover import ContextHandover, read_handover
-from deepseek_backend.engines.generate_request import SamplingParams
-from deepseek_backend.engines.prompt_tokenizer import PromptTokenizer
-from deepseek_backend.engines.tensorrt_llm.shared_requests import GrowingText, part_arguments
+from deepseek_backend.engines.generate_request import ContextHandover, SamplingParams, read_handover
+from deepseek_backend.engines.prompting import PromptTokenizer
+from deepseek_backend.engines.tensorrt_llm.outputs import GrowingText, part_arguments
 from deepseek_triton_build.catalog import load_release
 from standin import harness as harness_module
 from standin.harness import Harness, guided_llm_args

@@ -19,8 +19,7 @@ from deepseek_backend.config import parse_config
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines import create_engine
 from deepseek_backend.engines.base import EngineStats
-from deepseek_backend.engines.vllm.core_connection import CoreConnection
-from deepseek_backend.engines.vllm.generate_calls import GenerateCalls
+from deepseek_backend.engines.vllm.request_paths import CoreConnection, GenerateCalls
 from deepseek_backend.errors import ASK_ANOTHER, ConfigError, EngineError, UnavailableError
 from deepseek_backend.metrics.backend_metrics import info
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
@@ -401,7 +400,7 @@ PROGRAM = """
 import multiprocessing, pathlib, sys, time
 from multiprocessing import shared_memory
 
-from deepseek_backend.engines.vllm.vllm_start import own_process_group
+from deepseek_backend.engines.vllm.loading import own_process_group
 
 
 def core(name, registered):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from deepseek_backend.contract import SAMPLING_BY_NAME, SAMPLING_FIELDS, ErrorCode
 from deepseek_backend.engines.base import PerfMetrics
 from deepseek_backend.engines.generate_request import SamplingParams
-from deepseek_backend.engines.vllm.growing_answer import GrowingAnswer
+from deepseek_backend.engines.vllm.loading import VllmRelease
+from deepseek_backend.engines.vllm.open_answer import GrowingAnswer
 from deepseek_backend.engines.vllm.request_fields import (
     APPLIED_HERE,
     BANNED,
@@ -20,7 +21,6 @@ from deepseek_backend.engines.vllm.request_fields import (
     sampling_arguments,
     unsupported_fields,
 )
-from deepseek_backend.engines.vllm.vllm_release import VllmRelease
 from deepseek_backend.errors import RequestError
 from deepseek_backend.request.supported_fields import supported_fields
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS

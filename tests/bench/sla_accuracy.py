@@ -19,8 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "model_repository/tensorrt_llm/1"))
 
-from deepseek_backend.engines.simulated.pace_table import read_table  # noqa: E402
-from deepseek_backend.engines.simulated.presets import PRESETS  # noqa: E402
+from deepseek_backend.engines.simulated.presets import PRESETS, read_table  # noqa: E402
 from deepseek_triton_tools.sla.predictions import (  # noqa: E402
     TOKENS_PER_STEP,
     PacedServer,

@@ -92,7 +92,7 @@ def test_a_guard_guards_in_narrow_surroundings_too(before, options):
 
 WITH_AN_ENGINE = """\
 import os, subprocess, sys, time
-from deepseek_backend.engines.vllm.vllm_start import own_process_group
+from deepseek_backend.engines.vllm.loading import own_process_group
 from deepseek_backend.process.process_guard import ProcessGuard
 ProcessGuard(os.getppid(), [])
 with own_process_group():

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from deepseek_backend.contract import SAMPLING_BY_NAME
 from deepseek_backend.engines.generate_request import SamplingParams
-from deepseek_backend.engines.reasoning_tags import ends_inside
-from deepseek_backend.engines.vllm.core_connection import CoreConnection
-from deepseek_backend.engines.vllm.generate_calls import GenerateCalls
+from deepseek_backend.engines.tags import ends_inside
+from deepseek_backend.engines.vllm.request_paths import CoreConnection, GenerateCalls
 from deepseek_backend.errors import RequestError
 from deepseek_backend.request.answer_format import with_answer_format
 from deepseek_backend.request.tool_use import NO_TOOLS

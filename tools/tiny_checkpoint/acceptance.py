@@ -15,14 +15,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from deepseek_backend.engines.reference.activations import rms_norm
+from deepseek_backend.engines.reference.checkpoint_files import DeepseekConfig, TensorFiles
 from deepseek_backend.engines.reference.checkpoint_loading import LoadedCheckpoint, load_checkpoint
-from deepseek_backend.engines.reference.deepseek_config import DeepseekConfig
-from deepseek_backend.engines.reference.feed_forward import MixtureOfExperts
-from deepseek_backend.engines.reference.latent_attention import LatentAttention
+from deepseek_backend.engines.reference.deepseek_model import LatentAttention, MixtureOfExperts, rms_norm, rotations
 from deepseek_backend.engines.reference.model_runner import ModelRunner
-from deepseek_backend.engines.reference.rotary_embedding import rotations
-from deepseek_backend.engines.reference.tensor_files import TensorFiles
 from tiny_checkpoint.answering import generate, loaded
 from tiny_checkpoint.corpus import training_documents
 from tiny_checkpoint.questions import Question, questions

@@ -16,12 +16,11 @@ from deepseek_backend.answer.reasoning import ReasoningSplitter
 from deepseek_backend.answer.stop_strings import StopStringFilter
 from deepseek_backend.config import load_config, parse_config
 from deepseek_backend.contract import INPUTS, SAMPLING_FIELDS, Dtype
-from deepseek_backend.engines.context_handover import read_handover
+from deepseek_backend.engines.generate_request import read_handover
 from deepseek_backend.engines.prompting import render_chat
-from deepseek_backend.engines.reference.chat_template import ChatTemplate
-from deepseek_backend.engines.reference.deepseek_config import read_config
-from deepseek_backend.engines.reference.tensor_files import TensorFiles
-from deepseek_backend.engines.simulated import chat_form
+from deepseek_backend.engines.reference.checkpoint_files import TensorFiles, read_config
+from deepseek_backend.engines.reference.checkpoint_loading import ChatTemplate
+from deepseek_backend.engines.simulated.filler_text import render_chat_form
 from deepseek_backend.errors import ConfigError, EngineError, RequestError
 from deepseek_backend.release import read_record
 from deepseek_backend.request.answer_format import with_answer_format
@@ -126,7 +125,7 @@ class TemplateEngine:
 
 class _SimulatedForm:
     def render_chat(self, messages: Any, template_kwargs: Mapping[str, Any]) -> str:
-        return chat_form.render(messages, template_kwargs)
+        return render_chat_form(messages, template_kwargs)
 
 
 class _NoTemplate:

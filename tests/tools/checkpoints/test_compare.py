@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from deepseek_backend.engines.reference.deepseek_config import read_config as engine_config
-from deepseek_backend.engines.reference.feed_forward import MixtureOfExperts
-from deepseek_backend.engines.reference.tensor_files import TensorFiles
+from deepseek_backend.engines.reference.checkpoint_files import TensorFiles
+from deepseek_backend.engines.reference.checkpoint_files import read_config as engine_config
+from deepseek_backend.engines.reference.deepseek_model import MixtureOfExperts
 from deepseek_triton_tools.checkpoints.compared_weight import compare_weights, weight_of
 from deepseek_triton_tools.checkpoints.error_figures import OCTAVES, ErrorSums
 from deepseek_triton_tools.checkpoints.moe_forward import moe_output, moe_weights, random_tokens

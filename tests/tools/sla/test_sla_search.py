@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 import deepseek_triton_tools.sla  # noqa: F401  (puts the backend's folder on the path)
-from deepseek_backend.engines.simulated.pace_table import read_table
+from deepseek_backend.engines.simulated.presets import read_table
 from deepseek_backend.engines.simulated.simulated_options import parse_options
 from deepseek_triton_build import DisaggregatedPlan, PlanRequest, Workload
 from deepseek_triton_tools.bench.measuring.figures import Slo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deepseek_backend.engines.simulated.deployment_model import B200, H200, DeploymentModel
+from deepseek_backend.engines.simulated.presets import B200, H200, DeploymentModel
 from deepseek_backend.engines.simulated.scheduler import RankLoad
 from deepseek_triton_tools.sla.server_layouts import GRID, Json, PacedModel, ServerLayout
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deepseek_backend.engines.simulated.pace_table import PaceTable
-from deepseek_backend.engines.simulated.presets import MTP_3_TOKENS_PER_STEP
+from deepseek_backend.engines.simulated.presets import MTP_3_TOKENS_PER_STEP, PaceTable
 from deepseek_backend.engines.simulated.simulated_options import KV_TRANSFER_GBPS
 
 TOKENS_PER_STEP = {0: 1.0, 1: 1.92, 2: 2.58, 3: MTP_3_TOKENS_PER_STEP}

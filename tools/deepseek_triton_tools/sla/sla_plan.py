@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from deepseek_backend.engines.simulated.pace_table import read_table
+from deepseek_backend.engines.simulated.presets import read_table
 from deepseek_triton_build import (
     DISAGGREGATED,
     BuildError,

@@ -25,9 +25,8 @@ from deepseek_backend.config import BackendConfig
 from deepseek_backend.delivery.delivery import Delivery
 from deepseek_backend.engine_warmup import warm_up
 from deepseek_backend.engines.base import Engine, EngineHealth, EngineStats, FinishReason, Step
-from deepseek_backend.engines.call_tags import BEGINNINGS
 from deepseek_backend.engines.generate_request import GenerateRequest
-from deepseek_backend.engines.reasoning_tags import CLOSING
+from deepseek_backend.engines.tags import BEGINNINGS, CLOSING
 from deepseek_backend.errors import (
     ASK_ANOTHER,
     BackendError,

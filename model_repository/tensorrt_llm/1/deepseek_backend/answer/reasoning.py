@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from deepseek_backend.engines.call_tags import BEGINNINGS
-from deepseek_backend.engines.reasoning_tags import CLOSING, OPENING, WHITE_SPACE
+from deepseek_backend.engines.tags import BEGINNINGS, CLOSING, OPENING, WHITE_SPACE
 
 _OPENING_LINE = OPENING + "\n"
 _ENDS = (CLOSING, *BEGINNINGS)

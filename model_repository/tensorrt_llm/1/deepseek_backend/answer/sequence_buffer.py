@@ -13,8 +13,8 @@ from types import MappingProxyType
 from deepseek_backend.answer.reasoning import ReasoningSplitter
 from deepseek_backend.answer.stop_strings import StopStringFilter
 from deepseek_backend.engines.base import FinishReason, PerfMetrics, Step, TokenLogprobs
-from deepseek_backend.engines.context_handover import ContextHandover
-from deepseek_backend.engines.reasoning_tags import ends_inside
+from deepseek_backend.engines.generate_request import ContextHandover
+from deepseek_backend.engines.tags import ends_inside
 from deepseek_backend.request.parsed_request import ParsedRequest
 
 _FREE_CHARACTERS = 1 << 20

@@ -57,6 +57,6 @@ def instance_environment(engine: str, model_config: Mapping[str, Any], instance_
     """
     if engine != "tensorrt_llm":
         return {}
-    from deepseek_backend.engines.tensorrt_llm.placement import instance_environment
+    from deepseek_backend.engines.tensorrt_llm.loading import instance_environment
 
     return instance_environment(model_config, instance_name)

@@ -24,8 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from deepseek_backend.engines.context_handover import ContextHandover
-from deepseek_backend.engines.generate_request import GenerateRequest, Messages
+from deepseek_backend.engines.generate_request import ContextHandover, GenerateRequest, Messages
 from deepseek_backend.errors import BackendError
 
 FinishReason = Literal["stop", "length", "cancelled", "timeout"]

@@ -16,9 +16,8 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from deepseek_backend.contract import SAMPLING_FIELDS, ErrorCode
-from deepseek_backend.engines.call_tags import CALL_BEGIN, CALLS_BEGIN, CALLS_END
 from deepseek_backend.engines.generate_request import SamplingParams
-from deepseek_backend.engines.reasoning_tags import CLOSING, ends_inside
+from deepseek_backend.engines.tags import CALL_BEGIN, CALLS_BEGIN, CALLS_END, CLOSING, ends_inside
 from deepseek_backend.errors import RequestError
 from deepseek_backend.request.call_forms import FENCED, RAW_JSON, CallForm
 from deepseek_backend.request.tool_use import ToolUse

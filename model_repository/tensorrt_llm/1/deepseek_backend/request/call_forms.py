@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deepseek_backend.engines.call_tags import (
+from deepseek_backend.engines.tags import (
     CALL_BEGIN,
     CALL_END,
     CALLS_BEGIN,
     CALLS_END,
+    CLOSING,
     DSML,
     DSML_BEGIN,
     RESULT_BEGIN,
@@ -25,7 +26,6 @@ from deepseek_backend.engines.call_tags import (
     RESULTS_END,
     SEPARATOR,
 )
-from deepseek_backend.engines.reasoning_tags import CLOSING
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from deepseek_backend.contract import ErrorCode
-from deepseek_backend.engines.call_tags import DSML
 from deepseek_backend.engines.generate_request import Messages
-from deepseek_backend.engines.reasoning_tags import CLOSING, ends_inside
+from deepseek_backend.engines.tags import CLOSING, DSML, ends_inside
 from deepseek_backend.errors import RequestError
 from deepseek_backend.field_values import read_json
 from deepseek_backend.request.call_forms import DSML_FORM, FENCED, OTHER_FORM, RAW_JSON, CallForm

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deepseek_backend.contract import ErrorCode
-from deepseek_backend.engines.call_tags import DSML, DSML_BEGIN, DSML_END
 from deepseek_backend.engines.generate_request import Messages
-from deepseek_backend.engines.reasoning_tags import CLOSING, OPENING
+from deepseek_backend.engines.tags import CLOSING, DSML, DSML_BEGIN, DSML_END, OPENING
 from deepseek_backend.errors import RequestError
 from deepseek_backend.field_values import listed, quoted, read_json
 

@@ -7,8 +7,13 @@ from collections.abc import Iterator, Sequence
 
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import Capabilities, Engine
-from deepseek_backend.engines.context_handover import ContextHandover
-from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams, SharedTokenIds, utf8_length
+from deepseek_backend.engines.generate_request import (
+    ContextHandover,
+    GenerateRequest,
+    SamplingParams,
+    SharedTokenIds,
+    utf8_length,
+)
 from deepseek_backend.engines.prompting import check_ids, last_tokens
 from deepseek_backend.errors import RequestError
 from deepseek_backend.field_values import quoted

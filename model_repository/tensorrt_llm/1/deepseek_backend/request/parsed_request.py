@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepseek_backend.engines.context_handover import ContextHandover, RequestType
-from deepseek_backend.engines.generate_request import Messages, SamplingParams
+from deepseek_backend.engines.generate_request import ContextHandover, Messages, RequestType, SamplingParams
 from deepseek_backend.request.tool_use import NO_TOOLS, ToolUse
 
 

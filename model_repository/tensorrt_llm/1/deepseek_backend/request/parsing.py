@@ -24,8 +24,7 @@ from deepseek_backend.contract import (
     TIMEOUT_US,
     ErrorCode,
 )
-from deepseek_backend.engines.context_handover import ContextHandover, RequestType, read_handover
-from deepseek_backend.engines.generate_request import SamplingParams
+from deepseek_backend.engines.generate_request import ContextHandover, RequestType, SamplingParams, read_handover
 from deepseek_backend.errors import RequestError
 from deepseek_backend.request.field_reader import FieldReader
 from deepseek_backend.request.parsed_request import ParsedRequest, Prompt

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from deepseek_backend.config import BackendConfig
@@ -23,14 +25,31 @@ from deepseek_backend.engines.base import (
 )
 from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.engines.prompting import render_chat
-from deepseek_backend.engines.reference.batched_generation import BatchedGeneration
-from deepseek_backend.engines.reference.blas_threads import set_blas_threads
 from deepseek_backend.engines.reference.checkpoint_loading import CheckpointTokenizer, LoadedCheckpoint, load_checkpoint
-from deepseek_backend.engines.reference.continuous_batch import ContinuousBatch
+from deepseek_backend.engines.reference.continuous_batch import BatchedGeneration, ContinuousBatch
 from deepseek_backend.engines.reference.model_runner import ModelRunner
 from deepseek_backend.errors import BackendError, ConfigError, EngineError, UnavailableError, describe
 
 logger = logging.getLogger(__name__)
+
+_FUNCTIONS = (
+    "openblas_set_num_threads64_",
+    "scipy_openblas_set_num_threads64_",
+    "openblas_set_num_threads",
+)
+"""Names of the function in the builds of OpenBLAS: numpy's wheels until 1.26 and from then on, and distributions'."""
+
+
+def set_blas_threads(number: int) -> None:
+    """Let each product of matrices in this process use `number` threads. Without OpenBLAS, a warning is logged."""
+    mapped = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
+    paths = {fields[5] for fields in mapped if len(fields) == 6 and "openblas" in Path(fields[5]).name}
+    found = [function for path in paths for name in _FUNCTIONS if (function := getattr(ctypes.CDLL(path), name, None))]
+    for function in found:
+        function(number)
+    if not found:
+        logger.warning("numpy does not use OpenBLAS here: num_threads has no effect; set the threads of its BLAS")
+
 
 _DEFAULT_MAX_SEQ_LEN = 4096
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import cast
 
-from deepseek_backend.engines.context_handover import ContextHandover
+from deepseek_backend.engines.generate_request import ContextHandover
 from deepseek_backend.engines.loop_thread import LoopThread
 from deepseek_backend.engines.simulated.filler_text import Script
 from deepseek_backend.errors import ContextLostError, RequestError, describe

@@ -28,10 +28,8 @@ from deepseek_backend.engines.base import (
     group_by_sink,
     require,
 )
-from deepseek_backend.engines.context_handover import ContextHandover
-from deepseek_backend.engines.generate_request import GenerateRequest, Messages
-from deepseek_backend.engines.simulated import chat_form
-from deepseek_backend.engines.simulated.filler_text import BOS, FillerTokenizer, Script, dictation
+from deepseek_backend.engines.generate_request import ContextHandover, GenerateRequest, Messages
+from deepseek_backend.engines.simulated.filler_text import BOS, FillerTokenizer, Script, dictation, render_chat_form
 from deepseek_backend.engines.simulated.kv_transfer import KvTicket, KvTransfers
 from deepseek_backend.engines.simulated.scheduler import RankLoad, Scheduler
 from deepseek_backend.engines.simulated.simulated_generation import SimulatedGeneration, begin, stamp
@@ -142,7 +140,7 @@ class SimulatedEngine:
         return self._load_seconds
 
     def render_chat(self, messages: Messages, template_kwargs: Mapping[str, Any]) -> str:
-        return chat_form.render(messages, template_kwargs)
+        return render_chat_form(messages, template_kwargs)
 
     def submit(self, request: GenerateRequest, sink: StepSink) -> None:
         """Submit a request. After `stop` the caller's thread delivers the refusal, for the engine has no thread."""

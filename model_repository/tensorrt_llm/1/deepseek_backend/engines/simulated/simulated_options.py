@@ -7,8 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deepseek_backend.engines.simulated.deployment_model import BYTES, LATENT, NUM_LAYERS
-from deepseek_backend.engines.simulated.presets import PacedDeployment, Preset, find_preset, preset_name
+from deepseek_backend.engines.simulated.presets import (
+    BYTES,
+    LATENT,
+    NUM_LAYERS,
+    PacedDeployment,
+    Preset,
+    find_preset,
+    preset_name,
+)
 from deepseek_backend.engines.simulated.scheduler import BatchLimits
 from deepseek_backend.errors import ConfigError
 

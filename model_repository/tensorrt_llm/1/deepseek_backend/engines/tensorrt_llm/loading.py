@@ -1,4 +1,15 @@
-"""Makes a running tensorrt_llm.LLM of model.yaml and the release record, and derives its capabilities."""
+"""Makes a running tensorrt_llm.LLM of model.yaml and the release record, on this process's GPUs and MPI ranks.
+
+GPUs: as in upstream's backend, the parameter gpu_device_ids of config.pbtxt names those of each instance, "0,1;2,3" for
+two, and an environment variable tells CUDA. It must be set before tensorrt_llm is imported: CUDA opens the GPUs that it
+sees then, and workers inherit the variable.
+
+MPI: tritonserver is started in one of three ways:
+
+* Alone, or by one rank of a launcher whose MPI world isn't ours. The launcher's variables are removed.
+* Through trtllm-llmapi-launch, which has a world of its own and says where it is. The variables are removed too.
+* On every rank, as by upstream's launch_triton_server.py. Rank 0 leads, and the other ranks work for it.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +17,16 @@ import copy
 import importlib
 import json
 import logging
+import math
+import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines.base import TEXT_LAYER_FIELDS, Capabilities
-from deepseek_backend.engines.tensorrt_llm.placement import VISIBLE_DEVICES
-from deepseek_backend.engines.tensorrt_llm.shared_requests import SharingSupport
+from deepseek_backend.engines.tensorrt_llm.outputs import SharingSupport
 from deepseek_backend.errors import ConfigError, EngineError, describe
 from deepseek_backend.release import EngineRelease, SamplerSupport
 
@@ -151,3 +163,112 @@ def shut_down(llm: Any) -> None:
         logger.error(
             "TensorRT-LLM has not shut down in %g s; its workers may still hold GPU memory", SHUTDOWN_TIMEOUT_S
         )
+
+
+VISIBLE_DEVICES = "TRTLLM_VISIBLE_DEVICES"
+"""Variable that tells the workers the GPUs; the engine counts gpus_per_node from it."""
+_PARAMETER = "gpu_device_ids"
+
+
+def instance_environment(model_config: Mapping[str, Any], instance_name: str) -> dict[str, str]:
+    """Return this instance's environment variables; none for a model's only instance without the parameter.
+
+    :param model_config: the parsed model_config of `initialize`.
+    :param instance_name: the model_instance_name of `initialize`.
+    :raises ConfigError: when the parameter is missing or leaves an instance without GPUs of its own.
+    """
+    count = sum(int(group.get("count", 1)) for group in model_config.get("instance_group") or [{}])
+    text = str(model_config.get("parameters", {}).get(_PARAMETER, {}).get("string_value", ""))
+    if not text:
+        if count > 1:
+            raise ConfigError(
+                [f"config.pbtxt: {count} instances need the parameter {_PARAMETER}, with the GPUs of each"]
+            )
+        return {}
+    per_instance = [[gpu.strip() for gpu in part.split(",") if gpu.strip()] for part in text.split(";")]
+    _check(per_instance, count, text)
+    suffix = re.search(r"_(\d+)$", instance_name)
+    index = int(suffix[1]) if suffix and count > 1 else 0
+    if index >= len(per_instance):
+        raise ConfigError([f"{_PARAMETER}: {text!r} has no GPUs for instance {index} ({instance_name})"])
+    gpus = ",".join(per_instance[index])
+    return {"CUDA_VISIBLE_DEVICES": gpus, VISIBLE_DEVICES: gpus}
+
+
+def _check(per_instance: list[list[str]], count: int, text: str) -> None:
+    problems = []
+    if len(per_instance) != count:
+        problems.append(f"{_PARAMETER}: expected GPUs for {count} instances, separated by semicolons, got {text!r}")
+    if not all(per_instance):
+        problems.append(f"{_PARAMETER}: expected at least one GPU for each instance, got {text!r}")
+    all_gpus = [gpu for gpus in per_instance for gpu in gpus]
+    if len(set(all_gpus)) != len(all_gpus):
+        problems.append(f"{_PARAMETER}: expected each GPU once, got {text!r}")
+    if problems:
+        raise ConfigError(problems)
+
+
+_PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+
+
+class WorkerRankEnded(EngineError):
+    """This process was a worker rank, and its leader has ended. There is nothing to serve."""
+
+
+def world_size(environ: Mapping[str, str], mpi: Mapping[str, Any]) -> int:
+    """Return the size of the world where tritonserver runs on every rank; 1 where it does not."""
+    if any(name.startswith(mpi["llmapi_launch_prefix"]) for name in environ) or not _is_launched(environ, mpi):
+        return 1
+    sizes = [environ[name] for name in mpi["size_variables"] if environ.get(name, "").isdecimal()]
+    return int(sizes[0]) if sizes else 1
+
+
+def forget_launcher(environ: MutableMapping[str, str], mpi: Mapping[str, Any]) -> list[str]:
+    """Remove the variables of an MPI launcher from `environ`; return the removed names.
+
+    Where mpirun has started tritonserver, Triton's stub process, in which this runs, inherits a rank that isn't its
+    own. MPI in it would wait for the launcher's world, or break it. Without a launcher, variables with the same
+    prefixes are the operator's settings (OMPI_MCA_btl_tcp_if_include) and stay. TLLM_* variables always stay: with them
+    trtllm-llmapi-launch says where its world is.
+    """
+    if not _is_launched(environ, mpi):
+        return []
+    removed = [name for name in environ if name.startswith(tuple(mpi["launcher_prefixes"]))]
+    for name in removed:
+        del environ[name]
+    logger.info("forgot %d variables of the MPI launcher", len(removed))
+    return removed
+
+
+def lead_or_work(mpi: Mapping[str, Any], llm_args: Mapping[str, Any]) -> dict[str, Any]:
+    """On rank 0, return the LLM argument that makes the other ranks its workers; on the others, work until it ends.
+
+    Call it on every rank, after tensorrt_llm was imported.
+
+    :raises WorkerRankEnded: on every rank but 0, when the leader has ended.
+    :raises EngineError: when the world does not have as many ranks as the model needs.
+    """
+    world = importlib.import_module("mpi4py.MPI").COMM_WORLD
+    needed = math.prod(int(llm_args.get(name) or 1) for name in _PARALLEL_SIZES)
+    if world.Get_size() != needed:
+        raise EngineError(
+            f"tritonserver runs on {world.Get_size()} MPI ranks, but the model needs {needed} "
+            f"({' x '.join(_PARALLEL_SIZES)}): start it on {needed}"
+        )
+    if world.Get_rank() != 0:
+        _work(world)
+    session_class = getattr(importlib.import_module("tensorrt_llm.llmapi"), mpi["leader"]["session_class"])
+    return {mpi["leader"]["llm_arg"]: session_class(comm=world, n_workers=world.Get_size())}
+
+
+def _work(world: Any) -> NoReturn:
+    futures = importlib.import_module("mpi4py.futures")
+    logger.info("rank %d works for rank 0", world.Get_rank())
+    with futures.MPICommExecutor(world) as executor:
+        if executor is not None:
+            raise EngineError(f"MPI rank {world.Get_rank()} was made the leader beside rank 0")
+    raise WorkerRankEnded(f"MPI rank {world.Get_rank()} has nothing to serve: its leader has ended")
+
+
+def _is_launched(environ: Mapping[str, str], mpi: Mapping[str, Any]) -> bool:
+    return any(name in environ for name in mpi["launcher_variables"])

@@ -49,26 +49,25 @@ from deepseek_backend.engines.base import (
 )
 from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.engines.loop_thread import LoopThread
-from deepseek_backend.engines.prompt_tokenizer import PromptTokenizer
-from deepseek_backend.engines.prompting import check_prompt_length
-from deepseek_backend.engines.tensorrt_llm.faults import Faults, cause_of_death, worker_refusal
-from deepseek_backend.engines.tensorrt_llm.iteration_stats import IterationStats
+from deepseek_backend.engines.prompting import PromptTokenizer, check_prompt_length
 from deepseek_backend.engines.tensorrt_llm.loading import (
+    forget_launcher,
     import_tensorrt_llm,
+    lead_or_work,
     make_capabilities,
     make_llm,
     max_prompt_tokens,
     max_seq_len,
     resolved_llm_args,
     shut_down,
+    world_size,
 )
-from deepseek_backend.engines.tensorrt_llm.output_increments import OutputIncrements
-from deepseek_backend.engines.tensorrt_llm.ranks import forget_launcher, lead_or_work, world_size
-from deepseek_backend.engines.tensorrt_llm.requested_logprobs import num_logprobs
-from deepseek_backend.engines.tensorrt_llm.shared_requests import (
+from deepseek_backend.engines.tensorrt_llm.monitoring import Faults, IterationStats, cause_of_death, worker_refusal
+from deepseek_backend.engines.tensorrt_llm.outputs import (
     ContextAnswer,
     ContinuedAnswer,
     GrowingText,
+    OutputIncrements,
     SharingSupport,
     fetches,
     first_step,
@@ -76,7 +75,7 @@ from deepseek_backend.engines.tensorrt_llm.shared_requests import (
     part_arguments,
     sharing_support,
 )
-from deepseek_backend.engines.tensorrt_llm.translation import guide, refuse_conflicts, sampling_params
+from deepseek_backend.engines.tensorrt_llm.translation import guide, num_logprobs, refuse_conflicts, sampling_params
 from deepseek_backend.errors import (
     ASK_ANOTHER,
     BackendError,

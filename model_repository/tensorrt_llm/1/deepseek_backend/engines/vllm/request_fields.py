@@ -9,7 +9,7 @@ from typing import Any
 from deepseek_backend.contract import SAMPLING_BY_NAME, SAMPLING_FIELDS
 from deepseek_backend.engines.base import TEXT_LAYER_FIELDS
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
-from deepseek_backend.engines.vllm.vllm_release import VllmRelease
+from deepseek_backend.engines.vllm.loading import VllmRelease
 from deepseek_backend.errors import RequestError
 
 APPLIED_HERE = TEXT_LAYER_FIELDS | {

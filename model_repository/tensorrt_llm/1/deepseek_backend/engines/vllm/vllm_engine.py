@@ -45,13 +45,9 @@ from deepseek_backend.engines.base import (
 )
 from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.engines.loop_thread import LoopThread
-from deepseek_backend.engines.prompt_tokenizer import PromptTokenizer
-from deepseek_backend.engines.prompting import check_ids, check_prompt_length
-from deepseek_backend.engines.vllm.core_connection import CoreConnection
-from deepseek_backend.engines.vllm.generate_calls import GenerateCalls
-from deepseek_backend.engines.vllm.growing_answer import GrowingAnswer
-from deepseek_backend.engines.vllm.open_answer import OpenAnswer, RequestPath
-from deepseek_backend.engines.vllm.rank_choice import RankChoice
+from deepseek_backend.engines.prompting import PromptTokenizer, check_ids, check_prompt_length
+from deepseek_backend.engines.vllm.loading import VllmRelease, import_vllm, make_llm, prepare_process, read_vllm_release
+from deepseek_backend.engines.vllm.open_answer import GrowingAnswer, OpenAnswer, RequestPath
 from deepseek_backend.engines.vllm.request_fields import (
     BANNED,
     guide,
@@ -59,9 +55,7 @@ from deepseek_backend.engines.vllm.request_fields import (
     sampling_arguments,
     unsupported_fields,
 )
-from deepseek_backend.engines.vllm.scheduler_numbers import SchedulerNumbers
-from deepseek_backend.engines.vllm.vllm_release import VllmRelease, read_vllm_release
-from deepseek_backend.engines.vllm.vllm_start import import_vllm, make_llm, prepare_process
+from deepseek_backend.engines.vllm.request_paths import CoreConnection, GenerateCalls, RankChoice, SchedulerNumbers
 from deepseek_backend.errors import ASK_ANOTHER, BackendError, ConfigError, EngineError, UnavailableError, describe
 from deepseek_backend.release import version_mismatch_allowed
 
