@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from deepseek_triton_tools.gateway.app.application import create_app
+from deepseek_triton_tools.gateway.application import create_app
 from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 from support.raw_triton import RawTriton, answer, event
 

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from deepseek_triton_tools.gateway.app.model_front import TEXTS_AT_ONCE, ModelFront
+from deepseek_triton_tools.gateway.model_front import TEXTS_AT_ONCE, ModelFront
 from deepseek_triton_tools.gateway.settings import ModelSettings
-from deepseek_triton_tools.gateway.triton.call import UpstreamError
+from deepseek_triton_tools.gateway.triton_call import UpstreamError
 from gateway.asking import LAST, MESSAGES, RESPONSE, ask, error_of, events_of
 from gateway.openai_facts import faults
 from support.raw_triton import answer, event, refusal

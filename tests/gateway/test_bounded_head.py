@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 import pytest
 import uvicorn
 
-from deepseek_triton_tools.gateway import bounded_head
-from deepseek_triton_tools.gateway.bounded_head import MOST_HEAD_BYTES, BoundedHeadProtocol
+from deepseek_triton_tools.gateway import serving
+from deepseek_triton_tools.gateway.serving import MOST_HEAD_BYTES, BoundedHeadProtocol
 from support.waiting import PATIENCE_S, wait_for
 
 BEGINNING = b"GET / HTTP/1.1\r\nHost: h\r\nX: "
@@ -86,7 +86,7 @@ def test_trailers_are_not_kept_and_end_at_the_same_number_of_bytes(server, trail
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", BEGINNING, b"GET / HTTP/1.1\r\nHost: h\r\n\r\nGET "])
 def test_a_head_that_never_ends_is_ended(sent, monkeypatch, server):
-    monkeypatch.setattr(bounded_head, "HEAD_S", 0.2)
+    monkeypatch.setattr(serving, "HEAD_S", 0.2)
     with connected(server) as connection:
         connection.sendall(sent)
         answer = until_end(connection)

@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.gateway.app.chat_answer import StreamedChatAnswer, WholeChatAnswer
-from deepseek_triton_tools.gateway.app.completion_answer import CompletionAnswer
-from deepseek_triton_tools.gateway.protocol.chat_request import read_chat_request
-from deepseek_triton_tools.gateway.protocol.completion_request import read_completion_request
-from deepseek_triton_tools.gateway.triton.call import Part
-from deepseek_triton_tools.gateway.triton.server_events import EventReader
+from deepseek_triton_tools.gateway.chat import StreamedChatAnswer, WholeChatAnswer
+from deepseek_triton_tools.gateway.chat_request import read_chat_request
+from deepseek_triton_tools.gateway.completions import CompletionAnswer, read_completion_request
+from deepseek_triton_tools.gateway.triton_call import EventReader, Part
 from support.raw_triton import event
 
 IDENTITY = {"id": "chatcmpl-1", "created": 1, "model": "tiny", "system_fingerprint": None}

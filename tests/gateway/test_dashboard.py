@@ -6,11 +6,11 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from deepseek_triton_tools.gateway.app.gateway_metrics import CONTENT_TYPE, GatewayMetrics
-from deepseek_triton_tools.gateway.app.handled_request import HandledRequest
-from deepseek_triton_tools.gateway.app.page import page_routes
-from deepseek_triton_tools.gateway.fleet.fleet_member import FleetServer
-from deepseek_triton_tools.gateway.fleet.routing import Load
+from deepseek_triton_tools.gateway.fleet_member import FleetServer
+from deepseek_triton_tools.gateway.gateway_metrics import CONTENT_TYPE, GatewayMetrics
+from deepseek_triton_tools.gateway.handled_request import HandledRequest
+from deepseek_triton_tools.gateway.own_routes import page_routes
+from deepseek_triton_tools.gateway.routing import Load
 from support.asgi_server import serving_app
 from support.browser import CHROMIUM, Browser
 

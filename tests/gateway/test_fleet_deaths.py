@@ -8,7 +8,7 @@ from threading import Barrier, Event
 import httpx
 import pytest
 
-from deepseek_triton_tools.gateway.fleet import fleet_member
+from deepseek_triton_tools.gateway import fleet_member
 from support.raw_triton import INFO, RawTriton, answer, event, gateway_before
 from support.waiting import PATIENCE_S, wait_for
 

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.gateway.fleet.affinity import affinity_key
-from deepseek_triton_tools.gateway.fleet.routing import (
+from deepseek_triton_tools.gateway.routing import (
     FREE_SEQUENCES,
     MOST_LOAD,
     Load,
+    affinity_key,
     choose,
     estimated_load,
     less_loaded,
 )
-from deepseek_triton_tools.gateway.triton.call import Call
+from deepseek_triton_tools.gateway.triton_call import Call
 
 
 @dataclass

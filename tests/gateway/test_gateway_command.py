@@ -11,7 +11,7 @@ import trustme
 
 from deepseek_triton_tools.cli.gateway import settings_of
 from deepseek_triton_tools.cli.main import main, program_parser
-from deepseek_triton_tools.gateway.guard.api_keys import digest_of, new_key, parse_keys
+from deepseek_triton_tools.gateway.guard import digest_of, new_key, parse_keys
 from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 from deepseek_triton_tools.tool_errors import ToolError
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from deepseek_triton_tools.gateway.protocol.chat_request import CHAT_FIELDS
-from deepseek_triton_tools.gateway.protocol.completion_request import COMPLETION_FIELDS
-from deepseek_triton_tools.gateway.protocol.openai_fields import INPUTS, REFUSED, SAMPLING, WITHOUT_EFFECT
+from deepseek_triton_tools.gateway.chat_request import CHAT_FIELDS
+from deepseek_triton_tools.gateway.completions import COMPLETION_FIELDS
+from deepseek_triton_tools.gateway.openai_fields import INPUTS, REFUSED, SAMPLING, WITHOUT_EFFECT
 from support.documents import ROOT, read, snippets
 
 pytestmark = pytest.mark.documents

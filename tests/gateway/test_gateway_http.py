@@ -10,13 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.gateway.app.api_exchange import ApiExchange, ClientLeft
-from deepseek_triton_tools.gateway.app.api_route import MOST_BRACKETS, _document
-from deepseek_triton_tools.gateway.app.handled_request import begin_record
-from deepseek_triton_tools.gateway.protocol.chat_request import CHAT_FIELDS
-from deepseek_triton_tools.gateway.protocol.completion_request import COMPLETION_FIELDS
-from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
-from deepseek_triton_tools.gateway.protocol.openai_fields import INPUTS, REFUSED, SAMPLING, WITHOUT_EFFECT
+from deepseek_triton_tools.gateway.api_route import MOST_BRACKETS, ApiExchange, ClientLeft, _document
+from deepseek_triton_tools.gateway.chat_request import CHAT_FIELDS
+from deepseek_triton_tools.gateway.completions import COMPLETION_FIELDS
+from deepseek_triton_tools.gateway.handled_request import begin_record
+from deepseek_triton_tools.gateway.openai_fields import INPUTS, REFUSED, SAMPLING, WITHOUT_EFFECT, OpenAIError
 from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 from gateway.asking import BODIES, CHAT, COMPLETION, HELLO, LAST, MAX_BODY, RESPONSE, ask, error_of
 from support.leaving_client import leaving

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from deepseek_triton_tools.gateway.app.access_log import AccessLog
-from deepseek_triton_tools.gateway.app.handled_request import HandledRequest
-from deepseek_triton_tools.gateway.guard import rate_table
-from deepseek_triton_tools.gateway.guard.api_keys import new_key
+from deepseek_triton_tools.gateway import guard
+from deepseek_triton_tools.gateway.guard import new_key
+from deepseek_triton_tools.gateway.handled_request import HandledRequest
+from deepseek_triton_tools.gateway.observers import AccessLog
 from gateway.asking import BODIES, CHAT, error_of
 from support.leaving_client import leaving
 from support.raw_triton import RawTriton, answer, event, gateway_before
@@ -211,7 +211,7 @@ PROMPT = "word " * 16_000
 @pytest.fixture
 def limited(triton, tmp_path, monkeypatch):
     """Of a key whose budget is not refilled in any time that a test may take."""
-    monkeypatch.setattr(rate_table, "_MINUTE_S", 1e9)
+    monkeypatch.setattr(guard, "_MINUTE_S", 1e9)
     key, line = new_key("ann")
     (tmp_path / "keys").write_text(f"{line} tokens_per_minute={LIMIT}")
     with (

@@ -9,12 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.gateway.guard import guard as guard_module
-from deepseek_triton_tools.gateway.guard import rate_table
-from deepseek_triton_tools.gateway.guard.api_keys import KeysFileError, new_key, parse_keys
-from deepseek_triton_tools.gateway.guard.guard import Guard
-from deepseek_triton_tools.gateway.guard.rate_table import RateTable
-from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
+from deepseek_triton_tools.gateway import guard as guard_module
+from deepseek_triton_tools.gateway.guard import Guard, KeysFileError, RateTable, new_key, parse_keys
+from deepseek_triton_tools.gateway.openai_fields import OpenAIError
 
 HASH = "sha256:" + "a" * 64
 
@@ -33,7 +30,7 @@ def bearer(key):
 def clock(monkeypatch):
     """Seconds of time.monotonic(), which only the test moves."""
     now = [1000.0]
-    monkeypatch.setattr(rate_table.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(guard_module.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -175,7 +172,7 @@ def test_no_minute_gives_more_than_two_budgets(steps, limit):
     taken = []
     now = [0.0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rate_table.time, "monotonic", lambda: now[0])
+        patch.setattr(guard_module.time, "monotonic", lambda: now[0])
         for pause, amount in steps:
             now[0] += pause
             budget, _ = table.charge(b"k" * 32, (limit, None), (amount, 0))

@@ -5,16 +5,16 @@ import re
 
 import pytest
 
-from deepseek_triton_tools.gateway.protocol.chat_request import CHAT_FIELDS, read_chat_request
-from deepseek_triton_tools.gateway.protocol.completion_request import COMPLETION_FIELDS, read_completion_request
-from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
-from deepseek_triton_tools.gateway.protocol.openai_fields import (
+from deepseek_triton_tools.gateway.chat_request import CHAT_FIELDS, read_chat_request
+from deepseek_triton_tools.gateway.completions import COMPLETION_FIELDS, read_completion_request
+from deepseek_triton_tools.gateway.openai_fields import (
     INPUTS,
     MOST_ITEMS,
     MOST_TOKEN_IDS,
     REFUSED,
     SAMPLING,
     WITHOUT_EFFECT,
+    OpenAIError,
 )
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

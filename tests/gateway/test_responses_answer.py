@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.gateway.app.responses_answer import ResponsesAnswer
-from deepseek_triton_tools.gateway.protocol.responses_output import ResponseWriter
-from deepseek_triton_tools.gateway.protocol.responses_request import read_responses_request
-from deepseek_triton_tools.gateway.triton.call import Part
+from deepseek_triton_tools.gateway.responses import ResponsesAnswer
+from deepseek_triton_tools.gateway.responses_output import ResponseWriter
+from deepseek_triton_tools.gateway.responses_request import read_responses_request
+from deepseek_triton_tools.gateway.triton_call import Part
 from gateway.openai_facts import faults
 
 LOGPROB = {"token": "a", "bytes": [97], "logprob": -0.5, "top_logprobs": []}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
-from deepseek_triton_tools.gateway.protocol.responses_request import read_responses_request, translated
+from deepseek_triton_tools.gateway.openai_fields import OpenAIError
+from deepseek_triton_tools.gateway.responses_request import read_responses_request, translated
 
 TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
 CHAT_TOOL = {

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.gateway.triton import server_events
-from deepseek_triton_tools.gateway.triton.call import Part
-from deepseek_triton_tools.gateway.triton.server_events import EventReader
+from deepseek_triton_tools.gateway import triton_call
+from deepseek_triton_tools.gateway.triton_call import EventReader, Part
 
 EVENTS = [
     {"text_output": "Grüße, 你好 \n\n", "finish_reason": "None", "output_ids": 7, "num_output_tokens": 1},
@@ -52,7 +51,7 @@ def test_what_comes_before_an_error_is_not_lost():
 
 
 def test_an_event_is_read_up_to_its_limit(monkeypatch):
-    monkeypatch.setattr(server_events, "MOST_ANSWER_BYTES", len(STREAM))
+    monkeypatch.setattr(triton_call, "MOST_ANSWER_BYTES", len(STREAM))
     reader = EventReader()
     assert reader.feed(STREAM[:-1]) + reader.feed(STREAM[-1:]) == EventReader().feed(STREAM)
     reader.feed(b"data: " + b" " * (len(STREAM) - 6))

@@ -15,7 +15,7 @@ import httpx
 import pytest
 import trustme
 
-from deepseek_triton_tools.gateway.guard.api_keys import new_key
+from deepseek_triton_tools.gateway.guard import new_key
 from gateway.asking import COMPLETION
 from support.raw_triton import RawTriton, answer, event
 from support.waiting import wait_for
@@ -51,7 +51,7 @@ def create_app(settings):
     return app
 
 # Workers run this file too.
-module = types.ModuleType("deepseek_triton_tools.gateway.app.application")
+module = types.ModuleType("deepseek_triton_tools.gateway.application")
 module.create_app = create_app
 sys.modules[module.__name__] = module
 if __name__ == "__main__":

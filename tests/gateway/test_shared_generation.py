@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.gateway.fleet import fleet_member, shared_generation
-from deepseek_triton_tools.gateway.fleet.fleet import Fleet
-from deepseek_triton_tools.gateway.fleet.server_sources import parse_source
-from deepseek_triton_tools.gateway.fleet.shared_generation import is_shareable
-from deepseek_triton_tools.gateway.triton.call import Call, Part, UpstreamError
+from deepseek_triton_tools.gateway import fleet_member, shared_generation
+from deepseek_triton_tools.gateway.fleet import Fleet
+from deepseek_triton_tools.gateway.server_sources import parse_source
+from deepseek_triton_tools.gateway.shared_generation import is_shareable
+from deepseek_triton_tools.gateway.triton_call import Call, Part, UpstreamError
 
 CONTEXT = ["http://c0:8000", "http://c1:8000"]
 GENERATION = ["http://g0:8000", "http://g1:8000"]

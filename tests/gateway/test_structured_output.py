@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
-from deepseek_triton_tools.gateway.protocol.structured_output import format_of_responses, guided_fields
+from deepseek_triton_tools.gateway.chat_request import format_of_responses, guided_fields
+from deepseek_triton_tools.gateway.openai_fields import OpenAIError
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 SCHEMA_TEXT = json.dumps(SCHEMA, separators=(",", ":"))

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.gateway.tool_calls.answer_calls import AnswerCalls
-from deepseek_triton_tools.gateway.tool_calls.call_syntax import (
+from deepseek_triton_tools.gateway.answer_calls import AnswerCalls
+from deepseek_triton_tools.gateway.call_tags import (
     AFTER_PARAMETER,
     CLOSINGS,
     DSML_PARAMETER_END,
     OPENINGS,
     SEPARATOR,
 )
-from deepseek_triton_tools.gateway.tool_calls.tool_call_parser import (
+from deepseek_triton_tools.gateway.tool_call_parser import (
     ArgumentsPiece,
     CallBegins,
     CallEnds,

@@ -11,10 +11,10 @@ import pytest
 import uvloop
 
 from deepseek_backend.service import STOPPING
-from deepseek_triton_tools.gateway.triton import triton_server
-from deepseek_triton_tools.gateway.triton.call import Call, UpstreamError
-from deepseek_triton_tools.gateway.triton.triton_connection import ConnectionFailed, connect, request_head
-from deepseek_triton_tools.gateway.triton.triton_server import TritonServer
+from deepseek_triton_tools.gateway import triton_server
+from deepseek_triton_tools.gateway.triton_call import Call, UpstreamError
+from deepseek_triton_tools.gateway.triton_connection import ConnectionFailed, connect, request_head
+from deepseek_triton_tools.gateway.triton_server import TritonServer
 from support.raw_triton import RawTriton, Wire, answer, event, refusal
 from support.waiting import PATIENCE_S
 

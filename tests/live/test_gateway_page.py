@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from conformance.running import gateway
-from deepseek_triton_tools.gateway.guard.api_keys import new_key
+from deepseek_triton_tools.gateway.guard import new_key
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.browser import CHROMIUM, Browser, Page
 from support.documents import Command, commands

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any, cast
 
-from deepseek_triton_tools.gateway.app.application import create_app
+from deepseek_triton_tools.gateway.application import create_app
 from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
 from support.asgi_server import serving_app
 from support.waiting import PATIENCE_S

@@ -14,16 +14,16 @@ from pathlib import Path
 import msgspec
 from starlette.testclient import TestClient
 
-from deepseek_triton_tools.gateway.fleet.fleet_member import _identity, _refusal_to_share
-from deepseek_triton_tools.gateway.fleet.server_sources import FileSource, SourceError, parse_source
-from deepseek_triton_tools.gateway.guard.api_keys import KeysFileError, parse_keys
-from deepseek_triton_tools.gateway.protocol.chat_request import read_chat_request
-from deepseek_triton_tools.gateway.protocol.completion_request import read_completion_request
-from deepseek_triton_tools.gateway.protocol.openai_errors import OpenAIError
-from deepseek_triton_tools.gateway.protocol.openai_logprobs import chat_logprobs, completion_logprobs
-from deepseek_triton_tools.gateway.protocol.responses_request import read_responses_request
-from deepseek_triton_tools.gateway.tool_calls.answer_calls import AnswerCalls
-from deepseek_triton_tools.gateway.tool_calls.tool_call_parser import (
+from deepseek_triton_tools.gateway.answer_calls import AnswerCalls
+from deepseek_triton_tools.gateway.chat_request import read_chat_request
+from deepseek_triton_tools.gateway.completions import read_completion_request
+from deepseek_triton_tools.gateway.fleet_member import _identity, _refusal_to_share
+from deepseek_triton_tools.gateway.guard import KeysFileError, parse_keys
+from deepseek_triton_tools.gateway.openai_answers import chat_logprobs, completion_logprobs
+from deepseek_triton_tools.gateway.openai_fields import OpenAIError
+from deepseek_triton_tools.gateway.responses_request import read_responses_request
+from deepseek_triton_tools.gateway.server_sources import FileSource, SourceError, parse_source
+from deepseek_triton_tools.gateway.tool_call_parser import (
     ArgumentsPiece,
     CallBegins,
     CallEnds,
@@ -31,10 +31,8 @@ from deepseek_triton_tools.gateway.tool_calls.tool_call_parser import (
     TextPiece,
     ToolCallParser,
 )
-from deepseek_triton_tools.gateway.triton.call import UpstreamError
-from deepseek_triton_tools.gateway.triton.server_errors import error_of_status
-from deepseek_triton_tools.gateway.triton.server_events import EventReader, outputs_of
-from deepseek_triton_tools.gateway.triton.triton_connection import ConnectionFailed, TritonConnection
+from deepseek_triton_tools.gateway.triton_call import EventReader, UpstreamError, error_of_status, outputs_of
+from deepseek_triton_tools.gateway.triton_connection import ConnectionFailed, TritonConnection
 from deepseek_triton_tools.tool_errors import ToolError
 from gateway.scripted_triton import ScriptedTriton, gateway_of
 from reliability.fuzz.mutation import cuts

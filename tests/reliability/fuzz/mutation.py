@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from deepseek_backend.contract import INPUTS, SAMPLING_FIELDS
-from deepseek_triton_tools.gateway.protocol.chat_request import CHAT_FIELDS
-from deepseek_triton_tools.gateway.protocol.openai_fields import REFUSED, SAMPLING
+from deepseek_triton_tools.gateway.chat_request import CHAT_FIELDS
+from deepseek_triton_tools.gateway.openai_fields import REFUSED, SAMPLING
 
 NAMES = sorted(
     {

@@ -131,7 +131,7 @@ def _gateway(args: argparse.Namespace) -> int:
 
 
 def _print_new_key(name: str) -> int:
-    from deepseek_triton_tools.gateway.guard.api_keys import new_key
+    from deepseek_triton_tools.gateway.guard import new_key
 
     try:
         key, line = new_key(name)
@@ -239,7 +239,7 @@ def _parsed(action: argparse.Action, value: object) -> Any:
 
 
 def _models(args: argparse.Namespace, problems: list[str]) -> tuple[ModelSettings, ...]:
-    from deepseek_triton_tools.gateway.fleet.server_sources import SourceError, parse_source
+    from deepseek_triton_tools.gateway.server_sources import SourceError, parse_source
     from deepseek_triton_tools.gateway.settings import ModelSettings
 
     named: dict[str, list[str]] = {"": args.server} if args.server else {}
@@ -321,8 +321,7 @@ def _problems(settings: GatewaySettings) -> Iterable[str]:
     """Problems of the settings, of those that can be tried now."""
     from importlib.util import find_spec
 
-    from deepseek_triton_tools.gateway.guard.api_keys import KeysFileError
-    from deepseek_triton_tools.gateway.guard.guard import read_keys
+    from deepseek_triton_tools.gateway.guard import KeysFileError, read_keys
 
     if settings.keys_file is not None:
         try:

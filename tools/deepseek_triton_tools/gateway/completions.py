@@ -1,0 +1,389 @@
+"""POST /v1/completions: one request to the model's server for each prompt, and the answer, whole or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import msgspec
+
+from deepseek_triton_tools.gateway.api_route import ApiRequest
+from deepseek_triton_tools.gateway.chat import UNFINISHED, generate, note, response_identity
+from deepseek_triton_tools.gateway.chat_request import GUIDE_FIELDS, guided_fields
+from deepseek_triton_tools.gateway.model_front import ModelFront
+from deepseek_triton_tools.gateway.openai_answers import CompletionLogprobs, TokenCounts, completion_logprobs, finish_of
+from deepseek_triton_tools.gateway.openai_fields import (
+    COUNTS,
+    MOST_INT32,
+    a_list,
+    between,
+    boolean,
+    check_names,
+    choices,
+    given_fields,
+    invalid,
+    model_inputs,
+    stream_options,
+    text,
+    token_ids,
+    wrong,
+)
+from deepseek_triton_tools.gateway.routing import affinity_key
+from deepseek_triton_tools.gateway.triton_call import Part
+
+COMPLETION_FIELDS = frozenset(
+    {
+        "model",
+        "prompt",
+        "suffix",
+        "echo",
+        "best_of",
+        "logprobs",
+        "stream",
+        "stream_options",
+        "prompt_cache_key",
+        *GUIDE_FIELDS,
+    }
+)
+"""Fields of completions alone that are no sampling fields."""
+_MOST_PROMPTS = 256
+_MOST_LOGPROBS = 20
+
+_FIM_BEGIN, _FIM_HOLE, _FIM_END = "<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"
+"""DeepSeek's tokens around a text with a hole, which the model fills in."""
+
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """A request's facts for the gateway itself, and the inputs that it sends on.
+
+    inputs: the body of Triton's generate endpoint, but for the prompt and `streaming`. logprobs: how many of the
+    likeliest tokens are told; None for no log-probabilities. only_echo: nothing is to be generated, so the one token
+    that a request must have is left out of the answer. most_tokens: of all answers together; None where the client gave
+    no max_tokens.
+    """
+
+    model: str
+    prompts: list[Prompt]
+    inputs: dict[str, object]
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    num_choices: int = 1
+    copies: int = 1
+    """How many of a prompt's choices each answer is given as."""
+    made_per_choice: float = 1.0
+    """How many answers are made for each choice that is no copy: `best_of` / `n`."""
+    most_tokens: int | None = None
+    logprobs: int | None = None
+    echo: bool = False
+    only_echo: bool = False
+    cache_key: str = ""
+
+    def prompt_inputs(self, prompt: Prompt) -> dict[str, object]:
+        """The whole body for one of the prompts."""
+        form = {"text_input": prompt} if isinstance(prompt, str) else {"text_input": "", "input_ids": prompt}
+        return {**form, **self.inputs}
+
+
+def read_completion_request(document: object) -> CompletionRequest:
+    """Raises OpenAIError, which names the field."""
+    given = given_fields(document)
+    check_names(given, COMPLETION_FIELDS)
+    stream = boolean("stream", given.get("stream", False))
+    include_usage, continuous_usage = stream_options(given)
+    echo = boolean("echo", given.get("echo", False))
+    prompts = _prompts(given)
+    least = 0 if echo else 1
+    max_tokens = between("max_tokens", given["max_tokens"], least, MOST_INT32) if "max_tokens" in given else None
+    only_echo = echo and max_tokens == 0
+    logprobs = between("logprobs", given["logprobs"], 0, _MOST_LOGPROBS) if "logprobs" in given else None
+    sampling = guided_fields(given)
+    if only_echo:
+        sampling["max_tokens"] = 1
+    if echo and stream and only_echo:
+        raise invalid("echo with max_tokens 0 has nothing to stream: expected stream false.", param="stream")
+    inputs_of_logprobs: dict[str, object] = {}
+    if logprobs is not None:
+        sampling["logprobs"] = logprobs
+        inputs_of_logprobs["return_logprobs"] = True
+        if echo:
+            sampling["prompt_logprobs"] = logprobs
+    num_choices, copies, num_answers, fields = choices(given)
+    sampling |= fields
+    inputs = model_inputs(given, sampling) | inputs_of_logprobs
+    if continuous_usage:
+        inputs |= COUNTS
+    return CompletionRequest(
+        model=text("model", given.get("model", "")),
+        prompts=prompts,
+        inputs=inputs,
+        stream=stream,
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
+        num_choices=num_choices,
+        copies=copies,
+        made_per_choice=num_answers * copies / num_choices,
+        most_tokens=None if max_tokens is None else max_tokens * num_answers * len(prompts),
+        logprobs=logprobs,
+        echo=echo,
+        only_echo=only_echo,
+        cache_key=text("prompt_cache_key", given.get("prompt_cache_key", "")),
+    )
+
+
+def _prompts(given: Mapping[str, object]) -> list[Prompt]:
+    """One text, one list of token ids, or a list of either."""
+    value = given.get("prompt")
+    if isinstance(value, str):
+        prompts: list[Prompt] = [value]
+    else:
+        elements = a_list("prompt", value)
+        if elements and all(isinstance(element, int) for element in elements):
+            prompts = [token_ids("prompt", elements)]
+        else:
+            prompts = [
+                element if isinstance(element, str) else token_ids(f"prompt[{at}]", element)
+                for at, element in enumerate(elements)
+            ]
+    if not prompts or not all(prompts):
+        raise invalid("prompt: expected text or token ids, got nothing.", param="prompt")
+    if len(prompts) > _MOST_PROMPTS:
+        raise wrong("prompt", f"at most {_MOST_PROMPTS} prompts", len(prompts))
+    if given.get("suffix"):
+        return [_with_hole(prompt, text("suffix", given["suffix"]), given) for prompt in prompts]
+    return prompts
+
+
+def _with_hole(prompt: Prompt, suffix: str, given: Mapping[str, object]) -> str:
+    if not isinstance(prompt, str):
+        raise invalid("suffix needs a prompt that is text, not token ids.", param="suffix")
+    if given.get("echo"):
+        raise invalid("echo and suffix are not possible together.", param="echo")
+    return f"{_FIM_BEGIN}{prompt}{_FIM_HOLE}{suffix}{_FIM_END}"
+
+
+_encode = msgspec.json.encode
+
+
+class _Choice:
+    def __init__(self, echoed: str) -> None:
+        self.echoed = echoed
+        self.text = [echoed]
+        self.logprobs: list[str] = []
+        """The contract's JSON, the prompt's first."""
+        self.finish_reason = ""
+        self.stop_reason = ""
+        self.num_characters = 0
+        """Length of the tokens that were told, for the offsets of the next ones."""
+
+
+class CompletionAnswer:
+    """echoed: the text of each prompt, where the request wants it before the answer; "" where not."""
+
+    def __init__(self, request: CompletionRequest, identity: dict[str, object], echoed: Iterable[str]) -> None:
+        self._request = request
+        self._choices = [_Choice(text) for text in echoed for _ in range(request.num_choices)]
+        self._counts = [TokenCounts() for _ in request.prompts]
+        self._identity = {**identity, "object": "text_completion"}
+        self._head = b"data: %b" % _encode(self._identity)[:-1]
+        self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
+
+    @property
+    def counts(self) -> TokenCounts:
+        total = TokenCounts()
+        for counts in self._counts:
+            total = total.plus(counts)
+        return total
+
+    @property
+    def done(self) -> bool:
+        return all(choice.finish_reason for choice in self._choices)
+
+    @property
+    def finish_reason(self) -> str:
+        """The first choice's."""
+        return self._choices[0].finish_reason
+
+    def take(self, prompt: int, parts: Iterable[Part]) -> None:
+        """Keep parts of the answer to a prompt, by its number, for `document`."""
+        for part in parts:
+            choice = self._choices[self._index(prompt, part)]
+            self._counts[prompt].add(part)
+            self._keep(choice, part)
+            if not self._request.only_echo:
+                choice.text.append(part.text)
+
+    def document(self) -> bytes:
+        """The whole response."""
+        choices = [
+            {
+                "index": index,
+                "text": "".join(choice.text),
+                "logprobs": self._logprobs(choice),
+                "finish_reason": "length" if self._request.only_echo else choice.finish_reason,
+                **({"stop_reason": choice.stop_reason} if choice.stop_reason else {}),
+            }
+            for index, choice in enumerate(self._choices)
+        ]
+        return _encode({**self._identity, "choices": choices, "usage": self.counts.document()})
+
+    def chunks(self, prompt: int, parts: Iterable[Part]) -> bytes:
+        """The events for parts that have come."""
+        events = []
+        for part in parts:
+            index = self._index(prompt, part)
+            choice = self._choices[index]
+            self._counts[prompt].add(part)
+            self._keep(choice, part)
+            text = "".join(choice.text) + part.text
+            choice.text.clear()
+            if text or choice.finish_reason:
+                events.append(self._chunk(index, choice, text))
+        return b"".join(events)
+
+    def end(self) -> bytes:
+        """The last chunk, with the usage, where it is wanted, and the end of the stream."""
+        if not self._request.include_usage:
+            return b"data: [DONE]\n\n"
+        return b'%b,"choices":[],"usage":%b}\n\ndata: [DONE]\n\n' % (self._head, _encode(self.counts.document()))
+
+    def _index(self, prompt: int, part: Part) -> int:
+        return prompt * self._request.num_choices + part.sequence
+
+    def _keep(self, choice: _Choice, part: Part) -> None:
+        if self._request.echo and part.prompt_logprobs:
+            choice.logprobs.append(part.prompt_logprobs)
+        if part.logprobs and not self._request.only_echo:
+            choice.logprobs.append(part.logprobs)
+        if part.finish_reason:
+            choice.finish_reason, choice.stop_reason = finish_of(part.finish_reason, part.stop_reason)
+
+    def _logprobs(self, choice: _Choice) -> CompletionLogprobs | None:
+        if self._request.logprobs is None:
+            return None
+        found = completion_logprobs(
+            choice.logprobs, self._request.logprobs, offset=choice.num_characters, echoed=choice.echoed
+        )
+        choice.num_characters += sum(map(len, found["tokens"]))
+        choice.logprobs = []
+        return found
+
+    def _chunk(self, index: int, choice: _Choice, text: str) -> bytes:
+        logprobs = b"null" if self._request.logprobs is None else _encode(self._logprobs(choice))
+        finish = _encode(choice.finish_reason or None)
+        more = b',"stop_reason":%b' % _encode(choice.stop_reason) if choice.stop_reason else b""
+        tail = self._tail
+        if self._request.continuous_usage:
+            tail = b',"usage":%b}\n\n' % _encode(self.counts.document())
+        return b'%b,"choices":[{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}]%b' % (
+            self._head,
+            index,
+            _encode(text),
+            logprobs,
+            finish,
+            more,
+            tail,
+        )
+
+
+_AT_ONCE = 32
+"""How many prompts of one request are at work together."""
+
+
+async def completion(request: ApiRequest) -> None:
+    asked = read_completion_request(request.document)
+    name, model = await request.model(asked.model, asked.most_tokens)
+    request.has_several_prompts = len(asked.prompts) > 1
+    request.made_per_choice = asked.made_per_choice
+    record = request.exchange.record
+    record.stream = asked.stream
+    echoed = await _echoed(asked, model)
+    answer = CompletionAnswer(asked, response_identity("cmpl", name, await model.fingerprint()), echoed)
+    async with aclosing(_all_parts(request, asked, model)) as found:
+        try:
+            if asked.stream:
+                await _stream(request, answer, found)
+            else:
+                async for prompt, parts in found:
+                    answer.take(prompt, parts)
+                if not answer.done:
+                    raise UNFINISHED
+                await request.exchange.respond(200, answer.document())
+        finally:
+            note(record, answer.counts)
+            record.finish_reason = answer.finish_reason
+
+
+async def _stream(
+    request: ApiRequest, answer: CompletionAnswer, found: AsyncGenerator[tuple[int, list[Part]], None]
+) -> None:
+    exchange = request.exchange
+    exchange.expect_stream()
+    async for prompt, parts in found:
+        if not exchange.has_events:
+            await exchange.start_stream()
+        if events := answer.chunks(prompt, parts):
+            await exchange.send_events(events)
+    if not answer.done:
+        raise UNFINISHED
+    await exchange.end_stream(answer.end())
+
+
+async def _echoed(asked: CompletionRequest, model: ModelFront) -> Sequence[str]:
+    """The text of each prompt, for `echo`."""
+    if not asked.echo:
+        return [""] * len(asked.prompts)
+    texts = iter(await model.texts_of([prompt for prompt in asked.prompts if not isinstance(prompt, str)]))
+    return [prompt if isinstance(prompt, str) else next(texts) for prompt in asked.prompts]
+
+
+async def _all_parts(
+    request: ApiRequest, asked: CompletionRequest, model: ModelFront
+) -> AsyncGenerator[tuple[int, list[Part]], None]:
+    """The parts of all answers as they come, each with the number of its prompt."""
+    record = request.exchange.record
+
+    def one(index: int, suffix: str) -> AsyncGenerator[list[Part], None]:
+        prompt = asked.prompts[index]
+        affinity = affinity_key(prompt, hint=asked.cache_key)
+        inputs = {**asked.prompt_inputs(prompt), "streaming": asked.stream}
+        return generate(model, record, inputs, affinity, suffix=suffix, copies=asked.copies)
+
+    if len(asked.prompts) == 1:
+        async with aclosing(one(0, "")) as parts:
+            async for some in parts:
+                yield 0, some
+        return
+
+    queue: asyncio.Queue[tuple[int, list[Part]] | BaseException | None] = asyncio.Queue(maxsize=2 * _AT_ONCE)
+    room = asyncio.Semaphore(_AT_ONCE)
+
+    async def put(index: int) -> None:
+        try:
+            async with room, aclosing(one(index, f"-{index}")) as parts:
+                async for some in parts:
+                    await queue.put((index, some))
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    tasks = [asyncio.ensure_future(put(index)) for index in range(len(asked.prompts))]
+    try:
+        running = len(tasks)
+        while running:
+            found = await queue.get()
+            if isinstance(found, BaseException):
+                raise found
+            if found is None:
+                running -= 1
+            else:
+                yield found
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,325 @@
+"""All servers of one model as if they were one: who gets a request, and who else when that one refuses it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from contextlib import aclosing
+from urllib.parse import urlsplit
+
+from deepseek_triton_tools.gateway.fleet_member import FleetMember, FleetServer, ModelIdentity, ServerConnection
+from deepseek_triton_tools.gateway.routing import choose, estimated_load
+from deepseek_triton_tools.gateway.server_sources import ServerAddress, ServerSource, SourceError, parse_source
+from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
+from deepseek_triton_tools.gateway.shared_generation import Role, generate_shared, is_shareable
+from deepseek_triton_tools.gateway.triton_call import Call, Part, UpstreamError
+from deepseek_triton_tools.gateway.triton_server import TritonServer
+
+MOST_SERVERS = 3
+"""How many servers are asked for one request, each once."""
+MOST_DEATHS = 2
+"""How many servers may die with one request, of both roles together. The second tells that the first death was its own,
+perhaps."""
+MODEL_KEPT_S = 30.0
+"""How long the fleet keeps its model while no server is up: a server with another model must not take its place in a
+moment in which all the others restart."""
+_START_S = 5.0
+"""For the first check of all servers, before the gateway takes requests."""
+_LAST_RELEASES_S = 5.0
+"""For KV caches that nobody wants to be fetched, when the gateway is stopped."""
+_OVERLOADED_S = 1.0
+"""Told to clients as Retry-After where no server named a time."""
+_log = logging.getLogger(__name__)
+
+
+class Fleet:
+    """The servers of one model.
+
+    sources: where the list of servers comes from. context_sources: the same for context servers, which compute prompts
+    of more than local_prefill_tokens for the others; without any, the others do all of each request. connect: makes a
+    connection from a URL; connect_metrics: the same for metrics. metrics_port: of servers whose address names none;
+    None for no metrics. rng: draws servers for requests without affinity.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[ServerSource],
+        triton_model: str,
+        *,
+        connect: Callable[[str], ServerConnection],
+        connect_metrics: Callable[[str], ServerConnection] | None = None,
+        metrics_port: int | None = None,
+        rng: random.Random | None = None,
+        context_sources: Sequence[ServerSource] = (),
+        local_prefill_tokens: int = 0,
+    ) -> None:
+        self._sources = [*sources, *context_sources]
+        self._num_generation_sources = len(sources)
+        self._local_prefill_tokens = local_prefill_tokens
+        self._model = triton_model
+        self._connect = connect
+        self._connect_metrics = connect_metrics or connect
+        self._metrics_port = metrics_port
+        self._rng = rng or random.Random()
+        self._lists: list[Sequence[ServerAddress]] = [()] * len(self._sources)
+        self._members: dict[str, FleetMember] = {}
+        self._leaving: list[FleetMember] = []
+        self._identity = ModelIdentity()
+        self.model_info = ""
+        """The answer to `describe` (docs/contract.md); "" until a server has been up. Servers that were all
+        down may come back with another."""
+        self._watches: dict[FleetMember, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._releases: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Find the servers, and check each once; some seconds at most. After that it finds changes by itself."""
+        await asyncio.gather(*map(self._read, range(len(self._sources))))
+        for index, source in enumerate(self._sources):
+            if source.period_s is not None:
+                self._begin(self._read_again(index, source.period_s))
+        checks = [asyncio.ensure_future(member.checked.wait()) for member in self._members.values()]
+        if checks:
+            _, late = await asyncio.wait(checks, timeout=_START_S)
+            for check in late:
+                check.cancel()
+
+    async def close(self) -> None:
+        """End the checks, and close the connections of all servers. The caller has let the requests end.
+
+        KV caches that nobody wants are fetched before, for some seconds at most.
+        """
+        members = [*self._members.values(), *self._leaving]
+        await _cancel(self._tasks)
+        await asyncio.gather(*(member.close() for member in members))  # the last words of requests may begin releases
+        if self._releases:
+            # Checks go on meanwhile, because a server that is down may come back.
+            await asyncio.wait(self._releases, timeout=_LAST_RELEASES_S)
+        await _cancel([*self._watches.values(), *self._releases])
+        await asyncio.gather(*(member.close() for member in members))
+
+    def servers(self) -> list[FleetServer]:
+        """Each server as it is now; those that leave are at the end."""
+        return [member.snapshot() for member in [*self._members.values(), *self._leaving]]
+
+    # Requests.
+
+    @property
+    def _is_disaggregated(self) -> bool:
+        return len(self._sources) > self._num_generation_sources
+
+    async def generate(self, call: Call) -> AsyncGenerator[list[Part], None]:
+        """The answer of one server, or of two that share the request. Raises UpstreamError."""
+        if self._is_disaggregated and is_shareable(call, self._local_prefill_tokens):
+            if not any(member.role == "generation" and member.state == "up" for member in self._members.values()):
+                raise self.unavailable()  # before a context server computes a prompt that nobody would fetch
+            answer = generate_shared(call, self._generate, self._begin_release)
+        else:
+            answer = self._generate(call, "generation")
+        async with aclosing(answer):
+            async for parts in answer:
+                yield parts
+
+    async def _generate(self, call: Call, role: Role) -> AsyncGenerator[list[Part], None]:
+        """The answer of one server. Another is asked when one fails before its first response, except where the request
+        itself is wrong. Raises UpstreamError."""
+        errors: list[UpstreamError] = []
+        cost = estimated_load(call)
+        while True:
+            member = self._next(call, errors, role)
+            call.tried.append(member.url)
+            begun = False
+            with member.working(cost) as server:
+                try:
+                    async with aclosing(server.generate(call)) as answer:
+                        async for parts in answer:
+                            if begun or any(part.finish_reason for part in parts):
+                                member.worked()
+                            if not begun:
+                                begun = True
+                                member.answered()
+                            yield parts
+                    return
+                except UpstreamError as error:
+                    self._take_failure(call, member, error, begun=begun)
+                    errors.append(error)
+                    if begun or not error.unprocessed:
+                        raise
+                    call.sent.clear()
+
+    async def ask(self, call: Call) -> dict[str, object]:
+        """The outputs of one server, as `generate` chooses it."""
+        errors: list[UpstreamError] = []
+        cost = estimated_load(call)
+        while True:
+            member = self._next(call, errors, "generation")
+            call.tried.append(member.url)
+            with member.working(cost) as server:
+                try:
+                    return await server.ask(call)
+                except UpstreamError as error:
+                    self._take_failure(call, member, error, begun=False)
+                    errors.append(error)
+                    if not error.unprocessed:
+                        raise
+
+    def _take_failure(self, call: Call, member: FleetMember, error: UpstreamError, *, begun: bool) -> None:
+        member.failed(error, begun=begun)
+        if error.died:
+            call.died.append(member.url)
+
+    def _next(self, call: Call, errors: Sequence[UpstreamError], role: Role) -> FleetMember:
+        """The server to ask after those in `call.tried`, which failed with `errors`. Raises UpstreamError where there
+        is none left."""
+        up = [member for member in self._members.values() if member.state == "up" and member.role == role]
+        left = [member for member in up if member.url not in call.tried]
+        if not left or len(errors) >= MOST_SERVERS or len(call.died) >= MOST_DEATHS:
+            raise self._last_word(call, errors, role)
+        # When all are avoided they are asked all the same: room comes back at any moment, and refusing costs little.
+        return choose([member for member in left if not member.avoided] or left, call, self._rng)
+
+    def _last_word(self, call: Call, errors: Sequence[UpstreamError], role: Role) -> UpstreamError:
+        """A server that is full will have room again, so that is the answer if any of them is."""
+        if len(call.died) >= MOST_DEATHS:
+            return self.unavailable(errors, role, is_deadly=True)
+        for error in errors:
+            if error.code == "E_OVERLOADED":
+                return UpstreamError(
+                    str(error), code=error.code, unprocessed=True, retry_after_s=error.retry_after_s or _OVERLOADED_S
+                )
+        return self.unavailable(errors, role)
+
+    def unavailable(
+        self, errors: Sequence[UpstreamError] = (), role: Role = "generation", *, is_deadly: bool = False
+    ) -> UpstreamError:
+        """The error while no server takes a request. errors: of the servers that were asked. is_deadly: so many have
+        died with it that nobody may be asked, whatever its role."""
+        members = [member for member in self._members.values() if member.role == role]
+        num_up = sum(member.state == "up" for member in members)
+        soonest = min((member.check_in_s for member in members), default=0.0)
+        kind = f"{role} server" if self._is_disaggregated else "server"
+        text = f"no {kind} of this model can take the request: {num_up} of {len(members)} are up"
+        if is_deadly:
+            text += f"; {MOST_DEATHS} have died with it, so no more are asked"
+        if errors:
+            text += f"; the last that was asked: {errors[-1]}"
+        return UpstreamError(text, code="E_UNAVAILABLE", unprocessed=not is_deadly, retry_after_s=max(1.0, soonest))
+
+    # The list of servers.
+
+    async def _read_again(self, index: int, period_s: float) -> None:
+        former = ""
+        while True:
+            await asyncio.sleep(period_s)
+            try:
+                former = await self._read(index, former)
+            except Exception as error:  # a list that nobody reads would stay for ever
+                if repr(error) != former:
+                    _log.exception("%s can't be read; the former list of servers stays", self._sources[index].name)
+                former = repr(error)
+
+    async def _read(self, index: int, former: str = "") -> str:
+        """Take the list of one source. Returns what is wrong with it, and says it unless it is the same as `former`."""
+        try:
+            addresses = await self._sources[index].read()
+        except SourceError as error:
+            if str(error) != former:
+                _log.warning("%s; the former list of servers stays", error)
+            return str(error)
+        if addresses != self._lists[index]:
+            self._lists[index] = addresses
+            self._take_lists()
+        return ""
+
+    def _take_lists(self) -> None:
+        """Begin with servers that are new, and leave those that are no longer in the lists."""
+        wanted: dict[str, ServerAddress] = {}
+        roles: dict[str, Role] = {}
+        for number, addresses in enumerate(self._lists):
+            for address in addresses:
+                wanted.setdefault(address.url, address)
+                roles.setdefault(address.url, "generation" if number < self._num_generation_sources else "context")
+        for url in self._members.keys() - wanted.keys():
+            member = self._members.pop(url)
+            member.leaving = True
+            self._leaving.append(member)
+            self._begin(self._leave(member))
+        for url in wanted:
+            if url in self._members:
+                continue
+            metrics_url = _metrics_url(wanted[url], self._metrics_port)
+            member = FleetMember(
+                url,
+                self._model,
+                server=self._connect(url),
+                metrics=self._connect_metrics(metrics_url) if metrics_url else None,
+                accept=self._accept,
+                role=roles[url],
+                is_shared=self._is_disaggregated,
+            )
+            self._members[url] = member
+            self._watches[member] = asyncio.create_task(member.watch())
+
+    async def _leave(self, member: FleetMember) -> None:
+        _log.info("%s is no longer in the list of servers; it finishes its requests", member.url)
+        await member.idle()
+        self._watches.pop(member).cancel()
+        self._leaving.remove(member)
+        await member.close()
+
+    def _accept(self, member: FleetMember, identity: ModelIdentity) -> str:
+        """Why a server with this model may not take part; "" if it may. The model is that of the servers that are up.
+        When none has been for some time, the first to come decides."""
+        kept_since = time.monotonic() - MODEL_KEPT_S
+        if all(other.up_until <= kept_since for other in self._members.values() if other is not member):
+            self._identity, self.model_info = identity, member.model_info
+        if identity == self._identity:
+            return ""
+        return f"It has {identity}, and the other servers have {self._identity}"
+
+    def _begin(self, work: Coroutine[object, object, None]) -> None:
+        _keep(self._tasks, work)
+
+    def _begin_release(self, work: Coroutine[object, object, None]) -> None:
+        _keep(self._releases, work)
+
+
+def _keep(tasks: set[asyncio.Task[None]], work: Coroutine[object, object, None]) -> None:
+    """Begin the work, as one of `tasks` until it ends."""
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
+    cancelled = [task for task in tasks if task.cancel()]
+    await asyncio.gather(*cancelled, return_exceptions=True)
+
+
+def _metrics_url(address: ServerAddress, metrics_port: int | None) -> str:
+    port = address.metrics_port or metrics_port
+    if port is None:
+        return ""
+    parts = urlsplit(address.url)
+    host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else parts.hostname
+    return f"http://{host}:{port}"
+
+
+def open_fleet(model: ModelSettings, settings: GatewaySettings) -> Fleet:
+    """The fleet of a model as the settings have it. Raises SourceError, or OSError for `upstream_ca`."""
+    tls = ssl.create_default_context(cafile=settings.upstream_ca)
+    headers = dict(settings.upstream_headers)
+    return Fleet(
+        [parse_source(text) for text in model.servers],
+        model.triton_model,
+        context_sources=[parse_source(text) for text in model.context_servers],
+        local_prefill_tokens=model.local_prefill_tokens,
+        connect=lambda url: TritonServer(url, model.triton_model, headers=headers, tls=tls),
+        # Without the secrets: metrics are plain HTTP, and Triton restricts nothing there.
+        connect_metrics=lambda url: TritonServer(url, model.triton_model),
+        metrics_port=settings.metrics_port,
+    )

@@ -1,1 +1,0 @@
-"""The servers behind the gateway: which there are, how they are, which gets a request, and trying another."""

@@ -1,0 +1,433 @@
+"""One server of a fleet: whether it is well, what it has to do, and the checks that tell."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Literal, Protocol
+from uuid import uuid4
+
+import msgspec
+
+from deepseek_triton_tools.gateway.routing import Load
+from deepseek_triton_tools.gateway.shared_generation import Role
+from deepseek_triton_tools.gateway.triton_call import Call, Upstream, UpstreamError
+from deepseek_triton_tools.gateway.triton_connection import within
+
+CHECK_PERIOD_S = 2.0
+"""Between two checks of a server that is up. The backend publishes its load once a second."""
+_FIRST_PAUSE_S = 0.25
+"""Before the first check after a failure; each further failure doubles it."""
+_LONGEST_PAUSE_S = 5.0
+_JITTER = 0.2
+"""Checks of many gateways must not come in step."""
+_rng = random.Random()
+"""Its own generator: a program that seeds the module's would find it advanced by another thread."""
+_ANSWER_S = 5.0
+"""For the answer to one check."""
+_SILENT_CHECKS = 3
+"""After so many checks without any answer, one after the other, in which no request had an answer either, the server
+counts as frozen."""
+_NO_METRICS_PAUSE_S = 30.0
+"""Until a server is asked for its metrics again after it did not give them."""
+_CANARY_PERIOD_S = 30.0
+"""Between two canaries of a server that shares requests."""
+_CANARY_S = 30.0
+"""For a canary's token, while no request gets any either. An engine that waits for KV caches which never come, or for
+others to fetch those that it has, is stuck and says that it is ready (NVIDIA/TensorRT-LLM#13713)."""
+_WORK: dict[Role, bytes] = {
+    "context": b"time_to_first_token_seconds_count",
+    # A generation server sends the first token before it has the KV cache, so only further tokens show that it works.
+    "generation": b"inter_token_latency_seconds_count",
+}
+"""The metric that grows while the engine works, for whomever."""
+_AVOIDED_S = 1.0
+"""After a refusal with E_OVERLOADED that names no time."""
+
+State = Literal["new", "up", "down", "left out"]
+_log = logging.getLogger(__name__)
+
+
+class ServerConnection(Upstream, Protocol):
+    """The way to one server."""
+
+    async def get(self, path: str) -> tuple[int, bytes]:
+        """The status and body of the answer to GET. Raises UpstreamError."""
+        ...
+
+    def heard(self) -> bool:
+        """Whether any request has got a piece of its answer since this was asked before."""
+        ...
+
+    def abandon(self, reason: str) -> None:
+        """End all requests, as if their connections were lost."""
+        ...
+
+    def keep_idle(self, keep: bool) -> None:
+        """Keep connections for the next request, or close them after use, and those that nobody uses now."""
+        ...
+
+    async def close(self) -> None:
+        """Close all connections, once nobody waits for an answer."""
+        ...
+
+
+class ModelIdentity(msgspec.Struct, frozen=True):
+    """The part of `model_info` that all servers of a fleet have in common."""
+
+    name: str = ""
+    checkpoint: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} from {self.checkpoint}"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetServer:
+    """A server as it is now, for people and programs that watch the fleet.
+
+    own: the work that this gateway has given it. others: the further work that its metrics show. leaving: it is no
+    longer in the list, and only finishes what it has.
+    """
+
+    url: str
+    state: State
+    reason: str
+    own: Load
+    others: Load
+    failures: int
+    avoided: bool
+    leaving: bool
+    role: Role = "generation"
+
+
+class FleetMember:
+    """Checks its server until it is stopped, and counts the requests on it.
+
+    server, metrics: the ways to it; None where it has no metrics. accept: is told the model, and returns why a
+    server with that model may not take part, or "". is_shared: it does parts of requests, so its engine has to be able
+    to.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        triton_model: str,
+        *,
+        server: ServerConnection,
+        metrics: ServerConnection | None,
+        accept: Callable[[FleetMember, ModelIdentity], str],
+        role: Role = "generation",
+        is_shared: bool = False,
+    ) -> None:
+        self.url = url
+        self.role: Role = role
+        self._is_shared = is_shared
+        self.state: State = "new"
+        self.reason = "not yet asked"
+        self.model_info = ""
+        self.leaving = False
+        self.server = server
+        self._model_path = f"/v2/models/{triton_model}/ready"
+        self._metrics = metrics
+        self._metric_lines = re.compile(
+            rb"^deepseek_triton_(inflight_sequences|inflight_tokens|ready|engine_running_requests|engine_waiting_requests|"
+            rb'%b)\{[^}]*model="%b"[^}]*\} (\d{1,18})\b' % (_WORK[role], re.escape(triton_model).encode()),
+            re.MULTILINE,
+        )
+        self._accept = accept
+        self._own = Load()
+        self._others = Load()
+        self._failures = 0
+        self._check_answered = False
+        """Whether anything of the check under way has had an answer."""
+        self._silent_checks = 0
+        self._work: float | None = None
+        """The last number of the metric _WORK."""
+        self._worked_at = 0.0
+        self._is_stuck = False
+        """Canaries took it down, so readiness alone does not bring it back."""
+        self._canary: asyncio.Task[str] | None = None
+        self._canary_at = 0.0
+        """When the canary under way was sent, or the next is to be."""
+        self._went_down_at = -math.inf
+        self._avoided_until = 0.0
+        self._metrics_at = 0.0
+        self._check_at = 0.0
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.checked = asyncio.Event()
+        """Set when the first check has ended."""
+
+    # Work.
+
+    @property
+    def load(self) -> Load:
+        return self._own.plus(self._others)
+
+    @property
+    def avoided(self) -> bool:
+        return time.monotonic() < self._avoided_until
+
+    @property
+    def check_in_s(self) -> float:
+        return max(0.0, self._check_at - time.monotonic())
+
+    @property
+    def up_until(self) -> float:
+        """When it was last up, by time.monotonic(); -inf for never."""
+        return time.monotonic() if self.state == "up" else self._went_down_at
+
+    def snapshot(self) -> FleetServer:
+        return FleetServer(
+            self.url,
+            self.state,
+            self.reason,
+            self._own,
+            self._others,
+            self._failures,
+            self.avoided,
+            self.leaving,
+            self.role,
+        )
+
+    @contextmanager
+    def working(self, cost: Load) -> Iterator[ServerConnection]:
+        """A request is on this server."""
+        self._own = self._own.plus(cost)
+        self._idle.clear()
+        try:
+            yield self.server
+        finally:
+            self._own = self._own.minus(cost)
+            if not self._own.sequences:
+                self._idle.set()
+
+    async def idle(self) -> None:
+        """Wait until it has no request of ours."""
+        await self._idle.wait()
+
+    def answered(self) -> None:
+        """A request has got its first response, so the server is well."""
+        self._failures = 0
+
+    def worked(self) -> None:
+        """The engine has generated a token that is not a context server's, or the context that was asked for."""
+        self._worked_at = time.monotonic()
+
+    def failed(self, error: UpstreamError, *, begun: bool) -> None:
+        """A request has failed, before its first response or after it had begun."""
+        if error.code == "E_OVERLOADED":
+            self._avoided_until = time.monotonic() + (error.retry_after_s or _AVOIDED_S)
+        elif begun and error.unprocessed and not error.code:  # a lost connection may be that connection's own fault
+            self._check_at = 0.0
+            self._wake.set()
+        elif self.state == "up" and (error.code == "E_UNAVAILABLE" or (error.unprocessed and not error.code)):
+            self._down(str(error))
+
+    # Checks.
+
+    async def watch(self) -> None:
+        """Check it again and again, until cancelled."""
+        while True:
+            self._wake.clear()
+            if (pause := self.check_in_s) > 0:
+                alarm = asyncio.get_running_loop().call_later(pause, self._wake.set)
+                await self._wake.wait()
+                alarm.cancel()
+            else:
+                try:
+                    await self._check()
+                except Exception:  # a server that nobody checks would keep its last state for ever
+                    _log.exception("the check of %s failed", self.url)
+                    self._down("its check failed; the gateway's log says how")
+                self.checked.set()
+
+    async def _check(self) -> None:
+        before = self._failures
+        is_silent = False
+        self._check_answered = False
+        try:
+            problem = await within(_ANSWER_S, self._ask())
+        except TimeoutError:
+            is_silent, problem = not self._check_answered, f"no answer within {_ANSWER_S:g} s"
+        except UpstreamError as error:
+            problem = str(error)
+        self._end_frozen(is_silent)
+        if problem := problem or self._stuck() or await self._read_metrics() or await self._read_model():
+            self._down(problem)
+        elif self._failures == before:  # else a request failed meanwhile, which is the newer news
+            self._check_at = time.monotonic() + _jittered(CHECK_PERIOD_S)
+
+    def _end_frozen(self, is_silent: bool) -> None:
+        """End the requests on a server that is frozen: its connections stay open, and would be waited on for ever."""
+        heard = self.server.heard()
+        # At the first silent check, what was heard may have come before the check began, so it does not count.
+        if is_silent and not (heard and self._silent_checks):
+            self._silent_checks += 1
+        else:
+            self._silent_checks = 0
+        if self._silent_checks >= _SILENT_CHECKS:
+            self.server.abandon(f"the server is frozen: {_SILENT_CHECKS} checks have had no answer, nor any request")
+
+    async def _ask(self) -> str:
+        """Why the server is not ready, or "". Raises UpstreamError where it does not answer."""
+        for path, cause in (
+            ("/v2/health/ready", "it is not ready, or no Triton server"),
+            (self._model_path, "the model is not ready, or has another name there (--triton-model)"),
+        ):
+            status, _ = await self.server.get(path)
+            self._check_answered = True
+            if status != 200:
+                return f"GET {path}: HTTP {status}: {cause}"
+        return ""
+
+    def _stuck(self) -> str:
+        """Why the engine seems to be stuck, or "": a canary, which is a request for one token, has not come back.
+
+        It is a whole request for context servers too: these would keep the KV cache of another.
+        """
+        if not self._is_shared or self.state != "up":
+            return ""
+        now = time.monotonic()
+        if self._canary is None:
+            if now >= max(self._canary_at, self._worked_at + _CANARY_PERIOD_S):
+                self._canary, self._canary_at = asyncio.create_task(self._send_canary()), now
+            return ""
+        problem = ""
+        if self._canary.done():
+            problem = self._canary.result()
+        elif now - max(self._canary_at, self._worked_at) >= _CANARY_S:
+            problem = f"no token within {_CANARY_S:g} s, though it says that it is ready"
+        else:
+            return ""
+        self._drop_canary()
+        self._is_stuck = bool(problem)
+        return problem
+
+    async def _send_canary(self) -> str:
+        """Have the engine generate a token, once it has room for the request. Returns why it does not, or ""."""
+        while True:
+            call = Call({"text_input": ".", "max_tokens": 1}, f"canary-{uuid4().hex}")
+            try:
+                async with aclosing(self.server.generate(call)) as answer:
+                    async for _ in answer:
+                        pass
+                return ""
+            except UpstreamError as error:
+                if error.code != "E_OVERLOADED":
+                    return str(error)
+                await asyncio.sleep(error.retry_after_s or _AVOIDED_S)
+
+    async def _returning_canary(self) -> str:
+        """The same for a server that was stuck, which waits for the answer."""
+        self._drop_canary()
+        try:
+            return await within(_CANARY_S, self._send_canary())
+        except TimeoutError:
+            return f"no token within {_CANARY_S:g} s, though it says that it is ready"
+
+    def _drop_canary(self) -> None:
+        if self._canary is not None:
+            self._canary.cancel()
+            self._canary, self._canary_at = None, time.monotonic() + _CANARY_PERIOD_S
+
+    async def _read_metrics(self) -> str:
+        """Take the load from the metrics, and the engine's health, for which Triton before 26.03 never asks a model."""
+        if self._metrics is None or time.monotonic() < self._metrics_at:
+            return ""
+        own = self._own
+        try:
+            status, body = await within(_ANSWER_S, self._metrics.get("/metrics"))
+        except (TimeoutError, UpstreamError):
+            status, body = 0, b""
+        found = {name: float(number) for name, number in self._metric_lines.findall(body)} if status == 200 else {}
+        if not found:
+            self._metrics_at = time.monotonic() + _NO_METRICS_PAUSE_S
+        there = Load(int(found.get(b"inflight_sequences", 0)), int(found.get(b"inflight_tokens", 0)))
+        self._others = there.minus(own)
+        work, self._work = self._work, found.get(_WORK[self.role])
+        if work is not None and self._work is not None and self._work != work:
+            self.worked()
+        num_running, num_waiting = found.get(b"engine_running_requests"), found.get(b"engine_waiting_requests")
+        if self.role == "context" and num_waiting and not num_running:
+            # Its blocks are full of KV caches that wait to be fetched.
+            self._avoided_until = max(self._avoided_until, time.monotonic() + 2 * CHECK_PERIOD_S)
+        return "" if found.get(b"ready", 1) else "its metrics say that its engine is not ready"
+
+    async def _read_model(self) -> str:
+        """See which model it has, unless that is known. Returns why it can't be told, or ""."""
+        if self.state == "up" or self.leaving:
+            return ""
+        before = self._failures
+        try:
+            outputs = await within(_ANSWER_S, self.server.ask(Call({"task": "describe"}, uuid4().hex)))
+            self.model_info = str(outputs.get("model_info", ""))
+            identity = _identity(self.model_info)
+            refusal = _refusal_to_share(self.model_info) if self._is_shared else ""
+        except (TimeoutError, UpstreamError, msgspec.MsgspecError, RecursionError) as error:
+            return f"it does not tell its model: {error}"
+        reason = refusal or self._accept(self, identity)
+        is_unproven = self._is_stuck and self._worked_at <= self._went_down_at
+        if not reason and is_unproven and (problem := await self._returning_canary()):
+            return problem
+        if self._failures == before:
+            self._is_stuck = False
+            self._enter("left out" if reason else "up", reason)
+        return ""
+
+    def _down(self, reason: str) -> None:
+        self._drop_canary()  # its end would be older than the server's return
+        self._enter("down", reason.removeprefix(f"{self.url}: "))
+        pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures, 10))
+        self._failures += 1
+        self._metrics_at = 0.0  # they may come with the server
+        self._check_at = time.monotonic() + _jittered(pause)
+        self._wake.set()
+
+    def _enter(self, state: State, reason: str) -> None:
+        self._went_down_at = self.up_until
+        if state != self.state:
+            told = f"{self.url} is {state}" + (f": {reason}" if reason else "")
+            _log.log(logging.INFO if state == "up" else logging.WARNING, "%s", told)
+        self.state, self.reason = state, reason
+        self.server.keep_idle(state == "up")  # a server that exits waits until the last connection is closed
+
+    async def close(self) -> None:
+        self._drop_canary()
+        await self.server.close()
+        if self._metrics is not None:
+            await self._metrics.close()
+
+
+def _jittered(seconds: float) -> float:
+    return seconds * _rng.uniform(1 - _JITTER, 1 + _JITTER)
+
+
+class _Fields(msgspec.Struct):
+    request_type: str = "its backend is too old"
+
+
+class _Abilities(msgspec.Struct):
+    fields: _Fields = msgspec.field(default_factory=_Fields)
+
+
+def _refusal_to_share(model_info: str) -> str:
+    """Why the server can't do a part of a request, or ""."""
+    reason = msgspec.json.decode(model_info, type=_Abilities).fields.request_type
+    return f"It can't share requests with another server: {reason}" if reason else ""
+
+
+def _identity(model_info: str) -> ModelIdentity:
+    found = msgspec.json.decode(model_info, type=ModelIdentity)
+    # The same checkpoint may lie in another folder on each host.
+    return ModelIdentity(found.name, PurePath(found.checkpoint).name)

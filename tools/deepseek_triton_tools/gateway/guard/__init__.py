@@ -1,1 +1,0 @@
-"""Who may ask, and how much: API keys and their limits."""

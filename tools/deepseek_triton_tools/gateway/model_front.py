@@ -1,0 +1,225 @@
+"""A model as clients see it: its name, what its server tells of it, the fleet that answers, and its server's errors."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+
+import msgspec
+
+from deepseek_triton_tools.gateway.fleet import Fleet, open_fleet
+from deepseek_triton_tools.gateway.guard import Caller, Guard
+from deepseek_triton_tools.gateway.handled_request import HandledRequest
+from deepseek_triton_tools.gateway.observers import Observers
+from deepseek_triton_tools.gateway.openai_fields import OpenAIError
+from deepseek_triton_tools.gateway.responses_request import in_own_words
+from deepseek_triton_tools.gateway.settings import GatewaySettings, ModelSettings
+from deepseek_triton_tools.gateway.triton_call import Call, UpstreamError
+
+_FIELD = re.compile(r"(?:sampling_param_)?([a-z_]+)(?=[\[.:,])")
+_NAMES = {
+    "bad": "bad_words",
+    "guided_json": "response_format",
+    "guided_json_object": "response_format",
+    "text_input": "prompt",
+    "input_ids": "prompt",
+}
+"""The contract's name of a field -> the name that clients know, where they differ."""
+_log = logging.getLogger(__name__)
+
+
+def log_failure(record: HandledRequest, error: UpstreamError) -> None:
+    """Log what clients are not told, because it may have the addresses of servers."""
+    if error.code in ("", "E_UNAVAILABLE"):
+        _log.warning("request %s: %r", record.request_id, str(error))
+
+
+def openai_error(error: UpstreamError, route: str) -> OpenAIError:
+    """The answer to a request at `route` for which the server gave `error`."""
+    found = _openai_error(error, prompt="prompt" if route == "/v1/completions" else "messages")
+    if route == "/detokenize" and found.message.startswith("input_ids"):
+        message = "tokens" + found.message.removeprefix("input_ids")
+        return OpenAIError(found.status, message, kind=found.kind, param="tokens", code=found.code)
+    return in_own_words(found) if route.startswith("/v1/responses") else found
+
+
+def _openai_error(error: UpstreamError, *, prompt: str) -> OpenAIError:
+    message = str(error)
+    match error.code:
+        case "E_INVALID_ARGUMENT":
+            return OpenAIError(400, message, param=_field_of(message))
+        case "E_UNSUPPORTED":
+            return OpenAIError(400, message, param=_field_of(message), code="unsupported_parameter")
+        case "E_PROMPT_TOO_LONG":
+            # LiteLLM and LangChain know it by these words only.
+            text = f"This model's maximum context length is exceeded (context_length_exceeded): {message}"
+            return OpenAIError(400, text, param=prompt, code="context_length_exceeded")
+        case "E_OVERLOADED":
+            return OpenAIError(
+                429, message, kind="server_error", code="overloaded", retry_after_s=error.retry_after_s or 1.0
+            )
+        case "E_UNAVAILABLE":
+            text = "no server of this model can take the request now"
+            return OpenAIError(
+                503, text, kind="server_error", code="unavailable", retry_after_s=error.retry_after_s or 1.0
+            )
+        case "E_CANCELLED":
+            return OpenAIError(503, message, kind="server_error", code="cancelled")
+        case "E_INTERNAL":
+            return OpenAIError(500, message, kind="server_error", code="internal_error")
+    text = "the model's server failed at this request; the gateway's log says more"
+    return OpenAIError(502, text, kind="server_error", code="bad_gateway")
+
+
+def _field_of(message: str) -> str | None:
+    """The field that the server's message begins with."""
+    found = _FIELD.match(message)
+    return _NAMES.get(found[1], found[1]) if found else None
+
+
+TEXTS_AT_ONCE = 32
+"""How many texts of one request are asked for together."""
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """The answer to `describe` (docs/contract.md)."""
+
+    name: str = ""
+    checkpoint: str = ""
+    max_seq_len: int = 0
+    thinking_switch: bool = False
+    tool_form: str | None = None
+    chat_template: str | None = None
+    bos_token: str = ""
+    eos_token: str = ""
+    pad_token: str = ""
+    vocab_size: int | None = None
+
+
+class ModelFront:
+    """One model behind the gateway."""
+
+    def __init__(self, model: ModelSettings, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.created = int(time.time())
+        self._given_name = model.name
+        self._told = ""
+        self._info = ModelInfo()
+
+    @property
+    def known_name(self) -> str:
+        """The name that clients use; "" while no server has told it."""
+        return self._given_name or self._info.name
+
+    async def name(self) -> str:
+        """The name that clients use. Raises UpstreamError while no server has told it."""
+        return self._given_name or (await self.info()).name
+
+    async def info(self) -> ModelInfo:
+        """Raises UpstreamError while no server has told it."""
+        told = self.fleet.model_info
+        if not told:
+            raise self.fleet.unavailable()
+        if told != self._told:
+            try:
+                self._told, self._info = told, msgspec.json.decode(told, type=ModelInfo)
+            except msgspec.DecodeError as error:
+                raise UpstreamError(f"the server tells of its model what can't be read: {error}") from error
+        return self._info
+
+    async def fingerprint(self) -> str:
+        """OpenAI's system_fingerprint: another one when the server's model or engine is another."""
+        await self.info()
+        return f"fp_{hashlib.sha256(self._told.encode()).hexdigest()[:10]}"
+
+    async def ask(self, inputs: dict[str, object]) -> dict[str, object]:
+        """The outputs of a task that generates nothing. Raises UpstreamError."""
+        return await self.fleet.ask(Call(inputs, f"gateway-{uuid.uuid4().hex}"))
+
+    async def texts_of(self, prompts: Sequence[Sequence[int]]) -> list[str]:
+        """The texts of lists of token ids, which are asked for together. The first that fails stops the others. Raises
+        UpstreamError."""
+        room = asyncio.Semaphore(TEXTS_AT_ONCE)
+
+        async def text_of(token_ids: Sequence[int]) -> str:
+            async with room:
+                outputs = await self.ask({"task": "detokenize", "text_input": "", "input_ids": token_ids})
+            return str(outputs["text_output"])
+
+        tasks = [asyncio.ensure_future(text_of(token_ids)) for token_ids in prompts]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+_LAST_WORDS_S = 2.0
+"""For clients to read that their requests are ended. One that reads nothing must not hold up the stop."""
+
+
+class GatewayState:
+    """Lives as long as the application. Raises what Guard and Observers raise."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self.settings = settings
+        self.guard = Guard(settings.keys_file, settings.limits_file) if settings.keys_file is not None else None
+        self.observers = Observers(settings)
+        self.models: Sequence[ModelFront] = [
+            ModelFront(model, open_fleet(model, settings)) for model in settings.models
+        ]
+        self._running: set[asyncio.Task[object]] = set()
+
+    def runs(self, task: asyncio.Task[object]) -> None:
+        """The task answers a request, and needs all of this until it has ended."""
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def start(self) -> None:
+        await asyncio.gather(*(model.fleet.start() for model in self.models))
+
+    async def close(self) -> None:
+        """Let the requests end first: after `drain_s` uvicorn cancels them, and does not wait for their ends."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=_LAST_WORDS_S)
+        await asyncio.gather(*(model.fleet.close() for model in self.models))
+        if self.guard is not None:
+            self.guard.close()
+        self.observers.close()
+
+    async def named_models(self) -> dict[str, ModelFront]:
+        """Every model whose name is known. One is unknown while none of its servers has ever been up."""
+        named: dict[str, ModelFront] = {}
+        for model in self.models:
+            with suppress(UpstreamError):
+                named.setdefault(await model.name(), model)
+        return named
+
+    async def model(self, name: str, caller: Caller | None) -> tuple[str, ModelFront]:
+        """The model that a request names, and its name. A gateway with one model needs no name.
+
+        Raises OpenAIError: 403 for one that the caller's key isn't for, or 404, which names those that it is for.
+        Raises UpstreamError while no server can tell what the model is called.
+        """
+        if len(self.models) == 1:
+            only = self.models[0]
+            known = await only.name()
+            named = {known: only}
+            name = name or known
+        else:
+            named = await self.named_models()
+        if name in named:
+            if caller is not None and self.guard is not None:
+                self.guard.check_model(caller, name)
+            return name, named[name]
+        names = sorted(each for each in named if caller is None or caller.may_use(each))
+        expected = " or ".join(map(repr, names)) or "one of those that /v1/models lists"
+        got = repr(name[:200]) if name else "nothing"
+        raise OpenAIError(404, f"model: expected {expected}, got {got}.", param="model", code="model_not_found")

@@ -1,0 +1,358 @@
+"""A request to the Responses API, as the chat request that asks the same.
+
+Clients send back the items of earlier responses as they got them, with ids, statuses and nulls, and items of ours are
+made of one model's turn each. Here one turn of the assistant is one message again: its reasoning, text and calls.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from deepseek_triton_tools.gateway.chat_request import ChatRequest, format_of_responses, read_chat_request
+from deepseek_triton_tools.gateway.openai_fields import (
+    OpenAIError,
+    a_list,
+    an_object,
+    given_fields,
+    invalid,
+    text,
+    wrong,
+)
+
+_ROLES = ("user", "system", "developer", "assistant")
+_TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+"""Type of a content part -> its field with the text."""
+
+
+def chat_messages(items: object, *, instructions: str = "") -> list[dict[str, object]]:
+    """Return the messages of a chat that says the same.
+
+    instructions: a system message before all others.
+
+    Raises OpenAIError for an item or a part of a kind that a text model can't read, and names it.
+    """
+    turns = _ResponseTurns()
+    if instructions:
+        turns.add({"role": "system", "content": instructions})
+    if isinstance(items, str):
+        turns.add({"role": "user", "content": items})
+    elif isinstance(items, list):
+        for at, item in enumerate(items):
+            turns.add_item(f"input[{at}]", item)
+    else:
+        raise wrong("input", "a text or a list of items", items)
+    # A turn may have been broken off while the model was thinking: it has said nothing.
+    messages = [message for message in turns.messages if message["content"] is not None or "tool_calls" in message]
+    if not messages:
+        raise invalid("input: expected at least one message, got none.", param="input")
+    return messages
+
+
+class _ResponseTurns:
+    def __init__(self) -> None:
+        self.messages: list[dict[str, object]] = []
+        self._turn: dict[str, object] | None = None
+        """The assistant's last message, while items may still belong to it."""
+
+    def add(self, message: dict[str, object]) -> None:
+        self.messages.append(message)
+        self._turn = None
+
+    def add_item(self, place: str, item: object) -> None:
+        if not isinstance(item, dict):
+            raise wrong(place, "an object", item)
+        kind = item.get("type") or ("message" if "role" in item else None)
+        read = self._kinds().get(kind) if isinstance(kind, str) else None
+        if kind == "item_reference":
+            raise invalid(f"{place}: this gateway keeps no items: send the item itself.", param="input")
+        if read is None:
+            known = ", ".join(self._kinds())
+            raise invalid(f"{place}.type: expected one of {known}, got {kind!r}.", param="input")
+        read(place, item)
+
+    def _kinds(self) -> dict[str, Callable[[str, Mapping[str, object]], None]]:
+        return {
+            "message": self._message,
+            "reasoning": self._reasoning,
+            "function_call": self._function_call,
+            "function_call_output": self._function_call_output,
+        }
+
+    def _message(self, place: str, item: Mapping[str, object]) -> None:
+        role = item.get("role")
+        if role not in _ROLES:
+            raise invalid(f"{place}.role: expected {', '.join(_ROLES)}, got {role!r}.", param="input")
+        content = _joined(f"{place}.content", item.get("content"))
+        if role == "assistant":
+            self._assistant(without=("content", "tool_calls"))["content"] = content
+        else:
+            self.add({"role": role, "content": content})
+
+    def _reasoning(self, place: str, item: Mapping[str, object]) -> None:
+        """Reasoning begins a turn. A summary is not what the model has thought, so it is not given back to it."""
+        parts = {"reasoning_text": "text", "text": "text"}
+        reasoning = _joined(f"{place}.content", item.get("content") or [], parts)
+        turn = self._assistant(without=("reasoning_content", "content", "tool_calls"))
+        if reasoning:
+            turn["reasoning_content"] = reasoning
+
+    def _function_call(self, place: str, item: Mapping[str, object]) -> None:
+        name = text(f"{place}.name", item.get("name"))
+        call = {
+            "id": text(f"{place}.call_id", item.get("call_id")),
+            "type": "function",
+            "function": {"name": name, "arguments": text(f"{place}.arguments", item.get("arguments"))},
+        }
+        turn = self._assistant(without=())
+        calls = turn.setdefault("tool_calls", [])
+        assert isinstance(calls, list)
+        calls.append(call)
+
+    def _function_call_output(self, place: str, item: Mapping[str, object]) -> None:
+        call_id = text(f"{place}.call_id", item.get("call_id"))
+        output = _joined(f"{place}.output", item.get("output"))
+        self.add({"role": "tool", "tool_call_id": call_id, "content": output})
+
+    def _assistant(self, *, without: tuple[str, ...]) -> dict[str, object]:
+        """The assistant's present turn, or a new one if the present one has any of the fields already."""
+        if self._turn is None or any(self._turn.get(name) is not None for name in without):
+            self._turn = {"role": "assistant", "content": None}
+            self.messages.append(self._turn)
+        return self._turn
+
+
+def _joined(place: str, content: object, kinds: Mapping[str, str] = _TEXT_PARTS) -> str:
+    """The text of a content, which is a text or a list of parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise wrong(place, "a text or a list of parts", content)
+    return "".join(_part_text(f"{place}[{at}]", part, kinds) for at, part in enumerate(content))
+
+
+def _part_text(place: str, part: object, kinds: Mapping[str, str]) -> str:
+    if not isinstance(part, dict):
+        raise wrong(place, "an object", part)
+    kind = part.get("type")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise invalid(
+            f"{place}.type: expected {' or '.join(kinds)}, got {kind!r}. The model reads text only.", param="input"
+        )
+    return text(f"{place}.{kinds[kind]}", part.get(kinds[kind]))
+
+
+NO_STATE = "this gateway keeps no responses: send the whole conversation as input"
+
+_NEEDS_STATE = {
+    "previous_response_id": NO_STATE,
+    "conversation": NO_STATE,
+    "prompt": "this gateway keeps no prompt templates: send the text as input and instructions",
+}
+_NOT_DONE = {
+    "background": "a response ends with its connection here: nothing goes on in the background",
+    "background_options": "a response ends with its connection here: nothing goes on in the background",
+    "context_management": "the conversation is never shortened here",
+    "moderation": "there is no moderation here",
+    "access_programs": "there are none here",
+    "image": "the model reads text only",
+}
+_RENAMED = {"max_output_tokens": "max_completion_tokens"}
+"""Field of this API -> chat's field that means the same."""
+_OWN_WORDS = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+"""Field of chat that errors may name -> where this API has it."""
+_CHAT_WORD = re.compile(
+    r"""(?<!\w)(?P<quote>['"])(?:\\.|(?!(?P=quote)).)*(?:(?P=quote)|$)"""
+    rf"|(?<!\w)(?P<word>{'|'.join(map(re.escape, _OWN_WORDS))})(?!\w)(\[\d+\])?",
+    re.DOTALL,
+)
+"""A quotation, which came from the client, or one of them, with the number of a message: it is not that of an item."""
+_OURS = {
+    "input",
+    "instructions",
+    "tools",
+    "tool_choice",
+    "text",
+    "include",
+    "reasoning",
+    "stream_options",
+    "truncation",
+}
+"""Fields that are read here and don't go on."""
+_WITHOUT_EFFECT = {"max_tool_calls", "client_metadata", "prompt_cache_options"}
+"""Fields that change nothing here: the first is about built-in tools only, the others are for a hosted service."""
+_CHATS_ALONE = {
+    "messages": "Here it is input.",
+    "response_format": "Here it is text.format.",
+    "max_tokens": "Here it is max_output_tokens.",
+    "max_completion_tokens": "Here it is max_output_tokens.",
+    "reasoning_effort": "Here it is reasoning.effort.",
+    "n": "A response is one answer.",
+}
+"""Fields of chat that this API has in other words, or not."""
+_INCLUDED_LOGPROBS = "message.output_text.logprobs"
+_INCLUDES = (_INCLUDED_LOGPROBS, "reasoning.encrypted_content")
+"""Values that may be asked for. Encrypted reasoning is never given: the reasoning itself is in the item's content."""
+_ECHOED: dict[str, object] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "reasoning": {"effort": None, "summary": None},
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": None,
+}
+"""Fields of the request that the response repeats, with the value for a request without them."""
+_ECHOED_IF_GIVEN = ("prompt_cache_key", "safety_identifier", "user")
+"""Fields that a response has only if the request has them: null is no value of theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesRequest:
+    """chat: the chat request that asks the same. echoed: the fields that the response repeats."""
+
+    chat: ChatRequest
+    echoed: dict[str, object]
+
+
+def read_responses_request(document: object) -> ResponsesRequest:
+    """Raises OpenAIError, which names the field: also for what needs state, and for what the model can't read."""
+    given = given_fields(document)
+    chat, echoed = translated(given)
+    try:
+        return ResponsesRequest(read_chat_request(chat), echoed)
+    except OpenAIError as error:
+        raise in_own_words(error) from None
+
+
+def in_own_words(error: OpenAIError) -> OpenAIError:
+    """An error of the chat request, or of the model's server, with the names that fields have in this API."""
+    message = _CHAT_WORD.sub(lambda found: _OWN_WORDS.get(found["word"], found[0]), error.message)
+    chats = (error.param or "").partition(".")[0]
+    param = _OWN_WORDS[chats].partition(".")[0] if chats in _OWN_WORDS else error.param
+    return OpenAIError(
+        error.status, message, kind=error.kind, param=param, code=error.code, retry_after_s=error.retry_after_s
+    )
+
+
+def translated(given: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
+    """Return (the JSON of the chat request that asks the same, the fields that the response repeats)."""
+    _refuse(given)
+    if "input" not in given:
+        raise invalid("input: expected a text or a list of items, got nothing.", param="input")
+    chat: dict[str, object] = {
+        _RENAMED.get(name, name): value
+        for name, value in given.items()
+        if name not in _OURS | _WITHOUT_EFFECT | _NEEDS_STATE.keys() | _NOT_DONE.keys()
+    }
+    instructions = text("instructions", given.get("instructions", ""))
+    chat["messages"] = chat_messages(given["input"], instructions=instructions)
+    tools = a_list("tools", given.get("tools", []))
+    chat |= _chat_tools(tools, given.get("tool_choice"))
+    chat |= _answer_form(given)
+    echoed = {name: given.get(name, absent) for name, absent in _ECHOED.items()}
+    echoed |= {name: given[name] for name in _ECHOED_IF_GIVEN if name in given}
+    # OpenAI's description of a response has these two in every tool.
+    echoed["tools"] = [{"parameters": None, "strict": None, **tool} for tool in tools if isinstance(tool, dict)]
+    return chat, echoed
+
+
+def _refuse(given: Mapping[str, object]) -> None:
+    for name, reason in _NEEDS_STATE.items():
+        if name in given:
+            raise invalid(f"{name}: {reason}.", param=name, code="unsupported_parameter")
+    for name, reason in _NOT_DONE.items():
+        if given.get(name):  # false and an empty list ask for nothing
+            raise invalid(f"{name}: {reason}.", param=name, code="unsupported_parameter")
+    if given.get("truncation", "disabled") != "disabled":
+        message = "truncation: expected disabled, because the conversation is never shortened here."
+        raise invalid(message, param="truncation", code="unsupported_value")
+    for name, hint in _CHATS_ALONE.items():
+        if name in given:
+            raise invalid(f"{name}: this is a field of chat completions. {hint}", param=name, code="unknown_parameter")
+
+
+def _chat_tools(given: list[object], choice: object) -> dict[str, object]:
+    """The tools and the choice among them, in chat's form."""
+    tools = [_chat_tool(f"tools[{at}]", tool) for at, tool in enumerate(given)]
+    if isinstance(choice, dict):
+        kind = choice.get("type")
+        if kind == "allowed_tools":
+            wanted = {
+                str(tool.get("name")) if isinstance(tool, dict) else ""
+                for tool in a_list("tool_choice.tools", choice.get("tools"))
+            }
+            tools = [tool for tool in tools if _name_of(tool) in wanted]
+            choice = choice.get("mode", "auto")
+            if missing := sorted(wanted - {_name_of(tool) for tool in tools}):
+                raise invalid(f"tool_choice.tools: no function tool has the name {missing[0]!r}.", param="tool_choice")
+        elif kind == "function":
+            choice = {"type": "function", "function": {"name": choice.get("name")}}
+        else:
+            raise invalid(
+                f"tool_choice.type: expected function or allowed_tools, got {kind!r}. Only function tools are known.",
+                param="tool_choice",
+            )
+    chat: dict[str, object] = {}
+    if tools:
+        chat["tools"] = tools
+    if choice is not None:
+        chat["tool_choice"] = choice
+    return chat
+
+
+def _chat_tool(place: str, tool: object) -> dict[str, object]:
+    if not isinstance(tool, dict):
+        raise wrong(place, "an object", tool)
+    if tool.get("type") != "function":
+        raise invalid(
+            f"{place}.type: expected function, got {tool.get('type')!r}. The gateway runs no tools itself.",
+            param="tools",
+            code="unsupported_value",
+        )
+    names = ("name", "description", "parameters", "strict")
+    function = {name: tool[name] for name in names if tool.get(name) is not None}
+    return {"type": "function", "function": function}
+
+
+def _name_of(tool: Mapping[str, object]) -> str:
+    function = tool["function"]
+    return str(function.get("name")) if isinstance(function, dict) else ""
+
+
+def _answer_form(given: Mapping[str, object]) -> dict[str, object]:
+    """The answer's form, log-probabilities and how much the model may think."""
+    chat: dict[str, object] = {}
+    text_format = an_object("text", given.get("text", {})).get("format")
+    if text_format is not None:
+        chat["response_format"] = format_of_responses(text_format)
+    include = a_list("include", given.get("include", []))
+    for name in include:
+        if name not in _INCLUDES:
+            message = f"include: expected {' or '.join(_INCLUDES)}, got {name!r}."
+            raise invalid(message, param="include", code="unsupported_value")
+    if _INCLUDED_LOGPROBS in include or given.get("top_logprobs"):
+        chat["logprobs"] = True
+    effort = an_object("reasoning", given.get("reasoning", {})).get("effort")
+    if effort is not None:
+        chat["reasoning_effort"] = effort
+    return chat
+
+
+def not_kept(response_id: str) -> OpenAIError:
+    """The answer to a request for a response by its id."""
+    message = f"No response with the id {response_id!r} is here, because {NO_STATE}."
+    return OpenAIError(404, message, param="response_id", code="response_not_found")

@@ -1,1 +1,0 @@
-"""One request to one Triton server, over HTTP."""

@@ -1,0 +1,282 @@
+"""A request to a server, the parts of its answer, and the errors between."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Callable
+from typing import Protocol, TypeVar
+
+import msgspec
+
+MOST_ANSWER_BYTES = 256 * 2**20
+"""Bytes of one event, or of an answer that is no stream. The log-probabilities of a long prompt are the longest."""
+
+
+class Part(
+    msgspec.Struct,
+    gc=False,
+    rename={"sequence": "sequence_index", "text": "text_output", "reasoning": "reasoning_output"},
+):
+    """The part of a response that is about one sequence. The names are the wire contract's outputs (docs/contract.md).
+
+    sequence: its number in the request. finish_reason: "" while the sequence goes on. num_output_tokens: those since
+    the sequence's previous Part. logprobs, prompt_logprobs: JSON, "" where there is none. context_phase_params: the
+    end of a context server's answer.
+    """
+
+    sequence: int = 0
+    text: str = ""
+    reasoning: str = ""
+    finish_reason: str = ""
+    stop_reason: str = ""
+    num_input_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_reasoning_tokens: int = 0
+    logprobs: str = ""
+    prompt_logprobs: str = ""
+    context_phase_params: str = ""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One request to the model, for any server that has it.
+
+    inputs: the JSON body of Triton's generate endpoint without `id`. request_id: Triton's `id`, by which a stop
+    request finds it. affinity: requests with equal bytes go to the same server if they can; None for no preference.
+    headers: such as traceparent, added to the request. tried: the URLs of the servers that were asked, the last being
+    the one that answers; filled in by whoever chooses among several. context_tried: the same of the context servers.
+    died: the URLs of the servers that may have died of the request; filled in like `tried`, for both roles.
+    sent: the URLs of the servers that have been sent the request and have neither refused nor lost it; filled in like
+    `tried`, and by the connection to each.
+    late: is given the parts that came after nobody waited for them any more, and the error in their place or after
+    them, also where the server was lost meanwhile. It is not called for a request that was never sent.
+    """
+
+    inputs: dict[str, object]
+    request_id: str
+    affinity: bytes | None = None
+    headers: dict[str, str] = {}
+    tried: list[str] = []
+    context_tried: list[str] = []
+    died: list[str] = []
+    sent: list[str] = []
+    late: Callable[[list[Part], UpstreamError | None], None] | None = None
+
+
+class UpstreamError(Exception):
+    """A server refused a request, failed it, or could not be reached.
+
+    code: the wire contract's error code ("E_OVERLOADED"), or "" where the server gave none. unprocessed: the server
+    has nothing to show for it, so that another may be asked. died: the server had taken the request, so it may have
+    died of it, and another may die too. retry_after_s: when it may be sent again.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str = "",
+        unprocessed: bool = False,
+        died: bool = False,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.unprocessed = unprocessed
+        self.died = died
+        self.retry_after_s = retry_after_s
+
+
+class Upstream(Protocol):
+    """Whoever answers a Call: one server, or a fleet of them."""
+
+    def generate(self, call: Call) -> AsyncGenerator[list[Part], None]:
+        """The answer as it comes, a list for each response. Closing the generator stops the work on the server.
+
+        Raises UpstreamError.
+        """
+        ...
+
+    async def ask(self, call: Call) -> dict[str, object]:
+        """The outputs of the one response to a task that generates nothing (`task`: tokenize, detokenize, describe).
+
+        Raises UpstreamError.
+        """
+        ...
+
+
+_CODED = re.compile(r"\[(E_[A-Z_]+)\]\s*(.*)", re.DOTALL)
+_REFUSALS = {"E_OVERLOADED", "E_UNAVAILABLE"}
+"""Codes of a server that has nothing to show for the request."""
+_DRAINING = "; send the request to another"
+"""The backend's words while it is being stopped. Other refusals with E_UNAVAILABLE come from an engine that died."""
+_UNKNOWN_MODEL = "Request for unknown model"
+"""Triton's words for a model that it hasn't got, or that is not ready."""
+_DEAD_PROCESS = re.compile(r"Stub process .* is not healthy")
+"""Triton's words when the model's process has died; some releases put others before them. With `on_fatal: unready` it
+says for ever that it is ready."""
+_UNPROCESSED = {401, 403, 404, 429, 502, 503}
+"""Statuses of a server, or of a proxy before it, that has nothing to show for the request."""
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Errors of msgspec for what is no JSON, or no UTF-8, or nested too deep."""
+_QUOTED = 200
+"""Characters of an answer that is not Triton's."""
+
+
+def error_of_message(message: str, *, code: str = "", unprocessed: bool = False, died: bool = False) -> UpstreamError:
+    """The error for what a server says went wrong. The others are for words that don't tell."""
+    coded = _CODED.match(message)
+    if coded:
+        code, text = coded.groups()
+        died = code == "E_UNAVAILABLE" and _DRAINING not in text
+        return UpstreamError(text, code=code, unprocessed=code in _REFUSALS, died=died)
+    if message.startswith(_UNKNOWN_MODEL):
+        return UpstreamError(message, code="E_UNAVAILABLE", unprocessed=True)
+    if _DEAD_PROCESS.search(message):
+        return UpstreamError(message, code="E_UNAVAILABLE", unprocessed=True, died=True)
+    return UpstreamError(message, code=code, unprocessed=unprocessed, died=died)
+
+
+def error_of_status(status: int, body: bytes) -> UpstreamError:
+    """The error for a response other than 200."""
+    try:
+        document = msgspec.json.decode(body.removeprefix(b"data:"))  # Triton refuses a stream with an event
+    except NOT_JSON:
+        document = None
+    if isinstance(document, dict) and isinstance(document.get("error"), str):
+        text = document["error"]
+    else:
+        text = f"the server answered HTTP {status}: {body[:_QUOTED].decode(errors='replace')!r}"
+    if status in (401, 403):
+        text = f"the gateway was refused: {text}"
+    code = "E_OVERLOADED" if status == 429 else ""
+    return error_of_message(text, code=code, unprocessed=status in _UNPROCESSED, died=status == 502)
+
+
+T = TypeVar("T")
+
+
+class _Event(msgspec.Struct, gc=False):
+    """A response about several sequences: a value for each, in a list. Or an error."""
+
+    text_output: str | list[str] = ""
+    reasoning_output: str | list[str] = ""
+    finish_reason: str | list[str] = ""
+    stop_reason: str | list[str] = ""
+    num_input_tokens: int | list[int] = 0
+    num_output_tokens: int | list[int] = 0
+    num_cached_tokens: int | list[int] = 0
+    num_reasoning_tokens: int | list[int] = 0
+    logprobs: str | list[str] = ""
+    prompt_logprobs: str | list[str] = ""
+    sequence_index: int | list[int] = 0
+    error: str = ""
+
+
+_decode_part = msgspec.json.Decoder(Part).decode
+_decode_event = msgspec.json.Decoder(_Event).decode
+_NOTHING = Part()
+_NONE = "None"
+"""The model's word for a finish reason and a stop reason that are not there."""
+
+
+class EventReader:
+    """Takes the bytes of a stream as they come."""
+
+    def __init__(self) -> None:
+        self.error: UpstreamError | None = None
+        """Set by an event that is an error, or that is no event of the model. Nothing after it counts."""
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[Part]:
+        """Return the parts of the events that are whole now, up to one that is an error."""
+        if self._rest or not data.endswith(b"\n\n"):
+            data = self._whole_events(data)
+        parts: list[Part] = []
+        for event in data.split(b"\n\n"):
+            _, data_field, document = event.partition(b"data:")
+            if data_field:
+                try:
+                    parts += _parts_of(document)
+                except UpstreamError as error:
+                    self.error = error
+                    break
+        return parts
+
+    def _whole_events(self, data: bytes) -> bytes:
+        """The bytes up to the last end of an event; the others are kept."""
+        # An event may have many megabytes, so only what is new is searched for its end.
+        begin = max(0, len(self._rest) - 1)
+        self._rest += data
+        if len(self._rest) > MOST_ANSWER_BYTES:
+            self.error = UpstreamError(f"the server sent an event of more than {MOST_ANSWER_BYTES:,} bytes")
+            self._rest.clear()
+            return b""
+        end = self._rest.rfind(b"\n\n", begin) + 2
+        if end < 2:
+            return b""
+        whole = bytes(self._rest[:end])
+        del self._rest[:end]
+        return whole
+
+
+def _parts_of(document: bytes) -> list[Part]:
+    """The parts in the JSON of one response. Raises UpstreamError."""
+    try:
+        part = _decode_part(document)
+    except NOT_JSON:  # it has lists, or is broken
+        return _several(document)
+    if part == _NOTHING:  # it may be an error
+        return _several(document)
+    if part.finish_reason == _NONE:
+        part.finish_reason = ""
+    if part.stop_reason == _NONE:
+        part.stop_reason = ""
+    return [part]
+
+
+def outputs_of(event: bytes) -> dict[str, object]:
+    """The outputs in the one event of a task's answer. Raises UpstreamError."""
+    try:
+        outputs = msgspec.json.decode(event.partition(b"data:")[2], type=dict[str, object])
+    except NOT_JSON as error:
+        raise UpstreamError(f"the server sent an answer that is not the model's: {error}") from error
+    if "error" in outputs:
+        raise error_of_message(str(outputs["error"]))
+    return outputs
+
+
+def _several(document: bytes) -> list[Part]:
+    try:
+        event = _decode_event(document)
+    except NOT_JSON as error:
+        raise UpstreamError(f"the server sent an event that is not the model's: {error}") from error
+    if event.error:
+        raise error_of_message(event.error)
+    sequences = event.sequence_index if isinstance(event.sequence_index, list) else [event.sequence_index]
+    try:
+        return [_part(event, at, sequence) for at, sequence in enumerate(sequences)]
+    except IndexError:
+        text = f"expected a value for each of {len(sequences)} sequences, got less"
+        raise UpstreamError(f"the server sent an event that is not the model's: {text}") from None
+
+
+def _part(event: _Event, at: int, sequence: int) -> Part:
+    finish_reason, stop_reason = _at(event.finish_reason, at), _at(event.stop_reason, at)
+    return Part(
+        sequence,
+        _at(event.text_output, at),
+        _at(event.reasoning_output, at),
+        "" if finish_reason == _NONE else finish_reason,
+        "" if stop_reason == _NONE else stop_reason,
+        _at(event.num_input_tokens, at),
+        _at(event.num_output_tokens, at),
+        _at(event.num_cached_tokens, at),
+        _at(event.num_reasoning_tokens, at),
+        _at(event.logprobs, at),
+        _at(event.prompt_logprobs, at),
+    )
+
+
+def _at(value: T | list[T], at: int) -> T:
+    return value[at] if isinstance(value, list) else value
