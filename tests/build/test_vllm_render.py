@@ -182,3 +182,10 @@ def test_a_node_without_number_or_address_is_refused(run, format):
         result = run(two_nodes(), format, **variables)
         assert (result.code, result.argv) == (2, [])
         assert expected in result.error
+
+
+@pytest.mark.slow
+def test_on_several_nodes_too_a_setting_that_is_refused_ends_the_start(run):
+    result = run(two_nodes(), "triton", NODE_RANK="0", EXIT_TIMEOUT="soon", **ADDRESS)
+    assert (result.code, result.argv) == (2, [])
+    assert "expected whole seconds as EXIT_TIMEOUT; got 'soon'" in result.error

@@ -15,7 +15,6 @@ from deepseek_triton_build.planning.plan import Plan, make_plan
 from deepseek_triton_build.planning.plan_request import PYTHON_BACKEND, PlanRequest
 from deepseek_triton_build.render import trtllm_commands as trtllm
 from deepseek_triton_build.render import vllm_commands as vllm
-from deepseek_triton_build.render.bench_slurm import bench_slurm
 from deepseek_triton_build.render.dynamo import DYNAMO_YAML, dynamo_yaml
 from deepseek_triton_build.render.quickstart import quickstart_sh
 from deepseek_triton_build.render.repository_files import File, repository_files, stamped
@@ -129,7 +128,7 @@ def _program(program: str, script: str, render: Callable[..., str], title: str) 
             File(PurePosixPath(script), render(plan, args, stamp=stamp).encode(), executable=True),
         ]
         if program == "trtllm-bench" and plan.num_nodes > 1:
-            text = bench_slurm(plan, args, stamp=stamp)
+            text = trtllm.bench_slurm(plan, args, stamp=stamp)
             written.append(File(PurePosixPath("bench.slurm"), text.encode(), executable=True))
         return stamped(plan, written, version=version, format=program)
 

@@ -9,12 +9,18 @@ from pathlib import PurePosixPath
 
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.planning.disaggregated import DISAGGREGATED, DisaggregatedPlan
-from deepseek_triton_build.planning.orchestrator_settings import CONFIG_NAME, SCRIPT_NAME
+from deepseek_triton_build.planning.orchestrator_settings import (
+    CONFIG_NAME,
+    REQUEST_TIMEOUT_S,
+    SCRIPT_NAME,
+    server_ports,
+)
+from deepseek_triton_build.render import shell
 from deepseek_triton_build.render.dynamo import DYNAMO_YAML, dynamo_pair_yaml
 from deepseek_triton_build.render.formats import DEFAULT_FORMAT, DYNAMO, FORMATS, format_files, refuse_options
-from deepseek_triton_build.render.orchestrator_sh import disagg_config, orchestrator_sh
 from deepseek_triton_build.render.repository_files import File
 from deepseek_triton_build.render.stamp import MANIFEST, given_options, packed_texts, sha256, stamped_by
+from deepseek_triton_build.render.yaml_text import yaml_lines
 
 TRTLLM_SERVE = "trtllm-serve"
 PAIR_FORMATS: Mapping[str, str] = {
@@ -50,9 +56,10 @@ def pair_files(plan: DisaggregatedPlan, *, version: str, format: str = DEFAULT_F
         ]
     if format == TRTLLM_SERVE:
         stamp = stamped_by(version, pair_options(plan, format=format), plan.context)
+        config = "\n".join([f"# {stamp}", *yaml_lines(plan.orchestrator), ""])
         files += [
-            File(PurePosixPath(CONFIG_NAME), disagg_config(plan.orchestrator, stamp=stamp).encode()),
-            File(PurePosixPath(SCRIPT_NAME), orchestrator_sh(plan, stamp=stamp).encode(), executable=True),
+            File(PurePosixPath(CONFIG_NAME), config.encode()),
+            File(PurePosixPath(SCRIPT_NAME), _orchestrator_sh(plan, stamp).encode(), executable=True),
         ]
     elif plan.request.orchestrator:
         raise RefusedPlanError(
@@ -60,6 +67,21 @@ def pair_files(plan: DisaggregatedPlan, *, version: str, format: str = DEFAULT_F
         )
     ordered = sorted(files, key=lambda file: file.path)
     return [*ordered, File(PurePosixPath(MANIFEST), _manifest(plan, ordered, version, format))]
+
+
+def _orchestrator_sh(plan: DisaggregatedPlan, stamp: str) -> str:
+    """Return orchestrator.sh, which starts the server that clients ask."""
+    ports = server_ports(plan.num_context, plan.num_generation)
+    values = {
+        "stamp": f"# {stamp}",
+        "title": shell.model_title(plan.context),
+        "image": plan.context.image_for("trtllm-serve"),
+        "config": CONFIG_NAME,
+        "starts": ", ".join(f"PORT={port} {side}/serve.sh" for side, numbers in ports.items() for port in numbers),
+        "start_timeout": plan.start_timeout_s,
+        "request_timeout": REQUEST_TIMEOUT_S,
+    }
+    return shell.filled("orchestrator.sh", values)
 
 
 def _dynamo_file(plan: DisaggregatedPlan, version: str) -> File:

@@ -18,7 +18,6 @@ from deepseek_triton_build.data.releases.spelling import canonical
 from deepseek_triton_build.render import shell
 from deepseek_triton_build.render.model_yaml import llm_arguments
 from deepseek_triton_build.rules.rule import CANONICAL_RELEASE
-from deepseek_triton_build.text import comment_lines
 
 if TYPE_CHECKING:
     from deepseek_triton_build.planning.plan import Plan
@@ -81,50 +80,28 @@ def flag_meanings() -> dict[str, tuple[str, Any]]:
 
 def quickstart_sh(plan: Plan, *, stamp: str) -> str:
     """Return quickstart.sh, which answers a few prompts once."""
-    settings = _by_canonical_key(plan)
     release = shell.release_of(plan)
+    settings = {
+        key: replace(setting, key=key, value=value)
+        for setting in llm_arguments(plan)
+        for key, value in canonical({setting.key: setting.value}, release.version).items()
+    }
     flags, left = _flags(settings, release)
-    image = plan.image_for("quickstart")
-    return shell.script(
-        stamp,
-        [
-            f"Runs {shell.model_title(plan)} once on the prompts of quickstart_advanced.py, in {image}. QUICKSTART is "
-            "the path of that script, when it lies elsewhere. Further arguments go to it.",
-        ],
-        [
-            *shell.first_file("quickstart", _places(release), given="${QUICKSTART:-}"),
-            'if [[ ! -f "$quickstart" ]]; then',
-            '  echo "quickstart.sh: expected quickstart_advanced.py of TensorRT-LLM in /app/tensorrt_llm/examples or '
-            f'/app/examples, or at QUICKSTART; found none at ${{quickstart:-either}}; run this in {image}" >&2',
-            "  exit 2",
-            "fi",
-            'echo "quickstart.sh: runs $quickstart" >&2',
-        ],
-        shell.exports(plan.environment, "quickstart.sh"),
-        shell.on_every_node(plan, "quickstart.sh"),
-        [
-            *shell.flag_comments(flags),
-            *(
-                comment_lines(f"Not passed on, because the script has no flag for it: {', '.join(left)}.")
-                if left
-                else []
-            ),
-            *shell.command(
-                ["exec", *shell.launcher(plan), "python3", '"$quickstart"'],
-                ["--model_dir", shell.quoted(settings["model"].value)],
-                *(flag.words for flag in flags),
-                ['"$@"'],
-            ),
-        ],
-    )
-
-
-def _places(release: Release) -> list[str]:
-    """Return where the script may lie: before 1.0 it was in examples/pytorch."""
     folders = ["examples/llm-api", "examples/pytorch"]
     if release.is_before("1.0.0"):
         folders.reverse()
-    return [f"{root}/{folder}/quickstart_advanced.py" for folder in folders for root in shell.EXAMPLES]
+    values = {
+        **shell.script_values(plan, stamp, "quickstart.sh"),
+        **shell.rank_values(plan),
+        **shell.flag_values(flags),
+        "title": shell.model_title(plan),
+        "image": plan.image_for("quickstart"),
+        "places": [f"{root}/{folder}/quickstart_advanced.py" for folder in folders for root in shell.EXAMPLES],
+        "left": ", ".join(left),
+        "launcher": shell.launcher(plan),
+        "model": shell.quoted(settings["model"].value),
+    }
+    return shell.filled("quickstart.sh", values)
 
 
 def _flags(settings: Mapping[str, Setting], release: Release) -> tuple[list[shell.Flag], list[str]]:
@@ -173,11 +150,3 @@ def _words(key: str, value: Any, release: Release) -> tuple[str, ...]:
 
 def _has(release: Release, flag: str) -> bool:
     return flag not in _SINCE or not release.is_before(_SINCE[flag])
-
-
-def _by_canonical_key(plan: Plan) -> dict[str, Setting]:
-    settings: dict[str, Setting] = {}
-    for setting in llm_arguments(plan):
-        for key, value in canonical({setting.key: setting.value}, shell.release_of(plan).version).items():
-            settings[key] = replace(setting, key=key, value=value)
-    return settings

@@ -1,11 +1,25 @@
-"""Pieces that the shell scripts share: comments, exports, and mpirun with the variables that other nodes get."""
+"""Text from the templates beside this module, and the values that several scripts share.
+
+A template is shell, or another language with the same comments, with these additions:
+
+    @@{name}        a value. With a list the line is written once for each entry, and not at all for an empty list.
+    #if name        the lines up to #else or #end are kept only if the value is true; also `#if not name`
+    #include file   the lines of another template, indented as this line is
+    # ...           a paragraph, which is wrapped once its values are known; lines that continue it are indented by two
+
+Blank lines that come to stand together become one.
+"""
 
 from __future__ import annotations
 
+import re
 import shlex
+import string
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable
@@ -23,9 +37,94 @@ from deepseek_triton_build.text import LINE_WIDTH, comment_lines
 if TYPE_CHECKING:
     from deepseek_triton_build.planning.plan import Plan
 
-HERE = '"$(CDPATH="" cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd)"'
-"""The folder of the script. It is right too when the script is called by a link or when CDPATH is set."""
-END_IF_REFUSED = 'if [[ -n "$refused" ]]; then exit 2; fi'
+EXAMPLES = ("/app/tensorrt_llm", "/app")
+"""Folders above TensorRT-LLM's examples: in its own container (NVIDIA/TensorRT-LLM docker/Dockerfile.multi@00f74add),
+and in Triton's (triton-inference-server/tensorrtllm_backend dockerfile/Dockerfile.triton.trt_llm_backend@0046c234)."""
+_VALUE = re.compile(r"@@\{(\w+)\}")
+_DIRECTIVE = re.compile(r"(?P<indent> *)#(?P<verb>if|else|end|include)\b *(?P<negated>not )?(?P<name>[\w.]*)")
+
+
+class _Template(string.Template):
+    delimiter = "@@"  # none of the languages uses it
+
+
+def filled(template: str, values: Mapping[str, Any]) -> str:
+    """Return the text of a template with `values`: texts, numbers, lists of them, and truth values for its conditions.
+
+    :raises KeyError: when the template needs a value that is not there.
+    :raises ValueError: when it has no use for one of the values.
+    """
+    lines = _lines(template)
+    if unused := values.keys() - _names(template):
+        raise ValueError(f"{template}: expected to use every value, found no use of {', '.join(sorted(unused))}")
+    text = "\n".join([*_written(_kept(lines, values), values), ""])
+    return re.sub(r"\n{3,}", "\n\n", text)
+
+
+@cache
+def _lines(template: str) -> tuple[str, ...]:
+    """Return the lines of a template, with those that it includes."""
+    lines: list[str] = []
+    for line in Path(__file__).with_name("templates").joinpath(template).read_text("utf-8").splitlines():
+        found = _DIRECTIVE.match(line)
+        if found and found["verb"] == "include":
+            lines += [found["indent"] + inner if inner else inner for inner in _lines(found["name"])]
+        else:
+            lines.append(line)
+    return tuple(lines)
+
+
+@cache
+def _names(template: str) -> set[str]:
+    conditions = {found["name"] for line in _lines(template) if (found := _DIRECTIVE.match(line))}
+    return conditions | set(_VALUE.findall("\n".join(_lines(template))))
+
+
+def _kept(lines: Iterable[str], values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines whose conditions hold."""
+    holds: list[bool] = []
+    for line in lines:
+        found = _DIRECTIVE.match(line)
+        if found is None:
+            if all(holds):
+                yield line
+        elif found["verb"] == "if":
+            # Inside what is left out, a value may be unknown.
+            holds.append(all(holds) and bool(values[found["name"]]) is not bool(found["negated"]))
+        elif found["verb"] == "else":
+            holds[-1] = not holds[-1]
+        else:
+            holds.pop()
+
+
+def _written(lines: Iterable[str], values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines with their values, and comments wrapped."""
+    paragraph = ""
+    for line in lines:
+        bare = line.lstrip()
+        if paragraph and bare.startswith("#   "):
+            paragraph += bare[3:]
+            continue
+        yield from _wrapped(paragraph, values)
+        paragraph = line if bare.startswith("# ") else ""
+        if not paragraph:
+            yield from _with_values(line, values)
+    yield from _wrapped(paragraph, values)
+
+
+def _wrapped(paragraph: str, values: Mapping[str, Any]) -> list[str]:
+    indent, _, text = paragraph.partition("# ")
+    return [indent + row for whole in _with_values(text, values) for row in comment_lines(whole)]
+
+
+def _with_values(line: str, values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the line once, or for each entry of the lists in it, which are equally long."""
+    used = {name: values[name] for name in _VALUE.findall(line)}
+    [count] = {len(value) for value in used.values() if isinstance(value, list)} or {1}
+    for number in range(count):
+        yield _Template(line).substitute(
+            {name: value[number] if isinstance(value, list) else value for name, value in used.items()}
+        )
 
 
 @dataclass(frozen=True)
@@ -37,56 +136,31 @@ class Flag:
     reason: str
 
 
-def flag_comments(flags: Iterable[Flag]) -> list[str]:
-    """Return the flags' reasons as comments above the command. A command of several lines can hold no comments."""
-    return [line for flag in flags for line in comment_lines(f"{' '.join(flag.words)}: {flag.reason}")]
+def flag_values(flags: Sequence[Flag]) -> dict[str, list[str]]:
+    """Return the flags and, for above the command, their reasons: a command of several lines can hold no comments."""
+    rows = [" ".join(flag.words) for flag in flags]
+    reasons = zip(rows, (flag.reason for flag in flags), strict=True)
+    return {"flags": rows, "flag_comments": [line for row, why in reasons for line in comment_lines(f"{row}: {why}")]}
 
 
-def script(stamp: str, about: Iterable[str], *parts: Iterable[str], directives: Iterable[str] = ()) -> str:
-    """Return a whole script: the paragraphs about it as comments, then its parts, with a blank line before each.
-
-    :param directives: lines of #SBATCH, which have to stand before the first command.
-    """
-    lines = ["#!/usr/bin/env bash", f"# {stamp}"]
-    for paragraph in about:
-        lines += comment_lines(paragraph)
-    lines += [*directives, "set -euo pipefail"]
-    for part in map(list, parts):
-        lines += ["", *part] if part else []
-    return "\n".join(lines) + "\n"
-
-
-def exports(environment: Iterable[EnvironmentVariable], script: str) -> list[str]:
-    """Return the lines by which `script` exports the plan's variables. A variable that is set already keeps its value.
+def script_values(plan: Plan, stamp: str, script: str) -> dict[str, Any]:
+    """Return what every script with the plan's variables needs. A variable that is set already keeps its value.
 
     That is said, because the user need not have set it: TensorRT-LLM's own image has a PYTORCH_CUDA_ALLOC_CONF
     (docker/Dockerfile.multi@00f74add).
     """
+    return {"stamp": f"# {stamp}", "script": script, "exports": _exports(plan.environment)}
+
+
+def _exports(environment: Iterable[EnvironmentVariable]) -> list[str]:
     lines: list[str] = []
     for variable in environment:
-        lines += [*comment_lines(variable.comment), _export(variable.name, variable.value)]
-        lines.append(f"keeps {variable.name} {quoted(variable.value)}")
-    if not lines:
-        return []
-    return [
-        "keeps() {",
-        '  if [[ "${!1}" != "$2" ]]; then',
-        f'    echo "{script}: note: $1=${{!1}} is kept, as it was set before; the plan has $2" >&2',
-        "  fi",
-        "}",
-        *lines,
-    ]
-
-
-def _export(name: str, value: str) -> str:
-    if quoted(value) == value:
-        return f'export {name}="${{{name}:-{value}}}"'
-    return f'[[ -n "${{{name}:-}}" ]] || export {name}={quoted(value)}'  # no quote is safe inside "${...}"
-
-
-def command(*groups: Sequence[str]) -> list[str]:
-    """Return one command, with each group of words on a line of its own. The words are shell text already."""
-    return [" \\\n  ".join(" ".join(group) for group in groups if group)]
+        name, value = variable.name, quoted(variable.value)
+        export = f'export {name}="${{{name}:-{value}}}"'
+        if value != variable.value:  # no quote is safe inside "${...}"
+            export = f'[[ -n "${{{name}:-}}" ]] || export {name}={value}'
+        lines += [*comment_lines(variable.comment), export, f"keeps {name} {value}"]
+    return lines
 
 
 def quoted(value: Any) -> str:
@@ -94,174 +168,41 @@ def quoted(value: Any) -> str:
     return shlex.quote(str(value))
 
 
-def refusing(name: str) -> list[str]:
-    """Define the shell function `refuse` of the script `name`: it prints what is wrong, and sets `refused`."""
-    return ["refused=", "refuse() {", f'  echo "{name}: $1" >&2', "  refused=1", "}"]
-
-
-def on_every_node(plan: Plan, name: str) -> list[str]:
-    """Have the script `name` set the array `ranks` to the words that start a rank on each GPU. One node needs none."""
-    if plan.num_nodes == 1:
-        return []
-    return [
-        *refusing(name),
-        "",
-        *interface(),
-        "",
-        *engine_variables(),
-        "",
-        *nodes_comment(plan, name),
-        f"if {in_slurm_step(plan)}; then",
-        "  ranks=()",
-        "else",
-        *indented(mpirun_lines(plan)),
-        "fi",
-        END_IF_REFUSED,
-    ]
-
-
-def in_slurm_step(plan: Plan) -> str:
-    """Return the condition that Slurm has started the ranks, so that this process is one of them."""
-    return f'[[ "${{SLURM_STEP_NUM_TASKS:-}}" == {plan.world_size} ]]'
-
-
-def nodes_comment(plan: Plan, name: str) -> list[str]:
-    """Explain how the script `name` is started on several nodes."""
-    nodes, each, world = plan.num_nodes, plan.gpus_per_node, plan.world_size
-    return comment_lines(
-        f"{world} GPUs are {nodes} nodes of {each}. HOSTS names the nodes, separated by commas, this node first. Each "
-        "node has this folder and the checkpoint at the same path, and accepts ssh from the others without a password. "
-        "SSH_PORT is the port of ssh when it is not 22; SSH_ARGS are further arguments of ssh. The variables of the "
-        "engine that are set here are set on the other nodes too. Under Slurm, every rank runs this script instead, "
-        f"without HOSTS: srun --mpi=pmix --nodes {nodes} --ntasks-per-node {each} ./{name}"
-    )
-
-
-def interface() -> list[str]:
-    """Export INTERFACE to NCCL and Gloo, and set the array `interface` to mpirun's arguments for it."""
-    return [
-        *comment_lines(
-            "INTERFACE is the network interface over which the ranks reach each other. Set it when Open MPI, NCCL or "
-            "Gloo chooses a wrong one, such as the bridge of a container. It changes no variable that is already set "
-            "for one of them."
-        ),
-        "interface=()",
-        'if [[ -n "${INTERFACE:-}" ]]; then',
-        *indented(_SOCKETS),
-        "  for parameter in btl_tcp_if_include oob_tcp_if_include; do",
-        '    own="OMPI_MCA_$parameter"',
-        '    if [[ -z "${!own:-}" ]]; then interface+=(-mca "$parameter" "$INTERFACE"); fi',
-        "  done",
-        "fi",
-    ]
-
-
-_SOCKETS = [f'export {name}_SOCKET_IFNAME="${{{name}_SOCKET_IFNAME:-$INTERFACE}}"' for name in ("NCCL", "GLOO")]
-
-
-def network_interface() -> list[str]:
-    """Export INTERFACE to NCCL and Gloo, without MPI."""
-    return [
-        *comment_lines(
-            "INTERFACE is the network interface over which the nodes reach each other. Set it when NCCL or Gloo "
-            "chooses a wrong one, such as the bridge of a container."
-        ),
-        'if [[ -n "${INTERFACE:-}" ]]; then',
-        *indented(_SOCKETS),
-        "fi",
-    ]
-
-
-def engine_variables() -> list[str]:
-    """Set the array `engine` to the names of the engine's variables that are set."""
+def engine_values() -> dict[str, Any]:
+    """Return what a script needs to find the variables that are set for the engine."""
     names = [*(f'"${{!{family}@}}"' for family in ENGINE_FAMILIES), *ENGINE_NAMES]
-    rows = textwrap.wrap(" ".join(names), LINE_WIDTH - 2, break_long_words=False, break_on_hyphens=False)
-    return [
-        *comment_lines(
-            "engine: the variables that are set for the engine, by these lines or by you. They have to be the same on "
-            f"every rank. Those named {' or '.join(OF_ONE_NODE)} are left out: each node has its own."
-        ),
-        *array("names", rows),
-        "engine=()",
-        'for name in "${names[@]}"; do',
-        '  case "$name" in',
-        f"    {' | '.join(OF_ONE_NODE)}) ;;",
-        '    *) if [[ -v $name ]]; then engine+=("$name"); fi ;;',
-        "  esac",
-        "done",
-    ]
+    return {
+        "engine_rows": textwrap.wrap(" ".join(names), LINE_WIDTH - 2, break_long_words=False, break_on_hyphens=False),
+        "of_one_node": " or ".join(OF_ONE_NODE),
+        "of_one_node_pattern": " | ".join(OF_ONE_NODE),
+    }
 
 
-def mpirun_lines(plan: Plan, options: Sequence[str] = (), forwarded: Sequence[str] = ()) -> list[str]:
-    """Set the array `ranks` to mpirun with all its arguments.
+def rank_values(plan: Plan, options: Sequence[str] = (), forwarded: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what a script needs to start a rank on each GPU, on however many nodes.
 
-    The lines need the array `interface` and, on several nodes, the array `engine` and the function `refuse`.
     trtllm-llmapi-launch reads Slurm's variables before mpirun's (NVIDIA/TensorRT-LLM
     tensorrt_llm/llmapi/trtllm-llmapi-launch@020c89e6).
 
     :param options: further words for mpirun.
     :param forwarded: further variables for the ranks of other nodes.
     """
-    words = " ".join([*_mpirun(plan), *options, '"${interface[@]}"'])
-    count = f"-n {plan.world_size}"
-    own_ranks = [
-        *comment_lines(
-            "In a shell inside a Slurm job, the launcher would take these variables for its rank and the number of "
-            "ranks."
-        ),
-        "unset SLURM_PROCID SLURM_NTASKS",
-    ]
-    if plan.num_nodes == 1:
-        return [*own_ranks, *array("ranks", [words, count])]
-    return [
-        *own_ranks,
-        *_hosts(plan),
-        f"printf -v slots '%s:{plan.gpus_per_node},' \"${{hosts[@]}}\"",
-        *array("ranks", [words, '-H "${slots%,}"']),
-        'ssh="${SSH_PORT:+-p $SSH_PORT}${SSH_ARGS:+ $SSH_ARGS}"',
-        'if [[ -n "$ssh" ]]; then ranks+=(-mca plm_rsh_args "${ssh# }"); fi',
-        f"for name in {_forwarded(plan, forwarded)}; do",
-        '  if [[ -v $name ]]; then ranks+=(-x "$name"); fi',
-        "done",
-        f"ranks+=({count})",
-    ]
-
-
-def _hosts(plan: Plan) -> list[str]:
-    nodes = plan.num_nodes
-    return [
-        "IFS=', ' read -ra hosts <<< \"${HOSTS:-}\"",
-        'different="$(printf \'%s\\n\' "${hosts[@]}" | sort -u | grep -c . || true)"',
-        f'if [[ "${{#hosts[@]}} $different" != "{nodes} {nodes}" ]]; then',
-        f'  refuse "expected {nodes} different nodes, as in HOSTS=node1,node2; got ${{HOSTS:-none}}"',
-        "fi",
-    ]
-
-
-def _forwarded(plan: Plan, further: Sequence[str]) -> str:
-    """Return the names of the forwarded variables, as words of a `for`."""
+    mpirun = [word for word in release_of(plan).record["mpi"]["ranks"] if word not in ("-n", "{world_size}")]
     own = [variable.name for variable in plan.environment if not is_for_every_rank(variable.name)]
-    return " ".join([*SURROUNDINGS, f'"${{!{HUB_FAMILY}@}}"', *further, *own, '"${engine[@]}"'])
+    return {
+        **engine_values(),
+        "several_nodes": plan.num_nodes > 1,
+        "nodes": plan.num_nodes,
+        "gpus_per_node": plan.gpus_per_node,
+        "world_size": plan.world_size,
+        "mpirun": " ".join([*mpirun, *options]),
+        "forwarded": " ".join([*SURROUNDINGS, f'"${{!{HUB_FAMILY}@}}"', *forwarded, *own]),
+    }
 
 
-def array(name: str, rows: Iterable[str]) -> list[str]:
-    """Set an array, with each row on a line of its own. The rows are shell text already."""
-    return [f"{name}=(", *indented(rows), ")"]
-
-
-def indented(lines: Iterable[str]) -> list[str]:
-    return [f"  {line}" for line in lines]
-
-
-def launcher(plan: Plan) -> list[str]:
+def launcher(plan: Plan) -> str:
     """Return the words before a program that runs on several nodes. On one node the program starts its own workers."""
-    return [] if plan.num_nodes == 1 else ['"${ranks[@]}"', entry_point(plan)]
-
-
-def _mpirun(plan: Plan) -> list[str]:
-    """Return mpirun and its first options, without the number of ranks, which comes last."""
-    words: list[str] = release_of(plan).record["mpi"]["ranks"]
-    return [word for word in words if word not in ("-n", "{world_size}")]
+    return "" if plan.num_nodes == 1 else f'"${{ranks[@]}}" {entry_point(plan)} '
 
 
 def entry_point(plan: Plan) -> str:
@@ -279,22 +220,3 @@ def release_of(plan: Plan) -> Release:
 def model_title(plan: Plan) -> str:
     """Return the model's name for people, without the remarks that follow it."""
     return plan.variant.title.partition(",")[0]
-
-
-EXAMPLES = ("/app/tensorrt_llm", "/app")
-"""Folders above TensorRT-LLM's examples: in its own container (NVIDIA/TensorRT-LLM docker/Dockerfile.multi@00f74add),
-and in Triton's (triton-inference-server/tensorrtllm_backend dockerfile/Dockerfile.triton.trt_llm_backend@0046c234)."""
-
-
-def first_file(name: str, paths: Iterable[str], *, given: str = "") -> list[str]:
-    """Set the variable `name` to `given`, or else to the first path that is a file; empty when none is.
-
-    :param given: shell text, such as "$OWN".
-    """
-    return [
-        *array("places", paths),
-        f'{name}="{given}"',
-        'for place in "${places[@]}"; do',
-        f'  if [[ -z "${name}" && -f "$place" ]]; then {name}="$place"; fi',
-        "done",
-    ]

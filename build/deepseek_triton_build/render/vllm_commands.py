@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.render import shell
 from deepseek_triton_build.render.model_yaml import llm_arguments
-from deepseek_triton_build.text import comment_lines
 
 if TYPE_CHECKING:
     from deepseek_triton_build.planning.plan import Plan
@@ -17,12 +16,9 @@ if TYPE_CHECKING:
 WITHOUT_FLAG = frozenset({"enable_mm_processor_stats", "mamba_config", "model_weights", "tokens_only"})
 """Arguments that `vllm serve` has no flag for (vLLM vllm/engine/arg_utils.py, 0.24.0 to 0.33.0)."""
 
-_WORKLOADS = (("prompt-heavy", 8000, 1000), ("decode-heavy", 1000, 8000), ("balanced", 1000, 1000))
-_BATCHES = (1, 16, 32, 64, 128, 256, 512)
-_PROMPTS = 16
-_REQUEST_RATE = 10000
-"""The benchmark of the guide (vLLM recipes, DeepSeek-V3 usage guide): its workloads with tokens in and out, the numbers
-of requests that it tries, the one that it prints, and its requests a second, which send all of them at once."""
+_GUIDE = {"isl": 8000, "osl": 1000, "num_prompts": 16}
+"""The benchmark of the guide (vLLM recipes, DeepSeek-V3 usage guide): tokens in and out of its first workload, and the
+number of requests that it prints. Its 10,000 requests a second send all of them at once."""
 
 
 def model_of(plan: Plan) -> str:
@@ -70,89 +66,42 @@ def _words(name: str, value: Any) -> tuple[str, ...]:
 
 def serve_sh(plan: Plan, *, stamp: str) -> str:
     """Return serve.sh, which starts vLLM's OpenAI-compatible server."""
-    flags = [*engine_flags(plan), *_reasoning_parser(plan)]
-    command = shell.command(
-        ["exec", "vllm", "serve", shell.quoted(model_of(plan))],
-        ["--host", '"${HOST:-localhost}"', "--port", '"${PORT:-8000}"'],
-        *(flag.words for flag in flags),
-        *([['"${node[@]}"']] if plan.num_nodes > 1 else []),
-        ['"$@"'],
-    )
-    return shell.script(
-        stamp,
-        [
-            f"Serves {shell.model_title(plan)} with vllm serve, in {plan.image_for('vllm-serve')}. HOST and PORT set "
-            "the address it listens on. Further arguments go to vllm serve, and the last of a flag counts: "
-            "--no-enable-prefix-caching before a benchmark, so that a repeated prompt is computed again.",
-        ],
-        shell.exports(plan.environment, "serve.sh"),
-        node_lines(plan, "serve.sh"),
-        [*shell.flag_comments(flags), *command],
-    )
+    flags = engine_flags(plan)
+    is_parsed = any(setting.key == "reasoning_parser" for setting in plan.settings)
+    if plan.variant.thinks and not is_parsed:
+        reason = "the reasoning comes apart from the answer"
+        flags.append(shell.Flag(("--reasoning-parser", "deepseek_r1"), reason))
+    values = {
+        **shell.script_values(plan, stamp, "serve.sh"),
+        **shell.flag_values(flags),
+        "title": shell.model_title(plan),
+        "image": plan.image_for("vllm-serve"),
+        "model": shell.quoted(model_of(plan)),
+        "vllm_nodes": plan.num_nodes > 1,
+    }
+    return shell.filled("vllm_serve.sh", values | node_values(plan))
 
 
-def _reasoning_parser(plan: Plan) -> Iterator[shell.Flag]:
-    """Yield the flag that separates R1's reasoning from its answer."""
-    asked = any(setting.key == "reasoning_parser" for setting in plan.settings)
-    if plan.variant.thinks and not asked:
-        yield shell.Flag(("--reasoning-parser", "deepseek_r1"), "the reasoning comes apart from the answer")
-
-
-def node_lines(plan: Plan, name: str) -> list[str]:
-    """Have the script `name` set `node_rank` and the array `node` to the flags of this node. One node needs none."""
-    if plan.num_nodes == 1:
-        return []
-    nodes, each = plan.num_nodes, plan.gpus_per_node
-    return [
-        *shell.refusing(name),
-        *comment_lines(
-            f"{plan.world_size} GPUs are {nodes} nodes of {each}, each of which runs this script: NODE_RANK is the "
-            "node's number, and MASTER_ADDR the name or address at which the others reach node 0, which answers "
-            "requests. Each node has this folder and the checkpoint at the same path. Under Slurm, srun's number of "
-            f"the process is the node's: srun --nodes {nodes} --ntasks-per-node 1 ./{name}"
-        ),
-        f'if [[ "${{SLURM_STEP_NUM_TASKS:-}}" == {nodes} ]]; then NODE_RANK="${{NODE_RANK:-$SLURM_PROCID}}"; fi',
-        f'if [[ ! "${{NODE_RANK:-}}" =~ ^(0|[1-9][0-9]{{0,3}})$ || "${{NODE_RANK:-}}" -ge {nodes} ]]; then',
-        f"  refuse \"expected 0 to {nodes - 1} as NODE_RANK, the number of this node; got '${{NODE_RANK:-}}'\"",
-        "fi",
-        *comment_lines("vLLM listens at MASTER_ADDR, so that a name has to become an address."),
-        'read -r MASTER_ADDR _ < <(getent ahosts "${MASTER_ADDR:-}" || echo "${MASTER_ADDR:-}") || true',
-        "export MASTER_ADDR",
-        'if [[ ! "$MASTER_ADDR" =~ [.:] || "$MASTER_ADDR" == 127.* ]]; then',
-        "  refuse \"expected as MASTER_ADDR where the other nodes reach node 0, such as 10.0.0.1; got '$MASTER_ADDR'\"",
-        "fi",
-        *shell.network_interface(),
-        'node_rank="${NODE_RANK:-0}"',
-        'node=(--node-rank "$node_rank" --master-addr "$MASTER_ADDR")',
-        'if [[ "$node_rank" != 0 ]]; then node+=(--headless); fi',
-        *([shell.END_IF_REFUSED] if name != "start.sh" else []),
-    ]
+def node_values(plan: Plan) -> dict[str, int]:
+    """Return what a script needs to run on each of several nodes."""
+    return {
+        "nodes": plan.num_nodes,
+        "last_node": plan.num_nodes - 1,
+        "gpus_per_node": plan.gpus_per_node,
+        "world_size": plan.world_size,
+    }
 
 
 def bench_sh(plan: Plan, *, stamp: str) -> str:
     """Return bench.sh, which measures a server that runs."""
     work = plan.request.workload  # and not the one that is assumed for the sizes
-    isl, osl = (work.isl or _WORKLOADS[0][1]), (work.osl or _WORKLOADS[0][2])
-    listed = ", ".join(f"{name} {given} in and {made} out" for name, given, made in _WORKLOADS)
-    return shell.script(
-        stamp,
-        [
-            f"Measures {shell.model_title(plan)} with vllm bench serve, in {plan.image_for('vllm-serve')}, on the "
-            "server of serve.sh, which is started with --no-enable-prefix-caching for it. ISL and OSL are tokens in "
-            "and out, NUM_PROMPTS how many requests are sent at once, REQUEST_RATE how many a second; HOST and PORT "
-            f"say where the server is. The guide's workloads: {listed}; its numbers of requests: "
-            f"{', '.join(map(str, _BATCHES))}. Further arguments go to vllm bench serve.",
-        ],
-        shell.command(
-            ["exec", "vllm", "bench", "serve"],
-            ["--model", shell.quoted(model_of(plan))],
-            ["--host", '"${HOST:-localhost}"', "--port", '"${PORT:-8000}"'],
-            ["--dataset-name", "random"],
-            ["--random-input-len", f'"${{ISL:-{isl}}}"'],
-            ["--random-output-len", f'"${{OSL:-{osl}}}"'],
-            ["--request-rate", f'"${{REQUEST_RATE:-{_REQUEST_RATE}}}"'],
-            ["--num-prompts", f'"${{NUM_PROMPTS:-{work.concurrency or _PROMPTS}}}"'],
-            ["--ignore-eos"],
-            ['"$@"'],
-        ),
-    )
+    values = {
+        "stamp": f"# {stamp}",
+        "title": shell.model_title(plan),
+        "image": plan.image_for("vllm-serve"),
+        "model": shell.quoted(model_of(plan)),
+        "isl": work.isl or _GUIDE["isl"],
+        "osl": work.osl or _GUIDE["osl"],
+        "num_prompts": work.concurrency or _GUIDE["num_prompts"],
+    }
+    return shell.filled("vllm_bench.sh", values)

@@ -1,0 +1,5 @@
+refused=
+refuse() {
+  echo "@@{script}: $1" >&2
+  refused=1
+}
