@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_launcher.line_splitter import Lines
+from deepseek_launcher.output import Lines
 
 TAGS = ("[1,0]<stdout>:", "[1,0]<stderr>:", "[1,11]<stderr>:")
 TAG = re.compile(r"(\[\d+,\d+\]<std\w+>:)")

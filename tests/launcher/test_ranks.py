@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from deepseek_launcher import rank_events
+from deepseek_launcher.rank import event_line
 from support.supervising import PYTHON, SUPERVISE, rank_of
 from support.waiting import wait_for
 
@@ -64,12 +64,12 @@ def test_a_kill_among_mpiruns_ranks_leaves_nothing(supervise):
 CHATTER = """\
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from deepseek_launcher import rank_events
+from deepseek_launcher.rank import event_line
 rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
 for number in range(60):
     os.write(2, b"x" * 150 + b"\\n")
 for number in range(60):
-    os.write(2, rank_events.line(rank, "alive!", "0123abcd", number=number, much="a" * 100).encode() + b"\\n")
+    os.write(2, event_line(rank, "alive!", "0123abcd", number=number, much="a" * 100).encode() + b"\\n")
 """
 
 
@@ -80,7 +80,7 @@ def test_what_ranks_write_at_the_same_time_stays_whole(supervise):
 
     assert running.wait() == 0
     expected = {
-        f"[1,{rank}]<stderr>:{rank_events.line(rank, 'alive!', '0123abcd', number=number, much='a' * 100)}"
+        f"[1,{rank}]<stderr>:{event_line(rank, 'alive!', '0123abcd', number=number, much='a' * 100)}"
         for rank in range(3)
         for number in range(60)
     }

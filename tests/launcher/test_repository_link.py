@@ -3,8 +3,8 @@
 import secrets
 from pathlib import Path
 
+from deepseek_launcher.command import with_plain_path
 from deepseek_launcher.launch_tag import remove_shared_memory, shared_memory
-from deepseek_launcher.repository_link import with_plain_path
 from support.supervising import rank_of
 
 ODD = ["my r1", "it's", 'say "x"', "$HOME `id`", "a;b", "a\nb", "*", "(1)", "ü"]

@@ -9,11 +9,12 @@ import subprocess
 
 import pytest
 
-from deepseek_launcher import mpi_environment, node_identity, rank_events
-from deepseek_launcher.children import how_ended
+from deepseek_launcher import command
 from deepseek_launcher.command import is_turned_off, option, seconds
 from deepseek_launcher.phases import PHASES, cause_of, lost_node_of, phase_of, rank_of
-from deepseek_launcher.restarts import End, Outcome, Restarts
+from deepseek_launcher.processes import how_ended
+from deepseek_launcher.rank import ended_line, event_line, mpi_rank, mpi_size, parse_event
+from deepseek_launcher.supervision import End, Outcome, Restarts
 from deepseek_launcher.world import World
 from deepseek_triton_tools.server import waiting
 
@@ -147,10 +148,10 @@ def test_a_node_that_mpirun_has_lost():
 
 
 def test_an_event_is_found_behind_a_tag():
-    line = rank_events.line(3, "started", "0123abcd", host="node2", pid=5)
+    line = event_line(3, "started", "0123abcd", host="node2", pid=5)
     told = {"rank": 3, "event": "started", "host": "node2", "pid": 5, "launch": "0123abcd"}
     for before in ("", "[1,3]<stderr>:", "3: "):
-        assert rank_events.parse(before + line, "0123abcd") == told
+        assert parse_event(before + line, "0123abcd") == told
     assert " " not in line.removeprefix("deepseek-triton rank ")
 
 
@@ -175,11 +176,11 @@ WRONG_FACTS = [
 
 def test_a_line_with_a_wrong_value_is_no_event():
     valid = {"rank": 1, "event": "started", "host": "a", "pid": 5, "launch": "0123abcd"}
-    assert rank_events.parse(f"deepseek-triton rank {json.dumps(valid)}", "0123abcd") == valid
+    assert parse_event(f"deepseek-triton rank {json.dumps(valid)}", "0123abcd") == valid
     for facts in WRONG_FACTS:
-        assert rank_events.parse(f"deepseek-triton rank {json.dumps({**valid, **facts})}", "0123abcd") is None, facts
+        assert parse_event(f"deepseek-triton rank {json.dumps({**valid, **facts})}", "0123abcd") is None, facts
     for text in ("", "{", "[]", "1", "[" * 100_000):
-        assert rank_events.parse(f"deepseek-triton rank {text}", "0123abcd") is None
+        assert parse_event(f"deepseek-triton rank {text}", "0123abcd") is None
 
 
 def test_how_a_command_ended():
@@ -198,7 +199,7 @@ ENVIRONMENTS = [
 
 
 def test_rank_and_size_of_this_process():
-    found = [(each, mpi_environment.rank(each), mpi_environment.size(each)) for each, _, _ in ENVIRONMENTS]
+    found = [(each, mpi_rank(each), mpi_size(each)) for each, _, _ in ENVIRONMENTS]
     assert found == ENVIRONMENTS
 
 
@@ -237,13 +238,13 @@ LAUNCH = "0123abcd"
 
 
 def started(rank, **facts):
-    return rank_events.line(rank, "started", LAUNCH, **{"host": f"node{rank // 2 + 1}", "pid": 1, **facts})
+    return event_line(rank, "started", LAUNCH, **{"host": f"node{rank // 2 + 1}", "pid": 1, **facts})
 
 
 BEHIND = [
     ([started(0), started(1)], "ranks 2, 3 on node2 never started; ranks 0, 1 on node1: starting"),
     (
-        [*map(started, range(4)), rank_events.ended(3, LAUNCH, 137)],
+        [*map(started, range(4)), ended_line(3, LAUNCH, 137)],
         "rank 3 on node2 ended by signal 9; ranks 0, 1 on node1, rank 2 on node2: starting",
     ),
     (
@@ -278,7 +279,7 @@ def test_a_node_that_would_serve_other_files_is_named():
 
 def test_a_null_in_a_line_is_no_number():
     world = World(1, launch=LAUNCH)
-    world.take(rank_events.line(0, "alive", LAUNCH, read_bytes=None))
+    world.take(event_line(0, "alive", LAUNCH, read_bytes=None))
     assert "starting" in world.progress()
 
 
@@ -287,20 +288,20 @@ def test_the_hashes_that_nodes_compare(tmp_path):
     version = tmp_path / "repository/model/1"
     version.mkdir(parents=True)
     checkpoint.mkdir()
-    (checkpoint / node_identity.INDEX).write_text("{}")
+    (checkpoint / command.INDEX).write_text("{}")
     (version.parent / "config.pbtxt").touch()
     (version / "model.yaml").write_text(f'a: 1\nmodel: "{checkpoint}"  # here\n')
     repository = tmp_path / "repository"
-    before = node_identity.repository_hash(repository)
+    before = command.repository_hash(repository)
 
-    assert node_identity.checkpoint_hash(repository) == hashlib.sha256(b"{}").hexdigest()[:16]
+    assert command.checkpoint_hash(repository) == hashlib.sha256(b"{}").hexdigest()[:16]
     (version / "__pycache__").mkdir()
     (version / "__pycache__/model.pyc").touch()
-    assert node_identity.repository_hash(repository) == before
+    assert command.repository_hash(repository) == before
     (repository / "server.log").write_text("grows while the ranks come")
-    assert node_identity.repository_hash(repository) == before
+    assert command.repository_hash(repository) == before
     (version / "model.py").write_text("changed")
-    assert node_identity.repository_hash(repository) != before
-    (checkpoint / node_identity.INDEX).unlink()
-    assert node_identity.checkpoint_hash(repository) is None
-    assert node_identity.served_repository(["tritonserver", f"--model-repository={repository}"]) == repository
+    assert command.repository_hash(repository) != before
+    (checkpoint / command.INDEX).unlink()
+    assert command.checkpoint_hash(repository) is None
+    assert command.served_repository(["tritonserver", f"--model-repository={repository}"]) == repository

@@ -15,8 +15,8 @@ import yaml
 
 from deepseek_backend.config import parse_config
 from deepseek_backend.metrics.backend_metrics import FAMILIES, PREFIX
-from deepseek_launcher import rank_events
 from deepseek_launcher.main import _parser as launcher_parser
+from deepseek_launcher.rank import parse_event
 from deepseek_triton_client import InvalidRequest
 from deepseek_triton_client.testing import FakeServer
 from deepseek_triton_tools._version import __version__
@@ -204,7 +204,7 @@ def test_the_lines_of_a_rank_are_those_of_its_page():
     ]
     assert len(lines) == 3
     for line in lines:
-        assert rank_events.parse(line.replace('"..."', f'"{16 * "0"}"'), "0123abcd") is not None, line
+        assert parse_event(line.replace('"..."', f'"{16 * "0"}"'), "0123abcd") is not None, line
 
 
 @pytest.mark.slow

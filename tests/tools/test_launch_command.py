@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deepseek_launcher.server_processes import DEFAULT_EXIT_TIMEOUT_S, PATIENCE_S
+from deepseek_launcher.server_watch import DEFAULT_EXIT_TIMEOUT_S, PATIENCE_S
 from deepseek_triton_tools.cli import launch
 from deepseek_triton_tools.cli.main import program_parser
 from deepseek_triton_tools.cli.parsing import forms_of

@@ -29,8 +29,9 @@ from deepseek_backend.request.messages import read_messages
 from deepseek_backend.request.parsed_request import ParsedRequest
 from deepseek_backend.request.parsing import parse_request
 from deepseek_backend.request.tool_use import read_tool_use
-from deepseek_launcher import launch_record, rank_events
-from deepseek_launcher.line_splitter import Lines
+from deepseek_launcher import launches
+from deepseek_launcher.output import Lines
+from deepseek_launcher.rank import is_alive_event, parse_event
 from reliability.fuzz.mutation import cuts
 from reliability.fuzz.refusals import check_message, may_refuse
 from support.environment import environment
@@ -250,8 +251,8 @@ def rank_lines(data: bytes) -> None:
 
         def wants(line: str, seen: list[str] = seen) -> bool:
             seen.append(line)
-            rank_events.is_alive(line)
-            rank_events.parse(line, "0123abcd")
+            is_alive_event(line)
+            parse_event(line, "0123abcd")
             return True
 
         lines = Lines(wants, tagged=tagged)
@@ -263,10 +264,10 @@ def rank_lines(data: bytes) -> None:
 def launch_file(data: bytes) -> None:
     """A file of the supervisor's records: those that are none are skipped."""
     with tempfile.TemporaryDirectory() as name, environment(XDG_RUNTIME_DIR=name):
-        folder = launch_record.folder()
+        folder = launches.record_folder()
         folder.mkdir(parents=True, mode=0o700)
         Path(folder, "0123abcd.json").write_bytes(data)
-        launch_record.read_all()
+        launches.read_records()
 
 
 def _text(data: bytes) -> str | None:

@@ -14,19 +14,14 @@ import time
 from collections import deque
 from collections.abc import Mapping
 
-from deepseek_launcher import rank_events
-from deepseek_launcher.children import KILLED_CODE, ChildProcess, how_ended
 from deepseek_launcher.launch_tag import LAUNCH_VARIABLE, kill_all, remove_shared_memory, terminate_servers
-from deepseek_launcher.launcher_errors import StillRunningError
-from deepseek_launcher.line_splitter import Lines
-from deepseek_launcher.output import OutputReader
+from deepseek_launcher.options import StillRunningError
+from deepseek_launcher.output import Lines, OutputReader
 from deepseek_launcher.phases import cause_of, lost_node_of
-from deepseek_launcher.process_table import Process
-from deepseek_launcher.restarts import End, Outcome
-from deepseek_launcher.server_health import HealthAnswer, ServerHealth
-from deepseek_launcher.server_processes import LEAVE_S, StubWatch
-from deepseek_launcher.signals import END_NOW, ORDERLY
-from deepseek_launcher.supervision import Supervision
+from deepseek_launcher.processes import END_NOW, KILLED_CODE, ORDERLY, ChildProcess, Process, how_ended
+from deepseek_launcher.rank import is_alive_event
+from deepseek_launcher.server_watch import LEAVE_S, HealthAnswer, ServerHealth, StubWatch
+from deepseek_launcher.supervision import End, Outcome, Supervision
 from deepseek_launcher.world import Rank, World
 
 DEADLINE_CODE = 4
@@ -105,7 +100,7 @@ class Attempt:
             self._first_failed = failed
             if self._options.ranks > 1:  # said at once, because it takes time to end the other ranks
                 self._supervision.say(failed.ending(loading=self._ready_at is None))
-        return not rank_events.is_alive(line)
+        return not is_alive_event(line)
 
     def _watch(self) -> Outcome:
         supervision = self._supervision

@@ -1,8 +1,21 @@
-"""Reads options out of the command line that is to be run, which other programs define."""
+"""The command that is to be run, which other programs define: its options, and the model repository that it serves.
+
+Triton's Python backend starts its stub by a line of shell in which the repository's path stands without quotes
+(triton-inference-server/python_backend src/stub_launcher.cc@00bec0aa), and trtllm-llmapi-launch does the same with the
+words of its command (NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/trtllm-llmapi-launch@020c89e6). A link stands in for a
+path that a shell would split or expand.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from deepseek_launcher.launch_tag import shared_memory
 
 _FALSE = ("0", "false", "off", "no")
 
@@ -27,3 +40,76 @@ def seconds(command: Sequence[str], name: str, default: float) -> float:
         return float(option(command, name) or default)
     except ValueError:
         return default
+
+
+INDEX = "model.safetensors.index.json"
+_WHOLE_FILE_BYTES = 4 << 20
+"""Only the size of a larger file is hashed, such as weights that lie in the repository."""
+_MODEL = re.compile(r"""^model:\s*(?:"([^"]+)"|'([^']+)'|([^\s#]+))""", re.MULTILINE)
+
+
+def served_repository(command: Sequence[str]) -> Path | None:
+    """Return the model repository that `command` gives to tritonserver."""
+    folder = option(command, "--model-repository") or option(command, "--model-store")
+    return Path(folder) if folder else None
+
+
+def repository_hash(repository: Path) -> str:
+    """Return a hash over the names and contents of the models' files, 16 hex digits.
+
+    Files beside the models are left out: a log that grows there would give each rank another hash.
+
+    :raises OSError: when a file can't be read.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(_files(repository)):
+        digest.update(os.fsencode(path.relative_to(repository)) + f"\0{path.stat().st_size}\0".encode())
+        if path.stat().st_size <= _WHOLE_FILE_BYTES:
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def checkpoint_hash(repository: Path) -> str | None:
+    """Return a hash over the indexes of the checkpoints that the model.yaml files name; None without an index.
+
+    :raises OSError: when a file can't be read.
+    """
+    digest = hashlib.sha256()
+    found = False
+    for path in sorted(repository.glob("*/*/model.yaml")):
+        match = _MODEL.search(path.read_text(encoding="utf-8", errors="replace"))
+        index = (path.parent / next(filter(None, match.groups())) / INDEX) if match else None
+        if index is not None and index.is_file():
+            digest.update(index.read_bytes())
+            found = True
+    return digest.hexdigest()[:16] if found else None
+
+
+def _files(repository: Path) -> Iterator[Path]:
+    for configuration in repository.glob("*/config.pbtxt"):
+        for path in configuration.parent.rglob("*"):
+            inside = path.relative_to(repository).parts
+            if path.is_file() and not any(part == "__pycache__" or part.startswith(".") for part in inside):
+                yield path
+
+
+def with_plain_path(command: Sequence[str], launch: str, *, make: bool) -> list[str]:
+    """Return `command` with a link in place of a repository's path that needs quotes.
+
+    The link lies among the launch's shared memory and is removed with it.
+
+    :param make: make the link, too. One rank of a node has to.
+    :raises OSError: when the link can't be made.
+    """
+    repository = served_repository(command)
+    if repository is None or shlex.quote(str(repository)) == str(repository):
+        return list(command)
+    link = shared_memory(launch, "repository")
+    if make:
+        link.unlink(missing_ok=True)
+        link.symlink_to(repository.absolute())
+    return [str(link).join(word.rsplit(str(repository), 1)) if _names(word, repository) else word for word in command]
+
+
+def _names(word: str, repository: Path) -> bool:
+    return word == str(repository) or (word.startswith("--model-") and word.endswith(f"={repository}"))

@@ -3,6 +3,11 @@
 The tag is an environment variable. Children inherit it, and the kernel shows it. A process keeps it in a new session,
 in a new process group, and after its parent has gone. One thing is assumed: nothing of the engine starts a process with
 an empty environment and leaves it behind. Such a process is found only below another one that still runs.
+
+A small process, the guard, outlives the one that it guards for a moment, and ends everything that this one leaves
+behind. The kernel kills the direct child of a process that dies (processes.py), but not what that child has started:
+the tritonserver of a shell script, the workers of an engine. The guard reads a pipe whose writing end only the guarded
+process has. When that end is closed without a dismissal, for any reason, it kills every process with the tag.
 """
 
 from __future__ import annotations
@@ -12,13 +17,16 @@ import os
 import re
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
 
-from deepseek_launcher import children, process_table
-from deepseek_launcher.launcher_errors import StillRunningError
-from deepseek_launcher.process_table import Process
+from deepseek_launcher import processes
+from deepseek_launcher.options import LauncherError, StillRunningError
+from deepseek_launcher.output import write_last_message
+from deepseek_launcher.processes import Process
 
 LAUNCH_VARIABLE = "DEEPSEEK_TRITON_LAUNCH"
 """Environment variable that holds the launch's id."""
@@ -63,36 +71,36 @@ def members(tag: LaunchTag, *, spare: Collection[int] = ()) -> list[Process]:
     of a container, every orphan of the container comes to it, also those of `docker exec`. There only the processes
     with the tag and those below them count.
     """
-    spared = process_table.ancestors(os.getpid()) | set(spare)
-    by_pid = {process.pid: process for process in process_table.all_processes()}
+    spared = processes.ancestors(os.getpid()) | set(spare)
+    by_pid = {process.pid: process for process in processes.all_processes()}
     tagged = {
         pid
         for pid in by_pid.keys() - spared
-        if process_table.is_this_users(pid) and tag.is_in(process_table.environment(pid))
+        if processes.is_this_users(pid) and tag.is_in(processes.environment_of(pid))
     }
     adopting = {os.getpid()} - {1}
-    below = process_table.descendants(by_pid.values(), tagged | adopting)
+    below = processes.descendants(by_pid.values(), tagged | adopting)
     return [by_pid[pid] for pid in sorted((tagged | below) - spared) if pid in by_pid]
 
 
 def processes_by_launch() -> dict[str, list[Process]]:
     """Return the tagged processes of this user on this machine, by the id of their launch."""
     found: dict[str, list[Process]] = {}
-    spared = process_table.ancestors(os.getpid())
-    for process in process_table.all_processes():
-        if process.pid in spared or not process_table.is_this_users(process.pid):
+    spared = processes.ancestors(os.getpid())
+    for process in processes.all_processes():
+        if process.pid in spared or not processes.is_this_users(process.pid):
             continue
-        launch = process_table.environment(process.pid).get(LAUNCH_VARIABLE, "")
+        launch = processes.environment_of(process.pid).get(LAUNCH_VARIABLE, "")
         if is_launch_id(launch):
             found.setdefault(launch, []).append(process)
     return found
 
 
-def terminate_servers(processes: Collection[Process]) -> bool:
-    """Send SIGTERM to every tritonserver among `processes`, which then drains; return whether there was one."""
-    servers = [process for process in processes if process.name == SERVER_NAME]
+def terminate_servers(candidates: Collection[Process]) -> bool:
+    """Send SIGTERM to every tritonserver among `candidates`, which then drains; return whether there was one."""
+    servers = [process for process in candidates if process.name == SERVER_NAME]
     for process in servers:
-        process_table.send(process, signal.SIGTERM)
+        processes.send(process, signal.SIGTERM)
     return bool(servers)
 
 
@@ -122,8 +130,8 @@ def kill_all(tag: LaunchTag, *, spare: Collection[int] = ()) -> None:
             raise StillRunningError(f"processes that can't be killed: {named}: look at them with ps -o pid,stat,wchan")
         for process in sorted(left, key=lambda process: (process.started, process.pid), reverse=True):
             with contextlib.suppress(PermissionError):
-                process_table.send(process, signal.SIGKILL)
-        children.reap()
+                processes.send(process, signal.SIGKILL)
+        processes.reap()
         time.sleep(_TICK_S)
 
 
@@ -137,3 +145,63 @@ def remove_shared_memory(launch: str) -> None:
     for region in _SHARED_MEMORY.glob(shared_memory(launch, "*").name):
         with contextlib.suppress(OSError):
             region.unlink()
+
+
+_GUARD_NAME = "launch_guard"
+"""Name of the process, as ps shows it."""
+_DISMISSAL = b"."
+
+
+class SupervisorGuard:
+    """The guarded process's side of the pipe. Make it before any thread is started or file is opened: it forks.
+
+    As a context manager it dismisses the guard at the end and waits for its end. It does not after an unexpected error,
+    because the guarded process may then have left something behind, for example when it can open no more files.
+    """
+
+    def __init__(self, tag: LaunchTag, *, afterwards: Callable[[], None]) -> None:
+        """`afterwards` runs in the guard when it had to act."""
+        reading, self._writing = os.pipe2(os.O_CLOEXEC)
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._writing)
+            _watch_pipe(reading, tag, afterwards)
+        os.close(reading)
+
+    def __enter__(self) -> SupervisorGuard:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, LauncherError):
+            with contextlib.suppress(BrokenPipeError):  # somebody has killed the guard
+                os.write(self._writing, _DISMISSAL)
+            os.close(self._writing)
+            with contextlib.suppress(ChildProcessError):  # it was killed, and reaped already
+                os.waitpid(self.pid, 0)
+
+
+def _watch_pipe(reading: int, tag: LaunchTag, afterwards: Callable[[], None]) -> NoReturn:
+    try:
+        os.setsid()
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(signum, signal.SIG_IGN)
+        with contextlib.suppress(OSError):  # some sandboxes forbid it
+            Path("/proc/self/comm").write_text(_GUARD_NAME, encoding="ascii")
+        if os.read(reading, 1) != _DISMISSAL:
+            _clear_launch_away(tag)
+            afterwards()
+    finally:
+        os._exit(0)
+
+
+def _clear_launch_away(tag: LaunchTag) -> None:
+    problem = ""
+    try:
+        kill_all(tag)
+    except StillRunningError as error:
+        problem = f"deepseek-triton: {error}\n"
+    if tag.rank is None:
+        remove_shared_memory(tag.launch)
+    write_last_message(problem.encode())

@@ -12,9 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from deepseek_launcher.command import is_turned_off
-from deepseek_launcher.launcher_errors import LauncherError, UsageError
-from deepseek_launcher.restarts import POLICIES
-from deepseek_launcher.run_options import RunOptions
+from deepseek_launcher.options import POLICIES, LauncherError, RunOptions, UsageError
 
 
 def main(argv: Sequence[str]) -> int:
@@ -141,13 +139,13 @@ def _rank(arguments: argparse.Namespace) -> int:
 
 
 def _stop(arguments: argparse.Namespace) -> int:
-    from deepseek_launcher.launch_list import stop
+    from deepseek_launcher.launches import stop
 
     return stop(arguments.ids, arguments.repository, everything=arguments.all, now=arguments.now, say=_tell)
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from deepseek_launcher.launch_list import show
+    from deepseek_launcher.launches import show
 
     return show(as_json=arguments.json, say=_say)
 

@@ -1,37 +1,130 @@
 """The guard of one rank, between the MPI launcher, or the supervisor, and the command that runs as the rank.
 
 It ends everything of its rank when the launcher dies, when its command ends, and when it is told to. It tells the
-supervisor where the rank runs and with which files.
+supervisor where the rank runs and with which files. These
+lines, the events `started`, `alive` and `ended`, pass the MPI launcher like any other output.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import platform
+import re
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from deepseek_launcher import children, mpi_environment, node_identity, process_table, rank_events
-from deepseek_launcher.children import KILLED_CODE, ChildProcess
-from deepseek_launcher.command import seconds
+from deepseek_launcher import command, processes
+from deepseek_launcher.command import seconds, with_plain_path
 from deepseek_launcher.launch_tag import (
     LAUNCH_VARIABLE,
     RANK_VARIABLE,
     LaunchTag,
+    SupervisorGuard,
     given_launch_id,
     kill_all,
     members,
     terminate_servers,
 )
 from deepseek_launcher.output import OutputWriter, write_last_message
-from deepseek_launcher.repository_link import with_plain_path
-from deepseek_launcher.server_processes import DEFAULT_EXIT_TIMEOUT_S, LEAVE_S, PATIENCE_S, ServerWatch
-from deepseek_launcher.signals import END_NOW, ORDERLY, Signals, StopRequests
-from deepseek_launcher.supervisor_guard import SupervisorGuard
+from deepseek_launcher.processes import END_NOW, KILLED_CODE, ORDERLY, ChildProcess, Signals, StopRequests, signal_of
+from deepseek_launcher.server_watch import DEFAULT_EXIT_TIMEOUT_S, LEAVE_S, PATIENCE_S, ServerWatch
+
+_PREFIX = "deepseek-triton rank "
+
+
+def event_line(rank: int, event: str, launch: str, **facts: Any) -> str:
+    """Return the line of an event.
+
+    The line names the launch, because an engine's log may show text of users, and a launch may run within another.
+    """
+    return f"{_PREFIX}{json.dumps({'rank': rank, 'event': event, **facts, 'launch': launch}, separators=(',', ':'))}"
+
+
+def ended_line(rank: int, launch: str, code: int) -> str:
+    """Return the line of the `ended` event; `code` is the exit code as a shell gives it."""
+    return event_line(rank, "ended", launch, code=code, signal=signal_of(code))
+
+
+def is_alive_event(text: str) -> bool:
+    """Return whether the line is an `alive` event, which comes every 15 s and is for the supervisor alone."""
+    return _PREFIX in text and '"event":"alive"' in text
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 60
+
+
+def _is_seconds(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1e15  # type: ignore[operator]  # it is a number
+
+
+def _is_text(pattern: str) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
+
+
+_HASH = "[0-9a-f]{16}"
+_CHECKS: dict[str, Callable[[object], bool]] = {
+    "rank": _is_count,
+    "event": _is_text("started|alive|ended"),
+    "launch": _is_text("[0-9a-f]{8}"),
+    "size": _is_count,
+    "host": _is_text(r"[\w.-]{1,255}"),
+    "pid": _is_count,
+    "repository": _is_text(_HASH),
+    "checkpoint": _is_text(_HASH),
+    "python": _is_text(r"[\w.+]{1,40}"),
+    "cpu_s": _is_seconds,
+    "read_bytes": _is_count,
+    "rss_bytes": _is_count,
+    "code": _is_count,
+    "signal": _is_count,
+}
+_NEEDED = {"started": ("host", "pid"), "alive": (), "ended": ("code",)}
+
+
+def parse_event(text: str, launch: str) -> dict[str, Any] | None:
+    """Return the event's facts; None for any other line. A launcher may have put a tag before the event."""
+    _, found, rest = text.partition(_PREFIX)
+    if not found:
+        return None
+    try:
+        facts, _ = json.JSONDecoder().raw_decode(rest)
+    except (ValueError, RecursionError):
+        return None
+    return facts if isinstance(facts, dict) and facts.get("launch") == launch and _is_valid(facts) else None
+
+
+def _is_valid(facts: dict[str, Any]) -> bool:
+    """Check every value. A launcher can lose a piece of a line, and the rest may still be JSON."""
+    known = {name: value for name, value in facts.items() if name in _CHECKS and value is not None}
+    if not all(_CHECKS[name](value) for name, value in known.items()):
+        return False
+    return {"rank", "event"} <= known.keys() and known.keys() >= set(_NEEDED[known["event"]])
+
+
+_RANK = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+_SIZE = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""PMIx gives the size by a call, not by a variable; Slurm and Open MPI set their own variables beside it."""
+
+
+def mpi_rank(environment: Mapping[str, str]) -> int:
+    return _first_number(environment, _RANK, 0)
+
+
+def mpi_size(environment: Mapping[str, str]) -> int:
+    return _first_number(environment, _SIZE, 1)
+
+
+def _first_number(environment: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
+    found = (environment.get(name, "") for name in names)
+    return next((int(value) for value in found if value.isdecimal()), default)
+
 
 _PARENT_DIED = signal.SIGRTMIN + 3
 """A signal that nothing else sends."""
@@ -50,9 +143,9 @@ ended the others."""
 
 def rank(command: Sequence[str]) -> int:
     """Run `command` as this rank; return its exit code, as a shell gives it, when no process of it is left."""
-    number = mpi_environment.rank(os.environ)
+    number = mpi_rank(os.environ)
     tag = LaunchTag(launch=given_launch_id(), rank=number)
-    killed = f"{rank_events.ended(number, tag.launch, KILLED_CODE)}\n".encode()
+    killed = f"{ended_line(number, tag.launch, KILLED_CODE)}\n".encode()
     with SupervisorGuard(tag, afterwards=lambda: write_last_message(killed)) as guard:
         return _RankGuard(tag, number, command, guard).run()
 
@@ -71,8 +164,8 @@ class _RankGuard:
         parent = os.getppid()
         signals = Signals((*ORDERLY, signal.SIGQUIT, END_NOW, _PARENT_DIED))
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # mpirun passes this one on, too
-        children.adopt_orphans()
-        children.signal_at_parents_death(_PARENT_DIED)
+        processes.adopt_orphans()
+        processes.signal_at_parents_death(_PARENT_DIED)
         self._stderr = OutputWriter(2)
         self._send_event("started", **self._facts())
         environment = {**os.environ, LAUNCH_VARIABLE: self._tag.launch, RANK_VARIABLE: str(self._number)}
@@ -85,7 +178,7 @@ class _RankGuard:
         while child.exit_code is None:
             for signum in signals.wait(tick_s):
                 self._handle_signal(signum, child)
-            children.reap()
+            processes.reap()
             # The signal alone proves nothing: it also comes at the end of the thread that started this process.
             if os.getppid() != parent:
                 self._stop.end_now = True
@@ -96,11 +189,11 @@ class _RankGuard:
             self._send_alive()
         # A shell whose children are killed first may still end with 0 before it is killed itself.
         code = self._clear_away(child) or (KILLED_CODE if left_behind else 0)
-        self._stderr.write(f"{rank_events.ended(self._number, self._tag.launch, code)}\n".encode())
+        self._stderr.write(f"{ended_line(self._number, self._tag.launch, code)}\n".encode())
         self._stderr.flush(2)
         if self._was_told_to_end_now:
             return 0  # mpirun would take any other code for a failure of the rank
-        if code and mpi_environment.size(os.environ) > 1 and not self._stop.stopping:
+        if code and mpi_size(os.environ) > 1 and not self._stop.stopping:
             return code if _lingers(signals) else 0
         return code
 
@@ -118,7 +211,7 @@ class _RankGuard:
         leave_by = time.monotonic() + (LEAVE_S if child.exit_code == 0 else 0)
         while self._members() and time.monotonic() < leave_by:
             time.sleep(0.1)
-            children.reap()
+            processes.reap()
         kill_all(self._tag, spare=self._spare)
         return child.exit_code
 
@@ -126,21 +219,21 @@ class _RankGuard:
         kill_all(self._tag, spare=self._spare)
         while child.exit_code is None:
             time.sleep(0.02)
-            children.reap()
+            processes.reap()
 
-    def _members(self) -> list[process_table.Process]:
+    def _members(self) -> list[processes.Process]:
         return members(self._tag, spare=self._spare)
 
     def _send_event(self, event: str, **facts: object) -> None:
-        self._stderr.write(f"{rank_events.line(self._number, event, self._tag.launch, **facts)}\n".encode())
+        self._stderr.write(f"{event_line(self._number, event, self._tag.launch, **facts)}\n".encode())
 
     def _facts(self) -> dict[str, object]:
         repository = checkpoint = None
-        served = node_identity.served_repository(self._command) or Path(__file__).resolve().parents[3]
+        served = command.served_repository(self._command) or Path(__file__).resolve().parents[3]
         with contextlib.suppress(OSError):  # the engine reports unreadable files better
-            repository, checkpoint = node_identity.repository_hash(served), node_identity.checkpoint_hash(served)
+            repository, checkpoint = command.repository_hash(served), command.checkpoint_hash(served)
         return {
-            "size": mpi_environment.size(os.environ),
+            "size": mpi_size(os.environ),
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "repository": repository,
@@ -160,8 +253,8 @@ class _RankGuard:
         self._send_event(
             "alive",
             cpu_s=round(sum(process.cpu_s for process in alive), 1),
-            read_bytes=sum(process_table.read_bytes(process.pid) for process in alive),
-            rss_bytes=sum(process_table.rss_bytes(process.pid) for process in alive),
+            read_bytes=sum(processes.read_bytes(process.pid) for process in alive),
+            rss_bytes=sum(processes.rss_bytes(process.pid) for process in alive),
         )
 
 
@@ -171,5 +264,5 @@ def _lingers(signals: Signals) -> bool:
     while (left := end - time.monotonic()) > 0:
         if signals.wait(left):
             return False
-        children.reap()
+        processes.reap()
     return True

@@ -1,4 +1,4 @@
-"""State that all start attempts of a supervisor share: signals, output, record, and the launch's processes."""
+"""State that all start attempts of a supervisor share: signals, output, record, the launch's processes, restarts."""
 
 from __future__ import annotations
 
@@ -7,19 +7,75 @@ import fcntl
 import os
 import signal
 import time
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
-from deepseek_launcher import children, launch_record, launch_tag, process_table
+from deepseek_launcher import launch_tag, launches, processes
 from deepseek_launcher.command import option
-from deepseek_launcher.launch_record import LaunchRecord, LaunchRecordFile
-from deepseek_launcher.launch_tag import LaunchTag
-from deepseek_launcher.launcher_errors import LauncherError
+from deepseek_launcher.launch_tag import LaunchTag, SupervisorGuard
+from deepseek_launcher.launches import LaunchRecord, LaunchRecordFile
+from deepseek_launcher.options import LauncherError, Policy, RunOptions
 from deepseek_launcher.output import OutputWriter
-from deepseek_launcher.process_table import Process
-from deepseek_launcher.run_options import RunOptions
-from deepseek_launcher.server_processes import PATIENCE_S
-from deepseek_launcher.signals import END_NOW, ORDERLY, Signals, StopRequests
-from deepseek_launcher.supervisor_guard import SupervisorGuard
+from deepseek_launcher.processes import END_NOW, ORDERLY, Process, Signals, StopRequests
+from deepseek_launcher.server_watch import PATIENCE_S
+
+_LONGEST_DELAY_S = 60
+_PROVEN_S = 600
+"""An attempt that was ready for this long sets the count of restarts back to zero."""
+
+
+class End(Enum):
+    """How an attempt ended."""
+
+    STOPPED = "stopped"
+    """A stop was requested."""
+    DONE = "done"
+    """The command ended with 0 by itself."""
+    FATAL = "fatal"
+    """Something failed."""
+    DEADLINE = "deadline"
+    """It was not ready in time."""
+    DISAGREEMENT = "disagreement"
+    """The nodes would serve different files, and would do so again after a restart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The result of one attempt."""
+
+    end: End
+    exit_code: int
+    reason: str = ""
+    ready_s: float | None = None
+    """Seconds since it first became ready; None when it never did."""
+
+
+class Restarts:
+    """Counts the restarts and applies the policy."""
+
+    def __init__(self, policy: Policy, most: int) -> None:
+        self.done = 0
+        """Number of restarts since the server was last ready for ten minutes."""
+        self._policy = policy
+        self._most = most
+
+    def delay_s(self, outcome: Outcome) -> float | None:
+        """Return the seconds to wait before the next attempt; None when there is to be no further one."""
+        if not self._is_wanted(outcome):
+            return None
+        if (outcome.ready_s or 0) >= _PROVEN_S:
+            self.done = 0
+        if self.done >= self._most:
+            return None
+        self.done += 1
+        return float(min(_LONGEST_DELAY_S, 2 ** (self.done - 1)))
+
+    def _is_wanted(self, outcome: Outcome) -> bool:
+        if outcome.end in (End.STOPPED, End.DISAGREEMENT) or self._policy == "never":
+            return False
+        # A server that never became ready would need an hour to fail again, nearly always for the same reason.
+        return self._policy == "always" or (outcome.end is End.FATAL and outcome.ready_s is not None)
 
 
 class Supervision:
@@ -37,7 +93,7 @@ class Supervision:
         self.is_stuck = False
         """Whether processes could not be killed, so that nothing may be started again."""
         self._signals = Signals((*ORDERLY, signal.SIGQUIT, END_NOW))
-        children.adopt_orphans()
+        processes.adopt_orphans()
         self.stdout, self._stderr = OutputWriter(1), OutputWriter(2)
         self._record_file = self._write_record()
         if options.repository is not None:
@@ -53,7 +109,7 @@ class Supervision:
                 patience_s = self.options.exit_timeout_s + PATIENCE_S
                 self.say(f"stopping, within {patience_s:g} s; a second signal ends it at once")
                 self.record_state("stopping")
-        children.reap()
+        processes.reap()
         return is_first
 
     def pause(self, seconds: float) -> bool:
@@ -102,7 +158,7 @@ class Supervision:
 
     def _write_record(self) -> LaunchRecordFile | None:
         """Write this launch's record; None where that fails, for the server runs without it all the same."""
-        me = process_table.look_up(os.getpid())
+        me = processes.look_up(os.getpid())
         if me is None:
             raise LauncherError("/proc shows nothing of this process: it has to be mounted")
         repository = self.options.repository
@@ -110,7 +166,7 @@ class Supervision:
             id=self.tag.launch,
             pid=me.pid,
             started=me.started,
-            namespace=launch_record.namespace(),
+            namespace=launches.namespace(),
             state="loading",
             ports=self.options.ports,
             repository=str(repository.absolute()) if repository else None,

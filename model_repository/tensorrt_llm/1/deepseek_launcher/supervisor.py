@@ -3,19 +3,90 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from deepseek_launcher import launch_record, reserved_ports
+from deepseek_launcher import launches
 from deepseek_launcher.attempt import Attempt
-from deepseek_launcher.launch_tag import LAUNCH_VARIABLE, LaunchTag, given_launch_id
-from deepseek_launcher.launcher_errors import UsageError
-from deepseek_launcher.restarts import End, Outcome, Restarts
-from deepseek_launcher.run_options import RunOptions
-from deepseek_launcher.supervision import Supervision
-from deepseek_launcher.supervisor_guard import SupervisorGuard
+from deepseek_launcher.launch_tag import LAUNCH_VARIABLE, LaunchTag, SupervisorGuard, given_launch_id
+from deepseek_launcher.options import RunOptions, UsageError
+from deepseek_launcher.supervision import End, Outcome, Restarts, Supervision
+
+
+def check_free(host: str, ports: Mapping[str, int]) -> None:
+    """Refuse ports that can't be listened on.
+
+    :raises UsageError: with every such port, and the process that holds it.
+    """
+    problems = [problem for name, port in ports.items() if (problem := _port_problem(host, name, port))]
+    if len(set(ports.values())) < len(ports):
+        problems.append(f"HTTP, gRPC and metrics need a port each, got {', '.join(map(str, ports.values()))}")
+    if problems:
+        raise UsageError("; ".join(problems))
+
+
+def reserve(ports: Mapping[str, int]) -> contextlib.ExitStack:
+    """Reserve the ports for this process until the result is closed or the process ends.
+
+    tritonserver opens its ports only when the model has loaded. Two servers can then share a port without an error, and
+    each gets half of the requests. A reservation is the name of a socket in Linux's abstract namespace, the same name
+    that `deepseek-triton serve` takes.
+
+    :raises UsageError: when another process has reserved one of them.
+    """
+    with contextlib.ExitStack() as reservations:
+        for port in ports.values():
+            reservation = reservations.enter_context(socket.socket(socket.AF_UNIX))
+            try:
+                reservation.bind(f"\0deepseek-triton/port/{port}")
+            except OSError as error:
+                raise UsageError(
+                    f"port {port} is reserved: another launch is loading a model to serve there; "
+                    "end that (supervise.py list shows it), or choose another port"
+                ) from error
+        return reservations.pop_all()
+
+
+def _port_problem(host: str, name: str, port: int) -> str | None:
+    try:
+        socket.create_server((host, port)).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            holder = _holder(port)
+            return f"port {port} for {name} is taken{f' by {holder}' if holder else ''}: end that, or choose another"
+        if error.errno == errno.EACCES:
+            return f"port {port} for {name} is for root alone: choose one from 1024 on"
+        return f"can't listen on {host}:{port} for {name}: {error.strerror or error}: give an address of this machine"
+    return None
+
+
+def _holder(port: int) -> str | None:
+    """Return the process that listens on `port`; None where /proc does not show it."""
+    sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        # It belongs to another user, or has gone meanwhile.
+        with contextlib.suppress(OSError):
+            if os.readlink(descriptor) in sockets:
+                name = (descriptor.parents[1] / "comm").read_text(encoding="utf-8", errors="replace").strip()
+                return f"process {descriptor.parents[1].name} ({name})"
+    return None
+
+
+def _listening_inodes(port: int) -> Iterator[str]:
+    """Yield the inodes of the sockets that listen on `port`.
+
+    Columns of /proc/net/tcp, from proc(5): 1 is address:port in hex, 3 the state, 9 the inode.
+    """
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        for row in table.read_text(encoding="ascii").splitlines()[1:] if table.is_file() else []:
+            columns = row.split()
+            if columns[3] == "0A" and int(columns[1].rpartition(":")[2], 16) == port:
+                yield columns[9]
+
 
 _PORTS_FREE_S = 30
 """Seconds to wait before a restart until the ports of the last attempt are free."""
@@ -31,14 +102,14 @@ def run(options: RunOptions) -> int:
     """
     tag = LaunchTag(launch=given_launch_id())
     models = model_names(options.repository) if options.repository else []
-    reserved_ports.check_free(options.http_address, options.ports)
+    check_free(options.http_address, options.ports)
     claim = _claim(tag.launch)
     with claim, contextlib.ExitStack() as guarded:
         # Process 1 needs no guard: the kernel kills the whole container with it.
         guard = None if os.getpid() == 1 else SupervisorGuard(tag, afterwards=lambda: _remove_files(options, tag))
         if guard is not None:
             guarded.enter_context(guard)
-        with reserved_ports.reserve(options.ports):
+        with reserve(options.ports):
             supervision = Supervision(options, tag, models, guard)
             try:
                 return _run(supervision)
@@ -51,7 +122,7 @@ def _remove_files(options: RunOptions, tag: LaunchTag) -> None:
     if options.ready_file is not None:
         with contextlib.suppress(OSError):
             options.ready_file.unlink(missing_ok=True)
-    launch_record.remove(tag.launch)
+    launches.remove_record(tag.launch)
 
 
 def model_names(repository: Path) -> list[str]:
@@ -74,7 +145,7 @@ def _claim(launch: str) -> socket.socket:
     """
     claim = socket.socket(socket.AF_UNIX)
     try:
-        claim.bind(f"\0deepseek-triton/launch/{launch_record.namespace()}/{os.getuid()}/{launch}")
+        claim.bind(f"\0deepseek-triton/launch/{launches.namespace()}/{os.getuid()}/{launch}")
     except OSError as error:
         claim.close()
         raise UsageError(
@@ -112,7 +183,7 @@ def _wait_for_ports(supervision: Supervision) -> bool:
     deadline = time.monotonic() + _PORTS_FREE_S
     while True:
         try:
-            reserved_ports.check_free(supervision.options.http_address, supervision.options.ports)
+            check_free(supervision.options.http_address, supervision.options.ports)
         except UsageError as error:
             if time.monotonic() > deadline:
                 supervision.say(f"not started again: {error}")

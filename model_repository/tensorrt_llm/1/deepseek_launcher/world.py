@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepseek_launcher import process_table, rank_events
-from deepseek_launcher.children import how_ended
+from deepseek_launcher import processes
 from deepseek_launcher.launch_tag import LAUNCH_VARIABLE
 from deepseek_launcher.phases import PHASES, STARTED, phase_of, rank_of
+from deepseek_launcher.processes import how_ended
+from deepseek_launcher.rank import parse_event
 
 _EVENT_WITHIN_S = 2
 """Seconds that the `ended` event of a rank may be late."""
@@ -37,7 +38,7 @@ class Rank:
     phase: str = STARTED
     phase_since_s: float = 0.0
     """Start of the phase, by time.monotonic()."""
-    process: process_table.Process | None = None
+    process: processes.Process | None = None
     """Its process, where it runs on this machine."""
     gone_since_s: float | None = None
     """Time at which its process was first missed, by time.monotonic()."""
@@ -75,7 +76,7 @@ class World:
 
     def take(self, line: str) -> Rank | None:
         """Learn from a line of output; return the rank that has failed, if the line says so."""
-        facts = rank_events.parse(line, self._launch)
+        facts = parse_event(line, self._launch)
         with self._lock:
             if facts is not None:
                 return self._take_event(facts)
@@ -116,21 +117,21 @@ class World:
         with self._lock:
             watched = [rank for rank in self._ranks if rank.process is not None and rank.code is None]
         for rank in watched:
-            if rank.process is None or process_table.runs(rank.process):
+            if rank.process is None or processes.runs(rank.process):
                 continue
             rank.gone_since_s = rank.gone_since_s or now
             if now - rank.gone_since_s > _EVENT_WITHIN_S and rank.code is None:
                 return f"{rank} is gone, its exit code is unknown{rank.in_phase(loading=loading)}"
         return None
 
-    def _local_process(self, facts: dict[str, Any]) -> process_table.Process | None:
+    def _local_process(self, facts: dict[str, Any]) -> processes.Process | None:
         """Return the rank's process; None on another machine, or in another container that has the same host name."""
         pid = facts["pid"]
         is_local = (
-            facts["host"] == self._own_host and process_table.environment(pid).get(LAUNCH_VARIABLE) == self._launch
+            facts["host"] == self._own_host and processes.environment_of(pid).get(LAUNCH_VARIABLE) == self._launch
         )
         with contextlib.suppress(OSError):  # at a limit of open files; the rank's event has to be enough then
-            return process_table.look_up(pid) if is_local else None
+            return processes.look_up(pid) if is_local else None
         return None
 
     def disagreement(self) -> str | None:

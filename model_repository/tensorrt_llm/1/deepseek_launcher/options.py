@@ -1,11 +1,18 @@
-"""The options of `supervise.py run`."""
+"""The options of `supervise.py run`, and every error of the launcher, whose text is one line and says how to fix it.
+
+LauncherError          `exit_code` is what the command line returns
+├── UsageError         the command line is wrong, or something that it names is missing or taken: exit code 2
+└── StillRunningError  processes that can't be killed
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from deepseek_launcher.restarts import Policy
+Policy = Literal["fatal", "always", "never"]
+POLICIES: tuple[Policy, ...] = ("fatal", "always", "never")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,3 +39,15 @@ class RunOptions:
     @property
     def ports(self) -> dict[str, int]:
         return {"HTTP": self.http_port, "gRPC": self.grpc_port, "metrics": self.metrics_port}
+
+
+class LauncherError(Exception):
+    exit_code = 1
+
+
+class UsageError(LauncherError):
+    exit_code = 2
+
+
+class StillRunningError(LauncherError):
+    """Processes can't be killed, for example because a driver holds them."""
