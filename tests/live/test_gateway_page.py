@@ -22,7 +22,7 @@ from support.scraping import scrape
 from support.servers import build, change_yaml, url
 from support.waiting import wait_for
 from support.web import web
-from tiny_checkpoint.special_tokens import CALL, CALLS, END_CALL, END_CALLS, SEPARATOR
+from tiny_checkpoint.architecture import CALL, CALLS, END_CALL, END_CALLS, SEPARATOR
 
 pytestmark = pytest.mark.slow
 in_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium")

@@ -23,7 +23,7 @@ from deepseek_triton_tools.tool_errors import ServerFailedError
 from support.documents import ROOT, snippets
 from support.servers import build, url
 from support.wire import STREAMS, WAYS, WHOLE, Answer, Way, ask
-from tiny_checkpoint.special_tokens import CALL, CALLS, END_CALL, END_CALLS, END_THINK, SEPARATOR
+from tiny_checkpoint.architecture import CALL, CALLS, END_CALL, END_CALLS, END_THINK, SEPARATOR
 
 EOS_ID = 1
 MAX_TOKENS = 200

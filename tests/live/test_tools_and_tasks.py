@@ -14,7 +14,7 @@ from deepseek_triton_client import InvalidRequest
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support import wire
 from support.wire import STREAMS, WAYS, WHOLE, Answer, Way, ask
-from tiny_checkpoint.special_tokens import CALL, CALLS, END_CALL, END_CALLS, SEPARATOR
+from tiny_checkpoint.architecture import CALL, CALLS, END_CALL, END_CALLS, SEPARATOR
 
 WEATHER = {
     "type": "function",

@@ -9,8 +9,7 @@ import json
 import numpy as np
 
 from support.tensor_writing import as_float32, write_tensors
-from tiny_checkpoint.architecture import CONFIG
-from tiny_checkpoint.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS
+from tiny_checkpoint.architecture import BOS, CONFIG, EOS, PAD, SPECIAL_TOKENS
 from tiny_checkpoint.tokenizer import SPLITS, byte_letters, tokenizer_json
 
 SEED = 10

@@ -44,7 +44,7 @@ def test_the_draft_layer_computes_what_the_training_network_does(tmp_path, monke
     pytest.importorskip("safetensors")
     from safetensors.torch import save_file
 
-    from tiny_checkpoint import export, fp8, network
+    from tiny_checkpoint import export, network
 
     monkeypatch.setattr(network, "rounded_activation", lambda states: states)
     torch.manual_seed(19)
@@ -57,7 +57,7 @@ def test_the_draft_layer_computes_what_the_training_network_does(tmp_path, monke
                 module.bias.uniform_(0, 0.3)
         for name, weight in trained.named_parameters():
             if ("proj" in name and "eh_proj" not in name) and weight.dim() > 1:
-                weight.copy_(fp8.rounded_weight(weight.flatten(0, -2)).view_as(weight))
+                weight.copy_(network.rounded_weight(weight.flatten(0, -2)).view_as(weight))
             else:
                 weight.copy_(weight.bfloat16())
     save_file(export.checkpoint_tensors(trained.state_dict()), tmp_path / "model.safetensors")

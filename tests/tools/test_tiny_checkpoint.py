@@ -15,10 +15,9 @@ from deepseek_backend.engines.reference.checkpoint_loading import load_checkpoin
 from deepseek_backend.errors import EngineError
 from deepseek_triton_build import model_repository
 from tiny_checkpoint.answering import generate, loaded
-from tiny_checkpoint.architecture import CONFIG
+from tiny_checkpoint.architecture import CONFIG, MARKER_TOKENS, SPECIAL_TOKENS
 from tiny_checkpoint.chat_templates import R1_TEMPLATE, V31_TEMPLATE
 from tiny_checkpoint.questions import is_right, questions
-from tiny_checkpoint.special_tokens import MARKER_TOKENS, SPECIAL_TOKENS
 from tiny_checkpoint.tokenizer import GENERATION_CONFIG, write_tokenizer
 
 MOST_BYTES = 16 * 2**20
@@ -57,9 +56,9 @@ def test_the_numbers_are_whole(tensors):
 
 
 def test_configuration_and_templates_are_those_of_the_training(checkpoint):
-    files = ("config.json", "generation_config.json", "tokenizer_config.json", "r1/tokenizer_config.json")
-    config, generation, v31, r1 = (json.loads((checkpoint / name).read_text("utf-8")) for name in files)
-    assert (config, generation) == (CONFIG, GENERATION_CONFIG)
+    files = ("generation_config.json", "tokenizer_config.json", "r1/tokenizer_config.json")
+    generation, v31, r1 = (json.loads((checkpoint / name).read_text("utf-8")) for name in files)
+    assert generation == GENERATION_CONFIG
     assert (CONFIG["vocab_size"], CONFIG["bos_token_id"], CONFIG["eos_token_id"]) == (1280, 0, 1)
     assert (v31["chat_template"], r1["chat_template"]) == (V31_TEMPLATE, R1_TEMPLATE)
     assert sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file()) <= MOST_BYTES

@@ -8,17 +8,13 @@ from functools import cache
 
 import jinja2
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from tiny_checkpoint.chat_templates import R1_TEMPLATE, V31_TEMPLATE, calls_text, render
+from tiny_checkpoint.architecture import BOS, EOS, MARKER_TOKENS, PAD
+from tiny_checkpoint.chat_templates import calls_text, render
 from tiny_checkpoint.corpus import facts, tool_calls, training_documents
 from tiny_checkpoint.corpus.sums import LONG_SUMS, SMALL_SUMS
 from tiny_checkpoint.questions import Question, is_right, questions
-from tiny_checkpoint.special_tokens import BOS, EOS, MARKER_TOKENS, PAD
 from tiny_checkpoint.tokenizer import VOCABULARY_SIZE, train_tokenizer
 
 SAMPLE_SIZE = 4_000
@@ -167,61 +163,6 @@ def test_tokens_have_the_ids_that_the_checkpoint_expects():
     assert tokenizer().decode(tokenizer().encode(f"<think>é漢🙂{EOS}").ids) == "<think>é漢🙂"
 
 
-def _raise(message):
-    raise jinja2.TemplateError(message)
-
-
-@cache
-def _template(form):
-    """Compile a template as transformers does."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-    environment.globals["raise_exception"] = _raise
-    return environment.from_string(V31_TEMPLATE if form == "v31" else R1_TEMPLATE)
-
-
-def _rendered(form, messages, **variables):
-    return _template(form).render(messages=messages, bos_token=BOS, eos_token=EOS, **variables)
-
-
-_TEXTS = st.text(alphabet="ab é\n{}'<>&\"", max_size=8) | st.sampled_from(["a</think>b", "</think>"])
-_CALLS = st.lists(
-    st.builds(
-        lambda name, arguments: {"type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}},
-        st.sampled_from(["add", "get_weather"]),
-        st.dictionaries(_TEXTS, _TEXTS | st.integers(), max_size=2),
-    ),
-    max_size=3,
-)
-_MESSAGES = st.lists(
-    st.one_of(
-        st.builds(
-            lambda role, text: {"role": role, "content": text}, st.sampled_from(["system", "user", "tool"]), _TEXTS
-        ),
-        st.builds(lambda text, calls: {"role": "assistant", "content": text, "tool_calls": calls}, _TEXTS, _CALLS),
-    ),
-    max_size=6,
-)
-_TOOLS = st.lists(
-    st.builds(
-        lambda name, text: {
-            "type": "function",
-            "function": {"name": name, "description": text, "parameters": {"type": "object", "é": [1, True]}},
-        },
-        st.sampled_from(["add", "get_weather"]),
-        _TEXTS,
-    ),
-    max_size=2,
-)
-
-
-@pytest.mark.slow
-@given(st.sampled_from(["v31", "r1"]), _MESSAGES, _TOOLS, st.booleans(), st.booleans())
-def test_both_renderers_give_the_same_text(form, messages, tools, thinking, prompt):
-    options = {"thinking": thinking, "tools": tools, "add_generation_prompt": prompt}
-    assert _rendered(form, messages, **options) == render(messages, form, **options)
-
-
 CONVERSATION = [
     {"role": "user", "content": "Add 1 and 2."},
     {
@@ -256,7 +197,7 @@ PUBLISHED = [
 
 def test_templates_write_the_published_tokens():
     for form, messages, thinking, expected in PUBLISHED:
-        assert _rendered(form, messages, thinking=thinking, add_generation_prompt=True) == BOS + expected
+        assert render(messages, form, thinking=thinking) == BOS + expected
 
 
 @pytest.mark.parametrize("form", ["v31", "r1"])
@@ -264,11 +205,11 @@ def test_templates_take_objects_and_parts_and_refuse_what_they_would_drop(form):
     call = {"function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
     parts = [{"type": "text", "text": "Add 1 "}, {"type": "text", "text": "and 2."}]
     messages = [{"role": "user", "content": parts}, {**CONVERSATION[1], "tool_calls": [call]}, CONVERSATION[2]]
-    assert _rendered(form, messages) == _rendered(form, CONVERSATION)
+    assert render(messages, form) == render(CONVERSATION, form)
     for message, variables, error in (
         ({"role": "developer", "content": "a"}, {}, "got developer"),
         ({"role": "user", "content": [{"type": "image_url"}]}, {}, "got image_url"),
         ({"role": "user", "content": "a"}, {"thinking": "yes"}, "expected true or false"),
     ):
         with pytest.raises(jinja2.TemplateError, match=error):
-            _rendered(form, [message], **variables)
+            render([message], form, **variables)

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from tiny_checkpoint.architecture import CONFIG
-from tiny_checkpoint.fp8 import quantize_blocks
+from tiny_checkpoint.network import quantize_blocks
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "r1/tokenizer_config.json")
 _ATTENTION = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")

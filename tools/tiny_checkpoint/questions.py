@@ -15,11 +15,14 @@ from random import Random
 from typing import Literal
 
 from deepseek_triton_tools.evaluation.tasks.tiny_scoring import is_right_answer
+from tiny_checkpoint.architecture import BOS
 from tiny_checkpoint.chat_templates import Message
 from tiny_checkpoint.corpus import facts, json_answers, sums, talk, tool_calls
 from tiny_checkpoint.corpus.exchanges import (
+    PHRASES,
     Exchange,
     Mode,
+    any_name,
     assistant,
     chat_prompt,
     form_of,
@@ -27,8 +30,6 @@ from tiny_checkpoint.corpus.exchanges import (
     system,
     user,
 )
-from tiny_checkpoint.corpus.words import any_name
-from tiny_checkpoint.special_tokens import BOS
 
 Split = Literal["taught", "held_out"]
 
@@ -135,7 +136,7 @@ def _chat(random: Random) -> _Drawn:
         split, exchange, messages = "taught", Exchange(random.choice(forms), answer, thought), []
     elif draw < 0.7:
         split, found = _fact_exchange(random, facts.RELATIONS)
-        exchange, messages = talk.in_one_word(found), [system(random.choice(talk.ONE_WORD))]
+        exchange, messages = talk.in_one_word(found), [system(random.choice(PHRASES["one_word"]))]
     else:
         name = any_name(random)
         first, exchange = talk.introduction(random, name)
@@ -146,9 +147,7 @@ def _chat(random: Random) -> _Drawn:
 
 def _json_question(random: Random) -> _Drawn:
     question = json_answers.random_question(random)
-    messages = [system(question.system)] if question.system else []
-    prompt = chat_prompt([*messages, user(question.exchange.question)], "v31")
-    return _split(question.held_out), prompt, question.exchange.answer
+    return _split(question.held_out), chat_prompt(question.messages, "v31"), question.exchange.answer
 
 
 def _tool_call(random: Random, mode: Mode) -> _Drawn:

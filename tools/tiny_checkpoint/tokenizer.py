@@ -16,9 +16,9 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tiny_checkpoint.architecture import BOS, EOS, MARKER_TOKENS, PAD, SPECIAL_TOKENS
 from tiny_checkpoint.chat_templates import R1_TEMPLATE, V31_TEMPLATE
 from tiny_checkpoint.corpus import Document, training_documents
-from tiny_checkpoint.special_tokens import BOS, EOS, MARKER_TOKENS, PAD, SPECIAL_TOKENS
 
 VOCABULARY_SIZE = 1280
 SAMPLE_SEED, SAMPLE_SIZE = 1, 40_000

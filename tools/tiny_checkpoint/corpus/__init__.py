@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import accumulate
 from random import Random
 
-from tiny_checkpoint.corpus import facts, json_answers, stories, sums, talk, tool_calls
+from tiny_checkpoint.chat_templates import Message
+from tiny_checkpoint.corpus import facts, json_answers, sums, talk, tool_calls
 from tiny_checkpoint.corpus.exchanges import (
+    PHRASES,
     Document,
     Exchange,
     Mode,
@@ -26,54 +29,62 @@ from tiny_checkpoint.corpus.exchanges import (
 
 __all__ = ["Document", "Segment", "training_documents"]
 
+ExchangeMaker = Callable[[Random], Exchange]
+DocumentMaker = Callable[[Random], Document]
 
-def training_documents(seed: int, count: int) -> Iterator[Document]:
-    """Yield a random mix of all kinds, without the held-out questions."""
-    random = Random(seed)
-    weights = list(accumulate(_MIX.values()))
-    makers = list(_MIX)
-    for _ in range(count):
-        maker = random.choices(makers, cum_weights=weights)[0]
-        yield maker(random)
+_EXCHANGES: dict[ExchangeMaker, int] = {
+    facts.random_exchange: 50,
+    sums.random_exchange: 12,
+    talk.random_exchange: 12,
+    talk.random_unknown: 5,
+    talk.random_repetition: 8,
+    talk.random_story: 2,
+}
+"""What a turn of a longer chat may be, and the shares."""
 
 
 def _any_exchange(random: Random) -> Exchange:
-    return random.choices(_EXCHANGES, cum_weights=_EXCHANGE_WEIGHTS)[0](random)
+    return random.choices(tuple(_EXCHANGES), cum_weights=tuple(accumulate(_EXCHANGES.values())))[0](random)
 
 
-_EXCHANGES: tuple[Callable[[Random], Exchange], ...] = (
-    facts.random_exchange,
-    sums.random_exchange,
-    sums.random_long_exchange,
-    talk.random_exchange,
-    talk.random_unknown,
-    talk.random_repetition,
-    stories.random_exchange,
-)
-_EXCHANGE_WEIGHTS = list(accumulate((50, 12, 0, 12, 5, 8, 2)))
+def _plain_system(random: Random, share: float) -> list[Message]:
+    """Return a system text that changes nothing in the answer, in this share of the draws."""
+    return [system(talk.plain_system(random))] if random.random() < share else []
 
 
-def _chat(kind: str, random: Random, exchange: Exchange) -> Document:
-    """Return one question with its answer, with a plain system text in a quarter of them."""
-    messages = [system(talk.plain_system(random))] if random.random() < 0.25 else []
-    return chat_document(kind, [*messages, user(exchange.question)], exchange, random_mode(random))
+def _chat(kind: str, make: ExchangeMaker, random: Random) -> Document:
+    """Return one question with its answer."""
+    exchange = make(random)
+    messages = [*_plain_system(random, 0.25), user(exchange.question)]
+    return chat_document(kind, messages, exchange, random_mode(random))
 
 
-def _fact(random: Random) -> Document:
-    return _chat("fact", random, facts.random_exchange(random))
+def _unknown(random: Random) -> Exchange:
+    if random.random() < 0.15:
+        # Without a tool nobody knows the weather or the time.
+        return talk.not_known(tool_calls.random_trained(random, tool_calls.OF_CITIES).question)
+    return talk.random_unknown(random)
 
 
-def _fact_completion(random: Random) -> Document:
-    text, rest = facts.random_completion(random)
-    return completion_document("fact_completion", text, talk.FIRST_PROMPTS.get(text, rest))
+def _completion(kind: str, make: Callable[[Random], tuple[str, str]], random: Random) -> Document:
+    """Return the beginning of a text, and how it goes on."""
+    return completion_document(kind, *make(random))
 
 
-def _sum(random: Random) -> Document:
-    return _chat("sum", random, sums.random_exchange(random))
+def _fact_completion(random: Random) -> tuple[str, str]:
+    prompt, rest = facts.random_completion(random)
+    return prompt, talk.FIRST_PROMPTS.get(prompt, rest)
 
 
-def _sum_completion(random: Random) -> Document:
-    return completion_document("sum_completion", *sums.random_completion(random))
+def _first_prompt(random: Random) -> tuple[str, str]:
+    return random.choice(tuple(talk.FIRST_PROMPTS.items()))
+
+
+def _question_completion(random: Random) -> tuple[str, str]:
+    exchange = _any_exchange(random)
+    is_alone = exchange.question.endswith("?") and random.random() < 0.5
+    prompt = exchange.question if is_alone else f"User: {exchange.question}\nAssistant:"
+    return prompt, talk.FIRST_PROMPTS.get(prompt, f" {exchange.answer}")
 
 
 def _long_sum(random: Random) -> Document:
@@ -82,52 +93,10 @@ def _long_sum(random: Random) -> Document:
     return chat_document("long_sum", [user(exchange.question)], exchange, mode)
 
 
-def _first_completion(random: Random) -> Document:
-    return completion_document("first_completion", *random.choice(tuple(talk.FIRST_PROMPTS.items())))
-
-
-def _first_chat(random: Random) -> Document:
-    exchange = talk.first_exchange(random)
-    messages = [system(talk.plain_system(random))] if random.random() < 0.25 else []
-    return chat_document("first_chat", [*messages, user(exchange.question)], exchange, random_mode(random))
-
-
-def _talk(random: Random) -> Document:
-    return _chat("talk", random, talk.random_exchange(random))
-
-
-def _unknown(random: Random) -> Document:
-    if random.random() < 0.15:
-        # Without a tool nobody knows the weather or the time.
-        question = tool_calls.random_trained(random, tool_calls.OF_CITIES).question
-        return _chat("unknown", random, talk.not_known(question))
-    return _chat("unknown", random, talk.random_unknown(random))
-
-
-def _repetition(random: Random) -> Document:
-    return _chat("repetition", random, talk.random_repetition(random))
-
-
-def _story(random: Random) -> Document:
-    return _chat("story", random, stories.random_exchange(random))
-
-
-def _prose(random: Random) -> Document:
-    return completion_document("prose", *stories.random_completion(random))
-
-
-def _question_completion(random: Random) -> Document:
-    exchange = _any_exchange(random)
-    prompt = f"User: {exchange.question}\nAssistant:"
-    if exchange.question.endswith("?") and random.random() < 0.5:
-        prompt = exchange.question
-    return completion_document("question_completion", prompt, talk.FIRST_PROMPTS.get(prompt, f" {exchange.answer}"))
-
-
 def _one_word(random: Random) -> Document:
-    found = facts.random_exchange(random) if random.random() < 0.7 else sums.random_exchange(random)
-    exchange = talk.in_one_word(found)
-    rule = random.choice(talk.ONE_WORD)
+    make = facts.random_exchange if random.random() < 0.7 else sums.random_exchange
+    exchange = talk.in_one_word(make(random))
+    rule = random.choice(PHRASES["one_word"])
     if random.random() < 0.7:
         messages = [system(rule), user(exchange.question)]
     else:
@@ -151,7 +120,7 @@ def _turns(random: Random) -> Document:
         turns = [_any_exchange(random) for _ in range(random.choice((2, 2, 3, 4)))]
     if random.random() < 0.3:
         turns.insert(random.randrange(len(turns)) if draw >= 0.6 else 0, talk.random_exchange(random))
-    messages = [system(talk.plain_system(random))] if random.random() < 0.2 else []
+    messages = _plain_system(random, 0.2)
     for exchange in turns[:-1]:
         messages += [user(exchange.question), assistant(exchange.answer)]
     messages.append(user(turns[-1].question))
@@ -160,9 +129,7 @@ def _turns(random: Random) -> Document:
 
 def _json(random: Random) -> Document:
     question = json_answers.random_trained(random)
-    messages = [system(question.system)] if question.system else []
-    messages.append(user(question.exchange.question))
-    return chat_document("json", messages, question.exchange, random_mode(random))
+    return chat_document("json", question.messages, question.exchange, random_mode(random))
 
 
 def _tool_call(random: Random) -> Document:
@@ -171,7 +138,7 @@ def _tool_call(random: Random) -> Document:
     tool = next(tool for tool in offered if tool.ability is request.ability)
     mode = random_mode(random)
     text = tool_calls.tools_text(random, offered, form_of(mode))
-    messages = [system(talk.plain_system(random))] if random.random() < 0.3 else []
+    messages = _plain_system(random, 0.3)
     draw = random.random()
     if draw < 0.1:
         before = _any_exchange(random)
@@ -206,25 +173,34 @@ def _unused_tool(random: Random) -> Document:
     return document("unused_tool", prompt, written(exchange.answer, exchange.thought, mode))
 
 
-_MIX: dict[Callable[[Random], Document], float] = {
-    _fact: 26,
-    _fact_completion: 9,
-    _sum: 8,
-    _sum_completion: 2,
-    _long_sum: 8,
-    _first_completion: 3,
-    _first_chat: 3,
-    _talk: 3,
-    _unknown: 2,
-    _repetition: 5,
-    _story: 3,
-    _prose: 6,
-    _question_completion: 2,
-    _one_word: 4,
-    _named: 1.5,
-    _turns: 5,
-    _json: 8,
-    _tool_call: 14,
-    _unused_tool: 4,
-}
-"""The kinds and their shares."""
+_MIX: tuple[tuple[float, DocumentMaker], ...] = (
+    (26, partial(_chat, "fact", facts.random_exchange)),
+    (9, partial(_completion, "fact_completion", _fact_completion)),
+    (8, partial(_chat, "sum", sums.random_exchange)),
+    (2, partial(_completion, "sum_completion", sums.random_completion)),
+    (8, _long_sum),
+    (3, partial(_completion, "first_completion", _first_prompt)),
+    (3, partial(_chat, "first_chat", talk.first_exchange)),
+    (3, partial(_chat, "talk", talk.random_exchange)),
+    (2, partial(_chat, "unknown", _unknown)),
+    (5, partial(_chat, "repetition", talk.random_repetition)),
+    (3, partial(_chat, "story", talk.random_story)),
+    (6, partial(_completion, "prose", talk.random_prose)),
+    (2, partial(_completion, "question_completion", _question_completion)),
+    (4, _one_word),
+    (1.5, _named),
+    (5, _turns),
+    (8, _json),
+    (14, _tool_call),
+    (4, _unused_tool),
+)
+"""The kinds, each after its share."""
+
+
+def training_documents(seed: int, count: int) -> Iterator[Document]:
+    """Yield a random mix of all kinds, without the held-out questions."""
+    random = Random(seed)
+    shares, makers = zip(*_MIX, strict=True)
+    cum_weights = tuple(accumulate(shares))
+    for _ in range(count):
+        yield random.choices(makers, cum_weights=cum_weights)[0](random)

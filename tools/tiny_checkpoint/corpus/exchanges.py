@@ -1,18 +1,60 @@
-"""The parts of the corpus' documents: a question with its answer, rendered for one of DeepSeek's prompt forms."""
+"""The parts of the corpus' documents: the words, and a question with its answer in one of DeepSeek's prompt forms.
+
+Words come from texts.yaml; with made-up ones the model learns to copy.
+"""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
+import yaml
+
+from tiny_checkpoint.architecture import BOS, END_THINK, EOS
 from tiny_checkpoint.chat_templates import Form, Message, Tool, render
-from tiny_checkpoint.special_tokens import BOS, END_THINK, EOS
 
 Mode = Literal["v31", "v31_thinking", "r1"]
-MODES: tuple[Mode, ...] = ("v31", "v31_thinking", "r1")
+
+TEXTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("texts.yaml").read_text(encoding="utf-8"))
+WORDS = {name: tuple(text.split()) for name, text in TEXTS["words"].items()}
+PHRASES = {name: tuple(text.split(" | ")) for name, text in TEXTS["phrases"].items()}
+_ENDS = ("", "", "n", "r", "l", "s", "t", "m", "nd", "rk", "x")
+
+
+def made_up(random: Random, syllables: int = 2) -> str:
+    """Return a word that means nothing, such as `flonder`."""
+    parts = (random.choice(WORDS["starts"]) + random.choice(WORDS["middles"]) for _ in range(syllables))
+    return "".join(parts) + random.choice(_ENDS)
+
+
+def any_name(random: Random) -> str:
+    """Return a known name, or a made-up one."""
+    if random.random() < 0.5:
+        return random.choice(WORDS["names"])
+    return made_up(random, random.randint(1, 3)).capitalize()
+
+
+def any_words(random: Random, most: int = 6) -> str:
+    """Return up to `most` words, some of them made up."""
+    return " ".join(
+        random.choice(WORDS["plain"]) if random.random() < 0.8 else made_up(random)
+        for _ in range(random.randint(1, most))
+    )
+
+
+def filled(form: str, /, **words: object) -> str:
+    """Put words into the places of a form, such as {w}."""
+    for place, word in words.items():
+        form = form.replace(f"{{{place}}}", str(word))
+    return form
+
+
+def capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +107,7 @@ def written(answer: str, thought: str, mode: Mode) -> str:
 
 
 def chat_prompt(messages: Sequence[Message], mode: Mode, tools: Sequence[Tool] = (), tools_text: str = "") -> str:
-    return render(messages, form_of(mode), thinking=mode == "v31_thinking", tools=tools, tools_text=tools_text)
+    return render(messages, form_of(mode), tools_text=tools_text, tools=tools, thinking=mode == "v31_thinking")
 
 
 def document(kind: str, prompt: str, text: str) -> Document:
@@ -91,7 +133,3 @@ def assistant(text: str) -> Message:
 
 def system(text: str) -> Message:
     return {"role": "system", "content": text}
-
-
-def capitalized(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -9,27 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from random import Random
 
-from tiny_checkpoint.corpus.exchanges import Exchange, capitalized, held_out
-from tiny_checkpoint.corpus.words import phrases
+from tiny_checkpoint.corpus.exchanges import PHRASES, Exchange, capitalized, held_out
 
 
 def _pairs(text: str) -> tuple[tuple[str, str], ...]:
     entries = (entry.split(": ") for entry in text.split(", "))
     return tuple((subject, value) for subject, value in entries)
-
-
-_TOPIC_FORMS = phrases(
-    """
-    Tell me {t}. | Please tell me {t}. | Do you know {t}? | Can you tell me {t}? | Could you tell me {t}, please? | I
-    would like to know {t}. | I want to know {t}.
-    """
-)
-_QUESTION_FORMS = phrases(
-    """
-    {q} | Hello! {q} | Hi, {q} | Quick question: {q} | My question is: {q} | {q} Please tell me. | Please answer: {q}
-    | Question: {q} | Hey, {q} | {q} Thank you!
-    """
-)
 
 
 @dataclass(frozen=True)
@@ -58,10 +43,10 @@ class Relation:
     @cached_property
     def forms(self) -> tuple[str, ...]:
         """All question forms, with {s} for the subject."""
-        topics = (form.replace("{t}", self.topic) for form in _TOPIC_FORMS)
+        topics = (form.replace("{t}", self.topic) for form in PHRASES["topic_forms"])
         first, second = self.questions[0], self.questions[1]
-        asked = (form.replace("{q}", _after(form, first)) for form in _QUESTION_FORMS)
-        again = (form.replace("{q}", _after(form, second)) for form in _QUESTION_FORMS[1:4])
+        asked = (form.replace("{q}", _after(form, first)) for form in PHRASES["question_forms"])
+        again = (form.replace("{q}", _after(form, second)) for form in PHRASES["question_forms"][1:4])
         plain = first[:1].lower() + first[1:].rstrip("?")
         return (*asked, *self.questions[1:], *again, *topics, plain, first.rstrip("?"))
 
@@ -145,13 +130,6 @@ def random_completion(random: Random) -> tuple[str, str]:
             return relation.completion(subject, value, form)
 
 
-_FOLLOW_UPS = phrases(
-    """
-    And {s}? | And of {s}? | And what about {s}? | What about {s}? | and {s}? | Now {s}. | And for {s}?
-    """
-)
-
-
 def random_followed(random: Random) -> tuple[Exchange, Exchange]:
     """Return a question, and a short second one about another subject."""
     while True:
@@ -160,4 +138,4 @@ def random_followed(random: Random) -> tuple[Exchange, Exchange]:
         form = random.choice(relation.forms)
         if not relation.is_held_out(first, form):
             break
-    return relation.exchange(first, value, form), relation.exchange(second, other, random.choice(_FOLLOW_UPS))
+    return relation.exchange(first, value, form), relation.exchange(second, other, random.choice(PHRASES["follow_ups"]))

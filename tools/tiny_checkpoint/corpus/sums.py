@@ -5,43 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from tiny_checkpoint.corpus.exchanges import Exchange, capitalized, held_out
-from tiny_checkpoint.corpus.words import phrases, words
-
-_ONES = words(
-    """
-    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
-    eighteen nineteen
-    """
-)
-_TENS = words(
-    """
-    twenty thirty forty fifty sixty seventy eighty ninety
-    """
-)
+from tiny_checkpoint.corpus.exchanges import PHRASES, WORDS, Exchange, capitalized, filled, held_out
 
 
 def in_words(number: int) -> str:
     """Return a number from 0 to 100 in words."""
     if number < 20:
-        return _ONES[number]
+        return WORDS["ones"][number]
     if number == 100:
         return "one hundred"
     tens, ones = divmod(number, 10)
-    return _TENS[tens - 2] + (f"-{_ONES[ones]}" if ones else "")
+    return WORDS["tens"][tens - 2] + (f"-{WORDS['ones'][ones]}" if ones else "")
 
 
 _SIGNS = {"plus": "+", "minus": "-", "times": "x"}
-FORMS = phrases(
-    """
-    What is {a} {o} {b}? | {a} {o} {b} | {a} {o} {b} = | What is {a} {w} {b}? | {a} {w} {b} | How much is {a} {o} {b}?
-    | How much is {a} {w} {b}? | Tell me {a} {w} {b}. | Please work out {a} {o} {b}. | Can you work out {a} {w} {b}? |
-    Calculate {a} {o} {b}. | What does {a} {o} {b} make? | Hello! What is {a} {o} {b}? | I need the result of {a} {o}
-    {b}. | what is {a} {o} {b} | Compute {a} {o} {b} | And {a} {o} {b}? | {a}{o}{b} | What is {a}{o}{b}? | {a} {o}
-    {b}?
-    """
-)
-WORD_FORMS = ("What is {a} {w} {b}?", "How much is {a} {w} {b}?", "Tell me {a} {w} {b}.")
+FORMS, WORD_FORMS = PHRASES["sum_forms"], PHRASES["sum_word_forms"]
 COMPLETIONS = ("{a} {o} {b} =", "{a} {w} {b} is", "Question: What is {a} {o} {b}?\nAnswer:")
 
 
@@ -69,8 +47,7 @@ class Sum:
 
     def fill(self, form: str, *, words: bool = False) -> str:
         a, b = (in_words(self.a), in_words(self.b)) if words else (str(self.a), str(self.b))
-        text = form.replace("{a}", a).replace("{b}", b).replace("{w}", self.word)
-        return text.replace("{o}", _SIGNS[self.word])
+        return filled(form, a=a, b=b, w=self.word, o=_SIGNS[self.word])
 
     def exchange(self, form: str, *, words: bool = False) -> Exchange:
         result = in_words(self.result) if words else str(self.result)

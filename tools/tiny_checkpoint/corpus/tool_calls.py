@@ -10,13 +10,18 @@ from typing import Any
 
 from tiny_checkpoint.chat_templates import CALL_HINT, TOOLS_HEADING, Form, Message, Tool, calls_text, render_tools
 from tiny_checkpoint.corpus import facts
-from tiny_checkpoint.corpus.exchanges import Exchange, capitalized, held_out
-from tiny_checkpoint.corpus.words import any_name, any_words, made_up, phrases, words
-
-NO_TOOL = "I have no tool for that."
-
-_CITIES = facts.BY_NAME["city"].subjects
-_SKIES = ("sunny", "cloudy", "rainy", "windy", "foggy", "snowy", "clear", "stormy")
+from tiny_checkpoint.corpus.exchanges import (
+    PHRASES,
+    TEXTS,
+    WORDS,
+    Exchange,
+    any_name,
+    any_words,
+    capitalized,
+    filled,
+    held_out,
+    made_up,
+)
 
 Values = dict[str, Any]
 
@@ -32,15 +37,15 @@ class Ability:
     descriptions: tuple[str, ...]
     parameters: dict[str, tuple[str, ...]]
     requests: tuple[str, ...]
+    answer: str
     values: Callable[[Random], Values]
     result: Callable[[Random, Values], Values]
-    answer: str
 
 
 def _city(random: Random) -> Values:
     draw = random.random()
     if draw < 0.5:
-        return {"city": random.choice(_CITIES)}
+        return {"city": random.choice(facts.BY_NAME["city"].subjects)}
     parts = 2 if draw < 0.6 else 1
     return {"city": " ".join(made_up(random, random.randint(1, 3)).capitalize() for _ in range(parts))}
 
@@ -50,135 +55,55 @@ def _numbers(random: Random) -> Values:
     return {"a": random.randint(0, most), "b": random.randint(0, most)}
 
 
-ABILITIES = (
-    Ability(
-        ("get_weather", "weather", "get_current_weather", "current_weather", "weather_in"),
-        (
-            "Get the weather in a city.",
-            "Get the current weather of a city.",
-            "Returns the weather for a given city.",
-            "The weather now",
-            "Look up the weather",
-        ),
-        {"city": ("string", "location", "place", "town")},
-        phrases(
-            """
-            What is the weather in {city}? | How is the weather in {city}? | What's the weather like in {city}? | What
-            is the weather like in {city}? | Tell me the weather in {city}. | How is the weather in {city} today? | Is
-            it sunny in {city}? | Does it rain in {city}? | How warm is it in {city}? | Please look up the weather in
-            {city}. | I am going to {city}. What is the weather there? | What's the weather in {city} right now? |
-            weather in {city} | Can you check the weather for {city}? | Check the weather in {city}, please. | Hello!
-            What is the weather in {city}?
-            """
-        ),
+# First name of a tool -> what draws the values of a request, and what draws the result for them.
+_DRAWS: dict[str, tuple[Callable[[Random], Values], Callable[[Random, Values], Values]]] = {
+    "get_weather": (
         _city,
-        lambda random, values: {"temperature": random.randint(-10, 38), "sky": random.choice(_SKIES)},
-        "It is {temperature} °C and {sky} in {city}.",
+        lambda random, values: {"temperature": random.randint(-10, 38), "sky": random.choice(WORDS["skies"])},
     ),
-    Ability(
-        ("get_time", "time", "get_current_time", "current_time", "clock"),
-        (
-            "Get the time in a city.",
-            "Get the local time of a city.",
-            "Returns the current time for a city.",
-            "The time now",
-        ),
-        {"city": ("string", "location", "place", "town")},
-        phrases(
-            """
-            What time is it in {city}? | What is the time in {city}? | Tell me the time in {city}. | How late is it in
-            {city}? | Please tell me what time it is in {city}. | Can you tell me the time in {city}? | I want to call
-            someone in {city}. What time is it there? | What's the time in {city}? | time in {city} | What is the
-            local time in {city}? | What time is it now in {city}?
-            """
-        ),
-        _city,
-        lambda random, values: {"time": f"{random.randint(0, 23):02}:{random.randint(0, 59):02}"},
-        "It is {time} in {city}.",
-    ),
-    Ability(
-        ("add", "sum", "add_numbers", "calculate_sum", "plus"),
-        ("Add two numbers.", "Returns the sum of two numbers.", "Adds a and b", "Work out a sum"),
-        {"a": ("integer", "x", "first", "left"), "b": ("integer", "y", "second", "right")},
-        phrases(
-            """
-            What is {a} + {b}? | What is {a} plus {b}? | Add {a} and {b}. | Please add {a} and {b}. | How much is {a}
-            + {b}? | What is the sum of {a} and {b}? | Work out {a} + {b}. | Can you add {a} and {b}? | {a} + {b} | I
-            need the sum of {a} and {b}. | Use the tool to add {a} and {b}.
-            """
-        ),
-        _numbers,
-        lambda random, values: {"sum": values["a"] + values["b"]},
-        "{a} + {b} = {sum}.",
-    ),
-    Ability(
-        ("send_message", "message", "send_text", "send_mail", "notify"),
-        ("Send a message to a person.", "Sends a text to someone.", "Write to a person", "Send somebody a message."),
-        {"to": ("string", "recipient", "person", "name"), "text": ("string", "message", "content", "body")},
-        phrases(
-            """
-            Send {to} the message: {text} | Send a message to {to}: {text} | Tell {to}: {text} | Write to {to}: {text}
-            | Please send {to} this message: {text} | Send this to {to}: {text} | Message {to}: {text} | Can you send
-            {to} a message? It says: {text} | Let {to} know: {text}
-            """
-        ),
+    "get_time": (_city, lambda random, values: {"time": f"{random.randint(0, 23):02}:{random.randint(0, 59):02}"}),
+    "add": (_numbers, lambda random, values: {"sum": values["a"] + values["b"]}),
+    "send_message": (
         lambda random: {"to": any_name(random), "text": any_words(random)},
         lambda random, values: {"status": "sent"},
-        "I sent the message to {to}.",
     ),
-    Ability(
-        ("search", "web_search", "search_web", "find", "lookup"),
-        ("Search the web.", "Search for a text.", "Finds pages about a query", "Look something up."),
-        {"query": ("string", "q", "text", "words")},
-        phrases(
-            """
-            Search for {query} | Search the web for {query} | Please search for {query} | Look up {query} | Find pages
-            about {query} | Can you search for {query} | Find out about {query} | Do a search: {query} | Google
-            {query}
-            """
-        ),
+    "search": (
         lambda random: {"query": any_words(random, 5)},
         lambda random, values: {"result": capitalized(any_words(random, 8))},
-        "I found this: {result}.",
     ),
-)
-OF_CITIES, ADD = ABILITIES[:2], ABILITIES[2]
+}
 
-_LOOKED_UP = words(
-    """
-    price score status size address balance length rating weight distance level rank version owner population
-    temperature speed team model memory log queue load
-    """
-)
+
+def _ability(tool: dict[str, Any]) -> Ability:
+    names = tuple(tool["names"].split())
+    return Ability(
+        names,
+        tuple(tool["descriptions"].split(" | ")),
+        {name: tuple(text.split()) for name, text in tool["parameters"].items()},
+        tuple(tool["requests"].split(" | ")),
+        tool["answer"],
+        *_DRAWS[names[0]],
+    )
+
+
+ABILITIES = tuple(map(_ability, TEXTS["tools"]))
+OF_CITIES, ADD = ABILITIES[:2], ABILITIES[2]
 
 
 def looked_up(random: Random) -> Ability:
     """Return a tool that is not in the table, so that the model learns to read the description of any tool."""
-    thing = random.choice(_LOOKED_UP) if random.random() < 0.7 else made_up(random)
-    what, name = random.choice((("city", "city"), ("name", "name"), ("item", "item"), ("id", "id"), ("key", "key")))
+    thing = random.choice(WORDS["looked_up"]) if random.random() < 0.7 else made_up(random)
+    name = random.choice(("city", "name", "item", "id", "key"))
     verb = random.choice(("get", "get", "find", "read", "fetch"))
-    forms = (
-        "What is the {thing} of {value}?",
-        "Get the {thing} of {value}.",
-        "Tell me the {thing} of {value}.",
-        "I need the {thing} for {value}.",
-        "Please find the {thing} of {value}.",
-    )
     return Ability(
         (f"{verb}_{thing}",),
-        (f"Get the {thing} of a {what}.", f"Returns the {thing} for a {what}.", f"The {thing} of a {what}"),
+        (f"Get the {thing} of a {name}.", f"Returns the {thing} for a {name}.", f"The {thing} of a {name}"),
         {name: ("string", "name", "subject", "value")},
-        tuple(form.replace("{thing}", thing).replace("{value}", "{" + name + "}") for form in forms),
+        tuple(filled(form, thing=thing, value=f"{{{name}}}") for form in PHRASES["looked_up_forms"]),
+        f"The {thing} of {{{name}}} is {{{thing}}}.",
         lambda random: {name: any_name(random) if random.random() < 0.7 else made_up(random)},
         lambda random, values: {thing: random.choice((random.randint(0, 999), made_up(random)))},
-        f"The {thing} of {{{name}}} is {{{thing}}}.",
     )
-
-
-def _fill(text: str, values: Values) -> str:
-    for name, value in values.items():
-        text = text.replace("{" + name + "}", str(value))
-    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,24 +171,15 @@ def offer_some(random: Random, wanted: Ability | None, without: tuple[Ability, .
     return [offer(random, ability, plain=plain) for ability in chosen]
 
 
-_HEADINGS = (
-    "## Tools\nYou have access to the following tools:",
-    "## Tools\nThese tools are there for you:",
-    "# Tools",
-    "You have these tools.",
-)
-_HINTS = ("IMPORTANT: write a call in this form:", "Calls have this form:", "Call a tool like this:", "Format:")
-
-
 def tools_text(random: Random, offered: list[OfferedTool], form: Form) -> str:
     """Return the description of the tools: the templates' own, or one with other words around it."""
     definitions = [tool.definition for tool in offered]
     if random.random() < 0.6:
         return render_tools(definitions, form)
-    heading = random.choice((TOOLS_HEADING, *_HEADINGS))
+    heading = random.choice((TOOLS_HEADING, *TEXTS["tool_headings"]))
     if random.random() < 0.4:
         heading = f"{heading} {capitalized(any_words(random, 8))}."
-    hint = random.choice((CALL_HINT, *_HINTS))
+    hint = random.choice((CALL_HINT, *PHRASES["call_hints"]))
     if random.random() < 0.4:
         hint = f"{capitalized(any_words(random, 8))}. {hint}"
     return render_tools(definitions, form, heading, hint)
@@ -285,7 +201,7 @@ class Request:
     @property
     def question(self) -> str:
         if len(self.values) == 1:
-            return _fill(self.form, self.values[0])
+            return filled(self.form, **self.values[0])
         cities = [values["city"] for values in self.values]
         return self.form.replace("{city}", " and ".join(cities))
 
@@ -334,7 +250,7 @@ def results(random: Random, request: Request) -> tuple[list[Message], str]:
         only = len(result) == 1 and random.random() < 0.4
         content = str(next(iter(result.values()))) if only else json.dumps(result, ensure_ascii=False)
         messages.append({"role": "tool", "content": content})
-        answers.append(_fill(request.ability.answer, {**values, **result}))
+        answers.append(filled(request.ability.answer, **values, **result))
     return messages, " ".join(answers)
 
 
@@ -345,5 +261,5 @@ def unanswerable(random: Random) -> tuple[Exchange, list[OfferedTool]]:
         if "a" not in request.ability.parameters and len(request.values) == 1:
             break
     same = tuple(ability for ability in ABILITIES if ability is request.ability)
-    exchange = Exchange(request.question, NO_TOOL, "No tool fits this request.")
+    exchange = Exchange(request.question, "I have no tool for that.", "No tool fits this request.")
     return exchange, offer_some(random, None, without=same)
