@@ -27,7 +27,7 @@ from deepseek_triton_tools.tool_errors import ServerFailedError
 from reliability.chaos_proxy import FINE, ChaosProxy
 from reliability.front_end_queues import lengthen_queues
 from reliability.jobs import CONTEXT, GATEWAY, GENERATION, PAIR, SERVER
-from reliability.system_under_test import repository
+from reliability.system_under_test import PACED, repository
 from support.environment import environment
 from support.servers import change_yaml
 
@@ -269,6 +269,7 @@ def battlefield(folder: Path, shell_folder: Path) -> Iterator[Battlefield]:
             made = repository(
                 folder / name, "simulated", SERVER,
                 drain_s=1, fatal_grace_s=0, hang_s=3, metrics_period_s=0.2, max_inflight=MAX_INFLIGHT,
+                engine_options={**PACED, "kv_cache_tokens": MAX_INFLIGHT * 160_000},
             )  # fmt: skip
             options[name] = ServeOptions(
                 repository=made, http_port="auto", grpc_port="auto", metrics_port="auto",

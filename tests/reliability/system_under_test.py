@@ -23,7 +23,7 @@ from support.servers import build, change_yaml, shared_repository, standin_repos
 TOKENS_PER_S = 400
 """Of each request."""
 _METRICS_PERIOD_S = 1.0
-_PACED = {"pace": "real", "speed": TOKENS_PER_S / 100, "text": "dictated"}
+PACED = {"pace": "real", "speed": TOKENS_PER_S / 100, "text": "dictated"}
 """Without a preset the simulated engine makes 100 tokens a second for each request."""
 
 
@@ -55,7 +55,7 @@ def repository(folder: Path, engine: str, target: str, **triton_config: Any) -> 
     settings: dict[str, Any] = {"metrics_period_s": _METRICS_PERIOD_S, **triton_config}
     if engine == "simulated":
         made = build(folder, "tiny", "--engine", "simulated")
-        settings.setdefault("engine_options", _PACED)
+        settings.setdefault("engine_options", PACED)
     elif target == SERVER:
         made = standin_repository(folder)
     else:

@@ -16,8 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from support.waiting import PATIENCE_S
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-PATIENCE_MS = 60_000
 KEY_CODES = {"Enter": 13, "Escape": 27}
 
 
@@ -143,7 +144,7 @@ class Page:
     def wait(self, condition: str) -> None:
         """Until an expression is true."""
         script = f"""new Promise((resolve, reject) => {{
-            const end = Date.now() + {PATIENCE_MS};
+            const end = Date.now() + {PATIENCE_S * 1000};
             const look = () => {{
                 if ({condition}) resolve();
                 else if (Date.now() > end) reject(new Error("waited in vain"));
