@@ -97,7 +97,7 @@ docs: $(INSTALLED)  ## build the documentation as a site into .cache/site, where
 	@$(BIN)/zensical build --clean --strict
 	@$(PYTEST) -m documents
 
-generated: $(INSTALLED)  ## write config.pbtxt, model.yaml, docs/contract.md, docs/rules.md and the JSON of data/ again
+generated: $(INSTALLED)  ## write config.pbtxt, model.yaml, docs/contract.md and docs/rules.md again
 	@$(BIN)/python -m deepseek_triton_tools.generated_files
 
 tiny-checkpoint: export COMMANDS = $(TRAINING)

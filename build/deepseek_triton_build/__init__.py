@@ -23,9 +23,9 @@ if TYPE_CHECKING:
         UnknownNameError,
         UnusableCheckpointError,
     )
-    from deepseek_triton_build.data.catalog.profiles import Workload
     from deepseek_triton_build.data.model_source import model_repository, version_dir
     from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting, footnotes
+    from deepseek_triton_build.data.profiles import Workload
     from deepseek_triton_build.planning.disaggregated import (
         DISAGGREGATED,
         SIDE_PROFILES,
@@ -68,65 +68,6 @@ if TYPE_CHECKING:
     from deepseek_triton_build.render.stamp import build_options
     from deepseek_triton_build.render.start_sh import EXIT_TIMEOUT_S, MPIRUN_SPARE_S
 
-__all__ = [
-    "DEFAULT_FORMAT",
-    "DISAGGREGATED",
-    "DYNAMO",
-    "EXIT_TIMEOUT_S",
-    "FORMATS",
-    "MPIRUN_SPARE_S",
-    "PAIR_FORMATS",
-    "SIDE_PROFILES",
-    "Budget",
-    "BuildError",
-    "DisaggregatedPlan",
-    "DisaggregatedRequest",
-    "EnvironmentVariable",
-    "File",
-    "FolderUpgrade",
-    "Keep",
-    "KvAlgo",
-    "MergeConflict",
-    "NothingToCheckError",
-    "OutputError",
-    "Plan",
-    "PlanRequest",
-    "PlanWarning",
-    "QuantConfigChange",
-    "RefusedPlanError",
-    "ReplacementError",
-    "Setting",
-    "UnknownNameError",
-    "UnusableCheckpointError",
-    "UpgradedFile",
-    "Workload",
-    "backup_above",
-    "backups_of",
-    "build_options",
-    "contract_page",
-    "dynamo_mismatch",
-    "footnotes",
-    "format_files",
-    "format_request",
-    "make_disaggregated_plan",
-    "make_plan",
-    "manifests_of",
-    "model_repository",
-    "pair_files",
-    "pair_options",
-    "plan_upgrade",
-    "quant_config_change",
-    "read_manifest",
-    "replace_repository",
-    "repository_files",
-    "resolve_target",
-    "resolve_vllm_target",
-    "usable_formats",
-    "version_dir",
-    "write_quant_config",
-    "write_repository",
-]
-
 _HOMES = {
     "arithmetic": ("Budget",),
     "build_errors": (
@@ -138,7 +79,7 @@ _HOMES = {
         "UnknownNameError",
         "UnusableCheckpointError",
     ),
-    "data.catalog.profiles": ("Workload",),
+    "data.profiles": ("Workload",),
     "data.model_source": ("model_repository", "version_dir"),
     "data.planned_settings": ("EnvironmentVariable", "Setting", "footnotes"),
     "planning.disaggregated": (
@@ -171,8 +112,9 @@ _HOMES = {
     "render.stamp": ("build_options",),
     "render.start_sh": ("EXIT_TIMEOUT_S", "MPIRUN_SPARE_S"),
 }
-"""Module -> the names above that it has. A module is imported when one of its names is asked for: the planner and the
-renderers take longer to import than the catalogue, and --help needs only that."""
+"""Module -> the names above that it has. A module is imported when one of its names is asked for: planner and renderers
+take three times as long to import as the catalogue, and many verbs, such as `probe`, need only `text`."""
+__all__ = sorted(name for names in _HOMES.values() for name in names)
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,7 @@ from deepseek_triton_build.data.catalog import (
     Gpu,
     KnownCheckpoint,
     Variant,
+    cut_summary,
     find_gpu,
     find_precision,
     find_variant,
@@ -20,8 +21,7 @@ from deepseek_triton_build.data.catalog import (
     variant_of_model,
     variants,
 )
-from deepseek_triton_build.data.catalog.profiles import DEFAULT_PROFILE, Profile, Recipe, profiles
-from deepseek_triton_build.data.cut_checkpoint import cut_summary
+from deepseek_triton_build.data.profiles import DEFAULT_PROFILE, Profile, Recipe, profiles
 from deepseek_triton_build.data.rank_variables import is_engine_variable, is_for_every_rank
 from deepseek_triton_build.data.releases import (
     DEFAULT_RELEASE,
@@ -43,44 +43,3 @@ from deepseek_triton_build.data.vllm import (
     vllm_for_container,
     vllm_image_name,
 )
-from deepseek_triton_build.data.yaml_files import json_twins
-
-__all__ = [
-    "DEFAULT_PROFILE",
-    "DEFAULT_RELEASE",
-    "DEFAULT_VLLM",
-    "PRECISIONS",
-    "PRECISION_ALIASES",
-    "READABLE_RELEASES",
-    "RELEASES",
-    "VLLM_VERSIONS",
-    "Architecture",
-    "Gpu",
-    "KnownCheckpoint",
-    "Profile",
-    "Recipe",
-    "Release",
-    "Variant",
-    "VllmVersion",
-    "container_month",
-    "container_tag",
-    "containers",
-    "cut_summary",
-    "find_gpu",
-    "find_precision",
-    "find_variant",
-    "gpus",
-    "is_engine_variable",
-    "is_for_every_rank",
-    "json_twins",
-    "load_release",
-    "load_vllm",
-    "profiles",
-    "release_for_container",
-    "variant_of_folder",
-    "variant_of_model",
-    "variants",
-    "vllm_containers",
-    "vllm_for_container",
-    "vllm_image_name",
-]

@@ -25,7 +25,7 @@ from deepseek_backend.engines.tensorrt_llm.translation import (
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
 from deepseek_backend.release import read_release
 from deepseek_triton_build.catalog import RELEASES
-from deepseek_triton_build.data.releases.spelling import spell
+from deepseek_triton_build.data.spelling import spell
 from standin.harness import WAIT_S, guided_llm_args
 from support.engine_driver import StepLog, make_request
 from support.waiting import wait_for

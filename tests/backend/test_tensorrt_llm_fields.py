@@ -17,7 +17,7 @@ from deepseek_backend.engines.tensorrt_llm.monitoring import IterationStats
 from deepseek_backend.engines.tensorrt_llm.translation import MAX_LIKELIEST, perf_metrics, token_logprobs
 from deepseek_backend.errors import EngineError, RequestError, UnavailableError
 from deepseek_triton_build.catalog import RELEASES
-from deepseek_triton_build.data.releases.spelling import spell
+from deepseek_triton_build.data.spelling import spell
 from standin.harness import guided_llm_args
 from support.waiting import wait_for
 

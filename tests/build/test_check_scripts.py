@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from deepseek_triton_build.check import check_repository
 from deepseek_triton_build.check.flags import flag_keys
 from deepseek_triton_build.check.scripts import ShellScript, read_script
-from deepseek_triton_build.data.releases import load_release, spelling
+from deepseek_triton_build.data import spelling
+from deepseek_triton_build.data.releases import load_release
 from deepseek_triton_build.render import quickstart
 from deepseek_triton_build.rules.rule import CANONICAL_RELEASE
 from support.check_faults import bases

@@ -18,7 +18,7 @@ from deepseek_triton_build import (
     format_files,
     make_plan,
 )
-from deepseek_triton_build.data.releases.spelling import canonical
+from deepseek_triton_build.data.spelling import canonical
 from deepseek_triton_build.text import is_path
 from support.flags import flat, from_flags
 from support.scripts import forwarded_by, parameters_of, script_runner

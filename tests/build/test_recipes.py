@@ -12,7 +12,7 @@ import yaml
 from deepseek_triton_build import PlanRequest, RefusedPlanError, Setting, Workload, make_plan
 from deepseek_triton_build.catalog import RELEASES, load_release, profiles
 from deepseek_triton_build.check import CheckOptions, check_repository
-from deepseek_triton_build.data.releases.spelling import canonical, spell
+from deepseek_triton_build.data.spelling import canonical, spell
 from deepseek_triton_build.render.yaml_text import yaml_lines
 from support.flags import flat, from_flags
 

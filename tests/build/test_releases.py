@@ -19,7 +19,7 @@ from deepseek_triton_build.catalog import (
     release_for_container,
 )
 from deepseek_triton_build.data import releases
-from deepseek_triton_build.data.releases.spelling import spell
+from deepseek_triton_build.data.spelling import spell
 from standin.harness import guided_llm_args
 from standin.loading import standin
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_build import Plan, PlanRequest, RefusedPlanError, Workload
-from deepseek_triton_build.data.releases.sampler_support import honoured_fields
+from deepseek_triton_build.data.releases import honoured_fields
 from support import space
 
 pytestmark = pytest.mark.slow

@@ -40,7 +40,7 @@ def _sources():
 @pytest.mark.parametrize("path", _sources(), ids=str)
 def test_a_record_is_what_the_source_says(path):
     source = VllmSource(path)
-    committed = RECORDS / f"{source.version}.yaml"
+    committed = RECORDS / f"vllm-{source.version}.yaml"
     assert committed.exists(), f"vLLM {source.version} has no record: python -m support.vllm_records {path} --write"
     if path.is_file():
         assert f"{written(source)}\n{by_hand(committed)}" == committed.read_text("utf-8")

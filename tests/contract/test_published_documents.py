@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from deepseek_triton_build.catalog import Release, containers, load_release, load_vllm
-from deepseek_triton_build.data.releases.spelling import flattened
+from deepseek_triton_build.data.spelling import flattened
 from deepseek_triton_tools.cli.main import main
 
 PUBLISHED = Path(__file__).with_name("published")

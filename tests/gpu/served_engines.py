@@ -72,7 +72,7 @@ def our_repository(folder: Path, arguments: Mapping[str, Any], **triton_config: 
     (model / "1/model.yaml").write_text(yaml.safe_dump({**arguments, "triton_config": ours}))
     if ours["engine"] == "vllm":
         version = importlib.metadata.version("vllm").partition("+")[0]
-        record = ROOT / f"build/deepseek_triton_build/data/vllm/{version}.yaml"
+        record = ROOT / f"build/deepseek_triton_build/data/records/vllm-{version}.yaml"
         shutil.copy(record, model / "1/release.yaml")
     return folder
 

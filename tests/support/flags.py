@@ -7,9 +7,7 @@ from typing import Any
 
 from deepseek_triton_build.data.yaml_files import load_yaml
 
-FLAGS: Mapping[str, Mapping[str, list[str]]] = load_yaml("deepseek_triton_build.data.releases", "spelling.yaml")[
-    "flags"
-]
+FLAGS: Mapping[str, Mapping[str, list[str]]] = load_yaml("spelling.yaml")["flags"]
 
 
 def from_flags(program: str, flags: Mapping[str, Any]) -> dict[str, Any]:

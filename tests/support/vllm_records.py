@@ -1,4 +1,4 @@
-"""Makes the records of `data/vllm` from a wheel of vLLM, or from the folder where it is installed.
+"""Makes the records of vLLM in `data/records` from a wheel of vLLM, or from the folder where it is installed.
 
 It reads the source and imports nothing of it:
 
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import deepseek_triton_build
 
-RECORDS = Path(deepseek_triton_build.__file__).parent / "data" / "vllm"
+RECORDS = Path(deepseek_triton_build.__file__).parent / "data" / "records"
 
 ATTRIBUTES_OF = ("vllm.v1.engine.async_llm:AsyncLLM",)
 """Classes whose attributes are recorded: those that they assign to `self`, and their properties."""
@@ -571,7 +571,7 @@ def main(argv=None):
     parser.add_argument("--write", action="store_true", help="write the record instead of printing it")
     given = parser.parse_args(argv)
     source = VllmSource(given.source)
-    path = RECORDS / f"{source.version}.yaml"
+    path = RECORDS / f"vllm-{source.version}.yaml"
     text = written(source) + "\n" + (by_hand(path) or f"{_BY_HAND}containers: []\nlimits: {{}}\n")
     if given.write:
         path.write_text(text, "utf-8")

@@ -31,7 +31,7 @@ try:
     main(sys.argv[1:])
 except SystemExit:
     pass
-print(*sys.modules, *[path.rpartition("/")[2].removesuffix(".json") for path in opened])
+print(*sys.modules, *[path.rpartition("/")[2] for path in opened])
 """
 
 
@@ -39,10 +39,10 @@ print(*sys.modules, *[path.rpartition("/")[2].removesuffix(".json") for path in 
 def test_a_verb_reads_and_imports_what_it_needs(tmp_path, subtests):
     """Each of these is a hundredth of a second or more."""
     for argv, unneeded in (
-        (["build", "--help"], ["deepseek_triton_build.planning", "deepseek_triton_build.rules", "yaml", "1.2.1.yaml"]),
-        (["plan", *R1], ["deepseek_triton_build.check", "yaml"]),
-        (["build", *R1, "--output", "r1"], ["deepseek_triton_build.check", "yaml", "1.1.0.yaml"]),
-        (["check", "r1"], ["deepseek_triton_build.planning.plan", "1.1.0.yaml", "grpc"]),
+        (["build", "--help"], ["deepseek_triton_build.planning", "deepseek_triton_build.rules", "trtllm-1.2.1.yaml"]),
+        (["plan", *R1], ["deepseek_triton_build.check"]),
+        (["build", *R1, "--output", "r1"], ["deepseek_triton_build.check", "trtllm-1.1.0.yaml"]),
+        (["check", "r1"], ["deepseek_triton_build.planning.plan", "trtllm-1.1.0.yaml", "grpc"]),
     ):
         command = [sys.executable, "-c", READ_AND_IMPORTED, *argv]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -135,7 +135,7 @@ for argv in ([], *([verb] for verb in VERBS)):
 @pytest.mark.slow
 def test_help_imports_only_the_verb_and_nothing_that_an_extra_brings():
     done = subprocess.run([sys.executable, "-c", HELP_OF_EACH], capture_output=True, text=True, check=True)
-    names = dict.fromkeys(("plan", "build"), " deepseek_triton_build")  # the names of the catalogue
+    names = dict.fromkeys(("plan", "build"), " deepseek_triton_build yaml")  # the names of the catalogue
     assert done.stdout.splitlines() == ["uses", *(f"{verb} uses{names.get(verb, '')}" for verb in VERBS)]
 
 

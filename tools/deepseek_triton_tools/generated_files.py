@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deepseek_triton_build import PlanRequest, contract_page, make_plan, model_repository, repository_files
-from deepseek_triton_build.catalog import json_twins
 from deepseek_triton_build.check import rules_page
 from deepseek_triton_tools._version import __version__
 
@@ -22,14 +21,13 @@ def generated_files() -> dict[Path, bytes]:
     files = {repository / name: content[name] for name in _EMBEDDED}
     files[repository.parent / "docs" / "contract.md"] = contract_page().encode()
     files[repository.parent / "docs" / "rules.md"] = rules_page().encode()
-    files |= json_twins()
     return files
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m deepseek_triton_tools.generated_files",
-        description="Write config.pbtxt, model.yaml, docs/contract.md, docs/rules.md, JSON again.",
+        description="Write config.pbtxt, model.yaml, docs/contract.md, docs/rules.md again.",
         allow_abbrev=False,
     )
     parser.parse_args(argv)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import cuda_graph_batch_sizes
-from deepseek_triton_build.data.releases.spelling import MIXED, canonical, flattened
 from deepseek_triton_build.data.setting_types import MOST_WARMUP_TOKENS
+from deepseek_triton_build.data.spelling import MIXED, canonical, flattened
 
 SHORT_PROMPT = 64
 """Tokens of the shortest prompts. Prompts of a large batch have fewer, so that the batch fits one iteration."""

@@ -14,8 +14,7 @@ from deepseek_triton_build.check.codes import UNKNOWN_ARCHITECTURE
 from deepseek_triton_build.check.documents import read_json
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.weights import INDEX
-from deepseek_triton_build.data.catalog import Architecture, Precision, architectures
-from deepseek_triton_build.data.cut_checkpoint import cut_architecture
+from deepseek_triton_build.data.catalog import Architecture, Precision, architectures, cut_architecture
 from deepseek_triton_build.render.hf_quant_config import NAME as QUANT_CONFIG
 from deepseek_triton_build.text import short_repr
 

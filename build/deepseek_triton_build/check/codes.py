@@ -93,7 +93,7 @@ MOVED_KEY = _error(
     "S013",
     "Every key is in the place where the release has it",
     "Keys of another release are refused or, worse, ignored.",
-    "the release notes and llm_args.py of both releases, as releases/spelling.yaml here has them; for vLLM "
+    "the release notes and llm_args.py of both releases, as data/spelling.yaml here has them; for vLLM "
     "vllm/moved_arguments.yaml",
 )
 WRONG_TYPE = _error(
@@ -137,7 +137,7 @@ WRONG_FLAG = _error(
     "S022",
     "Every flag in a script is one that its program has",
     "The program refuses a flag that it doesn't know.",
-    "the flags of TensorRT-LLM's programs, as releases/spelling.yaml here has them; those of `vllm serve`, as the "
+    "the flags of TensorRT-LLM's programs, as data/spelling.yaml here has them; those of `vllm serve`, as the "
     "version's record has them",
 )
 UNUSED_FLAG = _warning(

@@ -10,8 +10,8 @@ from typing import Any
 from deepseek_triton_build.check.codes import OUT_OF_RANGE, UNUSED_FLAG, WRONG_CHOICE, WRONG_FLAG, WRONG_TYPE
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.scripts import CommandFlag, Program, ShellScript, typed
-from deepseek_triton_build.data import type_strings
-from deepseek_triton_build.data.releases import load_release, spelling
+from deepseek_triton_build.data import spelling, type_strings
+from deepseek_triton_build.data.releases import load_release
 from deepseek_triton_build.data.setting_types import bounded_type
 from deepseek_triton_build.rules.rule import CANONICAL_RELEASE
 from deepseek_triton_build.text import short_repr

@@ -33,6 +33,7 @@ from deepseek_triton_build.data.catalog import (
     Gpu,
     KnownCheckpoint,
     Variant,
+    cut_summary,
     find_gpu,
     find_precision,
     find_variant,
@@ -41,7 +42,6 @@ from deepseek_triton_build.data.catalog import (
     variant_of_model,
     variants,
 )
-from deepseek_triton_build.data.cut_checkpoint import cut_summary
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE, READABLE_RELEASES, Release, load_release
 from deepseek_triton_build.data.vllm import (
     DEFAULT_VLLM,

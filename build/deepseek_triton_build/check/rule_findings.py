@@ -13,7 +13,8 @@ from deepseek_triton_build.check.finding import CheckCode, CheckedModel, Finding
 from deepseek_triton_build.check.memory_fit import vllm_memory_problems
 from deepseek_triton_build.check.model_identity import Identity
 from deepseek_triton_build.check.schema import CheckedArguments
-from deepseek_triton_build.data.releases import Release, spelling
+from deepseek_triton_build.data import spelling
+from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.data.vllm import VllmVersion
 from deepseek_triton_build.rules import violations, vllm_violations
 from deepseek_triton_build.rules.moe import BALANCER

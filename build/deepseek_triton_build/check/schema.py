@@ -20,7 +20,7 @@ from deepseek_triton_build.check.codes import (
 )
 from deepseek_triton_build.check.documents import Document, key_name
 from deepseek_triton_build.check.finding import CheckCode, Finding
-from deepseek_triton_build.data import type_strings
+from deepseek_triton_build.data import spelling, type_strings
 from deepseek_triton_build.data.releases import (
     READABLE_RELEASES,
     RELEASES,
@@ -28,7 +28,6 @@ from deepseek_triton_build.data.releases import (
     LlmClass,
     Release,
     load_release,
-    spelling,
 )
 from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS, bounded_type
 from deepseek_triton_build.text import edit_instruction, first_names, nearest_name, short_repr

@@ -12,7 +12,7 @@ from typing import Any
 from deepseek_triton_build.check.codes import BROKEN_SCRIPT
 from deepseek_triton_build.check.documents import read_text
 from deepseek_triton_build.check.finding import Finding
-from deepseek_triton_build.data.releases import spelling
+from deepseek_triton_build.data import spelling
 from deepseek_triton_build.render import quickstart
 from deepseek_triton_build.text import parse_yaml, printable_line
 

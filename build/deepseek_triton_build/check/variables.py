@@ -90,7 +90,7 @@ def _vllm_problem(
 @cache
 def _known() -> Mapping[str, tuple[str, str]]:
     """Return each variable with an expression that its values fit, and the same in words."""
-    table = load_yaml("deepseek_triton_build.data", "environment_variables.yaml")
+    table = load_yaml("environment_variables.yaml")
     known = {name: kind for group, kind in _KINDS.items() for name in table[group]}
     choices = {name: ("|".join(values), f"one of {', '.join(values)}") for name, values in table["choices"].items()}
     return known | choices

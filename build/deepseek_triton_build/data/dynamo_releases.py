@@ -77,5 +77,5 @@ def find_dynamo(version: str | None) -> DynamoRelease:
 
 @cache
 def _table() -> Mapping[str, Any]:
-    table: Mapping[str, Any] = load_yaml("deepseek_triton_build.data", "dynamo_releases.yaml")
+    table: Mapping[str, Any] = load_yaml("dynamo_releases.yaml")
     return table

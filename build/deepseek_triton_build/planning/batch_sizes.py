@@ -10,7 +10,7 @@ from typing import Literal
 
 from deepseek_triton_build.arithmetic.gpu_memory import KvDtype, Layout, cuda_graph_batch_sizes
 from deepseek_triton_build.build_errors import RefusedPlanError
-from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, Workload
+from deepseek_triton_build.data.profiles import ANY_WORKLOAD, Workload
 from deepseek_triton_build.planning.layout import choose_layout, choose_moe_backend, expert_slots
 from deepseek_triton_build.planning.target import Target
 from deepseek_triton_build.rules.attention import LOW_CONCURRENCY

@@ -11,8 +11,8 @@ from typing import Any
 
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.catalog import find_variant
-from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, DEFAULT_PROFILE
 from deepseek_triton_build.data.planned_settings import Setting
+from deepseek_triton_build.data.profiles import ANY_WORKLOAD, DEFAULT_PROFILE
 from deepseek_triton_build.planning.orchestrator_settings import (
     LAST_PORT,
     MOST_SERVERS,

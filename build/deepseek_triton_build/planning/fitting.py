@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, Budget, make_budget
 from deepseek_triton_build.build_errors import RefusedPlanError
-from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD
-from deepseek_triton_build.data.releases.spelling import spell
+from deepseek_triton_build.data.profiles import ANY_WORKLOAD
+from deepseek_triton_build.data.spelling import spell
 from deepseek_triton_build.planning.batch_sizes import (
     Sizes,
     isl_of,

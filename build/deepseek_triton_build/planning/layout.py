@@ -6,7 +6,7 @@ from deepseek_triton_build.arithmetic.gpu_memory import Layout
 from deepseek_triton_build.arithmetic.shares import LARGEST_EXPERT_PARALLEL, divides_attention
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.catalog import MoeBackendRow, find_moe_backends
-from deepseek_triton_build.data.releases.spelling import spell
+from deepseek_triton_build.data.spelling import spell
 from deepseek_triton_build.planning.target import Target
 from deepseek_triton_build.rules.attention import LOW_CONCURRENCY
 from deepseek_triton_build.rules.moe import BALANCER

@@ -27,11 +27,11 @@ from typing import Any
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, LEAST_KV_TOKENS, Budget, Layout, host_memory_to_prefetch
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.data.catalog import Gpu, KnownCheckpoint, Variant, find_variant
-from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, Profile, Recipe, Workload
 from deepseek_triton_build.data.dynamo_releases import find_dynamo
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Omission, Setting, SettingsFile
+from deepseek_triton_build.data.profiles import ANY_WORKLOAD, Profile, Recipe, Workload
 from deepseek_triton_build.data.releases import Release, image_name, release_image_name
-from deepseek_triton_build.data.releases.spelling import canonical
+from deepseek_triton_build.data.spelling import canonical
 from deepseek_triton_build.data.vllm import DEFAULT_VLLM, VllmVersion, vllm_image_name
 from deepseek_triton_build.planning.batch_sizes import Sizes
 from deepseek_triton_build.planning.choices import choose_settings

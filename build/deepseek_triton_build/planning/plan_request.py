@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Workload
+from deepseek_triton_build.data.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Workload
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE
 from deepseek_triton_build.data.vllm import DEFAULT_VLLM
 

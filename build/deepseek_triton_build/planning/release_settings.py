@@ -7,10 +7,8 @@ from typing import Any
 
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.model_source import contract
-from deepseek_triton_build.data.planned_settings import Omission, Setting, SettingsFile
-from deepseek_triton_build.data.releases import Release
-from deepseek_triton_build.data.releases.sampler_support import honoured_fields, sampler_of
-from deepseek_triton_build.data.releases.spelling import canonical, spell
+from deepseek_triton_build.data.planned_settings import LLM_ARGS, Omission, Setting, SettingsFile
+from deepseek_triton_build.data.releases import Release, honoured_fields, sampler_of
 from deepseek_triton_build.data.setting_types import (
     BACKEND_SETTINGS,
     WARMUP_SETTINGS,
@@ -18,7 +16,7 @@ from deepseek_triton_build.data.setting_types import (
     sampling_problem,
     warmup_problem,
 )
-from deepseek_triton_build.data.sources import LLM_ARGS
+from deepseek_triton_build.data.spelling import canonical, spell
 from deepseek_triton_build.data.type_strings import fits, in_words
 from deepseek_triton_build.planning.target import Target
 from deepseek_triton_build.rules.moe import BALANCER

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from deepseek_triton_build.data.planned_settings import EnvironmentVariable
-from deepseek_triton_build.data.sources import DEPLOYMENT, GUIDE
+from deepseek_triton_build.data.planned_settings import DEPLOYMENT, GUIDE, EnvironmentVariable
 from deepseek_triton_build.planning.batch_sizes import Sizes
 from deepseek_triton_build.planning.target import Target
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import GPU_COUNTS
 from deepseek_triton_build.data.catalog import PRECISIONS, find_variant, gpus
-from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, DEFAULT_PROFILE
+from deepseek_triton_build.data.profiles import ANY_WORKLOAD, DEFAULT_PROFILE
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE
 from deepseek_triton_build.data.vllm import DEFAULT_VLLM
 from deepseek_triton_build.planning.plan_request import PlanRequest

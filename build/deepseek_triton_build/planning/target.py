@@ -25,6 +25,7 @@ from deepseek_triton_build.data.catalog import (
     KnownCheckpoint,
     Precision,
     Variant,
+    cut_architecture,
     find_gpu,
     find_precision,
     find_variant,
@@ -32,7 +33,7 @@ from deepseek_triton_build.data.catalog import (
     variant_of_model,
     variants,
 )
-from deepseek_triton_build.data.catalog.profiles import (
+from deepseek_triton_build.data.profiles import (
     ANY_WORKLOAD,
     DEFAULT_PROFILE,
     Profile,
@@ -40,7 +41,6 @@ from deepseek_triton_build.data.catalog.profiles import (
     Workload,
     find_profile,
 )
-from deepseek_triton_build.data.cut_checkpoint import cut_architecture
 from deepseek_triton_build.data.releases import RELEASES, Release, load_release
 from deepseek_triton_build.planning.checkpoint_defaults import read_json_object
 from deepseek_triton_build.planning.plan_request import PlanRequest

@@ -10,7 +10,7 @@ from typing import Any
 from deepseek_triton_build.arithmetic.gpu_memory import Budget
 from deepseek_triton_build.arithmetic.warmup_shapes import MAX_REQUESTS, shapes_for_llm_args
 from deepseek_triton_build.data.planned_settings import Omission, Setting
-from deepseek_triton_build.data.releases.sampler_support import honoured_fields, sampler_of
+from deepseek_triton_build.data.releases import honoured_fields, sampler_of
 from deepseek_triton_build.planning.batch_sizes import Sizes
 from deepseek_triton_build.planning.checkpoint_defaults import sampling_defaults
 from deepseek_triton_build.planning.embedded import ENGINE_REASONS, transaction_settings

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, GPU_COUNTS, LEAST_KV_TOKENS, Budget, KvDtype, Layout
 from deepseek_triton_build.arithmetic.vllm_memory import bytes_beside, vllm_budget
 from deepseek_triton_build.build_errors import RefusedPlanError
-from deepseek_triton_build.data.catalog.profiles import Workload
+from deepseek_triton_build.data.profiles import Workload
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE
 from deepseek_triton_build.data.vllm import VllmVersion, load_vllm
 from deepseek_triton_build.planning.batch_sizes import MAX_SEQ_LEN, TYPICAL, round_up

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
-from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, Workload, profiles
 from deepseek_triton_build.data.dynamo_releases import find_dynamo
+from deepseek_triton_build.data.profiles import ANY_WORKLOAD, Workload, profiles
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE
 from deepseek_triton_build.planning.batch_sizes import LONGEST_ANSWER
 from deepseek_triton_build.planning.plan import Plan, make_plan

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from deepseek_triton_build.arithmetic.gpu_memory import cuda_graph_batch_sizes
 from deepseek_triton_build.data.planned_settings import Setting
 from deepseek_triton_build.data.releases import Release, load_release
-from deepseek_triton_build.data.releases.spelling import canonical
+from deepseek_triton_build.data.spelling import canonical
 from deepseek_triton_build.render import shell
 from deepseek_triton_build.render.model_yaml import llm_arguments
 from deepseek_triton_build.rules.rule import CANONICAL_RELEASE

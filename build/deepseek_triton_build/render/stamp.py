@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from deepseek_triton_build.data.catalog.profiles import Workload
+from deepseek_triton_build.data.profiles import Workload
 from deepseek_triton_build.planning.plan_request import OPTIONS, PlanRequest
 from deepseek_triton_build.text import for_comment
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from deepseek_triton_build.data.planned_settings import Setting
-from deepseek_triton_build.data.releases.spelling import canonical, flag_name
+from deepseek_triton_build.data.spelling import canonical, flag_name
 from deepseek_triton_build.render import shell
 from deepseek_triton_build.render.model_yaml import llm_arguments
 from deepseek_triton_build.render.yaml_text import yaml_lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deepseek_triton_build.data.catalog import variant_of_model
-from deepseek_triton_build.data.sources import DEPLOYMENT, GUIDE, LLM_ARGS
+from deepseek_triton_build.data.planned_settings import DEPLOYMENT, GUIDE, LLM_ARGS
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 from deepseek_triton_build.text import is_path
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB
 from deepseek_triton_build.arithmetic.warmup_shapes import DEFAULT_MAX_NUM_TOKENS
-from deepseek_triton_build.data.sources import DEPLOYMENT, GUIDE, LLM_ARGS, PY_EXECUTOR_CREATOR
+from deepseek_triton_build.data.planned_settings import DEPLOYMENT, GUIDE, LLM_ARGS, PY_EXECUTOR_CREATOR
 from deepseek_triton_build.rules.memory_budget import deployment_budget
 from deepseek_triton_build.rules.rule import FLASH_MLA_TOKENS_PER_BLOCK, Deployment, RuleTable, Violation
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, expert_bytes, host_memory_to_prefetch
 from deepseek_triton_build.data.catalog import find_moe_backends, moe_backend_rows
-from deepseek_triton_build.data.sources import DEPLOYMENT, LLM_ARGS
+from deepseek_triton_build.data.planned_settings import DEPLOYMENT, LLM_ARGS
 from deepseek_triton_build.data.type_strings import choices
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, UnknownFactError, Violation
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from deepseek_triton_build.arithmetic.gpu_memory import cuda_graph_batch_sizes
 from deepseek_triton_build.arithmetic.warmup_shapes import DEFAULT_GRAPH_MAX_BATCH_SIZE
-from deepseek_triton_build.data.sources import DEPLOYMENT, GUIDE, LLM_ARGS
+from deepseek_triton_build.data.planned_settings import DEPLOYMENT, GUIDE, LLM_ARGS
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
 RULES = RuleTable()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from deepseek_triton_build.data.sources import GUIDE
+from deepseek_triton_build.data.planned_settings import GUIDE
 from deepseek_triton_build.rules.kv_cache import sixteen_bits
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 

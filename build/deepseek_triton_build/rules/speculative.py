@@ -7,10 +7,9 @@ from functools import cache
 from typing import Any
 
 from deepseek_triton_build.data.model_source import contract
-from deepseek_triton_build.data.releases import Release, load_release
-from deepseek_triton_build.data.releases.sampler_support import sampler_of
-from deepseek_triton_build.data.releases.spelling import spell
-from deepseek_triton_build.data.sources import GUIDE, LLM_ARGS
+from deepseek_triton_build.data.planned_settings import GUIDE, LLM_ARGS
+from deepseek_triton_build.data.releases import Release, load_release, sampler_of
+from deepseek_triton_build.data.spelling import spell
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
 RULES = RuleTable()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from deepseek_triton_tools.cli.parsing import VerbParser, add_json, path
+from deepseek_triton_tools.cli.parsing import VerbParser, add_json, option, path
 from deepseek_triton_tools.cli.plan_options import add_plan_options
 from deepseek_triton_tools.cli.slo_option import slo
 
@@ -18,19 +18,16 @@ def add_options(verb: VerbParser) -> None:
     add_plan_options(verb)
     shown = verb.add_mutually_exclusive_group()
     add_json(shown)
-    shown.add_argument("--brief", action="store_true", help="leave out the settings and what was left out")
+    option(shown, "--brief", "leave out the settings and what was left out")
+    option(shown, "--diff DIR", "show what `build --output DIR` would change", path)
     sla = verb.add_argument_group("search of a layout (docs/sla.md)")
-    help_text = "find the layout for --gpus that serves most within these limits of ttft, tpot and e2el, in ms"
-    sla.add_argument("--sla", type=slo, metavar="ttft=2000,tpot=30", help=help_text)
-    help_text = (
-        "aiconfigurator-core's environment or its Python (default: $DEEPSEEK_TRITON_AICONFIGURATOR, or our model)"
-    )
-    sla.add_argument("--aiconfigurator", type=path, metavar="PATH", help=help_text)
-    help_text = "write presets of the simulated engine with the pace of the fleet that --sla chooses"
-    sla.add_argument("--write-pace", type=path, metavar="DIR", help=help_text)
-    help_text = "write the search as an HTML page with its Pareto front"
-    sla.add_argument("--report", type=path, metavar="FILE", help=help_text)
-    shown.add_argument("--diff", type=path, metavar="DIR", help="show what `build --output DIR` would change")
+    limits = "find the layout for --gpus that serves most within these limits of ttft, tpot and e2el, in ms"
+    option(sla, "--sla ttft=2000,tpot=30", limits, slo)
+    paces = "aiconfigurator-core's environment or its Python (default: $DEEPSEEK_TRITON_AICONFIGURATOR, or our model)"
+    option(sla, "--aiconfigurator PATH", paces, path)
+    presets = "write presets of the simulated engine with the pace of the fleet that --sla chooses"
+    option(sla, "--write-pace DIR", presets, path)
+    option(sla, "--report FILE", "write the search as an HTML page with its Pareto front", path)
 
 
 def _plan(args: argparse.Namespace) -> int:

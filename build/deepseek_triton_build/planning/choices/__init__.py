@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from deepseek_triton_build.arithmetic.gpu_memory import Budget
-from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD
 from deepseek_triton_build.data.planned_settings import Setting
+from deepseek_triton_build.data.profiles import ANY_WORKLOAD
 from deepseek_triton_build.planning.batch_sizes import Sizes
 from deepseek_triton_build.planning.choices.decoding import output_settings, speculation_settings
 from deepseek_triton_build.planning.choices.engine_limits import cuda_graph_settings, limit_settings, transfer_settings

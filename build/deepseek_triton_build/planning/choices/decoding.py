@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from deepseek_triton_build.build_errors import RefusedPlanError
-from deepseek_triton_build.data.planned_settings import Setting
-from deepseek_triton_build.data.sources import GUIDE
+from deepseek_triton_build.data.planned_settings import GUIDE, Setting
 from deepseek_triton_build.planning.batch_sizes import Sizes
 from deepseek_triton_build.planning.target import Target
 

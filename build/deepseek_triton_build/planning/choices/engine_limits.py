@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from deepseek_triton_build.data.planned_settings import Setting
-from deepseek_triton_build.data.sources import DEPLOYMENT, GUIDE
+from deepseek_triton_build.data.planned_settings import DEPLOYMENT, GUIDE, Setting
 from deepseek_triton_build.planning.batch_sizes import LONGEST_ANSWER, Sizes, seq_len_for
 from deepseek_triton_build.planning.target import Target
 from deepseek_triton_build.rules.disaggregation import BUFFER, buffer_tokens, longest_prompt

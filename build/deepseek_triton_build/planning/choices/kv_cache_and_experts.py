@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, Budget
-from deepseek_triton_build.data.planned_settings import Setting
-from deepseek_triton_build.data.sources import DEPLOYMENT, GUIDE
+from deepseek_triton_build.data.planned_settings import DEPLOYMENT, GUIDE, Setting
 from deepseek_triton_build.planning.batch_sizes import Sizes, fp8_kv_works
 from deepseek_triton_build.planning.layout import choose_moe_backend
 from deepseek_triton_build.planning.target import Target

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, Budget
 from deepseek_triton_build.arithmetic.shares import FP8_BLOCK
-from deepseek_triton_build.data.planned_settings import Setting
-from deepseek_triton_build.data.sources import GUIDE
+from deepseek_triton_build.data.planned_settings import GUIDE, Setting
 from deepseek_triton_build.planning.batch_sizes import Sizes
 from deepseek_triton_build.planning.layout import needs_attention_dp
 from deepseek_triton_build.planning.target import Target

@@ -118,7 +118,7 @@ def _distance(published: Workload, asked: Workload) -> tuple[bool, bool, int]:
 
 @cache
 def profiles() -> dict[str, Profile]:
-    entries = load_yaml("deepseek_triton_build.data.catalog", "profiles.yaml")
+    entries = load_yaml("profiles.yaml")
     return {name: _profile(name, entry) for name, entry in entries.items()}
 
 

@@ -144,7 +144,7 @@ def container_month(tag: str) -> str:
 @cache
 def vllm_containers() -> Mapping[str, str]:
     """Return the vLLM version of every published container by its tag, newest first."""
-    containers: Mapping[str, str] = load_yaml(__name__, "containers.yaml")
+    containers: Mapping[str, str] = load_yaml("vllm_containers.yaml")
     return containers
 
 
@@ -168,14 +168,15 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 @cache
 def _replacements(kind: Literal["environment", "arguments"]) -> Mapping[str, Replacement]:
-    file = "replaced_environment.yaml" if kind == "environment" else "moved_arguments.yaml"
-    rows: Mapping[str, Mapping[str, Any]] = load_yaml(__name__, file)
+    file = "vllm_replaced_environment.yaml" if kind == "environment" else "vllm_moved_arguments.yaml"
+    rows: Mapping[str, Mapping[str, Any]] = load_yaml(file)
     return {name: Replacement(**row) for name, row in rows.items()}
 
 
 @cache
 def _load(version: str) -> VllmVersion:
-    record = load_yaml(__name__, f"{version}.yaml")
+    file = f"records/vllm-{version}.yaml"
+    record = load_yaml(file)
     return VllmVersion(
         version=record["vllm"],
         containers=tuple(record["containers"]),
@@ -186,7 +187,7 @@ def _load(version: str) -> VllmVersion:
         environment=frozenset(record["environment"]),
         sampling_params=tuple(record["sampling_params"]),
         limits=record["limits"],
-        text=read_data(__name__, f"{version}.yaml"),
+        text=read_data(file),
     )
 
 

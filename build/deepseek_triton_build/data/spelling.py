@@ -95,7 +95,7 @@ def flattened(section: Mapping[Any, Any]) -> dict[str, Any]:
 
 @cache
 def _table() -> Mapping[str, Any]:
-    table: Mapping[str, Any] = load_yaml("deepseek_triton_build.data.releases", "spelling.yaml")
+    table: Mapping[str, Any] = load_yaml("spelling.yaml")
     return table
 
 

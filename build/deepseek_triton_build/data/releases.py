@@ -187,7 +187,7 @@ def load_release(version: str) -> Release:
 @cache
 def containers() -> Mapping[str, ContainerImage]:
     """Return every published container by tag, newest first, also those whose release can't be used."""
-    rows: Mapping[str, Mapping[str, str]] = load_yaml(__name__, "containers.yaml")
+    rows: Mapping[str, Mapping[str, str]] = load_yaml("trtllm_containers.yaml")
     return {tag: ContainerImage(tag=tag, **row) for tag, row in rows.items()}
 
 
@@ -239,8 +239,9 @@ def release_for_container(tag: str) -> Release:
 
 @cache
 def _load(version: str) -> Release:
-    text = read_data(__name__, f"{version}.yaml")
-    record = load_yaml(__name__, f"{version}.yaml")
+    file = f"records/trtllm-{version}.yaml"
+    text = read_data(file)
+    record = load_yaml(file)
     return Release(
         version=record["release"],
         containers=tuple(record["containers"]),
@@ -282,3 +283,31 @@ def _feature(name: str, row: Mapping[str, Any]) -> Feature:
 
 def _find_field(classes: list[LlmClass], name: str) -> Field | None:
     return next((llm_class.fields[name] for llm_class in classes if name in llm_class.fields), None)
+
+
+# The samplers of 0.21 to 1.2 accept every sampling field and ignore many, so a default that the sampler ignores is
+# never written.
+
+
+def sampler_of(release: Release, settings: Mapping[str, Any]) -> str:
+    """Return the sampler that `settings` select: the one of the record's first rule whose conditions all hold.
+
+    :param settings: LLM arguments as dotted paths, under the release's own keys.
+    """
+    for rule in release.record["sampler"]["choose"]:
+        if all(_holds(settings, key, value) for key, value in rule["when"].items()):
+            return str(rule["sampler"])
+    raise LookupError(f"the record of {release.version} has no rule at its end that always holds")
+
+
+def honoured_fields(release: Release, settings: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names of the SamplingParams fields that work under `settings`."""
+    section = release.record["sampler"]
+    sampler = section["samplers"][sampler_of(release, settings)]
+    return frozenset((*section["always"], *sampler["honours"]["fields"]))
+
+
+def _holds(settings: Mapping[str, Any], key: str, value: Any) -> bool:
+    if value == "any":
+        return settings.get(key) is not None or any(name.startswith(f"{key}.") for name in settings)
+    return bool(settings.get(key) == value)
