@@ -11,7 +11,7 @@ import pytest
 
 from deepseek_triton_client import AccessDenied, ServerError
 from deepseek_triton_tools.cli.main import main
-from deepseek_triton_tools.generating import batch_progress
+from deepseek_triton_tools.generating import batch
 from deepseek_triton_tools.terminal.status_line import StatusLine
 from support.model_server import WAIT, echo
 from support.terminal_session import CTRL_C, Terminal
@@ -349,7 +349,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(model_server, folder):
 
 
 def test_without_a_terminal_the_progress_is_a_line_now_and_then(run, monkeypatch):
-    monkeypatch.setattr(batch_progress, "StatusLine", partial(StatusLine, 0.0))
+    monkeypatch.setattr(batch, "StatusLine", partial(StatusLine, 0.0))
     lines = run(LINES)[2].splitlines()
     assert [line.partition(",")[0] for line in lines[:6]] == [f"{number}/6 done" for number in range(1, 7)]
     assert " left" in lines[0]

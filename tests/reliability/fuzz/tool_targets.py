@@ -30,7 +30,7 @@ from deepseek_triton_tools.doctor.mpi_exchange import _steps
 from deepseek_triton_tools.doctor.tuning import read_gpus
 from deepseek_triton_tools.evaluation.kept_answers import open_answers
 from deepseek_triton_tools.evaluation.task_data import read_rows
-from deepseek_triton_tools.generating.batch_input import BatchRows, open_input
+from deepseek_triton_tools.generating.batch_files import BatchRows, open_input
 from deepseek_triton_tools.generating.conversation import Conversation
 from deepseek_triton_tools.generating.prompt_sources import read_messages
 from deepseek_triton_tools.host.host_memory import read_host_memory

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from deepseek_triton_client import Client, Completion, DeepseekTritonError, SamplingParams, Stream
@@ -14,9 +17,8 @@ from deepseek_triton_tools.cli.parsing import VerbParser, option, path
 from deepseek_triton_tools.cli.sampling_options import add_sampling_options, assigned, sampling_fields
 from deepseek_triton_tools.generating.completion_records import as_json, tokens_per_s
 from deepseek_triton_tools.generating.conversation import Conversation
-from deepseek_triton_tools.terminal.model_text import AnswerPrinter, dimmed, visible
 from deepseek_triton_tools.terminal.output_streams import columns, complain, wrapped
-from deepseek_triton_tools.terminal.typed_lines import edited, is_interactive, piped, turns
+from deepseek_triton_tools.terminal.tables import AnswerPrinter, styled, visible
 from deepseek_triton_tools.tool_errors import ToolError, nearest
 
 _COMMANDS = """\
@@ -30,6 +32,11 @@ _COMMANDS = """\
 /load FILE         go on with a saved one
 /help, /quit
 A line that ends in \\ goes on in the next one. //text sends "/text". Ctrl-C stops an answer, Ctrl-D ends the chat."""
+
+_HISTORY_LINES = 1000
+
+ReadLine = Callable[[str], str]
+"""Shows its argument as a prompt if there is a terminal, and returns a line. Raises EOFError at the end."""
 
 
 def add_options(verb: VerbParser) -> None:
@@ -56,7 +63,7 @@ def _chat(args: argparse.Namespace) -> int:
         if not is_interactive():
             return _talk(Chat(client, conversation, args, interactive=False), piped)
         greeting = f"{args.model} on {client.url}; /help says what there is, Ctrl-D ends it"
-        print(dimmed(wrapped(greeting, columns(sys.stdout)), sys.stdout))
+        print(styled(wrapped(greeting, columns(sys.stdout)), "2"))
         with edited() as read:
             _talk(Chat(client, conversation, args, interactive=True), read)
         print()
@@ -131,17 +138,17 @@ class Chat:
         except KeyboardInterrupt:
             if not self._interactive:
                 raise
-            print(dimmed("[stopped]", sys.stdout))
+            print(styled("[stopped]", "2"))
             if any(pieces):
                 conversation.add_answer(text, after, "".join(pieces), interrupted=True)
             return
         conversation.add_answer(text, after, "".join(pieces))
         if self._interactive:
-            print(dimmed(_status(completion), sys.stdout))
+            print(styled(_status(completion), "2"))
 
     def _show(self, stream: Stream, pieces: list[str]) -> None:
         """Show the answer. Its chunks are added to `pieces` first, so that Ctrl-C loses nothing that was seen."""
-        printer = AnswerPrinter(sys.stdout, with_reasoning=self._with_reasoning)
+        printer = AnswerPrinter(with_reasoning=self._with_reasoning)
         try:
             for chunk in stream:
                 pieces.append(chunk.text)
@@ -206,7 +213,7 @@ class Chat:
     def _tell(self, text: str) -> None:
         """Print what a command says, at a terminal only: a pipe gets nothing but answers."""
         if self._interactive:
-            print(dimmed(visible(text), sys.stdout))
+            print(styled(visible(text), "2"))
 
 
 def _checked(params: SamplingParams) -> SamplingParams:
@@ -232,3 +239,62 @@ def _path(name: str, command: str) -> Path:
     if not name:
         raise ToolError(f"expected {command} FILE")
     return Path(name).expanduser()
+
+
+def is_interactive() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def turns(read: ReadLine) -> Iterator[str]:
+    """Yield what the user says, one turn after the other. A line that ends in a backslash goes on in the next one."""
+    while True:
+        try:
+            lines = [read("> ")]
+            while lines[-1].endswith("\\"):
+                lines[-1] = lines[-1][:-1]
+                lines.append(read("  "))
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            if not is_interactive():
+                raise
+            print()  # the line is dropped
+            continue
+        yield "\n".join(lines)
+
+
+def piped(_: str) -> str:
+    """Read a line from a pipe. Raises ToolError when it is not UTF-8."""
+    line = sys.stdin.buffer.readline()
+    if not line:
+        raise EOFError
+    try:
+        return line.decode("utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise ToolError(f"standard input is not UTF-8: {error.reason}") from error
+
+
+@contextmanager
+def edited() -> Iterator[ReadLine]:
+    """Yield `input`, with line editing and a history that is kept for the next chat."""
+    try:
+        import readline
+    except ImportError:  # a Python built without it
+        yield input
+        return
+    readline.parse_and_bind("set enable-bracketed-paste on")  # makes a paste one turn; Python switches it off
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    path = Path(state) / "deepseek-triton" / "chat_history"
+    with contextlib.suppress(OSError):  # a history that can't be read is an empty one
+        readline.read_history_file(path)
+    readline.set_history_length(_HISTORY_LINES)
+    try:
+        yield input
+    finally:
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+            path.chmod(0o600)
+            readline.write_history_file(path)
+        except OSError as error:
+            complain(f"the history can't be kept in {path}: {error.strerror}")

@@ -6,20 +6,17 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from deepseek_triton_client import Client, Completion, SamplingParams, Stream
 from deepseek_triton_tools.cli.client_options import add_client_options, client_of
 from deepseek_triton_tools.cli.parsing import VerbParser, option, path, positive
 from deepseek_triton_tools.cli.sampling_options import add_sampling_options, sampling_fields
+from deepseek_triton_tools.generating.batch import Batch, run_batch
 from deepseek_triton_tools.generating.completion_records import as_json, completion_record, usage_line
 from deepseek_triton_tools.generating.prompt_sources import Request, as_asked, read_messages, read_text
-from deepseek_triton_tools.terminal.model_text import AnswerPrinter
 from deepseek_triton_tools.terminal.output_streams import complain, to_reader
+from deepseek_triton_tools.terminal.tables import AnswerPrinter
 from deepseek_triton_tools.tool_errors import ToolError
-
-if TYPE_CHECKING:  # the batch needs asyncio, and one prompt does not
-    from deepseek_triton_tools.generating.batch import Batch
 
 _OF_ONE = ("prompt", "file", "messages", "json", "no_stream", "usage", "hide_reasoning")
 """Options of one request."""
@@ -70,8 +67,6 @@ def _generate(args: argparse.Namespace) -> int:
         raise ToolError(f"{options}: {'not with' if is_batch else 'only with'} --input", exit_code=2)
     params = SamplingParams(**sampling_fields(args))
     if is_batch:
-        from deepseek_triton_tools.generating.batch import run_batch
-
         return run_batch(_batch(args, params), lambda: client_of(args))
     request = _request(args)
     completion: Completion | None = None
@@ -88,8 +83,6 @@ def _generate(args: argparse.Namespace) -> int:
 
 def _batch(args: argparse.Namespace, params: SamplingParams) -> Batch:
     """Raises ToolError when the files can't be used together."""
-    from deepseek_triton_tools.generating.batch import Batch
-
     if args.output is None:
         raise ToolError("--input needs --output FILE (- is standard output)", exit_code=2)
     if args.resume and str(args.output) == "-":
@@ -127,7 +120,7 @@ def _request(args: argparse.Namespace) -> Request:
 
 
 def _answer(client: Client, request: Request, params: SamplingParams, args: argparse.Namespace) -> Completion:
-    printer = AnswerPrinter(sys.stdout, with_reasoning=not args.hide_reasoning)
+    printer = AnswerPrinter(with_reasoning=not args.hide_reasoning)
     is_chat = "messages" in request
     content = request["messages"] if is_chat else request["prompt"]
     # The chunks of several answers come mixed, and the best of several answers is known only at the end.

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 from deepseek_triton_client import AsyncClient, Cancelled, DeepseekTritonError
 from deepseek_triton_tools.evaluation.kept_answers import KeptAnswers
-from deepseek_triton_tools.generating.batch import fails_every_request
-from deepseek_triton_tools.generating.batch_progress import BatchProgress
+from deepseek_triton_tools.generating.batch import BatchProgress, fails_every_request
 
 END_OF_THOUGHT = "</think>"
 _BEGIN_OF_THOUGHT = "<think>"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_tools.evaluation.evaluation_task import Row
-from deepseek_triton_tools.generating.checked_rows import checked_rows, json_of_line
+from deepseek_triton_tools.generating.prompt_sources import checked_rows, json_of_line
 from deepseek_triton_tools.tool_errors import ToolError
 
 

@@ -19,8 +19,7 @@ from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.generating.completion_records import tokens_per_s
 from deepseek_triton_tools.server.server_process import ServerProcess
 from deepseek_triton_tools.terminal import tables
-from deepseek_triton_tools.terminal.model_text import visible
-from deepseek_triton_tools.terminal.tables import Table, paragraph, show, styled
+from deepseek_triton_tools.terminal.tables import Table, paragraph, show, styled, visible
 
 PROMPTS = (
     "Hello, my name is",
@@ -85,20 +84,16 @@ def run_demo(*, engine: str, preset: str | None, max_tokens: int | None, tritons
     embedded = _ENGINES[engine]
     print(f"{paragraph(f'deepseek-triton demo: {embedded.about}.', '', '')}\n", flush=True)
     with tempfile.TemporaryDirectory(prefix="deepseek-triton-demo-") as scratch:
-        repository = _build_repository(Path(scratch, "repository"), engine, preset)
+        repository = Path(scratch, "repository")
+        plan = make_plan(PlanRequest(variant="tiny", engine=engine, preset=preset))
+        write_repository(repository_files(plan, version=__version__), repository)
+        _say("repository", f"the files that Triton serves, in {repository} until the demo ends")
         with _serve(console, repository, tritonserver) as server:
             transcript = _Transcript(max_tokens or embedded.max_tokens)
             _talk(transcript, server, with_tool=embedded.calls_tools)
     print()
     show(_table(transcript.rows, engine, preset))
     print(f"Stopped cleanly; {time.monotonic() - started:.0f} s in all.")
-
-
-def _build_repository(folder: Path, engine: str, preset: str | None) -> Path:
-    plan = make_plan(PlanRequest(variant="tiny", engine=engine, preset=preset))
-    write_repository(repository_files(plan, version=__version__), folder)
-    _say("repository", f"the files that Triton serves, in {folder} until the demo ends")
-    return folder
 
 
 def _serve(console: Console, repository: Path, tritonserver: Path | None) -> ServerProcess:

@@ -1,4 +1,4 @@
-"""Requests: a prompt or a conversation, from a file, from standard input or from a row of a batch.
+"""Requests: a prompt or a conversation, from a file, from standard input or from a row of a file.
 
 One request is a mapping with "prompt" or "messages", as `Client.generate_many` takes it.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import ToolError
 
 Request = dict[str, Any]
@@ -72,3 +73,43 @@ def read_text(path: Path) -> str:
 def file_name(path: Path) -> str:
     """The name of an input for messages; `-` is standard input."""
     return "standard input" if str(path) == "-" else str(path)
+
+
+_ItemT = TypeVar("_ItemT")
+_ReadT = TypeVar("_ReadT")
+
+_MOST_PROBLEMS = 10
+
+
+def checked_rows(
+    name: str, kind: str, items: Iterable[tuple[int, _ItemT]], parse: Callable[[_ItemT], _ReadT]
+) -> list[_ReadT]:
+    """Parse the numbered items of a file. Each problem is one line on stderr.
+
+    :param kind: names an item in messages, such as "line".
+    :param parse: raises ToolError for a wrong item.
+    :raises ToolError: when one is wrong.
+    """
+    parsed, num_wrong = [], 0
+    for number, item in items:
+        try:
+            parsed.append(parse(item))
+        except ToolError as error:
+            num_wrong += 1
+            if num_wrong <= _MOST_PROBLEMS:
+                complain(f"{name} {kind} {number}: {error}")
+    if num_wrong:
+        total = num_wrong + len(parsed)
+        shown = "" if num_wrong <= _MOST_PROBLEMS else f"; the first {_MOST_PROBLEMS} are listed"
+        raise ToolError(f"{num_wrong} of {total} {kind}s of {name} are wrong{shown}")
+    return parsed
+
+
+def json_of_line(line: bytes) -> Any:
+    """Raises ToolError, which leaves the line's number to the caller: json's own is always 1, or 2 at its end."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ToolError(f"not JSON: {error.msg} at character {error.pos + 1}") from error
+    except (ValueError, RecursionError) as error:
+        raise ToolError(f"not JSON: {error}") from error

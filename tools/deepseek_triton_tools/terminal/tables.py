@@ -1,7 +1,9 @@
-"""Tables and text for people: drawn by rich on a terminal; in a pipe or a file plain lines, never cut off."""
+"""Tables and text for people: tables are drawn by rich on a terminal; in a pipe or a file they are plain lines, never
+cut off. A model's control characters are shown on a terminal instead of obeyed."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +18,10 @@ Row = Sequence[str]
 
 _WIDEST = 56
 """Characters. In plain text a longer cell doesn't widen its column."""
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""The control characters of ASCII and Latin-1, which begin every escape sequence, without newline and tab. Other
+characters that don't print, such as joiners and wide spaces, are part of what people read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +86,43 @@ def bar(parts: Sequence[tuple[str, int]], length: int) -> str:
 def styled(text: str, code: str) -> str:
     """Return `text` in an ANSI style (1 bold, 2 dim, 31 red, 33 yellow) if stdout shows it."""
     return f"\x1b[{code}m{text}\x1b[0m" if text and has_style(sys.stdout) else text
+
+
+def visible(text: str) -> str:
+    """Return `text` with its control characters written out, such as \\x1b."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+
+
+class AnswerPrinter:
+    """Writes an answer to stdout while it comes, the reasoning dimmed. A pipe or a file gets the text unchanged."""
+
+    def __init__(self, *, with_reasoning: bool = True) -> None:
+        self._with_reasoning = with_reasoning
+        self._is_reasoning = False
+
+    def show(self, text: str, reasoning: str = "") -> None:
+        if reasoning:
+            self._is_reasoning = True
+            if self._with_reasoning:
+                self._write(styled(self._safe(reasoning), "2"))
+        if self._is_reasoning:
+            text = text.lstrip("\n")  # one empty line separates reasoning and answer, however many the model writes
+            if text:
+                self._is_reasoning = False
+                self._write("\n\n" if self._with_reasoning else "")
+        if text:
+            self._write(self._safe(text))
+
+    def end(self) -> None:
+        """End the line, so that what follows (an error, another answer) begins a line of its own."""
+        self._is_reasoning = False
+        self._write("\n")
+
+    def _safe(self, text: str) -> str:
+        return visible(text) if sys.stdout.isatty() else text
+
+    def _write(self, text: str) -> None:
+        print(text, end="", flush=True)
 
 
 def console() -> Console:

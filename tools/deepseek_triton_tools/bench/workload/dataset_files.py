@@ -26,8 +26,7 @@ from deepseek_triton_tools.bench.workload.dataset_rows import (
 )
 from deepseek_triton_tools.bench.workload.lazy_conversations import LazyConversations
 from deepseek_triton_tools.bench.workload.token_ids import random_ids
-from deepseek_triton_tools.generating.checked_rows import checked_rows
-from deepseek_triton_tools.generating.prompt_sources import file_name
+from deepseek_triton_tools.generating.prompt_sources import checked_rows, file_name
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import ToolError
 
