@@ -8,12 +8,12 @@ from deepseek_backend.engines.simulated.presets import PRESETS
 from deepseek_backend.engines.simulated.scheduler import ScheduledRow, Scheduler
 from deepseek_backend.engines.simulated.simulated_options import parse_options
 from deepseek_triton_build.catalog import variants
-from deepseek_triton_tools.bench.measuring.figures import Slo
-from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
-from deepseek_triton_tools.bench.measuring.run_figures import run_figures
-from deepseek_triton_tools.bench.presets import published_runs
-from deepseek_triton_tools.bench.presets.published_table import compared_figures
-from deepseek_triton_tools.bench.results.bench_result import BenchPoint, BenchResult, BenchRun
+from deepseek_triton_tools.bench import presets as published_runs
+from deepseek_triton_tools.bench.figures import Slo
+from deepseek_triton_tools.bench.presets import compared_figures
+from deepseek_triton_tools.bench.result import BenchPoint, BenchResult, BenchRun
+from deepseek_triton_tools.bench.run_figures import run_figures
+from deepseek_triton_tools.bench.targets import RequestRecord
 
 QUICKEST = "r1-h200-max-throughput"
 SIMULATED = [name for name, preset in published_runs.PRESETS.items() if preset.simulated]

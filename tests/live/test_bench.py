@@ -15,8 +15,7 @@ import httpx
 import pytest
 
 from conformance.running import gateway
-from deepseek_triton_tools.bench.results.request_samples import read_samples
-from deepseek_triton_tools.bench.results.result_files import read_result
+from deepseek_triton_tools.bench.result import read_result, read_samples
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.commands import run_command
 from support.servers import build, url

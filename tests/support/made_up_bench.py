@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from deepseek_triton_tools.bench.load.load_settings import LoadPoint
-from deepseek_triton_tools.bench.measuring.figures import Distribution, Figures, Slo, TimelineBin
-from deepseek_triton_tools.bench.results.bench_result import BenchPoint, BenchResult, BenchRun
+from deepseek_triton_tools.bench.figures import Distribution, Figures, Slo, TimelineBin
+from deepseek_triton_tools.bench.result import BenchPoint, BenchResult, BenchRun
+from deepseek_triton_tools.bench.workload import LoadPoint
 
 INPUT_TOKENS = OUTPUT_TOKENS = 1000
 

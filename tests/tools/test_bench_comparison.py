@@ -10,14 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.bench.load.load_settings import LoadPoint
-from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
-from deepseek_triton_tools.bench.measuring.run_figures import run_figures
-from deepseek_triton_tools.bench.results.bench_result import BenchPoint, BenchRun
-from deepseek_triton_tools.bench.results.comparison import compare, comparison_document, comparison_tables
-from deepseek_triton_tools.bench.results.main_figures import Estimate, difference, estimate, t_quantile
-from deepseek_triton_tools.bench.results.result_files import write_result
-from deepseek_triton_tools.bench.results.result_tables import number_text, result_note, result_tables
+from deepseek_triton_tools.bench.comparison import compare, comparison_document, comparison_tables
+from deepseek_triton_tools.bench.result import BenchPoint, BenchRun, write_result
+from deepseek_triton_tools.bench.result_tables import (
+    Estimate,
+    difference,
+    estimate,
+    number_text,
+    result_note,
+    result_tables,
+    t_quantile,
+)
+from deepseek_triton_tools.bench.run_figures import run_figures
+from deepseek_triton_tools.bench.targets import RequestRecord
+from deepseek_triton_tools.bench.workload import LoadPoint
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.tool_errors import ToolError
 from support.made_up_bench import made_up_result

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.bench.measuring.figures import Distribution, Figures, Slo
-from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
-from deepseek_triton_tools.bench.measuring.run_figures import run_figures, run_timeline
+from deepseek_triton_tools.bench.figures import Distribution, Figures, Slo
+from deepseek_triton_tools.bench.run_figures import run_figures, run_timeline
+from deepseek_triton_tools.bench.targets import RequestRecord
 from support.documents import read
 
 

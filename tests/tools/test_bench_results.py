@@ -11,17 +11,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.bench.load.load_settings import LoadPoint
-from deepseek_triton_tools.bench.measuring.figures import Distribution, MetricSummary, Slo
-from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
-from deepseek_triton_tools.bench.measuring.run_figures import run_figures, run_timeline
-from deepseek_triton_tools.bench.results.bench_result import BenchPoint, BenchResult, BenchRun
-from deepseek_triton_tools.bench.results.request_samples import read_samples, write_samples
-from deepseek_triton_tools.bench.results.result_csv import csv_text
-from deepseek_triton_tools.bench.results.result_files import read_result, write_result
-from deepseek_triton_tools.bench.results.serving_json import run_name, serving_document
-from deepseek_triton_tools.bench.results.serving_table import serving_table
-from deepseek_triton_tools.bench.results.trtllm_report import trtllm_document, trtllm_table
+from deepseek_triton_tools.bench.figures import Distribution, MetricSummary, Slo
+from deepseek_triton_tools.bench.foreign_results import (
+    run_name,
+    serving_document,
+    serving_table,
+    trtllm_document,
+    trtllm_table,
+)
+from deepseek_triton_tools.bench.result import (
+    BenchPoint,
+    BenchResult,
+    BenchRun,
+    csv_text,
+    read_result,
+    read_samples,
+    write_result,
+    write_samples,
+)
+from deepseek_triton_tools.bench.run_figures import run_figures, run_timeline
+from deepseek_triton_tools.bench.targets import RequestRecord
+from deepseek_triton_tools.bench.workload import LoadPoint
 from deepseek_triton_tools.tool_errors import ToolError
 from support.made_up_bench import made_up_result
 

@@ -20,7 +20,7 @@ from deepseek_launcher.rank import parse_event
 from deepseek_triton_client import InvalidRequest
 from deepseek_triton_client.testing import FakeServer
 from deepseek_triton_tools._version import __version__
-from deepseek_triton_tools.bench.results.result_files import write_result
+from deepseek_triton_tools.bench.result import write_result
 from deepseek_triton_tools.cli.main import VERBS, main, program_parser
 from deepseek_triton_tools.launching.launch_forms import LAUNCH_FORMS
 from support.check_faults import write_weights

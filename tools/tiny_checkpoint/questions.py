@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-from deepseek_triton_tools.evaluation.tasks.tiny_scoring import is_right_answer
+from deepseek_triton_tools.evaluation.tasks import is_right_answer
 from tiny_checkpoint.architecture import BOS
 from tiny_checkpoint.chat_templates import Message
 from tiny_checkpoint.corpus import facts, json_answers, sums, talk, tool_calls

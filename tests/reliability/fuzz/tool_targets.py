@@ -13,10 +13,9 @@ from typing import Any
 
 from deepseek_triton_build.build_errors import UnusableCheckpointError
 from deepseek_triton_client import SamplingParams
-from deepseek_triton_tools.bench.results.request_samples import read_samples
-from deepseek_triton_tools.bench.results.result_files import read_result
-from deepseek_triton_tools.bench.workload.dataset_files import read_conversations
-from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions
+from deepseek_triton_tools.bench.dataset_files import read_conversations
+from deepseek_triton_tools.bench.result import read_result, read_samples
+from deepseek_triton_tools.bench.workload import DatasetOptions
 from deepseek_triton_tools.checkpoints.download_lock import _parsed as parsed_lock
 from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint, read_config, read_tensors
 from deepseek_triton_tools.checkpoints.torch_archive import read_torch_archive
@@ -28,7 +27,7 @@ from deepseek_triton_tools.doctor.hosts import compare
 from deepseek_triton_tools.doctor.machine import Done, Machine
 from deepseek_triton_tools.doctor.mpi_exchange import _steps
 from deepseek_triton_tools.doctor.tuning import read_gpus
-from deepseek_triton_tools.evaluation.kept_answers import open_answers
+from deepseek_triton_tools.evaluation.questions import open_answers
 from deepseek_triton_tools.evaluation.task_data import read_rows
 from deepseek_triton_tools.generating.batch_files import BatchRows, open_input
 from deepseek_triton_tools.generating.conversation import Conversation

@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import pytest
 
-from deepseek_triton_tools.bench.against_plan import against_plan
-from deepseek_triton_tools.bench.load.load_settings import LoadPoint
-from deepseek_triton_tools.bench.measuring.figures import MetricSummary
-from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
-from deepseek_triton_tools.bench.measuring.run_figures import run_figures
-from deepseek_triton_tools.bench.results.bench_result import BenchPoint, BenchRun
+from deepseek_triton_tools.bench.figures import MetricSummary
+from deepseek_triton_tools.bench.planning import against_plan
+from deepseek_triton_tools.bench.result import BenchPoint, BenchRun
+from deepseek_triton_tools.bench.run_figures import run_figures
+from deepseek_triton_tools.bench.targets import RequestRecord
+from deepseek_triton_tools.bench.workload import LoadPoint
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.cli.plan_request import OptionError, plan_named
 from support.made_up_bench import made_up_result

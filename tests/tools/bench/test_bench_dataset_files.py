@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.bench.workload.bench_request import BenchRequest
-from deepseek_triton_tools.bench.workload.conversation_source import FileConversationSource
-from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions, NormalLengths
-from deepseek_triton_tools.bench.workload.dataset_rows import HASHED_BLOCK, parse_row
-from deepseek_triton_tools.bench.workload.dataset_writing import dataset_lines
-from deepseek_triton_tools.bench.workload.datasets import make_conversations
-from deepseek_triton_tools.bench.workload.token_ids import text_token_ids
+from deepseek_triton_tools.bench.dataset_files import FileConversationSource, make_conversations
+from deepseek_triton_tools.bench.dataset_rows import HASHED_BLOCK, parse_row
+from deepseek_triton_tools.bench.dataset_summary import dataset_lines
+from deepseek_triton_tools.bench.random_conversations import text_token_ids
+from deepseek_triton_tools.bench.workload import BenchRequest, DatasetOptions, NormalLengths
 from deepseek_triton_tools.tool_errors import ToolError
 
 

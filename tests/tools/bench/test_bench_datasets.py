@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions, NormalLengths, UniformLengths
-from deepseek_triton_tools.bench.workload.datasets import make_conversations
-from deepseek_triton_tools.bench.workload.token_ids import text_token_ids
+from deepseek_triton_tools.bench.dataset_files import make_conversations
+from deepseek_triton_tools.bench.random_conversations import text_token_ids
+from deepseek_triton_tools.bench.workload import DatasetOptions, NormalLengths, UniformLengths
 from deepseek_triton_tools.cli.bench_dataset_options import add_dataset_options, dataset_options
 from deepseek_triton_tools.cli.parsing import VerbParser
 from deepseek_triton_tools.tool_errors import ToolError

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from deepseek_triton_tools.bench.load.load_settings import LoadPoint
-from deepseek_triton_tools.bench.measured_load import choose_load
-from deepseek_triton_tools.bench.measuring.figures import Distribution, Slo
-from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
-from deepseek_triton_tools.bench.measuring.run_figures import run_figures
-from deepseek_triton_tools.bench.results.bench_result import BenchPoint, BenchRun
-from deepseek_triton_tools.bench.results.result_files import write_result
+from deepseek_triton_tools.bench.figures import Distribution, Slo
+from deepseek_triton_tools.bench.planning import choose_load
+from deepseek_triton_tools.bench.result import BenchPoint, BenchRun, write_result
+from deepseek_triton_tools.bench.run_figures import run_figures
+from deepseek_triton_tools.bench.targets import RequestRecord
+from deepseek_triton_tools.bench.workload import LoadPoint
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.cli.slo_option import slo
 from deepseek_triton_tools.tool_errors import ToolError

@@ -4,14 +4,12 @@ from dataclasses import replace
 import pytest
 
 from deepseek_triton_build import make_plan
-from deepseek_triton_tools.bench.load.load_settings import LoadPoint
-from deepseek_triton_tools.bench.measuring.figures import MetricSummary
-from deepseek_triton_tools.bench.measuring.request_record import RequestRecord
-from deepseek_triton_tools.bench.measuring.run_figures import run_figures
-from deepseek_triton_tools.bench.presets.bench_preset import PresetPoint
-from deepseek_triton_tools.bench.presets.published_runs import PRESETS, preset
-from deepseek_triton_tools.bench.presets.published_table import published_table
-from deepseek_triton_tools.bench.results.bench_result import BenchPoint, BenchRun
+from deepseek_triton_tools.bench.figures import MetricSummary
+from deepseek_triton_tools.bench.presets import PRESETS, PresetPoint, preset, published_table
+from deepseek_triton_tools.bench.result import BenchPoint, BenchRun
+from deepseek_triton_tools.bench.run_figures import run_figures
+from deepseek_triton_tools.bench.targets import RequestRecord
+from deepseek_triton_tools.bench.workload import LoadPoint
 from deepseek_triton_tools.cli.main import program_parser
 from deepseek_triton_tools.cli.plan_request import plan_request
 from deepseek_triton_tools.tool_errors import ToolError

@@ -12,16 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.bench.load.load_settings import LoadPoint
-from deepseek_triton_tools.bench.measuring.figures import Distribution, Slo
-from deepseek_triton_tools.bench.report.report_page import report_page, report_warnings, write_report
-from deepseek_triton_tools.bench.report.report_pictures import (
+from deepseek_triton_tools.bench.figures import Distribution, Slo
+from deepseek_triton_tools.bench.report_page import report_page, report_warnings, write_report
+from deepseek_triton_tools.bench.report_pictures import (
     latency_over_load,
     latency_over_throughput,
     pareto_picture,
     timeline_pictures,
 )
-from deepseek_triton_tools.bench.report.report_points import (
+from deepseek_triton_tools.bench.report_points import (
     ExpectedPoint,
     NamedResult,
     load_order,
@@ -31,7 +30,8 @@ from deepseek_triton_tools.bench.report.report_points import (
     short_load,
     spread,
 )
-from deepseek_triton_tools.bench.results.result_files import write_result
+from deepseek_triton_tools.bench.result import write_result
+from deepseek_triton_tools.bench.workload import LoadPoint
 from deepseek_triton_tools.cli.bench_report import add_report_form
 from deepseek_triton_tools.cli.parsing import VerbParser
 from deepseek_triton_tools.tool_errors import ToolError

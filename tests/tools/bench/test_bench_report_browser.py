@@ -4,8 +4,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from deepseek_triton_tools.bench.report.report_page import write_report
-from deepseek_triton_tools.bench.report.report_points import ExpectedPoint, NamedResult
+from deepseek_triton_tools.bench.report_page import write_report
+from deepseek_triton_tools.bench.report_points import ExpectedPoint, NamedResult
 from support.browser import CHROMIUM, Browser
 from support.made_up_bench import made_up_point, made_up_result
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.bench.measuring.figures import Distribution
-from deepseek_triton_tools.bench.report.report_points import ExpectedPoint, NamedResult
-from deepseek_triton_tools.bench.report.terminal_pictures import TextScale, show_pictures, terminal_pictures
+from deepseek_triton_tools.bench.figures import Distribution
+from deepseek_triton_tools.bench.report_points import ExpectedPoint, NamedResult
+from deepseek_triton_tools.bench.terminal_pictures import TextScale, show_pictures, terminal_pictures
 from support.made_up_bench import made_up_point, made_up_result
 
 ONE = NamedResult(name="one", result=made_up_result())

@@ -8,19 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from deepseek_triton_tools.bench.load.bench_target import TargetSettings
-from deepseek_triton_tools.bench.load.load_run import LoadProgress
-from deepseek_triton_tools.bench.load.load_settings import LoadPoint
-from deepseek_triton_tools.bench.output_folder import OutputFolder
-from deepseek_triton_tools.bench.results.request_samples import read_samples
-from deepseek_triton_tools.bench.results.result_files import read_result
-from deepseek_triton_tools.bench.run_progress import RunProgress
+from deepseek_triton_tools.bench.dataset_files import FileConversationSource
+from deepseek_triton_tools.bench.load_run import LoadProgress
+from deepseek_triton_tools.bench.random_conversations import text_token_ids
+from deepseek_triton_tools.bench.result import read_result, read_samples
 from deepseek_triton_tools.bench.server_facts import first_openai_model, model_facts
 from deepseek_triton_tools.bench.sweep import Sweep, sweep_result, sweep_steps
-from deepseek_triton_tools.bench.workload.bench_request import BenchRequest
-from deepseek_triton_tools.bench.workload.conversation_source import FileConversationSource
-from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions
-from deepseek_triton_tools.bench.workload.token_ids import text_token_ids
+from deepseek_triton_tools.bench.sweep_output import OutputFolder, RunProgress
+from deepseek_triton_tools.bench.targets import TargetSettings
+from deepseek_triton_tools.bench.workload import BenchRequest, DatasetOptions, LoadPoint
 from deepseek_triton_tools.cli.bench_run import exit_code
 from deepseek_triton_tools.cli.sampling_options import assigned_json
 from deepseek_triton_tools.tool_errors import ToolError

@@ -11,7 +11,7 @@ from deepseek_triton_client.testing import FakeServer
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.evaluation.run_evaluation import _describe
 from deepseek_triton_tools.evaluation.task_data import read_rows
-from deepseek_triton_tools.evaluation.tasks.tiny_task import QUESTIONS
+from deepseek_triton_tools.evaluation.tasks import QUESTIONS
 from deepseek_triton_tools.tool_errors import ToolError
 from support.raw_triton import RawTriton, gateway_before
 from tiny_checkpoint import questions as tiny_questions

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.evaluation.kept_answers import open_answers
+from deepseek_triton_tools.evaluation.questions import open_answers
 from deepseek_triton_tools.tool_errors import ToolError
 
 TINY = {"name": "tiny", "engine": "reference"}

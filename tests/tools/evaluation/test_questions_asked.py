@@ -8,8 +8,13 @@ import pytest
 
 from deepseek_triton_client import AsyncClient, InvalidRequest, Overloaded, Retries, ServerUnavailable
 from deepseek_triton_client.testing import FakeServer, Pause
-from deepseek_triton_tools.evaluation.kept_answers import open_answers
-from deepseek_triton_tools.evaluation.questions_asked import Generation, Likelihood, ask_all, failures_by_message
+from deepseek_triton_tools.evaluation.questions import (
+    Generation,
+    Likelihood,
+    ask_all,
+    failures_by_message,
+    open_answers,
+)
 from support.waiting import PATIENCE_S
 
 

@@ -12,9 +12,8 @@ from http import HTTPStatus
 from typing import Any
 
 from deepseek_triton_client import Client, DeepseekTritonError, InvalidRequest, ServerUnavailable
-from deepseek_triton_tools.bench.load.bench_target import Endpoint, TargetSettings
-from deepseek_triton_tools.bench.load.openai_target import tls_of
-from deepseek_triton_tools.bench.load.triton_target import client_arguments
+from deepseek_triton_tools.bench.openai_target import tls_of
+from deepseek_triton_tools.bench.targets import Endpoint, TargetSettings, client_arguments
 from deepseek_triton_tools.tool_errors import ToolError
 
 _LIMIT_S = 10

@@ -11,15 +11,19 @@ from typing import Any
 import numpy as np
 
 from deepseek_triton_client import Tls
-from deepseek_triton_tools.bench.load.arrivals import conversations_needed
-from deepseek_triton_tools.bench.load.bench_target import TargetSettings
-from deepseek_triton_tools.bench.load.load_run import LoadProcesses, LoadProgress, LoadRun, processes_for
-from deepseek_triton_tools.bench.load.load_settings import LoadPoint
-from deepseek_triton_tools.bench.measuring.figures import MetricSummary, Slo
-from deepseek_triton_tools.bench.measuring.run_figures import run_figures, run_timeline
-from deepseek_triton_tools.bench.measuring.server_metrics import MetricsWatch
-from deepseek_triton_tools.bench.results.bench_result import BenchPoint, BenchResult, BenchRun
-from deepseek_triton_tools.bench.workload.bench_request import Conversation
+from deepseek_triton_tools.bench.figures import MetricSummary, Slo
+from deepseek_triton_tools.bench.load_run import (
+    LoadProcesses,
+    LoadProgress,
+    LoadRun,
+    conversations_needed,
+    processes_for,
+)
+from deepseek_triton_tools.bench.result import BenchPoint, BenchResult, BenchRun
+from deepseek_triton_tools.bench.run_figures import run_figures, run_timeline
+from deepseek_triton_tools.bench.server_metrics import MetricsWatch
+from deepseek_triton_tools.bench.targets import TargetSettings
+from deepseek_triton_tools.bench.workload import Conversation, LoadPoint
 
 _LEAST_BINS, _MOST_BINS = 20, 240
 """Parts of the timeline; about one for each second."""

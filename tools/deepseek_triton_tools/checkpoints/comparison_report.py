@@ -5,8 +5,8 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from deepseek_triton_tools.bench.report.report_page import html_page, html_rows, html_table, picture_section
-from deepseek_triton_tools.bench.report.report_pictures import Json, ReportPicture, picture_layout, series_color
+from deepseek_triton_tools.bench.report_page import html_page, html_rows, html_table, picture_section
+from deepseek_triton_tools.bench.report_pictures import Json, ReportPicture, picture_layout, series_color
 from deepseek_triton_tools.checkpoints.comparison_view import (
     FORWARD_HEADINGS,
     FORWARD_NOTE,

@@ -35,8 +35,8 @@ def _percent(text: str) -> float:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from deepseek_triton_tools.bench.results.comparison import compare, comparison_document, comparison_tables
-    from deepseek_triton_tools.bench.results.result_files import read_result
+    from deepseek_triton_tools.bench.comparison import compare, comparison_document, comparison_tables
+    from deepseek_triton_tools.bench.result import read_result
     from deepseek_triton_tools.terminal.tables import paragraph, show
 
     comparison = compare(read_result(args.a), read_result(args.b))

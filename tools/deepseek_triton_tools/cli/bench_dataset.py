@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions, Lengths, NormalLengths, UniformLengths
+from deepseek_triton_tools.bench.workload import DatasetOptions, Lengths, NormalLengths, UniformLengths
 from deepseek_triton_tools.cli.bench_dataset_options import seed
 from deepseek_triton_tools.cli.parsing import VerbParser, Verbs, add_verb, number, path, positive, words
 from deepseek_triton_tools.pages import install_extra
@@ -15,7 +15,7 @@ from deepseek_triton_tools.terminal.output_streams import to_reader
 from deepseek_triton_tools.tool_errors import InstallationError, ToolError
 
 if TYPE_CHECKING:  # numpy takes longer than the rest of --help
-    from deepseek_triton_tools.bench.workload.bench_request import BenchRequest
+    from deepseek_triton_tools.bench.workload import BenchRequest
 
 _SEED = 420
 """prepare_dataset.py's."""
@@ -163,7 +163,7 @@ def _require_numpy() -> None:
 
 def _write_random(args: argparse.Namespace) -> int:
     _require_numpy()
-    from deepseek_triton_tools.bench.workload.random_conversations import RandomConversations
+    from deepseek_triton_tools.bench.random_conversations import RandomConversations
 
     later = getattr(args, "later_input_mean", None)
     options = DatasetOptions(
@@ -200,7 +200,7 @@ def _convert(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     _require_numpy()
-    from deepseek_triton_tools.bench.workload.dataset_summary import show_summary, summarize
+    from deepseek_triton_tools.bench.dataset_summary import show_summary, summarize
     from deepseek_triton_tools.generating.prompt_sources import file_name
 
     summary = summarize(_requests(args, DatasetOptions(file=args.file), None))
@@ -211,8 +211,8 @@ def _show(args: argparse.Namespace) -> int:
 
 def _requests(args: argparse.Namespace, options: DatasetOptions, num: int | None) -> Iterable[BenchRequest]:
     """The requests of a file."""
-    from deepseek_triton_tools.bench.workload.datasets import make_conversations
-    from deepseek_triton_tools.bench.workload.tokenizer_files import tokenizer_counter
+    from deepseek_triton_tools.bench.dataset_files import make_conversations
+    from deepseek_triton_tools.bench.tokenizer_files import tokenizer_counter
 
     counter = None if args.tokenizer is None else tokenizer_counter(args.tokenizer)
     conversations = make_conversations(options, num, _vocabulary(args), counter)
@@ -220,14 +220,14 @@ def _requests(args: argparse.Namespace, options: DatasetOptions, num: int | None
 
 
 def _vocabulary(args: argparse.Namespace) -> range:
-    from deepseek_triton_tools.bench.workload.token_ids import text_token_ids
-    from deepseek_triton_tools.bench.workload.tokenizer_files import tokenizer_text_ids
+    from deepseek_triton_tools.bench.random_conversations import text_token_ids
+    from deepseek_triton_tools.bench.tokenizer_files import tokenizer_text_ids
 
     return text_token_ids() if args.tokenizer is None else tokenizer_text_ids(args.tokenizer)
 
 
 def _write(args: argparse.Namespace, requests: Iterable[BenchRequest]) -> int:
-    from deepseek_triton_tools.bench.workload.dataset_writing import dataset_lines
+    from deepseek_triton_tools.bench.dataset_summary import dataset_lines
     from deepseek_triton_tools.host.whole_file import whole_file
 
     output = None if args.stdout else args.output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from deepseek_triton_tools.bench.workload.dataset_options import (
+from deepseek_triton_tools.bench.workload import (
     DEFAULT_INPUT_LEN,
     DEFAULT_OUTPUT_LEN,
     DatasetOptions,

@@ -31,10 +31,10 @@ def add_report_form(forms: Verbs) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from deepseek_triton_tools.bench.report.report_page import write_report
-    from deepseek_triton_tools.bench.report.report_points import NamedResult
-    from deepseek_triton_tools.bench.report.terminal_pictures import show_pictures
-    from deepseek_triton_tools.bench.results.result_files import read_result
+    from deepseek_triton_tools.bench.report_page import write_report
+    from deepseek_triton_tools.bench.report_points import NamedResult
+    from deepseek_triton_tools.bench.result import read_result
+    from deepseek_triton_tools.bench.terminal_pictures import show_pictures
 
     if args.output.exists() and args.output.suffix.lower() not in (".html", ".htm"):
         raise ToolError(f"--output {args.output}: it exists and is no HTML page; name another file", exit_code=2)
@@ -50,7 +50,7 @@ def _report(args: argparse.Namespace) -> int:
 
 def _names(files: Sequence[Path]) -> list[str]:
     """The folder's name of a bench.json, the file's own name of others, and the path where these are the same."""
-    from deepseek_triton_tools.bench.results.result_files import FILE_NAME
+    from deepseek_triton_tools.bench.result import FILE_NAME
 
     places = [(file / FILE_NAME if file.is_dir() else file).resolve() for file in files]
     if len(set(places)) < len(places):

@@ -13,11 +13,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from deepseek_triton_client import SamplingParams
-from deepseek_triton_tools.bench.load.load_settings import LoadPoint
-from deepseek_triton_tools.bench.measuring.figures import Figures, Slo
-from deepseek_triton_tools.bench.presets.published_runs import PRESETS
-from deepseek_triton_tools.bench.presets.published_runs import preset as published_preset
-from deepseek_triton_tools.bench.workload.dataset_options import DatasetOptions, NormalLengths
+from deepseek_triton_tools.bench.figures import Figures, Slo
+from deepseek_triton_tools.bench.presets import PRESETS
+from deepseek_triton_tools.bench.presets import preset as published_preset
+from deepseek_triton_tools.bench.workload import DatasetOptions, LoadPoint, NormalLengths
 from deepseek_triton_tools.cli.bench_dataset_options import add_dataset_options, dataset_options
 from deepseek_triton_tools.cli.bench_rules import check_options
 from deepseek_triton_tools.cli.client_options import DEFAULT_MODEL, add_server_options, client_settings
@@ -31,11 +30,11 @@ from deepseek_triton_tools.tool_errors import InstallationError, ToolError
 
 if TYPE_CHECKING:  # numpy and aiohttp take longer than the rest of --help
     from deepseek_triton_build import Plan
-    from deepseek_triton_tools.bench.load.bench_target import TargetSettings
-    from deepseek_triton_tools.bench.presets.bench_preset import BenchPreset
-    from deepseek_triton_tools.bench.results.bench_result import BenchResult
+    from deepseek_triton_tools.bench.presets import BenchPreset
+    from deepseek_triton_tools.bench.result import BenchResult
     from deepseek_triton_tools.bench.sweep import Sweep
-    from deepseek_triton_tools.bench.workload.bench_request import Conversation
+    from deepseek_triton_tools.bench.targets import TargetSettings
+    from deepseek_triton_tools.bench.workload import Conversation
 
 _DEFAULT_CONCURRENCY = 16
 _DEFAULT_ROUNDS = 5
@@ -136,11 +135,10 @@ def _run(args: argparse.Namespace) -> int:
     for name in ("aiohttp", "numpy", "plotext", "plotly", "uvloop"):
         if find_spec(name) is None:
             raise InstallationError(f"bench needs {name}: {install_extra('bench')}")
-    from deepseek_triton_tools.bench.output_folder import OutputFolder, expected_points
-    from deepseek_triton_tools.bench.report.report_page import report_warnings
-    from deepseek_triton_tools.bench.report.report_points import NamedResult
-    from deepseek_triton_tools.bench.run_progress import RunProgress
+    from deepseek_triton_tools.bench.report_page import report_warnings
+    from deepseek_triton_tools.bench.report_points import NamedResult
     from deepseek_triton_tools.bench.sweep import SweepStep, sweep_result, sweep_steps
+    from deepseek_triton_tools.bench.sweep_output import OutputFolder, RunProgress, expected_points
     from deepseek_triton_tools.cli.plan_request import plan_named
 
     planned = None if args.against is None else plan_named(args.against)
@@ -193,13 +191,13 @@ def exit_code(figures: Sequence[Figures]) -> int:
 
 def _sweep(args: argparse.Namespace) -> Sweep:
     """Raises ToolError for options that don't go together, and when the server can't be asked."""
-    from deepseek_triton_tools.bench.server_facts import endpoint_of, model_facts, token_counts
-    from deepseek_triton_tools.bench.sweep import Sweep
-    from deepseek_triton_tools.bench.workload.conversation_source import (
+    from deepseek_triton_tools.bench.dataset_files import (
         FileConversationSource,
         RandomConversationSource,
     )
-    from deepseek_triton_tools.bench.workload.token_ids import text_token_ids
+    from deepseek_triton_tools.bench.random_conversations import text_token_ids
+    from deepseek_triton_tools.bench.server_facts import endpoint_of, model_facts, token_counts
+    from deepseek_triton_tools.bench.sweep import Sweep
 
     check_options(args, is_openai=endpoint_of(args.urls, args.endpoint) == "openai")
     published = None if args.preset is None else published_preset(args.preset)
@@ -254,7 +252,7 @@ def _preset_dataset(args: argparse.Namespace, published: BenchPreset) -> Dataset
 
 
 def _metrics_urls(args: argparse.Namespace, target: TargetSettings) -> Sequence[str]:
-    from deepseek_triton_tools.bench.measuring.server_metrics import usual_metrics_urls
+    from deepseek_triton_tools.bench.server_metrics import usual_metrics_urls
 
     if args.metrics_url == ["none"]:
         return ()
@@ -262,8 +260,8 @@ def _metrics_urls(args: argparse.Namespace, target: TargetSettings) -> Sequence[
 
 
 def _target(args: argparse.Namespace) -> TargetSettings:
-    from deepseek_triton_tools.bench.load.bench_target import TargetSettings
     from deepseek_triton_tools.bench.server_facts import endpoint_of, first_openai_model
+    from deepseek_triton_tools.bench.targets import TargetSettings
 
     endpoint = endpoint_of(args.urls, args.endpoint)
     token = client_settings(args)["token"]
@@ -322,15 +320,13 @@ def _num_requests(args: argparse.Namespace, concurrency: int | None, in_file: in
 
 
 def _print(args: argparse.Namespace, result: BenchResult, planned: Plan | None) -> None:
-    from deepseek_triton_tools.bench.against_plan import against_plan
-    from deepseek_triton_tools.bench.presets.published_table import published_table
-    from deepseek_triton_tools.bench.report.report_points import NamedResult
-    from deepseek_triton_tools.bench.report.terminal_pictures import show_pictures
-    from deepseek_triton_tools.bench.results.metrics_table import metrics_table
-    from deepseek_triton_tools.bench.results.result_files import result_document
-    from deepseek_triton_tools.bench.results.result_tables import result_note, result_tables
-    from deepseek_triton_tools.bench.results.serving_table import serving_table
-    from deepseek_triton_tools.bench.results.trtllm_report import trtllm_document, trtllm_table
+    from deepseek_triton_tools.bench.foreign_results import serving_table, trtllm_document, trtllm_table
+    from deepseek_triton_tools.bench.planning import against_plan
+    from deepseek_triton_tools.bench.presets import published_table
+    from deepseek_triton_tools.bench.report_points import NamedResult
+    from deepseek_triton_tools.bench.result import result_document
+    from deepseek_triton_tools.bench.result_tables import metrics_table, result_note, result_tables
+    from deepseek_triton_tools.bench.terminal_pictures import show_pictures
 
     if args.json:
         print_json(result_document(result))

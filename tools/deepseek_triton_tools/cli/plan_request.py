@@ -107,8 +107,8 @@ def _as_measured(request: PlanRequest, args: argparse.Namespace) -> PlanRequest:
 
     :raises ToolError: when the benchmark can't be read, or has no load that keeps the limits.
     """
-    from deepseek_triton_tools.bench.measured_load import choose_load
-    from deepseek_triton_tools.bench.results.result_files import read_result
+    from deepseek_triton_tools.bench.planning import choose_load
+    from deepseek_triton_tools.bench.result import read_result
 
     result = read_result(args.from_bench)
     load = choose_load(result, result.slo if args.slo is None else args.slo)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from deepseek_triton_tools.bench.measuring.figures import Slo
+from deepseek_triton_tools.bench.figures import Slo
 
 SLO_NAMES = ("ttft", "tpot", "itl", "e2el")
 

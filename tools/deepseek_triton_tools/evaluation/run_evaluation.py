@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_client import AsyncClient, InvalidRequest, ModelNotFound, Retries, SamplingParams
-from deepseek_triton_tools.evaluation import lm_eval_run
-from deepseek_triton_tools.evaluation.conversation_text import conversation_in
-from deepseek_triton_tools.evaluation.evaluation_summary import EvaluationSummary, scores_in
-from deepseek_triton_tools.evaluation.evaluation_task import EvaluationTask
-from deepseek_triton_tools.evaluation.harness_model import HarnessModel
-from deepseek_triton_tools.evaluation.kept_answers import KeptAnswers, open_answers
-from deepseek_triton_tools.evaluation.pass_bands import PassBand, bands_of, verdicts
-from deepseek_triton_tools.evaluation.tasks.gpqa_task import gpqa_diamond
-from deepseek_triton_tools.evaluation.tasks.gsm8k_task import LM_EVAL_SEED, gsm8k
-from deepseek_triton_tools.evaluation.tasks.mmlu_task import mmlu
-from deepseek_triton_tools.evaluation.tasks.own_questions import own_questions
-from deepseek_triton_tools.evaluation.tasks.tiny_task import tiny
+from deepseek_triton_tools.evaluation.harness import (
+    HarnessModel,
+    conversation_in,
+    evaluate,
+    lm_class,
+    load_lm_eval,
+    prepare,
+)
+from deepseek_triton_tools.evaluation.own_questions import own_questions
+from deepseek_triton_tools.evaluation.questions import KeptAnswers, open_answers
+from deepseek_triton_tools.evaluation.summary import EvaluationSummary, PassBand, bands_of, scores_in, verdicts
+from deepseek_triton_tools.evaluation.task_data import EvaluationTask
+from deepseek_triton_tools.evaluation.tasks import LM_EVAL_SEED, gpqa_diamond, gsm8k, mmlu, tiny
 from deepseek_triton_tools.terminal.output_streams import complain, to_reader
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -69,7 +70,7 @@ def run_evaluation(options: EvaluationOptions) -> int:
     server can't be had.
     """
     SamplingParams(**options.fields)  # a wrong field is refused before anything is loaded
-    lm_eval_run.prepare()
+    prepare()
     info = asyncio.run(_describe(options.connect))
     name = str(info.get("name") or options.model)
     bands = () if options.task is None else bands_of(options.task, name, chat=options.chat)
@@ -79,10 +80,10 @@ def run_evaluation(options: EvaluationOptions) -> int:
         )
     task = _task(options)
     _make_folder(options.output)
-    lm_eval_run.load_lm_eval()
+    load_lm_eval()
     server = {fact: info[fact] for fact in _SERVER_FACTS if fact in info} or {"name": options.model}
     with open_answers(options.output / "answers.jsonl", server, overwrite=options.overwrite) as kept:
-        model = lm_eval_run.lm_class()(
+        model = lm_class()(
             partial(options.connect, retries=Retries(attempts=_ROUNDS)),
             kept,
             info,
@@ -148,7 +149,7 @@ def _evaluated(
     options: EvaluationOptions, task: EvaluationTask, model: HarnessModel, kept: KeptAnswers
 ) -> dict[str, Any]:
     try:
-        return lm_eval_run.evaluate(model, task, chat=options.chat, system=options.system)
+        return evaluate(model, task, chat=options.chat, system=options.system)
     except BaseException:
         if kept.num_before or model.num_asked:
             complain(f"the answers so far are in {options.output}: the same command goes on")

@@ -1,4 +1,4 @@
-"""Finds the data of a task: the user's own copy, Hugging Face's cache, or a download.
+"""A task as lm-evaluation-harness takes it, and its data: the user's own copy, Hugging Face's cache, or a download.
 
 The data of GSM8K, MMLU and GPQA is never part of this project.
 """
@@ -6,14 +6,50 @@ The data of GSM8K, MMLU and GPQA is never part of this project.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_tools.evaluation.evaluation_task import Row
 from deepseek_triton_tools.generating.prompt_sources import checked_rows, json_of_line
 from deepseek_triton_tools.tool_errors import ToolError
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationTask:
+    name: str
+    config: dict[str, Any] | Path
+    """The task as lm-eval takes it: keys and values, or a YAML file."""
+    metrics: tuple[str, ...] = ()
+    """lm-eval's names, such as "exact_match,strict-match", of those whose mean is the score; none: all of them."""
+    is_cut: bool = False
+    """Answers are meant to be cut off: the task gives them fewer tokens than the model would write."""
+    limit: int | None = None
+    """Only the first questions."""
+    num_fewshot: int | None = None
+    """Solved examples before each question, where the task leaves it open."""
+    fewshot_seed: int = 0
+    multiturn: bool = False
+    """In chats the examples are turns of the conversation, not a part of the question."""
+
+
+def rows_as_dataset(**splits: Sequence[Row]) -> Callable[..., Mapping[str, Any]]:
+    """Return lm-eval's `custom_dataset`: these rows, by split."""
+
+    def dataset(**_: Any) -> Mapping[str, Any]:
+        from importlib import import_module
+
+        from_rows = import_module("datasets").Dataset.from_list
+        return {name: from_rows(list(rows)) for name, rows in splits.items()}
+
+    return dataset
+
+
+def metric(name: str) -> dict[str, Any]:
+    return {"metric": name, "aggregation": "mean", "higher_is_better": True}
 
 
 def found_file(data: Path, patterns: Sequence[str], wanted: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from deepseek_triton_tools.bench.measuring.figures import Slo
+from deepseek_triton_tools.bench.figures import Slo
 from deepseek_triton_tools.sla.predictions import (
     SlaWorkload,
     Times,

@@ -6,10 +6,10 @@ import sys
 from html import escape
 from pathlib import Path
 
-from deepseek_triton_tools.bench.report.report_page import html_page, html_rows, html_table, picture_section
-from deepseek_triton_tools.bench.report.report_pictures import Json, ReportPicture, picture_layout, series_color
-from deepseek_triton_tools.bench.report.report_points import readable
-from deepseek_triton_tools.bench.report.terminal_pictures import TextLine, TextPoint, drawn, picture_columns
+from deepseek_triton_tools.bench.report_page import html_page, html_rows, html_table, picture_section
+from deepseek_triton_tools.bench.report_pictures import Json, ReportPicture, picture_layout, series_color
+from deepseek_triton_tools.bench.report_points import readable
+from deepseek_triton_tools.bench.terminal_pictures import TextLine, TextPoint, drawn, picture_columns
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.sla.fleet_search import PlannedFleet
 from deepseek_triton_tools.sla.sla_plan import SlaPlan

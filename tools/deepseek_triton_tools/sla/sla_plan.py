@@ -24,8 +24,8 @@ from deepseek_triton_build import (
     pair_options,
 )
 from deepseek_triton_build.catalog import find_gpu
-from deepseek_triton_tools.bench.measuring.figures import Slo
-from deepseek_triton_tools.bench.report.report_points import pareto_front
+from deepseek_triton_tools.bench.figures import Slo
+from deepseek_triton_tools.bench.report_points import pareto_front
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.sla.fleet_search import (
     PlannedFleet,

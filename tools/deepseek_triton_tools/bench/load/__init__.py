@@ -1,1 +1,0 @@
-"""How it is sent: at which pace, to which kind of server, by which processes."""

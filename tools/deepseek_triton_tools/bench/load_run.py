@@ -1,0 +1,253 @@
+"""Runs: when requests are due; load processes start together, tell how far they are, and give their records."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+
+import numpy as np
+
+from deepseek_triton_tools.bench.load_process import (
+    JobDone,
+    JobProgress,
+    JobReady,
+    LoadJob,
+    StartRun,
+    StopRun,
+    serve_jobs,
+)
+from deepseek_triton_tools.bench.random_conversations import LazyConversations
+from deepseek_triton_tools.bench.targets import RequestRecord, TargetSettings
+from deepseek_triton_tools.bench.workload import Conversation, LoadPoint
+from deepseek_triton_tools.tool_errors import ToolError
+
+_ENDLESS = 200_000
+"""Conversations of a closed loop that goes on for a time: more than it will send, so that no prompt comes twice."""
+
+
+def conversations_needed(point: LoadPoint) -> int:
+    """Return how many conversations the point can send, warm-up included."""
+    if point.duration_s is None or (point.rate is None and point.concurrency is None) or point.rate == math.inf:
+        return point.num_warmup + point.num_requests
+    if point.rate is None:
+        return _ENDLESS
+    mean = point.rate * point.duration_s
+    return math.ceil(mean + 8 * math.sqrt(mean / point.burstiness)) + 50  # never too few, for all practical purposes
+
+
+def due_times(point: LoadPoint, conversations: Sequence[Conversation], seed: int) -> list[float] | None:
+    """Return seconds after the start, ascending, one for each conversation; None for a closed loop.
+
+    The gaps are gamma-distributed, as in `vllm bench serve`: with a burstiness of 1 the arrivals are a Poisson process.
+    """
+    if point.rate is None:
+        if point.concurrency is not None:
+            return None
+        if isinstance(conversations, LazyConversations):  # their times need no prompt
+            return [conversations.at_s(index) for index in range(len(conversations))]
+        return [conversation[0].at_s or 0.0 for conversation in conversations]
+    if math.isinf(point.rate):
+        return [0.0] * len(conversations)
+    gaps = np.random.default_rng(seed).gamma(
+        point.burstiness, 1 / (point.rate * point.burstiness), size=len(conversations)
+    )
+    return [float(due) for due in np.cumsum(gaps)]
+
+
+_STREAMS_A_PROCESS = 256
+"""A process can read some 30,000 chunks a second."""
+_POLL_S = 0.2
+_HEAD_START_S = 0.2
+"""Seconds between the last process being ready and the start of the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadRun:
+    records: list[RequestRecord]
+    """Those of the measured requests, by their number. Ctrl-C leaves those that were sent by then."""
+    delays_ms: list[float]
+    """How late the processes' event loops woke up."""
+    interrupted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadProgress:
+    """A run under way, all processes together."""
+
+    elapsed_s: float
+    ended: int
+    total: int
+    failed: int
+    inflight: int
+    output_tokens: int
+
+
+def processes_for(point: LoadPoint) -> int:
+    """How many processes make this load well: one for every 256 streams, on half of the machine's cores at most."""
+    streams = point.concurrency or point.num_requests
+    return max(1, min(-(-streams // _STREAMS_A_PROCESS), (os.cpu_count() or 1) // 2))
+
+
+class LoadProcesses:
+    """The load processes of a sweep. They end with the block, and with the process that made them."""
+
+    def __init__(self, number: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        self._counter = context.Value("q")
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            for _ in range(number):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=serve_jobs, args=(theirs, self._counter), daemon=True)
+                process.start()
+                theirs.close()
+                self._pipes.append(ours)
+                self._processes.append(process)
+            undo.pop_all()
+
+    def __enter__(self) -> LoadProcesses:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.terminate()
+            process.join()
+
+    def run(
+        self,
+        target: TargetSettings,
+        point: LoadPoint,
+        conversations: Sequence[Conversation],
+        *,
+        seed: int,
+        on_progress: Callable[[LoadProgress], None],
+    ) -> LoadRun:
+        """Send the conversations, of which the first `point.num_warmup` are not measured.
+
+        The first Ctrl-C ends the run early, the second raises KeyboardInterrupt. Call it in the main thread.
+
+        :raises ToolError: when a server can't be asked at all, or a load process died. No further run is possible then.
+        """
+        jobs = self._jobs(target, point, conversations, seed)
+        pipes = self._pipes[: len(jobs)]
+        for pipe, job in zip(pipes, jobs, strict=True):
+            pipe.send(job)
+        ready = [_receive(pipe) for pipe in pipes]
+        problems = [each.problem for each in ready if isinstance(each, JobReady) and each.problem]
+        if problems:
+            raise ToolError(f"the server can't be measured: {problems[0]}")
+        start = time.monotonic() + _HEAD_START_S
+        for pipe in pipes:
+            pipe.send(StartRun(at=start))
+        total = len(conversations)
+        done, interrupted = self._collect(pipes, start, total, on_progress)
+        records = sorted((record for each in done for record in each.records), key=lambda each: (each.index, each.turn))
+        delays = [delay for each in done for delay in each.delays_ms]
+        return LoadRun(records=records, delays_ms=delays, interrupted=interrupted)
+
+    def _jobs(
+        self, target: TargetSettings, point: LoadPoint, conversations: Sequence[Conversation], seed: int
+    ) -> list[LoadJob]:
+        """Deal the conversations and the places out to the processes in turn."""
+        number = len(self._pipes)
+        if point.concurrency is not None:
+            number = min(number, point.concurrency)
+        number = min(number, len(conversations))
+        self._counter.value = 0
+        due = due_times(point, conversations, seed)
+        chance = random.Random(seed)
+        leaving = {index for index in range(len(conversations)) if chance.random() < point.leave_share}
+        places = point.concurrency or len(conversations)
+        return [
+            LoadJob(
+                target=target,
+                conversations=conversations,
+                # As many as the process has places, so that all end at about the same time.
+                due_s=None
+                if due is None
+                else {index: at for index, at in enumerate(due) if index % places % number == process},
+                num_warmup=point.num_warmup,
+                leaving=leaving,
+                leave_after_s=point.leave_after_s,
+                concurrency=None if point.concurrency is None else len(range(process, point.concurrency, number)),
+                duration_s=point.duration_s,
+            )
+            for process in range(number)
+        ]
+
+    def _collect(
+        self, pipes: list[Connection], start: float, total: int, on_progress: Callable[[LoadProgress], None]
+    ) -> tuple[list[JobDone], bool]:
+        done: list[JobDone] = []
+        latest = dict.fromkeys(pipes, JobProgress())
+        working = set(pipes)
+        interrupted = False
+        with _interrupts() as count:
+            while working:
+                for pipe in wait(list(working), timeout=_POLL_S):
+                    assert isinstance(pipe, Connection)
+                    message = _receive(pipe)
+                    if isinstance(message, JobDone):
+                        working.remove(pipe)
+                        done.append(message)
+                        latest[pipe] = message.last
+                    elif isinstance(message, JobProgress):
+                        latest[pipe] = message
+                on_progress(_together(latest.values(), time.monotonic() - start, total))
+                if count() > 1:
+                    raise KeyboardInterrupt
+                if count() and not interrupted:
+                    interrupted = True
+                    for pipe in working:
+                        with contextlib.suppress(OSError):  # the process has died, which the next message tells
+                            pipe.send(StopRun())
+        return done, interrupted
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[Callable[[], int]]:
+    """Count Ctrl-C in the block: an exception in the middle of a message would lose the rest of it."""
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    try:
+        yield lambda: len(seen)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _receive(pipe: Connection) -> object:
+    try:
+        return pipe.recv()
+    except (EOFError, OSError) as error:
+        raise ToolError("a process that sends the requests has died; is memory short?") from error
+
+
+def _together(parts: Iterable[JobProgress], elapsed_s: float, total: int) -> LoadProgress:
+    parts = list(parts)
+    return LoadProgress(
+        elapsed_s=max(0.0, elapsed_s),
+        ended=sum(part.ended for part in parts),
+        total=total,
+        failed=sum(part.failed for part in parts),
+        inflight=sum(part.inflight for part in parts),
+        output_tokens=sum(part.output_tokens for part in parts),
+    )

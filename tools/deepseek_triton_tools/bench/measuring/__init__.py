@@ -1,1 +1,0 @@
-"""Records of requests, and the figures they make."""

@@ -1,1 +1,0 @@
-"""Pictures: one HTML file, and the terminal."""

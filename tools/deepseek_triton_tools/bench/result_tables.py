@@ -1,0 +1,208 @@
+"""Tables of a result: the figures of each load, how sure they are, and the servers' metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean, stdev
+
+from deepseek_triton_tools.bench.figures import Distribution, Figures, MetricSummary
+from deepseek_triton_tools.bench.result import BenchPoint, BenchResult
+from deepseek_triton_tools.terminal.tables import Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MainFigure:
+    name: str
+    """Its path in Figures: "ttft_ms.p99"."""
+    heading: str
+    more_is_better: bool = False
+    is_latency: bool = False
+
+    def of(self, figures: Figures) -> float | None:
+        """Return None where nothing was measured."""
+        head, _, statistic = self.name.partition(".")
+        value: Distribution | float | None = getattr(figures, head)
+        if isinstance(value, Distribution):
+            return float(getattr(value, statistic)) if value.count else None
+        return value
+
+    def of_runs(self, point: BenchPoint) -> list[float]:
+        """Its value in each counted run that has one."""
+        values = (self.of(run.figures) for run in point.counted_runs)
+        return [value for value in values if value is not None]
+
+
+MAIN_FIGURES = (
+    MainFigure(name="request_throughput", heading="req/s", more_is_better=True),
+    MainFigure(name="output_throughput", heading="tok/s", more_is_better=True),
+    MainFigure(name="output_throughput_per_gpu", heading="tok/s/GPU", more_is_better=True),
+    MainFigure(name="user_throughput", heading="tok/s/user", more_is_better=True),
+    MainFigure(name="decode_speed.mean", heading="decode tok/s/user", more_is_better=True),
+    MainFigure(name="goodput", heading="goodput req/s", more_is_better=True),
+    MainFigure(name="failed", heading="failed"),
+    MainFigure(name="ttft_ms.p50", heading="TTFT p50", is_latency=True),
+    MainFigure(name="ttft_ms.p99", heading="TTFT p99", is_latency=True),
+    MainFigure(name="tpot_ms.p50", heading="TPOT p50", is_latency=True),
+    MainFigure(name="tpot_ms.p99", heading="TPOT p99", is_latency=True),
+    MainFigure(name="itl_ms.p99", heading="ITL p99", is_latency=True),
+    MainFigure(name="e2el_ms.p50", heading="E2EL p50", is_latency=True),
+    MainFigure(name="e2el_ms.p99", heading="E2EL p99", is_latency=True),
+    MainFigure(name="lag_ms.p99", heading="lag p99", is_latency=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure after repeated runs."""
+
+    mean: float
+    half_width: float | None
+    """The mean of many more runs is in mean ± half_width, with 95 % confidence; None after a single run."""
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Return the mean and its 95 % interval by Student's t distribution.
+
+    :param values: one for each run, at least one.
+    """
+    if len(values) == 1:
+        return Estimate(values[0], None)
+    error = stdev(values) / math.sqrt(len(values))
+    return Estimate(fmean(values), t_quantile(len(values) - 1) * error)
+
+
+def difference(a: Sequence[float], b: Sequence[float]) -> Estimate:
+    """Return mean(b) - mean(a) with its 95 % interval by Welch: the runs of both may scatter differently."""
+    change = fmean(b) - fmean(a)
+    if len(a) == 1 or len(b) == 1:
+        return Estimate(change, None)
+    errors = [stdev(values) ** 2 / len(values) for values in (a, b)]
+    if not (total := sum(errors)):
+        return Estimate(change, 0.0)
+    freedom = 1 / sum((error / total) ** 2 / (len(values) - 1) for error, values in zip(errors, (a, b), strict=True))
+    return Estimate(change, t_quantile(math.floor(freedom + _ROUNDING)) * math.sqrt(total))
+
+
+_ROUNDING = 1e-9
+_T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""0.975 quantiles of Student's t distribution with 1 to 10 degrees of freedom."""
+_Z = NormalDist().inv_cdf(0.975)
+
+
+def t_quantile(freedom: int) -> float:
+    """Return the 0.975 quantile of Student's t distribution with that many degrees of freedom, from 1; within 0.003."""
+    if freedom <= len(_T_QUANTILES):
+        return _T_QUANTILES[freedom - 1]
+    # The first two terms of the expansion around the normal distribution: Abramowitz and Stegun, 26.7.5.
+    return _Z + (_Z**3 + _Z) / (4 * freedom) + (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / (96 * freedom**2)
+
+
+def result_tables(result: BenchResult) -> Iterator[Table]:
+    """A table of throughputs and one of latencies, each with the figures that at least one point has."""
+    about = f"{result.model}, {result.dataset}" + (f", {result.gpus} GPUs" if result.gpus else "")
+    for title, is_latency in ((f"Throughput: {about}", False), ("Latencies in ms", True)):
+        shown = [
+            figure
+            for figure in MAIN_FIGURES
+            if figure.is_latency == is_latency and any(map(figure.of_runs, result.points))
+        ]
+        yield Table(
+            title=title,
+            headings=("load", *(figure.heading for figure in shown)),
+            rows=[_row(point, shown) for point in result.points],
+            is_grid=True,
+        )
+
+
+def result_note(result: BenchResult) -> str:
+    """Return a line for below the tables: how sure the numbers are."""
+    if any(len(point.counted_runs) > 1 for point in result.points):
+        note = "± is the 95 % interval of the mean over the runs of a point."
+    else:
+        note = "Each point was run once, so there is no interval; --repeat 5 gives one."
+    if any(len(point.whole_runs) < len(point.runs) for point in result.points):
+        note += " An interrupted run is in no figure of a point that has a whole one."
+    return note
+
+
+def number_text(value: float, places: int | None = None) -> str:
+    """Return a number with as many decimal places as its size deserves, or with `places`.
+
+    >>> number_text(43146.2), number_text(171.54), number_text(0.13412), number_text(3.0)
+    ('43,146', '171.5', '0.134', '3')
+    """
+    return f"{value:,.{_places(value) if places is None else places}f}"
+
+
+def _places(value: float) -> int:
+    if value == int(value) or abs(value) >= 1000:
+        return 0
+    return 1 if abs(value) >= 100 else 2 if abs(value) >= 1 else 3
+
+
+def estimate_text(value: Estimate) -> str:
+    text = number_text(value.mean)
+    return text if value.half_width is None else f"{text} ± {number_text(value.half_width, _places(value.mean))}"
+
+
+def _row(point: BenchPoint, shown: Sequence[MainFigure]) -> list[str]:
+    measured = (figure.of_runs(point) for figure in shown)
+    return [point.label, *(estimate_text(estimate(values)) if values else "-" for values in measured)]
+
+
+GAUGES = (
+    "deepseek_triton_inflight_sequences",
+    "deepseek_triton_engine_running_requests",
+    "deepseek_triton_engine_waiting_requests",
+    "deepseek_triton_kv_cache_used_blocks",
+    "deepseek_triton_kv_cache_capacity_blocks",
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "nv_gpu_utilization",
+    "nv_gpu_memory_used_bytes",
+    "nv_gpu_power_usage",
+    "DCGM_FI_DEV_GPU_UTIL",
+    "DCGM_FI_DEV_FB_USED",
+    "DCGM_FI_DEV_POWER_USAGE",
+    "DCGM_FI_DEV_SM_CLOCK",
+    "DCGM_FI_DEV_GPU_TEMP",
+)
+COUNTERS = (
+    "deepseek_triton_prompt_tokens_total",
+    "deepseek_triton_cached_prompt_tokens_total",
+    "deepseek_triton_generated_tokens_total",
+    "deepseek_triton_draft_tokens_proposed_total",
+    "deepseek_triton_draft_tokens_accepted_total",
+    "deepseek_triton_requests_refused_total",
+    "deepseek_triton_aborts_total",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:num_preemptions_total",
+    "vllm:spec_decode_num_draft_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_total",
+    "nv_energy_consumption",
+    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
+)
+
+
+def metrics_table(metrics: Mapping[str, MetricSummary], run: str) -> Table | None:
+    """Return a row for each metric that was not zero all the time, over all its series; None where there was none.
+
+    :param run: for the title.
+    """
+    rows = []
+    for name in GAUGES + COUNTERS:
+        series = [each for key, each in metrics.items() if key.partition("{")[0] == name]
+        increase = sum(each.increase for each in series)
+        most = max((each.max for each in series), default=0.0)
+        if name in COUNTERS and increase:
+            rows.append((name, str(len(series)), "-", "-", number_text(increase)))
+        elif name in GAUGES and most:
+            mean = sum(each.mean for each in series) / len(series)
+            rows.append((name, str(len(series)), number_text(mean), number_text(most), "-"))
+    headings = ("metric", "series", "mean", "max", "increase")
+    return Table(title=f"Servers and GPUs during {run}", headings=headings, rows=rows, is_grid=True) if rows else None

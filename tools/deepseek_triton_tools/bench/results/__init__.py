@@ -1,1 +1,0 @@
-"""Results as files and tables, ours and those of other tools; two results side by side."""

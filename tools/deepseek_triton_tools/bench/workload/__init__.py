@@ -1,1 +1,0 @@
-"""Requests to send: prompts of given lengths, files, traces, conversations."""

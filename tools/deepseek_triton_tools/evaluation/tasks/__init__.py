@@ -1,1 +1,0 @@
-"""The tasks that `eval` knows by name, and the user's own."""
