@@ -6,7 +6,7 @@ import struct
 from dataclasses import replace
 
 from deepseek_triton_tools.doctor.examine import CHECKS, examine
-from deepseek_triton_tools.doctor.findings import Expected, KnownContainer, assess_capabilities
+from deepseek_triton_tools.doctor.findings import Expected, assess_capabilities
 from deepseek_triton_tools.doctor.machine import Disk, Done, HostProcess, Interface
 from deepseek_triton_tools.doctor.software import ENTRY_POINT
 from deepseek_triton_tools.host.host_memory import CgroupMemory, HostMemory
@@ -29,7 +29,7 @@ R1 = Expected(
     world_size=8,
     checkpoint="/models/R1",
     checkpoint_bytes=640 * GIB,
-    containers=(KnownContainer(tag="26.07", trtllm="1.2.1", driver="580.44.01"),),
+    drivers={"26.07": "580.44.01"},
 )
 THEIRS = replace(R1, is_ours=False)
 VLLM_IMAGE = "nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3"

@@ -20,7 +20,7 @@ from deepseek_triton_tools.doctor.examine import (
     report_from_json,
     report_to_json,
 )
-from deepseek_triton_tools.doctor.findings import Expected, KnownContainer, expected_from_json, expected_to_json
+from deepseek_triton_tools.doctor.findings import Expected, expected_from_json, expected_to_json
 from deepseek_triton_tools.doctor.hosts import BOOTSTRAP, bootstrap_command, examine_by_command, pack
 from deepseek_triton_tools.doctor.machine import NOT_FOUND, Machine
 from deepseek_triton_tools.doctor.storage import repository_digest
@@ -33,7 +33,7 @@ EVERYTHING = Expected(
     repository="/r1",
     engine="tensorrt_llm",
     hosts=("a", "b"),
-    containers=(KnownContainer(tag="26.07", trtllm="1.2.1", driver="590.44.01"),),
+    drivers={"26.07": "590.44.01"},
 )
 
 

@@ -18,7 +18,7 @@ from deepseek_triton_tools.doctor.examine import examine, report_from_json, repo
 from deepseek_triton_tools.doctor.findings import Expected
 from deepseek_triton_tools.doctor.hosts import BOOTSTRAP, examine_by_command
 from deepseek_triton_tools.doctor.machine import Done, HostProcess, Machine
-from deepseek_triton_tools.doctor.tuning import GPU_ADVICE, HOST_ADVICE, numbers_in, ranges, read_settings
+from deepseek_triton_tools.doctor.tuning import ADVICE, numbers_in, ranges, read_settings
 from support.faked_machine import GOOD_RUNS, PYTHON, FakedMachine
 from support.nvidia_smi_xml import HEAD, smi_xml
 
@@ -293,4 +293,4 @@ def test_a_host_that_gives_no_report(capsys):
 def test_the_page_describes_every_setting():
     page = (ROOT / "docs/doctor.md").read_text()
     section = page.partition("## Settings for speed")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| `([a-z-]+)` \|", section, re.M) == [advice.id for advice in (*GPU_ADVICE, *HOST_ADVICE)]
+    assert re.findall(r"^\| `([a-z-]+)` \|", section, re.M) == [advice.id for advice in ADVICE]

@@ -5,20 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
-from deepseek_triton_tools.cli.parsing import VerbParser, add_json, path, port, words
+from deepseek_triton_tools.cli.parsing import VerbParser, add_json, option, path, port, words
 from deepseek_triton_tools.cli.start_variables import take_start_variables
+from deepseek_triton_tools.doctor import report
 from deepseek_triton_tools.doctor.findings import (
-    LEVELS,
     MPIRUN,
     SERVE,
-    Capability,
     Expected,
-    Level,
     Reported,
     assess_capabilities,
     error,
@@ -36,26 +32,9 @@ from deepseek_triton_tools.doctor.hosts import (
 )
 from deepseek_triton_tools.doctor.machine import Machine
 from deepseek_triton_tools.doctor.mpi_exchange import exchange_findings
-from deepseek_triton_tools.doctor.tuning_report import show_tuning, tuning_document, tuning_exit_code
 from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader
-from deepseek_triton_tools.terminal.tables import paragraph, styled
 from deepseek_triton_tools.tool_errors import ToolError
 
-SCHEMA = "deepseek-triton/doctor/1"
-_CODES: dict[Level, int] = {"ok": 0, "skipped": 0, "note": 0, "warning": 3, "error": 1}
-"""Level -> exit code. The worst finding decides."""
-_WORDS: dict[Level, tuple[str, str]] = {
-    "ok": ("ok", "32"),
-    "skipped": ("-", "2"),
-    "note": ("note", "2"),
-    "warning": ("warning", "33"),
-    "error": ("error", "31"),
-}
-"""Level -> (the word in front of a finding, its ANSI style)."""
-_ANSWERS = {True: ("yes", "32"), False: ("no ", "31")}
-"""Whether something works -> (the word in front of it, its ANSI style)."""
-_HIDDEN = ("ok", "skipped")
-"""Levels that only --verbose shows."""
 _PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 
 
@@ -68,27 +47,25 @@ def add_options(verb: VerbParser) -> None:
         "docs/doctor.md lists every check.",
     )
     verb.usage = "%(prog)s [DIR] [options]"
-    verb.add_argument("repository", nargs="?", type=path, metavar="DIR", help="the model repository to be served")
-    verb.add_argument("--model", type=path, metavar="PATH", help="the checkpoint's folder on these machines")
-    verb.add_argument(
-        "--tune", action="store_true", help="show clocks, power, NUMA and so on, as found and as advised, and commands"
-    )
-    verb.add_argument("-v", "--verbose", action="store_true", help="show what is in order and what was skipped, too")
+    option(verb, "repository DIR", "the model repository to be served", path, nargs="?")
+    option(verb, "--model PATH", "the checkpoint's folder on these machines", path)
+    option(verb, "--tune", "show clocks, power, NUMA and so on, as found and as advised, and commands")
+    option(verb, "-v --verbose", "show what is in order and what was skipped, too")
     add_json(verb, "docs/doctor.md")
     where = verb.add_argument_group("where", "The other machines need only python3; nothing is installed on them.")
     which = where.add_mutually_exclusive_group()
-    which.add_argument("--hosts", type=_host_names, metavar="A,B", help="check the machines it will run on, by ssh")
-    which.add_argument("--host-file", type=path, metavar="FILE", help="the same, one host on each line")
-    which.add_argument("--through", metavar="COMMAND", help="check where COMMAND runs programs: 'docker exec -i NAME'")
-    where.add_argument("--ssh-port", type=port, metavar="PORT", help="port of sshd on them (default: ssh's own)")
-    where.add_argument("--ssh-args", metavar="TEXT", help="more arguments of ssh, as in --ssh-args='-i key'")
-    where.add_argument("--interface", type=words, metavar="NAME", help="network interface between them, such as eth0")
-    where.add_argument("--python", type=words, metavar="PROGRAM", help="server's Python (default: python3 on hosts)")
+    option(which, "--hosts A,B", "check the machines it will run on, by ssh", _host_names)
+    option(which, "--host-file FILE", "the same, one host on each line", path)
+    option(which, "--through COMMAND", "check where COMMAND runs programs: 'docker exec -i NAME'")
+    option(where, "--ssh-port PORT", "port of sshd on them (default: ssh's own)", port)
+    option(where, "--ssh-args TEXT", "more arguments of ssh, as in --ssh-args='-i key'")
+    option(where, "--interface NAME", "network interface between them, such as eth0", words)
+    option(where, "--python PROGRAM", "server's Python (default: python3 on hosts)", words)
     ports = verb.add_argument_group(
         "ports of the server", "HTTP_PORT, GRPC_PORT and METRICS_PORT, if set, are the defaults."
     )
     for name, default in _PORTS.items():
-        ports.add_argument(f"--{name}-port", type=port, metavar="PORT", help=f"{name} port (default: {default})")
+        option(ports, f"--{name}-port PORT", f"{name} port (default: {default})", port)
 
 
 def _host_names(text: str) -> list[str]:
@@ -99,59 +76,58 @@ def _host_names(text: str) -> list[str]:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    """Look at everything, and print it. Raises ToolError for a command line that asks for what can't be, and BuildError
-    when the folder is not a repository."""
-    http_port, grpc_port, metrics_port = _ports(args)
+    """Look at everything, and print it.
+
+    :raises ToolError: for a command line that asks for what can't be.
+    :raises BuildError: when the folder is not a repository.
+    """
+    ports = _ports(args)
     hosts = _hosts(args)
     machine = Machine()
-    name = machine.hostname
-    expected, checked = _expected(args, name)
-    expected = replace(
-        expected,
-        hosts=hosts,
-        interface=args.interface,
-        http_port=http_port,
-        grpc_port=grpc_port,
-        metrics_port=metrics_port,
-        tune=args.tune,
-    )
-    ssh = _ssh(args)
-    visits = _visit(args, hosts, machine, expected, ssh)
+    expected, of_check = _expected(args, machine.hostname)
+    expected = replace(expected, hosts=hosts, interface=args.interface, tune=args.tune, **ports)
+    ssh = Ssh(port=args.ssh_port, args=tuple(_shell_words(args.ssh_args)))
+    results = _examine(args, machine, expected, ssh)
     if args.tune:
         with to_reader():
-            print_json(tuning_document(visits)) if args.json else show_tuning(visits, verbose=args.verbose)
-        return tuning_exit_code(visits)
-    reports = [visit.report for visit in visits if visit.report]
-    findings = [*checked, *(found for visit in visits for found in _findings(visit)), *compare(reports, expected)]
-    findings += exchange_findings(visits, machine, expected, ssh=ssh, python=args.python)
-    findings = [*_host_findings(hosts, machine, expected), *findings]
-    code = _exit_code(findings)
-    can = assess_capabilities(findings, expected)
+            if args.json:
+                print_json(report.tuning_document(results))
+            else:
+                report.show_tuning(results, verbose=args.verbose)
+        return report.tuning_exit_code(results)
+    reports = [result.report for result in results if result.report]
+    findings = [*_host_findings(hosts, machine, expected), *of_check]
+    for result in results:
+        findings += [*result.findings, *(result.report.findings if result.report else ())]
+    findings += compare(reports, expected)
+    findings += exchange_findings(results, machine, expected, ssh=ssh, python=args.python)
+    capabilities = assess_capabilities(findings, expected)
     with to_reader():
         if args.json:
-            facts = {report.host: dict(report.facts) for report in reports}
-            print_json(_document(findings, can, facts, code))
+            facts = {each.host: each.facts for each in reports}
+            print_json(report.findings_document(findings, capabilities, facts))
         else:
-            _show(findings, can, verbose=args.verbose, several=len(visits) > 1)
-            if rehearsal := _rehearsal(expected):
-                print(f"\n{styled('first', '1')}\n{paragraph(rehearsal, '  ')}")
-    return code
+            report.show_findings(findings, capabilities, verbose=args.verbose, several=len(results) > 1)
+            report.show_rehearsal(expected)
+    return report.exit_code(findings)
 
 
-def _ports(args: argparse.Namespace) -> tuple[int, int, int]:
-    """The ports of HTTP, gRPC and metrics that start.sh would take: doctor speaks of the ones that will be used. Raises
-    ToolError when two are the same, or a variable of start.sh is no port."""
+def _ports(args: argparse.Namespace) -> dict[str, int]:
+    """The ports that start.sh would take: doctor speaks of the ones that will be used.
+
+    :raises ToolError: when two are the same, or a variable of start.sh is no port.
+    """
     take_start_variables(args, [f"{name}_port" for name in _PORTS])
-    http, grpc, metrics = (getattr(args, f"{name}_port") or default for name, default in _PORTS.items())
-    if len({http, grpc, metrics}) < len(_PORTS):
-        raise ToolError(f"HTTP, gRPC and metrics need a port each, got {http}, {grpc}, {metrics}", exit_code=2)
-    return http, grpc, metrics
+    ports = {f"{name}_port": getattr(args, f"{name}_port") or default for name, default in _PORTS.items()}
+    if len({*ports.values()}) < len(ports):
+        numbers = ", ".join(map(str, ports.values()))
+        raise ToolError(f"HTTP, gRPC and metrics need a port each, got {numbers}", exit_code=2)
+    return ports
 
 
 def _hosts(args: argparse.Namespace) -> tuple[str, ...]:
-    if args.host_file is None:
-        hosts = tuple(args.hosts or ())
-    else:
+    hosts = tuple(args.hosts or ())
+    if args.host_file is not None:
         try:
             hosts = tuple(parse_host_file(args.host_file.read_text()))
         except (OSError, UnicodeDecodeError) as error:
@@ -171,17 +147,12 @@ def _expected(args: argparse.Namespace, host: str) -> tuple[Expected, Sequence[R
             raise ToolError("--model is for a repository: name its folder first", exit_code=2)
         return Expected(), []
     from deepseek_triton_build.check import CheckOptions, check_repository
-    from deepseek_triton_tools.doctor.expected_of_repository import check_findings, expected_of, known_containers
+    from deepseek_triton_tools.doctor.expected_of_repository import check_findings, expected_of
 
     # The checkpoint may be on this machine; the hosts that it is to run on look for themselves.
     here = args.model if args.model is not None and os.path.isdir(args.model) else None
-    report = check_repository(args.repository, CheckOptions(model_root=here))
-    expected = expected_of(args.repository, report, args.model)
-    return replace(expected, containers=known_containers()), list(check_findings(report, host))
-
-
-def _ssh(args: argparse.Namespace) -> Ssh:
-    return Ssh(port=args.ssh_port, args=tuple(_shell_words(args.ssh_args)))
+    checked = check_repository(args.repository, CheckOptions(model_root=here))
+    return expected_of(args.repository, checked, args.model), list(check_findings(checked, host))
 
 
 def _shell_words(text: str | None) -> Sequence[str]:
@@ -193,28 +164,16 @@ def _shell_words(text: str | None) -> Sequence[str]:
         ) from error
 
 
-def _visit(
-    args: argparse.Namespace, hosts: Sequence[str], machine: Machine, expected: Expected, ssh: Ssh
-) -> Sequence[HostResult]:
+def _examine(args: argparse.Namespace, machine: Machine, expected: Expected, ssh: Ssh) -> Sequence[HostResult]:
     if args.through is not None:
         through = _shell_words(args.through)
         if not through:
             raise ToolError("--through: expected a command, got nothing: is a variable not set?", exit_code=2)
         return [examine_through(through, expected, python=args.python)]
-    if not hosts:
+    if not expected.hosts:
         return [examine_here(machine, expected, host=machine.hostname, python=args.python)]
-    complain(f"doctor: asking {', '.join(hosts)}")
-    return examine_hosts(hosts, machine, expected, ssh=ssh, python=args.python)
-
-
-def _exit_code(findings: Sequence[Reported]) -> int:
-    levels: set[Level] = {found.finding.level for found in findings}
-    return _CODES[max(levels, key=LEVELS.index)]
-
-
-def _findings(result: HostResult) -> Iterator[Reported]:
-    yield from result.findings
-    yield from result.report.findings if result.report else ()
+    complain(f"doctor: asking {', '.join(expected.hosts)}")
+    return examine_hosts(expected.hosts, machine, expected, ssh=ssh, python=args.python)
 
 
 def _host_findings(hosts: Sequence[str], machine: Machine, expected: Expected) -> Iterator[Reported]:
@@ -234,100 +193,3 @@ def _host_findings(hosts: Sequence[str], machine: Machine, expected: Expected) -
             f"run them on {hosts[0]}",
         )
         yield Reported(check="hosts", title="hosts", host=name, finding=finding, needs=needs)
-
-
-def _show(findings: Sequence[Reported], can: Sequence[Capability], *, verbose: bool, several: bool) -> None:
-    shown = [found for found in findings if verbose or found.finding.level not in _HIDDEN]
-    for found in shown:
-        _show_finding(found, several=several)
-    if shown:
-        print()
-    print(_counts(findings, verbose=verbose))
-    print(f"\n{styled('what works here', '1')}")
-    for capability in can:
-        _print_marked(_ANSWERS[capability.works], _capability(capability, several=several), "  ")
-
-
-def _show_finding(found: Reported, *, several: bool) -> None:
-    word, style = _WORDS[found.finding.level]
-    where = f"{found.host}: " if several else ""
-    _print_marked((f"{word:<7}", style), f"{where}{found.title}: {found.finding.result}")
-    if found.finding.level in _HIDDEN:
-        return
-    for label, text in (("", found.finding.cause), ("fix: ", found.finding.fix)):
-        if text:
-            print(paragraph(f"{label}{text}", "         "))
-
-
-def _rehearsal(expected: Expected) -> str:
-    """Return how to try this machine before the weights are loaded; an empty string where they are small or unknown."""
-    if not expected.uses_gpus or not expected.gpu or (expected.checkpoint_bytes or 0) < _LARGE:
-        return ""
-    gpus = min(expected.world_size or 1, _MOST_GPUS_OF_TINY)
-    versions = {"--trtllm": expected.release, "--vllm": expected.vllm}
-    release = "".join(f" {option} {version}" for option, version in versions.items() if version)
-    mpi = ", MPI" if expected.is_tensorrt_llm else ""
-    return (
-        f"rehearse it, because these are {expected.checkpoint_bytes or 0:,} bytes of weights: the tiny model "
-        f"should take about a minute, on the same container, driver, NCCL{mpi} and kernels: "
-        f"deepseek-triton build tiny --engine {expected.engine} --gpu {expected.gpu} --gpus {gpus}{release} "
-        "--output rehearsal"
-    )
-
-
-_LARGE = 10**10
-"""Bytes of weights from which a rehearsal is worth its minute."""
-_MOST_GPUS_OF_TINY = 16
-"""The most GPUs that can share the tiny model's 8 experts."""
-
-
-def _print_marked(mark: tuple[str, str], text: str, indent: str = "") -> None:
-    """Print a word in its style, and `text` behind it in a column of its own."""
-    word, style = mark
-    column = f"{indent}{' ' * len(word)}  "
-    print(f"{indent}{styled(word, style)}  {paragraph(text, column, '').removeprefix(column)}")
-
-
-def _counts(findings: Sequence[Reported], *, verbose: bool) -> str:
-    counts = Counter(found.finding.level for found in findings)
-    shown = [f"{counts[level]} {level}{'' if counts[level] == 1 else 's'}" for level in ("error", "warning", "note")]
-    shown += [f"{counts['ok']} ok", f"{counts['skipped']} skipped"]
-    return ", ".join(shown) + ("" if verbose else " (-v shows them)")
-
-
-def _capability(capability: Capability, *, several: bool) -> str:
-    blocked = [f"{found.host}: {found.title}" if several else found.title for found in capability.blocked_by]
-    return capability.title + (f" (in the way: {', '.join(dict.fromkeys(blocked))})" if blocked else "")
-
-
-def _document(
-    findings: Sequence[Reported], can: Sequence[Capability], facts: dict[str, dict[str, str]], code: int
-) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "ok": code == 0,
-        "exit_code": code,
-        "findings": [
-            {
-                "check": found.check,
-                "title": found.title,
-                "host": found.host,
-                "level": found.finding.level,
-                "result": found.finding.result,
-                "cause": found.finding.cause,
-                "fix": found.finding.fix,
-                "blocks": list(found.needs) if found.finding.blocks else [],
-            }
-            for found in findings
-        ],
-        "facts": facts,
-        "capabilities": [
-            {
-                "id": each.id,
-                "title": each.title,
-                "works": each.works,
-                "in_the_way": [{"check": found.check, "host": found.host} for found in each.blocked_by],
-            }
-            for each in can
-        ],
-    }

@@ -15,7 +15,6 @@ from deepseek_triton_tools.doctor.findings import (
     TENSORRT_LLM,
     VLLM,
     Expected,
-    KnownContainer,
     MachineFinding,
     Reported,
 )
@@ -24,10 +23,8 @@ from deepseek_triton_tools.repository.serving_facts import serving_of
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 _ON_GPUS = (TENSORRT_LLM, VLLM)
-
-
-def known_containers() -> tuple[KnownContainer, ...]:
-    return tuple(KnownContainer(tag=tag, trtllm=row.trtllm, driver=row.driver) for tag, row in containers().items())
+_NVCC = re.compile(r"^export TRTLLM_DG_JIT_USE_NVCC=\W*(?:TRTLLM_DG_JIT_USE_NVCC:-)?1\b", re.M)
+"""A line of start.sh that lets DeepGEMM compile with NVCC."""
 
 
 def expected_of(repository: Path, report: Report, model: Path | None) -> Expected:
@@ -41,8 +38,16 @@ def expected_of(repository: Path, report: Report, model: Path | None) -> Expecte
     target = gpus().get(checked.gpu or "")
     world = _world_size(repository, checked)
     tag = (stamp.text("image") or "").rpartition(":")[2].partition("-")[0]  # such as 26.07
-    container = containers().get(tag)
+    drivers = {tag: container.driver for tag, container in containers().items()}
     checkpoint = _checkpoint(repository, checked, model)
+    try:
+        checkpoint_bytes = serving_of(str(model or repository)).size if checkpoint else None
+    except CheckpointError:  # neither the files nor the catalogue know it
+        checkpoint_bytes = None
+    try:
+        script = (repository / START_SCRIPT).read_text("utf-8", errors="replace")
+    except OSError:
+        script = ""
     return Expected(
         repository=os.path.abspath(repository if repository.is_dir() else repository.parent),
         is_ours=checked.backend == "deepseek-triton",
@@ -51,23 +56,15 @@ def expected_of(repository: Path, report: Report, model: Path | None) -> Expecte
         release=checked.release if checked.engine == "tensorrt_llm" else None,
         vllm=stamp.text("vllm"),
         image=stamp.text("image"),
-        driver=container.driver if container else None,
+        driver=drivers.get(tag),
         gpu=checked.gpu,
         gpus_per_node=min(world, target.gpus_per_node) if target and world else world,
         world_size=world,
-        uses_nvcc=_uses_nvcc(repository),
+        uses_nvcc=_NVCC.search(script) is not None,
         checkpoint=checkpoint,
-        checkpoint_bytes=_checkpoint_bytes(str(model or repository)) if checkpoint else None,
+        checkpoint_bytes=checkpoint_bytes,
+        drivers=drivers,
     )
-
-
-def _uses_nvcc(repository: Path) -> bool:
-    """Tell whether its start.sh sets TRTLLM_DG_JIT_USE_NVCC to 1."""
-    try:
-        script = (repository / START_SCRIPT).read_text("utf-8", errors="replace")
-    except OSError:
-        return False
-    return re.search(r"^export TRTLLM_DG_JIT_USE_NVCC=\W*(?:TRTLLM_DG_JIT_USE_NVCC:-)?1\b", script, re.M) is not None
 
 
 def _world_size(repository: Path, checked: CheckedModel) -> int | None:
@@ -93,14 +90,6 @@ def _checkpoint(repository: Path, checked: CheckedModel, model: Path | None) -> 
     if os.path.isabs(checked.model) or checked.model.startswith(".") or inside.is_dir():
         return os.path.abspath(inside)
     return checked.model
-
-
-def _checkpoint_bytes(source: str) -> int | None:
-    """Return the bytes of the weights, by the files or by the catalogue; None when neither knows."""
-    try:
-        return serving_of(source).size
-    except CheckpointError:
-        return None
 
 
 def check_findings(report: Report, host: str) -> Iterable[Reported]:

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from deepseek_triton_tools.doctor.machine import Machine
 
 TENSORRT_LLM = "tensorrt_llm"
 VLLM = "vllm"
-
-
-@dataclass(frozen=True, kw_only=True)
-class KnownContainer:
-    """A published Triton container."""
-
-    tag: str
-    """Such as `26.07`."""
-    trtllm: str
-    driver: str
-    """The oldest NVIDIA driver that it is made for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +49,8 @@ class Expected:
     interface: str | None = None
     tune: bool = False
     """Whether the machine's settings are asked for, in place of the checks."""
-    containers: tuple[KnownContainer, ...] = ()
-    """All containers that are known, newest first."""
+    drivers: Mapping[str, str] = field(default_factory=dict)
+    """Tag of a published Triton container, such as `26.07` -> the oldest NVIDIA driver that it is made for."""
 
     @property
     def is_tensorrt_llm(self) -> bool:
@@ -86,14 +74,12 @@ class Expected:
 
 
 def expected_to_json(expected: Expected) -> str:
-    return json.dumps(dataclasses.asdict(expected))
+    return json.dumps(asdict(expected))
 
 
 def expected_from_json(text: str) -> Expected:
     values = json.loads(text)
-    values["hosts"] = tuple(values["hosts"])
-    values["containers"] = tuple(KnownContainer(**row) for row in values["containers"])
-    return Expected(**values)
+    return Expected(**{**values, "hosts": tuple(values["hosts"])})
 
 
 Level = Literal["ok", "skipped", "note", "warning", "error"]

@@ -311,7 +311,7 @@ def is_on_the_bus(machine: Machine) -> bool:
 def check_driver(machine: Machine, expected: Expected) -> MachineFinding:
     version = driver_version(machine)
     tag = container_tag(machine)
-    needed = next((row.driver for row in expected.containers if row.tag == tag), expected.driver)
+    needed = expected.drivers.get(tag or "", expected.driver)
     if needed is None or not is_before(version, needed):
         return ok(version + (f", needed: {needed}" if needed else ""))
     return warning(

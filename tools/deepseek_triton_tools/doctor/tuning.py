@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 from xml.etree import ElementTree
 
 from deepseek_triton_tools.doctor.findings import VLLM, Expected
@@ -18,6 +18,27 @@ from deepseek_triton_tools.doctor.machine import NOT_FOUND, Machine
 from deepseek_triton_tools.doctor.versions import is_before
 
 SettingState = Literal["differs", "unknown", "as advised"]
+_UNTOLD = re.compile(r"\[?(N/A|Not Supported|Unknown Error|Requested functionality has been deprecated)\]?|")
+_NOT_TOLD = "nvidia-smi does not tell it for these GPUs"
+_BENCHMARKING = "NVIDIA/TensorRT-LLM docs: performance/perf-benchmarking, Before Benchmarking"
+_MANUAL = "nvidia-smi(1)"
+_SLOWED_BY = {
+    "hw_slowdown": "hardware slowdown",
+    "hw_thermal_slowdown": "heat (hardware)",
+    "hw_power_brake_slowdown": "power brake",
+    "sw_thermal_slowdown": "heat (driver)",
+    "applications_clocks_setting": "applications clocks",
+}
+"""Clock event reason -> words. A GPU at its power limit under load is none of them: the power limit has its own row."""
+_PDL = "TRTLLM_ENABLE_PDL"
+_SLIDER = r"(\d+)\W+vboost\W+(\d+)\W+(\d+)"
+_PCI = "/sys/bus/pci/devices"
+_CARDS = "/sys/class/infiniband"
+_CPUS = "/sys/devices/system/cpu"
+_NODES = "/sys/devices/system/node"
+_BALANCING = "/proc/sys/kernel/numa_balancing"
+_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
+_AFFINITY = "TLLM_NUMA_AWARE_WORKER_AFFINITY"
 
 
 class UnreadableError(Exception):
@@ -38,7 +59,7 @@ class MachineSetting:
     """Lines for a shell that set the advised value. There is none where a command can't do it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SettingReading:
     found: str
     is_as_advised: bool
@@ -61,6 +82,15 @@ class Surroundings:
             raise UnreadableError(self.why_no_gpus)
         return self.gpus
 
+    def command(self, options: str, numbers: Sequence[int], program: str = "nvidia-smi") -> str:
+        """Return the command that sets something for the GPUs of these numbers."""
+        selection = "" if len(numbers) == len(self.gpus) else f"-i {','.join(map(str, numbers))} "
+        return f"sudo {program} {selection}{options}"
+
+
+Reader: TypeAlias = Callable[[Surroundings], SettingReading]
+"""May raise UnreadableError and OSError."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
@@ -71,8 +101,55 @@ class Advice:
     advised: str
     reason: str
     source: str
-    read: Callable[[Surroundings], SettingReading]
-    """It may raise UnreadableError and OSError."""
+    read: Reader
+
+
+def read_settings(machine: Machine, expected: Expected) -> tuple[MachineSetting, ...]:
+    """Return every setting, in the order in which they are shown."""
+    gpus, why = read_gpus(machine)
+    surroundings = Surroundings(machine=machine, expected=expected, gpus=gpus, why_no_gpus=why)
+    settings = []
+    for advice in ADVICE:
+        state: SettingState = "unknown"
+        try:
+            reading = advice.read(surroundings)
+            state = "as advised" if reading.is_as_advised else "differs"
+        except UnreadableError as why_not:
+            reading = SettingReading(str(why_not), is_as_advised=False)
+        except OSError as problem:
+            where = f"{problem.filename}: " if problem.filename else ""
+            reading = SettingReading(f"{where}{problem.strerror or problem}", is_as_advised=False)
+        setting = MachineSetting(
+            id=advice.id,
+            title=advice.title,
+            state=state,
+            found=reading.found,
+            advised=reading.advised or advice.advised,
+            reason=advice.reason,
+            source=advice.source,
+            commands=tuple(reading.commands) if state == "differs" else (),
+        )
+        settings.append(setting)
+    return tuple(settings)
+
+
+def read_gpus(machine: Machine) -> tuple[Sequence[ElementTree.Element], str]:
+    """Return the GPUs' elements, and why there is none."""
+    done = machine.run("nvidia-smi", "-q", "-x")
+    if done.code != 0:
+        lines = (done.out + done.err).strip().splitlines()
+        return [], "no nvidia-smi" if done.code == NOT_FOUND else f"nvidia-smi -q -x: {lines[0] if lines else 'failed'}"
+    try:
+        gpus = ElementTree.fromstring(done.out).findall("gpu")
+    except ElementTree.ParseError as error:
+        return [], f"nvidia-smi -q -x: {error}"
+    return gpus, "nvidia-smi names no GPU"
+
+
+def _told(gpu: ElementTree.Element, *paths: str) -> str | None:
+    """Return the text of the first path that says something. Drivers have moved some of them."""
+    texts = ((gpu.findtext(path) or "").strip() for path in paths)
+    return next((text for text in texts if not _UNTOLD.fullmatch(text)), None)
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -105,51 +182,7 @@ def by_value(values: Sequence[str]) -> str:
     return ", ".join(f"{value} (GPU {ranges(those)})" for value, those in numbers.items())
 
 
-_UNTOLD = re.compile(r"\[?(N/A|Not Supported|Unknown Error|Requested functionality has been deprecated)\]?|")
-_BENCHMARKING = "NVIDIA/TensorRT-LLM docs: performance/perf-benchmarking, Before Benchmarking"
-_MANUAL = "nvidia-smi(1)"
-_SLOWED_BY = {
-    "hw_slowdown": "hardware slowdown",
-    "hw_thermal_slowdown": "heat (hardware)",
-    "hw_power_brake_slowdown": "power brake",
-    "sw_thermal_slowdown": "heat (driver)",
-    "applications_clocks_setting": "applications clocks",
-}
-"""Clock event reason -> words. A GPU at its power limit under load is none of them: the power limit has its own row."""
-_PDL = "TRTLLM_ENABLE_PDL"
-
-
-def read_gpus(machine: Machine) -> tuple[Sequence[ElementTree.Element], str]:
-    """Return the GPUs' elements, and why there is none."""
-    done = machine.run("nvidia-smi", "-q", "-x")
-    if done.code != 0:
-        lines = (done.out + done.err).strip().splitlines()
-        return [], "no nvidia-smi" if done.code == NOT_FOUND else f"nvidia-smi -q -x: {lines[0] if lines else 'failed'}"
-    try:
-        gpus = ElementTree.fromstring(done.out).findall("gpu")
-    except ElementTree.ParseError as error:
-        return [], f"nvidia-smi -q -x: {error}"
-    return gpus, "nvidia-smi names no GPU"
-
-
-def _told(gpu: ElementTree.Element, *paths: str) -> str | None:
-    """Return the text of the first path that says something. Drivers have moved some of them."""
-    texts = ((gpu.findtext(path) or "").strip() for path in paths)
-    return next((text for text in texts if not _UNTOLD.fullmatch(text)), None)
-
-
-def _number(gpu: ElementTree.Element, *paths: str) -> float | None:
-    """Return the number in front of a unit."""
-    found = re.match(r"[\d.]+", _told(gpu, *paths) or "")
-    return float(found[0]) if found else None
-
-
-def _selected(numbers: Sequence[int], gpus: Sequence[object]) -> str:
-    """Return nvidia-smi's option for these GPUs; nothing for all."""
-    return "" if len(numbers) == len(gpus) else f"-i {','.join(map(str, numbers))} "
-
-
-def _switch(path: str, advised: str, option: str, after: str = "") -> Callable[[Surroundings], SettingReading]:
+def _switch(path: str, advised: str, option: str, after: str = "") -> Reader:
     """Return how a setting of a few words is read.
 
     :param option: the words of nvidia-smi that set it.
@@ -157,84 +190,83 @@ def _switch(path: str, advised: str, option: str, after: str = "") -> Callable[[
     """
 
     def read(surroundings: Surroundings) -> SettingReading:
-        gpus = surroundings.need_gpus()
-        values = [_told(gpu, path) for gpu in gpus]
+        values = [_told(gpu, path) for gpu in surroundings.need_gpus()]
         other = [number for number, value in enumerate(values) if value not in (advised, None)]
         if not any(values):
-            raise UnreadableError("nvidia-smi does not tell it for these GPUs")
-        commands = [f"sudo nvidia-smi {_selected(other, gpus)}{option}", *([after] if after else [])]
-        found = by_value([value or "not told" for value in values])
-        return SettingReading(found=found, is_as_advised=not other, commands=commands)
+            raise UnreadableError(_NOT_TOLD)
+        commands = [surroundings.command(option, other), *([after] if after else [])]
+        return SettingReading(by_value([value or "not told" for value in values]), not other, commands)
 
     return read
 
 
-def _power(surroundings: Surroundings) -> SettingReading:
-    gpus = surroundings.need_gpus()
-    pairs = [
-        (
-            _number(gpu, "gpu_power_readings/current_power_limit", "power_readings/enforced_power_limit"),
-            _number(gpu, "gpu_power_readings/max_power_limit", "power_readings/max_power_limit"),
-        )
-        for gpu in gpus
-    ]
-    known = {number: (now, most) for number, (now, most) in enumerate(pairs) if now and most}
-    if not known:
-        raise UnreadableError("nvidia-smi does not tell it for these GPUs")
+def _raising(pairs: Iterable[tuple[int, float | None, float | None]], command: Callable[..., str]) -> list[str]:
+    """Return the commands that give each GPU its highest value.
+
+    :param pairs: number of the GPU, its present and its highest value.
+    :param command: called with the highest value and the numbers of the GPUs that have less.
+    """
     lower: dict[float, list[int]] = {}
-    for number, (now, most) in known.items():
-        if now < most:
+    for number, now, most in pairs:
+        if now is not None and most is not None and now < most:
             lower.setdefault(most, []).append(number)
-    return SettingReading(
-        found=by_value([f"{now:g} W of {most:g} W" if now and most else "not told" for now, most in pairs]),
-        advised=by_value([f"{most:g} W" if most else "not told" for _, most in pairs]),
-        is_as_advised=not lower,
-        commands=[f"sudo nvidia-smi {_selected(numbers, gpus)}-pl {most:g}" for most, numbers in lower.items()],
-    )
+    return [command(most, numbers) for most, numbers in lower.items()]
 
 
-def _clocks(surroundings: Surroundings) -> SettingReading:
-    gpus = surroundings.need_gpus()
-    found, held = [], []
-    for number, gpu in enumerate(gpus):
-        words = ", ".join(
-            f"{name} {_told(gpu, f'clocks/{clock}') or '?'} of {_told(gpu, f'max_clocks/{clock}') or '?'}"
-            for name, clock in (("SM", "sm_clock"), ("memory", "mem_clock"))
+def _power(surroundings: Surroundings) -> SettingReading:
+    def watts(gpu: ElementTree.Element, *paths: str) -> float | None:
+        number = re.match(r"[\d.]+", _told(gpu, *paths) or "")
+        return (float(number[0]) or None) if number else None
+
+    limits = [
+        (
+            number,
+            watts(gpu, "gpu_power_readings/current_power_limit", "power_readings/enforced_power_limit"),
+            watts(gpu, "gpu_power_readings/max_power_limit", "power_readings/max_power_limit"),
         )
-        slowed = [text for reason, text in _SLOWED_BY.items() if _is_slowed(gpu, reason)]
-        found.append(words + (f", held down by {', '.join(slowed)}" if slowed else ""))
-        if slowed:
-            held.append(number)
-    commands = [f"sudo nvidia-smi {_selected(held, gpus)}{option}" for option in ("-rgc", "-rac")]
-    return SettingReading(found=by_value(found), is_as_advised=not held, commands=commands)
-
-
-def _is_slowed(gpu: ElementTree.Element, reason: str) -> bool:
-    paths = (f"clocks_{word}_reasons/clocks_{word}_reason_{reason}" for word in ("event", "throttle"))
-    return _told(gpu, *paths) == "Active"
+        for number, gpu in enumerate(surroundings.need_gpus())
+    ]
+    if not any(now and most for _, now, most in limits):
+        raise UnreadableError(_NOT_TOLD)
+    commands = _raising(limits, lambda most, numbers: surroundings.command(f"-pl {most:g}", numbers))
+    found = by_value([f"{now:g} W of {most:g} W" if now and most else "not told" for _, now, most in limits])
+    highest = by_value([f"{most:g} W" if most else "not told" for _, _, most in limits])
+    return SettingReading(found, not commands, commands, highest)
 
 
 def _boost(surroundings: Surroundings) -> SettingReading:
-    gpus = surroundings.need_gpus()
+    surroundings.need_gpus()
     done = surroundings.machine.run("nvidia-smi", "boost-slider", "-l")
     # Each row of its table has GPU, the word vboost, the highest and the present value.
-    rows = re.findall(r"(\d+)\W+vboost\W+(\d+)\W+(\d+)", done.out)
+    rows = [(int(number), int(now), int(most)) for number, most, now in re.findall(_SLIDER, done.out)]
     if not rows:
         lines = [line.strip() for line in (done.out + done.err).splitlines() if line.strip()]
         said = f": {lines[0][:120]}" if lines else ""
         raise UnreadableError(f"nvidia-smi boost-slider -l names no slider vboost{said}")
-    lower: dict[str, list[int]] = {}
-    for number, most, now in rows:
-        if int(now) < int(most):
-            lower.setdefault(most, []).append(int(number))
-    return SettingReading(
-        found=by_value([f"{now} of {most}" for _, most, now in rows]),
-        advised=by_value([most for _, most, _ in rows]),
-        is_as_advised=not lower,
-        commands=[
-            f"sudo nvidia-smi boost-slider {_selected(numbers, gpus)}--vboost {most}" for most, numbers in lower.items()
-        ],
+    commands = _raising(
+        rows, lambda most, numbers: surroundings.command(f"--vboost {most}", numbers, "nvidia-smi boost-slider")
     )
+    found = by_value([f"{now} of {most}" for _, now, most in rows])
+    return SettingReading(found, not commands, commands, by_value([str(most) for _, _, most in rows]))
+
+
+def _clocks(surroundings: Surroundings) -> SettingReading:
+    found, held = [], []
+    for number, gpu in enumerate(surroundings.need_gpus()):
+        words = ", ".join(
+            f"{name} {_told(gpu, f'clocks/{clock}') or '?'} of {_told(gpu, f'max_clocks/{clock}') or '?'}"
+            for name, clock in (("SM", "sm_clock"), ("memory", "mem_clock"))
+        )
+        paths = "clocks_event_reasons/clocks_event_reason_{}", "clocks_throttle_reasons/clocks_throttle_reason_{}"
+        slowed = [
+            text
+            for reason, text in _SLOWED_BY.items()
+            if _told(gpu, *(path.format(reason) for path in paths)) == "Active"
+        ]
+        found.append(words + (f", held down by {', '.join(slowed)}" if slowed else ""))
+        held += [number] if slowed else []
+    commands = [surroundings.command(option, held) for option in ("-rgc", "-rac")]
+    return SettingReading(by_value(found), not held, commands)
 
 
 def _pdl(surroundings: Surroundings) -> SettingReading:
@@ -247,17 +279,93 @@ def _pdl(surroundings: Surroundings) -> SettingReading:
     value = machine.environ.get(_PDL)
     found = f"{'unset' if value is None else value}, TensorRT-LLM {release}"
     if not is_before(release, "1.2"):
-        return SettingReading(
-            found=found, advised="unset or 1", is_as_advised=value in (None, "1"), commands=[f"unset {_PDL}"]
-        )
+        return SettingReading(found, value in (None, "1"), [f"unset {_PDL}"], "unset or 1")
     if not any(_told(gpu, "product_architecture") == "Blackwell" for gpu in surroundings.need_gpus()):
-        return SettingReading(
-            found=found, advised="anything: no figure is published for these GPUs", is_as_advised=True
+        return SettingReading(found, True, advised="anything: no figure is published for these GPUs")
+    return SettingReading(found, value == "1", [f"export {_PDL}=1"], "1")
+
+
+def _gpu_nodes(surroundings: Surroundings) -> SettingReading:
+    machine = surroundings.machine
+    # sysfs calls the device 0000:1b:00.0 that is 00000000:1B:00.0 for nvidia-smi.
+    addresses = [gpu.get("id", "").lower().partition(":") for gpu in surroundings.need_gpus()]
+    folders = [f"{_PCI}/{domain[-4:]}:{rest}" for domain, _, rest in addresses]
+    nodes = [machine.read(f"{folder}/numa_node").strip() for folder in folders]
+    if "-1" in nodes:  # ABI/testing/sysfs-bus-pci: the firmware names no node
+        raise UnreadableError("the firmware (or the virtual machine) does not tell the NUMA node of a GPU")
+    cpus = [machine.read(f"{folder}/local_cpulist").strip() for folder in folders]
+    status = machine.read("/proc/self/status").splitlines()
+    allowed = next(line.split()[1] for line in status if line.startswith("Cpus_allowed_list:"))
+    kept_away = {cpu for text in cpus for cpu in numbers_in(text)} - numbers_in(allowed)
+    switch = machine.environ.get(_AFFINITY)
+    found = by_value([f"node {node}, CPUs {text}" for node, text in zip(nodes, cpus, strict=True)])
+    found += f"; this process may use CPUs {allowed}" + (f"; {_AFFINITY}={switch}" if switch is not None else "")
+    is_bound = switch == "1" or (switch is None and not kept_away)
+    return SettingReading(found, is_bound, [f"export {_AFFINITY}=1"])
+
+
+def _numa_balancing(surroundings: Surroundings) -> SettingReading:
+    machine = surroundings.machine
+    value = machine.read(_BALANCING).strip()
+    nodes = [name for name in machine.list_folder(_NODES) if name.removeprefix("node").isdecimal()]
+    found = f"{value}, {len(nodes)} NUMA node{'' if len(nodes) == 1 else 's'}"
+    return SettingReading(found, value == "0" or len(nodes) < 2, ["sudo sysctl -w kernel.numa_balancing=0"])
+
+
+def _interrupts(surroundings: Surroundings) -> SettingReading:
+    machine = surroundings.machine
+    cards = machine.list_folder(_CARDS) if machine.is_folder(_CARDS) else []
+    if not cards:
+        raise UnreadableError("no RDMA card is seen")
+    found, commands = [], []
+    for card in cards:
+        folder = f"{_CARDS}/{card}/device"
+        local = machine.read(f"{folder}/local_cpulist").strip()
+        interrupts = machine.list_folder(f"{folder}/msi_irqs") if machine.is_folder(f"{folder}/msi_irqs") else []
+        outside = [
+            number
+            for number in interrupts
+            if not numbers_in(machine.read(f"/proc/irq/{number}/smp_affinity_list")) <= numbers_in(local)
+        ]
+        found.append(f"{card} (CPUs {local}): {len(outside)} of {len(interrupts)} interrupts on other CPUs")
+        if outside:
+            place = f"echo {local} | sudo tee /proc/irq/${{irq##*/}}/smp_affinity_list"
+            commands.append(f"for irq in {folder}/msi_irqs/*; do {place}; done")
+    is_as_advised = not commands
+    if any(process.name == "irqbalance" for process in machine.processes()):
+        found.append("irqbalance runs")
+        commands.insert(0, "sudo systemctl disable --now irqbalance")
+    return SettingReading("; ".join(found), is_as_advised, commands)
+
+
+def _transparent_pages(surroundings: Surroundings) -> SettingReading:
+    text = surroundings.machine.read(_PAGES).strip()
+    value = text.partition("[")[2].partition("]")[0] or text
+    return SettingReading(value, value in ("madvise", "always"), [f"echo madvise | sudo tee {_PAGES}"])
+
+
+def _reserved_pages(surroundings: Surroundings) -> SettingReading:
+    lines = (line.split() for line in surroundings.machine.read("/proc/meminfo").splitlines())
+    values = {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1}
+    count, kib = values.get("HugePages_Total", 0), values.get("Hugepagesize", 0)
+    found = f"{count} pages, {count * kib / 2**20:.1f} GiB" if count else "none"
+    return SettingReading(found, not count, ["sudo sysctl -w vm.nr_hugepages=0"])
+
+
+def _governor(surroundings: Surroundings) -> SettingReading:
+    machine = surroundings.machine
+    names = [name for name in machine.list_folder(_CPUS) if name.removeprefix("cpu").isdecimal()]
+    paths = [f"{_CPUS}/{name}/cpufreq/scaling_governor" for name in names]
+    counts = Counter(machine.read(path).strip() for path in paths if machine.exists(path))
+    if not counts:
+        raise UnreadableError(
+            "this kernel does not set the CPUs' clocks: the firmware or a virtual machine's host does"
         )
-    return SettingReading(found=found, advised="1", is_as_advised=value == "1", commands=[f"export {_PDL}=1"])
+    found = ", ".join(f"{value} ({count} CPUs)" if len(counts) > 1 else value for value, count in counts.items())
+    return SettingReading(found, set(counts) == {"performance"}, ["sudo cpupower frequency-set -g performance"])
 
 
-GPU_ADVICE: Sequence[Advice] = (
+ADVICE: Sequence[Advice] = (
     Advice(
         id="persistence",
         title="persistence mode",
@@ -327,114 +435,6 @@ GPU_ADVICE: Sequence[Advice] = (
         source="NVIDIA/TensorRT-LLM release notes 1.2; Best_perf_practice_on_DeepSeek-R1, B200 min-latency",
         read=_pdl,
     ),
-)
-
-
-_PCI = "/sys/bus/pci/devices"
-_CARDS = "/sys/class/infiniband"
-_CPUS = "/sys/devices/system/cpu"
-_NODES = "/sys/devices/system/node"
-_BALANCING = "/proc/sys/kernel/numa_balancing"
-_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
-_AFFINITY = "TLLM_NUMA_AWARE_WORKER_AFFINITY"
-
-
-def _gpu_nodes(surroundings: Surroundings) -> SettingReading:
-    machine = surroundings.machine
-    folders = [f"{_PCI}/{_sysfs_name(gpu.get('id', ''))}" for gpu in surroundings.need_gpus()]
-    nodes = [machine.read(f"{folder}/numa_node").strip() for folder in folders]
-    if "-1" in nodes:  # ABI/testing/sysfs-bus-pci: the firmware names no node
-        raise UnreadableError("the firmware (or the virtual machine) does not tell the NUMA node of a GPU")
-    cpus = [machine.read(f"{folder}/local_cpulist").strip() for folder in folders]
-    allowed = _allowed(machine)
-    kept_away = {cpu for text in cpus for cpu in numbers_in(text)} - numbers_in(allowed)
-    switch = machine.environ.get(_AFFINITY)
-    found = by_value([f"node {node}, CPUs {text}" for node, text in zip(nodes, cpus, strict=True)])
-    found += f"; this process may use CPUs {allowed}" + (f"; {_AFFINITY}={switch}" if switch is not None else "")
-    is_bound = switch == "1" or (switch is None and not kept_away)
-    return SettingReading(found=found, is_as_advised=is_bound, commands=[f"export {_AFFINITY}=1"])
-
-
-def _sysfs_name(bus_id: str) -> str:
-    """Return 0000:1b:00.0 for nvidia-smi's 00000000:1B:00.0."""
-    domain, _, rest = bus_id.partition(":")
-    return f"{domain[-4:]}:{rest}".lower()
-
-
-def _allowed(machine: Machine) -> str:
-    lines = machine.read("/proc/self/status").splitlines()
-    return next(line.split()[1] for line in lines if line.startswith("Cpus_allowed_list:"))
-
-
-def _numa_balancing(surroundings: Surroundings) -> SettingReading:
-    machine = surroundings.machine
-    value = machine.read(_BALANCING).strip()
-    nodes = [name for name in machine.list_folder(_NODES) if name.removeprefix("node").isdecimal()]
-    found = f"{value}, {len(nodes)} NUMA node{'' if len(nodes) == 1 else 's'}"
-    is_off = value == "0" or len(nodes) < 2
-    return SettingReading(found=found, is_as_advised=is_off, commands=["sudo sysctl -w kernel.numa_balancing=0"])
-
-
-def _interrupts(surroundings: Surroundings) -> SettingReading:
-    machine = surroundings.machine
-    cards = machine.list_folder(_CARDS) if machine.is_folder(_CARDS) else []
-    if not cards:
-        raise UnreadableError("no RDMA card is seen")
-    found, commands = [], []
-    for card in cards:
-        folder = f"{_CARDS}/{card}/device"
-        local = machine.read(f"{folder}/local_cpulist").strip()
-        interrupts = machine.list_folder(f"{folder}/msi_irqs") if machine.is_folder(f"{folder}/msi_irqs") else []
-        outside = [
-            number
-            for number in interrupts
-            if not numbers_in(machine.read(f"/proc/irq/{number}/smp_affinity_list")) <= numbers_in(local)
-        ]
-        found.append(f"{card} (CPUs {local}): {len(outside)} of {len(interrupts)} interrupts on other CPUs")
-        if outside:
-            place = f"echo {local} | sudo tee /proc/irq/${{irq##*/}}/smp_affinity_list"
-            commands.append(f"for irq in {folder}/msi_irqs/*; do {place}; done")
-    is_as_advised = not commands
-    if any(process.name == "irqbalance" for process in machine.processes()):
-        found.append("irqbalance runs")
-        commands.insert(0, "sudo systemctl disable --now irqbalance")
-    return SettingReading(found="; ".join(found), is_as_advised=is_as_advised, commands=commands)
-
-
-def _transparent_pages(surroundings: Surroundings) -> SettingReading:
-    text = surroundings.machine.read(_PAGES).strip()
-    value = text.partition("[")[2].partition("]")[0] or text
-    commands = [f"echo madvise | sudo tee {_PAGES}"]
-    return SettingReading(found=value, is_as_advised=value in ("madvise", "always"), commands=commands)
-
-
-def _reserved_pages(surroundings: Surroundings) -> SettingReading:
-    lines = (line.split() for line in surroundings.machine.read("/proc/meminfo").splitlines())
-    values = {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1}
-    count, kib = values.get("HugePages_Total", 0), values.get("Hugepagesize", 0)
-    found = f"{count} pages, {count * kib / 2**20:.1f} GiB" if count else "none"
-    return SettingReading(found=found, is_as_advised=not count, commands=["sudo sysctl -w vm.nr_hugepages=0"])
-
-
-def _governor(surroundings: Surroundings) -> SettingReading:
-    machine = surroundings.machine
-    paths = [
-        f"{_CPUS}/{name}/cpufreq/scaling_governor"
-        for name in machine.list_folder(_CPUS)
-        if name.removeprefix("cpu").isdecimal()
-    ]
-    values = {path: machine.read(path).strip() for path in paths if machine.exists(path)}
-    if not values:
-        raise UnreadableError(
-            "this kernel does not set the CPUs' clocks: the firmware or a virtual machine's host does"
-        )
-    counts = Counter(values.values())
-    found = ", ".join(f"{value} ({count} CPUs)" if len(counts) > 1 else value for value, count in counts.items())
-    commands = ["sudo cpupower frequency-set -g performance"]
-    return SettingReading(found=found, is_as_advised=set(counts) == {"performance"}, commands=commands)
-
-
-HOST_ADVICE: Sequence[Advice] = (
     Advice(
         id="gpu-numa",
         title="NUMA nodes of the GPUs",
@@ -488,31 +488,3 @@ HOST_ADVICE: Sequence[Advice] = (
         read=_governor,
     ),
 )
-
-
-def read_settings(machine: Machine, expected: Expected) -> tuple[MachineSetting, ...]:
-    gpus, why = read_gpus(machine)
-    surroundings = Surroundings(machine=machine, expected=expected, gpus=gpus, why_no_gpus=why)
-    return tuple(_setting(advice, surroundings) for advice in (*GPU_ADVICE, *HOST_ADVICE))
-
-
-def _setting(advice: Advice, surroundings: Surroundings) -> MachineSetting:
-    state: SettingState = "unknown"
-    try:
-        reading = advice.read(surroundings)
-        state = "as advised" if reading.is_as_advised else "differs"
-    except UnreadableError as why:
-        reading = SettingReading(found=str(why), is_as_advised=False)
-    except OSError as problem:
-        where = f"{problem.filename}: " if problem.filename else ""
-        reading = SettingReading(found=f"{where}{problem.strerror or problem}", is_as_advised=False)
-    return MachineSetting(
-        id=advice.id,
-        title=advice.title,
-        state=state,
-        found=reading.found,
-        advised=reading.advised or advice.advised,
-        reason=advice.reason,
-        source=advice.source,
-        commands=tuple(reading.commands) if state == "differs" else (),
-    )

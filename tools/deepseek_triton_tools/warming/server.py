@@ -1,9 +1,13 @@
-"""The result of warming a server: as a table for people, and as a JSON document."""
+"""`deepseek-triton warm server`: a server that is warm before its first user.
+
+It waits for the server, then sends rounds of requests in each shape that users will send, until the answers take a
+steady time. Whatever is compiled, captured or tuned on first use has been by then. The server may have users already,
+so no more requests are open than one shape has, and a server that is full gets fewer requests.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,12 +15,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from deepseek_triton_client import AsyncClient, ModelMetadata, ProtocolError, Retries
+from deepseek_triton_client import AsyncClient, ProtocolError, Retries
 from deepseek_triton_tools.host.open_files import allow_open_files
 from deepseek_triton_tools.host.readiness_notice import ReadyFile, notify
 from deepseek_triton_tools.host.stop_signals import Stop
 from deepseek_triton_tools.server.waiting import LogFollower, Waiting, load_phases, wait_for_server
-from deepseek_triton_tools.terminal.output_streams import to_reader
+from deepseek_triton_tools.terminal.output_streams import print_json, to_reader
 from deepseek_triton_tools.terminal.status_line import StatusLine
 from deepseek_triton_tools.terminal.tables import Table, paragraph, show
 from deepseek_triton_tools.tool_errors import ServerFailedError, ToolError
@@ -32,153 +36,6 @@ from deepseek_triton_tools.warming.server_rounds import (
 )
 
 SCHEMA = "deepseek-triton/warm-server/1"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerWarmResult:
-    url: str
-    model: str
-    waited_s: float
-    """Seconds until the server was ready."""
-    phases_s: Mapping[str, float]
-    """Phase of the wait -> its seconds, as seen from here."""
-    load_s: Mapping[str, float]
-    """Phase of the load -> its seconds, as the server itself measured them; empty where it does not publish them."""
-    shapes_from: str
-    results: Sequence[ShapeResult]
-    warmed_s: float
-    """Seconds from the server's readiness to the end of the last round."""
-    was_stopped: bool = False
-    """A signal ended the warm-up; the results are those of the shapes that were finished by then."""
-
-    @property
-    def is_steady(self) -> bool:
-        """Whether every shape that the server takes is steady, and there is one."""
-        found = {result.status for result in self.results}
-        return not self.was_stopped and "steady" in found and found <= {"steady", "left out"}
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether every shape that was not left out has two rounds to compare."""
-        taken = [result for result in self.results if result.status != "left out"]
-        return not self.was_stopped and bool(taken) and all(result.can_be_compared for result in taken)
-
-    @property
-    def worst(self) -> ShapeResult | None:
-        """The shape whose first user is spared the longest wait; None where nobody is spared anything."""
-        spared = [result for result in self.results if result.spared_s > 0]
-        return max(spared, key=lambda result: result.spared_s, default=None)
-
-    @property
-    def spared_s(self) -> float:
-        """Seconds that first users are spared, over all shapes."""
-        return sum(result.spared_s for result in self.results)
-
-
-def document(result: ServerWarmResult) -> dict[str, Any]:
-    """The document of --json and of the ready file."""
-    worst = result.worst
-    return {
-        "schema": SCHEMA,
-        "ok": result.is_steady,
-        "was_stopped": result.was_stopped,
-        "url": result.url,
-        "model": result.model,
-        "waited_s": result.waited_s,
-        "phases_s": dict(result.phases_s),
-        "load_s": dict(result.load_s),
-        "shapes_from": result.shapes_from,
-        "shapes": [_shape_document(each) for each in result.results],
-        "warmed_s": result.warmed_s,
-        "spared": {
-            "total_s": result.spared_s,
-            "worst_s": worst.spared_s if worst else 0.0,
-            "worst_shape": asdict(worst.shape) if worst else None,
-        },
-    }
-
-
-def _shape_document(result: ShapeResult) -> dict[str, Any]:
-    return {
-        **asdict(result.shape),
-        "status": result.status,
-        "reason": result.reason,
-        "spared_s": result.spared_s,
-        "rounds": [asdict(each) for each in result.rounds],
-    }
-
-
-def show_result(result: ServerWarmResult) -> None:
-    """Print the result to stdout."""
-    phases = f" ({_phases(result.phases_s)})" if result.phases_s else ""
-    print(paragraph(f"{result.model} on {result.url} was ready after {duration(result.waited_s)}{phases}", ""))
-    if result.load_s:
-        print(paragraph(f"its load, as measured by the server: {_phases(result.load_s)}"))
-    print()
-    headings = ("at once", "prompt", "rounds", "first TTFT", "TTFT", "first step", "step", "spared", "now")
-    rows = [_row(each) for each in result.results]
-    show(Table(title=f"Shapes, from {result.shapes_from}", headings=headings, rows=rows, is_grid=True))
-    for each in result.results:
-        if each.reason:
-            print(paragraph(f"{each.shape}: {each.status}: {each.reason}", ""))
-    print(paragraph(summary(result), ""))
-
-
-def _row(result: ShapeResult) -> tuple[str, ...]:
-    shape, rounds = result.shape, result.rounds
-    at_once = str(shape.num_requests)
-    if rounds and result.num_requests != shape.num_requests:
-        at_once = f"{result.num_requests} of {shape.num_requests}"
-    times = _times(result.first, rounds[-1]) if rounds else ("-",) * 4
-    spared = duration(result.spared_s) if rounds else "-"
-    return (at_once, f"{shape.num_input_tokens:,}", str(len(rounds)), *times, spared, result.status)
-
-
-def _times(first: Round, last: Round) -> tuple[str, ...]:
-    steps = ("-" if each.step_s is None else duration(each.step_s) for each in (first, last))
-    return (duration(first.ttft_s), duration(last.ttft_s), *steps)
-
-
-def summary(result: ServerWarmResult) -> str:
-    """The result in one line."""
-    state = "stopped" if result.was_stopped else "steady" if result.is_steady else "not steady"
-    return f"{state} after {duration(result.warmed_s)}: {_spared(result)}{_left_out(result)}"
-
-
-def _spared(result: ServerWarmResult) -> str:
-    if (worst := result.worst) is not None:
-        return (
-            f"the first users are spared {duration(worst.spared_s)} at worst ({worst.shape} prompt tokens), "
-            f"{duration(result.spared_s)} over all shapes"
-        )
-    if result.is_measured:
-        return "its first users waited no longer than later ones will"
-    num_compared = sum(each.can_be_compared for each in result.results)
-    return f"{num_compared} of {len(result.results)} shapes have two rounds to compare"
-
-
-def _left_out(result: ServerWarmResult) -> str:
-    number = sum(each.status == "left out" for each in result.results)
-    return f"; {number} of {len(result.results)} shapes were left out" if number else ""
-
-
-def _phases(seconds: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {duration(each)}" for name, each in seconds.items())
-
-
-def duration(seconds: float) -> str:
-    """The time with its unit: 8.3 ms, 120 ms, 2.5 s, 3:20 min, 1:00:05 h."""
-    if seconds < 0.00995:
-        return f"{1000 * seconds:.1f} ms"
-    if seconds < 0.9995:
-        return f"{1000 * seconds:.0f} ms"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d} h" if hours else f"{minutes}:{rest:02d} min"
-
-
 _NOT_STEADY = 3
 _PLAIN_PROGRESS_S = 10.0
 _SPARE_FILES = 64
@@ -219,6 +76,41 @@ class ServerWarmOptions:
     as_json: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServerWarmResult:
+    url: str
+    model: str
+    waited_s: float
+    """Seconds until the server was ready."""
+    phases_s: Mapping[str, float]
+    """Phase of the wait -> its seconds, as seen from here."""
+    load_s: Mapping[str, float]
+    """Phase of the load -> its seconds, as the server itself measured them; empty where it does not publish them."""
+    shapes_from: str
+    results: Sequence[ShapeResult]
+    warmed_s: float
+    """Seconds from the server's readiness to the end of the last round."""
+    was_stopped: bool = False
+    """A signal ended the warm-up; the results are those of the shapes that were finished by then."""
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether every shape that the server takes is steady, and there is one."""
+        statuses = {result.status for result in self.results}
+        return not self.was_stopped and "steady" in statuses and statuses <= {"steady", "left out"}
+
+    @property
+    def worst(self) -> ShapeResult | None:
+        """The shape whose first user is spared the longest wait; None where nobody is spared anything."""
+        spared = [result for result in self.results if result.spared_s > 0]
+        return max(spared, key=lambda result: result.spared_s, default=None)
+
+    @property
+    def spared_s(self) -> float:
+        """Seconds that first users are spared, over all shapes."""
+        return sum(result.spared_s for result in self.results)
+
+
 def warm_server(options: ServerWarmOptions) -> int:
     """Warm the server and print the result. Call it in the main thread.
 
@@ -251,12 +143,16 @@ def warm_server(options: ServerWarmOptions) -> int:
     return 0 if result.is_steady else _NOT_STEADY
 
 
-def _print(result: ServerWarmResult, options: ServerWarmOptions) -> None:
-    with to_reader():
-        if options.as_json:
-            print(json.dumps(document(result), indent=2, allow_nan=False))
-        elif result.results or not result.was_stopped:
-            show_result(result)
+async def _until_stopped(work: Coroutine[Any, Any, None], stop: Stop) -> None:
+    """Run `work`. A signal cancels it, and asyncio.CancelledError is raised when the open requests have ended."""
+    task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
+    stop.forward = lambda _: loop.call_soon_threadsafe(task.cancel)
+    if stop.event.is_set():  # the signal came before `forward` was set
+        task.cancel()
+    try:
+        await task
+    finally:
+        stop.forward = None
 
 
 class _WarmUp:
@@ -288,20 +184,25 @@ class _WarmUp:
             )
             self._shapes_from = planned.source
             log = None if options.log is None else LogFollower(options.log)
+            waiting = Waiting(client.model_name, self._line, log)
+            self._phases_s = waiting.seconds
             try:
-                metadata = await self._metadata(client, log)
+                await wait_for_server(client, waiting, options.wait_s)
+                self._ready_at = time.monotonic()
+                metadata = await client.metadata()
             except ProtocolError as error:
                 raise ServerFailedError(f"{client.url} does not answer as Triton: {error}; {_PORTS_FIX}") from error
-            waited_s = self.result().waited_s
-            self._line.say(
-                f"{client.url} is ready after {duration(waited_s)}; {len(planned.shapes)} shapes: {planned.source}"
-            )
+            waited = duration(self._ready_at - self._began)
+            self._line.say(f"{client.url} is ready after {waited}; {len(planned.shapes)} shapes: {planned.source}")
+            end = self._ready_at + options.limit_s
             try:
-                await self._warm_shapes(client, planned.shapes, request_styles(metadata, options.max_tokens))
+                await self._warm_shapes(client, planned.shapes, request_styles(metadata, options.max_tokens), end)
             except ServerFailure as failure:
-                cause = await _cause(log, client.model_name)
+                words = "" if log is None else await log.last_error(client.model_name)
+                cause = f"; its log says: {words}" if words else ""
                 raise ServerFailedError(f"the server failed {failure}{cause}") from failure.error
-            self._load_s = await _load_phases(client, options)
+            if options.metrics_url is not None or urlsplit(client.url).port in _USUAL_PORTS:
+                self._load_s = await load_phases(client, client.model_name)
 
     def result(self, *, was_stopped: bool = False) -> ServerWarmResult:
         ended = time.monotonic()
@@ -318,25 +219,18 @@ class _WarmUp:
             was_stopped=was_stopped,
         )
 
-    async def _metadata(self, client: AsyncClient, log: LogFollower | None) -> ModelMetadata:
-        """Wait until the server is ready, and return the model's metadata."""
-        waiting = Waiting(client.model_name, self._line, log)
-        self._phases_s = waiting.seconds
-        await wait_for_server(client, waiting, self._options.wait_s)
-        self._ready_at = time.monotonic()
-        return await client.metadata()
-
-    async def _warm_shapes(self, client: AsyncClient, shapes: Sequence[Shape], styles: list[RequestStyle]) -> None:
+    async def _warm_shapes(
+        self, client: AsyncClient, shapes: Sequence[Shape], styles: list[RequestStyle], end: float
+    ) -> None:
         """:raises ToolError: when the server takes none of the shapes, for another reason than being full."""
-        assert self._ready_at is not None, "shapes are sent when the server is ready"
+
+        def observe(shape: Shape, done: Round) -> None:
+            step = "" if done.step_s is None else f", a step {duration(done.step_s)}"
+            refused = f"; {done.num_refused} refused as too many" if done.num_refused else ""
+            self._line.show(lambda: f"{shape} prompt tokens: first token after {duration(done.ttft_s)}{step}{refused}")
+
         allow_open_files(max(shape.num_requests for shape in shapes) + _SPARE_FILES)
-        rounds = Rounds(
-            client=client,
-            styles=styles,
-            max_rounds=self._options.max_rounds,
-            end=self._ready_at + self._options.limit_s,
-            observe=lambda shape, done: self._line.show(lambda: _round_text(shape, done)),
-        )
+        rounds = Rounds(client, styles, self._options.max_rounds, end, observe)
         for shape in shapes:
             self._results.append(result := await rounds.warm(shape))
             if result.reason:
@@ -346,30 +240,103 @@ class _WarmUp:
             raise ToolError(f"the server takes none of the shapes; {first.shape} prompt tokens: {first.reason}")
 
 
-def _round_text(shape: Shape, done: Round) -> str:
-    step = "" if done.step_s is None else f", a step {duration(done.step_s)}"
-    refused = f"; {done.num_refused} refused as too many" if done.num_refused else ""
-    return f"{shape} prompt tokens: first token after {duration(done.ttft_s)}{step}{refused}"
+def document(result: ServerWarmResult) -> dict[str, Any]:
+    """The document of --json and of the ready file."""
+    worst = result.worst
+    return {
+        "schema": SCHEMA,
+        "ok": result.is_steady,
+        "was_stopped": result.was_stopped,
+        "url": result.url,
+        "model": result.model,
+        "waited_s": result.waited_s,
+        "phases_s": dict(result.phases_s),
+        "load_s": dict(result.load_s),
+        "shapes_from": result.shapes_from,
+        "shapes": [
+            {
+                **asdict(each.shape),
+                "status": each.status,
+                "reason": each.reason,
+                "spared_s": each.spared_s,
+                "rounds": [asdict(done) for done in each.rounds],
+            }
+            for each in result.results
+        ],
+        "warmed_s": result.warmed_s,
+        "spared": {
+            "total_s": result.spared_s,
+            "worst_s": worst.spared_s if worst else 0.0,
+            "worst_shape": asdict(worst.shape) if worst else None,
+        },
+    }
 
 
-async def _load_phases(client: AsyncClient, options: ServerWarmOptions) -> dict[str, float]:
-    if options.metrics_url is None and urlsplit(client.url).port not in _USUAL_PORTS:
-        return {}
-    return await load_phases(client, client.model_name)
+def _print(result: ServerWarmResult, options: ServerWarmOptions) -> None:
+    with to_reader():
+        if options.as_json:
+            print_json(document(result))
+        elif result.results or not result.was_stopped:
+            _show(result)
 
 
-async def _cause(log: LogFollower | None, model_name: str) -> str:
-    words = "" if log is None else await log.last_error(model_name)
-    return f"; its log says: {words}" if words else ""
+def _show(result: ServerWarmResult) -> None:
+    phases = f" ({_phases(result.phases_s)})" if result.phases_s else ""
+    print(paragraph(f"{result.model} on {result.url} was ready after {duration(result.waited_s)}{phases}", ""))
+    if result.load_s:
+        print(paragraph(f"its load, as measured by the server: {_phases(result.load_s)}"))
+    print()
+    headings = ("at once", "prompt", "rounds", "first TTFT", "TTFT", "first step", "step", "spared", "now")
+    rows = [_row(each) for each in result.results]
+    show(Table(title=f"Shapes, from {result.shapes_from}", headings=headings, rows=rows, is_grid=True))
+    for each in result.results:
+        if each.reason:
+            print(paragraph(f"{each.shape}: {each.status}: {each.reason}", ""))
+    print(paragraph(summary(result), ""))
 
 
-async def _until_stopped(work: Coroutine[Any, Any, None], stop: Stop) -> None:
-    """Run `work`. A signal cancels it, and asyncio.CancelledError is raised when the open requests have ended."""
-    task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
-    stop.forward = lambda _: loop.call_soon_threadsafe(task.cancel)
-    if stop.event.is_set():  # the signal came before `forward` was set
-        task.cancel()
-    try:
-        await task
-    finally:
-        stop.forward = None
+def _phases(seconds: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {duration(each)}" for name, each in seconds.items())
+
+
+def _row(result: ShapeResult) -> tuple[str, ...]:
+    at_once, prompt = str(result.shape.num_requests), f"{result.shape.num_input_tokens:,}"
+    if not result.rounds:
+        return (at_once, prompt, "0", *("-",) * 5, result.status)
+    first, last = result.comparable[0], result.rounds[-1]
+    if last.num_requests != result.shape.num_requests:
+        at_once = f"{last.num_requests} of {at_once}"
+    steps = ("-" if each.step_s is None else duration(each.step_s) for each in (first, last))
+    times = (duration(first.ttft_s), duration(last.ttft_s), *steps, duration(result.spared_s))
+    return (at_once, prompt, str(len(result.rounds)), *times, result.status)
+
+
+def summary(result: ServerWarmResult) -> str:
+    """The result in one line."""
+    state = "stopped" if result.was_stopped else "steady" if result.is_steady else "not steady"
+    number = len(result.results)
+    taken = [each for each in result.results if each.status != "left out"]
+    if (worst := result.worst) is not None:
+        spared = (
+            f"the first users are spared {duration(worst.spared_s)} at worst ({worst.shape} prompt tokens), "
+            f"{duration(result.spared_s)} over all shapes"
+        )
+    elif taken and not result.was_stopped and all(each.can_be_compared for each in taken):
+        spared = "its first users waited no longer than later ones will"
+    else:
+        spared = f"{sum(each.can_be_compared for each in result.results)} of {number} shapes have two rounds to compare"
+    others = f"; {number - len(taken)} of {number} shapes were left out" if len(taken) < number else ""
+    return f"{state} after {duration(result.warmed_s)}: {spared}{others}"
+
+
+def duration(seconds: float) -> str:
+    """The time with its unit: 8.3 ms, 120 ms, 2.5 s, 3:20 min, 1:00:05 h."""
+    if seconds < 0.00995:
+        return f"{1000 * seconds:.1f} ms"
+    if seconds < 0.9995:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d} h" if hours else f"{minutes}:{rest:02d} min"

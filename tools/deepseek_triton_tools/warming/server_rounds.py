@@ -10,11 +10,11 @@ import itertools
 import random
 import statistics
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, TypeGuard, TypeVar
+from typing import Any, Literal
 
 import yaml
 
@@ -38,6 +38,39 @@ from deepseek_triton_tools.tool_errors import RepositoryError
 MODEST_BATCH_SIZES = (1, 4, 8)
 MODEST_INPUT_LENGTHS = (128, 1024)
 """The shapes where nothing says what the server takes: every server takes them, and they leave room for other users."""
+_STEADY = 0.1
+"""Two rounds that differ by less than this share count as equal, as in the backend's own engine_warmup.py. That one
+compares whole rounds only, because there is no network between it and the engine. Here the time to the first token, the
+step time and the time of the whole answer are compared, and differences that no user notices are larger."""
+_UNNOTICED_S = 0.02
+"""A difference in waiting that no user notices, though it may be a large share of a very short wait."""
+_UNNOTICED_STEP_S = 0.001
+MOST_OVER_HTTP = 256
+"""Requests at once over HTTP. Triton 2.51's frontend tears streams when some 600 end at once (docs/tritonserver.md)."""
+_FULL_ROUNDS = 4
+"""Rounds of a shape that the server may refuse entirely as too many requests, before the shape is left out."""
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 8.0
+"""Pauses after the server has refused requests as too many: other users need the room."""
+_LONGEST_ROUND_S = 86_400.0
+"""The client accepts no limit of more than some weeks."""
+
+_MANY_IDS = range(3, 100_000)
+"""Token ids of plain text in DeepSeek's models, whose special tokens are 0 to 2 and 128,000 and above."""
+_FEW_IDS = range(3, 256)
+"""Token ids for smaller vocabularies: every vocabulary that encodes bytes has at least these."""
+_WORDS = (  # noqa: SIM905 - a list of so many literals is harder to read
+    "time year people way day man thing woman life child world school state family student group country problem hand "
+    "part place case week company system program question work government number night point home water room mother "
+    "area money story fact month lot right study book eye job word business issue side kind head house service friend "
+    "father power hour game line end member law car city name team minute idea body back parent face others level door"
+).split()
+"""Each word is one token, with the space before it, in any vocabulary made from English text."""
+_SHAPE_ERRORS = (InvalidRequest, DeadlineExceeded, Overloaded)
+"""Errors that say only what the server takes, and not that it failed."""
+_DOUBTFUL_ERRORS = (ServerError, ProtocolError)
+"""Without a code, these errors come from models that are not ours and have no codes, or from a front end that tears
+streams. The server's readiness then tells whether the request or the server was at fault."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +103,13 @@ def planned_shapes(
 
     :raises RepositoryError: when the repository has no such model, or its model.yaml can't be read.
     """
-    if batch_sizes is not None and input_lengths is not None:
+    if batch_sizes and input_lengths:
         return PlannedShapes(_combinations(batch_sizes, input_lengths), "--batch-sizes and --input-lengths")
     known = _MODEST if repository is None else _repository_shapes(repository, model_name)
-    if batch_sizes is not None:
+    if batch_sizes:
         lengths = sorted({shape.num_input_tokens for shape in known.shapes})
         return PlannedShapes(_combinations(batch_sizes, lengths), f"--batch-sizes; the lengths: {known.source}")
-    if input_lengths is not None:
+    if input_lengths:
         sizes = sorted({shape.num_requests for shape in known.shapes})
         return PlannedShapes(_combinations(sizes, input_lengths), f"--input-lengths; the batch sizes: {known.source}")
     return known
@@ -96,91 +129,42 @@ _MODEST = PlannedShapes(
 
 
 def _repository_shapes(repository: Path, model_name: str) -> PlannedShapes:
-    path = _model_yaml(repository, model_name)
-    document = _read_yaml(path)
-    ours = document.get("triton_config")
-    ours = ours if isinstance(ours, Mapping) else {}
-    warmup = ours.get("warmup")
-    if isinstance(warmup, Mapping) and warmup.get("shapes"):
-        return PlannedShapes(_warmup_shapes(warmup["shapes"], path), f"triton_config.warmup of {path}")
-    engine = ours.get("engine", "tensorrt_llm")
-    if engine != "tensorrt_llm":  # the limits of other engines are not in the LLM arguments
-        return PlannedShapes(_MODEST.shapes, f"a modest choice, because {path} has no triton_config.warmup.shapes")
-    pairs = shapes_for_llm_args({key: value for key, value in document.items() if key != "triton_config"})
-    return PlannedShapes(tuple(Shape(*pair) for pair in pairs), f"the LLM arguments of {path}")
-
-
-def _model_yaml(repository: Path, model_name: str) -> Path:
-    """The model.yaml of the highest version, which Triton serves unless it is told otherwise."""
-    found = [path for path in repository.glob(f"{model_name}/*/model.yaml") if path.parent.name.isdecimal()]
-    if not found:
+    versions = [path for path in repository.glob(f"{model_name}/*/model.yaml") if path.parent.name.isdecimal()]
+    if not versions:
         raise RepositoryError(
             f"expected {repository}/{model_name}/VERSION/model.yaml, found none: give the server's model repository, "
             "and --model where the model has another name"
         )
-    return max(found, key=lambda path: int(path.parent.name))
-
-
-def _read_yaml(path: Path) -> Mapping[str, Any]:
+    # Triton serves the highest version unless it is told otherwise.
+    path = max(versions, key=lambda path: int(path.parent.name))
     try:
         document = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise RepositoryError(f"{path} can't be read: {' '.join(str(error).split())}") from error
     if not isinstance(document, Mapping):
         raise RepositoryError(f"{path}: expected a mapping of LLM arguments, got {type(document).__name__}")
-    return document
+    ours = document.get("triton_config")
+    ours = ours if isinstance(ours, Mapping) else {}
+    warmup = ours.get("warmup")
+    if isinstance(warmup, Mapping) and warmup.get("shapes"):
+        return PlannedShapes(_warmup_shapes(warmup["shapes"], path), f"triton_config.warmup of {path}")
+    if ours.get("engine", "tensorrt_llm") != "tensorrt_llm":  # other engines' limits are not in the LLM arguments
+        return PlannedShapes(_MODEST.shapes, f"a modest choice, because {path} has no triton_config.warmup.shapes")
+    pairs = shapes_for_llm_args({key: value for key, value in document.items() if key != "triton_config"})
+    return PlannedShapes(tuple(Shape(*pair) for pair in pairs), f"the LLM arguments of {path}")
 
 
 def _warmup_shapes(shapes: Any, path: Path) -> tuple[Shape, ...]:
+    def is_pair(value: Any) -> bool:
+        return isinstance(value, list) and len(value) == 2 and all(type(each) is int and each > 0 for each in value)
+
     listed = shapes if isinstance(shapes, list) else [shapes]
-    wrong = [shape for shape in listed if not _is_pair(shape)]
-    if wrong:
+    if wrong := [shape for shape in listed if not is_pair(shape)]:
         raise RepositoryError(
             f"{path}: triton_config.warmup.shapes: expected pairs [requests at once, prompt tokens] of whole numbers "
             f"from 1, got {', '.join(map(repr, wrong[:3]))}"
         )
     return tuple(dict.fromkeys(Shape(*pair) for pair in listed))
-
-
-def _is_pair(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == 2
-        and all(isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in value)
-    )
-
-
-T = TypeVar("T")
-
-_STEADY = 0.1
-"""Two rounds that differ by less than this share count as equal, as in the backend's own engine_warmup.py. That one
-compares whole rounds only, because there is no network between it and the engine. Here the time to the first token, the
-step time and the time of the whole answer are compared, and differences that no user notices are larger."""
-_UNNOTICED_S = 0.02
-"""A difference in waiting that no user notices, though it may be a large share of a very short wait."""
-_UNNOTICED_STEP_S = 0.001
-MOST_OVER_HTTP = 256
-"""Requests at once over HTTP. Triton 2.51's frontend tears streams when some 600 end at once (docs/tritonserver.md)."""
-_FULL_ROUNDS = 4
-"""Rounds of a shape that the server may refuse entirely as too many requests, before the shape is left out."""
-_FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 8.0
-"""Pauses after the server has refused requests as too many: other users need the room."""
-
-_LONGEST_ROUND_S = 86_400.0
-"""The client accepts no limit of more than some weeks."""
-
-_MANY_IDS = range(3, 100_000)
-"""Token ids of plain text in DeepSeek's models, whose special tokens are 0 to 2 and 128,000 and above."""
-_FEW_IDS = range(3, 256)
-"""Token ids for smaller vocabularies: every vocabulary that encodes bytes has at least these."""
-_WORDS = (  # noqa: SIM905 - a list of so many literals is harder to read
-    "time year people way day man thing woman life child world school state family student group country problem hand "
-    "part place case week company system program question work government number night point home water room mother "
-    "area money story fact month lot right study book eye job word business issue side kind head house service friend "
-    "father power hour game line end member law car city name team minute idea body back parent face others level door"
-).split()
-"""Each word is one token, with the space before it, in any vocabulary made from English text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,38 +183,32 @@ class Round:
 
 
 Status = Literal["steady", "not steady", "left out", "not reached"]
+"""Of a shape. "not reached": the time limit was over before its first round had ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeResult:
     shape: Shape
     status: Status
-    """"not reached": the time limit was over before the shape's first round had ended."""
     rounds: tuple[Round, ...] = ()
     reason: str = ""
     """The reason why the shape is not steady or was left out, in one line."""
 
     @property
-    def num_requests(self) -> int:
-        """Requests in the last round; fewer than in the shape where the server did not take more."""
-        return self.rounds[-1].num_requests if self.rounds else 0
-
-    @property
-    def first(self) -> Round:
-        """The first round that has as many requests as the last one. Only where there are rounds."""
-        return next(each for each in self.rounds if each.num_requests == self.num_requests)
+    def comparable(self) -> list[Round]:
+        """The rounds with as many requests as the last one; the server may have taken fewer than the shape has."""
+        return [each for each in self.rounds if each.num_requests == self.rounds[-1].num_requests]
 
     @property
     def can_be_compared(self) -> bool:
-        """Whether there are two rounds that have as many requests as the last one."""
-        return sum(each.num_requests == self.num_requests for each in self.rounds) > 1
+        return len(self.comparable) > 1
 
     @property
     def spared_s(self) -> float:
         """Seconds that the first user would have waited longer than a later user; 0 where nobody would notice."""
         if not self.rounds:
             return 0.0
-        first_s, last_s = self.first.answer_s, self.rounds[-1].answer_s
+        first_s, last_s = self.comparable[0].answer_s, self.rounds[-1].answer_s
         return 0.0 if _is_alike(first_s, last_s, _UNNOTICED_S) else max(0.0, first_s - last_s)
 
 
@@ -253,24 +231,30 @@ class RequestStyle:
 
 def request_styles(metadata: ModelMetadata, max_tokens: int) -> list[RequestStyle]:
     """The styles that a model of these inputs may take. Where the server refuses the first one, the next is tried."""
+
+    def ids_from(vocabulary: Sequence[int]) -> Callable[[int], list[int]]:
+        return lambda num_tokens: random.choices(vocabulary, k=num_tokens)
+
+    def words(num_tokens: int) -> str:
+        return " ".join(random.choices(_WORDS, k=num_tokens))
+
     names = {each.name for each in metadata.inputs}
     fields: dict[str, Any] = {"max_tokens": max_tokens}
     if "stream_mode" in names:  # a model of ours
         # Without stream_interval, tokens that leave together would look like one step.
         fields |= {"ignore_eos": True, "stream_interval": 1}
-        return [RequestStyle(_random_ids(vocabulary), fields) for vocabulary in (_MANY_IDS, _FEW_IDS)]
-    plain = RequestStyle(_random_words, fields)
+        return [RequestStyle(ids_from(vocabulary), fields) for vocabulary in (_MANY_IDS, _FEW_IDS)]
+    plain = RequestStyle(words, fields)
     is_vllm = "sampling_parameters" in names  # see the client's _dialect.py
-    return [RequestStyle(_random_words, {**fields, "ignore_eos": True}), plain] if is_vllm else [plain]
+    return [RequestStyle(words, {**fields, "ignore_eos": True}), plain] if is_vllm else [plain]
 
 
-def _random_ids(vocabulary: Sequence[int]) -> Callable[[int], list[int]]:
-    return lambda num_tokens: random.choices(vocabulary, k=num_tokens)
-
-
-def _random_words(num_tokens: int) -> str:
-    """A prompt of about that many tokens."""
-    return " ".join(random.choices(_WORDS, k=num_tokens))
+@dataclass(frozen=True)
+class _Answer:
+    ttft_s: float
+    gaps_s: list[float]
+    """Times between its chunks."""
+    total_s: float
 
 
 @dataclass
@@ -289,6 +273,10 @@ class Rounds:
     _answered: set[Shape] = field(default_factory=set)
     """Shapes that have been answered, with the number of requests that the server really took."""
 
+    @property
+    def left_s(self) -> float:
+        return self.end - time.monotonic()
+
     async def warm(self, shape: Shape) -> ShapeResult:
         """Send rounds of `shape`. No request is open when this returns or raises.
 
@@ -301,16 +289,62 @@ class Rounds:
         if replace(shape, num_requests=num_requests) in self._answered:
             reason = f"the server takes no more than {num_requests} at once, and that many have been sent already"
             return ShapeResult(shape=shape, status="left out", reason=reason)
-        result = await _ShapeRounds(self, shape, num_requests).warm()
-        if result.rounds:
-            self._answered.add(replace(shape, num_requests=result.num_requests))
-        return result
+        rounds: list[Round] = []
+        status, reason = await self._send_rounds(shape, num_requests, rounds)
+        if rounds:
+            self._answered.add(replace(shape, num_requests=rounds[-1].num_requests))
+        return ShapeResult(shape=shape, status=status, rounds=tuple(rounds), reason=reason)
 
-    @property
-    def left_s(self) -> float:
-        return self.end - time.monotonic()
+    async def _send_rounds(self, shape: Shape, num_requests: int, rounds: list[Round]) -> tuple[Status, str]:
+        """Add to `rounds` until the shape's status is known; return it with its reason."""
+        num_full = 0  # rounds in a row in which the server refused every request as too many
+        while len(rounds) < self.max_rounds:
+            if self.left_s <= 0:
+                return _out_of_time(rounds)
+            outcomes = await self._send(num_requests, shape.num_input_tokens)
+            answers = [each for each in outcomes if isinstance(each, _Answer)]
+            errors = [each for each in outcomes if not isinstance(each, _Answer)]
+            refusals = [error for error in errors if isinstance(error, Overloaded)]
+            if ending := await self._ending(errors, shape, rounds):
+                if not rounds and self._try_next_style(errors):
+                    continue
+                return ending
+            if answers:
+                rounds.append(_measured(answers, len(refusals)))
+                self.observe(shape, rounds[-1])
+            if refusals:
+                num_full = 0 if answers else num_full + 1
+                if num_full == _FULL_ROUNDS:
+                    return "left out", str(refusals[0])
+                # Fewer from now on, after a pause: the server has other users too.
+                num_requests = self.most_at_once = max(1, len(answers))
+                await asyncio.sleep(min(_FIRST_PAUSE_S * 2**num_full, _LONGEST_PAUSE_S, max(self.left_s, 0)))
+            elif is_steady(rounds):
+                return "steady", ""
+        return "not steady", f"its last rounds still differ, after {len(rounds)}"
 
-    def try_next_style(self, errors: Sequence[DeepseekTritonError]) -> bool:
+    async def _ending(
+        self, errors: Sequence[DeepseekTritonError], shape: Shape, rounds: Sequence[Round]
+    ) -> tuple[Status, str] | None:
+        """The shape's status that follows from the errors of a round; None where the rounds go on.
+
+        :raises ServerFailure: when the server itself has failed.
+        """
+        serious = [each for each in errors if not isinstance(each, _SHAPE_ERRORS) or isinstance(each, ModelNotFound)]
+        fatal = [each for each in serious if each.code or not isinstance(each, _DOUBTFUL_ERRORS)]
+        if serious and not fatal:
+            try:
+                is_ready = await self.client.ready()
+            except DeepseekTritonError:
+                is_ready = False
+            fatal = [] if is_ready else serious
+        if fatal:
+            raise ServerFailure(fatal[0], shape) from fatal[0]
+        if reasons := [*serious, *(error for error in errors if isinstance(error, InvalidRequest))]:
+            return "left out", str(reasons[0])
+        return _out_of_time(rounds) if any(isinstance(error, DeadlineExceeded) for error in errors) else None
+
+    def _try_next_style(self, errors: Sequence[DeepseekTritonError]) -> bool:
         """Use the next style from now on, if the style may be the reason why nothing has been answered yet.
 
         :param errors: the errors of a round without an answer.
@@ -323,111 +357,40 @@ class Rounds:
         del self.styles[0]
         return self.left_s > 0
 
-    async def send(self, num_requests: int, num_input_tokens: int) -> list[_Answer | DeepseekTritonError]:
-        """Send a round of requests at once. Each ends before the time limit."""
+    async def _send(self, num_requests: int, num_input_tokens: int) -> list[_Answer | DeepseekTritonError]:
+        """Send a round of requests at once. Each ends before the time limit. An error that is not the client's, or a
+        cancellation, ends all of them."""
         limits, prompt = Timeouts(total=min(max(self.left_s, 0.001), _LONGEST_ROUND_S)), self.styles[0].prompt
-        return await _all_of([self._request(prompt(num_input_tokens), limits) for _ in range(num_requests)])
+        prompts = [prompt(num_input_tokens) for _ in range(num_requests)]
+        tasks = [asyncio.ensure_future(self._request(each, limits)) for each in prompts]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            # This closes their streams, so the server cancels the requests.
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _request(self, prompt: str | list[int], limits: Timeouts) -> _Answer:
+    async def _request(self, prompt: str | list[int], limits: Timeouts) -> _Answer | DeepseekTritonError:
         started = time.perf_counter()
         moments: list[float] = []
-        async with self.client.stream(prompt, timeouts=limits, **self.styles[0].fields) as stream:
-            async for chunk in stream:
-                moments.append(time.perf_counter())
-                if chunk.finish_reason == "cancelled":
-                    raise Cancelled("the server ended the answer: it is stopping")
+        try:
+            async with self.client.stream(prompt, timeouts=limits, **self.styles[0].fields) as stream:
+                async for chunk in stream:
+                    moments.append(time.perf_counter())
+                    if chunk.finish_reason == "cancelled":
+                        return Cancelled("the server ended the answer: it is stopping")
+        except DeepseekTritonError as error:
+            return error
         moments = moments or [time.perf_counter()]
         gaps = [later - earlier for earlier, later in itertools.pairwise(moments)]
         return _Answer(moments[0] - started, gaps, moments[-1] - started)
 
 
-_SHAPE_ERRORS = (InvalidRequest, DeadlineExceeded, Overloaded)
-"""Errors that say only what the server takes, and not that it failed."""
-_DOUBTFUL_ERRORS = (ServerError, ProtocolError)
-"""Without a code, these errors come from models that are not ours and have no codes, or from a front end that tears
-streams. The server's readiness then tells whether the request or the server was at fault."""
-
-
-class _ShapeRounds:
-    """The rounds of one shape."""
-
-    def __init__(self, rounds: Rounds, shape: Shape, num_requests: int) -> None:
-        self._all = rounds
-        self._shape = shape
-        self._num_requests = num_requests
-        self._rounds: list[Round] = []
-        self._num_full = 0
-        """Rounds in a row in which the server refused every request as too many."""
-
-    async def warm(self) -> ShapeResult:
-        while len(self._rounds) < self._all.max_rounds:
-            if self._all.left_s <= 0:
-                return self._out_of_time()
-            outcomes = await self._all.send(self._num_requests, self._shape.num_input_tokens)
-            answers = [each for each in outcomes if isinstance(each, _Answer)]
-            errors = [each for each in outcomes if not isinstance(each, _Answer)]
-            refused = [error for error in errors if isinstance(error, Overloaded)]
-            if ended := await self._verdict(errors):
-                if not self._rounds and self._all.try_next_style(errors):
-                    continue
-                return ended
-            if answers:
-                self._rounds.append(_measured(answers, len(refused)))
-                self._all.observe(self._shape, self._rounds[-1])
-            if refused:
-                if not answers and self._num_full == _FULL_ROUNDS - 1:
-                    return self._result("left out", str(refused[0]))
-                await self._make_room(len(answers))
-            elif is_steady(self._rounds):
-                return self._result("steady")
-        return self._result("not steady", f"its last rounds still differ, after {len(self._rounds)}")
-
-    async def _verdict(self, errors: Sequence[DeepseekTritonError]) -> ShapeResult | None:
-        """The shape's result that follows from the errors of a round; None where the rounds go on.
-
-        :raises ServerFailure: when the server itself has failed.
-        """
-        serious = [each for each in errors if not isinstance(each, _SHAPE_ERRORS) or isinstance(each, ModelNotFound)]
-        fatal = [each for each in serious if each.code or not isinstance(each, _DOUBTFUL_ERRORS)]
-        if serious and not fatal and not await self._is_ready():
-            fatal = serious
-        if fatal:
-            raise ServerFailure(fatal[0], self._shape) from fatal[0]
-        if serious:
-            return self._result("left out", str(serious[0]))
-        for error in errors:
-            if isinstance(error, InvalidRequest):
-                return self._result("left out", str(error))
-        return self._out_of_time() if any(isinstance(error, DeadlineExceeded) for error in errors) else None
-
-    async def _is_ready(self) -> bool:
-        try:
-            return await self._all.client.ready()
-        except DeepseekTritonError:
-            return False
-
-    async def _make_room(self, num_answered: int) -> None:
-        """Send fewer requests at once from now on, after a pause: the server has other users too."""
-        self._num_full = 0 if num_answered else self._num_full + 1
-        self._num_requests = self._all.most_at_once = max(1, num_answered)
-        pause_s = min(_FIRST_PAUSE_S * 2**self._num_full, _LONGEST_PAUSE_S, max(self._all.left_s, 0))
-        await asyncio.sleep(pause_s)
-
-    def _out_of_time(self) -> ShapeResult:
-        if not self._rounds:
-            return self._result("not reached", "the time limit was over before its first round had ended")
-        return self._result("not steady", f"the time limit was over after {len(self._rounds)} rounds")
-
-    def _result(self, status: Status, reason: str = "") -> ShapeResult:
-        return ShapeResult(shape=self._shape, status=status, rounds=tuple(self._rounds), reason=reason)
-
-
-@dataclass(frozen=True)
-class _Answer:
-    ttft_s: float
-    gaps_s: list[float]
-    """Times between its chunks."""
-    total_s: float
+def _out_of_time(rounds: Sequence[Round]) -> tuple[Status, str]:
+    if not rounds:
+        return "not reached", "the time limit was over before its first round had ended"
+    return "not steady", f"the time limit was over after {len(rounds)} rounds"
 
 
 def _measured(answers: Sequence[_Answer], num_refused: int) -> Round:
@@ -461,23 +424,3 @@ def is_steady(rounds: Sequence[Round]) -> bool:
 
 def _is_alike(one_s: float, other_s: float, unnoticed_s: float) -> bool:
     return abs(one_s - other_s) < max(_STEADY * max(one_s, other_s), unnoticed_s)
-
-
-async def _all_of(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T | DeepseekTritonError]:
-    """The result of each coroutine, or the client's error. Any other error, or a cancellation, ends all of them."""
-    tasks = [asyncio.ensure_future(each) for each in coroutines]
-    try:
-        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-    finally:
-        for task in tasks:
-            task.cancel()
-        # This closes their streams, so the server cancels the requests.
-        await asyncio.gather(*tasks, return_exceptions=True)
-    unexpected = [each for each in outcomes if isinstance(each, BaseException) and not _is_client_error(each)]
-    if unexpected:
-        raise unexpected[0]
-    return [each for each in outcomes if _is_client_error(each) or not isinstance(each, BaseException)]
-
-
-def _is_client_error(outcome: object) -> TypeGuard[DeepseekTritonError]:
-    return isinstance(outcome, DeepseekTritonError)
