@@ -7,6 +7,7 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from deepseek_triton_tools.cli.parsing import VerbParser, add_json, option, path, port, words
 from deepseek_triton_tools.cli.start_variables import take_start_variables
@@ -112,8 +113,8 @@ def _doctor(args: argparse.Namespace) -> int:
     return report.exit_code(findings)
 
 
-def _ports(args: argparse.Namespace) -> dict[str, int]:
-    """The ports that start.sh would take: doctor speaks of the ones that will be used.
+def _ports(args: argparse.Namespace) -> dict[str, Any]:
+    """Fields of Expected: the ports that start.sh would take, because doctor speaks of the ones that will be used.
 
     :raises ToolError: when two are the same, or a variable of start.sh is no port.
     """

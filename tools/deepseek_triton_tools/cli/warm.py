@@ -12,6 +12,7 @@ from deepseek_triton_tools.cli.parsing import (
     add_json,
     add_verb,
     duration,
+    option,
     path,
     positive,
     share,
@@ -34,11 +35,8 @@ def add_options(verb: VerbParser) -> None:
         "deepseek-triton warm server http://localhost:8000 r1",
         notes="docs/warm.md has more.",
     )
-    _add_files(forms)
-    _add_report(forms)
-    _add_evict(forms)
-    _add_server(forms)
-    _add_form(forms)
+    for add in (_add_files, _add_report, _add_evict, _add_server, _add_form):
+        add(forms)
 
 
 def _form_first(given: list[str]) -> str:
@@ -55,59 +53,58 @@ def _form_first(given: list[str]) -> str:
 
 
 def _add_files(forms: Verbs) -> None:
-    verb = add_verb(forms, "files", "load a checkpoint's files into the page cache, and keep them there if asked")
-    verb.set_defaults(action="files")
-    verb.runs(
-        _run_on_files,
+    verb = _add_verb_on_files(
+        forms,
+        "files",
+        "load a checkpoint's files into the page cache, and keep them there if asked",
         "deepseek-triton warm files model_repository --then model_repository/start.sh",
         "deepseek-triton warm files /models/DeepSeek-R1 --hold=lock --ready-file /run/weights-are-warm",
         notes=_EXIT_CODES,
     )
     verb.usage = "%(prog)s CHECKPOINT... [options] [--then COMMAND...]"
-    _add_checkpoints(verb)
     node = _add_limits(verb)
-    node.add_argument("--rate-limit", type=size, metavar="SIZE", help="most bytes to read a second (default: no limit)")
+    option(node, "--rate-limit SIZE", "most bytes to read a second (default: no limit)", size)
     files = verb.add_argument_group("reading and keeping; S is in seconds")
-    files.add_argument("--verify", action="store_true", help="compare checksums, if the checkpoint has them")
-    files.add_argument(
-        "--hold",
+    option(files, "--verify", "compare checksums, if the checkpoint has them")
+    option(
+        files,
+        "--hold MODE",
+        "keep them there until told to stop: --hold=lock locks them, --hold=watch warms again what was evicted, "
+        "--hold locks if allowed, else watches",
+        _hold_mode,
         nargs="?",
         const="auto",
-        type=_hold_mode,
-        metavar="MODE",
-        help="keep them there until told to stop: --hold=lock locks them, --hold=watch warms again what was evicted, "
-        "--hold locks if allowed, else watches",
     )
-    files.add_argument("--stall", type=duration, metavar="S", help="name a file that gave no byte for S (default: 30)")
-    files.add_argument("--give-up", type=duration, metavar="S", help="end if none gave a byte for S (default: never)")
-    files.add_argument("--ready-file", type=path, metavar="FILE", help="exists while they are warm; not with --share")
-    files.add_argument(
-        "--then",
+    option(files, "--stall S", "name a file that gave no byte for S (default: 30)", duration)
+    option(files, "--give-up S", "end if none gave a byte for S (default: never)", duration)
+    option(files, "--ready-file FILE", "exists while they are warm; not with --share", path)
+    option(
+        files,
+        "--then COMMAND",
+        "the last option, not with --share: run COMMAND when what fits is warm (exit codes 0 and 3)",
         nargs=argparse.REMAINDER,
-        metavar="COMMAND",
-        help="the last option, not with --share: run COMMAND when what fits is warm (exit codes 0 and 3)",
     )
 
 
 def _add_report(forms: Verbs) -> None:
-    verb = add_verb(forms, "report", "show what is in the page cache, what fits, and how the files would be read")
-    verb.set_defaults(action="report")
-    verb.runs(
-        _run_on_files,
+    verb = _add_verb_on_files(
+        forms,
+        "report",
+        "show what is in the page cache, what fits, and how the files would be read",
         "deepseek-triton warm report /models/DeepSeek-R1",
         "deepseek-triton warm report r1 --json --verbose",
     )
-    verb.usage = "%(prog)s CHECKPOINT... [options]"
-    _add_checkpoints(verb)
     _add_limits(verb)
 
 
 def _add_evict(forms: Verbs) -> None:
-    verb = add_verb(forms, "evict", "drop a checkpoint's files from the page cache, to measure a cold start")
-    verb.set_defaults(action="evict")
-    verb.runs(_run_on_files, "deepseek-triton warm evict /models/DeepSeek-R1", "deepseek-triton warm evict r1 --json")
-    verb.usage = "%(prog)s CHECKPOINT... [options]"
-    _add_checkpoints(verb)
+    _add_verb_on_files(
+        forms,
+        "evict",
+        "drop a checkpoint's files from the page cache, to measure a cold start",
+        "deepseek-triton warm evict /models/DeepSeek-R1",
+        "deepseek-triton warm evict r1 --json",
+    )
 
 
 def _add_server(forms: Verbs) -> None:
@@ -118,21 +115,19 @@ def _add_server(forms: Verbs) -> None:
         "deepseek-triton warm server grpc://node1:8001 --batch-sizes 1,8 --input-lengths 1000",
     )
     verb.usage = "%(prog)s URL [DIR] [options]"
-    verb.add_argument("url", type=words, metavar="URL", help=URL_HELP)
-    verb.add_argument("repository", nargs="?", type=path, metavar="DIR", help="its repository: gives sizes of requests")
+    option(verb, "url URL", URL_HELP, words)
+    option(verb, "repository DIR", "its repository: gives sizes of requests", path, nargs="?")
     add_json(verb, "docs/warm.md")
     requests = verb.add_argument_group("requests, by default as in DIR, else 1,4,8 at once of 128,1024 tokens")
-    requests.add_argument("--batch-sizes", type=_numbers, metavar="N,N", help="numbers of requests at once")
-    requests.add_argument("--input-lengths", type=_numbers, metavar="N,N", help="tokens of a prompt")
-    requests.add_argument("--max-tokens", type=positive, metavar="N", help="tokens of an answer (default: 16)")
-    requests.add_argument("--limit", type=duration, metavar="S", help="seconds for all requests (default: 600)")
+    option(requests, "--batch-sizes N,N", "numbers of requests at once", _numbers)
+    option(requests, "--input-lengths N,N", "tokens of a prompt", _numbers)
+    option(requests, "--max-tokens N", "tokens of an answer (default: 16)", positive)
+    option(requests, "--limit S", "seconds for all requests (default: 600)", duration)
     server = verb.add_argument_group("server")
-    server.add_argument("--wait", type=duration, metavar="S", help="seconds to wait until it is ready (default: 7200)")
-    server.add_argument("--log", type=path, metavar="FILE", help="the server's log, to show how far it has loaded")
-    server.add_argument(
-        "--metrics-url", metavar="URL", help="its metrics (default: port 8002, if URL has 8000 or 8001)"
-    )
-    server.add_argument("--ready-file", type=path, metavar="FILE", help="file that exists when it is warm, for probes")
+    option(server, "--wait S", "seconds to wait until it is ready (default: 7200)", duration)
+    option(server, "--log FILE", "the server's log, to show how far it has loaded", path)
+    option(server, "--metrics-url URL", "its metrics (default: port 8002, if URL has 8000 or 8001)")
+    option(server, "--ready-file FILE", "file that exists when it is warm, for probes", path)
     add_server_options(server)
 
 
@@ -143,21 +138,26 @@ def _add_form(forms: Verbs) -> None:
         "deepseek-triton warm form systemd model_repository > warm.service",
         "deepseek-triton warm form init-container /models/DeepSeek-R1 --rate 2GB",
     )
-    verb.add_argument("form", choices=("init-container", "systemd", "slurm-prolog"), help="the kind of file to print")
-    verb.add_argument("source", type=words, metavar="SOURCE", help="a model repository or a checkpoint")
-    verb.add_argument("--rate", type=size, metavar="SIZE", help="bytes the storage reads a second (default: 200MB)")
+    option(verb, "form", "the kind of file to print", choices=("init-container", "systemd", "slurm-prolog"))
+    option(verb, "source SOURCE", "a model repository or a checkpoint", words)
+    option(verb, "--rate SIZE", "bytes the storage reads a second (default: 200MB)", size)
 
 
-def _add_checkpoints(verb: VerbParser) -> None:
-    verb.add_argument(
-        "checkpoints",
+def _add_verb_on_files(forms: Verbs, name: str, summary: str, *examples: str, notes: str = "") -> VerbParser:
+    verb = add_verb(forms, name, summary)
+    verb.set_defaults(action=name)
+    verb.runs(_run_on_files, *examples, notes=notes)
+    verb.usage = "%(prog)s CHECKPOINT... [options]"
+    option(
+        verb,
+        "checkpoints CHECKPOINT",
+        "a folder, a Hugging Face name in the local cache, or a model repository, whose model.yaml names it",
+        words,
         nargs="+",
-        type=words,
-        metavar="CHECKPOINT",
-        help="a folder, a Hugging Face name in the local cache, or a model repository, whose model.yaml names it",
     )
     add_json(verb, "docs/warm.md")
-    verb.add_argument("-v", "--verbose", action="store_true", help="name every file, not only those with trouble")
+    option(verb, "-v --verbose", "name every file, not only those with trouble")
+    return verb
 
 
 def _add_limits(verb: VerbParser) -> argparse._ArgumentGroup:
@@ -165,15 +165,9 @@ def _add_limits(verb: VerbParser) -> argparse._ArgumentGroup:
         "limits of the whole node, however many processes share the work",
         "SIZE is 64GiB or 64G (2^30 each), 500GB (10^9), 1.5T or a number of bytes.",
     )
-    node.add_argument(
-        "--share",
-        type=share,
-        default=(1, 1),
-        metavar="K/N",
-        help="do only part K of N, K from 1 (default: 1/1)",
-    )
-    node.add_argument("--jobs", type=positive, metavar="N", help="file parts read at once (default: by file system)")
-    node.add_argument("--budget", type=size, metavar="SIZE", help="most memory to fill (default: 0.9 of what is free)")
+    option(node, "--share K/N", "do only part K of N, K from 1 (default: 1/1)", share, default=(1, 1))
+    option(node, "--jobs N", "file parts read at once (default: by file system)", positive)
+    option(node, "--budget SIZE", "most memory to fill (default: 0.9 of what is free)", size)
     return node
 
 

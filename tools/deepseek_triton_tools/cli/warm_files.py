@@ -27,12 +27,20 @@ _MAY_GO_ON = (0, 3)
 
 
 def warm_files(args: argparse.Namespace) -> int:
-    """Warm the files, hold them and run the command after them, as far as that is asked for.
+    """Warm the files, hold them and run the command after them, as the options say. Call it in the main thread,
+    because it takes signals.
 
-    Call it in the main thread, because it takes signals. Raises ToolError when there is nothing to warm, or for options
-    that can't go together.
+    :raises ToolError: when there is nothing to warm, or for options that can't go together.
     """
-    _check(args)
+    if args.then == []:
+        raise ToolError("--then needs a command after it", exit_code=2)
+    early = [f"--{name.replace('_', '-')}" for name in ("then", "ready_file") if getattr(args, name)]
+    if early and args.share[1] > 1:
+        raise ToolError(
+            f"{' and '.join(early)} with --share would come before the other shares have ended: run one process on the "
+            "node without --share, or start what comes after when all shares have ended",
+            exit_code=2,
+        )
     ready = ReadyFile(args.ready_file)
     if args.then:
         find_command(args.then)
@@ -46,21 +54,8 @@ def warm_files(args: argparse.Namespace) -> int:
     return _warm(args, _survey(args, options), ready)
 
 
-def _check(args: argparse.Namespace) -> None:
-    """Raises ToolError when --then has no command, or something would come before the other shares have ended."""
-    if args.then == []:
-        raise ToolError("--then needs a command after it", exit_code=2)
-    early = [f"--{name.replace('_', '-')}" for name in ("then", "ready_file") if getattr(args, name)]
-    if early and args.share[1] > 1:
-        raise ToolError(
-            f"{' and '.join(early)} with --share would come before the other shares have ended: run one process on the "
-            "node without --share, or start what comes after when all shares have ended",
-            exit_code=2,
-        )
-
-
 def _options(args: argparse.Namespace, **others: Any) -> WarmOptions:
-    """Raises ToolError for a value that is out of range."""
+    """:raises ToolError: for a value that is out of range."""
     try:
         return WarmOptions(share=Share(*args.share), jobs=args.jobs, budget=args.budget, **others)
     except ValueError as error:
@@ -109,7 +104,13 @@ def evict_files(args: argparse.Namespace) -> int:
 def _warm(args: argparse.Namespace, survey: Survey, ready: ReadyFile) -> int:
     for line in report.preamble(survey):
         complain(line)
-    holds = bool(args.hold) and _can_hold(args, survey)
+    holds = bool(args.hold)
+    if holds:
+        try:
+            check_hold(survey, args.hold)
+        except LockError as error:
+            _go_on_without(args, error)
+            holds = False
     with Stop() as stop:
         result = _read_with_progress(survey, stop)
         code = result.exit_code
@@ -128,18 +129,11 @@ def _warm(args: argparse.Namespace, survey: Survey, ready: ReadyFile) -> int:
     return code
 
 
-def _can_hold(args: argparse.Namespace, survey: Survey) -> bool:
-    """Whether the files can be held. Raises LockError when warming without a hold would be of no use."""
-    try:
-        check_hold(survey, args.hold)
-    except LockError as error:
-        _go_on_without(args, error)
-        return False
-    return True
-
-
 def _go_on_without(args: argparse.Namespace, error: LockError) -> None:
-    """Go on without the hold where `--hold` left the choice and a command follows; otherwise raise LockError."""
+    """Go on without the hold where `--hold` left the choice and a command follows.
+
+    :raises LockError: otherwise: warming without a hold would be of no use.
+    """
     if args.hold != "auto" or not args.then:
         raise LockError(f"--hold: {error}") from error
     complain(f"--hold: {error}; {args.then[0]} is run without it")

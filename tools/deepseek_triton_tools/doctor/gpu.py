@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from deepseek_triton_tools.doctor.findings import (
@@ -50,6 +50,52 @@ _MAX_MESSAGE = 160
 """Characters of a message of nvidia-smi that are shown."""
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 NO_ANSWER = "no answer before its deadline"
+_CATALOGUE_NAMES: Mapping[str, tuple[str, ...]] = {
+    r"GB200": ("gb200", "gb200-nvl72"),
+    r"B200": ("b200",),
+    r"\bH200(?! NVL)": ("h200",),
+    r"H100 80GB HBM3|H100 SXM": ("h100",),
+    r"H20\b.*, \d{5} MiB": ("h20-96",),
+    r"H20\b.*, \d{6} MiB": ("h20-141",),
+    r"A100.*80GB": ("a100",),
+}
+"""Pattern of the name and MiB that nvidia-smi tells -> the catalogue's names; the first that fits counts. PCIe and NVL
+cards have other memory sizes and no NVSwitch; the catalogue does not have them."""
+_OLDEST_CAPABILITY = "9.0"
+"""Hopper: TensorRT-LLM's examples/models/core/deepseek_v3/README.md says that Ampere is not supported."""
+_IDLE_MIB = 1024
+"""Memory that a driver, a display or a monitor may hold of a GPU; more than any of them takes (an idle H200: 9 MiB)."""
+_MUCH = 0.1
+"""Share of a GPU's memory. An assumption: a plan leaves no more than this free besides the KV cache."""
+_LOST = (
+    "a GPU has fallen off the bus or has stopped working (Xid 79 and others in dmesg)",
+    "drain the machine; nvidia-smi -r resets a GPU that still answers, otherwise restart the machine",
+)
+"""Cause and fix."""
+_KNOWN_MESSAGES: Mapping[str, tuple[str, str]] = {
+    "version mismatch": (
+        "the driver was replaced while it was loaded",
+        "restart the machine, or unload and load nvidia.ko",
+    ),
+    "communicate with the NVIDIA driver": (
+        "the driver is not loaded, or it was not built for this kernel",
+        "modprobe nvidia, or install the driver again",
+    ),
+    "Failed to initialize NVML": (
+        "a container loses its devices when systemd reloads the host's cgroups",
+        "restart the container; to prevent it, run docker with the cgroupfs driver or give --device for each "
+        "/dev/nvidia*",
+    ),
+    "GPU is lost": _LOST,
+    "requires reset": _LOST,
+    "Unable to determine the device handle": _LOST,
+    NO_ANSWER: (
+        "the driver hangs, usually because a GPU has failed",
+        "look for Xid and NVRM in dmesg; restart the machine",
+    ),
+}
+"""Words of nvidia-smi -> cause and fix."""
+_INSTALL_DRIVER = "install NVIDIA's driver"
 
 
 class NoGpusError(Exception):
@@ -88,7 +134,20 @@ class GpuProcess:
 
 def gpus(machine: Machine) -> Sequence[InstalledGpu]:
     """:raises NoGpusError: when none is seen."""
-    return [_gpu(row) for row in _query(machine, _BASIC)]
+    return [
+        InstalledGpu(
+            index=_number(row["index"]),
+            name=row["name"],
+            memory_mib=_number(row["memory.total"]),
+            used_mib=_number(row["memory.used"]),
+            compute_capability=row["compute_cap"],
+            driver=row["driver_version"],
+            is_persistent=None if _is_unknown(row["persistence_mode"]) else row["persistence_mode"] == "Enabled",
+            is_mig=row["mig.mode.current"] == "Enabled",
+            lost=next((cell for cell in row.values() if cell in _LOST_WORDS), None),
+        )
+        for row in _query(machine, _BASIC)
+    ]
 
 
 def error_line(machine: Machine) -> str | None:
@@ -126,21 +185,15 @@ def gpu_processes(machine: Machine) -> Sequence[GpuProcess]:
 def links(machine: Machine) -> Mapping[tuple[int, int], str]:
     """Return how each two GPUs are joined: `NV18`, `PIX`, `PHB`, `SYS` and so on; {} when it doesn't tell."""
     done = machine.run("nvidia-smi", "topo", "-m")
-    return parse_topology(done.out) if done.code == 0 else {}
-
-
-def parse_topology(text: str) -> Mapping[tuple[int, int], str]:
-    rows = [_ESCAPE.sub("", line).split() for line in text.splitlines()]
+    rows = [_ESCAPE.sub("", line).split() for line in done.out.splitlines()] if done.code == 0 else []
     columns = next(([name for name in row if re.fullmatch(r"GPU\d+", name)] for row in rows if row), [])
-    found = {}
-    for row in rows:
-        if len(row) > len(columns) and row[0] in columns and row[1:] != columns[1:]:
-            first = int(row[0][3:])
-            for name, link in zip(columns, row[1:], strict=False):
-                second = int(name[3:])
-                if first < second:
-                    found[first, second] = link
-    return found
+    return {
+        (int(row[0][3:]), int(name[3:])): link
+        for row in rows
+        if len(row) > len(columns) and row[0] in columns and row[1:] != columns[1:]
+        for name, link in zip(columns, row[1:], strict=False)
+        if int(row[0][3:]) < int(name[3:])
+    }
 
 
 def _query(machine: Machine, fields: Sequence[str]) -> Sequence[Mapping[str, str]]:
@@ -163,21 +216,6 @@ def _message(done: Done) -> str:
     return errors[0][:_MAX_MESSAGE] if errors else f"it names no GPU, and ended with {done.code}"
 
 
-def _gpu(row: Mapping[str, str]) -> InstalledGpu:
-    persistence = row["persistence_mode"]
-    return InstalledGpu(
-        index=_number(row["index"]),
-        name=row["name"],
-        memory_mib=_number(row["memory.total"]),
-        used_mib=_number(row["memory.used"]),
-        compute_capability=row["compute_cap"],
-        driver=row["driver_version"],
-        is_persistent=None if _is_unknown(persistence) else persistence == "Enabled",
-        is_mig=row["mig.mode.current"] == "Enabled",
-        lost=next((cell for cell in row.values() if cell in _LOST_WORDS), None),
-    )
-
-
 def _number(text: str) -> int:
     return int(text) if text.isdecimal() else 0
 
@@ -186,87 +224,37 @@ def _is_unknown(value: str) -> bool:
     return value.strip("[]") in ("N/A", "Not Supported", "Unknown Error", "")
 
 
-_CATALOGUE_NAMES: Sequence[tuple[str, Callable[[int], bool], tuple[str, ...]]] = (
-    (r"GB200", lambda mib: True, ("gb200", "gb200-nvl72")),
-    (r"B200", lambda mib: True, ("b200",)),
-    (r"\bH200(?! NVL)", lambda mib: True, ("h200",)),
-    (r"H100 80GB HBM3|H100 SXM", lambda mib: True, ("h100",)),
-    (r"H20\b", lambda mib: mib < 120_000, ("h20-96",)),
-    (r"H20\b", lambda mib: mib >= 120_000, ("h20-141",)),
-    (r"A100.*80GB", lambda mib: True, ("a100",)),
-)
-"""Name and MiB that nvidia-smi tells -> the catalogue's names. PCIe and NVL cards have other memory sizes and no
-NVSwitch; the catalogue does not have them."""
-_OLDEST_CAPABILITY = "9.0"
-"""Hopper: TensorRT-LLM's examples/models/core/deepseek_v3/README.md says that Ampere is not supported."""
-_IDLE_MIB = 1024
-"""Memory that a driver, a display or a monitor may hold of a GPU; more than any of them takes (an idle H200: 9 MiB)."""
-_MUCH = 0.1
-"""Share of a GPU's memory. An assumption: a plan leaves no more than this free besides the KV cache."""
-_LOST = (
-    "a GPU has fallen off the bus or has stopped working (Xid 79 and others in dmesg)",
-    "drain the machine; nvidia-smi -r resets a GPU that still answers, otherwise restart the machine",
-)
-"""Cause and fix."""
-_KNOWN_MESSAGES: Mapping[str, tuple[str, str]] = {
-    "version mismatch": (
-        "the driver was replaced while it was loaded",
-        "restart the machine, or unload and load nvidia.ko",
-    ),
-    "communicate with the NVIDIA driver": (
-        "the driver is not loaded, or it was not built for this kernel",
-        "modprobe nvidia, or install the driver again",
-    ),
-    "Failed to initialize NVML": (
-        "a container loses its devices when systemd reloads the host's cgroups",
-        "restart the container; to prevent it, run docker with the cgroupfs driver or give --device for each "
-        "/dev/nvidia*",
-    ),
-    "GPU is lost": _LOST,
-    "requires reset": _LOST,
-    "Unable to determine the device handle": _LOST,
-    NO_ANSWER: (
-        "the driver hangs, usually because a GPU has failed",
-        "look for Xid and NVRM in dmesg; restart the machine",
-    ),
-}
-"""Words of nvidia-smi -> cause and fix."""
-_INSTALL_DRIVER = "install NVIDIA's driver"
-
-
 def check_gpus(machine: Machine, expected: Expected) -> MachineFinding:
     try:
-        found = gpus(machine)
+        seen_gpus = gpus(machine)
     except NoGpusError as problem:
         result = "no nvidia-smi" if problem.is_missing else f"nvidia-smi: {problem}"
         return error_or_note(expected, result, *_why_none(machine, problem))
-    seen = gpu_models(found)
-    if lost := [gpu for gpu in found if gpu.lost]:
+    models = gpu_models(seen_gpus)
+    if lost := [gpu for gpu in seen_gpus if gpu.lost]:
         return error_or_note(expected, f"{_listed([gpu.index for gpu in lost])}: {lost[0].lost}", *_LOST)
-    wanted = expected.gpus_per_node
-    if expected.gpu and not all(expected.gpu in catalogue_names(gpu) for gpu in found):
+    num_needed = expected.gpus_per_node
+    if expected.gpu and not all(expected.gpu in catalogue_names(gpu) for gpu in seen_gpus):
         fix = "use a machine with those GPUs, or build again with --gpu for this one"
-        return error(seen, f"the repository was made for {expected.gpu}", fix)
-    if expected.uses_gpus and wanted and len(found) < wanted:
-        needed = f"the repository needs {wanted} on each machine"
+        return error(models, f"the repository was made for {expected.gpu}", fix)
+    if expected.uses_gpus and num_needed and len(seen_gpus) < num_needed:
+        needed = f"the repository needs {num_needed} on each machine"
         if words := error_line(machine):
-            return error(f"{seen}; nvidia-smi: {words}", f"{needed}; {_LOST[0]}", _LOST[1])
+            return error(f"{models}; nvidia-smi: {words}", f"{needed}; {_LOST[0]}", _LOST[1])
         fix = "make all of them visible (docker --gpus all, NVIDIA_VISIBLE_DEVICES), or build again with fewer --gpus"
-        return error(seen, needed, fix)
-    old = [gpu for gpu in found if is_before(gpu.compute_capability, _OLDEST_CAPABILITY)]
+        return error(models, needed, fix)
+    old = [gpu for gpu in seen_gpus if is_before(gpu.compute_capability, _OLDEST_CAPABILITY)]
     if old and expected.engine != VLLM:
         cause = f"DeepSeek on TensorRT-LLM needs compute capability {_OLDEST_CAPABILITY} (Hopper) or newer"
-        result = f"{seen}, compute capability {old[0].compute_capability}"
+        result = f"{models}, compute capability {old[0].compute_capability}"
         return error_or_note(expected, result, cause, "use Hopper or newer")
-    return ok(f"{seen}, compute capability {found[0].compute_capability}")
+    return ok(f"{models}, compute capability {seen_gpus[0].compute_capability}")
 
 
 def catalogue_names(gpu: InstalledGpu) -> tuple[str, ...]:
     """Return the names that the catalogue may have for it."""
-    for pattern, fits, names in _CATALOGUE_NAMES:
-        if re.search(pattern, gpu.name) and fits(gpu.memory_mib):
-            return names
-    return ()
+    text = f"{gpu.name}, {gpu.memory_mib} MiB"
+    return next((names for pattern, names in _CATALOGUE_NAMES.items() if re.search(pattern, text)), ())
 
 
 def driver_version(machine: Machine) -> str:

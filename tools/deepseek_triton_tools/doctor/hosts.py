@@ -41,61 +41,57 @@ _NEEDS = (SERVE, MPIRUN)
 _MAX_CLOCK_SKEW_S = 2.0
 """An assumption: with this much, logs of several hosts can still be read side by side."""
 _UNKNOWN = "none"
+_SAME_CONTAINER = "run the same container on every host"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SharedFact:
     """A fact of HostReport.facts that must have one value on all hosts."""
 
     fact: str
     cause: str
-    fix: str = "run the same container on every host"
+    fix: str = _SAME_CONTAINER
     is_error: bool = True
     """Whether a difference is an error with a repository for an engine on GPUs; else it is a warning."""
 
 
 SHARED_FACTS: Sequence[SharedFact] = (
     SharedFact(
-        fact="TensorRT-LLM",
-        cause="the ranks talk to each other in the engine's own messages, which change between releases",
+        "TensorRT-LLM", "the ranks talk to each other in the engine's own messages, which change between releases"
     ),
     SharedFact(
-        fact="vLLM",
-        cause="the nodes of an instance exchange pickled objects of one program",
-        fix="use the same container, or the same environment, on every host",
+        "vLLM",
+        "the nodes of an instance exchange pickled objects of one program",
+        "use the same container, or the same environment, on every host",
     ),
-    SharedFact(fact="container", cause="all ranks must run the same program"),
+    SharedFact("container", "all ranks must run the same program"),
+    SharedFact("Python", "the ranks exchange pickled objects, which need the same minor version", is_error=False),
     SharedFact(
-        fact="Python", cause="the ranks exchange pickled objects, which need the same minor version", is_error=False
+        "MPI",
+        "mpirun and its daemons on the other hosts must have the same version",
+        f"{_SAME_CONTAINER}, or install the same Open MPI",
     ),
+    SharedFact("mpi4py", "the ranks exchange pickled objects", "install the same version", is_error=False),
     SharedFact(
-        fact="MPI",
-        cause="mpirun and its daemons on the other hosts must have the same version",
-        fix="run the same container on every host, or install the same Open MPI",
-    ),
-    SharedFact(
-        fact="mpi4py", cause="the ranks exchange pickled objects", fix="install the same version", is_error=False
-    ),
-    SharedFact(
-        fact="GPUs",
-        cause="the slowest GPU sets the pace, and every rank gets the same share of memory",
-        fix="use hosts with the same GPUs, all of them visible",
+        "GPUs",
+        "the slowest GPU sets the pace, and every rank gets the same share of memory",
+        "use hosts with the same GPUs, all of them visible",
     ),
     SharedFact(
-        fact="GPU driver",
-        cause="NVLink and NCCL are tested with one driver on all hosts",
-        fix="install the same driver",
+        "GPU driver",
+        "NVLink and NCCL are tested with one driver on all hosts",
+        "install the same driver",
         is_error=False,
     ),
     SharedFact(
-        fact="repository",
-        cause="every rank reads its own copy of model.yaml and of the backend",
-        fix="copy it again (rsync -a --delete), or put it on a shared file system",
+        "repository",
+        "every rank reads its own copy of model.yaml and of the backend",
+        "copy it again (rsync -a --delete), or put it on a shared file system",
     ),
     SharedFact(
-        fact="checkpoint index",
-        cause="every rank reads its own copy of the weights",
-        fix="copy it again, or put it on a shared file system",
+        "checkpoint index",
+        "every rank reads its own copy of the weights",
+        "copy it again, or put it on a shared file system",
     ),
 )
 
@@ -109,7 +105,16 @@ def compare(reports: Sequence[HostReport], expected: Expected) -> Iterator[Repor
         return
     all_hosts = ", ".join(report.host for report in reports)
     if any(MACHINE in report.facts for report in reports):
-        yield Reported(check="machines", title="machines", host=all_hosts, finding=_machines(reports), needs=_NEEDS)
+        names: dict[str, list[str]] = {}
+        for report in reports:
+            names.setdefault(report.facts.get(MACHINE, report.host), []).append(report.host)
+        finding = ok(f"{len(names)}, each by one name")
+        if same := [" and ".join(hosts) for hosts in names.values() if len(hosts) > 1]:
+            cause = (
+                "each host gets ranks of its own, and those of two names of one machine want the same GPUs and ports"
+            )
+            finding = error(f"{'; '.join(same)} are the same machine", cause, "name each machine once")
+        yield Reported(check="machines", title="machines", host=all_hosts, finding=finding, needs=_NEEDS)
     for shared in SHARED_FACTS:
         values = {report.host: report.facts.get(shared.fact, _UNKNOWN) for report in reports}
         if set(values.values()) == {_UNKNOWN}:
@@ -118,16 +123,6 @@ def compare(reports: Sequence[HostReport], expected: Expected) -> Iterator[Repor
         name = shared.fact.lower().replace(" ", "-")
         finding = _compare_values(shared, values, expected)
         yield Reported(check=f"same-{name}", title=title, host=all_hosts, finding=finding, needs=_NEEDS)
-
-
-def _machines(reports: Sequence[HostReport]) -> MachineFinding:
-    names: dict[str, list[str]] = {}
-    for report in reports:
-        names.setdefault(report.facts.get(MACHINE, report.host), []).append(report.host)
-    if same := [" and ".join(hosts) for hosts in names.values() if len(hosts) > 1]:
-        cause = "each host gets ranks of its own, and those of two names of one machine want the same GPUs and ports"
-        return error(f"{'; '.join(same)} are the same machine", cause, "name each machine once")
-    return ok(f"{len(names)}, each by one name")
 
 
 def _compare_values(shared: SharedFact, values: Mapping[str, str], expected: Expected) -> MachineFinding:

@@ -8,6 +8,7 @@ import fcntl
 import importlib.metadata
 import os
 import platform
+import re
 import resource
 import shutil
 import signal
@@ -51,7 +52,6 @@ PACKAGES = (
     "tritonclient",
     "vllm",
 )
-_LAUNCH = b"DEEPSEEK_TRITON_LAUNCH="
 _SIOCGIFADDR = 0x8915
 """netdevice(7): asks for an interface's IPv4 address."""
 _IFF_UP = 1
@@ -141,12 +141,16 @@ class Machine:
 
     @cached_property
     def python(self) -> Python:
+        packages = {}
+        for name in PACKAGES:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                packages[name] = importlib.metadata.version(name)
         libc, version = platform.libc_ver()
         libpython, pytriton = find_libpython(), wheel_package()
         return Python(
             executable=sys.executable,
             version=platform.python_version(),
-            packages={name: found for name in PACKAGES if (found := _version(name))},
+            packages=packages,
             libpython=str(libpython) if libpython else None,
             glibc=version if libc == "glibc" else None,
             pytriton=str(pytriton) if pytriton else None,
@@ -203,7 +207,13 @@ class Machine:
         return read_host_memory()
 
     def interfaces(self) -> Sequence[Interface]:
-        v6 = _v6_addresses()
+        v6: dict[str, list[str]] = {}
+        # The columns are address, index, prefix length, scope (20: link-local), flags, name.
+        with contextlib.suppress(OSError):  # a kernel without IPv6
+            for line in Path("/proc/net/if_inet6").read_text().splitlines():
+                address, _, _, scope, _, name = line.split()
+                if scope != "20":
+                    v6.setdefault(name, []).append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address)))
         return [
             Interface(name=name, is_up=_is_up(name), addresses=(*_v4_address(name), *v6.get(name, ())))
             for _, name in socket.if_nameindex()
@@ -236,13 +246,6 @@ class Machine:
     def time(self) -> float:
         """Return the seconds since 1970."""
         return time.time()
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _run(command: Sequence[str], timeout_s: float, environ: Mapping[str, str]) -> Done:
@@ -293,17 +296,6 @@ def _v4_address(interface: str) -> Iterator[str]:
         yield socket.inet_ntoa(answer[20:24])
 
 
-def _v6_addresses() -> dict[str, list[str]]:
-    """Read /proc/net/if_inet6, whose columns are address, index, prefix length, scope (20: link-local), flags, name."""
-    found: dict[str, list[str]] = {}
-    with contextlib.suppress(OSError):  # a kernel without IPv6
-        for line in Path("/proc/net/if_inet6").read_text().splitlines():
-            address, _, _, scope, _, name = line.split()
-            if scope != "20":
-                found.setdefault(name, []).append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address)))
-    return found
-
-
 def _processes() -> Iterator[HostProcess]:
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
@@ -314,27 +306,17 @@ def _processes() -> Iterator[HostProcess]:
             if state in "ZX":
                 continue
             command = (folder / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+            status = (folder / "status").read_text(errors="replace")
+            # One pid for each pid namespace, from this one to the process's.
+            pids = re.search(r"^NSpid:.*?(\d+)$", status, re.M)
+            launch = None
+            with contextlib.suppress(OSError):  # another user's process
+                launch = re.search(rb"(?:^|\0)DEEPSEEK_TRITON_LAUNCH=([^\0]*)", (folder / "environ").read_bytes())
             yield HostProcess(
                 pid=int(folder.name),
                 parent=int(parent),
                 name=before.partition("(")[2],
                 command=tuple(os.fsdecode(word) for word in command if word),
-                pid_inside=_pid_inside(folder),
-                launch=_launch(folder),
+                pid_inside=int(pids[1]) if pids else None,
+                launch=os.fsdecode(launch[1]) if launch else None,
             )
-
-
-def _pid_inside(folder: Path) -> int | None:
-    """Return the last pid of the line NSpid, which has one for each pid namespace from this one to the process's."""
-    for line in (folder / "status").read_text(errors="replace").splitlines():
-        if line.startswith("NSpid:"):
-            return int(line.split()[-1])
-    return None
-
-
-def _launch(folder: Path) -> str | None:
-    with contextlib.suppress(OSError):  # another user's process
-        for variable in (folder / "environ").read_bytes().split(b"\0"):
-            if variable.startswith(_LAUNCH):
-                return os.fsdecode(variable.removeprefix(_LAUNCH))
-    return None

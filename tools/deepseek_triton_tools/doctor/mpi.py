@@ -121,9 +121,9 @@ def check_mpi(machine: Machine, expected: Expected) -> MachineFinding:
         return error_or_note(expected, result, cause, "put Open MPI's mpirun first on PATH")
     library = machine.run(machine.python.executable, "-c", _LIBRARY, timeout_s=_DEADLINE_S).out if mpi4py else ""
     linked = re.search(r"Open MPI v?(\d+)", library)
-    other = _other_mpi(library, linked, version)
-    if other:
-        cause = f"mpi4py is linked with {other}: every rank would be an MPI world of its own"
+    other = library.strip().partition("\n")[0].strip()
+    if other and not (linked and int(linked[1]) == version_numbers(version)[0]):
+        cause = f"mpi4py is linked with {other[:60]}: every rank would be an MPI world of its own"
         return error_or_note(expected, result, cause, _REINSTALL_MPI4PY)
     if version_numbers(version) >= (5,):
         return warning(
@@ -133,14 +133,6 @@ def check_mpi(machine: Machine, expected: Expected) -> MachineFinding:
             "start with start.sh (trtllm-llmapi-launch), which spawns nothing; other launchers need Open MPI 4",
         )
     return ok(result)
-
-
-def _other_mpi(library: str, linked: re.Match[str] | None, version: str) -> str | None:
-    """Return the MPI that mpi4py is linked with, when it is not mpirun's."""
-    first = library.strip().partition("\n")[0].strip()
-    if not first or (linked and int(linked[1]) == version_numbers(version)[0]):
-        return None
-    return first[:60]
 
 
 def check_hello(machine: Machine, expected: Expected) -> MachineFinding:
@@ -185,13 +177,8 @@ def explain(done: Done) -> MpiFailure:
 
 
 def failed(what: str, done: Done) -> str:
-    """Return how a program ended, with its last error."""
+    """Return how a program ended, with its last line that has an error in it, else its last line."""
     how = "gave nothing before its deadline" if done.code is None else f"ended with {done.code}"
-    return f"{what} {how}{_last_words(done)}"
-
-
-def _last_words(done: Done) -> str:
-    """Return the last line that has an error in it, else the last line."""
     lines = [line.strip() for line in (done.err or done.out).splitlines() if line.strip(" -\t")]
     errors = [line for line in lines if re.search("rror|ailed|MPI_ERR|not enough|already filled", line)] or lines
-    return f": {errors[-1][:160]}" if errors else ""
+    return f"{what} {how}" + (f": {errors[-1][:160]}" if errors else "")

@@ -213,7 +213,7 @@ def _raising(pairs: Iterable[tuple[int, float | None, float | None]], command: C
     return [command(most, numbers) for most, numbers in lower.items()]
 
 
-def _power(surroundings: Surroundings) -> SettingReading:
+def read_power(surroundings: Surroundings) -> SettingReading:
     def watts(gpu: ElementTree.Element, *paths: str) -> float | None:
         number = re.match(r"[\d.]+", _told(gpu, *paths) or "")
         return (float(number[0]) or None) if number else None
@@ -234,7 +234,7 @@ def _power(surroundings: Surroundings) -> SettingReading:
     return SettingReading(found, not commands, commands, highest)
 
 
-def _boost(surroundings: Surroundings) -> SettingReading:
+def read_boost(surroundings: Surroundings) -> SettingReading:
     surroundings.need_gpus()
     done = surroundings.machine.run("nvidia-smi", "boost-slider", "-l")
     # Each row of its table has GPU, the word vboost, the highest and the present value.
@@ -250,7 +250,7 @@ def _boost(surroundings: Surroundings) -> SettingReading:
     return SettingReading(found, not commands, commands, by_value([str(most) for _, _, most in rows]))
 
 
-def _clocks(surroundings: Surroundings) -> SettingReading:
+def read_clocks(surroundings: Surroundings) -> SettingReading:
     found, held = [], []
     for number, gpu in enumerate(surroundings.need_gpus()):
         words = ", ".join(
@@ -269,7 +269,7 @@ def _clocks(surroundings: Surroundings) -> SettingReading:
     return SettingReading(by_value(found), not held, commands)
 
 
-def _pdl(surroundings: Surroundings) -> SettingReading:
+def read_pdl(surroundings: Surroundings) -> SettingReading:
     expected, machine = surroundings.expected, surroundings.machine
     if expected.engine == VLLM:
         raise UnreadableError("vLLM does not read it")
@@ -285,7 +285,7 @@ def _pdl(surroundings: Surroundings) -> SettingReading:
     return SettingReading(found, value == "1", [f"export {_PDL}=1"], "1")
 
 
-def _gpu_nodes(surroundings: Surroundings) -> SettingReading:
+def read_gpu_nodes(surroundings: Surroundings) -> SettingReading:
     machine = surroundings.machine
     # sysfs calls the device 0000:1b:00.0 that is 00000000:1B:00.0 for nvidia-smi.
     addresses = [gpu.get("id", "").lower().partition(":") for gpu in surroundings.need_gpus()]
@@ -304,7 +304,7 @@ def _gpu_nodes(surroundings: Surroundings) -> SettingReading:
     return SettingReading(found, is_bound, [f"export {_AFFINITY}=1"])
 
 
-def _numa_balancing(surroundings: Surroundings) -> SettingReading:
+def read_numa_balancing(surroundings: Surroundings) -> SettingReading:
     machine = surroundings.machine
     value = machine.read(_BALANCING).strip()
     nodes = [name for name in machine.list_folder(_NODES) if name.removeprefix("node").isdecimal()]
@@ -312,7 +312,7 @@ def _numa_balancing(surroundings: Surroundings) -> SettingReading:
     return SettingReading(found, value == "0" or len(nodes) < 2, ["sudo sysctl -w kernel.numa_balancing=0"])
 
 
-def _interrupts(surroundings: Surroundings) -> SettingReading:
+def read_interrupts(surroundings: Surroundings) -> SettingReading:
     machine = surroundings.machine
     cards = machine.list_folder(_CARDS) if machine.is_folder(_CARDS) else []
     if not cards:
@@ -338,13 +338,13 @@ def _interrupts(surroundings: Surroundings) -> SettingReading:
     return SettingReading("; ".join(found), is_as_advised, commands)
 
 
-def _transparent_pages(surroundings: Surroundings) -> SettingReading:
+def read_transparent_pages(surroundings: Surroundings) -> SettingReading:
     text = surroundings.machine.read(_PAGES).strip()
     value = text.partition("[")[2].partition("]")[0] or text
     return SettingReading(value, value in ("madvise", "always"), [f"echo madvise | sudo tee {_PAGES}"])
 
 
-def _reserved_pages(surroundings: Surroundings) -> SettingReading:
+def read_reserved_pages(surroundings: Surroundings) -> SettingReading:
     lines = (line.split() for line in surroundings.machine.read("/proc/meminfo").splitlines())
     values = {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1}
     count, kib = values.get("HugePages_Total", 0), values.get("Hugepagesize", 0)
@@ -352,7 +352,7 @@ def _reserved_pages(surroundings: Surroundings) -> SettingReading:
     return SettingReading(found, not count, ["sudo sysctl -w vm.nr_hugepages=0"])
 
 
-def _governor(surroundings: Surroundings) -> SettingReading:
+def read_governor(surroundings: Surroundings) -> SettingReading:
     machine = surroundings.machine
     names = [name for name in machine.list_folder(_CPUS) if name.removeprefix("cpu").isdecimal()]
     paths = [f"{_CPUS}/{name}/cpufreq/scaling_governor" for name in names]
@@ -382,7 +382,7 @@ ADVICE: Sequence[Advice] = (
         reason="an idle GPU lowers its clocks by itself, but a clock that was locked, or heat, holds them down under "
         "load. Locking them at their highest value may bring on the slowdown by heat",
         source=_BENCHMARKING,
-        read=_clocks,
+        read=read_clocks,
     ),
     Advice(
         id="boost",
@@ -391,7 +391,7 @@ ADVICE: Sequence[Advice] = (
         reason="it gives more of the power to the compute units; for one user on B200 TensorRT-LLM's guide names "
         "about 8 tokens/s more. It is optional",
         source="NVIDIA/TensorRT-LLM docs: Best_perf_practice_on_DeepSeek-R1, Tune GPU clocks; perf-benchmarking",
-        read=_boost,
+        read=read_boost,
     ),
     Advice(
         id="power",
@@ -399,7 +399,7 @@ ADVICE: Sequence[Advice] = (
         advised="the highest value",
         reason="at the limit the driver lowers the clocks",
         source=_BENCHMARKING,
-        read=_power,
+        read=read_power,
     ),
     Advice(
         id="ecc",
@@ -433,7 +433,7 @@ ADVICE: Sequence[Advice] = (
         reason="a kernel starts before the previous one has ended. TensorRT-LLM turns it on by itself from 1.2; the "
         "start.sh of a generated repository sets it where it is needed",
         source="NVIDIA/TensorRT-LLM release notes 1.2; Best_perf_practice_on_DeepSeek-R1, B200 min-latency",
-        read=_pdl,
+        read=read_pdl,
     ),
     Advice(
         id="gpu-numa",
@@ -442,7 +442,7 @@ ADVICE: Sequence[Advice] = (
         reason="TensorRT-LLM binds each rank to the CPUs beside its GPU by itself, unless the process is kept to other "
         f"CPUs (docker --cpuset-cpus, Slurm, mpirun --bind-to); {_AFFINITY}=1 makes it do so",
         source="NVIDIA/TensorRT-LLM docs: deployment-guide/configuring-cpu-affinity; pull request 9549",
-        read=_gpu_nodes,
+        read=read_gpu_nodes,
     ),
     Advice(
         id="numa-balancing",
@@ -450,7 +450,7 @@ ADVICE: Sequence[Advice] = (
         advised="0",
         reason="the kernel unmaps pages to see who uses them; the ranks are bound to nodes already",
         source="Linux Documentation/admin-guide/sysctl/kernel.rst, numa_balancing",
-        read=_numa_balancing,
+        read=read_numa_balancing,
     ),
     Advice(
         id="rdma-irqs",
@@ -460,7 +460,7 @@ ADVICE: Sequence[Advice] = (
         "them again",
         source="NVIDIA MLNX_OFED user manual, Tuning for NUMA Architecture; Linux "
         "Documentation/core-api/irq/irq-affinity.rst",
-        read=_interrupts,
+        read=read_interrupts,
     ),
     Advice(
         id="transparent-hugepages",
@@ -468,7 +468,7 @@ ADVICE: Sequence[Advice] = (
         advised="madvise or always",
         reason="with never, programs that ask for huge pages (numpy does, for large arrays) get small ones",
         source="Linux Documentation/admin-guide/mm/transhuge.rst; numpy docs, Global state",
-        read=_transparent_pages,
+        read=read_transparent_pages,
     ),
     Advice(
         id="hugepages",
@@ -476,7 +476,7 @@ ADVICE: Sequence[Advice] = (
         advised="none, unless another program needs them",
         reason="reserved pages are lost to the page cache, from which the ranks read the checkpoint",
         source="Linux Documentation/admin-guide/mm/hugetlbpage.rst",
-        read=_reserved_pages,
+        read=read_reserved_pages,
     ),
     Advice(
         id="governor",
@@ -485,6 +485,6 @@ ADVICE: Sequence[Advice] = (
         reason="the host works in short bursts between the GPU's steps; other governors raise the clock only once they "
         "have seen a load",
         source="Linux Documentation/admin-guide/pm/cpufreq.rst",
-        read=_governor,
+        read=read_governor,
     ),
 )

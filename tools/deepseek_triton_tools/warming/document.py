@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles
 from deepseek_triton_tools.warming.hold import Evicted
 from deepseek_triton_tools.warming.page_cache import known_sum
 from deepseek_triton_tools.warming.report import (
@@ -17,26 +16,49 @@ from deepseek_triton_tools.warming.report import (
     lacking,
     remedies,
 )
-from deepseek_triton_tools.warming.survey import Survey, SurveyedFile
+from deepseek_triton_tools.warming.survey import Survey
 from deepseek_triton_tools.warming.warm_up import WarmResult
 
 SCHEMA = "deepseek-triton/warm/1"
+_OF_CGROUPS = ("limit", "usage", "file_cache", "headroom")
 
 
 def survey_document(survey: Survey, *, action: str, exit_code: int, verbose: bool = False) -> dict[str, Any]:
     """The document of `warm report`; the other actions add to it."""
-    options = survey.options
+    options, memory = survey.options, survey.memory
     return {
         "schema": SCHEMA,
         "action": action,
         "ok": exit_code == 0,
         "exit_code": exit_code,
-        "checkpoints": [_checkpoint_json(checkpoint, survey) for checkpoint in survey.checkpoints],
+        "checkpoints": [
+            {
+                "source": checkpoint.source,
+                "folder": str(checkpoint.folder),
+                "found_by": checkpoint.found_by,
+                "num_files": len(checkpoint.files),
+                "size_bytes": checkpoint.size,
+                "engine_prefetches": engine_prefetches(checkpoint, survey),
+                "findings": [asdict(finding) for finding in checkpoint.findings],
+            }
+            for checkpoint in survey.checkpoints
+        ],
         "file_systems": [
             {**asdict(system.mount), "read_ahead_kb": system.read_ahead_kb, "reading": asdict(system.reading)}
             for system in file_systems(survey)
         ],
-        "memory": _memory_json(survey),
+        "memory": {
+            **{f"{name}_bytes": getattr(memory, name) for name in ("total", "available", "headroom")},
+            "decided_by": "MemAvailable" if memory.tightest is None else memory.tightest.path,
+            "cgroups": [
+                {
+                    "path": cgroup.path,
+                    "version": cgroup.version,
+                    **{f"{name}_bytes": getattr(cgroup, name) for name in _OF_CGROUPS},
+                }
+                for cgroup in memory.cgroups
+            ],
+        },
         "size_bytes": survey.size,
         "num_files": len(survey.files),
         "resident_bytes": survey.resident,
@@ -52,7 +74,16 @@ def survey_document(survey: Survey, *, action: str, exit_code: int, verbose: boo
         "jobs": survey.jobs,
         "rate_limit_bytes_per_s": options.rate_limit,
         "in_flight_bytes": in_flight(survey),
-        "files": [_file_json(file) for file in files_to_show(survey, verbose=verbose)],
+        "files": [
+            {
+                "path": str(each.file.path),
+                "size_bytes": each.file.size,
+                "resident_bytes": each.resident,
+                "fate": each.selection,
+                "mount_point": each.file_system.mount.mount_point,
+            }
+            for each in files_to_show(survey, verbose=verbose)
+        ],
     }
 
 
@@ -97,47 +128,4 @@ def evict_document(
                 if each.reason or verbose
             ],
         }
-    }
-
-
-def _checkpoint_json(checkpoint: CheckpointFiles, survey: Survey) -> dict[str, Any]:
-    return {
-        "source": checkpoint.source,
-        "folder": str(checkpoint.folder),
-        "found_by": checkpoint.found_by,
-        "num_files": len(checkpoint.files),
-        "size_bytes": checkpoint.size,
-        "engine_prefetches": engine_prefetches(checkpoint, survey),
-        "findings": [asdict(finding) for finding in checkpoint.findings],
-    }
-
-
-def _memory_json(survey: Survey) -> dict[str, Any]:
-    memory = survey.memory
-    return {
-        "total_bytes": memory.total,
-        "available_bytes": memory.available,
-        "headroom_bytes": memory.headroom,
-        "decided_by": "MemAvailable" if memory.tightest is None else memory.tightest.path,
-        "cgroups": [
-            {
-                "path": cgroup.path,
-                "version": cgroup.version,
-                "limit_bytes": cgroup.limit,
-                "usage_bytes": cgroup.usage,
-                "file_cache_bytes": cgroup.file_cache,
-                "headroom_bytes": cgroup.headroom,
-            }
-            for cgroup in memory.cgroups
-        ],
-    }
-
-
-def _file_json(each: SurveyedFile) -> dict[str, Any]:
-    return {
-        "path": str(each.file.path),
-        "size_bytes": each.file.size,
-        "resident_bytes": each.resident,
-        "fate": each.selection,
-        "mount_point": each.file_system.mount.mount_point,
     }

@@ -123,6 +123,11 @@ whose layers can't be seen."""
 _MEMORY_OF_DEVICE = replace(_memory(reason="DAX: it is read where it lies, without the page cache"), is_cached=False)
 
 
+_UNKNOWN_MOUNT = Mount(
+    id=0, parent=0, device="", root="/", mount_point="/", type="unknown", source="unknown", options=()
+)
+
+
 def file_system_of(path: Path, mounts: Sequence[Mount] | None = None, *, sysfs: Path = Path("/sys")) -> FileSystem:
     """The file system that the file or folder at `path` (links followed) lies on.
 
@@ -131,14 +136,25 @@ def file_system_of(path: Path, mounts: Sequence[Mount] | None = None, *, sysfs: 
     """
     place = Path(os.path.realpath(path, strict=True))
     mounts = read_mounts() if mounts is None else mounts
-    mount = mount_at(place, mounts) or _unknown_mount(place)
+    mount = mount_at(place, mounts)
+    if mount is None:  # in a chroot, the mount of the root may lie outside
+        number = os.stat(place).st_dev
+        mount = replace(_UNKNOWN_MOUNT, device=f"{os.major(number)}:{os.minor(number)}")
     storage = mount
     layers: list[Mount] = []
     while storage.type == "overlay" and (beneath := _beneath(storage, place, mounts, [mount, *layers])):
         storage, place = beneath
         layers.append(storage)
     read_ahead_kb = _read_ahead_kb(storage, sysfs)
-    reading = _reading(storage, read_ahead_kb)
+    reading = _BY_TYPE.get(storage.type) or (_FUSE if storage.type.startswith("fuse.") else _UNKNOWN)
+    reading = _by_options(storage, reading)
+    if reading.read_ahead:
+        if read_ahead_kb is None:
+            reading = _because(reading, "how far the kernel reads ahead can't be seen, so it is asked to")
+        elif read_ahead_kb >= ENOUGH_READ_AHEAD_KB:
+            reading = replace(reading, read_ahead=0)
+        else:
+            reading = _because(reading, f"the kernel reads {read_ahead_kb} KiB ahead, so it is asked for more")
     if layers:
         reading = replace(reading, reason=f"an overlay over {storage.type}: {reading.reason}")
     return FileSystem(mount=mount, reading=reading, read_ahead_kb=read_ahead_kb)
@@ -170,34 +186,17 @@ def _layers(overlay: Mount) -> Iterator[Path]:
     return (path for path in paths if path.is_absolute())
 
 
-def _reading(mount: Mount, read_ahead_kb: int | None) -> Reading:
-    reading = _BY_TYPE.get(mount.type) or (_FUSE if mount.type.startswith("fuse.") else _UNKNOWN)
-    reading = _by_options(mount, reading)
-    if not reading.read_ahead:
-        return reading
-    if read_ahead_kb is None:
-        return _because(reading, "how far the kernel reads ahead can't be seen, so it is asked to")
-    if read_ahead_kb >= ENOUGH_READ_AHEAD_KB:
-        return replace(reading, read_ahead=0)
-    return _because(reading, f"the kernel reads {read_ahead_kb} KiB ahead, so it is asked for more")
-
-
 def _by_options(mount: Mount, reading: Reading) -> Reading:
     if "dax" in mount.options or mount.option("dax") == "always":
         return replace(reading, is_cached=False) if mount.type == "virtiofs" else _MEMORY_OF_DEVICE
-    if reading is _NFS:
-        return _by_connections(reading, mount.option("nconnect"))
+    nconnect = mount.option("nconnect") or ""
+    if reading is _NFS and nconnect.isdecimal() and int(nconnect) > 1:
+        # Requests are spread over that many connections, at most 16 (nfs(5)).
+        jobs = min(MOST_JOBS, max(reading.jobs, int(nconnect)))
+        return replace(reading, jobs=jobs, reason=f"{nconnect} connections to the server (nconnect)")
     if (mount.type == "9p" and not _caches_9p(mount)) or (reading is _CIFS and mount.option("cache") == "none"):
         return _because(replace(reading, is_cached=False), "mounted without a cache (option cache=...)")
     return reading
-
-
-def _by_connections(nfs: Reading, nconnect: str | None) -> Reading:
-    """The number of jobs by nconnect: requests are spread over that many connections, at most 16 (nfs(5))."""
-    if nconnect is None or not nconnect.isdecimal() or int(nconnect) < 2:
-        return nfs
-    jobs = min(MOST_JOBS, max(nfs.jobs, int(nconnect)))
-    return replace(nfs, jobs=jobs, reason=f"{nconnect} connections to the server (nconnect)")
 
 
 def _caches_9p(mount: Mount) -> bool:
@@ -228,10 +227,3 @@ def _read_ahead_kb(mount: Mount, sysfs: Path) -> int | None:
         if found:
             return min(found)
     return None
-
-
-def _unknown_mount(place: Path) -> Mount:
-    """Stands for a mount that this process can't see: in a chroot, the mount of the root may lie outside."""
-    device = os.stat(place).st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    return Mount(id=0, parent=0, device=number, root="/", mount_point="/", type="unknown", source="unknown", options=())

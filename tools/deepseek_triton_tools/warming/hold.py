@@ -6,7 +6,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,9 +51,16 @@ class LockedFiles:
             for offset in range(0, size, WINDOW):
                 if stop.is_set():
                     return
-                self._lock_window(path, address + offset, min(WINDOW, size - offset))
+                length = min(WINDOW, size - offset)
+                try:
+                    page_cache.lock(address + offset, length)
+                except OSError as error:
+                    locked = f"{sized(self.size)} were locked, then {path.name} could not be: {error.strerror}"
+                    raise LockError(f"{locked}; {_limits()}; {_FIX}") from error
+                self.size += length
 
     def _map(self, path: Path) -> tuple[int, int]:
+        """Return address and length."""
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe in its place must not block
         try:
             size = os.fstat(fd).st_size
@@ -64,14 +71,6 @@ class LockedFiles:
             os.close(fd)  # the mapping stays
         self._mappings.append((address, size))
         return address, size
-
-    def _lock_window(self, path: Path, address: int, length: int) -> None:
-        try:
-            page_cache.lock(address, length)
-        except OSError as error:
-            locked = f"{sized(self.size)} were locked, then {path.name} could not be: {error.strerror}"
-            raise LockError(f"{locked}; {_limits()}; {_FIX}") from error
-        self.size += length
 
     def close(self) -> None:
         for address, size in self._mappings:
@@ -179,22 +178,18 @@ def hold(
     not_locked = None
     if mode != "watch":
         try:
-            _lock(survey, stop, observe)
+            allow_locking(survey.chosen_size)
+            with closing(LockedFiles()) as locked:
+                locked.lock((each.file.path for each in survey.chosen), stop)
+                if not stop.is_set():
+                    observe(Held(mode="lock", resident=locked.size, rewarmed=0))
+                stop.wait()
             return
         except LockError as error:
             if mode == "lock":
                 raise
             not_locked = error
     _Watch(survey, stop, observe, not_locked).run(period_s)
-
-
-def _lock(survey: Survey, stop: threading.Event, observe: Observe) -> None:
-    allow_locking(survey.chosen_size)
-    with closing(LockedFiles()) as locked:
-        locked.lock((each.file.path for each in survey.chosen), stop)
-        if not stop.is_set():
-            observe(Held(mode="lock", resident=locked.size, rewarmed=0))
-        stop.wait()
 
 
 class _Watch:
@@ -218,7 +213,11 @@ class _Watch:
             evicted = self._evicted()
             self._count_lost_rounds(sum(evicted.values()))
             if evicted and self._rounds_lost < _ROUNDS_LOST:
-                self._bring_in_again(tuple(evicted))
+                result = warm(replace(self._survey, files=tuple(evicted)), stop=self._stop)
+                self._rewarmed_last = result.progress.done - result.progress.found
+                self._rewarmed += self._rewarmed_last
+                for problem in result.progress.problems:
+                    self._problem = str(problem)
                 evicted = self._evicted()
             self._notify(evicted)
 
@@ -245,13 +244,6 @@ class _Watch:
                 "in a row, and now left alone; give this node more memory, lower --budget, or hold by --hold=lock"
             )
 
-    def _bring_in_again(self, files: tuple[SurveyedFile, ...]) -> None:
-        result = warm(replace(self._survey, files=files), stop=self._stop)
-        self._rewarmed_last = result.progress.done - result.progress.found
-        self._rewarmed += self._rewarmed_last
-        for problem in result.progress.problems:
-            self._problem = str(problem)
-
     def _notify(self, evicted: dict[SurveyedFile, int]) -> None:
         resident = self._survey.chosen_size - sum(evicted.values())
         self._observe(Held(mode="watch", resident=resident, rewarmed=self._rewarmed, problem=self._problem))
@@ -270,10 +262,16 @@ class Evicted:
 
 def evict_all(survey: Survey) -> tuple[Evicted, ...]:
     """Drop every file of the survey, whatever its share or selection."""
-    done = {each.file.path: _evict(each) for each in survey.files}
-    stayed = [path for path, evicted in done.items() if evicted.left and not evicted.reason]
-    users = _users(stayed) if stayed else {}
-    return tuple(_explained(evicted, users.get(evicted.path, [])) for evicted in done.values())
+    done = [_evict(each) for each in survey.files]
+    users = _users([each.path for each in done if each.left and not each.reason])
+    explained = []
+    for each in done:
+        if each.left and not each.reason:
+            names = ", ".join(users.get(each.path, ()))
+            by = f"mapped by {names}" if names else "mapped or locked by a process, or not written back yet"
+            each = replace(each, reason=f"{sized(each.left)} stayed: {by}")
+        explained.append(each)
+    return tuple(explained)
 
 
 def _evict(each: SurveyedFile) -> Evicted:
@@ -287,35 +285,17 @@ def _evict(each: SurveyedFile) -> Evicted:
         return Evicted(path=path, left=None, reason=f"can't be opened: {error.strerror}")
 
 
-def _explained(evicted: Evicted, users: list[str]) -> Evicted:
-    if evicted.reason or not evicted.left:
-        return evicted
-    by = f"mapped by {', '.join(users)}" if users else "mapped or locked by a process, or not written back yet"
-    return Evicted(path=evicted.path, left=evicted.left, reason=f"{sized(evicted.left)} stayed: {by}")
-
-
-def _users(paths: list[Path]) -> Mapping[Path, list[str]]:
+def _users(paths: Sequence[Path]) -> Mapping[Path, list[str]]:
     """The processes that have one of the files mapped, as far as this user may see them."""
     by_name = {str(path.resolve()): path for path in paths}
     users: dict[Path, list[str]] = {}
-    for pid, name, maps in _processes():
-        for path in {by_name[mapped] for mapped in _mapped_files(maps) if mapped in by_name}:
-            users.setdefault(path, []).append(f"{name} ({pid})")
-    return users
-
-
-def _processes() -> Iterator[tuple[str, str, str]]:
-    """(pid, name, content of /proc/<pid>/maps) of each process."""
-    for pid in filter(str.isdecimal, os.listdir("/proc")):
+    for pid in filter(str.isdecimal, os.listdir("/proc") if paths else ()):
         try:
-            yield pid, Path("/proc", pid, "comm").read_text().strip(), Path("/proc", pid, "maps").read_text()
+            name, maps = Path("/proc", pid, "comm").read_text().strip(), Path("/proc", pid, "maps").read_text()
         except OSError:  # it has ended, or belongs to another user
             continue
-
-
-def _mapped_files(maps: str) -> Iterator[str]:
-    """The file names in /proc/<pid>/maps, which are its sixth column (proc(5))."""
-    for line in maps.splitlines():
-        columns = line.split(maxsplit=5)
-        if len(columns) == 6:
-            yield columns[5]
+        # The file's name is the sixth column (proc(5)).
+        mapped = {columns[5] for line in maps.splitlines() if len(columns := line.split(maxsplit=5)) == 6}
+        for file in mapped & by_name.keys():
+            users.setdefault(by_name[file], []).append(f"{name} ({pid})")
+    return users

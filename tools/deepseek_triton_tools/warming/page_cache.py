@@ -8,7 +8,7 @@ import errno
 import mmap
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -129,20 +129,19 @@ class ResidentFile:
             return None
         size = os.fstat(self.fd).st_size  # asked each time, because a file may become shorter
         end = size if length is None else min(offset + length, size)
-        return self._resident_bytes(offset, end) if offset < end else 0
+        if offset >= end:
+            return 0
+        # The pages that the range touches, without the parts of the first and the last one outside of it.
+        first, past = offset // PAGE_SIZE * PAGE_SIZE, -(-end // PAGE_SIZE) * PAGE_SIZE
+        resident = self._num_pages(first, past) * PAGE_SIZE
+        if offset > first:
+            resident -= self._num_pages(first, first + PAGE_SIZE) * (offset - first)
+        if past > end:
+            resident -= self._num_pages(past - PAGE_SIZE, past) * (past - end)
+        return resident
 
     def close(self) -> None:
         os.close(self.fd)
-
-    def _resident_bytes(self, begin: int, end: int) -> int:
-        """Count the pages that the range touches, and subtract the parts of the first and last page outside of it."""
-        first, past = begin // PAGE_SIZE * PAGE_SIZE, -(-end // PAGE_SIZE) * PAGE_SIZE
-        found = self._num_pages(first, past) * PAGE_SIZE
-        if begin > first:
-            found -= self._num_pages(first, first + PAGE_SIZE) * (begin - first)
-        if past > end:
-            found -= self._num_pages(past - PAGE_SIZE, past) * (past - end)
-        return found
 
     def _num_pages(self, begin: int, end: int) -> int:
         if self.method == "cachestat":
@@ -167,54 +166,35 @@ def evict(path: Path) -> int | None:
     :raises OSError: when the file can't be opened or written.
     """
     with contextlib.closing(ResidentFile(path)) as file:
-        _write_back(file.fd)
+        try:
+            os.fdatasync(file.fd)
+        except OSError as error:
+            if error.errno not in _NOTHING_TO_WRITE:
+                raise
         os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         return file.resident()
 
 
-def _write_back(fd: int) -> None:
-    try:
-        os.fdatasync(fd)
-    except OSError as error:
-        if error.errno not in _NOTHING_TO_WRITE:
-            raise
-
-
 def _method(fd: int) -> Literal["cachestat", "mincore"] | None:
-    magic = file_system_magic(fd)
-    if magic in _OWN_CACHES or not stat.S_ISREG(os.fstat(fd).st_mode):
+    magic, status = file_system_magic(fd), os.fstat(fd)
+    if magic in _OWN_CACHES or not stat.S_ISREG(status.st_mode):
         return None
-    if magic != _OVERLAY and _answers_cachestat(fd):
-        return "cachestat"
-    return "mincore" if _answers_mincore(fd) else None
-
-
-def _answers_cachestat(fd: int) -> bool:
-    try:
-        count_cached_pages(fd, 0, 1)
-    except OSError:  # an older kernel, a file of another user, or a filter of system calls
-        return False
-    return True
-
-
-def _answers_mincore(fd: int) -> bool:
-    """Whether mincore tells the truth about a page that can't be resident."""
-    beyond = -(-os.fstat(fd).st_size // PAGE_SIZE) * PAGE_SIZE + _BEYOND_END
-    try:
-        return _num_core_pages(fd, beyond, PAGE_SIZE) == 0
-    except OSError:  # the file can't be mapped, or not so far beyond its end
-        return False
+    if magic != _OVERLAY:
+        # Fails on an older kernel, for a file of another user, or under a filter of system calls.
+        with contextlib.suppress(OSError):
+            count_cached_pages(fd, 0, 1)
+            return "cachestat"
+    # mincore must tell the truth about a page that can't be resident. Some files can't be mapped so far beyond their
+    # end, or not at all.
+    beyond = -(-status.st_size // PAGE_SIZE) * PAGE_SIZE + _BEYOND_END
+    with contextlib.suppress(OSError):
+        return "mincore" if _num_core_pages(fd, beyond, PAGE_SIZE) == 0 else None
+    return None
 
 
 def _num_core_pages(fd: int, offset: int, length: int) -> int:
-    with _mapped(fd, offset, length) as address:
-        return count_core_pages(address, length)
-
-
-@contextlib.contextmanager
-def _mapped(fd: int, offset: int, length: int) -> Iterator[int]:
     address = map_file(fd, offset, length)
     try:
-        yield address
+        return count_core_pages(address, length)
     finally:
         unmap(address, length)

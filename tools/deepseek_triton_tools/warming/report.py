@@ -22,6 +22,14 @@ from deepseek_triton_tools.warming.transfer import Problem
 from deepseek_triton_tools.warming.warm_up import Stall, WarmProgress, WarmResult
 
 GIB = 2**30
+PLAIN_S = 15.0
+"""Seconds between two lines in a log: short enough to see that a load of minutes moves."""
+_SELECTIONS = {
+    "chosen": "",
+    "too much": "does not fit",
+    "other share": "another share's",
+    "damaged": "damaged: left out",
+}
 
 
 def tables(survey: Survey, *, verbose: bool = False) -> list[Table]:
@@ -35,7 +43,17 @@ def tables(survey: Survey, *, verbose: bool = False) -> list[Table]:
         Table(
             title="File systems",
             headings=("mounted at", "type", "source", "kernel's read-ahead", "read with", "why"),
-            rows=[_system_row(system) for system in file_systems(survey)],
+            rows=[
+                [
+                    system.mount.mount_point,
+                    system.mount.type,
+                    system.mount.source,
+                    "unknown" if system.read_ahead_kb is None else sized(system.read_ahead_kb * 1024),
+                    _read_with(system),
+                    system.reading.reason,
+                ]
+                for system in file_systems(survey)
+            ],
         ),
         Table(title="Memory of this node", headings=("memory", "room", "how it is known"), rows=_memory_rows(survey)),
         Table(title="What warming would do", headings=("", "value", "about it"), rows=_plan_rows(survey)),
@@ -60,14 +78,6 @@ def files_table(files: Sequence[SurveyedFile]) -> Table:
         for each in files
     ]
     return Table(title="Files", headings=("file", "size", "resident", ""), rows=rows)
-
-
-_SELECTIONS = {
-    "chosen": "",
-    "too much": "does not fit",
-    "other share": "another share's",
-    "damaged": "damaged: left out",
-}
 
 
 def preamble(survey: Survey) -> Iterator[str]:
@@ -137,14 +147,10 @@ def summary(result: WarmResult) -> str:
     if progress.again:
         line += f"; {sized(progress.again)} were dropped meanwhile and read again"
     if result.survey.options.verify:
-        line += f"; {_verified(result)}"
+        line += f"; {result.num_verified} of {result.num_verified + result.num_unverified} files have a checksum"
+        line += "; the others are not verified" if result.num_unverified else ""
     number = len(progress.problems)
     return f"{line}; {number} problem{'' if number == 1 else 's'}" if number else line
-
-
-def _verified(result: WarmResult) -> str:
-    files = f"{result.num_verified} of {result.num_verified + result.num_unverified} files have a checksum"
-    return f"{files}; the others are not verified" if result.num_unverified else files
 
 
 def _verdict(result: WarmResult) -> str:
@@ -166,18 +172,17 @@ def warnings(result: WarmResult) -> Iterator[str]:
     """Findings and losses that are no problem of a single file. Those problems were shown while the warm-up ran."""
     for checkpoint in result.survey.checkpoints:
         yield from (finding_line(finding) for finding in checkpoint.findings if finding.severity != "error")
-    if _was_dropped(result):
-        yield f"not all of it stayed: {_why_dropped(result.survey)}"
-
-
-def _why_dropped(survey: Survey) -> str:
-    if survey.exceeds_headroom:
-        more = f"--budget {sized(survey.budget)} is more than the {sized(survey.memory.headroom)} that fits"
-        return f"{more}; without it what fits is warmed; {remedies(survey)}"
-    return (
+    if not _was_dropped(result):
+        return
+    survey = result.survey
+    why = (
         "memory is wanted by others, or a cgroup is smaller than it says; warm less with --budget, or keep it there "
         "with --hold"
     )
+    if survey.exceeds_headroom:
+        more = f"--budget {sized(survey.budget)} is more than the {sized(survey.memory.headroom)} that fits"
+        why = f"{more}; without it what fits is warmed; {remedies(survey)}"
+    yield f"not all of it stayed: {why}"
 
 
 def _was_dropped(result: WarmResult) -> bool:
@@ -254,12 +259,6 @@ def engine_prefetches(checkpoint: CheckpointFiles, survey: Survey) -> bool:
     return checkpoint.size < PREFETCH_SHARE * survey.memory.available
 
 
-def _system_row(system: FileSystem) -> Row:
-    read_ahead = "unknown" if system.read_ahead_kb is None else sized(system.read_ahead_kb * 1024)
-    mount = system.mount
-    return [mount.mount_point, mount.type, mount.source, read_ahead, _read_with(system), system.reading.reason]
-
-
 def _read_with(system: FileSystem) -> str:
     reading = system.reading
     if not reading.jobs:
@@ -324,10 +323,6 @@ def _resident(resident: int | None, size: int) -> str:
     return f"{part_of(resident, size)} ({resident / size:.0%})" if size else "nothing"
 
 
-PLAIN_S = 15.0
-"""Seconds between two lines in a log: short enough to see that a load of minutes moves."""
-
-
 class ProgressView:
     """Shows the progress that `warm` reports; give it as `observe`."""
 
@@ -342,15 +337,7 @@ class ProgressView:
             if problem not in self._shown_problems:
                 self._shown_problems.add(problem)
                 self._status.say(str(problem))
-        self._show_stalls(progress.stalls)
-        self._status.show(lambda: progress_line(progress))
-
-    def clear(self) -> None:
-        """Remove the line from the terminal, so that others can write there."""
-        self._status.clear()
-
-    def _show_stalls(self, stalls: tuple[Stall, ...]) -> None:
-        stalled = {stall.path: stall for stall in stalls}
+        stalled = {stall.path: stall for stall in progress.stalls}
         for path in set(self._stalled) - set(stalled):
             self._status.say(f"{path}: goes on")
         self._stalled = {path: shown_s for path, shown_s in self._stalled.items() if path in stalled}
@@ -358,6 +345,11 @@ class ProgressView:
             if path not in self._stalled or stall.waited_s > 2 * self._stalled[path]:
                 self._stalled[path] = stall.waited_s
                 self._status.say(stall_line(stall))
+        self._status.show(lambda: progress_line(progress))
+
+    def clear(self) -> None:
+        """Remove the line from the terminal, so that others can write there."""
+        self._status.clear()
 
 
 def progress_line(progress: WarmProgress) -> str:

@@ -81,7 +81,7 @@ Selection = Literal["chosen", "too much", "other share", "damaged"]
 """This process warms the file; it does not fit the budget; another process warms it; or it is damaged."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SurveyedFile:
     file: WeightFile
     file_system: FileSystem
@@ -156,10 +156,7 @@ class Survey:
         return any(finding.severity == "error" for each in self.checkpoints for finding in each.findings)
 
 
-_DEFAULTS = WarmOptions()
-
-
-def take_survey(sources: str | Sequence[str], options: WarmOptions = _DEFAULTS) -> Survey:
+def take_survey(sources: str | Sequence[str], options: WarmOptions = WarmOptions()) -> Survey:
     """Survey one checkpoint or several. Reads no weights.
 
     :raises CheckpointError: when a source is no checkpoint.
@@ -169,14 +166,22 @@ def take_survey(sources: str | Sequence[str], options: WarmOptions = _DEFAULTS) 
     checkpoints = tuple(checkpoint for source in sources for checkpoint in find_checkpoints(source))
     # Each file once: two repositories may serve one checkpoint.
     files = list({file.path.resolve(): file for checkpoint in checkpoints for file in checkpoint.files}.values())
-    systems = _file_systems(files)
+    mounts = read_mounts()
+    places = {file.path: file.path.resolve() for file in files}
+    # Each folder is looked up once, assuming that no mount lies on a single file.
+    by_folder = {place.parent: place for place in places.values()}
+    systems_of_folders = {folder: file_system_of(place, mounts) for folder, place in by_folder.items()}
+    systems = {path: systems_of_folders[place.parent] for path, place in places.items()}
     memory = read_host_memory()
     budget = options.budget if options.budget is not None else int(memory.headroom * BUDGET_SHARE)
     jobs = options.jobs or min((system.reading.jobs for system in systems.values() if system.reading.jobs), default=1)
     share = options.share
     survey = Survey(
         checkpoints=checkpoints,
-        files=tuple(_surveyed(file, systems[file.path]) for file in files),
+        files=tuple(
+            SurveyedFile(file, systems[file.path], *_residency(file, systems[file.path]), "other share")
+            for file in files
+        ),
         memory=memory,
         budget=budget,
         jobs=jobs // share.count + (share.index <= jobs % share.count),
@@ -196,19 +201,6 @@ def with_findings(survey: Survey, findings: Mapping[Path, Sequence[Finding]]) ->
     damaged = {Path(finding.file) for finding in errors}
     files = tuple(replace(each, selection="damaged") if each.file.path in damaged else each for each in survey.files)
     return replace(survey, checkpoints=checkpoints, files=files)
-
-
-def _file_systems(files: Sequence[WeightFile]) -> dict[Path, FileSystem]:
-    """WeightFile.path -> file system. Each folder is looked up once, assuming that no mount lies on a single file."""
-    mounts = read_mounts()
-    by_folder: dict[Path, FileSystem] = {}
-    systems = {}
-    for file in files:
-        place = file.path.resolve()
-        if place.parent not in by_folder:
-            by_folder[place.parent] = file_system_of(place, mounts)
-        systems[file.path] = by_folder[place.parent]
-    return systems
 
 
 def _with_selections(survey: Survey) -> Survey:
@@ -247,14 +239,6 @@ def files_of_share(files: Sequence[WeightFile], share: Share) -> tuple[WeightFil
         if index == share.index - 1:
             chosen.add(file.path)
     return tuple(file for file in files if file.path in chosen)
-
-
-def _surveyed(file: WeightFile, system: FileSystem) -> SurveyedFile:
-    """The file as another share's, until `_with_selections` gives it to this one."""
-    resident, method = _residency(file, system)
-    return SurveyedFile(
-        file=file, file_system=system, resident=resident, residency_method=method, selection="other share"
-    )
 
 
 def _residency(file: WeightFile, system: FileSystem) -> tuple[int | None, str | None]:

@@ -21,103 +21,23 @@ from deepseek_triton_tools.warming.page_cache import known_sum
 from deepseek_triton_tools.warming.survey import Survey, SurveyedFile, with_findings
 from deepseek_triton_tools.warming.transfer import Problem, Transfer
 
-
-class DamageCheck:
-    """A thread that checks the checkpoints of `survey`, and calls `on_damage` for each damaged file."""
-
-    def __init__(self, survey: Survey, on_damage: Callable[[Problem], None]) -> None:
-        self.problems: list[Problem] = []
-        self.ended = threading.Event()
-        self.error: BaseException | None = None
-        """The error that ended the thread before its time: a bug."""
-        self.path = survey.checkpoints[0].folder if survey.checkpoints else Path()
-        """The file or folder that it reads now."""
-        self.since_s = time.monotonic()
-        """Time when it began with `path`."""
-        self.thread_id = 0
-        """The kernel's number of the thread."""
-        self._survey = survey
-        self._on_damage = on_damage
-        self._findings: dict[Path, list[Finding]] = {}
-        """Folder of a checkpoint -> its findings."""
-
-    def start(self) -> None:
-        # A daemon, like the threads that read: storage that does not answer must not keep the process alive.
-        threading.Thread(target=self._run, name="warm-check", daemon=True).start()
-
-    def examined(self) -> Survey:
-        """The survey with the findings so far."""
-        return with_findings(self._survey, self._findings)
-
-    def _run(self) -> None:
-        self.thread_id = threading.get_native_id()
-        try:
-            for checkpoint in self._survey.checkpoints:
-                for finding in find_damage(checkpoint, self._begin_file):
-                    self._findings.setdefault(checkpoint.folder, []).append(finding)
-                    if finding.severity == "error":
-                        self._report(finding)
-        except BaseException as error:
-            self.error = error
-            raise
-        finally:
-            self.ended.set()
-
-    def _begin_file(self, path: Path) -> None:
-        self.path, self.since_s = path, time.monotonic()
-
-    def _report(self, finding: Finding) -> None:
-        problem = Problem(path=Path(finding.file), message=finding.message, fix=finding.fix)
-        self.problems.append(problem)
-        self._on_damage(problem)
-
-
-def examine(survey: Survey) -> Survey:
-    """`survey` with the findings about its checkpoints; damaged files are no longer chosen."""
-    return with_findings(survey, {each.folder: list(find_damage(each)) for each in survey.checkpoints})
-
-
-_TICK_S = 0.1
-_STOP_PATIENCE_S = 2.0
-"""Seconds that an answer may take once the warm-up is to stop."""
-
-Residency = Mapping[Path, int | None]
-"""File -> bytes of it in the page cache; None: unknown."""
-
-
-class ResidencyQuery:
-    """One query, begun at once in a daemon thread."""
-
-    def __init__(self, files: Sequence[SurveyedFile]) -> None:
-        self.ended = threading.Event()
-        self.answer: Residency = {}
-        """Complete when `ended` is set."""
-        self._files = files
-        threading.Thread(target=self._run, name="warm-residency", daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self.answer = {each.file.path: each.ask_resident() for each in self._files}
-        finally:
-            self.ended.set()
-
-
-def ask_residency(files: Sequence[SurveyedFile], *, stop: threading.Event, limit_s: float | None) -> Residency:
-    """The residency of each file. All are unknown after `limit_s`, or two seconds after `stop`, without an answer."""
-    query, started = ResidencyQuery(files), time.monotonic()
-    while not query.ended.wait(_TICK_S):
-        limits = [limit for limit in (limit_s, _STOP_PATIENCE_S if stop.is_set() else None) if limit is not None]
-        if limits and time.monotonic() - started > min(limits):
-            return dict.fromkeys(each.file.path for each in files)
-    return query.answer
-
-
+PERIOD_S = 0.5
+"""Seconds between two looks at the threads."""
+MORE_PASSES = 2
+"""Passes after the first one, while the kernel has dropped some of the files for the sake of other processes. If it
+still drops them after that, there is no room for them."""
 STAYED_SHARE = 0.999
 """Share of the bytes that has to stay. The kernel drops a page here and there, though the files fit."""
 _RESIDENCY_PERIOD_S = 5.0
 _RATE_OVER_S = 10.0
 _CHEAP_METHODS = ("cachestat", "memory")
 """Ways of asking what is resident that cost almost nothing: 0.16 ms a GiB, against 17 ms a GiB of mincore."""
+_TICK_S = 0.1
+_STOP_PATIENCE_S = 2.0
+"""Seconds that an answer about residency may take once the warm-up is to stop."""
+
+Residency = Mapping[Path, int | None]
+"""File -> bytes of it in the page cache; None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +79,188 @@ class WarmProgress:
     """The files known so far to be missing, damaged or unreadable."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class WarmResult:
+    survey: Survey
+    """The survey after the damage check: its checkpoints have their findings."""
+    progress: WarmProgress
+    """The progress at the end."""
+    resident: int | None
+    """Bytes of the chosen files in the page cache at the end. None: unknown."""
+    was_stopped: bool
+    """The caller set `stop`."""
+    gave_up: bool
+    """No byte came for options.give_up_s seconds."""
+    num_verified: int
+    """Files whose checksum was compared. 0 without options.verify."""
+    num_unverified: int
+    """Files that have no checksum. 0 without options.verify."""
+
+    @property
+    def is_damaged(self) -> bool:
+        """A file is missing, damaged or can't be read."""
+        return bool(self.progress.problems)
+
+    @property
+    def is_partial(self) -> bool:
+        """Not everything is in the page cache: it does not fit, or did not stay."""
+        has_stayed = self.resident is None or self.resident >= STAYED_SHARE * self.survey.chosen_size
+        return bool(self.survey.left_out) or not has_stayed
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of `deepseek-triton warm files`: 0 everything is in the page cache; 1 a file is missing, damaged or
+        can't be read; 3 only a part fits, or stayed; 4 the storage stalled and the warm-up gave up."""
+        if self.is_damaged:
+            return 1
+        if self.gave_up:
+            return 4
+        return 3 if self.is_partial or self.was_stopped else 0
+
+
+def examine(survey: Survey) -> Survey:
+    """`survey` with the findings about its checkpoints; damaged files are no longer chosen."""
+    return with_findings(survey, {each.folder: list(find_damage(each)) for each in survey.checkpoints})
+
+
+def warm(
+    survey: Survey, *, observe: Callable[[WarmProgress], None] | None = None, stop: threading.Event | None = None
+) -> WarmResult:
+    """Bring the chosen files of `survey` into the page cache, and check meanwhile whether they are whole.
+
+    A file that can't be read becomes a problem of the result, and the other files are read all the same.
+
+    :param observe: called about twice a second in the calling thread, and once at the end.
+    :param stop: when it is set, the warm-up ends within a moment and returns what has been done.
+    :raises CheckpointError: when options.verify is set and the checksums can't be read.
+    """
+    stop = stop or threading.Event()
+    checkpoints = survey.checkpoints if survey.options.verify else ()
+    checksums = {path: sum_ for checkpoint in checkpoints for path, sum_ in expected_checksums(checkpoint).items()}
+    # Files in memory (tmpfs) need no reading, unless their checksum is to be compared.
+    files = [file for file in survey.chosen if file.file_system.reading.jobs or file.file.path in checksums]
+    first_pass = _transfer(survey, files, checksums)
+    check = DamageCheck(survey, on_damage=first_pass.skip_damaged)
+    watch = ProgressWatch(survey, first_pass, check)
+    check.start()
+    residency = _run_pass(survey, watch, observe, stop)
+    for _ in range(0 if survey.exceeds_headroom else MORE_PASSES):
+        dropped = watch.dropped_files(residency)
+        if not dropped or watch.gave_up or stop.is_set():
+            break
+        watch.passes.append(_transfer(survey, dropped, {}))
+        residency = _run_pass(survey, watch, observe, stop)
+    watch.raise_errors()
+    examined = check.examined()
+    resident = known_sum(residency.get(each.file.path) for each in examined.chosen)
+    progress = replace(watch.progress(), resident=resident)
+    if observe:
+        observe(progress)
+    return WarmResult(
+        survey=examined,
+        progress=progress,
+        resident=resident,
+        was_stopped=stop.is_set(),
+        gave_up=watch.gave_up,
+        num_verified=first_pass.num_verified,
+        num_unverified=len(first_pass.files) - first_pass.num_verified if survey.options.verify else 0,
+    )
+
+
+def _transfer(survey: Survey, files: Sequence[SurveyedFile], checksums: Mapping[Path, Checksum]) -> Transfer:
+    limit = survey.options.rate_limit
+    rate_limit = None if limit is None else limit / survey.num_working_shares
+    return Transfer(files, jobs=survey.jobs, rate_limit=rate_limit, checksums=checksums)
+
+
+def _run_pass(
+    survey: Survey, watch: ProgressWatch, observe: Callable[[WarmProgress], None] | None, stop: threading.Event
+) -> Residency:
+    """Let the threads of the last pass run until they end, `stop` is set, or the storage has stalled too long. Return
+    what is resident then."""
+    this_pass = watch.passes[-1]
+    this_pass.start()
+    try:
+        while not watch.wait_for_end(PERIOD_S) and not watch.should_give_up() and not stop.is_set():
+            if observe:
+                observe(watch.progress())
+    finally:
+        this_pass.stop()
+    this_pass.ended.wait(PERIOD_S)  # for the steps under way; a thread that hangs is left alone
+    if watch.gave_up:  # a storage that stalls would not answer this either
+        return {}
+    query, asked_s = ResidencyQuery(survey.chosen), time.monotonic()
+    while not query.ended.wait(_TICK_S):
+        limits = [survey.options.give_up_s, _STOP_PATIENCE_S if stop.is_set() else None]
+        if any(limit is not None and time.monotonic() - asked_s > limit for limit in limits):
+            return {}
+    return query.answer
+
+
+class ResidencyQuery:
+    """One question to the kernel, in a daemon thread: opening a file of a server that is gone never returns."""
+
+    def __init__(self, files: Sequence[SurveyedFile]) -> None:
+        self.ended = threading.Event()
+        self.answer: Residency = {}
+        """Complete when `ended` is set."""
+        self._files = files
+        threading.Thread(target=self._run, name="warm-residency", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.answer = {each.file.path: each.ask_resident() for each in self._files}
+        finally:
+            self.ended.set()
+
+
+class DamageCheck:
+    """A thread that checks the checkpoints of `survey`, and calls `on_damage` for each damaged file."""
+
+    def __init__(self, survey: Survey, on_damage: Callable[[Problem], None]) -> None:
+        self.problems: list[Problem] = []
+        self.ended = threading.Event()
+        self.error: BaseException | None = None
+        """The error that ended the thread before its time: a bug."""
+        self.path = survey.checkpoints[0].folder if survey.checkpoints else Path()
+        """The file or folder that it reads now."""
+        self.since_s = time.monotonic()
+        """Time when it began with `path`."""
+        self.thread_id = 0
+        """The kernel's number of the thread."""
+        self._survey = survey
+        self._on_damage = on_damage
+        self._findings: dict[Path, list[Finding]] = {}
+        """Folder of a checkpoint -> its findings."""
+
+    def start(self) -> None:
+        # A daemon, like the threads that read: storage that does not answer must not keep the process alive.
+        threading.Thread(target=self._run, name="warm-check", daemon=True).start()
+
+    def examined(self) -> Survey:
+        """The survey with the findings so far."""
+        return with_findings(self._survey, self._findings)
+
+    def _run(self) -> None:
+        def begin_file(path: Path) -> None:
+            self.path, self.since_s = path, time.monotonic()
+
+        self.thread_id = threading.get_native_id()
+        try:
+            for checkpoint in self._survey.checkpoints:
+                for finding in find_damage(checkpoint, begin_file):
+                    self._findings.setdefault(checkpoint.folder, []).append(finding)
+                    if finding.severity == "error":
+                        problem = Problem(path=Path(finding.file), message=finding.message, fix=finding.fix)
+                        self.problems.append(problem)
+                        self._on_damage(problem)
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            self.ended.set()
+
+
 class ProgressWatch:
     """Watches the passes of a warm-up and its damage check, for the calling thread."""
 
@@ -172,7 +274,9 @@ class ProgressWatch:
         self._started_s = time.monotonic()
         self._read: deque[tuple[float, int]] = deque([(self._started_s, 0)])
         """(time, bytes read by then), over the last seconds."""
-        self._mounts = _mounts(survey)
+        paths = ((each.file.path, str(each.file_system.mount)) for each in survey.files)
+        self._mounts = {place: mount for path, mount in paths for place in (path, path.parent)}
+        """Each file and each folder of files -> its mount, for people."""
         self._is_asking_cheap = all(file.residency_method in _CHEAP_METHODS for file in self._chosen)
         self._problems: dict[Problem, None] = {}
         """The known problems, in the order in which they became known."""
@@ -216,7 +320,17 @@ class ProgressWatch:
             elapsed_s=now - self._started_s,
             rate=rate,
             eta_s=to_come / rate if rate else None,
-            stalls=tuple(self._stalls(now)),
+            stalls=tuple(
+                Stall(
+                    path=path,
+                    offset=offset,
+                    waited_s=now - since_s,
+                    waits_in=_kernel_function(thread),
+                    mount=self._mounts.get(path) or self._mounts.get(path.parent, ""),
+                )
+                for path, offset, thread, since_s in self._waiting_threads()
+                if now - since_s > self._options.stall_s
+            ),
             problems=self._known_problems(),
         )
 
@@ -259,150 +373,11 @@ class ProgressWatch:
             self._query_began_s, self._query = now, ResidencyQuery(self._chosen)
         return self._resident
 
-    def _stalls(self, now: float) -> list[Stall]:
-        return [
-            Stall(
-                path=path,
-                offset=offset,
-                waited_s=now - since_s,
-                waits_in=_waits_in(thread),
-                mount=self._mounts.get(path) or self._mounts.get(path.parent, ""),
-            )
-            for path, offset, thread, since_s in self._waiting_threads()
-            if now - since_s > self._options.stall_s
-        ]
 
-
-def _mounts(survey: Survey) -> dict[Path, str]:
-    """Each file and each folder of files -> its mount, for people."""
-    mounts = {}
-    for each in survey.files:
-        mounts[each.file.path] = mounts[each.file.path.parent] = str(each.file_system.mount)
-    return mounts
-
-
-def _waits_in(thread_id: int) -> str:
+def _kernel_function(thread_id: int) -> str:
+    """The function that a thread waits in; "" where the kernel hides it, as some do from ordinary users."""
     try:
         name = Path(f"/proc/self/task/{thread_id}/wchan").read_text()
-    except OSError:  # hidden from ordinary users by some kernels
+    except OSError:
         return ""
     return "" if name == "0" else name
-
-
-PERIOD_S = 0.5
-"""Seconds between two looks at the threads."""
-MORE_PASSES = 2
-"""Passes after the first one, while the kernel has dropped some of the files for the sake of other processes. If it
-still drops them after that, there is no room for them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WarmResult:
-    survey: Survey
-    """The survey after the damage check: its checkpoints have their findings."""
-    progress: WarmProgress
-    """The progress at the end."""
-    resident: int | None
-    """Bytes of the chosen files in the page cache at the end. None: unknown."""
-    was_stopped: bool
-    """The caller set `stop`."""
-    gave_up: bool
-    """No byte came for options.give_up_s seconds."""
-    num_verified: int
-    """Files whose checksum was compared. 0 without options.verify."""
-    num_unverified: int
-    """Files that have no checksum. 0 without options.verify."""
-
-    @property
-    def is_damaged(self) -> bool:
-        """A file is missing, damaged or can't be read."""
-        return bool(self.progress.problems)
-
-    @property
-    def is_partial(self) -> bool:
-        """Not everything is in the page cache: it does not fit, or did not stay."""
-        has_stayed = self.resident is None or self.resident >= STAYED_SHARE * self.survey.chosen_size
-        return bool(self.survey.left_out) or not has_stayed
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code of `deepseek-triton warm files`: 0 everything is in the page cache; 1 a file is missing, damaged or
-        can't be read; 3 only a part fits, or stayed; 4 the storage stalled and the warm-up gave up."""
-        if self.is_damaged:
-            return 1
-        if self.gave_up:
-            return 4
-        return 3 if self.is_partial or self.was_stopped else 0
-
-
-def warm(
-    survey: Survey, *, observe: Callable[[WarmProgress], None] | None = None, stop: threading.Event | None = None
-) -> WarmResult:
-    """Bring the chosen files of `survey` into the page cache, and check meanwhile whether they are whole.
-
-    A file that can't be read becomes a problem of the result, and the other files are read all the same.
-
-    :param observe: called about twice a second in the calling thread, and once at the end.
-    :param stop: when it is set, the warm-up ends within a moment and returns what has been done.
-    :raises CheckpointError: when options.verify is set and the checksums can't be read.
-    """
-    stop = stop or threading.Event()
-    first_pass = _first_pass(survey)
-    check = DamageCheck(survey, on_damage=first_pass.skip_damaged)
-    watch = ProgressWatch(survey, first_pass, check)
-    check.start()
-    _run_pass(watch, observe, stop)
-    residency = _residency_now(survey, watch, stop)
-    for _ in range(0 if survey.exceeds_headroom else MORE_PASSES):
-        dropped = watch.dropped_files(residency)
-        if not dropped or watch.gave_up or stop.is_set():
-            break
-        watch.passes.append(_transfer(survey, dropped, {}))
-        _run_pass(watch, observe, stop)
-        residency = _residency_now(survey, watch, stop)
-    watch.raise_errors()
-    examined = check.examined()
-    resident = known_sum(residency.get(each.file.path) for each in examined.chosen)
-    progress = replace(watch.progress(), resident=resident)
-    if observe:
-        observe(progress)
-    return WarmResult(
-        survey=examined,
-        progress=progress,
-        resident=resident,
-        was_stopped=stop.is_set(),
-        gave_up=watch.gave_up,
-        num_verified=first_pass.num_verified,
-        num_unverified=len(first_pass.files) - first_pass.num_verified if survey.options.verify else 0,
-    )
-
-
-def _residency_now(survey: Survey, watch: ProgressWatch, stop: threading.Event) -> Residency:
-    """Nothing is known after the warm-up gave up: a storage that stalls would not answer this either."""
-    return {} if watch.gave_up else ask_residency(survey.chosen, stop=stop, limit_s=survey.options.give_up_s)
-
-
-def _run_pass(watch: ProgressWatch, observe: Callable[[WarmProgress], None] | None, stop: threading.Event) -> None:
-    """Let the threads of the current pass run until they end, `stop` is set, or the storage has stalled too long."""
-    watch.passes[-1].start()
-    try:
-        while not watch.wait_for_end(PERIOD_S) and not watch.should_give_up() and not stop.is_set():
-            if observe:
-                observe(watch.progress())
-    finally:
-        watch.passes[-1].stop()
-    watch.passes[-1].ended.wait(PERIOD_S)  # for the steps under way; a thread that hangs is left alone
-
-
-def _first_pass(survey: Survey) -> Transfer:
-    checkpoints = survey.checkpoints if survey.options.verify else ()
-    checksums = {path: sum_ for checkpoint in checkpoints for path, sum_ in expected_checksums(checkpoint).items()}
-    # Files in memory (tmpfs) need no reading, unless their checksum is to be compared.
-    files = [file for file in survey.chosen if file.file_system.reading.jobs or file.file.path in checksums]
-    return _transfer(survey, files, checksums)
-
-
-def _transfer(survey: Survey, files: Sequence[SurveyedFile], checksums: Mapping[Path, Checksum]) -> Transfer:
-    limit = survey.options.rate_limit
-    rate_limit = None if limit is None else limit / survey.num_working_shares
-    return Transfer(files, jobs=survey.jobs, rate_limit=rate_limit, checksums=checksums)
