@@ -4,12 +4,12 @@ import json
 
 import pytest
 
+from deepseek_backend.answer_format import with_answer_format
+from deepseek_backend.chat_rendering import DSML_FORM, FENCED, OTHER_FORM, RAW_JSON
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.errors import RequestError
-from deepseek_backend.request.answer_format import with_answer_format
-from deepseek_backend.request.call_forms import DSML_FORM, FENCED, OTHER_FORM, RAW_JSON
-from deepseek_backend.request.tool_use import NO_TOOLS, ToolUse
+from deepseek_backend.messages import NO_TOOLS, ToolUse
 
 PLAIN, THINKING = "Why?", "Why?<｜Assistant｜><think>\n"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deepseek_backend.chat_rendering import ChatFacts, ChatRenderer, find_chat_facts
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.prompting import render_chat
 from deepseek_backend.engines.reference.checkpoint_loading import ChatTemplate
@@ -22,9 +23,7 @@ from deepseek_backend.engines.tags import (
     SEPARATOR,
 )
 from deepseek_backend.errors import RequestError
-from deepseek_backend.request.chat_rendering import ChatFacts, ChatRenderer, find_chat_facts
-from deepseek_backend.request.messages import read_messages
-from deepseek_backend.request.tool_use import NO_TOOLS, ToolUse
+from deepseek_backend.messages import NO_TOOLS, ToolUse, read_messages
 
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 TINY = Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1" / "tiny"

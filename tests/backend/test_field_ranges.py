@@ -11,7 +11,7 @@ from deepseek_backend import contract
 from deepseek_backend.config import parse_config
 from deepseek_backend.contract import Dtype, ErrorCode
 from deepseek_backend.errors import RequestError
-from deepseek_backend.request.parsing import parse_request
+from deepseek_backend.parsing import parse_request
 
 SUPPORTED = {field.name: "" for field in contract.SAMPLING_FIELDS} | {"priority": ""}
 CONFIG = parse_config({"model": "m", "triton_config": {}}, version_dir=Path())

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from deepseek_backend.contract import MAX_JSON_DEPTH, MAX_MESSAGES
-from deepseek_backend.request.messages import read_messages
-from deepseek_backend.request.tool_use import NO_TOOLS, ToolUse, read_tool_use
+from deepseek_backend.messages import NO_TOOLS, ToolUse, read_messages, read_tool_use
 
 CALLS = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
 

@@ -13,10 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from deepseek_backend.config import parse_config
-from deepseek_backend.contract import ErrorCode
-from deepseek_backend.engines.base import EngineStats, Step
-from deepseek_backend.metrics.backend_metrics import (
+from deepseek_backend.backend_metrics import (
     COMMON_LABELS,
     FAMILIES,
     INTER_TOKEN,
@@ -28,7 +25,10 @@ from deepseek_backend.metrics.backend_metrics import (
     Kind,
     info,
 )
-from deepseek_backend.metrics.publishing import MetricsLease, Publisher
+from deepseek_backend.config import parse_config
+from deepseek_backend.contract import ErrorCode
+from deepseek_backend.engines.base import EngineStats, Step
+from deepseek_backend.publishing import MetricsLease, Publisher
 from deepseek_backend.service import Service
 from support.fakes import ScriptedEngine, send, wait
 

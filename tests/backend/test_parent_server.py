@@ -10,9 +10,9 @@ import types
 
 import pytest
 
-from deepseek_backend.process import parent_server as module
-from deepseek_backend.process.parent_server import ExitWatch, end_server, exit_timeout_s, own_regions, parent_server
-from deepseek_backend.process.watcher import ServerAbove
+from deepseek_backend import parent_server as module
+from deepseek_backend.parent_server import ExitWatch, end_server, exit_timeout_s, own_regions, parent_server
+from deepseek_backend.watcher import ServerAbove
 
 PID = 4711
 CATCHES_SIGTERM, CATCHES_NOTHING = "0000000100004002", "0000000100000000"

@@ -14,7 +14,7 @@ from deepseek_backend.config import parse_config
 from deepseek_backend.contract import MAX_CHAT_BYTES, ErrorCode
 from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.errors import RequestError
-from deepseek_backend.request.parsing import parse_request
+from deepseek_backend.parsing import parse_request
 
 SUPPORTED = {field.name: "" for field in contract.SAMPLING_FIELDS} | {"priority": ""}
 

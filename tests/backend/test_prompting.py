@@ -5,14 +5,14 @@ from unittest.mock import Mock
 
 import pytest
 
+from deepseek_backend.admission import expand
+from deepseek_backend.chat_rendering import ChatFacts, ChatRenderer
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import Step, group_by_sink
 from deepseek_backend.engines.generate_request import SamplingParams, SharedTokenIds
 from deepseek_backend.engines.prompting import check_prompt_length, prompt_token_ids, render_chat
 from deepseek_backend.errors import RequestError
-from deepseek_backend.request.chat_rendering import ChatFacts, ChatRenderer
-from deepseek_backend.request.expansion import expand
-from deepseek_backend.request.parsed_request import ParsedRequest, Prompt
+from deepseek_backend.parsed_request import ParsedRequest, Prompt
 from support.engine_driver import make_request
 from support.fakes import ScriptedEngine
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from deepseek_backend.answer.reasoning import ReasoningSplitter
+from deepseek_backend.answer_text import ReasoningSplitter
 from deepseek_backend.engines.tags import BEGINNINGS, CALLS_BEGIN, CLOSING, DSML_BEGIN, OPENING, ends_inside
 
 

@@ -1,8 +1,8 @@
-from deepseek_backend.answer.sequence_buffer import SequenceBuffer
 from deepseek_backend.engines.base import Logprob, PerfMetrics, Step
 from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.engines.tags import CALLS_BEGIN
-from deepseek_backend.request.parsed_request import ParsedRequest
+from deepseek_backend.parsed_request import ParsedRequest
+from deepseek_backend.sequence_buffer import SequenceBuffer
 
 
 def buffer(*, prompt="p", stop=(), include_stop=False, **fields):

@@ -14,17 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_backend import service as service_module
-from deepseek_backend.answer.active_request import LARGE_BYTES
+from deepseek_backend import watcher as watcher_module
+from deepseek_backend.active_request import LARGE_BYTES
+from deepseek_backend.answer_format import is_v32, served_name
 from deepseek_backend.config import parse_config
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import EngineHealth, Step
 from deepseek_backend.errors import ConfigError, EngineError
-from deepseek_backend.process import readiness as readiness_module
-from deepseek_backend.process import watcher as watcher_module
-from deepseek_backend.process.readiness import readiness
-from deepseek_backend.process.watcher import ServerAbove, drain_seconds
-from deepseek_backend.request.model_info import is_v32, served_name
 from deepseek_backend.service import Service
+from deepseek_backend.watcher import ServerAbove, drain_seconds, readiness
 from support.fakes import ListReply, ScriptedEngine, array, configured, send, serving, wait
 from support.waiting import wait_for
 
@@ -389,7 +387,7 @@ def jump(monkeypatch):
     """Move the service's clock on by some seconds, and return its time."""
     monotonic, ahead = time.monotonic, []
     clock = SimpleNamespace(monotonic=lambda: monotonic() + sum(ahead))
-    for module in (service_module, readiness_module, watcher_module):
+    for module in (service_module, watcher_module):
         monkeypatch.setattr(module, "time", clock)
     return lambda seconds: ahead.append(seconds) or clock.monotonic()
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_backend.answer.stop_strings import StopStringFilter
+from deepseek_backend.answer_text import StopStringFilter
 
 
 def run(pieces, stops, **kwargs):

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from deepseek_backend.backend_metrics import info
 from deepseek_backend.config import parse_config
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines import create_engine
 from deepseek_backend.engines.base import EngineStats
 from deepseek_backend.engines.vllm.request_paths import CoreConnection, GenerateCalls
 from deepseek_backend.errors import ASK_ANOTHER, ConfigError, EngineError, UnavailableError
-from deepseek_backend.metrics.backend_metrics import info
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
 from support.fake_vllm import (
     MAX_MODEL_LEN,

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deepseek_backend.answer_format import supported_fields
 from deepseek_backend.contract import SAMPLING_BY_NAME, SAMPLING_FIELDS, ErrorCode
 from deepseek_backend.engines.base import PerfMetrics
 from deepseek_backend.engines.generate_request import SamplingParams
@@ -22,7 +23,6 @@ from deepseek_backend.engines.vllm.request_fields import (
     unsupported_fields,
 )
 from deepseek_backend.errors import RequestError
-from deepseek_backend.request.supported_fields import supported_fields
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS
 from support.engine_driver import Answer, make_request
 from support.fake_vllm import MAX_MODEL_LEN, TOKENIZER, VLLMValidationError, recorded_vllm

@@ -10,19 +10,19 @@ from types import SimpleNamespace
 import pytest
 
 from deepseek_backend import engine_warmup
-from deepseek_backend.config import WarmupConfig, parse_config
-from deepseek_backend.engines import create_engine
-from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStats, Step
-from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
-from deepseek_backend.metrics.backend_metrics import (
+from deepseek_backend.backend_metrics import (
     ACCEPTED_DRAFT_TOKENS,
     DRAFT_TOKENS,
     LOAD_SECONDS,
     BackendMetrics,
     Kind,
 )
-from deepseek_backend.process.watcher import ServerAbove
+from deepseek_backend.config import WarmupConfig, parse_config
+from deepseek_backend.engines import create_engine
+from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStats, Step
+from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
 from deepseek_backend.service import Service
+from deepseek_backend.watcher import ServerAbove
 from support.fakes import ScriptedEngine
 
 CHECKOUT = Path(__file__).parents[2] / "model_repository/tensorrt_llm/1"

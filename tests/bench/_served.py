@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from deepseek_backend.metrics import backend_metrics
+from deepseek_backend import backend_metrics
 from deepseek_triton_tools.host.process_sessions import session_members
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
 from support.servers import STANDIN, build, change_yaml

@@ -26,10 +26,10 @@ import numpy.typing as npt
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1"))
 
-from deepseek_backend.answer.response_tensors import Outputs
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines.base import Capabilities, Step
 from deepseek_backend.errors import BackendError
+from deepseek_backend.sequence_buffer import Outputs
 from deepseek_backend.service import Service
 from support.fakes import ScriptedEngine
 

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from deepseek_backend.answer.active_request import LARGE_BYTES
+from deepseek_backend.active_request import LARGE_BYTES
 from deepseek_triton_client import InvalidRequest
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.scraping import scrape

@@ -20,7 +20,7 @@ import httpx
 from bench._served import await_backend, exit_code, stub_pid
 
 from conformance.running import PROGRAM, free_port
-from deepseek_backend.process.process_guard import NAME as GUARD_NAME
+from deepseek_backend.process_guard import NAME as GUARD_NAME
 from deepseek_triton_tools.host.process_sessions import is_running, session_members
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
 from deepseek_triton_tools.tool_errors import ServerFailedError

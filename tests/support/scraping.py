@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from deepseek_backend.metrics.backend_metrics import FAMILIES, LAST_TOKEN_AGE, PREFIX
+from deepseek_backend.backend_metrics import FAMILIES, LAST_TOKEN_AGE, PREFIX
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.waiting import wait_for
 from support.web import web

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deepseek_backend.process.process_guard import NAME
+from deepseek_backend.process_guard import NAME
 from deepseek_triton_tools.host.process_sessions import session_members
 from support.supervising import runs
 from support.waiting import wait_for

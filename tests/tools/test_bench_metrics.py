@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import trustme
 
-from deepseek_backend.metrics.backend_metrics import FAMILIES, PREFIX
+from deepseek_backend.backend_metrics import FAMILIES, PREFIX
 from deepseek_triton_client import Tls
 from deepseek_triton_tools.bench.figures import MetricSummary
 from deepseek_triton_tools.bench.result_tables import COUNTERS, GAUGES, metrics_table

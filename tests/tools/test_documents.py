@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from deepseek_backend.backend_metrics import FAMILIES, PREFIX
 from deepseek_backend.config import parse_config
-from deepseek_backend.metrics.backend_metrics import FAMILIES, PREFIX
 from deepseek_launcher.main import _parser as launcher_parser
 from deepseek_launcher.rank import parse_event
 from deepseek_triton_client import InvalidRequest

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 import yaml
 
-from deepseek_backend.metrics.backend_metrics import FAMILIES
+from deepseek_backend.backend_metrics import FAMILIES
 from deepseek_triton_tools.cli.gateway import settings_of
 from deepseek_triton_tools.cli.main import program_parser
 from deepseek_triton_tools.gateway.settings import ModelSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deepseek_backend.metrics.backend_metrics import COMMON_LABELS, FAMILIES, PREFIX, ROUTED_BLOCKS, ROUTED_REQUESTS
+from deepseek_backend.backend_metrics import COMMON_LABELS, FAMILIES, PREFIX, ROUTED_BLOCKS, ROUTED_REQUESTS
 from deepseek_triton_tools.server.server_process import ServeOptions
 
 MONITORING = Path(__file__).resolve().parents[2] / "tools" / "monitoring"

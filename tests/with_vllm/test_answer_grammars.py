@@ -8,11 +8,11 @@ import pytest
 import xgrammar
 from xgrammar.testing import _is_grammar_accept_string as accepts
 
+from deepseek_backend.answer_format import with_answer_format
+from deepseek_backend.chat_rendering import FENCED, RAW_JSON, CallForm
 from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.engines.tags import CALLS_END
-from deepseek_backend.request.answer_format import with_answer_format
-from deepseek_backend.request.call_forms import FENCED, RAW_JSON, CallForm
-from deepseek_backend.request.tool_use import ToolUse
+from deepseek_backend.messages import ToolUse
 
 CITY = {
     "type": "object",

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deepseek_backend.answer_format import with_answer_format
 from deepseek_backend.contract import SAMPLING_BY_NAME
 from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.engines.tags import ends_inside
 from deepseek_backend.engines.vllm.request_paths import CoreConnection, GenerateCalls
 from deepseek_backend.errors import RequestError
-from deepseek_backend.request.answer_format import with_answer_format
-from deepseek_backend.request.tool_use import NO_TOOLS
+from deepseek_backend.messages import NO_TOOLS
 from support.vllm_in_process import StepLog, a_request, answered
 
 STORY = "Once upon a time"

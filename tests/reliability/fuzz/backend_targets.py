@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deepseek_backend.answer.reasoning import ReasoningSplitter
-from deepseek_backend.answer.stop_strings import StopStringFilter
+from deepseek_backend.answer_format import with_answer_format
+from deepseek_backend.answer_text import ReasoningSplitter, StopStringFilter
+from deepseek_backend.chat_rendering import ChatFacts, ChatRenderer, find_chat_facts
 from deepseek_backend.config import load_config, parse_config
 from deepseek_backend.contract import INPUTS, SAMPLING_FIELDS, Dtype
 from deepseek_backend.engines.generate_request import read_handover
@@ -22,13 +23,10 @@ from deepseek_backend.engines.reference.checkpoint_files import TensorFiles, rea
 from deepseek_backend.engines.reference.checkpoint_loading import ChatTemplate
 from deepseek_backend.engines.simulated.filler_text import render_chat_form
 from deepseek_backend.errors import ConfigError, EngineError, RequestError
+from deepseek_backend.messages import read_messages, read_tool_use
+from deepseek_backend.parsed_request import ParsedRequest
+from deepseek_backend.parsing import parse_request
 from deepseek_backend.release import read_record
-from deepseek_backend.request.answer_format import with_answer_format
-from deepseek_backend.request.chat_rendering import ChatFacts, ChatRenderer, find_chat_facts
-from deepseek_backend.request.messages import read_messages
-from deepseek_backend.request.parsed_request import ParsedRequest
-from deepseek_backend.request.parsing import parse_request
-from deepseek_backend.request.tool_use import read_tool_use
 from deepseek_launcher import launches
 from deepseek_launcher.output import Lines
 from deepseek_launcher.rank import is_alive_event, parse_event

@@ -19,10 +19,13 @@ from typing import Any
 
 import numpy.typing as npt
 
-from deepseek_backend.answer.active_request import ActiveRequest, Reply
-from deepseek_backend.answer.response_tensors import task_outputs
+from deepseek_backend.active_request import ActiveRequest, Reply
+from deepseek_backend.admission import Admission, expand, prompt_tokens, text_of_ids
+from deepseek_backend.answer_format import check_defaults, is_v32, model_info, supported_fields
+from deepseek_backend.backend_metrics import BackendMetrics
+from deepseek_backend.chat_rendering import FORMS, ChatRenderer, find_chat_facts
 from deepseek_backend.config import BackendConfig
-from deepseek_backend.delivery.delivery import Delivery
+from deepseek_backend.delivery import Delivery
 from deepseek_backend.engine_warmup import warm_up
 from deepseek_backend.engines.base import Engine, EngineHealth, EngineStats, FinishReason, Step
 from deepseek_backend.engines.generate_request import GenerateRequest
@@ -37,17 +40,10 @@ from deepseek_backend.errors import (
     describe,
 )
 from deepseek_backend.field_values import quoted
-from deepseek_backend.metrics.backend_metrics import BackendMetrics
-from deepseek_backend.process.readiness import TokenClock, readiness
-from deepseek_backend.process.watcher import ServerAbove, Watcher
-from deepseek_backend.request.admission import Admission
-from deepseek_backend.request.call_forms import FORMS
-from deepseek_backend.request.chat_rendering import ChatRenderer, find_chat_facts
-from deepseek_backend.request.expansion import expand, prompt_tokens, text_of_ids
-from deepseek_backend.request.model_info import is_v32, model_info
-from deepseek_backend.request.parsed_request import ParsedRequest
-from deepseek_backend.request.parsing import parse_request
-from deepseek_backend.request.supported_fields import check_defaults, supported_fields
+from deepseek_backend.parsed_request import ParsedRequest
+from deepseek_backend.parsing import parse_request
+from deepseek_backend.sequence_buffer import task_outputs
+from deepseek_backend.watcher import ServerAbove, TokenClock, Watcher, readiness
 
 logger = logging.getLogger(__name__)
 

@@ -19,14 +19,13 @@ from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import Protocol
 
-from deepseek_backend.answer.response_tensors import Outputs, counts_tokens, num_bytes, outputs
-from deepseek_backend.answer.sequence_buffer import SequenceBuffer, SequenceChunk
-from deepseek_backend.answer.states import TRANSITIONS, RequestEvent, RequestState
+from deepseek_backend.admission import Admitted
 from deepseek_backend.engines.base import FinishReason, Step
 from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.errors import BackendError, CancelledError
-from deepseek_backend.request.admission import Admitted
-from deepseek_backend.request.parsed_request import ParsedRequest
+from deepseek_backend.parsed_request import ParsedRequest
+from deepseek_backend.sequence_buffer import Outputs, SequenceBuffer, SequenceChunk, counts_tokens, num_bytes, outputs
+from deepseek_backend.states import TRANSITIONS, RequestEvent, RequestState
 
 LARGE_BYTES = 256 << 10
 """A final response of more bytes is sent in two steps. A container has 64 MiB of /dev/shm unless told otherwise."""

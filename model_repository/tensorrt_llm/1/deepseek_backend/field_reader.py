@@ -30,8 +30,8 @@ from deepseek_backend.contract import (
     SamplingFieldSpec,
 )
 from deepseek_backend.field_values import check_characters, check_value, quoted, read_json
-from deepseek_backend.request.messages import read_messages
-from deepseek_backend.request.parsed_request import Prompt
+from deepseek_backend.messages import read_messages
+from deepseek_backend.parsed_request import Prompt
 
 
 class Problems:

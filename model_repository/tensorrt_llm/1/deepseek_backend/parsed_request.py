@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deepseek_backend.engines.generate_request import ContextHandover, Messages, RequestType, SamplingParams
-from deepseek_backend.request.tool_use import NO_TOOLS, ToolUse
+from deepseek_backend.messages import NO_TOOLS, ToolUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,6 @@
-"""Tensors and request parameters -> ParsedRequest. Pure: it knows numpy arrays, not pb_utils.
+"""Tensors and request parameters -> ParsedRequest: prompts, what to generate for them and how to answer.
 
-A value may come in four ways, and the last one that gives it wins: the model's `default_sampling`,
-`sampling_parameters` (one JSON object), request parameters (every key of a /generate body that is not an input tensor),
-input tensors.
+Pure: it knows numpy arrays, not pb_utils.
 """
 
 from __future__ import annotations
@@ -24,11 +22,16 @@ from deepseek_backend.contract import (
     TIMEOUT_US,
     ErrorCode,
 )
-from deepseek_backend.engines.generate_request import ContextHandover, RequestType, SamplingParams, read_handover
+from deepseek_backend.engines.generate_request import (
+    ContextHandover,
+    RequestType,
+    SamplingParams,
+    read_handover,
+)
 from deepseek_backend.errors import RequestError
-from deepseek_backend.request.field_reader import FieldReader
-from deepseek_backend.request.parsed_request import ParsedRequest, Prompt
-from deepseek_backend.request.tool_use import NO_TOOLS, ToolUse, read_tool_use
+from deepseek_backend.field_reader import FieldReader
+from deepseek_backend.messages import NO_TOOLS, ToolUse, read_tool_use
+from deepseek_backend.parsed_request import ParsedRequest, Prompt
 
 logger = logging.getLogger(__name__)
 

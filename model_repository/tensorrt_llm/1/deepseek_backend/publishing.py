@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from deepseek_backend.metrics.backend_metrics import BackendMetrics, Histogram, Kind, MetricSample
+from deepseek_backend.backend_metrics import BackendMetrics, Histogram, Kind, MetricSample
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from deepseek_backend.process.parent_server import INIT, crash_init
+from deepseek_backend.parent_server import INIT, crash_init
 
 logger = logging.getLogger(__name__)
 

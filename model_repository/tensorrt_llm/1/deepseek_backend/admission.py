@@ -1,10 +1,17 @@
-"""A parsed request -> one request to the engine for each answer to each prompt."""
+"""A parsed request -> one request to the engine for each answer to each prompt; and whether they are accepted, at once.
+
+There is no queue here; the engine has one.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from deepseek_backend.answer_format import with_answer_format
+from deepseek_backend.chat_rendering import ChatRenderer, Rendered
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import Capabilities, Engine
 from deepseek_backend.engines.generate_request import (
@@ -15,11 +22,9 @@ from deepseek_backend.engines.generate_request import (
     utf8_length,
 )
 from deepseek_backend.engines.prompting import check_ids, last_tokens
-from deepseek_backend.errors import RequestError
+from deepseek_backend.errors import RequestError, UnavailableError
 from deepseek_backend.field_values import quoted
-from deepseek_backend.request.answer_format import with_answer_format
-from deepseek_backend.request.chat_rendering import ChatRenderer, Rendered
-from deepseek_backend.request.parsed_request import ParsedRequest, Prompt
+from deepseek_backend.parsed_request import ParsedRequest, Prompt
 
 MAX_ECHO_CHARACTERS = 16 << 20
 """Most characters of prompts repeated in one response: each answer to a prompt repeats it."""
@@ -160,3 +165,71 @@ def _with_own_seed(sampling: SamplingParams, choice: int) -> SamplingParams:
     if not choice or sampling.seed is None:
         return sampling
     return dataclasses.replace(sampling, seed=(sampling.seed + choice) % 2**64)
+
+
+BYTES_PER_TOKEN = 4
+"""Bytes of a prompt that count as one token while the engine has not counted it: about what English text has."""
+
+
+@dataclass(slots=True)
+class Admitted:
+    """One Triton request's share of the limits."""
+
+    admission: Admission
+    num_requests: int
+    num_tokens: int
+
+    def release(self) -> None:
+        """Give the share back. Calls after the first one do nothing."""
+        self.admission.release(self)
+
+
+class Admission:
+    """Counts what is accepted and not yet answered, against the limits. Thread-safe."""
+
+    def __init__(self, *, max_inflight: int | None, max_inflight_tokens: int | None) -> None:
+        self._max_inflight = max_inflight
+        self._max_inflight_tokens = max_inflight_tokens
+        self._lock = threading.Lock()
+        self.inflight = 0
+        """Sequences in flight."""
+        self.inflight_tokens = 0
+        """Tokens of these sequences: prompts and max_tokens together."""
+
+    def admit(self, requests: Sequence[GenerateRequest]) -> Admitted:
+        """Admit all of `requests`, or none.
+
+        :raises UnavailableError: E_OVERLOADED, with the numbers.
+        :raises RequestError: when they would not fit even if nothing else were in flight.
+        """
+        num_tokens = sum(map(_num_tokens, requests))
+        with self._lock:
+            self._check("max_inflight", self._max_inflight, len(requests), self.inflight)
+            self._check("max_inflight_tokens", self._max_inflight_tokens, num_tokens, self.inflight_tokens)
+            self.inflight += len(requests)
+            self.inflight_tokens += num_tokens
+        return Admitted(self, len(requests), num_tokens)
+
+    def release(self, admitted: Admitted) -> None:
+        with self._lock:
+            self.inflight -= admitted.num_requests
+            self.inflight_tokens -= admitted.num_tokens
+            admitted.num_requests = admitted.num_tokens = 0
+
+    def _check(self, name: str, limit: int | None, asked: int, held: int) -> None:
+        if limit is None or held + asked <= limit:
+            return
+        if asked > limit:
+            raise RequestError(
+                f"{name} is {limit:,} and this request alone is {asked:,}: lower max_tokens, or send fewer prompts"
+            )
+        raise UnavailableError(
+            f"{name} is {limit:,}, {held:,} are in flight and this request is {asked:,} more: send it again later, "
+            "or to another server",
+            code=ErrorCode.OVERLOADED,
+        )
+
+
+def _num_tokens(request: GenerateRequest) -> int:
+    ids = request.prompt_token_ids
+    return request.max_tokens + (utf8_length(request.prompt) // BYTES_PER_TOKEN if ids is None else len(ids))

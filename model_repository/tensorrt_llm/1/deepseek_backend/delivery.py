@@ -20,15 +20,14 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from deepseek_backend.answer.active_request import ActiveRequest, StepEffect
-from deepseek_backend.delivery.pending_steps import PendingSteps
-from deepseek_backend.delivery.queue_entry import QueueEntry, QueueState, Urgency
-from deepseek_backend.delivery.send_queue import SendQueue
-from deepseek_backend.delivery.step_queue import StepQueue, Steps
+from deepseek_backend.active_request import ActiveRequest, StepEffect
+from deepseek_backend.backend_metrics import BackendMetrics
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.errors import EngineError, describe
-from deepseek_backend.metrics.backend_metrics import BackendMetrics
+from deepseek_backend.pending_steps import PendingSteps
+from deepseek_backend.send_queue import QueueEntry, QueueState, SendQueue, Urgency
+from deepseek_backend.step_queue import StepQueue, Steps
 
 logger = logging.getLogger(__name__)
 

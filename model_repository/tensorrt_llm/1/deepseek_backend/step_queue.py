@@ -1,10 +1,4 @@
-"""The step queue: what engines have made and nobody has taken yet.
-
-An engine leaves its steps here and goes on. Delivery's threads sort them by sequence, and take them when the request is
-served: what several iterations made of one sequence is joined before it is searched for stop strings, split into
-reasoning and answer and put into a response, so that the work for a token falls with the load. Ends, first tokens,
-answers that a stop string may end and streams that ask for few chunks are taken as they come.
-"""
+"""The step queue: what engines have made and nobody has taken yet, by sequence."""
 
 from __future__ import annotations
 
@@ -15,11 +9,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from deepseek_backend.delivery.pending_steps import MAX_STEPS, PendingSteps
-from deepseek_backend.delivery.queue_entry import QueueEntry
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.errors import EngineError, describe
+from deepseek_backend.pending_steps import MAX_STEPS, PendingSteps
+from deepseek_backend.send_queue import QueueEntry
 
 logger = logging.getLogger(__name__)
 

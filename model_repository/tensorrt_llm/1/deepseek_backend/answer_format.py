@@ -1,26 +1,114 @@
-"""The form of a whole answer, where the client's guide alone can't say it.
-
-A guide binds an answer from its first token. That is too early where the model thinks first: it would write the JSON
-as its reasoning, and then no answer. And it is too much where the model may call a tool instead. So such a guide
-becomes a structural tag of xgrammar, which says where the guide begins and what may stand in its place. The same holds
-the arguments of strict tools to their schemas.
-
-Source: xgrammar's documentation, structural_tag, since its release 0.1.25.
-"""
+"""What the engine and its model can do: sampling fields, the facts that "describe" tells, and the form of an answer
+where the client's guide alone can't say it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any, TypeAlias
 
-from deepseek_backend.contract import SAMPLING_FIELDS, ErrorCode
+from deepseek_backend.chat_rendering import FENCED, RAW_JSON, CallForm, ChatFacts
+from deepseek_backend.config import BackendConfig
+from deepseek_backend.contract import SAMPLING_BY_NAME, SAMPLING_FIELDS, ErrorCode
+from deepseek_backend.engines.base import Capabilities, ModelTokenizer
 from deepseek_backend.engines.generate_request import SamplingParams
+from deepseek_backend.engines.prompting import SPECIAL_TOKENS
 from deepseek_backend.engines.tags import CALL_BEGIN, CALLS_BEGIN, CALLS_END, CLOSING, ends_inside
-from deepseek_backend.errors import RequestError
-from deepseek_backend.request.call_forms import FENCED, RAW_JSON, CallForm
-from deepseek_backend.request.tool_use import ToolUse
+from deepseek_backend.errors import ConfigError, RequestError
+from deepseek_backend.messages import ToolUse
+from deepseek_backend.parsing import contradictions
+
+
+def supported_fields(capabilities: Capabilities) -> dict[str, str]:
+    """Return each sampling field, priority and request_type: "" where the engine honours it, else why not."""
+    honoured = set(capabilities.sampling_fields)
+    if "logprobs" in honoured:
+        honoured.add("best_of")
+    if capabilities.priority:
+        honoured.add("priority")
+    if capabilities.handover_form:
+        honoured.add("request_type")
+    reasons = dict.fromkeys((*SAMPLING_BY_NAME, "priority", "request_type"), "not supported by this engine")
+    reasons["request_type"] = "this engine does whole requests only"
+    reasons["best_of"] = "needs logprobs to choose by, which this engine does not have here"
+    reasons |= capabilities.unsupported
+    return {name: "" if name in honoured else reason for name, reason in reasons.items()}
+
+
+def check_defaults(config: BackendConfig, supported: Mapping[str, str]) -> None:
+    """Check `default_sampling` against what the engine supports.
+
+    :raises ConfigError: for a default that the engine would not honour, or that contradicts another.
+    """
+    defaults = config.default_sampling
+    problems = [
+        f"triton_config.default_sampling.{name}: {supported[name]}"
+        for name, value in defaults.items()
+        if supported[name] and value != SAMPLING_BY_NAME[name].neutral
+    ]
+    together = contradictions(defaults, config.default_max_tokens)
+    problems += [f"triton_config.default_sampling: {problem}" for problem in together]
+    if problems:
+        raise ConfigError(problems)
+
+
+_HUB_FOLDER = "models--"
+"""A folder of the Hugging Face hub's cache, such as models--deepseek-ai--DeepSeek-R1, begins with it. The checkpoint
+lies in a folder below, whose name is a hash."""
+
+
+def model_info(
+    config: BackendConfig,
+    capabilities: Capabilities,
+    tokenizer: ModelTokenizer,
+    facts: ChatFacts,
+    supported: Mapping[str, str],
+) -> str:
+    """Return the output `model_info`; the contract says what its keys mean.
+
+    :param supported: sampling field -> "" where it is honoured, else the reason why not.
+    """
+    document = {
+        "name": served_name(config.model),
+        "checkpoint": config.model,
+        "engine": config.engine,
+        "engine_version": capabilities.version,
+        "simulation": capabilities.simulation,
+        "max_seq_len": capabilities.max_seq_len,
+        "default_max_tokens": config.default_max_tokens,
+        "decoupled": config.decoupled,
+        "tool_form": None if facts.form is None else facts.form.name,
+        "thinking_switch": facts.has_switch,
+        "fields": dict(supported),
+        "chat_template": tokenizer.chat_template,
+        **{name: tokenizer.special_tokens.get(name, "") for name in SPECIAL_TOKENS},
+        "vocab_size": tokenizer.vocab_size,
+    }
+    return json.dumps(document, ensure_ascii=False)
+
+
+def served_name(checkpoint: str) -> str:
+    """Return the name for people of the checkpoint in a folder, or of one on the hub: its last part, in small letters.
+
+    >>> served_name("/models/DeepSeek-R1"), served_name("deepseek-ai/DeepSeek-V3.1")
+    ('deepseek-r1', 'deepseek-v3.1')
+    """
+    parts = PurePath(checkpoint).parts
+    cached = [part.split("--")[-1] for part in parts if part.startswith(_HUB_FOLDER)]
+    return (cached or parts or ["deepseek"])[-1].lower()
+
+
+def is_v32(config: BackendConfig) -> bool:
+    """Return whether the checkpoint's folder has a DeepSeek-V3.2; False for one that can't be looked at."""
+    try:
+        with open(f"{config.resolved_model}/config.json", encoding="utf-8") as file:
+            document: Any = json.load(file)
+    except (OSError, ValueError):
+        return False
+    return isinstance(document, dict) and document.get("model_type") == "deepseek_v32"
+
 
 Format: TypeAlias = Mapping[str, Any]
 

@@ -1,1 +1,0 @@
-"""One active request: its states, the text of its sequences, and its responses."""

@@ -1,1 +1,0 @@
-"""The backend's counts, and how the numbers get to /metrics."""
