@@ -36,10 +36,40 @@ ALLOWED = {
     "deepseek_triton_client": {"certifi", "google", "grpc", "h11", "tritonclient"},
     # check asks the installed TensorRT-LLM for its opinion, in a process of its own.
     "deepseek_triton_build": {"google", "tensorrt_llm", "tritonclient", "yaml"},
-    "deepseek_backend.request": {"deepseek_backend", "numpy"},
-    "deepseek_backend.answer": {"deepseek_backend", "numpy"},
-    "deepseek_backend.delivery": {"deepseek_backend"},
-    "deepseek_backend.process": {"deepseek_backend"},
+    **dict.fromkeys(
+        (
+            f"deepseek_backend.{name}"
+            for name in (
+                "admission",
+                "answer_format",
+                "answer_text",
+                "chat_rendering",
+                "dsml_prompt",
+                "field_reader",
+                "messages",
+                "parsed_request",
+                "parsing",
+                "sequence_buffer",
+            )
+        ),
+        {"deepseek_backend", "numpy"},
+    ),
+    **dict.fromkeys(
+        (
+            f"deepseek_backend.{name}"
+            for name in (
+                "active_request",
+                "delivery",
+                "parent_server",
+                "pending_steps",
+                "process_guard",
+                "send_queue",
+                "step_queue",
+                "watcher",
+            )
+        ),
+        {"deepseek_backend"},
+    ),
 }
 
 
