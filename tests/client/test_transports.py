@@ -137,7 +137,7 @@ def test_connecting_is_limited_and_interrupted(driver, full_queue, wire):
     # A blocking socket can't be woken while it connects.
     stream = opened(transport, connect_s=0.2 if wire == "http" else 600.0)
     reading = driver.start(read_all(stream))
-    wait_for(lambda: (stream._exchange if wire == "http" else stream._call) is not None)
+    wait_for(lambda: (stream._connection if wire == "http" else stream._call) is not None)
     driver.soon(stream.interrupt)
     with pytest.raises(Cancelled):
         reading.result(WAIT_S)

@@ -13,7 +13,7 @@ from weakref import WeakSet
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
-from deepseek_triton_client._core.client_settings import Endpoint, Settings, Tls
+from deepseek_triton_client._core.client_settings import Settings, Tls
 from deepseek_triton_client._core.exceptions import (
     AccessDenied,
     Cancelled,
@@ -60,11 +60,6 @@ class GrpcChannel(Protocol):
     async def close(self) -> None:
         """Close the connection and cancel the calls that have not ended."""
         ...
-
-
-def target(endpoint: Endpoint) -> str:
-    """The target as gRPC writes it. With its scheme, or gRPC would look for one in the host's name."""
-    return f"dns:///{endpoint.address}"
 
 
 def options(settings: Settings) -> list[tuple[str, int]]:

@@ -47,7 +47,6 @@ from deepseek_triton_client._grpc.grpc_channel import (
     credentials,
     from_rpc_error,
     options,
-    target,
 )
 
 _SERVICE = "/inference.GRPCInferenceService/"
@@ -73,7 +72,7 @@ class GrpcTransport:
         check_headers(tuple(settings.headers))
         new_channel = AsyncioChannel if is_asyncio else BlockingChannel
         self._channel: GrpcChannel = new_channel(
-            target(endpoint),
+            f"dns:///{endpoint.address}",  # with its scheme, or gRPC would look for one in the host's name
             options=options(settings),
             credentials=credentials(settings.tls) if endpoint.is_tls else None,
         )

@@ -6,18 +6,28 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Protocol
+from contextlib import suppress
+from typing import NamedTuple, Protocol
 
 import h11
+
+from deepseek_triton_client._core.client_settings import Endpoint
+from deepseek_triton_client._core.exceptions import DeepseekTritonError, ProtocolError, ServerUnavailable
+from deepseek_triton_client._http.http_errors import EXCHANGE_ERRORS, connect_error, exchange_error, repeatable
 
 Headers = list[tuple[bytes, bytes]]
 
 Head = tuple[int, Mapping[str, str]]
 """Status and headers of a response; header names are in lower case."""
 
+Answer = tuple[int, Mapping[str, str], bytes]
+"""Status, headers and body of a response."""
+
+_ERROR_BODY_BYTES = 2**16
+"""Largest number of bytes that are read of an error's body."""
+
 _SETTINGS = b"\x04\0\0\0\0\0"
 """Type, flags and stream of the frame that begins every HTTP/2 connection, behind its length of 3 bytes (RFC 9113)."""
-
 
 MOST_INFORMATIONAL = 100
 """Responses of status 1xx before the response. A server may send any number of them, and never another one."""
@@ -123,35 +133,89 @@ class Socket(Protocol):
         ...
 
 
+class HttpRequest(NamedTuple):
+    method: str
+    target: bytes
+    headers: Headers
+    body: bytes = b""
+
+
 class HttpConnection:
-    """One request at a time, until its response has ended or `close`. `timeout_s` limits each wait for the network."""
+    """One request at a time, until its response has ended or `close`. Raises only errors of this package."""
 
-    def __init__(self, socket: Socket) -> None:
-        self.is_connected = False
+    _request: HttpRequest
+
+    def __init__(self, socket: Socket, endpoint: Endpoint) -> None:
         self._socket = socket
+        self._endpoint = endpoint
         self._protocol = Http11Protocol()
+        self._is_connected = False
+        self._timeout_s: float | None = None
 
-    async def connect(self, timeout_s: float | None) -> None:
-        """Connect. Raises OSError; nothing has been sent then."""
-        await self._socket.connect(timeout_s)
-        self.is_connected = True
+    @property
+    def what(self) -> str:
+        """The request, for error messages. Without the query, which may hold a secret."""
+        path = self._request.target.decode().partition("?")[0]
+        return f"{self._request.method} {self._endpoint.scheme}://{self._endpoint.address}{path}"
 
-    async def send(
-        self, method: str, target: bytes, headers: Headers, body: bytes = b"", *, timeout_s: float | None = None
-    ) -> Head:
-        """Send a request and return the head of its response. Raises what `Http11Protocol` and `Socket` raise."""
+    async def send(self, request: HttpRequest, *, connect_s: float | None, timeout_s: float | None = None) -> Head:
+        """Connect if need be, and send the request. Returns the head of the response.
+
+        `timeout_s` limits each wait for the network once there is a connection, in `read` too.
+        """
+        self._request, self._timeout_s = request, timeout_s
         protocol, socket = self._protocol, self._socket
-        await socket.write(protocol.request(method, target, headers, body), timeout_s)
-        while (head := protocol.head()) is None:
-            protocol.feed(await socket.read(timeout_s))
+        if not self._is_connected:
+            try:
+                await socket.connect(connect_s)
+            except OSError as exc:
+                raise connect_error(exc, str(self._endpoint), connect_s) from exc
+            self._is_connected = True
+        try:
+            await socket.write(protocol.request(*request), timeout_s)
+            while (head := protocol.head()) is None:
+                protocol.feed(await socket.read(timeout_s))
+        except EXCHANGE_ERRORS as exc:
+            raise exchange_error(exc, self.what, timeout_s) from exc
         return head
 
-    async def read(self, timeout_s: float | None = None) -> bytes:
+    async def read(self) -> bytes:
         """Return at least one byte of the body, or b"" at its end."""
-        protocol, socket = self._protocol, self._socket
-        while (data := protocol.body()) is None:
-            protocol.feed(await socket.read(timeout_s))
+        protocol = self._protocol
+        try:
+            while (data := protocol.body()) is None:
+                protocol.feed(await self._socket.read(self._timeout_s))
+        except EXCHANGE_ERRORS as exc:
+            raise exchange_error(exc, self.what, self._timeout_s) from exc
         return data
+
+    async def read_error(self) -> bytes:
+        """Return the beginning of an error's body, and only what came of it if the connection breaks off."""
+        body = bytearray()
+        with suppress(ServerUnavailable, ProtocolError):  # the status already tells that something is wrong
+            while len(body) < _ERROR_BODY_BYTES and (data := await self.read()):
+                body += data
+        return bytes(body[:_ERROR_BODY_BYTES])
+
+    async def fetch(self, request: HttpRequest, timeout_s: float | None, limit: int | None) -> Answer:
+        """Send a request that generates nothing, so that it is safe to send it again, and read the whole answer.
+
+        :param limit: the largest size of a body, in bytes. Of an error's body only the beginning is read.
+        """
+        try:
+            status, headers = await self.send(request, connect_s=timeout_s, timeout_s=timeout_s)
+            if status != 200:
+                return status, headers, await self.read_error()
+            body = bytearray()
+            while data := await self.read():
+                body += data
+                if limit is not None and len(body) > limit:
+                    expected = f"expected at most connection.max_message_bytes, {limit}"
+                    raise ProtocolError(f"{self.what}: {expected}, got a larger response")
+            return status, headers, bytes(body)
+        except DeepseekTritonError as exc:
+            repeatable(exc)
+            raise
 
     @property
     def is_idle(self) -> bool:

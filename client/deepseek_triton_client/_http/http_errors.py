@@ -110,6 +110,12 @@ def query_error(url: str, status: int, headers: Mapping[str, str], body: bytes) 
     return ProtocolError(f"{url}: this is not Triton's HTTP port (8000 by default), it answers {got}")
 
 
+def repeatable(error: DeepseekTritonError) -> DeepseekTritonError:
+    """Mark the error of a request that generates nothing: sending it again is safe, and may help."""
+    error.unprocessed = isinstance(error, (ServerUnavailable, Overloaded))
+    return error
+
+
 def is_tritons(status: int, body: bytes) -> bool:
     """Whether Triton may have answered so, not another web server or a proxy: it sends JSON, or nothing."""
     try:

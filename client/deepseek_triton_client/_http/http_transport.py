@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote, urlsplit
 from weakref import WeakSet
 
@@ -22,29 +22,22 @@ from deepseek_triton_client._core.client_settings import Endpoint, Settings
 from deepseek_triton_client._core.exceptions import (
     AccessDenied,
     Cancelled,
-    DeepseekTritonError,
     InvalidRequest,
-    Overloaded,
     ProtocolError,
     ServerUnavailable,
 )
 from deepseek_triton_client._core.interfaces import Input, Outputs
 from deepseek_triton_client._core.results import ModelMetadata, TensorMetadata
 from deepseek_triton_client._core.wire import decode_json, encode_json, json_object
-from deepseek_triton_client._http.http_connection import Head, Headers, HttpConnection, Pool, Socket
+from deepseek_triton_client._http.http_connection import Answer, Headers, HttpConnection, HttpRequest, Pool, Socket
 from deepseek_triton_client._http.http_errors import (
     EVENT_STREAM,
-    EXCHANGE_ERRORS,
-    connect_error,
-    exchange_error,
     is_tritons,
     query_error,
+    repeatable,
     status_error,
 )
 from deepseek_triton_client._http.sse import SseDecoder
-
-_ERROR_BODY_BYTES = 2**16
-"""Largest number of bytes that are read of an error's body."""
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -52,9 +45,6 @@ _PATH_CHARACTERS = "/%:@!$&'()*+,;=~"
 """Characters of a path besides letters, digits and what was quoted already."""
 
 _OWN_HEADERS = frozenset({"accept", "accept-encoding", "content-length", "content-type", "transfer-encoding"})
-
-Answer = tuple[int, Mapping[str, str], bytes]
-"""Status, headers and body of a response."""
 
 NewSocket = Callable[[str, int, "ssl.SSLContext | None"], Socket]
 
@@ -100,7 +90,7 @@ class HttpTransport:
         status, headers, body = await self._get(self._model_path, timeout_s)
         error = query_error(str(self._server.endpoint), status, headers, body)
         if error is not None:
-            raise _repeatable(error)
+            raise repeatable(error)
         if not body:
             raise ProtocolError(
                 f"{self._server.endpoint}: expected a model's metadata, got an empty answer, as Triton's "
@@ -117,13 +107,13 @@ class HttpTransport:
         target = _Target(endpoint)
         headers = self.headers(target) if trusted else [(b"host", target.host_header)]
         request = _get_request(path, [*headers, (b"connection", b"close")])
-        exchange = HttpExchange(self._connect_to(target), request, target, timeout_s)
+        connection = self._connect_to(target)
         try:
-            status, found, body = await exchange.fetch(self.max_message_bytes)
+            status, found, body = await connection.fetch(request, timeout_s, self.max_message_bytes)
         finally:
-            await exchange.connection.close()
+            await connection.close()
         if status != 200:
-            raise _repeatable(status_error(status, found, body))
+            raise repeatable(status_error(status, found, body))
         try:
             return body.decode()
         except UnicodeDecodeError as exc:
@@ -138,8 +128,11 @@ class HttpTransport:
 
     # Used by HttpResponseStream.
 
-    async def begin(self, body: bytes) -> HttpExchange:
-        """Return a POST to generate_stream with a connection for it; nothing is sent yet."""
+    async def connection(self) -> HttpConnection:
+        """Return a connection to the server; a new one connects when it sends its first request."""
+        return await self.pool.take() or self._connect_to(self._server)
+
+    def generate_request(self, body: bytes) -> HttpRequest:
         headers = [
             *self.headers(self._server),
             (b"content-type", b"application/json"),
@@ -147,9 +140,7 @@ class HttpTransport:
             (b"accept-encoding", b"identity"),
             (b"content-length", str(len(body)).encode()),
         ]
-        request = _Request("POST", self._generate_target, headers, body)
-        connection = await self.pool.take() or self._connect_to(self._server)
-        return HttpExchange(connection, request, self._server, None)
+        return HttpRequest("POST", self._generate_target, headers, body)
 
     def headers(self, target: _Target) -> Headers:
         """The user's headers, which may replace host and user-agent, the client's own."""
@@ -176,10 +167,9 @@ class HttpTransport:
                 return await self._get_on(idle, request, timeout_s)
         return await self._get_on(self._connect_to(self._server), request, timeout_s)
 
-    async def _get_on(self, connection: HttpConnection, request: _Request, timeout_s: float | None) -> Answer:
-        exchange = HttpExchange(connection, request, self._server, timeout_s)
+    async def _get_on(self, connection: HttpConnection, request: HttpRequest, timeout_s: float | None) -> Answer:
         try:
-            answer = await exchange.fetch(self.max_message_bytes)
+            answer = await connection.fetch(request, timeout_s, self.max_message_bytes)
         except BaseException:
             await connection.close()
             raise
@@ -187,7 +177,9 @@ class HttpTransport:
         return answer
 
     def _connect_to(self, target: _Target) -> HttpConnection:
-        return HttpConnection(self._new_socket(target.host, target.port, self._tls if target.endpoint.is_tls else None))
+        endpoint = target.endpoint
+        tls = self._tls if endpoint.is_tls else None
+        return HttpConnection(self._new_socket(target.host, endpoint.port, tls), endpoint)
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
@@ -201,7 +193,7 @@ class HttpResponseStream:
         self._transport = transport
         self._body = body
         self._connect_s = connect_s
-        self._exchange: HttpExchange | None = None
+        self._connection: HttpConnection | None = None
         self._decoder = SseDecoder(transport.max_message_bytes)
         self._events: deque[bytes] = deque()
         self._ended = False
@@ -209,7 +201,18 @@ class HttpResponseStream:
 
     async def receive(self) -> Outputs | None:
         try:
-            return await self._receive()
+            while not self._events:
+                if self._ended:
+                    return None
+                connection = self._connection or await self._begin()
+                data = await connection.read()
+                if data:
+                    self._events.extend(self._decoder.feed(data))
+                else:
+                    self._ended = True
+                    if self._decoder.pending:
+                        raise ProtocolError(f"{connection.what}: the response ends in the middle of an event")
+            return decode_json(self._events.popleft())
         except ServerUnavailable as exc:
             if self._interrupted:
                 raise Cancelled("the request was cancelled, or the client was closed") from exc
@@ -217,110 +220,35 @@ class HttpResponseStream:
 
     def __del__(self) -> None:
         # A stream that was dropped without being closed: an event loop would keep its connection for ever.
-        if self._exchange is not None:
+        if self._connection is not None:
             self.interrupt()
-
-    async def _receive(self) -> Outputs | None:
-        while not self._events:
-            if self._ended:
-                return None
-            exchange = self._exchange or await self._begin()
-            data = await exchange.read()
-            if data:
-                self._events.extend(self._decoder.feed(data))
-            else:
-                self._ended = True
-                if self._decoder.pending:
-                    raise ProtocolError(f"{exchange.what}: the response ends in the middle of an event")
-        return decode_json(self._events.popleft())
 
     def interrupt(self) -> None:
         self._interrupted = True
-        if self._exchange is not None:
-            self._exchange.connection.interrupt()
+        if self._connection is not None:
+            self._connection.interrupt()
 
     async def close(self) -> None:
-        exchange, self._exchange = self._exchange, None
-        if exchange is None:
+        connection, self._connection = self._connection, None
+        if connection is None:
             return
         # The connection goes back only here: until now an interrupt is meant for this request. A connection whose
         # response was not read to its end is closed by that, which is how the server sees that its client has left.
-        await self._transport.pool.give_back(exchange.connection)
+        await self._transport.pool.give_back(connection)
 
-    async def _begin(self) -> HttpExchange:
-        self._exchange = exchange = await self._transport.begin(self._body)
+    async def _begin(self) -> HttpConnection:
+        request = self._transport.generate_request(self._body)
+        self._connection = connection = await self._transport.connection()
         # Checked once `interrupt` can see the connection: either it was interrupted, or the flag is seen here.
         if self._interrupted:
-            exchange.connection.interrupt()
-        status, headers = await exchange.send(self._connect_s)
+            connection.interrupt()
+        status, headers = await connection.send(request, connect_s=self._connect_s)
         if status != 200:
-            raise status_error(status, headers, await exchange.read_error())
+            raise status_error(status, headers, await connection.read_error())
         found = headers.get("content-type", "")
         if not found.lower().startswith(EVENT_STREAM):
-            raise ProtocolError(f"{exchange.what}: expected {EVENT_STREAM}, got {found[:200]!r}")
-        return exchange
-
-
-class HttpExchange:
-    """One request and its response on one connection. Turns errors of h11 and sockets into this package's."""
-
-    def __init__(self, connection: HttpConnection, request: _Request, target: _Target, timeout_s: float | None) -> None:
-        self.connection = connection
-        self._request = request
-        self._endpoint = target.endpoint
-        self._timeout_s = timeout_s
-
-    @property
-    def what(self) -> str:
-        """Description for error messages. Without the query, which may hold a secret."""
-        path = self._request.target.decode().partition("?")[0]
-        own = self._endpoint
-        return f"{self._request.method} {own.scheme}://{own.address}{path}"
-
-    async def send(self, connect_s: float | None) -> Head:
-        """Connect if need be, and send the request. Returns the status and headers of the response."""
-        if not self.connection.is_connected:
-            try:
-                await self.connection.connect(connect_s)
-            except OSError as exc:
-                raise connect_error(exc, str(self._endpoint), connect_s) from exc
-        try:
-            return await self.connection.send(*self._request, timeout_s=self._timeout_s)
-        except EXCHANGE_ERRORS as exc:
-            raise exchange_error(exc, self.what, self._timeout_s) from exc
-
-    async def read(self) -> bytes:
-        """Return a part of the body, b"" at its end."""
-        try:
-            return await self.connection.read(self._timeout_s)
-        except EXCHANGE_ERRORS as exc:
-            raise exchange_error(exc, self.what, self._timeout_s) from exc
-
-    async def read_error(self) -> bytes:
-        """Return the beginning of an error's body, and only what came of it if the connection breaks off."""
-        body = bytearray()
-        with suppress(ServerUnavailable, ProtocolError):  # the status already tells that something is wrong
-            while len(body) < _ERROR_BODY_BYTES and (data := await self.read()):
-                body += data
-        return bytes(body[:_ERROR_BODY_BYTES])
-
-    async def fetch(self, limit: int | None) -> Answer:
-        """Send the request and read the fetch body, or the beginning of an error's body. For requests that generate
-        nothing, so that it is safe to send them again."""
-        try:
-            status, headers = await self.send(self._timeout_s)
-            if status != 200:
-                return status, headers, await self.read_error()
-            body = bytearray()
-            while data := await self.read():
-                body += data
-                if limit is not None and len(body) > limit:
-                    expected = f"expected at most connection.max_message_bytes, {limit}"
-                    raise ProtocolError(f"{self.what}: {expected}, got a larger response")
-            return status, headers, bytes(body)
-        except DeepseekTritonError as exc:
-            _repeatable(exc)
-            raise
+            raise ProtocolError(f"{connection.what}: expected {EVENT_STREAM}, got {found[:200]!r}")
+        return connection
 
 
 class _Target:
@@ -328,7 +256,6 @@ class _Target:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self.port = endpoint.port
         try:
             host = endpoint.host.encode("idna")
         except UnicodeError as exc:
@@ -339,15 +266,8 @@ class _Target:
             self.host_header += b":%d" % endpoint.port
 
 
-class _Request(NamedTuple):
-    method: str
-    target: bytes
-    headers: Headers
-    body: bytes = b""
-
-
-def _get_request(path: str, headers: Headers) -> _Request:
-    return _Request("GET", path.encode(), [*headers, (b"accept", b"*/*"), (b"accept-encoding", b"identity")])
+def _get_request(path: str, headers: Headers) -> HttpRequest:
+    return HttpRequest("GET", path.encode(), [*headers, (b"accept", b"*/*"), (b"accept-encoding", b"identity")])
 
 
 def _parse(url: str) -> tuple[Endpoint, str]:
@@ -357,12 +277,6 @@ def _parse(url: str) -> tuple[Endpoint, str]:
     if parts.query:
         path += "?" + quote(parts.query, safe=_PATH_CHARACTERS + "?")
     return Endpoint(parts.scheme, parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]), path
-
-
-def _repeatable(error: DeepseekTritonError) -> DeepseekTritonError:
-    """Mark the error of a request that generates nothing: sending it again is safe, and may help."""
-    error.unprocessed = isinstance(error, (ServerUnavailable, Overloaded))
-    return error
 
 
 def _metadata(values: Mapping[str, Any]) -> ModelMetadata:
