@@ -31,11 +31,36 @@ from deepseek_triton_client._core.response_reader import (
     Unknown,
 )
 from deepseek_triton_client._core.results import ModelMetadata, TensorMetadata
-from deepseek_triton_client._core.sampling_params import SAMPLING_FIELDS, SamplingField, SamplingParams
+from deepseek_triton_client._core.sampling_params import GUIDES, SAMPLING_BY_NAME, SAMPLING_FIELDS, SamplingParams
 
 _KEEPALIVE_INTERVAL_MS = 500
 """Milliseconds between chunks of a stream that the client reads for a caller who wants the whole answer: these chunks
 only show the server whether the client is still there."""
+
+_PROMPTS = {"text_input": "BYTES", "input_ids": "INT32", "messages": "BYTES"}
+"""Input name -> datatype; each request has exactly one of these inputs."""
+
+_DEFAULTS: dict[str, Any] = {
+    "n": 1,
+    "separate_reasoning": True,
+    "stream_interval_ms": _KEEPALIVE_INTERVAL_MS,
+    "exclude_input_from_output": True,
+    "return_num_input_tokens": True,
+    "return_num_output_tokens": True,
+    "return_logprobs": True,
+}
+"""Values for the names of `_default_fields`."""
+
+_OTHER_NAMES: dict[str, tuple[str, ...]] = {
+    "bad": ("bad_words",),
+    "stop": ("stop_words",),
+    "seed": ("random_seed",),
+    "exclude_input_from_output": ("exclude_input_in_output",),
+}
+"""Field name -> other names of its input, in vLLM's backend and TensorRT-LLM's ensemble."""
+
+_TAKEN_BY: dict[str, tuple[str, ...]] = {"INT32": ("INT32", "INT64"), "FP32": ("FP32", "FP64")}
+"""Datatype -> the datatypes of an input that can hold all of its values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +96,12 @@ class Dialect:
         """The model can send streams, as far as its inputs show. One that can't gets no requests for them."""
         self._increments = _increments(self.kind, stream_mode)
         self._prompts = {name: self._targets((name,), datatype) for name, datatype in _PROMPTS.items()}
-        self._fields = {field.name: self._targets(_names(field), field.datatype) for field in SAMPLING_FIELDS}
+        self._fields = {
+            field.name: self._targets(
+                (field.tensor_name, field.name, *_OTHER_NAMES.get(field.name, ())), field.datatype
+            )
+            for field in SAMPLING_FIELDS
+        }
         self._control_inputs = {streaming: tuple(self._make_control_inputs(streaming)) for streaming in (True, False)}
         defaults = {name: _input(self._fields[name], (value,)) for name, value in _DEFAULTS.items()}
         self._defaults = {name: tensor for name, tensor in defaults.items() if tensor is not None}
@@ -96,12 +126,14 @@ class Dialect:
         sent.extend(self._defaults[name] for name in default_fields if name in self._defaults and name not in given)
         if self.kind == "vllm":
             sent.append(Input("sampling_parameters", "BYTES", (_vllm_json(given),), self._batched))
-            given = {name: value for name, value in given.items() if name not in _VLLM_FIELDS}
+            given = {
+                name: value for name, value in given.items() if not SAMPLING_BY_NAME[name].vllm and name not in GUIDES
+            }
         for name, value in given.items():
-            tensor = _input(self._fields[name], value if _FIELDS[name].many else (value,))
+            tensor = _input(self._fields[name], value if SAMPLING_BY_NAME[name].many else (value,))
             if tensor is not None:
                 sent.append(tensor)
-            elif value != _FIELDS[name].neutral:
+            elif value != SAMPLING_BY_NAME[name].neutral:
                 missing.append(name)
         problems = [f"{self._model} has no input for {', '.join(missing)}: {self._advice}"] if missing else []
         if request.streaming and self._is_decoupled:
@@ -201,11 +233,6 @@ class Dialect:
         )
 
 
-def _names(field: SamplingField) -> tuple[str, ...]:
-    """Possible names of the field's input, the likeliest first."""
-    return (field.tensor_name, field.name, *_OTHER_NAMES.get(field.name, ()))
-
-
 def _input(targets: Iterable[_TargetInput], values: Sequence[Any]) -> Input | None:
     """Return the input for the first target that has room for this number of values."""
     for target in targets:
@@ -214,79 +241,17 @@ def _input(targets: Iterable[_TargetInput], values: Sequence[Any]) -> Input | No
     return None
 
 
-_FIELDS = {field.name: field for field in SAMPLING_FIELDS}
-
-_PROMPTS = {"text_input": "BYTES", "input_ids": "INT32", "messages": "BYTES"}
-"""Input name -> datatype; each request has exactly one of these inputs."""
-
-_DEFAULTS: dict[str, Any] = {
-    "n": 1,
-    "separate_reasoning": True,
-    "stream_interval_ms": _KEEPALIVE_INTERVAL_MS,
-    "exclude_input_from_output": True,
-    "return_num_input_tokens": True,
-    "return_num_output_tokens": True,
-    "return_logprobs": True,
-}
-"""Values for the names of `_default_fields`."""
-
-_OTHER_NAMES: dict[str, tuple[str, ...]] = {
-    "bad": ("bad_words",),
-    "stop": ("stop_words",),
-    "seed": ("random_seed",),
-    "exclude_input_from_output": ("exclude_input_in_output",),
-}
-"""Field name -> other names of its input, in vLLM's backend and TensorRT-LLM's ensemble."""
-
-_TAKEN_BY: dict[str, tuple[str, ...]] = {"INT32": ("INT32", "INT64"), "FP32": ("FP32", "FP64")}
-"""Datatype -> the datatypes of an input that can hold all of its values."""
-
-_VLLM_GUIDES = {
-    "guided_json": "json",
-    "guided_json_object": "json_object",
-    "guided_regex": "regex",
-    "guided_grammar": "grammar",
-    "guided_structural_tag": "structural_tag",
-}
-
-_VLLM_FIELDS: dict[str, str] = {
-    "bad": "bad_words",
-    **{
-        name: name
-        for name in (
-            "max_tokens",
-            "temperature",
-            "top_k",
-            "top_p",
-            "min_p",
-            "seed",
-            "repetition_penalty",
-            "presence_penalty",
-            "frequency_penalty",
-            "min_tokens",
-            "ignore_eos",
-            "stop",
-            "stop_token_ids",
-            "include_stop_str_in_output",
-            "skip_special_tokens",
-            "n",
-            "logprobs",
-            "truncate_prompt_tokens",
-        )
-    },
-    **dict.fromkeys(_VLLM_GUIDES, "structured_outputs"),
-}
-"""Field name -> key of vLLM's sampling parameters: those whose results its backend returns."""
-
-
 def _vllm_json(fields: Mapping[str, Any]) -> str:
     """The sampling parameters for vLLM as one JSON object. Guided decoding is JSON within that JSON."""
-    document = {key: fields[name] for name, key in _VLLM_FIELDS.items() if name in fields and name not in _VLLM_GUIDES}
+    document = {}
+    for name, value in fields.items():
+        if key := SAMPLING_BY_NAME[name].vllm:
+            document[key if isinstance(key, str) else name] = value
     if document.get("top_k") == 0:
         document["top_k"] = -1  # -1 means all tokens in every version of vLLM
     if fields.get("return_logprobs") or fields.get("return_cumulative_logprob"):
         document.setdefault("logprobs", 0)  # otherwise there is nothing to return
-    guides = {key: fields[name] for name, key in _VLLM_GUIDES.items() if fields.get(name)}
+    guides = {name.removeprefix("guided_"): fields[name] for name in GUIDES if fields.get(name)}
     if guides:
         document["structured_outputs"] = json.dumps(guides, ensure_ascii=False)
     return json.dumps(document, ensure_ascii=False)

@@ -28,7 +28,7 @@ from deepseek_triton_client._core.exceptions import (
     is_unavailable,
 )
 from deepseek_triton_client._core.interfaces import NO_WATCHDOG, Deadlines, Outputs, ResponseStream, Runtime, Watchdog
-from deepseek_triton_client._core.sampling_params import SamplingParams
+from deepseek_triton_client._core.sampling_params import GUIDES, SamplingParams
 from deepseek_triton_client._core.server_group import ServerGroup, ServerState
 
 _LEAVING_S = 60.0
@@ -43,9 +43,6 @@ _MOST_DEATHS = 2
 _TRANSIENT = (ServerUnavailable, Overloaded, ServerError)
 """Errors of a generation server after which another one gets the handover."""
 
-_GUIDES = ("guided_json", "guided_json_object", "guided_regex", "guided_grammar", "guided_structural_tag")
-"""Sampling fields with which TensorRT-LLM is not known to share a request."""
-
 
 def can_be_shared(request: Request) -> bool:
     """Tell whether two servers can share the request: it wants one answer, without a guide and log-probabilities.
@@ -59,7 +56,8 @@ def can_be_shared(request: Request) -> bool:
         and params.logprobs is None
         and params.prompt_logprobs is None
         and not asks_for_logprobs
-        and not any(getattr(params, name) for name in _GUIDES)
+        # TensorRT-LLM is not known to share a request with a guide.
+        and not any(getattr(params, name) for name in GUIDES)
         and '"strict"' not in tools
     )
 

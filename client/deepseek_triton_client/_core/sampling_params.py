@@ -13,13 +13,25 @@ from deepseek_triton_client._core.exceptions import InvalidRequest
 from deepseek_triton_client._core.wire import checked
 
 
-def _field(datatype: str, *, many: bool = False, json: bool = False, neutral: Any = None, plain: bool = False) -> Any:
+def _field(
+    datatype: str,
+    *,
+    many: bool = False,
+    json: bool = False,
+    neutral: Any = None,
+    plain: bool = False,
+    vllm: bool | str = False,
+) -> Any:
     """A field of SamplingParams that goes to an input of this datatype.
 
-    `many`: the value is a list; `json`: a mapping or a list is sent as its JSON; `neutral`: the value that asks for
-    nothing; `plain`: the input has the field's own name, without the prefix of the sampling fields.
+    :param many: the value is a list.
+    :param json: a mapping or a list is sent as its JSON.
+    :param neutral: the value that asks for nothing.
+    :param plain: the input has the field's own name, without the prefix of the sampling fields.
+    :param vllm: it is one of vLLM's sampling parameters, under this name if it is another, and vLLM's backend returns
+        its results.
     """
-    metadata = {"datatype": datatype, "many": many, "json": json, "neutral": neutral, "plain": plain}
+    metadata = {"datatype": datatype, "many": many, "json": json, "neutral": neutral, "plain": plain, "vllm": vllm}
     return dataclasses.field(default=None, metadata=metadata)
 
 
@@ -31,54 +43,54 @@ class SamplingParams:
     The ranges given below are checked by the server, and so is what its engine supports. Numbers may be numpy's.
     """
 
-    max_tokens: int | None = _field("INT32")
+    max_tokens: int | None = _field("INT32", vllm=True)
     """Largest number of tokens to generate, 1 or more. The server reduces it to the room left in the context."""
-    temperature: float | None = _field("FP32")
+    temperature: float | None = _field("FP32", vllm=True)
     """0 to 100: divides the logits; 0 is greedy decoding."""
-    top_k: int | None = _field("INT32", neutral=0)
+    top_k: int | None = _field("INT32", neutral=0, vllm=True)
     """0 or more: sample among the k likeliest tokens; 0 is all."""
-    top_p: float | None = _field("FP32")
+    top_p: float | None = _field("FP32", vllm=True)
     """0 to 1: sample among the likeliest tokens whose probabilities add up to p; 0 is the likeliest alone."""
-    min_p: float | None = _field("FP32", neutral=0)
+    min_p: float | None = _field("FP32", neutral=0, vllm=True)
     """0 to 1: leave out tokens that are less likely than this share of the likeliest token's probability."""
-    seed: int | None = _field("UINT64")
+    seed: int | None = _field("UINT64", vllm=True)
     """-2^63 to 2^64 - 1: makes sampling repeatable; a negative seed stands for 2^64 plus itself."""
-    repetition_penalty: float | None = _field("FP32", neutral=1)
+    repetition_penalty: float | None = _field("FP32", neutral=1, vllm=True)
     """0.01 to 10: divides the logits of tokens seen in prompt or output; 1 is none."""
-    presence_penalty: float | None = _field("FP32", neutral=0)
+    presence_penalty: float | None = _field("FP32", neutral=0, vllm=True)
     """-2 to 2: subtracted from the logit of each token already generated; 0 is none."""
-    frequency_penalty: float | None = _field("FP32", neutral=0)
+    frequency_penalty: float | None = _field("FP32", neutral=0, vllm=True)
     """-2 to 2: subtracted from the logit of a token once for each time it was generated; 0 is none."""
-    min_tokens: int | None = _field("INT32", neutral=0)
+    min_tokens: int | None = _field("INT32", neutral=0, vllm=True)
     """0 to max_tokens: the text does not end by itself before this number of tokens."""
-    ignore_eos: bool | None = _field("BOOL", neutral=False)
+    ignore_eos: bool | None = _field("BOOL", neutral=False, vllm=True)
     """Go on after the end token, up to max_tokens."""
-    stop: Sequence[str] | None = _field("BYTES", many=True)
+    stop: Sequence[str] | None = _field("BYTES", many=True, vllm=True)
     """Up to 64 strings that end the text; a single string needs no list."""
-    stop_token_ids: Sequence[int] | None = _field("INT32", many=True)
+    stop_token_ids: Sequence[int] | None = _field("INT32", many=True, vllm=True)
     """Up to 64 token ids that end the text."""
-    include_stop_str_in_output: bool | None = _field("BOOL", neutral=False)
+    include_stop_str_in_output: bool | None = _field("BOOL", neutral=False, vllm=True)
     """Keep the stop string, or the stop token's text, at the end of the text."""
-    skip_special_tokens: bool | None = _field("BOOL", neutral=True)
+    skip_special_tokens: bool | None = _field("BOOL", neutral=True, vllm=True)
     """Leave special tokens out of the text, as by default."""
     add_special_tokens: bool | None = _field("BOOL", neutral=True)
     """Let the tokenizer put its special tokens before the prompt. False for prompts that already hold them."""
     exclude_input_from_output: bool | None = _field("BOOL", neutral=True)
     """False puts the prompt before the text."""
-    n: int | None = _field("INT32", neutral=1)
+    n: int | None = _field("INT32", neutral=1, vllm=True)
     """1 to 64: number of answers; None is 1. Several need sampling, because greedy answers are all the same."""
     best_of: int | None = _field("INT32", neutral=1)
     """1 to 64, at least n: generate as many answers, return the n likeliest. Above n not possible in streams."""
-    bad: Sequence[str] | None = _field("BYTES", many=True)
+    bad: Sequence[str] | None = _field("BYTES", many=True, vllm="bad_words")
     """Up to 64 strings that are not generated; a single string needs no list."""
     logit_bias: str | Mapping[int, float] | None = _field("BYTES", json=True, neutral={})
     """Token id -> -100 to 100, added to the token's logit, as a mapping or in JSON; up to 1,024 tokens. With -100 a
     token does not come, with 100 nothing else does."""
-    logprobs: int | None = _field("INT32")
+    logprobs: int | None = _field("INT32", vllm=True)
     """0 to 20: return log-probabilities of each token, and of this number of the likeliest tokens at its position."""
     prompt_logprobs: int | None = _field("INT32")
     """0 to 20: the same for the tokens of the prompt."""
-    truncate_prompt_tokens: int | None = _field("INT32")
+    truncate_prompt_tokens: int | None = _field("INT32", vllm=True)
     """1 or more: keep only this number of the prompt's last tokens."""
     guided_json: str | Mapping[str, Any] | None = _field("BYTES", json=True)
     """A JSON schema that the text follows, as a mapping or in JSON. Only one guided_... field can be given."""
@@ -131,7 +143,7 @@ class SamplingParams:
 
     def given(self) -> Iterator[tuple[SamplingField, Any]]:
         """The fields that are set, and their values."""
-        return ((_FIELDS[name], value) for name, value in self._set().items())
+        return ((SAMPLING_BY_NAME[name], value) for name, value in self._set().items())
 
     def merged(self, fields: Mapping[str, Any]) -> SamplingParams:
         """Return a copy with `fields` set; None unsets a field. Raises InvalidRequest with every problem."""
@@ -158,10 +170,8 @@ class SamplingField:
     neutral: Any
     """The value that asks for nothing; None if there is none."""
     plain: bool
-
-    @property
-    def _json_types(self) -> tuple[type, ...]:
-        return (list, tuple) if self.name == "tools" else (Mapping,)
+    vllm: bool | str
+    """Whether it is one of vLLM's sampling parameters, or its name there."""
 
     @property
     def tensor_name(self) -> str:
@@ -171,10 +181,15 @@ class SamplingField:
         """Return `value` as plain Python objects, and lists as tuples; None for an empty list, which can't be sent."""
         if self.many:
             return self._elements(value)
-        if self.json and isinstance(value, self._json_types):
+        if self.json and isinstance(value, (list, tuple) if self.name == "tools" else Mapping):
             value = self._as_json(value)
-        if self.name == "seed":
-            value = _unsigned_seed(value)
+        if (
+            self.name == "seed"
+            and hasattr(value, "__index__")
+            and not isinstance(value, bool)
+            and -(2**63) <= value < 0
+        ):
+            value = int(value) + 2**64  # its input is unsigned
         return checked(self.name, self.datatype, value)
 
     def _elements(self, values: Any) -> tuple[Any, ...] | None:
@@ -196,7 +211,7 @@ def _normalized(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return checked values. Raises InvalidRequest with every problem."""
     unknown, wrong, values = [], [], {}
     for name, value in fields.items():
-        field = _FIELDS.get(name)
+        field = SAMPLING_BY_NAME.get(name)
         if field is None:
             unknown.append(f"unknown field {name!r}{_hint(name)}")
             continue
@@ -209,16 +224,13 @@ def _normalized(fields: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _unsigned_seed(seed: Any) -> Any:
-    """Return the seed as an unsigned number, for its input is unsigned."""
-    negative = hasattr(seed, "__index__") and not isinstance(seed, bool) and -(2**63) <= seed < 0
-    return int(seed) + 2**64 if negative else seed
-
-
 SAMPLING_FIELDS: tuple[SamplingField, ...] = tuple(
     SamplingField(field.name, **field.metadata) for field in dataclasses.fields(SamplingParams)
 )
-_FIELDS = {field.name: field for field in SAMPLING_FIELDS}
+SAMPLING_BY_NAME = {field.name: field for field in SAMPLING_FIELDS}
+
+GUIDES = tuple(name for name in SAMPLING_BY_NAME if name.startswith("guided_"))
+"""Fields that say what the text has to look like. Only one can be given."""
 
 LEFT_OUT: dict[str, str] = {
     "stream": "use stream() or stream_chat()",
@@ -268,8 +280,8 @@ def _hint(name: str) -> str:
     if name in LEFT_OUT:
         return f": {LEFT_OUT[name]}"
     plain = name.removeprefix("sampling_param_")
-    same = plain if plain in _FIELDS else _OTHER_NAMES.get(name)
+    same = plain if plain in SAMPLING_BY_NAME else _OTHER_NAMES.get(name)
     if same is not None:
         return f": use {same}"
-    nearest = difflib.get_close_matches(name, _FIELDS, n=1)
-    return f"; did you mean {nearest[0]!r}?" if nearest else f"; the known fields are {', '.join(_FIELDS)}"
+    nearest = difflib.get_close_matches(name, SAMPLING_BY_NAME, n=1)
+    return f"; did you mean {nearest[0]!r}?" if nearest else f"; the known fields are {', '.join(SAMPLING_BY_NAME)}"
