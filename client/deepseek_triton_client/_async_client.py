@@ -7,8 +7,9 @@ from typing import Any, Literal, overload
 
 from deepseek_triton_client._asyncio_runtime import AsyncioRuntime
 from deepseek_triton_client._batches import answers_in_order
-from deepseek_triton_client._client import BaseClient, BaseStream, BatchItem
+from deepseek_triton_client._client import BaseClient, BaseStream
 from deepseek_triton_client._core.checked_request import (
+    BatchItem,
     Messages,
     Prompt,
     Request,

@@ -65,7 +65,8 @@ class _Window:
         """Return the oldest answer as soon as it is there; None after the last one."""
         while not (self._answers and self._answers[0].done()):
             running = {answer for answer in self._answers if not answer.done()}
-            if self._next_item is None and not self._exhausted and self._has_room(len(running)):
+            has_room = len(running) < self._concurrency and len(self._answers) < self._concurrency * _MAX_KEPT_FACTOR
+            if self._next_item is None and not self._exhausted and has_room:
                 self._next_item = asyncio.ensure_future(_next(self._requests))
             waited_for: set[asyncio.Future[Any]] = {*running, *([self._next_item] if self._next_item else [])}
             if not waited_for:
@@ -73,9 +74,6 @@ class _Window:
             await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
             self._start_next_request()
         return self._answers.popleft().result()
-
-    def _has_room(self, num_running: int) -> bool:
-        return num_running < self._concurrency and len(self._answers) < self._concurrency * _MAX_KEPT_FACTOR
 
     def _start_next_request(self) -> None:
         if self._next_item is None or not self._next_item.done():

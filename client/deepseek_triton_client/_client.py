@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar, overload
 
 from deepseek_triton_client._blocking_runtime import BlockingRuntime, run
 from deepseek_triton_client._core.calls import Calls
 from deepseek_triton_client._core.checked_request import (
+    BatchItem,
     Messages,
     Prompt,
     Request,
+    batch_request,
     chat_request,
     describe_request,
     detokenize_request,
-    parse_batch_item,
     prompt_request,
     tokenize_request,
 )
@@ -37,9 +39,7 @@ from deepseek_triton_client._core.response_reader import read_model_info
 from deepseek_triton_client._core.results import Chunk, Completion, Metrics, ModelMetadata, Readiness
 from deepseek_triton_client._core.sampling_params import SamplingParams
 
-BatchItem = Prompt | Mapping[str, Any]
-"""A prompt, or a mapping of arguments: {"prompt" or "messages": ..., "max_tokens": ..., ...}."""
-
+_NO_PARAMS = SamplingParams()
 
 StreamT = TypeVar("StreamT", bound="BaseStream")
 
@@ -185,7 +185,7 @@ class BaseClient(ABC, Generic[StreamT]):
             raise InvalidRequest(f"concurrency: expected an integer of at least 1, got {concurrency!r}")
         shared = _merged(params, fields)
         limits = self._limits(timeouts, streaming=False)
-        return lambda item: _batch_request(item, shared, limits)
+        return partial(batch_request, params=shared, timeouts=limits)
 
     def _limits(self, timeouts: Timeouts | None, *, streaming: bool) -> Timeouts:
         if timeouts is None:
@@ -193,9 +193,6 @@ class BaseClient(ABC, Generic[StreamT]):
         for problem in setting_problems("timeouts", timeouts):
             raise InvalidRequest(problem)
         return timeouts if streaming else timeouts.for_whole_answers()
-
-
-_NO_PARAMS = SamplingParams()
 
 
 def _merged(params: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams:
@@ -206,15 +203,6 @@ def _merged(params: SamplingParams | None, fields: Mapping[str, Any]) -> Samplin
         given = type(params).__name__
         raise InvalidRequest(f"params: expected SamplingParams, got {given}; give fields by name: **{{...}}")
     return params.merged(fields)
-
-
-def _batch_request(item: BatchItem, params: SamplingParams, timeouts: Timeouts) -> Request:
-    """Make the request of one item of a batch. Raises InvalidRequest."""
-    if not isinstance(item, Mapping):
-        return prompt_request(item, params=params, timeouts=timeouts, streaming=False, request_id=None)
-    kind, content, request_id, own = parse_batch_item(item)
-    make: Callable[..., Request] = chat_request if kind == "messages" else prompt_request
-    return make(content, params=params.merged(own), timeouts=timeouts, streaming=False, request_id=request_id)
 
 
 class Client(BaseClient["Stream"]):

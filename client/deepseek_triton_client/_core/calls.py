@@ -21,8 +21,8 @@ from deepseek_triton_client._core.exceptions import (
     Overloaded,
     ServerUnavailable,
 )
-from deepseek_triton_client._core.exchange import Exchange, end_request
-from deepseek_triton_client._core.interfaces import Deadlines, Runtime
+from deepseek_triton_client._core.exchange import Answering, Exchange, end_request
+from deepseek_triton_client._core.interfaces import Deadlines, ResponseStream, Runtime
 from deepseek_triton_client._core.joined_responses import JoinedResponses, can_be_shared
 from deepseek_triton_client._core.response_reader import Deltas, ResponseReader
 from deepseek_triton_client._core.results import Completion, Metrics, ModelMetadata, Readiness
@@ -172,27 +172,16 @@ class Calls:
     async def _begin(self, server: ServerState, request: Request, deadlines: Deadlines, started: float) -> Exchange:
         try:
             responses, reader = await server.open(request, lambda: _limit_s(request.timeouts.connect, deadlines))
+            return await self._exchange(request, server, responses, reader, deadlines, started)
         except DeepseekTritonError as exc:
             exc.request_id, exc.url = request.request_id, server.url
-            _raise_if_out_of_time(deadlines, request, exc)
+            # One of the request's own limits ran out before there was a connection.
+            if isinstance(exc, ServerUnavailable) and _seconds_left(deadlines) <= 0:
+                limits = {name: getattr(request.timeouts, name) for name in ("first_token", "total")}
+                seconds, limit = min((value, name) for name, value in limits.items() if value is not None)
+                message = f"timeouts.{limit} of {seconds:g} s ran out before there was a connection: {exc.message}"
+                raise DeadlineExceeded(message, request_id=request.request_id, url=exc.url) from exc
             raise
-        exchange = Exchange(
-            request,
-            server=server,
-            responses=responses,
-            reader=reader,
-            watchdog=self._runtime.watchdog(deadlines, responses.interrupt),
-            started=started,
-        )
-        try:
-            await exchange.begin()
-        except DeepseekTritonError as exc:
-            _raise_if_out_of_time(deadlines, request, exc)
-            raise
-        except BaseException:
-            await exchange.close()
-            raise
-        return exchange
 
     async def _begin_shared(
         self, contexts: Sequence[ServerState], request: Request, deadlines: Deadlines, started: float
@@ -207,13 +196,22 @@ class Calls:
             jobs=self._jobs,
             started=started,
         )
+        reader = ResponseReader(1, Deltas, says_end=True)
+        return await self._exchange(request, responses, responses, reader, deadlines, started)
+
+    async def _exchange(
+        self,
+        request: Request,
+        server: Answering,
+        responses: ResponseStream,
+        reader: ResponseReader,
+        deadlines: Deadlines,
+        started: float,
+    ) -> Exchange:
+        """Send the request and wait for its first response."""
+        watchdog = self._runtime.watchdog(deadlines, responses.interrupt)
         exchange = Exchange(
-            request,
-            server=responses,
-            responses=responses,
-            reader=ResponseReader(1, Deltas, says_end=True),
-            watchdog=self._runtime.watchdog(deadlines, responses.interrupt),
-            started=started,
+            request, server=server, responses=responses, reader=reader, watchdog=watchdog, started=started
         )
         try:
             await exchange.begin()
@@ -278,13 +276,3 @@ def _limit_s(connect_s: float | None, deadlines: Deadlines) -> float | None:
     """Seconds that a step before the request is sent may take. Never 0, which sockets take for "do not wait"."""
     limit_s = min(math.inf if connect_s is None else connect_s, _seconds_left(deadlines))
     return None if math.isinf(limit_s) else max(limit_s, 0.001)
-
-
-def _raise_if_out_of_time(deadlines: Deadlines, request: Request, error: DeepseekTritonError) -> None:
-    """Raise DeadlineExceeded if the step failed because one of the request's own limits ran out."""
-    if isinstance(error, ServerUnavailable) and _seconds_left(deadlines) <= 0:
-        over = [name for name in ("first_token", "total") if getattr(request.timeouts, name) is not None]
-        limit = min(over, key=lambda name: float(getattr(request.timeouts, name)))
-        seconds = getattr(request.timeouts, limit)
-        message = f"timeouts.{limit} of {seconds:g} s ran out before there was a connection: {error.message}"
-        raise DeadlineExceeded(message, request_id=request.request_id, url=error.url) from error

@@ -6,7 +6,7 @@ import json
 import os
 import reprlib
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +20,8 @@ Prompt = str | Sequence[int]
 """A text, or a list of token ids."""
 Messages = str | Sequence[Mapping[str, Any]]
 """A conversation, [{"role": "user", "content": "..."}, ...]; a text counts as one message of the user."""
+BatchItem = Prompt | Mapping[str, Any]
+"""A prompt, or a mapping of arguments: {"prompt" or "messages": ..., "max_tokens": ..., ...}."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,13 +106,22 @@ def describe_request(**common: Any) -> Request:
     return replace(prompt_request("", **common), task="describe")
 
 
-def parse_batch_item(item: Mapping[str, Any]) -> tuple[str, Any, str | None, dict[str, Any]]:
-    """Split a mapping into "prompt" or "messages", its content, request id and fields. Raises InvalidRequest."""
+def batch_request(item: BatchItem, *, params: SamplingParams, timeouts: Timeouts) -> Request:
+    """Make the request of one item of a batch, whose own fields win over `params`. Raises InvalidRequest."""
+    if not isinstance(item, Mapping):
+        return prompt_request(item, params=params, timeouts=timeouts, streaming=False, request_id=None)
     kinds = [kind for kind in ("prompt", "messages") if kind in item]
     if len(kinds) != 1:
         raise InvalidRequest(f'expected one of "prompt" and "messages", got {", ".join(map(str, item)) or "nothing"}')
     fields = {str(name): value for name, value in item.items() if name not in (*kinds, "request_id")}
-    return kinds[0], item[kinds[0]], item.get("request_id"), fields
+    make: Callable[..., Request] = chat_request if kinds == ["messages"] else prompt_request
+    return make(
+        item[kinds[0]],
+        params=params.merged(fields),
+        timeouts=timeouts,
+        streaming=False,
+        request_id=item.get("request_id"),
+    )
 
 
 def _messages(messages: Messages) -> str:

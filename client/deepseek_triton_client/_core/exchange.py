@@ -88,9 +88,9 @@ class Exchange:
 
     def completion(self) -> Completion:
         """Return the whole answer. To be called after the end."""
-        last = self._last
-        counts = [each.num_output_tokens for each in self._answers.values() if each.num_output_tokens is not None]
-        answers = self._answers.values()
+        last, answers = self._last, self._answers.values()
+        counts = [each.num_output_tokens for each in answers if each.num_output_tokens is not None]
+        metrics = [each.perf_metrics for each in answers if each.perf_metrics is not None]
         reasoning = [each.num_reasoning_tokens for each in answers if each.num_reasoning_tokens is not None]
         return Completion(
             answers=tuple(answer.answer() for _, answer in sorted(self._answers.items())) or (Answer(text=""),),
@@ -98,16 +98,12 @@ class Exchange:
             num_output_tokens=sum(counts) if counts else None,
             num_cached_tokens=last.num_cached_tokens if last else None,
             num_reasoning_tokens=sum(reasoning) if reasoning else None,
-            perf_metrics=self._perf_metrics(),
+            perf_metrics=metrics[-1] if metrics else None,
             request_id=self.request.request_id,
             url=self.url,
             time_to_first_token_s=self._first_s if self._num_received > 1 else None,
             total_s=self._last_s,
         )
-
-    def _perf_metrics(self) -> PerfMetrics | None:
-        found = [each.perf_metrics for each in self._answers.values() if each.perf_metrics is not None]
-        return found[-1] if found else None
 
     async def _receive(self) -> None:
         """Wait for the next response and note its chunks, or the end."""
