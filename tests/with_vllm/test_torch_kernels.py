@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from deepseek_triton_tools.checkpoints.number_formats import BLOCK, Floats, Fp8
-from deepseek_triton_tools.checkpoints.tensor_jobs import NumpyKernels
-from deepseek_triton_tools.checkpoints.torch_kernels import TorchKernels
+from deepseek_triton_tools.checkpoints.tensor_jobs import NumpyKernels, TorchKernels
 
 
 def stored(rows: int, columns: int) -> tuple[Fp8, Floats]:

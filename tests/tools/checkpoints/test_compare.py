@@ -23,11 +23,11 @@ from hypothesis.extra.numpy import arrays
 from deepseek_backend.engines.reference.checkpoint_files import TensorFiles
 from deepseek_backend.engines.reference.checkpoint_files import read_config as engine_config
 from deepseek_backend.engines.reference.deepseek_model import MixtureOfExperts
-from deepseek_triton_tools.checkpoints.compared_weight import compare_weights, weight_of
-from deepseek_triton_tools.checkpoints.error_figures import OCTAVES, ErrorSums
-from deepseek_triton_tools.checkpoints.moe_forward import moe_output, moe_weights, random_tokens
 from deepseek_triton_tools.checkpoints.number_formats import GROUP, pack_int4, quantize_blocks
 from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint, read_config
+from deepseek_triton_tools.checkpoints.stored_weights import weight_of
+from deepseek_triton_tools.checkpoints.weight_comparison import moe_output, moe_weights, random_tokens
+from deepseek_triton_tools.checkpoints.weight_errors import OCTAVES, ErrorSums, compare_weights
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.host.process_sessions import is_running
 from support.small_checkpoint import TINY, write_act_scales, write_checkpoint

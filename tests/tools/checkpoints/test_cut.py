@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from deepseek_backend.engines.reference.checkpoint_loading import load_checkpoint
 from deepseek_backend.engines.reference.model_runner import ModelRunner
-from deepseek_triton_tools.checkpoints.companion_files import companion_files
 from deepseek_triton_tools.checkpoints.cut import CutOptions, plan_cut, write_cut
+from deepseek_triton_tools.checkpoints.folder_files import companion_files
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter
 from deepseek_triton_tools.checkpoints.stored_tensors import DTYPES, open_checkpoint, read_config
 from deepseek_triton_tools.cli.main import main

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepseek_triton_tools.checkpoints.companion_files import CONVERSION
+from deepseek_triton_tools.checkpoints.folder_files import CONVERSION
 from deepseek_triton_tools.checkpoints.number_formats import (
     GROUP,
     bfloat16_of,

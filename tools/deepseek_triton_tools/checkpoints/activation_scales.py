@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from deepseek_triton_build.text import first_names, safe_name
-from deepseek_triton_tools.checkpoints.config_numbers import config_number
 from deepseek_triton_tools.checkpoints.number_formats import LARGEST_FP8
-from deepseek_triton_tools.checkpoints.stored_tensors import Array, read_tensors
+from deepseek_triton_tools.checkpoints.stored_tensors import Array, config_number, read_tensors
 from deepseek_triton_tools.checkpoints.torch_archive import read_torch_archive
 from deepseek_triton_tools.tool_errors import CheckpointError
 

@@ -13,22 +13,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from deepseek_triton_build.text import first_names
-from deepseek_triton_tools.checkpoints.companion_files import CONFIG, HF_QUANT_CONFIG, QUANT_CFG
-from deepseek_triton_tools.checkpoints.config_numbers import config_number
+from deepseek_triton_tools.checkpoints.folder_files import CONFIG, HF_QUANT_CONFIG, QUANT_CFG
+from deepseek_triton_tools.checkpoints.model_parts import in_order, layer_of
 from deepseek_triton_tools.checkpoints.number_formats import BLOCK, GROUP
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, dealt, file_size
-from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, StoredTensors
+from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensors, config_number
+from deepseek_triton_tools.checkpoints.stored_weights import (
+    SCALES,
+    Format,
+    StoredWeight,
+    is_weight,
+    scales_shape,
+    weight_of,
+)
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 if TYPE_CHECKING:
     from deepseek_triton_tools.checkpoints.activation_scales import ActivationScales
 
 Target: TypeAlias = Literal["w4afp8", "fp8", "bf16"]
-Format: TypeAlias = Literal["plain", "fp8", "int4"]
-"""How a weight is stored: as numbers of its data type, as FP8 in blocks, as INT4 in groups."""
-
-SCALES = "_scale_inv"
-"""End of the name of a weight's scales."""
 W4AFP8_KV_CACHE = (
     "--kv-cache fp8: expected FP8 weights, found W4AFP8, with which TensorRT-LLM is known to crash "
     "(NVIDIA/TensorRT-LLM#8125); leave it out"
@@ -38,21 +41,19 @@ MOST_SHARD_BYTES, LEAST_SHARD_BYTES = 2_500_000_000, 100_000_000
 """Default limits of a file: a few seconds of work for a core, so that little is done again after a stop."""
 _NUM_SHARDS = 64
 """Files of a small checkpoint, so that there are enough for the cores."""
-_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _EXPERT = re.compile(r"model\.layers\.\d+\.mlp\.experts\.(\d+)\.(?:gate|up|down)_proj\.weight")
 _LINEAR = re.compile(
     r"model\.layers\.\d+\.(self_attn|mlp|mlp\.shared_experts|mlp\.experts\.\d+)\.\w+_proj(_with_mqa)?\.weight"
 )
 """The weights that DeepSeek publishes in FP8: those of attention, MLPs and experts. The router, the indexer of V3.2,
 the projection of the MTP layer, embeddings and head stay as they are."""
-_INPUT_SCALE = ".input_scale"
 _FP8_CONFIG = {
     "activation_scheme": "dynamic",
     "fmt": "e4m3",
     "quant_method": "fp8",
     "weight_block_size": [BLOCK, BLOCK],
 }
-_PLAIN = ("BF16", "F16", "F32", "F64")
+_PLAIN, _QUANTIZED = ("BF16", "F16", "F32", "F64"), ("F8_E4M3", "I8")
 _MOST_NAMED = 3
 
 
@@ -73,17 +74,14 @@ class ConversionOptions:
 class TensorJob:
     """One tensor of the checkpoint and what becomes of it."""
 
-    source: StoredTensor
-    scales: StoredTensor | None
-    """The scales of `source`, where it is stored as FP8 or INT4."""
-    stored_as: Format
+    weight: StoredWeight
     written_as: Format
     outputs: tuple[OutputTensor, ...]
     """The tensor, and its scales where it is written as FP8 or INT4."""
 
     @property
-    def source_bytes(self) -> int:
-        return self.source.num_bytes + (self.scales.num_bytes if self.scales else 0)
+    def name(self) -> str:
+        return self.weight.stored.name
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ class OutputShard:
 
     @property
     def source_bytes(self) -> int:
-        return sum(job.source_bytes for job in self.jobs)
+        return sum(job.weight.num_bytes for job in self.jobs)
 
 
 @dataclass(frozen=True)
@@ -138,9 +136,13 @@ def plan_conversion(source: StoredTensors, config: Mapping[str, Any], options: C
     num_layers = config_number(config, "num_hidden_layers")
     num_mtp = config_number(config, "num_nextn_predict_layers", 0) if options.keep_mtp else 0
     jobs, problems = [], []
-    for tensor in _kept(source, num_layers, options):
+    for name in sorted(source, key=in_order):
+        layer = layer_of(name)
+        is_dropped = layer is not None and layer >= num_layers and not options.keep_mtp
+        if is_dropped or not is_weight(source, name):
+            continue
         try:
-            jobs.append(_job(source, tensor, num_layers, options))
+            jobs.append(_job(source, name, num_layers, options))
         except CheckpointError as error:
             problems.append(str(error))
     problems += _missing_parts(jobs, config, num_layers, num_mtp)
@@ -158,90 +160,39 @@ def plan_conversion(source: StoredTensors, config: Mapping[str, Any], options: C
     )
 
 
-def layer_of(name: str) -> int | None:
-    """Return the number of the layer that a tensor is in; None for embeddings, the last norm and the head."""
-    match = _LAYER.match(name)
-    return int(match[1]) if match else None
-
-
-def _kept(source: StoredTensors, num_layers: int, options: ConversionOptions) -> Iterator[StoredTensor]:
-    """The tensors to write, layer by layer, without scales, which go with their weights."""
-    for name in sorted(source, key=in_order):
-        layer = layer_of(name)
-        is_dropped = layer is not None and layer >= num_layers and not options.keep_mtp
-        belongs_to_another = name.endswith(SCALES) and name.removesuffix(SCALES) in source
-        if not is_dropped and not belongs_to_another and not name.endswith(_INPUT_SCALE):
-            yield source[name]
-
-
-def in_order(name: str) -> tuple[int, list[tuple[int, str]]]:
-    """Return a key that sorts by layer, with embeddings first, then by name, with numbers as numbers."""
-    layer = layer_of(name)
-    parts = [(len(part), part) if part.isdecimal() else (0, part) for part in name.split(".")]
-    return (-1 if layer is None else layer, parts)
-
-
-def _job(source: StoredTensors, tensor: StoredTensor, num_layers: int, options: ConversionOptions) -> TensorJob:
+def _job(source: StoredTensors, name: str, num_layers: int, options: ConversionOptions) -> TensorJob:
     """:raises CheckpointError: when the tensor can't be written so."""
-    scales = source.get(tensor.name + SCALES)
-    stored_as = _stored_as(tensor, scales)
-    written_as = _written_as(tensor, stored_as, num_layers, options)
-    if written_as == "plain":
-        dtype = tensor.dtype if stored_as == "plain" else "BF16"
-        rows, columns = (*tensor.shape, 0, 0)[:2]
-        shape = (rows, columns * 2) if stored_as == "int4" else tensor.shape
-        return TensorJob(tensor, scales, stored_as, "plain", (OutputTensor(tensor.name, dtype, shape),))
-    if len(tensor.shape) != 2:
-        raise CheckpointError(f"{tensor.name}: expected a matrix, found the shape {list(tensor.shape)}")
-    rows, columns = tensor.shape[0], tensor.shape[1] * (2 if stored_as == "int4" else 1)
-    if written_as == "int4":
-        if columns % GROUP:
-            raise CheckpointError(f"{tensor.name}: expected a multiple of {GROUP} columns for INT4, found {columns:,}")
-        outputs = (
-            OutputTensor(tensor.name, "I8", (rows, columns // 2)),
-            OutputTensor(tensor.name + SCALES, "F32", (rows, columns // GROUP)),
-        )
-    else:
-        outputs = (
-            OutputTensor(tensor.name, "F8_E4M3", (rows, columns)),
-            OutputTensor(tensor.name + SCALES, "F32", (-(-rows // BLOCK), -(-columns // BLOCK))),
-        )
-    return TensorJob(tensor, scales, stored_as, written_as, outputs)
-
-
-def _stored_as(tensor: StoredTensor, scales: StoredTensor | None) -> Format:
-    """:raises CheckpointError: when scales are missing, or have another shape than the weight needs."""
-    if tensor.dtype in _PLAIN:
-        return "plain"
-    if tensor.dtype not in ("F8_E4M3", "I8"):
+    tensor = source[name]
+    if tensor.dtype not in (*_PLAIN, *_QUANTIZED):
         raise CheckpointError(
-            f"{tensor.name}: expected FP8 in blocks, W4AFP8 or {', '.join(_PLAIN)}, found {tensor.dtype}; other "
+            f"{name}: expected FP8 in blocks, W4AFP8 or {', '.join(_PLAIN)}, found {tensor.dtype}; other "
             "quantizations, such as NVFP4 and AWQ, are not converted"
         )
-    if scales is None:
-        raise CheckpointError(f"{tensor.name}: expected its scales {tensor.name}{SCALES}, found none")
-    rows, columns = (*tensor.shape, 0, 0)[:2]
-    if tensor.dtype == "I8":
-        expected = (rows, columns * 2 // GROUP)
-    else:
-        expected = (-(-rows // BLOCK), -(-columns // BLOCK))
-    if scales.shape != expected or scales.dtype != "F32":
-        raise CheckpointError(
-            f"{scales.name}: expected F32 {list(expected)} for a weight {tensor.dtype} {list(tensor.shape)}, found "
-            f"{scales.dtype} {list(scales.shape)}"
-        )
-    return "int4" if tensor.dtype == "I8" else "fp8"
+    weight = weight_of(source, name)
+    written_as = _written_as(weight, num_layers, options)
+    if written_as == "plain":
+        dtype = tensor.dtype if weight.format == "plain" else "BF16"
+        return TensorJob(weight, "plain", (OutputTensor(name, dtype, weight.shape),))
+    if len(weight.shape) != 2:
+        raise CheckpointError(f"{name}: expected a matrix, found the shape {list(tensor.shape)}")
+    rows, columns = weight.shape
+    if written_as == "int4" and columns % GROUP:
+        raise CheckpointError(f"{name}: expected a multiple of {GROUP} columns for INT4, found {columns:,}")
+    values = ("I8", (rows, columns // 2)) if written_as == "int4" else ("F8_E4M3", (rows, columns))
+    scales = OutputTensor(name + SCALES, "F32", scales_shape(weight.shape, written_as))
+    return TensorJob(weight, written_as, (OutputTensor(name, *values), scales))
 
 
-def _written_as(tensor: StoredTensor, stored_as: Format, num_layers: int, options: ConversionOptions) -> Format:
+def _written_as(weight: StoredWeight, num_layers: int, options: ConversionOptions) -> Format:
     if options.target == "bf16":
         return "plain"
+    name = weight.stored.name
     # The MTP layer is never calibrated, so its experts have no activation scales; upstream keeps them in FP8 too.
-    is_mtp = (layer_of(tensor.name) or 0) >= num_layers
-    if options.target == "w4afp8" and _EXPERT.fullmatch(tensor.name) and not is_mtp:
+    is_mtp = (layer_of(name) or 0) >= num_layers
+    if options.target == "w4afp8" and _EXPERT.fullmatch(name) and not is_mtp:
         return "int4"
-    is_linear = len(tensor.shape) == 2 and _LINEAR.fullmatch(tensor.name)
-    return "fp8" if stored_as != "plain" or is_linear else "plain"
+    is_linear = len(weight.shape) == 2 and _LINEAR.fullmatch(name)
+    return "fp8" if weight.format != "plain" or is_linear else "plain"
 
 
 def _missing_parts(
@@ -250,7 +201,7 @@ def _missing_parts(
     """Yield what config.json says that the checkpoint has, and that is missing."""
     experts: dict[int, set[str]] = {}
     for job in jobs:
-        layer, match = layer_of(job.source.name), _EXPERT.fullmatch(job.source.name)
+        layer, match = layer_of(job.name), _EXPERT.fullmatch(job.name)
         if layer is not None:
             experts.setdefault(layer, set()).update([match[1]] if match else [])
     # Only the first, because config.json may ask for any number.
@@ -286,9 +237,9 @@ def _wrong_wishes(jobs: Sequence[TensorJob], config: Mapping[str, Any], options:
             "--kv-cache fp8 is written for fp8; for bf16, set kv_cache_config.dtype: fp8 in model.yaml (build "
             "--kv-cache-dtype fp8)"
         )
-    if is_w4afp8 and any(job.stored_as == "int4" for job in jobs):
+    if is_w4afp8 and any(job.weight.format == "int4" for job in jobs):
         yield "expected a checkpoint in FP8 or bfloat16, found W4AFP8 already"
-    elif all(job.stored_as == job.written_as for job in jobs) and options.keep_mtp:
+    elif all(job.weight.format == job.written_as for job in jobs) and options.keep_mtp:
         yield f"expected a checkpoint in another precision than {options.target}, found that one already"
 
 
@@ -303,7 +254,7 @@ def _shards(jobs: Sequence[TensorJob], shard_bytes: int | None) -> tuple[OutputS
 
 def _other_experts(jobs: Sequence[TensorJob], act_scales: ActivationScales) -> list[str]:
     """Return the experts that have scales, and that are not in the checkpoint."""
-    experts = {_expert_of(job.source.name) for job in jobs if _EXPERT.fullmatch(job.source.name)}
+    experts = {_expert_of(job.name) for job in jobs if _EXPERT.fullmatch(job.name)}
     layers = {expert.partition(".mlp.")[0] for expert in experts}
     return sorted(
         expert
@@ -321,7 +272,7 @@ def _input_scales(jobs: Sequence[TensorJob], options: ConversionOptions) -> dict
     """Return the scales of the experts that are written as INT4."""
     if options.act_scales is None:
         return {}
-    experts = {_expert_of(job.source.name) for job in jobs if job.written_as == "int4"}
+    experts = {_expert_of(job.name) for job in jobs if job.written_as == "int4"}
     return {
         name: float(value)
         for name, value in sorted(options.act_scales.items(), key=lambda item: in_order(item[0]))
@@ -338,7 +289,7 @@ def _documents(
         new["num_nextn_predict_layers"] = num_mtp = 0
     found: dict[str, dict[str, Any]] = {CONFIG: new}
     if options.target == "fp8":
-        is_as_it_was = all(job.stored_as == job.written_as for job in jobs)
+        is_as_it_was = all(job.weight.format == job.written_as for job in jobs)
         # Where only a layer was dropped, the scales are still what the section says of them (V3.1's scale_fmt).
         new["quantization_config"] = config.get("quantization_config", _FP8_CONFIG) if is_as_it_was else _FP8_CONFIG
         if options.kv_cache_fp8:

@@ -25,12 +25,11 @@ from typing import Any
 import numpy as np
 
 from deepseek_triton_build.check import INDEX
-from deepseek_triton_tools.checkpoints.companion_files import CONFIG, CONVERSION, companion_files
 from deepseek_triton_tools.checkpoints.conversion_plan import INPUT_SCALES_FILE, ConversionPlan, OutputShard
+from deepseek_triton_tools.checkpoints.folder_files import CONFIG, CONVERSION, companion_files
 from deepseek_triton_tools.checkpoints.job_processes import Say, do_jobs
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter, sweep
-from deepseek_triton_tools.checkpoints.tensor_jobs import Kernels, NumpyKernels, run_job
-from deepseek_triton_tools.checkpoints.torch_kernels import TorchKernels
+from deepseek_triton_tools.checkpoints.tensor_jobs import Kernels, NumpyKernels, TorchKernels, run_job
 from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.repository.checkpoint_manifest import (
@@ -205,18 +204,15 @@ def _identity(plan: ConversionPlan) -> dict[str, str]:
     documents, and the size and time of the checkpoint's files, because other weights may have the same shapes.
     """
     digest = hashlib.sha256()
-    tensors = [tensor for shard in plan.shards for job in shard.jobs for tensor in (job.source, job.scales) if tensor]
-    for path in sorted({path for tensor in tensors for path in tensor.files}):
+    jobs = [(shard, job) for shard in plan.shards for job in shard.jobs]
+    for path in sorted({path for _, job in jobs for tensor in job.weight.tensors for path in tensor.files}):
         status = path.stat()
         digest.update(repr((path.name, status.st_size, status.st_mtime_ns)).encode())
-    for shard in plan.shards:
-        for job in shard.jobs:
-            places = [
-                (tensor.name, tensor.dtype, tensor.shape, tensor.file.name, tensor.begin)
-                for tensor in (job.source, job.scales)
-                if tensor is not None
-            ]
-            digest.update(repr((shard.name, job.written_as, places)).encode())
+    for shard, job in jobs:
+        places = [
+            (tensor.name, tensor.dtype, tensor.shape, tensor.file.name, tensor.begin) for tensor in job.weight.tensors
+        ]
+        digest.update(repr((shard.name, job.written_as, places)).encode())
     digest.update(json.dumps([plan.documents, plan.input_scales], sort_keys=True).encode())
     return {"source": str(plan.source.resolve()), "target": plan.target, "digest": digest.hexdigest()}
 

@@ -17,11 +17,10 @@ from typing import Any
 
 from deepseek_triton_build.check import INDEX, read_json_object
 from deepseek_triton_build.text import first_names
-from deepseek_triton_tools.checkpoints.companion_files import CONFIG, HF_QUANT_CONFIG, QUANT_CFG, companion_files
-from deepseek_triton_tools.checkpoints.config_numbers import config_number
-from deepseek_triton_tools.checkpoints.conversion_plan import in_order
+from deepseek_triton_tools.checkpoints.folder_files import CONFIG, HF_QUANT_CONFIG, QUANT_CFG, companion_files
+from deepseek_triton_tools.checkpoints.model_parts import in_order
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter, dealt, file_size
-from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, StoredTensors
+from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, StoredTensors, config_number
 from deepseek_triton_tools.host.process_sessions import is_running
 from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.repository.checkpoint_manifest import (
@@ -41,8 +40,6 @@ _LAYER = re.compile(r"(?<![\w.])((?:model\.)?layers\.)(\d{1,9})(?!\d)")
 _EXPERT = re.compile(r"\.mlp\.experts\.(\d{1,9})\.")
 _PER_EXPERT = re.compile(r"\.mlp\.gate\.(?:weight|e_score_correction_bias)$")
 """Tensors with a row for each expert."""
-_COPIED_BYTES = 2**24
-"""Bytes that are in memory at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,28 +155,14 @@ def _write_shards(
     for name, shard in cut.shards.items():
         with ShardWriter(folder / name, [tensor.output for tensor in shard]) as writer:
             for tensor in shard:
-                for begin, end in _pieces(tensor):
+                for rows in tensor.source.pieces(tensor.output.shape[0] if tensor.output.shape else None):
                     if should_stop():
                         return None
-                    rows = tensor.source.read(begin, end)
                     writer.write(rows)
                     written += rows.nbytes
                     on_progress(written)
             records[name] = FileRecord(writer.size, writer.finish())
     return records
-
-
-def _pieces(tensor: CutTensor) -> Iterator[tuple[int, int | None]]:
-    """Yield (first row, row after the last one) of pieces of a tensor that may be in memory."""
-    if not tensor.output.num_bytes:  # it may have any number of rows
-        return
-    if not tensor.output.shape:
-        yield 0, None
-        return
-    rows = tensor.output.shape[0]
-    step = max(1, _COPIED_BYTES // max(1, tensor.source.row_bytes))
-    for begin in range(0, rows, step):
-        yield begin, min(begin + step, rows)
 
 
 def _left(source: StoredTensors, whole: int, options: CutOptions) -> Iterator[CutTensor]:

@@ -19,8 +19,8 @@ from deepseek_triton_build.text import first_names
 from deepseek_triton_tools.checkpoints.download_lock import download_lock
 from deepseek_triton_tools.checkpoints.download_target import DownloadTarget, FolderTarget, make_target
 from deepseek_triton_tools.checkpoints.download_transfer import FileTransfer, GaveUpError, Patience, RateLimit
+from deepseek_triton_tools.checkpoints.folder_files import StoppedError
 from deepseek_triton_tools.checkpoints.hub import Hub, HubFile, HubListing, TryAgainError
-from deepseek_triton_tools.checkpoints.local_files import StoppedError
 from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME
 from deepseek_triton_tools.repository.hub_cache import HubName

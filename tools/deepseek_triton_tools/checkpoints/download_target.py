@@ -12,8 +12,8 @@ from pathlib import Path
 from threading import Event
 
 from deepseek_triton_build.text import safe_name
+from deepseek_triton_tools.checkpoints.folder_files import add_file, is_pointer, size_of
 from deepseek_triton_tools.checkpoints.hub import HubFile, HubListing
-from deepseek_triton_tools.checkpoints.local_files import add_file, is_pointer, size_of
 from deepseek_triton_tools.host.whole_file import whole_file
 from deepseek_triton_tools.repository.checkpoint_manifest import (
     MANIFEST_NAME,

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deepseek_triton_tools.checkpoints.download_target import DownloadTarget
+from deepseek_triton_tools.checkpoints.folder_files import StoppedError, add_file
 from deepseek_triton_tools.checkpoints.hub import Hub, HubFile, TryAgainError
-from deepseek_triton_tools.checkpoints.local_files import StoppedError, add_file
 from deepseek_triton_tools.host.units import about
 from deepseek_triton_tools.tool_errors import CheckpointError
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from deepseek_triton_build.catalog import Variant, cut_summary, variant_of_folder, variant_of_model, variants
 from deepseek_triton_build.check import CheckpointFacts, read_facts
-from deepseek_triton_tools.checkpoints.conversion_plan import layer_of
-from deepseek_triton_tools.checkpoints.model_parts import PARTS, part_of
+from deepseek_triton_tools.checkpoints.model_parts import PARTS, layer_of, part_of
 from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, StoredTensors, open_checkpoint
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles
 from deepseek_triton_tools.repository.checkpoint_manifest import read_manifest

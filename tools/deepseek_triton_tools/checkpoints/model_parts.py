@@ -1,12 +1,11 @@
-"""The parts of a DeepSeek model, by the names of its tensors."""
+"""The parts and layers of a DeepSeek model, by the names of its tensors."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-from deepseek_triton_tools.checkpoints.conversion_plan import layer_of
-
+_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 EXPERTS = "routed experts"
 _MTP = "MTP layer"
 _OTHER = "other"
@@ -38,3 +37,16 @@ def part_of(name: str, num_layers: int | None) -> str:
     if layer is not None and num_layers is not None and layer >= num_layers:
         return _MTP
     return next((part for part, pattern in _PATTERNS.items() if pattern.fullmatch(name)), _OTHER)
+
+
+def layer_of(name: str) -> int | None:
+    """Return the number of the layer that a tensor is in; None for embeddings, the last norm and the head."""
+    match = _LAYER.match(name)
+    return int(match[1]) if match else None
+
+
+def in_order(name: str) -> tuple[int, list[tuple[int, str]]]:
+    """Return a key that sorts by layer, with embeddings first, then by name, with numbers as numbers."""
+    layer = layer_of(name)
+    parts = [(len(part), part) if part.isdecimal() else (0, part) for part in name.split(".")]
+    return (-1 if layer is None else layer, parts)

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from deepseek_triton_build.check import INDEX, HeaderError, files_read, read_header, read_json_object
-from deepseek_triton_build.text import first_names, safe_name
-from deepseek_triton_tools.checkpoints.companion_files import UNFINISHED, is_unfinished
+from deepseek_triton_build.text import first_names, safe_name, short_repr
+from deepseek_triton_tools.checkpoints.folder_files import UNFINISHED, is_unfinished
 from deepseek_triton_tools.checkpoints.inference_format import is_inference_config, num_parts, place_of, wrong_files
 from deepseek_triton_tools.tool_errors import CheckpointError
 
@@ -38,6 +38,8 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
 """The format's name of a data type -> numpy's."""
 _MOST_DIMENSIONS = 32
 """numpy 1 has no more."""
+_PIECE_BYTES = 2**24
+"""Bytes of one tensor that are in memory at once where nothing is computed."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,15 @@ class StoredTensor:
         num_rows = max(0, min(self.shape[0], self.shape[0] if end_row is None else end_row) - begin_row)
         stored = self._bytes_at(self.begin + begin_row * self.row_bytes, num_rows * self.row_bytes)
         return stored.view(dtype).reshape(num_rows, *self.shape[1:])
+
+    def pieces(self, num_rows: int | None = None) -> Iterator[Array]:
+        """Read all rows, or the first `num_rows`, a few at a time: as many as may be in memory."""
+        if not self.shape:
+            yield self.read()
+        elif self.num_bytes:  # without values it may have any number of rows
+            end, step = self.shape[0] if num_rows is None else num_rows, max(1, _PIECE_BYTES // self.row_bytes)
+            for begin in range(0, end, step):
+                yield self.read(begin, min(begin + step, end))
 
     def _bytes_at(self, offset: int, length: int) -> npt.NDArray[np.uint8]:
         found = np.empty(length, np.uint8)
@@ -221,6 +232,20 @@ def read_config(folder: Path) -> dict[str, Any]:
             "from the model on Hugging Face"
         )
     return config
+
+
+def config_number(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """Return an entry of config.json, or `default` where it is missing or null.
+
+    :raises CheckpointError: when it is no whole number of at least 0, or is missing without a default.
+    """
+    found = config.get(key)
+    found = default if found is None else found
+    if type(found) is not int or found < 0:
+        raise CheckpointError(
+            f"config.json: expected {key} as a whole number, found {short_repr(found)}; download it again"
+        )
+    return found
 
 
 def _joined(folder: Path, files: Sequence[Mapping[str, StoredTensor]]) -> dict[str, StoredTensor]:

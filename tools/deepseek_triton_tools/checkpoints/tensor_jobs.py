@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from deepseek_triton_tools.checkpoints.conversion_plan import TensorJob
 from deepseek_triton_tools.checkpoints.number_formats import (
     BLOCK,
+    GROUP,
     Bfloat16,
     Floats,
     Fp8,
@@ -21,11 +22,11 @@ from deepseek_triton_tools.checkpoints.number_formats import (
     quantize_blocks,
     quantize_int4,
 )
-from deepseek_triton_tools.checkpoints.stored_tensors import Array, StoredTensor
+from deepseek_triton_tools.checkpoints.stored_tensors import DTYPES, Array
 from deepseek_triton_tools.tool_errors import CheckpointError
 
-_COPIED_BYTES = 2**24
-"""Bytes that are read at once where nothing is computed."""
+if TYPE_CHECKING:
+    import torch
 
 
 class Kernels(Protocol):
@@ -53,27 +54,77 @@ class NumpyKernels:
         return quantize_int4(float32_of(bfloat16_of(dequantize_blocks(values, scales))))
 
 
+class TorchKernels:
+    """The computations on a GPU, with torch. They make the same bytes as those with numpy."""
+
+    rows = 64 * BLOCK
+    """An expert's weight in one piece."""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self._torch = torch
+        self._device = torch.device(device)
+
+    def bf16_of_fp8(self, values: Fp8, scales: Floats) -> Bfloat16:
+        bits = self._dequantized(values, scales).view(self._torch.int16).cpu().numpy()
+        weight: Bfloat16 = bits.view(DTYPES["BF16"])
+        return weight
+
+    def int4_of_fp8(self, values: Fp8, scales: Floats) -> tuple[Packed, Floats]:
+        torch = self._torch
+        rows, columns = values.shape
+        groups = self._dequantized(values, scales).float().view(rows, columns // GROUP, GROUP)
+        # A divisor that is no tensor would be multiplied by as its reciprocal on a GPU, which rounds otherwise.
+        group_scales = groups.abs().amax(dim=2) / torch.tensor(7.0, device=self._device)
+        divisors = torch.where(group_scales > 0, group_scales, 1.0)
+        quotients = torch.round(groups / divisors.unsqueeze(2)).clamp(-8, 7).to(torch.int8).view(rows, columns)
+        packed = (quotients[:, ::2] & 0xF) | (quotients[:, 1::2] << 4)
+        return packed.cpu().numpy(), group_scales.cpu().numpy()
+
+    def _dequantized(self, values: Fp8, scales: Floats) -> torch.Tensor:
+        """Return the weight [rows, columns] as bfloat16."""
+        torch = self._torch
+        rows, columns = values.shape
+        on_device = self._to_device(values.view(np.uint8)).view(torch.float8_e4m3fn).float()
+        expanded = self._to_device(scales).repeat_interleave(BLOCK, 1)[:, :columns].repeat_interleave(BLOCK, 0)[:rows]
+        return (on_device * expanded).bfloat16()
+
+    def _to_device(self, values: Any) -> torch.Tensor:
+        return self._torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
+
+
+def gpus() -> list[str]:
+    """Return the GPUs that torch can use, as its names; empty without torch or without a GPU."""
+    try:
+        import torch
+    except ImportError:
+        return []
+    return [f"cuda:{number}" for number in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+
+
 def run_job(job: TensorJob, kernels: Kernels) -> Iterator[tuple[Array, int]]:
     """Yield the values of the job's outputs in their order, and the bytes of the checkpoint that were read for them.
 
     :raises CheckpointError: when the checkpoint can't be read, or holds what is no number.
     """
-    if not job.source.num_bytes:
+    weight, stored_tensor = job.weight, job.weight.stored
+    if not stored_tensor.num_bytes:
         return
-    if job.stored_as == job.written_as:
-        yield from _copied(job.source)
-        if job.scales:
-            yield from _copied(job.scales)
+    if weight.format == job.written_as:
+        for tensor in weight.tensors:
+            yield from ((rows, rows.nbytes) for rows in tensor.pieces())
         return
     scales_of_rows = []
-    for begin in range(0, job.source.shape[0], kernels.rows):
-        end = min(begin + kernels.rows, job.source.shape[0])
-        stored = job.source.read(begin, end)
-        scales = _scales_of(job, begin, end)
+    for begin in range(0, stored_tensor.shape[0], kernels.rows):
+        end = min(begin + kernels.rows, stored_tensor.shape[0])
+        stored, scales = stored_tensor.read(begin, end), weight.read_scales(begin, end)
         values, new_scales = _converted(job, stored, scales, kernels)
-        if not _are_numbers(job, stored, scales, new_scales):
+        # What becomes of a whole group of INT4 shows in its new scale.
+        are_finite = all(np.isfinite(each).all() for each in (scales, new_scales) if each is not None)
+        if not are_finite or (weight.format == "fp8" and (stored.view(np.uint8) & 0x7F == 0x7F).any()):
             raise CheckpointError(
-                f"{job.source.file}: {job.source.name}: expected numbers, found an infinite one or NaN; verify the "
+                f"{stored_tensor.file}: {job.name}: expected numbers, found an infinite one or NaN; verify the "
                 "checkpoint, and download the file again"
             )
         yield values, stored.nbytes + (0 if scales is None else scales.nbytes)
@@ -83,22 +134,9 @@ def run_job(job: TensorJob, kernels: Kernels) -> Iterator[tuple[Array, int]]:
         yield np.concatenate(scales_of_rows), 0
 
 
-def _are_numbers(job: TensorJob, stored: Array, scales: Floats | None, new_scales: Floats | None) -> bool:
-    """Tell whether nothing infinite and no NaN was read. What becomes of a whole group shows in its new scale."""
-    if job.stored_as == "fp8" and (stored.view(np.uint8) & 0x7F == 0x7F).any():
-        return False
-    return all(np.isfinite(each).all() for each in (scales, new_scales) if each is not None)
-
-
-def _scales_of(job: TensorJob, begin: int, end: int) -> Floats | None:
-    if job.scales is None:
-        return None
-    return job.scales.read(begin, end) if job.stored_as == "int4" else job.scales.read(begin // BLOCK, -(-end // BLOCK))
-
-
 def _converted(job: TensorJob, stored: Array, scales: Floats | None, kernels: Kernels) -> tuple[Array, Floats | None]:
     """Return rows of the new tensor, and their scales where it has such."""
-    if job.stored_as == "fp8" and scales is not None:
+    if job.weight.format == "fp8" and scales is not None:
         if job.written_as == "int4":
             return kernels.int4_of_fp8(stored, scales)
         return kernels.bf16_of_fp8(stored, scales), None
@@ -108,13 +146,3 @@ def _converted(job: TensorJob, stored: Array, scales: Floats | None, kernels: Ke
     if job.written_as == "fp8":
         return quantize_blocks(weight)
     return bfloat16_of(weight), None
-
-
-def _copied(tensor: StoredTensor) -> Iterator[tuple[Array, int]]:
-    if not tensor.shape:
-        yield tensor.read(), tensor.num_bytes
-        return
-    rows = max(1, _COPIED_BYTES // max(1, tensor.row_bytes))
-    for begin in range(0, tensor.shape[0], rows):
-        stored = tensor.read(begin, begin + rows)
-        yield stored, stored.nbytes

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from deepseek_triton_build.check import Header, HeaderError, is_inside, read_header
 from deepseek_triton_build.text import first_names, safe_name
-from deepseek_triton_tools.checkpoints.companion_files import UNFINISHED, is_unfinished
-from deepseek_triton_tools.checkpoints.local_files import add_file, is_pointer, size_of
+from deepseek_triton_tools.checkpoints.folder_files import UNFINISHED, add_file, is_pointer, is_unfinished, size_of
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, WeightFile, find_damage
 from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, read_manifest
 from deepseek_triton_tools.tool_errors import CheckpointError

@@ -1,32 +1,29 @@
-"""Compares two checkpoints of the same model: each weight as numbers, and the output of some mixtures of experts."""
+"""Compares two checkpoints of the same model: each weight as numbers, and the output of some mixtures of experts.
+
+A mixture of experts is computed by the formulas of DeepSeek-V3 (arXiv 2412.19437) with the weights of each checkpoint.
+All is float32, and weights are read one at a time, so that what differs between two checkpoints is their weights alone:
+an engine would also round activations.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from deepseek_triton_build.text import safe_name
-from deepseek_triton_tools.checkpoints.compared_weight import SCALES, ComparedWeight, compare_weights, weight_of
-from deepseek_triton_tools.checkpoints.config_numbers import config_number
-from deepseek_triton_tools.checkpoints.conversion_plan import layer_of
-from deepseek_triton_tools.checkpoints.error_figures import ErrorSums
 from deepseek_triton_tools.checkpoints.job_processes import Say, do_jobs
-from deepseek_triton_tools.checkpoints.model_parts import EXPERTS, PARTS, part_of
-from deepseek_triton_tools.checkpoints.moe_forward import (
-    MOE_SETTINGS,
-    ReadWeight,
-    moe_output,
-    moe_weights,
-    random_tokens,
-)
+from deepseek_triton_tools.checkpoints.model_parts import EXPERTS, PARTS, layer_of, part_of
 from deepseek_triton_tools.checkpoints.number_formats import Floats
-from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensors, open_checkpoint, read_config
+from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensors, config_number, open_checkpoint, read_config
+from deepseek_triton_tools.checkpoints.stored_weights import StoredWeight, is_weight, weight_of
+from deepseek_triton_tools.checkpoints.weight_errors import ErrorSums, compare_weights
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 NUM_TOKENS = 64
@@ -34,19 +31,16 @@ NUM_TOKENS = 64
 _MOST_FORWARDS = 3
 _SEED = 0
 _MOST_NAMED = 3
-_INPUT_SCALE = ".input_scale"
+_PRECISIONS = {"F8_E4M3": "FP8", "I8": "INT4"}
+"""Data type -> the name of the format for people. Another type is named as it is."""
 
-_Comparison = Callable[[Say], "LayerComparison | ErrorSums"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparisonOptions:
-    """The user's wishes."""
-
-    layers: Collection[int] | None = None
-    """Layers to compare, without embedding and head; None: everything."""
-    sample: int | None = None
-    """The most weights of each part, and of the experts of each layer; None: all."""
+Pairs: TypeAlias = Mapping[str, tuple[StoredWeight, StoredWeight]]
+"""Name of a weight -> the weight in both checkpoints."""
+ReadWeight: TypeAlias = Callable[[str], Floats]
+"""Returns a whole weight by its name."""
+_MOE_SETTINGS = ("n_routed_experts", "num_experts_per_tok")
+"""Entries that config.json has to have."""
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -70,7 +64,7 @@ class LayerComparison:
     """The share of the chosen experts that are the same."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CheckpointComparison:
     """The errors of weights and layers, and what could not be compared."""
 
@@ -87,48 +81,89 @@ class CheckpointComparison:
     def sums(self, part: str, layer: int | None = None) -> ErrorSums:
         """Sum up a part, or what one layer has of it."""
         total = ErrorSums()
-        for weight in self.weights:
-            if weight.part == part and layer in (None, weight.layer):
-                total += weight.errors
+        for weight in self.of(part, layer):
+            total += weight.errors
         return total
 
+    def of(self, part: str, layer: int | None = None) -> list[WeightComparison]:
+        return [weight for weight in self.weights if weight.part == part and layer in (None, weight.layer)]
 
-@dataclass(frozen=True)
-class ComparisonPlan:
-    """The weights and layers to compare."""
+    @property
+    def parts(self) -> list[str]:
+        return [part for part in PARTS if self.of(part)]
 
-    source: Path
-    other: Path
-    pairs: Mapping[str, tuple[ComparedWeight, ComparedWeight]]
-    forwards: Sequence[int]
-    """Layers whose mixture of experts is computed."""
-    num_layers: int | None
-    """Layers of the model by config.json, the MTP layer not counted; None: it doesn't say."""
-    num_left_out: int
-    only_in_source: Sequence[str]
-    only_in_other: Sequence[str]
-    other_shapes: Sequence[str]
+    @property
+    def expert_layers(self) -> list[int]:
+        return sorted({weight.layer for weight in self.of(EXPERTS) if weight.layer is not None})
 
 
-def plan_comparison(source: Path, other: Path, options: ComparisonOptions) -> ComparisonPlan:
-    """Read the headers of both, and config.json of the first: DeepSeek's inference format has none.
+def compare(
+    source: Path,
+    other: Path,
+    *,
+    layers: Collection[int] | None = None,
+    sample: int | None = None,
+    workers: int,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> CheckpointComparison:
+    """Compare in several processes, each of which has a few rows of two weights in memory, or one expert.
 
-    :raises CheckpointError: with all that keeps them from being compared.
+    Of both the headers are read, and config.json of the first: DeepSeek's inference format has none.
+
+    :param layers: layers to compare, without embedding and head; None: everything.
+    :param sample: the most weights of each part, and of the experts of each layer; None: all.
+    :param on_progress: gets the number of weights and layers that are done, and of all.
+    :raises CheckpointError: with all that keeps them from being compared, when a weight can't be read, or when a
+        process was killed.
     """
-    problems, opened = [], []
-    for folder in (source, other):
+    a, b = _opened(source, other)
+    config = read_config(source)
+    num_layers = None if config.get("num_hidden_layers") is None else config_number(config, "num_hidden_layers")
+    names = [{name for name in tensors if is_weight(tensors, name)} for tensors in (a, b)]
+    pairs, other_shapes = _pairs(a, b, sorted(names[0] & names[1], key=partial(_in_order, num_layers)))
+    chosen = _chosen(list(pairs), num_layers, layers, sample)
+    if not chosen:
+        raise CheckpointError(f"--layers: expected layers of {source}, found no weight that both have in them")
+    forwards = _forwards(pairs, config, layers)
+    # Layers first: one takes longer than any weight.
+    jobs: list[int | tuple[StoredWeight, StoredWeight]] = [*forwards, *(pairs[name] for name in chosen)]
+    works = [partial(_compare_one, source, other)] * workers
+    results: dict[int, Any] = {}
+    if_killed = "a process that compares was killed; was memory short? Try again with fewer --workers"
+    with closing(do_jobs(jobs, works, if_killed=if_killed)) as turns:
+        for turn in turns:
+            results.update(turn.done)
+            on_progress(len(results), len(jobs))
+    in_order = [results[index] for index in range(len(jobs))]
+    return CheckpointComparison(
+        weights=[
+            WeightComparison(name, part_of(name, num_layers), layer_of(name), _precisions(*pairs[name]), errors)
+            for name, errors in zip(chosen, in_order[len(forwards) :], strict=True)
+        ],
+        forwards=in_order[: len(forwards)],
+        num_left_out=len(pairs) - len(chosen),
+        only_in_source=sorted(names[0] - names[1]),
+        only_in_other=sorted(names[1] - names[0]),
+        other_shapes=other_shapes,
+    )
+
+
+def _opened(*folders: Path) -> list[StoredTensors]:
+    opened, problems = [], []
+    for folder in folders:
         try:
             opened.append(open_checkpoint(folder))
         except CheckpointError as error:
             problems.append(str(error))
     if problems:
         raise CheckpointError("; ".join(problems))
-    a, b = opened
-    config = read_config(source)
-    num_layers = None if config.get("num_hidden_layers") is None else config_number(config, "num_hidden_layers")
-    names = [set(_weights(tensors)) for tensors in (a, b)]
-    pairs, other_shapes = {}, []
-    for name in sorted(names[0] & names[1], key=lambda name: _in_order(name, num_layers)):
+    return opened
+
+
+def _pairs(a: StoredTensors, b: StoredTensors, names: Sequence[str]) -> tuple[Pairs, list[str]]:
+    """Return the weights that both have, and what is to be said of those that have another shape."""
+    pairs, other_shapes, problems = {}, [], []
+    for name in names:
         try:
             pair = (weight_of(a, name), weight_of(b, name))
         except CheckpointError as error:
@@ -139,114 +174,52 @@ def plan_comparison(source: Path, other: Path, options: ComparisonOptions) -> Co
         else:
             other_shapes.append(f"{safe_name(name)}: {list(pair[0].shape)} and {list(pair[1].shape)}")
     if not pairs and not problems:
-        problems.append(f"{source} and {other}: expected two checkpoints of one model, found no weight that both have")
+        problems = [f"{a.folder} and {b.folder}: expected two checkpoints of one model, found no weight that both have"]
     if problems:
         more = f"; and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
         raise CheckpointError("; ".join(problems[:_MOST_NAMED]) + more)
-    chosen = _chosen(list(pairs), num_layers, options)
-    if not chosen:
-        raise CheckpointError(f"--layers: expected layers of {source}, found no weight that both have in them")
-    return ComparisonPlan(
-        source=source,
-        other=other,
-        pairs={name: pairs[name] for name in chosen},
-        forwards=_forwards(pairs, config, options),
-        num_layers=num_layers,
-        num_left_out=len(pairs) - len(chosen),
-        only_in_source=sorted(names[0] - names[1]),
-        only_in_other=sorted(names[1] - names[0]),
-        other_shapes=other_shapes,
-    )
+    return pairs, other_shapes
 
 
-def compare(
-    plan: ComparisonPlan, workers: int, on_progress: Callable[[int, int], None] = lambda done, total: None
-) -> CheckpointComparison:
-    """Compare in several processes, each of which has a few rows of two weights in memory, or one expert.
-
-    `on_progress` gets the number of weights and layers that are done, and of all.
-
-    :raises CheckpointError: when a weight can't be read, or a process was killed.
-    """
-    # Layers first: one takes longer than any weight.
-    jobs: list[_Comparison] = [partial(_compare_layer, plan.source, plan.other, layer) for layer in plan.forwards]
-    jobs += [partial(_compare_pair, pair) for pair in plan.pairs.values()]
-    results: dict[int, Any] = {}
-    turns = do_jobs(
-        jobs,
-        [_run] * workers,
-        if_killed="a process that compares was killed; was memory short? Try again with fewer --workers",
-    )
-    with closing(turns):
-        for turn in turns:
-            results.update(turn.done)
-            on_progress(len(results), len(jobs))
-    in_order = [results[index] for index in range(len(jobs))]
-    num_layers = len(plan.forwards)
-    return CheckpointComparison(
-        weights=[
-            WeightComparison(
-                name,
-                part_of(name, plan.num_layers),
-                layer_of(name),
-                (plan.pairs[name][0].precision, plan.pairs[name][1].precision),
-                errors,
-            )
-            for name, errors in zip(plan.pairs, in_order[num_layers:], strict=True)
-        ],
-        forwards=in_order[:num_layers],
-        num_left_out=plan.num_left_out,
-        only_in_source=plan.only_in_source,
-        only_in_other=plan.only_in_other,
-        other_shapes=plan.other_shapes,
-    )
+def _in_order(num_layers: int | None, name: str) -> tuple[int, list[str]]:
+    words = [word.zfill(6) if word.isdecimal() else word for word in name.split(".")]  # numbers as numbers
+    return PARTS.index(part_of(name, num_layers)), words
 
 
-def _weights(tensors: StoredTensors) -> list[str]:
-    """The names that stand for numbers of the model: not scales."""
-    return [
-        name
-        for name in tensors
-        if not name.endswith(_INPUT_SCALE) and not (name.endswith(SCALES) and name.removesuffix(SCALES) in tensors)
-    ]
+def _precisions(*pair: StoredWeight) -> tuple[str, str]:
+    a, b = (_PRECISIONS.get(weight.stored.dtype, weight.stored.dtype) for weight in pair)
+    return a, b
 
 
-def _in_order(name: str, num_layers: int | None) -> tuple[int, list[str]]:
-    parts = [one.zfill(6) if one.isdecimal() else one for one in name.split(".")]  # numbers as numbers
-    return PARTS.index(part_of(name, num_layers)), parts
-
-
-def _chosen(names: Sequence[str], num_layers: int | None, options: ComparisonOptions) -> list[str]:
-    if options.layers is not None:
-        names = [name for name in names if layer_of(name) in options.layers]
-    if options.sample is None:
-        return list(names)
+def _chosen(
+    names: Sequence[str], num_layers: int | None, layers: Collection[int] | None, sample: int | None
+) -> list[str]:
     groups: dict[tuple[str, int | None], list[str]] = {}
     for name in names:
-        part = part_of(name, num_layers)
-        groups.setdefault((part, layer_of(name) if part == EXPERTS else None), []).append(name)
-    return [one for group in groups.values() for one in _spread(group, options.sample)]
+        if layers is None or layer_of(name) in layers:
+            part = part_of(name, num_layers)
+            groups.setdefault((part, layer_of(name) if part == EXPERTS else None), []).append(name)
+    return [name for group in groups.values() for name in _spread(group, sample)]
 
 
-def _spread(names: Sequence[Any], most: int) -> list[Any]:
+def _spread(names: Sequence[Any], most: int | None) -> list[Any]:
     """Return some of the names, evenly spaced, the first and the last among them."""
-    if len(names) <= most:
+    if most is None or len(names) <= most:
         return list(names)
     return [names[int(at)] for at in np.linspace(0, len(names) - 1, most).round()]
 
 
-def _forwards(pairs: Collection[str], config: Mapping[str, Any], options: ComparisonOptions) -> list[int]:
-    """The first, the middle and the last layer with all its experts in both checkpoints."""
-    if any(not isinstance(config.get(key), int) for key in (*MOE_SETTINGS, "num_hidden_layers")):
+def _forwards(pairs: Pairs, config: Mapping[str, Any], layers: Collection[int] | None) -> list[int]:
+    """Return the first, the middle and the last layer with all its experts in both checkpoints."""
+    if any(not isinstance(config.get(key), int) for key in (*_MOE_SETTINGS, "num_hidden_layers")):
         return []
-    stored = sorted({layer for name in pairs if (layer := layer_of(name)) is not None})
-    layers = [layer for layer in stored if options.layers is None or layer in options.layers]
-    if options.layers is None:
-        layers = [layer for layer in layers if layer < config["num_hidden_layers"]]
+    stored = {layer for name in pairs if (layer := layer_of(name)) is not None}
     complete = [
         layer
-        for layer in layers
-        if _norm_name(layer) in pairs and all(name in pairs for name in moe_weights(layer, config))
+        for layer in sorted(stored)
+        if (layer < config["num_hidden_layers"] if layers is None else layer in layers)
+        and _norm_name(layer) in pairs
+        and all(name in pairs for name in moe_weights(layer, config))
     ]
     return _spread(complete, _MOST_FORWARDS)
 
@@ -255,17 +228,23 @@ def _norm_name(layer: int) -> str:
     return f"model.layers.{layer}.post_attention_layernorm.weight"
 
 
-def _run(comparison: _Comparison, say: Say) -> LayerComparison | ErrorSums:
-    return comparison(say)
-
-
-def _compare_pair(pair: tuple[ComparedWeight, ComparedWeight], say: Say) -> ErrorSums:
-    return compare_weights(*pair)
+def _compare_one(
+    source: Path, other: Path, job: int | tuple[StoredWeight, StoredWeight], say: Say
+) -> LayerComparison | ErrorSums:
+    return _compare_layer(source, other, job, say) if isinstance(job, int) else compare_weights(*job)
 
 
 def _compare_layer(source: Path, other: Path, layer: int, say: Say) -> LayerComparison:
     config = read_config(source)
-    readers = [_reader(open_checkpoint(folder), say) for folder in (source, other)]
+
+    def reader(tensors: StoredTensors) -> ReadWeight:
+        def read(name: str) -> Floats:
+            say(0)  # a layer may take a minute, and this ends it when the main process was killed
+            return weight_of(tensors, name).read()
+
+        return read
+
+    readers = [reader(open_checkpoint(folder)) for folder in (source, other)]
     try:
         with np.errstate(all="ignore"):  # what is not finite then is counted
             tokens = random_tokens(readers[0](_norm_name(layer)), NUM_TOKENS, _SEED + layer)
@@ -281,9 +260,68 @@ def _compare_layer(source: Path, other: Path, layer: int, say: Say) -> LayerComp
     return LayerComparison(layer, errors, float(is_same.mean()))
 
 
-def _reader(tensors: StoredTensors, say: Say) -> ReadWeight:
-    def read(name: str) -> Floats:
-        say(0)  # a layer may take a minute, and this ends it when the main process was killed
-        return weight_of(tensors, name).read()
+@dataclass(frozen=True)
+class MoeOutput:
+    """The output for some tokens [tokens, hidden_size], and the experts [tokens, num_experts_per_tok], in order."""
 
-    return read
+    output: Floats
+    experts: npt.NDArray[np.intp]
+
+
+def moe_weights(layer: int, config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of all weights that `moe_output` may read."""
+    prefix = f"model.layers.{layer}.mlp"
+    yield f"{prefix}.gate.e_score_correction_bias"
+    yield f"{prefix}.gate.weight"
+    if config.get("n_shared_experts"):
+        yield from (f"{prefix}.shared_experts.{name}.weight" for name in _PROJECTIONS)
+    for expert in range(config["n_routed_experts"]):
+        yield from (f"{prefix}.experts.{expert}.{name}.weight" for name in _PROJECTIONS)
+
+
+def random_tokens(norm: Floats, num_tokens: int, seed: int) -> Floats:
+    """Return what an RMS norm with the weight `norm` gives for random tokens [num_tokens, hidden_size]."""
+    tokens = np.random.default_rng(seed).standard_normal((num_tokens, norm.size), np.float32)
+    tokens /= np.sqrt(np.mean(np.square(tokens), axis=1, keepdims=True))
+    return tokens * norm
+
+
+def moe_output(tokens: Floats, layer: int, config: Mapping[str, Any], read: ReadWeight) -> MoeOutput:
+    """Return the output of routed and shared experts for tokens [tokens, hidden_size]."""
+    prefix = f"model.layers.{layer}.mlp"
+    router, bias = read(f"{prefix}.gate.weight"), read(f"{prefix}.gate.e_score_correction_bias")
+    experts, weights = _routed(tokens, config, router, bias)
+    output = np.zeros_like(tokens)
+    if config.get("n_shared_experts"):
+        output += _mlp(tokens, f"{prefix}.shared_experts", read)
+    for expert in np.unique(experts).tolist():
+        rows, places = np.nonzero(experts == expert)
+        output[rows] += weights[rows, places, None] * _mlp(tokens[rows], f"{prefix}.experts.{expert}", read)
+    return MoeOutput(output, np.sort(experts, axis=1))
+
+
+def _routed(
+    tokens: Floats, config: Mapping[str, Any], router: Floats, bias: Floats
+) -> tuple[npt.NDArray[np.intp], Floats]:
+    """Return the experts of each token and their weights. The bias takes part in the choice only."""
+    scores = 1 / (1 + np.exp(-(tokens @ router.T)))
+    choice = scores + bias
+    num_groups, num_kept = config.get("n_group") or 1, config.get("topk_group") or 1
+    if num_kept < num_groups:
+        groups = choice.reshape(len(tokens), num_groups, -1)  # a view
+        of_groups = np.sort(groups, axis=2)[:, :, -2:].sum(axis=2)  # the two best of each
+        dropped = np.argsort(of_groups, axis=1)[:, : num_groups - num_kept]
+        groups[np.arange(len(tokens))[:, None], dropped] = -np.inf
+    experts = np.argsort(choice, axis=1)[:, -config["num_experts_per_tok"] :]
+    weights = np.take_along_axis(scores, experts, axis=1)
+    if config.get("norm_topk_prob", True):
+        weights /= weights.sum(axis=1, keepdims=True)
+    return experts, weights * np.float32(config.get("routed_scaling_factor", 1.0))
+
+
+def _mlp(tokens: Floats, prefix: str, read: ReadWeight) -> Floats:
+    gate = tokens @ read(f"{prefix}.gate_proj.weight").T
+    gate /= 1 + np.exp(-gate)  # SiLU
+    gate *= tokens @ read(f"{prefix}.up_proj.weight").T
+    output: Floats = gate @ read(f"{prefix}.down_proj.weight").T
+    return output

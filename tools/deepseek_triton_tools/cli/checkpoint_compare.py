@@ -56,18 +56,23 @@ def _compare(args: argparse.Namespace) -> int:
         raise ToolError(
             f"--report: expected a file in a folder that can be written, found {args.report}; name another", exit_code=2
         )
-    from deepseek_triton_tools.checkpoints.comparison_report import write_comparison
-    from deepseek_triton_tools.checkpoints.comparison_view import comparison_document, show_comparison
-    from deepseek_triton_tools.checkpoints.weight_comparison import ComparisonOptions, compare, plan_comparison
+    from deepseek_triton_tools.checkpoints.comparison_view import (
+        comparison_document,
+        show_comparison,
+        write_comparison,
+    )
+    from deepseek_triton_tools.checkpoints.weight_comparison import compare
     from deepseek_triton_tools.terminal.output_streams import print_json, to_reader
     from deepseek_triton_tools.terminal.status_line import StatusLine
 
-    plan = plan_comparison(args.source, args.other, ComparisonOptions(layers=args.layers, sample=args.sample))
     status = StatusLine()
     found = compare(
-        plan,
-        args.workers or len(os.sched_getaffinity(0)),
-        lambda done, total: status.show(lambda: f"compared {done:,} of {total:,} weights and layers"),
+        args.source,
+        args.other,
+        layers=args.layers,
+        sample=args.sample,
+        workers=args.workers or len(os.sched_getaffinity(0)),
+        on_progress=lambda done, total: status.show(lambda: f"compared {done:,} of {total:,} weights and layers"),
     )
     status.clear()
     with to_reader():

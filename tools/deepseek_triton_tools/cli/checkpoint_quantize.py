@@ -150,7 +150,7 @@ def _act_scales(given: Path | None) -> ActivationScales | None:
 
 
 def _devices(wanted: str) -> list[str]:
-    from deepseek_triton_tools.checkpoints.torch_kernels import gpus
+    from deepseek_triton_tools.checkpoints.tensor_jobs import gpus
 
     found = gpus() if wanted == "cuda" else []
     if wanted == "cuda" and not found:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from deepseek_triton_tools.checkpoints.number_formats import Floats
+from deepseek_triton_tools.checkpoints.number_formats import BLOCK, GROUP, LARGEST_FP8, Floats
+from deepseek_triton_tools.checkpoints.stored_weights import StoredWeight
 
 OCTAVES = range(-24, 6)
 """Powers of two at which the bins of the distribution begin: of an error, divided by the RMS of the values around it.
@@ -16,6 +17,10 @@ The first takes what is smaller too, the last what is larger."""
 _EXPONENT_BITS = 23
 _EXPONENT_BIAS = 127
 _NUM_EXPONENTS = 256
+_ROWS = 2 * BLOCK
+"""Rows that are compared at once: few enough for a processor's cache."""
+_LAST_STEPS = {"fp8": (LARGEST_FP8, 32.0), "int4": (7.0, 1.0)}
+"""The largest number of a format, and the distance to the next that it would have."""
 
 
 @dataclass
@@ -107,3 +112,38 @@ def _by_octave(ratios: Floats, num_zeros: int) -> npt.NDArray[np.int64]:
     by_exponent[0] -= num_zeros
     bins = np.clip(np.arange(_NUM_EXPONENTS) - _EXPONENT_BIAS - OCTAVES.start, 0, len(OCTAVES) - 1)
     return np.bincount(bins, by_exponent, len(OCTAVES)).astype(np.int64)
+
+
+@np.errstate(over="ignore", invalid="ignore")  # what is not finite is counted
+def compare_weights(a: StoredWeight, b: StoredWeight) -> ErrorSums:
+    """Sum up how `b` differs from `a`, a few rows at a time. Both have the same shape.
+
+    :raises CheckpointError: when one can't be read.
+    """
+    sums = ErrorSums()
+    if 0 in a.shape:  # it may have any number of rows
+        return sums
+    if len(a.shape) != 2:
+        sums.add(a.read().ravel(), b.read().ravel())
+        return sums
+    for begin in range(0, a.shape[0], _ROWS):
+        end = min(begin + _ROWS, a.shape[0])
+        before, after = a.read(begin, end), b.read(begin, end)
+        sums.add(before, after)
+        scales = b.read_scales(begin, end)
+        if scales is not None:
+            if b.format == "fp8":
+                scales = scales.repeat(BLOCK, axis=0)[: end - begin]
+            sums.num_clipped += _num_clipped(before, after, scales, *_LAST_STEPS[b.format])
+    return sums
+
+
+def _num_clipped(before: Floats, after: Floats, scales: Floats, largest: float, step: float) -> int:
+    """Count the values that lie beyond the largest number of their group by more than rounding can explain."""
+    columns = before.shape[1]
+    limits = scales * np.float32(largest + step / 2)
+    if (np.maximum.reduceat(np.abs(before), np.arange(0, columns, GROUP), axis=1) <= limits).all():
+        return 0
+    is_beyond = np.abs(before) > limits.repeat(GROUP, axis=1)[:, :columns]
+    is_far = np.abs(after - before) > (scales * np.float32(step / 2)).repeat(GROUP, axis=1)[:, :columns]
+    return int(np.count_nonzero(is_beyond & is_far))
