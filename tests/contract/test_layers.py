@@ -29,6 +29,11 @@ def imported_by(folder):
     return outside - sys.stdlib_module_names
 
 
+ANSWERS = (
+    "admission answer_format answer_text chat_rendering dsml_prompt field_reader messages parsed_request parsing "
+    "sequence_buffer"
+).split()
+WAYS_OUT = ("active_request delivery parent_server pending_steps process_guard send_queue step_queue watcher").split()
 ALLOWED = {
     "deepseek_launcher": set(),  # it runs in a stock container
     "deepseek_triton_tools.host": {"deepseek_triton_tools"},  # doctor sends it to other hosts, with its checks
@@ -36,40 +41,8 @@ ALLOWED = {
     "deepseek_triton_client": {"certifi", "google", "grpc", "h11", "tritonclient"},
     # check asks the installed TensorRT-LLM for its opinion, in a process of its own.
     "deepseek_triton_build": {"google", "tensorrt_llm", "tritonclient", "yaml"},
-    **dict.fromkeys(
-        (
-            f"deepseek_backend.{name}"
-            for name in (
-                "admission",
-                "answer_format",
-                "answer_text",
-                "chat_rendering",
-                "dsml_prompt",
-                "field_reader",
-                "messages",
-                "parsed_request",
-                "parsing",
-                "sequence_buffer",
-            )
-        ),
-        {"deepseek_backend", "numpy"},
-    ),
-    **dict.fromkeys(
-        (
-            f"deepseek_backend.{name}"
-            for name in (
-                "active_request",
-                "delivery",
-                "parent_server",
-                "pending_steps",
-                "process_guard",
-                "send_queue",
-                "step_queue",
-                "watcher",
-            )
-        ),
-        {"deepseek_backend"},
-    ),
+    **{f"deepseek_backend.{name}": {"deepseek_backend", "numpy"} for name in ANSWERS},
+    **{f"deepseek_backend.{name}": {"deepseek_backend"} for name in WAYS_OUT},
 }
 
 
