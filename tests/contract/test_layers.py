@@ -29,11 +29,28 @@ def imported_by(folder):
     return outside - sys.stdlib_module_names
 
 
-ANSWERS = (
-    "admission answer_format answer_text chat_rendering dsml_prompt field_reader messages parsed_request parsing "
-    "sequence_buffer"
-).split()
-WAYS_OUT = ("active_request delivery parent_server pending_steps process_guard send_queue step_queue watcher").split()
+ANSWERS = [
+    "admission",
+    "answer_format",
+    "answer_text",
+    "chat_rendering",
+    "dsml_prompt",
+    "field_reader",
+    "messages",
+    "parsed_request",
+    "parsing",
+    "sequence_buffer",
+]
+WAYS_OUT = [
+    "active_request",
+    "delivery",
+    "parent_server",
+    "pending_steps",
+    "process_guard",
+    "send_queue",
+    "step_queue",
+    "watcher",
+]
 ALLOWED = {
     "deepseek_launcher": set(),  # it runs in a stock container
     "deepseek_triton_tools.host": {"deepseek_triton_tools"},  # doctor sends it to other hosts, with its checks
