@@ -6,13 +6,14 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB
 from deepseek_triton_build.arithmetic.load_time import ready_within_s
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.dynamo_releases import DynamoRelease, find_dynamo
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting
+from deepseek_triton_build.render import shell
 from deepseek_triton_build.render.model_yaml import llm_arguments
 from deepseek_triton_build.render.yaml_text import settings_file_text, yaml_lines
 from deepseek_triton_build.text import comment_lines, is_path, yaml_flow
@@ -25,6 +26,9 @@ DYNAMO_YAML = "dynamo.yaml"
 _CONFIG = "/config"
 _CACHE = "/model-cache"
 _PERIOD_S = 10
+"""Seconds between the probes of a start, in templates/dynamo_main.yaml."""
+_TWO_HOURS_S = 7200
+"""The operator's own limit of a start."""
 _DEFAULT_SHARED_GIB = 8
 _BROKEN_EVENTS = ("0.7.0",)
 """Releases whose publisher of KV events gets a wrong block size, so that no block is published
@@ -76,21 +80,60 @@ class _Worker:
     replicas: int = 1
 
     @property
-    def nodes(self) -> int:
-        return self.replicas * self.plan.num_nodes
-
-    @property
     def publishes(self) -> bool:
         """Whether the router chooses among these workers by their blocks: those that read prompts."""
         return self.plan.request.kv_routing and self.mode != "decode"
+
+    def engine_of(self, deployment: str) -> str:
+        """Return the name of the ConfigMap with the engine file."""
+        return f"{deployment}-{self.mode or 'engine'}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shared:
+    """What all workers of a deployment share."""
+
+    dynamo: DynamoRelease
+    name: str
+    model: str
+    domain: bool
+    """Whether the nodes share NVLink."""
+
+    @property
+    def is_beta(self) -> bool:
+        return self.dynamo.api == "v1beta1"
 
 
 def _text(workers: tuple[_Worker, ...], stamp: str) -> str:
     refused = list(dict.fromkeys(line for worker in workers for line in _refusals(worker)))
     if refused:
         raise RefusedPlanError("; ".join(refused))
-    deployment = _Deployment(workers=workers, dynamo=find_dynamo(workers[0].plan.request.dynamo), stamp=stamp)
-    return "---\n".join("\n".join(lines) + "\n" for lines in deployment.documents())
+    plan = workers[0].plan  # for what all workers share: the model and the kind of GPU
+    dynamo = find_dynamo(plan.request.dynamo)
+    nodes = sum(worker.replicas * worker.plan.num_nodes for worker in workers)
+    shared = _Shared(
+        dynamo=dynamo,
+        name=plan.variant.name.replace(".", "-"),
+        model=next(str(setting.value) for setting in plan.settings if setting.key == "model"),
+        # Nodes that share NVLink need a ComputeDomain.
+        domain=plan.gpu is not None and plan.gpu.name.startswith("gb200") and nodes > 1,
+    )
+    graph = {
+        "domain": shared.domain,
+        "name": shared.name,
+        "nodes": nodes,
+        "api": dynamo.api,
+        "beta": shared.is_beta,
+        "image": dynamo.image,
+        "kv_routing": plan.request.kv_routing,
+    }
+    described = [shell.filled("dynamo_worker.yaml", _worker_values(worker, shared)) for worker in workers]
+    return "---\n".join(
+        [
+            *(shell.filled("dynamo_config_map.yaml", _config_map_values(worker, shared, stamp)) for worker in workers),
+            "".join([shell.filled("dynamo_graph.yaml", graph), *described]),
+        ]
+    )
 
 
 def _refusals(worker: _Worker) -> Iterator[str]:
@@ -134,239 +177,81 @@ def _arguments(worker: _Worker) -> list[Setting]:
     return settings
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Deployment:
-    workers: tuple[_Worker, ...]
-    dynamo: DynamoRelease
-    stamp: str
+def _config_map_values(worker: _Worker, shared: _Shared, stamp: str) -> dict[str, Any]:
+    files: list[str] = []
+    for file in worker.plan.files:
+        text = textwrap.indent(settings_file_text(file, stamp=stamp), "  ")
+        files += [f"{file.name}: |", *text.splitlines()]
+    return {
+        "stamp": f"# {stamp}",
+        "mismatch": dynamo_mismatch(worker.plan),
+        "engine": worker.engine_of(shared.name),
+        "arguments": yaml_lines(_arguments(worker)),
+        "files": files,
+    }
 
-    @property
-    def _plan(self) -> Plan:
-        """The plan for what all workers share: the model and the kind of GPU."""
-        return self.workers[0].plan
 
-    @property
-    def _name(self) -> str:
-        return self._plan.variant.name.replace(".", "-")
-
-    @property
-    def _model(self) -> str:
-        return next(str(setting.value) for setting in self._plan.settings if setting.key == "model")
-
-    @property
-    def _is_beta(self) -> bool:
-        return self.dynamo.api == "v1beta1"
-
-    @property
-    def _mount(self) -> str:
-        return str(PurePosixPath(self._model).parent) if is_path(self._model) else _CACHE
-
-    @property
-    def _domain(self) -> bool:
-        """Whether nodes share NVLink, for which they need a ComputeDomain."""
-        gpu = self._plan.gpu
-        return gpu is not None and gpu.name.startswith("gb200") and self._nodes > 1
-
-    @property
-    def _nodes(self) -> int:
-        return sum(worker.nodes for worker in self.workers)
-
-    def _engine_of(self, worker: _Worker) -> str:
-        return f"{self._name}-{worker.mode or 'engine'}"
-
-    def documents(self) -> Iterator[list[str]]:
-        for worker in self.workers:
-            yield self._config_map(worker)
-        if self._domain:
-            yield self._compute_domain()
-        yield list(self._graph())
-
-    def _config_map(self, worker: _Worker) -> list[str]:
-        plan = worker.plan
-        lines = [
-            f"# {self.stamp}",
-            *comment_lines(f"{dynamo_mismatch(plan)}."),
-            "apiVersion: v1",
-            "kind: ConfigMap",
-            f"metadata: {{name: {self._engine_of(worker)}}}",
-            "data:",
-            "  engine.yaml: |",
-            *_indented(yaml_lines(_arguments(worker)), 4),
-        ]
-        for file in plan.files:
-            lines += [f"  {file.name}: |", *_indented(settings_file_text(file, stamp=self.stamp).splitlines(), 4)]
-        return lines
-
-    def _compute_domain(self) -> list[str]:
-        return [
-            *comment_lines("The nodes that share NVLink; the claim gives a pod its channel (Dynamo's GB200 recipe)."),
-            "apiVersion: resource.nvidia.com/v1beta1",
-            "kind: ComputeDomain",
-            f"metadata: {{name: {self._name}}}",
-            "spec:",
-            f"  numNodes: {self._nodes}",
-            f"  channel: {{resourceClaimTemplate: {{name: {self._name}-channel}}}}",
-        ]
-
-    def _graph(self) -> Iterator[str]:
-        yield f"apiVersion: nvidia.com/{self.dynamo.api}"
-        yield "kind: DynamoGraphDeployment"
-        yield f"metadata: {{name: {self._name}}}"
-        yield "spec:"
-        yield "  backendFramework: trtllm"
-        yield from self._beta() if self._is_beta else self._alpha()
-
-    def _beta(self) -> Iterator[str]:
-        yield "  components:"
-        yield "  - name: Frontend"
-        yield "    type: frontend"
-        yield "    replicas: 1"
-        yield "    podTemplate:"
-        yield "      spec:"
-        yield "        containers:"
-        yield "        - name: main"
-        yield from _indented(self._frontend(), 10)
-        for worker in self.workers:
-            yield f"  - name: {worker.name}"
-            yield f"    type: {worker.mode or 'worker'}"
-            yield from _indented(_counts(worker), 4)
-            yield from _indented(_shared_memory(worker.plan), 4)
-            yield f"    sharedMemorySize: {_shared_memory_size(worker.plan)}"
-            yield "    podTemplate:"
-            yield "      spec:"
-            yield "        containers:"
-            yield "        - name: main"
-            yield from _indented(self._main(worker), 10)
-            yield f'          resources: {{limits: {{nvidia.com/gpu: "{worker.plan.gpus_per_node}"}}{self._claims}}}'
-            yield from _indented(self._volumes(worker), 8)
-
-    def _alpha(self) -> Iterator[str]:
-        yield "  services:"
-        yield "    Frontend:"
-        yield "      componentType: frontend"
-        yield "      replicas: 1"
-        yield "      extraPodSpec:"
-        yield "        mainContainer:"
-        yield from _indented(self._frontend(), 10)
-        for worker in self.workers:
-            yield f"    {worker.name}:"
-            yield "      componentType: worker"
-            if worker.mode is not None:
-                yield f"      subComponentType: {worker.mode}"
-            yield from _indented(_counts(worker), 6)
-            yield from _indented(_shared_memory(worker.plan), 6)
-            yield f"      sharedMemory: {{size: {_shared_memory_size(worker.plan)}}}"
-            yield f'      resources: {{limits: {{gpu: "{worker.plan.gpus_per_node}"}}{self._claims}}}'
-            yield "      extraPodSpec:"
-            yield "        mainContainer:"
-            yield from _indented(self._main(worker), 10)
-            yield from _indented(self._volumes(worker), 8)
-
-    @property
-    def _claims(self) -> str:
-        return ", claims: [{name: channel}]" if self._domain else ""
-
-    def _frontend(self) -> Iterator[str]:
-        yield f"image: {self.dynamo.image}"
-        yield "command: [python3, -m, dynamo.frontend]"
-        by_blocks = self._plan.request.kv_routing
-        if by_blocks:
-            yield from comment_lines("kv: a request goes to the replica that has most of its prompt's blocks.")
-        else:
-            yield from comment_lines("round-robin: each replica gets a request in turn.")
-        yield f'args: [--router-mode, {"kv" if by_blocks else "round-robin"}, --http-port, "8000"]'
-
-    def _main(self, worker: _Worker) -> Iterator[str]:
-        plan = worker.plan
-        yield f"image: {self.dynamo.image}"
-        yield "command: [python3, -m, dynamo.trtllm]"
-        yield "args:"
-        yield f"- {'--model' if self._is_beta else '--model-path'}"
+def _worker_values(worker: _Worker, shared: _Shared) -> dict[str, Any]:
+    plan = worker.plan
+    assert plan.checkpoint is not None  # a plan for GPUs has one
+    within_s = ready_within_s(plan.checkpoint.weight_bytes)
+    mount = str(PurePosixPath(shared.model).parent) if is_path(shared.model) else _CACHE
+    shared_gib = max(_DEFAULT_SHARED_GIB, plan.gpus_per_node + -(-plan.shared_memory // GIB))
+    return {
+        "beta": shared.is_beta,
+        "name": shared.name,
+        "worker": worker.name,
+        "type": worker.mode or "worker",
+        "mode": worker.mode,
+        "replicas": worker.replicas,
+        "several_nodes": plan.num_nodes > 1,
+        "nodes": plan.num_nodes,
+        "world_size": plan.world_size,
+        "gpus_per_node": plan.gpus_per_node,
+        "claims": ", claims: [{name: channel}]" if shared.domain else "",
+        "and_the_copy": " and the load balancer's copy of the experts" if plan.shared_memory else "",
+        "shared_memory": f"{shared_gib}Gi",
+        "image": shared.dynamo.image,
+        "model_flag": "--model" if shared.is_beta else "--model-path",
         # Kubernetes replaces $(NAME) in an argument, unless the dollar sign is doubled.
-        yield f"- {yaml_flow(self._model.replace('$(', '$$('))}"
-        yield from comment_lines("The name that clients ask for.")
-        yield "- --served-model-name"
-        yield f"- {yaml_flow((plan.checkpoint and plan.checkpoint.model) or plan.variant.name)}"
-        yield "- --extra-engine-args"
-        yield f"- {_CONFIG}/engine.yaml"
-        yield from comment_lines("As in the engine file; AIConfigurator, which checks deployments, reads it here only.")
-        yield "- --expert-parallel-size"
-        yield f'- "{plan.layout.expert_parallel_size}"'
-        if worker.mode is not None:
-            yield "- --disaggregation-mode"
-            yield f"- {worker.mode}"
-        if worker.publishes:
-            yield from comment_lines("The router knows blocks of one size only, and must be told the engine's.")
-            yield "- --kv-block-size"
-            yield f'- "{plan.canonical["kv_cache_config.tokens_per_block"]}"'
-            yield f"- {'--publish-kv-events' if self._is_beta else '--publish-events-and-metrics'}"
-        yield from self._environment(worker)
-        assert plan.checkpoint is not None  # a plan for GPUs has one
-        within_s = ready_within_s(plan.checkpoint.weight_bytes)
-        yield from comment_lines(
-            f"{within_s:,} s to load the weights and compile kernels, or the operator's two hours if that is longer."
-        )
-        yield (
-            f"startupProbe: {{httpGet: {{path: /live, port: 9090}}, periodSeconds: {_PERIOD_S}, timeoutSeconds: 5, "
-            f"failureThreshold: {max(720, -(-within_s // _PERIOD_S))}}}"
-        )
-        yield "volumeMounts:"
-        yield f"- {{name: model-cache, mountPath: {yaml_flow(self._mount)}}}"
-        yield f"- {{name: engine, mountPath: {_CONFIG}, readOnly: true}}"
-
-    def _environment(self, worker: _Worker) -> Iterator[str]:
-        variables = {variable.name: variable for variable in (*self._variables(worker.plan), *worker.plan.environment)}
-        if variables:
-            yield "env:"
-        for variable in variables.values():
-            yield from comment_lines(variable.comment)
-            yield f'- {{name: {variable.name}, value: "{variable.value}"}}'
-
-    def _variables(self, plan: Plan) -> Iterator[EnvironmentVariable]:
-        """Yield the variables that Dynamo needs; one that the plan has too is the plan's."""
-        if not is_path(self._model):
-            yield EnvironmentVariable("HF_HOME", _CACHE, "the checkpoint is downloaded onto the volume")
-        if plan.num_nodes > 1:
-            source = "ai-dynamo/dynamo examples/backends/trtllm/deploy/v1beta1/disagg-multinode.yaml"
-            for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
-                yield EnvironmentVariable(name, "1", "the operator starts the ranks by mpirun, as root", source=source)
-        if not self._domain:
-            return
-        source = "ai-dynamo/dynamo recipes/deepseek-r1/trtllm/disagg/wide_ep/gb200"
-        for name in ("NCCL_MNNVL_ENABLE", "NCCL_CUMEM_ENABLE", "TRTLLM_MOE_ENABLE_ALLTOALL_WITHOUT_ALLGATHER"):
-            yield EnvironmentVariable(name, "1", "the ranks exchange tokens over the NVLink of several nodes", source)
-        if self.dynamo.trtllm.startswith("1.3.0") and plan.layout.attention_dp:
-            reason = "TensorRT-LLM may choose DeepEP by itself, which fails on GB200"
-            source = "ai-dynamo/dynamo PR 9914; recipes/deepseek-v32-fp4"
-            yield EnvironmentVariable("TRTLLM_FORCE_COMM_METHOD", "NVLINK_TWO_SIDED", reason, source=source)
-
-    def _volumes(self, worker: _Worker) -> Iterator[str]:
-        if self._domain:
-            yield f"resourceClaims: [{{name: channel, resourceClaimTemplateName: {self._name}-channel}}]"
-        yield "volumes:"
-        yield from comment_lines(f"Make this claim first; {self._mount} is its root, with the checkpoint in it.")
-        yield "- {name: model-cache, persistentVolumeClaim: {claimName: model-cache}}"
-        yield f"- {{name: engine, configMap: {{name: {self._engine_of(worker)}}}}}"
+        "model": yaml_flow(shared.model.replace("$(", "$$(")),
+        "served_name": yaml_flow(plan.checkpoint.model or plan.variant.name),
+        "expert_parallel_size": plan.layout.expert_parallel_size,
+        "publishes": worker.publishes,
+        "block_size": plan.canonical.get("kv_cache_config.tokens_per_block"),
+        "publish_flag": "--publish-kv-events" if shared.is_beta else "--publish-events-and-metrics",
+        "environment": _environment(plan, shared),
+        "within": f"{within_s:,}",
+        "tries": max(_TWO_HOURS_S // _PERIOD_S, -(-within_s // _PERIOD_S)),
+        "mount": mount,
+        "mount_path": yaml_flow(mount),
+        "engine": worker.engine_of(shared.name),
+    }
 
 
-def _counts(worker: _Worker) -> Iterator[str]:
-    yield from comment_lines("Each replica is a whole copy of the model.")
-    yield f"replicas: {worker.replicas}"
-    if worker.plan.num_nodes > 1:
-        yield from comment_lines(f"{worker.plan.world_size} GPUs, {worker.plan.gpus_per_node} on each node.")
-        yield f"multinode: {{nodeCount: {worker.plan.num_nodes}}}"
+def _environment(plan: Plan, shared: _Shared) -> list[str]:
+    """Return the lines about the variables that Dynamo needs, and those of the plan, which count more."""
+    variables = {variable.name: variable for variable in (*_variables(plan, shared), *plan.environment)}
+    return [
+        line
+        for variable in variables.values()
+        for line in (*comment_lines(variable.comment), f'- {{name: {variable.name}, value: "{variable.value}"}}')
+    ]
 
 
-def _shared_memory_size(plan: Plan) -> str:
-    return f"{max(_DEFAULT_SHARED_GIB, plan.gpus_per_node + -(-plan.shared_memory // GIB))}Gi"
-
-
-def _shared_memory(plan: Plan) -> list[str]:
-    copy = " and the load balancer's copy of the experts" if plan.shared_memory else ""
-    return comment_lines(
-        f"/dev/shm: 1 GiB for each rank of a node{copy}, and no less than {_DEFAULT_SHARED_GIB}Gi, the operator's size."
-    )
-
-
-def _indented(lines: Iterator[str] | list[str], spaces: int) -> list[str]:
-    return textwrap.indent("\n".join(lines), " " * spaces).splitlines()
+def _variables(plan: Plan, shared: _Shared) -> Iterator[EnvironmentVariable]:
+    if not is_path(shared.model):
+        yield EnvironmentVariable("HF_HOME", _CACHE, "the checkpoint is downloaded onto the volume")
+    if plan.num_nodes > 1:
+        source = "ai-dynamo/dynamo examples/backends/trtllm/deploy/v1beta1/disagg-multinode.yaml"
+        for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+            yield EnvironmentVariable(name, "1", "the operator starts the ranks by mpirun, as root", source=source)
+    if not shared.domain:
+        return
+    source = "ai-dynamo/dynamo recipes/deepseek-r1/trtllm/disagg/wide_ep/gb200"
+    for name in ("NCCL_MNNVL_ENABLE", "NCCL_CUMEM_ENABLE", "TRTLLM_MOE_ENABLE_ALLTOALL_WITHOUT_ALLGATHER"):
+        yield EnvironmentVariable(name, "1", "the ranks exchange tokens over the NVLink of several nodes", source)
+    if shared.dynamo.trtllm.startswith("1.3.0") and plan.layout.attention_dp:
+        reason = "TensorRT-LLM may choose DeepEP by itself, which fails on GB200"
+        source = "ai-dynamo/dynamo PR 9914; recipes/deepseek-v32-fp4"
+        yield EnvironmentVariable("TRTLLM_FORCE_COMM_METHOD", "NVLINK_TWO_SIDED", reason, source=source)
