@@ -8,8 +8,8 @@ import pytest
 from deepseek_triton_build import PlanRequest, RefusedPlanError, format_files, make_plan, write_repository
 from deepseek_triton_build.build_errors import NothingToCheckError, UnknownNameError
 from deepseek_triton_build.check import CheckOptions, check_repository, read_facts
+from deepseek_triton_build.check.flags import as_flag, read_vllm_flags
 from deepseek_triton_build.check.scripts import ShellScript
-from deepseek_triton_build.check.vllm_flags import as_flag, read_vllm_flags
 from deepseek_triton_build.data.releases import load_release
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
 from deepseek_triton_build.render.vllm_commands import WITHOUT_FLAG

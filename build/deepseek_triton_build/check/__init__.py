@@ -10,13 +10,12 @@ readers of YAML, stamps and checkpoints that the check uses are public too, for 
 
 from __future__ import annotations
 
-from deepseek_triton_build.check.checkpoint_facts import CheckpointFacts, read_facts
+from deepseek_triton_build.check.checkpoint_files import CheckpointFacts, read_facts
 from deepseek_triton_build.check.codes import CHECKS, MISSING_SHARD, MODEL_GONE, MODEL_NOT_HERE
-from deepseek_triton_build.check.documents import read_yaml
+from deepseek_triton_build.check.documents import is_inside, read_bytes, read_yaml
 from deepseek_triton_build.check.finding import CheckCode, CheckedModel, Finding, Report
 from deepseek_triton_build.check.generated_origin import Stamp, read_stamp
 from deepseek_triton_build.check.model_identity import CheckOptions
-from deepseek_triton_build.check.regular_files import is_inside, read_bytes
 from deepseek_triton_build.check.repository_report import check_repository
 from deepseek_triton_build.check.rules_document import rules_page
 from deepseek_triton_build.check.safetensors import Header, HeaderEntry, HeaderError, read_header

@@ -23,8 +23,8 @@ _OF_A_RANK = ("OMPI_", "PMIX_", "PMI_", "SLURM_")
 _CLASS = "TensorRT-LLM's own TorchLlmArgs"
 
 
-def engine_problems(document: Document, release: Release) -> tuple[list[Finding], list[str]]:
-    """Return what the installed TensorRT-LLM refuses in `document`, and why it could not be asked.
+def engine_problems(document: Document, release: Release) -> tuple[list[str], list[Finding]]:
+    """Return why the installed TensorRT-LLM could not be asked, and what it refuses in `document`.
 
     Where it is not installed, both are empty.
     """
@@ -32,11 +32,11 @@ def engine_problems(document: Document, release: Release) -> tuple[list[Finding]
         return [], []
     answer = _ask(document)
     if "failed" in answer:
-        return [], [f"{_CLASS}, because it can't be asked: {printable_line(str(answer['failed']))}"]
+        return [f"{_CLASS}, because it can't be asked: {printable_line(str(answer['failed']))}"], []
     version = str(answer["version"])
     if not version.startswith(release.version):
-        return [], [f"{_CLASS}, because {version} is installed and {release.version} is checked against"]
-    return [_finding(document, key, message, version) for key, message in answer["problems"]], []
+        return [f"{_CLASS}, because {version} is installed and {release.version} is checked against"], []
+    return [], [_finding(document, key, message, version) for key, message in answer["problems"]]
 
 
 def _finding(document: Document, key: str, message: str, version: str) -> Finding:

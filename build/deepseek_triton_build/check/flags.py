@@ -1,20 +1,25 @@
-"""The LLM arguments that a script gives to a program of TensorRT-LLM by flags."""
+"""The arguments that a script gives by flags to a program of TensorRT-LLM, or to `vllm serve`."""
 
 from __future__ import annotations
 
 import difflib
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepseek_triton_build.check.codes import OUT_OF_RANGE, UNUSED_FLAG, WRONG_CHOICE, WRONG_FLAG, WRONG_TYPE
-from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.check.codes import MOVED_KEY, OUT_OF_RANGE, UNUSED_FLAG, WRONG_CHOICE, WRONG_FLAG, WRONG_TYPE
+from deepseek_triton_build.check.finding import CheckCode, Finding
 from deepseek_triton_build.check.scripts import CommandFlag, Program, ShellScript, typed
+from deepseek_triton_build.check.vllm_arguments import absent_problem, value_problem
 from deepseek_triton_build.data import spelling, type_strings
 from deepseek_triton_build.data.releases import load_release
 from deepseek_triton_build.data.setting_types import bounded_type
+from deepseek_triton_build.data.vllm import VLLM_VERSIONS, Argument, VllmVersion, load_vllm
+from deepseek_triton_build.render.vllm_commands import WITHOUT_FLAG
 from deepseek_triton_build.rules.rule import CANONICAL_RELEASE
-from deepseek_triton_build.text import short_repr
+from deepseek_triton_build.text import nearest_name, short_repr
 
 YAML_FLAGS = ("--extra_llm_api_options", "--config")
 """Flags that name the YAML file; the second is the newer name (TensorRT-LLM trtllm_serve_cli.yaml@9e7f85f6)."""
@@ -27,40 +32,73 @@ _OTHER_FLAGS = (
 """Flags that set no LLM argument that is recorded here."""
 _NEAR = 0.8
 """Likeness from which a flag that is not recorded counts as a misspelled one. Few flags of a program are recorded."""
+_HUMAN = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+_POWERS = "kmgt"
+_OPTIMIZATION = re.compile(r"-O[0-3]?")
+"""`-O3`: a level of optimization."""
+_AUTO = ("max_model_len",)
+"""Flags that take `auto`, which stands for the largest value that fits the memory."""
 
 
 @dataclass(kw_only=True)
 class GivenFlags:
-    """The settings that the flags of a program give."""
+    """The arguments that the flags of a program give: of TensorRT-LLM under canonical keys, of vLLM as dotted paths."""
 
-    program: str
     file: str
     settings: dict[str, Any] = field(default_factory=dict)
-    """Canonical key -> value."""
+    """Argument -> value."""
     places: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Canonical key -> the line and the name of its flag."""
+    """Argument -> the line and the name of its flag."""
     unknown: set[str] = field(default_factory=set)
-    """Canonical keys whose values depend on more than the script."""
+    """Arguments whose values depend on more than the script, or are wrong."""
     unread: list[str] = field(default_factory=list)
     """Flags that are not recorded here."""
     findings: list[Finding] = field(default_factory=list)
 
+    def place(self, key: str | None) -> tuple[str, int | None, str]:
+        """Return file, line and flag of an argument; without a flag, no line."""
+        line, flag = self.places.get(key or "", (None, key or ""))
+        return self.file, line, flag
+
+    def add(self, check: CheckCode, message: str, fix: str, line: int, key: str | None = None) -> None:
+        self.findings.append(check.finding(message, fix, file=self.file, line=line, key=key))
+
+    def refuse_value(self, check: CheckCode, flag: CommandFlag, key: str, problem: str, fix: str) -> None:
+        self.unknown.add(key)
+        self.add(check, f"{flag.name}: {problem}", fix, flag.line, key)
+
 
 def read_flags(script: ShellScript, program: Program) -> GivenFlags:
-    """Return what the flags of `program`, which `script` starts, set."""
-    given = GivenFlags(program=program.name, file=script.file)
+    """Return what the flags of `program`, one of TensorRT-LLM that `script` starts, set."""
+    given = GivenFlags(file=script.file)
     for flag in program.flags:
         if flag.name in program.meanings:
-            _add(given, flag, *program.meanings[flag.name])
+            _set_key(given, flag, *program.meanings[flag.name])
         elif flag.name not in _OTHER_FLAGS:
             near = difflib.get_close_matches(flag.name, [*program.meanings, *_OTHER_FLAGS], n=1, cutoff=_NEAR)
             if near:
                 message = f"{flag.name} is not a flag of {program.name}"
-                found = WRONG_FLAG.finding(message, f"did you mean {near[0]}?", file=script.file, line=flag.line)
-                given.findings.append(found)
+                given.add(WRONG_FLAG, message, f"did you mean {near[0]}?", flag.line)
             else:
                 given.unread.append(flag.name)
     return given
+
+
+def _set_key(given: GivenFlags, flag: CommandFlag, key: str, stands_for: Any) -> None:
+    argument = load_release(CANONICAL_RELEASE).find_key(key)
+    assert argument is not None  # a test compares the flags' keys with the record
+    value = stands_for if stands_for is not None else typed(flag.values, argument.type)
+    given.places[key] = flag.line, flag.name
+    bounds = bounded_type(key, argument.type)
+    if value is None:
+        given.unknown.add(key)
+    elif type_strings.fits(value, bounds):
+        given.settings[key] = value
+    else:
+        expected, is_choice = type_strings.in_words(bounds), bool(type_strings.choices(argument.type))
+        check = WRONG_CHOICE if is_choice else OUT_OF_RANGE if type_strings.fits(value, argument.type) else WRONG_TYPE
+        problem = f"expected {expected}, found {short_repr(value)}"
+        given.refuse_value(check, flag, key, problem, f"write {expected}")
 
 
 def unused_flags(given: GivenFlags, document_keys: Mapping[Any, Any], settings: Mapping[str, Any], file: str) -> None:
@@ -81,31 +119,136 @@ def unused_flags(given: GivenFlags, document_keys: Mapping[Any, Any], settings: 
             continue
         says = f"{key}: {short_repr(settings[key])}" if key in settings else f"the section {section}"
         message = f"{flag} has no effect, because {file} gives {says}"
-        fix = f"remove {flag}, or write {key} into {file} alone"
-        given.findings.append(UNUSED_FLAG.finding(message, fix, file=given.file, line=line, key=key))
-
-
-def _add(given: GivenFlags, flag: CommandFlag, key: str, stands_for: Any) -> None:
-    found = load_release(CANONICAL_RELEASE).find_key(key)
-    assert found is not None  # a test compares the flags' keys with the record
-    value = stands_for if stands_for is not None else typed(flag.values, found.type)
-    given.places[key] = flag.line, flag.name
-    if value is None:
-        given.unknown.add(key)
-        return
-    bounds = bounded_type(key, found.type)
-    if not type_strings.fits(value, bounds):
-        expected = type_strings.in_words(bounds)
-        is_choice = bool(type_strings.choices(found.type))
-        code = WRONG_CHOICE if is_choice else OUT_OF_RANGE if type_strings.fits(value, found.type) else WRONG_TYPE
-        message = f"{flag.name}: expected {expected}, found {short_repr(value)}"
-        given.findings.append(code.finding(message, f"write {expected}", file=given.file, line=flag.line, key=key))
-        given.unknown.add(key)
-        return
-    given.settings[key] = value
+        given.add(UNUSED_FLAG, message, f"remove {flag}, or write {key} into {file} alone", line, key)
 
 
 def flag_keys() -> frozenset[str]:
     """Return the canonical keys that some program of TensorRT-LLM takes by flags."""
     programs = ("trtllm-serve", "trtllm-bench", "trtllm-eval")
     return frozenset(key for program in programs for key in spelling.keys_of_flags(program).values())
+
+
+def read_vllm_flags(script: ShellScript, program: Program, version: VllmVersion) -> GivenFlags:
+    """Return what the flags of `program`, a `vllm serve` that `script` starts, set."""
+    given = GivenFlags(file=script.file)
+    for flag in program.flags:
+        key, is_off = _argument(flag.name, version)
+        row = version.find(key)
+        if row is not None and key not in WITHOUT_FLAG:
+            given.places[key] = flag.line, flag.name
+            if is_off:
+                given.settings[key] = False
+            elif key in version.sections:
+                _set_section(given, flag, key, version)
+            else:
+                _set_argument(given, flag, key, row, version)
+        elif _dashed(flag.name) not in version.serve_flags and not _OPTIMIZATION.fullmatch(flag.name):
+            check, why, fix = _unknown(flag, key, version)
+            given.add(check, f"{flag.name} is not a flag of vllm serve {version.version}{why}", fix, flag.line)
+    return given
+
+
+def as_flag(argument: str, value: Any) -> str:
+    """Return what to write as a flag for an argument; its value may not be known."""
+    name, dot, key = argument.partition(".")
+    name = f"--{name.replace('_', '-')}{dot}{key}"
+    if value is False:
+        return f"write --no-{name[2:]}"
+    if value is None or value is True:
+        return f"write {name}"
+    return f"write {name} {json.dumps(value) if isinstance(value, dict | list) else value}"
+
+
+def _argument(flag: str, version: VllmVersion) -> tuple[str, bool]:
+    """Return the argument that a flag sets, as a dotted path, and whether the flag turns it off."""
+    if flag in version.short_flags:
+        return version.short_flags[flag], False
+    name, dot, keys = flag.removeprefix("--").partition(".")
+    name = version.short_flags.get(f"-{name.removeprefix('-')}", name) if dot and flag[1] != "-" else name
+    name = name.replace("-", "_")
+    if name not in version.arguments and name.startswith("no_") and name[3:] in version.arguments:
+        return name[3:], True
+    return name + dot + keys.replace("-", "_"), False
+
+
+def _dashed(flag: str) -> str:
+    """Return a flag as its program lists it: underscores count as dashes, and `--no-` turns a switch off."""
+    return flag.replace("_", "-").replace("--no-", "--", 1)
+
+
+def _unknown(flag: CommandFlag, key: str, version: VllmVersion) -> tuple[CheckCode, str, str]:
+    """Return the code of a flag that vLLM doesn't have, why it has none, and the fix."""
+    value = typed(flag.values, "Any") if flag.values else True
+    moved = version.moved_arguments.get(key)
+    if moved is not None:
+        why = f": {moved.why}" if moved.why else ""
+        if moved.by is None:
+            return MOVED_KEY, f": {moved.why}", "remove it"
+        instead = as_flag(moved.by, True).removeprefix("write ")
+        return MOVED_KEY, f", which has {instead} instead{why}", as_flag(moved.by, moved.new_value(value))
+    section, dot, _ = key.partition(".")
+    if dot and section in version.sections:
+        return WRONG_FLAG, "", absent_problem(key, value, version).fix
+    if key in WITHOUT_FLAG:
+        return WRONG_FLAG, "", f"remove it; vLLM has the argument {key}, but no flag for it"
+    elsewhere = next((other for other in VLLM_VERSIONS if key in load_vllm(other).arguments), None)
+    if elsewhere is not None:
+        return WRONG_FLAG, "", f"vLLM {elsewhere} has it; remove it here, or use that version"
+    known = [*(f"--{name.replace('_', '-')}" for name in version.arguments), *version.serve_flags]
+    near = nearest_name(_dashed(flag.name), known)
+    return WRONG_FLAG, "", f"did you mean {near}?" if near else "remove it"
+
+
+def _set_argument(given: GivenFlags, flag: CommandFlag, key: str, row: Argument, version: VllmVersion) -> None:
+    if not flag.values and not type_strings.fits(True, row.type):
+        fix = f"write {type_strings.in_words(row.type)}"
+        given.refuse_value(WRONG_TYPE, flag, key, "expected a value after it, found none", fix)
+        return
+    value = _human(flag, row) or typed(flag.values, "str" if row.type.split(" | ")[0] == "str" else row.type)
+    is_json = isinstance(value, str) and value.startswith("{")
+    if value is None or is_json or (value == "auto" and key in _AUTO):
+        given.unknown.add(key)
+    else:
+        _set_value(given, flag, key, value, row, version)
+
+
+def _set_value(given: GivenFlags, flag: CommandFlag, key: str, value: Any, row: Argument, version: VllmVersion) -> None:
+    problem = value_problem(value, row, version)
+    if problem is None:
+        given.settings[key] = value
+    else:
+        given.refuse_value(problem.check, flag, key, problem.message, problem.fix)
+
+
+def _set_section(given: GivenFlags, flag: CommandFlag, key: str, version: VllmVersion) -> None:
+    """Add the keys of an argument that is given as one JSON object."""
+    keys, text = version.sections[key], flag.values[0].value if flag.values else ""
+    if text is None:
+        given.unknown.add(key)
+        return
+    try:
+        section = json.loads(text)
+    except ValueError:
+        section = None
+    if not isinstance(section, dict):
+        fix = f"write {flag.name} '{{\"{next(iter(keys))}\": ...}}'"
+        given.refuse_value(WRONG_TYPE, flag, key, f"expected a JSON object, found {short_repr(text)}", fix)
+        return
+    for name, value in section.items():
+        path = f"{key}.{name}"
+        given.places[path] = flag.line, flag.name
+        if name in keys:
+            _set_value(given, flag, path, value, keys[name], version)
+        else:
+            problem = absent_problem(path, value, version)
+            given.add(problem.check, f"{flag.name}: {problem.message}", problem.fix, flag.line, path)
+
+
+def _human(flag: CommandFlag, row: Argument) -> int | None:
+    """Return a number with a unit, such as 32k (32,000) or 32K (32,768); None for anything else."""
+    text = flag.values[0].value if len(flag.values) == 1 else None
+    found = _HUMAN.fullmatch(text or "")
+    if found is None or "int" not in type_strings.without_bounds(row.type).split(" | "):
+        return None
+    base = 1000 if found[2].islower() else 1024
+    return int(float(found[1]) * base ** (_POWERS.index(found[2].lower()) + 1))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.build_errors import UnusableCheckpointError
-from deepseek_triton_build.check.checkpoint_facts import CheckpointFacts
+from deepseek_triton_build.check.checkpoint_files import CheckpointFacts
 from deepseek_triton_build.check.codes import (
     BAD_RECORD,
     CUT_CHECKPOINT,

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.check.checkpoint_facts import CheckpointFacts
-from deepseek_triton_build.check.checkpoint_report import check_checkpoint, mtp_problems
-from deepseek_triton_build.check.codes import MISSING_FILE, MODEL_MISSING, OTHER_RECORD
-from deepseek_triton_build.check.documents import Document, read_yaml
+from deepseek_triton_build.check.checkpoint_files import CheckpointFacts
+from deepseek_triton_build.check.codes import MISSING_FILE, MODEL_MISSING, OTHER_RECORD, WRONG_VLLM_BACKEND
+from deepseek_triton_build.check.documents import MAX_TEXT_BYTES, Document, read_bytes, read_json_document, read_yaml
 from deepseek_triton_build.check.engine_arguments import engine_problems
-from deepseek_triton_build.check.finding import CheckedModel, Finding
-from deepseek_triton_build.check.generated_origin import (
-    Recorded,
-    Stamp,
-    changed_files,
-    read_recorded,
-    read_stamp,
-)
-from deepseek_triton_build.check.instance_gpus import (
+from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.check.generated_origin import Recorded, changed_files, read_recorded
+from deepseek_triton_build.check.gpus import (
     KIND_CPU,
     TRTLLM_RANKS,
     VLLM_RANKS,
@@ -30,8 +24,8 @@ from deepseek_triton_build.check.instance_gpus import (
     check_kinds,
     check_vllm_gpus,
     hidden_gpus,
+    memory_problems,
 )
-from deepseek_triton_build.check.memory_fit import memory_problems
 from deepseek_triton_build.check.model_identity import (
     UNKNOWN,
     CheckOptions,
@@ -40,19 +34,16 @@ from deepseek_triton_build.check.model_identity import (
     find_checkpoint_folder,
     find_release,
     find_vllm,
-    identify,
-    unchecked_facts,
 )
 from deepseek_triton_build.check.pbtxt import NAME as CONFIG
-from deepseek_triton_build.check.pbtxt import ModelConfig, backend_folder, check_config, read_config
+from deepseek_triton_build.check.pbtxt import ModelConfig, backend_folder, check_config, check_name, read_config
 from deepseek_triton_build.check.rule_findings import (
     Checked,
+    ModelCheck,
     Place,
-    PlacedDeployment,
     canonical_settings,
-    check_deployment,
-    check_on_vllm,
     make_deployment,
+    make_vllm_deployment,
     place_in,
     with_balancer_file,
 )
@@ -62,32 +53,58 @@ from deepseek_triton_build.check.schema import (
     UPSTREAM_KEYS,
     CheckedArguments,
     check_schema,
+    check_triton_config,
     ignored_arguments,
+    triton_settings,
 )
-from deepseek_triton_build.check.scripts import START_SCRIPT, ShellScript, read_script
-from deepseek_triton_build.check.triton_config import check_triton_config, triton_settings
-from deepseek_triton_build.check.variables import as_setting, variable_problems, vllm_variable_problems
-from deepseek_triton_build.check.vllm_arguments import check_vllm_arguments, num_draft_tokens
+from deepseek_triton_build.check.scripts import (
+    START_SCRIPT,
+    ShellScript,
+    as_setting,
+    read_script,
+    variable_problems,
+    vllm_variable_problems,
+)
+from deepseek_triton_build.check.vllm_arguments import check_vllm_arguments
 from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.data.vllm import VllmVersion
 from deepseek_triton_build.planning.plan_request import EMBEDDED_ENGINES, ENGINES
 from deepseek_triton_build.render.stamp import RELEASE_RECORD
-from deepseek_triton_build.text import is_path
+from deepseek_triton_build.text import is_path, short_repr
 
 OUR_PACKAGE = "deepseek_backend"
 MODEL_PY = "model.py"
+MODEL_JSON = "model.json"
 _TENSORRT_LLM = "tensorrt_llm"
 _VLLM = "vllm"
+_KIND, _OF_ONE_GPU = "KIND_MODEL", "KIND_GPU"
+"""The kind of instances that Triton's vLLM backend asks for, and one that it takes for a single GPU."""
+_NAMES_MODEL = re.compile(rb'"model"\s*:')
+_NAMES_VLLM = re.compile(rb"vllm")
 
 
 def check_model(folder: Path, version: str, root: Path, options: CheckOptions) -> Checked:
-    """Check everything about the model in `folder`, whose model.yaml lies in its folder `version`.
+    """Check everything about the model in `folder`, whose model.yaml or model.json lies in its folder `version`.
 
     :param root: the folder that is checked. Findings name files relative to it.
     """
+    kind = _VllmBackendModel if is_of_vllm_backend(folder, folder / version) else _Model
     label = "" if folder == root else f"{folder.name}/"
-    model = ModelCheck(folder=folder, version_dir=folder / version, root=root, label=label, options=options)
-    return Checked(model.check(), model.findings, model.placed)
+    return kind(folder=folder, version_dir=folder / version, root=root, label=label, options=options).check()
+
+
+def is_of_vllm_backend(folder: Path, version_dir: Path) -> bool:
+    """Tell whether a model has a model.json that is meant for the backend: other backends use the name too."""
+    places = ((version_dir / MODEL_JSON, _NAMES_MODEL), (folder / CONFIG, _NAMES_VLLM))
+    if os.path.lexists(version_dir / MODEL_YAML) or not os.path.lexists(version_dir / MODEL_JSON):
+        return False
+    for path, pattern in places:
+        try:
+            if pattern.search(read_bytes(path, MAX_TEXT_BYTES) or b""):
+                return True
+        except OSError:
+            continue
+    return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,19 +117,9 @@ class _Library:
     num_ranks: int | None
 
 
-@dataclass
-class ModelCheck:
-    """The check of one model's folder, which collects the findings."""
-
-    folder: Path
+@dataclass(kw_only=True)
+class _Model(ModelCheck):
     version_dir: Path
-    root: Path
-    label: str
-    """The beginning of file names in findings: the model's folder, or nothing when the model itself is `root`."""
-    options: CheckOptions
-    findings: list[Finding] = field(default_factory=list)
-    unchecked: list[str] = field(default_factory=list)
-    placed: PlacedDeployment | None = None
 
     @property
     def in_version(self) -> str:
@@ -122,58 +129,37 @@ class ModelCheck:
     def file(self) -> str:
         return f"{self.in_version}{MODEL_YAML}"
 
-    @cached_property
-    def stamp(self) -> Stamp:
-        stamp: Stamp = self.keep(read_stamp(self.folder, self.label))
-        return stamp
-
     @property
     def is_ours(self) -> bool:
         return os.path.isdir(self.version_dir / OUR_PACKAGE) or self.stamp.has_below(
             f"{self.version_dir.name}/{OUR_PACKAGE}"
         )
 
-    def check(self) -> CheckedModel:
+    def check(self) -> Checked:
         self.findings += changed_files(self.stamp, self.folder, self.root, self.label)
         document = self.keep(read_yaml(self.version_dir / MODEL_YAML, self.file))
-        recorded: Recorded = self.keep(read_recorded(self.version_dir, self.in_version))
+        recorded = self.keep(read_recorded(self.version_dir, self.in_version))
         triton = {} if document is None else triton_settings(document)
         engine = self.engine(triton, recorded, has_document=document is not None)
         script = self.start_script()
         if engine == _VLLM:
-            library = self.check_on_vllm(document, recorded, triton, script)
+            library = self.check_vllm(document, recorded, triton, script)
         else:
-            library = self.check_on_tensorrt_llm(document, recorded, triton, engine, script)
-        known = library.known
+            library = self.check_tensorrt_llm(document, recorded, triton, engine, script)
         config = self.keep(read_config(self.folder / CONFIG, f"{self.label}{CONFIG}"))
         self.findings += self.missing_program(config)
         if config is not None:
-            given = None if document is None else triton
             self.findings += check_config(
-                config, folder=self.folder, triton=given, model_yaml=self.file, is_ours=self.is_ours
+                config,
+                folder=self.folder,
+                triton=None if document is None else triton,
+                model_yaml=self.file,
+                is_ours=self.is_ours,
             )
-        num_ranks = library.num_ranks
-        if config is not None and engine == _VLLM:
-            self.findings += check_kinds(config, KIND_CPU)
-            self.findings += check_vllm_gpus(config, num_ranks=num_ranks, num_gpus=known.num_gpus)
-        if config is not None and engine == _TENSORRT_LLM:
-            self.findings += check_gpus(config, num_ranks=num_ranks, num_gpus=known.num_gpus)
-        if config is not None and engine in (_TENSORRT_LLM, _VLLM) and script is not None and num_ranks is not None:
-            way = VLLM_RANKS if engine == _VLLM else TRTLLM_RANKS
-            self.findings += hidden_gpus(script, num_ranks, known.gpu, way)
-        return CheckedModel(
-            file=self.file,
-            model=None if document is None else _model_of(document) or None,
-            backend="deepseek-triton" if self.is_ours else "upstream",
-            engine=engine,
-            release=library.version,
-            release_from=library.version_from,
-            variant=known.variant.name if known.variant else None,
-            precision=known.precision,
-            gpu=known.gpu.name if known.gpu else None,
-            num_gpus=known.num_gpus,
-            unchecked=tuple(self.unchecked),
-        )
+            self.findings += _gpu_problems(config, engine, library, script)
+        model = None if document is None else _model_of(document)
+        backend = "deepseek-triton" if self.is_ours else "upstream"
+        return self.checked(self.file, model, backend, engine, library.version, library.version_from, library.known)
 
     def engine(self, triton: Mapping[str, Any], recorded: Recorded, *, has_document: bool) -> str:
         """Return the engine that the model runs on.
@@ -186,12 +172,6 @@ class ModelCheck:
         if named in ENGINES:
             return str(named)
         return _VLLM if recorded.vllm is not None else _TENSORRT_LLM
-
-    def keep(self, read: tuple[Any, list[Finding]]) -> Any:
-        """Return what was read, and add its findings to the others."""
-        value, found = read
-        self.findings += found
-        return value
 
     def start_script(self) -> ShellScript | None:
         """Return start.sh; None without one. What is wrong with it is said when the whole repository is checked."""
@@ -218,7 +198,7 @@ class ModelCheck:
         fix = "put it there; deepseek-triton build --force writes this project's"
         return [MISSING_FILE.finding(f"{name} is missing, which Triton runs", fix, file=f"{self.in_version}{name}")]
 
-    def check_on_tensorrt_llm(
+    def check_tensorrt_llm(
         self,
         document: Document | None,
         recorded: Recorded,
@@ -240,7 +220,7 @@ class ModelCheck:
         num_ranks = _num_ranks(document, arguments.settings)
         return _Library(version=release.version, version_from=release_from, known=known, num_ranks=num_ranks)
 
-    def check_on_vllm(
+    def check_vllm(
         self, document: Document | None, recorded: Recorded, triton: Mapping[str, Any], script: ShellScript | None
     ) -> _Library:
         """Check what vLLM gets."""
@@ -265,14 +245,10 @@ class ModelCheck:
         if script is not None and self.root == self.folder.parent:
             self.findings += vllm_variable_problems(script, version, partial(as_setting, document))
         facts = self.checkpoint(document, for_vllm=True) if _model_of(document) else None
-        known: Identity = self.keep(
-            identify(self.options, self.stamp, _model_of(document), facts, self.file, document.line("model"))
-        )
-        place, unknown = partial(_place, document), frozenset(arguments.unknown)
-        self.findings += check_on_vllm(arguments.settings, version, known, place, triton=triton, unknown=unknown)
-        if facts is not None:
-            self.findings += mtp_problems(facts, num_draft_tokens(arguments.settings))
-        self.unchecked += unchecked_facts(known, has_checkpoint=facts is not None)
+        known = self.identify(_model_of(document), facts, self.file, document.line("model"))
+        deployment = make_vllm_deployment(arguments.settings, version, known, triton, arguments.unknown)
+        self.check_on_vllm(deployment, partial(_place, document), facts)
+        self.note_unchecked(known, facts)
         return known, _num_ranks(document, arguments.settings, "data_parallel_size")
 
     def other_record(self, wanted: str, of_wanted: str | None, other: str, of_other: str | None) -> list[Finding]:
@@ -312,28 +288,21 @@ class ModelCheck:
     ) -> Identity:
         """Check the checkpoint, the rules and the memory, and return what the model is."""
         facts = self.checkpoint(document) if _model_of(document) else None
-        known: Identity = self.keep(
-            identify(self.options, self.stamp, _model_of(document), facts, self.file, document.line("model"))
-        )
-        settings: dict[str, Any] = self.keep(
+        known = self.identify(_model_of(document), facts, self.file, document.line("model"))
+        settings = self.keep(
             with_balancer_file(canonical_settings(arguments, release), self.version_dir, self.in_version)
         )
-        place = place_in(document, arguments, release)
         variables = {} if script is None else script.known_values
         deployment = make_deployment(settings, release, known, triton, variables)
-        self.placed = PlacedDeployment(deployment=deployment, place=place)
         misfits = list(memory_problems(deployment)) if _num_ranks(document, settings) is not None else []
-        self.findings += check_deployment(deployment, misfits, place)
-        if facts is not None:
-            self.findings += mtp_problems(facts, deployment.num_draft_tokens)
-        found, unasked = engine_problems(document, release)
-        self.findings += found
-        self.unchecked += [*unasked, *unchecked_facts(known, has_checkpoint=facts is not None)]
+        self.check_deployment(deployment, misfits, place_in(document, arguments, release), facts)
+        self.unchecked += self.keep(engine_problems(document, release))
+        self.note_unchecked(known, facts)
         return known
 
     def checkpoint(self, document: Document, *, for_vllm: bool = False) -> CheckpointFacts | None:
         """Return what the checkpoint's files say; None when it is not on this machine."""
-        model, root = _model_of(document), self.root.resolve().as_posix()
+        model = _model_of(document)
         found = find_checkpoint_folder(model, self.version_dir, self.options.model_root)
         tokenizer, named = found, document.values.get("tokenizer")
         if isinstance(named, str) and not is_path(named):
@@ -345,9 +314,19 @@ class ModelCheck:
         if found is None:
             self.findings.append(absent_checkpoint(document, model, "model", strict=self.options.strict))
             return None
-        label = found.resolve().as_posix().removeprefix(f"{root}/")
-        facts: CheckpointFacts = self.keep(check_checkpoint(found, label, tokenizer, for_vllm=for_vllm))
-        return facts
+        return self.read_checkpoint(found, tokenizer, for_vllm=for_vllm)
+
+
+def _gpu_problems(config: ModelConfig, engine: str, library: _Library, script: ShellScript | None) -> Iterator[Finding]:
+    """Find instances whose GPUs are missing, shared, hidden, too few or too many."""
+    ranks, gpus = library.num_ranks, library.known.num_gpus
+    if engine == _VLLM:
+        yield from check_kinds(config, KIND_CPU)
+        yield from check_vllm_gpus(config, num_ranks=ranks, num_gpus=gpus)
+    elif engine == _TENSORRT_LLM:
+        yield from check_gpus(config, num_ranks=ranks, num_gpus=gpus)
+    if engine in (_TENSORRT_LLM, _VLLM) and script is not None and ranks is not None:
+        yield from hidden_gpus(script, ranks, library.known.gpu, VLLM_RANKS if engine == _VLLM else TRTLLM_RANKS)
 
 
 def _model_of(document: Document) -> str:
@@ -368,3 +347,56 @@ def _num_ranks(document: Document | None, settings: Mapping[str, Any], *others: 
             return None
         sizes *= int(settings.get(key, 1))
     return sizes
+
+
+class _VllmBackendModel(_Model):
+    """The check of a model of Triton's own vLLM backend: its model.json, its config.pbtxt and its checkpoint."""
+
+    @property
+    def file(self) -> str:
+        return f"{self.in_version}{MODEL_JSON}"
+
+    @property
+    def is_ours(self) -> bool:
+        return False
+
+    def check(self) -> Checked:
+        document = self.keep(read_json_document(self.version_dir / MODEL_JSON, self.file))
+        version, version_from, unsure = find_vllm(
+            self.options, None, self.stamp, record_file=f"{self.in_version}{RELEASE_RECORD}", file=self.file
+        )
+        self.findings += unsure
+        known, num_ranks = UNKNOWN, None
+        if document is not None:
+            known, num_ranks = self.check_vllm_arguments(document, version, {}, self.start_script())
+        config = self.keep(read_config(self.folder / CONFIG, f"{self.label}{CONFIG}"))
+        if config is not None:
+            self.findings += check_name(config, self.folder)
+            self.findings += _vllm_backend_problems(config, is_alone=num_ranks == 1)
+            self.findings += check_vllm_gpus(config, num_ranks=num_ranks, num_gpus=known.num_gpus)
+        model = None if document is None else str(document.values.get("model") or "")
+        return self.checked(self.file, model, "vllm_backend", _VLLM, version.version, version_from, known)
+
+
+def _vllm_backend_problems(config: ModelConfig, *, is_alone: bool) -> Iterator[Finding]:
+    """Find what Triton's vLLM backend refuses.
+
+    :param is_alone: whether an instance has one rank, which may be of KIND_GPU.
+    """
+    message = config.message
+    if message.backend != _VLLM:
+        text = f"expected backend {_VLLM}, which reads {MODEL_JSON}, found {short_repr(message.backend or None)}"
+        yield config.finding(WRONG_VLLM_BACKEND, text, f'write backend: "{_VLLM}"', at="backend")
+    if message.HasField("model_transaction_policy") and not message.model_transaction_policy.decoupled:
+        text = "expected decoupled: true, found false"
+        fix = "write model_transaction_policy { decoupled: true }, or leave it out"
+        yield config.finding(WRONG_VLLM_BACKEND, text, fix, at="decoupled")
+    if message.max_batch_size:
+        text = f"expected max_batch_size 0, because vLLM makes the batches, found {message.max_batch_size}"
+        yield config.finding(WRONG_VLLM_BACKEND, text, "write max_batch_size: 0", at="max_batch_size")
+    for finding in check_kinds(config, _KIND):
+        if _OF_ONE_GPU not in finding.message:
+            yield finding
+        elif not is_alone:
+            text = f"the backend refuses {_OF_ONE_GPU} for more than one rank (tensor x pipeline parallelism)"
+            yield config.finding(WRONG_VLLM_BACKEND, text, f"write kind: {_KIND}", at="kind")

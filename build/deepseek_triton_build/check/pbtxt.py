@@ -25,9 +25,8 @@ from deepseek_triton_build.check.codes import (
     WRONG_BACKEND,
     WRONG_NAME,
 )
-from deepseek_triton_build.check.documents import read_text
+from deepseek_triton_build.check.documents import is_inside, read_text
 from deepseek_triton_build.check.finding import CheckCode, Finding
-from deepseek_triton_build.check.regular_files import is_inside
 from deepseek_triton_build.data.model_source import contract
 from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS
 from deepseek_triton_build.data.type_strings import fits

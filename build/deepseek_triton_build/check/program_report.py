@@ -1,45 +1,46 @@
-"""All checks of LLM arguments outside a model repository: a YAML file, the flags of the script beside it, or both."""
+"""All checks of arguments outside a model repository: a YAML file, the flags of the script beside it, or both."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.check.checkpoint_facts import CheckpointFacts
-from deepseek_triton_build.check.checkpoint_report import check_checkpoint, mtp_problems
+from deepseek_triton_build.check.checkpoint_files import CheckpointFacts
 from deepseek_triton_build.check.codes import UNUSED_ARGUMENTS, WEIGHTS_TOO_LARGE
 from deepseek_triton_build.check.documents import Document, read_yaml
 from deepseek_triton_build.check.engine_arguments import engine_problems
-from deepseek_triton_build.check.finding import CheckCode, CheckedModel, Finding
-from deepseek_triton_build.check.flags import YAML_FLAGS, GivenFlags, flag_keys, read_flags, unused_flags
-from deepseek_triton_build.check.generated_origin import (
-    Stamp,
-    changed_files,
-    read_recorded,
-    read_stamp,
+from deepseek_triton_build.check.finding import CheckCode, Finding
+from deepseek_triton_build.check.flags import (
+    YAML_FLAGS,
+    GivenFlags,
+    as_flag,
+    flag_keys,
+    read_flags,
+    read_vllm_flags,
+    unused_flags,
 )
-from deepseek_triton_build.check.instance_gpus import count_problem
-from deepseek_triton_build.check.memory_fit import memory_problems
+from deepseek_triton_build.check.generated_origin import changed_files, read_recorded
+from deepseek_triton_build.check.gpus import VLLM_RANKS, count_problem, hidden_gpus, memory_problems
 from deepseek_triton_build.check.model_identity import (
     UNKNOWN,
     CheckOptions,
     Identity,
     find_checkpoint_folder,
     find_release,
-    identify,
-    unchecked_facts,
+    find_vllm,
 )
 from deepseek_triton_build.check.rule_findings import (
     Checked,
+    ModelCheck,
     Place,
-    PlacedDeployment,
     canonical_settings,
-    check_deployment,
     make_deployment,
+    make_vllm_deployment,
     place_in,
     with_balancer_file,
 )
@@ -49,6 +50,7 @@ from deepseek_triton_build.check.schema import (
     UPSTREAM_KEYS,
     CheckedArguments,
     check_schema,
+    triton_settings,
 )
 from deepseek_triton_build.check.scripts import (
     PROGRAM_SCRIPTS,
@@ -58,16 +60,17 @@ from deepseek_triton_build.check.scripts import (
     Program,
     ShellScript,
     read_script,
+    variable_problems,
+    vllm_variable_problems,
 )
-from deepseek_triton_build.check.triton_config import triton_settings
-from deepseek_triton_build.check.variables import variable_problems
-from deepseek_triton_build.check.vllm_serve_report import check_vllm_serve
 from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.render.stamp import RELEASE_RECORD
 from deepseek_triton_build.render.trtllm_commands import YAML_NAME
 from deepseek_triton_build.rules.rule import Deployment, Violation
 from deepseek_triton_build.text import first_names
 
+_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+_YAML_NAME = re.compile(r"[\w.-]+\.ya?ml\b")
 _PROGRAM: Mapping[str, Any] = {"backend": "pytorch"}
 """The arguments that TensorRT-LLM's programs have by themselves."""
 
@@ -85,26 +88,23 @@ def check_programs(path: Path, options: CheckOptions) -> list[Checked]:
     read = {name: read_script(folder / name, name) for name in present}
     if path != folder:  # only the scripts that pass the file say something about it
         read = {name: one for name, one in read.items() if one[0] is not None and _passed_yaml(one[0]) == yaml.name}
-    starting = {name: one for name, one in read.items() if one[0] is None or not _is_only_a_load(one[0])}
+    # A script that measures a server of vLLM, which another one starts, gives no engine arguments.
+    starting = {name: one for name, one in read.items() if _program_of(one[0]) != VLLM_BENCH}
     if read and not starting:
         return []
-    checked = [_check_script(folder, yaml, name, script, options, found) for name, (script, found) in starting.items()]
-    return checked or [_ProgramCheck(folder=folder, yaml=yaml, options=options).check()]
+    checked = []
+    for name, (script, found) in starting.items():
+        if script is not None and script.program is not None and script.program.name == VLLM:
+            serve = _ServeCheck(folder=folder, root=folder, options=options, findings=[*found], script=script)
+            checked.append(serve.check(script.program))
+        else:
+            check = _ProgramCheck(folder=folder, root=folder, options=options, findings=[*found], yaml=yaml)
+            checked.append(check.check(name, script))
+    return checked or [_ProgramCheck(folder=folder, root=folder, options=options, yaml=yaml).check("", None)]
 
 
-def _is_only_a_load(script: ShellScript) -> bool:
-    """Whether the script measures a server of vLLM that another one starts, and so gives no engine arguments."""
-    return script.program is not None and script.program.name == VLLM_BENCH
-
-
-def _check_script(
-    folder: Path, yaml: Path, name: str, script: ShellScript | None, options: CheckOptions, found: list[Finding]
-) -> Checked:
-    program = None if script is None else script.program
-    if script is not None and program is not None and program.name == VLLM:
-        return check_vllm_serve(folder, script, program, options, found)
-    check = _ProgramCheck(folder=folder, yaml=yaml, script_name=name, script=script, options=options, findings=found)
-    return check.check()
+def _program_of(script: ShellScript | None) -> str:
+    return "" if script is None or script.program is None else script.program.name
 
 
 @dataclass(frozen=True)
@@ -135,76 +135,105 @@ class _Given:
         return place
 
 
+class _FolderCheck(ModelCheck):
+    """The check of what lies in a folder with a program's files."""
+
+    def check_stamp(self) -> None:
+        if not self.stamp.is_of_triton:
+            self.findings += changed_files(self.stamp, self.folder, self.folder, "")
+
+    def checkpoint(self, model: str, *, has_tokenizer: bool, for_vllm: bool = False) -> CheckpointFacts | None:
+        """Return what the checkpoint's files say; None when it is not on this machine.
+
+        :param has_tokenizer: whether its tokenizer is used.
+        """
+        if not model and self.options.model_root is None:
+            return None
+        found = find_checkpoint_folder(model, self.folder, self.options.model_root)
+        return self.read_checkpoint(found, found if has_tokenizer else None, for_vllm=for_vllm)
+
+
 @dataclass(kw_only=True)
-class _ProgramCheck:
-    """The check of one script with its YAML file, or of a YAML file by itself, which collects the findings."""
+class _ServeCheck(_FolderCheck):
+    """The check of a script that starts `vllm serve`."""
 
-    folder: Path
+    script: ShellScript
+
+    def check(self, program: Program) -> Checked:
+        self.check_stamp()
+        recorded, _ = read_recorded(self.folder, "")
+        version, version_from, unsure = find_vllm(
+            self.options, recorded.vllm, self.stamp, record_file=RELEASE_RECORD, file=self.script.file
+        )
+        self.findings += unsure
+        self.findings += variable_problems(self.script)
+        self.findings += vllm_variable_problems(self.script, version, as_flag)
+        flags = read_vllm_flags(self.script, program, version)
+        self.findings += flags.findings
+        model = program.model or ""
+        facts = self.checkpoint(model, has_tokenizer="tokenizer" not in flags.places, for_vllm=True)
+        known = self.identify(model, facts, self.script.file, None)
+        self.findings += self.rank_problems(flags, known)
+        deployment = make_vllm_deployment(flags.settings, version, known, {}, flags.unknown)
+        self.check_on_vllm(deployment, flags.place, facts)
+        self.note_unchecked(known, facts)
+        return self.checked(self.script.file, model, "none", "vllm", version.version, version_from, known)
+
+    def rank_problems(self, flags: GivenFlags, known: Identity) -> Iterator[Finding]:
+        """Compare the ranks with the GPUs, as far as both are known."""
+        if flags.unknown.intersection(_SIZES):
+            return
+        ranks = math.prod(flags.settings.get(size, 1) for size in _SIZES)
+        yield from hidden_gpus(self.script, ranks, known.gpu, VLLM_RANKS)
+        problem = None if known.num_gpus is None else count_problem(ranks, known.num_gpus, "the server", VLLM_RANKS)
+        if problem is not None:
+            code, message, fix = problem
+            line = next((flags.places[size][0] for size in _SIZES if size in flags.places), None)
+            yield code.finding(message, fix, file=self.script.file, line=line, key=_SIZES[0])
+
+
+@dataclass(kw_only=True)
+class _ProgramCheck(_FolderCheck):
+    """The check of one script with its YAML file, or of a YAML file by itself."""
+
     yaml: Path
-    script_name: str = ""
-    script: ShellScript | None = None
-    options: CheckOptions
-    findings: list[Finding] = field(default_factory=list)
-    unchecked: list[str] = field(default_factory=list)
-    placed: PlacedDeployment | None = None
 
-    def check(self) -> Checked:
-        stamp = self.keep(read_stamp(self.folder, ""))
-        if not stamp.is_of_triton:
-            self.findings += changed_files(stamp, self.folder, self.folder, "")
-        program = None if self.script is None else self.script.program
-        if self.script is not None:
-            self.findings += variable_problems(self.script)
+    def check(self, script_name: str, script: ShellScript | None) -> Checked:
+        self.check_stamp()
+        program = None if script is None else script.program
+        if script is not None:
+            self.findings += variable_problems(script)
             if program is None:
-                why = "because it starts no program that is known here"
-                self.unchecked.append(f"the flags in {self.script.file}, {why}")
-        document = self.document(program)
-        file = self.script_name if document is None and self.script_name else self.yaml.name
+                self.unchecked.append(f"the flags in {script.file}, because it starts no program that is known here")
+        document = self.document(script)
+        file = script_name if document is None and script_name else self.yaml.name
         recorded, _ = read_recorded(self.folder, "")
         release, release_from, unsure = find_release(
-            self.options, recorded.release, stamp, record_file=RELEASE_RECORD, file=file
+            self.options, recorded.release, self.stamp, record_file=RELEASE_RECORD, file=file
         )
         model, known = None, UNKNOWN
         if document is not None or program is not None:
             self.findings += unsure
-            model = (program and program.model) or _text(document, "model")
-            known = self.check_rules(self.given(document, program, release), release, stamp, model or "")
-        checked = CheckedModel(
-            file=file,
-            model=model,
-            backend="none",
-            engine="tensorrt_llm",
-            release=release.version,
-            release_from=release_from,
-            variant=known.variant.name if known.variant else None,
-            precision=known.precision,
-            gpu=known.gpu.name if known.gpu else None,
-            num_gpus=known.num_gpus,
-            unchecked=tuple(self.unchecked),
-        )
-        return Checked(checked, self.findings, self.placed)
+            in_yaml = None if document is None else document.values.get("model")
+            model = (program and program.model) or (in_yaml if isinstance(in_yaml, str) else None)
+            known = self.check_rules(self.given(document, script, release), script, release, model or "")
+        return self.checked(file, model, "none", "tensorrt_llm", release.version, release_from, known)
 
-    def keep(self, read: tuple[Any, list[Finding]]) -> Any:
-        """Return what was read, and add its findings to the others."""
-        value, found = read
-        self.findings += found
-        return value
-
-    def document(self, program: Program | None) -> Document | None:
+    def document(self, script: ShellScript | None) -> Document | None:
         """Return the content of the YAML file, where one is used."""
-        passed = None if self.script is None else _passed_yaml(self.script)
+        program = None if script is None else script.program
+        passed = None if script is None else _passed_yaml(script)
         is_there = os.path.lexists(self.yaml)
-        if passed is not None or self.script is None or (program is None and is_there):
+        if passed is not None or script is None or (program is None and is_there):
             yaml = self.yaml if passed is None else self.folder / passed
-            document: Document | None = self.keep(read_yaml(yaml, yaml.name))
-            return document
+            return self.keep(read_yaml(yaml, yaml.name))
         if program is not None and program.name != QUICKSTART and is_there:
-            message = f"{self.script.file} starts {program.name} without {self.yaml.name}"
+            message = f"{script.file} starts {program.name} without {self.yaml.name}"
             fix = f'write {YAML_FLAGS[0]} "$here/{self.yaml.name}" after {program.name}'
-            self.findings.append(UNUSED_ARGUMENTS.finding(message, fix, file=self.script.file))
+            self.findings.append(UNUSED_ARGUMENTS.finding(message, fix, file=script.file))
         return None
 
-    def given(self, document: Document | None, program: Program | None, release: Release) -> _Given:
+    def given(self, document: Document | None, script: ShellScript | None, release: Release) -> _Given:
         """Return the arguments wherever they are given, and add findings about the wrong ones."""
         is_model_yaml = document is not None and document.file == MODEL_YAML
         arguments = CheckedArguments()
@@ -212,11 +241,9 @@ class _ProgramCheck:
             sections = (TRITON_SECTION, *UPSTREAM_KEYS) if is_model_yaml else ()
             arguments = check_schema(document, release, other_sections=sections)
             self.findings += arguments.findings
-        settings: dict[str, Any] = self.keep(
-            with_balancer_file(canonical_settings(arguments, release), self.folder, "")
-        )
-        if self.script is not None and program is not None:
-            flags = read_flags(self.script, program)
+        settings = self.keep(with_balancer_file(canonical_settings(arguments, release), self.folder, ""))
+        if script is not None and script.program is not None:
+            flags = read_flags(script, script.program)
             if document is not None:
                 unused_flags(flags, document.values, settings, document.file)
             self.findings += flags.findings
@@ -230,44 +257,24 @@ class _ProgramCheck:
             "the rules about what flags may give, because no script that passes the file is beside it"
         )
         settings = {**_PROGRAM} | _divided(self.options.num_gpus, settings) | settings
-        unknown = flag_keys() - settings.keys() - _replaced_flags(document)
-        return _Given(document, arguments, None, settings, unknown)
+        replaced = {key for key in flag_keys() if "." in key and key.partition(".")[0] in document.values}
+        return _Given(document, arguments, None, settings, flag_keys() - settings.keys() - replaced)
 
-    def check_rules(self, given: _Given, release: Release, stamp: Stamp, model: str) -> Identity:
+    def check_rules(self, given: _Given, script: ShellScript | None, release: Release, model: str) -> Identity:
         """Check the checkpoint, the rules and the memory, and return what the model is."""
         document, facts = given.document, self.checkpoint(model, has_tokenizer="tokenizer" not in given.settings)
         line = None if document is None else document.line("model")
-        named_in = self.yaml.name if self.script is None else self.script.file
-        known: Identity = self.keep(identify(self.options, stamp, model, facts, named_in, line))
+        known = self.identify(model, facts, self.yaml.name if script is None else script.file, line)
         triton = triton_settings(document) if document is not None and document.file == MODEL_YAML else {}
-        variables = {} if self.script is None else self.script.known_values
+        variables = {} if script is None else script.known_values
         deployment = make_deployment(given.settings, release, known, triton, variables, given.unknown)
         place = given.places(release)
-        self.placed = PlacedDeployment(deployment=deployment, place=place)
-        self.findings += check_deployment(deployment, _misfits(deployment), place)
-        if facts is not None:
-            self.findings += mtp_problems(facts, deployment.num_draft_tokens)
+        self.check_deployment(deployment, _misfits(deployment), place, facts)
         self.findings += _count_problems(deployment, known, place)
         if document is not None:
-            found, unasked = engine_problems(document, release)
-            self.findings += found
-            self.unchecked += unasked
-        self.unchecked += unchecked_facts(known, has_checkpoint=facts is not None)
+            self.unchecked += self.keep(engine_problems(document, release))
+        self.note_unchecked(known, facts)
         return known
-
-    def checkpoint(self, model: str, *, has_tokenizer: bool) -> CheckpointFacts | None:
-        """Return what the checkpoint's files say; None when it is not on this machine.
-
-        :param has_tokenizer: whether its tokenizer is used.
-        """
-        if not model and self.options.model_root is None:
-            return None
-        found = find_checkpoint_folder(model, self.folder, self.options.model_root)
-        if found is None:
-            return None
-        label = found.resolve().as_posix().removeprefix(f"{self.folder.resolve().as_posix()}/")
-        facts: CheckpointFacts = self.keep(check_checkpoint(found, label, found if has_tokenizer else None))
-        return facts
 
 
 def _passed_yaml(script: ShellScript) -> str | None:
@@ -284,25 +291,12 @@ def _passed_yaml(script: ShellScript) -> str | None:
     return next((match[0] for match in found if match is not None), None)
 
 
-_YAML_NAME = re.compile(r"[\w.-]+\.ya?ml\b")
-
-
 def _divided(num_gpus: int | None, settings: Mapping[str, Any]) -> dict[str, int]:
     """Return the sizes that follow from the number of GPUs: tensor parallelism alone, unless the file says more."""
     ranks = settings.get("tensor_parallel_size", num_gpus)
     if num_gpus is None or not isinstance(ranks, int) or num_gpus % ranks:
         return {}
     return {"tensor_parallel_size": ranks, "pipeline_parallel_size": num_gpus // ranks}
-
-
-def _text(document: Document | None, key: str) -> str | None:
-    value = None if document is None else document.values.get(key)
-    return value if isinstance(value, str) else None
-
-
-def _replaced_flags(document: Document) -> frozenset[str]:
-    """Return the keys of flags that a section of the YAML file replaces."""
-    return frozenset(key for key in flag_keys() if "." in key and key.partition(".")[0] in document.values)
 
 
 def _misfits(deployment: Deployment) -> list[tuple[CheckCode, Violation]]:

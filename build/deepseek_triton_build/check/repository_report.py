@@ -1,29 +1,163 @@
-"""`check DIR`: find what can be checked in a folder, and report on all of it."""
+"""`check DIR`: find what can be checked in a folder, and report on all of it; of a pair of servers, on both."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from deepseek_triton_build.build_errors import NothingToCheckError
 from deepseek_triton_build.check.codes import UNREADABLE
-from deepseek_triton_build.check.finding import Finding, Report, in_order
+from deepseek_triton_build.check.documents import Document, read_yaml
+from deepseek_triton_build.check.finding import Finding, Report, in_order, make_finding
+from deepseek_triton_build.check.generated_origin import Stamp, changed_files, read_stamp
 from deepseek_triton_build.check.model_identity import CheckOptions, require_model_root
-from deepseek_triton_build.check.model_report import MODEL_PY, OUR_PACKAGE, check_model
-from deepseek_triton_build.check.pair_report import (
-    SIDES,
-    check_pair,
-    is_orchestrators,
-    is_pair,
-    missing_side,
-    orchestrator_findings,
-)
+from deepseek_triton_build.check.model_report import MODEL_PY, OUR_PACKAGE, check_model, is_of_vllm_backend
 from deepseek_triton_build.check.program_report import check_programs, is_program_folder
-from deepseek_triton_build.check.rule_findings import CheckedFolder
+from deepseek_triton_build.check.rule_findings import CheckedFolder, PlacedDeployment
 from deepseek_triton_build.check.schema import MODEL_YAML
-from deepseek_triton_build.check.scripts import PROGRAM_SCRIPTS, START_SCRIPT
-from deepseek_triton_build.check.vllm_backend_report import check_vllm_backend_model, is_of_vllm_backend
+from deepseek_triton_build.check.scripts import PROGRAM_SCRIPTS, START_SCRIPT, ShellScript, Word, read_script
+from deepseek_triton_build.data.releases import Release, load_release
+from deepseek_triton_build.planning.orchestrator_settings import CONFIG_NAME, SCRIPT_NAME, load_limit_s
 from deepseek_triton_build.render.stamp import MANIFEST
+from deepseek_triton_build.rules import disaggregation_violations, orchestrator_violations
+from deepseek_triton_build.rules.disaggregation import CONTEXT, GENERATION, ServerPair
+from deepseek_triton_build.rules.orchestrator import CLUSTER, DEFAULT_TIMEOUT_S, Orchestrator
+
+SIDES = (CONTEXT, GENERATION)
+_START_TIMEOUT = ("-t", "--server_start_timeout")
+_REQUEST_TIMEOUT = ("-r", "--request_timeout")
+_METADATA = ("-m", "--metadata_server_config_file")
+_SECTIONS = (*(f"{side}_servers" for side in SIDES), CLUSTER)
+
+
+def is_pair(directory: Path) -> bool:
+    """Whether the folder holds the two sides of a pair, and not two models with these names."""
+    return all(_is_side(directory / side) for side in SIDES)
+
+
+def missing_side(directory: Path) -> str | None:
+    """Return the side of which a pair that `build` wrote has lost its folder; None where none is missing."""
+    stamp, _ = read_stamp(directory, "")
+    for side in SIDES:
+        is_told = any(name.startswith(f"{side}/") for name in stamp.files)
+        if is_told and not os.path.lexists(directory / side):
+            return side
+    return None
+
+
+def _is_side(folder: Path) -> bool:
+    return (
+        os.path.isdir(folder)
+        and os.access(folder, os.R_OK)
+        and not any(name.isdecimal() for name in os.listdir(folder))
+    )
+
+
+def is_orchestrators(path: Path) -> bool:
+    """Whether the file is a disagg_config.yaml, under whatever name."""
+    if not os.path.isfile(path):
+        return False
+    document, _ = read_yaml(path, path.name)
+    return path.name == CONFIG_NAME or (document is not None and any(key in document.values for key in _SECTIONS))
+
+
+def check_pair(directory: Path, sides: Mapping[str, CheckedFolder], options: CheckOptions) -> Report:
+    """Report on the whole pair.
+
+    :param sides: side -> everything that was checked in its folder.
+    """
+    stamp, findings = read_stamp(directory, "")
+    own = {name: checksum for name, checksum in stamp.files.items() if "/" not in name}  # the sides have stamps
+    findings += changed_files(Stamp(values={**stamp.values, "files": own}, file=stamp.file), directory, directory, "")
+    models = []
+    for side, checked in sides.items():
+        findings += [_below(side, finding) for finding in checked.findings]
+        models += [replace(one.model, file=f"{side}/{one.model.file}") for one in checked.models]
+    findings += _pair_findings(sides)
+    if os.path.lexists(directory / CONFIG_NAME):
+        findings += orchestrator_findings(directory / CONFIG_NAME, sides, options)
+    return Report(findings=in_order(findings), models=tuple(models))
+
+
+def _below(side: str, finding: Finding) -> Finding:
+    """Return the finding about a file of a side, named from the pair's folder."""
+    return finding if os.path.isabs(finding.file) else replace(finding, file=f"{side}/{finding.file}")
+
+
+def _placed(sides: Mapping[str, CheckedFolder]) -> dict[str, PlacedDeployment]:
+    """Return side -> the deployment of its model, where one is known."""
+    found = {side: next((one.placed for one in checked.models if one.placed), None) for side, checked in sides.items()}
+    return {side: placed for side, placed in found.items() if placed is not None}
+
+
+def _server_pair(placed: Mapping[str, PlacedDeployment]) -> ServerPair | None:
+    if len(placed) < len(SIDES):
+        return None
+    return ServerPair(context=placed[CONTEXT].deployment, generation=placed[GENERATION].deployment)
+
+
+def _pair_findings(sides: Mapping[str, CheckedFolder]) -> Iterator[Finding]:
+    placed = _placed(sides)
+    pair = _server_pair(placed)
+    for rule, violation in () if pair is None else disaggregation_violations(pair):
+        side, _, key = (violation.key or CONTEXT).partition(".")
+        file, line, name = placed[side].place(key or None)
+        finding = make_finding(
+            rule.code, rule.severity, violation.message, violation.fix, file=file, line=line, key=name or None
+        )
+        yield _below(side, finding)
+
+
+def orchestrator_findings(config: Path, sides: Mapping[str, CheckedFolder], options: CheckOptions) -> list[Finding]:
+    """Return what is wrong with a disagg_config.yaml and the script beside it that starts the orchestrator."""
+    document, findings = read_yaml(config, config.name)
+    path = config.parent / SCRIPT_NAME
+    script, found = read_script(path, SCRIPT_NAME) if os.path.lexists(path) else (None, [])
+    findings += found
+    if document is None:
+        return findings
+    orchestrator = _orchestrator(document, script, _server_pair(_placed(sides)), options)
+    for rule, violation in orchestrator_violations(orchestrator):
+        file, line = (SCRIPT_NAME, None) if violation.key is None else (config.name, document.line(violation.key))
+        findings.append(
+            make_finding(
+                rule.code, rule.severity, violation.message, violation.fix, file=file, line=line, key=violation.key
+            )
+        )
+    return findings
+
+
+def _orchestrator(
+    document: Document, script: ShellScript | None, pair: ServerPair | None, options: CheckOptions
+) -> Orchestrator:
+    program = None if script is None else script.program
+    words = () if program is None else program.words
+    is_started = bool(words) and words[0].text == "disaggregated"
+    release: Release | None = None if pair is None else pair.context.release
+    if options.release is not None:
+        release = load_release(options.release)
+    is_known = pair is not None and all(d.checkpoint is not None for d in pair.sides.values())
+    return Orchestrator(
+        config=document.values,
+        release=release,
+        start_timeout_s=_seconds(words, _START_TIMEOUT) if is_started else None,
+        request_timeout_s=_seconds(words, _REQUEST_TIMEOUT) if is_started else None,
+        has_metadata_server=any(word.text.partition("=")[0] in _METADATA for word in words),
+        load_s=load_limit_s(pair) if pair is not None and is_known else None,
+        pair=None if pair is None else pair.well_typed(),
+    )
+
+
+def _seconds(words: Sequence[Word], names: Sequence[str]) -> int | None:
+    """Return the value of a flag, or trtllm-serve's default; None when it depends on more than the script."""
+    for word, following in zip(words, [*words[1:], None], strict=True):
+        name, equals, given = word.text.partition("=")
+        if name in names:
+            value = Word(given, word.line).value if equals else following and following.value
+            return int(value) if value and value.isdecimal() else None
+    return DEFAULT_TIMEOUT_S
 
 
 def check_repository(directory: Path, options: CheckOptions | None = None) -> Report:
@@ -63,8 +197,7 @@ def _checked(directory: Path, options: CheckOptions) -> CheckedFolder:
     checked = check_programs(directory, options) if is_program else []
     models, unreadable = ([], []) if os.path.isfile(directory) else _models(directory, may_be_none=is_program)
     for folder, version in models:
-        is_yaml = not is_of_vllm_backend(folder, folder / version)
-        checked.append((check_model if is_yaml else check_vllm_backend_model)(folder, version, directory, options))
+        checked.append(check_model(folder, version, directory, options))
     return CheckedFolder(checked, unreadable)
 
 

@@ -20,9 +20,8 @@ from deepseek_triton_build.check.codes import (
     UNREADABLE,
     WRONG_LENGTH,
 )
-from deepseek_triton_build.check.documents import read_json
+from deepseek_triton_build.check.documents import NotAFileError, is_inside, open_file, read_json
 from deepseek_triton_build.check.finding import Finding
-from deepseek_triton_build.check.regular_files import NotAFileError, is_inside, open_file
 from deepseek_triton_build.check.safetensors import Header, HeaderError, PointerError, read_header
 from deepseek_triton_build.text import first_names, safe_name
 

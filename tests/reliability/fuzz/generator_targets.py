@@ -10,7 +10,7 @@ from typing import Any
 
 from deepseek_backend.contract import SAMPLING_FIELDS
 from deepseek_triton_build.build_errors import BuildError, UnusableCheckpointError
-from deepseek_triton_build.check.checkpoint_facts import read_facts
+from deepseek_triton_build.check.checkpoint_files import read_facts
 from deepseek_triton_build.check.repository_report import check_repository
 from deepseek_triton_build.check.safetensors import HeaderError, read_header
 from deepseek_triton_build.data.setting_types import sampling_problem
