@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.check.codes import REFUSED_BY_ENGINE
@@ -36,13 +36,14 @@ def engine_problems(document: Document, release: Release) -> tuple[list[str], li
     version = str(answer["version"])
     if not version.startswith(release.version):
         return [f"{_CLASS}, because {version} is installed and {release.version} is checked against"], []
-    return [], [_finding(document, key, message, version) for key, message in answer["problems"]]
-
-
-def _finding(document: Document, key: str, message: str, version: str) -> Finding:
-    text = f"{key or 'model.yaml'}: TensorRT-LLM {version} refuses it: {message}"
+    problems = [
+        (key, f"{key or 'model.yaml'}: TensorRT-LLM {version} refuses it: {why}") for key, why in answer["problems"]
+    ]
     fix = "correct it as the message says"
-    return REFUSED_BY_ENGINE.finding(text, fix, file=document.file, line=document.line(key), key=key or None)
+    return [], [
+        REFUSED_BY_ENGINE.finding(text, fix, file=document.file, line=document.line(key), key=key or None)
+        for key, text in problems
+    ]
 
 
 def _ask(document: Document) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def _ask(document: Document) -> dict[str, Any]:
 
     import yaml
 
-    program = Path(__file__).with_name("ask_engine.py").read_text(encoding="utf-8")
+    program = f"{inspect.getsource(_answer)}\n_answer()\n"
     command = [sys.executable, "-c", program, "model", TRITON_SECTION, *UPSTREAM_KEYS]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_A_RANK)}
     environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, sys.path))
@@ -66,3 +67,40 @@ def _ask(document: Document) -> dict[str, Any]:
     except (OSError, ValueError):
         return {"failed": f"its process ended with {done.returncode}: {done.stderr[-200:]}"}
     return answer
+
+
+def _answer() -> None:
+    """Answer the arguments in YAML on stdin with the release, and its problems with them as pairs of dotted key and
+    message, in JSON on stdout. The words of the command are the model's name and the top-level keys of others.
+
+    A process of its own runs the text of this function, without the rest of this package: importing TensorRT-LLM takes
+    many seconds, prints, and starts MPI.
+    """
+    import json
+    import os
+    import sys
+    from importlib import import_module
+
+    import yaml
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what TensorRT-LLM prints is no part of the answer
+    model, *other_keys = sys.argv[1:]
+    arguments = {key: value for key, value in yaml.safe_load(sys.stdin.read()).items() if key not in other_keys}
+    answer = {}
+    try:
+        answer["version"] = import_module("tensorrt_llm").__version__
+        llm_args, llm_utils = (import_module(f"tensorrt_llm.llmapi.{name}") for name in ("llm_args", "llm_utils"))
+    except Exception as error:  # a library that is not there, or no driver
+        answer["failed"] = f"{type(error).__name__}: {error}"
+    else:
+        answer["problems"] = []
+        try:
+            llm_args.TorchLlmArgs(**llm_utils.update_llm_args_with_extra_dict({"model": model}, arguments))
+        except Exception as error:  # pydantic's ValidationError, or what from_dict raises
+            listed: list[Any] = getattr(error, "errors", list)()
+            problems = [[".".join(map(str, entry["loc"])), str(entry["msg"])] for entry in listed]
+            answer["problems"] = problems or [["", str(error)]]
+    answers.write(json.dumps(answer))
+    answers.flush()
+    os._exit(0)  # MPI's and CUDA's ends may hang
