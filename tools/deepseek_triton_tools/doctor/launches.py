@@ -52,31 +52,25 @@ def check_leftovers(machine: Machine, expected: Expected) -> MachineFinding:
     if serving:
         problems.append(f"a tritonserver of {' '.join(serving)} still runs")
         fixes.append(f"when nobody needs that server any more: deepseek-triton launch stop {' '.join(serving)}")
-    if stubs:
-        problems.append(f"stubs without a tritonserver: {', '.join(map(str, stubs))}")
-        fixes.append(f"kill {' '.join(map(str, stubs))}")
-    if engines:
-        problems.append(f"vLLM's processes without a server: {', '.join(map(str, engines))}")
-        fixes.append(f"kill {' '.join(map(str, engines))}")
+    for title, pids in (("stubs without a tritonserver", stubs), ("vLLM's processes without a server", engines)):
+        if pids:
+            problems.append(f"{title}: {', '.join(map(str, pids))}")
+            fixes.append(f"kill {' '.join(map(str, pids))}")
     if problems:
         cause = "they may hold GPUs, shared memory or ports of a server that has ended"
         return warning("; ".join(problems), cause, "; ".join(fixes))
     if regions:
         cause = "the launch has ended, or it belongs to another user or container and can't be seen from here"
-        return note(f"{len(regions)} regions in {SHM}", cause, f"if none of these launches runs: {_removal(regions)}")
+        names = sorted({_launch_of(name) for name in regions})
+        paths = " ".join(f"{SHM}/{_REGION_PREFIX}{name}_*" for name in names[:_MOST_NAMED])
+        more = f", and of {len(names) - _MOST_NAMED} more launches" if len(names) > _MOST_NAMED else ""
+        return note(f"{len(regions)} regions in {SHM}", cause, f"if none of these launches runs: rm {paths}{more}")
     running = ", ".join(f"{name} ({_counted(members)})" for name, members in launches.items())
     return ok(f"running: {running}" if running else "nothing left")
 
 
 def _counted(members: Sequence[HostProcess]) -> str:
     return "1 process" if len(members) == 1 else f"{len(members)} processes"
-
-
-def _removal(regions: Sequence[str]) -> str:
-    launches = sorted({_launch_of(name) for name in regions})
-    paths = " ".join(f"{SHM}/{_REGION_PREFIX}{launch}_*" for launch in launches[:_MOST_NAMED])
-    more = f", and of {len(launches) - _MOST_NAMED} more launches" if len(launches) > _MOST_NAMED else ""
-    return f"rm {paths}{more}"
 
 
 def _launch_of(region: str) -> str:

@@ -76,8 +76,9 @@ def exchange_findings(
     if len(visits) < 2 or (expected.engine is not None and not expected.is_tensorrt_llm):
         return
     hosts = [visit.host for visit in visits]
-    finding = _why_not(visits, machine, ssh)
-    if finding is None:
+    if why_not := _why_not(visits, machine, ssh):
+        finding = skipped(why_not)
+    else:
         finding = _finding(Mpirun(machine, expected, ssh, python or "python3", patience_s), hosts)
     needs = (SERVE, MPIRUN)
     yield Reported(
@@ -85,16 +86,16 @@ def exchange_findings(
     )
 
 
-def _why_not(visits: Sequence[HostResult], machine: Machine, ssh: Ssh) -> MachineFinding | None:
+def _why_not(visits: Sequence[HostResult], machine: Machine, ssh: Ssh) -> str | None:
     if unreached := [visit.host for visit in visits if visit.report is None]:
-        return skipped(f"no report from {', '.join(unreached)}")
-    found = mpi.mpi_version(machine)
-    if found is None:
-        return skipped("there is no mpirun on this machine; run doctor in the container, which has it")
-    if found[0] != "Open MPI":
-        return skipped(f"{found[0]} is not Open MPI, which start.sh needs")
+        return f"no report from {', '.join(unreached)}"
+    installed = mpi.mpi_version(machine)
+    if installed is None:
+        return "there is no mpirun on this machine; run doctor in the container, which has it"
+    if installed[0] != "Open MPI":
+        return f"{installed[0]} is not Open MPI, which start.sh needs"
     if any(set(" '\"\\") & set(word) for word in ssh.args):
-        return skipped("mpirun splits --ssh-args at blanks and knows no quotes; use ~/.ssh/config instead")
+        return "mpirun splits --ssh-args at blanks and knows no quotes; use ~/.ssh/config instead"
     return None
 
 
@@ -143,24 +144,22 @@ def _finding(mpirun: Mpirun, hosts: Sequence[str]) -> MachineFinding:
         result = f"no message passes within {mpirun.patience_s:g} s: {_listed(pairs)}"
         cause = "the ranks have found each other, but their data connection does not work"
         return error_or_note(expected, result, cause, _NETWORK)
+    missing, waiting = exchange.without_rank(), exchange.not_joined()
+    where = "the exchange does not end"
+    if missing:
+        where = f"no rank started on {', '.join(missing)}"
+    elif waiting:
+        where = f"MPI_Init does not end on {', '.join(waiting)}"
     why = next((step["why"] for step in exchange.steps.values() if step["step"] == "failed"), "")
     failure = mpi.explain(replace(exchange.done, err=f"{exchange.done.err}\n{why}"))
-    result = f"{_where(exchange)}; {why or mpi.failed('mpirun', exchange.done)}{_alone(mpirun, hosts)}"
+    result = f"{where}; {why or mpi.failed('mpirun', exchange.done)}{_alone(mpirun, hosts)}"
     if failure in mpi.KNOWN_FAILURES:
         return error_or_note(expected, result, failure.cause, failure.fix)
-    if exchange.without_rank():
+    if missing:
         cause = "mpirun could not start its daemon there, or the daemon can't connect back to mpirun"
         fix = f"check that mpirun and orted of the same version are on PATH there (ssh HOST which orted); {_NETWORK}"
         return error_or_note(expected, result, cause, fix)
     return error_or_note(expected, result, "the ranks have started, but don't find each other", _NETWORK)
-
-
-def _where(exchange: RankExchange) -> str:
-    if missing := exchange.without_rank():
-        return f"no rank started on {', '.join(missing)}"
-    if waiting := exchange.not_joined():
-        return f"MPI_Init does not end on {', '.join(waiting)}"
-    return "the exchange does not end"
 
 
 def _alone(mpirun: Mpirun, hosts: Sequence[str]) -> str:

@@ -30,8 +30,6 @@ from deepseek_triton_tools.pages import install_extra
 ENTRY_POINT = "trtllm-llmapi-launch"
 _PYTHONS = ("python3", "/opt/venv-tritonserver/bin/python3", "/usr/bin/python3")
 """Pythons that may have TensorRT-LLM. The second is container 26.04's (triton-inference-server/server issue 8824)."""
-_INSTALL_YAML = "pip install pyyaml"
-_INSTALL_DEMO = install_extra("demo")
 STUB = "triton_python_backend_stub"
 _USE_NVCC = "TRTLLM_DG_JIT_USE_NVCC"
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count(), torch.version.cuda)"
@@ -92,9 +90,7 @@ def check_glibc(machine: Machine, expected: Expected) -> MachineFinding:
 def check_numpy(machine: Machine, expected: Expected) -> MachineFinding:
     version, fix = machine.python.packages.get("numpy"), "pip install 'numpy>=1.26,<2'"
     if version is None:
-        if server_binary(machine) is None:
-            return note("not installed", "tritonserver's Python backend needs it", fix, blocks=True)
-        return error("not installed", "tritonserver's Python backend needs it in this environment", fix)
+        return _not_installed(machine, "tritonserver's Python backend needs it, in the Python that it uses", fix)
     if wheel_server(machine) and version_numbers(version) >= (2,):
         return error(
             version, "with numpy 2 the wheel's Python backend silently hands over other values than were sent", fix
@@ -106,43 +102,48 @@ def check_yaml(machine: Machine, expected: Expected) -> MachineFinding:
     if version := machine.python.packages.get("pyyaml"):
         return ok(version)
     cause = "the backend reads model.yaml with PyYAML, in the Python that tritonserver uses"
+    return _not_installed(machine, cause, "pip install pyyaml")
+
+
+def _not_installed(machine: Machine, cause: str, fix: str) -> MachineFinding:
+    """An error where a tritonserver could use it."""
     if server_binary(machine) is None:
-        return note("not installed", cause, _INSTALL_YAML, blocks=True)
-    return error("not installed", cause, _INSTALL_YAML)
+        return note("not installed", cause, fix, blocks=True)
+    return error("not installed", cause, fix)
 
 
 def check_tools(machine: Machine, expected: Expected) -> MachineFinding:
-    packages = machine.python.packages
-    if "deepseek-triton" not in packages:
+    if "deepseek-triton" not in machine.python.packages:
         return skipped("deepseek-triton is not installed for this Python; serving a repository doesn't need it")
-    missing = [name for name in ("pyyaml", "rich") if name not in packages]
-    if not missing:
-        return ok("installed")
-    cause = "all commands except serve, probe, generate, chat and doctor need them"
-    return note(f"{', '.join(missing)} missing", cause, install_extra("tools"), blocks=True)
+    if missing := _lacking(machine, "pyyaml", "rich"):
+        cause = "all commands except serve, probe, generate, chat and doctor need them"
+        return note(f"{missing} missing", cause, install_extra("tools"), blocks=True)
+    return ok("installed")
 
 
 def check_client(machine: Machine, expected: Expected) -> MachineFinding:
     packages = machine.python.packages
     if "deepseek-triton" not in packages:
         return skipped("deepseek-triton is not installed for this Python")
-    missing = [name for name in ("certifi", "h11") if name not in packages]
-    if missing:
-        fix = f"pip install {' '.join(missing)}"
-        return error(f"{', '.join(missing)} missing", "the client needs them for HTTP", fix)
-    grpc = "HTTP and gRPC" if "tritonclient" in packages else f"HTTP; gRPC needs {install_extra('grpc')}"
-    return ok(grpc)
+    if missing := _lacking(machine, "certifi", "h11"):
+        fix = f"pip install {missing.replace(',', '')}"
+        return error(f"{missing} missing", "the client needs them for HTTP", fix)
+    return ok("HTTP and gRPC" if "tritonclient" in packages else f"HTTP; gRPC needs {install_extra('grpc')}")
 
 
 def check_reference(machine: Machine, expected: Expected) -> MachineFinding:
-    needed = ("numpy", "tokenizers", "jinja2")
-    missing = [name for name in needed if name not in machine.python.packages]
+    names = ("numpy", "tokenizers", "jinja2")
+    missing = _lacking(machine, *names)
     if not missing:
-        return ok(", ".join(f"{name} {machine.python.packages[name]}" for name in needed))
-    cause = "the reference engine, which the demo runs, needs them"
+        return ok(", ".join(f"{name} {machine.python.packages[name]}" for name in names))
+    result, cause = f"{missing} missing", "the reference engine, which the demo runs, needs them"
     if expected.engine == "reference":
-        return error(f"{', '.join(missing)} missing", cause, _INSTALL_DEMO)
-    return note(f"{', '.join(missing)} missing", cause, _INSTALL_DEMO, blocks=True)
+        return error(result, cause, install_extra("demo"))
+    return note(result, cause, install_extra("demo"), blocks=True)
+
+
+def _lacking(machine: Machine, *names: str) -> str:
+    return ", ".join(name for name in names if name not in machine.python.packages)
 
 
 def check_tritonserver(machine: Machine, expected: Expected) -> MachineFinding:

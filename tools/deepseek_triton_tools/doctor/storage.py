@@ -205,7 +205,9 @@ def check_host_memory(machine: Machine, expected: Expected) -> MachineFinding:
     result += f"; the checkpoint has {sized(expected.checkpoint_bytes)}"
     if memory.headroom >= expected.checkpoint_bytes:
         return ok(result)
-    largest = _largest_file(machine, expected)
+    folder = checkpoint_folder(machine, expected)
+    names = machine.list_folder(folder) if folder else ()
+    largest = max((machine.size(f"{folder}/{name}") for name in names if name.endswith(".safetensors")), default=0)
     ranks = expected.gpus_per_node or 1
     fix = "raise the container's memory limit" if cgroup else "free memory, or use a machine with more"
     fix += "; deepseek-triton warm report says what fits"
@@ -218,26 +220,25 @@ def check_host_memory(machine: Machine, expected: Expected) -> MachineFinding:
     return warning(result, cause, fix)
 
 
-def _largest_file(machine: Machine, expected: Expected) -> int:
-    folder = checkpoint_folder(machine, expected)
-    if folder is None:
-        return 0
-    names = [name for name in machine.list_folder(folder) if name.endswith(".safetensors")]
-    return max((machine.size(f"{folder}/{name}") for name in names), default=0)
-
-
 def check_disk(machine: Machine, expected: Expected) -> MachineFinding:
     """Check the folders of compiled kernels and downloads."""
-    folders = _cache_folders(machine, expected)
-    too_small, closed, found = [], [], []
-    for cache, wanted in folders.items():
+    environ, name = machine.environ, expected.checkpoint
+    needs = {  # folder -> free bytes
+        _cache_home(environ): _CACHE_WANTED,
+        environ.get("TRITON_CACHE_DIR") or f"{environ.get('HOME', '/root')}/.triton": _CACHE_WANTED,
+        environ.get("TMPDIR") or "/tmp": GIB,
+    }
+    if name and not os.path.isabs(name) and checkpoint_folder(machine, expected) is None:
+        needs[hub_cache(environ)] = _still_to_download(machine, expected) or _CACHE_WANTED
+    too_small, closed, roomy = [], [], []
+    for cache, need in needs.items():
         folder = _nearest_existing(machine, cache)
         free = machine.disk(folder).free
-        found.append(f"{cache} {sized(free)} free")
+        roomy.append(f"{cache} {sized(free)} free")
         if not machine.can_write(folder):
             closed.append(f"{folder} can't be written to")
-        elif free < wanted:
-            too_small.append(f"{cache}: {sized(free)} free of {sized(wanted)} wanted")
+        elif free < need:
+            too_small.append(f"{cache}: {sized(free)} free of {sized(need)} wanted")
     fix = "free some space, or move them: XDG_CACHE_HOME, HF_HOME, TRITON_CACHE_DIR, TMPDIR"
     if closed:
         cause = "compiled kernels and downloads can't be kept, so every start makes them again"
@@ -245,21 +246,7 @@ def check_disk(machine: Machine, expected: Expected) -> MachineFinding:
     if too_small:
         cause = "compiled kernels are kept there, and the checkpoint if it is still to be downloaded"
         return warning_or_note(expected, "; ".join(too_small), cause, fix)
-    return ok(", ".join(found))
-
-
-def _cache_folders(machine: Machine, expected: Expected) -> Mapping[str, int]:
-    """Return folder -> free bytes wanted."""
-    environ = machine.environ
-    folders = {
-        _cache_home(environ): _CACHE_WANTED,
-        environ.get("TRITON_CACHE_DIR") or f"{environ.get('HOME', '/root')}/.triton": _CACHE_WANTED,
-        environ.get("TMPDIR") or "/tmp": GIB,
-    }
-    name = expected.checkpoint
-    if name and not os.path.isabs(name) and checkpoint_folder(machine, expected) is None:
-        folders[hub_cache(environ)] = _still_to_download(machine, expected) or _CACHE_WANTED
-    return folders
+    return ok(", ".join(roomy))
 
 
 def _nearest_existing(machine: Machine, folder: str) -> str:

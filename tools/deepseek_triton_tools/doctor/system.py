@@ -48,7 +48,9 @@ def check_shm(machine: Machine, expected: Expected) -> MachineFinding:
         return error(f"{SHM}: {problem.strerror}", cause, f"mount a tmpfs on {SHM}")
     result = f"{part_of(disk.total - disk.free, disk.total)} used"
     fix = "docker --ipc=host, or --shm-size=16g; Kubernetes: an emptyDir with medium: Memory on /dev/shm"
-    fix += _left_behind(machine)
+    regions = [name for name in machine.list_folder(SHM) if name.startswith(_REGION_PREFIXES)]
+    if regions:
+        fix += f"; it holds {len(regions)} regions of tritonservers: remove those of servers that have ended"
     if disk.free < _SHM_LEAST / 2:
         return error(result, "tritonserver's Python backend ends with SIGBUS when it is full", fix)
     if disk.free < _SHM_WANTED:
@@ -57,14 +59,6 @@ def check_shm(machine: Machine, expected: Expected) -> MachineFinding:
         has_several_ranks = expected.uses_gpus and (expected.gpus_per_node or 1) > 1
         return (error if disk.total <= _SHM_LEAST and has_several_ranks else warning)(result, cause, fix)
     return ok(result)
-
-
-def _left_behind(machine: Machine) -> str:
-    try:
-        number = sum(name.startswith(_REGION_PREFIXES) for name in machine.list_folder(SHM))
-    except OSError:
-        return ""
-    return f"; it holds {number} regions of tritonservers: remove those of servers that have ended" if number else ""
 
 
 def check_memlock(machine: Machine, expected: Expected) -> MachineFinding:

@@ -89,7 +89,12 @@ class FileReader:
 
         :raises OSError: when the storage can't deliver them.
         """
-        self._read_ahead(offset)
+        # Ask the kernel to read ahead, in pieces that are no larger than it takes at once.
+        end = min(offset + self._ahead, self.status.st_size) if self._ahead else 0
+        self._advised = max(self._advised, offset)
+        while self._advised < end:
+            os.posix_fadvise(self.fd, self._advised, self._piece, os.POSIX_FADV_WILLNEED)
+            self._advised += self._piece
         if not self._copies:
             try:
                 return self._splice(offset, length)
@@ -116,14 +121,6 @@ class FileReader:
         """
         view = memoryview(self._sink.buffer)[:length]
         return view[: os.preadv(self.fd, [view], offset)]
-
-    def _read_ahead(self, offset: int) -> None:
-        """Ask the kernel to read ahead, in pieces that are no larger than it takes at once."""
-        end = min(offset + self._ahead, self.status.st_size) if self._ahead else 0
-        self._advised = max(self._advised, offset)
-        while self._advised < end:
-            os.posix_fadvise(self.fd, self._advised, self._piece, os.POSIX_FADV_WILLNEED)
-            self._advised += self._piece
 
     def close(self) -> None:
         os.close(self.fd)

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -227,15 +227,19 @@ class Transfer:
             self._fail(file, file.problem_with(f"can't be read at byte {place.offset:,}: {error.strerror}", fix))
 
     def _bring_in(self, segment: Segment, source: FileReader, pages: ResidentFile, place: Place) -> None:
+        file = segment.file
         # All windows are asked about before the first is read, because what the kernel reads ahead for one window would
         # count as resident in the next.
         for begin, end, resident in list(self._windows(segment, pages)):
-            place.move(segment.file, begin)
+            place.move(file, begin)
             if resident == end - begin:
-                self._advance(segment.file, resident)
+                with self._lock:
+                    file.done += resident
             else:
-                self._bring_window(segment.file, source, place, begin, end)
-            self._count_found(segment.file, resident)
+                self._read_range(file, place, begin, end, source.bring_in)
+            # When a thread is stopped within a window, more of the window may have been found than was counted as done.
+            with self._lock:
+                file.found = min(file.found + resident, file.done)
 
     def _windows(self, segment: Segment, pages: ResidentFile) -> Iterator[tuple[int, int, int]]:
         """(begin, end, resident bytes or 0) of each window. A partly resident window is divided into small ones."""
@@ -248,48 +252,41 @@ class Transfer:
             else:
                 yield begin, end, resident
 
-    def _bring_window(self, file: FileProgress, source: FileReader, place: Place, offset: int, end: int) -> None:
-        while offset < end and (step := self._next_step(end - offset, place)):
-            brought = source.bring_in(offset, step)
-            if not brought:
-                raise _ChangedError(f"ends at byte {offset:,}")
-            self._advance(file, brought)
-            offset += brought
-            place.move(file, offset)
-
     def _verify(self, segment: Segment, source: FileReader, place: Place, checksum: Checksum) -> None:
-        digest, offset = checksum.begin(), 0
-        while offset < segment.end:
-            step = self._next_step(segment.end - offset, place)
-            if not step:
-                return
+        digest = checksum.begin()
+
+        def read(offset: int, step: int) -> int:
             content = source.read(offset, step)
-            if not content:
-                raise _ChangedError(f"ends at byte {offset:,}")
             digest.update(content)
-            self._advance(segment.file, len(content))
-            offset += len(content)
-            place.move(segment.file, offset)
-        if digest.hexdigest() != checksum.digest:
+            return len(content)
+
+        is_whole = self._read_range(segment.file, place, 0, segment.end, read)
+        if is_whole and digest.hexdigest() != checksum.digest:
             message = f"its {checksum.algorithm} is {digest.hexdigest()}, and {checksum.digest} by {checksum.source}"
             self._fail(segment.file, segment.file.problem_with(message, "download it again"))
 
-    def _next_step(self, left: int, place: Place) -> int:
-        """Bytes to ask for now, once the pace allows them; 0 when the transfer is to stop."""
-        step = min(STEP, left)
-        place.since_s = math.inf  # waiting for the pace is no stall
-        self._pace.wait(step, self._stop)
-        place.since_s = time.monotonic()
-        return 0 if self._stop.is_set() else step
+    def _read_range(
+        self, file: FileProgress, place: Place, offset: int, end: int, read: Callable[[int, int], int]
+    ) -> bool:
+        """Read step by step, as fast as the pace allows. Returns False when the transfer was stopped before the end.
 
-    def _advance(self, file: FileProgress, num_bytes: int) -> None:
-        with self._lock:
-            file.done += num_bytes
-
-    def _count_found(self, file: FileProgress, num_bytes: int) -> None:
-        # When a thread is stopped within a window, more of the window may have been found than was counted as done.
-        with self._lock:
-            file.found = min(file.found + num_bytes, file.done)
+        :param read: called with the offset and the bytes to ask for; returns how many came, 0 at the file's end.
+        """
+        while offset < end:
+            step = min(STEP, end - offset)
+            place.since_s = math.inf  # waiting for the pace is no stall
+            self._pace.wait(step, self._stop)
+            place.since_s = time.monotonic()
+            if self._stop.is_set():
+                return False
+            num_bytes = read(offset, step)
+            if not num_bytes:
+                raise _ChangedError(f"ends at byte {offset:,}")
+            with self._lock:
+                file.done += num_bytes
+            offset += num_bytes
+            place.move(file, offset)
+        return True
 
     def _finish_segment(self, file: FileProgress) -> None:
         """Count a segment as done. After the last one, check that the file was not changed meanwhile."""
