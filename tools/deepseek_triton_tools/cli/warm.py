@@ -35,8 +35,24 @@ def add_options(verb: VerbParser) -> None:
         "deepseek-triton warm server http://localhost:8000 r1",
         notes="docs/warm.md has more.",
     )
-    for add in (_add_files, _add_report, _add_evict, _add_server, _add_form):
-        add(forms)
+    _add_files(forms)
+    report = _add_verb_on_files(
+        forms,
+        "report",
+        "show what is in the page cache, what fits, and how the files would be read",
+        "deepseek-triton warm report /models/DeepSeek-R1",
+        "deepseek-triton warm report r1 --json --verbose",
+    )
+    _add_limits(report)
+    _add_verb_on_files(
+        forms,
+        "evict",
+        "drop a checkpoint's files from the page cache, to measure a cold start",
+        "deepseek-triton warm evict /models/DeepSeek-R1",
+        "deepseek-triton warm evict r1 --json",
+    )
+    _add_server(forms)
+    _add_form(forms)
 
 
 def _form_first(given: list[str]) -> str:
@@ -83,27 +99,6 @@ def _add_files(forms: Verbs) -> None:
         "--then COMMAND",
         "the last option, not with --share: run COMMAND when what fits is warm (exit codes 0 and 3)",
         nargs=argparse.REMAINDER,
-    )
-
-
-def _add_report(forms: Verbs) -> None:
-    verb = _add_verb_on_files(
-        forms,
-        "report",
-        "show what is in the page cache, what fits, and how the files would be read",
-        "deepseek-triton warm report /models/DeepSeek-R1",
-        "deepseek-triton warm report r1 --json --verbose",
-    )
-    _add_limits(verb)
-
-
-def _add_evict(forms: Verbs) -> None:
-    _add_verb_on_files(
-        forms,
-        "evict",
-        "drop a checkpoint's files from the page cache, to measure a cold start",
-        "deepseek-triton warm evict /models/DeepSeek-R1",
-        "deepseek-triton warm evict r1 --json",
     )
 
 

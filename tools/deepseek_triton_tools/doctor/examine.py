@@ -84,11 +84,11 @@ CHECKS: Sequence[MachineCheck] = (
     MachineCheck("slurm", "Slurm", (SLURM,), launches.check_slurm),
     MachineCheck("kubectl", "Kubernetes", (KUBERNETES,), launches.check_kubectl),
 )
+# The fact that tells machines apart. A host name can't: containers of one kernel have names of their own.
 MACHINE = "machine"
-"""The fact that tells machines apart. A host name can't: containers of one kernel have names of their own."""
 EXPECTED_FILE = "expected.json"
+# Begins the line of the report: a login script may print other lines before it.
 REPORT_PREFIX = "deepseek-triton diagnosis "
-"""Begins the line of the report: a login script may print other lines before it."""
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 

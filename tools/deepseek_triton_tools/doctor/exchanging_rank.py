@@ -17,8 +17,8 @@ import signal
 import sys
 import time
 
+# Begins each line of a rank; a login script may print other lines.
 STEP_PREFIX = "deepseek-triton exchange "
-"""Begins each line of a rank; a login script may print other lines."""
 _MESSAGE_BYTES = 1 << 20
 _LIBRARY = "libmpi.so.40"
 _POLLING_S = 0.01

@@ -34,6 +34,7 @@ _BASIC = (
     "persistence_mode",
     "mig.mode.current",
 )
+# Drivers before R535 don't know all of these fields. One unknown field makes nvidia-smi refuse the whole query.
 _HEALTH = (
     "ecc.errors.uncorrected.volatile.total",
     "remapped_rows.pending",
@@ -41,15 +42,16 @@ _HEALTH = (
     "fabric.state",
     "fabric.status",
 )
-"""Drivers before R535 don't know all of these fields. One unknown field makes nvidia-smi refuse the whole query."""
 _UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
+# Any field of a GPU may hold one of these when the GPU no longer answers.
 _LOST_WORDS = ("[GPU is lost]", "[GPU requires reset]")
-"""Any field of a GPU may hold one of these when the GPU no longer answers."""
 _ERROR_WORDS = re.compile("lost|mismatch|rror|ailed|[Uu]nable")
 _MAX_MESSAGE = 160
 """Characters of a message of nvidia-smi that are shown."""
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 NO_ANSWER = "no answer before its deadline"
+# Pattern of the name and MiB that nvidia-smi tells -> the catalogue's names; the first that fits counts. PCIe and NVL
+# cards have other memory sizes and no NVSwitch; the catalogue does not have them.
 _CATALOGUE_NAMES: Mapping[str, tuple[str, ...]] = {
     r"GB200": ("gb200", "gb200-nvl72"),
     r"B200": ("b200",),
@@ -59,14 +61,12 @@ _CATALOGUE_NAMES: Mapping[str, tuple[str, ...]] = {
     r"H20\b.*, \d{6} MiB": ("h20-141",),
     r"A100.*80GB": ("a100",),
 }
-"""Pattern of the name and MiB that nvidia-smi tells -> the catalogue's names; the first that fits counts. PCIe and NVL
-cards have other memory sizes and no NVSwitch; the catalogue does not have them."""
+# Hopper: TensorRT-LLM's examples/models/core/deepseek_v3/README.md says that Ampere is not supported.
 _OLDEST_CAPABILITY = "9.0"
-"""Hopper: TensorRT-LLM's examples/models/core/deepseek_v3/README.md says that Ampere is not supported."""
+# Memory that a driver, a display or a monitor may hold of a GPU; more than any of them takes (an idle H200: 9 MiB).
 _IDLE_MIB = 1024
-"""Memory that a driver, a display or a monitor may hold of a GPU; more than any of them takes (an idle H200: 9 MiB)."""
+# Share of a GPU's memory. An assumption: a plan leaves no more than this free besides the KV cache.
 _MUCH = 0.1
-"""Share of a GPU's memory. An assumption: a plan leaves no more than this free besides the KV cache."""
 _LOST = (
     "a GPU has fallen off the bus or has stopped working (Xid 79 and others in dmesg)",
     "drain the machine; nvidia-smi -r resets a GPU that still answers, otherwise restart the machine",

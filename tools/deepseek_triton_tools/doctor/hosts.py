@@ -38,8 +38,8 @@ from deepseek_triton_tools.doctor.findings import (
 from deepseek_triton_tools.doctor.machine import Machine
 
 _NEEDS = (SERVE, MPIRUN)
+# An assumption: with this much, logs of several hosts can still be read side by side.
 _MAX_CLOCK_SKEW_S = 2.0
-"""An assumption: with this much, logs of several hosts can still be read side by side."""
 _UNKNOWN = "none"
 _SAME_CONTAINER = "run the same container on every host"
 
@@ -154,14 +154,15 @@ def clock(report: HostReport, asked: float, answered: float) -> Reported:
 
 
 _PACKAGE = "deepseek_triton_tools"
+# The files and folders that are sent. They import each other and the standard library only (a test holds that).
 SENT = (
     *("__init__.py", "_version.py", "pages.py", "tool_errors.py", "host", "doctor/__init__.py"),
     *("doctor/examine.py", "doctor/findings.py", "doctor/gpu.py", "doctor/launches.py", "doctor/machine.py"),
     *("doctor/mpi.py", "doctor/software.py", "doctor/storage.py", "doctor/system.py", "doctor/tuning.py"),
     "doctor/versions.py",
 )
-"""The files and folders that are sent. They import each other and the standard library only (a test holds that)."""
 _NEEDED = "Python 3.10 or newer is needed"
+# Code for `python3 -c`, which takes the zip on its standard input. The zip is kept in memory (memfd_create(2)).
 BOOTSTRAP = (
     "import os,sys\n"
     f"sys.version_info>=(3,10) or sys.exit('{_NEEDED}, this is %d.%d' % sys.version_info[:2])\n"
@@ -171,7 +172,6 @@ BOOTSTRAP = (
     "from deepseek_triton_tools.doctor.examine import main\n"
     "main()\n"
 )
-"""Code for `python3 -c`, which takes the zip on its standard input. The zip is kept in memory (memfd_create(2))."""
 
 
 def pack(expected: Expected) -> bytes:
@@ -194,8 +194,8 @@ def sent_files() -> Iterator[tuple[str, Path]]:
 
 
 _CONNECT_S = 10
+# For all checks of one host, which read the headers of 163 files, perhaps on a slow file system.
 _DEADLINE_S = 120
-"""For all checks of one host, which read the headers of 163 files, perhaps on a slow file system."""
 _MAX_CONNECTIONS = 32
 """Hosts that are examined at the same time."""
 

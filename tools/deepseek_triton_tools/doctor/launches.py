@@ -15,8 +15,8 @@ _REGION_PREFIX = "deepseek_triton_"
 """Begins the name of a launch's shared memory; the launch tag and an underscore follow."""
 _MOST_NAMED = 3
 _VLLM_TITLE = "VLLM::"
+# Programs that start ranks on a host where the supervisor is not, and end them when it ends: Open MPI 4, 5, Slurm.
 _DAEMONS = ("orted", "prted", "slurmstepd")
-"""Programs that start ranks on a host where the supervisor is not, and end them when it ends: Open MPI 4, 5, Slurm."""
 _SLURM_MESSAGES: Mapping[str, tuple[str, str]] = {
     "configuration source|configuration file|cannot stat file": (
         "this machine belongs to no Slurm cluster: it has no slurm.conf, and DNS names none",

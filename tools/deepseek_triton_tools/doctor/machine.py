@@ -52,8 +52,8 @@ PACKAGES = (
     "tritonclient",
     "vllm",
 )
+# netdevice(7): asks for an interface's IPv4 address.
 _SIOCGIFADDR = 0x8915
-"""netdevice(7): asks for an interface's IPv4 address."""
 _IFF_UP = 1
 _KILLED_WITHIN_S = 2
 _LIMITS: Mapping[Limit, int] = {

@@ -48,6 +48,8 @@ class MpiFailure:
     fix: str
 
 
+# The first that fits counts. The messages are those of Open MPI and mpi4py; they are reported in NVIDIA/TensorRT-LLM
+# issues 5495 and 167, NVIDIA/TensorRT issue 4501 (the silent one), open-mpi/ompi issues 10590 and 11885.
 KNOWN_FAILURES: Sequence[MpiFailure] = (
     MpiFailure(
         "All nodes which are allocated for this job are already filled|not enough slots",
@@ -86,8 +88,6 @@ KNOWN_FAILURES: Sequence[MpiFailure] = (
         "start with start.sh (trtllm-llmapi-launch), which spawns nothing",
     ),
 )
-"""The first that fits counts. The messages are those of Open MPI and mpi4py; they are reported in NVIDIA/TensorRT-LLM
-issues 5495 and 167, NVIDIA/TensorRT issue 4501 (the silent one), open-mpi/ompi issues 10590 and 11885."""
 _SILENT = MpiFailure(
     "",
     "there was no answer: usually it waits at a network interface that leads nowhere",

@@ -30,10 +30,10 @@ _STATES: Mapping[SettingState, str] = {"differs": "33", "as advised": "32", "unk
 """State of a setting -> ANSI style, in the order in which the states are shown."""
 _HIDDEN = ("ok", "skipped")
 """Levels that only --verbose shows."""
+# Bytes of weights from which a rehearsal is worth its minute.
 _LARGE = 10**10
-"""Bytes of weights from which a rehearsal is worth its minute."""
+# The most GPUs that can share the tiny model's 8 experts.
 _MOST_GPUS_OF_TINY = 16
-"""The most GPUs that can share the tiny model's 8 experts."""
 
 
 def exit_code(findings: Sequence[Reported]) -> int:

@@ -28,16 +28,16 @@ from deepseek_triton_tools.host.tritonserver import CONTAINER_BINARY
 from deepseek_triton_tools.pages import install_extra
 
 ENTRY_POINT = "trtllm-llmapi-launch"
+# Pythons that may have TensorRT-LLM. The second is container 26.04's (triton-inference-server/server issue 8824).
 _PYTHONS = ("python3", "/opt/venv-tritonserver/bin/python3", "/usr/bin/python3")
-"""Pythons that may have TensorRT-LLM. The second is container 26.04's (triton-inference-server/server issue 8824)."""
 STUB = "triton_python_backend_stub"
 _USE_NVCC = "TRTLLM_DG_JIT_USE_NVCC"
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count(), torch.version.cuda)"
+# Seconds; a first import from a slow disk takes half a minute.
 _TORCH_S = 120
-"""Seconds; a first import from a slow disk takes half a minute."""
 _LOCALE = "C.UTF-8"
+# CUDA's version (TensorRT-LLM examples/models/core/deepseek_v3/README.md, DeepGEMM).
 _OLDEST_NVCC = "12.3"
-"""CUDA's version (TensorRT-LLM examples/models/core/deepseek_v3/README.md, DeepGEMM)."""
 
 
 def wheel_server(machine: Machine) -> str | None:

@@ -21,13 +21,13 @@ from deepseek_triton_tools.host.units import sized
 
 GIB = 2**30
 INDEX = "model.safetensors.index.json"
+# Free bytes. An assumption: compiled kernels of FlashInfer, Triton and DeepGEMM take a few GiB.
 _CACHE_WANTED = 10 * GIB
-"""Free bytes. An assumption: compiled kernels of FlashInfer, Triton and DeepGEMM take a few GiB."""
 _MOST_NAMED = 3
+# Bytes that are read of one file in a repository. All files of a generated repository are smaller.
 _MOST_READ = 2**20
-"""Bytes that are read of one file in a repository. All files of a generated repository are smaller."""
+# Bytes of a *.safetensors file's header: the limit of the format's own reader.
 _LONGEST_HEADER = 100_000_000
-"""Bytes of a *.safetensors file's header: the limit of the format's own reader."""
 
 
 def repository_digest(machine: Machine, folder: str) -> str:

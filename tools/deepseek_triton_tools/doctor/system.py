@@ -24,20 +24,20 @@ GIB, MIB = 2**30, 2**20
 SHM = "/dev/shm"
 _REGION_PREFIXES = ("triton_python_backend_shm_region", "deepseek_triton_")
 """Begin the names of a tritonserver's shared memory: Triton's own prefix, and start.sh's."""
+# Bytes that NVIDIA asks for in a container that uses NCCL: --shm-size=1g (NCCL's user guide, troubleshooting).
 _SHM_WANTED = GIB
-"""Bytes that NVIDIA asks for in a container that uses NCCL: --shm-size=1g (NCCL's user guide, troubleshooting)."""
+# Docker's own default. A model of the Python backend takes 1 MiB at the start and more for what it hands over; NCCL
+# takes some for each pair of ranks.
 _SHM_LEAST = 64 * MIB
-"""Docker's own default. A model of the Python backend takes 1 MiB at the start and more for what it hands over; NCCL
-takes some for each pair of ranks."""
+# An assumption: each open request takes a descriptor, and so do weights, workers and metrics.
 _NOFILE_WANTED = 4096
-"""An assumption: each open request takes a descriptor, and so do weights, workers and metrics."""
+# Linux's default. NVIDIA starts its containers with 64 MiB (docker --ulimit stack=67108864).
 _STACK_WANTED = 8 * MIB
-"""Linux's default. NVIDIA starts its containers with 64 MiB (docker --ulimit stack=67108864)."""
+# capabilities(7), linux/capability.h.
 _CAP_IPC_LOCK = 1 << 14
 _CAP_SYS_NICE = 1 << 23
-"""capabilities(7), linux/capability.h."""
+# uid_map of the first user namespace (user_namespaces(7)).
 _ALL_USERS = ["0", "0", "4294967295"]
-"""uid_map of the first user namespace (user_namespaces(7))."""
 
 
 def check_shm(machine: Machine, expected: Expected) -> MachineFinding:
@@ -160,10 +160,10 @@ def _may_lock_all(machine: Machine) -> bool:
 _VIRTUAL = re.compile(r"docker|veth|virbr|br-|cni|flannel|cali|lxc|tun|tap|ifb|dummy|kube")
 """Beginnings of the names of interfaces that don't lead to another machine."""
 _SEND_BUFFER = "/proc/sys/net/core/wmem_default"
+# Bytes with which no stream was torn (docs/tritonserver.md). Linux's default is 212,992.
 _SEND_BUFFER_WANTED = 2**24
-"""Bytes with which no stream was torn (docs/tritonserver.md). Linux's default is 212,992."""
+# One waiting response takes so many of it: 212,992 bytes take 278, and 16 MiB take 21,846 (Linux 6.18, x86-64).
 _BYTES_PER_RESPONSE = 768
-"""One waiting response takes so many of it: 212,992 bytes take 278, and 16 MiB take 21,846 (Linux 6.18, x86-64)."""
 
 
 def check_ports(machine: Machine, expected: Expected) -> MachineFinding:

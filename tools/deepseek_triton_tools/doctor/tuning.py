@@ -22,6 +22,7 @@ _UNTOLD = re.compile(r"\[?(N/A|Not Supported|Unknown Error|Requested functionali
 _NOT_TOLD = "nvidia-smi does not tell it for these GPUs"
 _BENCHMARKING = "NVIDIA/TensorRT-LLM docs: performance/perf-benchmarking, Before Benchmarking"
 _MANUAL = "nvidia-smi(1)"
+# Clock event reason -> words. A GPU at its power limit under load is none of them: the power limit has its own row.
 _SLOWED_BY = {
     "hw_slowdown": "hardware slowdown",
     "hw_thermal_slowdown": "heat (hardware)",
@@ -29,7 +30,6 @@ _SLOWED_BY = {
     "sw_thermal_slowdown": "heat (driver)",
     "applications_clocks_setting": "applications clocks",
 }
-"""Clock event reason -> words. A GPU at its power limit under load is none of them: the power limit has its own row."""
 _PDL = "TRTLLM_ENABLE_PDL"
 _SLIDER = r"(\d+)\W+vboost\W+(\d+)\W+(\d+)"
 _PCI = "/sys/bus/pci/devices"

@@ -66,6 +66,8 @@ class BadCombination:
     """Whether the start.sh of a generated repository works around it."""
 
 
+# Combinations of what is read from the installed packages. mpi.py judges Open MPI, because only mpirun
+# tells its version.
 KNOWN_BAD: Sequence[BadCombination] = (
     BadCombination(
         versions={"openai": Versions(before="1.108.1"), "tensorrt_llm": Versions(since="1.2.0", before="1.3.0")},
@@ -111,8 +113,6 @@ KNOWN_BAD: Sequence[BadCombination] = (
         stops_the_load=False,
     ),
 )
-"""Combinations of what is read from the installed packages. checks/mpi_setup.py judges Open MPI, because only mpirun
-tells its version."""
 
 
 def find_bad_combinations(versions: Mapping[str, str]) -> list[BadCombination]:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 _LINE = re.compile(r"(?P<escaped>\\?)(?P<digest>[0-9a-fA-F]{64})(?: [ *](?P<name>.+))?")
 _TAGGED_LINE = re.compile(r"(?P<escaped>\\?)SHA256 \((?P<name>.+)\) ?= (?P<digest>[0-9a-fA-F]{64})")
 _ESCAPES = {r"\\": "\\", r"\n": "\n", r"\r": "\r"}
+# The most bytes that a file of checksums may have: the checksums of 163 files take 16 KB.
 _MOST_BYTES = 2**20
-"""The most bytes that a file of checksums may have: the checksums of 163 files take 16 KB."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,13 @@ def _checksums_in(path: Path) -> Iterator[tuple[Path, Checksum]]:
     num_found = 0
     for number, line in enumerate(_lines(path), 1):
         match = _LINE.fullmatch(line) or _TAGGED_LINE.fullmatch(line)
-        if match and (name := _file_name(match, path)):
+        if match is None:
+            continue
+        # A line without a name, in X.sha256, is about the file X.
+        name = match["name"] or (path.stem if path.suffix.lower() == ".sha256" else "")
+        if match["escaped"]:
+            name = re.sub(r"\\[\\nr]", lambda escape: _ESCAPES[escape[0]], name)
+        if name:
             num_found += 1
             yield path.parent / name, Checksum("sha256", match["digest"].lower(), f"{path}:{number}")
     if not num_found:  # other lines are comments, or a signature
@@ -113,14 +119,6 @@ def _checksums_in(path: Path) -> Iterator[tuple[Path, Checksum]]:
             f"{path}: expected lines as sha256sum writes them (64 digits, two spaces, a file's name), found none; "
             "correct it, or move it out of the folder"
         )
-
-
-def _file_name(match: re.Match[str], path: Path) -> str | None:
-    """The name of the file that a line is about. A line without a name, in X.sha256, is about the file X."""
-    name: str | None = match["name"]
-    if name is None:
-        return path.stem if path.suffix.lower() == ".sha256" else None
-    return re.sub(r"\\[\\nr]", lambda escape: _ESCAPES[escape[0]], name) if match["escaped"] else name
 
 
 def _lines(path: Path) -> list[str]:

@@ -22,8 +22,8 @@ from deepseek_triton_tools.repository.serving_facts import Serving
 
 PERIOD_S = 10
 """Seconds between two probes."""
+# Seconds from the prolog's own deadline, when it sends SIGTERM and 10 s later SIGKILL, to PrologTimeout.
 PROLOG_SPARE_S = 60
-"""Seconds from the prolog's own deadline, when it sends SIGTERM and 10 s later SIGKILL, to PrologTimeout."""
 PYTHON_IMAGE = "python:3.12-slim"
 WARM_IMAGE = f"YOUR-REGISTRY/deepseek-triton-warm:{__version__}"
 _GIB = 2**30
@@ -37,20 +37,17 @@ def render(form: str, serving: Serving, *, rate: int | None = None) -> str:
     :param rate: bytes a second that the storage delivers. None: a rate is assumed.
     """
     template, values_of = _FORMS[form]
-    values = _common(serving, rate) | values_of(serving, rate)
-    return text_templates.wrapped(text_templates.filled(__package__, template, values))
-
-
-def _common(serving: Serving, rate: int | None) -> dict[str, str]:
     timeout_s = 2 * load_s(serving.size, rate)
-    return {
+    values = {
         "version": __version__,
         "source": for_comment(serving.source),
         "checkpoints": for_comment(" and ".join(serving.checkpoints)),
         "size": sized(serving.size),
         "timeout_s": str(timeout_s),
         "timeout_why": f"{_load_why(serving, rate)}; twice that is {timeout_s} s.",
+        **values_of(serving, rate),
     }
+    return text_templates.wrapped(text_templates.filled(__package__, template, values))
 
 
 def _load_why(serving: Serving, rate: int | None) -> str:
@@ -66,7 +63,7 @@ def _load_why(serving: Serving, rate: int | None) -> str:
 # --- Kubernetes ---
 
 
-def _init_container(serving: Serving, rate: int | None) -> dict[str, str]:
+def init_container(serving: Serving, rate: int | None) -> dict[str, str]:
     memory = math.ceil(serving.size / BUDGET_SHARE / _GIB) + 1
     failures = math.ceil((load_s(serving.size, rate) + ENGINE_START_S) / PERIOD_S)
     mounts = {f"checkpoint-{n}": folder for n, folder in enumerate(serving.mounts, 1)}
@@ -75,7 +72,11 @@ def _init_container(serving: Serving, rate: int | None) -> dict[str, str]:
     return {
         "image": json.dumps(WARM_IMAGE),
         "base": for_comment(serving.image or PYTHON_IMAGE),
-        "base_why": _base_why(serving),
+        "base_why": (
+            "This base is the server's own image, by deepseek-triton.json: the node pulls most of it anyway."
+            if serving.image
+            else "Any base with Python 3.10 or newer will do; the server's own image saves a pull."
+        ),
         "args": json.dumps([*args, "--then", "true"]),
         "environment": f"    env:\n      - {{name: HF_HUB_CACHE, value: {_MOUNTED_CACHE}}}\n" if serving.names else "",
         "mounts": "".join(
@@ -101,12 +102,6 @@ def _init_container(serving: Serving, rate: int | None) -> dict[str, str]:
     }
 
 
-def _base_why(serving: Serving) -> str:
-    if serving.image:
-        return "This base is the server's own image, by deepseek-triton.json: the node pulls most of it anyway."
-    return "Any base with Python 3.10 or newer will do; the server's own image saves a pull."
-
-
 def _memory_main_why(serving: Serving, memory: int) -> str:
     text = (
         f"The pod's limit is the larger of this one and the init container's, and the {sized(serving.size)} of weights "
@@ -128,9 +123,9 @@ def _nodes_why(serving: Serving) -> str:
             f"{whole}. Where a node has fewer GPUs, each node still needs the whole checkpoint, and its own number of "
             "GPUs here."
         )
-    if serving.num_gpus <= serving.gpus_per_node:
-        return f"{whole}, on one node."
     nodes = -(-serving.num_gpus // serving.gpus_per_node)
+    if nodes == 1:
+        return f"{whole}, on one node."
     return (
         f"{whole}: {nodes} nodes of {serving.gpus_per_node}. This is the pod of one of them, and each needs the whole "
         "checkpoint. Only the first runs tritonserver: leave the startupProbe out of the others."
@@ -151,7 +146,7 @@ def _volume(name: str, path: str, source: str | None) -> str:
 # --- systemd ---
 
 
-def _systemd(serving: Serving, rate: int | None) -> dict[str, str]:
+def systemd(serving: Serving, rate: int | None) -> dict[str, str]:
     mounts = [*serving.mounts.values(), *([serving.hub_cache] if serving.names else [])]
     environment = f"Environment={_unit_word(f'HF_HUB_CACHE={serving.hub_cache}')}\n" if serving.names else ""
     tables = math.ceil(serving.size / 512)  # 8 bytes for each page of 4 KiB
@@ -185,7 +180,7 @@ def _program() -> str:
 # --- Slurm ---
 
 
-def _slurm_prolog(serving: Serving, rate: int | None) -> dict[str, str]:
+def slurm_prolog(serving: Serving, rate: int | None) -> dict[str, str]:
     environment = f"export HF_HUB_CACHE={shlex.quote(serving.hub_cache)}\n" if serving.names else ""
     return {
         "environment": environment,
@@ -197,8 +192,8 @@ def _slurm_prolog(serving: Serving, rate: int | None) -> dict[str, str]:
 
 
 _FORMS = {
-    "init-container": ("init-container.yaml", _init_container),
-    "systemd": ("systemd.service", _systemd),
-    "slurm-prolog": ("slurm-prolog.sh", _slurm_prolog),
+    "init-container": ("init-container.yaml", init_container),
+    "systemd": ("systemd.service", systemd),
+    "slurm-prolog": ("slurm-prolog.sh", slurm_prolog),
 }
 """Form -> its template, and the function that gives the template's values."""

@@ -19,10 +19,10 @@ from deepseek_triton_tools.warming.page_cache import evict
 from deepseek_triton_tools.warming.survey import Survey, SurveyedFile
 from deepseek_triton_tools.warming.warm_up import STAYED_SHARE, warm
 
+# Bytes of one call: 64 MiB. A call reads what is not resident yet, and no signal interrupts it.
 WINDOW = 2**26
-"""Bytes of one call: 64 MiB. A call reads what is not resident yet, and no signal interrupts it."""
+# Number of the capability's bit in CapEff of /proc/self/status (linux/capability.h).
 _CAP_IPC_LOCK = 14
-"""Number of the capability's bit in CapEff of /proc/self/status (linux/capability.h)."""
 _FIX = (
     "allow it with ulimit -l unlimited in a shell, LimitMEMLOCK=infinity in a systemd unit, --cap-add IPC_LOCK for a "
     "container, or hold by --hold=watch"
@@ -104,11 +104,11 @@ def _may_lock_all() -> bool:
 
 HoldMode = Literal["auto", "lock", "watch"]
 
+# Rounds in a row after which most of what the round before had brought in was gone again. After that many rounds the
+# watch brings nothing in any more.
 _ROUNDS_LOST = 3
-"""Rounds in a row after which most of what the round before had brought in was gone again. After that many rounds
-the watch brings nothing in any more."""
+# Share of the time that may go into asking what is resident: mincore takes 17 ms a GiB.
 _ASKING_SHARE = 0.05
-"""Share of the time that may go into asking what is resident: mincore takes 17 ms a GiB."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
+# Bytes of a page: 4096 on x86-64, 65536 on some aarch64 kernels.
 PAGE_SIZE = mmap.PAGESIZE
-"""Bytes of a page: 4096 on x86-64, 65536 on some aarch64 kernels."""
 
+# Number of the system call, the same on every architecture; since Linux 6.5.
 _CACHESTAT = 451
-"""Number of the system call, the same on every architecture; since Linux 6.5."""
 _EVEN_BYTES = bytes(range(0, 256, 2))
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
@@ -97,15 +97,15 @@ def _check(status: int) -> None:
         raise OSError(code, os.strerror(code))
 
 
+# Bytes of a file that mincore is asked about at once: 64 MiB, for which it answers with 16 KiB.
 WINDOW = 2**26
-"""Bytes of a file that mincore is asked about at once: 64 MiB, for which it answers with 16 KiB."""
 
 _OVERLAY = 0x794C7630  # OVERLAYFS_SUPER_MAGIC of linux/magic.h
 _OWN_CACHES = frozenset({0x2FC12FC1, 0x47504653})  # ZFS (its ARC) and GPFS (its page pool)
+# Errors of fdatasync on file systems that are never written, such as squashfs.
 _NOTHING_TO_WRITE = frozenset({errno.EINVAL, errno.EROFS, errno.EOPNOTSUPP})
-"""Errors of fdatasync on file systems that are never written, such as squashfs."""
+# Bytes from a file's end to a page that is surely not in the page cache: the largest folio has 512 MiB.
 _BEYOND_END = 2**30
-"""Bytes from a file's end to a page that is surely not in the page cache: the largest folio has 512 MiB."""
 
 
 class ResidentFile:

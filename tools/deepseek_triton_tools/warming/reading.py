@@ -17,18 +17,18 @@ from pathlib import Path
 
 from deepseek_triton_tools.warming.filesystem import FileSystem
 
+# Bytes of one call, between updates of the progress: 8 MiB. With smaller steps threads wait more for Python's lock.
 STEP = 2**23
-"""Bytes of one call, between updates of the progress: 8 MiB. With smaller steps threads wait more for Python's lock."""
+# Bytes that are copied at once where splice is not possible: 2 MiB, which fit in a processor's cache.
 BUFFER = 2**21
-"""Bytes that are copied at once where splice is not possible: 2 MiB, which fit in a processor's cache."""
+# Bytes of the buffers of all threads together. With more than eight threads each has a smaller buffer.
 MOST_BUFFERS = 2**24
-"""Bytes of the buffers of all threads together. With more than eight threads each has a smaller buffer."""
+# Bytes of a thread's pipe: 1 MiB, the most that an ordinary user may give a pipe (/proc/sys/fs/pipe-max-size).
 PIPE = 2**20
-"""Bytes of a thread's pipe: 1 MiB, the most that an ordinary user may give a pipe (/proc/sys/fs/pipe-max-size)."""
+# Bytes that one call of posix_fadvise brings in at least: the kernel's default read-ahead of 128 KiB.
 SMALLEST_READ_AHEAD = 2**17
-"""Bytes that one call of posix_fadvise brings in at least: the kernel's default read-ahead of 128 KiB."""
+# Errors of splice on a file system that does not support it, or under a filter of system calls.
 _SPLICE_IMPOSSIBLE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
-"""Errors of splice on a file system that does not support it, or under a filter of system calls."""
 
 
 class Sink:

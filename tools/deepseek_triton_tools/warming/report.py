@@ -22,8 +22,8 @@ from deepseek_triton_tools.warming.transfer import Problem
 from deepseek_triton_tools.warming.warm_up import Stall, WarmProgress, WarmResult
 
 GIB = 2**30
+# Seconds between two lines in a log: short enough to see that a load of minutes moves.
 PLAIN_S = 15.0
-"""Seconds between two lines in a log: short enough to see that a load of minutes moves."""
 _SELECTIONS = {
     "chosen": "",
     "too much": "does not fit",

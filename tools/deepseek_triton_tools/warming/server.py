@@ -40,8 +40,8 @@ _NOT_STEADY = 3
 _PLAIN_PROGRESS_S = 10.0
 _SPARE_FILES = 64
 """Files that are open beside the connections of the requests."""
+# The metrics of a server on one of these ports are on port 8002; for other ports the metrics port is unknown.
 _USUAL_PORTS = (8000, 8001)
-"""The metrics of a server on one of these ports are on port 8002; for other ports the metrics port is unknown."""
 _PORTS_FIX = (
     "give its HTTP port (8000 as a rule) as http://, or its gRPC port (8001) as grpc://; 8002 has the metrics alone"
 )

@@ -35,42 +35,42 @@ from deepseek_triton_client import (
 )
 from deepseek_triton_tools.tool_errors import RepositoryError
 
+# The shapes where nothing says what the server takes: every server takes them, and they leave room for other users.
 MODEST_BATCH_SIZES = (1, 4, 8)
 MODEST_INPUT_LENGTHS = (128, 1024)
-"""The shapes where nothing says what the server takes: every server takes them, and they leave room for other users."""
+# Two rounds that differ by less than this share count as equal, as in the backend's own engine_warmup.py. That one
+# compares whole rounds only, because there is no network between it and the engine. Here the time to the first token,
+# the step time and the time of the whole answer are compared, and differences that no user notices are larger.
 _STEADY = 0.1
-"""Two rounds that differ by less than this share count as equal, as in the backend's own engine_warmup.py. That one
-compares whole rounds only, because there is no network between it and the engine. Here the time to the first token, the
-step time and the time of the whole answer are compared, and differences that no user notices are larger."""
+# A difference in waiting that no user notices, though it may be a large share of a very short wait.
 _UNNOTICED_S = 0.02
-"""A difference in waiting that no user notices, though it may be a large share of a very short wait."""
 _UNNOTICED_STEP_S = 0.001
+# Requests at once over HTTP. Triton 2.51's frontend tears streams when some 600 end at once (docs/tritonserver.md).
 MOST_OVER_HTTP = 256
-"""Requests at once over HTTP. Triton 2.51's frontend tears streams when some 600 end at once (docs/tritonserver.md)."""
 _FULL_ROUNDS = 4
 """Rounds of a shape that the server may refuse entirely as too many requests, before the shape is left out."""
+# Pauses after the server has refused requests as too many: other users need the room.
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 8.0
-"""Pauses after the server has refused requests as too many: other users need the room."""
+# The client accepts no limit of more than some weeks.
 _LONGEST_ROUND_S = 86_400.0
-"""The client accepts no limit of more than some weeks."""
 
+# Token ids of plain text in DeepSeek's models, whose special tokens are 0 to 2 and 128,000 and above.
 _MANY_IDS = range(3, 100_000)
-"""Token ids of plain text in DeepSeek's models, whose special tokens are 0 to 2 and 128,000 and above."""
+# Token ids for smaller vocabularies: every vocabulary that encodes bytes has at least these.
 _FEW_IDS = range(3, 256)
-"""Token ids for smaller vocabularies: every vocabulary that encodes bytes has at least these."""
+# Each word is one token, with the space before it, in any vocabulary made from English text.
 _WORDS = (  # noqa: SIM905 - a list of so many literals is harder to read
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work government number night point home water room mother "
     "area money story fact month lot right study book eye job word business issue side kind head house service friend "
     "father power hour game line end member law car city name team minute idea body back parent face others level door"
 ).split()
-"""Each word is one token, with the space before it, in any vocabulary made from English text."""
+# Errors that say only what the server takes, and not that it failed.
 _SHAPE_ERRORS = (InvalidRequest, DeadlineExceeded, Overloaded)
-"""Errors that say only what the server takes, and not that it failed."""
+# Without a code, these errors come from models that are not ours and have no codes, or from a front end that tears
+# streams. The server's readiness then tells whether the request or the server was at fault.
 _DOUBTFUL_ERRORS = (ServerError, ProtocolError)
-"""Without a code, these errors come from models that are not ours and have no codes, or from a front end that tears
-streams. The server's readiness then tells whether the request or the server was at fault."""
 
 
 @dataclass(frozen=True)

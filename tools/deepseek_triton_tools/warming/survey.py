@@ -15,8 +15,8 @@ from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, W
 from deepseek_triton_tools.warming.filesystem import FileSystem, file_system_of
 from deepseek_triton_tools.warming.page_cache import ResidentFile, known_sum
 
+# Each job is a thread with an open file. No storage is faster with more of them.
 MOST_JOBS = 64
-"""Each job is a thread with an open file. No storage is faster with more of them."""
 
 
 @dataclass(frozen=True)
