@@ -19,7 +19,7 @@ from deepseek_triton_build.check.rule_findings import CheckedFolder, PlacedDeplo
 from deepseek_triton_build.check.schema import MODEL_YAML
 from deepseek_triton_build.check.scripts import PROGRAM_SCRIPTS, START_SCRIPT, ShellScript, Word, read_script
 from deepseek_triton_build.data.releases import Release, load_release
-from deepseek_triton_build.planning.orchestrator_settings import CONFIG_NAME, SCRIPT_NAME, load_limit_s
+from deepseek_triton_build.planning.disaggregated import CONFIG_NAME, SCRIPT_NAME, load_limit_s
 from deepseek_triton_build.render.stamp import MANIFEST
 from deepseek_triton_build.rules import disaggregation_violations, orchestrator_violations
 from deepseek_triton_build.rules.disaggregation import CONTEXT, GENERATION, ServerPair

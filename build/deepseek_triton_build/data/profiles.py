@@ -1,7 +1,7 @@
 """Profiles: what a deployment is tuned for. Each profile is one or more published recipes, as data in profiles.yaml.
 
 A recipe is used as published when its own workload is asked for. For another workload its choices stay, and the sizes
-are computed again (planning/batch_sizes.py).
+are computed again (planning/trtllm_sizes.py).
 """
 
 from __future__ import annotations

@@ -2,58 +2,40 @@
 
 It reads the catalogue, the release records and, for --model, the checkpoint's small JSON files. It writes nothing.
 
-    names -> target.py                 which weights on which GPUs, or a refusal
-          -> layout.py                 parallelism and the MoE back end
-          -> batch_sizes.py            batch, token and length limits
-          -> fitting.py                the same limits, made smaller until they fit the memory
-          -> choices/                  the settings, under canonical keys, with their reasons
-          -> release_settings.py       the same settings under the release's keys
-          -> triton_settings.py        the backend's own settings
-          -> server_environment.py     the environment variables
-          -> rules/                    refuse what can't work and warn of what may not work
+    names -> target.py                      which weights on which GPUs, or a refusal
+          -> trtllm_sizes.py, vllm_sizes.py  parallelism and limits, made smaller until they fit the memory
+          -> tensorrt_llm.py, vllm.py        the engine's arguments under its own keys, with their reasons
+          -> own_settings.py                 the user's own, put in last
+          -> backend_settings.py             the backend's own settings
+          -> rules/                          refuse what can't work and warn of what may not work
 
-A plan for vLLM takes names and weights from target.py, sizes from vllm_sizes.py, and all settings from
-vllm_settings.py.
+`trtllm_settings.py` has the reasons of TensorRT-LLM's arguments. An embedded engine needs only backend_settings.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from itertools import combinations, product
+from typing import Any, ClassVar, Protocol, TypeVar
 
-from deepseek_triton_build.arithmetic.gpu_memory import GIB, LEAST_KV_TOKENS, Budget, Layout, host_memory_to_prefetch
+from deepseek_triton_build.arithmetic.gpu_memory import GPU_COUNTS, Budget, Layout, host_memory_to_prefetch
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
-from deepseek_triton_build.data.catalog import Gpu, KnownCheckpoint, Variant, find_variant
+from deepseek_triton_build.data.catalog import PRECISIONS, Gpu, KnownCheckpoint, Variant, find_variant, gpus
 from deepseek_triton_build.data.dynamo_releases import find_dynamo
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Omission, Setting, SettingsFile
-from deepseek_triton_build.data.profiles import ANY_WORKLOAD, Profile, Recipe, Workload
-from deepseek_triton_build.data.releases import Release, image_name, release_image_name
-from deepseek_triton_build.data.spelling import canonical
+from deepseek_triton_build.data.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Profile, Recipe, Workload
+from deepseek_triton_build.data.releases import DEFAULT_RELEASE, Release, image_name, release_image_name
 from deepseek_triton_build.data.vllm import DEFAULT_VLLM, VllmVersion, vllm_image_name
-from deepseek_triton_build.planning.batch_sizes import Sizes
-from deepseek_triton_build.planning.choices import choose_settings
-from deepseek_triton_build.planning.embedded import embedded_settings
-from deepseek_triton_build.planning.fitting import choose_sizes
+from deepseek_triton_build.planning.backend_settings import EngineLimits, backend_settings, embedded_settings
+from deepseek_triton_build.planning.own_settings import Arguments
 from deepseek_triton_build.planning.plan_request import ENGINES, OPTIONS, PlanRequest
-from deepseek_triton_build.planning.release_settings import for_release, settings_files, with_overrides
-from deepseek_triton_build.planning.server_environment import choose_environment, unset_environment
-from deepseek_triton_build.planning.suggestion import ways_that_work
-from deepseek_triton_build.planning.target import Target, refuse, resolve_target
-from deepseek_triton_build.planning.triton_settings import triton_settings
-from deepseek_triton_build.planning.vllm_settings import (
-    vllm_arguments,
-    vllm_environment,
-    vllm_triton_settings,
-    vllm_unset_environment,
-    with_own_arguments,
-)
-from deepseek_triton_build.planning.vllm_sizes import VllmTarget, choose_vllm_sizes, resolve_vllm_target
-from deepseek_triton_build.rules import violations, vllm_violations
-from deepseek_triton_build.rules.memory_budget import deployment_budget
-from deepseek_triton_build.rules.moe import shared_expert_bytes
+from deepseek_triton_build.planning.target import Target, VllmTarget, refuse, resolve_target
+from deepseek_triton_build.planning.tensorrt_llm import TrtllmEngine
+from deepseek_triton_build.planning.vllm import VllmEngine
+from deepseek_triton_build.planning.vllm_sizes import resolve_vllm_target
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
 
@@ -160,7 +142,7 @@ def make_plan(request: PlanRequest) -> Plan:
     except RefusedPlanError as refused:
         if refused.suggestion:
             raise
-        ways = ways_that_work(request, _works)
+        ways = _ways_that_work(request)
         typed = ", or ".join(filter(None, map(_as_options, ways)))
         said = f"{refused.cause}; what works: {typed}" if typed else f"{refused}"
         raise RefusedPlanError(said, suggestion=ways[0] if ways else None) from None
@@ -175,6 +157,120 @@ def _works(request: PlanRequest) -> bool:
     return True
 
 
+@lru_cache(maxsize=512)
+def _make_plan(request: PlanRequest) -> Plan:
+    variant = find_variant(request.variant)
+    engine = _engine(request, variant)
+    if engine == "vllm":
+        return _plan_on_gpus(VllmEngine(resolve_vllm_target(request)))
+    if engine == "tensorrt_llm":
+        return _plan_on_gpus(TrtllmEngine(resolve_target(request)))
+    return Plan(request=request, variant=variant, engine=engine, settings=embedded_settings(request, variant, engine))
+
+
+def _engine(request: PlanRequest, variant: Variant) -> str:
+    engine = request.engine or variant.engines[0]
+    if engine not in ENGINES:
+        raise UnknownNameError("engine", engine, ENGINES)
+    if engine not in variant.engines:
+        raise RefusedPlanError(
+            f"{variant.name} is not served on the {engine} engine here; it runs on: {', '.join(variant.engines)}"
+        )
+    if request.preset and engine != "simulated":
+        said = f"--preset paces the simulated engine; the {engine} engine has its own pace"
+        raise RefusedPlanError(said, suggestion={"preset": None})
+    if engine != "vllm" and (request.vllm != DEFAULT_VLLM or request.parallel is not None):
+        given = "--parallel" if request.vllm == DEFAULT_VLLM else "--vllm"
+        without = {"vllm": DEFAULT_VLLM, "parallel": None}
+        raise RefusedPlanError(f"{given} is for --engine vllm; leave it out, or add that", suggestion=without)
+    if request.preset and not request.preset.endswith(".json") and request.preset not in variant.presets:
+        raise UnknownNameError("preset", request.preset, variant.presets)
+    return engine
+
+
+class _Sizes(Protocol):
+    @property
+    def workload(self) -> Workload:
+        """The workload, filled in: both lengths are numbers."""
+
+
+SizesT = TypeVar("SizesT", bound=_Sizes)
+DeploymentT = TypeVar("DeploymentT", bound=Deployment | VllmDeployment)
+
+
+class _Engine(Protocol[SizesT, DeploymentT]):
+    """What an engine adds to a plan."""
+
+    batch_key: ClassVar[str]
+    """The argument with the requests of one rank's batch."""
+
+    @property
+    def target(self) -> Target | VllmTarget: ...
+    def choose_sizes(self) -> tuple[SizesT, Budget]:
+        """Return the sizes that fit, and the memory they take."""
+
+    def arguments(self, sizes: SizesT, budget: Budget) -> Arguments:
+        """Return the engine's arguments with the user's own; their reasons quote the memory."""
+
+    def left_by_own(self, arguments: Arguments) -> Budget:
+        """Return the memory after the user's own arguments have replaced the planner's, or refuse too little."""
+
+    def environment(self, sizes: SizesT) -> tuple[EnvironmentVariable, ...]: ...
+    def unset_environment(self, chosen: Iterable[EnvironmentVariable]) -> tuple[EnvironmentVariable, ...]: ...
+    def limits(self, sizes: SizesT, arguments: Arguments) -> EngineLimits: ...
+    def deployment(self, arguments: Arguments, environment: Iterable[EnvironmentVariable]) -> DeploymentT:
+        """Return the plan as the rules look at it."""
+
+    def violations(self, deployment: DeploymentT, sizes: SizesT) -> Iterator[tuple[Rule, Violation]]: ...
+    def facts(self, deployment: DeploymentT) -> dict[str, Any]:
+        """Return the layout, and the fields of a plan that only this engine has."""
+
+
+def _plan_on_gpus(engine: _Engine[SizesT, DeploymentT]) -> Plan:
+    target = engine.target
+    sizes, budget = engine.choose_sizes()
+    arguments = engine.arguments(sizes, budget)
+    if target.request.overrides:  # the reasons quote the memory that is left in the end
+        budget = engine.left_by_own(arguments)
+        arguments = engine.arguments(sizes, budget)
+    environment = engine.environment(sizes)
+    triton, unsampled = backend_settings(target, sizes.workload, budget, engine.limits(sizes, arguments), arguments.own)
+    deployment = dataclasses.replace(
+        engine.deployment(arguments, environment),
+        triton={setting.key.removeprefix("triton_config."): setting.value for setting in triton},
+        held_requests=budget.concurrent_requests(sizes.workload.isl or 0, sizes.workload.osl or 0),
+    )
+    found = list(engine.violations(deployment, sizes))
+    refuse(found)
+    facts = engine.facts(deployment)
+    return Plan(
+        request=target.request,
+        variant=target.variant,
+        engine=target.engine,
+        settings=(*arguments.settings, *triton),
+        canonical=deployment.settings,
+        environment=environment,
+        files=arguments.files,
+        unset_environment=engine.unset_environment(environment),
+        num_nodes=target.num_nodes,
+        gpu=target.gpu,
+        checkpoint=target.checkpoint,
+        profile=target.profile,
+        budget=budget,
+        workload=sizes.workload,
+        max_concurrency=deployment.get(engine.batch_key) * facts["layout"].attention_dp_size,
+        host_memory=host_memory_to_prefetch(target.checkpoint) + facts.get("shared_memory", 0),
+        warnings=tuple(PlanWarning(rule=rule, violation=violation) for rule, violation in found),
+        omissions=(*arguments.omissions, *unsampled),
+        **facts,
+    )
+
+
+# The requests that work nearest to one that is refused
+
+_MOST_WAYS = 3
+_TARGET = ("num_gpus", "precision", "engine", "parallel", "release", "vllm", "profile", "gpu")
+"""The fields that say what a request is for. The others are extras: all are given up when nothing less helps."""
 _DROPPED_OPTIONS = {
     **OPTIONS,
     "overrides": "--set",
@@ -200,192 +296,66 @@ def _as_options(suggestion: Mapping[str, Any]) -> str:
     return " ".join([*words, *(["without", " and ".join(without)] if without else [])])
 
 
-@lru_cache(maxsize=512)
-def _make_plan(request: PlanRequest) -> Plan:
-    variant = find_variant(request.variant)
-    engine = _engine(request, variant)
-    if engine == "vllm":
-        return _vllm_plan(resolve_vllm_target(request))
-    if engine != "tensorrt_llm":
-        settings = embedded_settings(request, variant, engine)
-        return Plan(request=request, variant=variant, engine=engine, settings=settings)
-    return _tensorrt_llm_plan(resolve_target(request))
+def _ways_that_work(request: PlanRequest) -> tuple[Mapping[str, Any], ...]:
+    """Return the fewest changes to `request`'s fields that make it work, the nearest first; none when nothing helps.
 
-
-def _engine(request: PlanRequest, variant: Variant) -> str:
-    engine = request.engine or variant.engines[0]
-    if engine not in ENGINES:
-        raise UnknownNameError("engine", engine, ENGINES)
-    if engine not in variant.engines:
-        raise RefusedPlanError(
-            f"{variant.name} is not served on the {engine} engine here; it runs on: {', '.join(variant.engines)}"
-        )
-    if request.preset and engine != "simulated":
-        said = f"--preset paces the simulated engine; the {engine} engine has its own pace"
-        raise RefusedPlanError(said, suggestion={"preset": None})
-    if engine != "vllm" and (request.vllm != DEFAULT_VLLM or request.parallel is not None):
-        given = "--parallel" if request.vllm == DEFAULT_VLLM else "--vllm"
-        without = {"vllm": DEFAULT_VLLM, "parallel": None}
-        raise RefusedPlanError(f"{given} is for --engine vllm; leave it out, or add that", suggestion=without)
-    if request.preset and not request.preset.endswith(".json") and request.preset not in variant.presets:
-        raise UnknownNameError("preset", request.preset, variant.presets)
-    return engine
-
-
-def _tensorrt_llm_plan(target: Target) -> Plan:
-    sizes, budget = choose_sizes(target)
-    if target.request.overrides:  # the reasons quote the memory that is left in the end
-        budget = _budget_with_overrides(target, sizes, budget)
-    environment = choose_environment(target, sizes)
-    wanted = choose_settings(target, sizes, budget)
-    chosen, omitted = for_release(target, wanted)
-    chosen, own = with_overrides(target, chosen)
-    files = settings_files(wanted, chosen)
-    triton, unsampled = triton_settings(target, sizes, budget, chosen, own)
-    deployment = dataclasses.replace(
-        _deployment(target, chosen, triton, environment, files),
-        assumed_isl=_assumed_isl(target, sizes),
-        concurrency=target.request.workload.concurrency,
-        held_requests=budget.concurrent_requests(sizes.workload.isl or 0, sizes.workload.osl or 0),
-    )
-    found = list(violations(deployment))
-    refuse(found)
-    return Plan(
-        request=target.request,
-        variant=target.variant,
-        engine="tensorrt_llm",
-        settings=(*chosen, *triton),
-        canonical=deployment.settings,
-        environment=environment,
-        files=files,
-        unset_environment=unset_environment(target, environment),
-        layout=deployment.layout,
-        num_nodes=target.num_nodes,
-        gpu=target.gpu,
-        release=target.release,
-        checkpoint=target.checkpoint,
-        profile=target.profile,
-        recipe=target.recipe,
-        budget=budget,
-        has_fp8_kv=deployment.has_fp8_kv,
-        workload=sizes.workload,
-        max_concurrency=deployment.get("max_batch_size") * deployment.layout.attention_dp_size,
-        host_memory=host_memory_to_prefetch(target.checkpoint) + shared_expert_bytes(deployment),
-        shared_memory=shared_expert_bytes(deployment),
-        warnings=tuple(PlanWarning(rule=rule, violation=violation) for rule, violation in found),
-        omissions=(*omitted, *unsampled),
-    )
-
-
-def _vllm_plan(target: VllmTarget) -> Plan:
-    sizes, budget = choose_vllm_sizes(target)
-    arguments, own = with_own_arguments(target, vllm_arguments(target, sizes, budget))
-    deployment = VllmDeployment(
-        settings={setting.key: setting.value for setting in arguments},
-        vllm=target.vllm,
-        variant=target.variant,
-        architecture=target.architecture,
-        checkpoint=target.checkpoint,
-        gpu=target.gpu,
-        isl=target.request.workload.isl,
-        concurrency=target.request.workload.concurrency,
-    )
-    if target.request.overrides:  # the reasons quote the memory that is left in the end
-        budget = _vllm_budget_with_overrides(deployment)
-        arguments, own = with_own_arguments(target, vllm_arguments(target, sizes, budget))
-    triton, refused = vllm_triton_settings(target, sizes, budget, deployment.settings, own)
-    deployment = dataclasses.replace(
-        deployment,
-        triton={setting.key.removeprefix("triton_config."): setting.value for setting in triton},
-        held_requests=budget.concurrent_requests(sizes.workload.isl or 0, sizes.workload.osl or 0),
-    )
-    found = list(vllm_violations(deployment))
-    refuse(found)
-    return Plan(
-        request=target.request,
-        variant=target.variant,
-        engine="vllm",
-        settings=(*arguments, *triton),
-        canonical=deployment.settings,
-        environment=vllm_environment(target),
-        unset_environment=vllm_unset_environment(target),
-        layout=target.layout,
-        num_nodes=target.num_nodes,
-        gpu=target.gpu,
-        vllm=target.vllm,
-        checkpoint=target.checkpoint,
-        profile=target.profile,
-        budget=budget,
-        workload=sizes.workload,
-        max_concurrency=deployment.get("max_num_seqs") * target.data_parallel_size,
-        host_memory=host_memory_to_prefetch(target.checkpoint),
-        warnings=tuple(PlanWarning(rule=rule, violation=violation) for rule, violation in found),
-        omissions=tuple(refused),
-    )
-
-
-def _vllm_budget_with_overrides(deployment: VllmDeployment) -> Budget:
-    """Return the memory after the user's own arguments have replaced the planner's.
-
-    :raises RefusedPlanError: when those leave no room for a request of max_model_len.
+    There are several where one change is enough. Where only the user's own settings are wrong, they are the only way.
     """
-    left = deployment.budget()
-    assert left is not None  # a target knows its GPU and its weights
-    longest = deployment.get("max_model_len")
-    if left.kv_tokens < longest:
-        raise RefusedPlanError(
-            f"--set leaves room for {left.kv_tokens:,} KV tokens a GPU, and vLLM does not start with less than one "
-            f"request of max_model_len, {longest:,}: weights take {left.weights / GIB:.1f} GiB and workspace "
-            f"{left.workspace / GIB:.1f}",
-            fix="set smaller values",
-        )
-    return left
+    alternatives = _alternatives(request)
+    found = [way for name in alternatives if (way := _first_way(request, alternatives, (name,)))]
+    if {"overrides": ()} in found:
+        return ({"overrides": ()},)
+    # Another checkpoint or no workload is no way to get what was asked for, unless there is no other.
+    usual = [way for way in found if not way.keys() & {"workload", "model"}]
+    if found:
+        return tuple(usual[:_MOST_WAYS] or found[:1])
+    for number in (2, 3, 4, 5):
+        for names in combinations(alternatives, number):
+            if way := _first_way(request, alternatives, names):
+                return (way,)
+    without_extras = {name: values[0] for name, values in alternatives.items() if name not in _TARGET}
+    bare = dataclasses.replace(request, **without_extras)
+    if not without_extras or _works(bare):
+        return (without_extras,)
+    return ({**without_extras, **_ways_that_work(bare)[0]},)
 
 
-def _assumed_isl(target: Target, sizes: Sizes) -> int | None:
-    """Return the input length that is planned for though none was asked for; a generation server gets no prompts."""
-    asked = target.request.workload.isl is not None or target.takes_over
-    return None if asked else sizes.workload.isl
+def _first_way(
+    request: PlanRequest, alternatives: Mapping[str, list[Any]], names: tuple[str, ...]
+) -> dict[str, Any] | None:
+    """Return the first change of all these fields that works; None when none does."""
+    changes = (dict(zip(names, values, strict=True)) for values in product(*map(alternatives.__getitem__, names)))
+    return next((change for change in changes if _works(dataclasses.replace(request, **change))), None)
 
 
-def _budget_with_overrides(target: Target, sizes: Sizes, budget: Budget) -> Budget:
-    """Return the memory after the user's own settings have replaced the planner's.
+def _alternatives(request: PlanRequest) -> dict[str, list[Any]]:
+    """Return field -> other values to try, the likeliest first. Extras are given up before the GPU."""
 
-    :raises RefusedPlanError: when those settings leave no room for a request.
-    """
-    wanted = choose_settings(target, sizes, budget)
-    chosen, _ = for_release(target, wanted)
-    chosen, _ = with_overrides(target, chosen)
-    left = deployment_budget(_deployment(target, chosen, (), (), settings_files(wanted, chosen)))
-    assert left is not None  # a target knows its GPU and its weights
-    if left.kv_tokens < LEAST_KV_TOKENS:
-        raise RefusedPlanError(
-            f"--set leaves room for {left.kv_tokens:,} KV tokens a GPU, and a request needs {LEAST_KV_TOKENS:,}: of "
-            f"{left.memory / GIB:.0f} GiB, weights take {left.weights / GIB:.1f} and workspace "
-            f"{left.workspace / GIB:.1f}",
-            fix="set smaller values",
-        )
-    return left
+    def nearest_above(count: int) -> tuple[int, int]:
+        """A sort key: more GPUs than asked for first, then the nearest number."""
+        asked = request.num_gpus or 0
+        return (0 if count > asked else 1, abs(count - asked))
 
-
-def _deployment(
-    target: Target,
-    llm: Iterable[Setting],
-    triton: Iterable[Setting],
-    environment: Iterable[EnvironmentVariable],
-    files: Iterable[SettingsFile],
-) -> Deployment:
-    """Return the settings as the rules look at them."""
-    in_files = {setting.key: setting.value for file in files for setting in file.settings}
-    return Deployment(
-        settings=canonical({setting.key: setting.value for setting in llm}, target.release.version) | in_files,
-        release=target.release,
-        variant=target.variant,
-        architecture=target.architecture,
-        checkpoint=target.checkpoint,
-        gpu=target.gpu,
-        triton={setting.key.removeprefix("triton_config."): setting.value for setting in triton},
-        environment={variable.name: variable.value for variable in environment},
-        isl=target.request.workload.isl,
-        takes_over=target.takes_over,
-    )
+    tried: dict[str, list[Any]] = {
+        "engine": ["vllm"] if request.precision == "w4a16" else [],
+        "num_gpus": sorted(set(GPU_COUNTS) - {request.num_gpus}, key=nearest_above),
+        "precision": [] if request.model else [name for name in PRECISIONS if name != request.precision],
+        "parallel": [None] if request.engine != "vllm" else [None, "tp", "dp"],
+        "release": [DEFAULT_RELEASE],
+        "vllm": [DEFAULT_VLLM],
+        "profile": [find_variant(request.variant).profile or DEFAULT_PROFILE],
+        "allow_unpublished": [True] if request.engine != "vllm" else [],
+        "pipeline_parallel_size": [1],
+        "mtp": [3, None] if request.relaxed_acceptance else [None],
+        "relaxed_acceptance": [False],
+        "kv_dtype": [None],
+        "overrides": [()],
+        "workload": [ANY_WORKLOAD],
+        "model": [None],
+        "gpu": [name for name in ("h200", "b200", "gb200-nvl72") if name in gpus()],
+    }
+    return {
+        name: other
+        for name, values in tried.items()
+        if (other := [value for value in values if value != getattr(request, name)])
+    }

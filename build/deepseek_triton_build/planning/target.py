@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from deepseek_triton_build.arithmetic.gpu_memory import (
     GIB,
@@ -42,10 +42,24 @@ from deepseek_triton_build.data.profiles import (
     find_profile,
 )
 from deepseek_triton_build.data.releases import RELEASES, Release, load_release
+from deepseek_triton_build.data.vllm import VllmVersion
 from deepseek_triton_build.planning.checkpoint_defaults import read_json_object
 from deepseek_triton_build.planning.plan_request import PlanRequest
 from deepseek_triton_build.rules import target_violations
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
+
+TYPICAL = Workload(isl=1024, osl=2048)
+"""The lengths of the published benchmarks, for when neither request nor recipe gives any."""
+MAX_SEQ_LEN = 65536
+"""Tokens of prompt and answer when no length is asked for: R1 reasons for tens of thousands of tokens."""
+WEIGHTS: Mapping[str, str] = {
+    "fp8": "FP8 weights",
+    "fp4": "NVFP4 weights",
+    "w4a8": "INT4 experts with FP8 activations",
+    "w4a16": "INT4 weights with 16-bit activations",
+}
+"""Precision -> the weights in words."""
+_QUANT_ALGOS = {"fp8": "FP8_BLOCK_SCALES", "fp4": "NVFP4", "w4a8": "MIXED_PRECISION", "w4a16": "W4A16"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +79,21 @@ class PlannedModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target(PlannedModel):
-    """Everything a plan for TensorRT-LLM starts from."""
-
-    release: Release
-    recipe: Recipe
+class _Placed(PlannedModel):
     num_gpus: int
 
     @property
     def num_nodes(self) -> int:
         return -(-self.num_gpus // self.gpu.gpus_per_node)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target(_Placed):
+    """Everything a plan for TensorRT-LLM starts from."""
+
+    engine: ClassVar[str] = "tensorrt_llm"
+    release: Release
+    recipe: Recipe
 
     @property
     def is_as_published(self) -> bool:
@@ -91,27 +110,61 @@ class Target(PlannedModel):
         return self.release.supports(feature) is True
 
 
+@dataclass(frozen=True, kw_only=True)
+class VllmTarget(_Placed):
+    """Everything a plan for vLLM starts from."""
+
+    engine: ClassVar[str] = "vllm"
+    vllm: VllmVersion
+    data_parallel: bool
+
+    @property
+    def layout(self) -> Layout:
+        stages = self.request.pipeline_parallel_size
+        ranks = self.num_gpus // stages
+        return Layout(
+            tensor_parallel_size=ranks,
+            expert_parallel_size=ranks,
+            pipeline_parallel_size=stages,
+            attention_dp=self.data_parallel,
+        )
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        return 1 if self.data_parallel else self.layout.tensor_parallel_size
+
+    @property
+    def data_parallel_size(self) -> int:
+        return self.layout.attention_dp_size
+
+    @property
+    def is_rehearsal(self) -> bool:
+        return bool(self.variant.model)
+
+
 def resolve_target(request: PlanRequest) -> Target:
-    """Return what a plan for `request` starts from.
+    """Return what a plan for `request` on TensorRT-LLM starts from.
 
     :raises UnknownNameError: for an unknown name.
     :raises RefusedPlanError: for what can't work under any settings.
     """
-    variant = find_variant(request.variant)
-    _refuse_numbers(request)
-    gpu = _gpu(request, variant)
-    release = _release(request.release)
-    model = _served_model(request, variant, gpu)
+    model = resolve_model(request)
+    release = load_release(request.release)
+    if request.release not in RELEASES:
+        raise RefusedPlanError(
+            f"TensorRT-LLM {request.release} can be checked only, no repository is written for it",
+            fix=f"use {RELEASES[-1]} or newer",
+        )
     deployment = Deployment(
         settings={},
         release=release,
-        variant=variant,
+        variant=model.variant,
         architecture=model.architecture,
         checkpoint=model.checkpoint,
-        gpu=gpu,
+        gpu=model.gpu,
     )
     refuse(target_violations(deployment))
-    num_gpus, recipe = _size(request, variant, model.architecture, model.checkpoint, gpu, model.profile)
+    num_gpus, recipe = _size(model)
     return Target(**vars(model), release=release, recipe=recipe, num_gpus=num_gpus)
 
 
@@ -123,27 +176,21 @@ def resolve_model(request: PlanRequest) -> PlannedModel:
     """
     variant = find_variant(request.variant)
     _refuse_numbers(request)
-    return _served_model(request, variant, _gpu(request, variant))
-
-
-def _gpu(request: PlanRequest, variant: Variant) -> Gpu:
     if request.gpu is None:
         raise RefusedPlanError(
             f"{variant.name} needs --gpu, the GPU it will run on (for example --gpu h200 --gpus 8)",
             suggestion={"gpu": "h200"},
         )
-    return find_gpu(request.gpu)
-
-
-def _served_model(request: PlanRequest, variant: Variant, gpu: Gpu) -> PlannedModel:
+    gpu = find_gpu(request.gpu)
     profile = _profile(request, variant)
-    precision = find_precision(request.precision) if request.precision else _default_precision(variant, gpu)
+    usual: Precision = "fp4" if gpu.architecture == "blackwell" and "fp4" in variant.checkpoints else "fp8"
+    precision = find_precision(request.precision) if request.precision else usual
     checkpoint = _checkpoint(variant, precision, request)
     assert variant.architecture is not None  # every variant with checkpoints has one
     cut = _cut_here(request.model, variant.architecture)
     if cut is not None and request.mtp and not cut.num_mtp_layers:
-        said = f"mtp {request.mtp}: the checkpoint was cut without its MTP layer"
-        raise RefusedPlanError(said, suggestion={"mtp": 0})
+        cause = f"mtp {request.mtp}: the checkpoint was cut without its MTP layer"
+        raise RefusedPlanError(cause, suggestion={"mtp": 0})
     if cut is not None:
         checkpoint = dataclasses.replace(
             checkpoint, weight_bytes=int(weights(cut, checkpoint).total), bytes_status="computed", num_shards=None
@@ -156,6 +203,34 @@ def _served_model(request: PlanRequest, variant: Variant, gpu: Gpu) -> PlannedMo
         gpu=gpu,
         profile=profile,
     )
+
+
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def refuse_uneven_stages(num_gpus: int, stages: int) -> None:
+    if stages < 1 or num_gpus % stages:
+        cause = f"{num_gpus} GPUs can't be divided into {stages} equal pipeline stages"
+        raise RefusedPlanError(cause, fix=f"use a divisor of {num_gpus}")
+
+
+def refuse_part_of_a_node(num_gpus: int, gpu: Gpu) -> None:
+    if gpu.nvlink_domain < num_gpus and num_gpus % gpu.gpus_per_node:
+        raise RefusedPlanError(
+            f"{num_gpus} x {gpu.name} is not a whole number of nodes ({gpu.gpus_per_node} GPUs each)"
+        )
+
+
+def refuse_longer_than_the_model_reads(model: PlannedModel, workload: Workload, tokens: int) -> None:
+    """Refuse `tokens` of prompt and answer, rounded up from the lengths of `workload`."""
+    longest = model.architecture.max_position_embeddings
+    if tokens > longest:
+        raise RefusedPlanError(
+            f"{workload.isl:,} input and {workload.osl:,} output tokens are more than the {longest:,} that "
+            f"{model.variant.name} reads (max_position_embeddings)",
+            fix="use a smaller --isl or --osl",
+        )
 
 
 def refuse(found: Iterable[tuple[Rule, Violation]]) -> None:
@@ -175,16 +250,6 @@ def _refuse_numbers(request: PlanRequest) -> None:
         raise RefusedPlanError(f"mtp {request.mtp}: expected a whole number from 0", suggestion={"mtp": 0})
 
 
-def _release(version: str) -> Release:
-    release = load_release(version)
-    if version not in RELEASES:
-        raise RefusedPlanError(
-            f"TensorRT-LLM {version} can be checked only, no repository is written for it",
-            fix=f"use {RELEASES[-1]} or newer",
-        )
-    return release
-
-
 def _profile(request: PlanRequest, variant: Variant) -> Profile:
     """Return the profile asked for; the default is the variant's own, where it has one."""
     is_default = request.profile == DEFAULT_PROFILE
@@ -196,10 +261,6 @@ def _profile(request: PlanRequest, variant: Variant) -> Profile:
     if owners and variant.name not in owners:
         raise RefusedPlanError(f"profile {profile.name} is for {' and '.join(owners)} only", fix="choose another one")
     return profile
-
-
-def _default_precision(variant: Variant, gpu: Gpu) -> Precision:
-    return "fp4" if gpu.architecture == "blackwell" and "fp4" in variant.checkpoints else "fp8"
 
 
 def _checkpoint(variant: Variant, precision: Precision, request: PlanRequest) -> KnownCheckpoint:
@@ -229,14 +290,7 @@ def _checkpoint(variant: Variant, precision: Precision, request: PlanRequest) ->
             f"{known}"
         )
     # Of any other precision a rule says why it can't work, whoever made the weights.
-    own = dataclasses.replace(variant.own_checkpoints.get(precision) or _own(precision), model=model or "")
-    size = int(weights(variant.architecture, own).total)
-    return dataclasses.replace(own, weight_bytes=size, **_quantization_here(model))
-
-
-def _own(precision: Precision) -> KnownCheckpoint:
-    """Return weights of which nothing is known but their precision."""
-    return KnownCheckpoint(
+    own = variant.own_checkpoints.get(precision) or KnownCheckpoint(
         precision=precision,
         model="",
         weight_bytes=0,
@@ -247,6 +301,8 @@ def _own(precision: Precision) -> KnownCheckpoint:
         wo_quantized=False,
         source="the shapes of the architecture",
     )
+    size = int(weights(variant.architecture, own).total)
+    return dataclasses.replace(own, model=model or "", weight_bytes=size, **_quantization_here(model))
 
 
 def _quantization_here(model: str | None) -> Mapping[str, Any]:
@@ -272,72 +328,46 @@ def _cut_here(model: str | None, whole: Architecture) -> Architecture | None:
     return cut_architecture(read_json_object(path), whole) if model and os.path.isfile(path) else None
 
 
-_QUANT_ALGOS = {"fp8": "FP8_BLOCK_SCALES", "fp4": "NVFP4", "w4a8": "MIXED_PRECISION", "w4a16": "W4A16"}
-
-
-def _size(
-    request: PlanRequest,
-    variant: Variant,
-    architecture: Architecture,
-    checkpoint: KnownCheckpoint,
-    gpu: Gpu,
-    profile: Profile,
-) -> tuple[int, Recipe]:
+def _size(model: PlannedModel) -> tuple[int, Recipe]:
     """Return the number of GPUs of one instance, and the recipe for them."""
-    fewest = _fewest(request, variant, architecture, checkpoint, gpu)
-    # The number of GPUs is chosen before the workload is looked at, so that no workload doubles the bill by itself.
-    usual = profile.recipe_for(gpu, checkpoint.precision, request.num_gpus, ANY_WORKLOAD)
-    if usual is None:
-        raise RefusedPlanError(f"profile {profile.name} has no recipe for {checkpoint.precision} on {gpu.name}")
-    is_whole = architecture == variant.architecture
-    num_gpus = request.num_gpus or max(fewest, (usual.num_gpus or 0) if is_whole else 0)
-    _refuse_count(num_gpus, request.pipeline_parallel_size, architecture, checkpoint, gpu)
-    if num_gpus < fewest:
-        cause = _too_few(num_gpus, fewest, variant, architecture, checkpoint, gpu)
-        raise RefusedPlanError(cause, fix=f"use {fewest} GPUs")
-    return num_gpus, profile.recipe_for(gpu, checkpoint.precision, num_gpus, request.workload) or usual
-
-
-def _fewest(
-    request: PlanRequest, variant: Variant, architecture: Architecture, checkpoint: KnownCheckpoint, gpu: Gpu
-) -> int:
-    """Return the fewest GPUs by arithmetic and, unless the user allows unpublished numbers, by publication."""
-    fits = minimum_gpus(gpu, architecture, checkpoint)
+    request, profile, gpu = model.request, model.profile, model.gpu
+    fits = minimum_gpus(gpu, model.architecture, model.checkpoint)
     if fits is None:
-        raise RefusedPlanError(f"{variant.name} ({checkpoint.precision}) does not fit {GPU_COUNTS[-1]} x {gpu.name}")
+        raise RefusedPlanError(f"{model.variant.name} ({model.precision}) does not fit {GPU_COUNTS[-1]} x {gpu.name}")
+    is_whole = model.architecture == model.variant.architecture
+    fewest = fits
     # What is published is about whole models at full size.
-    if request.allow_unpublished or variant.model or architecture != variant.architecture:
-        return fits
-    return max(fits, gpu.published_min_gpus.get(checkpoint.precision, fits))
+    if is_whole and not request.allow_unpublished and not model.variant.model:
+        fewest = max(fits, gpu.published_min_gpus.get(model.precision, fits))
+    # The number of GPUs is chosen before the workload is looked at, so that no workload doubles the bill by itself.
+    usual = profile.recipe_for(gpu, model.precision, request.num_gpus, ANY_WORKLOAD)
+    if usual is None:
+        raise RefusedPlanError(f"profile {profile.name} has no recipe for {model.precision} on {gpu.name}")
+    num_gpus = request.num_gpus or max(fewest, (usual.num_gpus or 0) if is_whole else 0)
+    _refuse_count(num_gpus, model)
+    if num_gpus < fewest:
+        raise RefusedPlanError(_too_few(num_gpus, fits, fewest, model), fix=f"use {fewest} GPUs")
+    return num_gpus, profile.recipe_for(gpu, model.precision, num_gpus, request.workload) or usual
 
 
-def _refuse_count(
-    num_gpus: int, stages: int, architecture: Architecture, checkpoint: KnownCheckpoint, gpu: Gpu
-) -> None:
-    a = architecture
-    even = [count for count in GPU_COUNTS if divides_experts(a, checkpoint.precision, max(1, count // max(1, stages)))]
+def _refuse_count(num_gpus: int, model: PlannedModel) -> None:
+    a, stages = model.architecture, max(1, model.request.pipeline_parallel_size)
+    even = [count for count in GPU_COUNTS if divides_experts(a, model.precision, max(1, count // stages))]
     if num_gpus not in even:
         cause = f"{num_gpus} GPUs can't share {a.num_heads} attention heads and {a.num_routed_experts} experts evenly"
         raise RefusedPlanError(cause, fix=f"use {', '.join(map(str, even))}")
-    if gpu.nvlink_domain >= num_gpus or num_gpus % gpu.gpus_per_node == 0:
-        return
-    raise RefusedPlanError(f"{num_gpus} x {gpu.name} is not a whole number of nodes ({gpu.gpus_per_node} GPUs each)")
+    refuse_part_of_a_node(num_gpus, model.gpu)
 
 
-def _too_few(
-    num_gpus: int, fewest: int, variant: Variant, architecture: Architecture, checkpoint: KnownCheckpoint, gpu: Gpu
-) -> str:
+def _too_few(num_gpus: int, fits: int, fewest: int, model: PlannedModel) -> str:
+    gpu = model.gpu
     layout = Layout(tensor_parallel_size=num_gpus, expert_parallel_size=num_gpus)
-    each = weight_bytes_per_gpu(architecture, checkpoint, layout, mtp=False) / GIB
-    named = f"{variant.name} ({checkpoint.precision}) on {num_gpus} x {gpu.name}"
-    memory = gpu.memory / GIB
-    fits = minimum_gpus(gpu, architecture, checkpoint)
-    if fits is not None and num_gpus >= fits:
+    share = weight_bytes_per_gpu(model.architecture, model.checkpoint, layout, mtp=False) / GIB
+    what, memory = f"{model.variant.name} ({model.precision}) on {num_gpus} x {gpu.name}", gpu.memory / GIB
+    if num_gpus >= fits:
         return (
-            f"{named} fits by arithmetic (weights take {each:.1f} of {memory:.1f} GiB a GPU) but is not published: "
+            f"{what} fits by arithmetic (weights take {share:.1f} of {memory:.1f} GiB a GPU) but is not published: "
             f"{gpu.published_source} says {fewest} GPUs"
         )
-    return (
-        f"{named} does not fit: weights take {each:.1f} GiB a GPU and the rest about 2 GiB, but a GPU has {memory:.1f} "
-        "GiB"
-    )
+    need = f"weights take {share:.1f} GiB a GPU and the rest about 2 GiB"
+    return f"{what} does not fit: {need}, but a GPU has {memory:.1f} GiB"

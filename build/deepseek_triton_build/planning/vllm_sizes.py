@@ -3,57 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
-from deepseek_triton_build.arithmetic.gpu_memory import GIB, GPU_COUNTS, LEAST_KV_TOKENS, Budget, KvDtype, Layout
+from deepseek_triton_build.arithmetic.gpu_memory import GIB, GPU_COUNTS, LEAST_KV_TOKENS, Budget
 from deepseek_triton_build.arithmetic.vllm_memory import bytes_beside, vllm_budget
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.profiles import Workload
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE
-from deepseek_triton_build.data.vllm import VllmVersion, load_vllm
-from deepseek_triton_build.planning.batch_sizes import MAX_SEQ_LEN, TYPICAL, round_up
+from deepseek_triton_build.data.vllm import load_vllm
 from deepseek_triton_build.planning.plan_request import PlanRequest
-from deepseek_triton_build.planning.target import PlannedModel, refuse, resolve_model
+from deepseek_triton_build.planning.target import (
+    MAX_SEQ_LEN,
+    TYPICAL,
+    VllmTarget,
+    refuse,
+    refuse_longer_than_the_model_reads,
+    refuse_part_of_a_node,
+    refuse_uneven_stages,
+    resolve_model,
+    round_up,
+)
 from deepseek_triton_build.rules import vllm_violations
 from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
 
 GUIDE = "vLLM recipes, DeepSeek-V3 (R1) usage guide"
-
-
-@dataclass(frozen=True, kw_only=True)
-class VllmTarget(PlannedModel):
-    """Everything a plan for vLLM starts from."""
-
-    vllm: VllmVersion
-    num_gpus: int
-    data_parallel: bool
-
-    @property
-    def num_nodes(self) -> int:
-        return -(-self.num_gpus // self.gpu.gpus_per_node)
-
-    @property
-    def layout(self) -> Layout:
-        stages = self.request.pipeline_parallel_size
-        ranks = self.num_gpus // stages
-        return Layout(
-            tensor_parallel_size=ranks,
-            expert_parallel_size=ranks,
-            pipeline_parallel_size=stages,
-            attention_dp=self.data_parallel,
-        )
-
-    @property
-    def tensor_parallel_size(self) -> int:
-        return 1 if self.data_parallel else self.layout.tensor_parallel_size
-
-    @property
-    def data_parallel_size(self) -> int:
-        return self.layout.attention_dp_size
-
-    @property
-    def is_rehearsal(self) -> bool:
-        return bool(self.variant.model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +71,9 @@ PROMPT_HEAVY_TOKENS, BATCHED_TOKENS, LATENCY_TOKENS = 32768, 16384, 8192
 REHEARSAL_TOKENS = 1024
 PROMPT_HEAVY = 4
 """Input tokens for each output token from which a workload is prompt-heavy; the guide's one has eight."""
+SHARES, REHEARSAL_SHARE = (0.95, 0.9, 0.85), 0.1
+"""Parts of a GPU's memory for gpu_memory_utilization. The largest is the guide's."""
+_LEAST_TOKENS = 2048
 
 
 def resolve_vllm_target(request: PlanRequest) -> VllmTarget:
@@ -105,40 +83,29 @@ def resolve_vllm_target(request: PlanRequest) -> VllmTarget:
     :raises RefusedPlanError: for what can't work under any settings.
     """
     model = resolve_model(request)
-    _refuse_foreign(request)
+    if request.relaxed_acceptance:
+        raise RefusedPlanError("vLLM has no relaxed acceptance: leave --relaxed-acceptance out")
+    if request.release != DEFAULT_RELEASE:
+        raise RefusedPlanError(f"TensorRT-LLM {request.release} is for --engine tensorrt_llm: leave --trtllm out")
     if model.profile.name not in _AIMS:
         known = ", ".join(name for name in VLLM_PROFILES if name != "rehearsal")
         raise RefusedPlanError(f"profile {model.profile.name} is for TensorRT-LLM; with vLLM there are {known}")
     wants_dp = request.parallel == "dp" or (request.parallel is None and model.profile.name == "throughput")
     target = VllmTarget(**vars(model), vllm=load_vllm(request.vllm), num_gpus=1, data_parallel=wants_dp)
-    refuse(vllm_violations(_deployment(target), target_only=True))
-    return _fewest(target) if request.num_gpus is None else _with_gpus(target, request.num_gpus)
-
-
-def _refuse_foreign(request: PlanRequest) -> None:
-    if request.relaxed_acceptance:
-        raise RefusedPlanError("vLLM has no relaxed acceptance: leave --relaxed-acceptance out")
-    if request.release != DEFAULT_RELEASE:
-        raise RefusedPlanError(f"TensorRT-LLM {request.release} is for --engine tensorrt_llm: leave --trtllm out")
-
-
-def _fewest(target: VllmTarget) -> VllmTarget:
-    """Return the target with the fewest GPUs that share the model and hold a request.
-
-    :raises RefusedPlanError: of the largest number that could be tried.
-    """
+    refuse(vllm_violations(vllm_deployment(target, _parallelism(target)), target_only=True))
+    if request.num_gpus is not None:
+        return _with_gpus(target, request.num_gpus)
+    # The fewest GPUs that share the model and hold a request; else the reason why the most don't.
     reason = RefusedPlanError(f"{target.variant.name} does not fit {GPU_COUNTS[-1]} x {target.gpu.name}")
     for count in GPU_COUNTS:
-        try:
+        with suppress(RefusedPlanError):
             chosen = _with_gpus(target, count)
-        except RefusedPlanError:
-            continue
-        try:
-            choose_vllm_sizes(chosen)
-        except RefusedPlanError as refused:
-            reason = refused
-            continue
-        return chosen
+            try:
+                choose_vllm_sizes(chosen)
+            except RefusedPlanError as refused:
+                reason = refused
+            else:
+                return chosen
     raise reason
 
 
@@ -147,38 +114,36 @@ def _with_gpus(target: VllmTarget, num_gpus: int) -> VllmTarget:
 
     :raises RefusedPlanError: when they can't share the model.
     """
-    stages, gpu = target.request.pipeline_parallel_size, target.gpu
     if num_gpus not in GPU_COUNTS:
         counts = ", ".join(map(str, GPU_COUNTS))
         raise RefusedPlanError(f"{num_gpus} GPUs can't share the model evenly", fix=f"use {counts}")
-    if gpu.nvlink_domain < num_gpus and num_gpus % gpu.gpus_per_node:
-        raise RefusedPlanError(
-            f"{num_gpus} x {gpu.name} is not a whole number of nodes ({gpu.gpus_per_node} GPUs each)"
-        )
-    if stages < 1 or num_gpus % stages:
-        raise RefusedPlanError(
-            f"{num_gpus} GPUs can't be divided into {stages} equal pipeline stages", fix=f"use a divisor of {num_gpus}"
-        )
+    refuse_part_of_a_node(num_gpus, target.gpu)
+    refuse_uneven_stages(num_gpus, target.request.pipeline_parallel_size)
     chosen = replace(target, num_gpus=num_gpus)
     ways = [chosen]
     if target.request.parallel is None:  # what the profile wants first
         ways.append(replace(chosen, data_parallel=not chosen.data_parallel))
-    for way in ways:
-        if not any(rule.severity == "error" for rule, _ in vllm_violations(_deployment(way))):
+    broken = [list(vllm_violations(vllm_deployment(way, _parallelism(way)))) for way in ways]
+    for way, found in zip(ways, broken, strict=True):
+        if not any(rule.severity == "error" for rule, _ in found):
             return way
-    refuse(vllm_violations(_deployment(chosen)))
+    refuse(broken[0])
     raise AssertionError("a refused layout breaks a rule")
 
 
-def _deployment(target: VllmTarget) -> VllmDeployment:
-    """Return the deployment as far as it is known: model, GPUs and parallelism."""
+def _parallelism(target: VllmTarget) -> dict[str, Any]:
+    return {
+        "tensor_parallel_size": target.tensor_parallel_size,
+        "pipeline_parallel_size": target.request.pipeline_parallel_size,
+        "data_parallel_size": target.data_parallel_size,
+        "enable_expert_parallel": True,
+    }
+
+
+def vllm_deployment(target: VllmTarget, arguments: Mapping[str, Any]) -> VllmDeployment:
+    """Return the engine arguments as the rules look at them."""
     return VllmDeployment(
-        settings={
-            "tensor_parallel_size": target.tensor_parallel_size,
-            "pipeline_parallel_size": target.request.pipeline_parallel_size,
-            "data_parallel_size": target.data_parallel_size,
-            "enable_expert_parallel": True,
-        },
+        settings=arguments,
         vllm=target.vllm,
         variant=target.variant,
         architecture=target.architecture,
@@ -193,7 +158,7 @@ def choose_vllm_sizes(target: VllmTarget) -> tuple[VllmSizes, Budget]:
     :raises RefusedPlanError: when even the smallest sizes don't fit.
     """
     wanted = _wanted(target)
-    for sizes in _smaller_and_smaller(target, wanted):
+    for sizes in _smaller_and_smaller(wanted):
         budget = _budget(target, sizes)
         if budget.kv_tokens >= sizes.max_model_len:
             return sizes, budget
@@ -210,33 +175,26 @@ def choose_vllm_sizes(target: VllmTarget) -> tuple[VllmSizes, Budget]:
 
 def _wanted(target: VllmTarget) -> VllmSizes:
     """Return the sizes that are wanted, before any of them is made smaller to fit."""
-    asked, aim = target.request.workload, _AIMS[target.profile.name]
+    request, aim = target.request, _AIMS[target.profile.name]
+    asked, drafts = request.workload, request.mtp or 0
     workload = asked.filled_from(aim.workload)
+    needed = round_up((workload.isl or 0) + (workload.osl or 0), 256)
+    longest = min(max(MAX_SEQ_LEN, needed), target.architecture.max_position_embeddings)
+    if asked.isl is not None or asked.osl is not None:
+        longest = needed
+    refuse_longer_than_the_model_reads(target, workload, longest)
     batch = aim.max_num_seqs if asked.concurrency is None else -(-asked.concurrency // target.data_parallel_size)
-    drafts = target.request.mtp or 0
+    beside = bytes_beside(target.architecture, target.layout)
+    share = next((share for share in SHARES if target.gpu.memory * (1 - share) >= beside), SHARES[-1])
     return VllmSizes(
         workload=workload,
-        max_model_len=_model_len(target, workload),
+        max_model_len=longest,
         max_num_batched_tokens=max(_batched_tokens(target, workload), round_up(batch * (1 + drafts), 64)),
         max_num_seqs=batch,
-        gpu_memory_utilization=_utilization(target),
-        kv_cache_dtype=target.request.kv_dtype or _usual_kv_dtype(target),
+        gpu_memory_utilization=REHEARSAL_SHARE if target.is_rehearsal else share,
+        kv_cache_dtype=request.kv_dtype or ("fp8" if target.precision == "fp4" else "auto"),
         num_draft_tokens=drafts,
     )
-
-
-def _model_len(target: VllmTarget, workload: Workload) -> int:
-    asked, longest = target.request.workload, target.architecture.max_position_embeddings
-    needed = round_up((workload.isl or 0) + (workload.osl or 0), 256)
-    is_asked = asked.isl is not None or asked.osl is not None
-    chosen = needed if is_asked else min(max(MAX_SEQ_LEN, needed), longest)
-    if chosen > longest:
-        raise RefusedPlanError(
-            f"{workload.isl:,} input and {workload.osl:,} output tokens are more than the {longest:,} that "
-            f"{target.variant.name} reads (max_position_embeddings)",
-            fix="use a smaller --isl or --osl",
-        )
-    return chosen
 
 
 def _batched_tokens(target: VllmTarget, workload: Workload) -> int:
@@ -252,46 +210,27 @@ def is_prompt_heavy(workload: Workload) -> bool:
     return (workload.isl or 0) >= PROMPT_HEAVY * (workload.osl or 1)
 
 
-SHARES, REHEARSAL_SHARE = (0.95, 0.9, 0.85), 0.1
-"""Parts of a GPU's memory for gpu_memory_utilization. The largest is the guide's."""
-
-
-def _utilization(target: VllmTarget) -> float:
-    if target.is_rehearsal:
-        return REHEARSAL_SHARE
-    beside = bytes_beside(target.architecture, target.layout)
-    return next((share for share in SHARES if target.gpu.memory * (1 - share) >= beside), SHARES[-1])
-
-
-def _usual_kv_dtype(target: VllmTarget) -> str:
-    return "fp8" if target.precision == "fp4" else "auto"
-
-
-def _smaller_and_smaller(target: VllmTarget, wanted: VllmSizes) -> Iterator[VllmSizes]:
+def _smaller_and_smaller(wanted: VllmSizes) -> Iterator[VllmSizes]:
     """Yield `wanted`, then fewer tokens an iteration, then shorter requests, unless the requests are longer."""
+    why = "made smaller until one request of max_model_len fits the KV cache"
     yield wanted
     sizes = wanted
     fewest = max(_LEAST_TOKENS, round_up(sizes.max_num_seqs * (1 + sizes.num_draft_tokens), 64))
     while sizes.max_num_batched_tokens // 2 >= fewest:
         fewer = sizes.max_num_batched_tokens // 2
-        sizes = replace(sizes, max_num_batched_tokens=fewer, shrunk=_shrunk("max_num_batched_tokens"))
+        sizes = replace(sizes, max_num_batched_tokens=fewer, shrunk=f"max_num_batched_tokens {why}")
         yield sizes
     needed = round_up((wanted.workload.isl or 0) + (wanted.workload.osl or 0), 256)
     while sizes.max_model_len // 2 >= max(LEAST_KV_TOKENS, needed):
         shorter = sizes.max_model_len // 2
-        sizes = replace(sizes, max_model_len=shorter, shrunk=_shrunk("max_num_batched_tokens and max_model_len"))
+        sizes = replace(sizes, max_model_len=shorter, shrunk=f"max_num_batched_tokens and max_model_len {why}")
         yield sizes
 
 
-_LEAST_TOKENS = 2048
-
-
-def _shrunk(what: str) -> str:
-    return f"{what} made smaller until one request of max_model_len fits the KV cache"
-
-
 def _budget(target: VllmTarget, sizes: VllmSizes) -> Budget:
-    kv_dtype: KvDtype = "fp8" if sizes.kv_cache_dtype == "fp8" or _is_fp8_by_checkpoint(target, sizes) else "bf16"
+    is_fp8 = sizes.kv_cache_dtype == "fp8" or (
+        sizes.kv_cache_dtype == "auto" and target.checkpoint.kv_cache_quant_algo == "FP8"
+    )
     return vllm_budget(
         target.gpu,
         target.architecture,
@@ -300,11 +239,7 @@ def _budget(target: VllmTarget, sizes: VllmSizes) -> Budget:
         gpu_memory_utilization=sizes.gpu_memory_utilization,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         max_num_seqs=sizes.max_num_seqs,
-        kv_dtype=kv_dtype,
+        kv_dtype="fp8" if is_fp8 else "bf16",
         num_draft_tokens=sizes.num_draft_tokens,
         mtp=sizes.num_draft_tokens > 0,
     )
-
-
-def _is_fp8_by_checkpoint(target: VllmTarget, sizes: VllmSizes) -> bool:
-    return sizes.kv_cache_dtype == "auto" and target.checkpoint.kv_cache_quant_algo == "FP8"

@@ -10,9 +10,9 @@ from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameErro
 from deepseek_triton_build.data.dynamo_releases import find_dynamo
 from deepseek_triton_build.data.profiles import ANY_WORKLOAD, Workload, profiles
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE
-from deepseek_triton_build.planning.batch_sizes import LONGEST_ANSWER
 from deepseek_triton_build.planning.plan import Plan, make_plan
 from deepseek_triton_build.planning.plan_request import PYTHON_BACKEND, PlanRequest
+from deepseek_triton_build.planning.trtllm_sizes import LONGEST_ANSWER
 from deepseek_triton_build.render import trtllm_commands as trtllm
 from deepseek_triton_build.render import vllm_commands as vllm
 from deepseek_triton_build.render.dynamo import DYNAMO_YAML, dynamo_yaml

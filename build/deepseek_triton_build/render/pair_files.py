@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
-from deepseek_triton_build.planning.disaggregated import DISAGGREGATED, DisaggregatedPlan
-from deepseek_triton_build.planning.orchestrator_settings import (
+from deepseek_triton_build.planning.disaggregated import (
     CONFIG_NAME,
+    DISAGGREGATED,
     REQUEST_TIMEOUT_S,
     SCRIPT_NAME,
+    DisaggregatedPlan,
     server_ports,
 )
 from deepseek_triton_build.render import shell

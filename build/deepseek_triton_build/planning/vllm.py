@@ -1,0 +1,309 @@
+"""The engine vLLM in a plan: its arguments and variables, each with its reason, and what becomes of --set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from deepseek_triton_build.arithmetic.gpu_memory import GIB, Budget
+from deepseek_triton_build.arithmetic.vllm_memory import bytes_beside
+from deepseek_triton_build.build_errors import RefusedPlanError
+from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting
+from deepseek_triton_build.data.type_strings import fits
+from deepseek_triton_build.data.vllm import VllmVersion
+from deepseek_triton_build.planning.backend_settings import EngineLimits
+from deepseek_triton_build.planning.own_settings import Arguments, refuse_misfit, with_own_arguments
+from deepseek_triton_build.planning.target import WEIGHTS, VllmTarget
+from deepseek_triton_build.planning.vllm_sizes import (
+    GUIDE,
+    LATENCY_TOKENS,
+    PROMPT_HEAVY_TOKENS,
+    VllmSizes,
+    choose_vllm_sizes,
+    is_prompt_heavy,
+    vllm_deployment,
+)
+from deepseek_triton_build.rules import vllm_violations
+from deepseek_triton_build.rules.rule import Rule, Violation
+from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
+from deepseek_triton_build.text import nearest_name, short_repr
+
+_LOST = "vLLM recipes, DeepSeek/DeepSeek-V3.md before a77fe44"
+"""The guide's lines of environment variables, which later versions of vLLM take as arguments."""
+_CONFIG = "vLLM vllm/config"
+_MLA = "vLLM vllm/v1/attention/backends/mla"
+_NOT_BY_HAND = {
+    "model": "other settings depend on it; use --model",
+    "tensor_parallel_size": "other settings depend on it; use --gpus and --parallel",
+    "data_parallel_size": "other settings depend on it; use --gpus and --parallel",
+    "pipeline_parallel_size": "other settings depend on it; use --pp",
+    "nnodes": "it follows from the GPUs; use --gpus",
+}
+_NUMBERS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs")
+"""Arguments that vLLM would choose by itself when they are null or -1."""
+_ENVIRONMENT = (
+    EnvironmentVariable(
+        "VLLM_WORKER_MULTIPROC_METHOD",
+        "spawn",
+        "vLLM would fork the process that has loaded it, whose other threads hold locks",
+        source="vLLM vllm/envs.py",
+    ),
+    EnvironmentVariable(
+        "VLLM_NO_USAGE_STATS", "1", "sends nothing about this machine", source="vLLM vllm/usage/usage_lib.py"
+    ),
+)
+_SHORT, _LONG, _MOST = 64, 1024, 64
+"""Tokens of the prompts that warm it up, and most of them at once."""
+
+
+@dataclass(frozen=True)
+class VllmEngine:
+    """What vLLM adds to a plan; plan.py says what the methods are for."""
+
+    target: VllmTarget
+    batch_key: ClassVar[str] = "max_num_seqs"
+
+    def choose_sizes(self) -> tuple[VllmSizes, Budget]:
+        return choose_vllm_sizes(self.target)
+
+    def arguments(self, sizes: VllmSizes, budget: Budget) -> Arguments:
+        target = self.target
+        reason = (
+            "lets requests have a priority; those without keep their order. It costs a heap for the waiting requests"
+        )
+        source = f"{_CONFIG}/scheduler.py; vllm/v1/core/sched/request_queue.py"
+        chosen = (
+            *_model(target),
+            *_parallelism(target),
+            *_limits(target, sizes, budget),
+            *_kernels(target, sizes),
+            *_speculation(sizes),
+            Setting("scheduling_policy", "priority", reason, source=source),
+        )
+        settings, own = with_own_arguments(target.request, chosen, lambda key, value: _check(target.vllm, key, value))
+        return Arguments(settings=settings, own=own, canonical={setting.key: setting.value for setting in settings})
+
+    def environment(self, sizes: VllmSizes) -> tuple[EnvironmentVariable, ...]:
+        return _ENVIRONMENT
+
+    def unset_environment(self, chosen: Iterable[EnvironmentVariable]) -> tuple[EnvironmentVariable, ...]:
+        target = self.target
+        if target.is_rehearsal:
+            return ()
+        known = {"VLLM_ALL2ALL_BACKEND": "deepep_high_throughput"} if target.data_parallel else {}
+        if target.gpu.architecture == "blackwell":
+            experts = f"VLLM_USE_FLASHINFER_MOE_{target.precision.upper()}"
+            known |= {"VLLM_ATTENTION_BACKEND": "CUTLASS_MLA", experts: "1"}
+        gone = target.vllm.replaced_environment
+        rows = [
+            EnvironmentVariable(
+                name, value, f"vLLM {target.vllm.version} has the argument {gone[name].by}", source=_LOST
+            )
+            for name, value in known.items()
+            if name in gone
+        ]
+        if target.gpu.architecture == "hopper" and target.precision == "fp8":
+            reason = "on by itself where DeepGEMM is installed; 0 turns it off"
+            rows.append(EnvironmentVariable("VLLM_USE_DEEP_GEMM", "1", reason, source=f"{_LOST}; vLLM vllm/envs.py"))
+        return tuple(rows)
+
+    def limits(self, sizes: VllmSizes, arguments: Arguments) -> EngineLimits:
+        canonical, version = arguments.canonical, self.target.vllm.version
+        drafts = canonical.get("speculative_config.num_speculative_tokens")
+        refused = self.target.vllm.limits.get("speculative_config", {}).get("refuses", ()) if drafts else ()
+        return EngineLimits(
+            batch=canonical["max_num_seqs"],
+            longest=canonical["max_model_len"],
+            within="max_model_len",
+            why_left_out=lambda name: f"vLLM {version} refuses it with MTP" if name in refused else "",
+            warmup=(
+                _warmup_shapes(self.target, canonical),
+                "pairs of concurrent requests and prompt tokens of each, which run before the model is ready; few, as "
+                "vLLM has captured its graphs and run its largest iteration by then",
+            ),
+        )
+
+    def deployment(self, arguments: Arguments, environment: Iterable[EnvironmentVariable]) -> VllmDeployment:
+        asked = self.target.request.workload
+        deployment = vllm_deployment(self.target, arguments.canonical)
+        return replace(deployment, isl=asked.isl, concurrency=asked.concurrency)
+
+    def left_by_own(self, arguments: Arguments) -> Budget:
+        deployment = self.deployment(arguments, ())
+        left = deployment.budget()
+        assert left is not None  # a target knows its GPU and its weights
+        longest = deployment.get("max_model_len")
+        if left.kv_tokens < longest:
+            raise RefusedPlanError(
+                f"--set leaves room for {left.kv_tokens:,} KV tokens a GPU, and vLLM does not start with less than one "
+                f"request of max_model_len, {longest:,}: weights take {left.weights / GIB:.1f} GiB and workspace "
+                f"{left.workspace / GIB:.1f}",
+                fix="set smaller values",
+            )
+        return left
+
+    def violations(self, deployment: VllmDeployment, sizes: VllmSizes) -> Iterator[tuple[Rule, Violation]]:
+        return vllm_violations(deployment)
+
+    def facts(self, deployment: VllmDeployment) -> dict[str, Any]:
+        return {"vllm": self.target.vllm, "layout": self.target.layout}
+
+
+def _model(target: VllmTarget) -> Iterator[Setting]:
+    model = target.request.model or target.checkpoint.model
+    yield Setting("model", model, f"{target.variant.title}, {WEIGHTS[target.precision]}")
+    reason = "the checkpoint holds no code"
+    if not target.is_rehearsal:
+        reason = "vLLM has the model and its configuration built in; the guide's true would run code of the checkpoint"
+    yield Setting("trust_remote_code", False, reason)
+    if target.architecture.is_sparse:
+        reason = "V3.2's own chat format, which is not a template of the checkpoint"
+        yield Setting("tokenizer_mode", "deepseek_v32", reason, source="vLLM recipes, DeepSeek-V3.2 usage guide")
+
+
+def _parallelism(target: VllmTarget) -> Iterator[Setting]:
+    number = target.num_gpus
+    if target.data_parallel:
+        asked = "asked for by --parallel" if target.request.parallel else "for many requests at once"
+        if not target.request.parallel and target.profile.name != "throughput":
+            asked = "as tensor parallelism can't share the heads and blocks evenly"
+        reason = f"attention and dense layers whole on each of {number} GPUs, with requests of its own: {asked}"
+        yield Setting("data_parallel_size", target.data_parallel_size, reason, source=GUIDE)
+    else:
+        ranks = target.tensor_parallel_size
+        reason = (
+            f"every layer over {ranks} GPUs: the shorter time per token" if ranks > 1 else "one GPU holds the model"
+        )
+        yield Setting("tensor_parallel_size", target.tensor_parallel_size, reason, source=GUIDE)
+    reason = "each GPU has whole experts, its share of them" if number > 1 else "as with more GPUs; one has all experts"
+    yield Setting("enable_expert_parallel", True, reason, source=GUIDE)
+    if target.data_parallel and number > 1:
+        reason = (
+            "how tokens reach the experts of other GPUs: by NCCL alone, which every container has; the guide's "
+            "deepep_high_throughput and deepep_low_latency are faster, and need DeepEP installed"
+        )
+        yield Setting("all2all_backend", "allgather_reducescatter", reason, source=f"{_CONFIG}/parallel.py; {_LOST}")
+    if target.request.pipeline_parallel_size > 1:
+        yield Setting("pipeline_parallel_size", target.request.pipeline_parallel_size, "asked for by --pp")
+    if target.num_nodes > 1:
+        reason = f"nodes of {target.gpu.gpus_per_node} GPUs, by vLLM's own processes; each node says which it is"
+        yield Setting("nnodes", target.num_nodes, reason, source=f"{_CONFIG}/parallel.py, ParallelConfig.nnodes")
+
+
+def _limits(target: VllmTarget, sizes: VllmSizes, budget: Budget) -> Iterator[Setting]:
+    asked = target.request.workload
+    shrunk = f"; {sizes.shrunk}" if sizes.shrunk else ""
+    reason = "tokens of prompt and answer together: enough for most uses, and it saves memory"
+    if asked.isl is not None or asked.osl is not None:
+        reason = f"{sizes.workload.isl:,} tokens in and {sizes.workload.osl:,} out, rounded up"
+    elif target.is_rehearsal:
+        reason = "all that the model reads (max_position_embeddings)"
+    yield Setting("max_model_len", sizes.max_model_len, reason + shrunk, source=GUIDE)
+    yield Setting(
+        "max_num_batched_tokens", sizes.max_num_batched_tokens, _tokens_reason(target, sizes) + shrunk, source=GUIDE
+    )
+    ranks = f" on each of {target.data_parallel_size} ranks" if target.data_parallel_size > 1 else ""
+    why = f"{asked.concurrency:,} asked for" if asked.concurrency else f"profile {target.profile.name}"
+    reason = f"requests in a batch{ranks}: {why}. Without it, vLLM's default depends on who starts it"
+    measured = target.request.why_measured("--concurrency")
+    reason += f"; {measured}" if measured else ""
+    yield Setting("max_num_seqs", sizes.max_num_seqs, reason, source="vLLM vllm/engine/arg_utils.py")
+    yield Setting("gpu_memory_utilization", sizes.gpu_memory_utilization, _share_reason(target, sizes, budget))
+    reason = "a beginning that requests share is computed once; for a benchmark `--set enable_prefix_caching=false`"
+    yield Setting("enable_prefix_caching", True, reason, source=GUIDE)
+
+
+def _tokens_reason(target: VllmTarget, sizes: VllmSizes) -> str:
+    what = "tokens of one iteration; longer prompts go in chunks"
+    if target.is_rehearsal:
+        return f"{what}, which prompts of the tiny model try, too"
+    if target.data_parallel:
+        return f"{what}. It is each rank's, and the experts get those of all {target.data_parallel_size} at once"
+    if target.profile.name == "latency":
+        return f"{what}: few, so that a prompt does not hold up other requests' tokens"
+    if is_prompt_heavy(sizes.workload):
+        return f"{what}: many, as the workload is mostly prompts"
+    return f"{what}: between the guide's {PROMPT_HEAVY_TOKENS:,} for prompts and {LATENCY_TOKENS:,} for latency"
+
+
+def _share_reason(target: VllmTarget, sizes: VllmSizes, budget: Budget) -> str:
+    held = f"{budget.kv_cache / GIB:.1f} GiB for {budget.kv_tokens:,} KV tokens a GPU"
+    if target.is_rehearsal:
+        return f"a small share of the GPU is more than the model can fill: {held}"
+    beside = bytes_beside(target.architecture, target.layout) / GIB
+    return f"{held}; {budget.free / GIB:.1f} GiB stay for what is taken beside it, about {beside:.1f} with Triton"
+
+
+def _kernels(target: VllmTarget, sizes: VllmSizes) -> Iterator[Setting]:
+    yield Setting("kv_cache_dtype", sizes.kv_cache_dtype, *_kv_reason(target, sizes))
+    if target.gpu.architecture != "blackwell" or target.is_rehearsal or target.precision == "w4a16":
+        return
+    if not target.architecture.is_sparse and not sizes.num_draft_tokens:
+        reason = "the guide's kernel of MLA for Blackwell (once VLLM_ATTENTION_BACKEND)"
+        yield Setting("attention_backend", "CUTLASS_MLA", reason, source=_LOST)
+    reason = f"the guide's kernels of the experts (once VLLM_USE_FLASHINFER_MOE_{target.precision.upper()}=1)"
+    yield Setting("moe_backend", "flashinfer_trtllm", reason, source=_LOST)
+
+
+def _kv_reason(target: VllmTarget, sizes: VllmSizes) -> tuple[str, str]:
+    if target.request.kv_dtype is not None:
+        is_mla_on_hopper = target.gpu.architecture == "hopper" and not target.architecture.is_sparse
+        kernel = "; on Hopper vLLM takes FLASHMLA for it" if sizes.kv_cache_dtype == "fp8" and is_mla_on_hopper else ""
+        return f"asked for by --kv-cache-dtype{kernel}", _MLA
+    if sizes.kv_cache_dtype == "fp8":
+        return "half the size; the guide has it for the FP4 checkpoints", "vLLM recipes, DeepSeek-V3 on Blackwell"
+    return "16 bits, as in the checkpoint: FLASH_ATTN_MLA, vLLM's first choice on Hopper, reads no FP8 cache", _MLA
+
+
+def _speculation(sizes: VllmSizes) -> Iterator[Setting]:
+    if sizes.num_draft_tokens:
+        source = f"{_CONFIG}/speculative.py"
+        yield Setting("speculative_config.method", "mtp", "the checkpoint's own draft layer, by --mtp", source=source)
+        yield Setting(
+            "speculative_config.num_speculative_tokens",
+            sizes.num_draft_tokens,
+            "draft tokens a step, by --mtp; requests with min_p are refused then",
+            source=source,
+        )
+
+
+def _check(vllm: VllmVersion, key: str, value: Any) -> tuple[str, ...]:
+    """Let a setting by hand pass; it excludes no other key.
+
+    :raises RefusedPlanError: when it can't be set by hand, vLLM doesn't have it, or the value doesn't fit.
+    """
+    if key in _NOT_BY_HAND:
+        raise RefusedPlanError(f"--set {key}: {_NOT_BY_HAND[key]}")
+    argument = vllm.find(key)
+    if argument is None:
+        # An argument may be a mapping, such as hf_overrides, whose keys no record has.
+        name, dot, below = key.partition(".")
+        holder = None if name in vllm.sections else vllm.find(name)
+        if not dot or holder is None or not fits({below: value}, holder.type):
+            raise RefusedPlanError(f"vLLM {vllm.version} has no argument {key}{_hint(vllm, key)}")
+        return ()
+    refuse_misfit(key, value, argument.type)
+    if key in _NUMBERS and (value is None or value < 1):
+        raise RefusedPlanError(
+            f"{key}: expected a whole number from 1, as other settings are computed from it, got {short_repr(value)}"
+        )
+    return ()
+
+
+def _hint(vllm: VllmVersion, key: str) -> str:
+    moved = vllm.moved_arguments.get(key)
+    if moved is not None:
+        return f"; it has {moved.by}" if moved.by else f": {moved.why}"
+    section = key.rpartition(".")[0]
+    known = [f"{section}.{name}" for name in vllm.sections[section]] if section in vllm.sections else vllm.arguments
+    near = nearest_name(key, known)
+    return f"; did you mean {near}?" if near else ""
+
+
+def _warmup_shapes(target: VllmTarget, arguments: Mapping[str, Any]) -> list[list[int]]:
+    """Return a single request, a longer prompt, and a batch for every rank."""
+    long = max(1, min(_LONG, arguments["max_model_len"] // 2, arguments["max_num_batched_tokens"]))
+    batch = min(_MOST, arguments["max_num_seqs"]) * target.data_parallel_size
+    shapes = {(1, min(_SHORT, long)), (1, long), (batch, min(_SHORT, long))}
+    return [list(shape) for shape in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))]
