@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from deepseek_backend.engines.prompting import Detokenizer
+from deepseek_backend.engines.detokenizer import Detokenizer
 from support.random_checkpoint import BOS, build_tokenizer
 
 TOKENIZER = Tokenizer.from_str(json.dumps(build_tokenizer()))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from deepseek_backend.config import parse_config
 from deepseek_backend.contract import SAMPLING_BY_NAME, ErrorCode
+from deepseek_backend.engines.loop_engine import MAX_SHORT_PROMPT
 from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
 from deepseek_backend.engines.tensorrt_llm import tensorrt_llm_engine as engine_module
 from deepseek_backend.engines.tensorrt_llm.translation import (
@@ -243,7 +244,7 @@ def test_a_request_aborted_before_its_prompt_is_tokenised_never_reaches_the_engi
         harness.engine._llm.tokenizer, "encode", lambda *a, **k: tokenised.wait(WAIT_S) and encode(*a, **k)
     )
     monkeypatch.setattr(harness.engine._llm, "generate_async", lambda **_: pytest.fail("it was submitted"))
-    request = harness.submit("x" * (engine_module.MAX_SHORT_PROMPT + 1))
+    request = harness.submit("x" * (MAX_SHORT_PROMPT + 1))
     harness.engine.abort(request.request_id)
     harness.engine._loop.call(tokenised.set)  # after the abort, on the same thread
     (step,) = harness.result(request)

@@ -57,7 +57,7 @@ def test_the_tokenizer_serves_the_tasks(make_engine, monkeypatch):
         assert engine.tokenizer.chat_template == text
     harness = make_engine()
     assert harness.engine.capabilities.bos_token == "<｜begin▁of▁sentence｜>"
-    known = harness.engine._known.tokenizer
+    known = harness.engine.tokenizer
     monkeypatch.setattr(known._tokenizer, "encode", lambda text, add_special_tokens: [7])
     assert known.bos_token == ""
 

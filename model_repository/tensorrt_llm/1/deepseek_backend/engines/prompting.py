@@ -1,4 +1,4 @@
-"""Prompts in every engine: rendering a conversation, making token ids and checking their number; and text of token ids.
+"""Prompts in every engine: rendering a conversation, making token ids and checking their number.
 
 What renders a chat is TensorRT-LLM's tokenizer, which wraps one of transformers, vLLM's, which is one, or the reference
 engine's template.
@@ -12,11 +12,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Any
 
-from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
-
 from deepseek_backend.contract import ErrorCode
-from deepseek_backend.engines import prompting
 from deepseek_backend.engines.bounded_template import TemplateFailure, transformers_bounded
 from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.errors import RequestError, describe
@@ -147,30 +143,30 @@ class PromptTokenizer:
     @property
     def bos_token(self) -> str:
         """Text that `prompt_token_ids` puts before a prompt; "" for none."""
-        return prompting.bos_token(self.encode, lambda ids: self.decode(ids, skip_special_tokens=False))
+        return bos_token(self.encode, lambda ids: self.decode(ids, skip_special_tokens=False))
 
     @property
     def vocab_size(self) -> int | None:
-        inner = prompting.unwrapped(self._tokenizer)
+        inner = unwrapped(self._tokenizer)
         return len(inner) if hasattr(inner, "__len__") else None
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
         """Texts of bos_token, eos_token and pad_token, as far as there are such."""
-        inner = prompting.unwrapped(self._tokenizer)
-        return {name: str(text) for name in prompting.SPECIAL_TOKENS if (text := getattr(inner, name, None))}
+        inner = unwrapped(self._tokenizer)
+        return {name: str(text) for name in SPECIAL_TOKENS if (text := getattr(inner, name, None))}
 
     @property
     def chat_template(self) -> str | None:
         """Text of the chat template; None where there is none, or code in its place."""
-        template = getattr(prompting.unwrapped(self._tokenizer), "chat_template", None)
+        template = getattr(unwrapped(self._tokenizer), "chat_template", None)
         if isinstance(template, dict):  # several by name
             template = template.get("default")
         return template if isinstance(template, str) else None
 
     def max_prompt_bytes(self, max_seq_len: int) -> int | None:
         """Return the bytes of the longest possible prompt; None where the tokenizer does not give its vocabulary."""
-        inner = prompting.unwrapped(self._tokenizer)
+        inner = unwrapped(self._tokenizer)
         if not hasattr(inner, "get_vocab"):
             return None
         return max_seq_len * max(len(token.encode()) for token in inner.get_vocab())
@@ -180,7 +176,7 @@ class PromptTokenizer:
 
         :raises RequestError: for an id without a token.
         """
-        return list(prompting.prompt_token_ids(request, self.encode, self.vocab_size))
+        return list(prompt_token_ids(request, self.encode, self.vocab_size))
 
     def word_token_ids(self, word: str) -> list[int]:
         """Return a word in token ids, without the special tokens that begin a prompt."""
@@ -188,7 +184,7 @@ class PromptTokenizer:
 
     def render_chat(self, messages: Messages, template_kwargs: Mapping[str, Any]) -> str:
         """Render a conversation, as Engine.render_chat does."""
-        return prompting.render_chat(self._tokenizer, messages, template_kwargs)
+        return render_chat(self._tokenizer, messages, template_kwargs)
 
     def text(self, token_id: int) -> str:
         """Return the text of one token alone; U+FFFD stands for a part of a character."""
@@ -203,34 +199,3 @@ class PromptTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
-
-
-class Detokenizer:
-    """The text of one sequence, in pieces that never end inside a character.
-
-    All pieces together are `tokenizer.decode` of all ids. Where the bytes of a character lie in several tokens, the
-    character comes with the last of them.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
-        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
-        self._token_ids: list[int] = []
-        self._num_characters = 0
-
-    def add(self, token_id: int) -> str:
-        """Return the new text after `token_id`; "" while a character is incomplete."""
-        self._token_ids.append(token_id)
-        text = self._stream.step(self._tokenizer, token_id) or ""
-        self._num_characters += len(text)
-        return text
-
-    def hold(self, token_ids: Iterable[int]) -> None:
-        """Add tokens whose text comes with `flush`. No call of `add` may follow."""
-        self._token_ids.extend(token_ids)
-
-    def flush(self) -> str:
-        """Return the text that `add` held back, at the end of the sequence; an incomplete character becomes U+FFFD."""
-        text = self._tokenizer.decode(self._token_ids, skip_special_tokens=self._skip_special_tokens)
-        return text[self._num_characters :]

@@ -1,9 +1,5 @@
 """TensorRT-LLM's PyTorch backend through its LLM API: the production engine.
 
-Threads. The loop thread makes the LLM and runs its asyncio loop. It owns every request and makes every call to the
-sink, except refusals after it has ended. Other threads only schedule calls on it. All but short prompts are tokenised
-in a small pool of threads, so that a long prompt delays no token.
-
 Whole answers. Where a request wants no steps, TensorRT-LLM is asked for the answer in one response, which costs a
 fraction. Its iteration statistics then show that the engine lives, its performance metrics have the time of the first
 token, and the response to an abort has the text so far.
@@ -28,27 +24,17 @@ import asyncio
 import importlib
 import logging
 import os
-import threading
 import time
-from collections.abc import Coroutine, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from deepseek_backend.config import BackendConfig
-from deepseek_backend.engines.base import (
-    Capabilities,
-    EngineHealth,
-    EngineStats,
-    Step,
-    StepSink,
-    group_by_sink,
-    require,
-    timed,
-)
-from deepseek_backend.engines.generate_request import GenerateRequest, Messages
-from deepseek_backend.engines.loop_thread import LoopThread
+from deepseek_backend.engines.base import EngineHealth, EngineStats, Step, require, timed
+from deepseek_backend.engines.generate_request import GenerateRequest
+from deepseek_backend.engines.loop_engine import LoopEngine, OpenEntry, is_short
 from deepseek_backend.engines.prompting import PromptTokenizer, check_prompt_length
 from deepseek_backend.engines.tensorrt_llm.loading import (
     forget_launcher,
@@ -76,25 +62,13 @@ from deepseek_backend.engines.tensorrt_llm.outputs import (
     sharing_support,
 )
 from deepseek_backend.engines.tensorrt_llm.translation import guide, num_logprobs, refuse_conflicts, sampling_params
-from deepseek_backend.errors import (
-    ASK_ANOTHER,
-    BackendError,
-    ConfigError,
-    EngineError,
-    RequestError,
-    UnavailableError,
-    describe,
-)
-from deepseek_backend.release import SamplerSupport, read_release, version_mismatch_allowed
+from deepseek_backend.errors import ASK_ANOTHER, BackendError, EngineError, RequestError, UnavailableError, describe
+from deepseek_backend.release import SamplerSupport, read_release
 from deepseek_backend.workarounds import apply_quirks
 
 logger = logging.getLogger(__name__)
 
 
-NUM_TOKENIZER_THREADS = 4
-MAX_SHORT_PROMPT = 500
-"""Most characters of a prompt that the loop thread tokenises itself: half a millisecond. Another thread costs a tenth
-of one, there and back."""
 STATS_PERIOD_S = 1.0
 MAX_TURN_S = 0.005
 """Seconds after which a turn of the loop delivers before its end, when many responses were waiting. With 3,000 tokens
@@ -109,12 +83,7 @@ is kv_transfer_timeout_ms."""
 
 
 @dataclass(eq=False)
-class _Open:
-    """A request that has not had its last step. The loop thread owns it."""
-
-    request: GenerateRequest
-    sink: StepSink
-    task: asyncio.Task[None] | None = None
+class _Open(OpenEntry):
     output: Any = None
     """The RequestOutput; like `increments`, None until the prompt is tokenised."""
     increments: OutputIncrements | ContextAnswer | None = None
@@ -136,39 +105,18 @@ class _Open:
         return self.increments.num_tokens_sent if self.increments is not None else 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Loaded:
-    """Everything that `start` finds out."""
-
-    support: SamplerSupport
-    sharing: SharingSupport
-    tokenizer: PromptTokenizer
-    capabilities: Capabilities
-    max_prompt_tokens: int
-
-
-class TensorRTLLMEngine:
+class TensorRTLLMEngine(LoopEngine[_Open]):
     """An `Engine` over tensorrt_llm.LLM."""
 
     def __init__(self, config: BackendConfig) -> None:
-        self._config = config
-        self._allow_version_mismatch = version_mismatch_allowed(config.engine_options, engine="tensorrt_llm")
-        self._loaded: _Loaded | None = None
-        self._load_seconds: dict[str, float] = {}
-        self._llm: Any = None
+        super().__init__(config, package="TensorRT-LLM", entry_class=_Open)
+        self._support: SamplerSupport
+        self._sharing: SharingSupport
+        self._max_prompt_tokens: int
         self._llmapi: Any = None
         """The module tensorrt_llm.llmapi."""
-        self._tokenizers = ThreadPoolExecutor(NUM_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
-        self._loop = LoopThread("tensorrt_llm")
-        self._stopping = threading.Lock()
-        # One call of a sink at a time. Reentrant: a sink may submit, which may be refused at once.
-        self._delivery = threading.RLock()
         # Only the loop thread writes the following ones.
-        self._fatal = ""
-        """Why the engine is dead, in one line; empty while it is alive. Set once."""
         self._faults = Faults()
-        self._open: dict[str, _Open] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._with_output: list[_Open] = []
         """Requests whose output has grown since their last step."""
         self._with_output_since = 0.0
@@ -183,15 +131,6 @@ class TensorRTLLMEngine:
         self._reports_iterations = True
         """Reading the iteration statistics has not failed."""
 
-    def start(self) -> None:
-        try:
-            self._start()
-        except BaseException as error:  # also Ctrl-C: the LLM may have loaded, and would hold the GPUs
-            self.stop()
-            if isinstance(error, Exception) and not isinstance(error, BackendError | ConfigError):
-                raise EngineError(f"TensorRT-LLM can't serve {self._config.model}: {describe(error)}") from error
-            raise
-
     def _start(self) -> None:
         release = read_release(self._config.version_dir)
         apply_quirks(release.record)
@@ -201,72 +140,31 @@ class TensorRTLLMEngine:
             forget_launcher(os.environ, mpi)
         llm_args = resolved_llm_args(self._config, os.environ, release)
         longest = max_seq_len(llm_args)
-        support = release.sampler_support(llm_args)
-        sharing = sharing_support(release, llm_args)
+        self._max_prompt_tokens = max_prompt_tokens(llm_args, release, longest)
+        self._support = release.sampler_support(llm_args)
+        self._sharing = sharing_support(release, llm_args)
         with timed(self._load_seconds, "import"):
             package = import_tensorrt_llm(release, self._allow_version_mismatch)
             self._llmapi = importlib.import_module("tensorrt_llm.llmapi")
         objects = lead_or_work(mpi, llm_args) if on_every_rank else {}
         with timed(self._load_seconds, "load"):
-            # In the loop thread, because the LLM looks for the event loop of the thread that makes it.
-            self._loop.start(lambda: self._load(package, llm_args, objects))
+            self._start_loop(partial(self._load, package, llm_args, objects))
         logger.info("TensorRT-LLM %s has loaded %s", package.__version__, self._config.model)
         if llm_args.get("enable_iter_perf_stats"):
             self._loop.call(self._watch)
-        tokenizer = PromptTokenizer(self._llm.tokenizer)
-        self._loaded = _Loaded(
-            support=support,
-            sharing=sharing,
-            tokenizer=tokenizer,
-            capabilities=make_capabilities(
-                longest,
-                support,
-                tokenizer.bos_token,
-                tokenizer.max_prompt_bytes(longest),
-                has_statistics=bool(llm_args.get("enable_iter_perf_stats")),
-                sharing=sharing,
-                version=str(package.__version__),
-            ),
-            max_prompt_tokens=max_prompt_tokens(llm_args, release, longest),
+        self._tokenizer = PromptTokenizer(self._llm.tokenizer)
+        self._capabilities = make_capabilities(
+            longest,
+            self._support,
+            self._tokenizer.bos_token,
+            self._tokenizer.max_prompt_bytes(longest),
+            has_statistics=bool(llm_args.get("enable_iter_perf_stats")),
+            sharing=self._sharing,
+            version=str(package.__version__),
         )
 
     def _load(self, package: Any, llm_args: Mapping[str, Any], objects: Mapping[str, Any]) -> None:
-        try:
-            self._llm = make_llm(package, llm_args, objects)
-        except BaseException as error:  # also SystemExit
-            logger.debug("loading failed", exc_info=error)
-            raise EngineError(f"TensorRT-LLM can't load {self._config.model}: {describe(error)}") from error
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._known.capabilities
-
-    @property
-    def _known(self) -> _Loaded:
-        loaded: _Loaded = require(self._loaded, "the engine is used before start()")
-        return loaded
-
-    @property
-    def tokenizer(self) -> PromptTokenizer:
-        return self._known.tokenizer
-
-    @property
-    def load_seconds(self) -> Mapping[str, float]:
-        return self._load_seconds
-
-    def render_chat(self, messages: Messages, template_kwargs: Mapping[str, Any]) -> str:
-        return self._known.tokenizer.render_chat(messages, template_kwargs)
-
-    def submit(self, request: GenerateRequest, sink: StepSink) -> None:
-        require(self._loaded, "submit() before start()")
-        if not self._loop.call(self._accept, request, sink):
-            with self._delivery:
-                sink.on_steps([(request, Step(error=UnavailableError(f"the engine is stopped{ASK_ANOTHER}")))])
-
-    def abort(self, request_id: str) -> None:
-        self._loop.call(self._abort, request_id)
-
-    drop = abort  # TensorRT-LLM has no call that frees the KV cache of a request that has ended
+        self._llm = make_llm(package, llm_args, objects)
 
     def health(self) -> EngineHealth:
         if not self._loop.running:
@@ -292,35 +190,10 @@ class TensorRTLLMEngine:
             extra=iterations.extra,
         )
 
-    def stop(self) -> None:
-        with self._stopping:  # a second caller waits for the first
-            if not self._loop.running:
-                return
-            try:
-                self._loop.run(self._end_requests, timeout_s=2 * ABORT_TIMEOUT_S)
-            except Exception:  # whatever the error, the GPUs have to be released
-                logger.exception("the open requests can't be ended")
-            finally:
-                self._tokenizers.shutdown(wait=False, cancel_futures=True)
-                shut_down(self._llm)
-                self._loop.stop()
+    def _shut_down(self) -> None:
+        shut_down(self._llm)
 
     # Everything below runs on the loop thread.
-
-    def _accept(self, request: GenerateRequest, sink: StepSink) -> None:
-        entry = _Open(request, sink)
-        self._open[request.request_id] = entry
-        if self._fatal:
-            self._finish(entry, Step(error=UnavailableError(self._fatal)))
-        else:
-            entry.task = self._keep(self._serve(entry))
-
-    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Return a task for `work`, and hold it until it is done: the loop holds only weak references."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     def _watch(self) -> None:
         self._watching = self._keep(self._watch_iterations())
@@ -386,15 +259,15 @@ class TensorRTLLMEngine:
             entry.output = self._llm.generate_async(
                 inputs=token_ids, sampling_params=self._llmapi.SamplingParams(**params), streaming=streaming
             )
-        entry.increments = OutputIncrements(request, entry.output, self._known.tokenizer, is_whole=not streaming)
+        entry.increments = OutputIncrements(request, entry.output, self._tokenizer, is_whole=not streaming)
 
     def _submit_part(self, entry: _Open, params: dict[str, Any], token_ids: list[int]) -> None:
         """Submit this server's part of a shared request, unless the context server has done all of it.
 
         Where nobody waits for the part any more, it is submitted all the same, to fetch the KV cache.
         """
-        request, known = entry.request, self._known
-        text = GrowingText(known.tokenizer, request.sampling)
+        request = entry.request
+        text = GrowingText(self._tokenizer, request.sampling)
         handover, begun = request.handover, None
         if handover is not None and self._is_open(entry):
             begun = first_step(request, handover, text, is_whole=params["max_tokens"] == 1)
@@ -410,13 +283,13 @@ class TensorRTLLMEngine:
         if begun is not None and self._is_open(entry):  # not before: what TensorRT-LLM refuses has no token
             self._deliver(entry, begun)
         if handover is None:
-            entry.increments = ContextAnswer(request, entry.output, text, known.capabilities.handover_form, token_ids)
+            entry.increments = ContextAnswer(request, entry.output, text, self._sharing.form, token_ids)
         else:
-            entry.increments = ContinuedAnswer(request, entry.output, text, known.tokenizer, known.sharing)
+            entry.increments = ContinuedAnswer(request, entry.output, text, self._tokenizer, self._sharing)
 
     async def _prompt_token_ids(self, request: GenerateRequest) -> list[int]:
-        encode = self._known.tokenizer.prompt_token_ids
-        if request.prompt_token_ids is None and len(request.prompt) <= MAX_SHORT_PROMPT:
+        encode = self._tokenizer.prompt_token_ids
+        if is_short(request):
             return encode(request)
         return await asyncio.get_running_loop().run_in_executor(self._tokenizers, encode, request)
 
@@ -433,9 +306,9 @@ class TensorRTLLMEngine:
 
         :raises RequestError: for values or combinations that this release's sampler does not support.
         """
-        support, sampling = self._known.support, request.sampling
+        support, sampling = self._support, request.sampling
         if is_shared(request):
-            self._known.sharing.check(request)
+            self._sharing.check(request)
         refuse_conflicts(sampling, support.conflicts)
         params = sampling_params(request, seeded="seed" in support.fields)
         if (most := num_logprobs(sampling, support.logprobs)) is not None:
@@ -450,7 +323,7 @@ class TensorRTLLMEngine:
         if fetches(request):  # no iteration has to hold the prompt
             check_prompt_length(num_input_tokens, self.capabilities.max_seq_len - 1)
         else:
-            check_prompt_length(num_input_tokens, self._known.max_prompt_tokens, limit="max_seq_len or max_num_tokens")
+            check_prompt_length(num_input_tokens, self._max_prompt_tokens, limit="max_seq_len or max_num_tokens")
         return min(request.max_tokens, self.capabilities.max_seq_len - num_input_tokens)
 
     def _note_output(self, entry: _Open) -> None:
@@ -529,12 +402,7 @@ class TensorRTLLMEngine:
         finally:
             self._flush_is_due = False
         pending, self._pending = self._pending, []
-        with self._delivery:
-            for sink, steps in group_by_sink(pending):
-                try:
-                    sink.on_steps(steps)
-                except Exception:  # a faulty receiver must not end the loop that serves all requests
-                    logger.exception("the receiver of %d steps failed", len(steps))
+        self._send(pending)
 
     def _abort(self, request_id: str) -> None:
         entry = self._open.get(request_id)
@@ -588,10 +456,7 @@ class TensorRTLLMEngine:
             self._abort(request_id)
         if tasks:
             await asyncio.wait(tasks, timeout=ABORT_TIMEOUT_S + 1)
-        others = list(self._tasks)
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await self._cancel_tasks()
 
     def _last_step_for(self, entry: _Open, error: Exception) -> Step:
         wants_logprobs = entry.request.sampling.logprobs is not None

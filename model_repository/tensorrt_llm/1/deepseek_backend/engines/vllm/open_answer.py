@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
-from deepseek_backend.engines.base import FinishReason, Logprob, PerfMetrics, Step, StepSink, TokenLogprobs
+from deepseek_backend.engines.base import FinishReason, Logprob, PerfMetrics, Step, TokenLogprobs
+from deepseek_backend.engines.detokenizer import Detokenizer
 from deepseek_backend.engines.generate_request import GenerateRequest
-from deepseek_backend.engines.prompting import Detokenizer
+from deepseek_backend.engines.loop_engine import OpenEntry
 from deepseek_backend.errors import ASK_ANOTHER, EngineError, UnavailableError
 
 _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "repetition": "stop"}
@@ -149,12 +150,10 @@ def _error(finish_reason: str) -> EngineError | UnavailableError:
 
 
 @dataclass(eq=False)
-class OpenAnswer:
-    """The loop thread owns it."""
+class OpenAnswer(OpenEntry):
+    """An open request. By vLLM's public way its task also reads the answer."""
 
-    request: GenerateRequest
-    sink: StepSink
-    arrived_s: float
+    arrived_s: float = field(default_factory=time.monotonic)
     """Time at which the engine got it, by time.monotonic()."""
     answer: GrowingAnswer | None = None
     """None until the prompt is tokenised."""
@@ -162,8 +161,6 @@ class OpenAnswer:
     """Its rank of data parallelism; None where vLLM chooses."""
     core_id: str = ""
     """Id of the request in vLLM's engine core; "" before it is there."""
-    task: asyncio.Task[None] | None = None
-    """Submits it; by vLLM's public way it also reads the answer."""
     is_open: bool = True
     """False from its last step on."""
 

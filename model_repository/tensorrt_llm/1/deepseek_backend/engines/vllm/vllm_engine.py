@@ -1,8 +1,6 @@
 """vLLM through its AsyncLLM.
 
-Threads. The loop thread makes the AsyncLLM and runs its asyncio loop. It owns every request and makes every call to the
-sink, except refusals after it has ended. Other threads only schedule calls on it. All but short prompts are tokenised
-in a small pool of threads, and so are the guides of guided decoding checked, so that they delay no token.
+Guides of guided decoding are checked in the pool of threads that tokenises prompts, so that they delay no token.
 
 Outputs of the engine core, which is a process of its own, are read an iteration at a time (`core_connection`), or
 through AsyncLLM.generate() where the installed vLLM is not like its record. Text is made here in both cases, and the
@@ -20,12 +18,11 @@ import asyncio
 import importlib
 import logging
 import multiprocessing
-import threading
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import TimeoutError as CallTimeoutError
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -33,18 +30,8 @@ from tokenizers import Tokenizer
 
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import SAMPLING_BY_NAME
-from deepseek_backend.engines.base import (
-    Capabilities,
-    EngineHealth,
-    EngineStats,
-    Step,
-    StepSink,
-    group_by_sink,
-    require,
-    timed,
-)
-from deepseek_backend.engines.generate_request import GenerateRequest, Messages
-from deepseek_backend.engines.loop_thread import LoopThread
+from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStats, Step, timed
+from deepseek_backend.engines.loop_engine import LoopEngine, is_short
 from deepseek_backend.engines.prompting import PromptTokenizer, check_ids, check_prompt_length
 from deepseek_backend.engines.vllm.loading import VllmRelease, import_vllm, make_llm, prepare_process, read_vllm_release
 from deepseek_backend.engines.vllm.open_answer import GrowingAnswer, OpenAnswer, RequestPath
@@ -56,34 +43,15 @@ from deepseek_backend.engines.vllm.request_fields import (
     unsupported_fields,
 )
 from deepseek_backend.engines.vllm.request_paths import CoreConnection, GenerateCalls, RankChoice, SchedulerNumbers
-from deepseek_backend.errors import ASK_ANOTHER, BackendError, ConfigError, EngineError, UnavailableError, describe
-from deepseek_backend.release import version_mismatch_allowed
+from deepseek_backend.errors import ASK_ANOTHER, BackendError, EngineError, UnavailableError, describe
 
 logger = logging.getLogger(__name__)
 
-NUM_TOKENIZER_THREADS = 4
-MAX_SHORT_PROMPT = 500
-"""Most characters of a prompt that the loop thread tokenises itself, as in the TensorRT-LLM engine."""
 CORE_DIED = "vLLM's engine core has died"
 CONNECT_TIMEOUT_S = 60.0
 """Seconds that the engine core, which has just loaded, gets for its first answer."""
-ABORT_TIMEOUT_S = 10.0
-"""Seconds that a stop waits until every request has ended, before it ends the engine core."""
-END_TIMEOUT_S = 15.0
+EXIT_TIMEOUT_S = 15.0
 """Seconds that vLLM's processes get to end; vLLM itself kills them after 5."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _LoadedVllm:
-    """Everything that `start` finds out."""
-
-    release: VllmRelease
-    tokenizer: PromptTokenizer
-    decoder: Tokenizer
-    """The tokenizer without its Python parts, which makes text of tokens."""
-    capabilities: Capabilities
-    differences: Sequence[str]
-    """How the installed vLLM differs inside from its record; empty where it does not."""
 
 
 @dataclass(frozen=True)
@@ -116,42 +84,20 @@ class _VllmClasses:
         )
 
 
-class VllmEngine:
+class VllmEngine(LoopEngine[OpenAnswer]):
     """An `Engine` over AsyncLLM."""
 
     def __init__(self, config: BackendConfig) -> None:
-        self._config = config
-        self._allow_version_mismatch = version_mismatch_allowed(config.engine_options, engine="vllm")
-        self._loaded: _LoadedVllm | None = None
-        self._load_seconds: dict[str, float] = {}
-        self._version = ""
-        """The installed vLLM's."""
-        self._llm: Any = None
+        super().__init__(config, package="vLLM", entry_class=OpenAnswer)
         self._processes: Sequence[BaseProcess] = ()
         """vLLM's engine cores and the coordinator of data parallelism, which are children of this process."""
+        self._release: VllmRelease
+        self._decoder: Tokenizer
+        """The tokenizer without its Python parts, which makes text of tokens."""
         self._vllm: _VllmClasses
         self._connection: RequestPath
         self._numbers = SchedulerNumbers()
         self._ranks = RankChoice(0)
-        self._tokenizers = ThreadPoolExecutor(NUM_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
-        self._loop = LoopThread("vllm")
-        self._stopping = threading.Lock()
-        # One call of a sink at a time. Reentrant: a sink may submit, which may be refused at once.
-        self._delivery = threading.RLock()
-        # Only the loop thread writes the following ones.
-        self._fatal = ""
-        """Why the engine is dead, in one line; empty while it is alive. Set once."""
-        self._open: dict[str, OpenAnswer] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def start(self) -> None:
-        try:
-            self._start()
-        except BaseException as error:  # also Ctrl-C: vLLM may have loaded, and would hold the GPUs
-            self.stop()
-            if isinstance(error, Exception) and not isinstance(error, BackendError | ConfigError):
-                raise EngineError(f"vLLM can't serve {self._config.model}: {describe(error)}") from error
-            raise
 
     def _start(self) -> None:
         release = read_vllm_release(self._config.version_dir)
@@ -160,67 +106,59 @@ class VllmEngine:
             package = import_vllm(release, allow_mismatch=self._allow_version_mismatch)
             self._vllm = _VllmClasses.find()
         with timed(self._load_seconds, "load"):
-            self._loop.start(self._load)
+            self._start_loop(self._load)
         logger.info("vLLM %s has loaded %s", package.__version__, self._config.model)
-        self._version = str(package.__version__)
-        self._loaded = self._find_out(release)
+        self._release = release
+        differences = release.differences(self._llm)
+        capabilities = self._find_out(str(package.__version__))
         try:
-            self._loop.run(self._connect, CONNECT_TIMEOUT_S)
+            self._loop.run(partial(self._connect, differences), CONNECT_TIMEOUT_S)
         except CallTimeoutError as error:
             raise EngineError(
                 f"vLLM's engine core has loaded {self._config.model}, but does not answer within {CONNECT_TIMEOUT_S:g} "
                 "s; the server's log has the cause"
             ) from error
+        self._capabilities = capabilities
 
     def _load(self) -> None:
         others = multiprocessing.active_children()
-        try:
-            self._llm = make_llm(self._config, self._numbers)
-            self._processes = [process for process in multiprocessing.active_children() if process not in others]
-        except ConfigError:
-            raise
-        except BaseException as error:  # also SystemExit
-            logger.debug("loading failed", exc_info=error)
-            raise EngineError(f"vLLM can't load {self._config.model}: {describe(error)}") from error
+        self._llm = make_llm(self._config, self._numbers)
+        self._processes = [process for process in multiprocessing.active_children() if process not in others]
 
-    def _find_out(self, release: VllmRelease) -> _LoadedVllm:
+    def _find_out(self, version: str) -> Capabilities:
+        """Set the tokenizers, and return what the engine can do."""
         inner = self._llm.get_tokenizer()
-        decoder = getattr(inner, "backend_tokenizer", None)
+        decoder: Any = getattr(inner, "backend_tokenizer", None)
         if decoder is None:
             raise EngineError("the checkpoint has no tokenizer.json, of which this engine makes text")
-        tokenizer = PromptTokenizer(inner)
-        differences = release.differences(self._llm)
-        unsupported = unsupported_fields(release, self._config.llm_args)
+        self._decoder, self._tokenizer = decoder, PromptTokenizer(inner)
+        unsupported = unsupported_fields(self._release, self._config.llm_args)
         if not hasattr(self._vllm.sampling_params, BANNED):
-            unsupported["bad"] = f"vLLM {release.version} has no place for the tokens of the words"
+            unsupported["bad"] = f"vLLM {self._release.version} has no place for the tokens of the words"
         max_seq_len = int(self._llm.vllm_config.model_config.max_model_len)
-        capabilities = Capabilities(
+        return Capabilities(
             sampling_fields=frozenset(SAMPLING_BY_NAME.keys() - unsupported.keys() - {"best_of"}),
             max_seq_len=max_seq_len,
-            max_prompt_bytes=tokenizer.max_prompt_bytes(max_seq_len),
-            bos_token=tokenizer.bos_token,
+            max_prompt_bytes=self._tokenizer.max_prompt_bytes(max_seq_len),
+            bos_token=self._tokenizer.bos_token,
             priority="priority" not in unsupported,
-            version=self._version,
+            version=version,
             whole_answers=True,
             formats_refused=unsupported.get("guided_structural_tag", ""),
             unsupported=unsupported,
         )
-        return _LoadedVllm(
-            release=release,
-            tokenizer=tokenizer,
-            decoder=decoder,
-            capabilities=capabilities,
-            differences=differences,
-        )
 
-    async def _connect(self) -> None:
-        """Choose the way to the engine cores, and begin to read their outputs."""
-        text = self._known.tokenizer.text
-        if self._known.release.spreads_by_reports:
+    async def _connect(self, differences: Sequence[str]) -> None:
+        """Choose the way to the engine cores, and begin to read their outputs.
+
+        :param differences: how the installed vLLM differs inside from its record.
+        """
+        text = self._tokenizer.text
+        if self._release.spreads_by_reports:
             parallel = self._llm.vllm_config.parallel_config
             is_of_node = parallel.local_engines_only
             self._ranks = RankChoice(parallel.data_parallel_size_local if is_of_node else parallel.data_parallel_size)
-        if differences := self._known.differences:
+        if differences:
             logger.warning(
                 "the installed vLLM is not like its record, so that a token costs several times as much: %s",
                 "; ".join(differences),
@@ -231,37 +169,6 @@ class VllmEngine:
             as_error = self._as_backend_error
             self._connection = CoreConnection(self._llm, tasks, self._numbers, text, self._deliver, as_error)
         self._keep(self._read())
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._known.capabilities
-
-    @property
-    def _known(self) -> _LoadedVllm:
-        loaded: _LoadedVllm = require(self._loaded, "the engine is used before start()")
-        return loaded
-
-    @property
-    def tokenizer(self) -> PromptTokenizer:
-        return self._known.tokenizer
-
-    @property
-    def load_seconds(self) -> Mapping[str, float]:
-        return self._load_seconds
-
-    def render_chat(self, messages: Messages, template_kwargs: Mapping[str, Any]) -> str:
-        return self._known.tokenizer.render_chat(messages, template_kwargs)
-
-    def submit(self, request: GenerateRequest, sink: StepSink) -> None:
-        require(self._loaded, "submit() before start()")
-        if not self._loop.call(self._accept, OpenAnswer(request, sink, time.monotonic())):
-            with self._delivery:
-                sink.on_steps([(request, Step(error=UnavailableError(f"the engine is stopped{ASK_ANOTHER}")))])
-
-    def abort(self, request_id: str) -> None:
-        self._loop.call(self._abort, request_id)
-
-    drop = abort  # it holds no KV cache of a request that has ended
 
     def health(self) -> EngineHealth:
         if not self._loop.running:
@@ -276,19 +183,6 @@ class VllmEngine:
             tokens_per_block=(cache and cache.block_size) or 0,
         )
 
-    def stop(self) -> None:
-        with self._stopping:  # a second caller waits for the first
-            if not self._loop.running:
-                return
-            try:
-                self._loop.run(self._end_requests, ABORT_TIMEOUT_S)
-            except Exception:  # whatever the error, the GPUs have to be released
-                logger.exception("the open requests can't be ended")
-            finally:
-                self._tokenizers.shutdown(wait=False, cancel_futures=True)
-                self._shut_down()
-                self._loop.stop()
-
     def _shut_down(self) -> None:
         """End vLLM's processes: it tells them to end, and kills them when they have not after some seconds."""
         try:
@@ -296,28 +190,14 @@ class VllmEngine:
         except Exception:  # the loop has to end all the same
             logger.exception("vLLM has not shut down as it should")
         # After the death of one of several cores, a thread of vLLM's is still ending the others.
-        end_s = time.monotonic() + END_TIMEOUT_S
+        end_s = time.monotonic() + EXIT_TIMEOUT_S
         for process in self._processes:
             process.join(max(0.0, end_s - time.monotonic()))
             if process.is_alive():
-                logger.error("vLLM's process %d has not ended in %g s: killing it", process.pid, END_TIMEOUT_S)
+                logger.error("vLLM's process %d has not ended in %g s: killing it", process.pid, EXIT_TIMEOUT_S)
                 process.kill()
 
     # Everything below runs on the loop thread.
-
-    def _accept(self, entry: OpenAnswer) -> None:
-        self._open[entry.request.request_id] = entry
-        if self._fatal:
-            self._deliver([(entry, Step(error=UnavailableError(self._fatal)))])
-        else:
-            entry.task = self._keep(self._serve(entry))
-
-    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Return a task for `work`, and hold it until it is done: the loop holds only weak references."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     async def _read(self) -> None:
         try:
@@ -338,12 +218,11 @@ class VllmEngine:
             if isinstance(error, self._vllm.dead):
                 self._fail(f"{CORE_DIED}; the server's log has the cause")  # the reader may notice seconds later
             self._connection.flush()
-            self._deliver([(entry, Step(error=self._as_backend_error(entry, error)))])
+            self._finish(entry, Step(error=self._as_backend_error(entry, error)))
 
     async def _prepare(self, entry: OpenAnswer) -> Any:
         request = entry.request
-        is_short = request.prompt_token_ids is None and len(request.prompt) <= MAX_SHORT_PROMPT
-        if is_short and not guide(request.sampling) and not request.sampling.bad:
+        if is_short(request) and not guide(request.sampling) and not request.sampling.bad:
             return self._prepare_now(entry)
         return await asyncio.get_running_loop().run_in_executor(self._tokenizers, self._prepare_now, entry)
 
@@ -352,18 +231,18 @@ class VllmEngine:
 
         :raises RequestError: when it can't be served.
         """
-        known, request = self._known, entry.request
-        token_ids = known.tokenizer.prompt_token_ids(request)
-        max_seq_len = known.capabilities.max_seq_len
+        request = entry.request
+        token_ids = self._tokenizer.prompt_token_ids(request)
+        max_seq_len = self.capabilities.max_seq_len
         check_prompt_length(len(token_ids), max_seq_len - 1, limit="max_model_len")
-        check_ids(request.sampling.logit_bias or (), known.tokenizer.vocab_size, field="logit_bias")
+        check_ids(request.sampling.logit_bias or (), self._tokenizer.vocab_size, field="logit_bias")
         arguments = sampling_arguments(
             request,
             max_tokens=min(request.max_tokens, max_seq_len - len(token_ids)),
-            max_temperature=known.release.max_temperature,
-            word_token_ids=known.tokenizer.word_token_ids,
+            max_temperature=self._release.max_temperature,
+            word_token_ids=self._tokenizer.word_token_ids,
         )
-        entry.answer = GrowingAnswer(request, known.decoder, len(token_ids), entry.arrived_s)
+        entry.answer = GrowingAnswer(request, self._decoder, len(token_ids), entry.arrived_s)
         prompt = {"type": "token", "prompt_token_ids": token_ids}
         try:
             if guided := guide(request.sampling):
@@ -389,12 +268,10 @@ class VllmEngine:
 
     def _deliver(self, steps: Sequence[tuple[OpenAnswer, Step]]) -> None:
         """Deliver the steps of one iteration, in one call for each sink."""
-        with self._delivery:
-            for sink, its_steps in group_by_sink(self._still_open(steps)):
-                try:
-                    sink.on_steps(its_steps)
-                except Exception:  # a faulty receiver must not end the loop that serves all requests
-                    logger.exception("the receiver of %d steps failed", len(its_steps))
+        self._send(self._still_open(steps))
+
+    def _finish(self, entry: OpenAnswer, step: Step) -> None:
+        self._deliver([(entry, step)])
 
     def _still_open(self, steps: Iterable[tuple[OpenAnswer, Step]]) -> Iterator[tuple[OpenAnswer, Step]]:
         """Yield the steps of requests that have not ended, and end those whose last step is among them."""
@@ -439,12 +316,8 @@ class VllmEngine:
         self._deliver([(entry, Step(error=UnavailableError(reason))) for entry in list(self._open.values())])
 
     async def _end_requests(self) -> None:
-        """Abort every request, and wait until vLLM has been told."""
         self._fatal = self._fatal or f"the engine is stopping{ASK_ANOTHER}"
         if entries := list(self._open.values()):
             self._cancel(entries)
             await self._drop(entries)
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._cancel_tasks()
