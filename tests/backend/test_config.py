@@ -9,7 +9,7 @@ import yaml
 
 from deepseek_backend.config import ENGINE_NAMES, BackendConfig, load_config, parse_config
 from deepseek_backend.engines.reference.reference_engine import EngineOptions as ReferenceOptions
-from deepseek_backend.engines.simulated.simulated_options import _RULES
+from deepseek_backend.engines.simulated.simulated_options import RULES
 from deepseek_backend.errors import ConfigError
 from deepseek_backend.release import _OPTIONS as RECORDED
 
@@ -78,7 +78,7 @@ def rows(section):
 ROWS = rows(KEYS)
 ENGINE_ROWS = {name: rows(text) for name, text in re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", OPTIONS, re.M | re.S)}
 REFERENCE = {option.name: option.default for option in dataclasses.fields(ReferenceOptions)}
-SIMULATED = {*_RULES, "preset"}
+SIMULATED = set(RULES)
 NOT_KEYS = {"llm_args", "version_dir"}
 
 

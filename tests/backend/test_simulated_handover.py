@@ -256,7 +256,7 @@ def test_a_drop_leaves_a_transfer_alone(start):
     whole = answer(one, request())
     first = request(request_type="context_only")
     sink = submit(two, generation(handed_over(one, first)))
-    wait_for(lambda: one._transfers._sending)
+    wait_for(lambda: any(cache.writer for cache in one._transfers._held.values()))
     one.drop(first.request_id)
     assert ended(sink)[0] == whole
     assert_free(one, two)
@@ -313,7 +313,7 @@ def test_a_context_engine_that_ends_breaks_its_transfers(start, ending):
     handovers = [context(one), context(one)]
     sink = submit(two, generation(handovers[0]))
     wait_for(lambda: two.stats().num_running)
-    wait_for(lambda: one._transfers._sending)
+    wait_for(lambda: any(cache.writer for cache in one._transfers._held.values()))
     one.stop() if ending == "stop" else submit(one, request())
     assert "closed during the transfer" in lost(sink)
     assert "can't be reached" in lost(submit(two, generation(handovers[1])))

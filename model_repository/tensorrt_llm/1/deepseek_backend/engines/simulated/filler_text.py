@@ -135,11 +135,6 @@ class Script:
             ids[self.closes_at - first] = CLOSING_ID
         return tuple(ids), "".join([VOCABULARY[token_id] for token_id in ids])
 
-    def find(self, token_ids: frozenset[int], first: int, end: int) -> int | None:
-        """Return the index of the first token from `first` up to `end` that is in `token_ids`; None without one."""
-        ids, _ = self.read(first, end)
-        return next((first + offset for offset, token_id in enumerate(ids) if token_id in token_ids), None)
-
 
 @dataclass(frozen=True, slots=True)
 class Dictation:
@@ -154,10 +149,6 @@ class Dictation:
         """Return ids and text of the tokens from `first` up to `end`; after the last one come end tokens."""
         texts = self.texts[first:end]
         return (*map(id_of, texts), *[EOS_ID] * (end - first - len(texts))), "".join(texts)
-
-    def find(self, token_ids: frozenset[int], first: int, end: int) -> int | None:
-        """Return the index of the first token from `first` up to `end` that is in `token_ids`; None without one."""
-        return next((index for index in range(first, end) if self.read(index, index + 1)[0][0] in token_ids), None)
 
 
 def dictation(prompt: str) -> Dictation | None:

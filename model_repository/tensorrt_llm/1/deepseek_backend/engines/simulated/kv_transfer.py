@@ -13,13 +13,12 @@ import json
 import re
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import cast
 
 from deepseek_backend.engines.generate_request import ContextHandover
-from deepseek_backend.engines.loop_thread import LoopThread
+from deepseek_backend.engines.loop_engine import LoopThread
 from deepseek_backend.engines.simulated.filler_text import Script
 from deepseek_backend.errors import ContextLostError, RequestError, describe
 
@@ -33,11 +32,11 @@ MAX_UNKNOWN = 256
 FAREWELL_S = 2.0
 """Seconds in which an engine that stops fetches what it was to fetch."""
 
-_KEY_LENGTH = 32
-_KEY = re.compile(rf"[0-9a-f]{{{_KEY_LENGTH}}}")
+_KEY = re.compile("[0-9a-f]{32}")
+_GREETED_BYTES = len(GREETING) + 32
 _READ_LIMIT_BYTES = 256
 _TURNS_TO_OPEN = 5
-"""Turns of asyncio's loop from the accept of a connection to its connection_made, and a few more."""
+"""Turns of asyncio's loop from the accept of a connection until it is served, and a few more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,27 +59,31 @@ def read_ticket(handover: ContextHandover) -> KvTicket:
 
     :raises RequestError: when `KvTicket.to_bytes` has not written it.
     """
+    expected = "context_phase_params: expected opaque_state as a simulated context server wrote it"
     try:
-        match json.loads(handover.opaque_state):
-            case {"host": str(host), "port": int(port), "key": str(key), "script": None | dict() as script} if (
-                0 < port < 65536 and _KEY.fullmatch(key)
-            ):
-                return KvTicket(host=host, port=port, key=key, script=_read_script(script))
+        document = json.loads(handover.opaque_state)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{_EXPECTED}: {describe(error)}") from error
-    raise RequestError(_EXPECTED)
+        raise RequestError(f"{expected}: {describe(error)}") from error
+    match document:
+        case {
+            "host": str(host),
+            "port": int(port),
+            "key": str(key),
+            "script": None | {"start": int(), "stride": int(), "closes_at": int()} as script,
+        } if 0 < port < 65536 and _KEY.fullmatch(key):
+            made = Script(script["start"] & 0xFFFF, script["stride"] & 0xFFFF, script["closes_at"]) if script else None
+            return KvTicket(host=host, port=port, key=key, script=made)
+    raise RequestError(expected)
 
 
-_EXPECTED = "context_phase_params: expected opaque_state as a simulated context server wrote it"
+@dataclass(slots=True, eq=False)
+class _HeldCache:
+    """A KV cache of a context engine, until it is freed."""
 
-
-def _read_script(given: Mapping[str, object] | None) -> Script | None:
-    match given:
-        case None:
-            return None
-        case {"start": int(start), "stride": int(stride), "closes_at": int(closes_at)}:
-            return Script(start & 0xFFFF, stride & 0xFFFF, closes_at)
-    raise ValueError("script has not its three numbers")
+    freed: Callable[[], None]
+    expiry: asyncio.TimerHandle | None = None
+    writer: asyncio.StreamWriter | None = None
+    """The connection that transfers it."""
 
 
 class KvTransfers:
@@ -100,13 +103,12 @@ class KvTransfers:
         self._port = 0
         self._closed = False
         # Only the loop's thread uses the following ones.
-        self._held: dict[str, Callable[[], None]] = {}
-        self._expiries: dict[str, asyncio.TimerHandle] = {}
-        """Timers of KV caches that are held or sent. The loop keeps one for `timeout_s` unless it is cancelled."""
-        self._connections: set[asyncio.Transport] = set()
-        self._sending: dict[str, asyncio.Transport] = {}
-        """Connections that have sent the key of a KV cache."""
-        self._serving: asyncio.Future[asyncio.Server] | None = None
+        self._held: dict[str, _HeldCache] = {}
+        self._writers: set[asyncio.StreamWriter] = set()
+        """All connections to this engine."""
+        self._serving: set[asyncio.Task[None]] = set()
+        """What serves them."""
+        self._server: asyncio.Future[asyncio.Server] | None = None
         self._fetches: set[asyncio.Task[None]] = set()
         self._asking: set[asyncio.Task[None]] = set()
         """Fetches whose key has not been answered yet."""
@@ -118,8 +120,11 @@ class KvTransfers:
         """
         self._start()
         if not self._port:
-            self._listen()
-        key = secrets.token_hex(_KEY_LENGTH // 2)
+            family, _, _, _, address = socket.getaddrinfo(self._host, 0, type=socket.SOCK_STREAM)[0]
+            listener = socket.create_server(address[:2], family=family, backlog=MAX_UNKNOWN)
+            self._port = listener.getsockname()[1]
+            self._loop.call(self._listen, listener)
+        key = secrets.token_hex(16)
         self._loop.call(self._keep, key, freed)
         return KvTicket(host=self._host, port=self._port, key=key, script=script)
 
@@ -144,53 +149,69 @@ class KvTransfers:
         if not self._loop.running:
             self._loop.start(lambda: None)
 
-    def _listen(self) -> None:
-        family, _, _, _, address = socket.getaddrinfo(self._host, 0, type=socket.SOCK_STREAM)[0]
-        listener = socket.create_server(address[:2], family=family, backlog=MAX_UNKNOWN)
-        self._port = listener.getsockname()[1]
-        self._loop.call(self._serve, listener)
-
     # Everything below runs in the loop's thread.
 
-    def _serve(self, listener: socket.socket) -> None:
-        self._serving = asyncio.ensure_future(
-            asyncio.get_running_loop().create_server(lambda: _KvConnection(self), sock=listener)
-        )
+    def _listen(self, listener: socket.socket) -> None:
+        serving = asyncio.start_server(self._serve, sock=listener, limit=_READ_LIMIT_BYTES)
+        self._server = asyncio.ensure_future(serving)
 
     def _keep(self, key: str, freed: Callable[[], None]) -> None:
-        self._held[key] = freed
+        self._held[key] = cache = _HeldCache(freed)
         if self._timeout_s is not None:
-            self._expiries[key] = asyncio.get_running_loop().call_later(self._timeout_s, self._expire, key)
+            cache.expiry = asyncio.get_running_loop().call_later(self._timeout_s, self._expire, key)
 
     def _drop(self, key: str) -> None:
-        if (freed := self._held.pop(key, None)) is not None:
-            self._forget_expiry(key)
-            freed()
-
-    def _forget_expiry(self, key: str) -> None:
-        if (expiry := self._expiries.pop(key, None)) is not None:
-            expiry.cancel()
+        if key in self._held and self._held[key].writer is None:
+            self._free(key)
 
     def _expire(self, key: str) -> None:
-        self._drop(key)
-        if (transport := self._sending.get(key)) is not None:
-            transport.close()
+        if (writer := self._held[key].writer) is None:
+            self._free(key)
+        else:
+            writer.close()  # `_serve` frees it
 
-    def take(self, key: str, transport: asyncio.Transport) -> Callable[[], None] | None:
-        """Return what frees the KV cache, for the connection that transfers it; None for a key of none that is held."""
-        if (freed := self._held.pop(key, None)) is not None:
-            self._sending[key] = transport
-        return freed
+    def _free(self, key: str) -> None:
+        cache = self._held.pop(key)
+        # The loop would keep the timer until its time.
+        if cache.expiry is not None:
+            cache.expiry.cancel()
+        cache.freed()
 
-    def opened(self, transport: asyncio.Transport) -> bool:
-        """Return whether there is room for one more connection."""
-        self._connections.add(transport)
-        return len(self._connections) - len(self._sending) <= MAX_UNKNOWN
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection. Whatever a stranger sends or leaves out, it only ends the stranger's own."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+        self._writers.add(writer)
+        key = ""
+        try:
+            key = await self._take(reader, writer)
+            if key:
+                await reader.read(1)  # a generation engine sends nothing more: more data ends the connection
+        except (OSError, EOFError, asyncio.TimeoutError):
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+            if key:
+                self._free(key)
 
-    def ended(self, key: str, transport: asyncio.Transport) -> None:
-        self._connections.discard(transport)
-        if self._sending.pop(key, None) is not None:
-            self._forget_expiry(key)
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+        """Answer a new connection; return the key of the KV cache that it takes, "" for none."""
+        num_unknown = len(self._writers) - sum(cache.writer is not None for cache in self._held.values())
+        if self._closed or num_unknown > MAX_UNKNOWN:
+            return ""
+        sent = await asyncio.wait_for(reader.readexactly(_GREETED_BYTES), PATIENCE_S)
+        key = sent.removeprefix(GREETING).decode(errors="replace")
+        cache = self._held.get(key)
+        if not sent.startswith(GREETING) or cache is None or cache.writer is not None:
+            if sent.startswith(GREETING):
+                writer.write(GONE)
+            return ""
+        cache.writer = writer
+        writer.write(TAKEN)
+        return key
 
     def _begin_fetch(self, ticket: KvTicket, seconds: float, ended: Callable[[ContextLostError | None], None]) -> None:
         task = asyncio.get_running_loop().create_task(self._fetch(ticket, seconds, ended))
@@ -235,56 +256,19 @@ class KvTransfers:
         return ContextLostError(f"{where} closed during the transfer")
 
     async def _finish(self) -> None:
-        if self._serving is not None:
-            await self._stop_serving(await self._serving)
+        if self._server is not None:
+            server = await self._server
+            # A connection accepted a moment ago opens first: a server closed before would leave it.
+            for listener in server.sockets:
+                asyncio.get_running_loop().remove_reader(listener)
+            for _ in range(_TURNS_TO_OPEN):
+                await asyncio.sleep(0)
+            server.close()
+            for writer in list(self._writers):
+                writer.close()
+        # Fetches that have asked for their KV cache are to take it, which frees it in the context engine.
         if self._asking:
             await asyncio.wait(self._asking, timeout=FAREWELL_S)
-        fetches = list(self._fetches)
-        for task in fetches:
+        for task in list(self._fetches):
             task.cancel()
-        await asyncio.gather(*fetches, return_exceptions=True)
-
-    async def _stop_serving(self, server: asyncio.Server) -> None:
-        """End all connections. One accepted a moment ago opens first: a server closed before would leave it."""
-        for listener in server.sockets:
-            asyncio.get_running_loop().remove_reader(listener)
-        for _ in range(_TURNS_TO_OPEN):
-            await asyncio.sleep(0)
-        server.close()
-        for transport in self._connections:
-            transport.close()
-
-
-class _KvConnection(asyncio.Protocol):
-    """A connection to a context engine. Whatever a stranger sends or leaves out, it only ends the stranger's own."""
-
-    def __init__(self, transfers: KvTransfers) -> None:
-        self._transfers = transfers
-        self._sent = b""
-        self._key = ""
-        self._freed: Callable[[], None] | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self._patience = asyncio.get_running_loop().call_later(PATIENCE_S, transport.close)
-        if not self._transfers.opened(self._transport):
-            transport.close()
-
-    def data_received(self, data: bytes) -> None:
-        """Take the key. A generation engine sends nothing behind it: more data ends the connection."""
-        self._sent += data[:_READ_LIMIT_BYTES]
-        if self._freed is None and len(self._sent) == len(GREETING) + _KEY_LENGTH and self._sent.startswith(GREETING):
-            self._key = self._sent.removeprefix(GREETING).decode(errors="replace")
-            self._freed = self._transfers.take(self._key, self._transport)
-            self._transport.write(GONE if self._freed is None else TAKEN)
-            if self._freed is not None:
-                self._patience.cancel()
-                return
-        if len(self._sent) >= len(GREETING) + _KEY_LENGTH:
-            self._transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._patience.cancel()
-        self._transfers.ended(self._key if self._freed else "", self._transport)
-        if self._freed is not None:
-            self._freed()
+        await asyncio.gather(*self._fetches, *self._serving, return_exceptions=True)

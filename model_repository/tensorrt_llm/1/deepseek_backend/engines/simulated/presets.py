@@ -1,13 +1,14 @@
-"""Computes how long an iteration of DeepSeek-V3/R1 takes on a node: a roofline of its parts, and a time per layer.
+"""Deployments whose pace the simulated engine keeps: those that it knows by name, and those that a document describes.
 
-Each part (attention projections, cached attention, prompt attention, dense and shared experts, routed experts, output
-head) takes the longer of the bytes it reads over memory bandwidth and its FLOPs over the tensor cores' rate; the parts
-and the exchange between GPUs add up. Routed experts read the weights of the experts that the batch touches: few at
-batch 1, all 256 from a few hundred tokens on. Imbalance between experts, CUDA graph padding and the host are not
-modelled.
+A named one computes how long an iteration of DeepSeek-V3/R1 takes on a node: a roofline of its parts, and a time per
+layer. Each part (attention projections, cached attention, prompt attention, dense and shared experts, routed experts,
+output head) takes the longer of the bytes it reads over memory bandwidth and its FLOPs over the tensor cores' rate; the
+parts and the exchange between GPUs add up. Routed experts read the weights of the experts that the batch touches: few
+at batch 1, all 256 from a few hundred tokens on. Imbalance between experts, CUDA graph padding and the host are not
+modelled. A document, which a model.yaml holds, has durations that were looked up elsewhere, in tables.
 
 Four numbers were fitted, once, to the five totals of "How to get best performance on DeepSeek-R1 in TensorRT LLM"
-(NVIDIA TensorRT-LLM documentation; the runs are described in `presets`), by least largest relative error, and rounded:
+(NVIDIA TensorRT-LLM documentation; `PRESETS` has the runs), by least largest relative error, and rounded:
 
 * MEMORY_EFFICIENCY and MATH_EFFICIENCY, the reached share of the data sheet's rates, the same for both GPU types;
 * `GpuSpeeds.layer_overhead_s`, one for each GPU type.
@@ -23,7 +24,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from deepseek_backend.engines.simulated.scheduler import RankLoad
 
@@ -208,10 +209,6 @@ class DeploymentModel:
         return max(memory_s, math_s)
 
 
-_DECODE = "decode"
-_PROMPT = "prompt"
-
-
 @dataclass(frozen=True, slots=True)
 class Grid:
     """Values over two axes, linear between the points. Below an axis its first point holds; above, the last line goes
@@ -239,7 +236,11 @@ def _place(points: Sequence[float], value: float) -> tuple[int, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class PaceTable:
-    """A deployment, as `DeploymentModel` is one, whose durations were looked up elsewhere."""
+    """A deployment, as `DeploymentModel` is one, whose durations were looked up elsewhere.
+
+    It belongs to one layout of one model on one kind of GPU. All numbers are of one rank, and all ranks are taken to
+    have the same work: prompts that are spread unevenly cost what the same tokens cost on all ranks together.
+    """
 
     num_ranks: int
     num_draft_tokens: int
@@ -287,12 +288,12 @@ def read_table(
 
     :raises ValueError: for another document; it says what is wrong.
     """
-    parts = ("batches", "contexts", _DECODE, "prompt_batches", "tokens", _PROMPT, "pair_ns")
+    parts = ("batches", "contexts", "decode", "prompt_batches", "tokens", "prompt", "pair_ns")
     if not isinstance(document, Mapping) or set(document) != set(parts):
         raise ValueError(f"expected a mapping with {', '.join(parts)}")
-    decode = _grid(document, _DECODE, "batches", "contexts")
-    prompt = _grid(document, _PROMPT, "prompt_batches", "tokens")
-    pairs = _numbers(document, "pair_ns", len(prompt.columns))
+    decode = _grid(document, "decode", "batches", "contexts")
+    prompt = _grid(document, "prompt", "prompt_batches", "tokens")
+    pairs = _numbers("pair_ns", document["pair_ns"], len(prompt.columns))
     return PaceTable(
         num_ranks=num_ranks,
         num_draft_tokens=num_draft_tokens,
@@ -305,26 +306,32 @@ def read_table(
 
 
 def _grid(document: Mapping[str, Any], name: str, rows: str, columns: str) -> Grid:
-    axes = [_numbers(document, axis) for axis in (rows, columns)]
+    axes = [_numbers(axis, document[axis]) for axis in (rows, columns)]
     for axis, points in zip((rows, columns), axes, strict=True):
         if len(points) < 2 or sorted(set(points)) != list(points):
             raise ValueError(f"{axis}: expected two or more rising numbers, got {list(points)}")
     lines = document[name]
     if not isinstance(lines, list) or len(lines) != len(axes[0]):
         raise ValueError(f"{name}: expected a list of {len(axes[0])} lists, one for each of {rows}")
-    values = tuple(_numbers({f"{name}[{n}]": line}, f"{name}[{n}]", len(axes[1])) for n, line in enumerate(lines))
+    values = tuple(_numbers(f"{name}[{number}]", line, len(axes[1])) for number, line in enumerate(lines))
     return Grid(rows=axes[0], columns=axes[1], values=values)
 
 
-def _numbers(document: Mapping[str, Any], name: str, length: int | None = None) -> tuple[float, ...]:
-    given = document[name]
-    if not isinstance(given, list) or not all(
-        isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf for value in given
-    ):
+def _numbers(name: str, values: Any, length: int | None = None) -> tuple[float, ...]:
+    if not isinstance(values, list) or not all(map(is_number, values)):
         raise ValueError(f"{name}: expected a list of numbers from 0")
-    if length is not None and len(given) != length:
-        raise ValueError(f"{name}: expected {length} numbers, got {len(given)}")
-    return tuple(given)
+    if length is not None and len(values) != length:
+        raise ValueError(f"{name}: expected {length} numbers, got {len(values)}")
+    return tuple(values)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number from 0 that is not infinite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def is_count(value: Any, least: int = 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 MTP_3_TOKENS_PER_STEP = 2.82
@@ -332,22 +339,7 @@ MTP_3_TOKENS_PER_STEP = 2.82
 NVIDIA B200 GPUs" (TensorRT-LLM tech blog 1), table of autoregressive MTP layers."""
 
 
-class PacedDeployment(Protocol):
-    """The duration of iterations: `DeploymentModel` computes it, `PaceTable` looks it up."""
-
-    @property
-    def num_ranks(self) -> int: ...
-
-    @property
-    def num_draft_tokens(self) -> int: ...
-
-    @property
-    def kv_cache_tokens(self) -> int: ...
-
-    @property
-    def kv_token_bytes(self) -> float: ...
-
-    def step_seconds(self, loads: Sequence[RankLoad]) -> float: ...
+PacedDeployment = DeploymentModel | PaceTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,6 +356,8 @@ class Preset:
 _b200_fp4 = partial(DeploymentModel, gpu=B200, expert_precision="nvfp4", attention_precision="bf16")
 _h200_fp8 = partial(DeploymentModel, gpu=H200, expert_precision="fp8", attention_precision="fp8", kv_precision="bf16")
 
+# Each is a run of "How to get best performance on DeepSeek-R1 in TensorRT LLM", with the limits of its command line.
+# Limits that the command line does not give are TensorRT-LLM's defaults; max_seq_len is the checkpoint's.
 PRESETS = {
     "b200x8-r1-fp4-min-latency": Preset(
         deployment=_b200_fp4(kv_precision="bf16", num_draft_tokens=3),
@@ -388,46 +382,36 @@ PRESETS = {
     ),
 }
 
+_COUNTS = {
+    **dict.fromkeys(("num_ranks", "kv_cache_tokens", "max_batch_size", "max_num_tokens", "max_seq_len"), 1),
+    "num_draft_tokens": 0,
+}
+"""Whole numbers of a document -> the least."""
+_PARTS = ("title", "source", *_COUNTS, "kv_token_bytes", "tokens_per_step", "pace")
 
-_COUNTS = ("num_ranks", "kv_cache_tokens", "max_batch_size", "max_num_tokens", "max_seq_len")
-_PARTS = ("title", "source", *_COUNTS, "kv_token_bytes", "num_draft_tokens", "tokens_per_step", "pace")
 
-
-def find_preset(given: Any) -> Preset | None:
+def find_preset(preset: Any) -> Preset | None:
     """Return the preset of a name or a document.
 
     :raises ValueError: for any other value; it says what is wrong.
     """
-    if given is None:
+    if preset is None:
         return None
-    if isinstance(given, str) and given in PRESETS:
-        return PRESETS[given]
-    if not isinstance(given, Mapping):
-        raise ValueError(f"expected null or one of {', '.join(PRESETS)}, or a mapping, got {given!r:.100}")
-    if set(given) != set(_PARTS):
-        raise ValueError(f"expected a mapping with {', '.join(_PARTS)}, got {', '.join(map(str, given))}")
-    for name in (*_COUNTS, "num_draft_tokens"):
-        least = 0 if name == "num_draft_tokens" else 1
-        if not isinstance(given[name], int) or isinstance(given[name], bool) or given[name] < least:
-            raise ValueError(f"{name}: expected a whole number from {least}, got {given[name]!r:.100}")
-    per_step = given["tokens_per_step"]
-    most = 1 + given["num_draft_tokens"]
-    if not isinstance(per_step, (int, float)) or isinstance(per_step, bool) or not 1 <= per_step <= most:
+    if isinstance(preset, str) and preset in PRESETS:
+        return PRESETS[preset]
+    if not isinstance(preset, Mapping):
+        raise ValueError(f"expected null or one of {', '.join(PRESETS)}, or a mapping, got {preset!r:.100}")
+    if set(preset) != set(_PARTS):
+        raise ValueError(f"expected a mapping with {', '.join(_PARTS)}, got {', '.join(map(str, preset))}")
+    for name, least in _COUNTS.items():
+        if not is_count(preset[name], least):
+            raise ValueError(f"{name}: expected a whole number from {least}, got {preset[name]!r:.100}")
+    per_step, most, token_bytes = preset["tokens_per_step"], 1 + preset["num_draft_tokens"], preset["kv_token_bytes"]
+    if not is_number(per_step) or not 1 <= per_step <= most:
         raise ValueError(f"tokens_per_step: expected a number from 1 to {most}, got {per_step!r:.100}")
-    token_bytes = given["kv_token_bytes"]
-    if not isinstance(token_bytes, (int, float)) or isinstance(token_bytes, bool) or not 0 < token_bytes < math.inf:
+    if not is_number(token_bytes) or not token_bytes:
         raise ValueError(f"kv_token_bytes: expected a number above 0, got {token_bytes!r:.100}")
-    table = read_table(
-        given["pace"],
-        num_ranks=given["num_ranks"],
-        num_draft_tokens=given["num_draft_tokens"],
-        kv_cache_tokens=given["kv_cache_tokens"],
-        kv_token_bytes=float(token_bytes),
-    )
-    limits = {name: given[name] for name in ("max_batch_size", "max_num_tokens", "max_seq_len")}
+    sizes = {name: preset[name] for name in ("num_ranks", "num_draft_tokens", "kv_cache_tokens")}
+    limits = {name: preset[name] for name in ("max_batch_size", "max_num_tokens", "max_seq_len")}
+    table = read_table(preset["pace"], kv_token_bytes=float(token_bytes), **sizes)
     return Preset(deployment=table, tokens_per_step=float(per_step), **limits)
-
-
-def preset_name(given: Any) -> str | None:
-    """Return how the engine names a preset to clients: a document by its title."""
-    return str(given["title"]) if isinstance(given, Mapping) else given

@@ -2,7 +2,7 @@
 
 It is for load tests, dashboards, autoscaling, probes and faults. Its text is filler text, the same for the same prompt
 and seed, with made-up log-probabilities. Real are the contract, the scheduling (`scheduler`) and, with a preset, the
-time that an iteration takes (`deployment_model`, `presets`).
+time that an iteration takes (`presets`).
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class SimulatedEngine:
     def __init__(self, config: BackendConfig) -> None:
         self._options = parse_options(config.engine_options)
         self._model = config.model
+        self._handover_form = f"simulated {self._model}"
         deployment = self._options.deployment
         self._scheduler = Scheduler(self._options.limits, num_ranks=deployment.num_ranks if deployment else 1)
-        self._fault_after, self._fault = self._options.fault
         timeout_ms = self._options.kv_transfer_timeout_ms
         self._transfers = KvTransfers(self._options.transfer_host, timeout_ms / 1000 if timeout_ms else None)
         self._load_seconds: dict[str, float] = {}
@@ -128,10 +128,6 @@ class SimulatedEngine:
         )
 
     @property
-    def _handover_form(self) -> str:
-        return f"simulated {self._model}"
-
-    @property
     def tokenizer(self) -> FillerTokenizer:
         return FillerTokenizer()
 
@@ -145,7 +141,19 @@ class SimulatedEngine:
     def submit(self, request: GenerateRequest, sink: StepSink) -> None:
         """Submit a request. After `stop` the caller's thread delivers the refusal, for the engine has no thread."""
         require(self._thread, "submit before start")
-        command = self._prepare(request, sink)
+        options = self._options
+        command: Callable[[], None]
+        try:
+            row = begin(
+                request,
+                sink,
+                max_seq_len=options.max_seq_len,
+                eos_after=options.eos_after,
+                dictated=dictation(request.prompt) if options.text == "dictated" else None,
+            )
+            command = partial(self._accept, row)
+        except RequestError as refusal:
+            command = partial(self._refuse, request, sink, refusal)
         with self._lock:
             if self._answering:
                 self._inbox.put(command)
@@ -195,37 +203,20 @@ class SimulatedEngine:
             self._thread.join()
             self._close()
 
-    def _prepare(self, request: GenerateRequest, sink: StepSink) -> Callable[[], None]:
-        """Return the function that the engine's thread has to run for the request."""
-        options = self._options
-        try:
-            row = begin(
-                request,
-                sink,
-                max_seq_len=options.max_seq_len,
-                eos_after=options.eos_after,
-                dictated=dictation(request.prompt) if options.dictated else None,
-            )
-        except RequestError as error:
-            return partial(self._refuse, request, sink, error)
-        return partial(self._accept, row)
-
     # Everything below runs in the engine's thread.
 
     def _run(self) -> None:
         while not (self._stopping.is_set() or self._crashed):
             try:
-                self._run_once()
+                self._run_inbox()
+                if not self._iterate():
+                    self._due_s = None
+                    # `stop` may have been called since, and what it put into the inbox have been taken.
+                    if not self._stopping.is_set():
+                        self._inbox.get()()
             except Exception as error:
                 logger.exception("the simulated engine failed")
                 self._fail(f"the engine failed: {error!r}")
-
-    def _run_once(self) -> None:
-        self._run_inbox()
-        if not self._iterate():
-            self._due_s = None
-            if not self._stopping.is_set():  # otherwise `_run_inbox` may have taken what `stop` put there to wake this
-                self._inbox.get()()
 
     def _run_inbox(self) -> None:
         while not self._inbox.empty():
@@ -248,7 +239,7 @@ class SimulatedEngine:
         self._pass_time(loads)
         rows = cast("list[SimulatedGeneration]", moved)
         self._generated_tokens += sum([row.generated - row.delivered for row in rows])
-        text = stamp() if self._options.stamped else ""
+        text = stamp() if self._options.text == "stamps" else ""
         steps = [(row, row.next_step(self._scheduler, text)) for row in rows]
         ended = [(row, step) for row, step in steps if row.generated == row.length]  # after every step has been made
         for row, step in ended:
@@ -256,7 +247,7 @@ class SimulatedEngine:
             if row.keeps_blocks:
                 self._hold(row, step)
         _send(steps)
-        if self._generated_tokens >= self._fault_after:
+        if self._generated_tokens >= self._options.fault_after:
             self._inject_fault()
         return True
 
@@ -276,12 +267,13 @@ class SimulatedEngine:
 
     def _inject_fault(self) -> None:
         """Fail, hang or crash, as the options request."""
-        what = {"fail": "died", "hang": "hangs", "crash": "crashed"}[self._fault]
-        reason = f"the engine {what} after {self._generated_tokens} tokens, as engine_options.{self._fault}_after asks"
+        fault = self._options.fault
+        what = {"fail": "died", "hang": "hangs", "crash": "crashed"}[fault]
+        reason = f"the engine {what} after {self._generated_tokens} tokens, as engine_options.{fault}_after asks"
         logger.error("%s", reason)
-        if self._fault == "fail":
+        if fault == "fail":
             self._fail(reason)
-        elif self._fault == "hang":
+        elif fault == "hang":
             self._stopping.wait()
         else:
             self._failure, self._crashed = reason, True
@@ -300,7 +292,7 @@ class SimulatedEngine:
     def _goes_on(self, row: SimulatedGeneration, handover: ContextHandover) -> bool:
         """Send the token that the context server generated, and return whether the row has to generate more."""
         row.generated = 1
-        step = row.next_step(self._scheduler, stamp() if self._options.stamped else "")
+        step = row.next_step(self._scheduler, stamp() if self._options.text == "stamps" else "")
         if (tuple(step.token_ids), step.finish_reason == "stop") != (handover.first_gen_tokens, handover.ended):
             self._refuse(row.request, row.sink, _OTHER_BEGINNING)
             return False

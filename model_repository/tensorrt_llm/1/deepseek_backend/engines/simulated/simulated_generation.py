@@ -166,16 +166,17 @@ def begin(
         simulated engine's.
     """
     sampling = request.sampling
-    tokens = _prompt_tokens(request)
+    tokens: Sequence[str] | Sequence[int] | None = request.prompt_token_ids
+    if tokens is None:
+        tokens = split_prompt(request.prompt, add_special_tokens=sampling.add_special_tokens is not False)
+    tokens = last_tokens(tokens, sampling.truncate_prompt_tokens)
     check_prompt_length(len(tokens), max_seq_len - 1)
     max_tokens = min(request.max_tokens, max_seq_len - len(tokens))
     ends_after = eos_after if dictated is None else len(dictated) + 1
     length, finish_reason = _natural_end(sampling, max_tokens, ends_after)
     ticket = read_ticket(request.handover) if request.handover is not None else None
-    script: Script | Dictation
-    if dictated is not None:
-        script = dictated
-    else:
+    script: Script | Dictation | None = dictated  # an empty one counts too
+    if script is None:
         script = (ticket and ticket.script) or _script(request, length)
     length, finish_reason, stop_reason = _stopped(sampling, script, length, finish_reason)
     is_context, is_generation = (request.request_type == part for part in ("context_only", "generation_only"))
@@ -197,26 +198,11 @@ def begin(
         fetches=is_generation,
         keeps_blocks=is_context,
         ticket=ticket if is_generation else None,
-        prompt_ids=_ids(tokens) if is_context else (),
+        prompt_ids=tuple(one if isinstance(one, int) else id_of(one) for one in tokens) if is_context else (),
         wants_details=details != (None, None, None),
         prompt_logprobs=() if sampling.prompt_logprobs is None else prompt_logprobs(tokens, sampling.prompt_logprobs),
         arrival_ns=time.monotonic_ns(),
     )
-
-
-def _prompt_tokens(request: GenerateRequest) -> Sequence[str] | Sequence[int]:
-    """Return the prompt's tokens, as texts or as the given ids, cut to the last truncate_prompt_tokens."""
-    sampling = request.sampling
-    tokens: Sequence[str] | Sequence[int]
-    if request.prompt_token_ids is None:
-        tokens = split_prompt(request.prompt, add_special_tokens=sampling.add_special_tokens is not False)
-    else:
-        tokens = request.prompt_token_ids
-    return last_tokens(tokens, sampling.truncate_prompt_tokens)
-
-
-def _ids(tokens: Sequence[str] | Sequence[int]) -> tuple[int, ...]:
-    return tuple(id_of(token) if isinstance(token, str) else token for token in tokens)
 
 
 def _script(request: GenerateRequest, length: int) -> Script:
@@ -226,7 +212,12 @@ def _script(request: GenerateRequest, length: int) -> Script:
     """
     closes_at = length // 3 if ends_inside(request.prompt) else -1
     prompt = request.prompt if request.prompt_token_ids is None else request.prompt_token_ids
-    return write_script(prompt, _seed(request.sampling), closes_at=closes_at)
+    seed = request.sampling.seed
+    if request.sampling.greedy:
+        seed = None
+    elif seed is None:
+        seed = random.getrandbits(64)
+    return write_script(prompt, seed, closes_at=closes_at)
 
 
 def _natural_end(sampling: SamplingParams, max_tokens: int, eos_after: int | None) -> tuple[int, FinishReason]:
@@ -244,18 +235,18 @@ def _stopped(
     """Return length, finish reason and stop reason with stop_token_ids. A final end token is not among these."""
     if not sampling.stop_token_ids:
         return length, finish_reason, None
-    end = length - (finish_reason == "stop")
-    found = script.find(frozenset(sampling.stop_token_ids), sampling.min_tokens or 0, end)
-    if found is None:
-        return length, finish_reason, None
-    return found + 1, "stop", script.read(found, found + 1)[0][0]
+    first, end = sampling.min_tokens or 0, length - (finish_reason == "stop")
+    token_ids, _ = script.read(first, end)
+    for index, token_id in enumerate(token_ids, first):
+        if token_id in sampling.stop_token_ids:
+            return index + 1, "stop", token_id
+    return length, finish_reason, None
 
 
-def _seed(sampling: SamplingParams) -> int | None:
-    """Return the seed of the text; None for greedy decoding, whose text depends on the prompt alone."""
-    if sampling.greedy:
-        return None
-    return sampling.seed if sampling.seed is not None else random.getrandbits(64)
+# Log-probabilities are made up with the shape of real ones, to try clients and dashboards with. They mean nothing, but
+# are consistent: at each position the likeliest token has some probability, and every further rank a fixed share of the
+# one before, so that all add up to 1. Greedy decoding takes rank 1; otherwise a rank comes as often as its probability
+# says. The same token at the same position always gets the same numbers.
 
 
 def output_logprobs(token_ids: Sequence[int], first: int, sampling: SamplingParams) -> list[TokenLogprobs]:
@@ -283,13 +274,9 @@ def _invent(token_id: int, text: str, position: int, count: int, last_rank: int)
     drawn = 1 + int(math.log1p(-(noise & 0xFFFF) / 65536) / fall)
     rank = min(drawn, last_rank)
     others = [other for other in range(1, count + 1) if other != rank]
-    return [
-        Logprob(token_id, top + (rank - 1) * fall, rank, text),
-        *(_neighbour(token_id, distance, top + (other - 1) * fall, other) for distance, other in enumerate(others, 1)),
-    ]
-
-
-def _neighbour(token_id: int, distance: int, logprob: float, rank: int) -> Logprob:
-    """Return an alternative: the token at this distance in the vocabulary, which is never the same token."""
-    neighbour = ORDINARY_IDS[(token_id - ORDINARY_IDS.start + distance) % len(ORDINARY_IDS)]
-    return Logprob(neighbour, logprob, rank, VOCABULARY[neighbour])
+    entries = [Logprob(token_id, top + (rank - 1) * fall, rank, text)]
+    for distance, other in enumerate(others, 1):
+        # The token at this distance in the vocabulary, which is never the same token.
+        neighbour = ORDINARY_IDS[(token_id - ORDINARY_IDS.start + distance) % len(ORDINARY_IDS)]
+        entries.append(Logprob(neighbour, top + (other - 1) * fall, other, VOCABULARY[neighbour]))
+    return entries
