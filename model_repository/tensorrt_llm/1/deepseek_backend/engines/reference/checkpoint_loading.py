@@ -49,7 +49,7 @@ class ChatTemplate:
         self.source: str | None = source
         if source is not None:
             render_template(source, None)
-        self.special_tokens = {name: token for name in _SPECIAL_TOKENS if (token := _token(config.get(name)))}
+        self.special_tokens = {name: text for name in _SPECIAL_TOKENS if (text := _token_text(config.get(name)))}
 
     def apply_chat_template(
         self,
@@ -85,19 +85,18 @@ class ChatTemplate:
         return render_template(self.source, values)
 
 
-def _token(given: Any) -> str:
+def _token_text(token: Any) -> str:
     """Return a special token's text; a configuration may also give an object with its flags."""
-    return str(given.get("content", "")) if isinstance(given, dict) else given or ""
+    return str(token.get("content", "")) if isinstance(token, dict) else token or ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedCheckpoint:
-    """A loaded model, its tokenizer and its limits."""
+    """A loaded model and its limits. It is the `ModelTokenizer` too, whose methods any thread may call."""
 
     model: DeepseekModel
     tokenizer: Tokenizer
-    """Several threads may use it."""
-    chat_template: ChatTemplate
+    template: ChatTemplate
     bos_token: str
     eos_token_ids: frozenset[int]
     vocab_size: int
@@ -107,35 +106,20 @@ class LoadedCheckpoint:
     load_seconds: Mapping[str, float]
     """Seconds that each phase of the load took."""
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Return the token ids of `text`. Any thread may call it."""
-        token_ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return token_ids
-
-
-@dataclass(frozen=True)
-class CheckpointTokenizer:
-    """A `ModelTokenizer` of a loaded checkpoint."""
-
-    checkpoint: LoadedCheckpoint
-
     @property
     def chat_template(self) -> str | None:
-        return self.checkpoint.chat_template.source
+        return self.template.source
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
-        return self.checkpoint.chat_template.special_tokens
-
-    @property
-    def vocab_size(self) -> int:
-        return self.checkpoint.vocab_size
+        return self.template.special_tokens
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return self.checkpoint.encode(text, add_special_tokens)
+        token_ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return token_ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        return str(self.checkpoint.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
 
 def load_checkpoint(name: str, *, version_dir: Path) -> LoadedCheckpoint:
@@ -154,8 +138,11 @@ def load_checkpoint(name: str, *, version_dir: Path) -> LoadedCheckpoint:
         with timed(load_seconds, "checkpoint"):
             check_checksums(folder)
             config = read_config(folder)
+            generation = folder / "generation_config.json"
+            of_generation = read_json(generation).get("eos_token_id") if generation.is_file() else None
+            eos_token_ids = token_ids(of_generation) or config.eos_token_ids
         with timed(load_seconds, "tokenizer"):
-            tokenizer, chat_template = _load_tokenizer(folder)
+            tokenizer, template = _load_tokenizer(folder)
         with timed(load_seconds, "weights"):
             model = DeepseekModel(config, TensorFiles(folder, config.weight_block_size))
     except Exception as error:  # tokenizers and jinja2 may raise anything
@@ -164,12 +151,12 @@ def load_checkpoint(name: str, *, version_dir: Path) -> LoadedCheckpoint:
     return LoadedCheckpoint(
         model=model,
         tokenizer=tokenizer,
-        chat_template=chat_template,
+        template=template,
         bos_token=bos_token(
             lambda text, special: tokenizer.encode(text, add_special_tokens=special).ids,
             lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
         ),
-        eos_token_ids=_eos_token_ids(folder) or config.eos_token_ids,
+        eos_token_ids=eos_token_ids,
         vocab_size=config.vocab_size,
         max_position_embeddings=config.max_position_embeddings,
         longest_token_bytes=max(len(token.encode()) for token in tokenizer.get_vocab()),
@@ -183,17 +170,12 @@ def _load_tokenizer(folder: Path) -> tuple[Tokenizer, ChatTemplate]:
     add_bos_token in tokenizer_config.json counts: DeepSeek's own tokenizer.json does not put the token before a text.
     """
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    chat_template = ChatTemplate(folder)
-    bos = chat_template.special_tokens.get("bos_token")
+    template = ChatTemplate(folder)
+    bos = template.special_tokens.get("bos_token")
     if bos and read_json(folder / "tokenizer_config.json").get("add_bos_token"):
         bos_id = tokenizer.token_to_id(bos)
         if tokenizer.encode("a").ids[:1] != [bos_id]:
             tokenizer.post_processor = TemplateProcessing(
                 single=[bos, "$A"], pair=[bos, "$A", bos, "$B:1"], special_tokens=[(bos, bos_id)]
             )
-    return tokenizer, chat_template
-
-
-def _eos_token_ids(folder: Path) -> frozenset[int]:
-    path = folder / "generation_config.json"
-    return token_ids(read_json(path).get("eos_token_id")) if path.is_file() else frozenset()
+    return tokenizer, template

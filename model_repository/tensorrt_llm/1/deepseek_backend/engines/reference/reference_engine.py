@@ -25,7 +25,7 @@ from deepseek_backend.engines.base import (
 )
 from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.engines.prompting import render_chat
-from deepseek_backend.engines.reference.checkpoint_loading import CheckpointTokenizer, LoadedCheckpoint, load_checkpoint
+from deepseek_backend.engines.reference.checkpoint_loading import LoadedCheckpoint, load_checkpoint
 from deepseek_backend.engines.reference.continuous_batch import BatchedGeneration, ContinuousBatch
 from deepseek_backend.engines.reference.model_runner import ModelRunner
 from deepseek_backend.errors import BackendError, ConfigError, EngineError, UnavailableError, describe
@@ -122,7 +122,13 @@ class ReferenceEngine:
         if options.num_threads is not None:
             set_blas_threads(options.num_threads)
         checkpoint = load_checkpoint(self._config.model, version_dir=self._config.version_dir)
-        max_seq_len = _max_seq_len(options.max_seq_len, checkpoint.max_position_embeddings)
+        longest = checkpoint.max_position_embeddings
+        max_seq_len = min(longest, _DEFAULT_MAX_SEQ_LEN) if options.max_seq_len is None else options.max_seq_len
+        if max_seq_len > longest:
+            raise EngineError(
+                f"engine_options.max_seq_len is {max_seq_len}, more than the checkpoint's max_position_embeddings, "
+                f"{longest}"
+            )
         self._capabilities = Capabilities(
             sampling_fields=_SAMPLING_FIELDS,
             max_seq_len=max_seq_len,
@@ -145,15 +151,15 @@ class ReferenceEngine:
         return capabilities
 
     @property
-    def tokenizer(self) -> CheckpointTokenizer:
-        return CheckpointTokenizer(self._loaded())
+    def tokenizer(self) -> LoadedCheckpoint:
+        return self._loaded()
 
     @property
     def load_seconds(self) -> Mapping[str, float]:
         return self._load_seconds
 
     def render_chat(self, messages: Messages, template_kwargs: Mapping[str, Any]) -> str:
-        return render_chat(self._loaded().chat_template, messages, template_kwargs)
+        return render_chat(self._loaded().template, messages, template_kwargs)
 
     def submit(self, request: GenerateRequest, sink: StepSink) -> None:
         """Tokenize in the caller's thread, and leave the rest to the engine's thread."""
@@ -260,14 +266,3 @@ class ReferenceEngine:
         with self._delivery:
             for sink, its_steps in group_by_sink(steps):
                 sink.on_steps(its_steps)
-
-
-def _max_seq_len(given: int | None, max_position_embeddings: int) -> int:
-    if given is None:
-        return min(max_position_embeddings, _DEFAULT_MAX_SEQ_LEN)
-    if given > max_position_embeddings:
-        raise EngineError(
-            f"engine_options.max_seq_len is {given}, more than the checkpoint's max_position_embeddings, "
-            f"{max_position_embeddings}"
-        )
-    return given
