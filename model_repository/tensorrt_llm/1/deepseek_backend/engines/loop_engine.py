@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import threading
 from abc import ABC, abstractmethod
@@ -16,7 +17,7 @@ from deepseek_backend.engines.base import Capabilities, Step, StepSink, group_by
 from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.engines.prompting import PromptTokenizer
 from deepseek_backend.errors import ASK_ANOTHER, BackendError, ConfigError, EngineError, UnavailableError, describe
-from deepseek_backend.release import version_mismatch_allowed
+from deepseek_backend.release import is_release, version_mismatch_allowed
 
 logger = logging.getLogger(__name__)
 
@@ -153,15 +154,38 @@ class LoopEngine(ABC, Generic[Entry]):
                 raise EngineError(f"{self._package} can't serve {self._config.model}: {describe(error)}") from error
             raise
 
-    def _start_loop(self, make_llm: Callable[[], None]) -> None:
-        """Start the loop's thread, with `make_llm` as its first work, because an LLM looks for its thread's loop.
+    def _import(self, name: str, *, version: str, where: str, option: str) -> Any:
+        """Import the package, and check its version.
+
+        :param version: the one that the repository was generated for.
+        :param where: where the package is to be had.
+        :param option: option of `deepseek-triton build` that names a version.
+        :raises EngineError: when it can't be imported, or is of another version and the options don't allow that.
+        """
+        try:
+            package = importlib.import_module(name)
+        except ImportError as error:
+            raise EngineError(f"{name} can't be imported: {describe(error)}; {where}") from error
+        installed = str(package.__version__)
+        if not is_release(installed, version):
+            if not self._allow_version_mismatch:
+                raise EngineError(
+                    f"this repository was generated for {self._package} {version}, but {installed} is installed; "
+                    f"generate it again with {option}, or set triton_config.engine_options: "
+                    "{allow_version_mismatch: true}"
+                )
+            logger.warning("%s %s runs a repository generated for %s", self._package, installed, version)
+        return package
+
+    def _start_loop(self, make_llm: Callable[[], Any]) -> None:
+        """Start the loop's thread, and make the LLM in it, because an LLM looks for its thread's loop.
 
         :raises EngineError: with the cause in one line.
         """
 
         def make() -> None:
             try:
-                make_llm()
+                self._llm = make_llm()
             except ConfigError:
                 raise
             except BaseException as error:  # also SystemExit

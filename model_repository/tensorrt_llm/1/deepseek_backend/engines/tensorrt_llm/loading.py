@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines.base import TEXT_LAYER_FIELDS, Capabilities
 from deepseek_backend.engines.tensorrt_llm.outputs import SharingSupport
-from deepseek_backend.errors import ConfigError, EngineError, describe
+from deepseek_backend.errors import ConfigError, EngineError
 from deepseek_backend.release import EngineRelease, SamplerSupport
 
 logger = logging.getLogger(__name__)
@@ -56,29 +56,6 @@ def resolved_llm_args(config: BackendConfig, environ: Mapping[str, str], release
     if environ.get(VISIBLE_DEVICES):
         llm_args.setdefault("gpus_per_node", len(environ[VISIBLE_DEVICES].split(",")))
     return llm_args
-
-
-def import_tensorrt_llm(release: EngineRelease, allow_mismatch: bool) -> Any:
-    """Import the package, and check its version.
-
-    :raises EngineError: when it can't be imported, or is of another release and `allow_mismatch` is False.
-    """
-    try:
-        package = importlib.import_module("tensorrt_llm")
-    except ImportError as error:
-        raise EngineError(
-            f"tensorrt_llm can't be imported: {describe(error)}; it is part of the containers "
-            f"nvcr.io/nvidia/tritonserver:{release.record['containers'][0]}-trtllm-python-py3"
-        ) from error
-    installed = str(package.__version__)
-    if not release.matches(installed):
-        if not allow_mismatch:
-            raise EngineError(
-                f"this repository was generated for TensorRT-LLM {release.version}, but {installed} is installed; "
-                "generate it again with --trtllm, or set triton_config.engine_options: {allow_version_mismatch: true}"
-            )
-        logger.warning("TensorRT-LLM %s runs a repository generated for %s", installed, release.version)
-    return package
 
 
 def make_llm(package: Any, llm_args: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:

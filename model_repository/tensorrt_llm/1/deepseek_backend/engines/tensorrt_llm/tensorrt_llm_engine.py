@@ -25,7 +25,7 @@ import importlib
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +38,6 @@ from deepseek_backend.engines.loop_engine import LoopEngine, OpenEntry, is_short
 from deepseek_backend.engines.prompting import PromptTokenizer, check_prompt_length
 from deepseek_backend.engines.tensorrt_llm.loading import (
     forget_launcher,
-    import_tensorrt_llm,
     lead_or_work,
     make_capabilities,
     make_llm,
@@ -144,14 +143,16 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
         self._support = release.sampler_support(llm_args)
         self._sharing = sharing_support(release, llm_args)
         with timed(self._load_seconds, "import"):
-            package = import_tensorrt_llm(release, self._allow_version_mismatch)
+            container = f"nvcr.io/nvidia/tritonserver:{release.record['containers'][0]}-trtllm-python-py3"
+            where = f"it is part of the containers {container}"
+            package = self._import("tensorrt_llm", version=release.version, where=where, option="--trtllm")
             self._llmapi = importlib.import_module("tensorrt_llm.llmapi")
         objects = lead_or_work(mpi, llm_args) if on_every_rank else {}
         with timed(self._load_seconds, "load"):
-            self._start_loop(partial(self._load, package, llm_args, objects))
+            self._start_loop(partial(make_llm, package, llm_args, objects))
         logger.info("TensorRT-LLM %s has loaded %s", package.__version__, self._config.model)
         if llm_args.get("enable_iter_perf_stats"):
-            self._loop.call(self._watch)
+            self._loop.call(self._watch_iterations)
         self._tokenizer = PromptTokenizer(self._llm.tokenizer)
         self._capabilities = make_capabilities(
             longest,
@@ -162,9 +163,6 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
             sharing=self._sharing,
             version=str(package.__version__),
         )
-
-    def _load(self, package: Any, llm_args: Mapping[str, Any], objects: Mapping[str, Any]) -> None:
-        self._llm = make_llm(package, llm_args, objects)
 
     def health(self) -> EngineHealth:
         if not self._loop.running:
@@ -195,18 +193,18 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
 
     # Everything below runs on the loop thread.
 
-    def _watch(self) -> None:
-        self._watching = self._keep(self._watch_iterations())
+    def _watch_iterations(self) -> None:
+        async def watch() -> None:
+            try:
+                while True:
+                    async for row in self._llm.get_stats_async(timeout=STATS_PERIOD_S):
+                        self._iterations.add(row)
+                    await asyncio.sleep(STATS_PERIOD_S)
+            except Exception:  # upstream calls this interface a prototype, and requests are served without it
+                logger.exception("TensorRT-LLM's iteration statistics can't be read; their metrics stay as they are")
+                self._reports_iterations = False
 
-    async def _watch_iterations(self) -> None:
-        try:
-            while True:
-                async for row in self._llm.get_stats_async(timeout=STATS_PERIOD_S):
-                    self._iterations.add(row)
-                await asyncio.sleep(STATS_PERIOD_S)
-        except Exception:  # upstream calls this interface a prototype, and requests are served without it
-            logger.exception("TensorRT-LLM's iteration statistics can't be read; their metrics stay as they are")
-            self._reports_iterations = False
+        self._watching = self._keep(watch())
 
     async def _serve(self, entry: _Open) -> None:
         """Serve one request, from its prompt to its last step."""
@@ -234,9 +232,18 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
     async def _generate(self, entry: _Open) -> None:
         request = entry.request
         params = self._sampling_params(request)
-        token_ids = await self._prompt_token_ids(request)
+        encode = self._tokenizer.prompt_token_ids
+        if is_short(request):
+            token_ids = encode(request)
+        else:
+            token_ids = await asyncio.get_running_loop().run_in_executor(self._tokenizers, encode, request)
         entry.num_input_tokens = len(token_ids)
-        params["max_tokens"] = self._max_tokens(request, len(token_ids))
+        max_seq_len = self.capabilities.max_seq_len
+        if fetches(request):  # no iteration has to hold the prompt
+            check_prompt_length(len(token_ids), max_seq_len - 1)
+        else:
+            check_prompt_length(len(token_ids), self._max_prompt_tokens, limit="max_seq_len or max_num_tokens")
+        params["max_tokens"] = min(request.max_tokens, max_seq_len - len(token_ids))
         if entry.deadline is not None:
             self._finish(entry, Step(finish_reason="cancelled"))
             return
@@ -287,12 +294,6 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
         else:
             entry.increments = ContinuedAnswer(request, entry.output, text, self._tokenizer, self._sharing)
 
-    async def _prompt_token_ids(self, request: GenerateRequest) -> list[int]:
-        encode = self._tokenizer.prompt_token_ids
-        if is_short(request):
-            return encode(request)
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizers, encode, request)
-
     @contextmanager
     def _refusals(self) -> Iterator[None]:
         """Turn immediate refusals into RequestErrors. Later the same exceptions mean a failure of TensorRT-LLM."""
@@ -317,14 +318,6 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
             with self._refusals():
                 params["guided_decoding"] = self._llmapi.GuidedDecodingParams(**guided)
         return params
-
-    def _max_tokens(self, request: GenerateRequest, num_input_tokens: int) -> int:
-        """Return max_tokens, cut to the room that the context leaves."""
-        if fetches(request):  # no iteration has to hold the prompt
-            check_prompt_length(num_input_tokens, self.capabilities.max_seq_len - 1)
-        else:
-            check_prompt_length(num_input_tokens, self._max_prompt_tokens, limit="max_seq_len or max_num_tokens")
-        return min(request.max_tokens, self.capabilities.max_seq_len - num_input_tokens)
 
     def _note_output(self, entry: _Open) -> None:
         """Have the next flush take a step from `entry`, with everything read until then."""

@@ -19,8 +19,8 @@ from typing import Any
 
 from deepseek_backend.config import BackendConfig, nearest
 from deepseek_backend.engines.vllm.request_paths import SchedulerNumbers
-from deepseek_backend.errors import ConfigError, EngineError, describe
-from deepseek_backend.release import FILE_NAME, is_release, read_record
+from deepseek_backend.errors import ConfigError
+from deepseek_backend.release import FILE_NAME, read_record
 
 CORE_ATTRIBUTES = ("engine_core", "input_processor")
 
@@ -36,12 +36,11 @@ class VllmRelease:
         return str(self.record["vllm"])
 
     @property
-    def containers(self) -> Sequence[str]:
-        """Triton's containers that carry this version, such as "26.07"."""
-        return tuple(self.record.get("containers") or ())
-
-    def matches(self, installed: str) -> bool:
-        return is_release(installed, self.version)
+    def where(self) -> str:
+        """Where this version is to be had."""
+        containers = self.record.get("containers")
+        image = f"; it is part of nvcr.io/nvidia/tritonserver:{containers[0]}-vllm-python-py3" if containers else ""
+        return f"install vllm=={self.version}{image}"
 
     @property
     def max_temperature(self) -> float | None:
@@ -131,30 +130,6 @@ def prepare_process() -> None:
         locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-
-
-def import_vllm(release: VllmRelease, *, allow_mismatch: bool) -> Any:
-    """Import the package, and check its version.
-
-    :raises EngineError: when it can't be imported, or is of another version and `allow_mismatch` is False.
-    """
-    try:
-        package = importlib.import_module("vllm")
-    except ImportError as error:
-        container = next(iter(release.containers), None)
-        where = f"; it is part of nvcr.io/nvidia/tritonserver:{container}-vllm-python-py3" if container else ""
-        raise EngineError(
-            f"vllm can't be imported: {describe(error)}; install vllm=={release.version}{where}"
-        ) from error
-    installed = str(package.__version__)
-    if not release.matches(installed):
-        if not allow_mismatch:
-            raise EngineError(
-                f"this repository was generated for vLLM {release.version}, but {installed} is installed; "
-                "generate it again with --vllm, or set triton_config.engine_options: {allow_version_mismatch: true}"
-            )
-        logger.warning("vLLM %s runs a repository generated for %s", installed, release.version)
-    return package
 
 
 def engine_arguments(config: BackendConfig, known: Iterable[str]) -> dict[str, Any]:

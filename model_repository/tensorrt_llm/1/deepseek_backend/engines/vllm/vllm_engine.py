@@ -33,7 +33,7 @@ from deepseek_backend.contract import SAMPLING_BY_NAME
 from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStats, Step, timed
 from deepseek_backend.engines.loop_engine import LoopEngine, is_short
 from deepseek_backend.engines.prompting import PromptTokenizer, check_ids, check_prompt_length
-from deepseek_backend.engines.vllm.loading import VllmRelease, import_vllm, make_llm, prepare_process, read_vllm_release
+from deepseek_backend.engines.vllm.loading import VllmRelease, make_llm, prepare_process, read_vllm_release
 from deepseek_backend.engines.vllm.open_answer import GrowingAnswer, OpenAnswer, RequestPath
 from deepseek_backend.engines.vllm.request_fields import (
     BANNED,
@@ -103,10 +103,12 @@ class VllmEngine(LoopEngine[OpenAnswer]):
         release = read_vllm_release(self._config.version_dir)
         prepare_process()
         with timed(self._load_seconds, "import"):
-            package = import_vllm(release, allow_mismatch=self._allow_version_mismatch)
+            package = self._import("vllm", version=release.version, where=release.where, option="--vllm")
             self._vllm = _VllmClasses.find()
         with timed(self._load_seconds, "load"):
-            self._start_loop(self._load)
+            others = multiprocessing.active_children()
+            self._start_loop(partial(make_llm, self._config, self._numbers))
+            self._processes = [process for process in multiprocessing.active_children() if process not in others]
         logger.info("vLLM %s has loaded %s", package.__version__, self._config.model)
         self._release = release
         differences = release.differences(self._llm)
@@ -119,11 +121,6 @@ class VllmEngine(LoopEngine[OpenAnswer]):
                 "s; the server's log has the cause"
             ) from error
         self._capabilities = capabilities
-
-    def _load(self) -> None:
-        others = multiprocessing.active_children()
-        self._llm = make_llm(self._config, self._numbers)
-        self._processes = [process for process in multiprocessing.active_children() if process not in others]
 
     def _find_out(self, version: str) -> Capabilities:
         """Set the tokenizers, and return what the engine can do."""
