@@ -33,15 +33,6 @@ def refusal(harness, **request):
     return step.error
 
 
-def test_token_ids_are_used_unchanged_and_a_long_prompt_by_its_end(make_engine):
-    harness = make_engine(max_seq_len=100)
-    encode = harness.engine._llm.tokenizer.encode
-    assert harness.text(prompt_token_ids=tuple(encode("Why?"))) == harness.text("Why?")
-    long, end = "x" * 500 + "Why?", harness.text("Why?", add_special_tokens=False)
-    for prompt in ({"prompt": long}, {"prompt_token_ids": tuple(encode(long))}):
-        assert harness.text(**prompt, truncate_prompt_tokens=4) == end
-
-
 @pytest.mark.slow
 def test_the_tokenizer_serves_the_tasks(make_engine, monkeypatch):
     engine = make_engine().engine

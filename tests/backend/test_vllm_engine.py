@@ -108,14 +108,6 @@ def test_an_output_that_can_not_be_read_ends_its_own_request_only(faked):
     assert faked.engine.health().alive
 
 
-def test_a_failing_sink_stops_no_other_request(faked):
-    request = faked.accepted()
-    faked.sink.fails = True
-    faked.emit(request, HELLO[:1])
-    faked.emit(request, HELLO[1:], "length")
-    assert faked.result(request).text == "Hello world"
-
-
 def ranks(faked, *requests):
     return [faked.core.ranks[request.request_id] for request in requests]
 

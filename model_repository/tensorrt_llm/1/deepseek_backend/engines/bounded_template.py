@@ -101,14 +101,11 @@ class TemplateProcess:
             raise TemplateFailure(f"expected a prompt of at most {self._most_bytes:,} bytes, got {num_bytes:,}")
         answer = process.stdout.read(num_bytes)
         if not head or len(answer) < num_bytes:
-            raise TemplateFailure(self._reason_of_end(process))
+            code = process.wait()
+            if code == -signal.SIGXCPU:
+                raise TemplateFailure(f"it took more than {self._limits[1]} s of the processor")
+            raise TemplateFailure(f"the process that renders it has ended with {code}")
         return word, answer.decode("utf-8", "surrogatepass")
-
-    def _reason_of_end(self, process: subprocess.Popen[bytes]) -> str:
-        code = process.wait()
-        if code == -signal.SIGXCPU:
-            return f"it took more than {self._limits[1]} s of the processor"
-        return f"the process that renders it has ended with {code}"
 
     def _end(self) -> None:
         process, self._process = self._process, None

@@ -40,25 +40,15 @@ def _compiler() -> Callable[[str], Any]:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
     )
-    environment.filters["tojson"] = _to_json
-    environment.globals |= {"raise_exception": raise_exception, "strftime_now": _strftime_now}
+    # jinja's own filter would escape the JSON for HTML.
+    environment.filters["tojson"] = lambda value, ensure_ascii=False, **options: json.dumps(
+        value, ensure_ascii=ensure_ascii, **options
+    )
+    environment.globals |= {
+        "raise_exception": raise_exception,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+    }
     return lru_cache(maxsize=8)(environment.from_string)
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """Return `value` as JSON for people and models: jinja's own filter would escape it for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-def _allow_processor(seconds: int) -> None:
-    """Have the kernel end this process when it has used so much more; no thread could stop a call within C."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    used = int(usage.ru_utime + usage.ru_stime)
-    resource.setrlimit(resource.RLIMIT_CPU, (used + seconds + 1, resource.RLIM_INFINITY))
 
 
 def main() -> None:
@@ -70,7 +60,10 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (megabytes * 2**20,) * 2)
     for line in sys.stdin.buffer:
-        _allow_processor(seconds)
+        # The kernel ends this process when it has used so much more; no thread could stop a call within C.
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        used = int(usage.ru_utime + usage.ru_stime)
+        resource.setrlimit(resource.RLIMIT_CPU, (used + seconds + 1, resource.RLIM_INFINITY))
         word = b"text"
         try:
             request = json.loads(line)

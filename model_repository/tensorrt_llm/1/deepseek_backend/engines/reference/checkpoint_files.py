@@ -260,18 +260,15 @@ def check_checksums(folder: Path) -> None:
         path = folder / name
         if not path.is_file():
             problems.append(f"{name} is missing")
-        elif _sha256(path) != expected:
+            continue
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while piece := file.read(_HASHED_AT_ONCE):
+                digest.update(piece)
+        if digest.hexdigest() != expected:
             problems.append(f"{name} is not the file that it should be")
     if problems:
         raise EngineError(f"{'; '.join(problems)}, by {CHECKSUMS}: copy the checkpoint again")
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_HASHED_AT_ONCE):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import logging
 import time
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +29,11 @@ from deepseek_backend.engines.reference.token_sampling import (
     token_logprobs,
 )
 from deepseek_backend.errors import BackendError, EngineError, describe
+
+logger = logging.getLogger(__name__)
+
+PREFILL_TOKENS = 2048
+"""Prompt tokens that an iteration prefills before the running requests get their next token; at least one prompt."""
 
 
 class BatchedGeneration:
@@ -83,7 +87,14 @@ class BatchedGeneration:
         if self.request.sampling.return_perf_metrics:
             self._last_token_ns = time.monotonic_ns()
             self._first_token_ns = self._first_token_ns or self._last_token_ns
-        finish_reason, stop_reason = self._ending(token_id)
+        finish_reason: FinishReason | None = None
+        stop_reason = None
+        if token_id in self._eos_token_ids:
+            finish_reason = "stop"
+        elif token_id in self.request.sampling.stop_token_ids:
+            finish_reason, stop_reason = "stop", token_id
+        elif self.num_generated >= self._max_tokens:
+            finish_reason = "length"
         is_shown = stop_reason is not None and self.request.sampling.include_stop_str_in_output
         text = self._detokenizer.add(token_id) if finish_reason != "stop" or is_shown else ""
         if finish_reason is not None:
@@ -124,20 +135,6 @@ class BatchedGeneration:
             last_token_time_ns=self._last_token_ns,
         )
 
-    def _ending(self, token_id: int) -> tuple[Literal["stop", "length"] | None, int | None]:
-        """Return finish_reason and stop_reason after `token_id`."""
-        if token_id in self._eos_token_ids:
-            return "stop", None
-        if token_id in self.request.sampling.stop_token_ids:
-            return "stop", token_id
-        return ("length" if self.num_generated >= self._max_tokens else None), None
-
-
-logger = logging.getLogger(__name__)
-
-PREFILL_TOKENS = 2048
-"""Prompt tokens that an iteration prefills before the running requests get their next token; at least one prompt."""
-
 
 class ContinuousBatch:
     """The waiting and the running requests of one model. Their steps are collected in `steps`."""
@@ -172,7 +169,12 @@ class ContinuousBatch:
     def iterate(self) -> None:
         """Decode a token of all running requests, then prefill waiting ones."""
         if self._running:
-            self._decode()
+            hidden = self._runner.decode([generation.last_token_id for generation in self._running])
+            token_ids, logprobs = self._choose(self._runner.logits(hidden), self._running)
+            # From the last row down: removing a row moves the last one into its place, and that one has been handled
+            # by then.
+            for row in reversed(range(len(token_ids))):
+                self._advance(row, token_ids[row], logprobs.get(row))
         num_tokens = 0
         while self._waiting and len(self._running) < self._max_num_seqs:
             num_tokens += len(self._waiting[0].prompt_ids)
@@ -196,14 +198,6 @@ class ContinuousBatch:
         self._running, self._waiting = [], []
         return generations
 
-    def _decode(self) -> None:
-        hidden = self._runner.decode([generation.last_token_id for generation in self._running])
-        token_ids, logprobs = self._choose(self._runner.logits(hidden), self._running)
-        # From the last row down: removing a row moves the last one into its place, and that one has been handled by
-        # then.
-        for row in reversed(range(len(token_ids))):
-            self._advance(row, token_ids[row], logprobs.get(row))
-
     def _start(self) -> None:
         """Start the next waiting request. It stays in the queue until it runs, so that `close` always finds it."""
         generation = self._waiting[0]
@@ -213,10 +207,7 @@ class ContinuousBatch:
             logger.exception("a request can't be started")
             step = generation.step(error=EngineError(f"the request can't be started: {describe(error)}"))
             self.steps.append((self._waiting.pop(0), step))
-        else:
-            self._prefill(generation)
-
-    def _prefill(self, generation: BatchedGeneration) -> None:
+            return
         generation.scheduled_ns = time.monotonic_ns()
         hidden = self._runner.prefill(generation.prompt_ids)
         prompt_entries: Sequence[TokenLogprobs | None] = ()

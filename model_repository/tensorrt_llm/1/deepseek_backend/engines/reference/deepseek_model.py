@@ -248,7 +248,8 @@ class MixtureOfExperts:
         choice = scores + self._bias
         if config.topk_group < config.n_group:
             self._mask_groups(choice)
-        experts = _largest(choice, config.num_experts_per_tok)
+        # The largest of each row, in no order.
+        experts = np.argpartition(choice, -config.num_experts_per_tok, axis=-1)[:, -config.num_experts_per_tok :]
         weights = np.take_along_axis(scores, experts, -1)
         if config.norm_topk_prob:
             weights /= np.add.reduce(weights, axis=-1, keepdims=True) + np.float32(1e-20)
@@ -260,7 +261,9 @@ class MixtureOfExperts:
         config = self._config
         groups = choice.reshape(len(choice), config.n_group, -1)  # a view: what is written there is in `choice`
         best_two = np.partition(groups, -2, axis=-1)[..., -2:]
-        dropped = _smallest(np.add.reduce(best_two, axis=-1), config.n_group - config.topk_group)
+        num_dropped = config.n_group - config.topk_group
+        scores = np.add.reduce(best_two, axis=-1)
+        dropped = np.argpartition(scores, num_dropped - 1, axis=-1)[:, :num_dropped]
         groups[np.arange(len(choice))[:, None], dropped] = -np.inf
 
     def _routed(self, x: Array, experts: Indices, weights: Array) -> Array:
@@ -284,15 +287,6 @@ class MixtureOfExperts:
         by_token[order] = np.arange(len(order))
         result: Array = np.add.reduce(outputs[:, by_token].reshape(len(x), -1, per_token), axis=-1)
         return result
-
-
-def _largest(values: Array, number: int) -> Indices:
-    """Return the indices of the `number` largest in each row, in no order."""
-    return np.argpartition(values, -number, axis=-1)[:, -number:]
-
-
-def _smallest(values: Array, number: int) -> Indices:
-    return np.argpartition(values, number - 1, axis=-1)[:, :number]
 
 
 Attend = Callable[[int, LatentAttention, Array], Array]

@@ -54,7 +54,7 @@ class TokenSampler:
         self._output_ids: list[int] = []
         # [vocab_size]. Made only for penalties, because they are large with a real vocabulary.
         self._counts: Array | None = None
-        if _penalizes(params):
+        if (params.repetition_penalty or 1.0) != 1.0 or params.presence_penalty or params.frequency_penalty:
             self._counts = np.zeros(vocab_size, np.float32)
             self._seen = np.zeros(vocab_size, np.bool_)
             self._seen[list(prompt_ids)] = True
@@ -72,7 +72,8 @@ class TokenSampler:
         if len(self._output_ids) < (self._params.min_tokens or 0):
             logits[self._end_ids] = -np.inf
         if self._bad:
-            logits[[last for before, last in self._bad if self._output_ends_with(before)]] = -np.inf
+            output = self._output_ids
+            logits[[last for before, last in self._bad if output[len(output) - len(before) :] == before]] = -np.inf
 
     def choose(self, logits: Array) -> int:
         """Draw a token from the adjusted `logits` [vocab_size]."""
@@ -94,9 +95,6 @@ class TokenSampler:
             self._counts[token_id] += 1
             self._seen[token_id] = True
 
-    def _output_ends_with(self, token_ids: list[int]) -> bool:
-        return not token_ids or self._output_ids[-len(token_ids) :] == token_ids
-
     def _num_kept(self, probabilities: Probabilities) -> int:
         """Return how many of `probabilities` pass the filters, which keep the likeliest.
 
@@ -110,10 +108,6 @@ class TokenSampler:
         if self._params.min_p is not None:
             num_kept = np.count_nonzero(probabilities[:num_kept] >= self._params.min_p)
         return max(1, num_kept)  # a top_p below the smallest step of a float would keep none
-
-
-def _penalizes(params: SamplingParams) -> bool:
-    return (params.repetition_penalty or 1.0) != 1.0 or bool(params.presence_penalty or params.frequency_penalty)
 
 
 def sample_tokens(logits: Array, samplers: Sequence[TokenSampler]) -> list[int]:

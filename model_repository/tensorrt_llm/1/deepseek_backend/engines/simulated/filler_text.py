@@ -176,23 +176,16 @@ def render_chat_form(messages: Messages, template_kwargs: Mapping[str, Any]) -> 
 
     :raises RequestError: for an unknown role or argument, and for tool calls.
     """
-    reasons = _reads_reasoning(template_kwargs)
-    turns = [_turn(position, message) for position, message in enumerate(messages)]
-    system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
-    return f"{BOS}{system}{''.join(turns)}{_ASSISTANT}{OPENING if reasons else CLOSING}"
-
-
-def _reads_reasoning(template_kwargs: Mapping[str, Any]) -> bool:
-    """Return the template argument `thinking`: whether the model is to reason."""
-    unknown = [name for name in template_kwargs if name != "thinking"]
-    if unknown:
+    if unknown := [name for name in template_kwargs if name != "thinking"]:
         raise RequestError(
             f"chat_template_kwargs: the simulated engine's chat form has no {listed(unknown)}; it knows thinking"
         )
     thinking = template_kwargs.get("thinking", False)
     if not isinstance(thinking, bool):
         raise RequestError(f"chat_template_kwargs.thinking: expected true or false, got {quoted(thinking)}")
-    return thinking
+    turns = [_turn(position, message) for position, message in enumerate(messages)]
+    system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
+    return f"{BOS}{system}{''.join(turns)}{_ASSISTANT}{OPENING if thinking else CLOSING}"
 
 
 def _turn(position: int, message: Mapping[str, Any]) -> str:

@@ -199,9 +199,20 @@ class SimulatedEngine:
         with self._lock:
             self._stopping.set()
         if self._thread is not None:
-            self._inbox.put(_wake)
+            self._inbox.put(lambda: None)  # wakes the thread
             self._thread.join()
-            self._close()
+            # Every open and every incoming request gets its last step, for whatever reason the thread has ended.
+            with self._lock:
+                self._answering = False
+                self._run_inbox()
+                if self._failure:
+                    self._fail(self._failure)
+                else:
+                    rows = self._take_all()
+                    for ticket in [row.ticket for row in rows if row.ticket is not None and row.rank is None]:
+                        self._give_up(ticket)
+                    _send([(row, row.cancelled_step(self._scheduler)) for row in rows])
+                    self._transfers.close()
 
     # Everything below runs in the engine's thread.
 
@@ -362,20 +373,6 @@ class SimulatedEngine:
         _send([(row, Step(error=UnavailableError(reason), num_input_tokens=row.num_input_tokens)) for row in rows])
         self._transfers.close()
 
-    def _close(self) -> None:
-        """Deliver the last step of every open and every incoming request, after the thread has ended for any reason."""
-        with self._lock:
-            self._answering = False
-            self._run_inbox()
-            if self._failure:
-                self._fail(self._failure)
-            else:
-                rows = self._take_all()
-                for ticket in [row.ticket for row in rows if row.ticket is not None and row.rank is None]:
-                    self._give_up(ticket)
-                _send([(row, row.cancelled_step(self._scheduler)) for row in rows])
-                self._transfers.close()
-
     def _take_all(self) -> list[SimulatedGeneration]:
         """Remove all requests from the engine and its scheduler, and return them."""
         rows = list(self._open.values())
@@ -399,7 +396,3 @@ _OTHER_BEGINNING = RequestError(
 def _log_lost(error: ContextLostError | None) -> None:
     if error is not None:
         logger.info("a KV cache that nobody needs was not freed: %s", error)
-
-
-def _wake() -> None:
-    """End the wait for a function in the inbox."""

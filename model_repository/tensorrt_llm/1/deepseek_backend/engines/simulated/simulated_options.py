@@ -30,12 +30,8 @@ _TOKENS_PER_BLOCK = 32  # TensorRT-LLM's default
 _NEUTRAL_KV_TOKEN_BYTES = NUM_LAYERS * LATENT * BYTES["bf16"]
 
 
-def _or_null(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or accepts(value)
-
-
 _COUNT = (is_count, "a whole number above 0")
-_COUNT_OR_NULL = (_or_null(is_count), "a whole number above 0, or null")
+_COUNT_OR_NULL = (lambda value: value is None or is_count(value), "a whole number above 0, or null")
 _POSITIVE = (lambda value: is_number(value) and value > 0, "a number above 0")
 RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "preset": (lambda value: True, ""),  # `find_preset` checks it

@@ -22,7 +22,7 @@ import re
 import threading
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines.base import TEXT_LAYER_FIELDS, Capabilities
@@ -233,18 +233,13 @@ def lead_or_work(mpi: Mapping[str, Any], llm_args: Mapping[str, Any]) -> dict[st
             f"({' x '.join(_PARALLEL_SIZES)}): start it on {needed}"
         )
     if world.Get_rank() != 0:
-        _work(world)
+        logger.info("rank %d works for rank 0", world.Get_rank())
+        with importlib.import_module("mpi4py.futures").MPICommExecutor(world) as executor:
+            if executor is not None:
+                raise EngineError(f"MPI rank {world.Get_rank()} was made the leader beside rank 0")
+        raise WorkerRankEnded(f"MPI rank {world.Get_rank()} has nothing to serve: its leader has ended")
     session_class = getattr(importlib.import_module("tensorrt_llm.llmapi"), mpi["leader"]["session_class"])
     return {mpi["leader"]["llm_arg"]: session_class(comm=world, n_workers=world.Get_size())}
-
-
-def _work(world: Any) -> NoReturn:
-    futures = importlib.import_module("mpi4py.futures")
-    logger.info("rank %d works for rank 0", world.Get_rank())
-    with futures.MPICommExecutor(world) as executor:
-        if executor is not None:
-            raise EngineError(f"MPI rank {world.Get_rank()} was made the leader beside rank 0")
-    raise WorkerRankEnded(f"MPI rank {world.Get_rank()} has nothing to serve: its leader has ended")
 
 
 def _is_launched(environ: Mapping[str, str], mpi: Mapping[str, Any]) -> bool:

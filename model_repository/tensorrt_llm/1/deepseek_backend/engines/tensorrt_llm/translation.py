@@ -16,6 +16,7 @@ from deepseek_backend.release import Conflict, LogprobSupport
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """Character that a tokenizer writes for one whose last bytes are missing."""
+_GUIDES = tuple(field.name for field in SAMPLING_FIELDS if field.guided)
 _TAIL = 16
 """Number of tokens at the end that tell whether a text ends inside a character. A character has at most four tokens,
 but special tokens may stand between them."""
@@ -66,32 +67,22 @@ def sampling_params(request: GenerateRequest, *, seeded: bool) -> dict[str, Any]
         "return_perf_metrics": sampling.return_perf_metrics,
     }
     if not sampling.greedy:
-        params |= _random_sampling(request, seeded=seeded)
+        # Up to 1.1 TensorRT-LLM's test for greedy decoding looks at top_k and top_p only, so that a temperature alone
+        # has no effect. A top_p of 1 makes it sample and cuts nothing off. A seeded sampler without a seed uses a fixed
+        # one.
+        params |= {
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k or None,
+            "top_p": 1.0 if sampling.top_p is None and not sampling.top_k else sampling.top_p,
+            "min_p": sampling.min_p,
+            "seed": secrets.randbits(63) if seeded and sampling.seed is None else sampling.seed,
+        }
     return {name: value for name, value in params.items() if value is not None}
-
-
-def _random_sampling(request: GenerateRequest, *, seeded: bool) -> dict[str, Any]:
-    """Return the fields that make TensorRT-LLM sample.
-
-    Up to 1.1 its test for greedy decoding looks at top_k and top_p only, so that a temperature alone has no effect. A
-    top_p of 1 makes it sample and cuts nothing off. A seeded sampler without a seed uses a fixed one.
-    """
-    sampling = request.sampling
-    return {
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k or None,
-        "top_p": 1.0 if sampling.top_p is None and not sampling.top_k else sampling.top_p,
-        "min_p": sampling.min_p,
-        "seed": secrets.randbits(63) if seeded and sampling.seed is None else sampling.seed,
-    }
 
 
 def guide(sampling: SamplingParams) -> dict[str, Any]:
     """Return keyword arguments of tensorrt_llm.llmapi.GuidedDecodingParams; none for a request without a guide."""
     return {name.removeprefix("guided_"): value for name in _GUIDES if (value := getattr(sampling, name))}
-
-
-_GUIDES = tuple(field.name for field in SAMPLING_FIELDS if field.guided)
 
 
 def refuse_conflicts(sampling: SamplingParams, conflicts: Iterable[Conflict]) -> None:
@@ -100,13 +91,9 @@ def refuse_conflicts(sampling: SamplingParams, conflicts: Iterable[Conflict]) ->
     :raises RequestError: E_UNSUPPORTED.
     """
     for conflict in conflicts:
-        if all(_is_given(sampling, name) for name in conflict.fields):
+        values = {name: getattr(sampling, name) for name in conflict.fields}
+        if all(value not in (None, (), SAMPLING_BY_NAME[name].neutral) for name, value in values.items()):
             raise RequestError(f"{', '.join(conflict.fields)}: {conflict.why}", code=ErrorCode.UNSUPPORTED)
-
-
-def _is_given(sampling: SamplingParams, name: str) -> bool:
-    value = getattr(sampling, name)
-    return value not in (None, (), SAMPLING_BY_NAME[name].neutral)
 
 
 def perf_metrics(metrics: Any) -> PerfMetrics:
@@ -190,7 +177,9 @@ def token_logprobs(
 
     :raises EngineError: when they don't belong to the tokens: no answer is better than another token's numbers.
     """
-    if len(entries) != len(token_ids) or not all(map(_holds, entries, token_ids)):
+    if len(entries) != len(token_ids) or not all(
+        isinstance(entry, Mapping) and token_id in entry for entry, token_id in zip(entries, token_ids, strict=True)
+    ):
         raise EngineError("TensorRT-LLM sent log-probabilities that do not belong to the tokens it sent")
     most = sampling.logprobs or 0
     return [_token_logprobs(token_id, entry, most, text) for token_id, entry in zip(token_ids, entries, strict=True)]
@@ -203,10 +192,6 @@ def _token_logprobs(token_id: int, entry: Mapping[int, Any], most: int, text: Ca
         Logprob(token_id, float(entry[token_id].logprob), entry[token_id].rank, text(token_id)),
         *(Logprob(token, float(value), rank, text(token)) for rank, token, value in likeliest if rank <= most),
     ]
-
-
-def _holds(entry: Any, token_id: int) -> bool:
-    return isinstance(entry, Mapping) and token_id in entry
 
 
 def _check_most(given: int, most: int, why: str) -> None:

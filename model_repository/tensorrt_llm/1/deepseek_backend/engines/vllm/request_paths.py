@@ -223,20 +223,17 @@ class SchedulerNumbers:
         """Add the SchedulerStats of one iteration. It raises nothing: that would end vLLM's output handler."""
         if self._is_readable:
             try:
-                self._add(rank, scheduler_stats)
+                if (drafts := scheduler_stats.spec_decoding_stats) is not None:
+                    self._num_draft_tokens += drafts.num_draft_tokens
+                    self._num_accepted_draft_tokens += drafts.num_accepted_tokens
+                prefix = scheduler_stats.prefix_cache_stats
+                if prefix is not None and prefix.queries:
+                    self._prefix_queries += prefix.queries
+                    self._prefix_hits += prefix.hits
+                self._latest[rank] = (scheduler_stats.num_running_reqs, scheduler_stats.kv_cache_usage)
             except Exception:  # requests are served without them
                 logger.exception("vLLM's scheduler statistics can't be read; their metrics stay as they are")
                 self._is_readable = False
-
-    def _add(self, rank: int, scheduler_stats: Any) -> None:
-        if (drafts := scheduler_stats.spec_decoding_stats) is not None:
-            self._num_draft_tokens += drafts.num_draft_tokens
-            self._num_accepted_draft_tokens += drafts.num_accepted_tokens
-        prefix = scheduler_stats.prefix_cache_stats
-        if prefix is not None and prefix.queries:
-            self._prefix_queries += prefix.queries
-            self._prefix_hits += prefix.hits
-        self._latest[rank] = (scheduler_stats.num_running_reqs, scheduler_stats.kv_cache_usage)
 
     def engine_stats(self, *, num_open: int, num_blocks: int, tokens_per_block: int) -> EngineStats:
         """Return the numbers.

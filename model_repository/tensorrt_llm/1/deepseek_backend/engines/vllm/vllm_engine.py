@@ -207,7 +207,12 @@ class VllmEngine(LoopEngine[OpenAnswer]):
     async def _serve(self, entry: OpenAnswer) -> None:
         """Serve one request: until vLLM has it, or by the public way until its last step."""
         try:
-            prepared = await self._prepare(entry)
+            request = entry.request
+            if is_short(request) and not guide(request.sampling) and not request.sampling.bad:
+                prepared = self._prepare(entry)
+            else:
+                running = asyncio.get_running_loop()
+                prepared = await running.run_in_executor(self._tokenizers, self._prepare, entry)
             if entry.is_open:
                 entry.rank = self._ranks.take()
                 await self._connection.submit(entry, prepared)
@@ -217,13 +222,7 @@ class VllmEngine(LoopEngine[OpenAnswer]):
             self._connection.flush()
             self._finish(entry, Step(error=self._as_backend_error(entry, error)))
 
-    async def _prepare(self, entry: OpenAnswer) -> Any:
-        request = entry.request
-        if is_short(request) and not guide(request.sampling) and not request.sampling.bad:
-            return self._prepare_now(entry)
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizers, self._prepare_now, entry)
-
-    def _prepare_now(self, entry: OpenAnswer) -> Any:
+    def _prepare(self, entry: OpenAnswer) -> Any:
         """Return the request in vLLM's form. Any thread may call it.
 
         :raises RequestError: when it can't be served.
