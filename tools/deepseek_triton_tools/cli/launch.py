@@ -15,7 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +24,7 @@ from deepseek_triton_tools.cli.parsing import (
     Verbs,
     add_json,
     add_verb,
+    option,
     path,
     port,
     positive,
@@ -44,6 +45,98 @@ if TYPE_CHECKING:
     from deepseek_triton_tools.launching.launch_settings import LaunchOptions
     from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 
+_GROUPS: dict[str, str] = {
+    "job": """
+        --partition NAME  default: the cluster's
+        --account NAME  default: the cluster's
+        --time LIMIT  longest run, 7-0 is 7 days (default: partition's)
+        --job-name NAME  the same as --name
+        --log FILE  log of all ranks (default: NAME-%%j.log)
+        --slurm-mpi TYPE  value of srun's --mpi (default: pmix)
+        --no-container  use no container: the nodes have tritonserver and the engine
+        --no-requeue  don't start the job again after a node has failed
+        --python PROGRAM  Python 3.10 or newer of the first node (default: python3)
+        --sbatch OPTION  another option of sbatch, such as --sbatch=--qos=high; may be repeated
+        """,
+    "storage": """
+        --claim NAME  PersistentVolumeClaim with the checkpoint
+        --checkpoint-on-nodes  every node has it at the path it has here
+        --rate SIZE  bytes read per second, as 2GB (default: 200MB)
+        --measured FILE  take the rate from FILE, the output of `warm files --json`
+        --repository-claim NAME  PersistentVolumeClaim with the repository (default: a ConfigMap)
+        --cache-claim NAME  claim for compiled kernels
+        """,
+    "pods": """
+        --namespace NAME  default: kubectl's
+        --replicas N  copies of the server (default: 1)
+        --max-replicas N  scale with the load up to N (default: don't)
+        --target N  with --max-replicas: requests at once per copy
+        --host-network  put the pods into the nodes' own network
+        --rdma NAME=N  RDMA cards of each pod, such as rdma/hca=8
+        --ssh-port PORT  port of sshd in the pods (default: 2222)
+        --scrape  annotate the pods, so that Prometheus reads their metrics
+        --node-selector LABEL=VALUE  run only on nodes with this label; may be repeated
+        --pull-secret NAME  secret for the image's registry
+        """,
+    "gateway": """
+        --gateway-image IMAGE  put OpenAI's API in front of the servers, with an image that has deepseek-triton[gateway]
+        --gateway-replicas N  copies of it (default: 2)
+        --gateway-keys NAME  secret whose entry keys is its file of API keys (default: anyone may ask)
+        """,
+    "routing and scaling": """
+        --routing  who chooses a request's server: our gateway, the Gateway API's endpoint picker, or Envoy
+        --route-parent GATEWAY  Gateway object whose requests are for these servers, as NAME or NAMESPACE/NAME
+        --picker-image IMAGE  image of the endpoint picker, for --routing epp
+        --autoscale  what follows the load up to --max-replicas: hpa needs a metrics adapter, keda KEDA (default: hpa)
+        """,
+    "pair of context and generation servers": """
+        --context-servers N  context servers of a pair's folder (default: as it was built, else 1)
+        --generation-servers N  generation servers of a pair's folder (default: as it was built, else 1)
+        """,
+    "nodes": """
+        --ssh-port PORT  port of sshd on every node (default: ssh's own)
+        --ssh-args TEXT  more arguments of ssh, as in --ssh-args='-i key'
+        """,
+    "container": """
+        --image IMAGE  image to use instead of the repository's own
+        --name NAME  name of the container, job or objects (default: by DIR)
+        --cache-dir DIR  compiled kernels (default: ~/.cache; pods: none)
+        """,
+    "server": """
+        --http-port PORT  http port (default: 8000)
+        --grpc-port PORT  grpc port (default: 8001)
+        --metrics-port PORT  metrics port (default: 8002)
+        --exit-timeout S  seconds for open requests at a stop (default: 30)
+        --ready-within S  seconds until it must be ready, 0: no limit (default: by the checkpoint's size)
+        --max-restarts N  restarts in a row when a server that was ready fails (default: 3)
+        --ready-file FILE  file that exists while the server is ready
+        --interface NAME  network interface between nodes, such as eth0
+        --env NAME=VALUE  set a variable of the server; may be repeated; it is printed, so not for secrets
+        """,
+}
+"""The options of several or of one form: an option in each line, with the name of its value, and its help."""
+_GPUS = """
+    --gpus WHICH  a number or none; docker also takes all, 0,1 or a UUID (default: all in docker, else the plan's)
+    """
+_SHM_SIZE = """
+    --shm-size SIZE  size of /dev/shm (default: 1 GiB for each rank and 1 GiB more)
+    """
+_IPC_HOST = """
+    --ipc-host  use the machine's /dev/shm instead of its own
+    """
+_DOCKER = """
+    --network NAME  docker's network: host (default), or another, where the three ports are published
+    --restart POLICY  docker's restart policy, such as unless-stopped (default: none, remove the container)
+    --detach  run it in the background
+    """
+_ADDRESS = """
+    --address IP  address to listen on; 127.0.0.1: only for this machine (default: 0.0.0.0, for everybody)
+    """
+_HOSTS = """
+    --hosts A,B  the nodes, this one first
+    --host-file FILE  the same, one a line, or as mpirun's host file
+    """
+
 
 def add_options(verb: VerbParser) -> None:
     verb.form_first = _form_first
@@ -55,15 +148,16 @@ def add_options(verb: VerbParser) -> None:
         "exit codes: 0 done, or stopped in order; 1 failed or refused; 2 wrong command line, or a port is taken;\n"
         "4 not ready in time; else the code of what ran, 128 + N for signal N. docs/launch.md has more.",
     )
-    _add_local(forms)
-    _add_docker(forms)
-    _add_mpirun(forms)
-    _add_slurm(forms)
-    _add_kubernetes(forms)
-    _add_ssh_setup(forms)
-    _add_recipe(forms)
-    _add_stop(forms)
-    _add_list(forms)
+    _add_started_forms(forms)
+    _add_printed_forms(forms)
+    verb = add_verb(forms, "stop", "stop what you have started on this machine with local, mpirun or serve")
+    verb.runs(_stop, "deepseek-triton launch stop r1", "deepseek-triton launch stop --all --now")
+    verb.add_argument("targets", nargs="*", type=words, metavar="ID|DIR", help="from launch list, or a folder")
+    option(verb, "--all", "stop everything that launch list shows")
+    option(verb, "--now", "don't wait for open requests")
+    verb = add_verb(forms, "list", "list what you have started on this machine with local, mpirun or serve")
+    verb.runs(_list, "deepseek-triton launch list", "deepseek-triton launch list --json")
+    add_json(verb, "docs/launch.md")
 
 
 def _form_first(given: list[str]) -> str:
@@ -80,130 +174,47 @@ def _form_first(given: list[str]) -> str:
     return f"the form comes first: deepseek-triton launch {form} {shlex.join(others)}"
 
 
-def _add_local(forms: Verbs) -> None:
-    verb = add_verb(forms, "local", "run it on this machine, where tritonserver and the engine are installed")
-    verb.runs(
-        _start,
-        "deepseek-triton launch local r1 -- --log-verbose 1",
-        "deepseek-triton launch local r1 --http-port 9000 --address 127.0.0.1",
+def _add_started_forms(forms: Verbs) -> None:
+    verb = _started(
+        forms, "local", "run it on this machine, where tritonserver and the engine are installed", runs=True
     )
-    _add_started(verb, "local", runs=True)
-    _add_address(_add_server(verb))
+    _end(verb, "local r1 -- --log-verbose 1", "local r1 --http-port 9000 --address 127.0.0.1")
+    _add(_group(verb, "server"), _ADDRESS)
 
+    verb = _started(forms, "docker", "run it in a docker container", runs=True)
+    _end(verb, "docker r1 --dry-run", "docker r1 --detach --gpus 0,1")
+    _add(_group(verb, "server"), _ADDRESS)
+    _add(_group(verb, "container"), _GPUS + _SHM_SIZE + _IPC_HOST + _DOCKER)
 
-def _add_docker(forms: Verbs) -> None:
-    verb = add_verb(forms, "docker", "run it in a docker container")
-    verb.runs(
-        _start, "deepseek-triton launch docker r1 --dry-run", "deepseek-triton launch docker r1 --detach --gpus 0,1"
+    verb = _started(forms, "mpirun", "start it on several nodes by ssh, from the first of them")
+    _end(
+        verb,
+        "mpirun r1x2 --hosts node1,node2 --ssh-port 2233 --interface eth0",
+        "mpirun r1x2 --host-file hosts --submit",
     )
-    _add_started(verb, "docker", runs=True)
-    _add_address(_add_server(verb))
-    container = _add_container(verb)
-    _add_docker_run(container)
-    help_text = "docker's network: host (default), or another, where the three ports are published"
-    container.add_argument("--network", type=words, metavar="NAME", help=help_text)
-    help_text = "docker's restart policy, such as unless-stopped (default: none, remove the container)"
-    container.add_argument("--restart", type=words, metavar="POLICY", help=help_text)
-    container.add_argument("--detach", action="store_true", help="run it in the background")
-
-
-def _add_mpirun(forms: Verbs) -> None:
-    verb = add_verb(forms, "mpirun", "start it on several nodes by ssh, from the first of them")
-    verb.runs(
-        _start,
-        "deepseek-triton launch mpirun r1x2 --hosts node1,node2 --ssh-port 2233 --interface eth0",
-        "deepseek-triton launch mpirun r1x2 --host-file hosts --submit",
-    )
-    _add_started(verb, "mpirun")
     _add_hosts(verb)
-    _add_address(_add_server(verb))
+    _add(_group(verb, "server"), _ADDRESS)
 
+    verb = _started(forms, "slurm", "write a batch script for Slurm, or submit it")
+    _end(verb, "slurm r1x2 --partition gpu --time 7-0 --submit", "slurm r1 --no-container > r1.sbatch")
+    _group(verb, "job")
+    _group(verb, "pair of context and generation servers")
+    _add(_group(verb, "container"), _GPUS)
+    _add(_group(verb, "server"), _ADDRESS)
 
-def _add_slurm(forms: Verbs) -> None:
-    verb = add_verb(forms, "slurm", "write a batch script for Slurm, or submit it")
-    verb.runs(
-        _start,
-        "deepseek-triton launch slurm r1x2 --partition gpu --time 7-0 --submit",
-        "deepseek-triton launch slurm r1 --no-container > r1.sbatch",
+    verb = _started(forms, "kubernetes", "write manifests for Kubernetes, or apply them")
+    _end(
+        verb,
+        "kubernetes r1 --claim models --rate 2GB > r1.yaml",
+        "kubernetes r1 --checkpoint-on-nodes --max-replicas 4 --submit",
     )
-    _add_started(verb, "slurm")
-    job = verb.add_argument_group("job")
-    job.add_argument("--partition", type=words, metavar="NAME", help="default: the cluster's")
-    job.add_argument("--account", type=words, metavar="NAME", help="default: the cluster's")
-    job.add_argument("--time", type=words, metavar="LIMIT", help="longest run, 7-0 is 7 days (default: partition's)")
-    job.add_argument("--job-name", dest="name", type=words, metavar="NAME", help="the same as --name")
-    job.add_argument("--log", type=words, metavar="FILE", help="log of all ranks (default: NAME-%%j.log)")
-    job.add_argument("--slurm-mpi", type=words, metavar="TYPE", help="value of srun's --mpi (default: pmix)")
-    help_text = "use no container: the nodes have tritonserver and the engine"
-    job.add_argument("--no-container", dest="container", action="store_false", help=help_text)
-    help_text = "don't start the job again after a node has failed"
-    job.add_argument("--no-requeue", dest="requeue", action="store_false", help=help_text)
-    help_text = "Python 3.10 or newer of the first node (default: python3)"
-    job.add_argument("--python", type=words, metavar="PROGRAM", help=help_text)
-    help_text = "another option of sbatch, such as --sbatch=--qos=high; may be repeated"
-    job.add_argument("--sbatch", action="append", metavar="OPTION", help=help_text)
-    _add_pair(verb)
-    _add_gpus(_add_container(verb))
-    _add_address(_add_server(verb))
+    for title in ("storage", "pods", "gateway", "routing and scaling", "pair of context and generation servers"):
+        _group(verb, title)
+    _add(_group(verb, "container"), _SHM_SIZE)
+    _group(verb, "server")  # without an address: pods are asked at addresses of their own
 
 
-def _add_kubernetes(forms: Verbs) -> None:
-    verb = add_verb(forms, "kubernetes", "write manifests for Kubernetes, or apply them")
-    verb.runs(
-        _start,
-        "deepseek-triton launch kubernetes r1 --claim models --rate 2GB > r1.yaml",
-        "deepseek-triton launch kubernetes r1 --checkpoint-on-nodes --max-replicas 4 --submit",
-    )
-    _add_started(verb, "kubernetes")
-    storage = verb.add_argument_group("storage")
-    storage.add_argument("--claim", type=words, metavar="NAME", help="PersistentVolumeClaim with the checkpoint")
-    storage.add_argument("--checkpoint-on-nodes", action="store_true", help="every node has it at the path it has here")
-    storage.add_argument("--rate", type=size, metavar="SIZE", help="bytes read per second, as 2GB (default: 200MB)")
-    help_text = "take the rate from FILE, the output of `warm files --json`"
-    storage.add_argument("--measured", type=path, metavar="FILE", help=help_text)
-    help_text = "PersistentVolumeClaim with the repository (default: a ConfigMap)"
-    storage.add_argument("--repository-claim", type=words, metavar="NAME", help=help_text)
-    storage.add_argument("--cache-claim", type=words, metavar="NAME", help="claim for compiled kernels")
-    pods = verb.add_argument_group("pods")
-    pods.add_argument("--namespace", type=words, metavar="NAME", help="default: kubectl's")
-    pods.add_argument("--replicas", type=positive, metavar="N", help="copies of the server (default: 1)")
-    pods.add_argument("--max-replicas", type=positive, metavar="N", help="scale with the load up to N (default: don't)")
-    pods.add_argument("--target", type=positive, metavar="N", help="with --max-replicas: requests at once per copy")
-    pods.add_argument("--host-network", action="store_true", help="put the pods into the nodes' own network")
-    pods.add_argument("--rdma", type=_resource, metavar="NAME=N", help="RDMA cards of each pod, such as rdma/hca=8")
-    pods.add_argument("--ssh-port", type=port, metavar="PORT", help="port of sshd in the pods (default: 2222)")
-    pods.add_argument("--scrape", action="store_true", help="annotate the pods, so that Prometheus reads their metrics")
-    help_text = "run only on nodes with this label; may be repeated"
-    pods.add_argument("--node-selector", action="append", type=_label, metavar="LABEL=VALUE", help=help_text)
-    pods.add_argument("--pull-secret", type=words, metavar="NAME", help="secret for the image's registry")
-    gateway = verb.add_argument_group("gateway")
-    help_text = "put OpenAI's API in front of the servers, with an image that has deepseek-triton[gateway]"
-    gateway.add_argument("--gateway-image", type=_image, metavar="IMAGE", help=help_text)
-    gateway.add_argument("--gateway-replicas", type=positive, metavar="N", help="copies of it (default: 2)")
-    help_text = "secret whose entry keys is its file of API keys (default: anyone may ask)"
-    gateway.add_argument("--gateway-keys", type=words, metavar="NAME", help=help_text)
-    routing = verb.add_argument_group("routing and scaling")
-    help_text = "who chooses a request's server: deepseek-triton's gateway, the Gateway API's endpoint picker, or Envoy"
-    routing.add_argument("--routing", choices=("gateway", "epp", "envoy"), help=help_text)
-    help_text = "Gateway object whose requests are for these servers, as NAME or NAMESPACE/NAME"
-    routing.add_argument("--route-parent", type=_parent, metavar="GATEWAY", help=help_text)
-    help_text = "image of the endpoint picker, for --routing epp"
-    routing.add_argument("--picker-image", type=_image, metavar="IMAGE", help=help_text)
-    help_text = "what follows the load up to --max-replicas: hpa needs a metrics adapter, keda KEDA (default: hpa)"
-    routing.add_argument("--autoscale", choices=("hpa", "keda"), help=help_text)
-    _add_pair(verb)
-    _add_shm_size(_add_container(verb))
-    _add_server(verb)
-
-
-def _add_pair(verb: VerbParser) -> None:
-    pair = verb.add_argument_group("pair of context and generation servers")
-    for role in ("context", "generation"):
-        help_text = f"{role} servers of a pair's folder (default: as it was built, else 1)"
-        pair.add_argument(f"--{role}-servers", type=positive, metavar="N", help=help_text)
-
-
-def _add_ssh_setup(forms: Verbs) -> None:
+def _add_printed_forms(forms: Verbs) -> None:
     verb = add_verb(forms, "ssh-setup", "print a script that prepares mpirun's nodes: ssh keys, sshd on each, a test")
     verb.runs(
         _print_ssh_setup,
@@ -212,39 +223,28 @@ def _add_ssh_setup(forms: Verbs) -> None:
     )
     _add_folder(verb)
     _add_hosts(verb)
-    _add_docker_run(_add_container(verb))
-    _add_address(_add_server(verb))
-
-
-def _add_recipe(forms: Verbs) -> None:
+    _add(_group(verb, "container"), _GPUS + _SHM_SIZE + _IPC_HOST)
+    _add(_group(verb, "server"), _ADDRESS)
     verb = add_verb(forms, "recipe", "print a script that builds TensorRT-LLM from source, as an image or a wheel")
     verb.runs(_print_recipe, "deepseek-triton launch recipe image r1", "deepseek-triton launch recipe wheel r1")
     verb.add_argument("kind", choices=("image", "wheel"), help="what to build")
     verb.add_argument("folder", metavar="DIR", help="folder that build wrote")
 
 
-def _add_stop(forms: Verbs) -> None:
-    verb = add_verb(forms, "stop", "stop what you have started on this machine with local or mpirun")
-    verb.runs(_stop, "deepseek-triton launch stop r1", "deepseek-triton launch stop --all --now")
-    verb.add_argument("targets", nargs="*", type=words, metavar="ID|DIR", help="from launch list, or a folder")
-    verb.add_argument("--all", action="store_true", help="stop everything that launch list shows")
-    verb.add_argument("--now", action="store_true", help="don't wait for open requests")
-
-
-def _add_list(forms: Verbs) -> None:
-    verb = add_verb(forms, "list", "list what you have started on this machine with local or mpirun")
-    verb.runs(_list, "deepseek-triton launch list", "deepseek-triton launch list --json")
-    add_json(verb, "docs/launch.md")
-
-
-def _add_started(verb: VerbParser, form: str, *, runs: bool = False) -> None:
-    """Add the folder, and the options that say whether the form runs or is printed."""
+def _started(forms: Verbs, form: str, summary: str, *, runs: bool = False) -> VerbParser:
+    """Return a form with its folder, and the options that say whether it runs or is printed."""
+    verb = add_verb(forms, form, summary)
     verb.set_defaults(form=form, submit=runs)
     _add_folder(verb)
     mode = verb.add_mutually_exclusive_group()
-    mode.add_argument("--dry-run", action="store_true", help="only print what would run")
+    option(mode, "--dry-run", "only print what would run")
     if not runs:
-        mode.add_argument("--submit", action="store_true", help="run or submit it, instead of printing it")
+        option(mode, "--submit", "run or submit it, instead of printing it")
+    return verb
+
+
+def _end(verb: VerbParser, *examples: str) -> None:
+    verb.runs(_start, *(f"deepseek-triton launch {example}" for example in examples))
 
 
 def _add_folder(verb: VerbParser) -> None:
@@ -252,69 +252,24 @@ def _add_folder(verb: VerbParser) -> None:
     verb.add_argument("folder", metavar="DIR", help="folder that build wrote; ARGS are for tritonserver")
 
 
-def _add_server(verb: VerbParser) -> argparse._ArgumentGroup:
-    server = verb.add_argument_group(
-        "server", "Variables of start.sh, if set, are the defaults: HTTP_PORT, EXIT_TIMEOUT and so on."
-    )
-    for name, default in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
-        server.add_argument(f"--{name}-port", type=port, metavar="PORT", help=f"{name} port (default: {default})")
-    help_text = "seconds for open requests at a stop (default: 30)"
-    server.add_argument("--exit-timeout", type=exit_timeout, metavar="S", help=help_text)
-    help_text = "seconds until it must be ready, 0: no limit (default: by the checkpoint's size)"
-    server.add_argument("--ready-within", type=count_or_seconds, metavar="S", help=help_text)
-    help_text = "restarts in a row when a server that was ready fails (default: 3)"
-    server.add_argument("--max-restarts", type=count_or_seconds, metavar="N", help=help_text)
-    server.add_argument("--ready-file", type=path, metavar="FILE", help="file that exists while the server is ready")
-    server.add_argument("--interface", type=words, metavar="NAME", help="network interface between nodes, such as eth0")
-    server.add_argument(
-        "--env",
-        dest="environment",
-        action="append",
-        default=[],
-        type=_variable,
-        metavar="NAME=VALUE",
-        help="set a variable of the server; may be repeated; it is printed, so not for secrets",
-    )
-    return server
+def _add_hosts(verb: VerbParser) -> None:
+    nodes = verb.add_argument_group("nodes")
+    _add(nodes.add_mutually_exclusive_group(), _HOSTS)
+    _add(nodes, _GROUPS["nodes"])
 
 
-def _add_address(server: argparse._ArgumentGroup) -> None:
-    """Kubernetes has none: its pods are asked at addresses of their own."""
-    help_text = "address to listen on; 127.0.0.1: only for this machine (default: 0.0.0.0, for everybody)"
-    server.add_argument("--address", type=_address, metavar="IP", help=help_text)
-
-
-def _add_container(verb: VerbParser) -> argparse._ArgumentGroup:
-    group = verb.add_argument_group("container")
-    group.add_argument("--image", type=_image, help="image to use instead of the repository's own")
-    group.add_argument("--name", type=words, help="name of the container, job or objects (default: by DIR)")
-    group.add_argument("--cache-dir", type=path, metavar="DIR", help="compiled kernels (default: ~/.cache; pods: none)")
+def _group(verb: VerbParser, title: str) -> argparse._ArgumentGroup:
+    about = "Variables of start.sh, if set, are the defaults: HTTP_PORT, EXIT_TIMEOUT and so on."
+    group = verb.add_argument_group(title, about if title == "server" else None)
+    _add(group, _GROUPS[title])
     return group
 
 
-def _add_docker_run(container: argparse._ArgumentGroup) -> None:
-    _add_gpus(container)
-    _add_shm_size(container)
-    container.add_argument("--ipc-host", action="store_true", help="use the machine's /dev/shm instead of its own")
-
-
-def _add_gpus(container: argparse._ArgumentGroup) -> None:
-    help_text = "a number or none; docker also takes all, 0,1 or a UUID (default: all in docker, else the plan's)"
-    container.add_argument("--gpus", type=words, metavar="WHICH", help=help_text)
-
-
-def _add_shm_size(container: argparse._ArgumentGroup) -> None:
-    help_text = "size of /dev/shm (default: 1 GiB for each rank and 1 GiB more)"
-    container.add_argument("--shm-size", type=size, metavar="SIZE", help=help_text)
-
-
-def _add_hosts(verb: VerbParser) -> None:
-    nodes = verb.add_argument_group("nodes")
-    which = nodes.add_mutually_exclusive_group()
-    which.add_argument("--hosts", metavar="A,B", help="the nodes, this one first")
-    which.add_argument("--host-file", type=path, metavar="FILE", help="the same, one a line, or as mpirun's host file")
-    nodes.add_argument("--ssh-port", type=port, metavar="PORT", help="port of sshd on every node (default: ssh's own)")
-    nodes.add_argument("--ssh-args", metavar="TEXT", help="more arguments of ssh, as in --ssh-args='-i key'")
+def _add(group: argparse._ActionsContainer, table: str) -> None:
+    for line in filter(None, map(str.strip, table.splitlines())):
+        name, _, help_text = line.partition("  ")
+        flag = name.split()[0]
+        option(group, name, help_text, _TYPES.get(flag, words), **_SETTINGS.get(flag, {}))
 
 
 def _image(text: str) -> str:
@@ -366,6 +321,35 @@ def _resource(text: str) -> tuple[str, int]:
     raise argparse.ArgumentTypeError(f"expected NAME=N, as rdma/hca=8, got {text!r}")
 
 
+_TYPES: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("--http-port", "--grpc-port", "--metrics-port", "--ssh-port"), port),
+    **dict.fromkeys(("--replicas", "--max-replicas", "--target", "--gateway-replicas"), positive),
+    **dict.fromkeys(("--context-servers", "--generation-servers"), positive),
+    **dict.fromkeys(("--image", "--gateway-image", "--picker-image"), _image),
+    **dict.fromkeys(("--measured", "--cache-dir", "--ready-file", "--host-file"), path),
+    **dict.fromkeys(("--ready-within", "--max-restarts"), count_or_seconds),
+    **dict.fromkeys(("--rate", "--shm-size"), size),
+    **dict.fromkeys(("--hosts", "--ssh-args", "--sbatch"), str),
+    "--exit-timeout": exit_timeout,
+    "--address": _address,
+    "--env": _variable,
+    "--node-selector": _label,
+    "--route-parent": _parent,
+    "--rdma": _resource,
+}
+"""Option -> type of its value; of the others it is any text that is not blank."""
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "--job-name": {"dest": "name"},
+    "--no-container": {"dest": "container", "action": "store_false"},
+    "--no-requeue": {"dest": "requeue", "action": "store_false"},
+    "--sbatch": {"action": "append"},
+    "--node-selector": {"action": "append"},
+    "--env": {"dest": "environment", "action": "append", "default": []},
+    "--routing": {"choices": ("gateway", "epp", "envoy")},
+    "--autoscale": {"choices": ("hpa", "keda")},
+}
+
+
 # --- What runs ---
 
 
@@ -400,11 +384,11 @@ def _launch(args: argparse.Namespace, form: LaunchForm[Launched], facts: Launche
 
 
 def _print_ssh_setup(args: argparse.Namespace) -> int:
-    from deepseek_triton_tools.launching import docker, mpirun, ssh_setup
+    from deepseek_triton_tools.launching import containers, mpirun
 
     facts, options = _read(args)
-    _refuse([*_same_ports(options), *mpirun.refusals(facts, options), *docker.invalid_options(facts, options)])
-    text = ssh_setup.render_setup(facts, options)
+    _refuse([*_same_ports(options), *mpirun.refusals(facts, options), *containers.invalid_options(facts, options)])
+    text = mpirun.render_setup(facts, options)
     _check_encoding(text)
     for line in (*_left_out(args), *mpirun.warnings(facts, options)):
         complain(f"note: {line}")
@@ -412,12 +396,12 @@ def _print_ssh_setup(args: argparse.Namespace) -> int:
 
 
 def _print_recipe(args: argparse.Namespace) -> int:
-    from deepseek_triton_tools.launching import recipes
+    from deepseek_triton_tools.launching import launch_forms
     from deepseek_triton_tools.repository.launch_facts import facts_of
 
     facts = facts_of(args.folder)
-    _refuse(recipes.refusals(facts))
-    return _print(recipes.render_recipe(args.kind, facts))
+    _refuse(launch_forms.recipe_refusals(facts))
+    return _print(launch_forms.render_recipe(args.kind, facts))
 
 
 def _read(args: argparse.Namespace) -> tuple[LaunchFacts, LaunchOptions]:
