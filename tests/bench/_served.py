@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 
 from deepseek_backend import backend_metrics
-from deepseek_triton_tools.host.process_sessions import session_members
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
+from support.server_processes import session_members
 from support.servers import STANDIN, build, change_yaml
 
 _EXIT_TICK_S = 0.005

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 sys.path.extend(str(Path(__file__).resolve().parents[2] / each) for each in ("client", "tools", "tests"))
 
-from deepseek_triton_tools.host.process_sessions import kill_all, session_members
+from support.server_processes import kill_all, session_members
 
 
 class EngineAlone:

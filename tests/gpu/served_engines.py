@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 from bench._harness import cpu_s
 
-from deepseek_triton_tools.host.process_sessions import session_members
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
+from support.server_processes import session_members
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "model_repository/tensorrt_llm/1/tiny"

@@ -46,7 +46,7 @@ from gpu.tiny_answers import DEMO_PROMPTS
 from gpu.token_streams import Load, Prompt, Target, client_processes, figures
 
 from deepseek_triton_client import Client, DeepseekTritonError, Retries
-from deepseek_triton_tools.host.process_sessions import is_running
+from deepseek_triton_tools.host.processes import is_running
 from deepseek_triton_tools.server.server_process import ServerProcess
 from tiny_checkpoint.questions import questions
 

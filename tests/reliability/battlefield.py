@@ -21,7 +21,7 @@ from bench._served import await_backend, exit_code, stub_pid
 
 from conformance.running import PROGRAM, free_port
 from deepseek_backend.process_guard import NAME as GUARD_NAME
-from deepseek_triton_tools.host.process_sessions import is_running, session_members
+from deepseek_triton_tools.host.processes import is_running
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
 from deepseek_triton_tools.tool_errors import ServerFailedError
 from reliability.chaos_proxy import FINE, ChaosProxy
@@ -29,6 +29,7 @@ from reliability.front_end_queues import lengthen_queues
 from reliability.jobs import CONTEXT, GATEWAY, GENERATION, PAIR, SERVER
 from reliability.system_under_test import PACED, repository
 from support.environment import environment
+from support.server_processes import session_members
 from support.servers import change_yaml
 
 PATIENCE_S = 90.0

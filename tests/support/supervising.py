@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build import model_repository
-from deepseek_triton_tools.host.free_ports import claim_ports
+from deepseek_triton_tools.server.server_process import free_port
 from support.waiting import PATIENCE_S, wait_for
 
 SUPERVISE = model_repository() / "tensorrt_llm/1/supervise.py"
@@ -61,13 +61,12 @@ _given: set[int] = set()
 
 
 def free_ports(number: int) -> list[int]:
-    """Return up to three ports, never the same one twice: a server opens its ports late."""
-    while True:
-        with contextlib.closing(claim_ports("127.0.0.1", "auto", "auto", "auto")) as claim:
-            ports = [claim.http, claim.grpc, claim.metrics]
-        if _given.isdisjoint(ports):
-            _given.update(ports)
-            return ports[:number]
+    """Return ports, never the same one twice: a server opens its ports late."""
+    ports: list[int] = []
+    for _ in range(number):
+        ports.append(free_port("127.0.0.1", _given))
+        _given.add(ports[-1])
+    return ports
 
 
 def port_options(ports: Sequence[int]) -> list[str]:

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -20,13 +19,11 @@ import tritonclient.grpc as triton
 
 from deepseek_triton_tools.cli import serve as serve_module
 from deepseek_triton_tools.cli.serve import serve
-from deepseek_triton_tools.host import free_ports
-from deepseek_triton_tools.host.free_ports import claim_ports
-from deepseek_triton_tools.host.process_sessions import kill_all, session_members
 from deepseek_triton_tools.server import server_process
-from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
+from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess, free_port
 from deepseek_triton_tools.tool_errors import PortError, RepositoryError, ServerFailedError, ToolError
 from support.commands import run_command
+from support.supervising import name_of
 from support.waiting import clients_leave, wait_for
 
 pytestmark = pytest.mark.slow
@@ -91,6 +88,15 @@ def processes(folder):
     return pids
 
 
+def triton_processes(folder):
+    """Those among them that are the server and its stubs. The others are the supervisor and its guard."""
+    return [pid for pid in processes(folder) if name_of(pid).startswith("triton")]
+
+
+def arguments_of(pid):
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
 class Serving:
     """`serve` in a process of its own; its stdout is read line by line, its stderr and the server's log are files."""
 
@@ -141,8 +147,10 @@ def test_a_server_answers_and_leaves_nothing_behind(tmp_path):
         answer = httpx.post(f"{server.http_url}/v2/models/tensorrt_llm/generate", json={"text_input": "hello"})
         metrics = httpx.get(server.metrics_url)
         with socket.create_connection((server.address, server.grpc_port)):
-            assert len(processes(tmp_path)) == 2
-        assert list(Path("/dev/shm").glob(f"{server._shm_prefix}*"))
+            assert len(triton_processes(tmp_path)) == 2
+        regions = {argument for argument in arguments_of(server.pid) if "shm-region-prefix-name" in argument}
+        [prefix] = {argument.rpartition("=")[2] for argument in regions}
+        assert list(Path("/dev/shm").glob(f"{prefix}*"))
         refused = run_command(*build)
         assert (refused.returncode, "a server runs from this folder" in refused.stderr) == (1, True)
     assert answer.json()["text_output"] == "hello"
@@ -150,7 +158,7 @@ def test_a_server_answers_and_leaves_nothing_behind(tmp_path):
     assert any(report.last_message for report in progress)
     assert server.returncode == 0
     assert processes(tmp_path) == []
-    assert not list(Path("/dev/shm").glob(f"{server._shm_prefix}*"))
+    assert not list(Path("/dev/shm").glob(f"{prefix}*"))
     assert any("finalizing" in line for line in server.log_tail)
     assert run_command(*build).returncode == 0
 
@@ -229,7 +237,7 @@ def test_sigterm_reaches_the_server_and_its_exit_code_comes_back(repository, sta
 def test_nothing_outlives_a_serve_that_was_killed(repository, start):
     serving = start(repository)
     serving.lines_until_ready()
-    assert len(serving.children()) == 2
+    assert len(triton_processes(repository)) == 2
     serving.process.kill()
     wait_for(lambda: not processes(repository))
 
@@ -238,7 +246,7 @@ def test_a_port_is_taken_while_the_model_loads_and_free_afterwards(tmp_path):
     repository = write_model(tmp_path / "repository", model=LOADS_FOR_EVER)
     with ServerProcess(automatic(repository)) as first:
         first.start()
-        with pytest.raises(PortError, match=f"port {first.http_port} is spoken for"):
+        with pytest.raises(PortError, match=f"port {first.http_port} is reserved"):
             ServerProcess(automatic(repository, http_port=first.http_port)).start()
     with ServerProcess(automatic(repository, http_port=first.http_port)) as second:
         second.start()
@@ -286,7 +294,7 @@ def test_a_server_whose_client_keeps_a_grpc_stream_ends_all_the_same(repository,
 def test_a_server_that_is_killed_is_a_failure_with_its_code(repository, start):
     serving = start(repository)
     serving.lines_until_ready()
-    (server,) = (pid for pid in serving.children() if b"/tritonserver\0" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    (server,) = (pid for pid in triton_processes(repository) if name_of(pid) == "tritonserver")
     os.kill(server, signal.SIGKILL)
     assert serving.process.wait() == 128 + signal.SIGKILL
     assert "ended by signal 9; was memory short?" in serving.stderr.read_text()
@@ -298,54 +306,38 @@ def test_a_port_in_use_is_named_with_its_holder_before_anything_starts(repositor
         port = listener.getsockname()[1]
         with pytest.raises(PortError) as caught:
             serve(automatic(repository, grpc_port=port))
-    assert f"port {port} for grpc is taken by process {os.getpid()} (" in str(caught.value)
+    assert f"port {port} for gRPC is taken by process {os.getpid()} (" in str(caught.value)
     assert "--grpc-port" in str(caught.value)
     assert caught.value.exit_code == 1
     assert processes(tmp_path) == []
 
 
-def test_a_port_that_another_server_is_going_to_take_is_refused_and_not_chosen(monkeypatch):
-    """A server listens only when its model has loaded. Until then anybody can take its port."""
-    first = claim_ports("127.0.0.1", "auto", "auto", "auto")
-    with pytest.raises(PortError, match=f"port {first.http} is spoken for"):
-        claim_ports("127.0.0.1", first.http, "auto", "auto")
-    given, automatic = [first.http, first.metrics], free_ports._automatic
-
-    def next_port(host, others):
-        return socket.create_server((host, given.pop())) if given else automatic(host, others)
-
-    monkeypatch.setattr(free_ports, "_automatic", next_port)
-    second = claim_ports("127.0.0.1", "auto", "auto", "auto")
-    assert not given
-    assert len({first.http, first.grpc, first.metrics, second.http, second.grpc, second.metrics}) == 6
-    first.close()
-    claim = claim_ports("127.0.0.1", first.http, "auto", "auto")
-    assert claim.http == first.http
-    claim.close()
-    second.close()
+def test_a_port_that_is_taken_or_going_to_be_is_not_chosen(monkeypatch):
+    """A server listens only when its model has loaded. Until then its supervisor has reserved the port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket(socket.AF_UNIX) as reservation:
+        reserved, chosen, expected = (free_port("127.0.0.1") for _ in range(3))
+        reservation.bind(f"\0deepseek-triton/port/{reserved}")
+        order = [listener.getsockname()[1], reserved, chosen, expected]
+        monkeypatch.setattr(server_process.random, "sample", lambda below, most: order)
+        assert free_port("127.0.0.1", [chosen]) == expected
 
 
-def test_ports_that_cannot_be_listened_on():
-    with pytest.raises(PortError, match="a port each, got 9000, 9000, auto"):
-        claim_ports("127.0.0.1", 9000, 9000, "auto")
-    with pytest.raises(PortError, match=r"can't listen on '203.0.113.1'"):
-        claim_ports("203.0.113.1", "auto", "auto", "auto")
+def test_ports_that_cannot_be_listened_on(repository):
+    for options, expected in [
+        ({"http_port": 9000, "grpc_port": 9000}, "a port each, got 9000, 9000, "),
+        ({"host": "203.0.113.1"}, r"can't listen on 203.0.113.1"),
+    ]:
+        with pytest.raises(PortError, match=expected):
+            ServerProcess(automatic(repository, **options)).start()
 
 
-def test_automatic_ports_that_were_lost_are_chosen_anew(repository, monkeypatch):
-    chosen = []
+def test_an_automatic_port_that_was_lost_is_chosen_anew(repository, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as thief:
-
-        def claim(*arguments):
-            claim = claim_ports(*arguments)
-            chosen.append(claim if chosen else replace(claim, http=thief.getsockname()[1]))
-            return chosen[-1]
-
-        monkeypatch.setattr(server_process, "claim_ports", claim)
+        lost = [thief.getsockname()[1]]
+        monkeypatch.setattr(server_process, "free_port", lambda *given: lost.pop() if lost else free_port(*given))
         with ServerProcess.serving(repository) as server:
             assert httpx.get(f"{server.http_url}/v2/health/ready").is_success
-    assert len(chosen) == 2
-    assert server.http_port == chosen[1].http
+    assert not lost
 
 
 def test_a_stop_that_was_requested_before_the_start_holds(repository, tmp_path):
@@ -409,11 +401,3 @@ def test_the_lines_of_the_log_that_are_shown(capsys):
         view.is_ready = is_ready
         view.show(line)
         assert capsys.readouterr().err == (f"{line}\n" if shown else "")
-
-
-def test_killing_takes_the_whole_session():
-    family = "sleep 1000 & sleep 1000 & wait"
-    with subprocess.Popen(["sh", "-c", family], start_new_session=True) as leader:
-        wait_for(lambda: len(session_members(leader.pid)) == 3)
-        kill_all(lambda: session_members(leader.pid))
-        assert session_members(leader.pid) == []

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from deepseek_triton_client import Client, Retries, ServerUnavailable
-from deepseek_triton_tools.host.process_sessions import session_members
 from deepseek_triton_tools.server.server_process import ServerProcess
+from support.server_processes import session_members
 from support.vllm_arguments import filler_arguments
 from support.vllm_repository import vllm_repository
 from support.waiting import wait_for

@@ -29,7 +29,7 @@ from deepseek_triton_tools.checkpoints.stored_weights import weight_of
 from deepseek_triton_tools.checkpoints.weight_comparison import moe_output, moe_weights, random_tokens
 from deepseek_triton_tools.checkpoints.weight_errors import OCTAVES, ErrorSums, compare_weights
 from deepseek_triton_tools.cli.main import main
-from deepseek_triton_tools.host.process_sessions import is_running
+from deepseek_triton_tools.host.processes import is_running
 from support.small_checkpoint import TINY, write_act_scales, write_checkpoint
 from support.waiting import wait_for
 

@@ -21,7 +21,7 @@ from typing import TypeVar
 import numpy as np
 
 from deepseek_triton_tools.checkpoints.stored_tensors import DTYPES, Array
-from deepseek_triton_tools.host.process_sessions import is_running
+from deepseek_triton_tools.host.processes import is_running
 
 PART = ".part"
 """End of the name of a file that is being written."""

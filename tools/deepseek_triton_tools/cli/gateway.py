@@ -372,7 +372,7 @@ def _require_port(host: str, port: int) -> None:
     """Raises PortError where it can't be listened on, because uvicorn says less."""
     import socket
 
-    from deepseek_triton_tools.host.free_ports import holder_of
+    from deepseek_triton_tools.host.processes import holder_of
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

@@ -24,9 +24,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from deepseek_triton_tools.host.free_ports import holder_of, listening_inodes
 from deepseek_triton_tools.host.host_memory import HostMemory, read_host_memory
 from deepseek_triton_tools.host.preflight import find_libpython
+from deepseek_triton_tools.host.processes import holder_of, listening_inodes
 from deepseek_triton_tools.host.tritonserver import wheel_package
 
 Limit = Literal["memlock", "nofile", "stack"]

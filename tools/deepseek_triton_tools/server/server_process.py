@@ -1,34 +1,45 @@
-"""A tritonserver process: start it, wait for it, stop it. Nothing of it is left behind, however this process ends."""
+"""A tritonserver below the supervisor: start it, wait for it, stop it.
+
+The supervisor (supervise.py) reserves the ports, starts tritonserver, ends it when this process ends in whatever way,
+and leaves nothing of it behind. Here is what it does not know: where tritonserver is and what it needs, free ports, and
+what its log says.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import functools
 import os
+import random
 import re
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from collections.abc import Callable, Collection
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from typing import Literal, TextIO
 
+from deepseek_triton_build import version_dir
 from deepseek_triton_client import Client, DeepseekTritonError, Timeouts
-from deepseek_triton_tools.host.free_ports import ENDPOINTS, Claim, Port, claim_ports
-from deepseek_triton_tools.host.process_sessions import kill_all, session_members
 from deepseek_triton_tools.host.tritonserver import Installation, find_tritonserver
 from deepseek_triton_tools.server.server_log import HOPELESS, dead_engine, failure_cause, parse_log_line
 from deepseek_triton_tools.terminal.output_streams import complain
-from deepseek_triton_tools.tool_errors import RepositoryError, ServerFailedError, ToolError
+from deepseek_triton_tools.tool_errors import PortError, RepositoryError, ServerFailedError, ToolError
 
+Port = int | Literal["auto"]
+
+_ENDPOINTS = ("http", "grpc", "metrics")
+_FIRST_UNPRIVILEGED = 1024
+_PORT_CHOICE = 16384
+"""Number of ports that `auto` chooses from. With Linux's defaults they are 16384 to 32767."""
 _TICK_S = 0.2
 _LOG_TAIL_LINES = 2000
 _ANSWER_S = 5.0
@@ -38,22 +49,14 @@ _GRACE_S = 10
 _CLIENTS_LEAVE_S = 0.5
 """Seconds before a stop, for clients that just had their answers to disconnect. A SIGTERM in the moment in which a
 client disconnects can crash Triton 2.51; 0.2 s between the two were enough in every try (docs/tritonserver.md)."""
-_STUBS_LEAVE_S = 5
-"""Seconds for the stubs to end by themselves: each looks every 0.3 s whether its server still lives."""
+_LAST_OUTPUT_S = 5
+"""Seconds for the last output, and for the supervisor's guard where the supervisor itself was killed."""
 _LAUNCHES = 3
 """Most starts of one server: it is started again when another program took an `auto` port during the load."""
-
-_GUARDED_EXEC = """\
-import ctypes, os, signal, sys
-PR_SET_PDEATHSIG = 1
-if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL)):
-    sys.exit("prctl: " + os.strerror(ctypes.get_errno()))
-if os.getppid() != int(sys.argv[1]):
-    sys.exit("the starting process is gone")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
-"""A program that asks the kernel to kill it when its parent dies, and then becomes the server. It is no preexec_fn,
-because Python code is not safe between fork and exec in a process with threads."""
+_END_NOW = signal.SIGUSR2
+"""The supervisor's signal that ends everything at once."""
+_SUPERVISOR = "deepseek-triton: "
+"""Beginning of the supervisor's own lines."""
 
 _OWN_OPTIONS = {
     "--model-repository": "DIR",
@@ -108,8 +111,8 @@ class StartProgress:
 class ServerProcess:
     """One tritonserver and all the processes that it starts.
 
-    It is a context manager that stops the server at the end. It has two threads: the guardian starts and reaps the
-    process, the reader takes its output. Everything else is for the caller's thread only.
+    It is a context manager that stops the server at the end. Two threads read the output. Everything else is for the
+    caller's thread only.
     """
 
     http_port: int
@@ -117,9 +120,15 @@ class ServerProcess:
     metrics_port: int
 
     def __init__(self, options: ServeOptions, *, on_line: Callable[[str], None] | None = None) -> None:
-        """Check the options; nothing is started yet. Raises ToolError when the folder or the arguments are wrong.
-        `on_line` gets every line of the server's output, in the reader's thread, until it raises OSError."""
-        _check_server_args(options.server_args)
+        """Check the options; nothing is started yet. `on_line` gets every line of the server's output, in the reader's
+        thread, until it raises OSError.
+
+        :raises ToolError: when the folder or the arguments are wrong.
+        """
+        for option in (argument.partition("=")[0] for argument in options.server_args):
+            if option in _OWN_OPTIONS:
+                own = _OWN_OPTIONS[option]
+                raise ToolError(f"{option} is set by serve itself: use serve's own {own}", exit_code=2)
         self.options = options
         self.models = model_names(options.repository)
         self.loaded_models: list[str] = []
@@ -127,20 +136,22 @@ class ServerProcess:
         self.stop_requested = False
         self.killed_after_s = 0
         """Seconds after a stop at which the server was killed because it had not ended; 0 where that was not needed."""
+        self.pid: int | None = None
+        """The server's process; None when it was never started."""
         self._on_line = on_line
-        self._process: subprocess.Popen[str] | None = None
-        self._ended = threading.Event()
-        self._reader: threading.Thread | None = None
-        # The reader thread appends while others copy. Both are atomic in CPython.
+        self._supervisor: subprocess.Popen[str] | None = None
+        self._readers: list[threading.Thread] = []
+        self._is_started = threading.Event()
+        # The reader threads append while others copy. Both are atomic in CPython.
         self._lines: deque[str] = deque(maxlen=_LOG_TAIL_LINES)
+        self._supervisor_said: deque[str] = deque(maxlen=_LOG_TAIL_LINES)
         self._log_is_whole = True
         self._hopeless = False
         self._kill_at: float | None = None
         self._patience_s = 0
-        self._cleared = False
-        self._claim: Claim | None = None
-        self._locks: list[int] = []
-        self._shm_prefix = f"deepseek_triton_{secrets.token_hex(4)}_"
+        self._stop_signal = signal.SIGTERM
+        self._was_ready = False
+        self._launch = secrets.token_hex(4)
         self._links: tempfile.TemporaryDirectory[str] | None = None
 
     @classmethod
@@ -153,7 +164,10 @@ class ServerProcess:
         on_progress: Callable[[StartProgress], None] | None = None,
     ) -> ServerProcess:
         """Start a server of `repository` on free ports of the loopback address, and wait until it is ready. Use it in a
-        `with` block. Raises ToolError when it can't be started or doesn't become ready. Nothing is left running."""
+        `with` block.
+
+        :raises ToolError: when it can't be started or doesn't become ready. Nothing is left running.
+        """
         options = ServeOptions(
             repository=repository,
             tritonserver=tritonserver,
@@ -192,14 +206,12 @@ class ServerProcess:
         return f"http://{self.address}:{self.metrics_port}/metrics"
 
     @property
-    def pid(self) -> int | None:
-        """The server's process; None when it was never started."""
-        return self._process.pid if self._process is not None else None
-
-    @property
     def returncode(self) -> int | None:
-        """The exit code, or minus the signal that ended it. None while it runs, or if it never started."""
-        return self._process.returncode if self._process is not None else None
+        """The exit code, 128 + N for signal N. None while it runs, or if it never started."""
+        code = self._supervisor.returncode if self._supervisor is not None else None
+        if code == 0 and self.stop_requested and not self._was_ready:
+            return 128 + self._stop_signal  # tritonserver takes no orderly stop while it loads
+        return code if code is None or code >= 0 else 128 - code
 
     @property
     def log_tail(self) -> list[str]:
@@ -207,63 +219,76 @@ class ServerProcess:
         return list(self._lines.copy())
 
     def start(self) -> None:
-        """Start the server, and return before it is ready. When it raises ToolError, nothing runs: there is no
-        tritonserver, a port is taken, or the log can't be written."""
+        """Start the server, and return before it is ready.
+
+        :raises ToolError: when there is no tritonserver, a port is taken, or the log can't be written. Nothing runs.
+        """
         installation = find_tritonserver(self.options.tritonserver)
-        self._release()
         options = self.options
-        claim = claim_ports(options.host, options.http_port, options.grpc_port, options.metrics_port)
-        self._claim = claim
-        self._mark_as_used()
-        self.http_port, self.grpc_port, self.metrics_port = claim.http, claim.grpc, claim.metrics
-        try:
-            log = _open_log(self.options.log_file)
-        except ToolError:
-            self._release()
-            raise
+        # Another program may take an `auto` port between its choice and its reservation.
+        for _ in range(_LAUNCHES if "auto" in (options.http_port, options.grpc_port, options.metrics_port) else 1):
+            self._choose_ports()
+            self._launch_supervisor(installation)
+            if self.pid is not None or self.stop_requested:
+                return
+            self._wait_for_end()
+        said = self._supervisor_said[-1] if self._supervisor_said else f"the supervisor ended with {self.returncode}"
+        raise PortError(
+            f"{said.removeprefix(_SUPERVISOR)} (--http-port, --grpc-port and --metrics-port also take auto)"
+        )
+
+    def _choose_ports(self) -> None:
+        ports = {name: getattr(self.options, f"{name}_port") for name in _ENDPOINTS}
+        for name, port in ports.items():
+            ports[name] = free_port(self.options.host, ports.values()) if port == "auto" else port
+        self.http_port, self.grpc_port, self.metrics_port = ports.values()
+
+    def _launch_supervisor(self, installation: Installation) -> None:
+        options = self.options
+        log = _open_log(options.log_file)
         command = [
-            *(sys.executable, "-I", "-S", "-c", _GUARDED_EXEC, str(os.getpid()), str(installation.binary)),
-            *installation.extra_args,
-            *self._own_backends(installation),
-            *self._arguments(),
-            *self.options.server_args,
+            *(sys.executable, "-S", str(version_dir() / "supervise.py"), "run"),
+            *("--with-parent", str(os.getpid()), "--restart", "never", "--http-address", options.host),
+            *(word for name in _ENDPOINTS for word in (f"--{name}-port", str(getattr(self, f"{name}_port")))),
+            *("--repository", str(options.repository), "--exit-timeout", str(options.exit_timeout_secs), "--"),
+            *(str(installation.binary), *installation.extra_args, *self._own_backends(installation)),
+            *(*self._arguments(), *options.server_args),
         ]
         self._lines.clear()
-        self._hopeless = self._cleared = False
-        self._ended = threading.Event()
-        spawned: Future[subprocess.Popen[str]] = Future()
-        environment = os.environ | dict(installation.environment)
-        threading.Thread(target=_guard, args=(command, environment, spawned, self._ended), daemon=True).start()
-        self._process = spawned.result()
-        self._reader = threading.Thread(target=self._read, args=(self._process, log), daemon=True)
-        self._reader.start()
+        self._supervisor_said.clear()
+        self._hopeless = self._was_ready = False
+        self._is_started.clear()
+        self.pid = None
+        self._supervisor = supervisor = subprocess.Popen(
+            command,
+            env=os.environ | dict(installation.environment) | {"DEEPSEEK_TRITON_LAUNCH": self._launch},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+        assert supervisor.stdout is not None
+        assert supervisor.stderr is not None
+        self._readers = [
+            threading.Thread(target=self._read, args=(supervisor.stdout, log), daemon=True),
+            threading.Thread(target=self._listen, args=(supervisor.stderr,), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+        self._is_started.wait()
         if self.stop_requested:
-            # The stop was requested before there was a process to signal.
-            self._process.terminate()
-
-    def _mark_as_used(self) -> None:
-        """Lock the stamp of a generated repository, so that `build` doesn't replace what is being served."""
-        for stamp in self.options.repository.glob("*/deepseek-triton.json"):
-            with contextlib.suppress(OSError):  # a file system without locks
-                self._locks.append(os.open(stamp, os.O_RDONLY))
-                fcntl.flock(self._locks[-1], fcntl.LOCK_SH | fcntl.LOCK_NB)
-
-    def _release(self) -> None:
-        """Give back the ports and the repository."""
-        if self._claim is not None:
-            self._claim.close()
-        while self._locks:
-            os.close(self._locks.pop())
+            supervisor.terminate()  # the stop was requested before there was a process to signal
 
     def _arguments(self) -> list[str]:
-        ports = zip(ENDPOINTS, (self.http_port, self.grpc_port, self.metrics_port), strict=True)
         return [
             f"--model-repository={self._path_without_blanks()}",
-            *(f"--{endpoint}-address={self.options.host}" for endpoint in ENDPOINTS),
-            *(f"--{endpoint}-port={port}" for endpoint, port in ports),
+            *(f"--{endpoint}-address={self.options.host}" for endpoint in _ENDPOINTS),
+            *(f"--{endpoint}-port={getattr(self, f'{endpoint}_port')}" for endpoint in _ENDPOINTS),
             f"--exit-timeout-secs={self.options.exit_timeout_secs}",
-            # A prefix for each server: two never share a region, and what a killed one leaves can be removed.
-            f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
+            # A prefix for each launch: two servers share no region, and the supervisor removes what is left.
+            f"--backend-config=python,shm-region-prefix-name=deepseek_triton_{self._launch}_",
             *(
                 f"{option}={_CLOSED_APIS}:closed={secrets.token_hex(16)}"
                 for option in _CLOSING_OPTIONS
@@ -294,14 +319,23 @@ class ServerProcess:
             self._links = tempfile.TemporaryDirectory(prefix="deepseek-triton-")
         return Path(self._links.name)
 
-    def _read(self, process: subprocess.Popen[str], log: FileIO | None) -> None:
-        """Run the reader thread, until the server and all its stubs have closed their end of the pipe."""
-        assert process.stdout is not None
+    def _listen(self, messages: TextIO) -> None:
+        """Run the thread that reads what the supervisor says."""
+        with messages:
+            for line in messages:
+                self._supervisor_said.append(line.rstrip("\n"))
+                if match := re.fullmatch(rf"{_SUPERVISOR}started process (\d+)\n", line):
+                    self.pid = int(match[1])
+                    self._is_started.set()
+        self._is_started.set()
+
+    def _read(self, output: TextIO, log: FileIO | None) -> None:
+        """Run the thread that reads the server's output."""
         sinks: list[Callable[[str], object]] = [self._on_line] if self._on_line else []
-        with process.stdout, log or contextlib.nullcontext():
+        with output, log or nullcontext():
             if log:
                 sinks.append(functools.partial(self._write_log, log))
-            for line in process.stdout:
+            for line in output:
                 self._accept(line.rstrip("\n"), sinks)
 
     def _write_log(self, log: FileIO, line: str) -> None:
@@ -327,23 +361,24 @@ class ServerProcess:
         """Wait until every model of the folder can be called. Returns False when a stop was requested before that.
 
         There is no time limit, because a cold load can take an hour. `on_progress` is called a few times a second.
-        Raises ServerFailedError when the server ended or can't become ready. Nothing is left running.
+
+        :raises ServerFailedError: when the server ended or can't become ready. Nothing is left running.
         """
         began = time.monotonic()
         launches = 1
         while self.stop_requested or not self._answers():
             if on_progress:
                 on_progress(StartProgress(time.monotonic() - began, self._last_message()))
-            self._kill_if_due()
-            if not self._ended.wait(_TICK_S) and not self._hopeless:
+            if not self._has_ended(_TICK_S) and not self._hopeless:
                 continue
-            self._clear_away()
             if self.stop_requested:
+                self._wait_for_end()
                 return False
             if launches == _LAUNCHES or not self._lost_free_port():
                 raise self.failure()
             launches += 1
             self.start()
+        self._was_ready = True
         return True
 
     def _answers(self) -> bool:
@@ -388,6 +423,8 @@ class ServerProcess:
 
     def failure(self) -> ServerFailedError:
         """The error for a server that ended without being asked to, and where to read more."""
+        if self._hopeless and self._supervisor is not None:
+            self._supervisor.send_signal(_END_NOW)
         code = self.wait()
         if self._hopeless:
             cause, code = failure_cause(self.log_tail), 1
@@ -421,57 +458,68 @@ class ServerProcess:
         is_repeated, self.stop_requested = self.stop_requested, True
         self._patience_s = 0 if is_repeated else self.options.exit_timeout_secs + _GRACE_S
         self._kill_at = time.monotonic() + self._patience_s
-        if self._process is not None and not is_repeated:
-            self._process.send_signal(signum)
+        if self._supervisor is not None and not is_repeated:
+            self._stop_signal = signal.Signals(signum)
+            self._supervisor.send_signal(signum)
 
     def wait(self) -> int:
         """Block until the server has ended and nothing of it is left. Returns its exit code; 128 + N for signal N."""
-        assert self._process is not None, "it was never started"
-        while not self._ended.wait(_TICK_S):
-            self._kill_if_due()
-        self._clear_away()
-        code = self._process.returncode
-        return 128 - code if code < 0 else code
+        assert self._supervisor is not None, "it was never started"
+        self._wait_for_end()
+        code = self.returncode
+        assert code is not None
+        return code
 
     def stop(self) -> None:
         """End the server, if one runs: in order, with the exit timeout for open requests, then by force."""
-        if self._process is None:
+        if self._supervisor is None:
             return
         if not self.stop_requested:
-            if not self._ended.is_set():
+            if not self._has_ended(0):
                 time.sleep(_CLIENTS_LEAVE_S)
             self.request_stop()
         self.wait()
 
-    def _kill_if_due(self) -> None:
-        if self._process is not None and self._kill_at is not None and time.monotonic() >= self._kill_at:
-            self.killed_after_s = self._patience_s
-            kill_all(self._members)
+    def _has_ended(self, within_s: float) -> bool:
+        """Wait for the end of a supervisor that was started; kill everything when a stop has taken too long."""
+        if self._supervisor is None:
+            return True
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            self.killed_after_s, self._kill_at = self._patience_s, None
+            self._supervisor.send_signal(_END_NOW)
+        with suppress(subprocess.TimeoutExpired):
+            self._supervisor.wait(within_s)
+        return self._supervisor.returncode is not None
 
-    def _members(self) -> list[int]:
-        """Processes of the server's session that still live: the server, its stubs, and what they started."""
-        assert self._process is not None
-        pids = session_members(self._process.pid)
-        # Once the server is reaped, its number is free. A session whose leader lives under that number is another one.
-        return [] if self._ended.is_set() and self._process.pid in pids else pids
-
-    def _clear_away(self) -> None:
-        """End every process and thread of this launch, and remove its shared memory."""
-        if self._cleared or self._reader is None:
-            return
-        deadline = time.monotonic() + _STUBS_LEAVE_S
-        while self._ended.is_set() and self._members() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        kill_all(self._members)
-        self._ended.wait()
-        self._reader.join(_STUBS_LEAVE_S)
-        for region in Path("/dev/shm").glob(f"{self._shm_prefix}*"):
-            region.unlink(missing_ok=True)
+    def _wait_for_end(self) -> None:
+        """Wait for the supervisor, its last output and, where it was killed, its guard, which keeps the pipes open."""
+        while not self._has_ended(_TICK_S):
+            pass
+        for reader in self._readers:
+            reader.join(_LAST_OUTPUT_S)
         if self._links is not None:
             self._links.cleanup()
             self._links = None
-        self._release()
-        self._cleared = True
+
+
+def free_port(host: str, others: Collection[object] = ()) -> int:
+    """Return a free port below those of outgoing connections, which could take it before the model has loaded.
+
+    Where none can be listened on, the supervisor says why.
+    """
+    try:
+        low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:
+        low = _FIRST_UNPRIVILEGED + _PORT_CHOICE
+    below = range(max(_FIRST_UNPRIVILEGED, low - _PORT_CHOICE), max(low, _FIRST_UNPRIVILEGED + _PORT_CHOICE))
+    for port in random.sample(below, 32):
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as reservation:
+            # The name by which a supervisor reserves a port that its server will open only when the model has loaded.
+            reservation.bind(f"\0deepseek-triton/port/{port}")
+            socket.create_server((host, port)).close()
+            if port not in others:
+                return port
+    return random.choice(below)
 
 
 def model_names(repository: Path) -> list[str]:
@@ -501,46 +549,9 @@ def model_names(repository: Path) -> list[str]:
     return models
 
 
-def _check_server_args(arguments: Iterable[str]) -> None:
-    for argument in arguments:
-        option = argument.partition("=")[0]
-        if option in _OWN_OPTIONS:
-            raise ToolError(f"{option} is set by serve itself: use serve's own {_OWN_OPTIONS[option]}", exit_code=2)
-
-
 def _open_log(path: Path | None) -> FileIO | None:
     """Open the log without a buffer, so that closing it doesn't write a line again that a full disk has refused."""
     try:
         return path.open("ab", buffering=0) if path else None
     except OSError as error:
         raise ToolError(f"the log can't be written to {path}: {error.strerror}") from error
-
-
-def _guard(
-    command: list[str],
-    environment: dict[str, str],
-    spawned: Future[subprocess.Popen[str]],
-    ended: threading.Event,
-) -> None:
-    """Run the guardian thread: start the server, and reap it at once.
-
-    The thread lives as long as the server, because the kernel's parent-death signal is about the thread that forked.
-    The server is reaped at once, because a stub takes a zombie for a living server, and would never end.
-    """
-    try:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,
-        )
-    except BaseException as error:
-        spawned.set_exception(error)
-        return
-    spawned.set_result(process)
-    process.wait()
-    ended.set()

@@ -76,6 +76,8 @@ class Attempt:
         environment: Mapping[str, str] = {**os.environ, LAUNCH_VARIABLE: supervision.tag.launch}
         self._child = ChildProcess(self._options.command, environment, output=writing)
         os.close(writing)
+        if self._options.with_parent is not None:
+            supervision.say(f"started process {self._child.pid}")
         lines = Lines(self._take_line, tagged=self._options.ranks > 1)
         self._reader = OutputReader(reading, supervision.stdout, lines)
         address = "127.0.0.1" if self._options.http_address == "0.0.0.0" else self._options.http_address

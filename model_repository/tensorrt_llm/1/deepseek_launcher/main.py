@@ -110,6 +110,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     ):
         dest = f"{name.replace('-', '_')}_s"
         add(f"--{name}", dest=dest, type=_seconds, default=default, metavar="S", help=text)
+    text = "the process that started this one: when it has ended, everything ends at once"
+    add("--with-parent", type=_positive, metavar="PID", help=text)
     add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND...")
     parser.set_defaults(verb=_run)
 

@@ -35,6 +35,8 @@ class RunOptions:
     restart: Policy
     ready_file: Path | None
     health_every_s: float
+    with_parent: int | None
+    """Process whose end is also the end of the launch."""
 
     @property
     def ports(self) -> dict[str, int]:

@@ -85,8 +85,10 @@ class Supervision:
         self.options = options
         self.tag = tag
         # With --model-control-mode, models and their stubs come and go on request.
-        self.watches_stubs = option(options.command, "--model-control-mode") is None
-        self.models = models if self.watches_stubs else []
+        models_stay = option(options.command, "--model-control-mode") is None
+        self.models = models if models_stay else []
+        # A program that runs a server of its own (serve) may want one that stays up without its model: on_fatal.
+        self.watches_stubs = models_stay and options.with_parent is None
         self.spare = () if guard is None else (guard.pid,)
         self.num_restarts = 0
         self.stop = StopRequests(options.exit_timeout_s + PATIENCE_S)
@@ -109,6 +111,9 @@ class Supervision:
                 patience_s = self.options.exit_timeout_s + PATIENCE_S
                 self.say(f"stopping, within {patience_s:g} s; a second signal ends it at once")
                 self.record_state("stopping")
+        # Asked at each tick: the signal at a parent's death also comes when just the thread that started us ends.
+        if self.options.with_parent not in (None, os.getppid()):
+            self.stop.end_now = True
         processes.reap()
         return is_first
 
