@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from deepseek_triton_tools.launching import containers
-from deepseek_triton_tools.launching.stop_times import StopTimes
+from deepseek_triton_tools.launching.launch_settings import StopTimes
 from support.cached_checkpoint import write_checkpoint
 from support.commands import run_command
 from support.recording import become_by, recording

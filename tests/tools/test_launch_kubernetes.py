@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 
 from deepseek_triton_build.arithmetic import ENGINE_START_S
 from deepseek_triton_tools.launching import kubernetes
-from deepseek_triton_tools.launching.config_map import MAX_BYTES, data_lines, repository_files
 from deepseek_triton_tools.launching.kubernetes_pods import PLACEHOLDER, object_name
-from deepseek_triton_tools.launching.launch_settings import LaunchOptions
-from deepseek_triton_tools.launching.stop_times import PRE_STOP_S, StopTimes
+from deepseek_triton_tools.launching.kubernetes_yaml import MAX_BYTES, data_lines, repository_files
+from deepseek_triton_tools.launching.launch_settings import PRE_STOP_S, LaunchOptions, StopTimes
 from deepseek_triton_tools.repository.launch_facts import facts_of
 from deepseek_triton_tools.tool_errors import RepositoryError, ToolError
 from support import manifests

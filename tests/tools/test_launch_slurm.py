@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from deepseek_triton_tools.launching import containers, slurm
-from deepseek_triton_tools.launching.stop_times import StopTimes
+from deepseek_triton_tools.launching.launch_settings import StopTimes
 from support.commands import run_command
 from support.recording import recording
 from support.supervising import free_ports, port_options

@@ -34,8 +34,8 @@ from deepseek_triton_tools.generating.conversation import Conversation
 from deepseek_triton_tools.generating.prompt_sources import read_messages
 from deepseek_triton_tools.host.host_memory import read_host_memory
 from deepseek_triton_tools.host.mounts import parse_mountinfo
+from deepseek_triton_tools.launching.launch_settings import measured_rate
 from deepseek_triton_tools.launching.mpirun import read_host_file
-from deepseek_triton_tools.launching.start_times import measured_rate
 from deepseek_triton_tools.plans.plan_diff import _lines
 from deepseek_triton_tools.repository.checkpoint_manifest import read_manifest
 from deepseek_triton_tools.repository.hub_cache import parse_hub_name

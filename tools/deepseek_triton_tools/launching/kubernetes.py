@@ -1,23 +1,45 @@
-"""`launch kubernetes`: the limits of its options, and the manifest that they give.
+"""`launch kubernetes`: the limits of its options, and the manifest that they give, for one repository or for a pair.
 
-kubernetes_manifest.py writes the manifest, kubernetes_pods.py its pods; the texts are in templates/kubernetes.
+kubernetes_manifest.py writes the manifest, kubernetes_pods.py its pods; the texts are in templates/kubernetes. A pair
+is a DisaggregatedSet, whose roles are the context and the generation servers.
+
+These facts come from kubernetes-sigs/lws at 060ab4d, api/disaggregatedset/v1 and pkg/: the controller makes a
+LeaderWorkerSet NAME-SLICE-REVISION-ROLE of each role, where REVISION has 8 digits. It leaves the labels of the pod
+templates as they are, and adds its own. Leaders, and pods alone, have the label worker-index "0".
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from deepseek_triton_build.text import safe_name
+from deepseek_triton_build.text import for_comment, safe_name, yaml_flow
+from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.launching import containers, start_script
-from deepseek_triton_tools.launching.config_map import RepositoryFile, repository_files
-from deepseek_triton_tools.launching.kubernetes_manifest import Manifest, sequences_at_once
-from deepseek_triton_tools.launching.kubernetes_pods import MAX_INT32, MAX_NAME, NAME, Pods, object_name
-from deepseek_triton_tools.launching.kubernetes_routing import routing_refusals, scaling_refusals
+from deepseek_triton_tools.launching.kubernetes_manifest import (
+    Manifest,
+    routing_refusals,
+    scaling_refusals,
+    sequences_at_once,
+)
+from deepseek_triton_tools.launching.kubernetes_pods import (
+    MAX_INT32,
+    MAX_NAME,
+    NAME,
+    Entries,
+    Pods,
+    object_name,
+    slug_of,
+)
+from deepseek_triton_tools.launching.kubernetes_yaml import RepositoryFile, block, filled, mapping, repository_files
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
-from deepseek_triton_tools.launching.vllm_nodes import FIRST_NODE, needs_master
+from deepseek_triton_tools.launching.launched_pair import LaunchedPair
+from deepseek_triton_tools.launching.start_script import FIRST_NODE, needs_master
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
+from deepseek_triton_tools.text_templates import wrapped
 from deepseek_triton_tools.tool_errors import ToolError
 
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
@@ -53,18 +75,14 @@ def files_of(facts: LaunchFacts, options: LaunchOptions) -> tuple[RepositoryFile
 
 def check(pods: Pods) -> None:
     """:raises ToolError: when start.sh refuses, or a variable is set twice."""
-    _ask_start_script(pods.facts, pods.options)
-    # `kubectl apply --server-side` refuses a list that has a variable twice.
-    if repeated := [name for name, count in Counter(pods.variables()).items() if count > 1]:
-        raise ToolError(f"--env: {', '.join(repeated)}: given twice, or set by the manifest itself", exit_code=2)
-
-
-def _ask_start_script(facts: LaunchFacts, options: LaunchOptions) -> None:
-    """:raises ToolError: when start.sh refuses."""
+    facts, options = pods.facts, pods.options
     hosts = {"HOSTS": ",".join(f"node{n}" for n in range(facts.nodes))} if facts.nodes > 1 else {}
     if needs_master(facts):
         hosts = FIRST_NODE
     start_script.dry_run(facts.start_script, start_script.server_environment(options) | hosts, options.server_args)
+    # `kubectl apply --server-side` refuses a list that has a variable twice.
+    if repeated := [name for name, count in Counter(pods.variables()).items() if count > 1]:
+        raise ToolError(f"--env: {', '.join(repeated)}: given twice, or set by the manifest itself", exit_code=2)
 
 
 def unmet_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
@@ -135,3 +153,138 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
         yield f"--ready-file: expected an absolute path inside the container, got {safe_name(str(options.ready_file))}"
     if options.measured and options.rate:
         yield "--rate and --measured: the rate of the storage is either given or measured, not both"
+
+
+_MAX_PAIR_NAME = 26
+"""Characters. A StatefulSet's pods get a label of its name and a hash of at most 63: NAME-0-REVISION-generation
+takes 22 more than NAME, the number of a group 4, and the hash 11."""
+
+
+def render_pair(pair: LaunchedPair, options: LaunchOptions) -> str:
+    """Return documents of YAML for `kubectl apply --server-side`.
+
+    :raises ToolError: when it can't be rendered; the message names everything that is wrong.
+    """
+    if wrong := list(dict.fromkeys(pair_refusals(pair, options))):
+        raise ToolError("; ".join(wrong), exit_code=2)
+    name = _name(pair, options)
+    roles = [
+        PairRole(
+            facts=side.facts,
+            options=replace(options, name=f"{name}-{side.role}", replicas=side.count),
+            files=files_of(side.facts, options),
+            role=side.role,
+            pair=name,
+        )
+        for side in pair.sides
+    ]
+    for role in roles:
+        check(role)
+    return "---\n".join(_documents(pair, options, roles))
+
+
+def pair_requirements(pair: LaunchedPair, options: LaunchOptions) -> Iterator[str]:
+    for side in pair.sides:
+        yield from unmet_requirements(side.facts, options)
+
+
+def pair_refusals(pair: LaunchedPair, options: LaunchOptions) -> Iterator[str]:
+    name = _name(pair, options)
+    if not NAME.fullmatch(name) or len(name) > _MAX_PAIR_NAME:
+        expected = f"up to {_MAX_PAIR_NAME} small letters, digits and dashes for a pair, a letter first"
+        yield f"--name: expected {expected}, got {safe_name(name)}"
+    if options.replicas != 1 or options.max_replicas is not None:
+        yield "--replicas and --max-replicas: a pair has --context-servers and --generation-servers instead"
+    routing = options.routing if options.routing == "gateway" else None
+    usual = replace(options, routing=routing, route_parent=None, picker_image=None, autoscale=None)
+    if usual != options:
+        yield (
+            "--routing, --route-parent, --picker-image and --autoscale are for servers that each answer requests "
+            "alone: a pair takes --routing gateway at most, and keeps its number of servers"
+        )
+    yield from pair.refusals()
+    for side in pair.sides:
+        yield from refusals(side.facts, replace(usual, name=side.role, replicas=1, max_replicas=None))
+
+
+def _name(pair: LaunchedPair, options: LaunchOptions) -> str:
+    return options.name or slug_of(pair.folder, _MAX_PAIR_NAME)
+
+
+def _documents(pair: LaunchedPair, options: LaunchOptions, roles: list[PairRole]) -> Iterator[str]:
+    name, (_, generation) = _name(pair, options), roles
+    common = {
+        "name": yaml_flow(name),
+        "namespace": f"  namespace: {yaml_flow(options.namespace)}\n" if options.namespace else "",
+        "labels": mapping({"app.kubernetes.io/name": "deepseek-triton", "app.kubernetes.io/instance": name}),
+    }
+    specs = ({"role": role.role, "spec": block(role.group_spec(), 4)} for role in roles)
+    entries = "".join(filled("pair-role.yaml", spec) for spec in specs)
+    workload = wrapped(filled("disaggregated-set.yaml", common | {"roles": block(entries, 4)}))
+    configs = [role.config_map_document() for role in roles if role.files]
+    first, *others = [*configs, workload]
+    yield wrapped(_header(pair, options, roles)) + first
+    yield from others
+    for role in roles:
+        yield from role.own_documents()
+    if options.gateway_image is not None:
+        yield from generation.gateway(options.gateway_image, name, _gateway_servers(roles))
+
+
+def _gateway_servers(roles: list[PairRole]) -> list[str]:
+    context, generation = (role.server_address(role.name) for role in roles)
+    return ["--server", generation, "--context-server", context]
+
+
+def _header(pair: LaunchedPair, options: LaunchOptions, roles: list[PairRole]) -> str:
+    namespace = f" --namespace {options.namespace}" if options.namespace else ""
+    values = {
+        "version": __version__,
+        "source": for_comment(pair.source),
+        "what": for_comment(f"{pair.what} They are a DisaggregatedSet."),
+        "namespace_option": namespace,
+        "gateway": (
+            "The gateway joins them."
+            if options.gateway_image
+            else "Clients need a gateway, which joins them (--gateway-image). In a pod of its own: deepseek-triton "
+            f"gateway {shlex.join(_gateway_servers(roles))}"
+        ),
+    }
+    ssh = "".join(
+        filled("before-ssh.yaml", values | {"name": role.name, "base": for_comment(role.facts.image or "YOUR-IMAGE")})
+        for role in roles
+        if role.uses_ssh
+    )
+    return filled("header.yaml", values) + filled("before-pair.yaml", values) + ssh
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairRole(Manifest):
+    """The servers of one side, and the objects that belong to them."""
+
+    role: str
+    pair: str
+    """The name of the set."""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {
+            "app.kubernetes.io/name": "deepseek-triton",
+            "app.kubernetes.io/instance": self.pair,
+            "app.kubernetes.io/component": self.role,
+        }
+
+    def own_documents(self) -> Iterator[str]:
+        """Yield the Service and the budget."""
+        yield self.headless_service(self.name)
+        yield wrapped(filled("disruption-budget.yaml", self._values() | self.budget()))
+
+    def _values(self) -> dict[str, str]:
+        leaders = self.labels | {"leaderworkerset.sigs.k8s.io/worker-index": "0"}
+        return super()._values() | {"server_labels": mapping(leaders)}
+
+    def _mounts(self) -> Entries:
+        """Yield the mounts. A claim has the whole pair's folder."""
+        for entry in super()._mounts():
+            is_claim = not isinstance(entry, str) and entry["name"] == "repository" and not self.config_map
+            yield {**entry, "subPath": self.role} if is_claim and not isinstance(entry, str) else entry

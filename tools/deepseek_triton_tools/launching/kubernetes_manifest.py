@@ -6,25 +6,105 @@ These facts about the LeaderWorkerSet come from kubernetes-sigs/lws at 060ab4d,
 api/leaderworkerset/v1/leaderworkerset_types.go and pkg/: LWS_LEADER_ADDRESS is NAME-GROUP.SUBDOMAIN.NAMESPACE. Workers
 are named NAME-GROUP-N from 1. The controller creates the headless Service NAME, which also has pods that are not ready.
 The scale subresource selects leaders, whose label worker-index is "0".
+
+Facts about `--routing`, who chooses the server of a request, come from llm-d/llm-d-inference-scheduler at 520af47
+(v0.8.0): pkg/epp/server/options.go has the picker's options and refuses some that config/charts passes; the label and
+the metrics of an engine are in pkg/epp/framework/plugins/datalayer/extractor/metrics/factories.go. That Envoy drops
+Triton's ORCA reports is in envoyproxy/envoy, source/extensions/load_balancing_policies/common/orca_weight_manager.cc
+(3aab63a), and triton-inference-server/server, src/orca_http.cc (e1db8a6).
 """
 
 from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from deepseek_triton_build.check import read_yaml
 from deepseek_triton_build.text import for_comment, yaml_flow
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.host.units import about, sized
-from deepseek_triton_tools.launching.config_map import data_lines
 from deepseek_triton_tools.launching.kubernetes_pods import Pods
-from deepseek_triton_tools.launching.kubernetes_routing import routing_documents
-from deepseek_triton_tools.launching.kubernetes_text import block, filled, literal, mapping
-from deepseek_triton_tools.launching.stop_times import PRE_STOP_S, SPARE_S
+from deepseek_triton_tools.launching.kubernetes_yaml import block, data_lines, filled, literal, mapping
+from deepseek_triton_tools.launching.launch_settings import PRE_STOP_S, SPARE_S, LaunchOptions
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 from deepseek_triton_tools.text_templates import wrapped
+
+
+def routing_refusals(options: LaunchOptions) -> Iterator[str]:
+    routing, gateway = options.routing, options.gateway_image
+    if routing == "gateway" and gateway is None:
+        yield "--routing gateway: name with --gateway-image an image that has deepseek-triton[gateway]"
+    if routing in ("epp", "envoy") and gateway is not None:
+        yield (
+            f"--routing {routing} and --gateway-image: the gateway chooses servers by itself: give --routing gateway, "
+            "or no --gateway-image"
+        )
+    if routing in ("epp", "envoy") and options.route_parent is None:
+        yield f"--routing {routing}: name with --route-parent the Gateway object whose requests are for these servers"
+    if routing == "epp" and options.picker_image is None:
+        yield (
+            "--routing epp: name with --picker-image an image of llm-d's endpoint picker 0.8, such as "
+            "ghcr.io/llm-d/llm-d-router-endpoint-picker:v0.8.0"
+        )
+    if routing != "epp" and options.picker_image is not None:
+        yield "--picker-image is for the endpoint picker, and without --routing epp there is none"
+    if routing is None and options.route_parent is not None:
+        yield "--route-parent is for a route, and without --routing there is none"
+
+
+def scaling_refusals(options: LaunchOptions) -> Iterator[str]:
+    if options.autoscale is None:
+        return
+    if options.max_replicas is None or options.max_replicas == options.replicas:
+        found = options.max_replicas or "none"
+        yield f"--autoscale: expected --max-replicas above --replicas ({options.replicas}), got {found}"
+    if options.autoscale == "keda" and options.namespace is None:
+        yield "--autoscale keda: name the namespace with --namespace, because KEDA looks for the servers there"
+
+
+def routing_documents(pods: Pods, values: Mapping[str, str]) -> Iterator[str]:
+    """:param values: those that every template may use, with the server's ports."""
+    options = pods.options
+    if options.routing == "epp":
+        yield from _picker(pods, values)
+    if options.routing is None or options.route_parent is None:
+        return
+    backends: dict[str, tuple[dict[str, object], str]] = {
+        "epp": ({"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": pods.name}, "the pool"),
+        "gateway": ({"name": f"{pods.name}-gateway", "port": 9000}, "OpenAI's API"),
+        "envoy": ({"name": values["service"], "port": 8000}, "the servers"),
+    }
+    backend, route_to = backends[options.routing]
+    namespace, name = options.route_parent
+    parent = {"name": name} | ({"namespace": namespace} if namespace else {})
+    route = {
+        "parent": mapping(parent),
+        "parent_name": "/".join(part for part in (namespace, name) if part),
+        "backend": mapping(backend),
+        "route_to": route_to,
+    }
+    yield wrapped(filled("http-route.yaml", {**values, **route}))
+    if options.routing == "envoy":
+        yield wrapped(filled("traffic-policy.yaml", values))
+
+
+def _picker(pods: Pods, values: Mapping[str, str]) -> Iterator[str]:
+    options = pods.options
+    # The servers' Service and budget select by name and instance, so the picker's pod needs another name.
+    labels = {"app.kubernetes.io/name": "deepseek-triton-picker", "app.kubernetes.io/instance": pods.name}
+    picker = {
+        "picker": f"{pods.name}-picker",
+        "picker_labels": mapping(labels),
+        "picker_image": yaml_flow(options.picker_image or ""),
+        "picker_grace_s": str(pods.start.stop.grace_period_s),
+        "picker_pull_secret": (
+            f"      imagePullSecrets: [{mapping({'name': options.pull_secret})}]\n" if options.pull_secret else ""
+        ),
+    }
+    for template in ("inference-pool", "picker-rights", "picker-service", "picker-deployment"):
+        yield wrapped(filled(f"{template}.yaml", {**values, **picker}))
+
 
 _TARGET_SHARE = 0.8
 """Share of the sequences that run at once, at which the autoscaler aims, because a further replica comes only after a
@@ -57,29 +137,29 @@ class Manifest(Pods):
         """:raises ToolError: when the storage's rate can't be right."""
         head = wrapped(self._header())
         if self.files:
-            yield head + self._config_map()
+            yield head + self.config_map_document()
             head = ""
         yield head + wrapped(self._workload())
         yield wrapped(filled("service.yaml", self._values()))
-        yield wrapped(filled("disruption-budget.yaml", self._values() | self._budget()))
+        yield wrapped(filled("disruption-budget.yaml", self._values() | self.budget()))
         if self.options.max_replicas is not None:
             scaler = "scaled-object.yaml" if self.options.autoscale == "keda" else "autoscaler.yaml"
             yield wrapped(filled(scaler, self._values() | self._autoscaling()))
         if self.options.gateway_image is not None:
             servers = f"{self.name}-servers"
-            yield self._headless_service(servers)
-            yield from self._gateway(self.options.gateway_image, self.name, ["--server", self._address(servers)])
+            yield self.headless_service(servers)
+            yield from self.gateway(self.options.gateway_image, self.name, ["--server", self.server_address(servers)])
         yield from routing_documents(self, self._values())
 
-    def _headless_service(self, name: str) -> str:
+    def headless_service(self, name: str) -> str:
         values = {"servers": name, "http_port": str(self.options.http_port)}
         return wrapped(filled("gateway-servers.yaml", self._values() | values))
 
-    def _address(self, service: str) -> str:
+    def server_address(self, service: str) -> str:
         """Return where a gateway finds the servers of a headless service."""
         return f"dns+http://{service}:{self.options.http_port}#metrics={self.options.metrics_port}"
 
-    def _gateway(self, image: str, name: str, servers: Sequence[str]) -> Iterator[str]:
+    def gateway(self, image: str, name: str, servers: Sequence[str]) -> Iterator[str]:
         """Yield the gateway's objects.
 
         :param servers: the options of the gateway that name its servers.
@@ -177,7 +257,7 @@ class Manifest(Pods):
         group = filled("before-group.yaml", values) if self.is_group else ""
         return filled("header.yaml", values) + group + (filled("before-ssh.yaml", values) if self.uses_ssh else "")
 
-    def _config_map(self) -> str:
+    def config_map_document(self) -> str:
         size = sum(len(file.content) for file in self.files)
         values = {"num_files": str(len(self.files)), "size": sized(size), "config_map": self.config_map or ""}
         head = filled("config-map.yaml", self._values() | values)
@@ -186,7 +266,7 @@ class Manifest(Pods):
     def _workload(self) -> str:
         values = self._values() | {"replicas": self._replicas(), "pod_labels": mapping(self.labels | _ENGINE_LABEL)}
         if self.is_group:
-            return filled("leader-worker-set.yaml", values | {"spec": block(self._group_spec(), 2)})
+            return filled("leader-worker-set.yaml", values | {"spec": block(self.group_spec(), 2)})
         annotations, start = self._annotations(), self.start
         return filled(
             "deployment.yaml",
@@ -203,7 +283,7 @@ class Manifest(Pods):
             },
         )
 
-    def _group_spec(self) -> str:
+    def group_spec(self) -> str:
         """Return the spec of a LeaderWorkerSet, not indented. A single pod is a group without workers."""
         facts = self.facts
         pods = {"leader": self.server(), "worker": self.worker()} if self.is_group else {"worker": self.server()}
@@ -248,7 +328,7 @@ class Manifest(Pods):
         values = {"scrape": "true", "port": str(self.options.metrics_port), "path": "/metrics"}
         return f"annotations: {mapping({f'prometheus.io/{key}': value for key, value in values.items()})}"
 
-    def _budget(self) -> dict[str, str]:
+    def budget(self) -> dict[str, str]:
         if self.options.replicas > 1:
             pods = " A group serves only as a whole, so all its pods count." if self.is_group else ""
             return {"allowed": "maxUnavailable: 1", "budget_why": f"One at a time, while the others serve.{pods}"}

@@ -15,12 +15,25 @@ from deepseek_triton_build.arithmetic import ASSUMED_RATE, ENGINE_START_S, ready
 from deepseek_triton_build.text import for_comment
 from deepseek_triton_tools.host.host_memory import BUDGET_SHARE
 from deepseek_triton_tools.host.units import about, sized
-from deepseek_triton_tools.launching.config_map import RepositoryFile, content_hash
 from deepseek_triton_tools.launching.containers import KERNELS_MOUNT, cache_folder, kernel_environment, transports
-from deepseek_triton_tools.launching.kubernetes_text import block, filled, items, literal, mapping
-from deepseek_triton_tools.launching.launch_settings import LaunchOptions
-from deepseek_triton_tools.launching.start_times import PERIOD_S, StartTimes, measured_rate
-from deepseek_triton_tools.launching.stop_times import GROUP_S, PRE_STOP_S, SPARE_S
+from deepseek_triton_tools.launching.kubernetes_yaml import (
+    RepositoryFile,
+    block,
+    content_hash,
+    filled,
+    items,
+    literal,
+    mapping,
+)
+from deepseek_triton_tools.launching.launch_settings import (
+    GROUP_S,
+    PERIOD_S,
+    PRE_STOP_S,
+    SPARE_S,
+    LaunchOptions,
+    StartTimes,
+    measured_rate,
+)
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 from deepseek_triton_tools.tool_errors import ToolError
 

@@ -1,15 +1,47 @@
-"""The forms in which a repository is launched, and how each differs from the others."""
+"""The forms in which a repository is launched, how each differs from the others, and `launch recipe image|wheel`.
+
+A recipe is a script that builds TensorRT-LLM from source. Sources: TensorRT-LLM's
+docs/source/installation/build-from-source-linux.md, docker/Makefile and docker/Dockerfile.multi of 1.2, its guide to
+DeepSeek-R1's performance (clone, submodules, git-lfs, architectures), and the user guide of Triton's
+tensorrtllm_backend (the stage tritonrelease).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from deepseek_triton_tools.launching import docker, kubernetes, kubernetes_pair, local, mpirun, slurm, slurm_pair
+from deepseek_triton_build.text import for_comment
+from deepseek_triton_tools._version import __version__
+from deepseek_triton_tools.launching import containers, kubernetes, mpirun, slurm, start_script
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.launched_pair import LaunchedPair
+from deepseek_triton_tools.launching.start_script import filled
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
+
+_VLLM = "; vLLM is built in a container of Triton's, or by pip install vllm"
+
+
+def recipe_refusals(facts: LaunchFacts) -> Iterator[str]:
+    if facts.release is None or facts.image is None:
+        otherwise = _VLLM if facts.vllm else ""
+        yield f"{facts.source} is for the {facts.engine} engine: a recipe is for TensorRT-LLM{otherwise}"
+
+
+def render_recipe(kind: str, facts: LaunchFacts) -> str:
+    """:param kind: `image` or `wheel`."""
+    values = {
+        "version": __version__,
+        "source": for_comment(facts.source),
+        "kind": kind,
+        "release": facts.release or "",
+        "image": facts.image or "",
+        "gpu": facts.gpu or "",
+        "architectures": f"{facts.sm}-real",
+    }
+    return filled(f"recipe-{kind}.sh", values)
+
 
 Launched = TypeVar("Launched", LaunchFacts, LaunchedPair)
 """The facts about one repository, or about a pair of them."""
@@ -41,9 +73,16 @@ _SBATCH = ("sbatch", "--parsable")
 _KUBECTL = ("kubectl", "apply", "--server-side", "--filename", "-")
 
 LAUNCH_FORMS: Mapping[str, LaunchForm[LaunchFacts]] = {
-    "local": LaunchForm(render=local.render, refusals=local.refusals, unmet_requirements=local.unmet_requirements),
+    "local": LaunchForm(
+        render=start_script.render_local,
+        refusals=start_script.local_refusals,
+        unmet_requirements=start_script.local_requirements,
+    ),
     "docker": LaunchForm(
-        render=docker.render, refusals=docker.refusals, unmet_requirements=docker.unmet_requirements, program="docker"
+        render=containers.render,
+        refusals=containers.refusals,
+        unmet_requirements=containers.unmet_requirements,
+        program="docker",
     ),
     "mpirun": LaunchForm(
         render=mpirun.render,
@@ -63,11 +102,11 @@ LAUNCH_FORMS: Mapping[str, LaunchForm[LaunchFacts]] = {
 }
 
 PAIR_FORMS: Mapping[str, LaunchForm[LaunchedPair]] = {
-    "slurm": LaunchForm(render=slurm_pair.render, refusals=slurm_pair.refusals, program="sbatch", command=_SBATCH),
+    "slurm": LaunchForm(render=slurm.render_pair, refusals=slurm.pair_refusals, program="sbatch", command=_SBATCH),
     "kubernetes": LaunchForm(
-        render=kubernetes_pair.render,
-        refusals=kubernetes_pair.refusals,
-        unmet_requirements=kubernetes_pair.unmet_requirements,
+        render=kubernetes.render_pair,
+        refusals=kubernetes.pair_refusals,
+        unmet_requirements=kubernetes.pair_requirements,
         program="kubectl",
         command=_KUBECTL,
     ),

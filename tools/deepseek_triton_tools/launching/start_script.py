@@ -1,22 +1,53 @@
-"""start.sh: its variables, the command that it runs, and scripts that run it."""
+"""start.sh: its variables, the command that it runs, scripts that run it, and `launch local`.
+
+`launch local` runs start.sh in the foreground, on this machine or in the container that the command runs in. An
+instance of vLLM over several nodes has no MPI: each node starts start.sh by itself, and vLLM brings them together.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from deepseek_triton_build.catalog import is_engine_variable, load_release
 from deepseek_triton_build.text import comment_lines
 from deepseek_triton_tools import text_templates
 from deepseek_triton_tools._version import __version__
+from deepseek_triton_tools.host.tritonserver import find_tritonserver
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
-from deepseek_triton_tools.tool_errors import ToolError
+from deepseek_triton_tools.tool_errors import InstallationError, ToolError
+
+MASTER = "MASTER_ADDR"
+"""start.sh's variable with the name or address of node 0."""
+NODE = "NODE_RANK"
+"""start.sh's variable with the number of this node."""
+FIRST_NODE = {NODE: "0", MASTER: "192.0.2.1"}
+"""An example of both (RFC 5737), with which start.sh can be asked what it would run."""
+
+
+def needs_master(facts: LaunchFacts) -> bool:
+    return facts.nodes > 1 and not facts.uses_mpi
+
+
+def nodes_by_hand(facts: LaunchFacts, options: LaunchOptions, form: str) -> Iterator[str]:
+    """Yield how a form that starts one node is used on each, unless it was told which node this is."""
+    if needs_master(facts) and not {MASTER, NODE} <= dict(options.environment).keys():
+        commands = [
+            f"deepseek-triton launch {form} {facts.source} --env {NODE}={number} --env {MASTER}=ADDRESS"
+            for number in range(facts.nodes)
+        ]
+        yield (
+            f"{facts.source} takes {facts.nodes} nodes: run on each of them its own line, with the ADDRESS at which "
+            f"the others reach the first: {', '.join(commands)}; or use launch slurm or kubernetes"
+        )
+
 
 LAUNCH_TAG = "DEEPSEEK_TRITON_LAUNCH"
 """Variable that all processes of a launch have. start.sh makes a new value at each start."""
@@ -109,3 +140,36 @@ def filled(name: str, values: Mapping[str, str]) -> str:
     :param name: a file in templates/.
     """
     return text_templates.wrapped(text_templates.filled(__package__, name, values))
+
+
+def local_refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
+    if facts.nodes > 1:
+        if facts.uses_mpi:
+            yield f"{facts.source} takes {facts.nodes} nodes: use launch mpirun, slurm or kubernetes"
+        yield from nodes_by_hand(facts, options, "local")
+
+
+def local_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
+    if missing := missing_programs(facts):
+        yield (f"not on PATH: {', '.join(missing)}; run it in {facts.image}, as launch docker, slurm and kubernetes do")
+
+
+def render_local(facts: LaunchFacts, options: LaunchOptions) -> str:
+    environment, server_args = _local_server(facts, options)
+    options = dataclasses.replace(options, server_args=(*server_args, *options.server_args))
+    return run_script(facts, options, "local", environment)
+
+
+def _local_server(facts: LaunchFacts, options: LaunchOptions) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the variables, and the arguments that the tritonserver of this machine needs."""
+    environment = server_environment(options)
+    if facts.release is not None or shutil.which("tritonserver"):
+        return environment, ()
+    try:
+        server = find_tritonserver()
+    except InstallationError:
+        return environment, ()  # start.sh reports that there is none
+    # start.sh looks for the server on PATH.
+    path = server.environment.get("PATH") or os.environ.get("PATH", os.defpath)
+    on_path = {**server.environment, "PATH": os.pathsep.join([str(server.binary.parent), path])}
+    return on_path | environment, server.extra_args

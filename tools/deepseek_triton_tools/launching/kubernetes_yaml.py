@@ -1,4 +1,7 @@
-"""A model repository as a ConfigMap: its files under keys without slashes, and the paths at which they are mounted."""
+"""Pieces of YAML: the filled templates of `launch kubernetes`, and a model repository as a ConfigMap.
+
+The repository's files are under keys without slashes, and are mounted at their paths.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,50 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from deepseek_triton_build.text import safe_name
+from deepseek_triton_tools import text_templates
 from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.tool_errors import RepositoryError
+
+
+def filled(name: str, values: Mapping[str, str]) -> str:
+    """:param name: a file in templates/kubernetes."""
+    return text_templates.filled(__package__, f"kubernetes/{name}", values)
+
+
+def block(text: str, indent: int) -> str:
+    """Indent the lines for a value that stands alone on a line of a template, and drop the last line's end."""
+    return textwrap.indent(text, " " * indent).rstrip("\n")
+
+
+def mapping(values: Mapping[str, object]) -> str:
+    """Write a mapping on one line. Scalars are written as JSON, which is also YAML."""
+    return "{" + ", ".join(f"{_key(key)}: {_flow(value)}" for key, value in values.items()) + "}"
+
+
+def _flow(value: object) -> str:
+    return mapping(value) if isinstance(value, Mapping) else json.dumps(value)
+
+
+def _key(key: str) -> str:
+    return key if all(c.isalnum() or c in "._/-" for c in key) and key[0].isalpha() else json.dumps(key)
+
+
+def items(entries: Iterable[Mapping[str, object] | str], indent: int) -> str:
+    """Write a list with one entry on each line. An entry that is a text becomes a comment for the next one."""
+    pad = " " * indent
+    return "".join(f"{pad}# {entry}\n" if isinstance(entry, str) else f"{pad}- {mapping(entry)}\n" for entry in entries)
+
+
+def literal(value: str) -> str:
+    """Escape the value of an environment variable or an argument, in which Kubernetes would replace $(NAME)."""
+    return value.replace("$", "$$")
+
 
 MAX_BYTES = 2**20
 """Limit of all values together (kubernetes.io, ConfigMaps: "The data stored in a ConfigMap cannot exceed 1 MiB")."""
@@ -78,7 +118,7 @@ def repository_files(folder: Path) -> list[RepositoryFile]:
         except OSError as error:
             raise _unreadable(path, error) from error
         name = path.relative_to(folder).as_posix()
-        key = _key(name, keys)
+        key = _file_key(name, keys)
         keys.add(key)
         is_executable = bool(status.st_mode & 0o100)
         files.append(RepositoryFile(path=name, key=key, content=content, is_executable=is_executable))
@@ -114,7 +154,7 @@ def _walk(folder: Path) -> Iterator[Path]:
     yield from sorted(found)
 
 
-def _key(path: str, taken: set[str]) -> str:
+def _file_key(path: str, taken: set[str]) -> str:
     key = re.sub(r"[^-._a-zA-Z0-9]", "_", path.replace("/", "."))
     if key in taken or len(key) > _MAX_KEY:
         key = f"{key[: _MAX_KEY - 9]}.{hashlib.sha256(path.encode()).hexdigest()[:8]}"
