@@ -122,6 +122,11 @@ class ConversionPlan:
         return sum(shard.size for shard in self.shards)
 
     @property
+    def source_bytes(self) -> int:
+        """Bytes of the checkpoint that are read."""
+        return sum(shard.source_bytes for shard in self.shards)
+
+    @property
     def weight_map(self) -> dict[str, str]:
         """Tensor -> the file that has it, as the index says it."""
         found = {output.name: shard.name for shard in self.shards for output in shard.outputs}

@@ -1,24 +1,32 @@
-"""Says what a checkpoint is: its model, precision and parts, by its configuration and the headers of its files."""
+"""Says what a checkpoint is: its model, precision and parts, by its configuration and the headers of its files.
+
+It is shown as tables, or as the JSON document "deepseek-triton/checkpoint/1".
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.catalog import Variant, cut_summary, variant_of_folder, variant_of_model, variants
 from deepseek_triton_build.check import CheckpointFacts, read_facts
+from deepseek_triton_build.text import safe_name
 from deepseek_triton_tools.checkpoints.model_parts import PARTS, layer_of, part_of
 from deepseek_triton_tools.checkpoints.stored_tensors import StoredTensor, StoredTensors, open_checkpoint
+from deepseek_triton_tools.host.units import sized
+from deepseek_triton_tools.plans.support_tables import Support, support_of
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles
 from deepseek_triton_tools.repository.checkpoint_manifest import read_manifest
+from deepseek_triton_tools.terminal.tables import Table
 
 _EXPERT = re.compile(r"model\.layers\.\d+\.mlp\.experts\.\d+\.\w+\.(?:weight|qweight|weight_packed)")
 _STORED_PRECISIONS = {"F8_E4M3": "fp8", "U8": "fp4", "I8": "w4a8", "I32": "w4a16", "BF16": "bf16", "F16": "bf16"}
 """Data type of an expert's weight -> the precision that stores it so."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+SCHEMA = "deepseek-triton/checkpoint/1"
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,8 @@ def describe(files: CheckpointFiles) -> CheckpointInfo:
     layers = {layer for name in tensors if (layer := layer_of(name)) is not None}
     configured = facts.config.get("num_hidden_layers")
     num_layers = configured if type(configured) is int else max(layers, default=-1) + 1
-    precision = _stored_precision(tensors.values())
+    expert = next((tensor for name, tensor in tensors.items() if _EXPERT.fullmatch(name)), None)
+    precision = _STORED_PRECISIONS.get(expert.dtype) if expert else None
     problems = [f"{finding.file}: {finding.message}" for finding in findings]
     problems += _contradictions(facts, layers, num_layers, precision)
     return CheckpointInfo(
@@ -113,15 +122,10 @@ def _parts(tensors: Iterable[StoredTensor], num_layers: int) -> Iterator[PartSiz
             yield PartSize(name, len(sizes), sum(sizes), tuple(sorted(dtypes, key=lambda key: -sum(dtypes[key]))))
 
 
-def _stored_precision(tensors: Iterable[StoredTensor]) -> str | None:
-    weights = next((tensor for tensor in tensors if _EXPERT.fullmatch(tensor.name)), None)
-    return _STORED_PRECISIONS.get(weights.dtype) if weights else None
-
-
 def _contradictions(facts: CheckpointFacts, layers: set[int], num_layers: int, precision: str | None) -> Iterator[str]:
-    said = facts.precision or ("bf16" if facts.has_16_bits else None)
-    if said is not None and precision is not None and said != precision:
-        yield f"{facts.quantization_file}: it says {said}, but the experts are stored as {precision}"
+    named = facts.precision or ("bf16" if facts.has_16_bits else None)
+    if named is not None and precision is not None and named != precision:
+        yield f"{facts.quantization_file}: it says {named}, but the experts are stored as {precision}"
     num_missing = num_layers - sum(layer < num_layers for layer in layers)
     if num_missing:
         yield f"{facts.label}/config.json: it says {num_layers} layers, of which {num_missing} are not stored"
@@ -163,3 +167,99 @@ def quantization(facts: CheckpointFacts) -> str:
     block: Any = section.get("weight_block_size") if isinstance(section, dict) else None
     is_block = isinstance(block, list) and len(block) == 2
     return facts.quantization + (f", blocks of {block[0]} x {block[1]}" if is_block else "")
+
+
+def tables(info: CheckpointInfo) -> Iterator[Table]:
+    rows = [(heading, value) for heading, value in _rows(info) if value]
+    yield Table(title=safe_name(str(info.files.folder)), headings=("fact", "value"), rows=rows)
+    parts = [(part.name, sized(part.num_bytes), f"{part.num_tensors:,}", ", ".join(part.dtypes)) for part in info.parts]
+    yield Table(title="Parts", headings=("part", "size", "tensors", "stored as"), rows=parts)
+    support = support_for(info)
+    if support is not None:
+        served = [
+            (cell.gpu, str(cell.published_gpus or "-"), str(cell.minimum_gpus or "-"), str(cell.vllm_gpus or "-"))
+            for cell in support.cells
+        ]
+        headings = ("GPU", "TensorRT-LLM, as published", "TensorRT-LLM, that fit", "vLLM, that fit")
+        yield Table(title="GPUs of one instance", headings=headings, rows=served, is_grid=True)
+
+
+def support_for(info: CheckpointInfo) -> Support | None:
+    """Return what serves the checkpoint whole; None for a cut one, whose size is its own, and for an unknown one."""
+    if info.cut is not None or not info.variants or info.precision is None:
+        return None
+    return support_of(info.variants[0], info.precision)
+
+
+def _rows(info: CheckpointInfo) -> Iterator[tuple[str, str]]:
+    facts, support = info.facts, support_for(info)
+    yield "found as", info.files.found_by
+    yield "revision", info.revision or ""
+    yield "format", f"DeepSeek's inference format, for {info.tensors.num_parts} GPUs" if info.tensors.num_parts else ""
+    if "num_hidden_layers" not in facts.config:
+        yield "config.json", "none of the model; to serve or convert it, copy it from the model on Hugging Face"
+    yield "variant", _variant(info)
+    yield "architecture", safe_name(facts.class_name or "")
+    yield "cut", info.cut or ""
+    yield "precision", info.precision or "not known"
+    yield "quantization", safe_name(quantization(facts))
+    yield "KV cache", facts.kv_cache_quant_algo or "no type named: the engine's settings decide"
+    yield "layers", f"{info.num_layers}, and {_mtp(info)}"
+    yield "routed experts", str(info.experts or "")
+    yield "context length", f"{info.context_length:,} tokens" if info.context_length else ""
+    num_files = len(info.tensors.files)
+    files = "1 file" if num_files == 1 else f"{num_files:,} files"
+    yield "tensors", f"{len(info.tensors):,} in {files}, {sized(info.num_bytes)}"
+    if support is not None:
+        yield "TensorRT-LLM", ", ".join(support.releases) or "no release serves it"
+        yield "vLLM", ", ".join(support.vllm_versions) or "no version serves it"
+
+
+def _mtp(info: CheckpointInfo) -> str:
+    configured = info.facts.config.get("num_nextn_predict_layers", 0)
+    is_missing = isinstance(configured, int) and configured > info.num_mtp_layers
+    return f"{info.num_mtp_layers or 'no'} MTP layer" + (
+        f", though config.json says {configured}" if is_missing else ""
+    )
+
+
+def _variant(info: CheckpointInfo) -> str:
+    names = [variant.name for variant in info.variants]
+    if not names:
+        return "none that is known here"
+    if len(names) == 1:
+        return names[0]
+    return f"{', '.join(names[:-1])} or {names[-1]}, which share this shape"
+
+
+def entry(info: CheckpointInfo) -> dict[str, Any]:
+    """Return what the JSON document says of a checkpoint."""
+    facts, support = info.facts, support_for(info)
+    return {
+        "source": info.files.source,
+        "folder": str(info.files.folder),
+        "found_by": info.files.found_by,
+        "format": "deepseek-inference" if info.tensors.num_parts else "hugging-face",
+        "revision": info.revision,
+        "variants": [variant.name for variant in info.variants],
+        "architecture": facts.class_name,
+        "cut": info.cut,
+        "precision": info.precision,
+        "quantization": facts.quantization,
+        "kv_cache_quant_algo": facts.kv_cache_quant_algo,
+        "num_layers": info.num_layers,
+        "num_mtp_layers": info.num_mtp_layers,
+        "num_routed_experts": info.experts,
+        "context_length": info.context_length,
+        "num_tensors": len(info.tensors),
+        "num_files": len(info.tensors.files),
+        "bytes": info.num_bytes,
+        "parts": [
+            {"part": part.name, "tensors": part.num_tensors, "bytes": part.num_bytes, "dtypes": list(part.dtypes)}
+            for part in info.parts
+        ],
+        "gpus": [asdict(cell) for cell in support.cells] if support else [],
+        "trtllm_releases": list(support.releases) if support else [],
+        "vllm_versions": list(support.vllm_versions) if support else [],
+        "problems": list(info.problems),
+    }

@@ -6,12 +6,14 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from deepseek_triton_build.check import Header, HeaderError, is_inside, read_header
 from deepseek_triton_build.text import first_names, safe_name
 from deepseek_triton_tools.checkpoints.folder_files import UNFINISHED, add_file, is_pointer, is_unfinished, size_of
+from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, WeightFile, find_damage
 from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, read_manifest
 from deepseek_triton_tools.tool_errors import CheckpointError
@@ -52,6 +54,23 @@ class VerifyReport:
     damages: tuple[Damage, ...]
     unverified: tuple[str, ...] = field(repr=False)
     """Weight files without a hash."""
+
+    def summary(self) -> str:
+        """Say it in one line."""
+        files = f"{self.num_files} files, {sized(self.num_bytes)}"
+        of = f" of {safe_name(self.source)}" if self.source else ""
+        ending = f"{len(self.damages)} damaged" if self.damages else "nothing is damaged"
+        if not self.compared_with:
+            return (
+                f"{self.folder}: there are no hashes: only the index and the headers of {files} were looked at; "
+                f"{ending}"
+            )
+        rest = f"; {len(self.unverified)} weight files have no hash there" if self.unverified else ""
+        return f"{self.folder}: {files}{of}, compared with {self.compared_with}{rest}; {ending}"
+
+    def document(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return asdict(self) | {"folder": str(self.folder)}
 
 
 @dataclass(frozen=True, kw_only=True)

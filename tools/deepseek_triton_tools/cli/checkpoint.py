@@ -1,15 +1,38 @@
-"""`deepseek-triton checkpoint`: get a checkpoint, verify it, look into it, and make another precision of it."""
+"""`deepseek-triton checkpoint`: get a checkpoint, verify it, look into it, and make another precision of it.
+
+`download` and `quantize` have modules of their own.
+"""
 
 from __future__ import annotations
 
-from deepseek_triton_tools.cli.checkpoint_calibrate import add_calibrate_form
-from deepseek_triton_tools.cli.checkpoint_compare import add_compare_form
-from deepseek_triton_tools.cli.checkpoint_cut import add_cut_form
+import argparse
+import os
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
 from deepseek_triton_tools.cli.checkpoint_download import add_download_form
-from deepseek_triton_tools.cli.checkpoint_info import add_info_form
-from deepseek_triton_tools.cli.checkpoint_quantize import add_quantize_form
-from deepseek_triton_tools.cli.checkpoint_verify import add_verify_form
-from deepseek_triton_tools.cli.parsing import VerbParser
+from deepseek_triton_tools.cli.checkpoint_quantize import add_quantize_form, require_numbers
+from deepseek_triton_tools.cli.parsing import (
+    VerbParser,
+    Verbs,
+    add_json,
+    add_verb,
+    option,
+    path,
+    positive,
+    require_tools,
+    words,
+)
+from deepseek_triton_tools.host.units import part_of, sized
+from deepseek_triton_tools.pages import install_extra
+from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader
+from deepseek_triton_tools.terminal.status_line import StatusLine
+from deepseek_triton_tools.tool_errors import CheckpointError, InstallationError, ToolError
+
+_PLAIN_S = 15.0
+_MOST_JOBS = 8
+_CUT_DOCUMENT = "deepseek-triton/checkpoint-cut/1"
 
 
 def add_options(verb: VerbParser) -> None:
@@ -20,10 +43,249 @@ def add_options(verb: VerbParser) -> None:
         "--output /models/DeepSeek-R1-W4AFP8",
         notes="docs/checkpoints.md has more.",
     )
-    add_download_form(forms)
-    add_verify_form(forms)
-    add_info_form(forms)
-    add_quantize_form(forms)
-    add_calibrate_form(forms)
-    add_compare_form(forms)
-    add_cut_form(forms)
+    for add in (add_download_form, _add_verify, _add_info, add_quantize_form, _add_calibrate, _add_compare, _add_cut):
+        add(forms)
+
+
+def _add_verify(forms: Verbs) -> None:
+    verb = add_verb(forms, "verify", "compare every file with its size and SHA-256, offline, and name what is damaged")
+    verb.runs(
+        _verify,
+        "deepseek-triton checkpoint verify /models/DeepSeek-R1",
+        "deepseek-triton checkpoint verify deepseek-ai/DeepSeek-R1 --json",
+        notes="The hashes are in checkpoint.sha256.json, which download and quantize write, in the hub's cache, or in\n"
+        "*.sha256. Without them, only the index and headers are looked at. Exit code 1: something is damaged.",
+    )
+    option(verb, "checkpoint CHECKPOINT", "its folder, or OWNER/NAME in the hub's cache", words)
+    option(verb, "--jobs N", "files at once (default: one a CPU, at most 8)", positive)
+    add_json(verb, "docs/checkpoints.md")
+
+
+def _verify(args: argparse.Namespace) -> int:
+    require_tools()
+    from deepseek_triton_tools.checkpoints.verify import SCHEMA, VerifyProgress, verify
+
+    status = StatusLine(_PLAIN_S)
+
+    def show(progress: VerifyProgress) -> None:
+        status.show(lambda: f"compared {part_of(progress.done, progress.total)}")
+
+    jobs = args.jobs or min(_MOST_JOBS, len(os.sched_getaffinity(0)))
+    try:
+        report = verify(_folder(args.checkpoint), jobs=jobs, observe=show)
+    finally:
+        status.clear()
+    code = 1 if report.damages else 0
+    with to_reader():
+        if args.json:
+            print_json({"schema": SCHEMA, "ok": not code, "exit_code": code, **report.document()})
+        else:
+            for damage in report.damages:
+                print(damage)
+            print(report.summary())
+    return code
+
+
+def _folder(checkpoint: str) -> Path:
+    """Return the folder, in the hub's cache where there is none of that name.
+
+    :raises CheckpointError: when it is in neither place.
+    """
+    from deepseek_triton_build.text import safe_name
+    from deepseek_triton_tools.repository.hub_cache import find_snapshot, parse_hub_name
+
+    if (path := Path(checkpoint)).exists():
+        return path
+    name = parse_hub_name(checkpoint)
+    if name is None:
+        raise CheckpointError(
+            f"{safe_name(checkpoint)}: expected a checkpoint's folder or OWNER/NAME, found nothing; correct the path"
+        )
+    folder, _ = find_snapshot(name)
+    return folder
+
+
+def _add_info(forms: Verbs) -> None:
+    verb = add_verb(forms, "info", "say what a checkpoint is: model, precision, parts, and what serves it")
+    verb.runs(
+        _info,
+        "deepseek-triton checkpoint info /models/DeepSeek-R1",
+        "deepseek-triton checkpoint info deepseek-ai/DeepSeek-R1 --json",
+        notes="Only headers are read, so it takes seconds. Exit codes: 0 it is described; 1 its files contradict each\n"
+        "other, or one is missing or damaged.",
+    )
+    what = "its folder, its Hugging Face name in the local cache, or a model repository that serves it"
+    option(verb, "checkpoint CHECKPOINT", what, words)
+    add_json(verb, "docs/checkpoints.md")
+
+
+def _info(args: argparse.Namespace) -> int:
+    require_tools()
+    require_numbers("info")
+    from deepseek_triton_tools.checkpoints.info import SCHEMA, describe, entry, tables
+    from deepseek_triton_tools.repository.checkpoint_files import find_checkpoints
+    from deepseek_triton_tools.terminal.tables import show
+
+    infos = [describe(files) for files in find_checkpoints(args.checkpoint)]
+    with to_reader():
+        if args.json:
+            print_json({"schema": SCHEMA, "checkpoints": [entry(info) for info in infos]})
+        else:
+            for info in infos:
+                for table in tables(info):
+                    show(table)
+    problems = [problem for info in infos for problem in info.problems]
+    for problem in problems:
+        complain(f"deepseek-triton checkpoint: {problem}")
+    return 1 if problems else 0
+
+
+def _add_calibrate(forms: Verbs) -> None:
+    verb = add_verb(forms, "calibrate", "print a script that calibrates activations for W4AFP8 on 8 GPUs, or run it")
+    verb.runs(
+        _calibrate,
+        "deepseek-triton checkpoint calibrate /models/DeepSeek-R1 --output /models/R1-amax > calibrate.sh",
+        "deepseek-triton checkpoint calibrate /models/DeepSeek-R1 --output /models/R1-amax --run",
+        notes="The folder is for checkpoint quantize --to w4afp8 --act-scales. A run that has failed goes on with the\n"
+        "stage that failed. It clones and installs NVIDIA's ModelOpt. docs/checkpoints.md has more.",
+    )
+    option(verb, "source DIR", "folder of DeepSeek-V3, R1 or V3.1 in FP8, as published", path)
+    what = "folder that gets the amax files; the work beside it, OUT.work, takes as much disk as the checkpoint"
+    option(verb, "--output OUT", what, path, required=True)
+    option(verb, "--run", "run it here, instead of printing it")
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    require_numbers("calibrate")
+    from deepseek_triton_tools.checkpoints.calibration import lacking, plan_calibration, render_calibration
+    from deepseek_triton_tools.doctor.machine import Machine
+    from deepseek_triton_tools.host.then_command import run_instead
+
+    calibration = plan_calibration(args.source, args.output)
+    text = render_calibration(calibration)
+    if args.run:
+        if wrong := list(lacking(calibration, Machine())):
+            raise InstallationError(f"the calibration can't run here: {'; '.join(wrong)}")
+        run_instead(["bash", "-c", text, "calibrate"])
+    with to_reader():
+        print(text, end="")
+    return 0
+
+
+def _add_compare(forms: Verbs) -> None:
+    verb = add_verb(
+        forms, "compare", "show what another precision has changed: each weight's error, and the experts' output"
+    )
+    verb.runs(
+        _compare,
+        "deepseek-triton checkpoint compare /models/DeepSeek-R1 /models/DeepSeek-R1-W4AFP8 --sample 24",
+        "deepseek-triton checkpoint compare DeepSeek-R1 DeepSeek-R1-bf16 --layers 3,58-60 --report error.html",
+        notes="FP8 in blocks, INT4 in groups, bfloat16 and float32 are compared as the numbers that they stand for.\n"
+        "docs/checkpoints.md says what the figures mean.",
+    )
+    option(verb, "source SOURCE", "folder of the checkpoint that counts as right", path)
+    option(verb, "other OTHER", "folder of the checkpoint that was made of it", path)
+    option(verb, "--layers LIST", "only these layers, such as 3,58-60 (default: everything)", _layers)
+    what = "only N weights of each part, and of each layer's experts, evenly spaced (default: all)"
+    option(verb, "--sample N", what, positive)
+    option(verb, "--workers N", "processes (default: one a core)", positive)
+    option(verb, "--report FILE", "write a page with pictures, which needs no network", path)
+    add_json(verb, "docs/checkpoints.md")
+
+
+def _layers(text: str) -> frozenset[int]:
+    """Read a list of layers: "3,58-60"."""
+    layers: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", part.strip(), re.ASCII)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise argparse.ArgumentTypeError(f"expected layers such as 3,58-60, got {text!r:.100}")
+        layers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(layers)
+
+
+def _compare(args: argparse.Namespace) -> int:
+    require_numbers("compare")
+    if args.report is not None and find_spec("plotly") is None:
+        raise InstallationError(f"--report needs plotly: {install_extra('bench')}")
+    if args.report is not None and not (
+        args.report.parent.is_dir() and not args.report.is_dir() and os.access(args.report.parent, os.W_OK | os.X_OK)
+    ):
+        raise ToolError(
+            f"--report: expected a file in a folder that can be written, found {args.report}; name another", exit_code=2
+        )
+    from deepseek_triton_tools.checkpoints.comparison_view import (
+        comparison_document,
+        show_comparison,
+        write_comparison,
+    )
+    from deepseek_triton_tools.checkpoints.weight_comparison import compare
+
+    status = StatusLine()
+    comparison = compare(
+        args.source,
+        args.other,
+        layers=args.layers,
+        sample=args.sample,
+        workers=args.workers or len(os.sched_getaffinity(0)),
+        on_progress=lambda done, total: status.show(lambda: f"compared {done:,} of {total:,} weights and layers"),
+    )
+    status.clear()
+    with to_reader():
+        if args.json:
+            print_json(comparison_document(comparison, args.source, args.other))
+        else:
+            show_comparison(comparison)
+    if args.report is not None:  # after the figures, which would be lost when this fails
+        write_comparison(args.report, comparison, args.source, args.other)
+    return 0
+
+
+def _add_cut(forms: Verbs) -> None:
+    verb = add_verb(forms, "cut", "write the first layers and experts as a checkpoint of its own, to test hardware")
+    verb.runs(
+        _cut,
+        "deepseek-triton checkpoint cut /models/DeepSeek-R1 --layers 4 --output /models/R1-4",
+        "deepseek-triton checkpoint cut /models/DeepSeek-R1 --layers 5 --experts 32 --mtp --output /models/R1-small",
+        notes="The tensors keep their shapes and bytes, so kernels, memory and settings are tested as they are; the\n"
+        "answers are noise. `build --model OUTPUT` plans it with its own size.",
+    )
+    option(verb, "source DIR", "folder of the checkpoint", path)
+    option(verb, "--layers N", "keep the first N layers", positive, required=True)
+    option(verb, "--output DIR", "folder to write; it must not exist", path, required=True)
+    what = "keep the first N routed experts of each layer, and the router's rows for them (default: all)"
+    option(verb, "--experts N", what, positive)
+    option(verb, "--mtp", "keep the MTP layer, after the last layer that is kept")
+    add_json(verb, "docs/checkpoints.md")
+
+
+def _cut(args: argparse.Namespace) -> int:
+    require_tools()
+    require_numbers("cut")
+    from deepseek_triton_tools.checkpoints.cut import CutOptions, plan_cut, write_cut
+    from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint, read_config
+    from deepseek_triton_tools.host.stop_signals import Stop
+
+    options = CutOptions(num_layers=args.layers, num_experts=args.experts, keep_mtp=args.mtp)
+    cut = plan_cut(open_checkpoint(args.source), read_config(args.source), options)
+    if not cut.num_moe_layers:
+        complain(f"note: the first {args.layers} layers are dense: none with routed experts is kept")
+    status = StatusLine()
+    with Stop() as stop:
+        is_done = write_cut(
+            cut,
+            args.output,
+            on_progress=lambda written: status.show(lambda: part_of(written, cut.size)),
+            should_stop=stop.event.is_set,
+        )
+        status.clear()
+        if not is_done:
+            complain(f"{args.output}: stopped; nothing was written")
+            return stop.exit_code
+    num_tensors = sum(map(len, cut.shards.values()))
+    if args.json:
+        document = {"output": str(args.output), "files": len(cut.shards), "tensors": num_tensors, "bytes": cut.size}
+        print_json({"schema": _CUT_DOCUMENT, **document})
+    else:
+        print(f"wrote {args.output}: {num_tensors:,} tensors, {sized(cut.size)}")
+    return 0

@@ -7,10 +7,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from deepseek_triton_tools.cli.parsing import (
-    VerbParser,
     Verbs,
     add_verb,
     duration,
+    option,
     path,
     positive,
     require_tools,
@@ -31,7 +31,6 @@ _PLAIN_S = 15.0
 
 
 def add_download_form(forms: Verbs) -> None:
-    """Add the form `download` to `checkpoint`."""
     verb = add_verb(forms, "download", "download what serving needs, each file verified; started again, it continues")
     verb.runs(
         _download,
@@ -41,24 +40,16 @@ def add_download_form(forms: Verbs) -> None:
         "Exit codes: 0 all files are there and verified; 1 some are not; 2 wrong command line; 130 interrupted.",
     )
     verb.usage = "%(prog)s MODEL [--to DIR] [options]"
-    _add_what(verb)
+    option(verb, "model MODEL", "a name of `deepseek-triton variants`, or OWNER/NAME on the hub", words)
+    option(verb, "--to DIR", "a plain folder (default: the hub's cache)", path)
+    option(verb, "--precision NAME", "of a variant's several checkpoints (default: its first)")
+    option(verb, "--revision NAME", "a branch, tag or commit (default: main)", words)
+    option(verb, "--include GLOB", "instead of what serving needs; may be repeated", words, action="append")
+    option(verb, "--exclude GLOB", "but not these; may be repeated", words, action="append")
     limits = verb.add_argument_group("limits; SIZE is 64GiB or 64G (2^30 each), 500MB (10^6) or a number of bytes")
-    limits.add_argument("--jobs", type=positive, default=4, metavar="N", help="files at once (default: 4)")
-    limits.add_argument("--rate-limit", type=size, metavar="SIZE", help="most bytes a second (default: no limit)")
-    limits.add_argument(
-        "--give-up", type=duration, default=300.0, metavar="S", help="end if no byte came for S (default: 300)"
-    )
-
-
-def _add_what(verb: VerbParser) -> None:
-    verb.add_argument(
-        "model", type=words, metavar="MODEL", help="a name of `deepseek-triton variants`, or OWNER/NAME on the hub"
-    )
-    verb.add_argument("--to", type=path, metavar="DIR", help="a plain folder (default: the hub's cache)")
-    verb.add_argument("--precision", metavar="NAME", help="of a variant's several checkpoints (default: its first)")
-    verb.add_argument("--revision", type=words, metavar="NAME", help="a branch, tag or commit (default: main)")
-    for name, what in (("include", "instead of what serving needs"), ("exclude", "but not these")):
-        verb.add_argument(f"--{name}", action="append", type=words, metavar="GLOB", help=f"{what}; may be repeated")
+    option(limits, "--jobs N", "files at once (default: 4)", positive, default=4)
+    option(limits, "--rate-limit SIZE", "most bytes a second (default: no limit)", size)
+    option(limits, "--give-up S", "end if no byte came for S (default: 300)", duration, default=300.0)
 
 
 def _download(args: argparse.Namespace) -> int:

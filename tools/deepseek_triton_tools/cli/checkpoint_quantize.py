@@ -6,16 +6,13 @@ import argparse
 import os
 import time
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepseek_triton_tools.cli.parsing import Verbs, add_json, add_verb, path, positive, share, size
+from deepseek_triton_tools.cli.parsing import Verbs, add_json, add_verb, option, path, positive, share, size
 from deepseek_triton_tools.pages import install_extra
 from deepseek_triton_tools.tool_errors import CheckpointError, InstallationError, ToolError
 
 if TYPE_CHECKING:
-    from deepseek_triton_tools.checkpoints.activation_scales import ActivationScales
-    from deepseek_triton_tools.checkpoints.conversion_plan import ConversionPlan
     from deepseek_triton_tools.checkpoints.converting import ConversionProgress
 
 _TARGETS = ("w4afp8", "fp8", "bf16")
@@ -24,7 +21,6 @@ _DOCUMENT = "deepseek-triton/checkpoint-quantize/1"
 
 
 def add_quantize_form(forms: Verbs) -> None:
-    """Add the form `quantize` to `checkpoint`."""
     verb = add_verb(forms, "quantize", "write a checkpoint in W4AFP8, FP8 or bfloat16, or switch its KV cache to FP8")
     verb.runs(
         _quantize,
@@ -34,31 +30,33 @@ def add_quantize_form(forms: Verbs) -> None:
         notes="Run the same command again after a stop, and it goes on. Exit codes: 0 the checkpoint is complete; 1 it "
         "failed; 3 this share is done, others are not.\ndocs/checkpoints.md says what is written, and how fast.",
     )
-    verb.add_argument("source", type=path, metavar="DIR", help="folder of the checkpoint")
-    verb.add_argument(
-        "--to", type=str.lower, choices=_TARGETS, help="w4afp8: experts in INT4; fp8: blocks of 128 x 128; bf16"
-    )
-    verb.add_argument("--output", type=path, metavar="DIR", help="folder to write, new or of a run that was stopped")
-    help_text = "w4afp8: a safetensors file of input scales, or the folder that ModelOpt's calibration wrote"
-    verb.add_argument("--act-scales", type=path, metavar="PATH", help=help_text)
-    help_text = "TensorRT-LLM keeps the KV cache in FP8; without --to, only hf_quant_config.json in DIR is written"
-    verb.add_argument("--kv-cache", type=str.lower, choices=("fp8",), help=help_text)
-    help_text = "the layer for multi-token prediction, in FP8 with w4afp8 (default: keep)"
-    verb.add_argument("--mtp", choices=("keep", "drop"), default="keep", help=help_text)
+    option(verb, "source DIR", "folder of the checkpoint", path)
+    targets = "w4afp8: experts in INT4; fp8: blocks of 128 x 128; bf16"
+    option(verb, "--to", targets, type=str.lower, choices=_TARGETS)
+    option(verb, "--output DIR", "folder to write, new or of a run that was stopped", path)
+    what = "w4afp8: a safetensors file of input scales, or the folder that ModelOpt's calibration wrote"
+    option(verb, "--act-scales PATH", what, path)
+    what = "TensorRT-LLM keeps the KV cache in FP8; without --to, only hf_quant_config.json in DIR is written"
+    option(verb, "--kv-cache", what, type=str.lower, choices=("fp8",))
+    what = "the layer for multi-token prediction, in FP8 with w4afp8 (default: keep)"
+    option(verb, "--mtp", what, choices=("keep", "drop"), default="keep")
     add_json(verb, "docs/checkpoints.md")
     work = verb.add_argument_group("work; none of it changes a byte of what is written, except --shard-size")
-    help_text = "what computes: with 16 cores or more, cpu is as fast as the disk (default: cpu)"
-    work.add_argument("--device", choices=_DEVICES, default="cpu", help=help_text)
-    work.add_argument("--workers", type=positive, metavar="N", help="processes (default: one a core, or four a GPU)")
-    work.add_argument("--share", type=share, default=(1, 1), metavar="K/N", help="do only part K of N (default: 1/1)")
-    work.add_argument(
-        "--shard-size", type=size, metavar="SIZE", help="of each file (default: 1/64 of all, 100MB to 2.5GB)"
-    )
+    what = "what computes: with 16 cores or more, cpu is as fast as the disk (default: cpu)"
+    option(work, "--device", what, choices=_DEVICES, default="cpu")
+    option(work, "--workers N", "processes (default: one a core, or four a GPU)", positive)
+    option(work, "--share K/N", "do only part K of N (default: 1/1)", share, default=(1, 1))
+    option(work, "--shard-size SIZE", "of each file (default: 1/64 of all, 100MB to 2.5GB)", size)
+
+
+def require_numbers(form: str) -> None:
+    """:raises InstallationError: without the extra `checkpoint`, which has FP8 for numpy."""
+    if find_spec("ml_dtypes") is None:
+        raise InstallationError(f"checkpoint {form} needs ml-dtypes and numpy: {install_extra('checkpoint')}")
 
 
 def _quantize(args: argparse.Namespace) -> int:
-    if find_spec("ml_dtypes") is None:
-        raise InstallationError(f"checkpoint quantize needs ml-dtypes and numpy: {install_extra('checkpoint')}")
+    require_numbers("quantize")
     if args.to is None:
         return _switch_kv_cache(args)
     if args.output is None:
@@ -89,9 +87,11 @@ def _switch_kv_cache(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace) -> int:
+    from deepseek_triton_tools.checkpoints.activation_scales import read_activation_scales
     from deepseek_triton_tools.checkpoints.conversion_plan import ConversionOptions, plan_conversion
     from deepseek_triton_tools.checkpoints.converting import ConversionRun, convert
     from deepseek_triton_tools.checkpoints.stored_tensors import open_checkpoint, read_config
+    from deepseek_triton_tools.checkpoints.tensor_jobs import gpus
     from deepseek_triton_tools.host.stop_signals import Stop
     from deepseek_triton_tools.host.units import about, sized
     from deepseek_triton_tools.terminal.output_streams import complain
@@ -99,13 +99,15 @@ def _convert(args: argparse.Namespace) -> int:
 
     options = ConversionOptions(
         target=args.to,
-        act_scales=_act_scales(args.act_scales),
+        act_scales=args.act_scales and read_activation_scales(args.act_scales),
         kv_cache_fp8=args.kv_cache is not None,
         keep_mtp=args.mtp == "keep",
         shard_bytes=args.shard_size,
     )
     plan = plan_conversion(open_checkpoint(args.source), read_config(args.source), options)
-    devices = _devices(args.device)
+    devices = gpus() if args.device == "cuda" else []
+    if args.device == "cuda" and not devices:
+        raise InstallationError("--device cuda: expected a torch that finds a GPU, found none; try --device cpu")
     run = ConversionRun(
         workers=args.workers or (4 * len(devices) if devices else len(os.sched_getaffinity(0))),
         devices=devices,
@@ -117,7 +119,7 @@ def _convert(args: argparse.Namespace) -> int:
     def show(progress: ConversionProgress) -> None:
         if not last and not args.json:
             files = "1 file" if len(plan.shards) == 1 else f"{len(plan.shards)} files"
-            status.say(f"{args.source}: {sized(_source_bytes(plan))} to {sized(plan.size)} in {files}")
+            status.say(f"{args.source}: {sized(plan.source_bytes)} to {sized(plan.size)} in {files}")
         last[:] = [progress]
         status.show(lambda: _progress_line(progress, time.monotonic() - begin_s))
 
@@ -141,25 +143,6 @@ def _convert(args: argparse.Namespace) -> int:
     what = "complete" if is_complete else f"share {run.share[0]}/{run.share[1]} is done, others are not"
     _say(args, f"{args.output}: {what}{rate}", document)
     return 0 if is_complete else 3
-
-
-def _act_scales(given: Path | None) -> ActivationScales | None:
-    from deepseek_triton_tools.checkpoints.activation_scales import read_activation_scales
-
-    return None if given is None else read_activation_scales(given)
-
-
-def _devices(wanted: str) -> list[str]:
-    from deepseek_triton_tools.checkpoints.tensor_jobs import gpus
-
-    found = gpus() if wanted == "cuda" else []
-    if wanted == "cuda" and not found:
-        raise InstallationError("--device cuda: expected a torch that finds a GPU, found none; try --device cpu")
-    return found
-
-
-def _source_bytes(plan: ConversionPlan) -> int:
-    return sum(shard.source_bytes for shard in plan.shards)
 
 
 def _progress_line(progress: ConversionProgress, elapsed_s: float) -> str:
