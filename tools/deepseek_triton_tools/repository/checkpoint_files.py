@@ -1,4 +1,6 @@
-"""The files of a checkpoint that the engine reads: which they are, where they lie, and whether they are whole."""
+"""The checkpoints that a source means, the models of a repository among them, and the files that the engine reads:
+which they are, where they lie, and whether they are whole.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +9,117 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from deepseek_triton_build.check import INDEX, MISSING_SHARD, Finding, check_weights, files_read
-from deepseek_triton_build.text import safe_name
+from deepseek_triton_build.check import INDEX, MISSING_SHARD, Finding, check_weights, files_read, read_yaml
+from deepseek_triton_build.text import safe_name, short_repr
 from deepseek_triton_tools.repository.hub_cache import HubName, find_snapshot, parse_hub_name, unfinished_downloads
-from deepseek_triton_tools.repository.served_models import (
-    MODEL_YAML,
-    NothingToReadError,
-    ServedModel,
-    model_yamls,
-    served_models,
-)
 from deepseek_triton_tools.tool_errors import CheckpointError
+
+MODEL_YAML = "model.yaml"
+_DRAFT_KEYS = ("speculative_model", "speculative_model_dir")
+"""Keys of speculative_config that name a draft model: the second one in TensorRT-LLM 1.1, the first in 0.21 and 1.2."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """One checkpoint that one model.yaml names."""
+
+    model_yaml: Path
+    name: str
+    """A folder or the name of a model on the Hugging Face hub, as model.yaml has it."""
+    revision: str | None
+    is_draft: bool
+    only_indexed: bool
+    """The engine reads the files that the checkpoint's index names, and not all that are in its folder."""
+
+    @property
+    def path(self) -> Path:
+        """The path, if `name` is a folder. A relative path counts from model.yaml's folder, as in the backend."""
+        return self.model_yaml.parent / self.name
+
+    def __str__(self) -> str:
+        return f"the {'draft ' if self.is_draft else ''}model of {self.model_yaml}"
+
+
+class NothingToReadError(CheckpointError):
+    """The served model has no weights of its own."""
+
+
+def model_yamls(path: Path) -> list[Path]:
+    """Return the model.yaml files at `path`, which is a model.yaml itself, or the folder of a version, a model or a
+    repository.
+
+    Each model has one: that of its highest version, which Triton loads unless config.pbtxt says otherwise.
+
+    :raises OSError: when a folder can't be listed.
+    """
+    if not path.is_dir():
+        return [path] if path.suffix in (".yaml", ".yml") else []
+    if os.path.lexists(path / MODEL_YAML):
+        return [path / MODEL_YAML]
+    folders = [path, *(path / name for name in sorted(os.listdir(path)) if os.path.isdir(path / name))]
+    return [newest for folder in folders if (newest := _newest(folder))]
+
+
+def list_folder(folder: Path) -> list[str]:
+    """:raises CheckpointError: when the folder can't be listed."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError as error:
+        raise CheckpointError(f"{folder}: can't be listed: {error.strerror}; allow this user to read it") from error
+
+
+def _newest(model_folder: Path) -> Path | None:
+    """Return the model.yaml of the model's highest version; None where it is no model's folder."""
+    names = list_folder(model_folder)
+    versions = [name for name in names if name.isdecimal() and os.path.lexists(model_folder / name / MODEL_YAML)]
+    return model_folder / max(versions, key=int) / MODEL_YAML if versions else None
+
+
+def served_models(model_yaml: Path) -> list[ServedModel]:
+    """Return the checkpoint that `model_yaml` names, and the one of its draft model.
+
+    :raises NothingToReadError: when the engine reads no checkpoint.
+    :raises CheckpointError: when the file can't be read, or names no checkpoint.
+    """
+    document, findings = read_yaml(model_yaml, str(model_yaml))
+    if document is None:
+        texts = []
+        for finding in findings:
+            message = finding.message.removeprefix(f"{model_yaml}: ")
+            texts.append(f"{model_yaml}{f':{finding.line}' if finding.line else ''}: {message}; {finding.fix}")
+        raise CheckpointError("; ".join(texts))
+    triton, model = _section(document.values, "triton_config"), document.values.get("model")
+    engine = triton.get("engine", "tensorrt_llm")
+    if engine == "simulated":
+        raise NothingToReadError(f"{model_yaml}: the simulated engine reads no weights; there is nothing to warm")
+    if not isinstance(model, str) or not model:
+        raise CheckpointError(
+            f"{model_yaml}: expected model: and a checkpoint's folder or name, found {short_repr(model)}"
+        )
+    revision = document.values.get("revision")
+    main = ServedModel(
+        model_yaml=model_yaml,
+        name=model,
+        revision=revision if isinstance(revision, str) else None,
+        is_draft=False,
+        only_indexed=engine == "reference",
+    )
+    speculative = _section(document.values, "speculative_config")
+    drafts = [name for key in _DRAFT_KEYS if isinstance(name := speculative.get(key), str) and name]
+    return [
+        main,
+        *(
+            ServedModel(model_yaml=model_yaml, name=name, revision=None, is_draft=True, only_indexed=False)
+            for name in drafts
+        ),
+    ]
+
+
+def _section(values: Any, key: str) -> dict[Any, Any]:
+    section = values.get(key)
+    return section if isinstance(section, dict) else {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +158,7 @@ class CheckpointFiles:
 
 
 def find_checkpoints(source: str) -> tuple[CheckpointFiles, ...]:
-    """The checkpoints that `source` means, each once.
+    """Return the checkpoints that `source` means, each once.
 
     A source is a folder, a Hugging Face name in the local cache ("org/name", "org/name@revision"), or a model
     repository, a model's folder or a model.yaml, for which all checkpoints that it serves are returned. If a folder has
@@ -102,7 +203,7 @@ def _at_path(source: str, path: Path) -> tuple[CheckpointFiles, ...]:
 
 
 def _served(source: str, yamls: Sequence[Path]) -> tuple[CheckpointFiles, ...]:
-    """The checkpoints of several models. A model without weights is passed over where another one has some."""
+    """Return the checkpoints of several models. A model without weights is passed over where another one has some."""
     found: dict[Path, tuple[_Location, bool]] = {}
     problems: list[CheckpointError] = []
     for model_yaml in yamls:

@@ -42,13 +42,13 @@ class HubName:
 
 
 def parse_hub_name(text: str) -> HubName | None:
-    """The name in `text`; None where it can only be a path."""
+    """Return the name in `text`; None where it can only be a path."""
     match = None if text.startswith((".", "/", "~")) else _NAME.fullmatch(text)
     return HubName(match["model"], match["revision"] or _MAIN) if match else None
 
 
 def hub_cache() -> tuple[Path, str]:
-    """The folder of the cache, and the setting that says so, for people."""
+    """Return the folder of the cache, and the setting that says so, for people."""
     for variable, below in (
         ("HF_HUB_CACHE", ""),
         ("HUGGINGFACE_HUB_CACHE", ""),
@@ -61,7 +61,7 @@ def hub_cache() -> tuple[Path, str]:
 
 
 def find_snapshot(name: HubName, model_folder: Path | None = None) -> tuple[Path, str]:
-    """The folder and the commit of the snapshot of one revision of a model.
+    """Return the folder and the commit of the snapshot of one revision of a model.
 
     :param model_folder: the model's folder in a cache. None: its folder in the cache that the environment names.
     :raises CheckpointError: when the model or the revision isn't there.
@@ -87,7 +87,7 @@ def find_snapshot(name: HubName, model_folder: Path | None = None) -> tuple[Path
 
 
 def unfinished_downloads(folder: Path) -> list[Path]:
-    """The partial files of a download into the cache, or into the folder itself, that has not finished."""
+    """Return the partial files of a download into the cache, or into the folder itself, that has not finished."""
     blobs = folder.parent.parent / "blobs"
     local = folder / ".cache" / "huggingface" / "download"
     places = [local, blobs] if folder.parent.name == "snapshots" else [local]
@@ -95,7 +95,7 @@ def unfinished_downloads(folder: Path) -> list[Path]:
 
 
 def _commit(model_folder: Path, name: HubName) -> str | None:
-    """The commit that a branch or tag was when it was downloaded; None when no such branch or tag was."""
+    """Return the commit that a branch or tag was when it was downloaded; None when no such branch or tag was."""
     if not is_inside(name.revision):
         return None
     ref = model_folder / "refs" / name.revision
@@ -109,7 +109,7 @@ def _commit(model_folder: Path, name: HubName) -> str | None:
 
 
 def _file_names(folder: Path) -> list[str]:
-    """The names in a folder, sorted; none where the folder does not exist or can't be read."""
+    """Return the names in a folder, sorted; none where the folder does not exist or can't be read."""
     try:
         return sorted(os.listdir(folder))
     except OSError:

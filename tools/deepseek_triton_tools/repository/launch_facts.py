@@ -10,7 +10,7 @@ from pathlib import Path
 from deepseek_triton_build.catalog import gpus
 from deepseek_triton_build.check import MANIFEST, Stamp, read_stamp
 from deepseek_triton_build.text import safe_name
-from deepseek_triton_tools.repository.served_models import MODEL_YAML, NothingToReadError
+from deepseek_triton_tools.repository.checkpoint_files import MODEL_YAML, NothingToReadError
 from deepseek_triton_tools.repository.serving_facts import Serving, serving_of
 from deepseek_triton_tools.tool_errors import RepositoryError
 
@@ -88,8 +88,8 @@ class LaunchFacts:
     def mounts(self) -> dict[str, str]:
         """Folders that a container mounts for the checkpoint: path in the container -> path on this machine. None for
         one inside the repository, which is mounted anyway."""
-        found = self.serving.mounts.items() if self.serving else ()
-        return {place: source for place, source in found if not Path(place).is_relative_to(self.folder)}
+        mounts = self.serving.mounts.items() if self.serving else ()
+        return {place: source for place, source in mounts if not Path(place).is_relative_to(self.folder)}
 
     @property
     def shm_bytes(self) -> int:
@@ -156,16 +156,12 @@ def facts_of(source: str) -> LaunchFacts:
         nodes=nodes,
         ready_within_s=int(match[1]) if match else _READY_WITHIN_S,
         serving=serving,
-        expert_copy=_count(stamp.values.get("shared_memory")),
+        expert_copy=shared if isinstance(shared := stamp.values.get("shared_memory"), int) and shared > 0 else 0,
     )
 
 
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
-
-
 def _problem(source: str, folder: Path) -> str | None:
-    """The reason why the folder can't be launched; None where it can."""
+    """Return the reason why the folder can't be launched; None where it can."""
     written = "launch runs what deepseek-triton build writes: deepseek-triton build VARIANT --gpu GPU --output DIR"
     if not source.strip():
         return "the repository's name is empty: is a variable not set?"
@@ -186,7 +182,9 @@ def _problem(source: str, folder: Path) -> str | None:
         return f"{safe_name(source)} has no {START_SCRIPT}; {written}"
     if not _version_dirs(folder):
         return f"{safe_name(source)} has no model's folder beside its {START_SCRIPT}; {written}"
-    if not _is_current(folder):
+    # An older start.sh would ignore DRY_RUN and start the server.
+    has_supervisor = all((version_dir / SUPERVISOR).is_file() for version_dir in _version_dirs(folder))
+    if not has_supervisor or "DRY_RUN" not in _text_of_script(folder):
         return (
             f"{safe_name(source)} was written before there was a launch: write it anew, with the options in the first "
             f"line of its {START_SCRIPT}"
@@ -204,7 +202,7 @@ def _problem(source: str, folder: Path) -> str | None:
 
 
 def _started_otherwise(source: str, folder: Path) -> str | None:
-    """How a folder of another format is started; None for one that is a repository or unknown."""
+    """Say how a folder of another format is started; None for one that is a repository or unknown."""
     name = safe_name(source)
     if (folder / START_SCRIPT).is_file():
         return None
@@ -225,12 +223,6 @@ def _version_dirs(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.glob(f"*/1/{MODEL_YAML}"))
 
 
-def _is_current(folder: Path) -> bool:
-    """Whether the supervisor is there and start.sh knows DRY_RUN. An older one would ignore it and start the server."""
-    has_supervisor = all((version_dir / SUPERVISOR).is_file() for version_dir in _version_dirs(folder))
-    return has_supervisor and "DRY_RUN" in _text_of_script(folder)
-
-
 def _text_of_script(folder: Path) -> str:
     return (folder / START_SCRIPT).read_text("utf-8", errors="replace")
 
@@ -241,10 +233,10 @@ def _planned_size(source: str, stamp: Stamp, serving: Serving | None) -> int:
     :raises RepositoryError: when model.yaml was changed to another number.
     """
     planned = stamp.num_gpus or 1
-    asked = serving.num_gpus if serving and serving.num_gpus and stamp.text("gpu") else planned
-    if asked != planned:
+    configured = serving.num_gpus if serving and serving.num_gpus and stamp.text("gpu") else planned
+    if configured != planned:
         raise RepositoryError(
-            f"{safe_name(source)}: {MODEL_YAML} asks for {asked} ranks, {START_SCRIPT} starts {planned}, and the "
+            f"{safe_name(source)}: {MODEL_YAML} asks for {configured} ranks, {START_SCRIPT} starts {planned}, and the "
             "engine would wait for the others: deepseek-triton check tells more, build --force writes it anew"
         )
     return planned

@@ -11,9 +11,13 @@ from pathlib import Path
 from deepseek_triton_build.catalog import KnownCheckpoint, gpus, variant_of_model, variants
 from deepseek_triton_build.check import Stamp, read_stamp, read_yaml
 from deepseek_triton_build.text import safe_name
-from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, find_checkpoints
+from deepseek_triton_tools.repository.checkpoint_files import (
+    ServedModel,
+    find_checkpoints,
+    model_yamls,
+    served_models,
+)
 from deepseek_triton_tools.repository.hub_cache import hub_cache, parse_hub_name
-from deepseek_triton_tools.repository.served_models import ServedModel, model_yamls, served_models
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 
@@ -65,7 +69,15 @@ def serving_of(source: str) -> Serving:
     """
     yamls = model_yamls(Path(source)) if os.path.exists(source) else []
     if not yamls:
-        return _of_checkpoint(source, find_checkpoints(source))
+        is_folder = os.path.exists(source)
+        return Serving(
+            source=source,
+            folders=(os.path.abspath(source),) if is_folder else (),
+            names=() if is_folder else (source,),
+            hub_cache=str(hub_cache()[0]),
+            size=sum(checkpoint.size for checkpoint in find_checkpoints(source)),
+            size_from="its files",
+        )
     served = [model for model_yaml in yamls for model in served_models(model_yaml)]
     first = served[0].model_yaml.resolve()
     stamp, _ = read_stamp(first.parent.parent, "")
@@ -74,25 +86,19 @@ def serving_of(source: str) -> Serving:
     return Serving(
         source=source,
         folders=tuple(dict.fromkeys(os.path.abspath(model.path) for model in served if not _is_name(model))),
-        names=tuple(dict.fromkeys(_name(model) for model in served if _is_name(model))),
+        names=tuple(
+            dict.fromkeys(
+                f"{model.name}@{model.revision}" if model.revision else model.name
+                for model in served
+                if _is_name(model)
+            )
+        ),
         hub_cache=str(hub_cache()[0]),
         size=size,
         size_from=size_from,
         image=stamp.text("image"),
         num_gpus=_num_gpus(first),
         gpus_per_node=gpu.gpus_per_node if gpu else None,
-    )
-
-
-def _of_checkpoint(source: str, found: Iterable[CheckpointFiles]) -> Serving:
-    is_folder = os.path.exists(source)
-    return Serving(
-        source=source,
-        folders=(os.path.abspath(source),) if is_folder else (),
-        names=() if is_folder else (source,),
-        hub_cache=str(hub_cache()[0]),
-        size=sum(checkpoint.size for checkpoint in found),
-        size_from="its files",
     )
 
 
@@ -107,9 +113,9 @@ def _size(source: str, served: Iterable[ServedModel], stamp: Stamp) -> tuple[int
 
 
 def _known(model: ServedModel, stamp: Stamp) -> KnownCheckpoint:
-    found = variant_of_model(model.name)
-    if found is not None:
-        return found[1]
+    named = variant_of_model(model.name)
+    if named is not None:
+        return named[1]
     variant = variants().get(stamp.text("variant") or "")
     planned = variant.checkpoints.get(stamp.text("precision") or "") if variant and not model.is_draft else None
     if planned is None:
@@ -122,10 +128,6 @@ def _known(model: ServedModel, stamp: Stamp) -> KnownCheckpoint:
 
 def _is_name(model: ServedModel) -> bool:
     return not os.path.exists(model.path) and parse_hub_name(model.name) is not None
-
-
-def _name(model: ServedModel) -> str:
-    return f"{model.name}@{model.revision}" if model.revision else model.name
 
 
 def _mounts(folder: str) -> Iterator[tuple[str, str]]:

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deepseek_triton_build.check import read_bytes
-from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, WeightFile
+from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, WeightFile, list_folder
 from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME, SUMS_FILE, read_manifest
-from deepseek_triton_tools.repository.served_models import list_folder
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 if TYPE_CHECKING:
