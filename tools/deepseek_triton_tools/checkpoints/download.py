@@ -20,7 +20,7 @@ from deepseek_triton_tools.checkpoints.download_lock import download_lock
 from deepseek_triton_tools.checkpoints.download_target import DownloadTarget, FolderTarget, make_target
 from deepseek_triton_tools.checkpoints.download_transfer import FileTransfer, GaveUpError, Patience, RateLimit
 from deepseek_triton_tools.checkpoints.folder_files import StoppedError
-from deepseek_triton_tools.checkpoints.hub import Hub, HubFile, HubListing, TryAgainError
+from deepseek_triton_tools.checkpoints.hub import Hub, HubFile, HubListing
 from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.repository.checkpoint_manifest import MANIFEST_NAME
 from deepseek_triton_tools.repository.hub_cache import HubName
@@ -103,11 +103,13 @@ def download(options: DownloadOptions, view: DownloadView, hub: Hub | None = Non
     hub = hub or Hub()
     stop = threading.Event()
     patience = Patience(options.give_up_s, options.first_wait_s, stop, view.say)
-    listing = _listing(hub, options.name, patience)
+    listing = patience.until_it_answers(str(options.name), lambda: hub.listing(options.name))
     files = choose(listing, options.include, options.exclude)
     target = make_target(listing, options.folder)
     received = 0
-    if not all(map(target.is_done, files)):
+    if all(map(target.is_done, files)):
+        target.finish(files)
+    else:
         if isinstance(target, FolderTarget) and (num := target.num_pointers(files)):
             view.say(
                 f"{target.folder} is a Git clone without its large files: the files replace {num} Git LFS pointers"
@@ -116,11 +118,8 @@ def download(options: DownloadOptions, view: DownloadView, hub: Hub | None = Non
         with download_lock(target.lock, view.waits_for):
             target.claim()
             if missing := [file for file in files if not target.is_done(file)]:  # others may have brought them
-                _check_room(target, missing)
                 received = _bring(hub, target, files, missing, options, stop, view)
             target.finish(files)
-    else:
-        target.finish(files)
     if isinstance(target, FolderTarget) and (strays := target.strays()):
         view.say(
             f"{target.folder} has weight files that are not of this revision: {first_names(strays)}; remove them: "
@@ -151,37 +150,6 @@ def choose(listing: HubListing, include: Sequence[str], exclude: Sequence[str]) 
     return files
 
 
-def _listing(hub: Hub, name: HubName, patience: Patience) -> HubListing:
-    num_failed = 0
-    while True:
-        try:
-            return hub.listing(name)
-        except TryAgainError as error:
-            patience.wait(str(name), error, num_failed)
-            num_failed += 1
-
-
-def _check_room(target: DownloadTarget, missing: Sequence[HubFile]) -> None:
-    needed = sum(target.missing_bytes(same[0]) for same in _by_partial(target, missing))
-    if not needed:
-        return
-    needed = max(round(needed * _MARGIN), needed + _LEAST_MARGIN)
-    free = shutil.disk_usage(target.lock.parent).free
-    if free < needed:
-        raise CheckpointError(
-            f"{target.folder}: expected {sized(needed)} of free room for what is missing, found {sized(free)}; free "
-            f"{sized(needed - free)}, or choose another --to"
-        )
-
-
-def _by_partial(target: DownloadTarget, files: Sequence[HubFile]) -> list[list[HubFile]]:
-    """Put the files together that come by one partial file: the cache has one for all files with the same bytes."""
-    found: dict[Path, list[HubFile]] = {}
-    for file in files:
-        found.setdefault(target.partial(file), []).append(file)
-    return list(found.values())
-
-
 def _bring(
     hub: Hub,
     target: DownloadTarget,
@@ -192,63 +160,102 @@ def _bring(
     view: DownloadView,
 ) -> int:
     """Bring the missing files in several threads, and return the bytes that came from the hub."""
-    said: queue.SimpleQueue[str] = queue.SimpleQueue()
+    # The cache has one partial file for all files with the same bytes, so that one thread brings these.
+    groups: dict[Path, list[HubFile]] = {}
+    for file in missing:
+        groups.setdefault(target.partial(file), []).append(file)
+    _check_room(target, sum(target.missing_bytes(group[0]) for group in groups.values()))
+    messages: queue.SimpleQueue[str] = queue.SimpleQueue()
     transfer = FileTransfer(
         hub,
         target,
         rate_limit=RateLimit(options.rate_limit, stop),
-        patience=Patience(options.give_up_s, options.first_wait_s, stop, said.put),
+        patience=Patience(options.give_up_s, options.first_wait_s, stop, messages.put),
         stop=stop,
-        say=said.put,
+        say=messages.put,
     )
-    groups = _by_partial(target, missing)
-    workers = _Workers(transfer, groups, min(options.jobs, len(groups)), stop)
-    watch = _TransferWatch(sum(file.size for file in files), len(files), missing, transfer, workers)
+    workers = _Workers(transfer, list(groups.values()), options.jobs, stop)
+    present = [file for file in files if file not in missing]
+
+    def show() -> None:
+        while not messages.empty():
+            view.say(messages.get())
+        view.progress(workers.progress(present))
+
     try:
         while not workers.ended.wait(_TICK_S):
-            _pass_on(said, view)
-            view.progress(watch.progress())
+            show()
     finally:
         stop.set()
-    _pass_on(said, view)
-    view.progress(watch.progress())
+    show()
     workers.raise_errors(target)
     return transfer.received
 
 
-def _pass_on(said: queue.SimpleQueue[str], view: DownloadView) -> None:
-    while not said.empty():
-        view.say(said.get())
+def _check_room(target: DownloadTarget, needed: int) -> None:
+    """:raises CheckpointError: when so many bytes and a margin have no room."""
+    free = shutil.disk_usage(target.lock.parent).free
+    needed = max(round(needed * _MARGIN), needed + _LEAST_MARGIN) if needed else 0
+    if free < needed:
+        raise CheckpointError(
+            f"{target.folder}: expected {sized(needed)} of free room for what is missing, found {sized(free)}; free "
+            f"{sized(needed - free)}, or choose another --to"
+        )
 
 
 class _Workers:
     """Threads that bring files. They are daemons: they need no end, because any end can be continued from."""
 
-    def __init__(self, transfer: FileTransfer, groups: list[list[HubFile]], num: int, stop: threading.Event) -> None:
-        """`groups`: one thread brings the files of a group, one after another."""
+    def __init__(self, transfer: FileTransfer, groups: list[list[HubFile]], most: int, stop: threading.Event) -> None:
+        """`groups`: one thread brings the files of a group, one after another. `most`: threads."""
         self._transfer, self._stop = transfer, stop
+        self._total = sum(file.size for files in groups for file in files)
+        self._num_files = sum(map(len, groups))
         # The largest first, so that no thread is left alone with one at the end.
         self._waiting = deque(sorted(groups, key=lambda files: -files[0].size))
         self._lock = threading.Lock()
-        self._num_running = num
+        self._num_running = min(most, len(groups))
+        self._num_done = 0
         self._errors: dict[str, Exception] = {}
-        self.num_done = 0
+        self._came: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
+        """Bytes at some times of the last seconds."""
         self.ended = threading.Event()
-        for _ in range(num):
+        for _ in range(self._num_running):
             threading.Thread(target=self._run, name="download", daemon=True).start()
+
+    def progress(self, present: Sequence[HubFile]) -> DownloadProgress:
+        """Return the progress of all files, `present` those that were there before."""
+        now, came = time.monotonic(), self._transfer.received + self._transfer.checked
+        self._came.append((now, came))
+        while len(self._came) > 2 and now - self._came[1][0] > _RATE_OVER_S:
+            self._came.popleft()
+        then, came_then = self._came[0]
+        before = sum(file.size for file in present)
+        total = before + self._total
+        return DownloadProgress(
+            total=total,
+            done=min(total, max(0, before + came)),
+            num_files=len(present) + self._num_files,
+            num_files_done=len(present) + self._num_done,
+            rate=max(0, came - came_then) / max(now - then, 1e-9),
+        )
 
     def raise_errors(self, target: DownloadTarget) -> None:
         """Raise what kept files away: all of it, in one error."""
-        bugs = [error for error in self._errors.values() if not isinstance(error, ToolError | OSError)]
-        if bugs:
-            raise bugs[0]
+        for error in self._errors.values():
+            if not isinstance(error, ToolError | OSError):
+                raise error  # a bug
         if self._errors:
             texts = dict.fromkeys(_text(name, error, target) for name, error in sorted(self._errors.items()))
             raise CheckpointError("; ".join(texts))
 
     def _run(self) -> None:
         try:
-            while (files := self._next()) is not None:
+            while not self._stop.is_set():
+                try:
+                    files = self._waiting.popleft()
+                except IndexError:
+                    return
                 for file in files:
                     self._bring(file)
         except StoppedError:
@@ -263,17 +270,13 @@ class _Workers:
         try:
             self._transfer.bring(file)
             with self._lock:
-                self.num_done += 1
+                self._num_done += 1
         except StoppedError:
             raise
         except Exception as error:  # a bug, too, has to end the whole
             self._errors[file.name] = error
             if not isinstance(error, CheckpointError) or isinstance(error, GaveUpError):
                 self._stop.set()
-
-    def _next(self) -> list[HubFile] | None:
-        with self._lock:
-            return None if self._stop.is_set() or not self._waiting else self._waiting.popleft()
 
 
 def _text(name: str, error: Exception, target: DownloadTarget) -> str:
@@ -285,30 +288,3 @@ def _text(name: str, error: Exception, target: DownloadTarget) -> str:
             "there"
         )
     return f"{error.filename or target.folder / name}: {error.strerror}; nothing else was lost: start it again then"
-
-
-class _TransferWatch:
-    """Knows the progress, for the thread that shows it."""
-
-    def __init__(
-        self, total: int, num_files: int, missing: Sequence[HubFile], transfer: FileTransfer, workers: _Workers
-    ) -> None:
-        self._total, self._num_files = total, num_files
-        self._missing = missing
-        self._transfer, self._workers = transfer, workers
-        self._before = total - sum(file.size for file in missing)
-        self._came: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
-
-    def progress(self) -> DownloadProgress:
-        now, came = time.monotonic(), self._transfer.received + self._transfer.checked
-        self._came.append((now, came))
-        while len(self._came) > 2 and now - self._came[1][0] > _RATE_OVER_S:
-            self._came.popleft()
-        then, came_then = self._came[0]
-        return DownloadProgress(
-            total=self._total,
-            done=min(self._total, max(0, self._before + came)),
-            num_files=self._num_files,
-            num_files_done=self._num_files - len(self._missing) + self._workers.num_done,
-            rate=max(0, came - came_then) / max(now - then, 1e-9),
-        )

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from deepseek_triton_tools.checkpoints.download_target import DownloadTarget
 from deepseek_triton_tools.checkpoints.folder_files import StoppedError, add_file
@@ -18,6 +18,8 @@ from deepseek_triton_tools.tool_errors import CheckpointError
 
 if TYPE_CHECKING:
     from hashlib import _Hash
+
+_T = TypeVar("_T")
 
 _LONGEST_WAIT_S = 60.0
 _MOST_WRONG = 3
@@ -58,6 +60,19 @@ class Patience:
 
     def received(self) -> None:
         self._last_s = time.monotonic()
+
+    def until_it_answers(self, what: str, ask: Callable[[], _T]) -> _T:
+        """Ask again and again, and return the answer.
+
+        :raises GaveUpError: when there was none for too long.
+        """
+        num_failed = 0
+        while True:
+            try:
+                return ask()
+            except TryAgainError as error:
+                self.wait(what, error, num_failed)
+                num_failed += 1
 
     def wait(self, what: str, error: TryAgainError, num_failed: int) -> None:
         """Wait before the next try, as long as the hub asks for, else longer each time.

@@ -172,36 +172,29 @@ class Hub:
             raise CheckpointError(f"{what}: HF_HUB_OFFLINE forbids to ask the hub; unset it") from error
         except _HTTP_ERROR as error:
             reason = printable_line(str(error)) or type(error).__name__
-            raise TryAgainError(f"{_host(error)} can't be reached, or was lost: {reason}") from error
+            try:  # the storage of large files is another server than the hub
+                host = error.request.url.netloc.decode()  # type: ignore[attr-defined]
+            except RuntimeError:  # there was no request yet
+                host = "the hub"
+            raise TryAgainError(f"{host} can't be reached, or was lost: {reason}") from error
 
     def _of_status(self, what: str, error: HfHubHTTPError) -> Exception:
         status = error.response.status_code
         if status in _WORTH_ANOTHER_TRY:
-            return TryAgainError(f"the hub answers with status {status}", _wait_asked_for(error.response.headers))
+            # A date, which no hub sends, is no wait.
+            after = str(error.response.headers.get("retry-after", "")).strip()
+            wait_s = float(after) if after.isdecimal() and len(after) < 10 else None
+            return TryAgainError(f"the hub answers with status {status}", wait_s)
         if status == 401:
             return CheckpointError(f"{what}: the hub refuses the token: it is wrong or has expired; {_LOGIN}")
-        asked: Any = error.response.url
-        if status == 403 and asked.netloc != asked.join(self.endpoint).netloc:
+        url: Any = error.response.url
+        if status == 403 and url.netloc != url.join(self.endpoint).netloc:
             return TryAgainError("the storage refuses the link, which may have expired")  # each try gets a new one
-        said = printable_line(error.server_message or "")[:_MOST_TEXT]
-        reason = f": {said}" if said else ""
+        message = printable_line(error.server_message or "")[:_MOST_TEXT]
+        reason = f": {message}" if message else ""
         if status == 403:
             return CheckpointError(f"{what}: this user may not read it{reason}; ask for access, or {_LOGIN}")
         return CheckpointError(f"{what}: the hub answers with status {status}{reason}")
-
-
-def _host(error: Any) -> str:
-    """Return the server that the request went to: the storage of large files is another one than the hub."""
-    try:
-        return str(error.request.url.netloc.decode())
-    except RuntimeError:  # there was no request yet
-        return "the hub"
-
-
-def _wait_asked_for(headers: Any) -> float | None:
-    """Return the seconds of Retry-After; None where it has none, or has a date, which no hub sends."""
-    value = str(headers.get("retry-after", "")).strip()
-    return float(value) if value.isdecimal() and len(value) < 10 else None
 
 
 def _is_url(endpoint: str) -> bool:
