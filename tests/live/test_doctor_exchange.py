@@ -1,4 +1,4 @@
-"""`doctor --hosts` over two hosts (support/hosts.py): the MPI exchange, well and with real faults, and --tune."""
+"""`doctor --hosts` over two hosts (support/hosts.py): the MPI exchange, well and with real faults."""
 
 from __future__ import annotations
 
@@ -88,15 +88,3 @@ def test_a_rank_with_a_fault(fault, said, hosts, launched, repository, tmp_path,
     assert said in found["result"]
     assert found["blocks"] == ["tensorrt-llm", "launch-mpirun"]
     assert_nothing_is_left()
-
-
-@pytest.mark.nightly
-def test_the_settings_of_both_hosts(hosts, launched):
-    """Nothing is installed for node2's Python: it is the system's."""
-    done = hosts[0].run(*DOCTOR, "--tune", *OVER_BOTH, env=launched.environment)
-
-    assert done.returncode == 0, done.stderr
-    node1, node2 = json.loads(done.stdout)["hosts"]
-    assert (node1["host"], node2["host"]) == ("node1", "node2")
-    assert [each["id"] for each in node1["settings"]] == [each["id"] for each in node2["settings"]]
-    assert node1["problems"] == node2["problems"] == []

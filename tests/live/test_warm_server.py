@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from live.conftest import serving
 
 from deepseek_triton_client import AsyncClient, Client
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
@@ -104,26 +103,6 @@ def test_a_repository_says_the_shapes(trtllm_server: ServerProcess, trtllm_repos
     assert len(planned["shapes"]) > 2
     assert {shape["status"] for shape in planned["shapes"]} <= {"not steady", "left out", "not reached"}
     assert planned["shapes"][0]["rounds"]
-
-
-@pytest.fixture(scope="module")
-def full_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The twin that takes two at once, each for a while."""
-    repository = dying_repository(
-        tmp_path_factory.mktemp("full") / "repository", engine_options={"pace": "real"}, max_inflight=2
-    )
-    with serving(repository) as server:
-        yield server
-
-
-def test_a_full_server_is_asked_for_what_it_takes(full_server: ServerProcess, warm: Any) -> None:
-    # 128 tokens take 1.3 s: all five are there before the first two are answered.
-    done = warm(full_server, batch_sizes=(5,), input_lengths=(32,), max_tokens=128)
-    [shape] = done.document["shapes"]
-    first, *later = shape["rounds"]
-    assert (first["num_requests"], first["num_refused"]) == (2, 3)
-    assert {each["num_requests"] for each in later} == {2}
-    assert done.code in DONE
 
 
 def test_a_server_that_dies_is_a_failure_with_its_logs_words(tmp_path: Path, warm: Any) -> None:

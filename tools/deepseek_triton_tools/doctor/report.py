@@ -54,10 +54,7 @@ def findings_document(
                 "check": found.check,
                 "title": found.title,
                 "host": found.host,
-                "level": found.finding.level,
-                "result": found.finding.result,
-                "cause": found.finding.cause,
-                "fix": found.finding.fix,
+                **asdict(found.finding),
                 "blocks": list(found.needs) if found.finding.blocks else [],
             }
             for found in findings

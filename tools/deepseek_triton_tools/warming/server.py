@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,7 +26,6 @@ from deepseek_triton_tools.terminal.status_line import StatusLine
 from deepseek_triton_tools.terminal.tables import Table, paragraph, show
 from deepseek_triton_tools.tool_errors import ServerFailedError, ToolError
 from deepseek_triton_tools.warming.server_rounds import (
-    RequestStyle,
     Round,
     Rounds,
     ServerFailure,
@@ -76,22 +76,24 @@ class ServerWarmOptions:
     as_json: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ServerWarmResult:
-    url: str
-    model: str
-    waited_s: float
+    """The result so far: a signal may end a warm-up at any point."""
+
+    url: str = ""
+    model: str = ""
+    waited_s: float = 0.0
     """Seconds until the server was ready."""
-    phases_s: Mapping[str, float]
+    phases_s: Mapping[str, float] = field(default_factory=dict)
     """Phase of the wait -> its seconds, as seen from here."""
-    load_s: Mapping[str, float]
+    load_s: Mapping[str, float] = field(default_factory=dict)
     """Phase of the load -> its seconds, as the server itself measured them; empty where it does not publish them."""
-    shapes_from: str
-    results: Sequence[ShapeResult]
-    warmed_s: float
+    shapes_from: str = ""
+    results: list[ShapeResult] = field(default_factory=list)
+    """Of the shapes that are finished."""
+    warmed_s: float = 0.0
     """Seconds from the server's readiness to the end of the last round."""
     was_stopped: bool = False
-    """A signal ended the warm-up; the results are those of the shapes that were finished by then."""
 
     @property
     def is_steady(self) -> bool:
@@ -123,18 +125,18 @@ def warm_server(options: ServerWarmOptions) -> int:
     """
     ready_file = ReadyFile(options.ready_file)
     line = StatusLine(_PLAIN_PROGRESS_S)
-    run = _WarmUp(options, line)
+    result = ServerWarmResult()
     try:
         with Stop() as stop:
-            asyncio.run(_until_stopped(run.warm(), stop))
+            asyncio.run(_until_stopped(_warm(options, line, result), stop))
     except asyncio.CancelledError:
         line.say("interrupted: what was open is cancelled")
         line.clear()
-        _print(run.result(was_stopped=True), options)
+        result.was_stopped = True
+        _print(result, options)
         return stop.exit_code
     finally:
         line.clear()
-    result = run.result()
     # The ready file is written even where the server is not steady. Everything was tried, and keeping the server from
     # its users would not help them.
     ready_file.write(document(result))
@@ -155,89 +157,71 @@ async def _until_stopped(work: Coroutine[Any, Any, None], stop: Stop) -> None:
         stop.forward = None
 
 
-class _WarmUp:
-    """One warm-up and its result so far; a signal may end it at any point."""
+async def _warm(options: ServerWarmOptions, line: StatusLine, result: ServerWarmResult) -> None:
+    """Wait for the server, then warm it.
 
-    def __init__(self, options: ServerWarmOptions, line: StatusLine) -> None:
-        self._options = options
-        self._line = line
-        self._began = time.monotonic()
-        self._url = self._model = self._shapes_from = ""
-        self._phases_s: Mapping[str, float] = {}
-        self._load_s: Mapping[str, float] = {}
-        self._ready_at: float | None = None
-        self._results: list[ShapeResult] = []
-
-    async def warm(self) -> None:
-        """Wait for the server, then warm it.
-
-        :raises ToolError: as `warm_server` does.
-        """
-        options = self._options
-        async with options.client(retries=Retries(attempts=1), metrics_url=options.metrics_url) as client:
-            self._url, self._model = client.url, client.model_name
-            planned = planned_shapes(
-                client.model_name,
-                repository=options.repository,
-                batch_sizes=options.batch_sizes,
-                input_lengths=options.input_lengths,
-            )
-            self._shapes_from = planned.source
-            log = None if options.log is None else LogFollower(options.log)
-            waiting = Waiting(client.model_name, self._line, log)
-            self._phases_s = waiting.seconds
+    :raises ToolError: as `warm_server` does.
+    """
+    began = time.monotonic()
+    async with options.client(retries=Retries(attempts=1), metrics_url=options.metrics_url) as client:
+        result.url, result.model = client.url, client.model_name
+        planned = planned_shapes(
+            client.model_name,
+            repository=options.repository,
+            batch_sizes=options.batch_sizes,
+            input_lengths=options.input_lengths,
+        )
+        result.shapes_from = planned.source
+        log = None if options.log is None else LogFollower(options.log)
+        waiting = Waiting(client.model_name, line, log)
+        result.phases_s = waiting.seconds
+        try:
             try:
                 await wait_for_server(client, waiting, options.wait_s)
-                self._ready_at = time.monotonic()
-                metadata = await client.metadata()
-            except ProtocolError as error:
-                raise ServerFailedError(f"{client.url} does not answer as Triton: {error}; {_PORTS_FIX}") from error
-            waited = duration(self._ready_at - self._began)
-            self._line.say(f"{client.url} is ready after {waited}; {len(planned.shapes)} shapes: {planned.source}")
-            end = self._ready_at + options.limit_s
-            try:
-                await self._warm_shapes(client, planned.shapes, request_styles(metadata, options.max_tokens), end)
-            except ServerFailure as failure:
-                words = "" if log is None else await log.last_error(client.model_name)
-                cause = f"; its log says: {words}" if words else ""
-                raise ServerFailedError(f"the server failed {failure}{cause}") from failure.error
-            if options.metrics_url is not None or urlsplit(client.url).port in _USUAL_PORTS:
-                self._load_s = await load_phases(client, client.model_name)
+            finally:
+                result.waited_s = time.monotonic() - began
+            styles = request_styles(await client.metadata(), options.max_tokens)
+        except ProtocolError as error:
+            raise ServerFailedError(f"{client.url} does not answer as Triton: {error}; {_PORTS_FIX}") from error
+        waited = duration(result.waited_s)
+        line.say(f"{client.url} is ready after {waited}; {len(planned.shapes)} shapes: {planned.source}")
+        ready_at = began + result.waited_s
+        try:
+            await _warm_shapes(
+                Rounds(client, styles, options.max_rounds, ready_at + options.limit_s, partial(_show_round, line)),
+                planned.shapes,
+                result.results,
+                line,
+            )
+        except ServerFailure as failure:
+            words = "" if log is None else await log.last_error(client.model_name)
+            cause = f"; its log says: {words}" if words else ""
+            raise ServerFailedError(f"the server failed {failure}{cause}") from failure.error
+        finally:
+            result.warmed_s = time.monotonic() - ready_at
+        if options.metrics_url is not None or urlsplit(client.url).port in _USUAL_PORTS:
+            result.load_s = await load_phases(client, client.model_name)
 
-    def result(self, *, was_stopped: bool = False) -> ServerWarmResult:
-        ended = time.monotonic()
-        ready_at = ended if self._ready_at is None else self._ready_at
-        return ServerWarmResult(
-            url=self._url,
-            model=self._model,
-            waited_s=ready_at - self._began,
-            phases_s=self._phases_s,
-            load_s=self._load_s,
-            shapes_from=self._shapes_from,
-            results=self._results,
-            warmed_s=ended - ready_at,
-            was_stopped=was_stopped,
-        )
 
-    async def _warm_shapes(
-        self, client: AsyncClient, shapes: Sequence[Shape], styles: list[RequestStyle], end: float
-    ) -> None:
-        """:raises ToolError: when the server takes none of the shapes, for another reason than being full."""
+async def _warm_shapes(rounds: Rounds, shapes: Sequence[Shape], results: list[ShapeResult], line: StatusLine) -> None:
+    """Add to `results` one after the other.
 
-        def observe(shape: Shape, done: Round) -> None:
-            step = "" if done.step_s is None else f", a step {duration(done.step_s)}"
-            refused = f"; {done.num_refused} refused as too many" if done.num_refused else ""
-            self._line.show(lambda: f"{shape} prompt tokens: first token after {duration(done.ttft_s)}{step}{refused}")
+    :raises ToolError: when the server takes none of the shapes, for another reason than being full.
+    """
+    allow_open_files(max(shape.num_requests for shape in shapes) + _SPARE_FILES)
+    for shape in shapes:
+        results.append(result := await rounds.warm(shape))
+        if result.reason:
+            line.say(f"{shape} prompt tokens: {result.status}: {result.reason}")
+    first = results[0]
+    if all(result.status == "left out" for result in results) and rounds.most_at_once is None:
+        raise ToolError(f"the server takes none of the shapes; {first.shape} prompt tokens: {first.reason}")
 
-        allow_open_files(max(shape.num_requests for shape in shapes) + _SPARE_FILES)
-        rounds = Rounds(client, styles, self._options.max_rounds, end, observe)
-        for shape in shapes:
-            self._results.append(result := await rounds.warm(shape))
-            if result.reason:
-                self._line.say(f"{shape} prompt tokens: {result.status}: {result.reason}")
-        first = self._results[0]
-        if all(result.status == "left out" for result in self._results) and rounds.most_at_once is None:
-            raise ToolError(f"the server takes none of the shapes; {first.shape} prompt tokens: {first.reason}")
+
+def _show_round(line: StatusLine, shape: Shape, done: Round) -> None:
+    step = "" if done.step_s is None else f", a step {duration(done.step_s)}"
+    refused = f"; {done.num_refused} refused as too many" if done.num_refused else ""
+    line.show(lambda: f"{shape} prompt tokens: first token after {duration(done.ttft_s)}{step}{refused}")
 
 
 def document(result: ServerWarmResult) -> dict[str, Any]:
