@@ -55,16 +55,16 @@ def add_options(verb: VerbParser) -> None:
     _add_form(forms)
 
 
-def _form_first(given: list[str]) -> str:
+def _form_first(argv: list[str]) -> str:
     """Say how `warm CHECKPOINT --report` and the like are written now."""
     old = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("report", "evict"):
         old.add_argument(f"--{name}", action="store_const", const=name, dest="form")
     for name in ("server", "form"):
         old.add_argument(f"--{name}", nargs="?", dest=f"old_{name}")
-    found, others = old.parse_known_args(given)
-    named = [f"{name} {value}" for name in ("server", "form") if (value := getattr(found, f"old_{name}"))]
-    form = named[0] if named else found.form or "files"
+    known, others = old.parse_known_args(argv)
+    named = [f"{name} {value}" for name in ("server", "form") if (value := getattr(known, f"old_{name}"))]
+    form = named[0] if named else known.form or "files"
     return f"expected files, report, evict, server or form first: deepseek-triton warm {form} {shlex.join(others)}"
 
 
@@ -198,7 +198,7 @@ def _warm_server(args: argparse.Namespace) -> int:
     from deepseek_triton_client import AsyncClient
     from deepseek_triton_tools.warming.server import ServerWarmOptions, warm_server
 
-    given = {"max_tokens": args.max_tokens, "wait_s": args.wait, "limit_s": args.limit}
+    numbers = {"max_tokens": args.max_tokens, "wait_s": args.wait, "limit_s": args.limit}
     options = ServerWarmOptions(
         client=partial(AsyncClient, args.url, **client_settings(args)),
         repository=args.repository,
@@ -208,7 +208,7 @@ def _warm_server(args: argparse.Namespace) -> int:
         metrics_url=args.metrics_url,
         ready_file=args.ready_file,
         as_json=args.json,
-        **{name: value for name, value in given.items() if value is not None},
+        **{name: value for name, value in numbers.items() if value is not None},
     )
     return warm_server(options)
 

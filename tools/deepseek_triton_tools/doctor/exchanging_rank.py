@@ -63,10 +63,10 @@ def _load() -> ctypes.CDLL:
         return ctypes.CDLL(_LIBRARY, ctypes.RTLD_GLOBAL)  # its plug-ins need its symbols
     except OSError:
         root = os.path.dirname(os.path.dirname(os.path.realpath(shutil.which("mpirun") or "/usr/bin/mpirun")))
-        found = sorted(glob.glob(f"{root}/lib*/{_LIBRARY}") + glob.glob(f"{root}/lib*/*/{_LIBRARY}"))
-        if not found:
+        copies = sorted(glob.glob(f"{root}/lib*/{_LIBRARY}") + glob.glob(f"{root}/lib*/*/{_LIBRARY}"))
+        if not copies:
             raise
-        return ctypes.CDLL(found[0], ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(copies[0], ctypes.RTLD_GLOBAL)
 
 
 def _global(mpi: ctypes.CDLL, name: str) -> ctypes.c_void_p:

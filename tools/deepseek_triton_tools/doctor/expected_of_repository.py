@@ -94,11 +94,11 @@ def _checkpoint(repository: Path, checked: CheckedModel, model: Path | None) -> 
 
 def check_findings(report: Report, host: str) -> Iterable[Reported]:
     """Yield what `deepseek-triton check` found, except a missing checkpoint, which a check of the machine reports."""
-    for found in report.findings:
-        if found.code in (MODEL_GONE.code, MODEL_NOT_HERE.code):
+    for fault in report.findings:
+        if fault.code in (MODEL_GONE.code, MODEL_NOT_HERE.code):
             continue
-        where = found.file + (f":{found.line}" if found.line else "")
+        where = fault.file + (f":{fault.line}" if fault.line else "")
         finding = MachineFinding(
-            level=found.severity, result=f"{where}: {found.message}", fix=found.fix, blocks=found.severity == "error"
+            level=fault.severity, result=f"{where}: {fault.message}", fix=fault.fix, blocks=fault.severity == "error"
         )
-        yield Reported(check=f"check:{found.code}", title="check", host=host, finding=finding, needs=NEED_REPOSITORY)
+        yield Reported(check=f"check:{fault.code}", title="check", host=host, finding=finding, needs=NEED_REPOSITORY)

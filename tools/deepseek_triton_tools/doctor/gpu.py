@@ -262,9 +262,9 @@ def driver_version(machine: Machine) -> str:
     return gpus(machine)[0].driver
 
 
-def gpu_models(found: Sequence[InstalledGpu]) -> str:
+def gpu_models(installed: Sequence[InstalledGpu]) -> str:
     """Return such as `8 x NVIDIA H200, 143771 MiB`."""
-    models = Counter((gpu.name, gpu.memory_mib) for gpu in found)
+    models = Counter((gpu.name, gpu.memory_mib) for gpu in installed)
     return "; ".join(f"{count} x {name}, {mib} MiB" for (name, mib), count in models.items())
 
 
@@ -368,21 +368,21 @@ def check_health(machine: Machine, expected: Expected) -> MachineFinding:
 
 def _faults(row: Mapping[str, str]) -> Sequence[tuple[str, str]]:
     """Return each fault of a GPU with its fix."""
-    found = []
+    faults = []
     count = row.get("ecc.errors.uncorrected.volatile.total", "0")
     if count != "0":
-        found.append((f"{count} uncorrected ECC errors since the driver was loaded", "drain it and reset the GPU"))
+        faults.append((f"{count} uncorrected ECC errors since the driver was loaded", "drain it and reset the GPU"))
     if row.get("remapped_rows.pending") == "Yes":
-        found.append(("rows wait to be remapped", "reset the GPU, or restart the machine"))
+        faults.append(("rows wait to be remapped", "reset the GPU, or restart the machine"))
     if row.get("remapped_rows.failure") == "Yes":
-        found.append(("a row could not be remapped", "have the GPU replaced"))
+        faults.append(("a row could not be remapped", "have the GPU replaced"))
     state, status = row.get("fabric.state", "Completed"), row.get("fabric.status", "Success")
     if state != "Completed":
         fix = "systemctl start nvidia-fabricmanager, in exactly the driver's version"
-        found.append((f"NVSwitch fabric {state.lower()}, which is CUDA error 802 (system not yet initialized)", fix))
+        faults.append((f"NVSwitch fabric {state.lower()}, which is CUDA error 802 (system not yet initialized)", fix))
     elif status != "Success":
-        found.append((f"NVSwitch fabric: {status}", "look at the log of nvidia-fabricmanager"))
-    return found
+        faults.append((f"NVSwitch fabric: {status}", "look at the log of nvidia-fabricmanager"))
+    return faults
 
 
 def check_mig(machine: Machine, expected: Expected) -> MachineFinding:

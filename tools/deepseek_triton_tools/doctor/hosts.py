@@ -136,13 +136,13 @@ def _compare_values(shared: SharedFact, values: Mapping[str, str], expected: Exp
     return (error if is_error else warning)(result, shared.cause, shared.fix)
 
 
-def clock(report: HostReport, asked: float, answered: float) -> Reported:
+def clock(report: HostReport, asked_at: float, answered_at: float) -> Reported:
     """Report by how much the host's clock differs from this machine's, at the least.
 
-    :param asked: when this machine asked the host, by its own clock.
-    :param answered: when it had the answer.
+    :param asked_at: when this machine asked the host, by its own clock.
+    :param answered_at: when it had the answer.
     """
-    ahead, behind = report.ended - answered, asked - report.began
+    ahead, behind = report.ended - answered_at, asked_at - report.began
     skew = max(ahead, behind)
     if skew <= _MAX_CLOCK_SKEW_S:
         finding = ok("agrees with this machine's")
@@ -286,11 +286,11 @@ def examine_by_command(
     """
 
     def unreached(result: str, cause: str, fix: str) -> HostResult:
-        found = error(result, cause, fix)
-        reported = Reported(check="reached", title="reached", host=host, finding=found, needs=needs)
+        finding = error(result, cause, fix)
+        reported = Reported(check="reached", title="reached", host=host, finding=finding, needs=needs)
         return HostResult(host=host, report=None, findings=(reported,))
 
-    asked = time.time()
+    asked_at = time.time()
     try:
         done = subprocess.run(command, input=pack(expected), capture_output=True, timeout=_DEADLINE_S)
     except subprocess.TimeoutExpired:
@@ -298,7 +298,7 @@ def examine_by_command(
         return unreached(result, "a check or the connection hangs", f"run doctor on {host} itself")
     except OSError as problem:
         return unreached(f"{command[0]}: {problem.strerror}", "it can't be run", f"install {command[0]}")
-    answered = time.time()
+    answered_at = time.time()
     lines = done.stdout.decode(errors="replace").splitlines()
     line = next((line for line in lines if line.startswith(REPORT_PREFIX)), None)
     if line is None:
@@ -311,7 +311,7 @@ def examine_by_command(
     # The host is called as it was asked for: several containers may have one host name.
     report = replace(report, host=host, findings=tuple(replace(each, host=host) for each in report.findings))
     reached = Reported(check="reached", title="reached", host=host, finding=ok("without a password"))
-    findings = (reached, clock(report, asked, answered)) if command[0] == "ssh" else ()
+    findings = (reached, clock(report, asked_at, answered_at)) if command[0] == "ssh" else ()
     return HostResult(host=host, report=report, findings=findings)
 
 

@@ -222,20 +222,20 @@ class Machine:
     def resolve(self, host: str) -> Sequence[str]:
         """Return the host's addresses; OSError when it has none."""
         try:
-            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         except UnicodeError as error:  # a label is empty or has more than 63 characters
             raise OSError(errno.EINVAL, "not a valid host name") from error
-        return list(dict.fromkeys(str(address[0]) for *_, address in found))
+        return list(dict.fromkeys(str(address[0]) for *_, address in answers))
 
     def processes(self) -> Sequence[HostProcess]:
         """Return the processes that can be seen, without this one and its ancestors."""
-        found = list(_processes())
-        parents = {process.pid: process.parent for process in found}
+        processes = list(_processes())
+        parents = {process.pid: process.parent for process in processes}
         pid = os.getpid()
         own = {pid}
         while (pid := parents.get(pid, 0)) and pid not in own:
             own.add(pid)
-        return [process for process in found if process.pid not in own]
+        return [process for process in processes if process.pid not in own]
 
     def listener(self, port: int) -> str | None:
         """Describe the process that listens on a TCP port, in words; None when nobody does."""

@@ -102,17 +102,17 @@ def mpi_version(machine: Machine) -> tuple[str, str] | None:
         return None
     text = machine.run("mpirun", "--version").out
     for kind, pattern in _MPI_KINDS:
-        if found := re.search(pattern, text):
-            return kind, found[1]
+        if match := re.search(pattern, text):
+            return kind, match[1]
     return "another MPI", "?"
 
 
 def check_mpi(machine: Machine, expected: Expected) -> MachineFinding:
-    found = mpi_version(machine)
-    if found is None:
+    installed = mpi_version(machine)
+    if installed is None:
         fix = "run in the container, which has it; or apt install openmpi-bin libopenmpi-dev"
         return error_or_note(expected, "no mpirun on PATH", "start.sh starts the engine's ranks with it", fix)
-    kind, version = found
+    kind, version = installed
     result, mpi4py = f"{kind} {version}", machine.python.packages.get("mpi4py")
     if mpi4py:
         result += f", mpi4py {mpi4py}"
@@ -137,19 +137,19 @@ def check_mpi(machine: Machine, expected: Expected) -> MachineFinding:
 
 def check_hello(machine: Machine, expected: Expected) -> MachineFinding:
     """Check that `mpirun -n 2` starts two ranks of one world."""
-    found = mpi_version(machine)
-    if found is None:
+    installed = mpi_version(machine)
+    if installed is None:
         return skipped("there is no mpirun")
     program = ["echo", "hello"]
     if has_mpi4py := "mpi4py" in machine.python.packages:
         program = [machine.python.executable, "-c", _RANK]
-    options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"] if found[0] == "Open MPI" else []
+    options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"] if installed[0] == "Open MPI" else []
     done = machine.run("mpirun", *options, "-n", "2", *program, timeout_s=2 * _DEADLINE_S, environ=AS_ROOT)
-    said = [line.strip() for line in done.out.splitlines() if "hello" in line]
-    if done.code == 0 and has_mpi4py and sorted(said) == ["hello 0 1", "hello 0 1"]:
+    greetings = [line.strip() for line in done.out.splitlines() if "hello" in line]
+    if done.code == 0 and has_mpi4py and sorted(greetings) == ["hello 0 1", "hello 0 1"]:
         cause = "mpi4py is linked with another MPI than mpirun's: each rank is an MPI world of its own"
         return error_or_note(expected, "two worlds of one rank", cause, _REINSTALL_MPI4PY)
-    if done.code == 0 and len(said) == 2:
+    if done.code == 0 and len(greetings) == 2:
         return ok("two ranks" + ("" if has_mpi4py else ", without mpi4py"))
     failure = explain(done)
     return error_or_note(expected, failed("mpirun -n 2", done), failure.cause, failure.fix)
@@ -172,8 +172,8 @@ def check_spawn(machine: Machine, expected: Expected) -> MachineFinding:
 def explain(done: Done) -> MpiFailure:
     """Return the known failure that the messages fit, or one that says that nothing is known."""
     text = done.err + done.out
-    found = next((each for each in KNOWN_FAILURES if re.search(each.pattern, text)), None)
-    return found or (_SILENT if done.code is None else _OTHER)
+    known = next((each for each in KNOWN_FAILURES if re.search(each.pattern, text)), None)
+    return known or (_SILENT if done.code is None else _OTHER)
 
 
 def failed(what: str, done: Done) -> str:

@@ -37,7 +37,7 @@ _MOST_GPUS_OF_TINY = 16
 
 
 def exit_code(findings: Sequence[Reported]) -> int:
-    return _CODES[max((found.finding.level for found in findings), key=LEVELS.index)]
+    return _CODES[max((each.finding.level for each in findings), key=LEVELS.index)]
 
 
 def findings_document(
@@ -51,13 +51,13 @@ def findings_document(
         "exit_code": code,
         "findings": [
             {
-                "check": found.check,
-                "title": found.title,
-                "host": found.host,
-                **asdict(found.finding),
-                "blocks": list(found.needs) if found.finding.blocks else [],
+                "check": each.check,
+                "title": each.title,
+                "host": each.host,
+                **asdict(each.finding),
+                "blocks": list(each.needs) if each.finding.blocks else [],
             }
-            for found in findings
+            for each in findings
         ],
         "facts": facts,
         "capabilities": [
@@ -65,7 +65,7 @@ def findings_document(
                 "id": each.id,
                 "title": each.title,
                 "works": each.works,
-                "in_the_way": [{"check": found.check, "host": found.host} for found in each.blocked_by],
+                "in_the_way": [{"check": blocking.check, "host": blocking.host} for blocking in each.blocked_by],
             }
             for each in capabilities
         ],
@@ -80,24 +80,26 @@ def show_findings(
     :param verbose: show what is in order, too.
     :param several: the findings are of several hosts, so name the host of each.
     """
-    shown = [found for found in findings if verbose or found.finding.level not in _HIDDEN]
-    for found in shown:
-        where = f"{found.host}: " if several else ""
-        _print_marked(_WORDS[found.finding.level], f"{where}{found.title}: {found.finding.result}")
-        if found.finding.level in _HIDDEN:
+    shown = [reported for reported in findings if verbose or reported.finding.level not in _HIDDEN]
+    for reported in shown:
+        where = f"{reported.host}: " if several else ""
+        _print_marked(_WORDS[reported.finding.level], f"{where}{reported.title}: {reported.finding.result}")
+        if reported.finding.level in _HIDDEN:
             continue
-        for label, text in (("", found.finding.cause), ("fix: ", found.finding.fix)):
+        for label, text in (("", reported.finding.cause), ("fix: ", reported.finding.fix)):
             if text:
                 print(paragraph(f"{label}{text}", "         "))
     if shown:
         print()
-    counts = Counter(found.finding.level for found in findings)
+    counts = Counter(reported.finding.level for reported in findings)
     parts = [f"{counts[level]} {level}{'' if counts[level] == 1 else 's'}" for level in ("error", "warning", "note")]
     parts += [f"{counts['ok']} ok", f"{counts['skipped']} skipped"]
     print(", ".join(parts) + ("" if verbose else " (-v shows them)"))
     print(f"\n{styled('what works here', '1')}")
     for capability in capabilities:
-        blocked = [f"{found.host}: {found.title}" if several else found.title for found in capability.blocked_by]
+        blocked = [
+            f"{reported.host}: {reported.title}" if several else reported.title for reported in capability.blocked_by
+        ]
         why = f" (in the way: {', '.join(dict.fromkeys(blocked))})" if blocked else ""
         _print_marked(_ANSWERS[capability.works], f"{capability.title}{why}", "  ")
 

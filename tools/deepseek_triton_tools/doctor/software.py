@@ -78,13 +78,14 @@ def check_libpython(machine: Machine, expected: Expected) -> MachineFinding:
 
 def check_glibc(machine: Machine, expected: Expected) -> MachineFinding:
     glibc, oldest = machine.python.glibc, ".".join(map(str, OLDEST_GLIBC))
-    found = f"glibc {glibc}" if glibc else "not glibc"
+    library = f"glibc {glibc}" if glibc else "not glibc"
     if not wheel_server(machine):
-        return ok(found) if glibc else note(found, "tritonserver is built for glibc", "use NVIDIA's Triton container")
+        fix = "use NVIDIA's Triton container"
+        return ok(library) if glibc else note(library, "tritonserver is built for glibc", fix)
     if glibc and not is_before(glibc, oldest):
-        return ok(found)
+        return ok(library)
     fix = "use Ubuntu 22.04, Debian 12 or newer, or NVIDIA's Triton container"
-    return error(found, f"the nvidia-pytriton wheel is built against glibc {oldest}", fix)
+    return error(library, f"the nvidia-pytriton wheel is built against glibc {oldest}", fix)
 
 
 def check_numpy(machine: Machine, expected: Expected) -> MachineFinding:
@@ -159,10 +160,10 @@ def check_tritonserver(machine: Machine, expected: Expected) -> MachineFinding:
         return ok(f"{binary} (nvidia-pytriton {machine.python.packages.get('nvidia-pytriton', '?')})")
     version, tag = machine.environ.get("TRITON_SERVER_VERSION"), container_tag(machine)
     known = ", ".join(filter(None, [f"version {version}" if version else "", f"container {tag}" if tag else ""]))
-    wanted = (expected.image or "").rpartition(":")[2].partition("-")[0]
-    if expected.uses_gpus and tag and wanted and tag != wanted:
+    target = (expected.image or "").rpartition(":")[2].partition("-")[0]
+    if expected.uses_gpus and tag and target and tag != target:
         fix = f"run in {expected.image}, or build with --image {tag}"
-        return warning(f"{binary} ({known})", f"the repository was made for container {wanted}", fix)
+        return warning(f"{binary} ({known})", f"the repository was made for container {target}", fix)
     return ok(f"{binary} ({known})" if known else binary)
 
 
@@ -231,10 +232,10 @@ def check_tensorrt_llm(machine: Machine, expected: Expected) -> MachineFinding:
 def _no_tensorrt_llm(machine: Machine, expected: Expected) -> tuple[str, str]:
     """Return cause and fix."""
     for python in _PYTHONS:
-        asked = machine.run(python, "-c", "import importlib.metadata as m; print(m.version('tensorrt_llm'))")
-        if asked.code == 0:
+        done = machine.run(python, "-c", "import importlib.metadata as m; print(m.version('tensorrt_llm'))")
+        if done.code == 0:
             return (
-                f"{python} has {asked.out.strip()}, this Python ({machine.python.executable}) has none",
+                f"{python} has {done.out.strip()}, this Python ({machine.python.executable}) has none",
                 f"let that Python run the checks: doctor --python {python}",
             )
     image = expected.image or "nvcr.io/nvidia/tritonserver:<yy.mm>-trtllm-python-py3"
@@ -258,27 +259,29 @@ def check_torch(machine: Machine, expected: Expected) -> MachineFinding:
     """Check that the PyTorch that vLLM brings can use the GPUs: nvidia-smi may see those that CUDA can't."""
     if expected.engine != VLLM or "vllm" not in machine.python.packages:
         return skipped("no repository for vLLM was named, or vLLM is not installed")
-    asked = machine.run(machine.python.executable, "-c", _COUNT_GPUS, timeout_s=_TORCH_S)
-    if asked.code != 0:
-        said = (asked.err.strip().splitlines() or ["no answer within its deadline"])[-1][:160]
+    done = machine.run(machine.python.executable, "-c", _COUNT_GPUS, timeout_s=_TORCH_S)
+    if done.code != 0:
+        words = (done.err.strip().splitlines() or ["no answer within its deadline"])[-1][:160]
         fix = "install vLLM again, in an environment of its own, or run in its container"
-        return error(said, "vLLM computes with PyTorch, which can't be imported", fix)
-    count, cuda = asked.out.split()[-2:]
-    wanted = expected.gpus_per_node or 1
+        return error(words, "vLLM computes with PyTorch, which can't be imported", fix)
+    count, cuda = done.out.split()[-2:]
+    num_needed = expected.gpus_per_node or 1
     result = f"{count} GPUs, CUDA {cuda}"
-    if int(count) >= wanted:
+    if int(count) >= num_needed:
         return ok(result)
-    cause = f"the repository needs {wanted} on each machine, and PyTorch can use only those that CUDA_VISIBLE_DEVICES "
-    cause += "names and that its CUDA supports"
+    cause = (
+        f"the repository needs {num_needed} on each machine, and PyTorch can use only those that CUDA_VISIBLE_DEVICES "
+        "names and that its CUDA supports"
+    )
     return error(result, cause, "unset CUDA_VISIBLE_DEVICES, start the container with --gpus all, or renew the driver")
 
 
 def check_locale(machine: Machine, expected: Expected) -> MachineFinding:
     """Check the locale that the engine sets, because Triton's stub has "C", in which PyTorch can't be imported."""
-    asked = machine.run(
+    done = machine.run(
         machine.python.executable, "-c", f"import locale; locale.setlocale(locale.LC_CTYPE, '{_LOCALE}')"
     )
-    if asked.code == 0:
+    if done.code == 0:
         return ok(_LOCALE)
     cause = "Triton's stub runs in the locale C, in which importing PyTorch fails; the engine changes it to this one"
     return _error_or_note_for_vllm(expected, f"{_LOCALE} is missing", cause, "apt-get install locales, or libc-bin")
@@ -294,19 +297,19 @@ def check_nvcc(machine: Machine, expected: Expected) -> MachineFinding:
         return skipped("no repository was named whose DeepGEMM compiles with NVCC")
     if "tensorrt_llm" not in machine.python.packages:
         return skipped("TensorRT-LLM is not installed here: its container has its own NVCC, or none")
-    given, home = machine.environ.get("TRTLLM_DG_NVCC_COMPILER"), machine.environ.get("CUDA_HOME")
-    nvcc = given or (f"{home}/bin/nvcc" if home else "nvcc")
-    asked = machine.run(nvcc, "--version")
-    found = re.search(r"release (\d+\.\d+)", asked.out)
+    compiler, home = machine.environ.get("TRTLLM_DG_NVCC_COMPILER"), machine.environ.get("CUDA_HOME")
+    nvcc = compiler or (f"{home}/bin/nvcc" if home else "nvcc")
+    done = machine.run(nvcc, "--version")
+    release = re.search(r"release (\d+\.\d+)", done.out)
     other = f"start the server with {_USE_NVCC}=0, which compiles with NVRTC"
-    if asked.code != 0 or found is None:
-        where = f"{nvcc} can't be run" if given or home else "not on PATH, and CUDA_HOME is not set"
+    if done.code != 0 or release is None:
+        where = f"{nvcc} can't be run" if compiler or home else "not on PATH, and CUDA_HOME is not set"
         fix = f"set CUDA_HOME to the folder of a CUDA toolkit ({_OLDEST_NVCC} or newer) on every node, or {other}"
         return error(where, f"start.sh sets {_USE_NVCC}=1: DeepGEMM compiles its kernels with NVCC", fix)
-    if is_before(found[1], _OLDEST_NVCC):
+    if is_before(release[1], _OLDEST_NVCC):
         fix = f"set CUDA_HOME to the folder of a newer CUDA toolkit, or {other}"
-        return error(f"CUDA {found[1]} ({nvcc})", f"DeepGEMM needs CUDA {_OLDEST_NVCC} or newer", fix)
-    return ok(f"CUDA {found[1]} ({nvcc})")
+        return error(f"CUDA {release[1]} ({nvcc})", f"DeepGEMM needs CUDA {_OLDEST_NVCC} or newer", fix)
+    return ok(f"CUDA {release[1]} ({nvcc})")
 
 
 def check_known_bad(machine: Machine, expected: Expected) -> MachineFinding:

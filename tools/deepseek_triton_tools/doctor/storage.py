@@ -128,13 +128,13 @@ def _missing_checkpoint(machine: Machine, expected: Expected) -> MachineFinding:
         return error(f"{expected.checkpoint} is not there", "model.yaml names it", fix)
     result = f"{expected.checkpoint} is not in the Hugging Face cache"
     download = f"deepseek-triton checkpoint download {expected.checkpoint.partition('@')[0]}"
-    cache, wanted = hub_cache(machine.environ), _still_to_download(machine, expected)
+    cache, size = hub_cache(machine.environ), _still_to_download(machine, expected)
     free = machine.disk(_nearest_existing(machine, cache)).free
-    if wanted and free < wanted:
-        cause = f"the first load would download {sized(wanted)} to {cache}, which has {sized(free)} free"
+    if size and free < size:
+        cause = f"the first load would download {sized(size)} to {cache}, which has {sized(free)} free"
         fix = f"name a folder on a disk with that much in HF_HOME, then {download}; or build again with --model"
         return error(result, cause, fix)
-    cause = f"the first load downloads {sized(wanted) if wanted else 'it'}, on each host"
+    cause = f"the first load downloads {sized(size) if size else 'it'}, on each host"
     return warning(result, cause, f"{download} beforehand")
 
 

@@ -189,10 +189,10 @@ def check_send_buffer(machine: Machine, expected: Expected) -> MachineFinding:
 
 
 def check_interface(machine: Machine, expected: Expected) -> MachineFinding:
-    found = machine.interfaces()
+    interfaces = machine.interfaces()
     if expected.interface:
-        return _named_interfaces(found, expected.interface)
-    usable = [each for each in found if _is_usable(each) and not _VIRTUAL.match(each.name)]
+        return _named_interfaces(interfaces, expected.interface)
+    usable = [each for each in interfaces if _is_usable(each) and not _VIRTUAL.match(each.name)]
     if not usable:
         result = "none but loopback is up with an address"
         if expected.num_nodes > 1 or expected.hosts:
@@ -208,18 +208,18 @@ def check_interface(machine: Machine, expected: Expected) -> MachineFinding:
     return ok(f"{chosen.name} {', '.join(chosen.addresses)}")
 
 
-def _named_interfaces(found: Sequence[Interface], names: str) -> MachineFinding:
+def _named_interfaces(interfaces: Sequence[Interface], names: str) -> MachineFinding:
     """:param names: separated by commas, as NCCL_SOCKET_IFNAME takes them."""
     cause = "MPI and NCCL are told to use it"
-    here = ", ".join(each.name for each in found)
+    here = ", ".join(each.name for each in interfaces)
     for name in names.split(","):
-        each = next((each for each in found if each.name == name), None)
+        each = next((each for each in interfaces if each.name == name), None)
         if each is None:
             return error(f"{name} does not exist", cause, f"name one of {here}")
         if not _is_usable(each):
             why = "is down" if not each.is_up else "has no address"
             return error(f"{name} {why}", cause, f"bring it up, or name one of {here}")
-    chosen = [each for each in found if each.name in names.split(",")]
+    chosen = [each for each in interfaces if each.name in names.split(",")]
     return ok("; ".join(f"{each.name} {', '.join(each.addresses)}" for each in chosen))
 
 

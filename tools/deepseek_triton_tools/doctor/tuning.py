@@ -165,12 +165,12 @@ def ranges(numbers: Sequence[int]) -> str:
 
 def numbers_in(text: str) -> frozenset[int]:
     """Parse a CPU list of the kernel, such as `0-3,8`."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
         if first:
-            found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+            numbers.update(range(int(first), int(last or first) + 1))
+    return frozenset(numbers)
 
 
 def by_value(values: Sequence[str]) -> str:
@@ -241,8 +241,8 @@ def read_boost(surroundings: Surroundings) -> SettingReading:
     rows = [(int(number), int(now), int(most)) for number, most, now in re.findall(_SLIDER, done.out)]
     if not rows:
         lines = [line.strip() for line in (done.out + done.err).splitlines() if line.strip()]
-        said = f": {lines[0][:120]}" if lines else ""
-        raise UnreadableError(f"nvidia-smi boost-slider -l names no slider vboost{said}")
+        words = f": {lines[0][:120]}" if lines else ""
+        raise UnreadableError(f"nvidia-smi boost-slider -l names no slider vboost{words}")
     commands = _raising(
         rows, lambda most, numbers: surroundings.command(f"--vboost {most}", numbers, "nvidia-smi boost-slider")
     )

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 def version_numbers(version: str) -> tuple[int, ...]:
     """Return the leading numbers; () when there are none."""
-    found = re.match(r"[v=]?(\d+(?:\.\d+)*)", version.strip())
-    return tuple(map(int, found[1].split("."))) if found else ()
+    match = re.match(r"[v=]?(\d+(?:\.\d+)*)", version.strip())
+    return tuple(map(int, match[1].split("."))) if match else ()
 
 
 def _candidate(version: str) -> int | None:
     """Return 13 for "1.3.0rc13"."""
-    found = re.search(r"rc(\d+)", version)
-    return int(found[1]) if found else None
+    match = re.search(r"rc(\d+)", version)
+    return int(match[1]) if match else None
 
 
 def is_before(version: str, other: str) -> bool:

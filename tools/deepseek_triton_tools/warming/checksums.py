@@ -54,7 +54,7 @@ def expected_checksums(checkpoint: CheckpointFiles) -> Mapping[Path, Checksum]:
 
     :raises CheckpointError: when a file of checksums can't be read, or two of them disagree.
     """
-    found: dict[Path, Checksum] = {}
+    checksums: dict[Path, Checksum] = {}
     conflicts = []
     folder = checkpoint.folder
     sums_files = [folder / name for name in list_folder(folder) if SUMS_FILE.fullmatch(name)]
@@ -67,7 +67,7 @@ def expected_checksums(checkpoint: CheckpointFiles) -> Mapping[Path, Checksum]:
     for file in checkpoint.files:
         of_file = [checksum for path, checksum in listed if path == file.path]
         for checksum in [*_hub_checksums(file), *of_file]:
-            first = found.setdefault(file.path, checksum)
+            first = checksums.setdefault(file.path, checksum)
             if first.algorithm == checksum.algorithm and first.digest != checksum.digest:
                 conflicts.append(
                     f"{file.path}: its {checksum.algorithm} is {first.digest} by {first.source}, and {checksum.digest} "
@@ -75,7 +75,7 @@ def expected_checksums(checkpoint: CheckpointFiles) -> Mapping[Path, Checksum]:
                 )
     if conflicts:
         raise CheckpointError(f"{'; '.join(conflicts)}; remove the file of checksums that is not of this checkpoint")
-    return found
+    return checksums
 
 
 def _hub_checksums(file: WeightFile) -> Iterator[Checksum]:

@@ -223,7 +223,7 @@ def _read_ahead_kb(mount: Mount, sysfs: Path) -> int | None:
     by_number = (devices / mount.device, devices / f"{mount.device}-fuseblk", block / "queue", block.parent / "queue")
     choices: list[Iterable[Path]] = [*([folder] for folder in by_number), devices.glob(f"{mount.type}-*")]
     for folders in choices:
-        found = [kb for folder in folders if (kb := read_number(folder / "read_ahead_kb")) is not None]
-        if found:
-            return min(found)
+        values = [kb for folder in folders if (kb := read_number(folder / "read_ahead_kb")) is not None]
+        if values:
+            return min(values)
     return None

@@ -223,9 +223,9 @@ class _Watch:
 
     def _evicted(self) -> dict[SurveyedFile, int]:
         """File -> its bytes that are not resident. Fully resident files and those of unknown residency are left out."""
-        asked = {each: each.ask_resident() for each in self._survey.chosen}
-        _check_watchable(list(asked.values()), self._not_locked)
-        missing = {each: each.file.size - resident for each, resident in asked.items() if resident is not None}
+        resident_of = {each: each.ask_resident() for each in self._survey.chosen}
+        _check_watchable(list(resident_of.values()), self._not_locked)
+        missing = {each: each.file.size - resident for each, resident in resident_of.items() if resident is not None}
         return {each: num_bytes for each, num_bytes in missing.items() if num_bytes > 0}
 
     def _count_lost_rounds(self, missing: int) -> None:

@@ -43,10 +43,10 @@ def count_cached_pages(fd: int, offset: int, length: int) -> int:
     :param length: bytes, not 0.
     :raises OSError: ENOSYS before Linux 6.5; EPERM for a file of another user, since about 6.17.
     """
-    asked = (ctypes.c_uint64 * 2)(offset, length)
+    page_range = (ctypes.c_uint64 * 2)(offset, length)
     answer = (ctypes.c_uint64 * 5)()  # cached, dirty, in writeback, evicted, evicted lately
     flags = ctypes.c_uint(0)
-    _check(_libc.syscall(ctypes.c_long(_CACHESTAT), ctypes.c_uint(fd), asked, answer, flags))
+    _check(_libc.syscall(ctypes.c_long(_CACHESTAT), ctypes.c_uint(fd), page_range, answer, flags))
     return answer[0]
 
 

@@ -280,7 +280,7 @@ def _memory_rows(survey: Survey) -> list[Row]:
 
 def _plan_rows(survey: Survey) -> list[Row]:
     ways = sorted({each.residency_method for each in survey.files if each.residency_method})
-    asked = f"by {' and '.join(ways)}" if ways else "the kernel does not say, or these files belong to another user"
+    known_by = f"by {' and '.join(ways)}" if ways else "the kernel does not say, or these files belong to another user"
     spare = f"{sized(survey.budget - survey.needed)} to spare" if survey.needed else "all of it is there already"
     fits = ["fits", "yes", spare]
     if lacking(survey):
@@ -290,7 +290,7 @@ def _plan_rows(survey: Survey) -> list[Row]:
     threads = f"{survey.num_working_shares} of {survey.options.share.count} shares work" if _is_shared(survey) else ""
     return [
         ["all files", sized(survey.size), f"{len(survey.files)} shards"],
-        ["resident", _resident(survey.resident, survey.size), asked],
+        ["resident", _resident(survey.resident, survey.size), known_by],
         fits,
         ["to be warmed", sized(survey.chosen_size), f"{len(survey.chosen)} shards, share {survey.options.share}"],
         *([["stays warm", "no", f"the page cache keeps nothing of {places}"]] if places else []),

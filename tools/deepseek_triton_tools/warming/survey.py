@@ -197,7 +197,7 @@ def with_findings(survey: Survey, findings: Mapping[Path, Sequence[Finding]]) ->
     :param findings: the folder of a checkpoint -> its findings.
     """
     checkpoints = tuple(replace(each, findings=tuple(findings.get(each.folder, ()))) for each in survey.checkpoints)
-    errors = (finding for found in findings.values() for finding in found if finding.severity == "error")
+    errors = (finding for of_folder in findings.values() for finding in of_folder if finding.severity == "error")
     damaged = {Path(finding.file) for finding in errors}
     files = tuple(replace(each, selection="damaged") if each.file.path in damaged else each for each in survey.files)
     return replace(survey, checkpoints=checkpoints, files=files)
