@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.bench.dataset_files import FileConversationSource, make_conversations
+from deepseek_triton_tools.bench.dataset_files import FileConversationSource
 from deepseek_triton_tools.bench.dataset_rows import HASHED_BLOCK, parse_row
 from deepseek_triton_tools.bench.dataset_summary import dataset_lines
 from deepseek_triton_tools.bench.random_conversations import text_token_ids
@@ -30,7 +30,8 @@ def path(tmp_path):
 
 
 def conversations(path, num=None, count=None, **options):
-    return make_conversations(DatasetOptions(file=path, **options), num, text_token_ids(), count)
+    source = FileConversationSource(DatasetOptions(file=path, **options), text_token_ids(), count, num)
+    return source(num or source.num_requests, 0)
 
 
 def made(path, rows, num=None, **options):
@@ -115,7 +116,7 @@ def test_ids_beyond_the_servers_vocabulary_are_refused(path, capsys):
             FileConversationSource(options, text_token_ids(1280), count_words, None, 1280)
         expected = f"line 2: {name}: expected token ids from 0 to 1279, the server's vocabulary, got 1280\n"
         assert capsys.readouterr().err == f"{path} {expected}"
-        assert len(FileConversationSource(options, text_token_ids(1280), count_words, None, None)) == 2
+        assert FileConversationSource(options, text_token_ids(1280), count_words, None, None).num_requests == 2
 
 
 def test_at_most_ten_problems_are_listed(path, capsys):

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.bench.dataset_files import make_conversations
-from deepseek_triton_tools.bench.random_conversations import text_token_ids
+from deepseek_triton_tools.bench.random_conversations import RandomConversations, text_token_ids
 from deepseek_triton_tools.bench.workload import DatasetOptions, NormalLengths, UniformLengths
-from deepseek_triton_tools.cli.bench_dataset_options import add_dataset_options, dataset_options
+from deepseek_triton_tools.cli.bench_options import add_bench_options, check_options, dataset_options
 from deepseek_triton_tools.cli.parsing import VerbParser
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -39,7 +38,7 @@ some_options = st.builds(
 @pytest.mark.slow
 @given(options=some_options, num=st.integers(0, 7))
 def test_random_conversations_are_as_asked(options, num):
-    made = make_conversations(options, num, IDS)
+    made = RandomConversations(options, num, IDS)
     assert len(made) == num
     for conversation in made:
         assert len(conversation) == options.turns
@@ -58,15 +57,15 @@ def test_random_conversations_are_as_asked(options, num):
 @given(options=some_options, num=st.integers(1, 7), more=st.integers(0, 5))
 def test_the_same_options_make_the_same_requests(options, num, more):
     """Whoever asks for more gets the same ones first, unless there are several turns."""
-    made = make_conversations(options, num, IDS)
-    assert list(made) == list(make_conversations(options, num, IDS)) == list(pickle.loads(pickle.dumps(made)))
+    made = RandomConversations(options, num, IDS)
+    assert list(made) == list(RandomConversations(options, num, IDS)) == list(pickle.loads(pickle.dumps(made)))
     if options.turns == 1:
-        assert list(made) == list(make_conversations(options, num + more, IDS)[:num])
+        assert list(made) == list(RandomConversations(options, num + more, IDS)[:num])
 
 
 def test_lengths_without_spread_are_exact():
     lengths = {"input": NormalLengths(1000), "output": NormalLengths(2048), "later_input": NormalLengths(7)}
-    for conversation in make_conversations(DatasetOptions(turns=3, **lengths), 5, IDS):
+    for conversation in RandomConversations(DatasetOptions(turns=3, **lengths), 5, IDS):
         assert [len(request.prompt) for request in conversation] == [1000, 7, 7]
         assert [request.output_tokens for request in conversation] == [2048] * 3
 
@@ -88,7 +87,7 @@ def test_uniform_lengths_include_both_ends(least, more):
 
 def test_groups_of_prompts_begin_with_the_same_tokens():
     options = DatasetOptions(input=NormalLengths(30), prefix_len=64, num_prefixes=3)
-    made = [conversation[0].prompt for conversation in make_conversations(options, 9, IDS)]
+    made = [conversation[0].prompt for conversation in RandomConversations(options, 9, IDS)]
     assert {len(prompt) for prompt in made} == {94}
     assert [prompt[:64] for prompt in made] == [prompt[:64] for prompt in made[:3]] * 3
     assert len({prompt[:64] for prompt in made}) == 3
@@ -96,21 +95,19 @@ def test_groups_of_prompts_begin_with_the_same_tokens():
 
 
 def test_another_seed_makes_other_prompts():
-    assert len({make_conversations(DatasetOptions(seed=seed), 1, IDS)[0][0].prompt for seed in range(5)}) == 5
+    assert len({RandomConversations(DatasetOptions(seed=seed), 1, IDS)[0][0].prompt for seed in range(5)}) == 5
 
 
 @pytest.mark.slow
 def test_parts_of_many_conversations_are_made_only_when_they_are_asked_for():
     """50 million token ids would take gigabytes."""
-    made = make_conversations(DatasetOptions(), 10**6, IDS)
+    made = RandomConversations(DatasetOptions(), 10**6, IDS)
     late = made[-10:][::3]
     assert [len(late), late[0]] == [4, made[999_990]]
     assert made[1:3][1] == made[2]
     assert len(pickle.dumps(late)) < 2 * 8 * 10**6 + 10**4
     with pytest.raises(IndexError):
         made[10**6]
-    with pytest.raises(ToolError, match="a number of requests"):
-        make_conversations(DatasetOptions(), None, IDS)
 
 
 def test_no_random_prompt_has_a_special_token():
@@ -127,8 +124,10 @@ def test_no_random_prompt_has_a_special_token():
 
 def parsed(line):
     verb = VerbParser(prog="bench")
-    add_dataset_options(verb)
-    return dataset_options(verb.parse_args(line.split()))
+    add_bench_options(verb)
+    args = verb.parse_args(["http://localhost:8000", *line.split()])
+    check_options(args, is_openai=False)
+    return dataset_options(args)
 
 
 TURNS = {"prefix_len": 500, "num_prefixes": 4, "turns": 3, "later_input": NormalLengths(50), "think_s": 1.5}
@@ -169,8 +168,8 @@ def test_options_say_which_requests():
 def test_options_that_are_refused(capsys, subtests):
     together = {
         "--dataset f --isl 5 --turns 2": "--isl, --turns: not with --dataset",
-        "--shuffle --trace-speedup 2": "--shuffle, --trace-speedup: only with --dataset",
-        "--range-ratio 0.1 --input-stdev 5": "--range-ratio: not with --input-stdev or --output-stdev",
+        "--shuffle --trace-speedup 2": "--shuffle: only with --dataset; --trace-speedup: only with --dataset",
+        "--range-ratio 0.1 --input-stdev 5": "--input-stdev: not with --range-ratio",
         "--dataset f --output-stdev 5": "--output-stdev: with --dataset it needs --osl",
     }
     for line, message in together.items():

@@ -32,7 +32,7 @@ from deepseek_triton_tools.bench.report_points import (
 )
 from deepseek_triton_tools.bench.result import write_result
 from deepseek_triton_tools.bench.workload import LoadPoint
-from deepseek_triton_tools.cli.bench_report import add_report_form
+from deepseek_triton_tools.cli.bench import add_report_form
 from deepseek_triton_tools.cli.parsing import VerbParser
 from deepseek_triton_tools.tool_errors import ToolError
 from support.made_up_bench import distribution, made_up_point, made_up_result

@@ -115,16 +115,6 @@ def read_conversations(
     return FileConversations(list(enumerate(rows)), vocabulary, options.seed)
 
 
-def first_conversations(found: LazyConversations, num: int, name: str) -> LazyConversations:
-    """Return the first `num` of a file; too few are repeated, and stderr says so. Raises ToolError for a trace with too
-    few."""
-    if num > len(found):
-        if found[0][0].at_s is not None:
-            raise ToolError(f"{name} is a trace of {len(found)} requests, not {num}, and not repeated", exit_code=2)
-        complain(f"{name} has {len(found)} requests: they are repeated as needed")
-    return found.chosen([index % len(found) for index in range(num)])
-
-
 def _shuffle(rows: list[Any], options: DatasetOptions) -> None:
     """Give the order that benchmark_serving gives for the seed."""
     if options.shuffle:
@@ -196,25 +186,7 @@ def _sharegpt_rows(
                 yield DatasetRow(prompt=prompt, output_tokens=output_len)
 
 
-def make_conversations(
-    options: DatasetOptions, num: int | None, vocabulary: range, count_tokens: TokenCounter | None = None
-) -> LazyConversations:
-    """Return `num` conversations, always the same ones for the same arguments.
-
-    They are made when they are asked for, so that many of them need no memory. A slice of them is lazy too, and they
-    can be pickled.
-
-    :param num: None: all of the file.
-    :param vocabulary: ids for random prompts, from `text_token_ids`.
-    :param count_tokens: counts a text's tokens, for ShareGPT's answers.
-    :raises ToolError: when the file can't be used, or is a trace with fewer requests.
-    """
-    if options.file is not None:
-        found = read_conversations(options.file, options, vocabulary, count_tokens, num)
-        return found if num is None else first_conversations(found, num, file_name(options.file))
-    if num is None:
-        raise ToolError("random prompts have no end: expected a number of requests", exit_code=2)
-    return RandomConversations(options, num, vocabulary)
+# --- What the runs of a sweep send ---
 
 
 @dataclass(frozen=True)
@@ -223,8 +195,11 @@ class RandomConversationSource:
 
     options: DatasetOptions
     vocabulary: range
+    num_requests: None = None
+    is_trace: bool = False
+    is_text: bool = False
 
-    def __call__(self, number: int, seed: int) -> Sequence[Conversation]:
+    def __call__(self, number: int, seed: int) -> LazyConversations:
         return RandomConversations(replace(self.options, seed=seed), number, self.vocabulary)
 
 
@@ -236,27 +211,37 @@ class FileConversationSource:
         self,
         options: DatasetOptions,
         vocabulary: range,
-        count_tokens: TokenCounter,
-        most: int | None,
+        count_tokens: TokenCounter | None = None,
+        most: int | None = None,
         vocab_size: int | None = None,
     ) -> None:
         """See `read_conversations`. Raises ToolError when the file can't be used."""
         assert options.file is not None
+        self.options = options
         self._name = file_name(options.file)
-        self._found = read_conversations(options.file, options, vocabulary, count_tokens, most, vocab_size)
+        self._conversations = read_conversations(options.file, options, vocabulary, count_tokens, most, vocab_size)
         self._next = 0
-        first = self._found[0][0]
+        first = self._conversations[0][0]
+        self.num_requests = len(self._conversations)
         self.is_trace = first.at_s is not None
         self.is_text = isinstance(first.prompt, str)
 
-    def __len__(self) -> int:
-        return len(self._found)
+    def __call__(self, number: int, seed: int) -> LazyConversations:
+        """:raises ToolError: for a trace that has fewer. Of other files they are repeated, and stderr says so."""
+        start = 0 if self.is_trace or number > self.num_requests else self._next
+        if number > self.num_requests:
+            if self.is_trace:
+                problem = f"{self._name} is a trace of {self.num_requests} requests, not {number}, and not repeated"
+                raise ToolError(problem, exit_code=2)
+            complain(f"{self._name} has {self.num_requests} requests: they are repeated as needed")
+        elif not self.is_trace:
+            self._next += number
+            if start <= self.num_requests < self._next:
+                complain(
+                    f"{self._name} has {self.num_requests} requests, fewer than all runs: later ones may find them in "
+                    "a cache"
+                )
+        return self._conversations.chosen([index % self.num_requests for index in range(start, start + number)])
 
-    def __call__(self, number: int, seed: int) -> Sequence[Conversation]:
-        there_are, start = len(self._found), self._next
-        if self.is_trace or number > there_are:
-            return first_conversations(self._found, number, self._name)
-        self._next += number
-        if start <= there_are < self._next:
-            complain(f"{self._name} has {there_are} requests, fewer than all runs: later ones may find them in a cache")
-        return self._found.chosen([index % there_are for index in range(start, self._next)])
+
+ConversationSource: TypeAlias = RandomConversationSource | FileConversationSource

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from deepseek_triton_tools.cli.client_options import URL_HELP, add_server_options, client_settings
-from deepseek_triton_tools.cli.parsing import VerbParser, add_json, number, path, positive, words
+from deepseek_triton_tools.cli.parsing import VerbParser, add_json, number, option, path, positive, real_number, words
 from deepseek_triton_tools.cli.sampling_options import add_sampling_options, sampling_fields
 from deepseek_triton_tools.tool_errors import ToolError, nearest
 
@@ -18,6 +18,7 @@ TASKS = {
     "own": 'your own questions: JSON Lines with "question" (or "prompt", "messages") and "answer"',
 }
 _SCORERS = ("exact", "contains", "regex", "number")
+_percent = real_number("a number from 0 to 100", lambda value: 0 <= value <= 100)
 _LISTED = "\n".join(f"  {name:<13} {text}" for name, text in TASKS.items())
 _NOTES = f"""\
 tasks, with trtllm-eval's prompts and limits where it has them:
@@ -38,53 +39,38 @@ def add_options(verb: VerbParser) -> None:
         notes=_NOTES,
     )
     verb.usage = "%(prog)s URL --task TASK [options]"
-    verb.add_argument("url", nargs="+", type=words, metavar="URL", help=f"{URL_HELP}; several: the first that answers")
+    option(verb, "url URL", f"{URL_HELP}; several: the first that answers", words, nargs="+")
     which = verb.add_mutually_exclusive_group(required=True)
-    which.add_argument("--task", type=_task, metavar="TASK", help=f"{', '.join(TASKS)}; see below")
-    which.add_argument("--task-file", type=path, metavar="FILE", help="any task of lm-eval, by its YAML file")
+    option(which, "--task TASK", f"{', '.join(TASKS)}; see below", _task)
+    option(which, "--task-file FILE", "any task of lm-eval, by its YAML file", path)
     add_json(verb, "docs/eval.md")
     _add_questions(verb)
-    _add_files(verb)
-    _add_verdict(verb)
+    files = verb.add_argument_group("files")
+    text = "folder for results, samples and answers; a run that was stopped goes on there (default: eval-TASK)"
+    option(files, "--output DIR", text, path)
+    option(files, "--overwrite", "ask again, although answers are there")
+    verdict = verb.add_argument_group("verdict")
+    option(verdict, "--pass-at X", "the lowest score in percent that passes, in place of the published ones", _percent)
+    option(verdict, "--fail-below-band", "exit with 1 if the score doesn't pass")
     server = verb.add_argument_group("server")
     add_server_options(server)
-    server.add_argument("--concurrency", type=positive, default=32, metavar="N", help="requests at once (default: 32)")
-    help_text = "score although up to N questions got no answer, which count as wrong (default: 0)"
-    server.add_argument("--allow-failed", type=number, default=0, metavar="N", help=help_text)
+    option(server, "--concurrency N", "requests at once (default: 32)", positive, default=32)
+    text = "score although up to N questions got no answer, which count as wrong (default: 0)"
+    option(server, "--allow-failed N", text, number, default=0)
     add_sampling_options(verb)
 
 
 def _add_questions(verb: VerbParser) -> None:
-    asked = verb.add_argument_group("questions")
-    asked.add_argument("--data", type=path, metavar="PATH", help="your copy of the task's data, a file or a folder")
-    asked.add_argument(
-        "--limit", type=positive, metavar="N", help="only N questions; mmlu takes as many of each subject"
-    )
-    asked.add_argument("--num-fewshot", type=number, metavar="N", help="solved examples before a question")
-    asked.add_argument("--chat", action="store_true", help="send messages, by the model's chat template")
-    asked.add_argument("--system", type=words, metavar="TEXT", help="system message; in completions put before")
-    asked.add_argument(
-        "--like",
-        choices=("trtllm-eval", "lm-eval"),
-        default="trtllm-eval",
-        help="whose solved examples gsm8k shows: both use lm-eval's task, with other seeds (default: trtllm-eval)",
-    )
-    help_text = f"for own: how answers are compared, {', '.join(_SCORERS)} (default: exact); a row's own wins"
-    asked.add_argument("--scorer", choices=_SCORERS, default="exact", metavar="HOW", help=help_text)
-
-
-def _add_files(verb: VerbParser) -> None:
-    files = verb.add_argument_group("files")
-    help_text = "folder for results, samples and answers; a run that was stopped goes on there (default: eval-TASK)"
-    files.add_argument("--output", type=path, metavar="DIR", help=help_text)
-    files.add_argument("--overwrite", action="store_true", help="ask again, although answers are there")
-
-
-def _add_verdict(verb: VerbParser) -> None:
-    verdict = verb.add_argument_group("verdict")
-    help_text = "the lowest score in percent that passes, in place of the published ones"
-    verdict.add_argument("--pass-at", type=_percent, metavar="X", help=help_text)
-    verdict.add_argument("--fail-below-band", action="store_true", help="exit with 1 if the score doesn't pass")
+    questions = verb.add_argument_group("questions")
+    option(questions, "--data PATH", "your copy of the task's data, a file or a folder", path)
+    option(questions, "--limit N", "only N questions; mmlu takes as many of each subject", positive)
+    option(questions, "--num-fewshot N", "solved examples before a question", number)
+    option(questions, "--chat", "send messages, by the model's chat template")
+    option(questions, "--system TEXT", "system message; in completions put before", words)
+    text = "whose solved examples gsm8k shows: both use lm-eval's task, with other seeds (default: trtllm-eval)"
+    option(questions, "--like", text, choices=("trtllm-eval", "lm-eval"), default="trtllm-eval")
+    text = f"for own: how answers are compared, {', '.join(_SCORERS)} (default: exact); a row's own wins"
+    questions.add_argument("--scorer", choices=_SCORERS, default="exact", metavar="HOW", help=text)
 
 
 def _task(text: str) -> str:
@@ -92,16 +78,6 @@ def _task(text: str) -> str:
         hint = nearest(text, TASKS) or f"; there are {', '.join(TASKS)}"
         raise argparse.ArgumentTypeError(f"there is no task {text!r}{hint}")
     return text
-
-
-def _percent(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 100:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to 100, got {text!r}")
-    return value
 
 
 def _eval(args: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import sys
@@ -222,26 +223,31 @@ def whole_number(expected: str, least: int = 0, most: int = 10**MOST_DIGITS) -> 
     return parse
 
 
+def real_number(expected: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
+    """Make a type that takes the numbers that fit, and says `expected` of anything else. "nan" fits no comparison."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if fits(value):
+            return value
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r:.100}")
+
+    return parse
+
+
 number = whole_number("a whole number")
 positive = whole_number("a whole number from 1", least=1)
 seconds = whole_number("a whole number of seconds")
+duration = real_number("a number of seconds above 0", lambda value: 0 < value < math.inf)
 port = whole_number("a number from 1 to 65535", least=1, most=65535)
 _port_or_auto = whole_number("a number from 1 to 65535 or auto", least=1, most=65535)
 
 
 def port_or_auto(text: str) -> int | str:
     return text if text == "auto" else _port_or_auto(text)
-
-
-def duration(text: str) -> float:
-    """A number of seconds above 0."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
-    return seconds
 
 
 def size(text: str) -> int:
