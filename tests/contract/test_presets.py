@@ -8,20 +8,19 @@ from deepseek_backend.engines.simulated.presets import PRESETS
 from deepseek_backend.engines.simulated.scheduler import ScheduledRow, Scheduler
 from deepseek_backend.engines.simulated.simulated_options import parse_options
 from deepseek_triton_build.catalog import variants
-from deepseek_triton_tools.bench import presets as published_runs
 from deepseek_triton_tools.bench.figures import Slo
-from deepseek_triton_tools.bench.presets import compared_figures
+from deepseek_triton_tools.bench.presets import compared_figures, presets
 from deepseek_triton_tools.bench.result import BenchPoint, BenchResult, BenchRun
 from deepseek_triton_tools.bench.run_figures import run_figures
 from deepseek_triton_tools.bench.targets import RequestRecord
 
 QUICKEST = "r1-h200-max-throughput"
-SIMULATED = [name for name, preset in published_runs.PRESETS.items() if preset.simulated]
+SIMULATED = [name for name, preset in presets().items() if preset.simulated]
 
 
 def test_each_simulated_deployment_is_in_the_catalogue_and_has_its_published_run():
     assert set(variants()["tiny"].presets) == set(PRESETS)
-    assert sorted(published_runs.PRESETS[name].simulated for name in SIMULATED) == sorted(PRESETS)
+    assert sorted(presets()[name].simulated for name in SIMULATED) == sorted(PRESETS)
 
 
 def closed_loop(preset, load):
@@ -67,7 +66,7 @@ def closed_loop(preset, load):
     [pytest.param(name, marks=pytest.mark.slow if name == QUICKEST else pytest.mark.nightly) for name in SIMULATED],
 )
 def test_the_shortened_run_of_a_simulated_deployment_gives_the_published_figures(name):
-    preset = published_runs.PRESETS[name]
+    preset = presets()[name]
     (load,) = preset.loads(short=True)
     figures = run_figures(closed_loop(preset, load), gpus=preset.gpus, concurrency=load.concurrency)
     nothing = {"date": "", "urls": (), "model": "", "dataset": ""}

@@ -5,7 +5,7 @@ import pytest
 
 from deepseek_triton_build import make_plan
 from deepseek_triton_tools.bench.figures import MetricSummary
-from deepseek_triton_tools.bench.presets import PRESETS, PresetPoint, preset, published_table
+from deepseek_triton_tools.bench.presets import PresetPoint, preset, presets, published_table
 from deepseek_triton_tools.bench.result import BenchPoint, BenchRun
 from deepseek_triton_tools.bench.run_figures import run_figures
 from deepseek_triton_tools.bench.targets import RequestRecord
@@ -39,7 +39,7 @@ def cells(table):
 @pytest.mark.slow
 def test_each_preset(subtests):
     page = read("docs/bench-presets.md").splitlines()
-    for name, chosen in PRESETS.items():
+    for name, chosen in presets().items():
         with subtests.test(name):
             # Its server can be planned, and takes its requests.
             plan = make_plan(plan_request(program_parser(["plan"]).parse_args(["plan", *chosen.server.split()])))

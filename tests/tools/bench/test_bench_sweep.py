@@ -13,8 +13,7 @@ from deepseek_triton_tools.bench.load_run import LoadProgress
 from deepseek_triton_tools.bench.random_conversations import text_token_ids
 from deepseek_triton_tools.bench.result import read_result, read_samples
 from deepseek_triton_tools.bench.server_facts import first_openai_model, model_facts
-from deepseek_triton_tools.bench.sweep import Sweep, sweep_result, sweep_steps
-from deepseek_triton_tools.bench.sweep_output import OutputFolder, RunProgress
+from deepseek_triton_tools.bench.sweep import OutputFolder, RunProgress, Sweep, sweep_result, sweep_steps
 from deepseek_triton_tools.bench.targets import TargetSettings
 from deepseek_triton_tools.bench.workload import BenchRequest, DatasetOptions, LoadPoint
 from deepseek_triton_tools.cli.bench_run import exit_code
@@ -107,8 +106,9 @@ def measured(server, folder, *points, repeat=1, on_progress=lambda *_: None):
         dataset="random 3/4",
         processes=1,
     )
-    output, steps = OutputFolder(folder), []
-    for step in sweep_steps(sweep, on_progress):
+    output, steps, progress = OutputFolder(folder), [], RunProgress(points, repeat)
+    for step in sweep_steps(sweep, lambda so_far: on_progress(progress.name, so_far)):
+        progress.end(step)
         steps.append(step)
         output.write(sweep_result(sweep, steps), step)
     return steps, sweep_result(sweep, steps)

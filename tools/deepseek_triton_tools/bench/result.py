@@ -100,67 +100,83 @@ def write_document(document: Mapping[str, Any], path: Path) -> None:
 
 
 def read_result(path: Path) -> BenchResult:
-    """Read a file that `write_result` wrote, or FILE_NAME in a folder. Raises ToolError."""
+    """Read a file that `write_result` wrote, or FILE_NAME in a folder.
+
+    :raises ToolError: where it can't be read; it names the first field that is wrong.
+    """
     path = path / FILE_NAME if path.is_dir() else path
     try:
-        return _result_of(path.read_text("utf-8"))
+        document = json.loads(path.read_text("utf-8"))
+        schema = document.get("schema") if isinstance(document, dict) else None
+        if schema != SCHEMA:
+            raise ValueError(f"its schema is {schema!r}")
+        result: BenchResult = from_document(BenchResult, document)
     except OSError as error:
         raise ToolError(f"{path} can't be read: {error.strerror}") from error
     except ValueError as error:  # JSON's and UTF-8's are such errors too
         raise ToolError(f"{path}: expected what deepseek-triton bench writes, {SCHEMA}; {error}") from error
-
-
-def _result_of(text: str) -> BenchResult:
-    """Raises ValueError, which names the first field that is wrong."""
-    document = json.loads(text)
-    found = document.get("schema") if isinstance(document, dict) else None
-    if found != SCHEMA:
-        raise ValueError(f"its schema is {found!r}")
-    result: BenchResult = _parsed(BenchResult, document, "")
     return result
 
 
-_NUMBERS = {"inf": math.inf}
+def from_document(kind: Any, value: Any, where: str = "") -> Any:
+    """Return `value`, which JSON or YAML gave, as a `kind`, such as a dataclass or `tuple[int, ...]`. Keys that are not
+    known here were added by a newer version.
 
+    :raises ValueError: which names the first field that is wrong, below `where`.
+    """
 
-def _parsed(kind: Any, value: Any, where: str) -> Any:
-    """Return `value`, which JSON gave, as a `kind`. Keys that are not known here were added by a newer version."""
+    def expect(is_so: bool, what: str) -> None:
+        if not is_so:
+            raise ValueError(f"{where.lstrip('.') or 'all of it'}: expected {what}, got {value!r:.100}")
+
     if is_dataclass(kind):
-        _expect(isinstance(value, dict), "an object", value, where)
+        expect(isinstance(value, dict), "an object")
         kinds = get_type_hints(kind)
         needed = [each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING]
         lacking = [name for name in needed if name not in value]
-        _expect(not lacking, f"an object with {', '.join(lacking)}", value, where)
-        given = {name: _parsed(kinds[name], value[name], f"{where}.{name}") for name in kinds if name in value}
-        return kind(**given)  # type: ignore[operator]
+        expect(not lacking, f"an object with {', '.join(lacking)}")
+        parts = {name: from_document(kinds[name], value[name], f"{where}.{name}") for name in kinds if name in value}
+        return kind(**parts)  # type: ignore[operator]
     origin, args = get_origin(kind), get_args(kind)
     if origin is tuple:
-        _expect(isinstance(value, list), "a list", value, where)
-        return tuple(_parsed(args[0], each, f"{where}[{number}]") for number, each in enumerate(value))
+        expect(isinstance(value, list), "a list")
+        return tuple(from_document(args[0], each, f"{where}[{number}]") for number, each in enumerate(value))
     if origin in (dict, Mapping):
-        _expect(isinstance(value, dict), "an object", value, where)
-        return {key: _parsed(args[1], each, f"{where}.{key}") for key, each in value.items()}
+        expect(isinstance(value, dict), "an object")
+        return {key: from_document(args[1], each, f"{where}.{key}") for key, each in value.items()}
     if origin in (Union, types.UnionType):  # X | None
-        return None if value is None else _parsed(args[0], value, where)
+        return None if value is None else from_document(args[0], value, where)
     if kind is Any:
         return value
     if kind is float:
-        value = _NUMBERS.get(value, value) if isinstance(value, str) else value
-        _expect(isinstance(value, int | float) and not isinstance(value, bool), "a number", value, where)
+        value = math.inf if value == "inf" else value
+        expect(isinstance(value, int | float) and not isinstance(value, bool), "a number")
         return float(value)
-    _expect(type(value) is kind, {int: "a whole number", str: "text", bool: "true or false"}[kind], value, where)
+    expect(type(value) is kind, {int: "a whole number", str: "text", bool: "true or false"}[kind])
     return value
 
 
-def _expect(is_so: bool, what: str, value: Any, where: str) -> None:
-    if not is_so:
-        raise ValueError(f"{where.lstrip('.') or 'all of it'}: expected {what}, got {value!r:.100}")
+# --- figures.csv ---
 
 
 def csv_text(result: BenchResult) -> str:
-    """Return the file's text; what is unknown is empty."""
+    """A row for each run, a column for each number, and the same columns in every file; what is unknown is empty."""
     rows = [
-        _csv_row(result, point.load, number, run)
+        {
+            "date": result.date,
+            "model": result.model,
+            "endpoint": result.endpoint,
+            "dataset": result.dataset,
+            "gpus": result.gpus,
+            "load": point.load.label,
+            "concurrency": point.load.concurrency,
+            "rate": point.load.rate,
+            "burstiness": point.load.burstiness,
+            "num_requests": point.load.num_requests,
+            "run": number,
+            "interrupted": int(run.interrupted),
+            **dict(_numbers(run.figures)),
+        }
         for point in result.points
         for number, run in enumerate(point.runs, start=1)
     ]
@@ -169,24 +185,6 @@ def csv_text(result: BenchResult) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
-
-
-def _csv_row(result: BenchResult, load: LoadPoint, number: int, run: BenchRun) -> dict[str, Any]:
-    return {
-        "date": result.date,
-        "model": result.model,
-        "endpoint": result.endpoint,
-        "dataset": result.dataset,
-        "gpus": result.gpus,
-        "load": load.label,
-        "concurrency": load.concurrency,
-        "rate": load.rate,
-        "burstiness": load.burstiness,
-        "num_requests": load.num_requests,
-        "run": number,
-        "interrupted": int(run.interrupted),
-        **dict(_numbers(run.figures)),
-    }
 
 
 def _numbers(figures: Figures) -> Iterator[tuple[str, float | None]]:
@@ -198,42 +196,41 @@ def _numbers(figures: Figures) -> Iterator[tuple[str, float | None]]:
             yield each.name, value
 
 
+# --- The records of a run, from which figures can be computed again ---
+
 _DIGITS = 6
 """Times are written in microseconds, which halves the file."""
+_TIMES = ("due_s", "sent_s", "ended_s")
 
 
 def write_samples(records: Iterable[RequestRecord], path: Path) -> None:
-    """Write a line for each request, whole or not at all; compressed where the name ends in .gz. Raises ToolError."""
+    """Write a line of JSON for each request, whole or not at all; compressed where the name ends in .gz.
+
+    :raises ToolError: where it can't be written.
+    """
     with whole_file(path) as file:
-        file.writelines(json.dumps(_sample(record), separators=(",", ":")) + "\n" for record in records)
+        for record in records:
+            sample = {each.name: getattr(record, each.name) for each in fields(record)}
+            sample |= {name: round(sample[name], _DIGITS) for name in _TIMES if sample[name] is not None}
+            sample["chunk_s"] = [round(time, _DIGITS) for time in record.chunk_s]
+            sample["chunk_tokens"] = list(record.chunk_tokens)
+            file.write(json.dumps(sample, separators=(",", ":")) + "\n")
 
 
 def read_samples(path: Path) -> list[RequestRecord]:
-    """Read what `write_samples` wrote. Raises ToolError, which names the first line that is wrong."""
+    """Read what `write_samples` wrote.
+
+    :raises ToolError: which names the first line that is wrong.
+    """
+    records: list[RequestRecord] = []
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-            return list(_records(file, path))
+            for line in file:
+                sample = json.loads(line)
+                sample |= {"chunk_s": array("d", sample["chunk_s"]), "chunk_tokens": array("i", sample["chunk_tokens"])}
+                records.append(RequestRecord(**sample))
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise ToolError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from error
-
-
-def _sample(record: RequestRecord) -> dict[str, Any]:
-    sample = {each.name: getattr(record, each.name) for each in fields(record)}
-    times = {
-        name: value if value is None else round(value, _DIGITS) for name, value in sample.items() if name in _TIMES
-    }
-    chunk_s = [round(time, _DIGITS) for time in record.chunk_s]
-    return sample | times | {"chunk_s": chunk_s, "chunk_tokens": list(record.chunk_tokens)}
-
-
-_TIMES = {"due_s", "sent_s", "ended_s"}
-
-
-def _records(lines: Iterable[str], path: Path) -> Iterator[RequestRecord]:
-    for number, line in enumerate(lines, start=1):
-        try:
-            sample = json.loads(line)
-            sample |= {"chunk_s": array("d", sample["chunk_s"]), "chunk_tokens": array("i", sample["chunk_tokens"])}
-            yield RequestRecord(**sample)
-        except (ValueError, TypeError, KeyError) as error:
-            raise ToolError(f"{path}, line {number}: expected the record of a request; {error}") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise ToolError(f"{path}, line {len(records) + 1}: expected the record of a request; {error}") from error
+    return records

@@ -1,17 +1,18 @@
-"""A sweep: every point of load in turn, each as often as asked for, and the files they leave."""
+"""A sweep: every point of load in turn, each as often as asked for; how far it is, and the files that runs leave."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from deepseek_triton_client import Tls
 from deepseek_triton_tools.bench.figures import MetricSummary, Slo
+from deepseek_triton_tools.bench.foreign_results import run_name, serving_document, trtllm_document
 from deepseek_triton_tools.bench.load_run import (
     LoadProcesses,
     LoadProgress,
@@ -19,17 +20,32 @@ from deepseek_triton_tools.bench.load_run import (
     conversations_needed,
     processes_for,
 )
-from deepseek_triton_tools.bench.result import BenchPoint, BenchResult, BenchRun
+from deepseek_triton_tools.bench.presets import BenchPreset
+from deepseek_triton_tools.bench.report_page import write_report
+from deepseek_triton_tools.bench.report_points import ExpectedPoint, NamedResult
+from deepseek_triton_tools.bench.result import (
+    FILE_NAME,
+    BenchPoint,
+    BenchResult,
+    BenchRun,
+    csv_text,
+    write_document,
+    write_result,
+    write_samples,
+)
 from deepseek_triton_tools.bench.run_figures import run_figures, run_timeline
 from deepseek_triton_tools.bench.server_metrics import MetricsWatch
 from deepseek_triton_tools.bench.targets import TargetSettings
 from deepseek_triton_tools.bench.workload import Conversation, LoadPoint
+from deepseek_triton_tools.host.whole_file import whole_file
+from deepseek_triton_tools.terminal.status_line import StatusLine, clock
+from deepseek_triton_tools.tool_errors import ToolError
 
 _LEAST_BINS, _MOST_BINS = 20, 240
 """Parts of the timeline; about one for each second."""
-
-
 _NO_SLO = Slo()
+_CSV_NAME = "figures.csv"
+_REPORT_NAME = "report.html"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +84,10 @@ class SweepStep:
     """Addresses of metrics that could not be read, a line each."""
 
 
-def sweep_steps(sweep: Sweep, on_progress: Callable[[str, LoadProgress], None]) -> Iterator[SweepStep]:
+def sweep_steps(sweep: Sweep, on_progress: Callable[[LoadProgress], None]) -> Iterator[SweepStep]:
     """Measure. The first Ctrl-C ends the run under way, which is then the last step; the second raises
     KeyboardInterrupt.
 
-    :param on_progress: gets the name of the run, and how far it is.
     :raises ToolError: when the server can't be asked.
     """
     target = sweep.target
@@ -81,22 +96,14 @@ def sweep_steps(sweep: Sweep, on_progress: Callable[[str, LoadProgress], None]) 
     runs = [point for point in sweep.points for _ in range(sweep.repeat)]
     with LoadProcesses(number) as processes:
         for position, point in enumerate(runs):
-            repeated = runs[:position].count(point)  # a sweep may name a point twice
-            name = _name(point, repeated, runs.count(point), position, len(runs))
             # Neighbouring seeds of a user mustn't share runs, as their sums with the position would.
             seed = int(np.random.SeedSequence((sweep.seed, position)).generate_state(1)[0])
             conversations = sweep.conversations(conversations_needed(point), seed)
             with MetricsWatch(sweep.metrics_urls, own_urls=target.all_urls, token=target.token, tls=tls) as watch:
-                measured = processes.run(
-                    sweep.target,
-                    point,
-                    conversations,
-                    seed=seed,
-                    on_progress=partial(on_progress, name),
-                )
+                measured = processes.run(target, point, conversations, seed=seed, on_progress=on_progress)
             yield SweepStep(
                 load=point,
-                number=repeated,
+                number=runs[:position].count(point),  # a sweep may name a point twice
                 run=_bench_run(sweep, point, measured, watch.summaries()),
                 measured=measured,
                 problems=watch.problems,
@@ -143,10 +150,113 @@ def _bench_run(
     )
 
 
-def _name(point: LoadPoint, repeated: int, repeat: int, position: int, total: int) -> str:
-    parts = [point.label]
-    if repeat > 1:
-        parts.append(f"run {repeated + 1} of {repeat}")
-    if total > 1:
-        parts.append(f"{position + 1} of {total} in all")
-    return ", ".join(parts)
+# --- What it shows while it runs, and the folder of its files ---
+
+
+class RunProgress:
+    def __init__(self, points: Sequence[LoadPoint], repeat: int) -> None:
+        self._line = StatusLine()
+        self._runs = [point for point in points for _ in range(repeat)]
+        self._num_ended = 0
+        self._seconds = {point: point.duration_s for point in points if point.duration_s is not None}
+        """How long a run takes."""
+
+    def show(self, progress: LoadProgress) -> None:
+        self._line.show(lambda: f"{self.name}: {self.text(progress)}")
+
+    def clear(self) -> None:
+        self._line.clear()
+
+    def end(self, step: SweepStep) -> None:
+        """Leave a line for a run that has ended."""
+        figures = step.run.figures
+        self._num_ended += 1
+        self._seconds.setdefault(step.load, figures.duration_s)
+        parts = [f"{figures.completed} completed"]
+        parts += [f"{number} {name}" for name in ("failed", "cancelled") if (number := getattr(figures, name))]
+        speed = f"{figures.output_throughput:,.0f} tokens/s"
+        self._line.say(f"{step.load.label}: {', '.join(parts)} in {clock(figures.duration_s)}, {speed}")
+
+    @property
+    def name(self) -> str:
+        """The run under way among those of its point, and among all."""
+        point = self._runs[self._num_ended]
+        parts = [point.label]
+        if (repeat := self._runs.count(point)) > 1:
+            parts.append(f"run {self._runs[: self._num_ended].count(point) + 1} of {repeat}")
+        if len(self._runs) > 1:
+            parts.append(f"{self._num_ended + 1} of {len(self._runs)} in all")
+        return ", ".join(parts)
+
+    def text(self, progress: LoadProgress) -> str:
+        """Say how far the run under way is, and how long it and all runs will take."""
+        point, *later = self._runs[self._num_ended :]
+        # A run of a fixed time sends as many requests as it can.
+        of_total = f" of {progress.total:,}" if point.duration_s is None else " answered"
+        parts = [f"{progress.ended:,}{of_total}", f"{progress.inflight:,} under way"]
+        if progress.failed:
+            parts.append(f"{progress.failed:,} failed")
+        if progress.elapsed_s > 0:
+            parts.append(f"{progress.output_tokens / progress.elapsed_s:,.0f} tokens/s")
+        left_s = _seconds_left(point, progress)
+        if left_s is not None:
+            parts.append(f"about {clock(left_s)} left{' of this run' if later else ''}")
+        if later:
+            parts.append(f"{len(later)} more {'run' if len(later) == 1 else 'runs'}")
+            if left_s is not None and all(each in self._seconds for each in later):
+                parts.append(f"{clock(left_s + sum(self._seconds[each] for each in later))} in all")
+        return ", ".join(parts)
+
+
+def _seconds_left(point: LoadPoint, progress: LoadProgress) -> float | None:
+    if point.duration_s is not None:
+        return max(0.0, point.duration_s - progress.elapsed_s)
+    if not progress.ended:
+        return None
+    return max(0.0, progress.elapsed_s * (progress.total - progress.ended) / progress.ended)
+
+
+def expected_points(preset: BenchPreset) -> list[ExpectedPoint]:
+    """Return the published throughputs of a preset, for pictures."""
+    return [
+        ExpectedPoint(
+            name="published",
+            tps_user=point.published["user_throughput"],
+            tps_gpu=point.published["output_throughput_per_gpu"],
+        )
+        for point in preset.points
+        if {"user_throughput", "output_throughput_per_gpu"} <= point.published.keys()
+    ]
+
+
+class OutputFolder:
+    def __init__(self, folder: Path, expected: Sequence[ExpectedPoint] = ()) -> None:
+        """Make the folder. Raises ToolError when there is a result in it already, or it can't be made."""
+        if (folder / FILE_NAME).exists():
+            raise ToolError(f"{folder} has a result already: name another --output, or remove it", exit_code=2)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ToolError(f"--output {folder}: {error.strerror}", exit_code=2) from error
+        self._folder = folder
+        self._expected = expected
+        self._num_runs = 0
+
+    def write(self, result: BenchResult, step: SweepStep) -> None:
+        """Write the result so far, and the files of its last run, `step`."""
+        name = run_name(step.load, step.number)
+        figures = step.run.figures
+        write_document(serving_document(result, step.load, figures), self._folder / f"{name}.json")
+        write_document(trtllm_document(result, figures), self._folder / f"{name}.trtllm-bench.json")
+        write_samples(step.measured.records, self._folder / f"{name}.requests.jsonl.gz")
+        write_result(result, self._folder / FILE_NAME)
+        with whole_file(self._folder / _CSV_NAME) as file:
+            file.write(csv_text(result))
+        own = NamedResult(name=result.preset or self._folder.name, result=result)
+        write_report(self._folder / _REPORT_NAME, [own], self._expected)
+        self._num_runs += 1
+
+    @property
+    def summary(self) -> str:
+        """The files in a few words."""
+        return f"{_REPORT_NAME}, {FILE_NAME}, {_CSV_NAME}, and the figures and requests of {self._num_runs} runs"

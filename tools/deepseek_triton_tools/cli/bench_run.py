@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from deepseek_triton_client import SamplingParams
 from deepseek_triton_tools.bench.figures import Figures
-from deepseek_triton_tools.bench.presets import PRESETS
 from deepseek_triton_tools.bench.presets import preset as published_preset
+from deepseek_triton_tools.bench.presets import presets
 from deepseek_triton_tools.bench.workload import LoadPoint, NormalLengths
 from deepseek_triton_tools.cli.bench_options import add_bench_options, check_options, dataset_options
 from deepseek_triton_tools.cli.client_options import DEFAULT_MODEL, client_settings
@@ -56,8 +56,8 @@ def add_run_form(forms: Verbs) -> None:
 
 
 def _preset_names() -> str:
-    width = max(map(len, PRESETS))
-    lines = [f"  {name:{width}}  {each.title}" for name, each in PRESETS.items()]
+    width = max(map(len, presets()))
+    lines = [f"  {name:{width}}  {preset.title}" for name, preset in presets().items()]
     return "\n".join(["presets (docs/bench-presets.md):", *lines, ""])
 
 
@@ -67,8 +67,14 @@ def _run(args: argparse.Namespace) -> int:
             raise InstallationError(f"bench needs {name}: {install_extra('bench')}")
     from deepseek_triton_tools.bench.report_page import report_warnings
     from deepseek_triton_tools.bench.report_points import NamedResult
-    from deepseek_triton_tools.bench.sweep import SweepStep, sweep_result, sweep_steps
-    from deepseek_triton_tools.bench.sweep_output import OutputFolder, RunProgress, expected_points
+    from deepseek_triton_tools.bench.sweep import (
+        OutputFolder,
+        RunProgress,
+        SweepStep,
+        expected_points,
+        sweep_result,
+        sweep_steps,
+    )
     from deepseek_triton_tools.cli.plan_request import plan_named
 
     planned = None if args.against is None else plan_named(args.against)
