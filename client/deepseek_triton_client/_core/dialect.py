@@ -37,8 +37,15 @@ _KEEPALIVE_INTERVAL_MS = 500
 """Milliseconds between chunks of a stream that the client reads for a caller who wants the whole answer: these chunks
 only show the server whether the client is still there."""
 
-_PROMPTS = {"text_input": "BYTES", "input_ids": "INT32", "messages": "BYTES"}
-"""Input name -> datatype; each request has exactly one of these inputs."""
+_CONTENTS = {
+    "text_input": "BYTES",
+    "input_ids": "INT32",
+    "messages": "BYTES",
+    "task": "BYTES",
+    "request_type": "BYTES",
+    "context_phase_params": "BYTES",
+}
+"""Datatypes of the inputs that no field of SamplingParams goes to."""
 
 _DEFAULTS: dict[str, Any] = {
     "n": 1,
@@ -95,7 +102,7 @@ class Dialect:
         self._is_decoupled = self.kind != "deepseek" or "stream_mode" in self._declared
         """The model can send streams, as far as its inputs show. One that can't gets no requests for them."""
         self._increments = _increments(self.kind, stream_mode)
-        self._prompts = {name: self._targets((name,), datatype) for name, datatype in _PROMPTS.items()}
+        self._contents = {name: self._targets((name,), datatype) for name, datatype in _CONTENTS.items()}
         self._fields = {
             field.name: self._targets(
                 (field.tensor_name, field.name, *_OTHER_NAMES.get(field.name, ())), field.datatype
@@ -114,28 +121,34 @@ class Dialect:
         change the answer: llmapi and plain models may refuse streams altogether.
         """
         params = request.params
-        streaming = self._is_decoupled and (request.streaming or (streamed and self._may_stream_internally(params)))
-        given = {field.name: value for field, value in params.given()}
-        sent, missing = self._prompt(request)
-        sent.extend(self._control_inputs[streaming])
-        for name in ("task", "request_type", "context_phase_params"):
-            if (value := getattr(request, name)) is not None:
-                told = _input(self._targets((name,), "BYTES"), (value,))
-                sent, missing = ([*sent, told], missing) if told else (sent, [*missing, name])
-        default_fields = self._default_fields(request, given, streaming=streaming)
-        sent.extend(self._defaults[name] for name in default_fields if name in self._defaults and name not in given)
-        if self.kind == "vllm":
-            sent.append(Input("sampling_parameters", "BYTES", (_vllm_json(given),), self._batched))
-            given = {
-                name: value for name, value in given.items() if not SAMPLING_BY_NAME[name].vllm and name not in GUIDES
-            }
-        for name, value in given.items():
-            tensor = _input(self._fields[name], value if SAMPLING_BY_NAME[name].many else (value,))
-            if tensor is not None:
+        may_stream = self.kind in ("deepseek", "vllm") and not self._stream_problems(params)
+        streaming = self._is_decoupled and (request.streaming or (streamed and may_stream))
+        fields = {field.name: value for field, value in params.given()}
+        sent = list(self._control_inputs[streaming])
+        missing: list[str] = []
+        for name, values in _contents(request):
+            if (tensor := _input(self._contents[name], values)) is not None:
                 sent.append(tensor)
-            elif value != SAMPLING_BY_NAME[name].neutral:
+            else:
                 missing.append(name)
-        problems = [f"{self._model} has no input for {', '.join(missing)}: {self._advice}"] if missing else []
+        for name in self._default_fields(request, fields, streaming=streaming):
+            if name in self._defaults and name not in fields:
+                sent.append(self._defaults[name])
+        if self.kind == "vllm":
+            sent.append(Input("sampling_parameters", "BYTES", (_vllm_json(fields),), self._batched))
+        for field, value in params.given():
+            if self.kind == "vllm" and (field.vllm or field.name in GUIDES):
+                continue
+            if (tensor := _input(self._fields[field.name], value if field.many else (value,))) is not None:
+                sent.append(tensor)
+            elif value != field.neutral:
+                missing.append(field.name)
+        problems = []
+        if missing:
+            elsewhere = "serve the model with deepseek-triton"
+            if self.kind == "deepseek":
+                elsewhere = "update the server" if self._is_decoupled else "build the model without --no-decoupled"
+            problems = [f"{self._model} has no input for {', '.join(missing)}: leave that out, or {elsewhere}"]
         if request.streaming and self._is_decoupled:
             problems += [problem for name, problem in self._stream_problems(params).items() if name not in missing]
         if problems:
@@ -167,19 +180,6 @@ class Dialect:
     def _model(self) -> str:
         return f"model {self._model_name!r} ({self.kind})"
 
-    @property
-    def _advice(self) -> str:
-        elsewhere = "serve the model with deepseek-triton"
-        if self.kind == "deepseek":
-            elsewhere = "update the server" if self._is_decoupled else "build the model without --no-decoupled"
-        return f"leave that out, or {elsewhere}"
-
-    def _prompt(self, request: Request) -> tuple[list[Input], list[str]]:
-        """Return the prompt's input, or the name of the input that the model lacks."""
-        name, values = _prompt(request)
-        tensor = _input(self._prompts[name], values)
-        return ([], [name]) if tensor is None else ([tensor], [])
-
     def _make_control_inputs(self, streaming: bool) -> Iterator[Input]:
         """Inputs for what is no field of SamplingParams, such as streaming; only those that the model has."""
         inputs: list[tuple[tuple[str, ...], str, Any]] = [(("streaming", "stream"), "BOOL", streaming)]
@@ -207,9 +207,6 @@ class Dialect:
             yield "return_num_output_tokens"
         if self.kind == "vllm" and "logprobs" in given:
             yield "return_logprobs"
-
-    def _may_stream_internally(self, params: SamplingParams) -> bool:
-        return self.kind in ("deepseek", "vllm") and not self._stream_problems(params)
 
     def _stream_problems(self, params: SamplingParams) -> dict[str, str]:
         """Field name -> why the field can't be had in a stream."""
@@ -279,10 +276,14 @@ def _is_text(tensor: TensorMetadata | None) -> bool:
     return tensor is not None and tensor.datatype == "BYTES" and len(tensor.shape) in (1, 2)
 
 
-def _prompt(request: Request) -> tuple[str, Sequence[Any]]:
-    """Name of the prompt's input, and its values."""
+def _contents(request: Request) -> Iterator[tuple[str, Sequence[Any]]]:
+    """Yield names and values of the inputs for what is no field of SamplingParams."""
     if request.messages is not None:
-        return "messages", (request.messages,)
-    if request.input_ids is not None:
-        return "input_ids", request.input_ids
-    return "text_input", (request.prompt,)
+        yield "messages", (request.messages,)
+    elif request.input_ids is not None:
+        yield "input_ids", request.input_ids
+    else:
+        yield "text_input", (request.prompt,)
+    for name in ("task", "request_type", "context_phase_params"):
+        if (value := getattr(request, name)) is not None:
+            yield name, (value,)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 import grpc  # type: ignore[import-untyped]
@@ -32,34 +32,6 @@ Metadata = Sequence[tuple[str, str]]
 
 END_S = 1.0
 """Seconds that an announced end of a call may take: it has to wait only for the network."""
-
-
-class GrpcCall(Protocol):
-    """One request and its responses. Only one thread or task reads."""
-
-    async def read(self) -> bytes | None:
-        """Return the next response; None at a good end. Raises grpc.RpcError, or Cancelled after `cancel`."""
-        ...
-
-    async def end(self) -> None:
-        """Wait for the end that the server has announced, with whatever status. Cancels the call after `END_S`."""
-        ...
-
-    def cancel(self) -> None:
-        """Cancel the call: the server sees it, and a waiting `read` fails. Does nothing after the end of the call."""
-        ...
-
-
-class GrpcChannel(Protocol):
-    """Calls to one server, over one connection that is made when it is first needed."""
-
-    def call(self, path: str, request: bytes, *, metadata: Metadata, timeout_s: float | None) -> GrpcCall:
-        """Send one request. Raises Cancelled if the channel is closed."""
-        ...
-
-    async def close(self) -> None:
-        """Close the connection and cancel the calls that have not ended."""
-        ...
 
 
 def options(settings: Settings) -> list[tuple[str, int]]:
@@ -176,7 +148,7 @@ def _was_refused(status: grpc.StatusCode, details: str) -> bool:
 
 
 class BlockingChannel:
-    """See `GrpcChannel`. Threads may share it."""
+    """Calls to one server, over one connection that is made when it is first needed. Threads may share it."""
 
     def __init__(self, target: str, *, options: list[tuple[str, int]], credentials: Any) -> None:
         # Not used: SingleThreadedUnaryStream. A lone thread takes a third less CPU with it, many threads take no less,
@@ -188,6 +160,7 @@ class BlockingChannel:
         self._closed = False
 
     def call(self, path: str, request: bytes, *, metadata: Metadata, timeout_s: float | None) -> BlockingCall:
+        """Send one request. Raises Cancelled if the channel is closed."""
         try:
             return BlockingCall(self._channel.unary_stream(path)(request, timeout=timeout_s, metadata=metadata))
         except ValueError as exc:
@@ -196,21 +169,24 @@ class BlockingChannel:
             raise
 
     async def close(self) -> None:
+        """Close the connection and cancel the calls that have not ended."""
         self._closed = True
         self._channel.close()
 
 
 class BlockingCall:
-    """See `GrpcCall`. Any thread may cancel it."""
+    """One request and its responses. Only one thread reads, any thread may cancel."""
 
     def __init__(self, responses: Any) -> None:
         self._responses = responses
 
     async def read(self) -> bytes | None:
+        """Return the next response; None at a good end. Raises grpc.RpcError."""
         data: bytes | None = next(self._responses, None)
         return data
 
     async def end(self) -> None:
+        """Wait for the end that the server has announced, with whatever status. Cancels the call after `END_S`."""
         try:
             with suppress(grpc.FutureCancelledError):  # a cancelled call has ended too
                 self._responses.exception(timeout=END_S)
@@ -218,11 +194,12 @@ class BlockingCall:
             self.cancel()
 
     def cancel(self) -> None:
+        """Cancel the call: the server sees it, and a waiting `read` fails. Does nothing after the end of the call."""
         self._responses.cancel()
 
 
 class AsyncioChannel:
-    """See `GrpcChannel`. It belongs to the event loop of its first call."""
+    """See `BlockingChannel`. It belongs to the event loop of its first call."""
 
     def __init__(self, target: str, *, options: list[tuple[str, int]], credentials: Any) -> None:
         self._target = target
@@ -235,8 +212,12 @@ class AsyncioChannel:
     def call(self, path: str, request: bytes, *, metadata: Metadata, timeout_s: float | None) -> AsyncioCall:
         if self._closed:
             raise Cancelled("the client is closed")
-        if self._channel is None:  # created here, because grpc.aio takes the event loop that is running
-            self._channel = self._create()
+        if self._channel is None:
+            # Created here, because grpc.aio takes the event loop that is running.
+            if self._credentials is None:
+                self._channel = grpc.aio.insecure_channel(self._target, options=self._options)
+            else:
+                self._channel = grpc.aio.secure_channel(self._target, self._credentials, options=self._options)
         responses = self._channel.unary_stream(path)(request, timeout=timeout_s, metadata=metadata)
         call = AsyncioCall(responses)
         self._calls.add(call)
@@ -249,14 +230,9 @@ class AsyncioChannel:
         if self._channel is not None:
             await self._channel.close()
 
-    def _create(self) -> Any:
-        if self._credentials is None:
-            return grpc.aio.insecure_channel(self._target, options=self._options)
-        return grpc.aio.secure_channel(self._target, self._credentials, options=self._options)
-
 
 class AsyncioCall:
-    """See `GrpcCall`. A call that is no longer referenced is cancelled."""
+    """See `BlockingCall`; `read` raises Cancelled after `cancel`. A call that is no longer referenced is cancelled."""
 
     def __init__(self, responses: Any) -> None:
         self._responses = responses
@@ -299,3 +275,7 @@ def _cancellations() -> int:
     """Number of times that the current task was asked to end. Python 3.10 does not count them."""
     task = asyncio.current_task()
     return task.cancelling() if task is not None and hasattr(task, "cancelling") else 0
+
+
+GrpcCall = BlockingCall | AsyncioCall
+GrpcChannel = BlockingChannel | AsyncioChannel

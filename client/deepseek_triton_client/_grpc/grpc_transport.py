@@ -70,8 +70,8 @@ class GrpcTransport:
         :raises InvalidRequest: for settings that gRPC can't have.
         """
         check_headers(tuple(settings.headers))
-        new_channel = AsyncioChannel if is_asyncio else BlockingChannel
-        self._channel: GrpcChannel = new_channel(
+        new_channel: type[GrpcChannel] = AsyncioChannel if is_asyncio else BlockingChannel
+        self._channel = new_channel(
             f"dns:///{endpoint.address}",  # with its scheme, or gRPC would look for one in the host's name
             options=options(settings),
             credentials=credentials(settings.tls) if endpoint.is_tls else None,

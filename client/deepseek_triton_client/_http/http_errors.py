@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 import h11
@@ -95,10 +96,13 @@ def status_error(status: int, headers: Mapping[str, str], body: bytes) -> Deepse
     """Return the error for a status other than 200; `body` may be only the beginning of the body."""
     if 300 <= status < 400:
         # Only the host is shown: the rest of a Location may hold a secret.
-        host = _host(headers.get("location", ""))
+        host = ""
+        with suppress(ValueError):
+            host = urlsplit(headers.get("location", "")).hostname or ""
         return ProtocolError(f"HTTP {status}: a redirect" + (f" to {host}" if host else "") + ", which is not followed")
+    unknown = ServerError if status >= 500 else InvalidRequest if status >= 400 else ProtocolError
     text = _error_text(status, headers, body)
-    return error_from_server(text, otherwise=_by_status(status), unprocessed=status in _UNPROCESSED)
+    return error_from_server(text, otherwise=_BY_STATUS.get(status, unknown), unprocessed=status in _UNPROCESSED)
 
 
 def query_error(url: str, status: int, headers: Mapping[str, str], body: bytes) -> DeepseekTritonError | None:
@@ -125,13 +129,6 @@ def is_tritons(status: int, body: bytes) -> bool:
     return status != 404 or "error" in found
 
 
-def _host(location: str) -> str | None:
-    try:
-        return urlsplit(location).hostname
-    except ValueError:
-        return None
-
-
 def _error_text(status: int, headers: Mapping[str, str], body: bytes) -> str:
     """Return Triton's message, or the text that came instead, such as a proxy's page. If a model's first response is an
     error, the status is that of an error and the body is one server-sent event."""
@@ -140,12 +137,3 @@ def _error_text(status: int, headers: Mapping[str, str], body: bytes) -> str:
         return str(json_object(b"".join(SseDecoder().feed(body)) if is_event else body)["error"])
     except (ProtocolError, KeyError):
         return f"HTTP {status}: {body.decode(errors='replace')[:_QUOTED]!r}"
-
-
-def _by_status(status: int) -> type[DeepseekTritonError]:
-    """Return the class of errors whose message has no code."""
-    if status in _BY_STATUS:
-        return _BY_STATUS[status]
-    if status >= 500:
-        return ServerError
-    return InvalidRequest if status >= 400 else ProtocolError
