@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-import ssl
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from deepseek_triton_client._core.client_settings import Endpoint, Settings
 from deepseek_triton_client._core.interfaces import NEVER, NO_WATCHDOG, Deadlines, Due, Limits, Transport, Watchdog
+
+if TYPE_CHECKING:
+    import ssl
 
 _READ_AHEAD_BYTES = 2**18
 """Number of received bytes kept here for the reader; beyond that the socket is not read."""

@@ -11,16 +11,18 @@ import math
 import os
 import select
 import socket
-import ssl
 import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from deepseek_triton_client._core.client_settings import Endpoint, Settings
 from deepseek_triton_client._core.interfaces import NO_WATCHDOG, Deadlines, Due, Limits, Transport, Watchdog
+
+if TYPE_CHECKING:
+    import ssl
 
 T = TypeVar("T")
 

@@ -16,7 +16,6 @@ import pytest
 
 import deepseek_triton_client as package
 from deepseek_triton_client import (
-    DeadlineExceeded,
     DeepseekTritonError,
     ModelNotFound,
     Overloaded,
@@ -24,12 +23,10 @@ from deepseek_triton_client import (
     Retries,
     ServerError,
     ServerUnavailable,
-    Timeouts,
 )
 from support.contract_metadata import METADATA
 from support.grpc_server import GrpcServer
 from support.http_server import HttpServer
-from support.waiting import PATIENCE_S
 
 VERBS = ("generate", "stream", "chat", "stream_chat")
 FIRST = {"text_output": "你🙂"}
@@ -131,23 +128,6 @@ def test_what_came_before_the_trouble_is_kept_and_only_what_generated_nothing_is
         with pytest.raises(DeepseekTritonError):
             stream.completion()
     assert len(scripted.requests) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("verb", "limit", "before"),
-    [("generate", "total", ()), ("stream", "first_token", ()), ("stream_chat", "between_tokens", (FIRST,))],
-)
-def test_a_server_that_says_nothing(client_kind, scripted, verb, limit, before):
-    scripted.script(scripted.hangs(*before))
-
-    limits = Timeouts(**{limit: 0.3})  # enough to send it on a busy machine
-    with client_kind.client(scripted.url, timeouts=limits) as client, pytest.raises(DeadlineExceeded) as caught:
-        call(client, verb, request_id="job-1")
-
-    check_own(caught.value, scripted.url)
-    assert f"timeouts.{limit} of 0.3 s" in caught.value.message
-    assert scripted.gone.wait(PATIENCE_S)
 
 
 def test_nobody_listens(client_kind):

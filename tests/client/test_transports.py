@@ -37,11 +37,6 @@ WAIT_S = 30
 # --- What is sent, and what comes of it ---
 
 
-def test_responses(server, driver, transport):
-    server.script(server.replies(FIRST, LAST))
-    assert driver.ask(transport) == [FIRST, LAST]
-
-
 def test_the_users_headers_and_a_token_that_changes(server, driver, caplog):
     """They show in no log, no repr and no error."""
     tokens = itertools.count()

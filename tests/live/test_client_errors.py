@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,13 +11,10 @@ import pytest
 
 from deepseek_triton_client import (
     Client,
-    DeadlineExceeded,
     InvalidRequest,
     ModelNotFound,
-    Overloaded,
     Retries,
     ServerUnavailable,
-    Timeouts,
 )
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.client_kinds import ClientKind
@@ -110,17 +106,6 @@ def taken(small_server: ServerProcess) -> Iterator[Any]:
         yield stream
 
 
-@pytest.mark.usefixtures("taken")
-def test_a_full_server_says_so(client_kind, small_server):
-    with client_kind.client(small_server, retries=ONCE, model_version="1") as client:
-        for verb in VERBS:
-            with pytest.raises(Overloaded) as caught:
-                call(client, verb, request_id="job-1")
-            error = caught.value
-            assert (error.code, error.request_id, error.url) == ("E_OVERLOADED", "job-1", client_kind.url(small_server))
-            assert error.unprocessed is True
-
-
 @pytest.mark.parametrize("verb", ["generate", "stream"])
 def test_what_was_refused_gets_in_when_there_is_room(client_kind, small_server, taken, verb):
     def refused(series: Any) -> float:
@@ -166,26 +151,3 @@ def _cancel_when_it_runs(stopper: Any, request_id: str, answer: Any) -> None:
             return
         except InvalidRequest:  # it is on its way yet
             continue
-
-
-# --- The caller's own limits, at a server with one place and a queue ---
-
-
-@pytest.mark.parametrize(
-    ("limit", "verb"), [("first_token", "stream"), ("first_token", "stream_chat"), ("total", "chat")]
-)
-def test_a_limit_runs_out_in_the_queue(client_kind, simulated_server, limit, verb):
-    with (
-        Client(simulated_server.http_url) as first,
-        first.stream("first", max_tokens=LONG_ANSWER, ignore_eos=True) as stream,
-        client_kind.client(simulated_server) as client,
-    ):
-        next(stream)
-        with pytest.raises(DeadlineExceeded) as caught:
-            call(client, verb, request_id="job-1", timeouts=Timeouts(**{limit: 0.2}))
-
-    error = caught.value
-    assert error.message.startswith(f"timeouts.{limit} of 0.2 s ran out")
-    assert (error.code, error.request_id, error.url) == (None, "job-1", client_kind.url(simulated_server))
-    assert error.unprocessed is False
-    assert not [thread.name for thread in threading.enumerate() if "watchdog" in thread.name]
