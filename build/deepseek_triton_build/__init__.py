@@ -62,7 +62,7 @@ if TYPE_CHECKING:
         quant_config_change,
         write_quant_config,
     )
-    from deepseek_triton_build.render.line_merge import Keep, MergeConflict
+    from deepseek_triton_build.render.merge import Keep, MergeConflict
     from deepseek_triton_build.render.pair_files import PAIR_FORMATS, pair_files, pair_options
     from deepseek_triton_build.render.repository_files import File, repository_files
     from deepseek_triton_build.render.stamp import build_options
@@ -106,7 +106,7 @@ _HOMES = {
     ),
     "render.formats": ("DEFAULT_FORMAT", "DYNAMO", "FORMATS", "format_files", "format_request", "usable_formats"),
     "render.hf_quant_config": ("KvAlgo", "QuantConfigChange", "quant_config_change", "write_quant_config"),
-    "render.line_merge": ("Keep", "MergeConflict"),
+    "render.merge": ("Keep", "MergeConflict"),
     "render.pair_files": ("PAIR_FORMATS", "pair_files", "pair_options"),
     "render.repository_files": ("File", "repository_files"),
     "render.stamp": ("build_options",),

@@ -11,8 +11,14 @@ from typing import Any, Literal
 
 from deepseek_triton_build.build_errors import OutputError
 from deepseek_triton_build.render.folder_writer import manifests_of, read_manifest
-from deepseek_triton_build.render.key_merge import NoSettingsError, merge_by_keys
-from deepseek_triton_build.render.line_merge import Keep, MergeConflict, Merged, merge_by_lines
+from deepseek_triton_build.render.merge import (
+    Keep,
+    MergeConflict,
+    Merged,
+    NoSettingsError,
+    merge_by_keys,
+    merge_by_lines,
+)
 from deepseek_triton_build.render.owner_edits import describe, present_paths, recorded_checksums
 from deepseek_triton_build.render.repository_files import File
 from deepseek_triton_build.render.stamp import MANIFEST, is_settings_file, sha256, unpacked_text
