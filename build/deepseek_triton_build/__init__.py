@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from deepseek_triton_build.planning.plan_request import PlanRequest
     from deepseek_triton_build.planning.target import resolve_target
     from deepseek_triton_build.planning.vllm_sizes import resolve_vllm_target
-    from deepseek_triton_build.render.contract_page import contract_page
     from deepseek_triton_build.render.dynamo import dynamo_mismatch
     from deepseek_triton_build.render.folder_upgrade import FolderUpgrade, UpgradedFile, plan_upgrade
     from deepseek_triton_build.render.folder_writer import (
@@ -52,8 +51,11 @@ if TYPE_CHECKING:
         DEFAULT_FORMAT,
         DYNAMO,
         FORMATS,
+        PAIR_FORMATS,
         format_files,
         format_request,
+        pair_files,
+        pair_options,
         usable_formats,
     )
     from deepseek_triton_build.render.hf_quant_config import (
@@ -63,10 +65,10 @@ if TYPE_CHECKING:
         write_quant_config,
     )
     from deepseek_triton_build.render.merge import Keep, MergeConflict
-    from deepseek_triton_build.render.pair_files import PAIR_FORMATS, pair_files, pair_options
     from deepseek_triton_build.render.repository_files import File, repository_files
     from deepseek_triton_build.render.stamp import build_options
     from deepseek_triton_build.render.start_sh import EXIT_TIMEOUT_S, MPIRUN_SPARE_S
+    from deepseek_triton_build.render.wire_contract import contract_page
 
 _HOMES = {
     "arithmetic": ("Budget",),
@@ -93,7 +95,7 @@ _HOMES = {
     "planning.plan_request": ("PlanRequest",),
     "planning.target": ("resolve_target",),
     "planning.vllm_sizes": ("resolve_vllm_target",),
-    "render.contract_page": ("contract_page",),
+    "render.wire_contract": ("contract_page",),
     "render.dynamo": ("dynamo_mismatch",),
     "render.folder_upgrade": ("FolderUpgrade", "UpgradedFile", "plan_upgrade"),
     "render.folder_writer": (
@@ -104,10 +106,19 @@ _HOMES = {
         "replace_repository",
         "write_repository",
     ),
-    "render.formats": ("DEFAULT_FORMAT", "DYNAMO", "FORMATS", "format_files", "format_request", "usable_formats"),
+    "render.formats": (
+        "DEFAULT_FORMAT",
+        "DYNAMO",
+        "FORMATS",
+        "PAIR_FORMATS",
+        "format_files",
+        "format_request",
+        "pair_files",
+        "pair_options",
+        "usable_formats",
+    ),
     "render.hf_quant_config": ("KvAlgo", "QuantConfigChange", "quant_config_change", "write_quant_config"),
     "render.merge": ("Keep", "MergeConflict"),
-    "render.pair_files": ("PAIR_FORMATS", "pair_files", "pair_options"),
     "render.repository_files": ("File", "repository_files"),
     "render.stamp": ("build_options",),
     "render.start_sh": ("EXIT_TIMEOUT_S", "MPIRUN_SPARE_S"),

@@ -8,7 +8,7 @@ import pytest
 
 from deepseek_triton_build import DISAGGREGATED, FORMATS, make_disaggregated_plan, make_plan
 from deepseek_triton_build.catalog import PRECISIONS, RELEASES, gpus, load_release, profiles, variants
-from deepseek_triton_build.render.pair_files import pair_options
+from deepseek_triton_build.render.formats import pair_options
 from deepseek_triton_build.render.stamp import build_options
 from deepseek_triton_tools.cli.main import VERBS, program_parser
 from deepseek_triton_tools.cli.parsing import forms_of

@@ -30,7 +30,7 @@ from deepseek_triton_build.check.finding import CheckCode, Finding
 from deepseek_triton_build.data.model_source import contract
 from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS
 from deepseek_triton_build.data.type_strings import fits
-from deepseek_triton_build.render.config_pbtxt import declaration
+from deepseek_triton_build.render.wire_contract import declaration
 from deepseek_triton_build.text import nearest_name, printable_line, safe_name, short_repr
 
 NAME = "config.pbtxt"

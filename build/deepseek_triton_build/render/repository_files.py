@@ -10,14 +10,19 @@ from deepseek_triton_build.data import model_source
 from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.planning.plan_request import ENGINES, PYTHON_BACKEND
 from deepseek_triton_build.render.carried_checkpoint import carried_files
-from deepseek_triton_build.render.config_pbtxt import config_pbtxt
-from deepseek_triton_build.render.model_yaml import model_yaml
-from deepseek_triton_build.render.stamp import MANIFEST, RELEASE_RECORD, manifest, stamp_line
+from deepseek_triton_build.render.model_yaml import model_yaml, settings_file_text
+from deepseek_triton_build.render.stamp import MANIFEST, RELEASE_RECORD, build_options, manifest, stamp_line
+from deepseek_triton_build.render.start_sh import NAME as START_SH
 from deepseek_triton_build.render.start_sh import start_sh
-from deepseek_triton_build.render.yaml_text import settings_file_text
+from deepseek_triton_build.render.wire_contract import config_pbtxt
 
 MODEL = "tensorrt_llm"
 """The model's name: what upstream calls it and what clients put into their URLs."""
+
+
+_MODULES = ("model.py", "supervise.py")
+_PACKAGES = ("deepseek_backend/", "deepseek_launcher/")
+_ENGINES = "deepseek_backend/engines/"
 
 
 @dataclass(frozen=True)
@@ -30,54 +35,52 @@ class File:
     executable: bool = False
 
 
+def text_file(path: str, text: str, *, executable: bool = False) -> File:
+    return File(PurePosixPath(path), text.encode(), executable=executable)
+
+
+def settings_files(plan: Plan, stamp: str, folder: str = "") -> list[File]:
+    """Return the files that settings of the plan name."""
+    return [text_file(f"{folder}{file.name}", settings_file_text(file, stamp=stamp)) for file in plan.files]
+
+
 def repository_files(plan: Plan, version: str) -> list[File]:
     """Return every file of the repository, sorted by path; the same plan and version give the same bytes."""
-    stamp = stamp_line(plan, version)
-    files = [
-        File(PurePosixPath("start.sh"), start_sh(plan, stamp=stamp).encode(), executable=True),
-        File(PurePosixPath(MODEL, "config.pbtxt"), _config_pbtxt(plan, stamp).encode()),
-        File(PurePosixPath(MODEL, "1", "model.yaml"), model_yaml(plan, stamp=stamp).encode()),
-        *(
-            File(PurePosixPath(MODEL, "1", file.name), settings_file_text(file, stamp=stamp).encode())
-            for file in plan.files
-        ),
-        *_backend_files(plan),
-        *(File(PurePosixPath(MODEL, "1", name), content) for name, content in carried_files(plan).items()),
-        *_named_backend(plan.request.backend_name),
-    ]
-    record = plan.release or plan.vllm
-    if record is not None:
-        files.append(File(PurePosixPath(MODEL, "1", RELEASE_RECORD), record.text.encode()))
-    return stamped(plan, files, version=version, format="triton", folder=MODEL)
+    return stamped(plan, model_files(plan, stamp_line(plan, version)), version=version, format="triton", folder=MODEL)
 
 
 def stamped(plan: Plan, files: Iterable[File], *, version: str, format: str, folder: str = "") -> list[File]:
     """Return `files` sorted by path, and after them their manifest, which lies in `folder`."""
     ordered = sorted(files, key=lambda file: file.path)
     contents = {file.path.as_posix(): file.content for file in ordered}
-    return [*ordered, File(PurePosixPath(folder, MANIFEST), manifest(plan, version, contents, format=format))]
+    options = build_options(plan, format=format)
+    text = manifest(plan, version=version, options=options, format=format, files=contents, of_one_plan=True)
+    return [*ordered, File(PurePosixPath(folder, MANIFEST), text)]
 
 
-def _config_pbtxt(plan: Plan, stamp: str) -> str:
-    """Return config.pbtxt. It is decoupled as model.yaml is, which --set may have changed: the two files must agree."""
+def model_files(plan: Plan, stamp: str) -> list[File]:
+    """Return the files of the repository but for the manifest."""
+    version_dir, backend_name = f"{MODEL}/1/", plan.request.backend_name
+    # config.pbtxt is decoupled as model.yaml is, which --set may have changed: the two files must agree.
     is_decoupled = next(bool(setting.value) for setting in plan.settings if setting.key == "triton_config.decoupled")
-    return config_pbtxt(stamp=stamp, decoupled=is_decoupled, backend_name=plan.request.backend_name)
-
-
-def _named_backend(name: str) -> list[File]:
-    """Return the backend that config.pbtxt names, unless it is Triton's own.
-
-    It lies in the model's folder: Triton takes every folder of the repository for a model.
-    """
-    if name == PYTHON_BACKEND:
-        return []
-    source = model_source.version_dir() / "named_backend.py"
-    return [File(PurePosixPath(MODEL, "backends", name, "model.py"), source.read_bytes())]
-
-
-_MODULES = ("model.py", "supervise.py")
-_PACKAGES = ("deepseek_backend/", "deepseek_launcher/")
-_ENGINES = "deepseek_backend/engines/"
+    files = [
+        text_file(START_SH, start_sh(plan, stamp=stamp), executable=True),
+        text_file(
+            f"{MODEL}/config.pbtxt", config_pbtxt(stamp=stamp, decoupled=is_decoupled, backend_name=backend_name)
+        ),
+        text_file(f"{version_dir}model.yaml", model_yaml(plan, stamp=stamp)),
+        *settings_files(plan, stamp, version_dir),
+        *_backend_files(plan),
+        *(File(PurePosixPath(version_dir, name), content) for name, content in carried_files(plan).items()),
+    ]
+    if backend_name != PYTHON_BACKEND:
+        # It lies in the model's folder: Triton takes every folder of the repository for a model.
+        source = model_source.version_dir() / "named_backend.py"
+        files.append(File(PurePosixPath(MODEL, "backends", backend_name, "model.py"), source.read_bytes()))
+    record = plan.release or plan.vllm
+    if record is not None:
+        files.append(text_file(f"{version_dir}{RELEASE_RECORD}", record.text))
+    return files
 
 
 def _backend_files(plan: Plan) -> list[File]:
@@ -90,7 +93,7 @@ def _backend_files(plan: Plan) -> list[File]:
     if plan.release is None:
         unused += ("deepseek_backend/process/overlay/", "deepseek_backend/workarounds.py")
     version_dir = model_source.version_dir()
-    paths = sorted(path for path in version_dir.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    paths = (path for path in version_dir.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     relative = [(path, path.relative_to(version_dir).as_posix()) for path in paths]
     return [
         File(PurePosixPath(MODEL, "1", name), path.read_bytes())

@@ -53,14 +53,33 @@ def build_options(plan: Plan, *, format: str = "triton") -> str:
     return shlex.join(words)
 
 
-def manifest(plan: Plan, version: str, files: Mapping[str, bytes], *, format: str = "triton") -> bytes:
+def manifest(
+    plan: Plan,
+    *,
+    version: str,
+    options: str,
+    format: str,
+    files: Mapping[str, bytes],
+    of_one_plan: bool = False,
+    more: Mapping[str, Any] | None = None,
+    generated: Mapping[str, bytes] | None = None,
+) -> bytes:
     """Return deepseek-triton.json, by which a later run tells whether the folder was edited since it was generated.
 
     :param files: the content of every other file of the folder, by relative path.
+    :param of_one_plan: whether all of the folder is of `plan`.
+    :param more: further facts, and those that differ from the plan's.
+    :param generated: the files whose texts are kept, where these are not all.
     """
+    alone: dict[str, Any] = {
+        "recipe": plan.recipe.id if plan.recipe else None,
+        **({"vllm": plan.vllm.version} if plan.vllm else {}),
+        **({"shared_memory": plan.shared_memory} if plan.shared_memory else {}),
+        "plan": plan_hash(plan),
+    }
     record = {
         "version": version,
-        "options": build_options(plan, format=format),
+        "options": options,
         "format": format,
         "variant": plan.variant.name,
         "engine": plan.engine,
@@ -68,14 +87,12 @@ def manifest(plan: Plan, version: str, files: Mapping[str, bytes], *, format: st
         "gpus": plan.world_size if plan.gpu else None,
         "precision": plan.precision,
         "profile": plan.profile.name if plan.profile else None,
-        "recipe": plan.recipe.id if plan.recipe else None,
         "release": plan.release.version if plan.release else None,
-        **({"vllm": plan.vllm.version} if plan.vllm else {}),
         "image": plan.image_for(format),
-        **({"shared_memory": plan.shared_memory} if plan.shared_memory else {}),
-        "plan": plan_hash(plan),
+        **(alone if of_one_plan else {}),
+        **(more or {}),
         "files": {path: sha256(files[path]) for path in sorted(files)},
-        "generated": packed_texts(files),
+        "generated": packed_texts(files if generated is None else generated),
     }
     return (json.dumps(record, indent=2, allow_nan=False) + "\n").encode()
 

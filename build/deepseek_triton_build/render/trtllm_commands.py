@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from deepseek_triton_build.data.planned_settings import Setting
 from deepseek_triton_build.data.spelling import canonical, flag_name
 from deepseek_triton_build.render import shell
-from deepseek_triton_build.render.model_yaml import llm_arguments
-from deepseek_triton_build.render.yaml_text import yaml_lines
+from deepseek_triton_build.render.model_yaml import llm_arguments, yaml_lines
 from deepseek_triton_build.text import comment_lines, enroot_image, is_path
 
 if TYPE_CHECKING:
