@@ -11,7 +11,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from deepseek_triton_client._core.client_settings import Endpoint, Settings
-from deepseek_triton_client._core.interfaces import NEVER, NO_WATCHDOG, Deadlines, Due, Limits, Transport, Watchdog
+from deepseek_triton_client._core.interfaces import (
+    NEVER,
+    NO_WATCHDOG,
+    Deadlines,
+    Due,
+    LimitWatchdog,
+    Transport,
+    Watchdog,
+)
 
 if TYPE_CHECKING:
     import ssl
@@ -210,25 +218,17 @@ async def _within(waiting: Any, timeout_s: float | None) -> Any:
     return task.result()
 
 
-class LoopWatchdog:
+class LoopWatchdog(LimitWatchdog):
     """Calls `interrupt` once when a limit runs out. Everything here happens on the event loop's thread."""
 
     def __init__(self, deadlines: Deadlines, interrupt: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
-        self.expired: str | None = None
-        self._limits = Limits(deadlines)
-        self._interrupt = interrupt
+        super().__init__(deadlines, interrupt)
         self._loop = loop
         self._due = NEVER
         self._overdue: Due | None = None
         self._wakes_at = math.inf
         self._timer: asyncio.TimerHandle | None = None
-        self._set(self._limits.first)
-
-    def expect(self, *, first: bool) -> None:
-        self._set(self._limits.next(first=first))
-
-    def relax(self) -> None:
-        self._set(self._limits.end)
+        self._set(self._first)
 
     def stop(self) -> None:
         self._wakes_at = -math.inf  # so that no timer is set again

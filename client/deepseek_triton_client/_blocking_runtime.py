@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from deepseek_triton_client._core.client_settings import Endpoint, Settings
-from deepseek_triton_client._core.interfaces import NO_WATCHDOG, Deadlines, Due, Limits, Transport, Watchdog
+from deepseek_triton_client._core.interfaces import NO_WATCHDOG, Deadlines, Due, LimitWatchdog, Transport, Watchdog
 
 if TYPE_CHECKING:
     import ssl
@@ -165,7 +165,7 @@ class BlockingSocket:
             self._timeout_s = timeout_s
 
 
-class ThreadWatchdog:
+class ThreadWatchdog(LimitWatchdog):
     """Calls `interrupt` once when a limit runs out. The call comes from the thread of `_WatchdogThread`.
 
     `expect`, `relax` and `stop` are called by the reading thread. An exception such as KeyboardInterrupt may land in
@@ -173,20 +173,12 @@ class ThreadWatchdog:
     """
 
     def __init__(self, deadlines: Deadlines, interrupt: Callable[[], None]) -> None:
-        self.expired: str | None = None
-        self._limits = Limits(deadlines)
-        self._interrupt = interrupt
-        self._due = self._limits.first
+        super().__init__(deadlines, interrupt)
+        self._due = self._first
         self._stopped = False
         # Reentrant, because a signal handler may call `stop` while its thread is in `stop`.
         self._lock = threading.RLock()
         self._ref: weakref.ref[ThreadWatchdog] | None = None
-
-    def expect(self, *, first: bool) -> None:
-        self._set(self._limits.next(first=first))
-
-    def relax(self) -> None:
-        self._set(self._limits.end)
 
     def stop(self) -> None:
         with self._lock:  # waits for an interrupt that is being made

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -101,10 +102,10 @@ Due = tuple[float, str]
 NEVER: Due = (math.inf, "")
 
 
-class Watchdog(Protocol):
-    """Calls `interrupt` once when a limit runs out. Only the thread or task that reads the stream calls it."""
+class Watchdog:
+    """The time limits of a request: this one has none. Only the thread or task that reads the stream calls it."""
 
-    expired: str | None
+    expired: str | None = None
     """Name of the field of `Timeouts` that ran out."""
 
     def expect(self, *, first: bool) -> None:
@@ -117,40 +118,33 @@ class Watchdog(Protocol):
         """End all limits: no interrupt happens after this returns. May be called again."""
 
 
-class _NoWatchdog:
-    """The watchdog of requests without limits."""
+NO_WATCHDOG = Watchdog()
 
-    expired: str | None = None
+
+class LimitWatchdog(Watchdog, ABC):
+    """Calls `interrupt` once when a limit runs out."""
+
+    def __init__(self, deadlines: Deadlines, interrupt: Callable[[], None]) -> None:
+        self._interrupt = interrupt
+        self._between_s = deadlines.between_tokens_s
+        self._end = NEVER if deadlines.end is None else (deadlines.end, "total")
+        first = NEVER if deadlines.first_token is None else (deadlines.first_token, "first_token")
+        self._first = min(first, self._end)
 
     def expect(self, *, first: bool) -> None:
-        pass
+        if first:
+            self._set(self._first)
+        elif self._between_s is None:
+            self._set(self._end)
+        else:
+            self._set(min((time.monotonic() + self._between_s, "between_tokens"), self._end))
 
     def relax(self) -> None:
-        pass
+        self._set(self._end)
 
-    def stop(self) -> None:
-        pass
-
-
-NO_WATCHDOG = _NoWatchdog()
-
-
-class Limits:
-    """Computes when the limits of a request run out."""
-
-    def __init__(self, deadlines: Deadlines) -> None:
-        self._between_s = deadlines.between_tokens_s
-        self.end = NEVER if deadlines.end is None else (deadlines.end, "total")
-        first = NEVER if deadlines.first_token is None else (deadlines.first_token, "first_token")
-        self.first = min(first, self.end)
-
-    def next(self, *, first: bool) -> Due:
-        """Return the limit that ends a wait which begins now."""
-        if first:
-            return self.first
-        if self._between_s is None:
-            return self.end
-        return min((time.monotonic() + self._between_s, "between_tokens"), self.end)
+    @abstractmethod
+    def _set(self, due: Due) -> None:
+        """Let this limit be the next one."""
 
 
 class RuntimeEvent(Protocol):
