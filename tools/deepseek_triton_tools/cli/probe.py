@@ -17,7 +17,6 @@ from deepseek_triton_client import (
     InvalidRequest,
     ModelNotReady,
     Overloaded,
-    Readiness,
     Retries,
     ServerUnavailable,
     Timeouts,
@@ -137,41 +136,40 @@ def _say(line: str, code: int) -> None:
 
 
 def _within(deadline_s: float, ask: Callable[[], Verdict]) -> Verdict:
-    """Return what `ask` says in time. It runs in a thread: some steps, such as looking up a name, have no limit."""
-    verdicts: list[Verdict] = []
-    errors: list[BaseException] = []
+    """Return what `ask` says in time. It runs in a thread: some steps, such as looking up a name, have no limit.
+
+    :raises ToolError: when the token or a certificate can't be used: no server was asked then.
+    """
+    outcome: list[Verdict | BaseException] = []
 
     def run() -> None:
         try:
-            verdicts.append(ask())
-        except DeadlineExceeded:
-            verdicts.append(_too_late(deadline_s))
-        except ModelNotReady as error:
-            verdicts.append(Verdict(NO, f"not ready: {_text(error)}"))
-        except ServerUnavailable as error:
-            verdicts.append(Verdict(NO, _text(error)) if error.code else _unreachable(_text(error)))
-        except AccessDenied as error:
-            verdicts.append(Verdict(NO, f"refused: {_text(error)}"))
-        except DeepseekTritonError as error:
-            if error.message.startswith("tls."):  # a setting is wrong: no server was asked
-                errors.append(ToolError(_text(error), exit_code=2))
-            else:
-                verdicts.append(Verdict(NO, _text(error)))
-        except ToolError as error:  # the token can't be read; it is read for each request
-            errors.append(ToolError(str(error), exit_code=2))
-        except BaseException as error:  # a bug, whose traceback is wanted
-            errors.append(error)
+            outcome.append(ask())
+        except BaseException as error:
+            outcome.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(deadline_s)
-    if errors:
-        raise errors[0]
-    return verdicts[0] if verdicts else _too_late(deadline_s)
+    if not outcome or isinstance(outcome[0], DeadlineExceeded):
+        return Verdict(TOO_LATE, f"no answer within {deadline_s:g} s")
+    result = outcome[0]
+    if isinstance(result, Verdict):
+        return result
+    if isinstance(result, DeepseekTritonError) and not result.message.startswith("tls."):
+        return _verdict_of(result)
+    # The token is read for each request, and the certificates before the first.
+    if isinstance(result, (DeepseekTritonError, ToolError)):
+        raise ToolError(" ".join(str(result).split()), exit_code=2) from result
+    raise result
 
 
-def _too_late(deadline_s: float) -> Verdict:
-    return Verdict(TOO_LATE, f"no answer within {deadline_s:g} s")
+def _verdict_of(error: DeepseekTritonError) -> Verdict:
+    if isinstance(error, ModelNotReady):
+        return Verdict(NO, f"not ready: {_text(error)}")
+    if isinstance(error, ServerUnavailable) and not error.code:
+        return _unreachable(_text(error), error.url)
+    return Verdict(NO, f"refused: {_text(error)}" if isinstance(error, AccessDenied) else _text(error))
 
 
 def _text(error: DeepseekTritonError) -> str:
@@ -179,23 +177,21 @@ def _text(error: DeepseekTritonError) -> str:
     return " ".join(error.message.split()).removeprefix(f"{error.url}: ")
 
 
-def _unreachable(detail: str) -> Verdict:
-    return Verdict(UNREACHABLE, f"nobody answers: {detail}")
-
-
-def _detail(readiness: Readiness) -> str:
-    return readiness.detail.removeprefix(f"{readiness.url}: ")
+def _unreachable(text: str, url: str | None) -> Verdict:
+    return Verdict(UNREACHABLE, f"nobody answers: {text.removeprefix(f'{url}: ')}")
 
 
 def _live(client: Client, deadline_s: float) -> Verdict:
-    [readiness] = client.readiness()
-    return _unreachable(_detail(readiness)) if readiness.state == "unreachable" else Verdict(YES, "live")
+    readiness = client.readiness()[0]
+    if readiness.state == "unreachable":
+        return _unreachable(readiness.detail, readiness.url)
+    return Verdict(YES, "live")
 
 
 def _ready(client: Client, deadline_s: float) -> Verdict:
-    [readiness] = client.readiness()
+    readiness = client.readiness()[0]
     if readiness.state == "unreachable":
-        return _unreachable(_detail(readiness))
+        return _unreachable(readiness.detail, readiness.url)
     if readiness.state != "ready":
         what = "Triton is not ready" if readiness.state == "starting" else "the model is not ready, or there is none"
         return Verdict(NO, f"not ready: {what}; it loads, stops, or its engine has failed")
