@@ -1,4 +1,4 @@
-"""Text helpers of the generator and the tools: values quoted in messages, names safe to print, comments, YAML."""
+"""Text helpers of the generator and the tools: quoted values, names safe to print, comments, YAML, templates."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import difflib
 import math
 import re
 import reprlib
+import string
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 MAX_YAML_DEPTH = 60
@@ -24,6 +26,8 @@ _LONGEST_YAML = 400
 """Characters of repr(value) up to which `short_yaml` writes a value in full."""
 _MOST_VALUES = 100_000
 """Values in a YAML text, those of its aliases counted each time: a few lines of them can stand for any number."""
+_VALUE = re.compile(r"@@\{(\w+)\}")
+_DIRECTIVE = re.compile(r"(?P<indent> *)#(?P<verb>if|else|end|include)\b *(?P<negated>not )?(?P<name>[\w.-]*)")
 _CONSTANTS = {True: "true", False: "false", None: "null"}
 _PLAIN = re.compile(r"(?!(?:yes|no|on|off|true|false|null)$)[a-z_][\w./-]*", re.ASCII | re.IGNORECASE)
 """Text that YAML takes for text without quotes: a part of it, for the values that there are most of."""
@@ -212,3 +216,56 @@ def nearest_name(name: Any, known: Iterable[str]) -> str | None:
     by_lower = {entry.lower(): entry for entry in known}
     found = difflib.get_close_matches(str(name).lower()[:100], by_lower, n=1)
     return by_lower[found[0]] if found else None
+
+
+class _Template(string.Template):
+    delimiter = "@@"  # none of the languages uses it
+
+
+@cache
+def template_lines(path: Path) -> tuple[str, ...]:
+    """Return the lines of a template, with those that it includes by `#include FILE`."""
+    lines: list[str] = []
+    for line in path.read_text("utf-8").splitlines():
+        found = _DIRECTIVE.match(line)
+        if found and found["verb"] == "include":
+            lines += [
+                found["indent"] + inner if inner else inner for inner in template_lines(path.with_name(found["name"]))
+            ]
+        else:
+            lines.append(line)
+    return tuple(lines)
+
+
+@cache
+def template_names(path: Path) -> set[str]:
+    """Return the names of the values and conditions in a template."""
+    conditions = {found["name"] for line in template_lines(path) if (found := _DIRECTIVE.match(line))}
+    return conditions | set(_VALUE.findall("\n".join(template_lines(path))))
+
+
+def kept_lines(lines: Iterable[str], values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines whose conditions hold: `#if name` or `#if not name`, up to #else or #end."""
+    holds: list[bool] = []
+    for line in lines:
+        found = _DIRECTIVE.match(line)
+        if found is None:
+            if all(holds):
+                yield line
+        elif found["verb"] == "if":
+            # Inside what is left out, a value may be unknown.
+            holds.append(all(holds) and bool(values[found["name"]]) is not bool(found["negated"]))
+        elif found["verb"] == "else":
+            holds[-1] = not holds[-1]
+        else:
+            holds.pop()
+
+
+def with_values(line: str, values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the line with its @@{value}s once, or for each entry of the lists in it, which are equally long."""
+    used = {name: values[name] for name in _VALUE.findall(line)}
+    [count] = {len(value) for value in used.values() if isinstance(value, list)} or {1}
+    for number in range(count):
+        yield _Template(line).substitute(
+            {name: value[number] if isinstance(value, list) else value for name, value in used.items()}
+        )

@@ -3,6 +3,7 @@
 import pytest
 
 from deepseek_triton_build.render import shell
+from deepseek_triton_build.text import template_lines, template_names
 
 
 @pytest.fixture
@@ -12,14 +13,14 @@ def template(tmp_path, monkeypatch):
     monkeypatch.setattr(shell, "__file__", str(tmp_path / "shell.py"))
 
     def fill(text, **values):
-        for cached in (shell._lines, shell._names):
+        for cached in (template_lines, template_names):
             cached.cache_clear()
         (tmp_path / "templates" / "piece.sh").write_text("second @@{b}\n\n")
         (tmp_path / "templates" / "script.sh").write_text(text)
         return shell.filled("script.sh", values)
 
     yield fill
-    for cached in (shell._lines, shell._names):
+    for cached in (template_lines, template_names):
         cached.cache_clear()
 
 

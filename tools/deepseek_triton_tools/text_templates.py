@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import string
 from collections.abc import Mapping
 from importlib import resources
+from pathlib import Path
+from typing import Any
 
-from deepseek_triton_build.text import LINE_WIDTH, comment_lines
+from deepseek_triton_build.text import LINE_WIDTH, comment_lines, kept_lines, template_lines, with_values
 
 _TOLERATED = 10
 """Columns by which a comment may be longer than WIDTH, because its author chose where the line ends."""
 
 
-class _Template(string.Template):
-    delimiter = "@@"  # none of the languages uses it
+def filled(package: str, path: str, values: Mapping[str, Any]) -> str:
+    """Return the template at `path` in the folder `templates` of `package`, with its values.
 
-
-def filled(package: str, path: str, values: Mapping[str, str]) -> str:
-    """Return the template at `path` in the folder `templates` of `package`, with its values."""
-    text = resources.files(package).joinpath("templates", *path.split("/")).read_text("utf-8")
-    return _Template(text).substitute(values)
+    A line with a list is written once for each entry, and lines from `#if name` to `#else` or `#end` if it is true.
+    """
+    lines = template_lines(Path(str(resources.files(package))) / "templates" / path)
+    return "".join(f"{row}\n" for line in kept_lines(lines, values) for row in with_values(line, values))
 
 
 def wrapped(text: str) -> str:

@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import re
 import shlex
-import string
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +30,14 @@ from deepseek_triton_build.data.rank_variables import (
     is_for_every_rank,
 )
 from deepseek_triton_build.data.releases import Release
-from deepseek_triton_build.text import LINE_WIDTH, comment_lines
+from deepseek_triton_build.text import (
+    LINE_WIDTH,
+    comment_lines,
+    kept_lines,
+    template_lines,
+    template_names,
+    with_values,
+)
 
 if TYPE_CHECKING:
     from deepseek_triton_build.planning.plan import Plan
@@ -40,12 +45,6 @@ if TYPE_CHECKING:
 EXAMPLES = ("/app/tensorrt_llm", "/app")
 """Folders above TensorRT-LLM's examples: in its own container (NVIDIA/TensorRT-LLM docker/Dockerfile.multi@00f74add),
 and in Triton's (triton-inference-server/tensorrtllm_backend dockerfile/Dockerfile.triton.trt_llm_backend@0046c234)."""
-_VALUE = re.compile(r"@@\{(\w+)\}")
-_DIRECTIVE = re.compile(r"(?P<indent> *)#(?P<verb>if|else|end|include)\b *(?P<negated>not )?(?P<name>[\w.]*)")
-
-
-class _Template(string.Template):
-    delimiter = "@@"  # none of the languages uses it
 
 
 def filled(template: str, values: Mapping[str, Any]) -> str:
@@ -54,47 +53,11 @@ def filled(template: str, values: Mapping[str, Any]) -> str:
     :raises KeyError: when the template needs a value that is not there.
     :raises ValueError: when it has no use for one of the values.
     """
-    lines = _lines(template)
-    if unused := values.keys() - _names(template):
+    path = Path(__file__).with_name("templates") / template
+    if unused := values.keys() - template_names(path):
         raise ValueError(f"{template}: expected to use every value, found no use of {', '.join(sorted(unused))}")
-    text = "\n".join([*_written(_kept(lines, values), values), ""])
+    text = "\n".join([*_written(kept_lines(template_lines(path), values), values), ""])
     return re.sub(r"\n{3,}", "\n\n", text)
-
-
-@cache
-def _lines(template: str) -> tuple[str, ...]:
-    """Return the lines of a template, with those that it includes."""
-    lines: list[str] = []
-    for line in Path(__file__).with_name("templates").joinpath(template).read_text("utf-8").splitlines():
-        found = _DIRECTIVE.match(line)
-        if found and found["verb"] == "include":
-            lines += [found["indent"] + inner if inner else inner for inner in _lines(found["name"])]
-        else:
-            lines.append(line)
-    return tuple(lines)
-
-
-@cache
-def _names(template: str) -> set[str]:
-    conditions = {found["name"] for line in _lines(template) if (found := _DIRECTIVE.match(line))}
-    return conditions | set(_VALUE.findall("\n".join(_lines(template))))
-
-
-def _kept(lines: Iterable[str], values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines whose conditions hold."""
-    holds: list[bool] = []
-    for line in lines:
-        found = _DIRECTIVE.match(line)
-        if found is None:
-            if all(holds):
-                yield line
-        elif found["verb"] == "if":
-            # Inside what is left out, a value may be unknown.
-            holds.append(all(holds) and bool(values[found["name"]]) is not bool(found["negated"]))
-        elif found["verb"] == "else":
-            holds[-1] = not holds[-1]
-        else:
-            holds.pop()
 
 
 def _written(lines: Iterable[str], values: Mapping[str, Any]) -> Iterator[str]:
@@ -108,23 +71,13 @@ def _written(lines: Iterable[str], values: Mapping[str, Any]) -> Iterator[str]:
         yield from _wrapped(paragraph, values)
         paragraph = line if bare.startswith("# ") else ""
         if not paragraph:
-            yield from _with_values(line, values)
+            yield from with_values(line, values)
     yield from _wrapped(paragraph, values)
 
 
 def _wrapped(paragraph: str, values: Mapping[str, Any]) -> list[str]:
     indent, _, text = paragraph.partition("# ")
-    return [indent + row for whole in _with_values(text, values) for row in comment_lines(whole)]
-
-
-def _with_values(line: str, values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the line once, or for each entry of the lists in it, which are equally long."""
-    used = {name: values[name] for name in _VALUE.findall(line)}
-    [count] = {len(value) for value in used.values() if isinstance(value, list)} or {1}
-    for number in range(count):
-        yield _Template(line).substitute(
-            {name: value[number] if isinstance(value, list) else value for name, value in used.items()}
-        )
+    return [indent + row for whole in with_values(text, values) for row in comment_lines(whole)]
 
 
 @dataclass(frozen=True)
