@@ -15,6 +15,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from deepseek_triton_build.text import for_comment, safe_name, yaml_flow
 from deepseek_triton_tools._version import __version__
@@ -29,12 +30,11 @@ from deepseek_triton_tools.launching.kubernetes_pods import (
     MAX_INT32,
     MAX_NAME,
     NAME,
-    Entries,
     Pods,
     object_name,
     slug_of,
 )
-from deepseek_triton_tools.launching.kubernetes_yaml import RepositoryFile, block, filled, mapping, repository_files
+from deepseek_triton_tools.launching.kubernetes_yaml import RepositoryFile, document, filled, mapping, repository_files
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.launched_pair import LaunchedPair
 from deepseek_triton_tools.launching.start_script import FIRST_NODE, needs_master
@@ -215,12 +215,11 @@ def _documents(pair: LaunchedPair, options: LaunchOptions, roles: list[PairRole]
     name, (_, generation) = _name(pair, options), roles
     common = {
         "name": yaml_flow(name),
-        "namespace": f"  namespace: {yaml_flow(options.namespace)}\n" if options.namespace else "",
+        "namespace": options.namespace and yaml_flow(options.namespace),
         "labels": mapping({"app.kubernetes.io/name": "deepseek-triton", "app.kubernetes.io/instance": name}),
     }
-    specs = ({"role": role.role, "spec": block(role.group_spec(), 4)} for role in roles)
-    entries = "".join(filled("pair-role.yaml", spec) for spec in specs)
-    workload = wrapped(filled("disaggregated-set.yaml", common | {"roles": block(entries, 4)}))
+    entries = [line for role in roles for line in filled("pair-role.yaml", role.group_values()).splitlines()]
+    workload = document("disaggregated-set.yaml", common | {"roles": entries})
     configs = [role.config_map_document() for role in roles if role.files]
     first, *others = [*configs, workload]
     yield wrapped(_header(pair, options, roles)) + first
@@ -255,7 +254,7 @@ def _header(pair: LaunchedPair, options: LaunchOptions, roles: list[PairRole]) -
         for role in roles
         if role.uses_ssh
     )
-    return filled("header.yaml", values) + filled("before-pair.yaml", values) + ssh
+    return filled("header.yaml", values | {"is_group": False, "is_pair": True}) + ssh
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,14 +276,15 @@ class PairRole(Manifest):
     def own_documents(self) -> Iterator[str]:
         """Yield the Service and the budget."""
         yield self.headless_service(self.name)
-        yield wrapped(filled("disruption-budget.yaml", self._values() | self.budget()))
+        yield document("disruption-budget.yaml", self._values() | self.budget())
 
-    def _values(self) -> dict[str, str]:
+    def _values(self) -> dict[str, Any]:
         leaders = self.labels | {"leaderworkerset.sigs.k8s.io/worker-index": "0"}
         return super()._values() | {"server_labels": mapping(leaders)}
 
-    def _mounts(self) -> Entries:
-        """Yield the mounts. A claim has the whole pair's folder."""
-        for entry in super()._mounts():
-            is_claim = not isinstance(entry, str) and entry["name"] == "repository" and not self.config_map
-            yield {**entry, "subPath": self.role} if is_claim and not isinstance(entry, str) else entry
+    def group_values(self) -> dict[str, Any]:
+        return super().group_values() | {"role": self.role}
+
+    @property
+    def sub_path(self) -> str:
+        return f", subPath: {self.role}"  # a claim has the whole pair's folder

@@ -17,15 +17,15 @@ Triton's ORCA reports is in envoyproxy/envoy, source/extensions/load_balancing_p
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from deepseek_triton_build.check import read_yaml
 from deepseek_triton_build.text import for_comment, yaml_flow
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.host.units import about, sized
 from deepseek_triton_tools.launching.kubernetes_pods import Pods
-from deepseek_triton_tools.launching.kubernetes_yaml import block, data_lines, filled, literal, mapping
+from deepseek_triton_tools.launching.kubernetes_yaml import data_lines, document, filled, literal, mapping
 from deepseek_triton_tools.launching.launch_settings import PRE_STOP_S, SPARE_S, LaunchOptions
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 from deepseek_triton_tools.text_templates import wrapped
@@ -63,7 +63,7 @@ def scaling_refusals(options: LaunchOptions) -> Iterator[str]:
         yield "--autoscale keda: name the namespace with --namespace, because KEDA looks for the servers there"
 
 
-def routing_documents(pods: Pods, values: Mapping[str, str]) -> Iterator[str]:
+def routing_documents(pods: Pods, values: Mapping[str, Any]) -> Iterator[str]:
     """:param values: those that every template may use, with the server's ports."""
     options = pods.options
     if options.routing == "epp":
@@ -84,12 +84,12 @@ def routing_documents(pods: Pods, values: Mapping[str, str]) -> Iterator[str]:
         "backend": mapping(backend),
         "route_to": route_to,
     }
-    yield wrapped(filled("http-route.yaml", {**values, **route}))
+    yield document("http-route.yaml", {**values, **route})
     if options.routing == "envoy":
-        yield wrapped(filled("traffic-policy.yaml", values))
+        yield document("traffic-policy.yaml", values)
 
 
-def _picker(pods: Pods, values: Mapping[str, str]) -> Iterator[str]:
+def _picker(pods: Pods, values: Mapping[str, Any]) -> Iterator[str]:
     options = pods.options
     # The servers' Service and budget select by name and instance, so the picker's pod needs another name.
     labels = {"app.kubernetes.io/name": "deepseek-triton-picker", "app.kubernetes.io/instance": pods.name}
@@ -97,13 +97,10 @@ def _picker(pods: Pods, values: Mapping[str, str]) -> Iterator[str]:
         "picker": f"{pods.name}-picker",
         "picker_labels": mapping(labels),
         "picker_image": yaml_flow(options.picker_image or ""),
-        "picker_grace_s": str(pods.start.stop.grace_period_s),
-        "picker_pull_secret": (
-            f"      imagePullSecrets: [{mapping({'name': options.pull_secret})}]\n" if options.pull_secret else ""
-        ),
+        "picker_grace_s": pods.start.stop.grace_period_s,
     }
     for template in ("inference-pool", "picker-rights", "picker-service", "picker-deployment"):
-        yield wrapped(filled(f"{template}.yaml", {**values, **picker}))
+        yield document(f"{template}.yaml", {**values, **picker})
 
 
 _TARGET_SHARE = 0.8
@@ -140,11 +137,11 @@ class Manifest(Pods):
             yield head + self.config_map_document()
             head = ""
         yield head + wrapped(self._workload())
-        yield wrapped(filled("service.yaml", self._values()))
-        yield wrapped(filled("disruption-budget.yaml", self._values() | self.budget()))
+        yield document("service.yaml", self._values())
+        yield document("disruption-budget.yaml", self._values() | self.budget())
         if self.options.max_replicas is not None:
             scaler = "scaled-object.yaml" if self.options.autoscale == "keda" else "autoscaler.yaml"
-            yield wrapped(filled(scaler, self._values() | self._autoscaling()))
+            yield document(scaler, self._values() | self._autoscaling())
         if self.options.gateway_image is not None:
             servers = f"{self.name}-servers"
             yield self.headless_service(servers)
@@ -153,7 +150,7 @@ class Manifest(Pods):
 
     def headless_service(self, name: str) -> str:
         values = {"servers": name, "http_port": str(self.options.http_port)}
-        return wrapped(filled("gateway-servers.yaml", self._values() | values))
+        return document("gateway-servers.yaml", self._values() | values)
 
     def server_address(self, service: str) -> str:
         """Return where a gateway finds the servers of a headless service."""
@@ -174,52 +171,29 @@ class Manifest(Pods):
             *("--drain-seconds", str(stop.exit_timeout_s)),
             *(("--keys", f"{_KEYS_MOUNT}/keys") if options.gateway_keys else ()),
         ]
-        scrape = {"prometheus.io/scrape": "true", "prometheus.io/port": "9000", "prometheus.io/path": "/metrics"}
         values = self._values() | {
             "gateway": gateway,
             "gateway_labels": mapping(labels),
             "gateway_image": yaml_flow(image),
             "comment_image": for_comment(image),
-            "gateway_replicas": str(options.gateway_replicas or _GATEWAYS),
-            "replicas_why": "As requested."
-            if options.gateway_replicas
-            else "So that one is there while the other isn't.",
-            "gateway_annotations": f"      annotations: {mapping(scrape)}\n" if options.scrape else "",
-            "gateway_pull_secret": (
-                f"      imagePullSecrets: [{mapping({'name': options.pull_secret})}]\n" if options.pull_secret else ""
-            ),
-            "command": "".join(f"            - {json.dumps(literal(word))}\n" for word in command),
-            "grace_why": (
-                f"preStop takes {PRE_STOP_S} s, running requests get {stop.exit_timeout_s} s more "
-                f"(--exit-timeout), and {SPARE_S} s are to spare."
-            ),
-            "grace_s": str(PRE_STOP_S + stop.exit_timeout_s + SPARE_S),
-            "pre_stop_s": str(PRE_STOP_S),
-            "keys": self._gateway_keys(),
+            "gateway_replicas": options.gateway_replicas or _GATEWAYS,
+            "gateway_is_counted": bool(options.gateway_replicas),
+            "gateway_scrape": self._scrape(9000),
+            "command": [json.dumps(literal(word)) for word in command],
+            "exit_timeout_s": stop.exit_timeout_s,
+            "spare_s": SPARE_S,
+            "grace_s": PRE_STOP_S + stop.exit_timeout_s + SPARE_S,
+            "pre_stop_s": PRE_STOP_S,
+            "keys": options.gateway_keys,
+            "quoted_keys": json.dumps(options.gateway_keys),
+            "keys_mount": _KEYS_MOUNT,
         }
-        yield wrapped(filled("gateway-deployment.yaml", values))
-        yield wrapped(filled("gateway-service.yaml", values))
-        budget = {
-            "name": yaml_flow(gateway),
-            "labels": mapping(labels),
-            "allowed": "maxUnavailable: 1",
-            "budget_why": "One at a time, while the others serve.",
-        }
-        yield wrapped(filled("disruption-budget.yaml", values | budget))
+        yield document("gateway-deployment.yaml", values)
+        yield document("gateway-service.yaml", values)
+        budget = {"name": yaml_flow(gateway), "labels": mapping(labels), "several": True, "as_group": ""}
+        yield document("disruption-budget.yaml", values | budget)
 
-    def _gateway_keys(self) -> str:
-        secret = self.options.gateway_keys
-        if secret is None:
-            return ""
-        mount = mapping({"name": "keys", "mountPath": _KEYS_MOUNT, "readOnly": True})
-        volume = mapping({"name": "keys", "secret": {"secretName": secret}})
-        return (
-            f"\n          # kubectl create secret generic {secret} --from-file=keys=FILE makes it. Pods see changes "
-            "within a minute or two.\n"
-            f"          volumeMounts: [{mount}]\n      volumes: [{volume}]"
-        )
-
-    def _values(self) -> dict[str, str]:
+    def _values(self) -> dict[str, Any]:
         """Return the values that every template may use."""
         namespace = self.options.namespace
         service = f"{self.name}-server"
@@ -234,7 +208,8 @@ class Manifest(Pods):
             }
         return {
             "name": yaml_flow(self.name),
-            "namespace": f"  namespace: {yaml_flow(namespace)}\n" if namespace else "",
+            "namespace": namespace and yaml_flow(namespace),
+            "pull_secret": self.options.pull_secret and json.dumps(self.options.pull_secret),
             "labels": mapping(self.labels),
             "server_labels": mapping(server_labels),
             "service": service,
@@ -254,8 +229,8 @@ class Manifest(Pods):
             "name": self.name,
             "base": for_comment(facts.image or "YOUR-IMAGE"),
         }
-        group = filled("before-group.yaml", values) if self.is_group else ""
-        return filled("header.yaml", values) + group + (filled("before-ssh.yaml", values) if self.uses_ssh else "")
+        ssh = filled("before-ssh.yaml", values) if self.uses_ssh else ""
+        return filled("header.yaml", values | {"is_group": self.is_group, "is_pair": False}) + ssh
 
     def config_map_document(self) -> str:
         size = sum(len(file.content) for file in self.files)
@@ -264,81 +239,43 @@ class Manifest(Pods):
         return wrapped(head) + "\n".join(data_lines(self.files)) + "\n"
 
     def _workload(self) -> str:
-        values = self._values() | {"replicas": self._replicas(), "pod_labels": mapping(self.labels | _ENGINE_LABEL)}
+        values = self._values() | self.group_values()
         if self.is_group:
-            return filled("leader-worker-set.yaml", values | {"spec": block(self.group_spec(), 2)})
-        annotations, start = self._annotations(), self.start
-        return filled(
-            "deployment.yaml",
-            values
-            | {
-                "progress_why": (
-                    f"{start.progress_deadline_s - start.window_s} s to find a node and pull the image, then "
-                    f"{start.window_s} s of the startupProbe. With the default of 600 s every start would count as "
-                    "failed."
-                ),
-                "progress_s": str(start.progress_deadline_s),
-                "annotations": block(annotations, 6) + "\n" if annotations else "",
-                "pod": block(self.server(), 6),
-            },
-        )
+            return filled("leader-worker-set.yaml", values)
+        start = self.start
+        times = {"window_s": start.window_s, "progress_s": start.progress_deadline_s}
+        spare = {"progress_spare_s": start.progress_deadline_s - start.window_s}
+        return filled("deployment.yaml", values | times | spare)
 
-    def group_spec(self) -> str:
-        """Return the spec of a LeaderWorkerSet, not indented. A single pod is a group without workers."""
-        facts = self.facts
-        pods = {"leader": self.server(), "worker": self.worker()} if self.is_group else {"worker": self.server()}
-        annotations = self._annotations()
-        with_server = next(iter(pods))
-        world = "The ranks form one MPI world" if self.uses_ssh else "vLLM's nodes form one group"
-        values = {
-            "replicas": textwrap.dedent(self._replicas()),
-            "nodes": str(facts.nodes),
-            "nodes_why": f"{facts.num_gpus} ranks, {facts.gpus_per_node} on each node. The leader counts.",
-            "restart": "RecreateGroupOnPodRestart",
-            "restart_why": f"{world}, which a restarted one can't join. So the whole group is recreated.",
+    def group_values(self) -> dict[str, Any]:
+        """Return the values of the pods, of which a single one is a group without workers."""
+        facts, options = self.facts, self.options
+        return {
+            "autoscaled": options.max_replicas is not None,
+            "replicas": options.replicas,
+            "labels": mapping(self.labels),
+            "pod_labels": mapping(self.labels | _ENGINE_LABEL),
+            "scrape": self._scrape(options.metrics_port),
+            "is_group": self.is_group,
+            "nodes": facts.nodes,
+            "ranks": facts.num_gpus,
+            "ranks_per_node": facts.gpus_per_node,
+            "world": "The ranks form one MPI world" if self.uses_ssh else "vLLM's nodes form one group",
+            "server_pod": self.pod(serves=True).splitlines(),
+            "worker_pod": self.pod(serves=False).splitlines() if self.is_group else [],
         }
-        if not self.is_group:
-            values |= {
-                "nodes_why": "One pod has all ranks.",
-                "restart": "None",
-                "restart_why": "The kubelet restarts the container, and the pod stays.",
-            }
-        templates = (
-            filled(
-                "pod-template.yaml",
-                {
-                    "role": role,
-                    "labels": mapping(self.labels | (_ENGINE_LABEL if role == with_server else {})),
-                    "annotations": block(annotations, 4) + "\n" if annotations and role == with_server else "",
-                    "pod": block(pod, 4),
-                },
-            )
-            for role, pod in pods.items()
-        )
-        return filled("group-spec.yaml", values | {"templates": block("".join(templates), 2)})
 
-    def _replicas(self) -> str:
-        if self.options.max_replicas is not None:
-            return "  # The autoscaler sets replicas.\n"
-        return f"  # As requested.\n  replicas: {self.options.replicas}\n"
+    def _scrape(self, port: int) -> str | None:
+        """Return the annotations for Prometheus, if they were asked for."""
+        values = {"scrape": "true", "port": str(port), "path": "/metrics"}
+        annotations = {f"prometheus.io/{key}": value for key, value in values.items()}
+        return mapping(annotations) if self.options.scrape else None
 
-    def _annotations(self) -> str:
-        if not self.options.scrape:
-            return ""
-        values = {"scrape": "true", "port": str(self.options.metrics_port), "path": "/metrics"}
-        return f"annotations: {mapping({f'prometheus.io/{key}': value for key, value in values.items()})}"
+    def budget(self) -> dict[str, Any]:
+        as_group = " A group serves only as a whole, so all its pods count." if self.is_group else ""
+        return {"several": self.options.replicas > 1, "is_group": self.is_group, "as_group": as_group}
 
-    def budget(self) -> dict[str, str]:
-        if self.options.replicas > 1:
-            pods = " A group serves only as a whole, so all its pods count." if self.is_group else ""
-            return {"allowed": "maxUnavailable: 1", "budget_why": f"One at a time, while the others serve.{pods}"}
-        why = "The only replica is never evicted, because its load takes long: kubectl drain waits until you delete "
-        if self.is_group:
-            # minAvailable counts pods, so each of two groups could lose one.
-            return {"allowed": "maxUnavailable: 0", "budget_why": f"{why}its pods."}
-        return {"allowed": "minAvailable: 1", "budget_why": f"{why}the pod, or until another one is ready."}
-
-    def _autoscaling(self) -> dict[str, str]:
+    def _autoscaling(self) -> dict[str, Any]:
         running, target = sequences_at_once(self.facts), self.options.target
         kind = ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet") if self.is_group else ("apps/v1", "Deployment")
         within_s = self.start.ready_within_s

@@ -10,10 +10,10 @@ import hashlib
 import json
 import os
 import re
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from deepseek_triton_build.text import safe_name
 from deepseek_triton_tools import text_templates
@@ -21,14 +21,14 @@ from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.tool_errors import RepositoryError
 
 
-def filled(name: str, values: Mapping[str, str]) -> str:
+def filled(name: str, values: Mapping[str, Any]) -> str:
     """:param name: a file in templates/kubernetes."""
     return text_templates.filled(__package__, f"kubernetes/{name}", values)
 
 
-def block(text: str, indent: int) -> str:
-    """Indent the lines for a value that stands alone on a line of a template, and drop the last line's end."""
-    return textwrap.indent(text, " " * indent).rstrip("\n")
+def document(name: str, values: Mapping[str, Any]) -> str:
+    """Return a whole document, with its long comments wrapped. Only here: an indented piece would be wrapped twice."""
+    return text_templates.wrapped(filled(name, values))
 
 
 def mapping(values: Mapping[str, object]) -> str:
@@ -42,12 +42,6 @@ def _flow(value: object) -> str:
 
 def _key(key: str) -> str:
     return key if all(c.isalnum() or c in "._/-" for c in key) and key[0].isalpha() else json.dumps(key)
-
-
-def items(entries: Iterable[Mapping[str, object] | str], indent: int) -> str:
-    """Write a list with one entry on each line. An entry that is a text becomes a comment for the next one."""
-    pad = " " * indent
-    return "".join(f"{pad}# {entry}\n" if isinstance(entry, str) else f"{pad}- {mapping(entry)}\n" for entry in entries)
 
 
 def literal(value: str) -> str:

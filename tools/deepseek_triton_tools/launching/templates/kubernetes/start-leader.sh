@@ -1,7 +1,11 @@
 set -euo pipefail
 # The first process of a container ignores SIGTERM unless it sets a trap.
 trap 'exit 143' TERM INT
-@@{copy}@@{ssh}umask 022
+#if copies
+#include copy-repository.sh
+#end
+#include ssh.sh
+umask 022
 # The pods of a group are NAME-0 (the leader), NAME-0-1, NAME-0-2 and so on, all in one subdomain.
 leader=${LWS_LEADER_ADDRESS%%.*} subdomain=${LWS_LEADER_ADDRESS#*.}
 hosts=("$LWS_LEADER_ADDRESS")

@@ -1,3 +1,6 @@
 set -euo pipefail
-@@{copy}# start.sh becomes the supervisor, which receives the signals.
+#if copies
+#include copy-repository.sh
+#end
+# start.sh becomes the supervisor, which receives the signals.
 exec bash @@{repository}/start.sh "$@"

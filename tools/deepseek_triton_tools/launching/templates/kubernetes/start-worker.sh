@@ -1,5 +1,9 @@
 set -euo pipefail
-@@{copy}@@{ssh}# An ssh session begins with an empty environment. This file gives it the container's, which has mpirun's daemon on PATH.
+#if copies
+#include copy-repository.sh
+#end
+#include ssh.sh
+# An ssh session begins with an empty environment. This file gives it the container's, which has mpirun's daemon on PATH.
 while IFS= read -r -d '' setting; do
   [[ $setting == *$'\n'* ]] || printf '%s\n' "$setting"
 done < <(env -0) > ~/.ssh/environment
