@@ -10,7 +10,7 @@ from deepseek_backend.config import BackendConfig, parse_config
 from deepseek_backend.contract import SAMPLING_BY_NAME, ErrorCode
 from deepseek_backend.engines import ENGINES, create_engine
 from deepseek_backend.engines.base import EngineStats, PerfMetrics
-from deepseek_backend.engines.reference.model_runner import ModelRunner
+from deepseek_backend.engines.reference.deepseek_model import ModelRunner
 from deepseek_backend.engines.tensorrt_llm import tensorrt_llm_engine
 from deepseek_backend.errors import ConfigError, RequestError, UnavailableError
 from standin.harness import engines

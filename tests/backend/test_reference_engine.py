@@ -12,7 +12,7 @@ from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import SAMPLING_FIELDS, ErrorCode
 from deepseek_backend.engines.prompting import bos_token
 from deepseek_backend.engines.reference import ReferenceEngine
-from deepseek_backend.engines.reference.model_runner import ModelRunner
+from deepseek_backend.engines.reference.deepseek_model import ModelRunner
 from deepseek_backend.engines.reference.token_sampling import log_softmax
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
 from support.demo_decoding import DEMO_MAX_TOKENS, DEMO_PROMPTS

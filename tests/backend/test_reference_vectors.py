@@ -13,8 +13,7 @@ import pytest
 from deepseek_backend.engines.reference import checkpoint_loading
 from deepseek_backend.engines.reference.checkpoint_files import TensorFiles, read_config
 from deepseek_backend.engines.reference.checkpoint_loading import load_checkpoint
-from deepseek_backend.engines.reference.deepseek_model import DeepseekModel
-from deepseek_backend.engines.reference.model_runner import ModelRunner
+from deepseek_backend.engines.reference.deepseek_model import DeepseekModel, ModelRunner
 from deepseek_backend.engines.reference.token_sampling import log_softmax
 from deepseek_backend.errors import EngineError
 from deepseek_triton_build import model_repository

@@ -8,8 +8,7 @@ import pytest
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.prompting import PromptTokenizer
 from deepseek_backend.engines.tensorrt_llm import tensorrt_llm_engine as engine_module
-from deepseek_backend.engines.tensorrt_llm.monitoring import MAX_FAULTS_IN_A_ROW, Faults
-from deepseek_backend.engines.tensorrt_llm.translation import INCOMPLETE, whole_text
+from deepseek_backend.engines.tensorrt_llm.translation import INCOMPLETE, MAX_FAULTS_IN_A_ROW, Faults, whole_text
 from deepseek_backend.errors import EngineError, RequestError, UnavailableError
 from standin.harness import WAIT_S, engines
 from support.engine_driver import EngineDriver

@@ -13,8 +13,12 @@ from hypothesis import strategies as st
 from deepseek_backend.contract import PERF_OUTPUTS, ErrorCode
 from deepseek_backend.engines.base import PerfMetrics
 from deepseek_backend.engines.generate_request import SamplingParams
-from deepseek_backend.engines.tensorrt_llm.monitoring import IterationStats
-from deepseek_backend.engines.tensorrt_llm.translation import MAX_LIKELIEST, perf_metrics, token_logprobs
+from deepseek_backend.engines.tensorrt_llm.translation import (
+    MAX_LIKELIEST,
+    IterationStats,
+    perf_metrics,
+    token_logprobs,
+)
 from deepseek_backend.errors import EngineError, RequestError, UnavailableError
 from deepseek_triton_build.catalog import RELEASES
 from deepseek_triton_build.data.spelling import spell

@@ -13,10 +13,10 @@ from deepseek_backend.contract import SAMPLING_BY_NAME, SAMPLING_FIELDS, ErrorCo
 from deepseek_backend.engines.base import PerfMetrics
 from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.engines.vllm.loading import VllmRelease
-from deepseek_backend.engines.vllm.open_answer import GrowingAnswer
-from deepseek_backend.engines.vllm.request_fields import (
+from deepseek_backend.engines.vllm.open_answer import (
     APPLIED_HERE,
     BANNED,
+    GrowingAnswer,
     guide,
     refusal,
     sampling_arguments,

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from deepseek_backend.engines.reference.checkpoint_files import TensorFiles, read_config
-from deepseek_backend.engines.reference.deepseek_model import DeepseekModel
-from deepseek_backend.engines.reference.model_runner import ModelRunner
+from deepseek_backend.engines.reference.deepseek_model import DeepseekModel, ModelRunner
 from deepseek_triton_build import model_repository
 from tiny_checkpoint.acceptance import Drafting, DraftLayer, Shares, on_own_answers, on_text, own_answers, proposals
 from tiny_checkpoint.architecture import CONFIG

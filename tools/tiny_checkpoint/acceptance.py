@@ -17,8 +17,13 @@ import numpy.typing as npt
 
 from deepseek_backend.engines.reference.checkpoint_files import DeepseekConfig, TensorFiles
 from deepseek_backend.engines.reference.checkpoint_loading import LoadedCheckpoint, load_checkpoint
-from deepseek_backend.engines.reference.deepseek_model import LatentAttention, MixtureOfExperts, rms_norm, rotations
-from deepseek_backend.engines.reference.model_runner import ModelRunner
+from deepseek_backend.engines.reference.deepseek_model import (
+    LatentAttention,
+    MixtureOfExperts,
+    ModelRunner,
+    rms_norm,
+    rotations,
+)
 from tiny_checkpoint.answering import generate, loaded
 from tiny_checkpoint.corpus import training_documents
 from tiny_checkpoint.questions import Question, questions

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deepseek_backend.engines.reference.checkpoint_loading import load_checkpoint
-from deepseek_backend.engines.reference.model_runner import ModelRunner
+from deepseek_backend.engines.reference.deepseek_model import ModelRunner
 from deepseek_triton_tools.checkpoints.cut import CutOptions, plan_cut, write_cut
 from deepseek_triton_tools.checkpoints.folder_files import companion_files
 from deepseek_triton_tools.checkpoints.shard_writer import OutputTensor, ShardWriter

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.engines.reference.checkpoint_loading import load_checkpoint
-from deepseek_backend.engines.reference.model_runner import ModelRunner
+from deepseek_backend.engines.reference.deepseek_model import ModelRunner
 from deepseek_backend.engines.reference.token_sampling import TokenSampler, sample_tokens
 from vllm_without_gpu.made_tokens import LogprobRows, MadeTokens
 

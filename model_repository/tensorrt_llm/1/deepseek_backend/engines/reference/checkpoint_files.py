@@ -33,6 +33,18 @@ _ONLY_VALUES: Mapping[str, Any] = {
     "topk_method": "noaux_tc",
 }
 """Keys that change the computation, with the value that every published DeepSeek-V3 has. A key may be absent."""
+Array = npt.NDArray[np.float32]
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+CHECKSUMS = "checksums.sha256"
+_HASHED_AT_ONCE = 2**24
+_MAX_HEADER_BYTES = 100_000_000
+_STORED_AS: Mapping[str, Any] = {
+    "F8_E4M3": np.uint8,
+    "BF16": np.dtype("<u2"),
+    "F16": np.dtype("<f2"),
+    "F32": np.dtype("<f4"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,21 +225,6 @@ def _yarn(rope: Mapping[str, Any], max_position_embeddings: Any) -> YarnScaling 
     return YarnScaling(
         **{name: given[name] for name in YarnScaling.__dataclass_fields__ if given.get(name) is not None}
     )
-
-
-Array = npt.NDArray[np.float32]
-
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-CHECKSUMS = "checksums.sha256"
-_HASHED_AT_ONCE = 2**24
-_MAX_HEADER_BYTES = 100_000_000
-_STORED_AS: Mapping[str, Any] = {
-    "F8_E4M3": np.uint8,
-    "BF16": np.dtype("<u2"),
-    "F16": np.dtype("<f2"),
-    "F32": np.dtype("<f4"),
-}
 
 
 def _e4m3_values() -> Array:

@@ -20,7 +20,7 @@ from deepseek_backend.engines.detokenizer import Detokenizer
 from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.engines.prompting import check_ids, check_prompt_length, prompt_token_ids
 from deepseek_backend.engines.reference.checkpoint_loading import LoadedCheckpoint
-from deepseek_backend.engines.reference.model_runner import ModelRunner
+from deepseek_backend.engines.reference.deepseek_model import ModelRunner
 from deepseek_backend.engines.reference.token_sampling import (
     TokenSampler,
     prompt_logprobs,

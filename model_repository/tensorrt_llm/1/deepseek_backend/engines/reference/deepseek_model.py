@@ -19,6 +19,14 @@ import numpy.typing as npt
 from deepseek_backend.engines.reference.checkpoint_files import DeepseekConfig, TensorFiles, YarnScaling
 
 Array = npt.NDArray[np.float32]
+Rotations = npt.NDArray[np.complex64]
+_EPS = 1e-6
+"""Epsilon of the two norms inside: the default in the published code, which gives them no rms_norm_eps."""
+_QUERIES_AT_ONCE = 256
+"""Tokens of a prompt whose scores exist at a time: those of 4,096 tokens and 8 heads would take 512 MB."""
+Indices = npt.NDArray[np.intp]
+_FIRST_CAPACITY = 256
+"""Tokens of a row at first. It doubles as rows grow, so that a demo does not take the memory of a full context."""
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
@@ -48,9 +56,6 @@ def softmax(scores: Array) -> None:
     scores -= np.maximum.reduce(scores, axis=-1, keepdims=True)
     np.exp(scores, out=scores)
     scores /= np.add.reduce(scores, axis=-1, keepdims=True)
-
-
-Rotations = npt.NDArray[np.complex64]
 
 
 def rotations(config: DeepseekConfig) -> Rotations:
@@ -103,12 +108,6 @@ def _rotation_size(yarn: YarnScaling) -> float:
 
 def _mscale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
-
-
-_EPS = 1e-6
-"""Epsilon of the two norms inside: the default in the published code, which gives them no rms_norm_eps."""
-_QUERIES_AT_ONCE = 256
-"""Tokens of a prompt whose scores exist at a time: those of 4,096 tokens and 8 heads would take 512 MB."""
 
 
 class LatentAttention:
@@ -204,9 +203,6 @@ class LatentAttention:
         pairs = rotary.view(np.complex64)
         pairs *= turns[:, None]
         return rotary
-
-
-Indices = npt.NDArray[np.intp]
 
 
 class GatedMlp:
@@ -335,3 +331,68 @@ class DeepseekModel:
     def logits(self, hidden: Array) -> Array:
         """Return the logits [n, vocab_size] of `hidden` [n, hidden_size]."""
         return np.ascontiguousarray((self._head @ hidden.T).T)
+
+
+class ModelRunner:
+    """A model, and the cache of its rows 0..n-1, which has the latent and the rotary key of each token and layer.
+
+    It knows token ids, hidden states and logits, but no requests. One thread at a time may use it.
+    """
+
+    def __init__(self, model: DeepseekModel, max_num_seqs: int) -> None:
+        self._model = model
+        self.lengths: list[int] = []
+        """Number of tokens of each row in the cache."""
+        config = model.config
+        width = config.kv_lora_rank + config.qk_rope_head_dim
+        # The system gives memory to the parts that are written, and to no others.
+        self._states = np.zeros((config.num_hidden_layers, max_num_seqs, _FIRST_CAPACITY, width), np.float32)
+
+    def prefill(self, token_ids: Sequence[int]) -> Array:
+        """Add a row with a prompt; return the hidden states [len(token_ids), hidden_size] after its tokens."""
+        row = len(self.lengths)
+        self.lengths.append(len(token_ids))
+        self._reserve(len(token_ids))
+
+        def attend(index: int, attention: LatentAttention, x: Array) -> Array:
+            return attention.prefill(x, self._states[index, row, : len(token_ids)])
+
+        return self._forward(token_ids, attend)
+
+    def decode(self, token_ids: Sequence[int]) -> Array:
+        """Append one token to each row; return the hidden states [n, hidden_size] after these tokens."""
+        positions = np.array(self.lengths, np.intp)
+        self.lengths = [length + 1 for length in self.lengths]
+        self._reserve(max(self.lengths))
+
+        def attend(index: int, attention: LatentAttention, x: Array) -> Array:
+            return attention.decode(x, self._states[index], positions, self.lengths)
+
+        return self._forward(token_ids, attend)
+
+    def logits(self, hidden: Array) -> Array:
+        """Return the logits [n, vocab_size] of `hidden` [n, hidden_size]; they are large for many states."""
+        return self._model.logits(hidden)
+
+    def remove(self, row: int) -> None:
+        """Remove a row; the last row takes its index."""
+        length = self.lengths.pop()
+        last = len(self.lengths)
+        if row != last:
+            self._states[:, row, :length] = self._states[:, last, :length]
+            self.lengths[row] = length
+
+    def _forward(self, token_ids: Sequence[int], attend: Attend) -> Array:
+        with np.errstate(over="ignore"):  # `swiglu` says why
+            return self._model.hidden_states(token_ids, attend)
+
+    def _reserve(self, num_tokens: int) -> None:
+        num_layers, max_num_seqs, filled, width = self._states.shape
+        if num_tokens <= filled:
+            return
+        capacity = filled
+        while capacity < num_tokens:
+            capacity *= 2
+        grown = np.zeros((num_layers, max_num_seqs, capacity, width), np.float32)
+        grown[:, : len(self.lengths), :filled] = self._states[:, : len(self.lengths), :filled]
+        self._states = grown

@@ -27,7 +27,7 @@ from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.engines.prompting import render_chat
 from deepseek_backend.engines.reference.checkpoint_loading import LoadedCheckpoint, load_checkpoint
 from deepseek_backend.engines.reference.continuous_batch import BatchedGeneration, ContinuousBatch
-from deepseek_backend.engines.reference.model_runner import ModelRunner
+from deepseek_backend.engines.reference.deepseek_model import ModelRunner
 from deepseek_backend.errors import BackendError, ConfigError, EngineError, UnavailableError, describe
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,11 @@ _FUNCTIONS = (
     "openblas_set_num_threads",
 )
 """Names of the function in the builds of OpenBLAS: numpy's wheels until 1.26 and from then on, and distributions'."""
+_DEFAULT_MAX_SEQ_LEN = 4096
+_SAMPLING_FIELDS = EMBEDDED_FIELDS | {
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "bad", "logit_bias"),
+}
+_NO_GUIDE = "the reference engine has no guided decoding; TensorRT-LLM has, with guided_decoding_backend"
 
 
 def set_blas_threads(number: int) -> None:
@@ -49,14 +54,6 @@ def set_blas_threads(number: int) -> None:
         function(number)
     if not found:
         logger.warning("numpy does not use OpenBLAS here: num_threads has no effect; set the threads of its BLAS")
-
-
-_DEFAULT_MAX_SEQ_LEN = 4096
-
-_SAMPLING_FIELDS = EMBEDDED_FIELDS | {
-    *("repetition_penalty", "presence_penalty", "frequency_penalty", "bad", "logit_bias"),
-}
-_NO_GUIDE = "the reference engine has no guided decoding; TensorRT-LLM has, with guided_decoding_backend"
 
 
 @dataclass(frozen=True, kw_only=True)

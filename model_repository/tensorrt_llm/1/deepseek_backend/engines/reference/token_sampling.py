@@ -18,6 +18,8 @@ from deepseek_backend.engines.generate_request import SamplingParams
 
 Array = npt.NDArray[np.float32]
 Probabilities = npt.NDArray[np.float64]
+_ROWS_AT_ONCE = 256
+"""Rows of a prompt whose logits exist at a time: those of a long prompt over a real vocabulary would take gigabytes."""
 
 
 def spellings(tokenizer: Tokenizer, bad: Iterable[str]) -> list[list[int]]:
@@ -120,10 +122,6 @@ def sample_tokens(logits: Array, samplers: Sequence[TokenSampler]) -> list[int]:
             token_ids[index] = sampler.choose(logits[index])
         sampler.record(token_ids[index])
     return token_ids
-
-
-_ROWS_AT_ONCE = 256
-"""Rows of a prompt whose logits exist at a time: those of a long prompt over a real vocabulary would take gigabytes."""
 
 
 def token_logprobs(

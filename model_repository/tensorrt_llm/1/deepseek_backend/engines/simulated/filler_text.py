@@ -67,6 +67,8 @@ _TOKEN = re.compile(
 )
 """A word with the space before it (a long one in pieces), three digits, or one character. A real tokenizer splits
 English, Chinese and numbers into about as many tokens."""
+_USER, _ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
+_ROLES = ("system", "user", "assistant")
 
 
 def split_prompt(prompt: str, *, add_special_tokens: bool) -> list[str]:
@@ -165,10 +167,6 @@ def write_script(prompt: str | Sequence[int], seed: int | None = None, *, closes
     digest = hashlib.blake2b(f"{salt}\0".encode() + content, digest_size=8).digest()
     number = int.from_bytes(digest, "little")
     return Script(number & _MASK, (number >> 16) & _MASK | 1, closes_at)
-
-
-_USER, _ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
-_ROLES = ("system", "user", "assistant")
 
 
 def render_chat_form(messages: Messages, template_kwargs: Mapping[str, Any]) -> str:

@@ -25,10 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_backend.config import BackendConfig
-from deepseek_backend.engines.base import TEXT_LAYER_FIELDS, Capabilities
-from deepseek_backend.engines.tensorrt_llm.outputs import SharingSupport
+from deepseek_backend.engines.base import TEXT_LAYER_FIELDS
 from deepseek_backend.errors import ConfigError, EngineError
-from deepseek_backend.release import EngineRelease, SamplerSupport
+from deepseek_backend.release import EngineRelease
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +36,10 @@ SHUTDOWN_TIMEOUT_S = 20.0
 
 APPLIED_OUTSIDE = TEXT_LAYER_FIELDS | {"add_special_tokens", "max_tokens", "truncate_prompt_tokens"}
 """Sampling fields that the backend's text layer and this engine apply themselves, whatever TensorRT-LLM supports."""
+VISIBLE_DEVICES = "TRTLLM_VISIBLE_DEVICES"
+"""Variable that tells the workers the GPUs; the engine counts gpus_per_node from it."""
+_PARAMETER = "gpu_device_ids"
+_PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 
 
 def resolved_llm_args(config: BackendConfig, environ: Mapping[str, str], release: EngineRelease) -> dict[str, Any]:
@@ -69,41 +72,6 @@ def make_llm(package: Any, llm_args: Mapping[str, Any], objects: Mapping[str, An
         llm.shutdown()
         raise EngineError("skip_tokenizer_init: expected false, got true; prompts are text")
     return llm
-
-
-def make_capabilities(
-    max_seq_len: int,
-    support: SamplerSupport,
-    bos_token: str,
-    max_prompt_bytes: int | None,
-    *,
-    has_statistics: bool,
-    sharing: SharingSupport,
-    version: str = "",
-) -> Capabilities:
-    """Return what the engine can do.
-
-    :param has_statistics: TensorRT-LLM reports its iterations. Without them, or without the times of its tokens, an
-        answer that comes whole would tell nothing while it is made, and no time to its first token afterwards.
-    """
-    unsupported = {name: why for name, why in support.unsupported.items() if name not in APPLIED_OUTSIDE}
-    if "logprobs" in unsupported:
-        unsupported["best_of"] = f"needs logprobs to choose by; {unsupported['logprobs']}"
-    else:
-        unsupported.pop("best_of", None)
-    if sharing.refusal:
-        unsupported["request_type"] = sharing.refusal
-    return Capabilities(
-        sampling_fields=support.fields | APPLIED_OUTSIDE,
-        max_seq_len=max_seq_len,
-        max_prompt_bytes=max_prompt_bytes,
-        bos_token=bos_token,
-        version=version,
-        whole_answers=has_statistics and "return_perf_metrics" in support.fields,
-        handover_form=sharing.form,
-        formats_refused=unsupported.get("guided_structural_tag") or support.formats_refused,
-        unsupported=unsupported,
-    )
 
 
 def max_seq_len(llm_args: Mapping[str, Any]) -> int:
@@ -142,11 +110,6 @@ def shut_down(llm: Any) -> None:
         )
 
 
-VISIBLE_DEVICES = "TRTLLM_VISIBLE_DEVICES"
-"""Variable that tells the workers the GPUs; the engine counts gpus_per_node from it."""
-_PARAMETER = "gpu_device_ids"
-
-
 def instance_environment(model_config: Mapping[str, Any], instance_name: str) -> dict[str, str]:
     """Return this instance's environment variables; none for a model's only instance without the parameter.
 
@@ -183,9 +146,6 @@ def _check(per_instance: list[list[str]], count: int, text: str) -> None:
         problems.append(f"{_PARAMETER}: expected each GPU once, got {text!r}")
     if problems:
         raise ConfigError(problems)
-
-
-_PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 
 
 class WorkerRankEnded(EngineError):

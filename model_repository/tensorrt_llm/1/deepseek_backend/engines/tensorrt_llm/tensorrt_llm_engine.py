@@ -25,21 +25,21 @@ import importlib
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from deepseek_backend.config import BackendConfig
-from deepseek_backend.engines.base import EngineHealth, EngineStats, Step, require, timed
+from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStats, Step, require, timed
 from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.engines.loop_engine import LoopEngine, OpenEntry, is_short
 from deepseek_backend.engines.prompting import PromptTokenizer, check_prompt_length
 from deepseek_backend.engines.tensorrt_llm.loading import (
+    APPLIED_OUTSIDE,
     forget_launcher,
     lead_or_work,
-    make_capabilities,
     make_llm,
     max_prompt_tokens,
     max_seq_len,
@@ -47,7 +47,6 @@ from deepseek_backend.engines.tensorrt_llm.loading import (
     shut_down,
     world_size,
 )
-from deepseek_backend.engines.tensorrt_llm.monitoring import Faults, IterationStats, cause_of_death, worker_refusal
 from deepseek_backend.engines.tensorrt_llm.outputs import (
     ContextAnswer,
     ContinuedAnswer,
@@ -60,7 +59,16 @@ from deepseek_backend.engines.tensorrt_llm.outputs import (
     part_arguments,
     sharing_support,
 )
-from deepseek_backend.engines.tensorrt_llm.translation import guide, num_logprobs, refuse_conflicts, sampling_params
+from deepseek_backend.engines.tensorrt_llm.translation import (
+    Faults,
+    IterationStats,
+    cause_of_death,
+    guide,
+    num_logprobs,
+    refuse_conflicts,
+    sampling_params,
+    worker_refusal,
+)
 from deepseek_backend.errors import ASK_ANOTHER, BackendError, EngineError, RequestError, UnavailableError, describe
 from deepseek_backend.release import SamplerSupport, read_release
 from deepseek_backend.workarounds import apply_quirks
@@ -154,14 +162,30 @@ class TensorRTLLMEngine(LoopEngine[_Open]):
         if llm_args.get("enable_iter_perf_stats"):
             self._loop.call(self._watch_iterations)
         self._tokenizer = PromptTokenizer(self._llm.tokenizer)
-        self._capabilities = make_capabilities(
-            longest,
-            self._support,
-            self._tokenizer.bos_token,
-            self._tokenizer.max_prompt_bytes(longest),
-            has_statistics=bool(llm_args.get("enable_iter_perf_stats")),
-            sharing=self._sharing,
-            version=str(package.__version__),
+        self._capabilities = self._find_out(longest, llm_args, str(package.__version__))
+
+    def _find_out(self, max_seq_len: int, llm_args: Mapping[str, Any], version: str) -> Capabilities:
+        """Return what the engine can do."""
+        support = self._support
+        unsupported = {name: why for name, why in support.unsupported.items() if name not in APPLIED_OUTSIDE}
+        if "logprobs" in unsupported:
+            unsupported["best_of"] = f"needs logprobs to choose by; {unsupported['logprobs']}"
+        else:
+            unsupported.pop("best_of", None)
+        if self._sharing.refusal:
+            unsupported["request_type"] = self._sharing.refusal
+        return Capabilities(
+            sampling_fields=support.fields | APPLIED_OUTSIDE,
+            max_seq_len=max_seq_len,
+            max_prompt_bytes=self._tokenizer.max_prompt_bytes(max_seq_len),
+            bos_token=self._tokenizer.bos_token,
+            version=version,
+            # Without statistics, or without the times of its tokens, an answer that comes whole would tell nothing
+            # while it is made, and no time to its first token afterwards.
+            whole_answers=bool(llm_args.get("enable_iter_perf_stats")) and "return_perf_metrics" in support.fields,
+            handover_form=self._sharing.form,
+            formats_refused=unsupported.get("guided_structural_tag") or support.formats_refused,
+            unsupported=unsupported,
         )
 
     def health(self) -> EngineHealth:

@@ -18,11 +18,21 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_backend.config import BackendConfig, nearest
-from deepseek_backend.engines.vllm.request_paths import SchedulerNumbers
 from deepseek_backend.errors import ConfigError
 from deepseek_backend.release import FILE_NAME, read_record
 
 CORE_ATTRIBUTES = ("engine_core", "input_processor")
+logger = logging.getLogger(__name__)
+DRAIN_S = 600
+"""Seconds that the engine core goes on with its requests after a signal to itself, where drain_s does not say. Before
+that, the backend's own drain ends them."""
+_ENVIRONMENT = {
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # vLLM would fork this process, which has threads
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": "1024",  # generate() gives out so many outputs of an iteration in a turn
+}
+QUEUE_LIMITS = {"max_num_queued_reqs": "max_inflight", "max_num_queued_tokens": "max_inflight_tokens"}
+"""Engine arguments that only AsyncLLM.generate() reads -> our setting."""
 
 
 @dataclass(frozen=True)
@@ -105,22 +115,6 @@ def _names(found: Any) -> list[str]:
     return [name for name in inspect.signature(found).parameters if name not in ("self", "cls")]
 
 
-logger = logging.getLogger(__name__)
-
-DRAIN_S = 600
-"""Seconds that the engine core goes on with its requests after a signal to itself, where drain_s does not say. Before
-that, the backend's own drain ends them."""
-_ENVIRONMENT = {
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # vLLM would fork this process, which has threads
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": "1024",  # generate() gives out so many outputs of an iteration in a turn
-}
-
-
-QUEUE_LIMITS = {"max_num_queued_reqs": "max_inflight", "max_num_queued_tokens": "max_inflight_tokens"}
-"""Engine arguments that only AsyncLLM.generate() reads -> our setting."""
-
-
 def prepare_process() -> None:
     """Set what vLLM and torch need, before they are imported.
 
@@ -164,16 +158,16 @@ def engine_arguments(config: BackendConfig, known: Iterable[str]) -> dict[str, A
     return llm_args
 
 
-def make_llm(config: BackendConfig, numbers: SchedulerNumbers) -> Any:
+def make_llm(config: BackendConfig, stat_logger: Any) -> Any:
     """Make the AsyncLLM; return when it is loaded. Its processes are in a process group of their own.
 
-    `numbers` makes the engine core report statistics, also when vLLM's own loggers are off.
+    `stat_logger` makes the engine core report statistics, also when vLLM's own loggers are off.
     """
     args_class = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
     llm_class = importlib.import_module("vllm.v1.engine.async_llm").AsyncLLM
     llm_args = engine_arguments(config, (field.name for field in dataclasses.fields(args_class)))
     with own_process_group():
-        return llm_class.from_engine_args(args_class(**llm_args), stat_loggers=[lambda *_: numbers])
+        return llm_class.from_engine_args(args_class(**llm_args), stat_loggers=[lambda *_: stat_logger])
 
 
 @contextmanager

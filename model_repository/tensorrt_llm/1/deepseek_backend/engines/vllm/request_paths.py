@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 MAX_TURN_S = 0.005
 """Seconds after which other tasks run, when outputs of many iterations are waiting."""
+WATCH_PERIOD_S = 0.5
+"""How often `read` asks whether the engine core is dead."""
 
 
 class CoreConnection:
@@ -137,10 +139,6 @@ class CoreConnection:
             return answer.advance(output.new_token_ids, at_s, logprobs)
         del self._entries[entry.core_id]
         return answer.end(str(output.finish_reason), output.stop_reason, output.new_token_ids, at_s, logprobs)
-
-
-WATCH_PERIOD_S = 0.5
-"""How often `read` asks whether the engine core is dead."""
 
 
 class GenerateCalls:

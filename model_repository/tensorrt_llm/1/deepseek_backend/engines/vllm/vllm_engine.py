@@ -34,9 +34,11 @@ from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStat
 from deepseek_backend.engines.loop_engine import LoopEngine, is_short
 from deepseek_backend.engines.prompting import PromptTokenizer, check_ids, check_prompt_length
 from deepseek_backend.engines.vllm.loading import VllmRelease, make_llm, prepare_process, read_vllm_release
-from deepseek_backend.engines.vllm.open_answer import GrowingAnswer, OpenAnswer, RequestPath
-from deepseek_backend.engines.vllm.request_fields import (
+from deepseek_backend.engines.vllm.open_answer import (
     BANNED,
+    GrowingAnswer,
+    OpenAnswer,
+    RequestPath,
     guide,
     refusal,
     sampling_arguments,
