@@ -20,6 +20,7 @@ from deepseek_triton_tools.terminal.tables import Table
 from deepseek_triton_tools.tool_errors import ToolError
 
 SCHEMA = "deepseek-triton/bench-compare/1"
+_IDENTITY = ("model", "dataset", "endpoint", "gpus", "slo", "preset")
 
 Verdict = Literal["better", "worse", "noise", "can't say"]
 """can't say: one of the two has a single run, so that nobody knows how much its figures scatter."""
@@ -131,13 +132,14 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
 
 
 def _whole_points(result: BenchResult) -> dict[LoadPoint, BenchPoint]:
-    """The points with a run that was not interrupted, by their keys."""
-    return {_key(point.load): point for point in result.points if point.whole_runs}
-
-
-def _key(load: LoadPoint) -> LoadPoint:
-    """Everything of the load but its length. The number of requests that are sent at once is no length."""
-    return replace(load, num_requests=load.num_requests if load.at_once else 0, num_warmup=0)
+    """The points with a run that was not interrupted, by everything of the load but its length."""
+    # The number of requests that are sent at once is no length.
+    return {
+        replace(load, num_requests=load.num_requests if load.at_once else 0, num_warmup=0): point
+        for point in result.points
+        if point.whole_runs
+        for load in (point.load,)
+    }
 
 
 def _figures(ours: BenchPoint, theirs: BenchPoint) -> Iterator[FigureComparison]:
@@ -145,20 +147,12 @@ def _figures(ours: BenchPoint, theirs: BenchPoint) -> Iterator[FigureComparison]
         a, b = figure.of_runs(ours), figure.of_runs(theirs)
         if a and b and (any(a) or any(b)):
             change = difference(a, b)
-            yield FigureComparison(
-                figure=figure, a=estimate(a), b=estimate(b), change=change, verdict=_verdict(figure, change)
-            )
-
-
-def _verdict(figure: MainFigure, change: Estimate) -> Verdict:
-    if change.half_width is None:
-        return "can't say"
-    if abs(change.mean) <= change.half_width:
-        return "noise"
-    return "better" if (change.mean > 0) == figure.more_is_better else "worse"
-
-
-_IDENTITY = ("model", "dataset", "endpoint", "gpus", "slo", "preset")
+            verdict: Verdict = "better" if (change.mean > 0) == figure.more_is_better else "worse"
+            if change.half_width is None:
+                verdict = "can't say"
+            elif abs(change.mean) <= change.half_width:
+                verdict = "noise"
+            yield FigureComparison(figure=figure, a=estimate(a), b=estimate(b), change=change, verdict=verdict)
 
 
 def _differences(a: BenchResult, b: BenchResult, pairs: Sequence[tuple[BenchPoint, BenchPoint]]) -> Iterator[str]:

@@ -119,3 +119,11 @@ class Figures:
     """Requests a second that kept the SLO; None without one."""
     good_share: float | None = None
     """Those requests / all that were sent."""
+
+    def value(self, path: str) -> float | None:
+        """Return a number by its path, such as "goodput" or "ttft_ms.p99"; None where nothing was measured."""
+        name, _, statistic = path.partition(".")
+        value: Distribution | float | None = getattr(self, name)
+        if isinstance(value, Distribution):
+            return float(getattr(value, statistic)) if value.count else None
+        return value

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from html import escape
 from pathlib import Path
 
-from deepseek_triton_tools.bench.figures import Figures
 from deepseek_triton_tools.bench.report_pictures import (
     ReportPicture,
     latency_over_load,
@@ -23,7 +22,6 @@ from deepseek_triton_tools.bench.report_points import (
     ExpectedPoint,
     FigureOf,
     NamedResult,
-    RunSpread,
     readable,
     share_of,
     spread,
@@ -38,10 +36,19 @@ from deepseek_triton_tools.tool_errors import InstallationError
 _LATE_MS = 10.0
 _LATE_SHARE = 0.01
 """A client that sent later than both was the limit. The share is of the median end-to-end latency."""
-
-
 _CACHED_SHARE = 0.03
 """A template and the first token are the same in all prompts."""
+_NOTHING = "–"
+"""The cell of a figure that there is not."""
+_SERVER_FACTS = {
+    "name": "Served model",
+    "checkpoint": "Checkpoint",
+    "engine": "Engine",
+    "engine_version": "Engine version",
+    "simulation": "Simulation",
+    "max_seq_len": "Longest sequence",
+}
+"""Those of the server's facts that say something about its speed, and their titles."""
 
 
 def write_report(path: Path, results: Sequence[NamedResult], expected: Sequence[ExpectedPoint] = ()) -> None:
@@ -61,8 +68,8 @@ def report_page(results: Sequence[NamedResult], expected: Sequence[ExpectedPoint
     return html_page(
         f"Benchmark of {models}",
         warnings="".join(f"<p class=warning>{escape(text)}</p>\n" for text in report_warnings(results)),
-        facts=_facts(results),
-        figures=_figures(results),
+        facts=_facts_table(results),
+        figures=_figures_table(results),
         sections="\n".join(_sections(results, expected, pictures)),
         pictures=pictures,
     )
@@ -107,19 +114,13 @@ def report_warnings(results: Sequence[NamedResult]) -> Iterator[str]:
             yield f"{where}: {ended}{why}"
         if short := sum(one.short for one in runs):
             yield f"{where}: {short:,} answers are shorter than was asked for; does the server limit max_tokens?"
-        if _is_random(named.result) and (share := _cached_share(runs)) > _CACHED_SHARE:
-            yield f"{where}: the server had {share:.0%} of the prompts in its cache, although they are random"
+        # No random prompt begins as another one does, unless the label of the dataset names turns or common prefixes.
+        if re.fullmatch(r"random [\d±/-]+", named.result.dataset):
+            cached = sum(one.total_cached_tokens for one in runs) / max(1, sum(one.total_input_tokens for one in runs))
+            if cached > _CACHED_SHARE:
+                yield f"{where}: the server had {cached:.0%} of the prompts in its cache, although they are random"
     for named in results:
         yield from _client_warnings(named)
-
-
-def _is_random(result: BenchResult) -> bool:
-    """Whether no prompt begins as another one does: `DatasetOptions.label` names turns and common prefixes."""
-    return re.fullmatch(r"random [\d±/-]+", result.dataset) is not None
-
-
-def _cached_share(runs: Sequence[Figures]) -> float:
-    return sum(one.total_cached_tokens for one in runs) / max(1, sum(one.total_input_tokens for one in runs))
 
 
 def _client_warnings(named: NamedResult) -> Iterator[str]:
@@ -162,6 +163,8 @@ def _sections(
     if not any(named.measured for named in results):
         return
     names = [named.name for named in results]
+    means = ["Of repeated runs, a point is the mean, and its bars reach from the lowest to the highest."]
+    repeated = means if _is_repeated(results) else []
     notes = ["Up and right is better. A point is one load; its label is the concurrency, or the request rate."]
     notes.append("The line is the Pareto front; a hollow point is behind it.")
     notes.append("Throughput per user is the mean over requests of output tokens / end-to-end latency.")
@@ -169,12 +172,12 @@ def _sections(
         notes.append("Throughput is per server, because the number of GPUs is not known: give it with --gpus.")
         if expected:
             notes.append("The expected figures are per GPU, so they are left out.")
-    notes += _repeated(results)
+    notes += repeated
     yield picture_section(
         "Throughput per user and per " + share, notes, names, [pareto_picture(results, expected)], pictures
     )
     if len({point.load for named in results for point in named.measured}) > 1:
-        kinds = ["Solid: the median. Dotted: the 99th percentile.", *_repeated(results)]
+        kinds = ["Solid: the median. Dotted: the 99th percentile.", *repeated]
         over_throughput = latency_over_throughput(results)
         yield picture_section("Latency over throughput", kinds, names, over_throughput, pictures)
         yield picture_section("Latency over load", kinds, names, latency_over_load(results), pictures)
@@ -184,12 +187,6 @@ def _sections(
 
 def _is_repeated(results: Sequence[NamedResult]) -> bool:
     return any(len(point.counted_runs) > 1 for _, point in _all_points(results))
-
-
-def _repeated(results: Sequence[NamedResult]) -> list[str]:
-    if not _is_repeated(results):
-        return []
-    return ["Of repeated runs, a point is the mean, and its bars reach from the lowest to the highest."]
 
 
 def picture_section(
@@ -241,13 +238,10 @@ def _timelines(runs: Sequence[ReportPicture], pictures: list[ReportPicture]) -> 
 
 # --- Tables ---
 
-_NOTHING = "–"
-"""The cell of a figure that there is not."""
 
-
-def _facts(results: Sequence[NamedResult]) -> str:
-    """A table of what was run: a row for each fact that a result has, a column for each result."""
-    columns = [_facts_of(named.result) for named in results]
+def _facts_table(results: Sequence[NamedResult]) -> str:
+    """What was run: a row for each fact that a result has, a column for each result."""
+    columns = [_facts(named.result) for named in results]
     rows = [
         [escape(name), *(escape(column.get(name, _NOTHING)) for column in columns)]
         for name in dict.fromkeys(name for column in columns for name in column)
@@ -255,26 +249,9 @@ def _facts(results: Sequence[NamedResult]) -> str:
     return html_table("What was run", "facts", ["", *(named.name for named in results)], html_rows(rows))
 
 
-_SERVER_FACTS = {
-    "name": "Served model",
-    "checkpoint": "Checkpoint",
-    "engine": "Engine",
-    "engine_version": "Engine version",
-    "simulation": "Simulation",
-    "max_seq_len": "Longest sequence",
-}
-"""Those of the server's facts that say something about its speed, and their titles."""
-
-
-def _fact_text(value: object) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {part}" for name, part in value.items())
-    return str(value)
-
-
-def _facts_of(result: BenchResult) -> dict[str, str]:
+def _facts(result: BenchResult) -> dict[str, str]:
     limits = [f"{name.removesuffix('_ms').upper()} {limit:g} ms" for name, limit in asdict(result.slo).items() if limit]
-    given = {
+    facts = {
         "Model": result.model,
         "Dataset": result.dataset,
         "Preset": result.preset,
@@ -283,16 +260,18 @@ def _facts_of(result: BenchResult) -> dict[str, str]:
         "Endpoint": result.endpoint,
         "GPUs": "not known" if result.gpus is None else str(result.gpus),
         "SLO": ", ".join(limits),
-        **{title: _fact_text(result.server.get(name, "")) for name, title in _SERVER_FACTS.items()},
-        "Command": result.command,
     }
-    return {name: value for name, value in given.items() if value}
+    for name, title in _SERVER_FACTS.items():
+        value = result.server.get(name, "")
+        is_several = isinstance(value, Mapping)
+        facts[title] = ", ".join(f"{key} {part}" for key, part in value.items()) if is_several else str(value)
+    return {name: value for name, value in {**facts, "Command": result.command}.items() if value}
 
 
-def _figures(results: Sequence[NamedResult]) -> str:
-    """A table with a row for each point. Columns that no point has are left out."""
+def _figures_table(results: Sequence[NamedResult]) -> str:
+    """A row for each point. Columns that no point has are left out."""
     share = share_of(results)
-    tables = [[_figures_of(point, _columns(named.result, share)) for point in named.result.points] for named in results]
+    tables = [[_figures(point, named.result, share) for point in named.result.points] for named in results]
     every_row = [row for table in tables for row in table]
     headings = [heading for heading in every_row[0] if any(row[heading] != _NOTHING for row in every_row)]
     body = ""
@@ -306,36 +285,31 @@ def _figures(results: Sequence[NamedResult]) -> str:
     return html_table("Figures of each load", "figures", headings, body, note)
 
 
-def _figures_of(point: BenchPoint, columns: Mapping[str, FigureOf]) -> dict[str, str]:
+def _figures(point: BenchPoint, result: BenchResult, share: str) -> dict[str, str]:
     """Heading -> cell, as HTML."""
+
+    def cell(figure: FigureOf) -> str:
+        if (value := spread(point, figure)) is None:
+            return _NOTHING
+        runs = f"<small>{readable(value.low)} – {readable(value.high)}</small>" if value.high > value.low else ""
+        return readable(value.mean) + runs
+
+    latencies = {
+        f"{latency.name} {percentile}": cell(latency.percentile(percentile))
+        for latency in LATENCIES
+        for percentile in ("p50", "p99")
+    }
     return {
         "Load": escape(point.label),
         "Completed": f"{sum(run.figures.completed for run in point.counted_runs):,}",
         "Failed": f"{sum(run.figures.failed for run in point.counted_runs):,}",
-        **{heading: _cell(spread(point, figure)) for heading, figure in columns.items()},
+        "Requests/s": cell(lambda figures: figures.request_throughput),
+        "Output tok/s": cell(lambda figures: figures.output_throughput),
+        f"tok/s/{share}": cell(throughput_per(share, result)),
+        "tok/s/user": cell(lambda figures: figures.user_throughput),
+        **latencies,
+        "Goodput, requests/s": cell(lambda figures: figures.goodput),
     }
-
-
-def _columns(result: BenchResult, share: str) -> dict[str, FigureOf]:
-    return {
-        "Requests/s": lambda figures: figures.request_throughput,
-        "Output tok/s": lambda figures: figures.output_throughput,
-        f"tok/s/{share}": throughput_per(share, result),
-        "tok/s/user": lambda figures: figures.user_throughput,
-        **{
-            f"{latency.name} {percentile}": latency.percentile(percentile)
-            for latency in LATENCIES
-            for percentile in ("p50", "p99")
-        },
-        "Goodput, requests/s": lambda figures: figures.goodput,
-    }
-
-
-def _cell(value: RunSpread | None) -> str:
-    if value is None:
-        return _NOTHING
-    runs = f"<small>{readable(value.low)} – {readable(value.high)}</small>" if value.high > value.low else ""
-    return readable(value.mean) + runs
 
 
 def html_rows(rows: Sequence[Sequence[str]]) -> str:

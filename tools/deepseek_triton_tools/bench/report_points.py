@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from deepseek_triton_tools.bench.figures import Distribution, Figures
+from deepseek_triton_tools.bench.figures import Figures
 from deepseek_triton_tools.bench.result import BenchPoint, BenchResult
 from deepseek_triton_tools.bench.workload import LoadPoint
 
@@ -59,17 +59,18 @@ class Latency:
 
     name: str
     title: str
-    of: Callable[[Figures], Distribution]
+    figure: str
+    """The name of its distribution in `Figures`."""
 
     def percentile(self, name: str) -> FigureOf:
         """p50, p99 and so on, in milliseconds; None where nothing was measured, as TTFT is without streaming."""
-        return lambda figures: getattr(found, name) if (found := self.of(figures)).count else None
+        return lambda figures: figures.value(f"{self.figure}.{name}")
 
 
 LATENCIES = (
-    Latency(name="TTFT", title="Time to first token", of=lambda figures: figures.ttft_ms),
-    Latency(name="TPOT", title="Time per output token", of=lambda figures: figures.tpot_ms),
-    Latency(name="E2EL", title="End-to-end latency", of=lambda figures: figures.e2el_ms),
+    Latency(name="TTFT", title="Time to first token", figure="ttft_ms"),
+    Latency(name="TPOT", title="Time per output token", figure="tpot_ms"),
+    Latency(name="E2EL", title="End-to-end latency", figure="e2el_ms"),
 )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
 
-from deepseek_triton_tools.bench.figures import Distribution, Figures, MetricSummary
+from deepseek_triton_tools.bench.figures import MetricSummary
 from deepseek_triton_tools.bench.result import BenchPoint, BenchResult
 from deepseek_triton_tools.terminal.tables import Table
 
@@ -15,22 +15,14 @@ from deepseek_triton_tools.terminal.tables import Table
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MainFigure:
     name: str
-    """Its path in Figures: "ttft_ms.p99"."""
+    """As `Figures.value` takes it."""
     heading: str
     more_is_better: bool = False
     is_latency: bool = False
 
-    def of(self, figures: Figures) -> float | None:
-        """Return None where nothing was measured."""
-        head, _, statistic = self.name.partition(".")
-        value: Distribution | float | None = getattr(figures, head)
-        if isinstance(value, Distribution):
-            return float(getattr(value, statistic)) if value.count else None
-        return value
-
     def of_runs(self, point: BenchPoint) -> list[float]:
         """Its value in each counted run that has one."""
-        values = (self.of(run.figures) for run in point.counted_runs)
+        values = (run.figures.value(self.name) for run in point.counted_runs)
         return [value for value in values if value is not None]
 
 
@@ -111,7 +103,13 @@ def result_tables(result: BenchResult) -> Iterator[Table]:
         yield Table(
             title=title,
             headings=("load", *(figure.heading for figure in shown)),
-            rows=[_row(point, shown) for point in result.points],
+            rows=[
+                [
+                    point.label,
+                    *(estimate_text(estimate(of)) if (of := figure.of_runs(point)) else "-" for figure in shown),
+                ]
+                for point in result.points
+            ],
             is_grid=True,
         )
 
@@ -145,11 +143,6 @@ def _places(value: float) -> int:
 def estimate_text(value: Estimate) -> str:
     text = number_text(value.mean)
     return text if value.half_width is None else f"{text} ± {number_text(value.half_width, _places(value.mean))}"
-
-
-def _row(point: BenchPoint, shown: Sequence[MainFigure]) -> list[str]:
-    measured = (figure.of_runs(point) for figure in shown)
-    return [point.label, *(estimate_text(estimate(values)) if values else "-" for values in measured)]
 
 
 GAUGES = (
