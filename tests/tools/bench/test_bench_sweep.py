@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from deepseek_triton_tools.bench.dataset_files import FileConversationSource
-from deepseek_triton_tools.bench.load_run import LoadProgress
+from deepseek_triton_tools.bench.load_process import LoadProgress
 from deepseek_triton_tools.bench.random_conversations import text_token_ids
 from deepseek_triton_tools.bench.result import read_result, read_samples
 from deepseek_triton_tools.bench.server_facts import first_openai_model, model_facts

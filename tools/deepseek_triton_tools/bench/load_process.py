@@ -7,19 +7,41 @@ import gc
 import signal
 import time
 from array import array
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import uvloop
 
-from deepseek_triton_tools.bench.targets import BenchAnswer, BenchPrompt, BenchTarget, RequestRecord, TargetSettings
-from deepseek_triton_tools.bench.workload import BenchRequest, Conversation
+from deepseek_triton_tools.bench.targets import (
+    BenchAnswer,
+    BenchPrompt,
+    BenchTarget,
+    RequestRecord,
+    TargetSettings,
+    TritonTarget,
+)
+from deepseek_triton_tools.bench.workload import Conversation
 from deepseek_triton_tools.host.open_files import allow_open_files
 
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
+
+SharedCounter: TypeAlias = "Synchronized[int]"
+
+_GC_THRESHOLD = (50_000, 20, 1_000)
+"""A collection of all objects would be a gap in every stream."""
+_OPEN_FILES = 256
+"""Files and connections beside those of the streams."""
+_PROGRESS_S = 0.25
+_TICK_S = 0.01
+"""How often the delay of the event loop is measured."""
+_AFTER_FAILURE_S = 0.1
+"""A user waits so long after a failure, because a server that is down refuses thousands of requests a second."""
+_TRIAL_S = 120
+_TRIAL_TOKENS = 8
+"""Longest prompt of the request that tries the server out, so that no prefix cache knows the real ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,38 +83,38 @@ class JobReady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobProgress:
+class LoadProgress:
+    """A run under way: one process's share of it, or all together, which have a time and a total, too."""
+
     ended: int = 0
     """Conversations."""
     failed: int = 0
     """Requests."""
     inflight: int = 0
     output_tokens: int = 0
+    elapsed_s: float = 0.0
+    total: int = 0
+    """Conversations."""
+
+    @classmethod
+    def together(cls, parts: Sequence[LoadProgress], elapsed_s: float, total: int) -> LoadProgress:
+        return cls(
+            ended=sum(part.ended for part in parts),
+            failed=sum(part.failed for part in parts),
+            inflight=sum(part.inflight for part in parts),
+            output_tokens=sum(part.output_tokens for part in parts),
+            elapsed_s=max(0.0, elapsed_s),
+            total=total,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDone:
     records: Sequence[RequestRecord]
     """Those of the requests that are measured."""
-    last: JobProgress = JobProgress()
+    last: LoadProgress = LoadProgress()
     delays_ms: Sequence[float] = field(default_factory=list)
     """How late the process's event loop woke up, measured all the time: the noise in all its times."""
-
-
-SharedCounter: TypeAlias = "Synchronized[int]"
-
-_GC_THRESHOLD = (50_000, 20, 1_000)
-"""A collection of all objects would be a gap in every stream."""
-_OPEN_FILES = 256
-"""Files and connections beside those of the streams."""
-_PROGRESS_S = 0.25
-_TICK_S = 0.01
-"""How often the delay of the event loop is measured."""
-_AFTER_FAILURE_S = 0.1
-"""A user waits so long after a failure, because a server that is down refuses thousands of requests a second."""
-_TRIAL_S = 120
-_TRIAL_TOKENS = 8
-"""Longest prompt of the request that tries the server out, so that no prefix cache knows the real ones."""
 
 
 def serve_jobs(pipe: Connection, counter: SharedCounter) -> None:
@@ -128,7 +150,13 @@ class _JobRun:
         return time.monotonic() - self._start
 
     async def run(self) -> None:
-        self._targets = [self._target(url) for url in self._job.target.urls]
+        settings = self._job.target
+        if settings.endpoint == "openai":
+            from deepseek_triton_tools.bench.openai_target import OpenAITarget  # here, because aiohttp loads slowly
+
+            self._targets = [OpenAITarget(settings, url, self._now) for url in settings.urls]
+        else:
+            self._targets = [TritonTarget(settings, url, self._now) for url in settings.urls]
         try:
             problem = await self._trial()
             self._pipe.send(JobReady(problem))
@@ -144,23 +172,13 @@ class _JobRun:
             for target in self._targets:
                 await target.close()
 
-    def _target(self, url: str) -> BenchTarget:
-        settings = self._job.target
-        if settings.endpoint == "openai":
-            from deepseek_triton_tools.bench.openai_target import OpenAITarget
-
-            return OpenAITarget(settings, url, self._now)
-        from deepseek_triton_tools.bench.targets import TritonTarget
-
-        return TritonTarget(settings, url, self._now)
-
     async def _trial(self) -> str:
         """Ask each server for one token. Returns what is wrong."""
         request = self._job.conversations[0][0]
         fields: dict[str, Any] = {**(request.fields or {}), "max_tokens": 1}
         if "min_tokens" in {*fields, *self._job.target.fields}:
             fields["min_tokens"] = 0
-        prompt = self._prompt(request.prompt[:_TRIAL_TOKENS])
+        prompt = _History(chat=self._job.target.chat).with_prompt(request.prompt[:_TRIAL_TOKENS])
         for target in self._targets:
             record = RequestRecord(index=0)
             try:
@@ -200,8 +218,8 @@ class _JobRun:
             except (EOFError, OSError):
                 self._stopped.set()
 
-    def _progress(self) -> JobProgress:
-        return JobProgress(
+    def _progress(self) -> LoadProgress:
+        return LoadProgress(
             ended=self._ended,
             failed=self._failed,
             inflight=len(self._active),
@@ -232,7 +250,11 @@ class _JobRun:
                 if not await self._converse(number, None):
                     await asyncio.sleep(_AFTER_FAILURE_S)
 
-        await _all(user() for _ in range(self._job.concurrency or 1))
+        users = [asyncio.create_task(user()) for _ in range(self._job.concurrency or 1)]
+        try:
+            await asyncio.gather(*users)
+        finally:
+            await _cancel(users)
 
     async def _open(self, due: Mapping[int, float]) -> None:
         places = asyncio.Semaphore(self._job.concurrency) if self._job.concurrency else None
@@ -271,7 +293,9 @@ class _JobRun:
             if index >= self._job.num_warmup:
                 self._records.append(record)
             has_next = turn + 1 < len(conversation)
-            asking = target.ask(history.with_prompt(request.prompt), _fields(request), record, keep_ids=has_next)
+            fields = {} if request.output_tokens is None else {"max_tokens": request.output_tokens}
+            fields |= request.fields or {}
+            asking = target.ask(history.with_prompt(request.prompt), fields, record, keep_ids=has_next)
             self._active[id(record)] = record
             try:
                 limit_s = self._job.leave_after_s if index in self._job.leaving and turn == 0 else None
@@ -290,14 +314,6 @@ class _JobRun:
                 history.add(request.prompt, answer)
         self._ended += 1
         return True
-
-    def _prompt(self, prompt: Any) -> BenchPrompt:
-        return _History(chat=self._job.target.chat).with_prompt(prompt)
-
-
-def _fields(request: BenchRequest) -> Mapping[str, Any]:
-    length = {} if request.output_tokens is None else {"max_tokens": request.output_tokens}
-    return {**length, **(request.fields or {})}
 
 
 class _History:
@@ -324,14 +340,6 @@ class _History:
             self._text += prompt + answer.text
         else:
             self._ids += [*prompt, *answer.token_ids]
-
-
-async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    tasks = [asyncio.create_task(each) for each in work]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        await _cancel(tasks)
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -9,7 +9,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -19,9 +19,9 @@ import numpy as np
 
 from deepseek_triton_tools.bench.load_process import (
     JobDone,
-    JobProgress,
     JobReady,
     LoadJob,
+    LoadProgress,
     StartRun,
     StopRun,
     serve_jobs,
@@ -78,18 +78,6 @@ class LoadRun:
     delays_ms: list[float]
     """How late the processes' event loops woke up."""
     interrupted: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadProgress:
-    """A run under way, all processes together."""
-
-    elapsed_s: float
-    ended: int
-    total: int
-    failed: int
-    inflight: int
-    output_tokens: int
 
 
 def processes_for(point: LoadPoint) -> int:
@@ -198,7 +186,7 @@ class LoadProcesses:
         self, pipes: list[Connection], start: float, total: int, on_progress: Callable[[LoadProgress], None]
     ) -> tuple[list[JobDone], bool]:
         done: list[JobDone] = []
-        latest = dict.fromkeys(pipes, JobProgress())
+        latest = dict.fromkeys(pipes, LoadProgress())
         working = set(pipes)
         interrupted = False
         with _interrupts() as count:
@@ -210,9 +198,9 @@ class LoadProcesses:
                         working.remove(pipe)
                         done.append(message)
                         latest[pipe] = message.last
-                    elif isinstance(message, JobProgress):
+                    elif isinstance(message, LoadProgress):
                         latest[pipe] = message
-                on_progress(_together(latest.values(), time.monotonic() - start, total))
+                on_progress(LoadProgress.together(list(latest.values()), time.monotonic() - start, total))
                 if count() > 1:
                     raise KeyboardInterrupt
                 if count() and not interrupted:
@@ -239,15 +227,3 @@ def _receive(pipe: Connection) -> object:
         return pipe.recv()
     except (EOFError, OSError) as error:
         raise ToolError("a process that sends the requests has died; is memory short?") from error
-
-
-def _together(parts: Iterable[JobProgress], elapsed_s: float, total: int) -> LoadProgress:
-    parts = list(parts)
-    return LoadProgress(
-        elapsed_s=max(0.0, elapsed_s),
-        ended=sum(part.ended for part in parts),
-        total=total,
-        failed=sum(part.failed for part in parts),
-        inflight=sum(part.inflight for part in parts),
-        output_tokens=sum(part.output_tokens for part in parts),
-    )

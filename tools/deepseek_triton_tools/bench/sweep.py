@@ -13,13 +13,8 @@ import numpy as np
 from deepseek_triton_client import Tls
 from deepseek_triton_tools.bench.figures import MetricSummary, Slo
 from deepseek_triton_tools.bench.foreign_results import run_name, serving_document, trtllm_document
-from deepseek_triton_tools.bench.load_run import (
-    LoadProcesses,
-    LoadProgress,
-    LoadRun,
-    conversations_needed,
-    processes_for,
-)
+from deepseek_triton_tools.bench.load_process import LoadProgress
+from deepseek_triton_tools.bench.load_run import LoadProcesses, LoadRun, conversations_needed, processes_for
 from deepseek_triton_tools.bench.presets import BenchPreset
 from deepseek_triton_tools.bench.report_page import write_report
 from deepseek_triton_tools.bench.report_points import ExpectedPoint, NamedResult

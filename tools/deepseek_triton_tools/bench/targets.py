@@ -55,6 +55,8 @@ Endpoint = Literal["triton-http", "triton-grpc", "openai"]
 
 BenchPrompt: TypeAlias = "str | Sequence[int] | list[dict[str, str]]"
 """Text, token ids, or the messages of a chat."""
+RunClock: TypeAlias = Callable[[], float]
+"""Seconds since the start of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +107,6 @@ class BenchTarget(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-class RunClock(Protocol):
-    """Seconds since the start of the run."""
-
-    def __call__(self) -> float: ...
 
 
 def counted_chunks(times: Sequence[float], tokens: Sequence[int], total: int) -> tuple[list[float], list[int]]:
